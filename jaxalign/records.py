@@ -1,0 +1,129 @@
+"""The typed records that pass between rooms. Text records are plain frozen dataclasses; array records are pytrees.
+
+Dimension letters: B batch, T time (tokens of a row), N response tokens, V vocab.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+
+
+@dataclasses.dataclass(frozen=True)
+class Message:
+    """One turn of a dialogue. `role` is "user" or "assistant"."""
+
+    role: str
+    content: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Prompt:
+    """A dialogue that waits for the assistant's answer; its last message is the user's.
+
+    `id` is unique and stable; `source` says which prompt set it came from ("red_team", "helpful", ...).
+    """
+
+    id: str
+    messages: tuple[Message, ...]
+    source: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Principle:
+    """One principle of a constitution, in the three wordings its uses need."""
+
+    name: str
+    critique_request: str
+    revision_request: str
+    comparison: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Revision:
+    """One round of critique and revision of one response; round 0 is a plain helpful sample (no critique)."""
+
+    prompt: Prompt
+    round: int
+    principle: str | None
+    response: str
+    critique: str | None
+    revision: str | None
+    complete: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+    """A pair of responses with a soft label: the probability that `response_a` is the better one."""
+
+    prompt: Prompt
+    response_a: str
+    response_b: str
+    label: float
+    principles: tuple[str, ...] = ()
+    label_ab: float | None = None
+    label_ba: float | None = None
+    decided: bool = True
+    reasoning_ab: str | None = None
+    reasoning_ba: str | None = None
+
+
+def _array_record(cls: type) -> type:
+    cls = dataclasses.dataclass(frozen=True)(cls)
+    jax.tree_util.register_dataclass(cls)
+    return cls
+
+
+@_array_record
+class PackedBatch:
+    """Several documents a row, told apart by segment id (0 is padding). All int32 [B, T] but the mask.
+
+    loss_mask[b, t] (float32) weighs the prediction of tokens[b, t] from what stands before it in its segment.
+    """
+
+    tokens: Any
+    segment_ids: Any
+    positions: Any
+    loss_mask: Any
+
+
+@_array_record
+class Rollout:
+    """Sampled responses. Row b holds its prompt, then its response, without a gap, then padding.
+
+    tokens int32 [B, T]; prompt_length and response_length int32 [B]; logprobs float32 [B, N], of the response's tokens
+    under the sampling temperature, 0 past the end; ended bool [B]: a stop token was sampled (it is in the response).
+    """
+
+    tokens: Any
+    prompt_length: Any
+    response_length: Any
+    logprobs: Any
+    ended: Any
+
+
+@_array_record
+class Experience:
+    """A rollout with all that PPO learns from. Everything but the rollout is float32 [B, N], zero past the response."""
+
+    rollout: Rollout
+    reference_logprobs: Any
+    values: Any
+    rewards: Any
+    advantages: Any
+    returns: Any
+
+
+@_array_record
+class PairBatch:
+    """Pairs of complete sequences for the preference model.
+
+    tokens int32 [B, 2, T], length int32 [B, 2], label float32 [B] = P(first is better), weight float32 [B] (0 = padding row).
+    """
+
+    tokens: Any
+    length: Any
+    label: Any
+    weight: Any
