@@ -1,0 +1,34 @@
+"""Settings every test runs under: eight CPU devices, a compile cache that outlives the run, no silent broadcasting.
+
+The environment is set before JAX is imported for the first time, since JAX reads it once.
+"""
+
+from __future__ import annotations
+
+import os
+import pathlib
+
+_DEVICES = "--xla_force_host_platform_device_count=8"
+_CACHE = pathlib.Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "jaxalign-tests"
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
+    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_DEVICES}".strip()
+# Through the environment, so that the child processes which tests start share the cache.
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(_CACHE))
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.2")
+
+import jax  # noqa: E402
+import pytest  # noqa: E402
+
+jax.config.update("jax_numpy_rank_promotion", "raise")
+
+
+@pytest.fixture(scope="session")
+def real_data() -> pathlib.Path:
+    """The folder of optional real data (JAXALIGN_TEST_DATA, else ../shared/data); skips the test when absent."""
+    default = pathlib.Path(__file__).resolve().parents[1].parent / "shared" / "data"
+    folder = pathlib.Path(os.environ.get("JAXALIGN_TEST_DATA", default))
+    if not folder.is_dir():
+        pytest.skip("real data is absent; set JAXALIGN_TEST_DATA to its folder")
+    return folder
