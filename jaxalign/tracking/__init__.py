@@ -1,0 +1,1 @@
+"""Progress bars, metric files, timings, the final table and the HTML report."""

@@ -1,0 +1,126 @@
+"""Progress of a stage on stderr: a bar on a terminal, a plain line every few seconds anywhere else."""
+
+from __future__ import annotations
+
+import collections
+import sys
+import time
+from collections.abc import Callable
+from typing import Any, Self
+
+import tqdm
+
+_BAR_SECONDS = 0.2
+_LINE_SECONDS = 5.0
+_RATE_SECONDS = 30.0  # speed and time left are taken over this window, so that compiling does not distort them for long
+_BAR_FORMAT = "{desc} {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} {unit}s{postfix}"
+
+
+class Progress:
+    """Shows how far a stage is: step, loss or reward, tokens a second, time left.
+
+        with Progress("sft", total=400, start=resumed_step) as progress:
+            for batch in batches:
+                ...
+                progress.update(tokens=batch_tokens, loss=loss)
+
+    Values may be JAX scalars still being computed: they are turned into numbers only when something is printed, so
+    an update does not make the host wait for the device.
+
+    Args:
+        stage: name shown in front.
+        total: steps in all, those before `start` included.
+        start: steps that an earlier process has done.
+        unit: what is counted, in the singular.
+        stream, clock: for tests; stderr and the monotonic clock.
+    """
+
+    def __init__(self, stage: str, total: int, start: int = 0, unit: str = "step", *,
+                 stream: Any = None, clock: Callable[[], float] = time.monotonic):
+        self.stage, self.total, self.unit, self.count = stage, total, unit, start
+        self._stream = sys.stderr if stream is None else stream
+        self._clock = clock
+        self._terminal = bool(getattr(self._stream, "isatty", lambda: False)())
+        self._began = self._shown = clock()
+        self._tokens, self._values, self._text = 0, {}, ""
+        self._marks = collections.deque([(self._began, start, 0)])
+        self._bar = None
+        if self._terminal:
+            self._bar = tqdm.tqdm(total=total, initial=start, desc=f"[{stage}]", unit=unit, file=self._stream,
+                                  dynamic_ncols=True, mininterval=0, miniters=1, bar_format=_BAR_FORMAT)
+        elif start:
+            self._line(f"[{stage}] goes on at {self.unit} {start:,} of {total:,}")
+
+    def update(self, n: int = 1, tokens: int = 0, **values: Any) -> None:
+        """Counts `n` more units and `tokens` more tokens; `values` (scalars) replace the ones shown before."""
+        self.count += n
+        self._tokens += tokens
+        if values:
+            self._values = values
+        now = self._clock()
+        if now - self._shown >= (_BAR_SECONDS if self._terminal else _LINE_SECONDS):
+            self._show(now)
+
+    def close(self, failed: bool = False) -> None:
+        """Prints the last line. After a failure the values are not asked for again: they may hold the failure."""
+        now = self._clock()
+        if not failed:
+            self._text = self._describe()
+        if self._bar is not None:
+            self._bar.set_postfix_str(self._text, refresh=False)
+            self._bar.update(self.count - self._bar.n)
+            self._bar.close()
+            self._bar = None
+        elif not self._terminal:
+            verb = "stopped at" if failed else "finished"
+            parts = [f"[{self.stage}] {verb} {self.count:,}/{self.total:,} {self.unit}s", self._text,
+                     f"took {format_seconds(now - self._began)}"]
+            self._line(", ".join(part for part in parts if part))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self.close(failed=kind is not None)
+
+    def _show(self, now: float) -> None:
+        self._shown = now
+        self._marks.append((now, self.count, self._tokens))
+        while len(self._marks) > 2 and now - self._marks[1][0] >= _RATE_SECONDS:
+            self._marks.popleft()
+        began, count, tokens = self._marks[0]
+        seconds = max(now - began, 1e-9)
+        self._text = self._describe()
+        text = self._text
+        if self._tokens:
+            text += f", {(self._tokens - tokens) / seconds:,.0f} tokens/s"
+        if self.count > count:
+            text += f", {format_seconds((self.total - self.count) * seconds / (self.count - count))} left"
+        text = text.removeprefix(", ")
+        if self._bar is not None:
+            self._bar.set_postfix_str(text, refresh=False)
+            self._bar.update(self.count - self._bar.n)
+        else:
+            share = f" ({self.count / self.total:.0%})" if self.total else ""
+            self._line(f"[{self.stage}] {self.unit} {self.count:,}/{self.total:,}{share}" + (f", {text}" if text else ""))
+
+    def _describe(self) -> str:
+        return ", ".join(f"{name} {format_number(value)}" for name, value in self._values.items())
+
+    def _line(self, text: str) -> None:
+        print(text, file=self._stream, flush=True)
+
+
+def format_number(value: Any) -> str:
+    """A scalar for people: 4 significant digits, integers with thousands separators."""
+    value = value.item() if hasattr(value, "item") else value
+    if isinstance(value, int):
+        return f"{value:,}"
+    return f"{float(value):.4g}"
+
+
+def format_seconds(seconds: float) -> str:
+    """1:02:03, or 2:03 below an hour."""
+    whole = max(0, round(seconds))
+    hours, minutes = divmod(whole // 60, 60)
+    return f"{hours}:{minutes:02}:{whole % 60:02}" if hours else f"{minutes}:{whole % 60:02}"

@@ -1,0 +1,48 @@
+"""The plain-text table that ends a run: each model's rates, side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from jaxalign.tracking.measures import measure, model_title, ordered_measures, percent
+
+
+def render(summary: Mapping[str, Any], stages: Collection[str] = ("pretrain", "revise")) -> str:
+    """The table of an evaluation summary (`docs/data_formats.md`), without a trailing newline.
+
+    One column a model, one row a measure; a rate is followed by its count and total. What the summary has no number
+    for is left out as a row, or shown as "-" where another model has one.
+
+    Args:
+        summary: the evaluation's summary.
+        stages: the stages of the run; they decide what the models are called.
+    """
+    models = list(summary.get("models") or [])
+    rates = summary.get("rates") or {}
+    rows = [["", *(model_title(model, stages) for model in models)]]
+    for name in ordered_measures(rates):
+        rows.append([measure(name).title, *(_rate((rates.get(model) or {}).get(name)) for model in models)])
+    for field, title, digits in (("kl", "KL (nats a response)", 2), ("length", "Length (tokens)", 1),
+                                 ("preference_score", "Preference score", 2)):
+        values = summary.get(field) or {}
+        if any(values.get(model) is not None for model in models):
+            rows.append([title, *(_number(values.get(model), digits) for model in models)])
+    lines = _align(rows)
+    return "\n".join([lines[0], "-" * max(map(len, lines)), *lines[1:]])
+
+
+def _rate(rate: Mapping[str, Any] | None) -> str:
+    if not rate or not rate.get("total"):
+        return "-"
+    return f"{percent(rate['rate'])} ({rate['count']}/{rate['total']})"
+
+
+def _number(value: float | None, digits: int) -> str:
+    return "-" if value is None else f"{value:.{digits}f}"
+
+
+def _align(rows: list[list[str]]) -> list[str]:
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return ["  ".join([row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))])
+            .rstrip() for row in rows]
