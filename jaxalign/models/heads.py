@@ -1,0 +1,63 @@
+"""Log-probabilities and entropies of an LM head, in chunks: [B, T, V] is never formed (Decision 8)."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+CHUNK_FLOATS = 1 << 22  # At most this many logits exist at once (16 MB in float32), if a row's share allows it.
+
+
+class TokenStats(NamedTuple):
+    """float32 [B, T] each: the log-probability of the target token, and the entropy of the whole distribution, in nats."""
+
+    logprobs: jax.Array
+    entropy: jax.Array
+
+
+def token_stats(hidden, unembedding, targets, temperature: float = 1.0, chunk_floats: int = CHUNK_FLOATS) -> TokenStats:
+    """Statistics of softmax(hidden @ unembedding / temperature) at `targets`.
+
+    hidden [B, T, D] (any float dtype), unembedding [D, V], targets int [B, T]. The softmax is in float32. Chunks run over
+    T, so a batch sharded over B stays so; each is recomputed in the backward pass.
+    """
+    B, T, _ = hidden.shape
+    V = unembedding.shape[1]
+    size = max(1, min(T, chunk_floats // max(1, B * V)))
+    chunks = -(-T // size)
+    weight = unembedding.astype(hidden.dtype)
+
+    @jax.checkpoint
+    def one(hidden_BxCxD, targets_BxC):
+        logits = jnp.einsum("bcd,dv->bcv", hidden_BxCxD, weight, preferred_element_type=jnp.float32) / temperature
+        logz = jax.nn.logsumexp(logits, axis=-1)
+        chosen = jnp.take_along_axis(logits, targets_BxC[..., None], axis=-1)[..., 0]
+        entropy = logz - jnp.sum(jnp.exp(logits - logz[..., None]) * logits, axis=-1)
+        return chosen - logz, entropy
+
+    if chunks == 1:
+        return TokenStats(*one(hidden, targets))
+    pad = chunks * size - T
+    hidden = jnp.pad(hidden, ((0, 0), (0, pad), (0, 0))).reshape(B, chunks, size, -1).swapaxes(0, 1)
+    targets = jnp.pad(targets, ((0, 0), (0, pad))).reshape(B, chunks, size).swapaxes(0, 1)
+    _, (logprobs, entropy) = jax.lax.scan(lambda _, x: (None, one(*x)), None, (hidden, targets))
+    join = lambda x: x.swapaxes(0, 1).reshape(B, chunks * size)[:, :T]  # noqa: E731
+    return TokenStats(join(logprobs), join(entropy))
+
+
+def response_positions(prompt_length: jax.Array, N: int) -> jax.Array:
+    """int32 [B, N]: where in a row (prompt, then response) the response's tokens stand."""
+    return prompt_length[:, None] + jnp.arange(N, dtype=prompt_length.dtype)[None, :]
+
+
+def gather_positions(x: jax.Array, positions: jax.Array) -> jax.Array:
+    """x [B, T] or [B, T, D] at positions [B, N], clipped into the row: the caller masks by length."""
+    index = jnp.clip(positions, 0, x.shape[1] - 1)
+    return jnp.take_along_axis(x, index if x.ndim == 2 else index[..., None], axis=1)
+
+
+def length_mask(length: jax.Array, N: int) -> jax.Array:
+    """float32 [B, N]: 1 for the first `length` places."""
+    return (jnp.arange(N)[None, :] < length[:, None]).astype(jnp.float32)

@@ -1,0 +1,133 @@
+"""A decoder as pure functions of a parameter pytree: what every other room uses."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from jaxalign.models.decoder import Cache, Decoder, DecoderConfig
+from jaxalign.parallel.sharding import Sharding
+
+Params = Any  # A nested dict of arrays.
+
+
+@functools.cache
+def _abstract(config: DecoderConfig, head: str):
+    model = nnx.eval_shape(lambda: Decoder(config, head, rngs=nnx.Rngs(params=0)))
+    return nnx.split(model)
+
+
+@dataclasses.dataclass(frozen=True)
+class Model:
+    """Architecture, head and sharding; no weights. Hashable, so jitted functions may close over it or take it as static.
+
+    head is "lm" or "scalar". sharding None means one device.
+    """
+
+    config: DecoderConfig
+    head: str = "lm"
+    sharding: Sharding | None = None
+
+    def with_head(self, head: str) -> Model:
+        return dataclasses.replace(self, head=head)
+
+    def axes(self) -> Any:
+        """The logical axis names of every parameter: a pytree like the parameters, with tuples for leaves."""
+        _, state = _abstract(self.config, self.head)
+        tree = {}
+        for path, variable in nnx.to_flat_state(state):
+            names = variable.get_metadata("axes")
+            node = tree
+            for part in path[:-1]:
+                node = node.setdefault(part, {})
+            node[path[-1]] = ("layers", *names) if path[0] == "blocks" else tuple(names)
+        return tree
+
+    def abstract(self) -> Params:
+        """ShapeDtypeStructs of the parameters, with their shardings when there is a mesh."""
+        _, state = _abstract(self.config, self.head)
+        shapes = nnx.to_pure_dict(state)
+        if self.sharding is None:
+            return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), shapes)
+        return jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, self.shardings())
+
+    def shardings(self) -> Any:
+        """NamedShardings like the parameters, or None without a mesh."""
+        return None if self.sharding is None else self.sharding.tree(self.axes())
+
+    def init(self, key: jax.Array) -> Params:
+        """Fresh float32 parameters, born sharded. Equal for equal keys on any mesh."""
+
+        def create(key):
+            return nnx.to_pure_dict(nnx.split(Decoder(self.config, self.head, rngs=nnx.Rngs(params=key)))[1])
+
+        return jax.jit(create, out_shardings=self.shardings())(key)
+
+    def _merge(self, params: Params) -> Decoder:
+        graph, state = _abstract(self.config, self.head)
+        state = jax.tree.map(lambda x: x, state)
+        nnx.replace_by_pure_dict(state, params)
+        return nnx.merge(graph, state)
+
+    def constrain(self, x: jax.Array, axes: tuple[str | None, ...]) -> jax.Array:
+        return x if self.sharding is None else self.sharding.constrain(x, axes)
+
+    def hidden(self, params: Params, tokens, positions=None, segment_ids=None) -> jax.Array:
+        """Final hidden states [B, T, D], causal. tokens int32 [B, T].
+
+        segment_ids int32 [B, T] keeps packed documents apart; without it a row is one document and padding at its end is
+        harmless, since no token sees what follows it.
+        """
+        positions = default_positions(tokens) if positions is None else positions
+        mask = causal_mask(tokens.shape, segment_ids)
+        return self._merge(params).hidden(tokens, positions, mask, self.constrain)
+
+    def prefill(self, params: Params, tokens, slots: int) -> tuple[jax.Array, Cache]:
+        """Hidden states [B, P, D] of right-padded prompts and a cache with room for `slots` tokens."""
+        mask = causal_mask(tokens.shape, None)
+        hidden, cache = self._merge(params).hidden(
+            tokens, default_positions(tokens), mask, self.constrain, keep_cache=True
+        )
+        room = ((0, 0), (0, 0), (0, slots - tokens.shape[1]), (0, 0), (0, 0))
+        return hidden, jax.tree.map(lambda x: self._constrain_cache(jnp.pad(x, room)), cache)
+
+    def decode(self, params: Params, tokens, positions, mask, cache: Cache, slot) -> tuple[jax.Array, Cache]:
+        """One decode step: tokens and positions [B], mask bool [B, S] (which slots a row sees, its own included)."""
+        hidden, cache = self._merge(params).decode(tokens, positions, mask, cache, slot, self.constrain)
+        return hidden, jax.tree.map(self._constrain_cache, cache)
+
+    def _constrain_cache(self, x: jax.Array) -> jax.Array:
+        return self.constrain(x, ("layers", "batch", "length", "kv_heads", "head_dim"))
+
+    def unembedding(self, params: Params) -> jax.Array:
+        """The LM head's weight [D, V]."""
+        return params["embedding"].T if self.config.tie_embeddings else params["unembedding"]
+
+    def scores(self, params: Params, hidden: jax.Array) -> jax.Array:
+        """The scalar head, float32 [...]: hidden [..., D] times `score` [D]."""
+        weight = params["score"]
+        return jnp.einsum("...d,d->...", hidden.astype(jnp.float32), weight.astype(jnp.float32))
+
+
+def default_positions(tokens: jax.Array) -> jax.Array:
+    return jnp.broadcast_to(jnp.arange(tokens.shape[1], dtype=jnp.int32)[None, :], tokens.shape)
+
+
+def causal_mask(shape: tuple[int, int], segment_ids: jax.Array | None) -> jax.Array:
+    """bool [B, T, T] (or [1, T, T] without segments): query t sees key s <= t of its own segment."""
+    T = shape[1]
+    causal = jnp.tril(jnp.ones((T, T), bool))[None]
+    if segment_ids is None:
+        return causal
+    return causal & (segment_ids[:, :, None] == segment_ids[:, None, :])
+
+
+def scalar_from_lm(params: Params, scalar_params: Params) -> Params:
+    """The trunk of an LM under the head of `scalar_params` (for preference models and critics)."""
+    trunk = {name: params[name] for name in ("embedding", "blocks", "final_norm")}
+    return {**trunk, "score": scalar_params["score"]}
