@@ -1,0 +1,69 @@
+"""The checks that open every function of this room. They read shapes and dtypes, so they cost nothing once jitted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+
+def as_float(name: str, x: Any) -> jax.Array:
+    """`x` as an array of at least float32: integers, bools and narrow floats are cast up, float64 is kept.
+
+    Raises:
+      ValueError: `x` is complex or not numeric.
+    """
+    dtype = jnp.result_type(x)
+    if not (jnp.issubdtype(dtype, jnp.floating) or jnp.issubdtype(dtype, jnp.integer) or dtype == jnp.bool_):
+        raise ValueError(f"{name} has dtype {dtype}; real numbers are expected")
+    return jnp.asarray(x, jnp.promote_types(dtype, jnp.float32))
+
+
+def require_same_shape(**arrays: Any) -> None:
+    """Raises ValueError, naming the arrays and their shapes, unless all have one shape (nothing is broadcast)."""
+    shapes = {name: jnp.shape(x) for name, x in arrays.items()}
+    if len(set(shapes.values())) > 1:
+        listed = ", ".join(f"{name} {shape}" for name, shape in shapes.items())
+        raise ValueError(f"these must have one shape: {listed}")
+
+
+def require_shape(name: str, x: Any, letters: str, sizes: Sequence[int | None]) -> None:
+    """Raises ValueError unless `x` has the given sizes (None: any). `letters` is the shape as docstrings write it."""
+    shape = jnp.shape(x)
+    if len(shape) != len(sizes) or any(want is not None and want != got for got, want in zip(shape, sizes, strict=True)):
+        expected = tuple("any" if size is None else size for size in sizes)
+        raise ValueError(f"{name} has shape {shape}; {letters} = {expected} is expected")
+
+
+def require_choice(name: str, value: str, choices: Sequence[str]) -> None:
+    """Raises ValueError unless `value` is one of `choices`."""
+    if value not in choices:
+        raise ValueError(f"{name} is {value!r}; one of {', '.join(choices)} is expected")
+
+
+def require_range(name: str, x: Any, low: float, high: float = np.inf, tolerance: float = 0.0) -> None:
+    """Raises ValueError when an element of `x` is known to be outside [low, high], or NaN; a traced `x` passes."""
+    values = _known(x)
+    if values is None:
+        return
+    inside = (values >= low - tolerance) & (values <= high + tolerance)
+    if not inside.all():
+        expected = f"at least {low}" if high == np.inf else f"in [{low}, {high}]"
+        raise ValueError(f"{name} is {np.extract(~inside, values)[0]}; {expected} is expected")
+
+
+def require_positive(name: str, x: Any) -> None:
+    """Raises ValueError when an element of `x` is known not to be above 0; a traced `x` passes."""
+    values = _known(x)
+    if values is not None and not (values > 0).all():
+        raise ValueError(f"{name} is {np.extract(~(values > 0), values)[0]}; a number above 0 is expected")
+
+
+def _known(x: Any) -> np.ndarray | None:
+    # Under `jit` there is no value yet, and of an array that spans hosts no host has the whole.
+    if isinstance(x, jax.core.Tracer) or (isinstance(x, jax.Array) and not x.is_fully_addressable):
+        return None
+    return np.asarray(x)

@@ -1,0 +1,112 @@
+"""Estimators of KL(policy || reference) from samples, the exact KL, and the controllers of its coefficient."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxalign.algorithms.guards import (
+    as_float,
+    require_choice,
+    require_positive,
+    require_range,
+    require_same_shape,
+    require_shape,
+)
+
+ESTIMATORS = ("k1", "k2", "k3", "abs")
+CONTROLLERS = ("fixed", "adaptive")
+
+# The proportional error of the adaptive controller is clipped to this (Ziegler et al. 2019, section 2.2).
+_ERROR_CLIP = 0.2
+
+
+def kl_penalty(logprobs: Any, reference_logprobs: Any, kind: str = "k1") -> jax.Array:
+    """Per-token estimate of KL(policy || reference), with d = logprobs - reference_logprobs at the sampled tokens.
+
+    "k1" d: unbiased, may be negative; "k2" d^2 / 2: biased, low variance; "k3" exp(-d) - 1 + d: unbiased and never
+    negative; "abs" |d|: a penalty in its own right, no estimate. Source: Schulman 2020, "Approximating KL divergence".
+
+    Args:
+      logprobs: real, any shape, usually [B, N]; log-probabilities under the policy that sampled.
+      reference_logprobs: the same shape, under the reference.
+      kind: one of `ESTIMATORS`.
+
+    Returns:
+      float32 of that shape.
+
+    Raises:
+      ValueError: the shapes differ, or an unknown kind.
+    """
+    require_choice("kind", kind, ESTIMATORS)
+    require_same_shape(logprobs=logprobs, reference_logprobs=reference_logprobs)
+    difference = as_float("logprobs", logprobs) - as_float("reference_logprobs", reference_logprobs)
+    if kind == "k1":
+        return difference
+    if kind == "k2":
+        return 0.5 * difference**2
+    if kind == "k3":
+        # expm1: near 0, exp(-d) - 1 in float32 has lost the digits that the estimate is made of.
+        return jnp.expm1(-difference) + difference
+    return jnp.abs(difference)
+
+
+def full_kl(logits: Any, reference_logits: Any) -> jax.Array:
+    """KL(policy || reference) summed over the vocabulary; for small vocabularies and for checks.
+
+    Args:
+      logits: real [..., V]; unnormalised, or log-probabilities (which are their own normalisation). -inf is allowed.
+      reference_logits: real [..., V].
+
+    Returns:
+      float32 [...], in nats.
+
+    Raises:
+      ValueError: the shapes differ.
+    """
+    require_same_shape(logits=logits, reference_logits=reference_logits)
+    logp = jax.nn.log_softmax(as_float("logits", logits))
+    reference_logp = jax.nn.log_softmax(as_float("reference_logits", reference_logits))
+    # A token of probability 0 adds nothing, but 0 * -inf is NaN.
+    possible = jnp.isfinite(logp)
+    return jnp.sum(jnp.where(possible, jnp.exp(logp) * jnp.where(possible, logp - reference_logp, 0), 0), axis=-1)
+
+
+def update_kl_coef(
+    coef: Any, measured_kl: Any, target: Any, horizon: Any, num_samples: Any, kind: str = "adaptive"
+) -> jax.Array:
+    """The KL coefficient for the next step.
+
+    "fixed" leaves it. "adaptive" is the log-space proportional controller of Ziegler et al. 2019 (arXiv 1909.08593):
+    coef * (1 + clip(measured_kl / target - 1, -0.2, 0.2) * num_samples / horizon).
+
+    Args:
+      coef: scalar, the present coefficient.
+      measured_kl: scalar, mean nats a response.
+      target: scalar above 0, the wanted nats a response.
+      horizon: scalar above 0, in responses: how slowly to react.
+      num_samples: scalar, responses seen since the last update; below 5 * horizon, lest the coefficient reach 0.
+      kind: one of `CONTROLLERS`.
+
+    Returns:
+      float32 scalar.
+
+    Raises:
+      ValueError: an unknown kind, an argument that is not a scalar, or an adaptive setting outside its range.
+    """
+    require_choice("kind", kind, CONTROLLERS)
+    require_shape("coef", coef, "scalar", ())
+    coef = as_float("coef", coef)
+    if kind == "fixed":
+        return coef
+    settings = {"measured_kl": measured_kl, "target": target, "horizon": horizon, "num_samples": num_samples}
+    for name, value in settings.items():
+        require_shape(name, value, "scalar", ())
+    require_positive("target", target)
+    require_positive("horizon", horizon)
+    require_range("num_samples", num_samples, 0)
+    require_positive("5 * horizon - num_samples", horizon / _ERROR_CLIP - num_samples)
+    error = jnp.clip(as_float("measured_kl", measured_kl) / target - 1, -_ERROR_CLIP, _ERROR_CLIP)
+    return coef * (1 + error * num_samples / horizon)

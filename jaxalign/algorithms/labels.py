@@ -1,0 +1,150 @@
+"""AI feedback as numbers: from the log-probabilities of an answer's options to a soft label or a direct reward."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxalign.algorithms.guards import as_float, require_range, require_same_shape, require_shape
+
+DIRECT_SCORES = 10
+
+# A few float32 ulp of 0.5, so that the labels .4 and .6 are both undecided at margin .1 (in float32, .6 - .5 > .1).
+_ROUNDING = 1e-6
+
+
+def option_label(logprob_a: Any, logprob_b: Any) -> jax.Array:
+    """P(A) from the log-probabilities of the two options, normalised over the two (Bai et al. 2022, arXiv 2212.08073).
+
+    Args:
+      logprob_a: real, any shape; log-probability of the option (A). -inf is allowed.
+      logprob_b: the same shape.
+
+    Returns:
+      float32 of that shape, in [0, 1]; .5, which every margin takes as undecided, where both options are impossible.
+
+    Raises:
+      ValueError: the shapes differ.
+    """
+    require_same_shape(logprob_a=logprob_a, logprob_b=logprob_b)
+    logprob_a, logprob_b = as_float("logprob_a", logprob_a), as_float("logprob_b", logprob_b)
+    impossible = jnp.isneginf(logprob_a) & jnp.isneginf(logprob_b)
+    return jnp.where(impossible, 0.5, jax.nn.sigmoid(logprob_a - logprob_b))
+
+
+def average_orders(label_ab: Any, label_ba: Any) -> jax.Array:
+    """The mean of P(A preferred) over both orders of showing the pair, which cancels a liking for a position.
+
+    Args:
+      label_ab: real, any shape, in [0, 1]: P(A preferred) with A shown first.
+      label_ba: the same shape: P(A preferred), of the same A, with A shown second.
+
+    Returns:
+      float32 of that shape.
+
+    Raises:
+      ValueError: the shapes differ, or a label is outside [0, 1].
+    """
+    require_same_shape(label_ab=label_ab, label_ba=label_ba)
+    for name, label in (("label_ab", label_ab), ("label_ba", label_ba)):
+        require_range(name, label, 0, 1)
+    return 0.5 * (as_float("label_ab", label_ab) + as_float("label_ba", label_ba))
+
+
+def clamp_label(label: Any, low: Any, high: Any) -> jax.Array:
+    """`label` limited to [low, high]: after reasoning the options' probabilities come out near 0 or 1.
+
+    Bai et al. 2022 (arXiv 2212.08073) clamp to [.4, .6].
+
+    Args:
+      label: real, any shape, in [0, 1].
+      low: scalar in [0, .5].
+      high: scalar in [.5, 1].
+
+    Returns:
+      float32 of the shape of `label`.
+
+    Raises:
+      ValueError: the label or a limit is outside its range.
+    """
+    require_range("label", label, 0, 1)
+    require_range("low", low, 0, 0.5)
+    require_range("high", high, 0.5, 1)
+    return jnp.clip(as_float("label", label), low, high)
+
+
+def invert_label(label: Any) -> jax.Array:
+    """1 - label: the other response is preferred. Real of any shape in [0, 1] to float32; ValueError outside of it."""
+    require_range("label", label, 0, 1)
+    return 1 - as_float("label", label)
+
+
+def is_undecided(label: Any, margin: Any) -> jax.Array:
+    """Where |label - .5| <= margin, up to rounding; at margin 0 only an even label is undecided.
+
+    Test the averaged label before it is clamped: a clamp to [.5 - margin, .5 + margin] would leave nothing decided.
+
+    Args:
+      label: real, any shape, in [0, 1].
+      margin: scalar in [0, .5].
+
+    Returns:
+      bool of the shape of `label`.
+
+    Raises:
+      ValueError: the label or the margin is outside its range.
+    """
+    require_range("label", label, 0, 1)
+    require_range("margin", margin, 0, 0.5)
+    return jnp.abs(as_float("label", label) - 0.5) <= margin + _ROUNDING
+
+
+def comparison_label(
+    label_ab: Any, label_ba: Any, margin: Any = 0.0, clamp: tuple[Any, Any] | None = None, invert: bool = False
+) -> tuple[jax.Array, jax.Array]:
+    """The label of a pair from the labels of its two orders: averaged, judged decided or not, inverted, clamped.
+
+    Args:
+      label_ab: real, any shape, in [0, 1]: P(A preferred) with A shown first.
+      label_ba: the same shape: P(A preferred) with A shown second.
+      margin: scalar in [0, .5], as in `is_undecided`; applied to the average, before the clamp.
+      clamp: (low, high) as in `clamp_label`; None leaves the label as it is.
+      invert: prefer the other response.
+
+    Returns:
+      (label, decided): float32 of that shape, .5 where undecided; bool of that shape.
+
+    Raises:
+      ValueError: the shapes differ, or an argument is outside its range.
+    """
+    label = average_orders(label_ab, label_ba)
+    decided = ~is_undecided(label, margin)
+    label = invert_label(label) if invert else label
+    label = label if clamp is None else clamp_label(label, *clamp)
+    return jnp.where(decided, label, 0.5), decided
+
+
+def expected_score(logprobs: Any) -> jax.Array:
+    """The expected score, sum of i P(i) over i = 1..10, of a judge who answers with a number (arXiv 2309.00267).
+
+    Args:
+      logprobs: real [..., 10], log-probabilities of the answers 1..10 in this order; normalised over the ten here.
+
+    Returns:
+      float32 [...], in 1..10. NaN where all ten are impossible: there is no answer, and a middling score would hide it.
+
+    Raises:
+      ValueError: the last axis is not of size 10.
+    """
+    leading = jnp.shape(logprobs)[:-1]
+    require_shape("logprobs", logprobs, "[..., 10]", (*leading, DIRECT_SCORES))
+    probabilities = jax.nn.softmax(as_float("logprobs", logprobs), axis=-1)
+    return probabilities @ jnp.arange(1, DIRECT_SCORES + 1, dtype=probabilities.dtype)
+
+
+def direct_reward(score: Any) -> jax.Array:
+    """(score - 5.5) / 4.5, which maps 1..10 to [-1, 1]. Real of any shape to float32; ValueError outside of 1..10."""
+    require_range("score", score, 1, DIRECT_SCORES, tolerance=1e-5)
+    return (as_float("score", score) - 5.5) / 4.5

@@ -1,0 +1,160 @@
+"""Masked statistics, and the one way in which per-token losses become a number.
+
+Under `jit` with sharded arrays every sum here is over the global array, whatever the mesh; a sum over micro-batches is
+made exact by handing `aggregate` the global count.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxalign.algorithms.guards import as_float, require_choice, require_range, require_same_shape, require_shape
+
+AGGREGATIONS = ("token_mean", "sequence_mean_token_mean", "sequence_mean_token_sum")
+
+# Added to the variance in `whiten`, as in the PPO of Ziegler et al.: equal values whiten to 0, not to NaN.
+_VARIANCE_FLOOR = 1e-8
+
+
+def masked_sum(x: Any, mask: Any, axis: int | tuple[int, ...] | None = None) -> jax.Array:
+    """Sum of `x` where `mask` is set; a fractional mask weighs.
+
+    Args:
+      x: real, any shape; inf and NaN at masked places are ignored, in the gradient too.
+      mask: bool, int or float of x's shape, not negative.
+      axis: axes to sum over; None sums all.
+
+    Returns:
+      float32, the shape of `x` without `axis`; 0 where nothing is selected.
+
+    Raises:
+      ValueError: the shapes differ.
+    """
+    require_same_shape(x=x, mask=mask)
+    mask = as_float("mask", mask)
+    return jnp.sum(_select(as_float("x", x), mask) * mask, axis=axis)
+
+
+def masked_mean(x: Any, mask: Any, axis: int | tuple[int, ...] | None = None) -> jax.Array:
+    """Mean of `x` over the places where `mask` is set, 0 where there is none. Arguments as in `masked_sum`."""
+    total = masked_sum(x, mask, axis)
+    return _safe_divide(total, jnp.sum(as_float("mask", mask), axis=axis))
+
+
+def masked_variance(x: Any, mask: Any, unbiased: bool = False) -> jax.Array:
+    """Variance of `x` over all the places where `mask` is set.
+
+    Args:
+      x: real, any shape.
+      mask: bool, int or float of x's shape.
+      unbiased: divide by the count less one (Bessel) instead of the count.
+
+    Returns:
+      float32 scalar; 0 where the divisor would be 0.
+
+    Raises:
+      ValueError: the shapes differ.
+    """
+    require_same_shape(x=x, mask=mask)
+    _, centred = _centre(x, mask)
+    count = jnp.sum(as_float("mask", mask))
+    return _safe_divide(masked_sum(centred**2, mask), count - 1 if unbiased else count)
+
+
+def whiten(x: Any, mask: Any, shift_mean: bool = True, unbiased: bool = False) -> jax.Array:
+    """`x` scaled to variance 1 over all the places where `mask` is set, and to mean 0 unless the mean is to be kept.
+
+    Call it on the whole minibatch, before that is split into micro-batches: the statistics must be global.
+
+    Args:
+      x: real [B, T].
+      mask: bool, int or float [B, T].
+      shift_mean: False adds the mean back after scaling (Ziegler et al. 2019 keep it for rewards).
+      unbiased: use the Bessel-corrected variance.
+
+    Returns:
+      float32 [B, T], 0 at masked places.
+
+    Raises:
+      ValueError: the shapes differ.
+    """
+    require_same_shape(x=x, mask=mask)
+    mean, centred = _centre(x, mask)
+    whitened = centred * jax.lax.rsqrt(masked_variance(x, mask, unbiased) + _VARIANCE_FLOOR)
+    return _select(whitened if shift_mean else whitened + mean, as_float("mask", mask))
+
+
+def aggregate_total(mask: Any, mode: str = "token_mean") -> jax.Array:
+    """The count that `aggregate` divides by: tokens for "token_mean", sequences with any token for the others.
+
+    Taken over the full batch and handed to `aggregate` as `total`, it makes the losses of micro-batches add up.
+
+    Args:
+      mask: bool, int or float [B, T].
+      mode: one of `AGGREGATIONS`.
+
+    Returns:
+      float32 scalar.
+
+    Raises:
+      ValueError: an unknown mode, or a mask that is not [B, T].
+    """
+    require_choice("mode", mode, AGGREGATIONS)
+    require_shape("mask", mask, "[B, T]", (None, None))
+    mask = as_float("mask", mask)
+    return jnp.sum(mask) if mode == "token_mean" else jnp.sum(jnp.any(mask > 0, axis=1).astype(mask.dtype))
+
+
+def aggregate(loss: Any, mask: Any, mode: str = "token_mean", total: Any = None) -> jax.Array:
+    """One number from per-token losses.
+
+    "token_mean" weighs every token alike. The "sequence_mean" modes average over sequences the mean or the sum of their
+    tokens' losses; a row without a token is padding and does not count as a sequence.
+
+    Args:
+      loss: real [B, T].
+      mask: bool, int or float [B, T].
+      mode: one of `AGGREGATIONS`.
+      total: scalar, the count of the full batch (`aggregate_total`) where `loss` is but a part of it: the results of
+        the parts then add up to that of the whole. None: this array is the full batch.
+
+    Returns:
+      float32 scalar; 0 for an all-zero mask.
+
+    Raises:
+      ValueError: the shapes differ or are not [B, T], an unknown mode, or a total that is negative or not a scalar.
+    """
+    require_same_shape(loss=loss, mask=mask)
+    if total is None:
+        total = aggregate_total(mask, mode)
+    require_choice("mode", mode, AGGREGATIONS)
+    require_shape("mask", mask, "[B, T]", (None, None))
+    require_shape("total", total, "scalar", ())
+    require_range("total", total, 0)
+    if mode == "sequence_mean_token_mean":
+        summed = jnp.sum(masked_mean(loss, mask, axis=1))
+    else:
+        summed = masked_sum(loss, mask)
+    return _safe_divide(summed, as_float("total", total))
+
+
+def _select(x: jax.Array, mask: jax.Array) -> jax.Array:
+    # Not `x * mask`: 0 * inf is NaN, and so would be the gradient.
+    return jnp.where(mask != 0, x, jnp.zeros_like(x))
+
+
+def _safe_divide(numerator: jax.Array, denominator: jax.Array) -> jax.Array:
+    # The inner `where` keeps the gradient finite: that of 0 / 0 is NaN even where the outer one drops it.
+    positive = denominator > 0
+    return jnp.where(positive, numerator / jnp.where(positive, denominator, 1), jnp.zeros_like(numerator))
+
+
+def _centre(x: Any, mask: Any) -> tuple[jax.Array, jax.Array]:
+    x = _select(as_float("x", x), as_float("mask", mask))
+    mean = masked_mean(x, mask)
+    # A float32 mean is off by an ulp of the values; taking what is left off too keeps large equal values at exactly 0.
+    residue = masked_mean(x - mean, mask)
+    return mean, x - mean - residue

@@ -1,0 +1,128 @@
+"""From a preference model's score of a response to a reward for each of its tokens."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxalign.algorithms.guards import (
+    as_float,
+    require_choice,
+    require_positive,
+    require_range,
+    require_same_shape,
+    require_shape,
+)
+from jaxalign.algorithms.masked import masked_mean, masked_variance
+
+MISSING_EOS = ("none", "replace", "penalty", "zero")
+
+
+def score_statistics(scores: Any, mask: Any = None) -> tuple[jax.Array, jax.Array]:
+    """The (shift, scale) with which `normalise_scores` brings `scores` to mean 0 and standard deviation 1.
+
+    Measured on samples of the policy that RL starts from (Ziegler et al. 2019, arXiv 1909.08593).
+
+    Args:
+      scores: real [B].
+      mask: bool, int or float [B], the scores to count; None counts all.
+
+    Returns:
+      (mean, standard deviation): float32 scalars. The scale is 1 where the scores do not differ.
+
+    Raises:
+      ValueError: the shapes differ.
+    """
+    scores = as_float("scores", scores)
+    mask = jnp.ones_like(scores) if mask is None else mask
+    variance = masked_variance(scores, mask)
+    return masked_mean(scores, mask), jnp.where(variance > 0, jnp.sqrt(jnp.where(variance > 0, variance, 1)), 1)
+
+
+def normalise_scores(scores: Any, shift: Any, scale: Any, clip: Any = None) -> jax.Array:
+    """(scores - shift) / scale, then clipped to [-clip, clip] unless `clip` is None.
+
+    Args:
+      scores: real, any shape, usually [B].
+      shift: scalar.
+      scale: scalar above 0.
+      clip: scalar, not negative, in units of the normalised score; None leaves it as it is.
+
+    Returns:
+      float32 of the shape of `scores`.
+
+    Raises:
+      ValueError: a scale that is not above 0, a negative clip, or a setting that is not a scalar.
+    """
+    require_shape("shift", shift, "scalar", ())
+    require_shape("scale", scale, "scalar", ())
+    require_positive("scale", scale)
+    normalised = (as_float("scores", scores) - shift) / scale
+    if clip is None:
+        return normalised
+    require_shape("clip", clip, "scalar", ())
+    require_range("clip", clip, 0)
+    return jnp.clip(normalised, -clip, clip)
+
+
+def shape_rewards(
+    scores: Any,
+    kl: Any,
+    kl_coef: Any,
+    response_length: Any,
+    ended: Any,
+    missing_eos: str = "none",
+    missing_eos_value: Any = None,
+) -> jax.Array:
+    """Rewards per token: -kl_coef * kl on every token of the response, and the score on its last one.
+
+    The last token is found by length, never by looking for a token id: it is the stop token where one was sampled, else
+    the last token before the cut. Only the score is subject to the missing-eos rule; the KL is paid in any case.
+
+    Args:
+      scores: real [B]; integers are cast up.
+      kl: real [B, N], per-token estimates (`kl.kl_penalty`); what stands past the response is not read.
+      kl_coef: scalar, not negative.
+      response_length: int [B], in 0..N; a row of length 0 has no token, and so no reward.
+      ended: bool [B], a stop token of the stop set in use was sampled.
+      missing_eos: what becomes of the score of a response that did not end: "none" keeps it, "replace" puts
+        `missing_eos_value` in its place, "penalty" subtracts `missing_eos_value` (a positive number) from it, "zero"
+        makes it 0.
+      missing_eos_value: scalar; needed by "replace" and "penalty", not read by the others.
+
+    Returns:
+      float32 [B, N], 0 past the response.
+
+    Raises:
+      ValueError: a shape differs, an unknown rule, a missing or (for "penalty") negative value, a length outside 0..N.
+    """
+    require_shape("kl", kl, "[B, N]", (None, None))
+    batch, length = jnp.shape(kl)
+    require_shape("scores", scores, "[B]", (batch,))
+    require_same_shape(scores=scores, response_length=response_length, ended=ended)
+    require_shape("kl_coef", kl_coef, "scalar", ())
+    require_range("kl_coef", kl_coef, 0)
+    require_range("response_length", response_length, 0, length)
+
+    scores = _missing_eos(as_float("scores", scores), jnp.asarray(ended) != 0, missing_eos, missing_eos_value)
+    position = jnp.arange(length)[None, :]
+    lengths = jnp.asarray(response_length)[:, None]
+    penalty = jnp.where(position < lengths, -kl_coef * as_float("kl", kl), 0)
+    return penalty + jnp.where(position == lengths - 1, scores[:, None], 0)
+
+
+def _missing_eos(scores: jax.Array, ended: jax.Array, rule: str, value: Any) -> jax.Array:
+    require_choice("missing_eos", rule, MISSING_EOS)
+    if rule == "none":
+        return scores
+    if rule == "zero":
+        return jnp.where(ended, scores, 0)
+    if value is None:
+        raise ValueError(f"missing_eos is {rule!r}, which needs a missing_eos_value")
+    require_shape("missing_eos_value", value, "scalar", ())
+    if rule == "replace":
+        return jnp.where(ended, scores, value)
+    require_range("missing_eos_value (subtracted by the rule 'penalty')", value, 0)
+    return jnp.where(ended, scores, scores - value)

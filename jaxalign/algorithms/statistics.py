@@ -1,0 +1,37 @@
+"""Intervals for counted shares. Plain Python: its numbers go into reports, never into a jitted step."""
+
+from __future__ import annotations
+
+import math
+from statistics import NormalDist
+
+
+def wilson_interval(count: float, total: float, confidence: float = 0.95) -> tuple[float, float]:
+    """Wilson's score interval of a share (Wilson 1927), no continuity correction; sound for few cases and near 0 or 1.
+
+    Args:
+      count: cases that have the property, in 0..total; halves are allowed (a tie).
+      total: cases seen; 0 gives (0, 1), for nothing is known.
+      confidence: the interval's coverage, between 0 and 1.
+
+    Returns:
+      (low, high), in 0..1.
+
+    Raises:
+      ValueError: a count outside 0..total, or a confidence that is not between 0 and 1.
+    """
+    if not 0 <= count <= total:
+        raise ValueError(f"count is {count}; a number in 0..total = {total} is expected")
+    if not 0 < confidence < 1:
+        raise ValueError(f"confidence is {confidence}; a number between 0 and 1 is expected")
+    if total == 0:
+        return 0.0, 1.0
+    z = NormalDist().inv_cdf(0.5 + confidence / 2)
+    share = count / total
+    centre = share + z * z / (2 * total)
+    spread = z * math.sqrt(share * (1 - share) / total + z * z / (4 * total * total))
+    scale = 1 + z * z / total
+    # Exact at the ends, where rounding would leave 1e-17 or 0.9999999.
+    low = 0.0 if count == 0 else (centre - spread) / scale
+    high = 1.0 if count == total else (centre + spread) / scale
+    return low, high
