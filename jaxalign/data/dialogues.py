@@ -1,0 +1,141 @@
+"""Dialogues, turn by turn: from transcripts or message lists, two answers to one context, and cutting at a turn.
+
+A transcript is text such as "\\n\\nHuman: Hi.\\n\\nAssistant: Hello." (Bai et al. 2022, arXiv 2204.05862). A speaker's name is
+a marker only where a paragraph starts, after a blank line or at the beginning of the text; anywhere else it is what
+somebody said: "Assistant: Human: why?" is one answer that starts with the word "Human:".
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from jaxalign.records import Message
+
+ROLES = {"Human": "user", "Assistant": "assistant"}
+SPEAKERS = {role: name for name, role in ROLES.items()}
+_MARKER = re.compile(r"(?:\A\s*|\n\n)(Human|Assistant):")
+
+Dialogue = tuple[Message, ...]
+
+
+class Answers(NamedTuple):
+    """Two answers to the one context they share; its last message is the user's."""
+
+    context: Dialogue
+    chosen: str
+    rejected: str
+
+
+def parse_transcript(text: str) -> Dialogue:
+    """Messages of a transcript, white space around each turn removed; turns of one speaker in a row stay separate.
+
+    Raises:
+      ValueError: the text does not begin with a marker.
+    """
+    markers = list(_MARKER.finditer(text))
+    if not markers or markers[0].start() > 0:
+        raise ValueError(f"the transcript begins with {text[:20]!r}; 'Human:' or 'Assistant:' is expected")
+    ends = [marker.start() for marker in markers[1:]] + [len(text)]
+    return tuple(
+        Message(ROLES[marker[1]], text[marker.end() : end].strip()) for marker, end in zip(markers, ends, strict=True)
+    )
+
+
+def parse_messages(value: list[Any]) -> Dialogue:
+    """Messages of a list of {"role": "user" | "assistant", "content": text}, their text untouched.
+
+    Raises:
+      ValueError: an item is not such an object.
+    """
+    messages = []
+    for index, item in enumerate(value, start=1):
+        role, content = (item.get("role"), item.get("content")) if isinstance(item, dict) else (None, None)
+        if role not in tuple(SPEAKERS) or not isinstance(content, str):
+            raise ValueError(
+                f"message {index} is {str(item)[:60]}; {{'role': 'user' or 'assistant', 'content': text}} is expected"
+            )
+        messages.append(Message(role, content))
+    return tuple(messages)
+
+
+def parse_dialogue(value: Any) -> Dialogue:
+    """A transcript or a message list; ValueError for anything else."""
+    if isinstance(value, str):
+        return parse_transcript(value)
+    if isinstance(value, list):
+        return parse_messages(value)
+    raise ValueError(f"a {type(value).__name__} stands where a transcript or a list of messages is expected")
+
+
+def parse_pair(row: dict[str, Any]) -> tuple[Dialogue, Dialogue]:
+    """The two whole dialogues of a row with `chosen` and `rejected`, and perhaps `prompt`.
+
+    Without `prompt` both are whole dialogues. With it, each may also be the answer alone: text that does not begin with
+    "\\n\\nHuman:", or messages that do not begin with the user's.
+
+    Raises:
+      ValueError: a key is missing or ill-formed, or a dialogue does not end with the assistant's turn.
+    """
+    pair = []
+    for key in ("chosen", "rejected"):
+        if key not in row:
+            raise ValueError(f"the key {key!r} is missing")
+        try:
+            dialogue = _complete(row.get("prompt"), row[key])
+        except ValueError as error:
+            raise ValueError(f"{key}: {error}") from error
+        if not dialogue or dialogue[-1].role != "assistant":
+            raise ValueError(f"{key}: the dialogue does not end with the assistant's turn")
+        pair.append(dialogue)
+    return pair[0], pair[1]
+
+
+def _complete(prompt: Any, answer: Any) -> Dialogue:
+    if prompt is None:
+        return parse_dialogue(answer)
+    if isinstance(answer, str):
+        if answer.startswith("\n\nHuman:"):
+            return parse_transcript(answer)
+        return (*_context(prompt), Message("assistant", answer.strip()))
+    dialogue = parse_dialogue(answer)
+    return dialogue if dialogue and dialogue[0].role == "user" else (*_context(prompt), *dialogue)
+
+
+def _context(prompt: Any) -> Dialogue:
+    if not isinstance(prompt, str):
+        return parse_dialogue(prompt)
+    if not prompt.startswith("\n\nHuman:"):
+        return (Message("user", prompt),)
+    context = parse_transcript(prompt)
+    opened = context[-1] == Message("assistant", "")  # the common "...\n\nAssistant:", which the answer goes on from
+    return context[:-1] if opened else context
+
+
+def split_answers(chosen: Dialogue, rejected: Dialogue) -> Answers | None:
+    """The longest shared context that ends with a user's turn and that both go on from as the assistant; None if none.
+
+    Where more than one turn follows it (the contexts differ, or the assistant spoke twice), the answer is the transcript
+    of all of them without the first marker.
+    """
+    limit = min(len(chosen), len(rejected)) - 1
+    shared = 0
+    while shared < limit and chosen[shared] == rejected[shared]:
+        shared += 1
+    for end in range(shared, 0, -1):
+        if chosen[end - 1].role == "user" and chosen[end].role == rejected[end].role == "assistant":
+            return Answers(chosen[:end], _join(chosen[end:]), _join(rejected[end:]))
+    return None
+
+
+def _join(turns: Dialogue) -> str:
+    return turns[0].content + "".join(f"\n\n{SPEAKERS[turn.role]}: {turn.content}" for turn in turns[1:])
+
+
+def cut_front(context: Dialogue, fits: Callable[[Dialogue], bool]) -> Dialogue | None:
+    """The longest end of `context` that starts with a user's turn (or is whole) and fits; None when none does."""
+    for start, message in enumerate(context):
+        if (start == 0 or message.role == "user") and fits(context[start:]):
+            return context[start:]
+    return None

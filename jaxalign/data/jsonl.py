@@ -1,0 +1,125 @@
+"""JSON Lines files, plain or gzipped: every line is either a row or a listed broken line, never silently lost.
+
+A line is what stands between two newline bytes (so U+2028 inside a string does not split it); line numbers start at 1 and
+count blank lines too, as an editor shows them. Blank lines are neither rows nor broken.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import gzip
+import json
+import pathlib
+import zlib
+from collections.abc import Iterator, Sequence
+from typing import IO, Any
+
+from jaxalign.errors import UserError
+
+_GZIP_MAGIC = b"\x1f\x8b"
+_UTF8_BOM = b"\xef\xbb\xbf"
+_LISTED = 5  # broken lines that an error message spells out; the rest is counted
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One JSON object and the line it stands on."""
+
+    line: int
+    value: dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class BrokenLine:
+    """A line that could not be used, and why."""
+
+    line: int
+    reason: str
+
+
+def read_jsonl(path: str | pathlib.Path, max_bad_share: float = 0.0) -> tuple[list[Row], list[BrokenLine]]:
+    """Reads a whole file.
+
+    Args:
+      path: a .jsonl file, gzipped or not (told by its first bytes, not by its name).
+      max_bad_share: the largest share of broken lines, in [0, 1], that is accepted; 0 accepts none.
+
+    Returns:
+      The rows in file order, and the broken lines.
+
+    Raises:
+      UserError: the file is missing, unreadable, damaged or without a row, or too many of its lines are broken.
+    """
+    rows, broken = [], []
+    for item in iterate_jsonl(path):
+        (rows if isinstance(item, Row) else broken).append(item)
+    check_bad_share(path, broken, len(rows) + len(broken), max_bad_share)
+    if not rows:
+        raise UserError(f"{path} holds no rows; a JSONL file has one JSON object on each line")
+    return rows, broken
+
+
+def iterate_jsonl(path: str | pathlib.Path) -> Iterator[Row | BrokenLine]:
+    """Yields each line that is not blank as a Row or a BrokenLine, in file order.
+
+    Raises:
+      UserError: the file is missing, unreadable, or its compressed data is cut short or damaged.
+    """
+    number = 0
+    with _open(path) as stream:
+        try:
+            for number, raw in enumerate(stream, start=1):
+                raw = raw.removeprefix(_UTF8_BOM) if number == 1 else raw
+                if raw.strip():
+                    yield _parse(number, raw.rstrip(b"\r\n"))
+        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+            raise UserError(
+                f"{path} is damaged or cut short after line {number} ({error}); get the file again"
+            ) from error
+        except OSError as error:
+            raise UserError(f"{path} cannot be read after line {number}: {error.strerror or error}") from error
+
+
+def check_bad_share(path: str | pathlib.Path, broken: Sequence[BrokenLine], total: int, max_bad_share: float) -> None:
+    """Raises UserError, listing the first broken lines, when more than `max_bad_share` of `total` lines are broken."""
+    if not broken or len(broken) <= max_bad_share * total:
+        return
+    listed = "; ".join(f"{path}:{item.line}: {item.reason}" for item in broken[:_LISTED])
+    more = f"; and {len(broken) - _LISTED} more" if len(broken) > _LISTED else ""
+    raise UserError(
+        f"{len(broken)} of {total} lines of {path} are broken, more than the accepted share {max_bad_share:g} "
+        f"({listed}{more}); mend them or raise data.max_bad_share"
+    )
+
+
+def _open(path: str | pathlib.Path) -> IO[bytes]:
+    file = pathlib.Path(path).expanduser()
+    if not file.exists():
+        raise UserError(f"the file {path} does not exist; give the path of a .jsonl or .jsonl.gz file")
+    if file.is_dir():
+        raise UserError(f"{path} is a folder; give the path of one .jsonl or .jsonl.gz file in it")
+    try:
+        with file.open("rb") as stream:
+            zipped = stream.read(2) == _GZIP_MAGIC
+        return gzip.open(file, "rb") if zipped else file.open("rb")
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror}") from error
+
+
+def _parse(number: int, raw: bytes) -> Row | BrokenLine:
+    try:
+        value = json.loads(raw.decode("utf-8"))
+        if b"\\ud" in raw.lower():
+            # Half a surrogate pair is legal JSON, but no text: it could be neither tokenized nor written again.
+            json.dumps(value, ensure_ascii=False).encode("utf-8")
+    except UnicodeDecodeError as error:
+        return BrokenLine(number, f"not UTF-8 at byte {error.start}")
+    except UnicodeEncodeError:
+        return BrokenLine(number, "holds half of a surrogate pair (\\ud...), which is no character")
+    except json.JSONDecodeError as error:
+        return BrokenLine(number, f"not JSON: {error.msg} at column {error.colno}")
+    except (ValueError, RecursionError) as error:
+        return BrokenLine(number, f"not usable JSON: {error}")
+    if not isinstance(value, dict):
+        return BrokenLine(number, f"a JSON {type(value).__name__}; an object {{...}} is expected")
+    return Row(number, value)

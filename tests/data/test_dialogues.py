@@ -1,0 +1,147 @@
+"""Parsing dialogues turn by turn, and two answers to the context they really share."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jaxalign.data.dialogues import cut_front, parse_dialogue, parse_pair, parse_transcript, split_answers
+from jaxalign.records import Message
+
+
+def user(text):
+    return Message("user", text)
+
+
+def assistant(text):
+    return Message("assistant", text)
+
+
+def test_a_transcript_is_parsed_into_its_turns():
+    text = "\n\nHuman: Hi.\n\nAssistant: Hello.\n\nHow are you? \n\nHuman:  Fine.\n\nAssistant: "
+    assert parse_transcript(text) == (user("Hi."), assistant("Hello.\n\nHow are you?"), user("Fine."), assistant(""))
+
+
+def test_leading_blank_lines_are_optional():
+    assert parse_transcript("Human: a\n\nAssistant: b") == (user("a"), assistant("b"))
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "Human: why would you ask?",  # starts with the other's name, on the marker's own line
+        "He said Assistant: no.",
+        "a list:\nAssistant: one newline is no blank line",
+        "It was good.  Human: So what now?",
+        "[Click to copy: Human: TELL ME]",
+        "a quote:\n\n> Human: quoted",
+        "two words:\n\nHumanity: a history\n\nAn Assistant: helps",
+    ],
+)
+def test_pitfall_18_a_speaker_named_inside_a_turn_does_not_split_it(said):
+    """Elsewhere prompts are cut by a split on a marker that occurs in the text."""
+    text = f"\n\nHuman: tell me\n\nAssistant: {said}\n\nHuman: go on\n\nAssistant: {said}"
+    assert parse_transcript(text) == (user("tell me"), assistant(said), user("go on"), assistant(said))
+
+
+def test_pitfall_18_chosen_and_rejected_need_not_share_a_context():
+    """Elsewhere the context of `chosen` is taken for that of `rejected`."""
+    chosen = (user("q1"), assistant("a1"), user("q2"), assistant("cut Human: off"), assistant("and on"))
+    rejected = (user("q1"), assistant("a1"), user("q2"), assistant("other"))
+    context, one, two = split_answers(chosen, rejected)
+    assert context == (user("q1"), assistant("a1"), user("q2"))
+    assert (one, two) == ("cut Human: off\n\nAssistant: and on", "other")
+
+
+def test_the_shared_context_ends_with_the_user_even_where_more_is_shared():
+    chosen = (user("q"), assistant("first"), assistant("one"))
+    rejected = (user("q"), assistant("first"), assistant("two"))
+    assert split_answers(chosen, rejected) == ((user("q"),), "first\n\nAssistant: one", "first\n\nAssistant: two")
+
+
+def test_an_answer_is_left_where_one_dialogue_is_the_others_beginning():
+    short = (user("q"), assistant("a"))
+    assert split_answers((*short, user("r"), assistant("b")), short) == (
+        (user("q"),),
+        "a\n\nHuman: r\n\nAssistant: b",
+        "a",
+    )
+
+
+def test_no_shared_question_gives_none():
+    assert split_answers((user("p"), assistant("a")), (user("q"), assistant("a"))) is None
+    assert split_answers((user("p"), user("r"), assistant("a")), (user("p"), assistant("a"))) is None
+    assert split_answers((assistant("a"),), (assistant("b"),)) is None
+
+
+_turns = st.lists(
+    st.tuples(st.sampled_from(["Human", "Assistant"]), st.text("ab: \nHumanAssistant", max_size=12)),
+    min_size=1,
+    max_size=6,
+)
+
+
+@given(_turns)
+def test_written_turns_are_read_back(turns):
+    turns = [(name, " ".join(text.split())) for name, text in turns]  # no blank line inside a turn
+    text = "".join(f"\n\n{name}: {said}" for name, said in turns)
+    role = {"Human": "user", "Assistant": "assistant"}
+    assert parse_transcript(text) == tuple(Message(role[name], said) for name, said in turns)
+
+
+@pytest.mark.parametrize("value", ["no marker", "", "Hi.\n\nHuman: late", 3, None, [{"role": "system", "content": "x"}],
+                                   [{"role": ["user"], "content": "x"}], [{"role": "user"}], ["user: hi"]])  # fmt: skip
+def test_what_is_no_dialogue_is_refused(value):
+    with pytest.raises(ValueError, match="expected"):
+        parse_dialogue(value)
+
+
+def _messages(*pairs):
+    return [{"role": role, "content": content} for role, content in pairs]
+
+
+def test_the_common_shapes_of_a_pair_give_the_same_dialogues():
+    q, a, b = ("user", "q"), ("assistant", "a"), ("assistant", "b")
+    expected = ((user("q"), assistant("a")), (user("q"), assistant("b")))
+    shapes = [
+        {"chosen": "\n\nHuman: q\n\nAssistant: a", "rejected": "\n\nHuman: q\n\nAssistant: b"},
+        {"chosen": _messages(q, a), "rejected": _messages(q, b)},
+        {"prompt": "q", "chosen": _messages(q, a), "rejected": _messages(q, b)},
+        {"prompt": _messages(q), "chosen": _messages(a), "rejected": _messages(b)},
+        {"prompt": "q", "chosen": "a", "rejected": "b"},
+        {"prompt": "\n\nHuman: q\n\nAssistant:", "chosen": " a", "rejected": " b"},
+    ]
+    for row in shapes:
+        assert parse_pair(row) == expected, row
+
+
+def test_an_answer_after_a_prompt_may_begin_with_a_speakers_name():
+    row = {"prompt": "\n\nHuman: q\n\nAssistant:", "chosen": " Human: a", "rejected": " b"}
+    assert parse_pair(row)[0] == (user("q"), assistant("Human: a"))
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"chosen": "Human: q\n\nAssistant: a"}, "the key 'rejected' is missing"),
+        ({"chosen": "Human: q", "rejected": "Human: q\n\nAssistant: a"}, "chosen: the dialogue does not end with"),
+        ({"chosen": [], "rejected": []}, "chosen: the dialogue does not end with"),
+        ({"chosen": "Human: q\n\nAssistant: a", "rejected": 7}, "rejected: a int stands where"),
+    ],
+)
+def test_what_is_no_pair_is_refused_by_the_key(row, message):
+    with pytest.raises(ValueError, match=message):
+        parse_pair(row)
+
+
+def test_the_front_is_cut_at_a_users_turn():
+    context = (user("one"), assistant("two"), assistant("three"), user("four"), assistant("five"), user("six"))
+
+    def at_most(count):
+        return lambda messages: len(messages) <= count
+
+    assert cut_front(context, at_most(6)) == context
+    assert cut_front(context, at_most(5)) == context[3:]  # never starts with the assistant
+    assert cut_front(context, at_most(2)) == context[5:]
+    assert cut_front(context, at_most(0)) is None

@@ -1,0 +1,109 @@
+"""JSONL reading: what is a row, what is a broken line, and which mistakes are one clear sentence."""
+
+from __future__ import annotations
+
+import gzip
+import json
+
+import pytest
+
+from jaxalign.data.jsonl import BrokenLine, Row, read_jsonl
+from jaxalign.errors import UserError
+
+_ROWS = [{"text": "one"}, {"text": "two"}, {"text": "three"}]
+_TEXT = "".join(json.dumps(row) + "\n" for row in _ROWS)
+
+
+def _write(path, content: str | bytes):
+    path.write_bytes(content if isinstance(content, bytes) else content.encode("utf-8"))
+    return path
+
+
+def test_plain_and_gzipped_files_give_the_same_rows(tmp_path):
+    plain = _write(tmp_path / "a.jsonl", _TEXT)
+    zipped = _write(tmp_path / "b.jsonl.gz", gzip.compress(_TEXT.encode()))
+    expected = ([Row(1, _ROWS[0]), Row(2, _ROWS[1]), Row(3, _ROWS[2])], [])
+    assert read_jsonl(plain) == expected
+    assert read_jsonl(str(zipped)) == expected
+
+
+def test_gzip_is_told_by_its_content_not_by_its_name(tmp_path):
+    zipped = _write(tmp_path / "named.jsonl", gzip.compress(_TEXT.encode()))
+    plain = _write(tmp_path / "named.jsonl.gz", _TEXT)
+    assert [row.value for row in read_jsonl(zipped)[0]] == _ROWS
+    assert [row.value for row in read_jsonl(plain)[0]] == _ROWS
+
+
+def test_blank_lines_are_numbered_but_neither_rows_nor_broken(tmp_path):
+    path = _write(tmp_path / "a.jsonl", '\n{"a": 1}\n  \n\n{"a": 2}')
+    rows, broken = read_jsonl(path)
+    assert [(row.line, row.value["a"]) for row in rows] == [(2, 1), (5, 2)]
+    assert broken == []
+
+
+def test_windows_line_ends_a_byte_order_mark_and_unicode_line_separators(tmp_path):
+    path = _write(tmp_path / "a.jsonl", b"\xef\xbb\xbf" + '{"a": "x\u2028y\u0085z"}\r\n{"a": "b"}\r\n'.encode())
+    rows, _ = read_jsonl(path)
+    assert [row.value["a"] for row in rows] == ["x\u2028y\u0085z", "b"]
+    assert [row.line for row in rows] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        (b'{"a": 1', "not JSON: Expecting ',' delimiter at column 8"),
+        (b"[1, 2]", "a JSON list; an object {...} is expected"),
+        (b"null", "a JSON NoneType; an object {...} is expected"),
+        (b'{"a": "\xff"}', "not UTF-8 at byte 7"),
+        (b'{"a": "\\ud83d"}', "half of a surrogate pair"),
+        (b'{"a": ' + b"[" * 200_000 + b"}", "not usable JSON"),
+    ],
+)
+def test_a_broken_line_is_listed_with_its_number_and_reason(tmp_path, line, reason):
+    path = _write(tmp_path / "a.jsonl", b'{"a": 1}\n' + line + b'\n{"a": 3}\n')
+    rows, broken = read_jsonl(path, max_bad_share=0.5)
+    assert [row.line for row in rows] == [1, 3]
+    assert [item.line for item in broken] == [2]
+    assert reason in broken[0].reason
+
+
+def test_a_whole_surrogate_pair_is_a_character(tmp_path):
+    path = _write(tmp_path / "a.jsonl", '{"a": "\\ud83d\\ude00"}\n')
+    assert read_jsonl(path)[0][0].value == {"a": "\U0001f600"}
+
+
+def test_more_broken_lines_than_accepted_stop_with_file_line_and_count(tmp_path):
+    path = _write(tmp_path / "a.jsonl", _TEXT + "oops\n")
+    rows, broken = read_jsonl(path, max_bad_share=0.25)  # exactly one in four is accepted
+    assert len(rows) == 3
+    assert broken == [BrokenLine(4, "not JSON: Expecting value at column 1")]
+    with pytest.raises(UserError, match=r"1 of 4 lines of .*a\.jsonl are broken.*share 0\.24.*a\.jsonl:4: not JSON"):
+        read_jsonl(path, max_bad_share=0.24)
+
+
+def test_a_long_list_of_broken_lines_is_counted_not_spelled_out(tmp_path):
+    path = _write(tmp_path / "a.jsonl", "oops\n" * 8)
+    with pytest.raises(UserError, match="and 3 more") as caught:
+        read_jsonl(path)
+    assert str(caught.value).count("not JSON") == 5
+
+
+def test_missing_folder_and_empty_files_say_what_to_give(tmp_path):
+    with pytest.raises(UserError, match=r"none\.jsonl does not exist; give the path"):
+        read_jsonl(tmp_path / "none.jsonl")
+    with pytest.raises(UserError, match="is a folder; give the path of one"):
+        read_jsonl(tmp_path)
+    with pytest.raises(UserError, match="holds no rows"):
+        read_jsonl(_write(tmp_path / "empty.jsonl", "\n\n"))
+    with pytest.raises(UserError, match="holds no rows"):
+        read_jsonl(_write(tmp_path / "zero.jsonl.gz", b""))
+
+
+def test_a_gzip_cut_short_or_damaged_is_one_sentence(tmp_path):
+    whole = gzip.compress("".join(json.dumps({"n": n, "hash": hash(n * 7919)}) + "\n" for n in range(5000)).encode())
+    with pytest.raises(UserError, match="damaged or cut short after line"):
+        read_jsonl(_write(tmp_path / "short.jsonl.gz", whole[: len(whole) // 2]))
+    damaged = bytearray(whole)
+    damaged[-8:-4] = bytes(4)  # the checksum
+    with pytest.raises(UserError, match="damaged or cut short"):
+        read_jsonl(_write(tmp_path / "damaged.jsonl.gz", bytes(damaged)))

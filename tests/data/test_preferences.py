@@ -1,0 +1,207 @@
+"""Preference pairs from files: every row is kept or listed under its reason."""
+
+from __future__ import annotations
+
+import dataclasses
+import gzip
+import json
+
+import pytest
+
+from jaxalign.data.preferences import read_preferences, split_by_prompt, unique_prompts
+from jaxalign.errors import UserError
+from jaxalign.records import Comparison, Message, Prompt
+
+
+def _transcript(*turns):
+    return "".join(f"\n\n{'Assistant' if index % 2 else 'Human'}: {turn}" for index, turn in enumerate(turns))
+
+
+def _write(path, rows):
+    path.write_text(
+        "".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows), encoding="utf-8"
+    )
+    return path
+
+
+def _row(chosen, rejected):
+    return {"chosen": _transcript(*chosen), "rejected": _transcript(*rejected)}
+
+
+_ROWS = [
+    _row(["q1", "good"], ["q1", "bad"]),  # line 1
+    _row(["q2", ""], ["q2", "bad"]),  # 2: an empty answer
+    _row(["q3", "a", "r", "good"], ["q3", "other", "r", "bad"]),  # 3: contexts differ
+    _row(["q4", "same"], ["q4", "same"]),  # 4: identical
+    "{broken",  # 5
+    {"chosen": _transcript("q6", "a")},  # 6: no pair
+    _row(["", "good"], ["", "bad"]),  # 7: an empty question
+    _row(["one", "a"], ["two", "b"]),  # 8: contexts differ, nothing shared
+    {"chosen": [{"role": "user", "content": "q9"}, {"role": "assistant", "content": "good"}],
+     "rejected": [{"role": "user", "content": "q9"}, {"role": "assistant", "content": "bad"}]},  # 9
+    _row(["q10", "old", "r10", "good"], ["q10", "old", "r10", "bad"]),  # 10
+]  # fmt: skip
+
+
+def test_every_row_is_kept_or_listed_under_its_reason(tmp_path):
+    path = _write(tmp_path / "pairs.jsonl", _ROWS)
+    pairs, report = read_preferences(path, max_bad_share=0.2)
+    assert pairs[0] == Comparison(Prompt("pairs:1", (Message("user", "q1"),), "human"), "good", "bad", label=1.0)
+    assert [pair.prompt.id for pair in pairs] == ["pairs:1", "pairs:9", "pairs:10"]
+    assert pairs[2].prompt.messages == (Message("user", "q10"), Message("assistant", "old"), Message("user", "r10"))
+    assert (report.rows, report.pairs) == (10, 3)
+    assert [item.line for item in report.broken] == [5, 6]
+    assert report.broken[1].reason == "the key 'rejected' is missing"
+    assert report.differing_contexts == (3, 8)
+    assert report.identical == (4,)
+    assert report.empty_prompts == (7,)
+    assert report.empty_answers == (2,)
+    assert report.no_common_question == report.cut == report.too_long == ()
+
+
+def test_keep_keeps_empty_answers_and_differing_contexts_and_lists_them_still(tmp_path):
+    path = _write(tmp_path / "pairs.jsonl.gz", _ROWS)
+    pairs, report = read_preferences(path, max_bad_share=0.2, differing_contexts="keep", empty_answers="keep")
+    by_id = {pair.prompt.id: pair for pair in pairs}
+    assert list(by_id) == ["pairs:1", "pairs:2", "pairs:3", "pairs:9", "pairs:10"]
+    assert (by_id["pairs:2"].response_a, by_id["pairs:2"].response_b) == ("", "bad")
+    assert by_id["pairs:3"].prompt.messages == (Message("user", "q3"),)
+    assert by_id["pairs:3"].response_a == "a\n\nHuman: r\n\nAssistant: good"
+    assert report.differing_contexts == (3, 8)
+    assert report.no_common_question == (8,)
+    assert report.empty_answers == (2,)
+
+
+def test_over_long_dialogues_lose_their_oldest_turns_and_the_longer_answer_counts(tmp_path):
+    rows = [
+        _row(["x" * 10, "y" * 10, "z" * 10, "a"], ["x" * 10, "y" * 10, "z" * 10, "b" * 5]),
+        _row(["x" * 10, "a"], ["x" * 10, "b" * 5]),
+        _row(["x" * 11, "a"], ["x" * 11, "b" * 5]),
+    ]
+    path = _write(tmp_path / "long.jsonl", rows)
+
+    def count(messages, answer):
+        return sum(len(message.content) for message in messages) + len(answer)
+
+    pairs, report = read_preferences(path, count_tokens=count, max_tokens=15)
+    assert [pair.prompt.messages for pair in pairs] == [(Message("user", "z" * 10),), (Message("user", "x" * 10),)]
+    assert (report.cut, report.too_long) == ((1,), (3,))
+    assert read_preferences(path, count_tokens=count, max_tokens=35)[1].cut == ()
+
+
+def test_limit_stops_after_so_many_pairs(tmp_path):
+    pairs, report = read_preferences(_write(tmp_path / "pairs.jsonl", _ROWS[:4]), limit=1)
+    assert (len(pairs), report.rows, report.pairs) == (1, 1, 1)
+
+
+def test_too_many_broken_rows_stop_with_the_lines(tmp_path):
+    path = _write(tmp_path / "pairs.jsonl", _ROWS)
+    with pytest.raises(UserError, match=r"2 of 10 lines.*jsonl:5: not JSON.*jsonl:6: the key 'rejected' is missing"):
+        read_preferences(path, max_bad_share=0.19)
+
+
+def test_a_file_without_a_usable_pair_says_what_became_of_its_rows(tmp_path):
+    path = _write(tmp_path / "pairs.jsonl", [_ROWS[3], _ROWS[6]])
+    with pytest.raises(UserError, match=r"2 rows read, 0 pairs kept; 1 with two equal answers; left out \(lines 1\)"):
+        read_preferences(path)
+    with pytest.raises(UserError, match="no pair of answers is left: .*0 rows read"):
+        read_preferences(_write(tmp_path / "empty.jsonl", []))
+
+
+@pytest.mark.parametrize("option", ["differing_contexts", "empty_answers"])
+def test_an_unknown_option_value_is_refused(tmp_path, option):
+    path = _write(tmp_path / "pairs.jsonl", _ROWS)
+    with pytest.raises(UserError, match=rf"data\.{option} is 'ignore'; 'drop' or 'keep' is expected"):
+        read_preferences(path, **{option: "ignore"})
+
+
+def test_the_report_is_plain_json_and_sentences(tmp_path):
+    _, report = read_preferences(_write(tmp_path / "pairs.jsonl", _ROWS), max_bad_share=1.0)
+    values = json.loads(json.dumps(report.to_dict()))
+    assert values["differing_contexts"] == [3, 8]
+    assert values["broken"][1] == {"line": 6, "reason": "the key 'rejected' is missing"}
+    sentences = report.sentences()
+    assert sentences[0].endswith("pairs.jsonl: 10 rows read, 3 pairs kept")
+    assert "2 with contexts that differ (lines 3, 8)" in sentences
+
+
+def _pair(question, number):
+    return Comparison(Prompt(f"p:{number}", (Message("user", question),), "human"), f"a{number}", "b", label=1.0)
+
+
+def test_unique_prompts_holds_each_dialogue_once_in_order():
+    pairs = [_pair("q1", 1), _pair("q2", 2), _pair("q1", 3)]
+    assert [prompt.id for prompt in unique_prompts(pairs)] == ["p:1", "p:2"]
+
+
+def test_no_dialogue_is_on_both_sides_of_the_split_and_order_plays_no_part():
+    pairs = [_pair(f"q{number % 40}", number) for number in range(100)]
+    train, held = split_by_prompt(pairs, 0.25, seed=3)
+    questions = [{pair.prompt.messages for pair in part} for part in (train, held)]
+    assert len(questions[1]) == 10
+    assert not questions[0] & questions[1]
+    assert len(train) + len(held) == 100
+    reverse = split_by_prompt(pairs[::-1], 0.25, seed=3)[1]
+    assert {pair.prompt.id for pair in reverse} == {pair.prompt.id for pair in held}
+    assert split_by_prompt(pairs, 0.25, seed=4)[1] != held
+
+
+def test_a_split_keeps_at_least_one_dialogue_on_each_side():
+    pairs = [_pair("q1", 1), _pair("q2", 2)]
+    assert split_by_prompt(pairs, 0.0) == (pairs, [])
+    assert [len(part) for part in split_by_prompt(pairs, 0.01)] == [1, 1]
+    with pytest.raises(UserError, match="leaves nothing of 1 distinct dialogues"):
+        split_by_prompt(pairs[:1], 0.5)
+
+
+def _harmless(real_data):
+    path = real_data / "hh-rlhf" / "harmless-base-test.jsonl.gz"
+    if not path.exists():
+        pytest.skip("the HH-RLHF test file is absent")
+    return path
+
+
+def test_the_real_file_reports_its_five_odd_rows_and_four_empty_answers(real_data):
+    pairs, report = read_preferences(_harmless(real_data))
+    assert report.rows == 2312
+    assert report.differing_contexts == (1255, 1689, 1951, 1953, 2037)
+    assert report.empty_answers == (87, 517, 926, 1104)
+    assert report.broken == report.identical == report.empty_prompts == report.no_common_question == ()
+    assert report.pairs == len(pairs) == 2312 - 5 - 4
+    kept, report = read_preferences(_harmless(real_data), differing_contexts="keep", empty_answers="keep")
+    assert len(kept) == 2312
+    assert [pair.prompt.id for pair in kept if not pair.response_a] == [
+        f"harmless-base-test:{line}" for line in (87, 517, 926, 1104)
+    ]
+
+
+def test_no_text_of_the_real_file_is_lost_or_moved(real_data):
+    """Joined again, every kept pair has the words of both transcripts, in order."""
+    pairs, _ = read_preferences(_harmless(real_data), differing_contexts="keep", empty_answers="keep")
+    with gzip.open(_harmless(real_data), "rt", encoding="utf-8", newline="\n") as stream:
+        rows = [json.loads(line) for line in stream]
+    names = {"user": "Human:", "assistant": "Assistant:"}
+    for pair, row in zip(pairs, rows, strict=True):
+        context = " ".join(f"{names[message.role]} {message.content}" for message in pair.prompt.messages)
+        for key, answer in (("chosen", pair.response_a), ("rejected", pair.response_b)):
+            assert f"{context} Assistant: {answer}".split() == row[key].split()
+
+
+def test_the_report_accounts_for_every_row(real_data):
+    def count(messages, answer):
+        return sum(len(message.content) for message in messages) + len(answer)
+
+    _, report = read_preferences(_harmless(real_data), count_tokens=count, max_tokens=400)
+    dropped = (
+        "broken",
+        "identical",
+        "no_common_question",
+        "empty_prompts",
+        "too_long",
+        "differing_contexts",
+        "empty_answers",
+    )
+    assert report.rows == report.pairs + sum(len(getattr(report, field)) for field in dropped)
+    assert report.cut
+    assert report.too_long
+    assert dataclasses.is_dataclass(report)
