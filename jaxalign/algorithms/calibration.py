@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxalign.algorithms.guards import as_float, require_range, require_same_shape, require_shape
 from jaxalign.algorithms.masked import masked_mean
@@ -48,7 +49,8 @@ def reliability_bins(prob: Any, label: Any, bins: int = 10, mask: Any = None) ->
     require_range("label", label, 0, 1)
     require_range("bins", bins, 1)
     prob, positive = as_float("prob", prob), as_float("label", label) > 0.5
-    edges = jnp.linspace(0, 1, bins + 1, dtype=prob.dtype)
+    # Divided on the host: the nearest float to k / K, so that a prediction of .9 meets the edge .9, not an ulp above.
+    edges = jnp.asarray(np.arange(bins + 1) / bins, prob.dtype)
     index = jnp.clip(jnp.searchsorted(edges, prob, side="right") - 1, 0, bins - 1)
     member = (index[None, :] == jnp.arange(bins)[:, None]) * mask[None, :]
     shape = member.shape

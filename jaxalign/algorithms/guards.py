@@ -33,7 +33,8 @@ def require_same_shape(**arrays: Any) -> None:
 def require_shape(name: str, x: Any, letters: str, sizes: Sequence[int | None]) -> None:
     """Raises ValueError unless `x` has the given sizes (None: any). `letters` is the shape as docstrings write it."""
     shape = jnp.shape(x)
-    if len(shape) != len(sizes) or any(want is not None and want != got for got, want in zip(shape, sizes, strict=True)):
+    fits = len(shape) == len(sizes) and all(want in (None, got) for got, want in zip(shape, sizes, strict=True))
+    if not fits:
         expected = tuple("any" if size is None else size for size in sizes)
         raise ValueError(f"{name} has shape {shape}; {letters} = {expected} is expected")
 

@@ -1,0 +1,117 @@
+"""One named test for each known fault of the systems users pick instead; its docstring says what went wrong there."""
+
+from __future__ import annotations
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding, PartitionSpec
+
+from jaxalign.algorithms import masked
+from jaxalign.algorithms.advantages import gae
+from jaxalign.algorithms.kl import kl_penalty
+from jaxalign.algorithms.policy_losses import clipped_surrogate
+from jaxalign.algorithms.rewards import shape_rewards
+from jaxalign.algorithms.value_losses import clipped_value_loss
+
+
+def test_pitfall_01_rewards_survive_in_float():
+    """Rewards were written into an integer array shaped like the token ids: 0.73 became 0."""
+    rewards = shape_rewards(
+        scores=np.array([0.73, -0.4], np.float32),
+        kl=np.zeros((2, 3), np.int32),
+        kl_coef=0.05,
+        response_length=np.array([3, 2]),
+        ended=np.array([True, True]),
+    )
+    assert rewards.dtype == jnp.float32
+    np.testing.assert_allclose(rewards, [[0, 0, 0.73], [0, -0.4, 0]], rtol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.int8, bool, jnp.bfloat16])
+def test_pitfall_01_integer_scores_are_cast_up(dtype):
+    """The other way round: an integer score with a fractional KL penalty must not drag the penalty down to integers."""
+    scores = jnp.asarray([1], dtype)
+    rewards = shape_rewards(scores, np.array([[0.5, 0.25]]), 0.1, np.array([2]), np.array([True]))
+    assert rewards.dtype == jnp.float32
+    np.testing.assert_allclose(rewards, [[-0.05, 0.975]], rtol=1e-6)
+
+
+def test_pitfall_05_the_score_sits_on_the_last_response_token():
+    """The score was placed on the padding after eos; the missing-eos rule looked for a token that was not the stop."""
+    lengths, ended = np.array([1, 3, 4, 0]), np.array([True, True, False, False])
+    rewards = np.asarray(shape_rewards(np.array([1.0, 2.0, 3.0, 4.0]), np.zeros((4, 4)), 0.1, lengths, ended))
+    np.testing.assert_array_equal(rewards, [[1, 0, 0, 0], [0, 0, 2, 0], [0, 0, 0, 3], [0, 0, 0, 0]])
+    # Whether a response ended is told by the sampler, which knows its stop set; no token id is looked at.
+    replaced = shape_rewards(np.array([1.0, 2.0, 3.0, 4.0]), np.zeros((4, 4)), 0.1, lengths, ended, "replace", -1.0)
+    np.testing.assert_array_equal(replaced, [[1, 0, 0, 0], [0, 0, 2, 0], [0, 0, 0, -1], [0, 0, 0, 0]])
+
+
+@pytest.mark.parametrize("garbage", [999.0, np.inf, np.nan])
+def test_pitfall_06_masked_tokens_carry_value_through(garbage):
+    """GAE stopped or leaked at masked (tool, observation) tokens inside a response."""
+    clean = gae(np.array([[0.0, 0.0, 1.0]]), np.array([[0.5, 0.4, 0.3]]), np.ones((1, 3)), 1.0, 0.95)
+    mask = np.array([[1, 0, 0, 1, 1, 0]])
+    rewards = np.array([[0.0, garbage, garbage, 0.0, 1.0, garbage]])
+    values = np.array([[0.5, garbage, garbage, 0.4, 0.3, garbage]])
+    advantages, returns = gae(rewards, values, mask, 1.0, 0.95)
+    # The hand-worked case without masked tokens, spread over the tokens that count.
+    np.testing.assert_allclose(advantages, [[0.43675, 0, 0, 0.565, 0.7, 0]], rtol=1e-6)
+    np.testing.assert_allclose(returns, [[0.93675, 0, 0, 0.965, 1.0, 0]], rtol=1e-6)
+    np.testing.assert_array_equal(np.asarray(advantages)[mask == 1], np.asarray(clean[0])[0])
+
+
+def test_pitfall_07_whitening_is_global_on_any_mesh():
+    """Advantages were whitened by each device, or each micro-batch, with statistics of its own."""
+    rng = np.random.default_rng(0)
+    # The rows of each device have their own level: local statistics would remove just what is to be learnt.
+    x = rng.normal(size=(8, 5)) + np.arange(8)[:, None]
+    mask = rng.integers(0, 2, size=(8, 5)).astype(bool)
+    chosen = x[mask]
+    expected = np.where(mask, (x - chosen.mean()) / chosen.std(), 0)
+    devices = max(n for n in (1, 2, 4, 8) if n <= jax.device_count())
+    mesh = jax.make_mesh((devices,), ("data",), devices=jax.devices()[:devices])
+    sharding = NamedSharding(mesh, PartitionSpec("data"))
+    x, mask = jax.device_put((x.astype(np.float32), mask), sharding)
+    np.testing.assert_allclose(jax.jit(masked.whiten)(x, mask), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("mode", masked.AGGREGATIONS)
+@pytest.mark.parametrize("bounds", [(0, 4, 8), (0, 1, 5, 6, 8), (0, 2, 4, 6, 8)])
+def test_pitfall_08_micro_batches_add_up_to_the_full_batch(mode, bounds):
+    """Losses were averaged over each micro-batch, then averaged again: the result hung on gradient accumulation."""
+    rng = np.random.default_rng(1)
+    lengths = np.array([7, 1, 3, 0, 5, 2, 7, 4])  # uneven, with one empty row: means of means would differ
+    logprobs, old, advantages, values, old_values, returns = rng.normal(size=(6, 8, 7)).astype(np.float32)
+    mask = (np.arange(7)[None, :] < lengths[:, None]).astype(np.float32)
+    total = masked.aggregate_total(mask, mode)
+
+    def loss(learnt, rows):
+        policy, _ = clipped_surrogate(learnt[0][rows], old[rows], advantages[rows], mask=mask[rows])
+        value, _ = clipped_value_loss(learnt[1][rows], old_values[rows], returns[rows], clip=0.2, mask=mask[rows])
+        return masked.aggregate(policy + 0.1 * value, mask[rows], mode, total)
+
+    learnt = jnp.stack([logprobs, values])
+    whole, whole_gradient = jax.value_and_grad(loss)(learnt, slice(0, 8))
+    parts = [jax.value_and_grad(loss)(learnt, slice(*part)) for part in itertools.pairwise(bounds)]
+    np.testing.assert_allclose(sum(part for part, _ in parts), whole, rtol=1e-6)
+    np.testing.assert_allclose(sum(gradient for _, gradient in parts), whole_gradient, atol=1e-7)
+
+
+@pytest.mark.parametrize("garbage", [-50.0, np.inf, np.nan])
+def test_pitfall_09_metrics_ignore_padding(garbage):
+    """Entropy, KL and ratio metrics were averaged over padding, up to a "negative entropy"."""
+    mask = np.array([[1, 1, 0], [1, 0, 0]])
+    logprobs = np.where(mask, np.array([[-1.0, -2.0, 0], [-0.5, 0, 0]]), garbage)
+    reference = np.where(mask, np.array([[-1.5, -1.0, 0], [-1.0, 0, 0]]), 0)
+    # By hand: the differences are .5, -1, .5, and so their mean is 0; that of their half squares .25.
+    assert float(masked.masked_mean(kl_penalty(logprobs, reference, "k1"), mask)) == pytest.approx(0, abs=1e-7)
+    assert float(masked.masked_mean(kl_penalty(logprobs, reference, "k2"), mask)) == pytest.approx(0.25)
+    _, stats = clipped_surrogate(logprobs, reference, np.ones((2, 3)), mask=mask)
+    expected_ratio = (2 * np.exp(0.5) + np.exp(-1)) / 3
+    assert float(masked.masked_mean(stats.ratio, mask)) == pytest.approx(expected_ratio, rel=1e-6)
+    # Ratios e^.5 are above 1.2 and clipped under a positive advantage; e^-1 is not.
+    assert float(masked.masked_mean(stats.clipped, mask)) == pytest.approx(2 / 3)
