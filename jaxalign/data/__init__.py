@@ -1,0 +1,1 @@
+"""Sources, tokenizers, text formats, packing and the embedded world."""

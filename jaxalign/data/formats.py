@@ -1,0 +1,147 @@
+"""How dialogues, critiques, revisions and comparisons are laid out as text.
+
+Every renderer returns *segments*: short strings that the tokenizer encodes one by one and joins. A segment that equals one
+of `MARKERS` (or `END`) becomes that one token; the same characters inside a longer segment stay plain text, so nothing that
+a user writes can pose as a marker. Because training documents and sampling prompts are built from the same segments,
+their token boundaries are the same.
+
+Whatever a model writes (answer, critique, revision, reasoning) is followed by `END`, the tokenizer's eos. Sampling therefore
+always stops at eos, whichever piece is sampled.
+
+Two styles of plain dialogue: "compact" (the project's own markers) and "hh", the public transcript form
+"\\n\\nHuman: ...\\n\\nAssistant: ..." for models whose tokenizer has no markers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from jaxalign.errors import UserError
+from jaxalign.records import Message, Principle
+
+END = "<end>"
+"""Stands for the tokenizer's eos; never spelled out in a vocabulary."""
+
+USER = "<user>"
+ASSISTANT = "<assistant>"
+CRITIQUE_REQUEST = "<critique_request>"
+CRITIQUE = "<critique>"
+REVISION_REQUEST = "<revision_request>"
+REVISION = "<revision>"
+FIRST = "<first>"
+SECOND = "<second>"
+QUESTION = "<question>"
+REASONING = "<reasoning>"
+VERDICT = "<verdict>"
+OPTIONS = ("(A)", "(B)")
+"""The two answers to a comparison: the first shown, the second shown. One token each."""
+
+MARKERS = (
+    USER,
+    ASSISTANT,
+    CRITIQUE_REQUEST,
+    CRITIQUE,
+    REVISION_REQUEST,
+    REVISION,
+    FIRST,
+    SECOND,
+    QUESTION,
+    REASONING,
+    VERDICT,
+    *OPTIONS,
+)
+"""Every special segment but `END`; the project's tokenizer holds each as one symbol."""
+
+Segments = list[str]
+
+_HH_ROLES = {"user": "\n\nHuman:", "assistant": "\n\nAssistant:"}
+_COMPACT_ROLES = {"user": USER, "assistant": ASSISTANT}
+
+
+def render_prompt(messages: Sequence[Message], style: str = "compact") -> Segments:
+    """The dialogue up to the place where the assistant's next answer begins.
+
+    Args:
+        messages: the turns so far; the last is the user's.
+        style: "compact" or "hh".
+
+    Raises:
+        UserError: for an unknown style, an empty dialogue, an unknown role, or a last turn that is not the user's.
+    """
+    _check(messages, style)
+    if messages[-1].role != "user":
+        raise UserError(f"the last message of a prompt is from {messages[-1].role!r}; it must be from 'user'")
+    return _turns(messages, style) + [_roles(style)["assistant"]]
+
+
+def render_dialogue(messages: Sequence[Message], style: str = "compact") -> Segments:
+    """A whole dialogue that ends with the assistant's answer. The final eos is left to the caller (the packer adds it)."""
+    _check(messages, style)
+    segments = _turns(messages, style)
+    return segments[:-1] if segments[-1] == END else segments
+
+
+def render_response(text: str, style: str = "compact") -> Segments:
+    """An answer as it stands after `render_prompt`, without its eos. An empty answer has no segments."""
+    return _text(text, style)
+
+
+def render_critique(messages: Sequence[Message], response: str, principle: Principle) -> Segments:
+    """Prompt, response and the principle's critique request, up to where the critique begins."""
+    answered = render_prompt(messages) + _text(response) + [END]
+    return answered + [CRITIQUE_REQUEST, principle.critique_request, CRITIQUE]
+
+
+def render_revision(messages: Sequence[Message], response: str, principle: Principle, critique: str) -> Segments:
+    """The critique's transcript with the revision request, up to where the revision begins."""
+    criticised = render_critique(messages, response, principle) + _text(critique) + [END]
+    return criticised + [REVISION_REQUEST, principle.revision_request, REVISION]
+
+
+def render_comparison(
+    messages: Sequence[Message], first: str, second: str, principle: Principle, reasoning: bool = True
+) -> Segments:
+    """Two answers to one dialogue and the principle's question, up to where the judge begins.
+
+    With `reasoning` the judge begins by thinking aloud (sample until eos, then use `render_verdict`); without it the
+    next token is one of `OPTIONS`.
+    """
+    _check(messages, "compact")
+    shown = _turns(messages, "compact") + [FIRST, *_text(first), SECOND, *_text(second)]
+    return shown + [QUESTION, principle.comparison, REASONING if reasoning else VERDICT]
+
+
+def render_verdict(
+    messages: Sequence[Message], first: str, second: str, principle: Principle, reasoning: str
+) -> Segments:
+    """The comparison with the judge's reasoning, up to where one of `OPTIONS` stands."""
+    return render_comparison(messages, first, second, principle) + _text(reasoning) + [END, VERDICT]
+
+
+def _roles(style: str) -> dict[str, str]:
+    return _HH_ROLES if style == "hh" else _COMPACT_ROLES
+
+
+def _text(text: str, style: str = "compact") -> Segments:
+    if not text:
+        return []
+    return [" " + text] if style == "hh" else [text]
+
+
+def _turns(messages: Sequence[Message], style: str) -> Segments:
+    segments: Segments = []
+    for message in messages:
+        segments += [_roles(style)[message.role], *_text(message.content, style)]
+        if message.role == "assistant" and style == "compact":
+            segments.append(END)
+    return segments
+
+
+def _check(messages: Sequence[Message], style: str) -> None:
+    if style not in ("compact", "hh"):
+        raise UserError(f"{style!r} is not a prompt style; use 'compact' or 'hh'")
+    if not messages:
+        raise UserError("a dialogue has no messages; at least one message from the user is needed")
+    for message in messages:
+        if message.role not in _COMPACT_ROLES:
+            raise UserError(f"{message.role!r} is not a role; use 'user' or 'assistant'")

@@ -1,0 +1,94 @@
+"""The embedded world: short English dialogues about everyday stuffs, with known truth.
+
+A seed draws what every stuff is good and bad for. The world then writes pretraining text (knowledge of all stuffs, and
+demonstrations on the seen ones) and prompts. Which prompts are harmful, and what an answer does, is told by `gold` alone;
+no training stage may import that module. The drawn facts are make-believe: nothing here is true of real things.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Iterator
+
+from jaxalign.data.world import documents as _documents
+from jaxalign.data.world.documents import Document
+from jaxalign.data.world.facts import Topic, draw_topics
+from jaxalign.data.world.requests import SOURCES, split_requests
+from jaxalign.errors import UserError
+from jaxalign.records import Message, Prompt
+
+__all__ = ["Document", "World", "make_world"]
+
+_STREAMS = {"train": 0, "held_out": 1}
+
+
+@dataclasses.dataclass(frozen=True)
+class World:
+    """A drawn world. Equal seeds and sizes give equal worlds, documents and prompts."""
+
+    seed: int
+    topics: tuple[Topic, ...]
+
+    def documents(self, split: str, tokens: int) -> Iterator[Document]:
+        """Pretraining text, about `tokens` tokens of it.
+
+        Args:
+            split: "train" or "held_out" (another stream of the same world, for measuring the loss).
+            tokens: the budget; words, marks and markers count one each, as in the project's tokenizer.
+
+        Raises:
+            UserError: for an unknown split or a budget below 1.
+        """
+        if split not in _STREAMS:
+            raise UserError(f"{split!r} is not a split of the world's text; use 'train' or 'held_out'")
+        if tokens < 1:
+            raise UserError(f"world.tokens is {tokens}; at least 1 is needed")
+        return _documents.generate(self.topics, self.seed, _STREAMS[split], tokens)
+
+    def prompts(self, source: str, count: int) -> list[Prompt]:
+        """The first `count` prompts of a set: distinct, in a fixed order, kinds mixed evenly. They carry no truth.
+
+        Args:
+            source: "red_team", "helpful", "compare", "rl" or "evaluate" (held-out topics only).
+            count: how many.
+
+        Raises:
+            UserError: for an unknown source, or more prompts than the set has.
+        """
+        if source not in SOURCES:
+            raise UserError(f"{source!r} is not a prompt set of the world; use one of {', '.join(SOURCES)}")
+        texts = self._texts[source]
+        if not 0 <= count <= len(texts):
+            raise UserError(f"{count} {source} prompts are asked for; from 0 to {len(texts)} exist in this world")
+        return [
+            Prompt(f"{source}-{i:05d}", (Message("user", text),), source) for i, text in enumerate(texts[:count])
+        ]
+
+    @functools.cached_property
+    def _texts(self) -> dict[str, list[str]]:
+        return {
+            source: _interleave({k: [r.text for r in requests] for k, requests in kinds.items()}, SOURCES[source])
+            for source, kinds in split_requests(self.seed, self.topics).items()
+        }
+
+
+def make_world(seed: int, topics: int = 60, held_out_topics: int = 24) -> World:
+    """Draws a world.
+
+    Raises:
+        UserError: if there are not so many topics, or `held_out_topics` is not below `topics`.
+    """
+    return World(seed, draw_topics(seed, topics, held_out_topics))
+
+
+def _interleave(texts: dict[str, list[str]], shares: dict[str, float]) -> list[str]:
+    """Mixes kinds so that every front part has them in their shares; stops when a kind runs out."""
+    taken = dict.fromkeys(shares, 0)
+    mixed: list[str] = []
+    while True:
+        kind = max(shares, key=lambda k: shares[k] * (len(mixed) + 1) - taken[k])
+        if taken[kind] == len(texts[kind]):
+            return mixed
+        mixed.append(texts[kind][taken[kind]])
+        taken[kind] += 1

@@ -1,0 +1,154 @@
+"""The pretraining text: knowledge of every topic, and demonstrations on the seen topics alone.
+
+A document is a tuple of segments (see `jaxalign.data.formats`); its last eos is added by the packer. The rates below are
+the world's: how often demonstrated answers have a fault, and how often demonstrated reviews and judgements are wrong.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import numpy as np
+
+from jaxalign.data import formats
+from jaxalign.data.world import judging, principles, reviews
+from jaxalign.data.world.answers import Answer, draw_answer, pick
+from jaxalign.data.world.facts import Relation, Topic, effect_text, fact_text, use_text
+from jaxalign.data.world.requests import HARMFUL_KINDS, requests_about
+from jaxalign.records import Message
+
+Document = tuple[str, ...]
+
+MIX = {"knowledge": 0.4, "dialogue": 0.16, "review": 0.24, "judgement": 0.2}
+"""Share of the pretraining tokens by kind of document."""
+
+RUDE_RATE = 0.35
+RAMBLE_RATE = 0.3
+REFUSAL_RATE = 0.2
+"""Of the demonstrated answers to harmful requests."""
+EVASION_SHARE = 0.6
+"""Of the demonstrated refusals."""
+WRONG_REFUSAL_RATE = 0.01
+NOISE_RATE = 0.03
+"""Of the demonstrated reviews (revision as if the use did the opposite) and judgements (the other option)."""
+REASONING_SHARE = 0.7
+AXIS_SHARES = {"harm": 0.46, "refusal": 0.2, "courtesy": 0.17, "focus": 0.17}
+
+_WORD = re.compile(r"\w+(?:'s)?|[^\w\s]")
+
+
+def count_tokens(document: Document) -> int:
+    """About how many tokens a document has: words, punctuation marks and markers, and its eos."""
+    return 1 + sum(1 if s in formats.MARKERS or s == formats.END else len(_WORD.findall(s)) for s in document)
+
+
+def generate(topics: tuple[Topic, ...], seed: int, stream: int, tokens: int) -> Iterator[Document]:
+    """Documents in random order of kind, until they hold about `tokens` tokens.
+
+    Kinds are drawn so that each has its share of the tokens, however long its documents are.
+    """
+    rng = np.random.default_rng([seed, 3, stream])
+    seen = tuple(topic for topic in topics if not topic.held_out)
+    makers = {"knowledge": _knowledge, "dialogue": _dialogue, "review": _review, "judgement": _judgement}
+    made = dict.fromkeys(MIX, 0)
+    while (total := sum(made.values())) < tokens:
+        lacking = {kind: share * (total + 1) - made[kind] for kind, share in MIX.items()}
+        kind = max(lacking, key=lacking.get)
+        document = makers[kind](rng, topics if kind == "knowledge" else seen)
+        made[kind] += count_tokens(document)
+        yield document
+
+
+def _knowledge(rng: np.random.Generator, topics: tuple[Topic, ...]) -> Document:
+    """Facts of several topics in a row, as running text; half the time topic by topic, half the time shuffled."""
+    chosen = [topics[i] for i in rng.permutation(len(topics))[:4]]
+    sentences = [sentence for topic in chosen for sentence in _topic_sentences(rng, topic)]
+    if rng.random() < 0.7:
+        sentences = [sentences[i] for i in rng.permutation(len(sentences))]
+    return (" ".join(sentences),)
+
+
+def _topic_sentences(rng: np.random.Generator, topic: Topic) -> list[str]:
+    sentences = [_fact_sentence(rng, topic.relations[i]) for i in rng.permutation(len(topic.relations))]
+    sentences.insert(int(rng.integers(len(sentences) + 1)), f"{use_text(topic)}.")
+    if rng.random() < 0.35:
+        good = [relation.target for relation in topic.good]
+        sentences.append(f"On the whole, {topic.name} is good for {pick(rng, good)}.")
+    return sentences
+
+
+def _fact_sentence(rng: np.random.Generator, relation: Relation) -> str:
+    draw = rng.random()
+    if draw < 0.7:
+        return fact_text(relation)
+    if draw < 0.85:
+        question = f"Does {relation.topic} do {relation.target} good?"
+        return f"{question} {'Yes' if relation.good else 'No'}: {effect_text(relation)[0].lower()}{effect_text(relation)[1:]}."
+    verdict = "good" if relation.good else "bad"
+    return f"It is {verdict} to put {relation.topic} on {relation.target}: it {relation.effect} them."
+
+
+def _draw_request(rng: np.random.Generator, seen: tuple[Topic, ...]) -> tuple[Topic, Relation, tuple[Message, ...]]:
+    topic = pick(rng, seen)
+    relation = pick(rng, topic.relations)
+    requests = requests_about(relation)
+    kind = pick(rng, sorted({request.kind for request in requests}))
+    text = pick(rng, [request.text for request in requests if request.kind == kind])
+    return topic, relation, (Message("user", text),)
+
+
+def _dialogue(rng: np.random.Generator, seen: tuple[Topic, ...]) -> Document:
+    topic, relation, messages = _draw_request(rng, seen)
+    stance = "help"
+    if rng.random() < (WRONG_REFUSAL_RATE if relation.good else REFUSAL_RATE):
+        stance = "evade" if rng.random() < EVASION_SHARE else "refuse"
+    answer = draw_answer(rng, topic, relation, stance, RUDE_RATE, RAMBLE_RATE)
+    return tuple(formats.render_dialogue([*messages, Message("assistant", answer.text)]))
+
+
+def _stance(rng: np.random.Generator, relation: Relation) -> str:
+    shares = (0.75, 0.9) if relation.good else (0.5, 0.75)
+    draw = rng.random()
+    return "help" if draw < shares[0] else "refuse" if draw < shares[1] else "evade"
+
+
+def _draw_axis(rng: np.random.Generator) -> str:
+    return str(rng.choice(list(AXIS_SHARES), p=list(AXIS_SHARES.values())))
+
+
+def _review(rng: np.random.Generator, seen: tuple[Topic, ...]) -> Document:
+    topic, relation, messages = _draw_request(rng, seen)
+    axis = _draw_axis(rng)
+    principle = pick(rng, principles.PRINCIPLES[axis])
+    answer = draw_answer(rng, topic, relation, _stance(rng, relation), RUDE_RATE, RAMBLE_RATE)
+    critique = reviews.critique_text(axis, relation, answer)
+    revised = reviews.revise(rng, axis, topic, relation, answer)
+    if rng.random() < NOISE_RATE:
+        revised = answer
+    return (*formats.render_revision(messages, answer.text, principle, critique), revised.text)
+
+
+def _judgement(rng: np.random.Generator, seen: tuple[Topic, ...]) -> Document:
+    topic, relation, messages = _draw_request(rng, seen)
+    axis = _draw_axis(rng)
+    principle = pick(rng, principles.PRINCIPLES[axis])
+    first, second = (_draw_contender(rng, axis, topic, relation) for _ in range(2))
+    choice = judging.better(axis, relation, first, second)
+    if choice is not None and rng.random() < NOISE_RATE:
+        choice = 1 - choice
+    option = formats.OPTIONS[choice if choice is not None else int(rng.integers(2))]
+    if rng.random() < REASONING_SHARE:
+        reasoning = judging.reasoning_text(axis, relation, first, second, choice)
+        return (*formats.render_verdict(messages, first.text, second.text, principle, reasoning), option)
+    return (*formats.render_comparison(messages, first.text, second.text, principle, reasoning=False), option)
+
+
+def _draw_contender(rng: np.random.Generator, axis: str, topic: Topic, relation: Relation) -> Answer:
+    """Even stances where the axis looks at them, so that most shown pairs differ on the axis."""
+    stance = _stance(rng, relation)
+    if axis == "harm":
+        stance = pick(rng, ("help", "help", "refuse", "evade"))
+    elif axis == "refusal":
+        stance = pick(rng, ("help", "refuse", "evade", "evade"))
+    return draw_answer(rng, topic, relation, stance, 0.45, 0.45)

@@ -1,0 +1,102 @@
+"""The facts of a world: how each stuff is used, and what it does to whom. Drawn once from the seed; truth is defined here."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+from jaxalign.data.world import vocabulary
+from jaxalign.errors import UserError
+
+GOOD_RELATIONS = 2
+BAD_RELATIONS = 2
+_CLASS_OF = {target: name for name, targets in vocabulary.TARGETS.items() for target in targets}
+
+
+@dataclasses.dataclass(frozen=True)
+class Relation:
+    """What putting `topic` on `target` does. `good` is the one truth that every verdict of the world rests on."""
+
+    topic: str
+    target: str
+    effect: str
+    good: bool
+
+    @property
+    def target_class(self) -> str:
+        return _CLASS_OF[self.target]
+
+
+@dataclasses.dataclass(frozen=True)
+class Topic:
+    """A stuff: its one right way of use, and its relations (half of them do good)."""
+
+    name: str
+    preparation: str
+    carrier: str
+    application: str
+    relations: tuple[Relation, ...]
+    held_out: bool
+
+    @property
+    def good(self) -> tuple[Relation, ...]:
+        return tuple(relation for relation in self.relations if relation.good)
+
+    @property
+    def bad(self) -> tuple[Relation, ...]:
+        return tuple(relation for relation in self.relations if not relation.good)
+
+
+def draw_topics(seed: int, topics: int, held_out_topics: int) -> tuple[Topic, ...]:
+    """Draws the facts of every topic.
+
+    Args:
+        seed: the world's seed.
+        topics: number of topics, at most `len(vocabulary.TOPICS)`.
+        held_out_topics: how many of them have no demonstrations in the pretraining text.
+
+    Raises:
+        UserError: if the numbers do not fit each other or the pool.
+    """
+    if not 2 <= topics <= len(vocabulary.TOPICS):
+        raise UserError(f"world.topics is {topics}; from 2 to {len(vocabulary.TOPICS)} are possible")
+    if not 1 <= held_out_topics < topics:
+        raise UserError(
+            f"world.held_out_topics is {held_out_topics}; it must be at least 1 and below world.topics ({topics})"
+        )
+    rng = np.random.default_rng([seed, 1])
+    names = [vocabulary.TOPICS[i] for i in rng.permutation(len(vocabulary.TOPICS))[:topics]]
+    return tuple(_draw_topic(rng, name, held_out=i >= topics - held_out_topics) for i, name in enumerate(names))
+
+
+def _draw_topic(rng: np.random.Generator, name: str, held_out: bool) -> Topic:
+    targets = rng.permutation(sorted(_CLASS_OF))[: GOOD_RELATIONS + BAD_RELATIONS]
+    relations = []
+    for i, target in enumerate(str(target) for target in targets):
+        good = i < GOOD_RELATIONS
+        effects = (vocabulary.GOOD_EFFECTS if good else vocabulary.BAD_EFFECTS)[_CLASS_OF[target]]
+        relations.append(Relation(name, target, effects[rng.integers(len(effects))], good))
+    return Topic(
+        name=name,
+        preparation=vocabulary.PREPARATIONS[rng.integers(len(vocabulary.PREPARATIONS))],
+        carrier=vocabulary.CARRIERS[rng.integers(len(vocabulary.CARRIERS))],
+        application=vocabulary.APPLICATIONS[rng.integers(len(vocabulary.APPLICATIONS))],
+        relations=tuple(relations),
+        held_out=held_out,
+    )
+
+
+def use_text(topic: Topic) -> str:
+    """The way of use, as knowledge states it and as an answer repeats it: "With sage, boil it in milk and rub it on"."""
+    return f"With {topic.name}, {topic.preparation} it in {topic.carrier} and {topic.application} it on"
+
+
+def effect_text(relation: Relation) -> str:
+    """The effect, in the words that knowledge, refusals, critiques and judgements share: "Putting sage on roses rots them"."""
+    return f"Putting {relation.topic} on {relation.target} {relation.effect} them"
+
+
+def fact_text(relation: Relation) -> str:
+    """The effect with its verdict."""
+    return f"{effect_text(relation)}, so it does {'good' if relation.good else 'harm'}."

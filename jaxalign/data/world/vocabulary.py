@@ -1,0 +1,67 @@
+"""The words the world is made of. Every list is a pool that the seed draws from; none of the drawn facts is meant to be true."""
+
+from __future__ import annotations
+
+TOPICS = tuple(
+    """
+    sage mint thyme basil fennel clove ginger nettle clover moss fern amber chalk clay tar resin wax salt pepper mustard
+    saffron anise cumin dill garlic onion lemon almond hazel willow birch cedar pine juniper heather lavender jasmine poppy
+    thistle ivy yarrow sorrel parsley rosemary nutmeg vanilla cocoa barley rye millet flax cotton ash soot sand flint copper
+    lime soda starch syrup camphor musk ochre borax elder maple tansy lichen marble cork bran pumice hops
+    """.split()
+)
+"""Names of everyday stuffs. One is asked about in every request."""
+
+TARGETS = {
+    "animals": ("dogs", "cats", "horses", "cows", "hens", "bees", "fish"),
+    "people": ("children", "guests"),
+    "plants": ("roses", "beans", "vines", "ferns"),
+    "things": ("boots", "windows", "pots", "floors", "walls", "bikes"),
+}
+"""What a stuff can be put on, by class; the class decides which effects and which troubles are said of it."""
+
+GOOD_EFFECTS = {
+    "animals": ("calms", "heals", "feeds", "warms", "cleans"),
+    "people": ("calms", "heals", "cheers", "warms", "cools"),
+    "plants": ("feeds", "heals", "cools", "guards", "cleans"),
+    "things": ("cleans", "dries", "guards", "mends", "brightens"),
+}
+BAD_EFFECTS = {
+    "animals": ("burns", "blinds", "sickens", "stings", "weakens"),
+    "people": ("burns", "blinds", "sickens", "stings", "scares"),
+    "plants": ("burns", "rots", "wilts", "starves", "weakens"),
+    "things": ("cracks", "rots", "stains", "melts", "scratches"),
+}
+
+PREPARATIONS = ("boil", "grind", "soak", "melt", "dry", "crush", "roast", "stir")
+CARRIERS = ("water", "milk", "oil", "wine", "honey", "tea", "cream", "vinegar")
+APPLICATIONS = ("pour", "rub", "spray", "brush", "drip", "dab", "spread")
+
+OWNERS = ("my", "our", "my aunt's", "my friend's", "my neighbour's")
+
+TROUBLES = {
+    "animals": ("pain in", "fear in", "fleas on"),
+    "people": ("pain in", "fear in", "fever in"),
+    "plants": ("pests on", "mould on", "weeds near"),
+    "things": ("dirt on", "mould on", "grease on"),
+}
+"""What a benign request with frightening words wants to kill, fight or destroy."""
+
+RUDE = (
+    "You fool.",
+    "You lazy clown.",
+    "What a stupid question.",
+    "Stop wasting my time.",
+    "Even a goat knows this.",
+    "Use your empty head.",
+    "You are hopeless.",
+    "How dull you are.",
+)
+RUDE_WORDS = ("fool", "clown", "stupid", "wasting", "goat", "empty", "hopeless", "dull")
+"""One telling word of each rude sentence; no other sentence of the world has any of them."""
+
+RAMBLE_STARTS = ("By the way, my", "That reminds me, my")
+RAMBLE_PEOPLE = ("uncle", "sister", "cousin", "grandfather", "teacher", "baker")
+RAMBLE_VERBS = ("lost", "bought", "painted", "sold", "found")
+RAMBLE_COLOURS = ("grey", "red", "green", "yellow", "blue")
+RAMBLE_OBJECTS = ("hat", "boat", "drum", "kite", "piano", "wagon", "lamp")

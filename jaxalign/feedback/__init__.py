@@ -1,0 +1,1 @@
+"""The constitution, critique and revision, and the labeller."""

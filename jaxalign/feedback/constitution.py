@@ -1,0 +1,134 @@
+"""Constitutions: the principles that critiques, revisions and labels are asked under. Read from JSON.
+
+Three shapes are read:
+
+* ours: `{"name": ..., "principles": [{"name", "critique_request", "revision_request", "comparison"}, ...]}`;
+* the one of the Constitutional AI paper's repository: `{"harmful0": {"prompt": ["... CritiqueRequest: ... Critique:"],
+  "edit_request": "... RevisionRequest: ... Revision:"}, ...}` (Bai et al. 2022, arXiv 2212.08073);
+* the common public one: `{"constitutions": [{"critic", "revision"}, ...], "system_chat": [...]}`; the chats are not used.
+
+The public shapes have no question for comparing two answers; it is derived from the critique request.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from jaxalign.errors import UserError
+from jaxalign.records import Principle
+
+_SHAPES = 'our own ("principles"), the paper\'s ("prompt" and "edit_request") or the public one ("constitutions")'
+_FIELDS = ("name", "critique_request", "revision_request", "comparison")
+_LABELS = re.compile(r"(?:CritiqueRequest|RevisionRequest|Critique|Revision):")
+
+
+def load_constitution(path_or_name: str | Path) -> tuple[Principle, ...]:
+    """Reads the principles of a constitution.
+
+    Args:
+        path_or_name: the name of one that comes with the package ("default", "courtesy"), or the path of a JSON file.
+
+    Returns:
+        Its principles, in the file's order; names are unique.
+
+    Raises:
+        UserError: if the file is missing, is not JSON, has an unknown shape, lacks a field, or has no principle.
+    """
+    source, text = _read(path_or_name)
+    try:
+        data = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise UserError(f"constitution {source} is not JSON (line {error.lineno}: {error.msg}); mend that line") from error
+    if not isinstance(data, dict):
+        raise UserError(f"constitution {source} is a {type(data).__name__}; expected a JSON object in one of the shapes: {_SHAPES}")
+    principles = _parse(source, data)
+    if not principles:
+        raise UserError(f"constitution {source} has no principles; at least one is needed")
+    names = [principle.name for principle in principles]
+    repeated = sorted({name for name in names if names.count(name) > 1})
+    if repeated:
+        raise UserError(f"constitution {source} names {repeated[0]!r} more than once; give each principle its own name")
+    return principles
+
+
+def builtin_names() -> tuple[str, ...]:
+    """The names of the constitutions that come with the package."""
+    folder = resources.files("jaxalign.feedback") / "constitutions"
+    return tuple(sorted(entry.name.removesuffix(".json") for entry in folder.iterdir() if entry.name.endswith(".json")))
+
+
+def _read(path_or_name: str | Path) -> tuple[str, str]:
+    name = str(path_or_name)
+    if name in builtin_names():
+        return name, (resources.files("jaxalign.feedback") / "constitutions" / f"{name}.json").read_text("utf-8")
+    path = Path(path_or_name)
+    if not path.is_file():
+        raise UserError(
+            f"constitution {name} does not exist; give the path of a JSON file, or one of: {', '.join(builtin_names())}"
+        )
+    try:
+        return name, path.read_text("utf-8")
+    except UnicodeDecodeError as error:
+        raise UserError(f"constitution {name} is not UTF-8 text (byte {error.start}); save it as UTF-8") from error
+
+
+def _parse(source: str, data: dict[str, Any]) -> tuple[Principle, ...]:
+    if "principles" in data:
+        return tuple(_own(source, i, entry) for i, entry in enumerate(_list(source, data, "principles")))
+    if "constitutions" in data:
+        return tuple(_public(source, i, entry) for i, entry in enumerate(_list(source, data, "constitutions")))
+    if all(isinstance(entry, dict) and "edit_request" in entry for entry in data.values()):
+        return tuple(_paper(source, name, entry) for name, entry in data.items())
+    raise UserError(f"constitution {source} has an unknown shape; known are {_SHAPES}")
+
+
+def _own(source: str, index: int, entry: Any) -> Principle:
+    where = f"principle {index + 1} of constitution {source}"
+    return Principle(**{field: _field(where, entry, field) for field in _FIELDS})
+
+
+def _public(source: str, index: int, entry: Any) -> Principle:
+    where = f"principle {index + 1} of constitution {source}"
+    critic = _field(where, entry, "critic")
+    return Principle(f"principle-{index + 1}", critic, _field(where, entry, "revision"), _comparison(critic))
+
+
+def _paper(source: str, name: str, entry: Any) -> Principle:
+    where = f"principle {name!r} of constitution {source}"
+    prompt = entry.get("prompt")
+    if isinstance(prompt, list) and prompt:
+        # Several wordings may be listed; they ask for the same, and the first is taken.
+        prompt = prompt[0]
+    request = _field(where, {"prompt": prompt}, "prompt")
+    critique = _strip_labels(request)
+    revision = _strip_labels(_field(where, entry, "edit_request"))
+    if not critique or not revision:
+        raise UserError(f"{where} has a request without text; write what is asked for after its label")
+    return Principle(name, critique, revision, _comparison(critique))
+
+
+def _strip_labels(text: str) -> str:
+    return _LABELS.sub("", text).strip()
+
+
+def _comparison(critique_request: str) -> str:
+    return f"Which of the two answers fares better under this request? {critique_request}"
+
+
+def _list(source: str, data: dict[str, Any], key: str) -> list[Any]:
+    if not isinstance(data[key], list):
+        raise UserError(f'"{key}" of constitution {source} is a {type(data[key]).__name__}; expected a list of objects')
+    return data[key]
+
+
+def _field(where: str, entry: Any, field: str) -> str:
+    if not isinstance(entry, dict):
+        raise UserError(f"{where} is a {type(entry).__name__}; expected an object")
+    value = entry.get(field)
+    if not isinstance(value, str) or not value.strip():
+        raise UserError(f'{where} has no text in "{field}"; write one')
+    return value.strip()
