@@ -1,0 +1,233 @@
+"""The graph of stages: runs them in order, skips what is done, continues what is half done, refuses what has changed."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import fcntl
+import importlib
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from jaxalign import config_schema
+from jaxalign.config import STAGES, Config, to_dict
+from jaxalign.errors import UserError
+from jaxalign.stages.base import (
+    DONE,
+    Manifest,
+    Stage,
+    StageContext,
+    file_fingerprint,
+    new_manifest,
+    read_manifest,
+    write_json,
+)
+from jaxalign.tracking import table
+
+_SHOWN = 12  # differences of a stage that an error spells out; the rest is counted
+
+Load = Callable[[str], Stage]
+
+
+def load_stage(name: str) -> Stage:
+    """The stage of that name. Imported only when it is needed: a run that has nothing to do does not load JAX."""
+    return importlib.import_module(f"jaxalign.stages.{name}").STAGE
+
+
+def run(config: Config, workdir: str | os.PathLike, overwrite: bool = False, load: Load = load_stage) -> None:
+    """Brings every stage of `config.stages` to done, in order, and prints the final table and the report's path.
+
+    Args:
+        config: the whole config.
+        workdir: the work directory; made when missing.
+        overwrite: redo the stages whose config, files or inputs changed; the old folder is moved aside to STAGE.old-N.
+        load: finds a stage by its name.
+
+    Raises:
+        UserError: the directory is in use, a stage there was made with other settings, or an input is missing.
+    """
+    workdir = Path(workdir)
+    with _lock(workdir):
+        changed = find_changes(config, workdir, load)
+        if changed and not overwrite:
+            raise UserError(_refusal(workdir, changed))
+        for name in changed:
+            if name not in config.stages:
+                raise UserError(f"stage {name} in {workdir} was made with another config and is to be redone; "
+                                f"add {name} to config.stages")
+        for name in changed:
+            print(f"[{name}] changed; what was there is now in {_move_aside(workdir / name)}", flush=True)
+        write_json(workdir / "config.json", to_dict(config))
+        for name in config.stages:
+            _bring_to_done(name, config, workdir, load)
+        _print_results(config, workdir)
+
+
+def find_changes(config: Config, workdir: Path, load: Load = load_stage) -> dict[str, list[str]]:
+    """The stages of `workdir` that another config, other files or other inputs made, each with its differences.
+
+    Every stage with a manifest counts that is to run or that one to run reads. A stage's code is loaded only where there is
+    no manifest, to see what it reads and to foresee what it will put out.
+
+    Raises:
+        UserError: a stage that is to be read is neither done nor in `config.stages`.
+    """
+    manifests = {name: read_manifest(workdir / name) for name in STAGES}
+    sources = _sources(config, manifests, load)
+    changed: dict[str, list[str]] = {}
+    output: dict[str, str] = {}
+    for name in (name for name in STAGES if name in sources):
+        manifest = manifests[name]
+        if manifest is None:
+            _refuse_foreign(workdir / name)
+            output[name] = new_manifest(load(name), config, {source: output[source] for source in sources[name]}).output_hash
+            continue
+        if manifest.status != DONE and name not in config.stages:
+            raise UserError(f"stage {name} is half done in {workdir}, and is to be read; add {name} to config.stages")
+        differences = _differences(manifest, config)
+        for source, recorded in manifest.inputs.items():
+            if source in changed or output[source] != recorded:
+                differences.append(f"its input {source} changes")
+        if differences:
+            changed[name] = differences
+        output[name] = manifest.output_hash
+    return changed
+
+
+def _sources(config: Config, manifests: Mapping[str, Manifest | None], load: Load) -> dict[str, tuple[str, ...]]:
+    """Every stage to run or to be read, with the stages it reads itself."""
+    sources: dict[str, tuple[str, ...]] = {}
+    waiting = [(name, "") for name in config.stages]
+    while waiting:
+        name, reader = waiting.pop()
+        if name in sources:
+            continue
+        manifest = manifests[name]
+        if manifest is None and name not in config.stages:
+            raise UserError(f"stage {reader} reads stage {name}, which has not been run here; add {name} to config.stages")
+        sources[name] = tuple(manifest.inputs) if manifest else load(name).inputs(config)
+        waiting += [(source, name) for source in sources[name]]
+    return sources
+
+
+def _bring_to_done(name: str, config: Config, workdir: Path, load: Load) -> None:
+    directory = workdir / name
+    manifest = read_manifest(directory)
+    if manifest is not None and manifest.status == DONE:
+        print(f"[{name}] done, nothing to compute", flush=True)
+        return
+    _use_compile_cache(config.compile_cache)
+    stage = load(name)
+    resumed = manifest is not None
+    if manifest is None:
+        inputs = {source: read_manifest(workdir / source).output_hash for source in stage.inputs(config)}
+        manifest = new_manifest(stage, config, inputs)
+        directory.mkdir(parents=True, exist_ok=True)
+    # A run may go on under another mesh; the manifest tells which one was last.
+    manifest = dataclasses.replace(manifest, mesh=config_schema.to_plain(config.mesh))
+    manifest.write(directory)
+    print(f"[{name}] {'continuing' if resumed else 'starting'}", flush=True)
+    stage.run(StageContext(config=config, workdir=workdir, directory=directory, resumed=resumed))
+    dataclasses.replace(manifest, status=DONE).write(directory)
+    print(f"[{name}] finished", flush=True)
+
+
+def _differences(manifest: Manifest, config: Config) -> list[str]:
+    """What the stage was made with against what is asked for, "config.NAME was OLD and is NEW"."""
+    differences = []
+    for name, old in manifest.config.items():
+        try:
+            new = config_schema.to_plain(config_schema.get(config, name))
+        except KeyError:
+            new = None
+        before, after = _leaves(old, name), _leaves(new, name)
+        for leaf in sorted(before.keys() | after.keys()):
+            if before.get(leaf, _ABSENT) != after.get(leaf, _ABSENT):
+                differences.append(f"config.{leaf} was {before.get(leaf, _ABSENT)!r} and is {after.get(leaf, _ABSENT)!r}")
+    for path, old in manifest.files.items():
+        # A file that is gone cannot have changed what was made from it; a stage that still needs it will say so.
+        if Path(path).exists() and file_fingerprint(Path(path), path) != old:
+            differences.append(f"the content of {path} has changed")
+    return differences
+
+
+class _Absent:
+    def __repr__(self) -> str:
+        return "not there"
+
+
+_ABSENT = _Absent()
+
+
+def _leaves(value: Any, name: str) -> dict[str, Any]:
+    if isinstance(value, dict):
+        return {leaf: item for key, inner in value.items() for leaf, item in _leaves(inner, f"{name}.{key}").items()}
+    return {name: value}
+
+
+def _refusal(workdir: Path, changed: Mapping[str, list[str]]) -> str:
+    lines = [f"{workdir} holds stages made with another config (nothing was touched; choose another --workdir, or give "
+             "--overwrite to redo them, which keeps the old folders as STAGE.old-N):"]
+    for name, differences in changed.items():
+        rest = len(differences) - _SHOWN
+        shown = differences[:_SHOWN] + ([f"and {rest} more"] if rest > 0 else [])
+        lines += [f"  [{name}] {difference}" for difference in shown]
+    return "\n".join(lines)
+
+
+def _refuse_foreign(directory: Path) -> None:
+    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
+        raise UserError(f"{directory} exists but was not made by a run (it has no manifest.json); move it away, or choose "
+                        "another --workdir")
+
+
+def _move_aside(directory: Path) -> Path:
+    number = 1
+    while (aside := directory.with_name(f"{directory.name}.old-{number}")).exists():
+        number += 1
+    directory.rename(aside)
+    return aside
+
+
+@contextlib.contextmanager
+def _lock(workdir: Path) -> Iterator[None]:
+    """Keeps a second process out of the work directory. The system drops the lock however this process ends."""
+    try:
+        workdir.mkdir(parents=True, exist_ok=True)
+        file = open(workdir / ".lock", "a+", encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"the work directory {workdir} cannot be used ({error.strerror or error}); choose another --workdir") from None
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            file.seek(0)
+            raise UserError(f"the work directory {workdir} is in use by process {file.read().strip() or '?'}; wait for it to end, "
+                            "or choose another --workdir") from None
+        file.truncate(0)
+        file.write(str(os.getpid()))
+        file.flush()
+        yield
+
+
+def _use_compile_cache(folder: str | None) -> None:
+    """Keeps compiled programs between runs. A folder set through JAX's own environment variable comes first."""
+    if folder is None or "JAX_COMPILATION_CACHE_DIR" in os.environ:
+        return
+    import jax  # not at the top: a finished run is told so without loading JAX
+
+    path = Path(folder).expanduser() if folder else Path("~/.cache/jaxalign").expanduser()
+    jax.config.update("jax_compilation_cache_dir", str(path))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
+
+
+def _print_results(config: Config, workdir: Path) -> None:
+    summary = workdir / "summary.json"
+    if "evaluate" in config.stages and summary.exists():
+        print("\n" + table.render(json.loads(summary.read_text(encoding="utf-8")), config.stages))
+    report = workdir / "report.html"
+    if "report" in config.stages and report.exists():
+        print(f"\nReport: {report}")
