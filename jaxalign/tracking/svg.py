@@ -1,0 +1,86 @@
+"""The ground the plots stand on: scales, ticks, and SVG elements whose text is escaped.
+
+Plots are written as inline SVG rather than drawn by a plotting library, so that they take their colours from the
+page (light or dark), keep readable text at phone width, weigh a few kilobytes, and come out equal byte for byte.
+"""
+
+from __future__ import annotations
+
+import html
+import math
+from collections.abc import Iterable, Sequence
+
+WIDTH, HEIGHT = 360, 210  # view box of a plot; the page scales it to its column
+
+
+def element(tag: str, content: str = "", **attributes: object) -> str:
+    """An SVG element. Attribute values are escaped, `content` is taken as markup; `class_` and `text_anchor` become
+    `class` and `text-anchor`; floats are rounded to a hundredth of a unit."""
+    written = "".join(f' {name.rstrip("_").replace("_", "-")}="{_attribute(value)}"'
+                      for name, value in attributes.items() if value is not None)
+    return f"<{tag}{written}>{content}</{tag}>"
+
+
+def text(x: float, y: float, content: str, **attributes: object) -> str:
+    """A text element; `content` is escaped."""
+    return element("text", html.escape(content), x=x, y=y, **attributes)
+
+
+def svg(parts: Iterable[str], label: str, height: float = HEIGHT) -> str:
+    """The whole drawing, read out to those who do not see it as `label`."""
+    return element("svg", "".join(parts), viewBox=f"0 0 {WIDTH} {_attribute(height)}", role="img", aria_label=label)
+
+
+class Scale:
+    """Maps [low, high] of the data to [start, end] of the drawing; an empty span is widened around its value."""
+
+    def __init__(self, low: float, high: float, start: float, end: float):
+        if not high > low:
+            pad = abs(low) * 0.1 or 1.0
+            low, high = low - pad, high + pad
+        self.low, self.high, self.start, self.end = low, high, start, end
+
+    def __call__(self, value: float) -> float:
+        share = (min(max(value, self.low), self.high) - self.low) / (self.high - self.low)
+        return self.start + share * (self.end - self.start)
+
+
+def ticks(low: float, high: float, count: int = 5) -> list[float]:
+    """About `count` round numbers (1, 2 or 5 times a power of ten) that lie in [low, high]."""
+    if not high > low:
+        return [low]
+    step = 10.0 ** math.floor(math.log10((high - low) / count))
+    for factor in (1, 2, 5, 10):
+        if (high - low) / (step * factor) <= count:
+            step *= factor
+            break
+    first = math.ceil(low / step - 1e-9)
+    last = math.floor(high / step + 1e-9)
+    return [index * step for index in range(first, last + 1)]
+
+
+def tick_text(value: float) -> str:
+    """A tick's number in at most about six characters."""
+    if value == 0 or 1e-3 <= abs(value) < 1e4:
+        return f"{value:.4g}"
+    if 1e4 <= abs(value) < 1e6:
+        return f"{value / 1e3:.4g}k"
+    return f"{value:.0e}".replace("e-0", "e-").replace("e+0", "e")
+
+
+def bin_means(xs: Sequence[float], ys: Sequence[float], most: int = 160) -> tuple[list[float], list[float], int]:
+    """Means of consecutive points, `n` to a bin, so that at most `most` bins are left; returns (xs, ys, n).
+
+    Points that are not finite are left out.
+    """
+    points = [(x, y) for x, y in zip(xs, ys, strict=True) if math.isfinite(y)]
+    size = max(1, math.ceil(len(points) / most))
+    bins = [points[start:start + size] for start in range(0, len(points), size)]
+    return ([sum(x for x, _ in group) / len(group) for group in bins],
+            [sum(y for _, y in group) / len(group) for group in bins], size)
+
+
+def _attribute(value: object) -> str:
+    if isinstance(value, float):
+        return f"{value:.2f}".rstrip("0").rstrip(".")
+    return html.escape(str(value))
