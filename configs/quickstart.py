@@ -1,4 +1,4 @@
-"""The main job: from constitution to report on a laptop, in the embedded world. All values are the schema's defaults."""
+"""The main job: from constitution to report on a laptop, in the embedded world. All values are the defaults."""
 
 from jaxalign.config import default_config
 

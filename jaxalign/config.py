@@ -27,7 +27,7 @@ STAGES = ("pretrain", "revise", "sft", "compare", "preference", "ppo", "evaluate
 
 @dataclasses.dataclass(frozen=True)
 class Mesh:
-    """How many devices, and what they share. The product may be less than the machine has; results do not depend on it."""
+    """How many devices, and what they share. Fewer than the machine has is fine; results do not depend on it."""
 
     data: int = field(1, "Ways the batch is split, each with a whole copy of the parameters.", at_least(1))
     fsdp: int = field(1, "Ways the batch and also parameters and optimizer state are split.", at_least(1))
@@ -39,7 +39,7 @@ class Model:
     """The decoder. With source=huggingface its sizes are read from the checkpoint, and those here are not used."""
 
     source: str = field("scratch", "Where the weights come from.", one_of("scratch", "huggingface"))
-    path: str = field("", "Folder in Hugging Face layout (config.json, *.safetensors, tokenizer.model), for source=huggingface.")
+    path: str = field("", "Folder of a Hugging Face checkpoint with its tokenizer.model, for source=huggingface.")
     layers: int = field(4, "Decoder layers.", at_least(1))
     embed: int = field(128, "Width of the residual stream.", at_least(1))
     heads: int = field(4, "Query heads.", at_least(1))
@@ -59,16 +59,18 @@ class Model:
 class Data:
     """Where prompts and comparisons come from."""
 
-    source: str = field("world", "The embedded world, or human preferences in JSONL.", one_of("world", "preferences_jsonl"))
+    source: str = field("world", "The embedded world, or human preferences in JSONL.",
+                        one_of("world", "preferences_jsonl"))
     train: str = field("", "JSONL file (.gz too) of chosen/rejected dialogues, for source=preferences_jsonl.")
     held_out_share: float = field(0.05, "Share of the rows kept for evaluation.", between(0.0, 0.9))
     max_bad_share: float = field(0.01, "Share of broken lines over which reading stops.", between(0.0, 1.0))
     empty_answers: str = field("drop", "What becomes of a row one of whose answers is empty.", one_of("drop", "keep"))
     differing_contexts: str = field(
-        "drop", "What becomes of a row whose two dialogues differ before the last turn; kept, their common turns are the prompt.",
+        "drop", "A row whose dialogues differ before the last turn: dropped, or the turns they share are the prompt.",
         one_of("drop", "keep"))
     limit: int = field(0, "Rows used at most; 0 means all.", at_least(0))
-    style: str = field("compact", "Turn markers of the prompt: compact ones of the world, or those of HH.", one_of("compact", "hh"))
+    style: str = field("compact", "Turn markers of the prompt: the world's compact ones, or those of HH.",
+                       one_of("compact", "hh"))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,7 +78,7 @@ class World:
     """The embedded world: short dialogues about made-up topics, with known truth."""
 
     topics: int = field(60, "Topics in all.", at_least(4))
-    held_out_topics: int = field(24, "Topics without any demonstration in pretraining; evaluation is on them.", at_least(1))
+    held_out_topics: int = field(24, "Topics never demonstrated in pretraining; evaluation is on them.", at_least(1))
     vocab_size: int = field(768, "Pieces of the SentencePiece tokenizer trained on the world's text.", at_least(300))
     tokens: int = field(1_200_000, "Size of the pretraining text in tokens, about.", at_least(10_000))
 
@@ -92,7 +94,7 @@ class Optimizer:
     b1: float = field(0.9, "Decay of the first moment.", between(0.0, 0.9999999))
     b2: float = field(0.95, "Decay of the second moment.", between(0.0, 0.9999999))
     eps: float = field(1e-8, "Adam's epsilon.", above(0))
-    eps_inside: bool = field(False, "TensorFlow's form of Adam: epsilon joins before the second moment's bias is corrected.")
+    eps_inside: bool = field(False, "TensorFlow's form of Adam: epsilon joins before the bias correction.")
     weight_decay: float = field(0.0, "Decoupled weight decay, on matrices only.", at_least(0))
     clip_norm: float | None = field(1.0, "Global gradient norm clipped to; None: no clipping.", above(0))
 
@@ -106,7 +108,7 @@ class Pretrain:
     steps: int = field(600, "Optimizer steps.", at_least(1))
     optimizer: Optimizer = section(Optimizer(learning_rate=3e-3, warmup_steps=30, weight_decay=0.01), "Its optimizer.")
     checkpoint_every: int = field(100, "Steps between checkpoints.", at_least(1))
-    micro_batches: int = field(1, "Parts a step's batch is computed in, to save memory; results are the same.", at_least(1))
+    micro_batches: int = field(1, "Parts a step is computed in, to save memory; results are the same.", at_least(1))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,14 +129,15 @@ class Revise:
 class Feedback:
     """The feedback model: which principles it holds to, and how its labels are made."""
 
-    constitution: str = field("default", "Our own constitution (default), one that comes with the package, or a JSON file.")
+    constitution: str = field("default", "Name of one that comes with the package, or a JSON file.")
     invert: bool = field(False, "Turn every label round: a control, which should make things worse.")
     reasoning: bool = field(True, "Let the feedback model think before it answers (chain of thought).")
     clamp_low: float = field(0.4, "Labels made with reasoning are not below this.", between(0.0, 0.5))
     clamp_high: float = field(0.6, "Labels made with reasoning are not above this.", between(0.5, 1.0))
     principles_per_comparison: int = field(1, "Principles drawn a comparison; their labels are averaged.", at_least(1))
     undecided_margin: float = field(0.02, "A label closer to 0.5 than this is undecided.", between(0.0, 0.5))
-    undecided: str = field("half", "An undecided comparison is kept with the label 0.5, or dropped.", one_of("half", "drop"))
+    undecided: str = field("half", "An undecided comparison is kept with the label 0.5, or dropped.",
+                           one_of("half", "drop"))
     max_reasoning_tokens: int = field(64, "Longest reasoning.", at_least(1))
 
 
@@ -159,7 +162,7 @@ class Sft:
     batch_rows: int = field(16, "Rows of a step.", at_least(1))
     optimizer: Optimizer = section(Optimizer(learning_rate=1.5e-3, schedule="constant"), "Its optimizer.")
     checkpoint_every: int = field(50, "Steps between checkpoints.", at_least(1))
-    micro_batches: int = field(1, "Parts a step's batch is computed in, to save memory; results are the same.", at_least(1))
+    micro_batches: int = field(1, "Parts a step is computed in, to save memory; results are the same.", at_least(1))
     rounds_used: str = field("all", "Learn from the revisions of all rounds, or of the last.", one_of("all", "last"))
 
 
@@ -171,11 +174,11 @@ class Preference:
     batch: int = field(32, "Pairs of a step.", at_least(1))
     max_length: int = field(256, "Longest dialogue with its answer; longer ones are cut at a turn.", at_least(8))
     held_out_share: float = field(0.1, "Share of the comparisons kept for accuracy and calibration.", between(0.0, 0.9))
-    centering_coef: float = field(0.01, "Weight of the squared sum of a pair's two scores, which centres them.", at_least(0))
+    centering_coef: float = field(0.01, "Weight of the squared sum of a pair's scores, to centre them.", at_least(0))
     normalise: bool = field(True, "Shift and scale scores to mean 0 and deviation 1 on the policy's samples.")
     optimizer: Optimizer = section(Optimizer(learning_rate=5e-4, schedule="linear", warmup_steps=10), "Its optimizer.")
     checkpoint_every: int = field(50, "Steps between checkpoints.", at_least(1))
-    micro_batches: int = field(1, "Parts a step's batch is computed in, to save memory; results are the same.", at_least(1))
+    micro_batches: int = field(1, "Parts a step is computed in, to save memory; results are the same.", at_least(1))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -190,30 +193,30 @@ class Ppo:
     top_p: float = field(1.0, "Sample from the smallest set of this probability.", between(1e-6, 1.0))
     epochs: int = field(4, "Passes over the rollout buffer, freshly shuffled each.", at_least(1))
     minibatches: int = field(1, "Optimizer steps a pass.", at_least(1))
-    micro_batches: int = field(1, "Parts a minibatch is computed in, to save memory; results are the same.", at_least(1))
+    micro_batches: int = field(1, "Parts a minibatch is computed in, to save memory only.", at_least(1))
     gamma: float = field(1.0, "Discount.", between(0.0, 1.0))
     lam: float = field(0.95, "Lambda of generalised advantage estimation.", between(0.0, 1.0))
     clip: float = field(0.2, "The policy's ratio is clipped to 1 - clip .. 1 + clip.", above(0))
-    value_clip: float | None = field(0.2, "How far a value may move from the rollout's; None: as far as it likes, 0: not at all.",
+    value_clip: float | None = field(0.2, "How far a value may move from the rollout's; None: no limit.",
                                      at_least(0))
     value_coef: float = field(0.1, "Weight of the value loss.", at_least(0))
-    kl_coef: float = field(0.05, "Weight of the KL penalty in the reward; where it is adaptive, its start.", at_least(0))
+    kl_coef: float = field(0.05, "Weight of the KL penalty in the reward; its start where adaptive.", at_least(0))
     kl_controller: str = field("fixed", "Keep kl_coef, or steer it towards kl_target.", one_of("fixed", "adaptive"))
     kl_target: float = field(6.0, "KL aimed at, in nats a response (kl_controller=adaptive).", above(0))
     kl_horizon: int = field(10_000, "Responses over which the controller acts (kl_controller=adaptive).", at_least(1))
-    kl_estimator: str = field("k1", "A token's KL penalty: the log-ratio, its absolute value, half its square, or r - 1 - log r.",
+    kl_estimator: str = field("k1", "A token's KL penalty: log-ratio, its size, half its square, or r - 1 - log r.",
                               one_of("k1", "abs", "k2", "k3"))
     whiten_advantages: bool = field(True, "Advantages get mean 0 and deviation 1 over the whole minibatch.")
-    missing_eos: str = field("replace", "A response cut by its length: keep its score, replace it by missing_eos_value, subtract "
+    missing_eos: str = field("replace", "An endless response: keep its score, replace it by missing_eos_value, subtract "
                              "that value, or score zero.", one_of("keep", "replace", "penalty", "zero"))
     missing_eos_value: float = field(-1.0, "The score (replace) or what is subtracted from it (penalty).")
     score_clip: float | None = field(None, "Scores are clipped to +-score_clip; None: not at all.", above(0))
-    target_kl: float | None = field(None, "An iteration's learning stops once KL to its start is above; None: never.", above(0))
-    sampler_tolerance: float = field(1e-3, "Largest gap of a token's log-probability between sampler and trainer.", above(0))
+    target_kl: float | None = field(None, "An iteration stops learning above this KL; None: never.", above(0))
+    sampler_tolerance: float = field(1e-3, "Largest gap of a token's log-prob between sampler and trainer.", above(0))
     on_sampler_gap: str = field("warn", "Above the tolerance: warn, recompute the old log-probabilities, or stop.",
                                 one_of("warn", "recompute", "stop"))
-    optimizer: Optimizer = section(Optimizer(learning_rate=3e-4, schedule="linear", eps=1e-5), "The policy's optimizer.")
-    critic_optimizer: Optimizer = section(Optimizer(learning_rate=5e-4, schedule="linear", eps=1e-5), "The critic's optimizer.")
+    optimizer: Optimizer = section(Optimizer(learning_rate=3e-4, schedule="linear", eps=1e-5), "The policy's.")
+    critic_optimizer: Optimizer = section(Optimizer(learning_rate=5e-4, schedule="linear", eps=1e-5), "The critic's.")
     checkpoint_every: int = field(5, "Iterations between checkpoints.", at_least(1))
 
 
@@ -225,8 +228,7 @@ class Evaluate:
     batch: int = field(64, "Prompts of a chunk.", at_least(1))
     temperature: float = field(1.0, "Sampling temperature; 0 is greedy.", at_least(0))
     max_new_tokens: int = field(64, "Longest answer.", at_least(1))
-    win_rate_prompts: int = field(200, "Prompts whose answers the feedback model compares between models; 0: no win rates.",
-                                  at_least(0))
+    win_rate_prompts: int = field(200, "Prompts on which the labeller compares models; 0: none.", at_least(0))
     examples: int = field(12, "Prompts shown in the report, answered by each model.", at_least(0))
 
 
@@ -236,7 +238,7 @@ class Config:
 
     seed: int = field(0, "Every random number of the run follows from it.", between(0, 2**31 - 1))
     stages: tuple[str, ...] = field(STAGES, "The stages to run, in this order.", some_of(*STAGES))
-    compile_cache: str | None = field("", "Folder that keeps compiled programs between runs; empty: ~/.cache/jaxalign, None: off.")
+    compile_cache: str | None = field("", "Folder of compiled programs; empty: ~/.cache/jaxalign, None: off.")
     mesh: Mesh = section(Mesh(), "")
     model: Model = section(Model(), "")
     data: Data = section(Data(), "")

@@ -27,23 +27,25 @@ def _check_model(config: Config) -> None:
     model = config.model
     if model.source == "huggingface":
         if not model.path:
-            raise UserError("config.model.source is 'huggingface' but config.model.path is empty; set it to the folder with "
-                            "config.json, the safetensors weights and tokenizer.model")
+            raise UserError("config.model.source is 'huggingface' but config.model.path is empty; set it to the folder "
+                            "with config.json, the safetensors weights and tokenizer.model")
         return
     if model.heads % model.kv_heads:
-        raise UserError(f"config.model.heads is {model.heads}; it must be a multiple of config.model.kv_heads ({model.kv_heads})")
+        raise UserError(f"config.model.heads is {model.heads}; it must be a multiple of config.model.kv_heads "
+                        f"({model.kv_heads})")
     if model.head_dim % 2:
-        raise UserError(f"config.model.head_dim is {model.head_dim}; an even number is expected, for the rotary positions")
+        raise UserError(f"config.model.head_dim is {model.head_dim}; an even number is expected, for the rotary "
+                        "positions")
 
 
 def _check_data(config: Config) -> None:
     if config.data.source == "preferences_jsonl":
         if not config.data.train:
-            raise UserError("config.data.source is 'preferences_jsonl' but config.data.train is empty; set it to a JSONL file "
-                            "(.gz too) of dialogues, each row with \"chosen\" and \"rejected\"")
+            raise UserError("config.data.source is 'preferences_jsonl' but config.data.train is empty; set it to a "
+                            "JSONL file (.gz too) of dialogues, each row with \"chosen\" and \"rejected\"")
     elif config.world.held_out_topics >= config.world.topics:
-        raise UserError(f"config.world.held_out_topics is {config.world.held_out_topics}; it must be below config.world.topics "
-                        f"({config.world.topics}), so that some are left to learn from")
+        raise UserError(f"config.world.held_out_topics is {config.world.held_out_topics}; it must be below "
+                        f"config.world.topics ({config.world.topics}), so that some are left to learn from")
 
 
 def _check_tensor(config: Config) -> None:
@@ -56,16 +58,18 @@ def _check_tensor(config: Config) -> None:
         sizes["config.world.vocab_size"] = config.world.vocab_size
     for name, size in sizes.items():
         if size % mesh.tensor:
-            raise UserError(f"config.mesh.tensor is {mesh.tensor}, which does not divide {name} ({size}); change either")
+            raise UserError(f"config.mesh.tensor is {mesh.tensor}; it must divide {name} ({size}): change either")
     if model.embed % mesh.fsdp:
-        raise UserError(f"config.mesh.fsdp is {mesh.fsdp}, which does not divide config.model.embed ({model.embed}); change either")
+        raise UserError(f"config.mesh.fsdp is {mesh.fsdp}; it must divide config.model.embed ({model.embed}): "
+                        "change either")
 
 
 def _batches(config: Config) -> list[tuple[str, int, dict[str, int]]]:
     """Every batch that will be made: its field, its size, and the fields whose product must divide it."""
     ppo = config.ppo
     batches = {
-        "pretrain": [("pretrain.batch_rows", config.pretrain.batch_rows, {"pretrain.micro_batches": config.pretrain.micro_batches})],
+        "pretrain": [("pretrain.batch_rows", config.pretrain.batch_rows,
+                      {"pretrain.micro_batches": config.pretrain.micro_batches})],
         "revise": [("revise.batch", config.revise.batch, {})],
         "sft": [("sft.batch_rows", config.sft.batch_rows, {"sft.micro_batches": config.sft.micro_batches})],
         "compare": [("compare.batch", config.compare.batch, {})],
@@ -100,8 +104,8 @@ def _check_lengths(config: Config) -> None:
     for stage in ("revise", "compare"):
         tokens = config.feedback.max_reasoning_tokens
         if stage in config.stages and config.feedback.reasoning and tokens >= config.model.max_length:
-            raise UserError(f"config.feedback.max_reasoning_tokens is {tokens}; it must be below config.model.max_length "
-                            f"({config.model.max_length}), which holds the dialogue too")
+            raise UserError(f"config.feedback.max_reasoning_tokens is {tokens}; it must be below "
+                            f"config.model.max_length ({config.model.max_length}), which holds the dialogue too")
     if "preference" in config.stages and config.preference.max_length > config.model.max_length:
         raise UserError(f"config.preference.max_length is {config.preference.max_length}; it must be at most "
                         f"config.model.max_length ({config.model.max_length})")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-import typing
 from typing import Any
 
 from jaxalign.config_schema import field_types, is_section, type_name
@@ -13,7 +12,7 @@ _HEAD = """# Config reference
 
 Written by `python -m jaxalign.config > docs/config.md`; do not edit by hand.
 
-A config file is a Python file whose `get_config()` starts from `jaxalign.config.default_config()` and returns it changed.
+A config file is a Python file whose `get_config()` returns `jaxalign.config.default_config()` with changes.
 Any field can also be set on the command line: `python -m jaxalign.train --config=FILE --config.ppo.kl_coef=0.1`.
 """
 

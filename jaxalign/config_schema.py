@@ -1,7 +1,7 @@
 """The machinery behind the config: frozen dataclasses whose fields carry their documentation and their check.
 
-A section is a frozen dataclass; its fields are made with `field` (a value) or `section` (a dataclass inside). From it come
-the editable ConfigDict of config files, the checked typed tree, the plain dictionary and the reference page.
+A section is a frozen dataclass; its fields are made with `field` (a value) or `section` (a dataclass inside). From it
+come the editable ConfigDict of config files, the checked typed tree, the plain dictionary and the reference page.
 Nothing here imports JAX, so a config is read in milliseconds.
 """
 
@@ -85,8 +85,8 @@ def type_name(kind: Any) -> str:
 def to_config_dict(instance: Any) -> config_dict.ConfigDict:
     """The editable form of a section. It takes any key and type: `from_mapping` checks, and explains better.
 
-    Numbers, flags and optional values are references of type object, so that a command line's value is read as a literal
-    (0.5, True, None) and judged by the schema; strings and tuples keep their type, so that 007 stays a string.
+    Numbers, flags and optional values are references of type object, so that a command line's value is read as a
+    literal (0.5, True, None) and judged by the schema; strings and tuples keep their type, so that 007 stays a string.
     """
     result = config_dict.ConfigDict(type_safe=False)
     for name, kind in field_types(type(instance)).items():
@@ -180,7 +180,8 @@ def _checked(value: Any, check: Check | None, path: str) -> Any:
         return value
     hint = ""
     if check.choices:
-        wrong = next((item for item in (value if isinstance(value, tuple) else (value,)) if item not in check.choices), "")
+        items = value if isinstance(value, tuple) else (value,)
+        wrong = next((item for item in items if item not in check.choices), "")
         near = difflib.get_close_matches(wrong, check.choices, n=1)
         hint = f"; did you mean {near[0]}?" if near else ""
     raise UserError(f"{path} is {value!r}; it must be {check.text}{hint}")
@@ -198,19 +199,17 @@ def unknown_name(root: Any, path: str) -> str:
     for depth, part in enumerate(parts):
         names = field_types(type(here))
         if part not in names:
-            owner, wrong, rest = (parts[depth - 1] if depth else top), ".".join([top, *parts[:depth + 1]]), parts[depth + 1:]
             break
         here = getattr(here, part)
         if not is_section(here):
             return f"{path} is not a field: {'.'.join([top, *parts[:depth + 1]])} is a value, not a section"
+    owner, wrong, wanted = (parts[depth - 1] if depth else top), ".".join([top, *parts[:depth + 1]]), parts[-1]
     near = difflib.get_close_matches(part, names, n=1, cutoff=0.6)
     if near:
         return f"{wrong} is not a field of {owner}; did you mean {near[0]}?"
     # Not a slip of the pen then, but a field looked for in the wrong section.
-    leaves = {name: ".".join([top, name]) for name in flatten(root)}
-    wanted = rest[-1] if rest else part
-    same = [full for name, full in leaves.items() if name.rsplit(".", 1)[-1] == wanted]
-    below = [full for full in same if full.startswith(wrong.rsplit(".", 1)[0] + ".")]
-    if below or same:
-        return f"{wrong} is not a field of {owner}; did you mean {(below or same)[0]}?"
+    same = [f"{top}.{name}" for name in flatten(root) if name.rsplit(".", 1)[-1] == wanted]
+    inside = [full for full in same if full.startswith(wrong.rsplit(".", 1)[0] + ".")]
+    if same:
+        return f"{wrong} is not a field of {owner}; did you mean {(inside or same)[0]}?"
     return f"{wrong} is not a field of {owner}; its fields are {', '.join(names)}"

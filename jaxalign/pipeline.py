@@ -1,4 +1,4 @@
-"""The graph of stages: runs them in order, skips what is done, continues what is half done, refuses what has changed."""
+"""The graph of stages: runs them in order, skips what is done, continues what is half done, refuses what changed."""
 
 from __future__ import annotations
 
@@ -69,8 +69,8 @@ def run(config: Config, workdir: str | os.PathLike, overwrite: bool = False, loa
 def find_changes(config: Config, workdir: Path, load: Load = load_stage) -> dict[str, list[str]]:
     """The stages of `workdir` that another config, other files or other inputs made, each with its differences.
 
-    Every stage with a manifest counts that is to run or that one to run reads. A stage's code is loaded only where there is
-    no manifest, to see what it reads and to foresee what it will put out.
+    Every stage with a manifest counts that is to run or that one to run reads. A stage's code is loaded only where
+    there is no manifest, to see what it reads and to foresee what it will put out.
 
     Raises:
         UserError: a stage that is to be read is neither done nor in `config.stages`.
@@ -83,7 +83,8 @@ def find_changes(config: Config, workdir: Path, load: Load = load_stage) -> dict
         manifest = manifests[name]
         if manifest is None:
             _refuse_foreign(workdir / name)
-            output[name] = new_manifest(load(name), config, {source: output[source] for source in sources[name]}).output_hash
+            inputs = {source: output[source] for source in sources[name]}
+            output[name] = new_manifest(load(name), config, inputs).output_hash
             continue
         if manifest.status != DONE and name not in config.stages:
             raise UserError(f"stage {name} is half done in {workdir}, and is to be read; add {name} to config.stages")
@@ -107,7 +108,8 @@ def _sources(config: Config, manifests: Mapping[str, Manifest | None], load: Loa
             continue
         manifest = manifests[name]
         if manifest is None and name not in config.stages:
-            raise UserError(f"stage {reader} reads stage {name}, which has not been run here; add {name} to config.stages")
+            raise UserError(f"stage {reader} reads stage {name}, which has not been run here; add {name} to "
+                            "config.stages")
         sources[name] = tuple(manifest.inputs) if manifest else load(name).inputs(config)
         waiting += [(source, name) for source in sources[name]]
     return sources
@@ -140,26 +142,19 @@ def _differences(manifest: Manifest, config: Config) -> list[str]:
     differences = []
     for name, old in manifest.config.items():
         try:
-            new = config_schema.to_plain(config_schema.get(config, name))
+            after = _leaves(config_schema.to_plain(config_schema.get(config, name)), name)
         except KeyError:
-            new = None
-        before, after = _leaves(old, name), _leaves(new, name)
+            after = {}
+        before = _leaves(old, name)
         for leaf in sorted(before.keys() | after.keys()):
-            if before.get(leaf, _ABSENT) != after.get(leaf, _ABSENT):
-                differences.append(f"config.{leaf} was {before.get(leaf, _ABSENT)!r} and is {after.get(leaf, _ABSENT)!r}")
+            was, now = (repr(side[leaf]) if leaf in side else "not there" for side in (before, after))
+            if was != now:
+                differences.append(f"config.{leaf} was {was} and is {now}")
     for path, old in manifest.files.items():
         # A file that is gone cannot have changed what was made from it; a stage that still needs it will say so.
         if Path(path).exists() and file_fingerprint(Path(path), path) != old:
             differences.append(f"the content of {path} has changed")
     return differences
-
-
-class _Absent:
-    def __repr__(self) -> str:
-        return "not there"
-
-
-_ABSENT = _Absent()
 
 
 def _leaves(value: Any, name: str) -> dict[str, Any]:
@@ -180,8 +175,8 @@ def _refusal(workdir: Path, changed: Mapping[str, list[str]]) -> str:
 
 def _refuse_foreign(directory: Path) -> None:
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
-        raise UserError(f"{directory} exists but was not made by a run (it has no manifest.json); move it away, or choose "
-                        "another --workdir")
+        raise UserError(f"{directory} exists but was not made by a run (it has no manifest.json); move it away, or "
+                        "choose another --workdir")
 
 
 def _move_aside(directory: Path) -> Path:
@@ -199,14 +194,15 @@ def _lock(workdir: Path) -> Iterator[None]:
         workdir.mkdir(parents=True, exist_ok=True)
         file = open(workdir / ".lock", "a+", encoding="utf-8")
     except OSError as error:
-        raise UserError(f"the work directory {workdir} cannot be used ({error.strerror or error}); choose another --workdir") from None
+        raise UserError(f"the work directory {workdir} cannot be used ({error.strerror or error}); choose another "
+                        "--workdir") from None
     with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             file.seek(0)
-            raise UserError(f"the work directory {workdir} is in use by process {file.read().strip() or '?'}; wait for it to end, "
-                            "or choose another --workdir") from None
+            raise UserError(f"the work directory {workdir} is in use by process {file.read().strip() or '?'}; wait for "
+                            "it to end, or choose another --workdir") from None
         file.truncate(0)
         file.write(str(os.getpid()))
         file.flush()

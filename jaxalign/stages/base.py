@@ -1,8 +1,8 @@
 """What a stage is, and the manifest that makes it idempotent.
 
-A stage owns one folder of the work directory. Its manifest records the config fields and the earlier stages' outputs that
-it was run with; the folder's state follows from comparing those with what is asked for now. Outputs are deterministic, so
-a stage's output hash is the hash of what it was made from: no large file is ever read to compute it.
+A stage owns one folder of the work directory. Its manifest records the config fields and the earlier stages' outputs
+that it was run with; the folder's state follows from comparing those with what is asked for now. Outputs are
+deterministic, so a stage's output hash is the hash of what it was made from: no large file is read to compute it.
 """
 
 from __future__ import annotations
@@ -122,12 +122,13 @@ def fingerprint(value: Any) -> str:
 
 
 def file_fingerprint(path: Path, field: str) -> str:
-    """A hash of a file's content. Raises UserError when it cannot be read; `field` is the config field that names it."""
+    """A hash of a file's content. Raises UserError, naming the config field, when it cannot be read."""
     try:
         with open(path, "rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()[:32]
     except OSError as error:
-        raise UserError(f"config.{field}: {path} cannot be read ({error.strerror or error}); set it to an existing file") from None
+        raise UserError(f"config.{field}: {path} cannot be read ({error.strerror or error}); set it to an existing "
+                        "file") from None
 
 
 def write_json(path: Path, content: Any) -> None:

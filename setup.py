@@ -1,0 +1,34 @@
+"""Packaging. Everything the core needs at run time is listed here; neither TensorFlow nor PyTorch is."""
+
+import pathlib
+
+import setuptools
+
+README = pathlib.Path(__file__).parent / "README.md"
+
+setuptools.setup(
+    name="jaxalign",
+    version="0.1.0",
+    description="Constitutional AI and RL from AI feedback in JAX, from constitution to report",
+    long_description=README.read_text(encoding="utf-8") if README.exists() else "",
+    long_description_content_type="text/markdown",
+    python_requires=">=3.11",
+    packages=setuptools.find_packages(include=["jaxalign", "jaxalign.*"]),
+    package_data={"": ["*.j2", "*.json"]},
+    install_requires=[
+        "absl-py",
+        "chex",
+        "flax",
+        "jax>=0.10",
+        "jinja2",
+        "matplotlib",
+        "ml-collections",
+        "numpy",
+        "optax",
+        "orbax-checkpoint",
+        "safetensors",
+        "sentencepiece",
+        "tqdm",
+    ],
+    extras_require={"test": ["hypothesis", "import-linter", "pytest", "pytest-xdist", "ruff"]},
+)
