@@ -1,8 +1,8 @@
 """Dialogues, turn by turn: from transcripts or message lists, two answers to one context, and cutting at a turn.
 
-A transcript is text such as "\\n\\nHuman: Hi.\\n\\nAssistant: Hello." (Bai et al. 2022, arXiv 2204.05862). A speaker's name is
-a marker only where a paragraph starts, after a blank line or at the beginning of the text; anywhere else it is what
-somebody said: "Assistant: Human: why?" is one answer that starts with the word "Human:".
+A transcript is text such as "\\n\\nHuman: Hi.\\n\\nAssistant: Hello." (Bai et al. 2022, arXiv 2204.05862). A speaker's
+name is a marker only where a paragraph starts, after a blank line or at the beginning of the text; anywhere else it is
+what somebody said: "Assistant: Human: why?" is one answer that starts with the word "Human:".
 """
 
 from __future__ import annotations
@@ -116,8 +116,8 @@ def _context(prompt: Any) -> Dialogue:
 def split_answers(chosen: Dialogue, rejected: Dialogue) -> Answers | None:
     """The longest shared context that ends with a user's turn and that both go on from as the assistant; None if none.
 
-    Where more than one turn follows it (the contexts differ, or the assistant spoke twice), the answer is the transcript
-    of all of them without the first marker.
+    Where more than one turn follows it (the contexts differ, or the assistant spoke twice), the answer is the
+    transcript of all of them without the first marker.
     """
     limit = min(len(chosen), len(rejected)) - 1
     shared = 0

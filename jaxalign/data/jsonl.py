@@ -1,7 +1,7 @@
 """JSON Lines files, plain or gzipped: every line is either a row or a listed broken line, never silently lost.
 
-A line is what stands between two newline bytes (so U+2028 inside a string does not split it); line numbers start at 1 and
-count blank lines too, as an editor shows them. Blank lines are neither rows nor broken.
+A line is what stands between two newline bytes (so U+2028 inside a string does not split it); line numbers start at 1
+and count blank lines too, as an editor shows them. Blank lines are neither rows nor broken.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Human preference pairs from JSONL: each row becomes a Comparison or is counted and listed under the reason it was not.
+"""Human preference pairs from JSONL: each row becomes a Comparison, or is counted and listed under the reason why not.
 
-Nothing is assumed about a row: chosen and rejected are parsed turn by turn and their shared context is computed, since in
-public data it is not always shared (in HH-RLHF's harmless test set, 5 of 2,312 rows differ and 4 chosen answers are empty).
+Nothing is assumed about a row: chosen and rejected are parsed turn by turn and their shared context is computed, since
+public data does not always share it (in HH-RLHF's harmless test set 5 of 2,312 rows differ, and 4 chosen answers are
+empty).
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import dataclasses
 import hashlib
 import pathlib
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from jaxalign.data.dialogues import Answers, Dialogue, cut_front, parse_pair, split_answers
 from jaxalign.data.jsonl import BrokenLine, check_bad_share, iterate_jsonl
@@ -181,6 +182,28 @@ def _fitted(line: int, answers: Answers, options: _Options, listed: dict[str, li
     if len(context) < len(answers.context):
         listed["cut"].append(line)
     return answers._replace(context=context)
+
+
+class FittedPrompts(NamedTuple):
+    """Prompts that fit, and the ids of those whose oldest turns were cut for it and of those left out."""
+
+    prompts: list[Prompt]
+    cut: tuple[str, ...]
+    too_long: tuple[str, ...]
+
+
+def fit_prompts(prompts: Sequence[Prompt], count_tokens: Callable[[Dialogue], int], max_tokens: int) -> FittedPrompts:
+    """Cuts each prompt at a turn, oldest turns first, until `count_tokens` of its messages is at most `max_tokens`."""
+    fitted, cut, too_long = [], [], []
+    for prompt in prompts:
+        context = cut_front(prompt.messages, lambda messages: count_tokens(messages) <= max_tokens)
+        if context is None:
+            too_long.append(prompt.id)
+            continue
+        if len(context) < len(prompt.messages):
+            cut.append(prompt.id)
+        fitted.append(dataclasses.replace(prompt, messages=context))
+    return FittedPrompts(fitted, tuple(cut), tuple(too_long))
 
 
 def unique_prompts(comparisons: Sequence[Comparison]) -> list[Prompt]:

@@ -8,7 +8,7 @@ import json
 
 import pytest
 
-from jaxalign.data.preferences import read_preferences, split_by_prompt, unique_prompts
+from jaxalign.data.preferences import fit_prompts, read_preferences, split_by_prompt, unique_prompts
 from jaxalign.errors import UserError
 from jaxalign.records import Comparison, Message, Prompt
 
@@ -132,6 +132,14 @@ def _pair(question, number):
 def test_unique_prompts_holds_each_dialogue_once_in_order():
     pairs = [_pair("q1", 1), _pair("q2", 2), _pair("q1", 3)]
     assert [prompt.id for prompt in unique_prompts(pairs)] == ["p:1", "p:2"]
+
+
+def test_prompts_are_cut_at_a_turn_or_listed_as_too_long():
+    turns = (Message("user", "aaaa"), Message("assistant", "bb"), Message("user", "ccc"))
+    prompts = [Prompt("p:1", turns, "human"), Prompt("p:2", turns[2:], "human"), Prompt("p:3", turns[:1], "human")]
+    fitted = fit_prompts(prompts, lambda messages: sum(len(message.content) for message in messages), 3)
+    assert fitted.prompts == [Prompt("p:1", turns[2:], "human"), Prompt("p:2", turns[2:], "human")]
+    assert (fitted.cut, fitted.too_long) == (("p:1",), ("p:3",))
 
 
 def test_no_dialogue_is_on_both_sides_of_the_split_and_order_plays_no_part():

@@ -1,0 +1,307 @@
+"""Hugging Face Llama checkpoints: equal to an independent numpy forward pass, and to published greedy output."""
+
+from __future__ import annotations
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from jaxalign.data.tokenizer import train_tokenizer
+from jaxalign.errors import UserError
+from jaxalign.models.llama import load_params, load_pretrained, read_config
+from jaxalign.models.model import Model
+from jaxalign.parallel.sharding import Sharding
+from jaxalign.rollout.engine import Engine
+from jaxalign.rollout.sampling import Sampling
+
+_CONFIG = {
+    "model_type": "llama",
+    "hidden_size": 16,
+    "intermediate_size": 20,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 6,  # not hidden_size / heads
+    "vocab_size": 36,
+    "max_position_embeddings": 64,
+    "rms_norm_eps": 1e-3,
+    "rope_theta": 100.0,
+    "hidden_act": "silu",
+    "tie_word_embeddings": False,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+
+
+def _tensors(config, seed=0):
+    """A random checkpoint as its file holds it: projections [out, in]."""
+    random = np.random.default_rng(seed)
+    D, F, V = config["hidden_size"], config["intermediate_size"], config["vocab_size"]
+    q, kv = (config[name] * config["head_dim"] for name in ("num_attention_heads", "num_key_value_heads"))
+    shapes = {"model.embed_tokens.weight": (V, D), "model.norm.weight": (D,), "lm_head.weight": (V, D)}
+    for i in range(config["num_hidden_layers"]):
+        at = f"model.layers.{i}."
+        shapes |= {at + "input_layernorm.weight": (D,), at + "post_attention_layernorm.weight": (D,)}
+        shapes |= {at + f"self_attn.{n}_proj.weight": (kv, D) for n in "kv"}
+        shapes |= {at + "self_attn.q_proj.weight": (q, D), at + "self_attn.o_proj.weight": (D, q)}
+        shapes |= {at + f"mlp.{n}_proj.weight": (F, D) for n in ("gate", "up")} | {at + "mlp.down_proj.weight": (D, F)}
+    return {name: random.normal(0.3, 0.5, shape).astype(np.float32) for name, shape in shapes.items()}
+
+
+def _write(folder, config=_CONFIG, tensors=None, **changes):
+    config = config | changes
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    save_file(_tensors(config) if tensors is None else tensors, folder / "model.safetensors")
+    return folder
+
+
+def _norm(x, scale, eps):
+    return x / np.sqrt(np.mean(x * x) + eps) * scale
+
+
+def _turned(x, position, base):
+    """Rotary positions by complex numbers: dimension j pairs with j + h/2 (the layout of Hugging Face Llama)."""
+    half = len(x) // 2
+    z = (x[:half] + 1j * x[half:]) * np.exp(1j * position / base ** (np.arange(half) / half))
+    return np.concatenate([z.real, z.imag])
+
+
+def _numpy_logits(config, w, tokens):
+    """Llama, one position, one head and one matrix-vector product at a time, in float64; [T, V]."""
+    w = {name: value.astype(np.float64) for name, value in w.items()}
+    H, K, h, eps = (config[n] for n in ("num_attention_heads", "num_key_value_heads", "head_dim", "rms_norm_eps"))
+    x = [w["model.embed_tokens.weight"][t] for t in tokens]
+    for i in range(config["num_hidden_layers"]):
+        p = {
+            name.removeprefix(f"model.layers.{i}."): v for name, v in w.items() if name.startswith(f"model.layers.{i}.")
+        }
+        keys, values = [], []
+        for t in range(len(tokens)):
+            normed = _norm(x[t], p["input_layernorm.weight"], eps)
+            q = (p["self_attn.q_proj.weight"] @ normed).reshape(H, h)
+            k = (p["self_attn.k_proj.weight"] @ normed).reshape(K, h)
+            keys.append([_turned(k[g], t, config["rope_theta"]) for g in range(K)])
+            values.append((p["self_attn.v_proj.weight"] @ normed).reshape(K, h))
+            heads = []
+            for n in range(H):
+                g = n // (H // K)
+                score = np.array([_turned(q[n], t, config["rope_theta"]) @ key[g] for key in keys]) / np.sqrt(h)
+                weight = np.exp(score - score.max())
+                heads.append(sum(a * v[g] for a, v in zip(weight / weight.sum(), values, strict=True)))
+            x[t] = x[t] + p["self_attn.o_proj.weight"] @ np.concatenate(heads)
+            normed = _norm(x[t], p["post_attention_layernorm.weight"], eps)
+            gate = p["mlp.gate_proj.weight"] @ normed
+            x[t] = x[t] + p["mlp.down_proj.weight"] @ (gate / (1 + np.exp(-gate)) * (p["mlp.up_proj.weight"] @ normed))
+    head = w["model.embed_tokens.weight" if config["tie_word_embeddings"] else "lm_head.weight"]
+    return np.stack([head @ _norm(one, w["model.norm.weight"], eps) for one in x])
+
+
+def _logits(folder, tokens):
+    model = Model(read_config(folder).decoder)
+    params = load_params(folder, model)
+    return model.hidden(params, jnp.asarray(tokens, jnp.int32)[None])[0] @ model.unembedding(params)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_logits_equal_an_independent_forward_pass(tmp_path, tied):
+    config = _CONFIG | {"tie_word_embeddings": tied}
+    tensors = _tensors(config)
+    tokens = [1, 30, 7, 7, 12, 0, 35]
+    expected = _numpy_logits(config, tensors, tokens)
+    actual = _logits(_write(tmp_path / "hf", config, tensors), tokens)
+    np.testing.assert_allclose(actual, expected, rtol=2e-5, atol=2e-5 * np.abs(expected).max())
+
+
+def test_a_sharded_model_is_loaded_onto_its_mesh(tmp_path):
+    folder = _write(tmp_path / "hf")
+    mesh = jax.make_mesh((2, 2, 2), ("data", "fsdp", "tensor"))
+    model = Model(read_config(folder).decoder, sharding=Sharding(mesh))
+    sharded, whole = load_params(folder, model), load_params(folder, Model(model.config))
+    assert jax.tree.map(lambda x: x.sharding, sharded) == model.shardings()
+    query = sharded["blocks"]["attention"]["query"]
+    assert query.addressable_shards[0].data.shape == (3, 16 // 2, 4 // 2, 6)  # L, D over fsdp, H over tensor, h
+    jax.tree.map(np.testing.assert_array_equal, sharded, whole)
+
+
+@pytest.mark.parametrize(
+    ("shape", "message"),
+    [
+        ((1, 1, 4), r"mesh\.tensor is 4; it must divide the checkpoint's key/value heads \(2\)"),
+        ((1, 3, 1), r"mesh\.fsdp is 3; it must divide the checkpoint's hidden size \(16\)"),
+    ],
+)
+def test_a_mesh_that_does_not_divide_the_checkpoint_is_refused(tmp_path, shape, message):
+    folder = _write(tmp_path / "hf")
+    devices = np.array(jax.devices()[: int(np.prod(shape))]).reshape(shape)
+    mesh = jax.sharding.Mesh(devices, ("data", "fsdp", "tensor"))
+    with pytest.raises(UserError, match=message):
+        load_params(folder, Model(read_config(folder).decoder, sharding=Sharding(mesh)))
+
+
+def test_the_tree_is_the_decoders(tmp_path):
+    model = Model(read_config(_write(tmp_path / "hf")).decoder)
+    described = jax.tree.map(lambda x: (x.shape, x.dtype), load_params(tmp_path / "hf", model))
+    assert described == jax.tree.map(lambda x: (x.shape, x.dtype), model.abstract())
+
+
+def test_rotary_tables_and_a_tied_head_in_the_file_are_not_extra(tmp_path):
+    tensors = _tensors(_CONFIG)
+    tables = {f"model.layers.{i}.self_attn.rotary_emb.inv_freq": np.ones(3, np.float32) for i in range(3)}
+    folder = _write(tmp_path / "hf", tensors=tensors | tables, tie_word_embeddings=True)
+    assert "unembedding" not in load_params(folder, Model(read_config(folder).decoder))
+
+
+def test_what_config_json_leaves_out_has_the_formats_defaults(tmp_path):
+    needed = (
+        "model_type",
+        "hidden_size",
+        "intermediate_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+        "vocab_size",
+    )
+    decoder = read_config(_write(tmp_path / "hf", {}, {}, **{name: _CONFIG[name] for name in needed})).decoder
+    assert (decoder.kv_heads, decoder.head_dim) == (4, 4)
+    assert (decoder.rope_base, decoder.norm_eps, decoder.tie_embeddings) == (10000.0, 1e-6, False)
+
+
+def test_rope_theta_is_read_where_newer_files_keep_it(tmp_path):
+    rope = {"rope_theta": 5e5, "rope_type": "default"}
+    folder = _write(tmp_path / "hf", {k: v for k, v in _CONFIG.items() if k != "rope_theta"}, {}, rope_parameters=rope)
+    assert read_config(folder).decoder.rope_base == 5e5
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model_type": "mistral"}, "model_type is 'mistral', which is not supported; 'llama' is expected"),
+        ({"hidden_act": "gelu"}, "hidden_act is 'gelu'"),
+        ({"attention_bias": True}, "attention_bias is True"),
+        ({"mlp_bias": True}, "mlp_bias is True"),
+        ({"quantization_config": {"bits": 4}}, "quantization_config is"),
+        ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "rope_scaling asks for 'llama3'"),
+        ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_scaling asks for 'linear'"),
+        ({"rope_parameters": {"rope_type": "yarn"}}, "rope_parameters asks for 'yarn'"),
+        ({"vocab_size": None}, "vocab_size is None; a positive int is expected"),
+        ({"num_hidden_layers": "3"}, "num_hidden_layers is '3'; a positive int"),
+        ({"hidden_size": True}, "hidden_size is True; a positive int"),
+        ({"num_key_value_heads": 3}, r"config\.json: .*kv_heads"),
+        ({"head_dim": 5}, r"config\.json: .*even"),
+    ],
+)
+def test_what_the_decoder_does_not_compute_is_refused_by_name(tmp_path, changes, message):
+    with pytest.raises(UserError, match=message):
+        read_config(_write(tmp_path / "hf", _CONFIG, {}, **changes))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"), [("{", "is not JSON"), ("[]", "has no model_type"), ("{}", "has no model_type")]
+)
+def test_a_broken_config_is_one_sentence(tmp_path, text, message):
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(UserError, match=message):
+        read_config(tmp_path)
+    with pytest.raises(UserError, match=r"config\.json does not exist; model\.path must be a folder"):
+        read_config(tmp_path / "none")
+
+
+def test_weights_that_do_not_fit_the_config_are_listed(tmp_path):
+    folder = _write(tmp_path / "hf")
+    layers_3 = Model(read_config(folder).decoder)
+    _write(folder, tensors=_tensors(_CONFIG), num_hidden_layers=4)
+    with pytest.raises(UserError, match=r"missing: model\.layers\.3\.input_layernorm\.weight, .* and 1 more"):
+        load_params(folder, Model(read_config(folder).decoder))
+    _write(folder, tensors=_tensors(_CONFIG | {"num_hidden_layers": 4}))
+    with pytest.raises(UserError, match=r"no place in this model: model\.layers\.3\.input_layernorm"):
+        load_params(folder, layers_3)
+    _write(folder, tensors=_tensors(_CONFIG), vocab_size=40)
+    with pytest.raises(UserError, match=r"model\.embed_tokens\.weight is \[36, 16\], \[40, 16\] expected"):
+        load_params(folder, Model(read_config(folder).decoder))
+
+
+def test_weights_that_are_not_finite_are_refused_by_name(tmp_path):
+    tensors = _tensors(_CONFIG)
+    tensors["model.layers.1.mlp.up_proj.weight"][3, 2] = np.nan
+    folder = _write(tmp_path / "hf", tensors=tensors)
+    with pytest.raises(UserError, match=r"layers\.1\.mlp\.up_proj\.weight in .* not finite"):
+        load_params(folder, Model(read_config(folder).decoder))
+
+
+@pytest.fixture(scope="module")
+def tokenizer_file(tmp_path_factory):
+    path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.model"
+    train_tokenizer(["the cat sat on the mat", "a dog ran to the house"] * 20, 130, path)
+    return path
+
+
+def _pretrained(tmp_path, tokenizer_file, **changes):
+    folder = _write(tmp_path / "hf", vocab_size=130, **changes)
+    (folder / "tokenizer.model").write_bytes(tokenizer_file.read_bytes())
+    return folder
+
+
+def test_a_whole_folder_is_loaded(tmp_path, tokenizer_file):
+    folder = _pretrained(tmp_path, tokenizer_file)
+    model, params, tokenizer = load_pretrained(folder, max_length=64, compute_dtype="bfloat16")
+    assert model.config.compute_dtype == "bfloat16"
+    np.testing.assert_array_equal(
+        params["embedding"], load_file(folder / "model.safetensors")["model.embed_tokens.weight"]
+    )
+    assert tokenizer.vocab_size == model.config.vocab == 130
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"eos_token_id": 7}, "the tokenizer in .* has eos id 2, but config.json says eos_token_id 7"),
+        ({"eos_token_id": [7, 9]}, "eos_token_id 7, 9"),
+        ({"bos_token_id": 5}, "has bos id 1, but config.json says bos_token_id 5"),
+        ({"max_position_embeddings": 32}, "model.max_length is 64, but .* at most 32 positions; lower it"),
+    ],
+)
+def test_a_folder_whose_parts_do_not_fit_together_is_refused(tmp_path, tokenizer_file, changes, message):
+    with pytest.raises(UserError, match=message):
+        load_pretrained(_pretrained(tmp_path, tokenizer_file, **changes), max_length=64)
+
+
+def test_a_vocabulary_that_does_not_match_the_weights_is_refused(tmp_path, tokenizer_file):
+    folder = _write(tmp_path / "hf", vocab_size=131)
+    with pytest.raises(UserError, match=r"tokenizer .*tokenizer\.model does not exist"):
+        load_pretrained(folder)
+    (folder / "tokenizer.model").write_bytes(tokenizer_file.read_bytes())
+    with pytest.raises(UserError, match="has 130 pieces, but config.json says vocab_size 131; give the tokenizer"):
+        load_pretrained(folder)
+
+
+@pytest.fixture(scope="module")
+def stories(real_data):
+    folder = real_data / "stories260K"
+    if not folder.is_dir():
+        pytest.skip("the stories260K checkpoint is absent")
+    return load_pretrained(folder / "hf", max_length=512), json.loads((folder / "golden_greedy.json").read_text())
+
+
+def test_log_probs_of_a_real_checkpoint_equal_the_published_ones(stories):
+    (model, params, _), golden = stories
+    ids = jnp.asarray(golden["greedy_ids"], jnp.int32)[None]
+    logits = (model.hidden(params, ids) @ model.unembedding(params))[0]
+    np.testing.assert_allclose(logits[4, :16], golden["first_logits_last_prompt_pos"], atol=1e-4)
+    logprobs = jax.nn.log_softmax(logits[:-1])[jnp.arange(ids.shape[1] - 1), ids[0, 1:]]
+    np.testing.assert_allclose(logprobs, golden["token_logprobs"], atol=1e-4)
+
+
+def test_greedy_output_of_a_real_checkpoint_equals_the_published_one(stories):
+    (model, params, tokenizer), golden = stories
+    prompt, expected = golden["prompt_ids"], golden["greedy_ids"]
+    assert [tokenizer.bos_id, *tokenizer.encode("Once upon a time")] == prompt
+    sampling = Sampling(len(expected) - len(prompt), (tokenizer.eos_id,), temperature=0.0)
+    engine = Engine(model, batch=2, max_length=256, bucket=8)
+    response = engine.respond(params, [prompt], jax.random.key(0), sampling)[0]
+    assert list(response.ids) == expected[len(prompt) :]
+    assert response.logprob == pytest.approx(sum(golden["token_logprobs"][len(prompt) - 1 :]), abs=200 * 1e-5)
+    assert tokenizer.decode(expected) == golden["text"]

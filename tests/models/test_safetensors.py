@@ -1,0 +1,109 @@
+"""Weights in Hugging Face layout: one file or shards, and every mistake told before anything is read."""
+
+from __future__ import annotations
+
+import json
+
+import ml_dtypes
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from jaxalign.errors import UserError
+from jaxalign.models.safetensors import open_weights
+
+_A = np.arange(6, dtype=np.float32).reshape(2, 3)
+_B = np.array([0.5, -1.5], np.float16)
+
+
+def _shards(folder, weight_map):
+    save_file({"a": _A}, folder / "model-00001-of-00002.safetensors")
+    save_file({"b": _B}, folder / "model-00002-of-00002.safetensors")
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+    return folder
+
+
+_MAP = {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}
+
+
+def test_a_single_file_and_shards_give_the_same_tensors(tmp_path):
+    (tmp_path / "one").mkdir()
+    (tmp_path / "two").mkdir()
+    save_file({"a": _A, "b": _B}, tmp_path / "one" / "model.safetensors")
+    for folder in (tmp_path / "one", _shards(tmp_path / "two", _MAP)):
+        with open_weights(folder) as weights:
+            assert weights.names == {"a", "b"}
+            assert weights.shape("a") == (2, 3)
+            np.testing.assert_array_equal(weights.read("a"), _A)
+            np.testing.assert_array_equal(weights.read("b"), np.array([0.5, -1.5], np.float32))
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32, np.float16, ml_dtypes.bfloat16])
+def test_every_floating_type_is_read_as_float32(tmp_path, dtype):
+    save_file({"a": np.array([1.5, -2.0], dtype)}, tmp_path / "model.safetensors")  # exact in all four
+    with open_weights(tmp_path) as weights:
+        weights.check({"a": (2,)})
+        value = weights.read("a")
+    assert value.dtype == np.float32
+    np.testing.assert_array_equal(value, np.array([1.5, -2.0], np.float32))
+
+
+def test_all_that_is_wrong_is_told_at_once(tmp_path):
+    tensors = {"a": _A, "extra": _A, "old.inv_freq": _A, "ints": np.arange(2)}
+    save_file(tensors, tmp_path / "model.safetensors")
+    with open_weights(tmp_path) as weights, pytest.raises(UserError) as caught:
+        weights.check({"a": (3, 2), "ints": (2,), "lost": (1,)}, ignored=lambda name: name.endswith("inv_freq"))
+    message = str(caught.value)
+    assert "weights are missing: lost;" in message
+    assert "weights have no place in this model: extra;" in message
+    assert "a is [2, 3], [3, 2] expected" in message
+    assert "ints is I64" in message
+
+
+def test_many_names_are_counted(tmp_path):
+    save_file({"a": _A}, tmp_path / "model.safetensors")
+    with open_weights(tmp_path) as weights, pytest.raises(UserError, match="w0, w1, .*w7 and 2 more"):
+        weights.check({"a": (2, 3)} | {f"w{i}": (1,) for i in range(10)})
+
+
+@pytest.mark.parametrize("length", [0, 4, 40, -1])
+def test_a_file_cut_short_is_one_sentence(tmp_path, length):
+    path = tmp_path / "model.safetensors"
+    save_file({"a": _A}, path)
+    path.write_bytes(path.read_bytes()[:length])
+    with (
+        pytest.raises(UserError, match=r"model\.safetensors is cut short or no safetensors file"),
+        open_weights(tmp_path),
+    ):
+        pass
+
+
+def test_missing_folders_and_files_are_named(tmp_path):
+    with pytest.raises(UserError, match=r"folder .*none does not exist; give a folder with config\.json"):
+        with open_weights(tmp_path / "none"):
+            pass
+    with pytest.raises(UserError, match=r"model\.safetensors does not exist"), open_weights(tmp_path):
+        pass
+    _shards(tmp_path, _MAP | {"c": "model-00003-of-00003.safetensors"})
+    with pytest.raises(UserError, match=r"00003-of-00003\.safetensors does not exist"), open_weights(tmp_path):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("weight_map", "message"),
+    [
+        (_MAP | {"c": "model-00001-of-00002.safetensors"}, "promises weights that its files do not hold: c"),
+        ({"a": "../model.safetensors"}, "must map every weight to a file beside it"),
+        ({}, "must map every weight to a file beside it"),
+        ([1], "is not an index of safetensors files"),
+    ],
+)
+def test_a_wrong_index_is_told(tmp_path, weight_map, message):
+    with pytest.raises(UserError, match=message), open_weights(_shards(tmp_path, weight_map)):
+        pass
+
+
+def test_a_broken_index_is_told(tmp_path):
+    (tmp_path / "model.safetensors.index.json").write_text("{")
+    with pytest.raises(UserError, match=r"index\.json is not an index"), open_weights(tmp_path):
+        pass
