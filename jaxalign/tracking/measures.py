@@ -19,12 +19,12 @@ class Measure:
 MEASURES = {
     "harmful": Measure("Harmful help", "answers to harmful requests that give the help", False),
     "helpful": Measure("Helpful", "answers to harmless requests that give the right help", True),
-    "helpful_scary": Measure("Helpful, frightening words", "the same, over harmless requests that sound alarming", True),
+    "helpful_scary": Measure("Helpful, frightening words", "the same, where a harmless request sounds alarming", True),
     "evasive": Measure("Evasive", "answers that refuse without a reason or an alternative", False),
     "courteous": Measure("Courteous", "answers without rudeness", True),
     "focused": Measure("Focused", "answers that do not ramble", True),
     "refused": Measure("Refusals", "answers that refuse", None),
-    "good_refusal": Measure("Good refusals", "answers to harmful requests that refuse with a reason and an alternative", True),
+    "good_refusal": Measure("Good refusals", "harmful requests refused with a reason and an alternative", True),
     "wrong_refusal": Measure("Wrong refusals", "harmless requests that were refused", False),
 }
 
@@ -50,7 +50,7 @@ def model_title(model: str, stages: Collection[str] = ("pretrain", "revise")) ->
     return titles.get(model, model)
 
 
-def percent(rate: float) -> str:
-    """A share for people: one decimal, none where it would be a zero."""
-    text = f"{100 * rate:.1f}"
-    return text.removesuffix(".0") + "%"
+def model_phrase(model: str, stages: Collection[str] = ("pretrain", "revise")) -> str:
+    """A model inside a sentence: "the helpful-only model", "the model after RL"."""
+    title = model_title(model, stages)
+    return f"the model {title}" if title.startswith("after ") else f"the {title.removesuffix(' model')} model"

@@ -5,8 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from jaxalign.tracking.measures import percent
-from jaxalign.tracking.progress import format_number, format_seconds
+from jaxalign.tracking.formatting import number, percent, seconds, short_percent
 from jaxalign.tracking.svg import HEIGHT, WIDTH, Scale, bin_means, element, svg, text, tick_text, ticks
 
 _LEFT, _RIGHT, _TOP, _BOTTOM = 44, 12, 10, 36
@@ -52,10 +51,10 @@ def line_chart(title: str, series: Sequence[Series], x_label: str = "step") -> s
     parts = _axes(x, y, x_label, whole_x=True)
     for tone, (name, xs, ys, _) in enumerate(curves, 1):
         points = " ".join(f"{x(a):.1f},{y(b):.1f}" for a, b in zip(xs, ys, strict=True))
-        hint = element("title", f"{name}: {format_number(ys[0])} to {format_number(ys[-1])}")
+        hint = element("title", f"{name}: {number(ys[0])} to {number(ys[-1])}")
         parts.append(element("polyline", hint, points=points, class_=f"line tone-{tone}"))
         parts.append(element("circle", hint, cx=x(xs[-1]), cy=y(ys[-1]), r=2.6, class_=f"dot tone-{tone}"))
-    spans = "; ".join(f"{name} from {format_number(ys[0])} to {format_number(ys[-1])}" for name, _, ys, _ in curves)
+    spans = "; ".join(f"{name} from {number(ys[0])} to {number(ys[-1])}" for name, _, ys, _ in curves)
     return svg(parts, f"{title} by {x_label}: {spans}.")
 
 
@@ -69,7 +68,7 @@ def interval_bars(title: str, bars: Sequence[Interval], reference: float | None 
     parts = [element("line", x1=x(share), x2=x(share), y1=16, y2=height - 18, class_="grid")
              for share in (0.0, 0.25, 0.5, 0.75, 1.0)]
     if reference is not None:
-        parts.append(element("line", x1=x(reference), x2=x(reference), y1=2, y2=height - 18, class_="reference"))
+        parts.append(element("line", x1=x(reference), x2=x(reference), y1=16, y2=height - 18, class_="reference"))
     for row, bar in enumerate(bars):
         top = row * _ROW
         middle = top + 27.0
@@ -78,8 +77,9 @@ def interval_bars(title: str, bars: Sequence[Interval], reference: float | None 
                   element("rect", x=x(0.0), y=middle - 8, width=x(bar.rate) - x(0.0), height=16,
                           class_=f"bar tone-{bar.tone}"),
                   *_whisker(x(bar.low), x(bar.high), middle)]
-    parts += [text(x(share), height - 4, percent(share), class_="tick",
-                   text_anchor={0.0: "start", 1.0: "end"}.get(share, "middle")) for share in (0.0, 0.25, 0.5, 0.75, 1.0)]
+    anchors = {0.0: "start", 0.25: "middle", 0.5: "middle", 0.75: "middle", 1.0: "end"}
+    parts += [text(x(share), height - 4, short_percent(share), class_="tick", text_anchor=anchor)
+              for share, anchor in anchors.items()]
     spoken = "; ".join(f"{bar.label} {percent(bar.rate)}, interval {percent(bar.low)} to {percent(bar.high)}"
                        for bar in bars)
     return svg(parts, f"{title}: {spoken}.", height)
@@ -122,15 +122,15 @@ def calibration(title: str, edges: Sequence[float], confidence: Sequence[float |
 
 def time_bars(title: str, rows: Sequence[tuple[str, float]]) -> str:
     """A horizontal bar for each (label, seconds)."""
-    x = Scale(0.0, max([seconds for _, seconds in rows] + [1e-9]), _BAR_LEFT, WIDTH - _BAR_RIGHT)
+    x = Scale(0.0, max([spent for _, spent in rows] + [1e-9]), _BAR_LEFT, WIDTH - _BAR_RIGHT)
     parts = []
-    for row, (label, seconds) in enumerate(rows):
+    for row, (label, spent) in enumerate(rows):
         top = row * 32
         parts += [text(_BAR_LEFT, top + 13, label),
-                  text(WIDTH - _BAR_RIGHT, top + 13, format_seconds(seconds), text_anchor="end"),
-                  element("rect", x=x(0.0), y=top + 18, width=max(x(seconds) - x(0.0), 1.0), height=8,
+                  text(WIDTH - _BAR_RIGHT, top + 13, seconds(spent), text_anchor="end"),
+                  element("rect", x=x(0.0), y=top + 18, width=max(x(spent) - x(0.0), 1.0), height=8,
                           class_="bar tone-1")]
-    spoken = "; ".join(f"{label} {format_seconds(seconds)}" for label, seconds in rows)
+    spoken = "; ".join(f"{label} {seconds(spent)}" for label, spent in rows)
     return svg(parts, f"{title}: {spoken}.", 32 * len(rows) + 2)
 
 

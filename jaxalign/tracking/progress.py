@@ -10,6 +10,8 @@ from typing import Any, Self
 
 import tqdm
 
+from jaxalign.tracking import formatting
+
 _BAR_SECONDS = 0.2
 _LINE_SECONDS = 5.0
 _RATE_SECONDS = 30.0  # speed and time left are taken over this window, so that compiling does not distort them for long
@@ -74,7 +76,7 @@ class Progress:
         elif not self._terminal:
             verb = "stopped at" if failed else "finished"
             parts = [f"[{self.stage}] {verb} {self.count:,}/{self.total:,} {self.unit}s", self._text,
-                     f"took {format_seconds(now - self._began)}"]
+                     f"took {formatting.seconds(now - self._began)}"]
             self._line(", ".join(part for part in parts if part))
 
     def __enter__(self) -> Self:
@@ -95,32 +97,18 @@ class Progress:
         if self._tokens:
             text += f", {(self._tokens - tokens) / seconds:,.0f} tokens/s"
         if self.count > count:
-            text += f", {format_seconds((self.total - self.count) * seconds / (self.count - count))} left"
+            text += f", {formatting.seconds((self.total - self.count) * seconds / (self.count - count))} left"
         text = text.removeprefix(", ")
         if self._bar is not None:
             self._bar.set_postfix_str(text, refresh=False)
             self._bar.update(self.count - self._bar.n)
         else:
             share = f" ({self.count / self.total:.0%})" if self.total else ""
-            self._line(f"[{self.stage}] {self.unit} {self.count:,}/{self.total:,}{share}" + (f", {text}" if text else ""))
+            place = f"[{self.stage}] {self.unit} {self.count:,}/{self.total:,}{share}"
+            self._line(", ".join(part for part in (place, text) if part))
 
     def _describe(self) -> str:
-        return ", ".join(f"{name} {format_number(value)}" for name, value in self._values.items())
+        return ", ".join(f"{name} {formatting.number(value)}" for name, value in self._values.items())
 
     def _line(self, text: str) -> None:
         print(text, file=self._stream, flush=True)
-
-
-def format_number(value: Any) -> str:
-    """A scalar for people: 4 significant digits, integers with thousands separators."""
-    value = value.item() if hasattr(value, "item") else value
-    if isinstance(value, int):
-        return f"{value:,}"
-    return f"{float(value):.4g}"
-
-
-def format_seconds(seconds: float) -> str:
-    """1:02:03, or 2:03 below an hour."""
-    whole = max(0, round(seconds))
-    hours, minutes = divmod(whole // 60, 60)
-    return f"{hours}:{minutes:02}:{whole % 60:02}" if hours else f"{minutes}:{whole % 60:02}"

@@ -6,11 +6,12 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from jaxalign.tracking.measures import MEASURES, model_title, percent
+from jaxalign.tracking.formatting import capitalized, short_percent
+from jaxalign.tracking.measures import MEASURES, model_phrase, model_title
 from jaxalign.tracking.workdir import RunFiles
 
-NO_GOLD = ("The prompts of this run have no gold judge, so there are no harmful or helpful rates; what there is, is how "
-           "the models compare by the labeller, the preference model and their distance in KL.")
+NO_GOLD = ("The prompts of this run have no gold judge, so there are no harmful or helpful rates: the models are "
+           "compared by the labeller, the preference model and their distance in KL.")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,11 +27,11 @@ class Headline:
 def headlines(run: RunFiles) -> list[Headline]:
     """The first model against the last one on each main measure; without a gold judge, what there is instead."""
     found = []
-    rates, models = run.evaluation.get("rates") or {}, run.evaluation.get("models") or []
     for name in ("harmful", "helpful", "evasive", "courteous", "focused"):
-        first, last = ((rates.get(model) or {}).get(name) for model in (models[:1] + models[-1:]) or ("", ""))
-        if first and last and first.get("total") and last.get("total"):
-            found.append(Headline(MEASURES[name].title, percent(first["rate"]), percent(last["rate"]),
+        rates = _by_model(run, name)
+        if len(rates) > 1:
+            (_, first), (_, last) = rates[0], rates[-1]
+            found.append(Headline(MEASURES[name].title, short_percent(first["rate"]), short_percent(last["rate"]),
                                   change(first, last, MEASURES[name].good)))
     return found or _other_headlines(run)
 
@@ -45,53 +46,55 @@ def change(first: Mapping[str, float], last: Mapping[str, float], good: bool | N
 
 
 def lead(run: RunFiles) -> list[str]:
-    """The opening's sentences, most important first."""
-    sentences = _rate_sentences(run) or _other_sentences(run)
-    return [*sentences, *_method_sentences(run), *_check_sentences(run)]
+    """The opening's paragraphs, most important first; one on failed checks starts with "Warning"."""
+    first, *others = _rate_sentences(run) or _other_sentences(run)
+    warning, reassurance = _check_sentences(run)
+    rest = " ".join([*others, *_method_sentences(run), *reassurance])
+    return [paragraph for paragraph in (first, *warning, rest) if paragraph]
 
 
 def _rate_sentences(run: RunFiles) -> list[str]:
-    rates, models = run.evaluation.get("rates") or {}, run.evaluation.get("models") or []
     sentences = []
-    harmful = _by_model(rates, models, "harmful")
+    harmful = _by_model(run, "harmful")
     if harmful:
-        model, first = harmful[0]
-        parts = [f"the {model_title(model, run.planned)} model gave the help {first['count']:,} times "
-                 f"({percent(first['rate'])})" if model == "base" else _count(model, first, run)]
-        parts += [_count(model, rate, run) for model, rate in harmful[1:]]
-        sentences.append(f"Of {first['total']:,} harmful requests, {', '.join(parts)}.")
+        (model, first), later = harmful[0], harmful[1:]
+        sentence = (f"{capitalized(model_phrase(model, run.planned))} gave the help that {first['count']:,} of "
+                    f"{first['total']:,} harmful requests asked for ({short_percent(first['rate'])})")
+        parts = [f"{model_title(model, run.planned)} it was {rate['count']:,} ({short_percent(rate['rate'])})"
+                 for model, rate in later]
+        sentences.append(f"{sentence}; {', and '.join(parts)}." if parts else f"{sentence}.")
     for name, opening in (("helpful", "Harmless requests got the right help"), ("evasive", "Answers were evasive"),
-                          ("courteous", "Answers were courteous")):
-        found = _by_model(rates, models, name)
+                          ("courteous", "Answers were courteous"), ("focused", "Answers kept to the point")):
+        found = _by_model(run, name)
         if len(found) > 1:
             (_, first), (_, last) = found[0], found[-1]
-            certain = change(first, last, True)
-            remark = ", a difference within the 95% intervals" if certain == "no clear change" else ""
-            sentences.append(f"{opening} {percent(first['rate'])} of the time before and {percent(last['rate'])} "
-                             f"after{remark}.")
+            uncertain = change(first, last, True) == "no clear change"
+            remark = ", a difference within the 95% intervals" if uncertain else ""
+            sentences.append(f"{opening} {short_percent(first['rate'])} of the time before and "
+                             f"{short_percent(last['rate'])} after{remark}.")
     return sentences
 
 
-def _count(model: str, rate: Mapping[str, Any], run: RunFiles) -> str:
-    return f"{model_title(model, run.planned)} {rate['count']:,} times ({percent(rate['rate'])})"
-
-
-def _by_model(rates: Mapping[str, Any], models: list[str], name: str) -> list[tuple[str, Mapping[str, Any]]]:
-    found = [(model, (rates.get(model) or {}).get(name)) for model in models]
+def _by_model(run: RunFiles, name: str) -> list[tuple[str, Mapping[str, Any]]]:
+    """The measure's rate of each model that has one, in the order of the models."""
+    rates = run.evaluation.get("rates") or {}
+    found = [(model, (rates.get(model) or {}).get(name)) for model in run.models]
     return [(model, rate) for model, rate in found if rate and rate.get("total")]
 
 
 def _other_sentences(run: RunFiles) -> list[str]:
     if not run.evaluation:
         return [run.absence("evaluate", "how the models behave")]
-    sentences = [NO_GOLD]
+    sentences = []
     for row in run.evaluation.get("win_rates") or []:
         if row.get("total"):
-            sentences.append(f"The model {model_title(row['model'], run.planned)} was preferred over the model "
-                             f"{model_title(row['against'], run.planned)} in {percent(row['rate'])} of "
-                             f"{row['total']:,} comparisons (95% interval {percent(row['low'])} to "
-                             f"{percent(row['high'])}).")
-    return sentences
+            winner = capitalized(model_phrase(row["model"], run.planned))
+            sentences.append(f"{winner} was preferred over {model_phrase(row['against'], run.planned)} in "
+                             f"{short_percent(row['rate'])} of {row['total']:,} comparisons (95% interval "
+                             f"{short_percent(row['low'])} to {short_percent(row['high'])}).")
+    if run.evaluation.get("rates"):
+        return [*sentences, "The rates of each model are below."]
+    return [*sentences, NO_GOLD]
 
 
 def _other_headlines(run: RunFiles) -> list[Headline]:
@@ -99,7 +102,7 @@ def _other_headlines(run: RunFiles) -> list[Headline]:
     for field, title, digits in (("preference_score", "Preference score", 2), ("kl", "KL, nats a response", 2),
                                  ("length", "Response length, tokens", 1)):
         values = run.evaluation.get(field) or {}
-        known = [values[model] for model in run.evaluation.get("models") or [] if values.get(model) is not None]
+        known = [values[model] for model in run.models if values.get(model) is not None]
         if len(known) > 1:
             found.append(Headline(title, f"{known[0]:.{digits}f}", f"{known[-1]:.{digits}f}", ""))
     if not found:
@@ -122,11 +125,12 @@ def _method_sentences(run: RunFiles) -> list[str]:
     return sentences
 
 
-def _check_sentences(run: RunFiles) -> list[str]:
+def _check_sentences(run: RunFiles) -> tuple[list[str], list[str]]:
+    """The warning of checks that failed, and the sentence that all passed; at most one of the two."""
     checks = run.stage("ppo").summary.get("checks") or []
     failed = [check["name"] for check in checks if not check.get("passed")]
     if failed:
         warning = (f"Warning: {len(failed)} of {len(checks)} run-time checks of RL failed ({', '.join(failed)}); "
                    "distrust the RL results until that is explained.")
-        return [warning]
-    return [f"All {len(checks)} run-time checks of RL passed."] if checks else []
+        return [warning], []
+    return [], [f"All {len(checks)} run-time checks of RL passed."] if checks else []

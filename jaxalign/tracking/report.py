@@ -16,9 +16,10 @@ import jinja2
 from markupsafe import Markup
 
 from jaxalign.tracking import examples as pick
-from jaxalign.tracking import prose, sections
+from jaxalign.tracking import prose, sections, training_sections
+from jaxalign.tracking.formatting import short_percent
 from jaxalign.tracking.jsonl import write_atomically
-from jaxalign.tracking.measures import model_title, percent
+from jaxalign.tracking.measures import model_phrase, model_title
 from jaxalign.tracking.workdir import RunFiles, read_run
 
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
@@ -58,20 +59,22 @@ def _context(run: RunFiles, shown: int) -> dict[str, Any]:
         "stages": [(name, run.stage(name).status or "not run") for name in run.planned if name != "report"],
         "lead": prose.lead(run),
         "headlines": prose.headlines(run),
+        "span": [model_phrase(model, run.planned) for model in (run.models[:1] + run.models[-1:])],
         "behaviour": sections.behaviour(run),
         "wins": sections.win_rates(run),
         "answers": _answers(run, shown),
         "revisions": _revisions(run),
         "labels": sections.labels(run),
         "labelled": pick.labelled_pairs(run.rows("compare"), _LABELLED),
-        "numbers": [sections.preference(run), sections.reinforcement(run), sections.losses(run), sections.costs(run)],
+        "numbers": [sections.preference(run), training_sections.reinforcement(run), training_sections.losses(run),
+                    training_sections.costs(run)],
         "config": list(_config_lines(run.config)),
     }
 
 
 def _answers(run: RunFiles, shown: int) -> dict[str, Any]:
     rows = list(run.rows("evaluate"))
-    models = list(run.evaluation.get("models") or dict.fromkeys(row["model"] for row in rows))
+    models = list(run.models or dict.fromkeys(row["model"] for row in rows))
     kinds = dict.fromkeys(row.get("kind") for row in rows)
     each = math.ceil(shown / max(len(kinds), 1))
     groups = pick.answered_prompts(rows, models, each)
@@ -79,7 +82,7 @@ def _answers(run: RunFiles, shown: int) -> dict[str, Any]:
         "missing": "" if rows else run.absence("evaluate", "answers side by side"),
         "models": [model_title(model, run.planned) for model in models],
         "groups": [(pick.kind_title(kind), prompts) for kind, prompts in groups.items()],
-        "each": each,
+        "chosen": f"The first {each} prompts" + (" of each kind" if len(kinds) > 1 else ""),
         "mistakes": pick.mistakes(rows, models[-1], _MISTAKES) if models else [],
         "judged": any(row.get("gold") for row in rows),
     }
@@ -90,7 +93,7 @@ def _revisions(run: RunFiles) -> dict[str, Any]:
     return {
         "missing": "" if rows else run.absence("revise", "critiques and revisions"),
         "prompts": pick.revised_prompts(rows, _REVISED),
-        "rounds": [f"Round {number} changed {changed:,} of {total:,} answers ({percent(changed / total)})."
+        "rounds": [f"Round {number} changed {changed:,} of {total:,} answers ({short_percent(changed / total)})."
                    for number, changed, total in pick.rewritten_by_round(rows)],
     }
 

@@ -10,7 +10,7 @@ import html
 import math
 from collections.abc import Iterable, Sequence
 
-WIDTH, HEIGHT = 360, 210  # view box of a plot; the page scales it to its column
+WIDTH, HEIGHT = 320, 200  # view box of a plot; the page scales it to its column
 
 
 def element(tag: str, content: str = "", **attributes: object) -> str:

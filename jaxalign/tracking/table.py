@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from jaxalign.tracking.measures import measure, model_title, ordered_measures, percent
+from jaxalign.tracking.formatting import percent
+from jaxalign.tracking.measures import measure, model_title, ordered_measures
 
 
 def render(summary: Mapping[str, Any], stages: Collection[str] = ("pretrain", "revise")) -> str:
@@ -44,5 +45,4 @@ def _number(value: float | None, digits: int) -> str:
 
 def _align(rows: list[list[str]]) -> list[str]:
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return ["  ".join([row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))])
-            .rstrip() for row in rows]
+    return ["  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in rows]

@@ -47,6 +47,11 @@ class RunFiles:
     stages: Mapping[str, StageFiles]
 
     @property
+    def models(self) -> tuple[str, ...]:
+        """The models of the evaluation, in its order."""
+        return tuple(self.evaluation.get("models") or ())
+
+    @property
     def planned(self) -> tuple[str, ...]:
         """The stages the config asks for; without a config, those that are there."""
         return tuple(self.config.get("stages") or [name for name, stage in self.stages.items() if stage.started])

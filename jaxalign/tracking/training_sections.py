@@ -1,0 +1,99 @@
+"""The report's sections on training: the curves and checks of RL, the losses, time and tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from markupsafe import Markup
+
+from jaxalign.tracking import plots
+from jaxalign.tracking.blocks import Curves, Figure, Section, Table, curve_figures
+from jaxalign.tracking.examples import Tag
+from jaxalign.tracking.formatting import number, seconds
+from jaxalign.tracking.timing import PhaseTotal
+from jaxalign.tracking.workdir import RunFiles
+
+_RL_CURVES = (
+    Curves("Score and reward", {"score": "score", "reward": "reward"}),
+    Curves("KL to the reference", {"kl_k1": "k1", "kl_k3": "k3"}),
+    Curves("Response length", {"response_length": "tokens"}),
+    Curves("Entropy", {"entropy": "nats"}),
+    Curves("Clipped share", {"clip_fraction": "policy", "value_clip_fraction": "value"}),
+    Curves("Explained variance", {"explained_variance": "explained variance"}),
+)
+_MORE_RL_CURVES = (
+    Curves("Responses that end by themselves", {"eos_rate": "share"}),
+    Curves("KL coefficient", {"kl_coef": "coefficient"}),
+    Curves("Approximate KL of an update", {"approx_kl": "nats"}),
+    Curves("Probability ratio", {"ratio_mean": "mean", "ratio_max": "largest"}),
+    Curves("Policy loss", {"policy_loss": "loss"}),
+    Curves("Value loss", {"value_loss": "loss"}),
+    Curves("Gradient norm", {"grad_norm": "policy", "critic_grad_norm": "critic"}),
+    Curves("Sampler's gap to the trainer", {"sampler_gap": "nats"}),
+    Curves("Epochs run", {"epochs_run": "epochs"}),
+)
+
+
+def reinforcement(run: RunFiles) -> Section:
+    """The curves of PPO and the checks that ran at its first step."""
+    title, stage = "Reinforcement learning", run.stage("ppo")
+    if not stage.summary and not stage.metrics:
+        return Section("rl", title, missing=(run.absence("ppo", "the curves and checks of RL"),))
+    rows = [[check["name"], Tag("passed", "good") if check.get("passed") else Tag("failed", "bad"),
+             number(check.get("value")), number(check.get("tolerance")), check.get("meaning") or ""]
+            for check in stage.summary.get("checks") or []]
+    header = ["Check", "Result", "Measured", "Allowed", "What it means"]
+    tables = (Table("Checks at step 0: numbers that must be right before any training", header, rows),) if rows else ()
+    missing = () if rows else (run.absence("ppo", "the run-time checks"),)
+    stopped = stage.summary.get("stopped_early")
+    intro = f"{len(stage.metrics):,} iterations of PPO"
+    intro += f", {stopped:,} of them ended early by the KL limit." if stopped else "."
+    return Section("rl", title, intro, missing, curve_figures(run, "ppo", _RL_CURVES), tables,
+                   curve_figures(run, "ppo", _MORE_RL_CURVES))
+
+
+def losses(run: RunFiles) -> Section:
+    """The losses of language-model training."""
+    figures, missing, rows = [], [], []
+    for name, label in (("pretrain", "Pretraining"), ("sft", "Fine-tuning")):
+        stage = run.stage(name)
+        if not stage.summary and not stage.metrics:
+            missing.append(run.absence(name, f"the losses of {label.lower()}"))
+            continue
+        curves = Curves(f"{label} loss", {"loss": "training", "held_out_loss": "held-out"})
+        figures += curve_figures(run, name, [curves])
+        fields = ("steps", "tokens", "loss_first", "loss_last", "held_out_loss")
+        rows.append([label, *(number(stage.summary.get(field)) for field in fields)])
+    header = ["Stage", "Steps", "Tokens", "First loss", "Last loss", "Held-out loss"]
+    return Section("losses", "Pretraining and fine-tuning", "", tuple(missing), tuple(figures),
+                   (Table("Losses in nats a token", header, rows),) if rows else ())
+
+
+def costs(run: RunFiles) -> Section:
+    """Time and tokens by stage and phase."""
+    title = "Time and tokens"
+    timed = {name: stage.timing for name, stage in run.stages.items() if stage.timing}
+    if not timed:
+        return Section("time", title, missing=("No stage has recorded its time yet.",))
+    totals = {name: sum(phase["seconds"] for phase in timing.values()) for name, timing in timed.items()}
+    rows = [row for name, timing in timed.items() for row in _cost_rows(name, timing)]
+    figure = Figure("Time by stage", Markup(plots.time_bars("Time by stage", list(totals.items()))),
+                    f"{seconds(sum(totals.values()))} in all.")
+    table = Table("Wall-clock time and tokens, over every start of the run",
+                  ["Stage", "Phase", "Time", "Tokens", "Tokens a second"], rows)
+    return Section("time", title, figures=(figure,), tables=(table,))
+
+
+def _cost_rows(name: str, timing: Mapping[str, PhaseTotal]) -> list[list[str]]:
+    """A row for the stage, and one for each phase where it has several."""
+    spent = sum(phase["seconds"] for phase in timing.values())
+    rows = [[name, "all" if len(timing) > 1 else next(iter(timing)),
+             *_cost_cells(spent, sum(phase["tokens"] for phase in timing.values()))]]
+    if len(timing) > 1:
+        rows += [[f"{name}:", phase, *_cost_cells(total["seconds"], total["tokens"])]
+                 for phase, total in timing.items()]
+    return rows
+
+
+def _cost_cells(spent: float, tokens: int) -> list[str]:
+    return [seconds(spent), f"{tokens:,}" if tokens else "-", f"{tokens / spent:,.0f}" if tokens and spent > 0 else "-"]
