@@ -138,6 +138,7 @@ class Feedback:
     undecided_margin: float = field(0.02, "A label closer to 0.5 than this is undecided.", between(0.0, 0.5))
     undecided: str = field("half", "An undecided comparison is kept with the label 0.5, or dropped.",
                            one_of("half", "drop"))
+    reasoning_temperature: float = field(0.0, "Sampling temperature of the reasoning; 0 is greedy.", at_least(0))
     max_reasoning_tokens: int = field(64, "Longest reasoning.", at_least(1))
 
 
@@ -186,6 +187,7 @@ class Ppo:
     """Proximal policy optimization against the preference model."""
 
     iterations: int = field(40, "Rounds of sampling and learning.", at_least(1))
+    prompts: int = field(1000, "Distinct prompts to sample from; the loader goes round them.", at_least(1))
     batch: int = field(64, "Prompts of an iteration.", at_least(1))
     max_new_tokens: int = field(64, "Longest response.", at_least(1))
     temperature: float = field(1.0, "Sampling temperature; log-probabilities are taken under it everywhere.", above(0))
@@ -207,7 +209,7 @@ class Ppo:
     kl_estimator: str = field("k1", "A token's KL penalty: log-ratio, its size, half its square, or r - 1 - log r.",
                               one_of("k1", "abs", "k2", "k3"))
     whiten_advantages: bool = field(True, "Advantages get mean 0 and deviation 1 over the whole minibatch.")
-    missing_eos: str = field("replace", "An endless response: keep its score, replace it by missing_eos_value, subtract "
+    missing_eos: str = field("replace", "Without an end: keep the score, replace it by missing_eos_value, subtract "
                              "that value, or score zero.", one_of("keep", "replace", "penalty", "zero"))
     missing_eos_value: float = field(-1.0, "The score (replace) or what is subtracted from it (penalty).")
     score_clip: float | None = field(None, "Scores are clipped to +-score_clip; None: not at all.", above(0))

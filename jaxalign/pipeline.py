@@ -8,6 +8,7 @@ import fcntl
 import importlib
 import json
 import os
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -215,9 +216,10 @@ def _use_compile_cache(folder: str | None) -> None:
         return
     import jax  # not at the top: a finished run is told so without loading JAX
 
-    path = Path(folder).expanduser() if folder else Path("~/.cache/jaxalign").expanduser()
-    jax.config.update("jax_compilation_cache_dir", str(path))
+    jax.config.update("jax_compilation_cache_dir", str(Path(folder or "~/.cache/jaxalign").expanduser()))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
+    # A process killed while it wrote an entry leaves it torn; JAX then compiles anew, and would tell so at every run.
+    warnings.filterwarnings("ignore", message="Error reading persistent compilation cache entry")
 
 
 def _print_results(config: Config, workdir: Path) -> None:

@@ -1,0 +1,167 @@
+"""The config: what is accepted, what is refused and in which words, and that nothing is lost on the way."""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+import re
+import subprocess
+import sys
+
+import pytest
+
+from jaxalign import config_schema
+from jaxalign.config import Config, default_config, from_config_dict, to_dict
+from jaxalign.errors import UserError
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+
+
+def refusal(**values) -> str:
+    with pytest.raises(UserError) as caught:
+        from_config_dict(values)
+    return str(caught.value)
+
+
+def test_the_defaults_are_valid_and_survive_the_round_trip():
+    assert from_config_dict(default_config()) == Config()
+    assert from_config_dict(to_dict(Config())) == Config()
+
+
+def test_a_config_file_changes_one_field_and_no_other():
+    values = default_config()
+    values.ppo.optimizer.learning_rate = 0.25
+    changed = config_schema.flatten(from_config_dict(values))
+    differing = {name for name, value in config_schema.flatten(Config()).items() if changed[name] != value}
+    assert differing == {"ppo.optimizer.learning_rate"}
+    assert changed["ppo.optimizer.learning_rate"] == 0.25
+
+
+def test_the_optimizers_of_two_stages_are_apart():
+    values = default_config()
+    values.sft.optimizer.b1 = 0.5
+    config = from_config_dict(values)
+    assert config.sft.optimizer.b1 == 0.5
+    assert config.ppo.optimizer.b1 == Config().ppo.optimizer.b1
+
+
+def test_a_config_cannot_be_changed_once_read():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        from_config_dict({}).ppo.kl_coef = 1.0
+
+
+@pytest.mark.parametrize("values, sentence", [
+    ({"ppo": {"kl_coeff": 0.1}}, "config.ppo.kl_coeff is not a field of ppo; did you mean kl_coef?"),
+    ({"sed": 1}, "config.sed is not a field of config; did you mean seed?"),
+    ({"pretrian": {}}, "config.pretrian is not a field of config; did you mean pretrain?"),
+    ({"sft": {"optimizer": {"learning_rat": 1.0}}},
+     "config.sft.optimizer.learning_rat is not a field of optimizer; did you mean learning_rate?"),
+    # Right name, wrong place: the full name is given, from the same section where it has one.
+    ({"ppo": {"learning_rate": 0.1}},
+     "config.ppo.learning_rate is not a field of ppo; did you mean config.ppo.optimizer.learning_rate?"),
+    ({"constitution": "x"}, "config.constitution is not a field of config; did you mean config.feedback.constitution?"),
+    ({"mesh": {"zzz": 1}}, "config.mesh.zzz is not a field of mesh; its fields are data, fsdp, tensor"),
+])
+def test_an_unknown_key_names_the_nearest_field(values, sentence):
+    assert refusal(**values) == sentence
+
+
+@pytest.mark.parametrize("values, sentence", [
+    ({"ppo": {"epochs": 0.5}}, "config.ppo.epochs is 0.5 (float); an int is expected"),
+    ({"ppo": {"epochs": 4.0}}, "config.ppo.epochs is 4.0 (float); an int is expected"),
+    ({"ppo": {"epochs": True}}, "config.ppo.epochs is True (bool); an int is expected"),
+    ({"ppo": {"epochs": None}}, "config.ppo.epochs is None; an int is expected"),
+    ({"ppo": {"gamma": "1"}}, "config.ppo.gamma is '1' (str); a float is expected"),
+    ({"ppo": {"gamma": True}}, "config.ppo.gamma is True (bool); a float is expected"),
+    ({"ppo": {"score_clip": "off"}}, "config.ppo.score_clip is 'off' (str); a float or None is expected"),
+    ({"feedback": {"invert": 1}}, "config.feedback.invert is 1 (int); a bool is expected"),
+    ({"model": {"path": 7}}, "config.model.path is 7 (int); a str is expected"),
+    ({"stages": "ppo"}, "config.stages is 'ppo' (str); a tuple of str is expected"),
+    ({"stages": ("sft", 3)}, "config.stages[1] is 3 (int); a str is expected"),
+])
+def test_an_ill_type_names_field_value_and_type(values, sentence):
+    assert refusal(**values) == sentence
+
+
+@pytest.mark.parametrize("values, sentence", [
+    ({"ppo": {"clip": 0.0}}, "config.ppo.clip is 0.0; it must be above 0"),
+    ({"ppo": {"lam": 1.5}}, "config.ppo.lam is 1.5; it must be between 0.0 and 1.0"),
+    ({"ppo": {"epochs": 0}}, "config.ppo.epochs is 0; it must be at least 1"),
+    ({"ppo": {"kl_coef": float("nan")}}, "config.ppo.kl_coef is nan; a finite number is expected"),
+    ({"ppo": {"kl_coef": float("inf")}}, "config.ppo.kl_coef is inf; a finite number is expected"),
+    ({"model": {"source": "hugging_face"}},
+     "config.model.source is 'hugging_face'; it must be one of scratch, huggingface; did you mean huggingface?"),
+])
+def test_a_value_out_of_range_names_the_range(values, sentence):
+    assert refusal(**values) == sentence
+
+
+def test_stages_are_known_distinct_and_in_order():
+    assert "did you mean sft?" in refusal(stages=("stf",))
+    assert "in this order" in refusal(stages=("sft", "pretrain"))
+    assert "in this order" in refusal(stages=("sft", "sft"))
+    assert "config.stages is ()" in refusal(stages=())
+    assert from_config_dict({"stages": ["pretrain", "sft"]}).stages == ("pretrain", "sft")
+
+
+def test_pitfall_11_none_and_zero_are_distinct():
+    assert from_config_dict({"ppo": {"value_clip": 0.0}}).ppo.value_clip == 0.0
+    assert from_config_dict({"ppo": {"value_clip": None}}).ppo.value_clip is None
+    assert from_config_dict({"ppo": {"kl_coef": 0}}).ppo.kl_coef == 0.0
+    assert from_config_dict({"compile_cache": None}).compile_cache is None
+    assert from_config_dict({"compile_cache": ""}).compile_cache == ""
+
+
+def test_an_int_may_stand_for_a_float_and_becomes_one():
+    value = from_config_dict({"ppo": {"gamma": 1}}).ppo.gamma
+    assert value == 1.0 and type(value) is float
+
+
+@pytest.mark.parametrize("values, words", [
+    ({"mesh": {"data": 2, "fsdp": 2}, "sft": {"batch_rows": 6}},
+     ["config.sft.batch_rows is 6", "config.mesh.data (2) x config.mesh.fsdp (2) = 4"]),
+    ({"ppo": {"batch": 10, "minibatches": 4}}, ["config.ppo.batch is 10", "config.ppo.minibatches (4)"]),
+    # 32 rows fall into 4 minibatches of 8, which 16 micro-batches do not divide.
+    ({"ppo": {"batch": 32, "minibatches": 4, "micro_batches": 16}},
+     ["config.ppo.batch is 32", "config.ppo.minibatches (4) x config.ppo.micro_batches (16) = 64"]),
+    ({"preference": {"batch": 9, "micro_batches": 2}}, ["config.preference.batch is 9", "(2)"]),
+    ({"mesh": {"tensor": 4}}, ["config.mesh.tensor is 4", "config.model.kv_heads (2)"]),
+    ({"mesh": {"tensor": 2}, "model": {"mlp": 351}}, ["config.mesh.tensor is 2", "config.model.mlp (351)"]),
+    ({"mesh": {"tensor": 2}, "world": {"vocab_size": 769}},
+     ["config.mesh.tensor is 2", "config.world.vocab_size (769)"]),
+    ({"model": {"heads": 3}}, ["config.model.heads is 3", "config.model.kv_heads (2)"]),
+    ({"model": {"head_dim": 31}}, ["config.model.head_dim is 31", "even"]),
+    ({"model": {"source": "huggingface"}}, ["config.model.path is empty", "safetensors"]),
+    ({"data": {"source": "preferences_jsonl"}}, ["config.data.train is empty", "JSONL"]),
+    ({"world": {"topics": 20, "held_out_topics": 20}},
+     ["config.world.held_out_topics is 20", "config.world.topics (20)"]),
+    ({"ppo": {"max_new_tokens": 256}}, ["config.ppo.max_new_tokens is 256", "config.model.max_length (256)"]),
+    ({"preference": {"max_length": 512}}, ["config.preference.max_length is 512", "config.model.max_length (256)"]),
+])
+def test_fields_that_do_not_fit_together_are_both_named(values, words):
+    sentence = refusal(**values)
+    assert all(word in sentence for word in words), sentence
+    assert "\n" not in sentence
+
+
+def test_only_the_stages_to_run_are_held_against_the_mesh():
+    assert "config.pretrain.batch_rows" in refusal(mesh={"data": 3})
+    from_config_dict({"mesh": {"data": 3}, "stages": ("sft",), "sft": {"batch_rows": 9}})
+
+
+def test_eight_devices_fit_the_defaults():
+    from_config_dict({"mesh": {"data": 2, "fsdp": 2, "tensor": 2}})
+
+
+def test_every_field_is_documented_in_the_reference_and_the_page_is_current():
+    page = (ROOT / "docs/config.md").read_text(encoding="utf-8")
+    command = [sys.executable, "-m", "jaxalign.config"]
+    printed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert printed.stdout == page, "write it anew: python -m jaxalign.config > docs/config.md"
+    rows = re.findall(r"^\| `(\w+)` \| .+? \| .+ \| \S.* \|$", page, re.MULTILINE)
+    assert len(rows) == len(config_schema.flatten(Config()))
+
+
+def test_reading_a_config_does_not_load_jax():
+    code = "import sys, jaxalign.config as c; c.from_config_dict(c.default_config()); assert 'jax' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
