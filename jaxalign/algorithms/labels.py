@@ -101,31 +101,6 @@ def is_undecided(label: Any, margin: Any) -> jax.Array:
     return jnp.abs(as_float("label", label) - 0.5) <= margin + _ROUNDING
 
 
-def comparison_label(
-    label_ab: Any, label_ba: Any, margin: Any = 0.0, clamp: tuple[Any, Any] | None = None, invert: bool = False
-) -> tuple[jax.Array, jax.Array]:
-    """The label of a pair from the labels of its two orders: averaged, judged decided or not, inverted, clamped.
-
-    Args:
-      label_ab: real, any shape, in [0, 1]: P(A preferred) with A shown first.
-      label_ba: the same shape: P(A preferred) with A shown second.
-      margin: scalar in [0, .5], as in `is_undecided`; applied to the average, before the clamp.
-      clamp: (low, high) as in `clamp_label`; None leaves the label as it is.
-      invert: prefer the other response.
-
-    Returns:
-      (label, decided): float32 of that shape, .5 where undecided; bool of that shape.
-
-    Raises:
-      ValueError: the shapes differ, or an argument is outside its range.
-    """
-    label = average_orders(label_ab, label_ba)
-    decided = ~is_undecided(label, margin)
-    label = invert_label(label) if invert else label
-    label = label if clamp is None else clamp_label(label, *clamp)
-    return jnp.where(decided, label, 0.5), decided
-
-
 def expected_score(logprobs: Any) -> jax.Array:
     """The expected score, sum of i P(i) over i = 1..10, of a judge who answers with a number (arXiv 2309.00267).
 

@@ -1,0 +1,102 @@
+"""KL estimators against worked figures and against the exact sum; the controllers against a hand calculation."""
+
+from __future__ import annotations
+
+import jax
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jaxalign.algorithms.kl import ESTIMATORS, full_kl, kl_penalty, update_kl_coef
+
+LOGPROBS, REFERENCE = np.array([[0.5, 0.2, 0.1]]), np.array([[0.4, 0.3, 0.0]])
+WORKED = {
+    "k1": [0.1, -0.1, 0.1],
+    "abs": [0.1, 0.1, 0.1],
+    "k2": [0.005, 0.005, 0.005],
+    "k3": [np.exp(-0.1) - 1 + 0.1, np.exp(0.1) - 1 - 0.1, np.exp(-0.1) - 1 + 0.1],
+}
+
+
+@pytest.mark.parametrize("kind", ESTIMATORS)
+def test_penalties_give_the_worked_figures(kind):
+    np.testing.assert_allclose(kl_penalty(LOGPROBS, REFERENCE, kind), [WORKED[kind]], rtol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ESTIMATORS)
+def test_equal_policies_have_no_penalty(kind):
+    logprobs = -np.random.default_rng(0).exponential(3, (4, 5)).astype(np.float32)
+    np.testing.assert_array_equal(kl_penalty(logprobs, logprobs, kind), np.zeros((4, 5)))
+
+
+def test_k3_keeps_its_digits_near_zero():
+    # d = 1e-3: exp(-d) - 1 + d is d^2 / 2 - d^3 / 6. exp(-d) - 1 in float32 would be off by 6e-8, an eighth of it;
+    # expm1 is off by an ulp of 1e-3, 1.2e-10, or 2.4e-4 of it.
+    estimate = float(kl_penalty(np.zeros(1, np.float32), np.full(1, -1e-3, np.float32), "k3")[0])
+    assert estimate == pytest.approx(1e-6 / 2 - 1e-9 / 6, rel=1e-3)
+
+
+@settings(max_examples=25, deadline=None)
+@given(seed=st.integers(0, 2**31))
+def test_k1_and_k3_are_unbiased_and_full_kl_is_the_sum(seed):
+    rng = np.random.default_rng(seed)
+    logits, reference = rng.normal(0, 2, (2, 6))
+    logp = logits - np.log(np.exp(logits).sum())
+    logq = reference - np.log(np.exp(reference).sum())
+    exact = sum(np.exp(p) * (p - q) for p, q in zip(logp, logq, strict=True))
+    assert float(full_kl(logits, reference)) == pytest.approx(exact, rel=1e-4, abs=1e-6)
+    for kind in ("k1", "k3"):
+        # The expectation over the policy, token by token, instead of over samples.
+        expectation = np.sum(np.exp(logp) * np.asarray(kl_penalty(logp, logq, kind)))
+        assert expectation == pytest.approx(exact, rel=1e-3, abs=1e-5)
+    assert (np.asarray(kl_penalty(logp, logq, "k3")) >= 0).all()
+
+
+def test_full_kl_gives_the_worked_figure():
+    value = full_kl(np.log([0.98, 0.01, 0.01]), np.log([0.01, 0.01, 0.98]))
+    assert float(value) == pytest.approx(4.4474, abs=5e-5)
+
+
+def test_full_kl_with_impossible_tokens():
+    # By hand: KL((1/2, 1/2, 0) || (1/4, 1/4, 1/2)) = log 2; the other way a possible token is impossible: infinite.
+    narrow, wide = np.log([0.5, 0.5, 1.0]) + np.array([0, 0, -np.inf]), np.log([0.25, 0.25, 0.5])
+    assert float(full_kl(narrow, wide)) == pytest.approx(np.log(2), rel=1e-6)
+    assert float(full_kl(narrow, narrow)) == 0
+    assert float(full_kl(wide, narrow)) == np.inf
+
+
+def test_the_adaptive_controller_gives_the_worked_figure():
+    assert float(update_kl_coef(0.15, 7.8, 6, 10000, 512)) == pytest.approx(0.151536, rel=1e-6)
+
+
+def test_the_adaptive_controller_by_hand_within_its_clip():
+    # Error 6.6 / 6 - 1 = .1; .2 * (1 + .1 * 100 / 1000) = .202. Far below target the error is clipped to -.2.
+    assert float(update_kl_coef(0.2, 6.6, 6, 1000, 100)) == pytest.approx(0.202, rel=1e-6)
+    assert float(update_kl_coef(0.2, 0.0, 6, 1000, 100)) == pytest.approx(0.2 * 0.98, rel=1e-6)
+    assert float(update_kl_coef(0.2, 6.0, 6, 1000, 100)) == pytest.approx(0.2, rel=1e-6)
+
+
+def test_the_adaptive_controller_under_jit():
+    updated = jax.jit(update_kl_coef, static_argnames="kind")(0.15, 7.8, 6.0, 10000, 512)
+    assert float(updated) == pytest.approx(0.151536, rel=1e-6)
+
+
+@pytest.mark.parametrize("coef", [0.0, 0.05])
+def test_the_fixed_controller_leaves_the_coefficient(coef):
+    assert float(update_kl_coef(coef, 100.0, 6, 10000, 512, kind="fixed")) == np.float32(coef)
+
+
+def test_bad_arguments_are_refused():
+    with pytest.raises(ValueError, match="kind is 'k4'; one of k1, k2, k3, abs"):
+        kl_penalty(LOGPROBS, REFERENCE, "k4")
+    with pytest.raises(ValueError, match="kind is 'linear'; one of fixed, adaptive"):
+        update_kl_coef(0.1, 1, 6, 100, 10, kind="linear")
+    with pytest.raises(ValueError, match="target is 0; a number above 0"):
+        update_kl_coef(0.1, 1, 0, 100, 10)
+    with pytest.raises(ValueError, match="horizon is 0; a number above 0"):
+        update_kl_coef(0.1, 1, 6, 0, 10)
+    with pytest.raises(ValueError, match=r"5 \* horizon - num_samples is"):
+        update_kl_coef(0.1, 1, 6, 100, 500)
+    with pytest.raises(ValueError, match="measured_kl has shape"):
+        update_kl_coef(0.1, np.ones(3), 6, 100, 10)

@@ -1,0 +1,100 @@
+"""Scores become rewards: where the score goes, what the missing-eos rules do, and how scores are normalised."""
+
+from __future__ import annotations
+
+import jax
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jaxalign.algorithms.rewards import MISSING_EOS, normalise_scores, score_statistics, shape_rewards
+
+SCORES = np.array([0.5, -0.25])
+KL = np.array([[0.1, 0.2, 0.3], [1.0, -1.0, 7.0]])
+LENGTHS = np.array([3, 2])
+
+
+def test_score_and_penalty_by_hand():
+    rewards = shape_rewards(SCORES, KL, 0.1, LENGTHS, np.array([True, True]))
+    np.testing.assert_allclose(rewards, [[-0.01, -0.02, 0.47], [-0.1, -0.15, 0]], rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize(
+    "rule, value, expected",
+    [("none", None, -0.25), ("replace", -1.0, -1.0), ("penalty", 0.75, -1.0), ("zero", None, 0)],
+)
+def test_missing_eos_rules_by_hand(rule, value, expected):
+    rewards = shape_rewards(SCORES, np.zeros((2, 3)), 0.1, LENGTHS, np.array([True, False]), rule, value)
+    # The first response ended, so its score stands under every rule.
+    np.testing.assert_allclose(rewards, [[0, 0, 0.5], [0, expected, 0]], rtol=1e-6)
+
+
+def test_the_kl_is_paid_whatever_becomes_of_the_score():
+    rewards = shape_rewards(SCORES, KL, 0.1, LENGTHS, np.array([False, False]), "zero")
+    np.testing.assert_allclose(rewards, [[-0.01, -0.02, -0.03], [-0.1, 0.1, 0]], rtol=1e-6, atol=1e-8)
+
+
+@settings(max_examples=30, deadline=None)
+@given(seed=st.integers(0, 2**31), rule=st.sampled_from(MISSING_EOS))
+def test_equals_a_loop(seed, rule):
+    rng = np.random.default_rng(seed)
+    scores, kl, lengths = rng.normal(size=4), rng.normal(size=(4, 6)), rng.integers(0, 7, size=4)
+    ended, coef = rng.random(4) < 0.5, rng.uniform(0, 1)
+    expected = np.zeros((4, 6))
+    for b in range(4):
+        score = scores[b]
+        if not ended[b]:
+            score = {"none": score, "replace": 2.0, "penalty": score - 2.0, "zero": 0.0}[rule]
+        for t in range(lengths[b]):
+            expected[b, t] = -coef * kl[b, t] + (score if t == lengths[b] - 1 else 0)
+    kl = np.where(np.arange(6)[None, :] < lengths[:, None], kl, np.nan)
+    function = jax.jit(shape_rewards, static_argnames="missing_eos")
+    rewards = function(scores, kl, coef, lengths, ended, missing_eos=rule, missing_eos_value=2.0)
+    np.testing.assert_allclose(rewards, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_bad_arguments_are_refused():
+    ended = np.array([True, True])
+    with pytest.raises(ValueError, match="missing_eos is 'drop'; one of none, replace, penalty, zero"):
+        shape_rewards(SCORES, KL, 0.1, LENGTHS, ended, "drop")
+    with pytest.raises(ValueError, match="missing_eos is 'replace', which needs a missing_eos_value"):
+        shape_rewards(SCORES, KL, 0.1, LENGTHS, ended, "replace")
+    with pytest.raises(ValueError, match=r"missing_eos_value \(subtracted.* is -1.0; at least 0"):
+        shape_rewards(SCORES, KL, 0.1, LENGTHS, ended, "penalty", -1.0)
+    with pytest.raises(ValueError, match=r"response_length is 4; in \[0, 3\]"):
+        shape_rewards(SCORES, KL, 0.1, np.array([4, 1]), ended)
+    with pytest.raises(ValueError, match=r"scores has shape \(2, 1\)"):
+        shape_rewards(SCORES[:, None], KL, 0.1, LENGTHS, ended)
+    with pytest.raises(ValueError, match="kl_coef is -0.1; at least 0"):
+        shape_rewards(SCORES, KL, -0.1, LENGTHS, ended)
+
+
+def test_normalised_scores_by_hand():
+    np.testing.assert_allclose(normalise_scores(np.array([1, 3, 11]), 3.0, 2.0), [-1, 0, 4])
+    np.testing.assert_allclose(normalise_scores(np.array([1, 3, 11]), 3.0, 2.0, clip=1.5), [-1, 0, 1.5])
+    # 0 is a clip like any other, and not the same as none.
+    np.testing.assert_array_equal(normalise_scores(np.array([1, 3, 11]), 3.0, 2.0, clip=0.0), [0, 0, 0])
+
+
+def test_statistics_normalise_their_own_scores():
+    scores, mask = np.array([2.0, 4.0, 6.0, 999.0]), np.array([1, 1, 1, 0])
+    shift, scale = score_statistics(scores, mask)
+    assert float(shift) == pytest.approx(4)
+    assert float(scale) == pytest.approx(np.sqrt(8 / 3), rel=1e-6)
+    normalised = np.asarray(normalise_scores(scores, shift, scale))[:3]
+    assert normalised.mean() == pytest.approx(0, abs=1e-6)
+    assert normalised.std() == pytest.approx(1, rel=1e-6)
+
+
+def test_equal_scores_have_scale_1():
+    shift, scale = score_statistics(np.array([0.7, 0.7, 0.7]))
+    assert float(shift) == pytest.approx(0.7)
+    assert float(scale) == 1
+
+
+def test_a_scale_of_zero_is_refused():
+    with pytest.raises(ValueError, match="scale is 0.0; a number above 0"):
+        normalise_scores(np.zeros(2), 0.0, 0.0)
+    with pytest.raises(ValueError, match="clip is -1.0; at least 0"):
+        normalise_scores(np.zeros(2), 0.0, 1.0, clip=-1.0)

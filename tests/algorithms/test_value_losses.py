@@ -1,0 +1,80 @@
+"""The critic's loss by hand, by loop and by finite differences; explained variance by hand."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jax.test_util import check_grads
+
+from jaxalign.algorithms.value_losses import clipped_value_loss, explained_variance
+
+
+def test_by_hand():
+    # A move of .5 from 0 is clipped to .2. Return 1: (.5-1)^2 = .25 < (.2-1)^2 = .64, clipped. Return -1: 2.25 > 1.44.
+    values, old, returns = np.array([0.5, 0.5, 0.1]), np.zeros(3), np.array([1.0, -1.0, 1.0])
+    loss, clipped = clipped_value_loss(values, old, returns, clip=0.2)
+    np.testing.assert_allclose(loss, [0.32, 1.125, 0.405], rtol=1e-6)
+    np.testing.assert_array_equal(clipped, [True, False, False])
+
+
+def test_none_is_no_clip_and_zero_is_one():
+    values, old, returns = np.array([0.5]), np.zeros(1), np.array([1.0])
+    np.testing.assert_allclose(clipped_value_loss(values, old, returns, None)[0], [0.125])
+    np.testing.assert_allclose(clipped_value_loss(values, old, returns, 0.0)[0], [0.5])
+
+
+@settings(max_examples=30, deadline=None)
+@given(seed=st.integers(0, 2**31), clip=st.sampled_from([0.05, 0.2, 1.0]))
+def test_equals_a_loop(seed, clip):
+    values, old, returns = np.random.default_rng(seed).normal(size=(3, 3, 4))
+    expected = np.zeros((3, 4))
+    for b in range(3):
+        for t in range(4):
+            bounded = min(max(values[b, t], old[b, t] - clip), old[b, t] + clip)
+            expected[b, t] = max((values[b, t] - returns[b, t]) ** 2, (bounded - returns[b, t]) ** 2) / 2
+    loss, _ = jax.jit(clipped_value_loss)(values, old, returns, clip)
+    np.testing.assert_allclose(loss, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("clip", [None, 0.2])
+def test_the_gradient_is_the_finite_difference(clip):
+    with jax.enable_x64(True):
+        values, old = np.array([0.5, 0.5, 0.1, -0.7]), np.zeros(4)
+        returns = np.array([1.0, -1.0, 1.0, 0.3])
+        check_grads(lambda x: clipped_value_loss(x, old, returns, clip)[0], (values,), order=1, modes=["rev"])
+
+
+@pytest.mark.parametrize("garbage", [999.0, np.inf, np.nan])
+@pytest.mark.parametrize("clip", [None, 0.2])
+def test_masked_tokens_change_nothing_and_have_no_gradient(garbage, clip):
+    values, old = jnp.array([[0.1, garbage]]), np.array([[0.0, garbage]])
+    returns, mask = np.array([[1.0, garbage]]), np.array([[1.0, 0.0]])
+    loss, clipped = clipped_value_loss(values, old, returns, clip, mask)
+    np.testing.assert_allclose(loss, [[0.405, 0]], rtol=1e-6)
+    assert not bool(clipped[0, 1])
+    gradient = jax.grad(lambda x: clipped_value_loss(x, old, returns, clip, mask)[0].sum())(values)
+    np.testing.assert_allclose(gradient, [[-0.9, 0]], rtol=1e-6)
+
+
+def test_a_negative_clip_is_refused():
+    with pytest.raises(ValueError, match="clip is -0.2; at least 0"):
+        clipped_value_loss(np.zeros(1), np.zeros(1), np.zeros(1), -0.2)
+
+
+def test_explained_variance_by_hand():
+    returns, mask = np.array([[1.0, 2.0, 3.0, 99.0]]), np.array([[1, 1, 1, 0]])
+    # Returns 1, 2, 3 have variance 2/3. Errors 0, .5, 1 have 1/6: 1 - 1/4. A constant offset costs nothing.
+    assert float(explained_variance(np.array([[1.0, 1.5, 2.0, -7.0]]), returns, mask)) == pytest.approx(0.75)
+    assert float(explained_variance(returns + 5, returns, mask)) == pytest.approx(1)
+    assert float(explained_variance(np.full((1, 4), 0.3), returns, mask)) == pytest.approx(0, abs=1e-6)
+    assert float(explained_variance(-returns, returns, mask)) == pytest.approx(-3)
+
+
+def test_explained_variance_of_equal_returns_or_none_is_zero():
+    values = np.array([[1.0, 2.0]])
+    assert float(explained_variance(values, np.full((1, 2), 0.5), np.ones((1, 2)))) == 0
+    assert float(explained_variance(values, values, np.zeros((1, 2)))) == 0
