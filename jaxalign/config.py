@@ -209,8 +209,8 @@ class Ppo:
     kl_estimator: str = field("k1", "A token's KL penalty: log-ratio, its size, half its square, or r - 1 - log r.",
                               one_of("k1", "abs", "k2", "k3"))
     whiten_advantages: bool = field(True, "Advantages get mean 0 and deviation 1 over the whole minibatch.")
-    missing_eos: str = field("replace", "Without an end: keep the score, replace it by missing_eos_value, subtract "
-                             "that value, or score zero.", one_of("keep", "replace", "penalty", "zero"))
+    missing_eos: str = field("replace", "Without an end: leave the score, replace it by missing_eos_value, subtract "
+                             "that value, or score zero.", one_of("none", "replace", "penalty", "zero"))
     missing_eos_value: float = field(-1.0, "The score (replace) or what is subtracted from it (penalty).")
     score_clip: float | None = field(None, "Scores are clipped to +-score_clip; None: not at all.", above(0))
     target_kl: float | None = field(None, "An iteration stops learning above this KL; None: never.", above(0))

@@ -1,0 +1,61 @@
+"""A language model that answers in text: an engine, its weights and its tokenizer, for rooms that deal in words."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+
+from jaxalign.data.tokenizer import Tokenizer
+from jaxalign.rollout.engine import Engine
+from jaxalign.rollout.sampling import Sampling
+
+
+@dataclasses.dataclass(frozen=True)
+class Utterance:
+    """What the model said: its text, the ids with the end token if it ended by itself, and whether it did."""
+
+    text: str
+    ids: tuple[int, ...]
+    ended: bool
+    logprob: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Speaker:
+    """`progress(rows, tokens)`, where given, is called after every batch."""
+
+    engine: Engine
+    params: Any
+    tokenizer: Tokenizer
+    progress: Callable[[int, int], None] | None = None
+
+    def prompt_ids(self, segments: Sequence[str]) -> list[int]:
+        """The ids the model is given: bos where the tokenizer has one, then the segments."""
+        return begin(self.tokenizer) + self.tokenizer.encode_segments(segments)
+
+    def say(self, prompts: Sequence[Sequence[str]], key: jax.Array, sampling: Sampling, first_row: int = 0) -> list[Utterance]:
+        """One continuation for each list of segments; row i is sampled under the global row number first_row + i.
+
+        A prompt that leaves no room for max_new_tokens gets an empty answer that did not end; it stops no other.
+        """
+        ids = [self.prompt_ids(segments) for segments in prompts]
+        rows = [i for i, prompt in enumerate(ids) if self.fits(prompt, sampling.max_new_tokens)]
+        out = [Utterance("", (), False, 0.0)] * len(ids)
+        responses = self.engine.respond(
+            self.params, [ids[i] for i in rows], key, sampling, [first_row + i for i in rows], self.progress
+        )
+        for i, response in zip(rows, responses, strict=True):
+            words = response.ids[:-1] if response.ended else response.ids
+            out[i] = Utterance(self.tokenizer.decode(words), response.ids, response.ended, response.logprob)
+        return out
+
+    def fits(self, prompt: Sequence[int], max_new_tokens: int) -> bool:
+        return len(prompt) + max_new_tokens <= self.engine.max_length
+
+
+def begin(tokenizer: Tokenizer) -> list[int]:
+    """The ids every sequence opens with."""
+    return [] if tokenizer.bos_id is None else [tokenizer.bos_id]

@@ -1,0 +1,73 @@
+"""Drawing one token a row: temperature, top-k, top-p, and keys that depend on position alone."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from jaxalign.errors import UserError
+
+
+@dataclasses.dataclass(frozen=True)
+class Sampling:
+    """How to sample. temperature 0 is greedy; top_k 0 and top_p 1 filter nothing. stop_ids end a response (kept in it)."""
+
+    max_new_tokens: int
+    stop_ids: tuple[int, ...]
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+
+    def __post_init__(self):
+        if self.max_new_tokens < 1:
+            raise UserError(f"max_new_tokens is {self.max_new_tokens}; at least 1 is expected")
+        if self.temperature < 0:
+            raise UserError(f"temperature is {self.temperature}; 0 (greedy) or more is expected")
+        if self.top_k < 0:
+            raise UserError(f"top_k is {self.top_k}; 0 (off) or more is expected")
+        if not 0 < self.top_p <= 1:
+            raise UserError(f"top_p is {self.top_p}; a number in (0, 1] is expected")
+
+    @property
+    def logprob_temperature(self) -> float:
+        """The temperature that log-probabilities are taken at: 1 for greedy decoding, where none is defined."""
+        return self.temperature or 1.0
+
+
+def row_keys(key: jax.Array, rows_B: jax.Array) -> jax.Array:
+    """One key a row, folded from the global row number (Decision 6)."""
+    return jax.vmap(lambda row: jax.random.fold_in(key, row))(rows_B)
+
+
+def filter_logits(logits_BxV: jax.Array, top_k: int, top_p: float) -> jax.Array:
+    """Sets what top-k and top-p (nucleus, arXiv 1904.09751) leave out to -inf. The likeliest token always stays."""
+    V = logits_BxV.shape[-1]
+    if 0 < top_k < V:
+        kth = jax.lax.top_k(logits_BxV, top_k)[0][:, -1:]
+        logits_BxV = jnp.where(logits_BxV < kth, -jnp.inf, logits_BxV)
+    if top_p < 1:
+        ordered = jnp.sort(logits_BxV, axis=-1, descending=True)
+        before = jnp.cumsum(jax.nn.softmax(ordered, axis=-1), axis=-1) - jax.nn.softmax(ordered, axis=-1)
+        kept = jnp.where(before < top_p, ordered, jnp.inf)
+        logits_BxV = jnp.where(logits_BxV < jnp.min(kept, axis=-1, keepdims=True), -jnp.inf, logits_BxV)
+    return logits_BxV
+
+
+def sample(logits_BxV, row_keys_B, positions_B, sampling: Sampling) -> tuple[jax.Array, jax.Array]:
+    """Tokens int32 [B] and their log-probabilities float32 [B].
+
+    The log-probability is that of the softmax at the sampling temperature *before* top-k and top-p: what a trainer
+    recomputes for the policy and for its reference alike, so that equal weights give a KL of 0 under every setting.
+    The key of a token is folded from its row's key and its position.
+    """
+    scaled = logits_BxV.astype(jnp.float32) / sampling.logprob_temperature
+    if sampling.temperature == 0:
+        tokens = jnp.argmax(scaled, axis=-1)
+    else:
+        keys = jax.vmap(jax.random.fold_in)(row_keys_B, positions_B)
+        filtered = filter_logits(scaled, sampling.top_k, sampling.top_p)
+        tokens = jax.vmap(jax.random.categorical)(keys, filtered)
+    logprobs = jnp.take_along_axis(jax.nn.log_softmax(scaled, axis=-1), tokens[:, None], axis=-1)[:, 0]
+    return tokens.astype(jnp.int32), logprobs

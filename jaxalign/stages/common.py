@@ -1,0 +1,134 @@
+"""What several stages set up alike: which model, which weights, which prompts, which keys."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+
+import jax
+
+from jaxalign.config import STAGES, Config
+from jaxalign.data.tokenizer import Tokenizer
+from jaxalign.data.world import World, make_world
+from jaxalign.feedback.constitution import builtin_names, load_constitution
+from jaxalign.feedback.labeller import Labeller
+from jaxalign.feedback.speaker import Speaker
+from jaxalign.models import llama
+from jaxalign.models.decoder import DecoderConfig
+from jaxalign.models.model import Model, Params
+from jaxalign.parallel.mesh import make_mesh
+from jaxalign.parallel.sharding import Sharding
+from jaxalign.records import Principle
+from jaxalign.rollout.engine import Engine
+from jaxalign.rollout.sampling import Sampling
+from jaxalign.stages.base import StageContext
+from jaxalign.training.checkpoint import load_params
+
+MODEL_FIELDS = ("model", "seed")
+WORLD_FIELDS = ("data.source", "world")
+
+
+def base_stages(config: Config) -> tuple[str, ...]:
+    """The stage that makes the helpful-only base, if it is made here."""
+    return ("pretrain",) if config.model.source == "scratch" else ()
+
+
+def policy_stages(config: Config) -> tuple[str, ...]:
+    """The stage whose weights RL starts from: sft, or the base where sft is not run."""
+    return ("sft",) if "sft" in config.stages else base_stages(config)
+
+
+def base_files(config: Config) -> dict[Path, str]:
+    """The files of an outside base model."""
+    if config.model.source == "scratch":
+        return {}
+    folder = Path(config.model.path).expanduser()
+    names = ("config.json", "tokenizer.model", "model.safetensors", "model.safetensors.index.json")
+    found = {folder / name: "model.path" for name in names if (folder / name).exists()}
+    return found or {folder / "config.json": "model.path"}
+
+
+def stage_key(config: Config, stage: str, stream: int = 0) -> jax.Array:
+    """The PRNG key of one use of randomness in one stage."""
+    return jax.random.fold_in(jax.random.fold_in(jax.random.key(config.seed), STAGES.index(stage)), stream)
+
+
+@functools.cache
+def sharding(config: Config) -> Sharding | None:
+    """The run's mesh with its rules; None on one device, where there is nothing to place."""
+    shape = config.mesh
+    mesh = make_mesh(shape.data, shape.fsdp, shape.tensor)
+    return None if mesh.size == 1 else Sharding(mesh)
+
+
+def load_tokenizer(context: StageContext) -> Tokenizer:
+    if context.config.model.source == "huggingface":
+        return Tokenizer.load(Path(context.config.model.path).expanduser() / "tokenizer.model")
+    return Tokenizer.load(context.input_directory("pretrain") / "tokenizer.model")
+
+
+def make_model(config: Config, vocab: int, head: str = "lm") -> Model:
+    """The run's architecture. vocab is the tokenizer's size (the weights of an outside model must have the same)."""
+    sizes = config.model
+    if sizes.source == "huggingface":
+        decoder = llama.read_config(sizes.path, sizes.compute_dtype).decoder
+    else:
+        decoder = DecoderConfig(
+            vocab, sizes.layers, sizes.embed, sizes.heads, sizes.kv_heads, sizes.head_dim, sizes.mlp, sizes.rope_base,
+            sizes.norm_eps, sizes.tie_embeddings, sizes.compute_dtype,
+        )  # fmt: skip
+    return Model(decoder, head, sharding(config))
+
+
+def base_params(context: StageContext, model: Model) -> Params:
+    """The weights of the helpful-only base."""
+    if context.config.model.source == "huggingface":
+        settings = context.config.model
+        return llama.load_pretrained(
+            settings.path, max_length=settings.max_length, compute_dtype=settings.compute_dtype, sharding=model.sharding
+        ).params
+    return load_params(context.input_directory("pretrain") / "params", model)
+
+
+def stage_params(context: StageContext, stage: str, model: Model) -> Params:
+    """The final weights of an earlier stage, or of the base under the name "base"."""
+    if stage in ("base", "pretrain"):
+        return base_params(context, model)
+    return load_params(context.input_directory(stage) / "params", model)
+
+
+def policy_params(context: StageContext, model: Model) -> Params:
+    """The weights that RL starts from."""
+    return stage_params(context, next(iter(policy_stages(context.config)), "base"), model)
+
+
+def world_of(config: Config) -> World:
+    return make_world(config.seed, config.world.topics, config.world.held_out_topics)
+
+
+def speaker(context: StageContext, model: Model, params: Params, batch: int, progress=None) -> Speaker:
+    engine = Engine(model, batch, context.config.model.max_length)
+    return Speaker(engine, params, load_tokenizer(context), progress)
+
+
+def constitution(config: Config) -> tuple[Principle, ...]:
+    return load_constitution(config.feedback.constitution)
+
+
+def constitution_files(config: Config) -> dict[Path, str]:
+    """The constitution, where it is a file of the user's."""
+    name = config.feedback.constitution
+    return {} if name in builtin_names() else {Path(name).expanduser(): "feedback.constitution"}
+
+
+def labeller(context: StageContext, speaking: Speaker) -> Labeller:
+    config = context.config
+    return Labeller(speaking, constitution(config), config.feedback, config.seed)
+
+
+def sampling(section, tokenizer: Tokenizer) -> Sampling:
+    """The sampling of a config section that has temperature, max_new_tokens and perhaps top_k and top_p."""
+    return Sampling(
+        section.max_new_tokens, (tokenizer.eos_id,), section.temperature,
+        getattr(section, "top_k", 0), getattr(section, "top_p", 1.0),
+    )  # fmt: skip

@@ -1,0 +1,112 @@
+"""compare: two answers to each prompt from the supervised policy, labelled by the feedback model (the base).
+
+Reads the base and sft. Writes one row per pair.
+"""
+
+from __future__ import annotations
+
+import collections
+
+import numpy as np
+
+from jaxalign.config import Config
+from jaxalign.feedback.critique import answer
+from jaxalign.feedback.labeller import Pair
+from jaxalign.records import Comparison
+from jaxalign.stages import common
+from jaxalign.stages.base import Stage, StageContext, write_json
+from jaxalign.stages.shards import Shards, chunks, prompt_row, row_prompt
+from jaxalign.tracking.progress import Progress
+from jaxalign.tracking.timing import Timing
+
+_FIELDS = (
+    "response_a", "response_b", "principles", "label", "label_ab", "label_ba", "decided", "reasoning_ab", "reasoning_ba",
+)  # fmt: skip
+
+
+class Compare(Stage):
+    name = "compare"
+    config_fields = (*common.MODEL_FIELDS, *common.WORLD_FIELDS, "compare", "feedback")
+
+    def inputs(self, config: Config) -> tuple[str, ...]:
+        return tuple(dict.fromkeys((*common.base_stages(config), *common.policy_stages(config))))
+
+    def files(self, config: Config):
+        return common.base_files(config) | common.constitution_files(config)
+
+    def run(self, context: StageContext) -> None:
+        config, section = context.config, context.config.compare
+        tokenizer = common.load_tokenizer(context)
+        model = common.make_model(config, tokenizer.vocab_size)
+        prompts = common.world_of(config).prompts("compare", section.prompts)
+        shards, timing = Shards(context.directory), Timing(context.directory / "timing.jsonl")
+        work = chunks(len(prompts), section.batch)
+        done = [shards.finished(number) for number in range(len(work))]
+        start = sum(len(rows) for rows, ready in zip(work, done, strict=True) if ready)
+        with Progress(self.name, len(prompts), start, unit="pair") as progress:
+            if not all(done):
+                count = lambda _, tokens: progress.update(0, tokens)  # noqa: E731
+                policy = common.speaker(context, model, common.policy_params(context, model), section.batch, count)
+                judging = common.speaker(context, model, common.base_params(context, model), section.batch, count)
+                labelling = common.labeller(context, judging)
+            for number, rows in enumerate(work):
+                if done[number]:
+                    continue
+                chunk = [prompts[i] for i in rows]
+                with timing.phase("generate"):
+                    # Both answers in one queue, so that two samples of one prompt have neighbouring global rows.
+                    twice = [prompt for prompt in chunk for _ in range(2)]
+                    key = common.stage_key(config, self.name, 0)
+                    said = answer(policy, twice, key, common.sampling(section, tokenizer), 2 * rows.start)
+                pairs = [Pair(p, said[2 * i].text, said[2 * i + 1].text) for i, p in enumerate(chunk)]
+                with timing.phase("label"):
+                    key = common.stage_key(config, self.name, 1)
+                    labelled = labelling.label(pairs, key, rows.start, config.feedback.invert)
+                shards.write(number, [_row(comparison) for comparison in labelled])
+                progress.update(len(rows))
+        write_json(context.directory / "summary.json", summarise(shards))
+
+
+def _row(comparison: Comparison) -> dict:
+    return prompt_row(comparison.prompt) | {name: getattr(comparison, name) for name in _FIELDS}
+
+
+def read_comparisons(shards: Shards, undecided: str) -> list[Comparison]:
+    """The comparisons to learn from: identical pairs are left out, undecided ones too when `undecided` is "drop"."""
+    out = []
+    for row in shards.read():
+        if row["response_a"] == row["response_b"] or (not row["decided"] and undecided == "drop"):
+            continue
+        fields = {name: row[name] for name in _FIELDS} | {"principles": tuple(row["principles"])}
+        out.append(Comparison(row_prompt(row), **fields))
+    return out
+
+
+def summarise(shards: Shards) -> dict:
+    """Counts, position bias, agreement of the two orders and how confident the labels are."""
+    rows = list(shards.read())
+    parsed = [row for row in rows if row["label_ab"] is not None]
+    ab, ba = (np.asarray([row[name] for row in parsed]) for name in ("label_ab", "label_ba"))
+    confidence = np.maximum((ab + ba) / 2, 1 - (ab + ba) / 2) if parsed else np.zeros(0)
+    counts, edges = np.histogram(confidence, bins=10, range=(0.5, 1.0))
+    by_principle = collections.defaultdict(list)
+    for row, value in zip(parsed, confidence, strict=True):
+        for name in row["principles"]:
+            by_principle[name].append(float(value))
+    return {
+        "pairs": len(rows),
+        "identical_pairs": sum(row["response_a"] == row["response_b"] for row in rows),
+        "undecided": sum(not row["decided"] for row in rows),
+        "unparsable": len(rows) - len(parsed),
+        # P(first shown) is label_ab in one order and 1 - label_ba in the other.
+        "position_bias": float(np.mean((ab + 1 - ba) / 2) - 0.5) if parsed else None,
+        "order_agreement": float(np.mean((ab > 0.5) == (ba > 0.5))) if parsed else None,
+        "confidence_histogram": {"edges": [float(x) for x in edges], "counts": [int(x) for x in counts]},
+        "principles": {
+            name: {"pairs": len(values), "mean_confidence": float(np.mean(values))}
+            for name, values in sorted(by_principle.items())
+        },
+    }
+
+
+STAGE = Compare()

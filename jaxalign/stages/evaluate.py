@@ -1,0 +1,195 @@
+"""evaluate: every model answers held-out prompts; gold measures, win rates by the labeller, KL, length, score.
+
+Reads the weights of base, sft and ppo, and preference. Writes one row per answer, and summary.json here and in the work
+directory. The only stage that may see the gold judge.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import functools
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+
+from jaxalign.algorithms.statistics import wilson_interval
+from jaxalign.config import Config
+from jaxalign.data.world import gold
+from jaxalign.feedback.labeller import Pair
+from jaxalign.models.model import Model
+from jaxalign.records import Prompt, Rollout
+from jaxalign.rollout.engine import Engine
+from jaxalign.stages import common, sources
+from jaxalign.stages.base import Stage, StageContext, write_json
+from jaxalign.stages.shards import Shards, chunks, prompt_row
+from jaxalign.tracking.progress import Progress
+from jaxalign.tracking.timing import Timing
+from jaxalign.training.checkpoint import load_params
+from jaxalign.training.experience import response_mask, response_stats
+from jaxalign.training.preference_step import score_sequences
+
+
+def evaluated(config: Config) -> tuple[str, ...]:
+    """The models that are compared, in the order of their making."""
+    return ("base", *(stage for stage in ("sft", "ppo") if stage in config.stages))
+
+
+class Evaluate(Stage):
+    name = "evaluate"
+    config_fields = (*common.MODEL_FIELDS, "stages", "data", "world", "evaluate", "feedback", "preference.max_length")
+
+    def inputs(self, config: Config) -> tuple[str, ...]:
+        made = ("preference",) if "preference" in config.stages else ()
+        return (*common.base_stages(config), *evaluated(config)[1:], *made)
+
+    def files(self, config: Config):
+        return common.base_files(config) | sources.data_files(config) | common.constitution_files(config)
+
+    def run(self, context: StageContext) -> None:
+        config, section = context.config, context.config.evaluate
+        tokenizer = common.load_tokenizer(context)
+        model = common.make_model(config, tokenizer.vocab_size)
+        prompts = sources.prompts(context, tokenizer, "evaluate", section.prompts, section.max_new_tokens)
+        shards = Shards(context.directory)
+        names, work = evaluated(config), chunks(len(prompts), section.batch)
+        done = [shards.finished(number) for number in range(len(names) * len(work))]
+        with Progress(self.name, len(names) * len(prompts), self._count(done, work), unit="answer") as progress:
+            for m, name in enumerate(names):
+                todo = [c for c in range(len(work)) if not done[m * len(work) + c]]
+                if not todo:
+                    continue
+                answering = Answering(context, model, name, tokenizer)
+                for c in todo:
+                    rows = answering.rows([prompts[i] for i in work[c]], work[c].start)
+                    shards.write(m * len(work) + c, rows)
+                    progress.update(len(rows), sum(row["tokens"] for row in rows))
+        summary = summarise(config, list(shards.read()), names)
+        if section.win_rate_prompts and config.data.source == "world":
+            summary["win_rates"] = win_rates(context, model, shards, names)
+        write_json(context.directory / "summary.json", summary)
+        write_json(context.workdir / "summary.json", summary)
+
+    @staticmethod
+    def _count(done: Sequence[bool], work: Sequence[range]) -> int:
+        return sum(len(work[number % len(work)]) for number, ready in enumerate(done) if ready)
+
+
+@functools.partial(jax.jit, static_argnames=("model", "temperature"))
+def sequence_kl(model: Model, params, rollout: Rollout, temperature: float):
+    """float32 [B]: log-prob of each response under the sampler less that under `params`, nats a response."""
+    mask = response_mask(rollout)
+    reference = response_stats(model, params, rollout, temperature).logprobs
+    return ((rollout.logprobs - reference) * mask).sum(axis=1)
+
+
+class Answering:
+    """One model answers prompts; each answer comes with its gold verdict, its KL to the model RL started from and, where
+    there is a preference model, its raw score."""
+
+    def __init__(self, context: StageContext, model: Model, name: str, tokenizer):
+        self.context, self.model, self.name, self.tokenizer = context, model, name, tokenizer
+        config = context.config
+        self.params = common.stage_params(context, name, model)
+        self.reference = common.policy_params(context, model)
+        self.preference = None
+        if "preference" in config.stages:
+            self.preference = load_params(context.input_directory("preference") / "params", model.with_head("scalar"))
+        self.engine = Engine(model, config.evaluate.batch, config.model.max_length)
+        self.sampling = common.sampling(config.evaluate, tokenizer)
+        self.world = common.world_of(config) if config.data.source == "world" else None
+        self.timing = Timing(context.directory / "timing.jsonl")
+
+    def rows(self, prompts: Sequence[Prompt], first_row: int) -> list[dict]:
+        config = self.context.config
+        ids = [sources.encode_prompt(self.tokenizer, p.messages, config.data.style) for p in prompts]
+        # The same key for every model: what differs between their answers is the models.
+        key = common.stage_key(config, "evaluate")
+        with self.timing.phase("generate") as phase:
+            numbers = range(first_row, first_row + len(prompts))
+            rollout = self.engine.rollout(self.params, ids, key, numbers, self.sampling)
+            kl = np.asarray(sequence_kl(self.model, self.reference, rollout, self.sampling.logprob_temperature))
+            score = self._scores(rollout)
+            rollout = jax.device_get(rollout)
+            phase.tokens = int(rollout.response_length.sum())
+        out = []
+        for i, prompt in enumerate(prompts):
+            start, count, ended = (int(x[i]) for x in (rollout.prompt_length, rollout.response_length, rollout.ended))
+            text = self.tokenizer.decode(rollout.tokens[i, start : start + count - ended])
+            out.append(
+                {"model": self.name} | prompt_row(prompt) | self._gold(prompt, text)
+                | {"response": text, "complete": bool(ended), "tokens": count, "kl": float(kl[i]), "score": score[i]}
+            )  # fmt: skip
+        return out
+
+    def _scores(self, rollout: Rollout) -> list[float | None]:
+        if self.preference is None:
+            return [None] * self.engine.batch
+        length = rollout.prompt_length + rollout.response_length
+        scores = score_sequences(self.model.with_head("scalar"), self.preference, rollout.tokens, length)
+        return [float(x) for x in np.asarray(scores)]
+
+    def _gold(self, prompt: Prompt, text: str) -> dict:
+        if self.world is None:
+            return {"kind": None, "gold": None}
+        verdict = dataclasses.asdict(gold.judge(self.world, prompt, text))
+        return {"kind": verdict.pop("kind"), "gold": {name: verdict[name] for name in gold.MEASURES}}
+
+
+def summarise(config: Config, rows: list[dict], names: Sequence[str]) -> dict:
+    """Rates with their counts and Wilson 95% intervals, mean KL, length and score by model."""
+    by_model = {name: [row for row in rows if row["model"] == name] for name in names}
+    first = by_model[names[0]]
+    summary = {
+        "seed": config.seed,
+        "prompts": dict(sorted(collections.Counter(row["kind"] or row["source"] for row in first).items())),
+        "models": list(names),
+        "rates": {},
+        "win_rates": [],
+    }
+    for name in names:
+        if first[0]["gold"] is not None:
+            summary["rates"][name] = {
+                measure: rate([row["gold"][measure] for row in by_model[name] if row["kind"] in kinds])
+                for measure, (kinds, _) in gold.MEASURES.items()
+            }
+    mean = lambda field: {n: float(np.mean([row[field] for row in by_model[n]])) for n in names}  # noqa: E731
+    scored = first[0]["score"] is not None
+    summary |= {"kl": mean("kl"), "length": mean("tokens"), "preference_score": mean("score") if scored else {}}
+    return summary | {"complete": mean("complete")}
+
+
+def rate(values: Sequence[bool]) -> dict:
+    """Count, total, share and its interval."""
+    count, total = int(sum(values)), len(values)
+    low, high = wilson_interval(count, total)
+    return {"count": count, "total": total, "rate": count / total if total else 0.0, "low": low, "high": high}
+
+
+def win_rates(context: StageContext, model: Model, shards: Shards, names: Sequence[str]) -> list[dict]:
+    """How often the labeller (the base, never inverted) prefers a later model's answer to an earlier one's, asked in both
+    orders. A tie or an undecided pair counts half."""
+    config, section = context.config, context.config.evaluate
+    prompts = {p.id: p for p in common.world_of(config).prompts("evaluate", section.prompts)[: section.win_rate_prompts]}
+    answers = {(row["model"], row["prompt_id"]): row["response"] for row in shards.read()}
+    judging = common.speaker(context, model, common.base_params(context, model), section.batch)
+    labelling, out = common.labeller(context, judging), []
+    contests = [(later, names[i]) for j, later in enumerate(names) for i in range(j)]
+    timing = Timing(context.directory / "timing.jsonl")
+    for number, (later, earlier) in enumerate(contests):
+        pairs = [Pair(prompts[i], answers[later, i], answers[earlier, i]) for i in prompts]
+        with timing.phase("win rates"):
+            labelled = labelling.label(pairs, common.stage_key(config, "evaluate", 1 + number), 0)
+        different = [c for c in labelled if c.response_a != c.response_b and c.decided]
+        wins = sum(c.label > 0.5 for c in different)
+        ties = len(labelled) - len(different)
+        low, high = wilson_interval(wins + ties / 2, len(labelled))
+        out.append(
+            {"model": later, "against": earlier, "wins": wins, "total": len(labelled), "undecided": ties,
+             "rate": (wins + ties / 2) / len(labelled), "low": low, "high": high}
+        )  # fmt: skip
+    return out
+
+
+STAGE = Evaluate()

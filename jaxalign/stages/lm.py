@@ -1,0 +1,68 @@
+"""Next-token training as pretrain and sft share it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax
+import numpy as np
+
+from jaxalign.config import Pretrain, Sft
+from jaxalign.data.loader import EpochLoader, take
+from jaxalign.models.model import Model
+from jaxalign.records import PackedBatch
+from jaxalign.stages import common
+from jaxalign.stages.base import StageContext, write_json
+from jaxalign.tracking.metrics import read_metrics
+from jaxalign.training.checkpoint import save_params
+from jaxalign.training.lm_step import lm_evaluate, lm_step
+from jaxalign.training.loop import Loop
+from jaxalign.training.optimizer import make_optimizer
+from jaxalign.training.state import abstract_state, init_state
+
+
+def train_lm(
+    context: StageContext,
+    section: Pretrain | Sft,
+    model: Model,
+    train: PackedBatch,
+    held_out: PackedBatch | None,
+    steps: int,
+    init: Callable,
+    extra: dict | None = None,
+):
+    """Trains `steps` steps on the packed rows, saves the parameters and writes the summary (with `extra` in it)."""
+    stage = context.directory.name
+    optimizer = make_optimizer(section.optimizer, steps)
+    loader = EpochLoader(len(train.tokens), section.batch_rows, context.config.seed, stream=len(stage))
+    key = common.stage_key(context.config, stage)
+
+    def step_fn(state, step: int):
+        batch = place(model, take(train, loader.indices(step)))
+        return lm_step(model, optimizer, section.micro_batches, state, batch)
+
+    loop = Loop(stage, context.directory, steps, section.checkpoint_every)
+    state = loop.run(lambda: init_state(model, optimizer, init(), key), abstract_state(model, optimizer), step_fn)
+    save_params(context.directory / "params", state.params)
+    rows = read_metrics(context.directory / "metrics.jsonl")
+    summary = {"steps": steps, "tokens": int(sum(row["tokens"] for row in rows))}
+    summary |= {"loss_first": rows[0]["loss"], "loss_last": float(np.mean([row["loss"] for row in rows[-10:]]))}
+    summary["held_out_loss"] = None if held_out is None else held_out_loss(model, state.params, held_out, section.batch_rows)
+    write_json(context.directory / "summary.json", summary | (extra or {}))
+
+
+def held_out_loss(model: Model, params, rows: PackedBatch, batch: int) -> float:
+    """Mean negative log-likelihood, nats a token, over all rows."""
+    loss = tokens = 0.0
+    for start in range(0, len(rows.tokens), batch):
+        part = take(rows, slice(start, start + batch))
+        short = batch - len(part.tokens)
+        part = jax.tree.map(lambda x: np.pad(x, ((0, short), (0, 0))), part)  # noqa: B023
+        part_loss, part_tokens = lm_evaluate(model, params, place(model, part))
+        loss, tokens = loss + float(part_loss), tokens + float(part_tokens)
+    return loss / max(tokens, 1.0)
+
+
+def place(model: Model, batch):
+    """Puts a batch on the devices, its leading axis split over the mesh."""
+    return batch if model.sharding is None else jax.device_put(batch, model.sharding.batch)

@@ -1,0 +1,127 @@
+"""ppo: reinforcement learning from AI feedback. Samples, scores with the preference model, learns, again and again.
+
+Reads the weights RL starts from (policy and reference) and preference (reward model, and the critic's start). Writes
+checkpoints, params (the policy's), metrics, the step-0 checks and a summary.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import jax
+
+from jaxalign.config import Config
+from jaxalign.data.loader import EpochLoader
+from jaxalign.models.model import Model, Params
+from jaxalign.rollout.engine import Engine
+from jaxalign.stages import common, sources
+from jaxalign.stages.base import Stage, StageContext, write_json
+from jaxalign.tracking.metrics import read_metrics
+from jaxalign.training.checkpoint import copy_params, load_params, save_params
+from jaxalign.training.checks import Check, act_on, sampler_gap, step_zero_checks
+from jaxalign.training.experience import make_experience
+from jaxalign.training.loop import Loop
+from jaxalign.training.optimizer import make_optimizer
+from jaxalign.training.ppo_state import FrozenRoles, PPOSetup, PPOState, abstract_ppo_state, init_ppo_state
+from jaxalign.training.ppo_step import ppo_update
+
+CHECKS = "checks.json"
+
+
+class PPO(Stage):
+    name = "ppo"
+    config_fields = (*common.MODEL_FIELDS, "data", "world", "ppo")
+
+    def inputs(self, config: Config) -> tuple[str, ...]:
+        return (*common.policy_stages(config), "preference")
+
+    def files(self, config: Config):
+        return common.base_files(config) | sources.data_files(config)
+
+    def run(self, context: StageContext) -> None:
+        config, section = context.config, context.config.ppo
+        tokenizer = common.load_tokenizer(context)
+        policy = common.make_model(config, tokenizer.vocab_size)
+        setup = make_setup(context, policy)
+        prompts = sources.prompts(context, tokenizer, "rl", section.prompts, section.max_new_tokens)
+        encoded = [sources.encode_prompt(tokenizer, p.messages, config.data.style) for p in prompts]
+        start = common.policy_params(context, policy)
+        preference = load_params(context.input_directory("preference") / "params", setup.critic)
+        roles = FrozenRoles(start, preference)
+        iteration = Iteration(context, setup, roles, encoded, tokenizer)
+        loop = Loop(self.name, context.directory, section.iterations, section.checkpoint_every, shown=("score", "kl_k1"))
+        state = loop.run(
+            lambda: init_ppo_state(setup, copy_params(start), copy_params(preference), common.stage_key(config, self.name)),
+            abstract_ppo_state(setup),
+            iteration,
+        )
+        save_params(context.directory / "params", state.policy.params)
+        write_json(context.directory / "summary.json", self._summary(context))
+
+    def _summary(self, context: StageContext) -> dict:
+        rows = read_metrics(context.directory / "metrics.jsonl")
+        checks = json.loads((context.directory / CHECKS).read_text(encoding="utf-8"))
+        summary = {"iterations": len(rows), "checks": checks, "stopped_early": int(sum(r["stopped_early"] for r in rows))}
+        summary |= {"reward_first": rows[0]["reward"], "reward_last": rows[-1]["reward"], "kl_last": rows[-1]["kl_k1"]}
+        summary |= {"score_first": rows[0]["score"], "score_last": rows[-1]["score"]}
+        return summary | {"sampler_gap_max": max(row["sampler_gap"] for row in rows)}
+
+
+def make_setup(context: StageContext, policy: Model) -> PPOSetup:
+    """Optimizers over all updates of the run, and the preference model's normalisation."""
+    section = context.config.ppo
+    updates = section.iterations * section.epochs * section.minibatches
+    learnt = json.loads((context.input_directory("preference") / "summary.json").read_text(encoding="utf-8"))
+    return PPOSetup(
+        policy,
+        policy.with_head("scalar"),
+        make_optimizer(section.optimizer, updates),
+        make_optimizer(section.critic_optimizer, updates),
+        section,
+        learnt["shift"],
+        learnt["scale"],
+    )
+
+
+class Iteration:
+    """One PPO iteration as the loop calls it: (state, step) -> (state, metrics)."""
+
+    def __init__(self, context: StageContext, setup: PPOSetup, roles: FrozenRoles, prompts, tokenizer):
+        self.context, self.setup, self.roles, self.prompts = context, setup, roles, prompts
+        section = context.config.ppo
+        self.sampling = common.sampling(section, tokenizer)
+        self.loader = EpochLoader(len(prompts), section.batch, context.config.seed, stream=200)
+        longest = max(len(prompt) for prompt in prompts)
+        # One prompt length for the whole run: one compilation.
+        self.engine = Engine(setup.policy, section.batch, context.config.model.max_length, bucket=-(-longest // 8) * 8)
+
+    def __call__(self, state: PPOState, step: int):
+        config, setup = self.context.config.ppo, self.setup
+        batch = [self.prompts[i] for i in self.loader.indices(step)]
+        key = jax.random.fold_in(jax.random.wrap_key_data(state.policy.key), step)
+        rows = range(step * config.batch, (step + 1) * config.batch)
+        sampled = self.engine.rollout(state.policy.params, batch, key, rows, self.sampling)
+        recompute = config.on_sampler_gap == "recompute" and bool(
+            sampler_gap(setup, state.policy.params, sampled) > config.sampler_tolerance
+        )
+        experience, metrics = make_experience(
+            setup, recompute, self.roles, state.policy.params, state.critic.params, state.kl_coef, sampled
+        )
+        if step == 0:
+            self._check(state.policy.params, sampled, experience)
+        metrics["sampler_gap"] = sampler_gap(setup, state.policy.params, sampled)
+        if config.on_sampler_gap == "stop" and step > 0:
+            gap = float(metrics["sampler_gap"])
+            passed = gap <= config.sampler_tolerance
+            act_on((Check("sampler gap", gap, config.sampler_tolerance, passed, f"at iteration {step}"),), "stop", "ppo")
+        state, learnt = ppo_update(setup, state, experience)
+        return state, {**metrics, **learnt}
+
+    def _check(self, params: Params, sampled, experience) -> None:
+        checks = step_zero_checks(self.setup, self.roles, params, sampled, experience)
+        write_json(self.context.directory / CHECKS, [dataclasses.asdict(check) for check in checks])
+        act_on(checks, self.context.config.ppo.on_sampler_gap, "ppo")
+
+
+STAGE = PPO()

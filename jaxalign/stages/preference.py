@@ -1,0 +1,137 @@
+"""preference: the preference model, trained on soft labels; how right and how calibrated it is on held-out pairs.
+
+Reads compare (world) or the preference file, and the weights RL starts from. Writes checkpoints, params and a summary with
+the shift and scale that bring its scores to mean 0 and deviation 1 on the policy's samples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+
+from jaxalign.algorithms.calibration import expected_calibration_error, reliability_bins
+from jaxalign.algorithms.preference_losses import bradley_terry
+from jaxalign.algorithms.rewards import score_statistics
+from jaxalign.algorithms.statistics import wilson_interval
+from jaxalign.config import Config
+from jaxalign.data.loader import EpochLoader, take
+from jaxalign.data.preferences import split_by_prompt
+from jaxalign.data.tokenizer import Tokenizer
+from jaxalign.models.model import Model, scalar_from_lm
+from jaxalign.records import Comparison, PairBatch
+from jaxalign.stages import common, sources
+from jaxalign.stages.base import Stage, StageContext, write_json
+from jaxalign.stages.compare import read_comparisons
+from jaxalign.stages.lm import place
+from jaxalign.stages.shards import Shards
+from jaxalign.training.checkpoint import save_params
+from jaxalign.training.loop import Loop
+from jaxalign.training.optimizer import make_optimizer
+from jaxalign.training.preference_step import preference_step, score_pairs
+from jaxalign.training.state import abstract_state, init_state
+
+BUCKET = 32
+
+
+class Preference(Stage):
+    name = "preference"
+    config_fields = (*common.MODEL_FIELDS, "data", "world", "preference", "feedback.undecided")
+
+    def inputs(self, config: Config) -> tuple[str, ...]:
+        pairs = ("compare",) if config.data.source == "world" else ()
+        return (*common.policy_stages(config), *pairs)
+
+    def files(self, config: Config):
+        return common.base_files(config) | sources.data_files(config)
+
+    def run(self, context: StageContext) -> None:
+        config, section = context.config, context.config.preference
+        tokenizer = common.load_tokenizer(context)
+        language_model = common.make_model(config, tokenizer.vocab_size)
+        model = language_model.with_head("scalar")
+        train, held_out, extra = self._pairs(context, tokenizer)
+        train, held_out = (pair_arrays(tokenizer, pairs, config.data.style, section.max_length) for pairs in (train, held_out))
+        loader = EpochLoader(len(train.label), section.batch, config.seed, stream=100)
+        steps = loader.steps(section.epochs)
+        optimizer = make_optimizer(section.optimizer, steps)
+
+        def init():
+            head = model.init(common.stage_key(config, self.name, 1))
+            params = scalar_from_lm(common.policy_params(context, language_model), head)
+            return init_state(model, optimizer, params, common.stage_key(config, self.name))
+
+        def step_fn(state, step: int):
+            batch = place(model, take(train, loader.indices(step)))
+            tokens = int(batch.length.sum())
+            state, metrics = preference_step(model, optimizer, section.micro_batches, section.centering_coef, state, batch)
+            return state, {**metrics, "tokens": tokens}
+
+        loop = Loop(self.name, context.directory, steps, section.checkpoint_every, shown=("loss", "accuracy"))
+        state = loop.run(init, abstract_state(model, optimizer), step_fn)
+        save_params(context.directory / "params", state.params)
+        samples = all_scores(model, state.params, train, section.batch)
+        shift, scale = (float(x) for x in score_statistics(samples.reshape(-1)))
+        summary = {"steps": steps, "train_pairs": len(train.label), "reward_mean_before": shift, "reward_std_before": scale}
+        summary |= {"shift": shift, "scale": scale} if section.normalise else {"shift": 0.0, "scale": 1.0}
+        write_json(context.directory / "summary.json", summary | measure(model, state.params, held_out, section.batch) | extra)
+
+    def _pairs(self, context: StageContext, tokenizer: Tokenizer):
+        config = context.config
+        if config.data.source != "world":
+            train, held_out, report = sources.human_comparisons(context, tokenizer)
+            for sentence in report.sentences():
+                print(f"[{self.name}] {sentence}", flush=True)
+            return train, held_out, {"data": report.to_dict()}
+        comparisons = read_comparisons(Shards(context.input_directory("compare")), config.feedback.undecided)
+        return *split_by_prompt(comparisons, config.preference.held_out_share, config.seed), {}
+
+
+def pair_arrays(tokenizer: Tokenizer, pairs: Sequence[Comparison], style: str, max_length: int) -> PairBatch:
+    """All pairs as one PairBatch of numpy arrays, padded to one length. A sequence too long keeps its end."""
+    rows = []
+    for pair in pairs:
+        sides = (pair.response_a, pair.response_b)
+        rows.append([sources.encode_completion(tokenizer, pair.prompt.messages, s, style)[0][-max_length:] for s in sides])
+    longest = max((len(ids) for row in rows for ids in row), default=1)
+    width = min(max_length, -(-longest // BUCKET) * BUCKET)
+    tokens, length = np.zeros((len(rows), 2, width), np.int32), np.ones((len(rows), 2), np.int32)
+    for i, row in enumerate(rows):
+        for side, ids in enumerate(row):
+            tokens[i, side, : len(ids)], length[i, side] = ids, len(ids)
+    label = np.asarray([pair.label for pair in pairs], np.float32)
+    return PairBatch(tokens, length, label, np.ones(len(rows), np.float32))
+
+
+def all_scores(model: Model, params, pairs: PairBatch, batch: int) -> np.ndarray:
+    """float32 [B, 2]: the raw scores of every pair."""
+    out = []
+    for start in range(0, len(pairs.label), batch):
+        part = take(pairs, np.minimum(np.arange(start, start + batch), len(pairs.label) - 1))
+        out.append(np.asarray(score_pairs(model, params, place(model, part))))
+    return np.concatenate(out)[: len(pairs.label)] if out else np.zeros((0, 2), np.float32)
+
+
+def measure(model: Model, params, pairs: PairBatch, batch: int, bins: int = 10) -> dict:
+    """Accuracy, calibration and loss on held-out pairs whose label leans one way."""
+    scores = all_scores(model, params, pairs, batch)
+    decided = np.abs(pairs.label - 0.5) > 1e-6
+    if not decided.any():
+        return {"held_out": None, "calibration": None}
+    scores, label = scores[decided], pairs.label[decided]
+    loss = float(np.mean(bradley_terry(scores[:, 0], scores[:, 1], label)))
+    # Each pair counts in both orders, so that the plot does not depend on which answer happened to be written first.
+    margin = np.concatenate([scores[:, 0] - scores[:, 1], scores[:, 1] - scores[:, 0]])
+    both = np.concatenate([label, 1 - label])
+    prob = np.asarray(jax.nn.sigmoid(margin))
+    right = int(np.sum((scores[:, 0] > scores[:, 1]) == (label > 0.5)))
+    low, high = wilson_interval(right, len(label))
+    plot = reliability_bins(prob, both, bins)
+    held_out = {"pairs": len(label), "accuracy": right / len(label), "low": low, "high": high, "loss": loss}
+    held_out["ece"] = float(expected_calibration_error(prob, both, bins))
+    named = {name: [float(x) for x in getattr(plot, name)] for name in ("edges", "confidence", "accuracy", "count")}
+    return {"held_out": held_out, "calibration": named}
+
+
+STAGE = Preference()

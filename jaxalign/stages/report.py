@@ -1,0 +1,21 @@
+"""report: one self-contained HTML file about the run."""
+
+from __future__ import annotations
+
+from jaxalign.config import STAGES, Config
+from jaxalign.stages.base import Stage, StageContext
+from jaxalign.tracking.report import render_report
+
+
+class Report(Stage):
+    name = "report"
+    config_fields = ("stages", "evaluate.examples")
+
+    def inputs(self, config: Config) -> tuple[str, ...]:
+        return tuple(stage for stage in STAGES if stage in config.stages and stage != self.name)
+
+    def run(self, context: StageContext) -> None:
+        render_report(context.workdir, context.config.evaluate.examples)
+
+
+STAGE = Report()

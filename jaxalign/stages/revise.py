@@ -1,0 +1,90 @@
+"""revise: the base answers prompts, criticises its answers under drawn principles and revises them.
+
+Reads the base. Writes one row per red-team prompt and round, and one per helpful prompt (round 0).
+"""
+
+from __future__ import annotations
+
+import collections
+
+from jaxalign.config import Config
+from jaxalign.feedback.critique import answer, draw_principles, revise
+from jaxalign.records import Revision
+from jaxalign.stages import common
+from jaxalign.stages.base import Stage, StageContext, write_json
+from jaxalign.stages.shards import Shards, chunks, prompt_row
+from jaxalign.tracking.progress import Progress
+from jaxalign.tracking.timing import Timing
+
+
+class Revise(Stage):
+    name = "revise"
+    config_fields = (*common.MODEL_FIELDS, *common.WORLD_FIELDS, "revise", "feedback.constitution")
+
+    def inputs(self, config: Config) -> tuple[str, ...]:
+        return common.base_stages(config)
+
+    def files(self, config: Config):
+        return common.base_files(config) | common.constitution_files(config)
+
+    def run(self, context: StageContext) -> None:
+        config, section = context.config, context.config.revise
+        constitution = common.constitution(config)
+        tokenizer = common.load_tokenizer(context)
+        model = common.make_model(config, tokenizer.vocab_size)
+        world, shards, timing = common.world_of(config), Shards(context.directory), Timing(context.directory / "timing.jsonl")
+        red_team = world.prompts("red_team", section.red_team_prompts)
+        helpful = world.prompts("helpful", section.helpful_prompts)
+        work = [(red_team, rows) for rows in chunks(len(red_team), section.batch)]
+        work += [(helpful, rows) for rows in chunks(len(helpful), section.batch)]
+        sampling, speaking = common.sampling(section, tokenizer), None
+        done = [shards.finished(number) for number in range(len(work))]
+        start = sum(len(rows) for (_, rows), ready in zip(work, done, strict=True) if ready)
+        with Progress(self.name, len(red_team) + len(helpful), start, unit="prompt") as progress:
+            for number, (prompts, rows) in enumerate(work):
+                if done[number]:
+                    continue
+                if speaking is None:
+                    count = lambda _, tokens: progress.update(0, tokens)  # noqa: E731
+                    speaking = common.speaker(context, model, common.base_params(context, model), section.batch, count)
+                chunk = [prompts[i] for i in rows]
+                with timing.phase("generate") as phase:
+                    if prompts is red_team:
+                        rules = draw_principles(constitution, rows, section.rounds, config.seed, stream=0)
+                        key = common.stage_key(config, self.name, 0)
+                        revisions = revise(speaking, chunk, rules, key, sampling, rows.start)
+                    else:
+                        key = common.stage_key(config, self.name, 1)
+                        said = answer(speaking, chunk, key, sampling, rows.start)
+                        revisions = [
+                            Revision(p, 0, None, u.text, None, None, u.ended) for p, u in zip(chunk, said, strict=True)
+                        ]
+                    phase.tokens = sum(_tokens(tokenizer, r) for r in revisions)
+                shards.write(number, [_row(revision) for revision in revisions])
+                progress.update(len(rows))
+        write_json(context.directory / "summary.json", _summary(shards, section.rounds))
+
+
+def _tokens(tokenizer, revision: Revision) -> int:
+    return sum(len(tokenizer.encode(text)) + 1 for text in (revision.response, revision.critique, revision.revision) if text)
+
+
+def _row(revision: Revision) -> dict:
+    fields = ("round", "principle", "response", "critique", "revision", "complete")
+    return prompt_row(revision.prompt) | {name: getattr(revision, name) for name in fields}
+
+
+def _summary(shards: Shards, rounds: int) -> dict:
+    rows = list(shards.read())
+    revised = [row for row in rows if row["round"] > 0]
+    return {
+        "prompts": sum(row["round"] == 1 for row in rows),
+        "rounds": rounds,
+        "helpful_prompts": sum(row["round"] == 0 for row in rows),
+        "principles": dict(sorted(collections.Counter(row["principle"] for row in revised).items())),
+        "changed": sum(row["revision"] != row["response"] for row in revised),
+        "incomplete": sum(not row["complete"] for row in rows),
+    }
+
+
+STAGE = Revise()

@@ -1,0 +1,51 @@
+"""Shards of generated records: each chunk is written whole, so a crash loses at most the chunk in flight."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from jaxalign.records import Message, Prompt
+from jaxalign.tracking.jsonl import write_atomically
+
+
+@dataclasses.dataclass(frozen=True)
+class Shards:
+    """rows-00000.jsonl, rows-00001.jsonl ... of a stage's directory."""
+
+    directory: Path
+
+    def path(self, chunk: int) -> Path:
+        return self.directory / f"rows-{chunk:05d}.jsonl"
+
+    def finished(self, chunk: int) -> bool:
+        return self.path(chunk).exists()
+
+    def write(self, chunk: int, rows: Sequence[Mapping[str, Any]]) -> None:
+        write_atomically(self.path(chunk), "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+
+    def read(self) -> Iterator[dict[str, Any]]:
+        """Every row, in the order of the chunks."""
+        for path in sorted(self.directory.glob("rows-*.jsonl")):
+            with open(path, encoding="utf-8") as file:
+                yield from (json.loads(line) for line in file)
+
+
+def prompt_row(prompt: Prompt) -> dict[str, Any]:
+    """The fields of a row that say which prompt it is about."""
+    messages = [{"role": message.role, "content": message.content} for message in prompt.messages]
+    return {"prompt_id": prompt.id, "messages": messages, "source": prompt.source}
+
+
+def row_prompt(row: Mapping[str, Any]) -> Prompt:
+    """The prompt of a row written with `prompt_row`."""
+    messages = tuple(Message(m["role"], m["content"]) for m in row["messages"])
+    return Prompt(row["prompt_id"], messages, row["source"])
+
+
+def chunks(total: int, size: int) -> list[range]:
+    """Row numbers of each chunk."""
+    return [range(start, min(start + size, total)) for start in range(0, total, size)]

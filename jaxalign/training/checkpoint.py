@@ -1,0 +1,61 @@
+"""Checkpoints by Orbax: asynchronous, atomic, restored onto any mesh."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import jax
+import orbax.checkpoint as ocp
+
+from jaxalign.errors import UserError
+from jaxalign.models.model import Model
+
+
+class Checkpointer:
+    """Numbered checkpoints of one pytree; the newest two are kept. A checkpoint exists whole or not at all."""
+
+    def __init__(self, directory: Path):
+        options = ocp.CheckpointManagerOptions(max_to_keep=2, create=True, cleanup_tmp_directories=True)
+        self._manager = ocp.CheckpointManager(Path(directory).absolute(), options=options)
+
+    def latest(self) -> int | None:
+        return self._manager.latest_step()
+
+    def save(self, step: int, state) -> None:
+        """Copies the state, then writes it in the background."""
+        self._manager.save(step, args=ocp.args.StandardSave(state))
+
+    def restore(self, abstract):
+        """The newest checkpoint, as `abstract` (ShapeDtypeStructs, with shardings on a mesh)."""
+        return self._manager.restore(self.latest(), args=ocp.args.StandardRestore(abstract))
+
+    def close(self) -> None:
+        """Waits for what is being written."""
+        self._manager.wait_until_finished()
+        self._manager.close()
+
+
+def save_params(directory: Path, params) -> None:
+    """Writes final parameters, whole or not at all; a complete earlier copy is left as it is."""
+    directory = Path(directory).absolute()
+    if directory.exists():
+        return
+    with ocp.StandardCheckpointer() as checkpointer:
+        checkpointer.save(directory, params)
+
+
+def load_params(directory: Path, model: Model):
+    """Parameters of `model`, placed by its sharding rules. Raises UserError when they are missing or do not fit."""
+    directory = Path(directory).absolute()
+    if not directory.exists():
+        raise UserError(f"no parameters at {directory}; the stage that writes them has not finished")
+    with ocp.StandardCheckpointer() as checkpointer:
+        try:
+            return checkpointer.restore(directory, model.abstract())
+        except (ValueError, KeyError) as error:
+            raise UserError(f"the parameters at {directory} do not fit config.model: {error}") from error
+
+
+def copy_params(params):
+    """A second set of buffers with the same values and placement, for a state that will be donated."""
+    return jax.tree.map(lambda x: x.copy(), params)

@@ -1,0 +1,41 @@
+"""The jitted step of next-token training (pretraining and supervised fine-tuning) on packed rows."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+
+from jaxalign.models.heads import token_stats
+from jaxalign.models.model import Model
+from jaxalign.records import PackedBatch
+from jaxalign.training.microbatch import accumulate
+from jaxalign.training.state import TrainState, apply_gradients
+
+
+def lm_loss(model: Model, params, batch: PackedBatch, total):
+    """Summed negative log-likelihood (nats) of the weighted tokens of `batch`, divided by `total`."""
+    hidden = model.hidden(params, batch.tokens, batch.positions, batch.segment_ids)
+    stats = token_stats(hidden[:, :-1], model.unembedding(params), batch.tokens[:, 1:])
+    weight = batch.loss_mask[:, 1:]
+    loss = -jnp.sum(stats.logprobs * weight) / jnp.maximum(total, 1.0)
+    return loss, {"loss": loss}
+
+
+@functools.partial(jax.jit, static_argnames=("model", "optimizer", "micro_batches"), donate_argnames=("state",))
+def lm_step(model: Model, optimizer, micro_batches: int, state: TrainState, batch: PackedBatch):
+    """One update: (state, metrics). The loss is a mean over all weighted tokens of the batch, however it is split."""
+    total = jnp.sum(batch.loss_mask[:, 1:])
+    loss_fn = lambda params, part: lm_loss(model, params, part, total)  # noqa: E731
+    (_, sums), gradients = accumulate(loss_fn, state.params, batch, micro_batches)
+    state, metrics = apply_gradients(state, gradients, optimizer)
+    return state, {**sums, **metrics, "tokens": total}
+
+
+@functools.partial(jax.jit, static_argnames=("model",))
+def lm_evaluate(model: Model, params, batch: PackedBatch):
+    """(summed negative log-likelihood, weighted tokens) of a batch."""
+    total = jnp.sum(batch.loss_mask[:, 1:])
+    loss, _ = lm_loss(model, params, batch, 1.0)
+    return loss, total

@@ -1,0 +1,93 @@
+"""The loop every training stage runs: resume, step, write metrics, save checkpoints."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxalign.tracking.metrics import MetricWriter
+from jaxalign.tracking.progress import Progress
+from jaxalign.tracking.timing import Timing
+from jaxalign.training.checkpoint import Checkpointer
+
+
+@dataclasses.dataclass(frozen=True)
+class Loop:
+    """One training run inside a stage's directory.
+
+    total_steps: how many steps in all. checkpoint_every: steps between checkpoints. shown: the metrics that the progress
+    bar shows. tokens_metric: the metric that counts a step's tokens (for tokens/s), kept out of the metric file when
+    it starts with an underscore.
+    """
+
+    stage: str
+    directory: Path
+    total_steps: int
+    checkpoint_every: int
+    shown: tuple[str, ...] = ("loss",)
+    tokens_metric: str = "tokens"
+
+    def run(self, init: Callable[[], Any], abstract: Any, step_fn: Callable[[Any, int], tuple[Any, dict]]) -> Any:
+        """Trains to `total_steps` and returns the final state.
+
+        init() makes the first state (only when there is no checkpoint); abstract describes it for the restore;
+        step_fn(state, step) -> (state, metrics) donates the state it is given. Metrics may be device arrays: they are
+        fetched one step late, so that the device never waits for the host.
+        """
+        timing = Timing(self.directory / "timing.jsonl")
+        checkpointer = Checkpointer(self.directory / "checkpoints")
+        try:
+            began = time.perf_counter()
+            start = checkpointer.latest() or 0
+            state = checkpointer.restore(abstract) if start else init()
+            timing.add("start", time.perf_counter() - began)
+            with MetricWriter(self.directory / "metrics.jsonl") as writer:
+                writer.truncate(start)
+                with Progress(self.stage, self.total_steps, start) as progress:
+                    state = self._steps(state, start, step_fn, writer, progress, checkpointer, timing)
+            return state
+        finally:
+            checkpointer.close()
+
+    def _steps(self, state, start, step_fn, writer, progress, checkpointer, timing):
+        pending: tuple[int, dict] | None = None
+        began, tokens = time.perf_counter(), 0
+
+        def settle() -> int:
+            if pending is None:
+                return 0
+            step, metrics = pending
+            metrics = {name: np.asarray(value).item() for name, value in jax.device_get(metrics).items()}
+            count = int(metrics.get(self.tokens_metric, 0))
+            writer.write(step, {name: value for name, value in metrics.items() if not name.startswith("_")})
+            progress.update(tokens=count, **{name: metrics[name] for name in self.shown if name in metrics})
+            return count
+
+        for step in range(start, self.total_steps):
+            state, metrics = step_fn(state, step)
+            tokens += settle()
+            pending = (step, metrics)
+            if (step + 1) % self.checkpoint_every == 0 or step + 1 == self.total_steps:
+                tokens += settle()
+                pending = None
+                writer.flush()
+                timing.add("train", time.perf_counter() - began, tokens)
+                began, tokens = time.perf_counter(), 0
+                checkpointer.save(step + 1, state)
+                timing.add("checkpoint", time.perf_counter() - began)
+                began = time.perf_counter()
+        return state
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Writes a JSON file whole or not at all."""
+    from jaxalign.tracking.jsonl import write_atomically
+
+    write_atomically(Path(path), json.dumps(value, indent=2, sort_keys=True) + "\n")

@@ -1,0 +1,70 @@
+"""What PPO trains and carries from one iteration to the next, and its shapes for a restore."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxalign.config import Ppo
+from jaxalign.models.model import Model
+from jaxalign.training.state import TrainState, abstract_state, init_state
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class PPOState:
+    """step int32 []: iterations done (the data cursor); kl_coef float32 []; two TrainStates with their own optimizers."""
+
+    step: jax.Array
+    policy: TrainState
+    critic: TrainState
+    kl_coef: jax.Array
+
+
+@dataclasses.dataclass(frozen=True)
+class PPOSetup:
+    """Everything fixed during a run, hashable, hence static for jit.
+
+    policy has an LM head, critic a scalar head; shift and scale normalise the preference model's scores:
+    (score - shift) / scale.
+    """
+
+    policy: Model
+    critic: Model
+    policy_optimizer: Any
+    critic_optimizer: Any
+    config: Ppo
+    shift: float
+    scale: float
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class FrozenRoles:
+    """Parameters of the two models that PPO does not train."""
+
+    reference: Any
+    preference: Any
+
+
+def init_ppo_state(setup: PPOSetup, policy_params, critic_params, key: jax.Array) -> PPOState:
+    """The state before the first iteration; donates nothing, but its buffers may be donated later."""
+    policy = init_state(setup.policy, setup.policy_optimizer, policy_params, key)
+    critic = init_state(setup.critic, setup.critic_optimizer, critic_params, key)
+    coef = jnp.float32(setup.config.kl_coef)
+    if setup.policy.sharding is not None:
+        coef = jax.device_put(coef, setup.policy.sharding.replicated)
+    # Small arrays of equal value may share a buffer, and one buffer cannot be donated twice.
+    critic = dataclasses.replace(critic, step=critic.step.copy(), key=critic.key.copy())
+    return PPOState(policy.step.copy(), policy, critic, coef)
+
+
+def abstract_ppo_state(setup: PPOSetup) -> PPOState:
+    """ShapeDtypeStructs of `init_ppo_state`'s result."""
+    policy = abstract_state(setup.policy, setup.policy_optimizer)
+    critic = abstract_state(setup.critic, setup.critic_optimizer)
+    coef = dict(sharding=policy.step.sharding) if setup.policy.sharding is not None else {}
+    return PPOState(policy.step, policy, critic, jax.ShapeDtypeStruct((), jnp.float32, **coef))

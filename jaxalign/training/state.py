@@ -1,0 +1,73 @@
+"""The state of a training run: one pytree, saved and restored whole (Decision 2)."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from jaxalign.models.model import Model
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class TrainState:
+    """step int32 []: updates done, which is also the data cursor; key uint32 [2]: the run's PRNG key, never advanced,
+    only folded with the step; params and opt_state: float32, sharded by the model's rules."""
+
+    step: jax.Array
+    key: jax.Array
+    params: Any
+    opt_state: Any
+
+
+def optimizer_shardings(model: Model, optimizer: optax.GradientTransformation):
+    """Shardings of the optimizer state: moments lie like their parameters, the rest is replicated. None on one device."""
+    if model.sharding is None:
+        return None
+    shapes = jax.eval_shape(optimizer.init, model.abstract())
+    return optax.tree_map_params(
+        optimizer,
+        lambda _, sharding: sharding,
+        shapes,
+        model.shardings(),
+        transform_non_params=lambda _: model.sharding.replicated,
+    )
+
+
+def init_state(model: Model, optimizer: optax.GradientTransformation, params, seed_key: jax.Array) -> TrainState:
+    """A fresh state around `params` (which may be donated by the first step)."""
+    opt_state = jax.jit(optimizer.init, out_shardings=optimizer_shardings(model, optimizer))(params)
+    step, key = jnp.zeros((), jnp.int32), jax.random.key_data(seed_key)
+    if model.sharding is not None:
+        step, key = jax.device_put((step, key), model.sharding.replicated)
+    return TrainState(step, key, params, opt_state)
+
+
+def abstract_state(model: Model, optimizer: optax.GradientTransformation) -> TrainState:
+    """ShapeDtypeStructs (with shardings on a mesh) of `init_state`'s result: what a restore needs."""
+    opt_state = jax.eval_shape(optimizer.init, model.abstract())
+    step, key = jax.ShapeDtypeStruct((), jnp.int32), jax.ShapeDtypeStruct((2,), jnp.uint32)
+    if model.sharding is not None:
+        here = model.sharding.replicated
+        step, key = (jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=here) for x in (step, key))
+        opt_state = jax.tree.map(
+            lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
+            opt_state,
+            optimizer_shardings(model, optimizer),
+        )
+    return TrainState(step, key, model.abstract(), opt_state)
+
+
+def apply_gradients(state: TrainState, gradients, optimizer) -> tuple[TrainState, dict[str, jax.Array]]:
+    """One update. Gradients that are not finite change nothing but the step, and are counted in `skipped`."""
+    norm = optax.global_norm(gradients)
+    finite = jnp.isfinite(norm)
+    updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)
+    params = optax.apply_updates(state.params, updates)
+    keep = lambda new, old: jax.tree.map(lambda n, o: jnp.where(finite, n, o), new, old)  # noqa: E731
+    new = TrainState(state.step + 1, state.key, keep(params, state.params), keep(opt_state, state.opt_state))
+    return new, {"grad_norm": norm, "skipped": 1.0 - finite.astype(jnp.float32)}
