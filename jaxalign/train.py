@@ -63,26 +63,24 @@ def read_arguments(argv: Sequence[str]) -> tuple[Config, Path, bool]:
     Raises:
         UserError: an unknown flag or field, a value that does not fit, or a config file that is missing or fails.
     """
-    path, rest = _take_config_file(argv[1:])
-    # The file comes first, so that fields set before it on the command line are heard as well.
-    arguments = [argv[0], f"--config={path}", *_normalise_overrides(rest)]
+    file, variant, rest = _take_config_file(argv[1:])
+    config = _load(file, variant)
+    arguments = [argv[0], *_normalise_overrides(rest)]
     values = flags.FlagValues()
     workdir = flags.DEFINE_string("workdir", None, "Where everything is written.", flag_values=values)
     overwrite = flags.DEFINE_boolean("overwrite", False, "Redo changed stages.", flag_values=values)
-    config_flags.DEFINE_config_file("config", flag_values=values, sys_argv=arguments, lock_config=False,
+    # The file is loaded above and not by the library, which tells some of its faults late and others with a traceback.
+    config_flags.DEFINE_config_dict("config", config, flag_values=values, sys_argv=arguments, lock_config=False,
                                     accept_new_attributes=True)
-    unused = _parse(values, arguments, path)
+    unused = _parse(values, arguments)
     if unused:
         raise UserError(f"{unused[0]!r} is not expected on the command line; a field is set as --config.FIELD=VALUE")
-    if not isinstance(values["config"].value, config_dict.ConfigDict):
-        raise UserError(f"{path}: get_config() returned a {type(values['config'].value).__name__}; the changed "
-                        "ConfigDict of jaxalign.config.default_config() is expected")
-    name = "-".join(part for part in (Path(path.partition(":")[0]).stem, path.partition(":")[2]) if part)
-    return from_config_dict(values["config"].value), Path(workdir.value or f"runs/{name}"), overwrite.value
+    name = "-".join(part for part in (file.stem, variant) if part)
+    return from_config_dict(config), Path(workdir.value or f"runs/{name}"), overwrite.value
 
 
-def _parse(values: flags.FlagValues, arguments: list[str], path: str) -> list[str]:
-    """Parses into `values`; returns what is no flag. Every failure becomes a sentence."""
+def _parse(values: flags.FlagValues, arguments: list[str]) -> list[str]:
+    """Parses into `values`; returns what is no flag."""
     try:
         return values(arguments)[1:]
     except flags.UnrecognizedFlagError as error:
@@ -90,34 +88,41 @@ def _parse(values: flags.FlagValues, arguments: list[str], path: str) -> list[st
         near = get_close_matches(error.flagname, known, n=1)
         hint = f"did you mean --{near[0]}?" if near else "--help lists the flags"
         raise UserError(f"--{error.flagname} is not a flag; {hint}") from None
+    except flags.Error as error:
+        raise UserError(f"{str(error).partition(': ')[0]}, on the command line; --help lists the flags") from None
+
+
+def _load(file: Path, variant: str) -> config_dict.ConfigDict:
+    """Runs a config file's get_config(), with `variant` (what stood behind a colon) as its argument if there is one.
+
+    Raises:
+        UserError: the file fails, with the line where it did, or returns something else than a config.
+    """
+    path, namespace = str(file), {"__name__": "config", "__file__": str(file)}
+    try:
+        exec(compile(file.read_bytes(), path, "exec"), namespace)
+        if not callable(namespace.get("get_config")):
+            raise UserError(f"{path} has no function get_config(); it must return default_config() with changes")
+        config = namespace["get_config"](*([variant] if variant else []))
+    except UserError:
+        raise
     except Exception as error:
-        cause = _cause_in_file(error, path.partition(":")[0])
-        if cause is not None:
-            raise UserError(cause) from None
-        if isinstance(error, flags.Error):
-            raise UserError(f"{str(error).partition(': ')[0]}, on the command line; --help lists the flags") from None
-        raise UserError(f"{path}: get_config() must return the ConfigDict of jaxalign.config.default_config(), changed "
-                        f"({type(error).__name__}: {error})") from None
-
-
-def _cause_in_file(error: BaseException | None, path: str) -> str | None:
-    """What went wrong in the config file, when that is where an exception came from; the flag library wraps it."""
-    while error is not None:
         lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
         if isinstance(error, SyntaxError) and error.filename == path:
-            return f"{path}, line {error.lineno}: {error.msg}"
-        if lines and isinstance(error, UserError):
-            return str(error)
-        if lines and not isinstance(error, flags.Error):
-            return f"{path}, line {lines[-1]}: {type(error).__name__}: {' '.join(str(error).split())}"
-        if isinstance(error, AttributeError) and "get_config" in str(error):
-            return f"{path} has no function get_config(); it must return the changed ConfigDict of default_config()"
-        error = error.__cause__ or error.__context__
-    return None
+            lines = [error.lineno]
+        where = f"{path}, line {lines[-1]}" if lines else path
+        raise UserError(f"{where}: {type(error).__name__}: {' '.join(str(error).split())}") from None
+    if not isinstance(config, config_dict.ConfigDict):
+        raise UserError(f"{path}: get_config() returned a {type(config).__name__}; it must return default_config() "
+                        "with changes")
+    return config
 
 
-def _take_config_file(arguments: Sequence[str]) -> tuple[str, list[str]]:
-    """The config file's path, and the other arguments. A relative path is looked for here, then beside the package."""
+def _take_config_file(arguments: Sequence[str]) -> tuple[Path, str, list[str]]:
+    """The config file, what follows its name after a colon, and the other arguments.
+
+    A relative path is looked for in the current folder, then beside the package.
+    """
     given, rest, waiting = _DEFAULT, [], iter(arguments)
     for argument in waiting:
         if argument in ("--config", "-config"):
@@ -126,10 +131,10 @@ def _take_config_file(arguments: Sequence[str]) -> tuple[str, list[str]]:
             given = argument.partition("=")[2]
         else:
             rest.append(argument)
-    file, colon, variant = given.partition(":")
+    file, _, variant = given.partition(":")
     for folder in (Path(), Path(__file__).resolve().parents[1]):
         if file and (folder / file).is_file():
-            return f"{folder / file}{colon}{variant}", rest
+            return folder / file, variant, rest
     raise UserError(f"--config={given}: there is no such file; give the path of a Python file with get_config(), "
                     f"such as {_DEFAULT}")
 

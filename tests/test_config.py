@@ -120,23 +120,27 @@ def test_an_int_may_stand_for_a_float_and_becomes_one():
 @pytest.mark.parametrize("values, words", [
     ({"mesh": {"data": 2, "fsdp": 2}, "sft": {"batch_rows": 6}},
      ["config.sft.batch_rows is 6", "config.mesh.data (2) x config.mesh.fsdp (2) = 4"]),
-    ({"ppo": {"batch": 10, "minibatches": 4}}, ["config.ppo.batch is 10", "config.ppo.minibatches (4)"]),
+    ({"stages": ("ppo",), "ppo": {"batch": 10, "minibatches": 4}},
+     ["config.ppo.batch is 10", "config.ppo.minibatches (4)"]),
     # 32 rows fall into 4 minibatches of 8, which 16 micro-batches do not divide.
-    ({"ppo": {"batch": 32, "minibatches": 4, "micro_batches": 16}},
+    ({"stages": ("ppo",), "ppo": {"batch": 32, "minibatches": 4, "micro_batches": 16}},
      ["config.ppo.batch is 32", "config.ppo.minibatches (4) x config.ppo.micro_batches (16) = 64"]),
     ({"preference": {"batch": 9, "micro_batches": 2}}, ["config.preference.batch is 9", "(2)"]),
-    ({"mesh": {"tensor": 4}}, ["config.mesh.tensor is 4", "config.model.kv_heads (2)"]),
+    ({"mesh": {"tensor": 4}, "model": {"heads": 4, "kv_heads": 2}},
+     ["config.mesh.tensor is 4", "config.model.kv_heads (2)"]),
     ({"mesh": {"tensor": 2}, "model": {"mlp": 351}}, ["config.mesh.tensor is 2", "config.model.mlp (351)"]),
     ({"mesh": {"tensor": 2}, "world": {"vocab_size": 769}},
      ["config.mesh.tensor is 2", "config.world.vocab_size (769)"]),
-    ({"model": {"heads": 3}}, ["config.model.heads is 3", "config.model.kv_heads (2)"]),
+    ({"model": {"heads": 3, "kv_heads": 2}}, ["config.model.heads is 3", "config.model.kv_heads (2)"]),
     ({"model": {"head_dim": 31}}, ["config.model.head_dim is 31", "even"]),
     ({"model": {"source": "huggingface"}}, ["config.model.path is empty", "safetensors"]),
     ({"data": {"source": "preferences_jsonl"}}, ["config.data.train is empty", "JSONL"]),
     ({"world": {"topics": 20, "held_out_topics": 20}},
      ["config.world.held_out_topics is 20", "config.world.topics (20)"]),
-    ({"ppo": {"max_new_tokens": 256}}, ["config.ppo.max_new_tokens is 256", "config.model.max_length (256)"]),
-    ({"preference": {"max_length": 512}}, ["config.preference.max_length is 512", "config.model.max_length (256)"]),
+    ({"stages": ("ppo",), "ppo": {"max_new_tokens": 64}, "model": {"max_length": 64}},
+     ["config.ppo.max_new_tokens is 64", "config.model.max_length (64)"]),
+    ({"preference": {"max_length": 512}, "model": {"max_length": 256}},
+     ["config.preference.max_length is 512", "config.model.max_length (256)"]),
 ])
 def test_fields_that_do_not_fit_together_are_both_named(values, words):
     sentence = refusal(**values)
@@ -145,7 +149,7 @@ def test_fields_that_do_not_fit_together_are_both_named(values, words):
 
 
 def test_only_the_stages_to_run_are_held_against_the_mesh():
-    assert "config.pretrain.batch_rows" in refusal(mesh={"data": 3})
+    assert "config.pretrain.batch_rows" in refusal(mesh={"data": 3}, pretrain={"batch_rows": 16})
     from_config_dict({"mesh": {"data": 3}, "stages": ("sft",), "sft": {"batch_rows": 9}})
 
 

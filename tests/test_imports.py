@@ -1,0 +1,89 @@
+"""The house's import rules: floors, the gold judge's door, and no second deep-learning framework."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import grimp
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+SOURCES = sorted((ROOT / "jaxalign").rglob("*.py"))
+GOLD, EVALUATE = "jaxalign.data.world.gold", "jaxalign.stages.evaluate"
+FOREIGN = {"tensorflow", "tf_keras", "keras", "torch", "transformers"}
+
+
+def module_name(path: pathlib.Path) -> str:
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+@pytest.fixture(scope="module")
+def graph() -> grimp.ImportGraph:
+    """Who imports whom, read from the source: imports inside functions count as well."""
+    sys.path.insert(0, str(ROOT))
+    try:
+        return grimp.build_graph("jaxalign", cache_dir=None)
+    finally:
+        sys.path.remove(str(ROOT))
+
+
+def test_only_evaluation_reaches_the_gold_judge_by_any_chain_of_imports(graph):
+    assert graph.find_downstream_modules(GOLD) == {EVALUATE}
+
+
+def test_nothing_reaches_the_gold_judge_past_the_import_statement():
+    """The pipeline loads stages by name; no other name is put together at run time, so the graph above is whole."""
+    dynamic = {}
+    for path in SOURCES:
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        calls = [ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Call)
+                 and ast.unparse(node.func) in ("importlib.import_module", "import_module", "__import__")]
+        if calls:
+            dynamic[module_name(path)] = calls
+    assert dynamic == {"jaxalign.pipeline": ["importlib.import_module(f'jaxalign.stages.{name}')"]}
+
+
+def run_python(code: str, *arguments: str) -> str:
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
+    done = subprocess.run([sys.executable, "-c", code, *arguments], cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_all_other_modules_load_without_the_gold_judge_and_without_another_framework():
+    """The same at run time, and: what the libraries below bring in is counted too."""
+    code = """
+import importlib, json, sys
+for name in sys.argv[1:]:
+    importlib.import_module(name)
+print(json.dumps(sorted(sys.modules)))
+"""
+    names = [module_name(path) for path in SOURCES]
+    loaded = set(json.loads(run_python(code, *(name for name in names if name not in (GOLD, EVALUATE)))))
+    assert GOLD not in loaded
+    assert not loaded & FOREIGN
+
+
+def test_no_source_names_another_framework():
+    for path in SOURCES:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, (ast.Import, ast.ImportFrom)):
+                names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else [node.module or ""]
+                assert not {name.split(".")[0] for name in names} & FOREIGN, path
+
+
+def test_the_floors_hold():
+    done = subprocess.run([sys.executable, "-c", "from importlinter.cli import lint_imports_command as run; run()",
+                           "--no-cache"], cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+
+
+def test_what_a_run_is_told_before_it_computes_does_not_wait_for_jax():
+    """So that a finished run, or a mistake, is told at once."""
+    code = "import sys, jaxalign.train; assert not {'jax', 'flax', 'matplotlib'} & set(sys.modules)"
+    run_python(code)

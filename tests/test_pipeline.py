@@ -1,0 +1,280 @@
+"""The pipeline with small stand-in stages: skipping, continuing, refusing, moving aside, locking."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+from jaxalign import pipeline
+from jaxalign.config import from_config_dict, to_dict
+from jaxalign.errors import UserError
+from jaxalign.stages.base import Stage, StageContext, read_manifest
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+
+
+class Counting(Stage):
+    """Counts to three in its folder, one append a step; `stop_at` interrupts it before that step."""
+
+    def __init__(self, name, config_fields, inputs=(), files=None):
+        self.name, self.config_fields = name, config_fields
+        self.read, self.outside, self.stop_at, self.starts = inputs, files or {}, None, 0
+
+    def inputs(self, config):
+        return self.read
+
+    def files(self, config):
+        return self.outside
+
+    def run(self, context: StageContext):
+        self.starts += 1
+        path = context.directory / "steps"
+        done = path.read_text().split() if path.exists() else []
+        assert context.resumed == (self.starts > 1)
+        for source in self.read:
+            assert (context.input_directory(source) / "steps").read_text().split() == ["0", "1", "2"]
+        for step in range(len(done), 3):
+            if step == self.stop_at:
+                self.stop_at = None
+                raise KeyboardInterrupt
+            with open(path, "a") as file:
+                file.write(f"{step} ")
+
+
+@pytest.fixture
+def stages():
+    made = [Counting("pretrain", ("seed", "pretrain")), Counting("sft", ("sft",), ("pretrain",)),
+            Counting("ppo", ("ppo.kl_coef", "ppo.clip"), ("sft",))]
+    return {stage.name: stage for stage in made}
+
+
+def config(**values):
+    start = {"stages": ("pretrain", "sft", "ppo"), "compile_cache": None}
+    start["sft"] = {"epochs": 1, "optimizer": {"b1": 0.9}}
+    return from_config_dict(start | values)
+
+
+def tree(folder: pathlib.Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def unloadable(name):
+    raise AssertionError(f"stage {name} was loaded although nothing is to be computed")
+
+
+def starts(stages) -> list[int]:
+    return [stage.starts for stage in stages.values()]
+
+
+def test_a_second_run_computes_nothing_loads_no_stage_and_changes_no_file(stages, tmp_path, capsys):
+    pipeline.run(config(), tmp_path, load=stages.__getitem__)
+    before = tree(tmp_path)
+    capsys.readouterr()
+    pipeline.run(config(), tmp_path, load=unloadable)
+    assert capsys.readouterr().out.splitlines() == [
+        "[pretrain] done, nothing to compute", "[sft] done, nothing to compute", "[ppo] done, nothing to compute"]
+    assert tree(tmp_path) == before
+
+
+def test_the_manifest_records_what_the_stage_was_made_from(stages, tmp_path):
+    pipeline.run(config(mesh={"data": 2}), tmp_path, load=stages.__getitem__)
+    upstream = json.loads((tmp_path / "sft/manifest.json").read_text())
+    manifest = json.loads((tmp_path / "ppo/manifest.json").read_text())
+    assert manifest["stage"] == "ppo" and manifest["status"] == "done"
+    assert manifest["config"] == {"ppo.kl_coef": config().ppo.kl_coef, "ppo.clip": config().ppo.clip}
+    assert manifest["inputs"] == {"sft": upstream["output_hash"]}
+    assert manifest["mesh"] == {"data": 2, "fsdp": 1, "tensor": 1}
+    assert json.loads((tmp_path / "config.json").read_text()) == to_dict(config(mesh={"data": 2}))
+
+
+def test_an_interrupted_stage_continues_and_ends_as_if_untouched(stages, tmp_path, capsys):
+    stages["sft"].stop_at = 1
+    with pytest.raises(KeyboardInterrupt):
+        pipeline.run(config(), tmp_path / "a", load=stages.__getitem__)
+    assert read_manifest(tmp_path / "a/sft").status == "running"
+    pipeline.run(config(), tmp_path / "a", load=stages.__getitem__)
+    assert starts(stages) == [1, 2, 1]
+    assert "[pretrain] done, nothing to compute\n[sft] continuing" in capsys.readouterr().out
+    for stage in stages.values():
+        stage.starts = 0
+    pipeline.run(config(), tmp_path / "b", load=stages.__getitem__)
+    contents = [{name: text for name, text in tree(tmp_path / run).items() if name != ".lock"} for run in "ab"]
+    assert contents[0] == contents[1]
+
+
+def test_another_mesh_continues_the_same_run(stages, tmp_path):
+    stages["pretrain"].stop_at = 2
+    with pytest.raises(KeyboardInterrupt):
+        pipeline.run(config(), tmp_path, load=stages.__getitem__)
+    pipeline.run(config(mesh={"data": 2}), tmp_path, load=stages.__getitem__)
+    assert read_manifest(tmp_path / "pretrain").mesh["data"] == 2
+    assert starts(stages) == [2, 1, 1]
+
+
+def test_another_config_is_refused_with_the_difference_and_nothing_is_touched(stages, tmp_path):
+    pipeline.run(config(), tmp_path, load=stages.__getitem__)
+    before = tree(tmp_path)
+    with pytest.raises(UserError) as caught:
+        pipeline.run(config(sft={"epochs": 3, "optimizer": {"b1": 0.5}}), tmp_path, load=stages.__getitem__)
+    message = str(caught.value)
+    assert "[sft] config.sft.epochs was 1 and is 3" in message
+    assert "[sft] config.sft.optimizer.b1 was 0.9 and is 0.5" in message
+    assert "[ppo] its input sft changes" in message
+    assert "[pretrain]" not in message and "--overwrite" in message and "--workdir" in message
+    assert tree(tmp_path) == before
+
+
+def test_a_field_that_no_stage_reads_changes_nothing(stages, tmp_path):
+    pipeline.run(config(), tmp_path, load=stages.__getitem__)
+    pipeline.run(config(evaluate={"examples": 3}, ppo={"gamma": 0.5}), tmp_path, load=unloadable)
+
+
+def test_pitfall_13_overwriting_moves_the_old_folders_aside(stages, tmp_path):
+    pipeline.run(config(), tmp_path, load=stages.__getitem__)
+    old = tree(tmp_path / "ppo")
+    for kl_coef in (0.5, 0.7):
+        stages["ppo"].starts = 0
+        pipeline.run(config(ppo={"kl_coef": kl_coef}), tmp_path, overwrite=True, load=stages.__getitem__)
+    assert tree(tmp_path / "ppo.old-1") == old
+    assert read_manifest(tmp_path / "ppo.old-2").config["ppo.kl_coef"] == 0.5
+    assert read_manifest(tmp_path / "ppo").config["ppo.kl_coef"] == 0.7
+    assert starts(stages) == [1, 1, 1]
+
+
+def test_overwriting_redoes_what_reads_a_changed_stage(stages, tmp_path):
+    pipeline.run(config(), tmp_path, load=stages.__getitem__)
+    for stage in stages.values():
+        stage.starts = 0
+    pipeline.run(config(sft={"epochs": 3}), tmp_path, overwrite=True, load=stages.__getitem__)
+    assert starts(stages) == [0, 1, 1]
+    assert (tmp_path / "ppo.old-1").is_dir() and not (tmp_path / "pretrain.old-1").exists()
+
+
+def test_overwriting_unchanged_stages_keeps_them(stages, tmp_path):
+    pipeline.run(config(), tmp_path, load=stages.__getitem__)
+    pipeline.run(config(), tmp_path, overwrite=True, load=unloadable)
+    assert not list(tmp_path.glob("*.old-*"))
+
+
+def test_a_stage_folder_taken_away_is_made_again_alone(stages, tmp_path):
+    pipeline.run(config(), tmp_path, load=stages.__getitem__)
+    (tmp_path / "sft").rename(tmp_path / "elsewhere")
+    for stage in stages.values():
+        stage.starts = 0
+    pipeline.run(config(), tmp_path, load=stages.__getitem__)
+    # The same config gives the same output, so ppo, which read the old folder, still stands.
+    assert starts(stages) == [0, 1, 0]
+
+
+def test_a_stage_folder_taken_away_and_a_changed_config_reach_its_readers(stages, tmp_path):
+    pipeline.run(config(), tmp_path, load=stages.__getitem__)
+    (tmp_path / "sft").rename(tmp_path / "elsewhere")
+    with pytest.raises(UserError, match="its input sft changes"):
+        pipeline.run(config(sft={"epochs": 3}), tmp_path, load=stages.__getitem__)
+
+
+def test_changed_file_content_is_noticed_and_a_vanished_file_is_not_missed(stages, tmp_path):
+    data = tmp_path / "data.jsonl"
+    data.write_text("one")
+    stages["sft"].outside = {data: "data.train"}
+    run = tmp_path / "run"
+    pipeline.run(config(), run, load=stages.__getitem__)
+    data.write_text("two")
+    with pytest.raises(UserError, match="the content of .*data.jsonl has changed"):
+        pipeline.run(config(), run, load=stages.__getitem__)
+    data.unlink()
+    pipeline.run(config(), run, load=unloadable)
+
+
+def test_a_missing_file_is_told_before_anything_is_computed(stages, tmp_path):
+    stages["ppo"].outside = {tmp_path / "absent.jsonl": "data.train"}
+    with pytest.raises(UserError, match="config.data.train: .*absent.jsonl cannot be read"):
+        pipeline.run(config(), tmp_path, load=stages.__getitem__)
+    assert starts(stages) == [0, 0, 0]
+
+
+def test_stages_can_be_run_one_at_a_time(stages, tmp_path):
+    with pytest.raises(UserError, match="stage sft reads stage pretrain, which has not been run here; add pretrain"):
+        pipeline.run(config(stages=("sft",)), tmp_path, load=stages.__getitem__)
+    pipeline.run(config(stages=("pretrain",)), tmp_path, load=stages.__getitem__)
+    pipeline.run(config(stages=("sft",)), tmp_path, load=stages.__getitem__)
+    assert starts(stages) == [1, 1, 0]
+
+
+def test_an_input_that_is_half_done_or_outdated_is_not_read(stages, tmp_path):
+    stages["pretrain"].stop_at = 1
+    with pytest.raises(KeyboardInterrupt):
+        pipeline.run(config(), tmp_path, load=stages.__getitem__)
+    with pytest.raises(UserError, match="pretrain is half done .*add pretrain to config.stages"):
+        pipeline.run(config(stages=("sft",)), tmp_path, load=stages.__getitem__)
+    pipeline.run(config(), tmp_path, load=stages.__getitem__)
+    with pytest.raises(UserError, match="pretrain .* is to be redone; add pretrain to config.stages"):
+        pipeline.run(config(stages=("sft",), seed=5), tmp_path, overwrite=True, load=stages.__getitem__)
+    assert not list(tmp_path.glob("*.old-*"))
+
+
+def test_a_folder_that_no_run_made_is_left_alone(stages, tmp_path):
+    (tmp_path / "sft").mkdir()
+    (tmp_path / "sft/notes.txt").write_text("mine")
+    with pytest.raises(UserError, match="sft exists but was not made by a run"):
+        pipeline.run(config(), tmp_path, load=stages.__getitem__)
+    assert (tmp_path / "sft/notes.txt").read_text() == "mine"
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", "{}"])
+def test_a_damaged_manifest_is_named(stages, tmp_path, content):
+    pipeline.run(config(), tmp_path, load=stages.__getitem__)
+    (tmp_path / "sft/manifest.json").write_text(content)
+    with pytest.raises(UserError, match="sft/manifest.json is damaged"):
+        pipeline.run(config(), tmp_path, load=stages.__getitem__)
+
+
+def test_two_processes_do_not_share_a_work_directory(stages, tmp_path):
+    code = f"""
+import sys
+from jaxalign import pipeline
+with pipeline._lock(pipeline.Path({str(tmp_path)!r})):
+    print("locked", flush=True)
+    sys.stdin.read()
+"""
+    holder = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, text=True, stdin=subprocess.PIPE,
+                              stdout=subprocess.PIPE)
+    try:
+        assert holder.stdout.readline() == "locked\n"
+        with pytest.raises(UserError, match=f"in use by process {holder.pid}; wait"):
+            pipeline.run(config(), tmp_path, load=stages.__getitem__)
+    finally:
+        holder.kill()
+        holder.communicate()
+    pipeline.run(config(), tmp_path, load=stages.__getitem__)  # A killed process holds nothing.
+    assert (tmp_path / ".lock").read_text() == str(os.getpid())
+
+
+def test_a_work_directory_that_is_a_file_is_refused(stages, tmp_path):
+    (tmp_path / "run").write_text("")
+    with pytest.raises(UserError, match="cannot be used .*choose another --workdir"):
+        pipeline.run(config(), tmp_path / "run", load=stages.__getitem__)
+
+
+def test_the_end_shows_the_table_and_the_report(tmp_path, capsys):
+    class Evaluate(Counting):
+        def run(self, context):
+            rate = {"count": 3, "total": 12, "rate": 0.25, "low": 0.09, "high": 0.53}
+            summary = {"models": ["base"], "rates": {"base": {"harmful": rate}}}
+            (context.workdir / "summary.json").write_text(json.dumps(summary))
+
+    class Report(Counting):
+        def run(self, context):
+            (context.workdir / "report.html").write_text("<html>")
+
+    stages = {"evaluate": Evaluate("evaluate", ("evaluate",)), "report": Report("report", (), ("evaluate",))}
+    for load in (stages.__getitem__, unloadable):  # Also when there is nothing left to compute.
+        pipeline.run(config(stages=("evaluate", "report")), tmp_path, load=load)
+        out = capsys.readouterr().out
+        assert "(3/12)" in out
+        assert out.endswith(f"Report: {tmp_path / 'report.html'}\n")

@@ -1,0 +1,262 @@
+"""The command line: what each argument does, and that every mistake is one sentence and exit code 2."""
+
+from __future__ import annotations
+
+import errno
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import types
+
+import pytest
+
+from jaxalign import train
+from jaxalign.config import Config
+from jaxalign.errors import UserError
+from jaxalign.stages.base import Stage
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+
+
+class Writing(Stage):
+    name = "pretrain"
+    config_fields = ("seed",)
+
+    def inputs(self, config):
+        return ()
+
+    def run(self, context):
+        (context.directory / "seed").write_text(str(context.config.seed))
+
+
+@pytest.fixture
+def stage(monkeypatch):
+    """A stand-in for the pretrain stage."""
+    made = Writing()
+    monkeypatch.setitem(sys.modules, "jaxalign.stages.pretrain", types.SimpleNamespace(STAGE=made))
+    return made
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch) -> pathlib.Path:
+    """The current folder, with a config file small.py."""
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "small.py", """
+        config = default_config()
+        config.stages = ("pretrain",)
+        config.compile_cache = None
+        config.seed = 3
+        return config
+    """)
+    return tmp_path
+
+
+def write(path: pathlib.Path, body: str, arguments: str = "") -> None:
+    lines = ["from jaxalign.config import default_config", f"def get_config({arguments}):"]
+    path.write_text("\n".join([*lines, *body.strip("\n").split("\n")]).replace("        ", "    ") + "\n")
+
+
+def read(*arguments: str):
+    return train.read_arguments(["train", *arguments])
+
+
+def config_of(*arguments: str) -> Config:
+    return read("--config=small.py", *arguments)[0]
+
+
+def refusal(capsys, *arguments: str) -> str:
+    """What is said about a mistake; checks that it is one line on stderr, and nothing but that."""
+    assert train.main(["train", *arguments]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == "" and captured.err.count("\n") == 1 and "Traceback" not in captured.err
+    return captured.err.strip()
+
+
+def test_without_arguments_it_is_the_quickstart(folder):
+    config, workdir, overwrite = read()
+    assert config == Config()
+    assert workdir == pathlib.Path("runs/quickstart") and overwrite is False
+
+
+def test_a_config_of_the_current_folder_comes_before_the_package_s(folder):
+    (folder / "configs").mkdir()
+    write(folder / "configs/quickstart.py", """
+        config = default_config()
+        config.seed = 11
+        return config
+    """)
+    assert read()[0].seed == 11
+
+
+def test_the_work_directory_is_named_after_the_config_file(folder):
+    assert read("--config=small.py")[1] == pathlib.Path("runs/small")
+    assert read("--config", "small.py", "--workdir", "a/b")[1] == pathlib.Path("a/b")
+
+
+def test_a_config_file_may_take_an_argument(folder):
+    write(folder / "sized.py", """
+        config = default_config()
+        config.model.layers = int(layers)
+        return config
+    """, "layers")
+    config, workdir, _ = read("--config=sized.py:7")
+    assert config.model.layers == 7 and workdir == pathlib.Path("runs/sized-7")
+
+
+def test_values_of_every_type_from_the_command_line(folder):
+    config = config_of(
+        "--config.seed=5", "--config.ppo.kl_coef", "0.25", "--config.ppo.clip=1", "--config.feedback.invert",
+        "--noconfig.feedback.reasoning", "--config.ppo.whiten_advantages=False", "--config.ppo.value_clip=None",
+        "--config.ppo.target_kl=0.5", "--config.model.path=007", "--config.compile_cache=/a b/c",
+        "--config.stages=pretrain, sft", "--config.sft.optimizer.schedule=linear")
+    assert (config.seed, config.ppo.kl_coef, config.ppo.clip) == (5, 0.25, 1.0)
+    assert (config.feedback.invert, config.feedback.reasoning, config.ppo.whiten_advantages) == (True, False, False)
+    assert (config.ppo.value_clip, config.ppo.target_kl) == (None, 0.5)
+    assert (config.model.path, config.compile_cache) == ("007", "/a b/c")
+    assert config.stages == ("pretrain", "sft")
+    assert config.sft.optimizer.schedule == "linear"
+
+
+@pytest.mark.parametrize("stages", ["('pretrain', 'sft')", "['pretrain','sft']", "pretrain,sft"])
+def test_stages_can_be_written_in_three_ways(folder, stages):
+    assert config_of(f"--config.stages={stages}").stages == ("pretrain", "sft")
+
+
+def test_the_command_line_wins_over_the_file_wherever_it_stands(folder):
+    assert config_of().seed == 3
+    assert read("--config.seed=4", "--config=small.py")[0].seed == 4
+    assert config_of("--config.seed=4", "--config.seed=6").seed == 6
+
+
+@pytest.mark.parametrize("arguments, sentence", [
+    (["--overwite"], "--overwite is not a flag; did you mean --overwrite?"),
+    (["--ppo.kl_coef=1"], "--ppo.kl_coef is not a flag; did you mean --config.ppo.kl_coef?"),
+    (["--zzz"], "--zzz is not a flag; --help lists the flags"),
+    (["more"], "'more' is not expected on the command line; a field is set as --config.FIELD=VALUE"),
+    (["--config.ppo.kl_coeff=1"], "config.ppo.kl_coeff is not a field of ppo; did you mean kl_coef?"),
+    (["--config.ppo.kl_coeff", "1"], "config.ppo.kl_coeff is not a field of ppo; did you mean kl_coef?"),
+    (["--config.pppo.clip=1"], "config.pppo is not a field of config; did you mean ppo?"),
+    (["--config.seed.x=1"], "config.seed.x is not a field: config.seed is a value, not a section"),
+    (["--config.=1"], None),
+    (["--config.ppo={'epochs': 2}"],
+     "config.ppo is a section; set its fields one by one, as in --config.ppo.iterations=VALUE"),
+    (["--config.ppo.epochs=0.5"], "config.ppo.epochs is 0.5 (float); an int is expected"),
+    (["--config.ppo.epochs=many"], "config.ppo.epochs is 'many' (str); an int is expected"),
+    (["--config.feedback.invert=yes"], "config.feedback.invert is 'yes' (str); a bool is expected"),
+    (["--config.ppo.epochs=0"], "config.ppo.epochs is 0; it must be at least 1"),
+    (["--config.seed"], "--config.seed has no value; set it as --config.seed=VALUE"),
+    (["--noconfig.seed"], "--noconfig.seed turns off a flag, but config.seed is int; set it as --config.seed=VALUE"),
+    (["--overwrite=maybe"], "flag --overwrite=maybe, on the command line; --help lists the flags"),
+    (["--workdir"], None),
+])
+def test_a_mistake_on_the_command_line_is_one_sentence(folder, capsys, arguments, sentence):
+    said = refusal(capsys, "--config=small.py", *arguments)
+    assert said == sentence or sentence is None
+
+
+@pytest.mark.parametrize("given", ["nothere.py", "", "configs"])
+def test_a_missing_config_file_is_named(folder, capsys, given):
+    (folder / "configs").mkdir()
+    assert f"--config={given}: there is no such file" in refusal(capsys, f"--config={given}")
+
+
+@pytest.mark.parametrize("override", [[], ["--config.seed=1"]])
+@pytest.mark.parametrize("content, sentence", [
+    ("def get_config():\n    return 1 / 0\n", "broken.py, line 2: ZeroDivisionError: division by zero"),
+    ("def get_config():\n    return int('x')\n", "broken.py, line 2: ValueError: invalid literal"),
+    ("def get_config():\n    return open('gone')\n", "broken.py, line 2: FileNotFoundError: "),
+    ("\nimport nowhere_to_be_found\n", "broken.py, line 2: ModuleNotFoundError: No module named"),
+    ("def get_config(:\n", "broken.py, line 1: "),
+    ("x = 1\n", "broken.py has no function get_config()"),
+    ("def get_config():\n    pass\n", "get_config() returned a NoneType"),
+    ("def get_config():\n    return {'seed': 1}\n", "get_config() returned a dict"),
+    ("from jaxalign.config import default_config\n\ndef get_config():\n    c = default_config()\n    c.ppo.clip = 'x'\n"
+     "    return c\n", "config.ppo.clip is 'x' (str); a float is expected"),
+    ("from jaxalign.config import default_config\n\ndef get_config():\n    c = default_config()\n    c.pppo.clip = 1\n"
+     "    return c\n", "broken.py, line 5: AttributeError: "),
+    ("from jaxalign.errors import UserError\n\ndef get_config():\n    raise UserError('give data')\n", "give data"),
+])
+def test_a_config_file_that_fails_is_told_with_its_line(folder, capsys, content, sentence, override):
+    (folder / "broken.py").write_text(content)
+    assert sentence in refusal(capsys, "--config=broken.py", *override)
+
+
+def test_a_run_and_a_second_run(folder, stage, capsys):
+    assert train.main(["train", "--config=small.py"]) == 0
+    assert (folder / "runs/small/pretrain/seed").read_text() == "3"
+    assert train.main(["train", "--config=small.py"]) == 0
+    assert "[pretrain] done, nothing to compute" in capsys.readouterr().out
+
+
+def test_another_config_needs_overwrite(folder, stage, capsys):
+    assert train.main(["train", "--config=small.py"]) == 0
+    assert train.main(["train", "--config=small.py", "--config.seed=4"]) == 2
+    assert "config.seed was 3 and is 4" in capsys.readouterr().err
+    assert (folder / "runs/small/pretrain/seed").read_text() == "3"
+    assert train.main(["train", "--config=small.py", "--config.seed=4", "--overwrite"]) == 0
+    assert (folder / "runs/small/pretrain/seed").read_text() == "4"
+    assert (folder / "runs/small/pretrain.old-1/seed").read_text() == "3"
+
+
+def test_what_a_stage_raises(folder, stage, capsys):
+    def raising(error):
+        def run(context):
+            raise error
+        return run
+
+    stage.run = raising(UserError("mend this"))
+    assert train.main(["train", "--config=small.py"]) == 2
+    assert capsys.readouterr().err == "mend this\n"
+    stage.run = raising(KeyboardInterrupt())
+    assert train.main(["train", "--config=small.py"]) == 130
+    assert capsys.readouterr().err == "interrupted; run the same command again to continue where it was\n"
+    stage.run = raising(OSError(errno.ENOSPC, "No space left on device"))
+    assert train.main(["train", "--config=small.py"]) == 2
+    assert "the disk is full" in capsys.readouterr().err
+    stage.run = raising(ZeroDivisionError())
+    with pytest.raises(ZeroDivisionError):  # A fault of ours keeps its traceback.
+        train.main(["train", "--config=small.py"])
+
+
+def test_help_is_printed_without_running(folder, stage, capsys):
+    assert train.main(["train", "--help"]) == 0
+    assert "--workdir=DIR" in capsys.readouterr().out
+    assert not (folder / "runs").exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_process_says_how_to_go_on(folder, number):
+    code = """
+import sys, time, types
+from jaxalign import train
+from jaxalign.stages.base import Stage
+
+class Waiting(Stage):
+    name, config_fields = "pretrain", ()
+    def inputs(self, config):
+        return ()
+    def run(self, context):
+        print("waiting", flush=True)
+        time.sleep(60)
+
+sys.modules["jaxalign.stages.pretrain"] = types.SimpleNamespace(STAGE=Waiting())
+sys.exit(train.main(["train", "--config=small.py"]))
+"""
+    process = subprocess.Popen([sys.executable, "-c", code], cwd=folder, text=True, stdout=subprocess.PIPE,
+                               stderr=subprocess.PIPE, env=os.environ | {"PYTHONPATH": str(ROOT)})
+    while process.stdout.readline() not in ("waiting\n", ""):
+        pass
+    process.send_signal(number)
+    _, said = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert said == "interrupted; run the same command again to continue where it was\n"
+
+
+def test_the_module_runs_as_a_command(folder):
+    command = [sys.executable, "-m", "jaxalign.train", "--config.ppo.kl_coeff=1"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, env=environment)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "config.ppo.kl_coeff is not a field of ppo; did you mean kl_coef?\n"
