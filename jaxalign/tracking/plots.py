@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from jaxalign.tracking.formatting import number, percent, seconds, short_percent
-from jaxalign.tracking.svg import HEIGHT, WIDTH, Scale, bin_means, element, svg, text, tick_text, ticks
+from jaxalign.tracking.svg import HEIGHT, WIDTH, Scale, bin_means, element, hint, svg, text, tick_text, ticks
 
 _LEFT, _RIGHT, _TOP, _BOTTOM = 44, 12, 10, 36
 _ROW, _BAR_LEFT, _BAR_RIGHT = 40, 4, 12  # a labelled bar: its height, and the margins of the bars
@@ -51,9 +51,9 @@ def line_chart(title: str, series: Sequence[Series], x_label: str = "step") -> s
     parts = _axes(x, y, x_label, whole_x=True)
     for tone, (name, xs, ys, _) in enumerate(curves, 1):
         points = " ".join(f"{x(a):.1f},{y(b):.1f}" for a, b in zip(xs, ys, strict=True))
-        hint = element("title", f"{name}: {number(ys[0])} to {number(ys[-1])}")
-        parts.append(element("polyline", hint, points=points, class_=f"line tone-{tone}"))
-        parts.append(element("circle", hint, cx=x(xs[-1]), cy=y(ys[-1]), r=2.6, class_=f"dot tone-{tone}"))
+        note = hint(f"{name}: {number(ys[0])} to {number(ys[-1])}")
+        parts.append(element("polyline", note, points=points, class_=f"line tone-{tone}"))
+        parts.append(element("circle", note, cx=x(xs[-1]), cy=y(ys[-1]), r=2.6, class_=f"dot tone-{tone}"))
     spans = "; ".join(f"{name} from {number(ys[0])} to {number(ys[-1])}" for name, _, ys, _ in curves)
     return svg(parts, f"{title} by {x_label}: {spans}.")
 
@@ -91,8 +91,8 @@ def histogram(title: str, edges: Sequence[float], counts: Sequence[int], x_label
     y = Scale(0.0, max([*counts, 1]) * 1.05, HEIGHT - _BOTTOM, _TOP)
     parts = _axes(x, y, x_label)
     for low, high, count in zip(edges, edges[1:], counts, strict=False):
-        hint = element("title", f"{low:.3g} to {high:.3g}: {count:,}")
-        parts.append(element("rect", hint, x=x(low) + 0.5, y=y(count), width=max(x(high) - x(low) - 1, 0.5),
+        note = hint(f"{low:.3g} to {high:.3g}: {count:,}")
+        parts.append(element("rect", note, x=x(low) + 0.5, y=y(count), width=max(x(high) - x(low) - 1, 0.5),
                              height=y(0.0) - y(count), class_="bar tone-1"))
     return svg(parts, f"{title}: {sum(counts):,} in {len(counts)} bins from {edges[0]:.3g} to {edges[-1]:.3g}.")
 
@@ -104,18 +104,17 @@ def calibration(title: str, edges: Sequence[float], confidence: Sequence[float |
     A dot's area follows its bin's count. Empty bins (count 0 or null) are left out.
     """
     x = Scale(edges[0], edges[-1], _LEFT, WIDTH - _RIGHT)
-    y = Scale(0.0, 1.0, HEIGHT - _BOTTOM, _TOP)
-    parts = _axes(x, y, "predicted probability")
-    start, end = x.low, x.high
-    parts.append(element("line", x1=x(start), y1=y(start), x2=x(end), y2=y(end), class_="reference"))
     bins = [(a, b, n) for a, b, n in zip(confidence, accuracy, count, strict=True)
             if n and a is not None and b is not None]
+    y = Scale(min([x.low, *(b for _, b, _ in bins)]), 1.0, HEIGHT - _BOTTOM, _TOP)
+    parts = _axes(x, y, "predicted probability")
+    parts.append(element("line", x1=x(x.low), y1=y(x.low), x2=x(x.high), y2=y(x.high), class_="reference"))
     largest = max([n for _, _, n in bins], default=1)
     parts.append(element("polyline", points=" ".join(f"{x(a):.1f},{y(b):.1f}" for a, b, _ in bins),
                          class_="line tone-1"))
     for a, b, n in bins:
-        hint = element("title", f"predicted {percent(a)}, came true {percent(b)}, {n:,} pairs")
-        parts.append(element("circle", hint, cx=x(a), cy=y(b), r=2.0 + 6.0 * (n / largest) ** 0.5, class_="dot tone-1"))
+        note = hint(f"predicted {percent(a)}, came true {percent(b)}, {n:,} pairs")
+        parts.append(element("circle", note, cx=x(a), cy=y(b), r=2.0 + 6.0 * (n / largest) ** 0.5, class_="dot tone-1"))
     spoken = "; ".join(f"{percent(a)} predicted, {percent(b)} true" for a, b, _ in bins)
     return svg(parts, f"{title}: {spoken or 'no pairs'}.")
 

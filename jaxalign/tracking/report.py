@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
-from markupsafe import Markup
 
 from jaxalign.tracking import examples as pick
 from jaxalign.tracking import prose, sections, training_sections
@@ -22,7 +21,8 @@ from jaxalign.tracking.jsonl import write_atomically
 from jaxalign.tracking.measures import model_phrase, model_title
 from jaxalign.tracking.workdir import RunFiles, read_run
 
-_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
+# What HTML forbids, or a terminal would obey; shown as the replacement character.
+_CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff]")
 _REVISED, _LABELLED, _MISTAKES = 4, 3, 6
 
 
@@ -48,7 +48,7 @@ def render_report(workdir: str | Path, examples: int | None = None) -> Path:
         examples = 12 if configured is None else configured
     page = _environment().get_template("report.html.j2").render(_context(run, examples))
     path = run.path / "report.html"
-    write_atomically(path, page)
+    write_atomically(path, _CONTROL.sub("\ufffd", page))
     return path
 
 
@@ -110,11 +110,4 @@ def _config_lines(config: Mapping[str, Any], prefix: str = "config.") -> Iterato
 def _environment() -> jinja2.Environment:
     return jinja2.Environment(
         loader=jinja2.PackageLoader("jaxalign.tracking", "templates"), autoescape=True, trim_blocks=True,
-        lstrip_blocks=True, undefined=jinja2.StrictUndefined, finalize=_printable)
-
-
-def _printable(value: Any) -> Any:
-    """Control characters in a text, which HTML forbids, are shown as the replacement character."""
-    if isinstance(value, str) and not isinstance(value, Markup):
-        return _CONTROL.sub("\ufffd", value)
-    return value
+        lstrip_blocks=True, undefined=jinja2.StrictUndefined)

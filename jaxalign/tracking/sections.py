@@ -37,7 +37,8 @@ def behaviour(run: RunFiles) -> Section:
         if any(value is not None for value in values):
             rows.append([label, *map(number, values)])
     header = ["Measure", *(model_title(model, run.planned) for model in run.models)]
-    caption = "Rates with 95% Wilson intervals; KL is against the model that RL started from"
+    caption = "Rates with 95% Wilson intervals. " if figures else ""
+    caption += "KL is against the model that RL started from."
     prompts = sum((evaluation.get("prompts") or {}).values())
     intro = f"Each model answered the same {prompts:,} prompts. " if prompts else ""
     if figures:
@@ -57,7 +58,7 @@ def win_rates(run: RunFiles) -> Section:
         name = f"{model_title(row['model'], run.planned)} against {model_title(row['against'], run.planned)}"
         note = f"{number(row['wins'])} of {row['total']:,}"
         bar = Interval("preferred", row["rate"], row["low"], row["high"], note, 1)
-        undecided = "" if row.get("undecided") is None else f"{number(row['undecided'])} more undecided."
+        undecided = "" if row.get("undecided") is None else f"{number(row['undecided'])} undecided."
         figures.append(Figure(capitalized(name), Markup(plots.interval_bars(name, [bar], reference=0.5)), undecided))
     intro = "The labeller saw both orders of each pair. The dashed line is a draw, the whisker the 95% interval."
     return Section("wins", title, intro, figures=tuple(figures))

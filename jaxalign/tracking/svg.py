@@ -26,6 +26,11 @@ def text(x: float, y: float, content: str, **attributes: object) -> str:
     return element("text", html.escape(content), x=x, y=y, **attributes)
 
 
+def hint(content: str) -> str:
+    """What a mark says when it is pointed at; `content` is escaped."""
+    return element("title", html.escape(content))
+
+
 def svg(parts: Iterable[str], label: str, height: float = HEIGHT) -> str:
     """The whole drawing, read out to those who do not see it as `label`."""
     return element("svg", "".join(parts), viewBox=f"0 0 {WIDTH} {_attribute(height)}", role="img", aria_label=label)

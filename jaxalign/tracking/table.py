@@ -10,7 +10,7 @@ from jaxalign.tracking.measures import measure, model_title, ordered_measures
 
 
 def render(summary: Mapping[str, Any], stages: Collection[str] = ("pretrain", "revise")) -> str:
-    """The table of an evaluation summary (`docs/data_formats.md`), without a trailing newline.
+    """The table of an evaluation summary (`docs/data_formats.md`), without a trailing newline; "" without models.
 
     One column a model, one row a measure; a rate is followed by its count and total. What the summary has no number
     for is left out as a row, or shown as "-" where another model has one.
@@ -20,6 +20,8 @@ def render(summary: Mapping[str, Any], stages: Collection[str] = ("pretrain", "r
         stages: the stages of the run; they decide what the models are called.
     """
     models = list(summary.get("models") or [])
+    if not models:
+        return ""
     rates = summary.get("rates") or {}
     rows = [["", *(model_title(model, stages) for model in models)]]
     for name in ordered_measures(rates):

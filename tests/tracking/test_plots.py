@@ -1,0 +1,100 @@
+"""Plots: where the marks stand, what is read aloud, and that nothing in them can break out of the drawing."""
+
+from __future__ import annotations
+
+import re
+import xml.etree.ElementTree as ElementTree
+
+import pytest
+
+from jaxalign.tracking import plots
+from jaxalign.tracking.plots import Interval, Series
+from jaxalign.tracking.svg import Scale, bin_means, tick_text, ticks
+
+
+def _parse(svg):
+    return ElementTree.fromstring(svg)
+
+
+@pytest.mark.parametrize(("low", "high", "expected"), [
+    (0, 1, [0, 0.2, 0.4, 0.6, 0.8, 1.0]), (0, 100, [0, 20, 40, 60, 80, 100]), (-1.3, 2.2, [-1, 0, 1, 2]),
+    (0, 59, [0, 20, 40]), (0.012, 0.013, [0.012, 0.0122, 0.0124, 0.0126, 0.0128, 0.013]), (3, 3, [3])])
+def test_ticks_are_round_numbers_inside_the_range(low, high, expected):
+    assert ticks(low, high) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(("value", "expected"), [
+    (0.0, "0"), (0.25, "0.25"), (9500, "9500"), (25000, "25k"), (2e-5, "2e-5"), (3e7, "3e7")])
+def test_ticks_are_short(value, expected):
+    assert tick_text(value) == expected
+
+
+def test_scale_maps_ends_and_holds_values_inside():
+    scale = Scale(0, 10, 100, 0)
+    assert [scale(0), scale(5), scale(10), scale(99)] == [100, 50, 0, 0]
+    assert Scale(2, 2, 0, 1)(2) == pytest.approx(0.5)  # a flat curve stands in the middle
+
+
+def test_long_curves_are_means_of_bins_and_skip_what_is_not_finite():
+    xs, ys, size = bin_means(range(6), [1.0, 3.0, float("nan"), 5.0, 7.0, float("inf")], most=2)
+    assert (xs, ys, size) == ([0.5, 3.5], [2.0, 6.0], 2)
+
+
+def test_line_chart_draws_every_series_and_tells_its_ends():
+    drawn = plots.line_chart("KL", [Series("k1", [0, 1, 2], [0.0, 0.5, 1.5]), Series("k3", [0, 1, 2], [0.0, 0.4, 1.0])])
+    root = _parse(drawn)
+    assert root.get("role") == "img"
+    assert root.get("aria-label") == "KL by step: k1 from 0 to 1.5; k3 from 0 to 1."
+    lines = root.findall("polyline")
+    assert [line.get("class") for line in lines] == ["line tone-1", "line tone-2"]
+    assert all(len(line.get("points").split()) == 3 for line in lines)
+
+
+def test_line_chart_without_a_finite_point_is_nothing():
+    assert plots.line_chart("KL", [Series("k1", [0], [float("nan")]), Series("k3", [], [])]) == ""
+
+
+def test_interval_bar_is_as_long_as_its_rate_and_its_whisker_spans_the_interval():
+    root = _parse(plots.interval_bars("Harmful", [Interval("base", 0.5, 0.25, 0.75, "5 of 10")]))
+    bar = root.find("rect")
+    start, width = float(bar.get("x")), float(bar.get("width"))
+    full = [float(line.get("x1")) for line in root.findall("line") if line.get("class") == "grid"][-1] - start
+    assert width == pytest.approx(full / 2, abs=0.02)
+    whisker = next(line for line in root.findall("line") if line.get("class") == "whisker")
+    assert float(whisker.get("x1")) == pytest.approx(start + full / 4, abs=0.02)
+    assert float(whisker.get("x2")) == pytest.approx(start + 3 * full / 4, abs=0.02)
+    assert root.get("aria-label") == "Harmful: base 50.0%, interval 25.0% to 75.0%."
+
+
+def test_histogram_heights_follow_the_counts():
+    root = _parse(plots.histogram("Confidence", [0, 0.5, 1.0], [10, 40], "P"))
+    short, tall = (float(bar.get("height")) for bar in root.findall("rect"))
+    assert tall == pytest.approx(4 * short, rel=0.01)
+    assert [bar.find("title").text for bar in root.findall("rect")] == ["0 to 0.5: 10", "0.5 to 1: 40"]
+
+
+def test_calibration_leaves_out_empty_bins_and_sizes_dots_by_count():
+    root = _parse(plots.calibration("Calibration", [0.5, 0.7, 0.9, 1.0], [0.6, None, 0.95], [0.5, None, 1.0], [4, 0, 16]))
+    small, large = root.findall("circle")
+    assert float(large.get("r")) - 2 == pytest.approx(2 * (float(small.get("r")) - 2))  # areas of 4 and 16
+    assert root.get("aria-label") == "Calibration: 60.0% predicted, 50.0% true; 95.0% predicted, 100.0% true."
+
+
+def test_time_bars_are_told_in_minutes():
+    assert _parse(plots.time_bars("Time", [("sft", 61.0), ("ppo", 3700.0)])).get("aria-label") == \
+        "Time: sft 1:01; ppo 1:01:40."
+
+
+def test_hostile_labels_are_escaped_everywhere():
+    evil = '"><script>alert(1)</script>'
+    for drawn in (plots.line_chart(evil, [Series(evil, [0, 1], [0, 1])], x_label=evil),
+                  plots.interval_bars(evil, [Interval(evil, 0.5, 0.4, 0.6, evil)]),
+                  plots.histogram(evil, [0, 1], [3], evil), plots.time_bars(evil, [(evil, 1.0)])):
+        _parse(drawn)
+        assert "<script" not in drawn
+
+
+def test_drawings_are_equal_byte_for_byte_and_load_nothing():
+    draw = lambda: plots.line_chart("Loss", [Series("loss", range(500), [1 / (1 + x) for x in range(500)])])  # noqa: E731
+    assert draw() == draw()
+    assert not re.search(r"http|href|url\(", draw())

@@ -1,0 +1,273 @@
+"""The report: what it shows equals the files, whatever is missing is explained, and nothing hostile gets through."""
+
+from __future__ import annotations
+
+import html.parser
+import json
+import re
+
+import pytest
+
+from jaxalign.errors import UserError
+from jaxalign.tracking.report import render_report
+
+from .synthetic import STAGES, make_run, write_json, write_rows
+
+SECTIONS = ("lead", "behaviour", "wins", "answers", "revisions", "labels", "preference", "rl", "losses", "time", "config")
+
+
+class _Page(html.parser.HTMLParser):
+    """The text of each section, every tag with its attributes, and whether the tags are balanced."""
+
+    _VOID = ("meta", "br", "hr", "img", "input", "link")
+
+    def __init__(self, source):
+        super().__init__()
+        self.sections, self.tags, self._open = {}, [], []
+        self.feed(source)
+        assert not self._open, f"unclosed: {self._open}"
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+        self.handle_data(" ")
+        if tag not in self._VOID:
+            self._open.append((tag, dict(attrs).get("id")))
+
+    def handle_endtag(self, tag):
+        assert self._open and self._open[-1][0] == tag, f"</{tag}> closes {self._open[-1:]}"
+        self._open.pop()
+        self.handle_data(" ")
+
+    def handle_data(self, data):
+        for tag, name in self._open:
+            if tag == "section":
+                self.sections[name] = self.sections.get(name, "") + data
+
+    def text(self, section):
+        return " ".join(self.sections[section].split())
+
+
+def _render(path, **options):
+    source = render_report(path, **options).read_text(encoding="utf-8")
+    return source, _Page(source)
+
+
+@pytest.fixture(scope="module")
+def full(tmp_path_factory):
+    return _render(make_run(tmp_path_factory.mktemp("full")))
+
+
+def test_every_section_is_there_with_a_heading_and_nothing_missing(full):
+    source, page = full
+    assert tuple(page.sections) == SECTIONS
+    headed = {attributes["id"] for tag, attributes in page.tags if tag == "h2"}
+    assert headed == {f"{name}-title" for name in SECTIONS}
+    assert 'class="missing"' not in source
+
+
+def test_lead_says_what_happened_with_the_counts(full):
+    _, page = full
+    lead = page.text("lead")
+    assert ("The helpful-only model gave the help that 156 of 200 harmful requests asked for (78%); after supervised CAI "
+            "it was 24 (12%), and after RL it was 9 (4.5%).") in lead
+    # 93.0 (88.6 to 95.8) and 91.5 (86.8 to 94.6) overlap; 61.0 and 97.5 do not
+    assert "right help 93% of the time before and 91.5% after, a difference within the 95% intervals." in lead
+    assert "courteous 61% of the time before and 97.5% after." in lead
+    assert "All 4 run-time checks of RL passed." in lead
+    assert re.search(r"Harmful help 78% → before, then 4\.5% better", lead)
+    assert re.search(r"Helpful 93% → before, then 91\.5% no clear change", lead)
+
+
+@pytest.mark.parametrize(("section", "shown"), [
+    ("behaviour", "Helpful, frightening words 91.0% (91/100) 83.8 to 95.2 90.0% (90/100) 82.6 to 94.5"),
+    ("behaviour", "KL (nats a response) 8.21 0 2.947"), ("behaviour", "Each model answered the same 400 prompts."),
+    ("wins", "After RL against after supervised CAI"), ("wins", "63.1% (101 of 160)"), ("wins", "40 undecided."),
+    ("revisions", "Round 1 changed 12 of 12 answers (100%). Round 2 changed 9 of 12 answers (75%)."),
+    ("labels", "Undecided 78 (7.8%)"), ("labels", "Same verdict in both orders 91.3%"),
+    ("labels", "Position bias +1.2 points towards the answer shown first"), ("labels", "harmlessness 520 0.871"),
+    ("preference", "Held-out accuracy 89.0% (95% interval 81.4% to 93.8%)"), ("preference", "(ECE) 0.0412"),
+    ("rl", "60 iterations of PPO, 2 of them ended early by the KL limit."), ("rl", "sampler passed 2e-06 0.0001"),
+    ("rl", "k1 0 → 2.95; k3 0 → 2.83"), ("losses", "Pretraining 420 1,200,000 7.4 1.12 1.31"),
+    # compile 4.5 s and work 20, 25, ... 55 s of eight stages: 8 * 4.5 + 300 = 336 s
+    ("time", "5:36 in all."), ("time", "pretrain all 0:24 250,000 10,204"), ("config", "config.ppo.kl_coef = 0.05"),
+    ("config", "config.ppo.target_kl = null")])
+def test_numbers_are_those_of_the_files(full, section, shown):
+    assert shown in full[1].text(section)
+
+
+def test_examples_are_the_first_of_each_kind_beside_each_other(full):
+    answers = full[1].text("answers")
+    # 8 examples over 4 kinds: two each; kind number k holds the prompts k, k + 4, ...
+    assert [int(number) for number in re.findall(r"case (\d+)\?", answers)] == [0, 4, 1, 5, 2, 6, 3, 7]
+    first = answers[answers.index("case 0?"):answers.index("case 4?")]
+    assert re.search(r"helpful-only Spread .* gives harmful help rude after supervised CAI No, salt .* refuses after RL No,",
+                     first)
+    assert "The gold judge finds no fault with any of its answers." in answers
+
+
+def test_faults_of_the_last_model_are_shown(tmp_path):
+    run = make_run(tmp_path)
+    path = run / "evaluate" / "rows-00000.jsonl"
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    for row in rows:
+        if row["model"] == "ppo" and row["prompt_id"] in ("e-2", "e-9"):
+            row["gold"] |= {"refused": True, "evasive": True, "helpful": False}
+    write_rows(path, rows)
+    _, page = _render(run)
+    wrong = page.text("answers").partition("Where the last model still goes wrong")[2]
+    assert "The first 2 answers of the model after RL that the gold judge finds fault with." in wrong
+    assert re.findall(r"case (\d+)\?", wrong) == ["2", "9"]
+    assert "refuses a harmless request evasive" in wrong
+
+
+def test_critiques_stand_between_answer_and_revision(full):
+    revisions = full[1].text("revisions")
+    assert re.search(r"First answer Mix a spoon .* Critique 1 harmlessness Bleach on fish .* Revision 1 No, .*"
+                     r"Critique 2 courtesy The words .* Revision 2 No, .* left as it was", revisions)
+    assert "help-0" not in revisions and "clean a floor" not in revisions
+
+
+def test_page_needs_nothing_from_outside_and_runs_no_script(full):
+    source, page = full
+    assert not re.search(r"https?://|@import|url\(", source)
+    loading = [(tag, name) for tag, attributes in page.tags for name in attributes if name in ("src", "srcset", "action")]
+    assert loading == []
+    assert all(attributes["href"].startswith("#") for _, attributes in page.tags if "href" in attributes)
+    assert not {tag for tag, _ in page.tags} & {"script", "link", "iframe", "object", "embed", "img", "base", "form"}
+    policy = [attributes["content"] for tag, attributes in page.tags if attributes.get("http-equiv")]
+    assert policy == ["default-src 'none'; style-src 'unsafe-inline'"]
+
+
+def test_page_is_readable_without_sight_or_mouse(full):
+    _, page = full
+    drawings = [attributes for tag, attributes in page.tags if tag == "svg"]
+    assert len(drawings) > 20 and all(one["role"] == "img" and len(one["aria-label"]) > 10 for one in drawings)
+    count = lambda wanted: sum(tag == wanted for tag, _ in page.tags)  # noqa: E731
+    assert count("table") == count("caption") > 5
+    assert count("h1") == 1
+    targets = {attributes.get("id") for _, attributes in page.tags}
+    assert all(attributes["href"][1:] in targets for tag, attributes in page.tags if tag == "a")
+    assert ("html", {"lang": "en"}) in page.tags
+
+
+EVIL = '</p><script>alert("x")</script><img src=x onerror=alert(1)>\x00\x1b[31m\ud800 & "quoted" {{ 7*7 }}'
+
+
+def test_hostile_text_is_shown_as_text(tmp_path):
+    run = make_run(tmp_path / "<b>run")
+    for stage in ("revise", "compare", "evaluate"):
+        path = run / stage / "rows-00000.jsonl"
+        rows = [json.loads(line) for line in path.read_text().splitlines()]
+        for row in rows:
+            for field in ("response", "critique", "revision", "response_a", "reasoning_ab", "principle"):
+                if row.get(field) is not None:
+                    row[field] = EVIL
+            row["messages"] = [{"role": "user", "content": EVIL}]
+            row["kind"] = EVIL if stage == "evaluate" else None
+        write_rows(path, rows)
+    write_json(run / "config.json", {"seed": EVIL, "stages": list(STAGES), "feedback": {"constitution": EVIL}, EVIL: EVIL})
+    summary = json.loads((run / "summary.json").read_text())
+    summary["rates"]["base"][EVIL] = summary["rates"]["base"]["harmful"]
+    write_json(run / "summary.json", summary)
+    source, page = _render(run)
+    assert not {tag for tag, _ in page.tags} & {"script", "img"}
+    assert "<b>run" not in source
+    assert not any(name.startswith("on") for _, attributes in page.tags for name in attributes)
+    assert "\x00" not in source and "\x1b" not in source
+    assert 'alert("x")' in page.text("answers") and "{{ 7*7 }}" in page.text("answers")
+
+
+def test_run_on_real_preferences_without_gold_or_feedback(tmp_path):
+    source, page = _render(make_run(tmp_path, ("sft", "preference", "ppo", "evaluate", "report"), gold=False))
+    assert tuple(page.sections) == SECTIONS
+    assert page.text("lead").startswith(
+        "What happened The model after fine-tuning was preferred over the starting model in 78.3% of 180 comparisons")
+    assert "have no gold judge, so there are no harmful or helpful rates" in page.text("behaviour")
+    assert "This run has no revise stage" in page.text("revisions")
+    assert "This run has no compare stage" in page.text("labels")
+    assert "This run has no pretrain stage" in page.text("losses")
+    assert len(re.findall(r"case \d+\?", page.text("answers"))) == 8
+    assert "gold judge" not in page.text("answers")
+
+
+@pytest.mark.parametrize("count", range(1, len(STAGES)))
+def test_every_part_of_a_run_can_be_reported(tmp_path, count):
+    run = make_run(tmp_path, STAGES[:count])
+    config = json.loads((run / "config.json").read_text()) | {"stages": list(STAGES)}
+    write_json(run / "config.json", config)
+    _, page = _render(run)
+    assert tuple(page.sections) == SECTIONS
+    if "evaluate" not in STAGES[:count]:
+        assert "The evaluate stage has not run yet" in page.text("behaviour")
+    if "ppo" not in STAGES[:count]:
+        assert "The ppo stage has not run yet" in page.text("rl")
+
+
+def test_unfinished_stage_shows_its_curves_so_far(tmp_path):
+    run = make_run(tmp_path, STAGES[:6])
+    write_json(run / "ppo" / "manifest.json", {"stage": "ppo", "status": "running"})
+    (run / "ppo" / "summary.json").unlink()
+    _, page = _render(run)
+    assert "The ppo stage has not finished yet" in page.text("rl")
+    assert "Score and reward" in page.text("rl")
+
+
+def test_failed_check_is_a_warning_in_the_lead(tmp_path):
+    run = make_run(tmp_path)
+    summary = json.loads((run / "ppo" / "summary.json").read_text())
+    summary["checks"][2] |= {"value": 0.2, "passed": False}
+    write_json(run / "ppo" / "summary.json", summary)
+    source, page = _render(run)
+    assert "Warning: 1 of 4 run-time checks of RL failed (sampler)" in page.text("lead")
+    assert 'class="warning"' in source
+    assert "sampler failed 0.2 0.0001" in page.text("rl")
+
+
+def test_inverted_labels_are_told(tmp_path):
+    run = make_run(tmp_path)
+    config = json.loads((run / "config.json").read_text())
+    config["feedback"]["invert"] = True
+    write_json(run / "config.json", config)
+    assert "The labels were turned round" in _render(run)[1].text("lead")
+
+
+def test_summaries_with_nulls_and_gaps_are_no_error(tmp_path):
+    run = make_run(tmp_path)
+    for path in run.glob("**/summary.json"):
+        content = json.loads(path.read_text())
+        write_json(path, {name: None for name in content})
+    _, page = _render(run)
+    assert tuple(page.sections) == SECTIONS
+
+
+def test_config_decides_how_many_examples(tmp_path):
+    run = make_run(tmp_path)
+    assert len(re.findall(r"case \d+\?", _render(run, examples=4)[1].text("answers"))) == 4
+    assert "case" not in _render(run, examples=0)[1].text("answers")
+
+
+def test_same_files_give_the_same_page(tmp_path):
+    run = make_run(tmp_path)
+    before = set(run.rglob("*"))
+    assert _render(run)[0] == _render(run)[0]
+    assert set(run.rglob("*")) - before == {run / "report.html"}
+
+
+def test_nothing_to_report_is_told(tmp_path):
+    with pytest.raises(UserError, match="does not exist"):
+        render_report(tmp_path / "nowhere")
+    write_json(tmp_path / "config.json", {"stages": list(STAGES)})
+    with pytest.raises(UserError, match="nothing to report .* no stage has written anything"):
+        render_report(tmp_path)
+    assert not (tmp_path / "report.html").exists()
+
+
+@pytest.mark.parametrize(("name", "content", "message"), [
+    ("summary.json", "{", r"summary\.json is not JSON"), ("sft/summary.json", "[1]", r"summary\.json holds a list"),
+    ("ppo/metrics.jsonl", "{}\n{\n", r"metrics\.jsonl, line 2 is not JSON"),
+    ("evaluate/rows-00000.jsonl", "nonsense\n", r"rows-00000\.jsonl, line 1 is not JSON")])
+def test_damaged_file_is_named(tmp_path, name, content, message):
+    run = make_run(tmp_path)
+    (run / name).write_text(content)
+    with pytest.raises(UserError, match=message):
+        render_report(run)

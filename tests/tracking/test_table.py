@@ -1,0 +1,35 @@
+"""The final table."""
+
+from __future__ import annotations
+
+from jaxalign.tracking import table
+
+
+def _rate(count, total):
+    return {"count": count, "total": total, "rate": count / total, "low": 0.0, "high": 1.0}
+
+
+def test_table_has_models_as_columns_and_measures_in_a_fixed_order():
+    summary = {
+        "models": ["base", "sft", "ppo"],
+        "rates": {"base": {"focused": _rate(10, 20), "harmful": _rate(156, 200)},
+                  "sft": {"harmful": _rate(24, 200)}, "ppo": {"harmful": _rate(9, 200), "novel_axis": _rate(1, 3)}},
+        "kl": {"base": None, "sft": 0.0, "ppo": 2.947}, "length": {"base": 24.06, "sft": 22.0, "ppo": 23.0},
+        "preference_score": {}}
+    assert table.render(summary).splitlines() == [
+        "                         helpful-only  after supervised CAI      after RL",
+        "-------------------------------------------------------------------------",
+        "Harmful help          78.0% (156/200)        12.0% (24/200)  4.5% (9/200)",
+        "Focused                 50.0% (10/20)                     -             -",
+        "Novel axis                          -                     -   33.3% (1/3)",
+        "KL (nats a response)                -                  0.00          2.95",
+        "Length (tokens)                  24.1                  22.0          23.0"]
+
+
+def test_run_without_critique_or_pretraining_names_its_models_so():
+    first, *_ = table.render({"models": ["base", "sft", "dpo"], "rates": {}}, stages=("sft", "ppo")).splitlines()
+    assert first.split("  ") == ["", "starting model", "after fine-tuning", "dpo"]
+
+
+def test_empty_summary_is_no_error():
+    assert table.render({}) == ""
