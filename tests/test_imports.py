@@ -6,6 +6,7 @@ import ast
 import json
 import os
 import pathlib
+import re
 import subprocess
 import sys
 
@@ -69,12 +70,19 @@ print(json.dumps(sorted(sys.modules)))
     assert not loaded & FOREIGN
 
 
-def test_no_source_names_another_framework():
+def test_everything_imported_is_declared_and_no_other_framework_is():
+    imported = set()
     for path in SOURCES:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, (ast.Import, ast.ImportFrom)):
-                names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else [node.module or ""]
-                assert not {name.split(".")[0] for name in names} & FOREIGN, path
+            if isinstance(node, ast.Import):
+                imported |= {alias.name.split(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom):
+                imported.add(node.module.split(".")[0])
+    assert not imported & FOREIGN
+    packages = {"absl": "absl-py", "orbax": "orbax-checkpoint"}  # Where the module is called otherwise.
+    needed = {packages.get(name, name.replace("_", "-")) for name in imported - sys.stdlib_module_names - {"jaxalign"}}
+    listed = re.search(r"install_requires=\[(.*?)\]", (ROOT / "setup.py").read_text(encoding="utf-8"), re.DOTALL)[1]
+    assert needed <= set(re.findall(r'"([a-z0-9-]+)', listed))
 
 
 def test_the_floors_hold():
