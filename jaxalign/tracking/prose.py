@@ -11,7 +11,7 @@ from jaxalign.tracking.measures import MEASURES, model_phrase, model_title
 from jaxalign.tracking.workdir import RunFiles
 
 NO_GOLD = ("The prompts of this run have no gold judge, so there are no harmful or helpful rates: the models are "
-           "compared by the labeller, the preference model and their distance in KL.")
+           "compared by preference score, KL and length.")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,7 +85,7 @@ def _by_model(run: RunFiles, name: str) -> list[tuple[str, Mapping[str, Any]]]:
 def _other_sentences(run: RunFiles) -> list[str]:
     if not run.evaluation:
         return [run.absence("evaluate", "how the models behave")]
-    sentences = []
+    sentences = _score_sentences(run)
     for row in run.evaluation.get("win_rates") or []:
         if row.get("total"):
             winner = capitalized(model_phrase(row["model"], run.planned))
@@ -95,6 +95,17 @@ def _other_sentences(run: RunFiles) -> list[str]:
     if run.evaluation.get("rates"):
         return [*sentences, "The rates of each model are below."]
     return [*sentences, NO_GOLD]
+
+
+def _score_sentences(run: RunFiles) -> list[str]:
+    scores, kl = run.evaluation.get("preference_score") or {}, run.evaluation.get("kl") or {}
+    known = [model for model in run.models if scores.get(model) is not None]
+    if len(known) < 2:
+        return []
+    first, last = known[0], known[-1]
+    distance = "" if kl.get(last) is None else f", at a KL of {kl[last]:.2f} nats a response"
+    return [f"The preference model scores the answers of {model_phrase(first, run.planned)} {scores[first]:.2f} on "
+            f"average, and those of {model_phrase(last, run.planned)} {scores[last]:.2f}{distance}."]
 
 
 def _other_headlines(run: RunFiles) -> list[Headline]:

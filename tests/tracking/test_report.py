@@ -81,7 +81,7 @@ def test_lead_says_what_happened_with_the_counts(full):
 @pytest.mark.parametrize(("section", "shown"), [
     ("behaviour", "Helpful, frightening words 91.0% (91/100) 83.8 to 95.2 90.0% (90/100) 82.6 to 94.5"),
     ("behaviour", "KL (nats a response) 8.21 0 2.947"), ("behaviour", "Each model answered the same 400 prompts."),
-    ("wins", "After RL against after supervised CAI"), ("wins", "63.1% (101 of 160)"), ("wins", "40 undecided."),
+    ("wins", "After RL against after supervised CAI"), ("wins", "63.1% (101 of 160)"), ("wins", "40 undecided, each counted as half a win."),
     ("revisions", "Round 1 changed 12 of 12 answers (100%). Round 2 changed 9 of 12 answers (75%)."),
     ("labels", "Undecided 78 (7.8%)"), ("labels", "Same verdict in both orders 91.3%"),
     ("labels", "Position bias +1.2 points towards the answer shown first"), ("labels", "harmlessness 520 0.871"),
@@ -180,8 +180,10 @@ def test_hostile_text_is_shown_as_text(tmp_path):
 def test_run_on_real_preferences_without_gold_or_feedback(tmp_path):
     source, page = _render(make_run(tmp_path, ("sft", "preference", "ppo", "evaluate", "report"), gold=False))
     assert tuple(page.sections) == SECTIONS
-    assert page.text("lead").startswith(
-        "What happened The model after fine-tuning was preferred over the starting model in 78.3% of 180 comparisons")
+    lead = page.text("lead")
+    assert lead.startswith("What happened The preference model scores the answers of the starting model -0.92 on average, "
+                           "and those of the model after RL 1.31, at a KL of 2.95 nats a response.")
+    assert "The model after fine-tuning was preferred over the starting model in 78.3% of 180 comparisons" in lead
     assert "have no gold judge, so there are no harmful or helpful rates" in page.text("behaviour")
     assert "This run has no revise stage" in page.text("revisions")
     assert "This run has no compare stage" in page.text("labels")
