@@ -81,7 +81,8 @@ def test_lead_says_what_happened_with_the_counts(full):
 @pytest.mark.parametrize(("section", "shown"), [
     ("behaviour", "Helpful, frightening words 91.0% (91/100) 83.8 to 95.2 90.0% (90/100) 82.6 to 94.5"),
     ("behaviour", "KL (nats a response) 8.21 0 2.947"), ("behaviour", "Each model answered the same 400 prompts."),
-    ("wins", "After RL against after supervised CAI"), ("wins", "63.1% (101 of 160)"), ("wins", "40 undecided, each counted as half a win."),
+    ("wins", "After RL against after supervised CAI"), ("wins", "63.1% (101 of 160)"),
+    ("wins", "40 undecided, each counted as half a win."),
     ("revisions", "Round 1 changed 12 of 12 answers (100%). Round 2 changed 9 of 12 answers (75%)."),
     ("labels", "Undecided 78 (7.8%)"), ("labels", "Same verdict in both orders 91.3%"),
     ("labels", "Position bias +1.2 points towards the answer shown first"), ("labels", "harmlessness 520 0.871"),
