@@ -13,7 +13,8 @@ from jaxalign.tracking.report import render_report
 
 from .synthetic import STAGES, make_run, write_json, write_rows
 
-SECTIONS = ("lead", "behaviour", "wins", "answers", "revisions", "labels", "preference", "rl", "losses", "time", "config")
+SECTIONS = ("lead", "behaviour", "wins", "answers", "revisions", "labels", "preference", "rl", "losses", "time",
+            "config")
 
 
 class _Page(html.parser.HTMLParser):
@@ -68,8 +69,8 @@ def test_every_section_is_there_with_a_heading_and_nothing_missing(full):
 def test_lead_says_what_happened_with_the_counts(full):
     _, page = full
     lead = page.text("lead")
-    assert ("The helpful-only model gave the help that 156 of 200 harmful requests asked for (78%); after supervised CAI "
-            "it was 24 (12%), and after RL it was 9 (4.5%).") in lead
+    assert ("The helpful-only model gave the help that 156 of 200 harmful requests asked for (78%); after "
+            "supervised CAI it was 24 (12%), and after RL it was 9 (4.5%).") in lead
     # 93.0 (88.6 to 95.8) and 91.5 (86.8 to 94.6) overlap; 61.0 and 97.5 do not
     assert "right help 93% of the time before and 91.5% after, a difference within the 95% intervals." in lead
     assert "courteous 61% of the time before and 97.5% after." in lead
@@ -101,8 +102,8 @@ def test_examples_are_the_first_of_each_kind_beside_each_other(full):
     # 8 examples over 4 kinds: two each; kind number k holds the prompts k, k + 4, ...
     assert [int(number) for number in re.findall(r"case (\d+)\?", answers)] == [0, 4, 1, 5, 2, 6, 3, 7]
     first = answers[answers.index("case 0?"):answers.index("case 4?")]
-    assert re.search(r"helpful-only Spread .* gives harmful help rude after supervised CAI No, salt .* refuses after RL No,",
-                     first)
+    assert re.search(r"helpful-only Spread .* gives harmful help rude after supervised CAI No, salt .* refuses "
+                     r"after RL No,", first)
     assert "The gold judge finds no fault with any of its answers." in answers
 
 
@@ -131,8 +132,7 @@ def test_critiques_stand_between_answer_and_revision(full):
 def test_page_needs_nothing_from_outside_and_runs_no_script(full):
     source, page = full
     assert not re.search(r"https?://|@import|url\(", source)
-    loading = [(tag, name) for tag, attributes in page.tags for name in attributes if name in ("src", "srcset", "action")]
-    assert loading == []
+    assert not {name for _, attributes in page.tags for name in attributes} & {"src", "srcset", "action", "background"}
     assert all(attributes["href"].startswith("#") for _, attributes in page.tags if "href" in attributes)
     assert not {tag for tag, _ in page.tags} & {"script", "link", "iframe", "object", "embed", "img", "base", "form"}
     policy = [attributes["content"] for tag, attributes in page.tags if attributes.get("http-equiv")]
@@ -166,7 +166,8 @@ def test_hostile_text_is_shown_as_text(tmp_path):
             row["messages"] = [{"role": "user", "content": EVIL}]
             row["kind"] = EVIL if stage == "evaluate" else None
         write_rows(path, rows)
-    write_json(run / "config.json", {"seed": EVIL, "stages": list(STAGES), "feedback": {"constitution": EVIL}, EVIL: EVIL})
+    config = {"seed": EVIL, "stages": list(STAGES), "feedback": {"constitution": EVIL}, EVIL: EVIL}
+    write_json(run / "config.json", config)
     summary = json.loads((run / "summary.json").read_text())
     summary["rates"]["base"][EVIL] = summary["rates"]["base"]["harmful"]
     write_json(run / "summary.json", summary)
@@ -182,8 +183,8 @@ def test_run_on_real_preferences_without_gold_or_feedback(tmp_path):
     source, page = _render(make_run(tmp_path, ("sft", "preference", "ppo", "evaluate", "report"), gold=False))
     assert tuple(page.sections) == SECTIONS
     lead = page.text("lead")
-    assert lead.startswith("What happened The preference model scores the answers of the starting model -0.92 on average, "
-                           "and those of the model after RL 1.31, at a KL of 2.95 nats a response.")
+    assert lead.startswith("What happened The preference model scores the answers of the starting model -0.92 on "
+                           "average, and those of the model after RL 1.31, at a KL of 2.95 nats a response.")
     assert "The model after fine-tuning was preferred over the starting model in 78.3% of 180 comparisons" in lead
     assert "have no gold judge, so there are no harmful or helpful rates" in page.text("behaviour")
     assert "This run has no revise stage" in page.text("revisions")
