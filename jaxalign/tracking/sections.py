@@ -58,7 +58,8 @@ def win_rates(run: RunFiles) -> Section:
         name = f"{model_title(row['model'], run.planned)} against {model_title(row['against'], run.planned)}"
         note = f"{number(row['wins'])} of {row['total']:,}"
         bar = Interval("preferred", row["rate"], row["low"], row["high"], note, 1)
-        ties = "" if row.get("undecided") is None else f"{number(row['undecided'])} undecided, each counted as half a win."
+        undecided = row.get("undecided")
+        ties = "" if undecided is None else f"{number(undecided)} undecided, each counted as half a win."
         figures.append(Figure(capitalized(name), Markup(plots.interval_bars(name, [bar], reference=0.5)), ties))
     intro = "The labeller saw both orders of each pair. The dashed line is a draw, the whisker the 95% interval."
     return Section("wins", title, intro, figures=tuple(figures))
