@@ -163,7 +163,9 @@ class Decoder(nnx.Module):
             self.unembedding = _param(rngs, (config.embed, config.vocab), ("embed", "vocab"), config.embed**-0.5)
 
     def _embed(self, tokens: jax.Array, constrain: Constrain) -> jax.Array:
-        x = self.embedding[...].astype(self.config.compute_dtype)[tokens]
+        # Gathered over fsdp first: a lookup whose result is split over the batch cannot use a table split over D.
+        table = constrain(self.embedding[...].astype(self.config.compute_dtype), ("vocab", None))
+        x = table[tokens]
         return constrain(x, ("batch", "length", "embed"))
 
     def hidden(self, tokens_BxT, positions_BxT, mask_BxTxT, constrain: Constrain, keep_cache: bool = False):

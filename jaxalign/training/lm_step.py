@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jaxalign.models.heads import token_stats
 from jaxalign.models.model import Model
 from jaxalign.records import PackedBatch
-from jaxalign.training.microbatch import accumulate
+from jaxalign.training.microbatch import Aux, accumulate
 from jaxalign.training.state import TrainState, apply_gradients
 
 
@@ -20,7 +20,7 @@ def lm_loss(model: Model, params, batch: PackedBatch, total):
     stats = token_stats(hidden[:, :-1], model.unembedding(params), batch.tokens[:, 1:])
     weight = batch.loss_mask[:, 1:]
     loss = -jnp.sum(stats.logprobs * weight) / jnp.maximum(total, 1.0)
-    return loss, {"loss": loss}
+    return loss, Aux({"loss": loss})
 
 
 @functools.partial(jax.jit, static_argnames=("model", "optimizer", "micro_batches"), donate_argnames=("state",))
@@ -28,9 +28,9 @@ def lm_step(model: Model, optimizer, micro_batches: int, state: TrainState, batc
     """One update: (state, metrics). The loss is a mean over all weighted tokens of the batch, however it is split."""
     total = jnp.sum(batch.loss_mask[:, 1:])
     loss_fn = lambda params, part: lm_loss(model, params, part, total)  # noqa: E731
-    (_, sums), gradients = accumulate(loss_fn, state.params, batch, micro_batches)
+    (_, aux), gradients = accumulate(loss_fn, state.params, batch, micro_batches)
     state, metrics = apply_gradients(state, gradients, optimizer)
-    return state, {**sums, **metrics, "tokens": total}
+    return state, {**aux.sums, **metrics, "tokens": total}
 
 
 @functools.partial(jax.jit, static_argnames=("model",))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -13,15 +14,30 @@ def split(batch, micro_batches: int):
     return jax.tree.map(lambda x: x.reshape(x.shape[0] // micro_batches, micro_batches, *x.shape[1:]).swapaxes(0, 1), batch)
 
 
-def accumulate(loss_fn: Callable, params, batch, micro_batches: int):
-    """(loss, sums), gradients of `loss_fn(params, batch) -> (loss, sums)`, added over micro-batches.
+class Aux(NamedTuple):
+    """What a loss reports beside its gradient: `sums` add up over micro-batches, of `maxima` the largest counts."""
 
-    `loss_fn` must return sums divided by totals of the whole batch, taken before the split; `sums` is any pytree of such.
+    sums: dict[str, jax.Array]
+    maxima: dict[str, jax.Array] = {}  # noqa: RUF012
+
+
+def _combine(first, second):
+    (loss, aux), gradients = first
+    (other_loss, other), other_gradients = second
+    sums = jax.tree.map(jnp.add, aux.sums, other.sums)
+    maxima = jax.tree.map(jnp.maximum, aux.maxima, other.maxima)
+    return (loss + other_loss, Aux(sums, maxima)), jax.tree.map(jnp.add, gradients, other_gradients)
+
+
+def accumulate(loss_fn: Callable, params, batch, micro_batches: int):
+    """(loss, Aux), gradients of `loss_fn(params, batch) -> (loss, Aux)`, combined over micro-batches.
+
+    The loss and `Aux.sums` must be sums over the rows given, divided by totals of the whole batch, taken before the split.
     """
     grad_fn = jax.value_and_grad(loss_fn, has_aux=True)
     if micro_batches == 1:
         return grad_fn(params, batch)
     parts = split(batch, micro_batches)
-    zero = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(grad_fn, params, jax.tree.map(lambda x: x[0], parts)))
-    total, _ = jax.lax.scan(lambda acc, part: (jax.tree.map(jnp.add, acc, grad_fn(params, part)), None), zero, parts)
+    first, rest = (jax.tree.map(lambda x: x[part], parts) for part in (0, slice(1, None)))
+    total, _ = jax.lax.scan(lambda acc, part: (_combine(acc, grad_fn(params, part)), None), grad_fn(params, first), rest)
     return total

@@ -53,7 +53,7 @@ def _decays(params):
 
 
 def make_optimizer(config: Optimizer, total_steps: int) -> optax.GradientTransformation:
-    """AdamW after clipping by the global norm (clip_norm 0 is off)."""
+    """AdamW after clipping by the global norm (clip_norm None: no clipping)."""
     adam = scale_by_adam_eps_inside if config.eps_inside else optax.scale_by_adam
     parts = [optax.clip_by_global_norm(config.clip_norm)] if config.clip_norm else []
     parts.append(adam(config.b1, config.b2, config.eps))

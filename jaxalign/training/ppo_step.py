@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 
 import jax
@@ -13,13 +14,13 @@ from jaxalign.algorithms.policy_losses import clipped_surrogate
 from jaxalign.algorithms.value_losses import clipped_value_loss, explained_variance
 from jaxalign.records import Experience
 from jaxalign.training.experience import response_mask, response_stats, response_values
-from jaxalign.training.microbatch import accumulate
+from jaxalign.training.microbatch import Aux, accumulate
 from jaxalign.training.ppo_state import PPOSetup, PPOState
 from jaxalign.training.state import apply_gradients
 
 
 def policy_loss(setup: PPOSetup, params, batch: Experience, total):
-    """(loss, sums): the clipped surrogate, summed over the response tokens and divided by `total`, the tokens of the
+    """(loss, Aux): the clipped surrogate, summed over the response tokens and divided by `total`, the tokens of the
     whole minibatch. batch.advantages are whitened already if they are to be."""
     config, mask = setup.config, response_mask(batch.rollout)
     stats = response_stats(setup.policy, params, batch.rollout, config.temperature or 1.0)
@@ -28,23 +29,24 @@ def policy_loss(setup: PPOSetup, params, batch: Experience, total):
     )
     mean = lambda x: aggregate(x, mask, total=total)  # noqa: E731
     loss = mean(loss)
-    return loss, {
+    sums = {
         "policy_loss": loss,
         "entropy": mean(stats.entropy),
         "ratio_mean": mean(surrogate.ratio),
         "clip_fraction": mean(surrogate.clipped.astype(jnp.float32)),
         "approx_kl": mean(surrogate.approx_kl),
     }
+    return loss, Aux(sums, {"ratio_max": jnp.max(surrogate.ratio * mask)})
 
 
 def value_loss(setup: PPOSetup, params, batch: Experience, total):
-    """(value_coef * loss, sums) of the critic, like `policy_loss`."""
+    """(value_coef * loss, Aux) of the critic, like `policy_loss`."""
     config, mask = setup.config, response_mask(batch.rollout)
     values = response_values(setup.critic, params, batch.rollout)
     loss, clipped = clipped_value_loss(values, batch.values, batch.returns, config.value_clip, mask)
     loss = aggregate(loss, mask, total=total)
     sums = {"value_loss": loss, "value_clip_fraction": aggregate(clipped.astype(jnp.float32), mask, total=total)}
-    return config.value_coef * loss, sums
+    return config.value_coef * loss, Aux(sums)
 
 
 def minibatch_update(setup: PPOSetup, policy, critic, batch: Experience):
@@ -52,25 +54,19 @@ def minibatch_update(setup: PPOSetup, policy, critic, batch: Experience):
     config, mask = setup.config, response_mask(batch.rollout)
     total = jnp.sum(mask)
     if config.whiten_advantages:
-        batch = _replace(batch, advantages=whiten(batch.advantages, mask))
-    (_, policy_sums), policy_gradients = accumulate(
+        batch = dataclasses.replace(batch, advantages=whiten(batch.advantages, mask))
+    (_, policy_aux), policy_gradients = accumulate(
         lambda params, part: policy_loss(setup, params, part, total), policy.params, batch, config.micro_batches
     )
-    (_, value_sums), value_gradients = accumulate(
+    (_, value_aux), value_gradients = accumulate(
         lambda params, part: value_loss(setup, params, part, total), critic.params, batch, config.micro_batches
     )
     policy, policy_metrics = apply_gradients(policy, policy_gradients, setup.policy_optimizer)
     critic, critic_metrics = apply_gradients(critic, value_gradients, setup.critic_optimizer)
-    metrics = {**policy_sums, **value_sums, "grad_norm": policy_metrics["grad_norm"]}
+    metrics = {**policy_aux.sums, **policy_aux.maxima, **value_aux.sums, "grad_norm": policy_metrics["grad_norm"]}
     metrics |= {"critic_grad_norm": critic_metrics["grad_norm"]}
     metrics |= {"skipped": policy_metrics["skipped"] + critic_metrics["skipped"]}
     return policy, critic, metrics
-
-
-def _replace(batch: Experience, **changes) -> Experience:
-    import dataclasses
-
-    return dataclasses.replace(batch, **changes)
 
 
 @functools.partial(jax.jit, static_argnames=("setup",), donate_argnames=("state",))
@@ -104,7 +100,8 @@ def ppo_update(setup: PPOSetup, state: PPOState, batch: Experience):
     start = (state.policy, state.critic, jnp.bool_(False))
     (policy, critic, stopped), metrics = jax.lax.scan(one, start, order)
     ran = metrics.pop("ran")
-    means = {name: jnp.sum(values * ran) / jnp.sum(ran) for name, values in metrics.items()}
+    largest = {"ratio_max": jnp.max(metrics.pop("ratio_max"))}
+    means = largest | {name: jnp.sum(values * ran) / jnp.sum(ran) for name, values in metrics.items()}
     means |= {"epochs_run": jnp.sum(ran) / config.minibatches, "stopped_early": stopped.astype(jnp.float32)}
     mask = response_mask(batch.rollout)
     means |= {"explained_variance": explained_variance(batch.values, batch.returns, mask), "kl_coef": state.kl_coef}

@@ -11,7 +11,7 @@ from jaxalign.algorithms.preference_losses import bradley_terry
 from jaxalign.models.heads import gather_positions
 from jaxalign.models.model import Model
 from jaxalign.records import PairBatch
-from jaxalign.training.microbatch import accumulate
+from jaxalign.training.microbatch import Aux, accumulate
 from jaxalign.training.state import TrainState, apply_gradients
 
 
@@ -46,11 +46,11 @@ def preference_step(
         right = (scores[:, 0] > scores[:, 1]) == (part.label > 0.5)
         counted = part.weight * (jnp.abs(part.label - 0.5) > 1e-6)
         loss = jnp.sum(loss * part.weight) / total
-        return loss, {"loss": loss, "accuracy": jnp.sum(right * counted) / total_decided}
+        return loss, Aux({"loss": loss, "accuracy": jnp.sum(right * counted) / total_decided})
 
-    (_, sums), gradients = accumulate(loss_fn, state.params, batch, micro_batches)
+    (_, aux), gradients = accumulate(loss_fn, state.params, batch, micro_batches)
     state, metrics = apply_gradients(state, gradients, optimizer)
-    return state, {**sums, **metrics}
+    return state, {**aux.sums, **metrics}
 
 
 score_pairs = jax.jit(pair_scores, static_argnums=0)
