@@ -9,7 +9,7 @@ import importlib
 import json
 import os
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -71,13 +71,13 @@ def find_changes(config: Config, workdir: Path, load: Load = load_stage) -> dict
     """The stages of `workdir` that another config, other files or other inputs made, each with its differences.
 
     Every stage with a manifest counts that is to run or that one to run reads. A stage's code is loaded only where
-    there is no manifest, to see what it reads and to foresee what it will put out.
+    there is no manifest or another config came last: to see what it reads, and to foresee what it will put out.
 
     Raises:
         UserError: a stage that is to be read is neither done nor in `config.stages`.
     """
     manifests = {name: read_manifest(workdir / name) for name in STAGES}
-    sources = _sources(config, manifests, load)
+    sources = _sources(config, manifests, load, checked=_is_last_config(config, workdir))
     changed: dict[str, list[str]] = {}
     output: dict[str, str] = {}
     for name in (name for name in STAGES if name in sources):
@@ -90,8 +90,10 @@ def find_changes(config: Config, workdir: Path, load: Load = load_stage) -> dict
         if manifest.status != DONE and name not in config.stages:
             raise UserError(f"stage {name} is half done in {workdir}, and is to be read; add {name} to config.stages")
         differences = _differences(manifest, config)
-        for source, recorded in manifest.inputs.items():
-            if source in changed or output[source] != recorded:
+        if set(sources[name]) != set(manifest.inputs):
+            differences.append(f"it read {_words(manifest.inputs)} and is to read {_words(sources[name])}")
+        for source in sources[name]:
+            if source in changed or output[source] != manifest.inputs.get(source, output[source]):
                 differences.append(f"its input {source} changes")
         if differences:
             changed[name] = differences
@@ -99,8 +101,18 @@ def find_changes(config: Config, workdir: Path, load: Load = load_stage) -> dict
     return changed
 
 
-def _sources(config: Config, manifests: Mapping[str, Manifest | None], load: Load) -> dict[str, tuple[str, ...]]:
-    """Every stage to run or to be read, with the stages it reads itself."""
+def _is_last_config(config: Config, workdir: Path) -> bool:
+    """Whether the last run that got past the checks had this config, but for the mesh; then recorded inputs are right."""
+    try:
+        last = json.loads((workdir / "config.json").read_text(encoding="utf-8"))
+        return last | {"mesh": None} == to_dict(config) | {"mesh": None}
+    except (OSError, ValueError, TypeError):
+        return False
+
+
+def _sources(config: Config, manifests: Mapping[str, Manifest | None], load: Load,
+             checked: bool) -> dict[str, tuple[str, ...]]:
+    """Every stage to run or to be read, with the stages it reads itself. `checked`: as recorded, where it is."""
     sources: dict[str, tuple[str, ...]] = {}
     waiting = [(name, "") for name in config.stages]
     while waiting:
@@ -111,7 +123,7 @@ def _sources(config: Config, manifests: Mapping[str, Manifest | None], load: Loa
         if manifest is None and name not in config.stages:
             raise UserError(f"stage {reader} reads stage {name}, which has not been run here; add {name} to "
                             "config.stages")
-        sources[name] = tuple(manifest.inputs) if manifest else load(name).inputs(config)
+        sources[name] = tuple(manifest.inputs) if manifest and checked else tuple(load(name).inputs(config))
         waiting += [(source, name) for source in sources[name]]
     return sources
 
@@ -162,6 +174,10 @@ def _leaves(value: Any, name: str) -> dict[str, Any]:
     if isinstance(value, dict):
         return {leaf: item for key, inner in value.items() for leaf, item in _leaves(inner, f"{name}.{key}").items()}
     return {name: value}
+
+
+def _words(names: Iterable[str]) -> str:
+    return ", ".join(names) or "nothing"
 
 
 def _refusal(workdir: Path, changed: Mapping[str, list[str]]) -> str:

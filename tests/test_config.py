@@ -169,3 +169,11 @@ def test_every_field_is_documented_in_the_reference_and_the_page_is_current():
 def test_reading_a_config_does_not_load_jax():
     code = "import sys, jaxalign.config as c; c.from_config_dict(c.default_config()); assert 'jax' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
+
+
+def test_pitfall_11_every_field_is_read_somewhere():
+    """By its name at least: a field that nothing mentions outside the schema would be accepted and have no effect."""
+    sources = [path for path in (ROOT / "jaxalign").rglob("*.py") if not path.name.startswith("config")]
+    text = "\n".join(path.read_text(encoding="utf-8") for path in sources)
+    names = {name.rsplit(".", 1)[-1] for name in config_schema.flatten(Config())}
+    assert not {name for name in names if not re.search(rf'\.{name}\b|"{name}"', text)}

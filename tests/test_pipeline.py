@@ -36,7 +36,7 @@ class Counting(Stage):
         path = context.directory / "steps"
         done = path.read_text().split() if path.exists() else []
         assert context.resumed == (self.starts > 1)
-        for source in self.read:
+        for source in self.inputs(context.config):
             assert (context.input_directory(source) / "steps").read_text().split() == ["0", "1", "2"]
         for step in range(len(done), 3):
             if step == self.stop_at:
@@ -131,7 +131,20 @@ def test_another_config_is_refused_with_the_difference_and_nothing_is_touched(st
 
 def test_a_field_that_no_stage_reads_changes_nothing(stages, tmp_path):
     pipeline.run(config(), tmp_path, load=stages.__getitem__)
-    pipeline.run(config(evaluate={"examples": 3}, ppo={"gamma": 0.5}), tmp_path, load=unloadable)
+    pipeline.run(config(evaluate={"examples": 3}, ppo={"gamma": 0.5}), tmp_path, load=stages.__getitem__)
+    assert starts(stages) == [1, 1, 1]
+
+
+def test_a_stage_that_now_reads_another_one_is_out_of_date(stages, tmp_path):
+    """What a stage reads may depend on a field that its own config fields do not hold, such as the stages of the run."""
+    ppo = stages["ppo"]
+    ppo.inputs = lambda config: ("sft",) if "sft" in config.stages else ("pretrain",)
+    pipeline.run(config(stages=("pretrain", "ppo")), tmp_path, load=stages.__getitem__)
+    with pytest.raises(UserError, match=r"\[ppo\] it read pretrain and is to read sft"):
+        pipeline.run(config(), tmp_path, load=stages.__getitem__)
+    assert starts(stages) == [1, 0, 1]
+    pipeline.run(config(), tmp_path, overwrite=True, load=stages.__getitem__)
+    assert list(read_manifest(tmp_path / "ppo").inputs) == ["sft"]
 
 
 def test_pitfall_13_overwriting_moves_the_old_folders_aside(stages, tmp_path):
