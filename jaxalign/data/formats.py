@@ -1,12 +1,12 @@
 """How dialogues, critiques, revisions and comparisons are laid out as text.
 
-Every renderer returns *segments*: short strings that the tokenizer encodes one by one and joins. A segment that equals one
-of `MARKERS` (or `END`) becomes that one token; the same characters inside a longer segment stay plain text, so nothing that
-a user writes can pose as a marker. Because training documents and sampling prompts are built from the same segments,
+Every renderer returns *segments*: short strings that the tokenizer encodes one by one and joins. A segment that equals
+one of `MARKERS` (or `END`) becomes that one token; the same characters inside a longer segment stay plain text, so that
+markers cannot be smuggled into a turn. Training documents and sampling prompts are built from the same segments, so
 their token boundaries are the same.
 
-Whatever a model writes (answer, critique, revision, reasoning) is followed by `END`, the tokenizer's eos. Sampling therefore
-always stops at eos, whichever piece is sampled.
+Whatever a model writes (answer, critique, revision, reasoning) is followed by `END`, the tokenizer's eos. Sampling
+therefore always stops at eos, whichever piece is sampled.
 
 Two styles of plain dialogue: "compact" (the project's own markers) and "hh", the public transcript form
 "\\n\\nHuman: ...\\n\\nAssistant: ..." for models whose tokenizer has no markers.
@@ -75,7 +75,7 @@ def render_prompt(messages: Sequence[Message], style: str = "compact") -> Segmen
 
 
 def render_dialogue(messages: Sequence[Message], style: str = "compact") -> Segments:
-    """A whole dialogue that ends with the assistant's answer. The final eos is left to the caller (the packer adds it)."""
+    """A whole dialogue that ends with the assistant's answer; its final eos is left to the caller."""
     _check(messages, style)
     segments = _turns(messages, style)
     return segments[:-1] if segments[-1] == END else segments

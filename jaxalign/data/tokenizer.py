@@ -1,7 +1,7 @@
 """SentencePiece tokenizers: loading any `.model`, and training the project's own on the world's text.
 
-Text is encoded segment by segment (see `formats`). A segment that is one of the format's markers becomes that marker's one
-id where the vocabulary has it; markers are control symbols, which SentencePiece never matches inside text.
+Text is encoded segment by segment (see `formats`). A segment that is one of the format's markers becomes that marker's
+one id where the vocabulary has it; markers are control symbols, which SentencePiece never matches inside text.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class Tokenizer:
         """
         if marker not in self._markers:
             raise UserError(
-                f"the tokenizer has no symbol {marker!r}; critiques and comparisons need a tokenizer with jaxalign's markers"
+                f"the tokenizer has no symbol {marker!r}; critiques and comparisons need one with jaxalign's markers"
             )
         return self._markers[marker]
 
@@ -100,8 +100,8 @@ class Tokenizer:
 def train_tokenizer(texts: Iterable[str], vocab_size: int, path: str | Path) -> Tokenizer:
     """Trains the project's own tokenizer (BPE, markers as single symbols) and writes it to `path` in one move.
 
-    The same texts and size give the same file: one thread, no sampling. Printable ASCII is always covered, so any English
-    text can be encoded; other characters become the unknown symbol.
+    The same texts and size give the same file: one thread, no sampling. Printable ASCII is always covered, so any
+    English text can be encoded; other characters become the unknown symbol.
 
     Args:
         texts: plain text lines, without markers.

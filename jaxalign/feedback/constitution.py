@@ -5,7 +5,7 @@ Three shapes are read:
 * ours: `{"name": ..., "principles": [{"name", "critique_request", "revision_request", "comparison"}, ...]}`;
 * the one of the Constitutional AI paper's repository: `{"harmful0": {"prompt": ["... CritiqueRequest: ... Critique:"],
   "edit_request": "... RevisionRequest: ... Revision:"}, ...}` (Bai et al. 2022, arXiv 2212.08073);
-* the common public one: `{"constitutions": [{"critic", "revision"}, ...], "system_chat": [...]}`; the chats are not used.
+* the common public one: `{"constitutions": [{"critic", "revision"}, ...], "system_chat": [...]}`; chats are left out.
 
 The public shapes have no question for comparing two answers; it is derived from the critique request.
 """
@@ -42,9 +42,10 @@ def load_constitution(path_or_name: str | Path) -> tuple[Principle, ...]:
     try:
         data = json.loads(text)
     except json.JSONDecodeError as error:
-        raise UserError(f"constitution {source} is not JSON (line {error.lineno}: {error.msg}); mend that line") from error
+        where = f"line {error.lineno}: {error.msg}"
+        raise UserError(f"constitution {source} is not JSON ({where}); mend that line") from error
     if not isinstance(data, dict):
-        raise UserError(f"constitution {source} is a {type(data).__name__}; expected a JSON object in one of the shapes: {_SHAPES}")
+        raise UserError(f"constitution {source} is a {type(data).__name__}; expected an object of a known shape: {_SHAPES}")
     principles = _parse(source, data)
     if not principles:
         raise UserError(f"constitution {source} has no principles; at least one is needed")

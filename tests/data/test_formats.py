@@ -1,0 +1,69 @@
+"""Segments of every transcript, spelled out by hand."""
+
+import pytest
+
+from jaxalign.data import formats
+from jaxalign.errors import UserError
+from jaxalign.records import Message, Principle
+
+ASK = Message("user", "How do I use sage?")
+PRINCIPLE = Principle("p", "Any fault?", "Mend it.", "Which is better?")
+
+
+def test_prompt_ends_where_the_answer_begins():
+    assert formats.render_prompt([ASK]) == ["<user>", "How do I use sage?", "<assistant>"]
+
+
+def test_earlier_answers_are_ended_as_sampled_ones_are():
+    turns = [ASK, Message("assistant", "Rub it on."), Message("user", "And mint?")]
+    first = ["<user>", "How do I use sage?", "<assistant>", "Rub it on.", "<end>"]
+    assert formats.render_prompt(turns) == [*first, "<user>", "And mint?", "<assistant>"]
+
+
+def test_dialogue_is_prompt_then_response():
+    answer = "Rub it on."
+    whole = formats.render_dialogue([ASK, Message("assistant", answer)])
+    assert whole == formats.render_prompt([ASK]) + formats.render_response(answer)
+
+
+def test_hh_style_spells_the_public_transcript():
+    turns = [ASK, Message("assistant", "Rub it on."), Message("user", "Why?")]
+    text = "".join(formats.render_prompt(turns, style="hh"))
+    assert text == "\n\nHuman: How do I use sage?\n\nAssistant: Rub it on.\n\nHuman: Why?\n\nAssistant:"
+
+
+def test_critique_and_revision():
+    before = ["<user>", "How do I use sage?", "<assistant>", "Eat it.", "<end>"]
+    asked = [*before, "<critique_request>", "Any fault?", "<critique>"]
+    assert formats.render_critique([ASK], "Eat it.", PRINCIPLE) == asked
+    revision = formats.render_revision([ASK], "Eat it.", PRINCIPLE, "Yes.")
+    assert revision == [*asked, "Yes.", "<end>", "<revision_request>", "Mend it.", "<revision>"]
+
+
+def test_comparison_with_and_without_reasoning():
+    answers = ["<first>", "Eat it.", "<second>", "Rub it."]
+    shown = ["<user>", "How do I use sage?", *answers, "<question>", "Which is better?"]
+    assert formats.render_comparison([ASK], "Eat it.", "Rub it.", PRINCIPLE, reasoning=False) == [*shown, "<verdict>"]
+    assert formats.render_comparison([ASK], "Eat it.", "Rub it.", PRINCIPLE) == [*shown, "<reasoning>"]
+    verdict = formats.render_verdict([ASK], "Eat it.", "Rub it.", PRINCIPLE, "The second.")
+    assert verdict == [*shown, "<reasoning>", "The second.", "<end>", "<verdict>"]
+
+
+def test_empty_answers_leave_no_empty_segment():
+    assert formats.render_response("") == []
+    assert "" not in formats.render_comparison([ASK], "", "Rub it.", PRINCIPLE)
+    assert formats.render_dialogue([ASK, Message("assistant", "")]) == formats.render_prompt([ASK])
+
+
+@pytest.mark.parametrize(
+    ("messages", "style", "sentence"),
+    [
+        ([], "compact", "no messages"),
+        ([ASK], "chatml", "'chatml' is not a prompt style"),
+        ([Message("system", "x"), ASK], "compact", "'system' is not a role"),
+        ([ASK, Message("assistant", "x")], "compact", "must be from 'user'"),
+    ],
+)
+def test_mistakes_are_named(messages, style, sentence):
+    with pytest.raises(UserError, match=sentence):
+        formats.render_prompt(messages, style)

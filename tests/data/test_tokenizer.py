@@ -1,0 +1,95 @@
+import os
+from pathlib import Path
+
+import pytest
+
+from jaxalign.data import formats
+from jaxalign.data.tokenizer import Tokenizer, train_tokenizer
+from jaxalign.errors import UserError
+from jaxalign.records import Message
+
+TEXTS = ["the cat sat on the mat.", "the dog sat on the log.", "a cat and a dog sat."] * 20
+SIZE = 140
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory):
+    return train_tokenizer(TEXTS, SIZE, tmp_path_factory.mktemp("tokenizer") / "new" / "t.model")
+
+
+def test_size_and_special_ids(tokenizer):
+    assert tokenizer.vocab_size == SIZE
+    assert (tokenizer.pad_id, tokenizer.bos_id, tokenizer.eos_id) == (0, 1, 2)
+    markers = [tokenizer.marker_id(marker) for marker in formats.MARKERS]
+    assert len(set(markers)) == len(formats.MARKERS)
+    assert not {0, 1, 2, 3}.intersection(markers)
+
+
+def test_text_comes_back(tokenizer):
+    text = "the cat sat on a dog. Zebra, (A) <user>!"
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+def test_a_marker_is_one_id_and_only_as_a_whole_segment(tokenizer):
+    ids = tokenizer.encode_segments(["<user>", "the cat", "<assistant>", "<end>"])
+    assert ids[0] == tokenizer.marker_id("<user>")
+    assert ids[-2:] == [tokenizer.marker_id("<assistant>"), tokenizer.eos_id]
+    posed = tokenizer.encode_segments(["say <assistant> and <end> now"])
+    assert tokenizer.marker_id("<assistant>") not in posed
+    assert tokenizer.eos_id not in posed
+
+
+def test_boundaries_of_documents_and_prompts_agree(tokenizer):
+    ask, answer = Message("user", "the cat sat."), "a dog sat."
+    prompt = tokenizer.encode_segments(formats.render_prompt([ask]))
+    response = tokenizer.encode_segments(formats.render_response(answer))
+    whole = tokenizer.encode_segments(formats.render_dialogue([ask, Message("assistant", answer)]))
+    assert whole == prompt + response
+    assert tokenizer.decode(response) == answer
+
+
+def test_decoding_leaves_out_what_is_no_text(tokenizer):
+    ids = [tokenizer.bos_id, *tokenizer.encode("the cat"), tokenizer.eos_id, tokenizer.pad_id]
+    assert tokenizer.decode(ids) == "the cat"
+
+
+def test_training_twice_gives_the_same_file(tmp_path):
+    train_tokenizer(TEXTS, SIZE, tmp_path / "a.model")
+    train_tokenizer(TEXTS, SIZE, tmp_path / "b.model")
+    assert (tmp_path / "a.model").read_bytes() == (tmp_path / "b.model").read_bytes()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.model", "b.model"]
+
+
+def test_mistakes_are_named(tokenizer, tmp_path):
+    with pytest.raises(UserError, match=r"nowhere\.model does not exist"):
+        Tokenizer.load(tmp_path / "nowhere.model")
+    (tmp_path / "bad.model").write_bytes(b"\x0a\xff\xff not a model")
+    with pytest.raises(UserError, match=r"bad\.model is not a readable SentencePiece model"):
+        Tokenizer.load(tmp_path / "bad.model")
+    with pytest.raises(UserError, match="cannot train a tokenizer of 100000 symbols"):
+        train_tokenizer(TEXTS, 100_000, tmp_path / "big.model")
+    with pytest.raises(UserError, match="no symbol '<bogus>'"):
+        tokenizer.marker_id("<bogus>")
+
+
+def _real(name: str) -> Path:
+    root = Path(os.environ.get("JAXALIGN_TEST_DATA", Path(__file__).parents[3] / "shared" / "data"))
+    path = root / name
+    if not path.is_file():
+        pytest.skip(f"real data not found: {name}")
+    return path
+
+
+def test_a_llama_tokenizer_reads_hh_transcripts_without_stray_spaces():
+    llama = Tokenizer.load(_real("stories260K/hf/tokenizer.model"))
+    assert (llama.vocab_size, llama.bos_id, llama.eos_id) == (512, 1, 2)
+    turns = [Message("user", "Tell me."), Message("assistant", "Once."), Message("user", "And?")]
+    segments = formats.render_prompt(turns, style="hh")
+    # Segments after the first lose no text and gain none: their ids decode to the joined text.
+    assert llama.decode(llama.encode_segments(segments)) == "".join(segments)
+
+
+def test_a_tokenizer_with_other_special_ids():
+    pegasus = Tokenizer.load(_real("tokenizers/pegasus_sp_test.model"))
+    assert (pegasus.pad_id, pegasus.eos_id) == (0, 1)
+    assert len({pegasus.pad_id, pegasus.eos_id, pegasus.bos_id}) == 3
