@@ -1,0 +1,271 @@
+"""Does a run that is killed again and again end as one that was never touched?
+
+    python benchmarks/kill_resume.py --kills 10 --seed 0
+
+Runs the pipeline twice untouched (the first run fills the compile cache and is what all is compared with; the second is
+timed, and shows that two untouched runs are equal at all), then once more with SIGKILL at random moments, restarting it
+each time. The moments are drawn uniformly over the timed run, then carried over as a place within a stage, since a
+restarted run goes through finished stages in no time. Compared are: every parameter and every number of the last
+checkpoints (optimizers, keys, counters) bit for bit; metrics, shards, tokenizer and summaries byte for byte.
+
+Without --config a short run of all eight stages is used (minutes on 2 cores). Other arguments, such as --config.seed=1,
+are handed to the run. Exit code: 0 all equal, 1 a difference or a run that failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import logging
+import os
+import queue
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+# A tiny model, so that most of the time goes into many small steps, chunks and checkpoints rather than into compiling.
+SHORT = """
+    world.tokens=12_000 world.topics=60 world.held_out_topics=24 world.vocab_size=400
+    model.layers=1 model.embed=32 model.mlp=64 model.heads=2 model.kv_heads=2 model.head_dim=8
+    pretrain.steps=1200 pretrain.batch_rows=8 pretrain.row_length=64 pretrain.optimizer.learning_rate=1e-2
+    pretrain.checkpoint_every=60
+    revise.red_team_prompts=400 revise.helpful_prompts=80 revise.batch=8 revise.max_new_tokens=24
+    sft.epochs=20 sft.batch_rows=4 sft.row_length=128 sft.checkpoint_every=25
+    feedback.max_reasoning_tokens=24 compare.prompts=320 compare.batch=8 compare.max_new_tokens=24
+    preference.epochs=20 preference.batch=8 preference.checkpoint_every=50
+    ppo.iterations=160 ppo.batch=8 ppo.minibatches=2 ppo.epochs=2 ppo.checkpoint_every=8 ppo.prompts=50
+    ppo.max_new_tokens=24 ppo.kl_controller=adaptive
+    evaluate.prompts=320 evaluate.batch=8 evaluate.win_rate_prompts=80 evaluate.max_new_tokens=24
+""".split()
+COMPARED = ("*/metrics.jsonl", "*/rows-*.jsonl", "*/summary.json", "*/checks.json", "*/tokenizer.model", "summary.json")
+_LINE = re.compile(r"\[(?P<stage>\w+)\] (?P<what>starting|continuing|finished)$")
+_FINISHED = "finished"
+
+
+@dataclasses.dataclass(frozen=True)
+class Span:
+    """When a stage ran, in seconds from the start of the process."""
+
+    stage: str
+    start: float
+    end: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Hit:
+    """One kill: its moment in the timed run, the stage aimed at and the seconds into it, and what it met."""
+
+    moment: float
+    stage: str
+    offset: float
+    met: str
+    disk: str
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kills", type=int, default=10, help="how many SIGKILLs; default 10")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the moments (not of the run); default 0")
+    parser.add_argument("--config", help="config file of the run; default: a short run built in here")
+    parser.add_argument("--folder", type=Path, help="where the runs go, and stay; default: a temporary folder")
+    options, overrides = parser.parse_known_args()
+    if options.folder is not None and options.folder.exists() and any(options.folder.iterdir()):
+        parser.error(f"--folder {options.folder} is not empty")
+    folder = options.folder or Path(tempfile.mkdtemp(prefix="kill_resume_"))
+    chosen = [f"--config={options.config}"] if options.config else [f"--config.{setting}" for setting in SHORT]
+    command = [sys.executable, "-m", "jaxalign.train", *chosen, *overrides]
+    try:
+        problems = experiment(command, folder.absolute(), options.kills, random.Random(options.seed))
+    except RunFailed as error:
+        problems = [str(error)]
+    for problem in problems:
+        print(f"  {problem}")
+    print("FAIL" + (f"; the runs are in {folder}" if folder.exists() else "") if problems else "PASS")
+    if options.folder is None and not problems:
+        shutil.rmtree(folder)
+    return 1 if problems else 0
+
+
+def experiment(command: Sequence[str], folder: Path, kills: int, rng: random.Random) -> list[str]:
+    """Runs everything; returns the differences, one sentence each."""
+    untouched, control, killed = (folder / name for name in ("untouched", "control", "killed"))
+    print(f"untouched run, {timeline(command, untouched)[-1].end:.0f} s", flush=True)
+    spans = timeline(command, control)
+    print("timed run, " + ", ".join(f"{span.stage} {span.end - span.start:.1f} s" for span in spans), flush=True)
+    problems = [f"two untouched runs differ: {text}" for text in differences(untouched, control)]
+    print(f"\n{'kill':>4}  {'moment':>8}  {'aimed at':<22}  {'met':<28}  on disk then")
+    for number, moment in enumerate(sorted(rng.uniform(0, spans[-1].end) for _ in range(kills)), 1):
+        hit = kill(command, killed, spans, moment)
+        aimed = f"{hit.stage} + {hit.offset:.1f} s"
+        print(f"{number:>4}  {hit.moment:>6.1f} s  {aimed:<22}  {hit.met:<28}  {hit.disk}", flush=True)
+    timeline(command, killed)
+    return problems + [f"killed run differs: {text}" for text in differences(untouched, killed)]
+
+
+class RunFailed(Exception):
+    """A run ended with an exit code of its own that is not 0."""
+
+
+class Process:
+    """One process of the run, its stage lines, and when each came."""
+
+    def __init__(self, command: Sequence[str], workdir: Path):
+        self._log = tempfile.TemporaryFile("w+")
+        self._began = time.perf_counter()
+        self._process = subprocess.Popen([*command, f"--workdir={workdir}"], cwd=ROOT, stdout=subprocess.PIPE,
+                                         stderr=self._log, text=True, start_new_session=True)  # fmt: skip
+        self._events: queue.Queue[tuple[str, str, float] | None] = queue.Queue()
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        for line in self._process.stdout:
+            if match := _LINE.match(line.strip()):
+                self._events.put((match["stage"], match["what"], self.seconds()))
+        self._events.put(None)
+
+    def seconds(self) -> float:
+        return time.perf_counter() - self._began
+
+    def next(self, timeout: float | None = None) -> tuple[str, str, float] | None:
+        """(stage, what, when) of the next stage line, None at the end. Raises queue.Empty after `timeout` seconds."""
+        return self._events.get(timeout=timeout)
+
+    def kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+
+    def end(self) -> None:
+        """Waits for the end. Raises RunFailed, with the last lines of stderr, if the run ended by itself, not well."""
+        code = self._process.wait()
+        if code not in (0, -signal.SIGKILL):
+            self._log.seek(0)
+            last = "".join(self._log.readlines()[-15:])
+            raise RunFailed(f"a run ended with exit code {code}:\n{last}")
+
+
+@contextlib.contextmanager
+def running(command: Sequence[str], workdir: Path) -> Iterator[Process]:
+    process = Process(command, workdir)
+    try:
+        yield process
+    finally:
+        process.kill()
+
+
+def timeline(command: Sequence[str], workdir: Path) -> list[Span]:
+    """Runs to the end; when each stage that did anything ran, the start of the process included."""
+    spans, began = [], 0.0
+    with running(command, workdir) as process:
+        while (event := process.next()) is not None:
+            stage, what, at = event
+            if what == _FINISHED:
+                spans.append(Span(stage, began, at))
+            elif not spans:
+                spans.append(Span("start", 0.0, at))
+            began = at
+        process.end()
+    return spans
+
+
+def kill(command: Sequence[str], workdir: Path, spans: Sequence[Span], moment: float) -> Hit:
+    """Starts the run, or goes on with it, and kills it as far into the stage as `moment` was in the timed run.
+
+    A restarted stage has less to do and may finish before; it is then killed at that moment.
+    """
+    span = next(span for span in spans if moment <= span.end)
+    offset = moment - span.start
+    with running(command, workdir) as process:
+        met = _wait(process, span.stage, offset, [s.stage for s in spans])
+        process.kill()
+        if met == "the end of the run":
+            process.end()
+    return Hit(moment, span.stage, offset, met, on_disk(workdir, met.split()[0] if met else span.stage))
+
+
+def _wait(process: Process, stage: str, offset: float, order: Sequence[str]) -> str:
+    """Waits for the place of the kill; returns what is being done there."""
+    deadline = offset if stage == "start" else None
+    here = "start"
+    while True:
+        try:
+            event = process.next(None if deadline is None else max(0.0, deadline - process.seconds()))
+        except queue.Empty:
+            return here
+        if event is None:
+            return "the end of the run"
+        name, what, at = event
+        here = f"{name} just {_FINISHED}" if what == _FINISHED else name
+        if order.index(name) > order.index(stage) or (name == stage and what == _FINISHED):
+            return here
+        if name == stage:
+            deadline = at + offset
+
+
+def on_disk(workdir: Path, stage: str) -> str:
+    """What an interrupted stage has to go on from."""
+    folder = workdir / stage
+    metrics = folder / "metrics.jsonl"
+    rows = metrics.read_bytes().count(b"\n") if metrics.exists() else 0
+    found = {"metric rows": rows, "shards": len(list(folder.glob("rows-*.jsonl")))}
+    found["checkpoints"] = len([path for path in folder.glob("checkpoints/*") if path.name.isdigit()])
+    return ", ".join(f"{count} {name}" for name, count in found.items() if count) or "nothing"
+
+
+def differences(expected: Path, found: Path) -> list[str]:
+    """What differs between two work directories, one sentence each."""
+    texts = []
+    for pattern in COMPARED:
+        names = {path.relative_to(root) for root in (expected, found) for path in root.glob(pattern)}
+        for name in sorted(names):
+            contents = [(root / name).read_bytes() if (root / name).exists() else None for root in (expected, found)]
+            if contents[0] != contents[1]:
+                texts.append(f"{name} is missing on one side" if None in contents else f"{name} has other bytes")
+    trees = sorted(path.relative_to(expected) for path in expected.glob("*/params"))
+    for name in [*trees, *(newest(expected, path.parent.name) for path in expected.glob("*/checkpoints"))]:
+        if not (found / name).is_dir():
+            texts.append(f"{name} is missing")
+            continue
+        before, after = read_arrays(expected / name), read_arrays(found / name)
+        texts += [f"{name}: {leaf} has other bits" for leaf in sorted(before.keys() | after.keys())
+                  if before.get(leaf) != after.get(leaf)]  # fmt: skip
+    if not trees:
+        texts.append("there are no parameters to compare")
+    return texts
+
+
+def newest(workdir: Path, stage: str) -> Path:
+    """The last checkpoint of a stage, relative to the work directory."""
+    steps = [int(path.name) for path in (workdir / stage / "checkpoints").iterdir() if path.name.isdigit()]
+    name = Path(stage) / "checkpoints" / str(max(steps))
+    return name / "default" if (workdir / name / "default").is_dir() else name
+
+
+def read_arrays(folder: Path) -> dict[str, tuple]:
+    """Every array of an Orbax folder as (dtype, shape, bytes), by its path in the tree."""
+    import jax
+    import numpy as np
+    import orbax.checkpoint as ocp
+
+    logging.getLogger("absl").setLevel(logging.ERROR)  # Orbax warns of metadata that jaxalign does not write
+    checkpointer = ocp.PyTreeCheckpointer()
+    shapes = checkpointer.metadata(folder).item_metadata.tree
+    as_numpy = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), shapes)
+    tree = checkpointer.restore(folder, restore_args=as_numpy)
+    leaves = ((path, np.asarray(leaf)) for path, leaf in jax.tree_util.tree_leaves_with_path(tree))
+    return {jax.tree_util.keystr(path): (str(leaf.dtype), leaf.shape, leaf.tobytes()) for path, leaf in leaves}
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    sys.exit(main())

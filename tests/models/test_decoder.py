@@ -1,0 +1,192 @@
+"""The decoder against plain numpy loops, and what a position may see, proved by gradients."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxalign.errors import UserError
+from jaxalign.models.decoder import Decoder, attend, rotate
+from tests import tiny
+
+
+def numpy_rotate(x, position, base):
+    """One head vector [h] at one position: pairs (i, i + h/2) turned by position / base^(2i/h)."""
+    half, out = len(x) // 2, np.zeros(len(x))
+    for i in range(half):
+        angle = position * base ** (-2 * i / len(x))
+        out[i] = x[i] * np.cos(angle) - x[i + half] * np.sin(angle)
+        out[i + half] = x[i + half] * np.cos(angle) + x[i] * np.sin(angle)
+    return out
+
+
+def numpy_attend(q, k, v, mask):
+    """Loops over rows, heads and queries, in float64. q [B, T, H, h]; k, v [B, S, K, h]; mask [B, T, S]."""
+    B, T, H, h = q.shape
+    group, out = H // k.shape[2], np.zeros(q.shape)
+    for b, t, head in np.ndindex(B, T, H):
+        seen = [s for s in range(k.shape[1]) if mask[b, t, s]]
+        scores = np.array([q[b, t, head] @ k[b, s, head // group] for s in seen]) / np.sqrt(h)
+        weights = np.exp(scores - scores.max()) / np.exp(scores - scores.max()).sum()
+        out[b, t, head] = sum(w * v[b, s, head // group] for w, s in zip(weights, seen, strict=True))
+    return out
+
+
+def numpy_hidden(config, params, tokens, positions, mask):
+    """The whole decoder in float64, layer by layer."""
+    norm = lambda x, scale: x / np.sqrt((x**2).mean(-1, keepdims=True) + config.norm_eps) * scale  # noqa: E731
+    params = jax.tree.map(lambda x: np.asarray(x, np.float64), params)
+    x = params["embedding"][tokens]
+    for layer in range(config.layers):
+        block = jax.tree.map(lambda leaf: leaf[layer], params["blocks"])  # noqa: B023
+        normed, weights = norm(x, block["attention_norm"]["scale"]), block["attention"]
+        q, k, v = (np.einsum("btd,dnh->btnh", normed, weights[name]) for name in ("query", "key", "value"))
+        for array in (q, k):
+            for b, t, n in np.ndindex(array.shape[:3]):
+                array[b, t, n] = numpy_rotate(array[b, t, n], positions[b, t], config.rope_base)
+        x = x + np.einsum("btnh,nhd->btd", numpy_attend(q, k, v, mask), weights["out"])
+        normed, weights = norm(x, block["mlp_norm"]["scale"]), block["mlp"]
+        gate = normed @ weights["gate"]
+        x = x + (gate / (1 + np.exp(-gate)) * (normed @ weights["up"])) @ weights["down"]
+    return norm(x, params["final_norm"]["scale"])
+
+
+@pytest.fixture(scope="module")
+def packed():
+    """Two rows: three documents and a pad; one document of five and one of three."""
+    rng = np.random.default_rng(0)
+    segments = np.array([[1, 1, 1, 2, 2, 3, 3, 0], [1, 1, 1, 1, 1, 2, 2, 2]], np.int32)
+    positions = np.array([[0, 1, 2, 0, 1, 0, 1, 0], [0, 1, 2, 3, 4, 0, 1, 2]], np.int32)
+    tokens = np.stack([rng.permutation(32)[:8] for _ in range(2)]).astype(np.int32)
+    return tokens, positions, segments
+
+
+def test_rotary_positions_turn_each_pair_by_its_own_frequency():
+    x = np.random.default_rng(1).normal(size=(2, 3, 2, 6)).astype(np.float32)
+    positions = np.array([[0, 1, 2], [5, 90, 1000]], np.int32)
+    found = rotate(jnp.asarray(x), jnp.asarray(positions), 100.0)
+    for b, t, n in np.ndindex(2, 3, 2):
+        np.testing.assert_allclose(found[b, t, n], numpy_rotate(x[b, t, n], positions[b, t], 100.0), atol=2e-4)
+
+
+def test_a_rotated_product_depends_on_the_distance_alone():
+    q, k = np.random.default_rng(2).normal(size=(2, 1, 1, 1, 8)).astype(np.float32)
+    at = lambda x, p: rotate(jnp.asarray(x), jnp.full((1, 1), p, jnp.int32), 10000.0)[0, 0, 0]  # noqa: E731
+    np.testing.assert_allclose(at(q, 9) @ at(k, 4), at(q, 105) @ at(k, 100), atol=1e-4)
+
+
+@pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (4, 2), (4, 1), (6, 3)])
+def test_grouped_query_attention_equals_a_loop(heads, kv_heads):
+    rng = np.random.default_rng(heads + kv_heads)
+    q = rng.normal(size=(2, 3, heads, 4)).astype(np.float32)
+    k, v = rng.normal(size=(2, 2, 5, kv_heads, 4)).astype(np.float32)
+    mask = rng.random((2, 3, 5)) < 0.6
+    mask[:, :, 0] = True
+    np.testing.assert_allclose(attend(q, k, v, jnp.asarray(mask)), numpy_attend(q, k, v, mask), atol=1e-5)
+
+
+def test_a_query_that_sees_nothing_gives_numbers():
+    q, k, v = np.ones((3, 1, 2, 2, 4), np.float32)
+    assert np.isfinite(attend(q, k, v, jnp.zeros((1, 2, 2), bool))).all()
+
+
+def test_the_whole_decoder_equals_numpy_layer_by_layer(packed):
+    """Norms, rotation, grouped heads, gated MLP, residuals and the order of the scanned layers."""
+    tokens, positions, segments = packed
+    params = tiny.host_params(scale=1.5)
+    causal = np.tril(np.ones((8, 8), bool))[None] & (segments[:, :, None] == segments[:, None, :])
+    expected = numpy_hidden(tiny.DECODER, params, tokens, positions, causal)
+    found = jax.jit(tiny.model().hidden)(params, tokens, positions, segments)
+    np.testing.assert_allclose(found, expected, atol=2e-5)
+
+
+def visible(model, params, tokens, positions=None, segments=None):
+    """bool [T, T] of one row of distinct tokens: does the hidden state at t move with the token at s? By gradients."""
+
+    def states(table):
+        return model.hidden({**params, "embedding": table}, tokens[None], positions, segments)[0]
+
+    moved = jax.jacrev(states)(jnp.asarray(params["embedding"]))[:, :, tokens]  # [T, D, T, D]: distinct tokens
+    return np.asarray(jnp.any(moved != 0, axis=(1, 3)))
+
+
+def test_no_position_sees_a_later_one_and_each_sees_all_before():
+    tokens = np.array([3, 1, 4, 15, 9, 2], np.int32)
+    seen = visible(tiny.model(), tiny.host_params(), tokens)
+    np.testing.assert_array_equal(seen, np.tril(np.ones((6, 6), bool)))
+
+
+def test_a_packed_document_sees_itself_alone(packed):
+    tokens, positions, segments = (x[:1] for x in packed)
+    seen = visible(tiny.model(), tiny.host_params(), tokens[0], positions, segments)
+    np.testing.assert_array_equal(seen, np.tril(segments[0][:, None] == segments[0][None, :]))
+
+
+def test_packed_documents_equal_separate_ones(packed):
+    tokens, positions, segments = packed
+    model, params = tiny.model(), tiny.host_params()
+    together = model.hidden(params, tokens, positions, segments)
+    for row, segment in [(0, 1), (0, 2), (0, 3), (1, 1), (1, 2)]:
+        inside = segments[row] == segment
+        alone = model.hidden(params, tokens[row : row + 1, inside])
+        np.testing.assert_allclose(together[row, inside], alone[0], atol=1e-5)
+
+
+def test_padding_at_the_end_changes_nothing_before_it():
+    model, params = tiny.model(), tiny.host_params()
+    tokens = np.array([[5, 6, 7]], np.int32)
+    padded = np.array([[5, 6, 7, 31, 31]], np.int32)
+    np.testing.assert_allclose(model.hidden(params, padded)[:, :3], model.hidden(params, tokens), atol=1e-6)
+
+
+def test_the_program_does_not_grow_with_depth():
+    def size(layers):
+        model = tiny.model(layers=layers)
+        tokens = jax.ShapeDtypeStruct((1, 4), jnp.int32)
+        return str(jax.make_jaxpr(model.hidden)(model.abstract(), tokens)).count("\n")
+
+    assert size(1) == size(2) == size(16)
+
+
+def test_depth_is_the_leading_axis_of_every_block_parameter():
+    params = tiny.model(layers=5).abstract()
+    assert all(leaf.shape[0] == 5 for leaf in jax.tree.leaves(params["blocks"]))
+
+
+def test_layers_do_not_start_equal():
+    query = tiny.host_params()["blocks"]["attention"]["query"]
+    assert np.abs(query[0] - query[1]).max() > 0.1
+
+
+def test_bfloat16_computes_in_bfloat16_and_keeps_float32_parameters_and_gradients(packed):
+    tokens, positions, segments = packed
+    params = tiny.host_params()
+    model = tiny.model(compute_dtype="bfloat16")
+    assert {leaf.dtype for leaf in jax.tree.leaves(model.abstract())} == {jnp.dtype("float32")}
+    hidden = model.hidden(params, tokens, positions, segments)
+    assert hidden.dtype == jnp.bfloat16
+    # bfloat16 has 8 bits: each of some 10 roundings on the way is off by 2^-9, of values up to 4.
+    full = tiny.model().hidden(params, tokens, positions, segments)
+    np.testing.assert_allclose(hidden.astype(np.float32), full, atol=10 * 2**-9 * 4)
+    gradients = jax.grad(lambda p: model.hidden(p, tokens, positions, segments).astype(jnp.float32).sum())(params)
+    assert {leaf.dtype for leaf in jax.tree.leaves(gradients)} == {jnp.dtype("float32")}
+
+
+@pytest.mark.parametrize(("field", "value", "message"), [
+    ("kv_heads", 3, "model.heads is 4; it must be a multiple of model.kv_heads"),
+    ("head_dim", 5, "model.head_dim is 5; rotary positions need an even number"),
+])  # fmt: skip
+def test_sizes_that_do_not_fit_are_a_sentence(field, value, message):
+    with pytest.raises(UserError, match=message):
+        dataclasses.replace(tiny.DECODER, **{field: value})
+
+
+def test_an_unknown_head_is_refused():
+    from flax import nnx
+
+    with pytest.raises(ValueError, match="'lm' or 'scalar'"):
+        Decoder(tiny.DECODER, "both", rngs=nnx.Rngs(0))

@@ -1,0 +1,102 @@
+"""The smallest models, prompts and PPO setups that still have every part, shared so that compiled shapes are too."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import jax
+import numpy as np
+
+from jaxalign.config import Optimizer, Ppo
+from jaxalign.models.decoder import DecoderConfig
+from jaxalign.models.model import Model
+from jaxalign.parallel.mesh import make_mesh
+from jaxalign.parallel.sharding import Sharding
+from jaxalign.rollout.engine import Engine
+from jaxalign.rollout.sampling import Sampling
+from jaxalign.training.experience import make_experience
+from jaxalign.training.optimizer import make_optimizer
+from jaxalign.training.ppo_state import FrozenRoles, PPOSetup, init_ppo_state
+
+STOP = 2
+DECODER = DecoderConfig(vocab=32, layers=2, embed=16, heads=4, kv_heads=2, head_dim=4, mlp=24)
+PROMPTS = [[1, 7, 9], [1, 4], [1, 11, 12, 13, 14, 15, 16], [1], [1, 30, 29], [1, 5, 6, 7, 8], [1, 9, 9, 9], [1, 21, 22]]
+MESHES = ((2, 2, 2), (8, 1, 1), (1, 4, 2), (4, 2, 1))
+
+
+def model(mesh: tuple[int, int, int] | None = None, head: str = "lm", **changes) -> Model:
+    """A decoder of 2 layers and width 16. `mesh`: sizes of data, fsdp and tensor; None is one device without a mesh."""
+    config = dataclasses.replace(DECODER, **changes)
+    return Model(config, head, None if mesh is None else Sharding(make_mesh(*mesh)))
+
+
+@functools.cache
+def host_params(head: str = "lm", seed: int = 0, scale: float = 1.0):
+    """Random parameters on the host. With `scale` above 1 the distributions are far from even."""
+    params = model(head=head).init(jax.random.key(seed))
+    return jax.tree.map(lambda x: np.asarray(x) * np.float32(scale), params)
+
+
+def place(model: Model, params):
+    """Fresh device buffers of host parameters, sharded by the model's rules; they may be donated."""
+    if model.sharding is None:
+        return jax.tree.map(lambda x: jax.numpy.array(x), params)
+    return jax.tree.map(lambda x, sharding: jax.device_put(x, sharding), params, model.shardings())
+
+
+def rows(batch: Model, arrays):
+    """A record of numpy arrays on the devices, split over the batch axes."""
+    return arrays if batch.sharding is None else jax.device_put(arrays, batch.sharding.batch)
+
+
+@functools.cache
+def setup(mesh=None, compute_dtype: str = "float32", learning_rate: float = 1e-2, **changes) -> PPOSetup:
+    """PPO with 8 rows, 2 minibatches and 2 epochs; rates are constant."""
+    config = Ppo(batch=8, max_new_tokens=8, epochs=2, minibatches=2)
+    config = dataclasses.replace(config, **changes)
+    optimizer = make_optimizer(Optimizer(learning_rate=learning_rate, schedule="constant", eps=1e-5), 100)
+    policy = model(mesh, compute_dtype=compute_dtype)
+    return PPOSetup(policy, policy.with_head("scalar"), optimizer, optimizer, config, 0.1, 0.5)
+
+
+def sampling(setup: PPOSetup, **changes) -> Sampling:
+    config = setup.config
+    made = Sampling(config.max_new_tokens, (STOP,), config.temperature, config.top_k, config.top_p)
+    return dataclasses.replace(made, **changes)
+
+
+def roles(setup: PPOSetup, reference_seed: int = 0) -> FrozenRoles:
+    return FrozenRoles(
+        place(setup.policy, host_params(seed=reference_seed)), place(setup.critic, host_params("scalar", seed=5))
+    )
+
+
+def state(setup: PPOSetup):
+    policy, critic = place(setup.policy, host_params()), place(setup.critic, host_params("scalar", seed=3))
+    return init_ppo_state(setup, policy, critic, jax.random.key(11))
+
+
+def rollout(setup: PPOSetup, params, key: int = 0, **changes):
+    """One rollout of PROMPTS, 8 rows."""
+    engine = Engine(setup.policy, 8, 32, bucket=8)
+    return engine.rollout(params, PROMPTS, jax.random.key(key), range(8), sampling(setup, **changes))
+
+
+def experience(setup: PPOSetup, state, frozen, sampled, recompute: bool = False):
+    return make_experience(setup, recompute, frozen, state.policy.params, state.critic.params, state.kl_coef, sampled)
+
+
+def to_host(tree):
+    return jax.tree.map(np.asarray, jax.device_get(tree))
+
+
+def assert_trees_close(found, expected, rtol: float, atol: float) -> None:
+    """Leaf by leaf, with the leaf's path in the message; structures must be equal."""
+    assert jax.tree.structure(found) == jax.tree.structure(expected)
+    for (path, a), b in zip(jax.tree_util.tree_leaves_with_path(found), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(a, b, rtol=rtol, atol=atol, err_msg=jax.tree_util.keystr(path))
+
+
+def assert_trees_equal(found, expected) -> None:
+    assert_trees_close(found, expected, 0, 0)
