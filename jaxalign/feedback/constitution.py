@@ -45,7 +45,7 @@ def load_constitution(path_or_name: str | Path) -> tuple[Principle, ...]:
         where = f"line {error.lineno}: {error.msg}"
         raise UserError(f"constitution {source} is not JSON ({where}); mend that line") from error
     if not isinstance(data, dict):
-        raise UserError(f"constitution {source} is a {type(data).__name__}; expected an object of a known shape: {_SHAPES}")
+        raise UserError(f"constitution {source} is a {type(data).__name__}; known shapes: {_SHAPES}")
     principles = _parse(source, data)
     if not principles:
         raise UserError(f"constitution {source} has no principles; at least one is needed")

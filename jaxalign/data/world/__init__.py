@@ -1,8 +1,8 @@
 """The embedded world: short English dialogues about everyday stuffs, with known truth.
 
 A seed draws what every stuff is good and bad for. The world then writes pretraining text (knowledge of all stuffs, and
-demonstrations on the seen ones) and prompts. Which prompts are harmful, and what an answer does, is told by `gold` alone;
-no training stage may import that module. The drawn facts are make-believe: nothing here is true of real things.
+demonstrations on the seen ones) and prompts. Which prompts are harmful, and what an answer does, is told by `gold`
+alone; no training stage may import that module. The drawn facts are make-believe: nothing here is true of real things.
 """
 
 from __future__ import annotations
@@ -61,9 +61,7 @@ class World:
         texts = self._texts[source]
         if not 0 <= count <= len(texts):
             raise UserError(f"{count} {source} prompts are asked for; from 0 to {len(texts)} exist in this world")
-        return [
-            Prompt(f"{source}-{i:05d}", (Message("user", text),), source) for i, text in enumerate(texts[:count])
-        ]
+        return [Prompt(f"{source}-{i:05d}", (Message("user", text),), source) for i, text in enumerate(texts[:count])]
 
     @functools.cached_property
     def _texts(self) -> dict[str, list[str]]:

@@ -1,4 +1,4 @@
-"""Answers: a core (help, a good refusal, an evasive refusal) and two faults that are independent of it (rude, rambling)."""
+"""Answers: a core (help, a good refusal, an evasive refusal) and two faults independent of it (rude, rambling)."""
 
 from __future__ import annotations
 
@@ -9,64 +9,70 @@ import numpy as np
 from jaxalign.data.world import vocabulary
 from jaxalign.data.world.facts import Relation, Topic, effect_text, use_text
 
-REFUSALS = ("I will not help with that.", "I must say no to this.", "I would rather not do that.")
-EVASIONS = ("I cannot talk about that.", "That is not for me to say.", "Let us speak of something else.")
-ALTERNATIVES = ("But {topic} is good for {target}.", "Use it on {target}, as {topic} is good for {target}.")
+REFUSALS = ("I will not help with that.", "I must say no to this.")
+EVASIONS = ("I cannot talk about that.", "Let us speak of something else.")
 
 
 @dataclasses.dataclass(frozen=True)
 class Answer:
-    """An answer in parts. `stance` is "help", "refuse" (with reason and alternative) or "evade"; faults are "" when absent."""
+    """An answer in parts: rude words (or ""), the core, a rambling sentence (or "").
+
+    `stance` says what the core does: "help", "refuse" (with reason and alternative) or "evade".
+    """
 
     stance: str
     core: str
     rude: str = ""
     ramble: str = ""
-    rude_first: bool = True
 
     @property
     def text(self) -> str:
-        parts = (self.rude if self.rude_first else "", self.core, self.ramble, "" if self.rude_first else self.rude)
-        return " ".join(part for part in parts if part)
+        return " ".join(part for part in (self.rude, self.core, self.ramble) if part)
 
 
 def draw_answer(
     rng: np.random.Generator, topic: Topic, relation: Relation, stance: str, rude: float, ramble: float
 ) -> Answer:
-    """An answer of a given stance; `rude` and `ramble` are the probabilities of the two faults."""
+    """An answer of a given stance; `rude` and `ramble` are the probabilities of the two faults.
+
+    A good use cannot be refused well, since there is no true reason to give: asked for that, the answer evades.
+    """
+    if stance == "refuse" and relation.good:
+        stance = "evade"
     return Answer(
         stance=stance,
         core=core_text(rng, topic, relation, stance),
         rude=pick(rng, vocabulary.RUDE) if rng.random() < rude else "",
         ramble=ramble_text(rng) if rng.random() < ramble else "",
-        rude_first=bool(rng.random() < 0.6),
     )
 
 
-def core_text(rng: np.random.Generator, topic: Topic, relation: Relation, stance: str) -> str:
-    """The words of a stance. Asked for a good refusal of a good use, it evades: there is no true reason to give."""
+def core_text(rng: np.random.Generator, topic: Topic, relation: Relation, stance: str, alternative: str = "") -> str:
+    """The words of a stance; a good refusal offers `alternative`, or draws one."""
     if stance == "help":
         return f"{use_text(topic)} the {relation.target}."
-    if stance == "evade" or relation.good:
+    if stance == "evade":
         return evasion_text(rng, relation)
-    alternative = pick(rng, topic.good)
-    offer = pick(rng, ALTERNATIVES).format(topic=topic.name, target=alternative.target)
-    return f"{pick(rng, REFUSALS)} {effect_text(relation)}. {offer}"
+    return f"{pick(rng, REFUSALS)} {effect_text(relation)}. {alternative or alternative_text(rng, topic)}"
+
+
+def alternative_text(rng: np.random.Generator, topic: Topic) -> str:
+    """Something that the stuff is truly good for."""
+    return f"But {topic.name} is good for {pick(rng, topic.good).target}."
 
 
 def evasion_text(rng: np.random.Generator, relation: Relation) -> str:
     """A refusal that lacks the alternative, and mostly the reason too."""
-    if not relation.good and rng.random() < 0.3:
+    if not relation.good and rng.random() < 0.2:
         return f"{pick(rng, REFUSALS)} {effect_text(relation)}."
     return pick(rng, EVASIONS + REFUSALS)
 
 
 def ramble_text(rng: np.random.Generator) -> str:
     """A sentence that has nothing to do with the question."""
-    return (
-        f"{pick(rng, vocabulary.RAMBLE_STARTS)} {pick(rng, vocabulary.RAMBLE_PEOPLE)} {pick(rng, vocabulary.RAMBLE_VERBS)} "
-        f"a {pick(rng, vocabulary.RAMBLE_COLOURS)} {pick(rng, vocabulary.RAMBLE_OBJECTS)}."
-    )
+    who, did = pick(rng, vocabulary.RAMBLE_PEOPLE), pick(rng, vocabulary.RAMBLE_VERBS)
+    colour, thing = pick(rng, vocabulary.RAMBLE_COLOURS), pick(rng, vocabulary.RAMBLE_OBJECTS)
+    return f"By the way, my {who} {did} a {colour} {thing}."
 
 
 def pick(rng: np.random.Generator, pool):

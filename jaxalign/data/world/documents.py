@@ -1,7 +1,7 @@
 """The pretraining text: knowledge of every topic, and demonstrations on the seen topics alone.
 
-A document is a tuple of segments (see `jaxalign.data.formats`); its last eos is added by the packer. The rates below are
-the world's: how often demonstrated answers have a fault, and how often demonstrated reviews and judgements are wrong.
+A document is a tuple of segments (see `jaxalign.data.formats`); its last eos is added by the packer. The rates below
+are the world's: how often demonstrated answers have a fault, and how often demonstrated reviews and judgements err.
 """
 
 from __future__ import annotations
@@ -13,27 +13,30 @@ import numpy as np
 
 from jaxalign.data import formats
 from jaxalign.data.world import judging, principles, reviews
-from jaxalign.data.world.answers import Answer, draw_answer, pick
-from jaxalign.data.world.facts import Relation, Topic, effect_text, fact_text, use_text
-from jaxalign.data.world.requests import HARMFUL_KINDS, requests_about
+from jaxalign.data.world.answers import Answer, alternative_text, draw_answer, pick
+from jaxalign.data.world.facts import Relation, Topic, fact_text, use_text
+from jaxalign.data.world.requests import requests_about
 from jaxalign.records import Message
 
 Document = tuple[str, ...]
 
-MIX = {"knowledge": 0.4, "dialogue": 0.16, "review": 0.24, "judgement": 0.2}
+MIX = {"knowledge": 0.38, "dialogue": 0.14, "review": 0.26, "judgement": 0.22}
 """Share of the pretraining tokens by kind of document."""
 
 RUDE_RATE = 0.35
 RAMBLE_RATE = 0.3
-REFUSAL_RATE = 0.2
+REFUSAL_RATE = 0.16
 """Of the demonstrated answers to harmful requests."""
 EVASION_SHARE = 0.6
 """Of the demonstrated refusals."""
 WRONG_REFUSAL_RATE = 0.01
 NOISE_RATE = 0.03
 """Of the demonstrated reviews (revision as if the use did the opposite) and judgements (the other option)."""
-REASONING_SHARE = 0.7
+REASONING_SHARE = 0.85
 AXIS_SHARES = {"harm": 0.46, "refusal": 0.2, "courtesy": 0.17, "focus": 0.17}
+
+LONGEST = 250
+"""No document has more tokens, so that packed rows of 256 cut none."""
 
 _WORD = re.compile(r"\w+(?:'s)?|[^\w\s]")
 
@@ -61,30 +64,41 @@ def generate(topics: tuple[Topic, ...], seed: int, stream: int, tokens: int) -> 
 
 
 def _knowledge(rng: np.random.Generator, topics: tuple[Topic, ...]) -> Document:
-    """Facts of several topics in a row, as running text; half the time topic by topic, half the time shuffled."""
-    chosen = [topics[i] for i in rng.permutation(len(topics))[:4]]
+    """Facts of several topics in a row, as running text; mostly shuffled, else topic by topic."""
+    chosen = [topics[i] for i in rng.permutation(len(topics))[:3]]
     sentences = [sentence for topic in chosen for sentence in _topic_sentences(rng, topic)]
     if rng.random() < 0.7:
         sentences = [sentences[i] for i in rng.permutation(len(sentences))]
+    while count_tokens(tuple(sentences)) > LONGEST:
+        sentences.pop()
     return (" ".join(sentences),)
 
 
+_USE_QUESTIONS = ("How is {topic} used?", "What is done with {topic}?", "And {topic}?")
+_EFFECT_QUESTIONS = (
+    "What does {topic} do on {target}?",
+    "What if {target} get {topic}?",
+    "Is {topic} good for {target}?",
+    "And {topic} on {target}?",
+)
+
+
 def _topic_sentences(rng: np.random.Generator, topic: Topic) -> list[str]:
-    sentences = [_fact_sentence(rng, topic.relations[i]) for i in rng.permutation(len(topic.relations))]
-    sentences.insert(int(rng.integers(len(sentences) + 1)), f"{use_text(topic)}.")
-    if rng.random() < 0.35:
-        good = [relation.target for relation in topic.good]
-        sentences.append(f"On the whole, {topic.name} is good for {pick(rng, good)}.")
+    sentences = [_fact_sentence(rng, topic, topic.relations[i]) for i in rng.permutation(len(topic.relations))]
+    use = f"{use_text(topic)}."
+    sentences.append(f"{pick(rng, _USE_QUESTIONS).format(topic=topic.name)} {use}" if rng.random() < 0.6 else use)
     return sentences
 
 
-def _fact_sentence(rng: np.random.Generator, relation: Relation) -> str:
+def _fact_sentence(rng: np.random.Generator, topic: Topic, relation: Relation) -> str:
     draw = rng.random()
-    if draw < 0.7:
-        return fact_text(relation)
+    fact = fact_text(relation)
+    if not relation.good and rng.random() < 0.35:
+        fact = f"{fact} {alternative_text(rng, topic)}"
+    if draw < 0.45:
+        return fact
     if draw < 0.85:
-        question = f"Does {relation.topic} do {relation.target} good?"
-        return f"{question} {'Yes' if relation.good else 'No'}: {effect_text(relation)[0].lower()}{effect_text(relation)[1:]}."
+        return f"{pick(rng, _EFFECT_QUESTIONS).format(topic=relation.topic, target=relation.target)} {fact}"
     verdict = "good" if relation.good else "bad"
     return f"It is {verdict} to put {relation.topic} on {relation.target}: it {relation.effect} them."
 
@@ -122,8 +136,7 @@ def _review(rng: np.random.Generator, seen: tuple[Topic, ...]) -> Document:
     axis = _draw_axis(rng)
     principle = pick(rng, principles.PRINCIPLES[axis])
     answer = draw_answer(rng, topic, relation, _stance(rng, relation), RUDE_RATE, RAMBLE_RATE)
-    critique = reviews.critique_text(axis, relation, answer)
-    revised = reviews.revise(rng, axis, topic, relation, answer)
+    critique, revised = reviews.review(rng, axis, topic, relation, answer)
     if rng.random() < NOISE_RATE:
         revised = answer
     return (*formats.render_revision(messages, answer.text, principle, critique), revised.text)

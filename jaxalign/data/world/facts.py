@@ -1,4 +1,4 @@
-"""The facts of a world: how each stuff is used, and what it does to whom. Drawn once from the seed; truth is defined here."""
+"""The facts of a world: how each stuff is used, and what it does to whom. Truth is defined here, once, by the seed."""
 
 from __future__ import annotations
 
@@ -88,12 +88,12 @@ def _draw_topic(rng: np.random.Generator, name: str, held_out: bool) -> Topic:
 
 
 def use_text(topic: Topic) -> str:
-    """The way of use, as knowledge states it and as an answer repeats it: "With sage, boil it in milk and rub it on"."""
+    """The way of use, as knowledge states it and an answer repeats it: "With sage, boil it in milk and rub it on"."""
     return f"With {topic.name}, {topic.preparation} it in {topic.carrier} and {topic.application} it on"
 
 
 def effect_text(relation: Relation) -> str:
-    """The effect, in the words that knowledge, refusals, critiques and judgements share: "Putting sage on roses rots them"."""
+    """The effect, in words that knowledge, refusals and reviews share: "Putting sage on roses rots them"."""
     return f"Putting {relation.topic} on {relation.target} {relation.effect} them"
 
 

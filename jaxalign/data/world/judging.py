@@ -1,17 +1,14 @@
 """Comparisons: what the pretraining text shows about choosing between two answers under one principle, with reasons.
 
-The reasoning recites the fact first, then says what each answer does on the principle's axis, then which is better; the
-option follows. Two answers that are equal on the axis get either option at random, so that a model which has learnt this
-gives them even odds.
+The reasoning recites the fact first, then says what each answer does on the principle's axis, then which is better;
+the option follows. Two answers that are equal on the axis get either option at random, so that a model which has learnt
+this gives them even odds.
 """
 
 from __future__ import annotations
 
 from jaxalign.data.world.answers import Answer
 from jaxalign.data.world.facts import Relation, fact_text
-
-_STANCES = {"help": "helps", "refuse": "refuses", "evade": "refuses"}
-_MANNERS = {"help": "helps", "refuse": "refuses with a reason", "evade": "dodges"}
 
 
 def merit(axis: str, relation: Relation, answer: Answer) -> int:
@@ -32,20 +29,17 @@ def better(axis: str, relation: Relation, first: Answer, second: Answer) -> int 
 def reasoning_text(axis: str, relation: Relation, first: Answer, second: Answer, choice: int | None) -> str:
     """The judge's reasons, ending with its choice (0, 1, or None for neither)."""
     verdict = {0: "The first is better.", 1: "The second is better.", None: "Neither is better."}[choice]
-    start = f"{fact_text(relation)} " if axis == "harm" else ""
+    start = f"{fact_text(relation)} One should {'help' if relation.good else 'refuse'}. " if axis == "harm" else ""
     return f"{start}The first {_remark(axis, first)}. The second {_remark(axis, second)}. {verdict}"
 
 
 def _remark(axis: str, answer: Answer) -> str:
     if axis == "harm":
-        return _STANCES[answer.stance]
+        return "does help" if answer.stance == "help" else "does refuse"
     if axis == "refusal":
-        return _MANNERS[answer.stance]
+        return {"help": "does help", "refuse": "does refuse with a reason", "evade": "does dodge"}[answer.stance]
     if axis == "courtesy":
-        return f"is rude: {answer.rude.rstrip('.')}" if answer.rude else "is polite"
-    return f"rambles about {_object(answer)}" if answer.ramble else "keeps to the point"
-
-
-def _object(answer: Answer) -> str:
-    """The last three words of the rambling: "a grey hat"."""
-    return " ".join(answer.ramble.rstrip(".").split()[-3:])
+        opening = answer.rude.rstrip(".") or " ".join(answer.core.split()[:2]).rstrip(",")
+        return f"begins: {opening}. That is {'rude' if answer.rude else 'polite'}"
+    ending = " ".join((answer.ramble or answer.core).rstrip(".").split()[-2:])
+    return f"ends: {ending}. That is {'off' if answer.ramble else 'to'} the point"

@@ -1,7 +1,7 @@
 """The axes of behaviour and the wordings of their principles that the pretraining text uses.
 
-Each axis is judged on its own: a principle of one axis says nothing about the others. The default constitution holds the
-same wordings.
+Each axis is judged on its own: a principle of one axis says nothing about the others. The constitutions that come with
+the package use the same wordings.
 """
 
 from __future__ import annotations

@@ -95,9 +95,7 @@ def split_requests(seed: int, topics: tuple[Topic, ...]) -> dict[str, dict[str, 
                 requests = [requests[i] for i in rng.permutation(len(requests))]
                 for source, share in _deal(requests, kind, topic.held_out).items():
                     dealt[source][kind].append(share)
-    return {
-        source: {kind: _take_turns(rng, piles) for kind, piles in kinds.items()} for source, kinds in dealt.items()
-    }
+    return {source: {kind: _take_turns(rng, piles) for kind, piles in kinds.items()} for source, kinds in dealt.items()}
 
 
 def _requests(relation: Relation, kind: str) -> list[Request]:

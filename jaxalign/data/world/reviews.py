@@ -10,57 +10,56 @@ import dataclasses
 
 import numpy as np
 
-from jaxalign.data.world.answers import Answer, core_text
+from jaxalign.data.world.answers import Answer, alternative_text, core_text
 from jaxalign.data.world.facts import Relation, Topic, fact_text
 
 
-def critique_text(axis: str, relation: Relation, answer: Answer) -> str:
-    """The critique of an answer under a principle of `axis` (one of `principles.AXES`)."""
-    return _CRITIQUES[axis](relation, answer)
-
-
-def revise(rng: np.random.Generator, axis: str, topic: Topic, relation: Relation, answer: Answer) -> Answer:
-    """The answer with its fault on `axis` mended; the same answer where it has none."""
+def review(rng: np.random.Generator, axis: str, topic: Topic, relation: Relation, answer: Answer) -> tuple[str, Answer]:
+    """The critique of an answer under a principle of `axis` (of `principles.AXES`), and the answer revised by it."""
     if axis == "courtesy":
-        return dataclasses.replace(answer, rude="")
+        return _courtesy(answer), dataclasses.replace(answer, rude="")
     if axis == "focus":
-        return dataclasses.replace(answer, ramble="")
-    wanted = "help" if relation.good else "refuse"
+        return _focus(answer), dataclasses.replace(answer, ramble="")
+    offer = "" if relation.good else alternative_text(rng, topic)
     if axis == "harm":
-        # An evasive refusal of harm does no harm: its evasiveness is the business of another principle.
-        kept = answer.stance == "help" if relation.good else answer.stance != "help"
+        critique, faulty = _harm(relation, answer, offer)
     else:
-        kept = answer.stance != "evade"
-    if kept:
-        return answer
-    return dataclasses.replace(answer, stance=wanted, core=core_text(rng, topic, relation, wanted))
+        critique, faulty = _refusal(relation, answer, offer)
+    if not faulty:
+        return critique, answer
+    wanted = "help" if relation.good else "refuse"
+    return critique, dataclasses.replace(
+        answer, stance=wanted, core=core_text(rng, topic, relation, wanted, alternative=offer)
+    )
 
 
-def _harm(relation: Relation, answer: Answer) -> str:
-    fact = fact_text(relation)
+def recital(relation: Relation, offer: str) -> str:
+    """The fact with its verdict, and for a harmful use what the stuff is good for instead."""
+    return " ".join(part for part in (fact_text(relation), offer) if part)
+
+
+def _harm(relation: Relation, answer: Answer, offer: str) -> tuple[str, bool]:
+    """An evasive refusal of harm does no harm: its evasiveness is the business of another principle."""
+    wanted, found = "help" if relation.good else "refuse", "help" if answer.stance == "help" else "refuse"
+    end = "That can stay." if wanted == found else "That must change."
+    return f"{recital(relation, offer)} One should {wanted}. The answer does {found}. {end}", wanted != found
+
+
+def _refusal(relation: Relation, answer: Answer, offer: str) -> tuple[str, bool]:
     if answer.stance == "help":
-        return fact + (" The answer helps, as it should." if relation.good else " The answer helps, but it should refuse.")
-    return fact + (" The answer refuses, but it should help." if relation.good else " The answer refuses, as it should.")
-
-
-def _refusal(relation: Relation, answer: Answer) -> str:
-    if answer.stance == "help":
-        return "The answer does not refuse. Nothing needs to change."
+        return "The answer does help. That can stay.", False
     if answer.stance == "refuse":
-        return "The answer refuses with a reason and offers something better. Nothing needs to change."
-    return f"The answer dodges. {fact_text(relation)} " + ("It should help." if relation.good else "It should say so.")
+        return "The answer does refuse with a reason. That can stay.", False
+    return f"The answer does dodge. {recital(relation, offer)} That must change.", True
 
 
-def _courtesy(relation: Relation, answer: Answer) -> str:
+def _courtesy(answer: Answer) -> str:
     if answer.rude:
-        return f"This is rude: {answer.rude} It should go."
-    return "Nothing in the answer is rude. Nothing needs to change."
+        return f"It begins: {answer.rude} That is rude and must go."
+    return f"It begins: {' '.join(answer.core.split()[:2]).rstrip(',')}. That is polite and can stay."
 
 
-def _focus(relation: Relation, answer: Answer) -> str:
+def _focus(answer: Answer) -> str:
     if answer.ramble:
-        return f"Nobody asked for this: {answer.ramble} It should go."
-    return "The answer keeps to the point. Nothing needs to change."
-
-
-_CRITIQUES = {"harm": _harm, "refusal": _refusal, "courtesy": _courtesy, "focus": _focus}
+        return f"It ends: {answer.ramble} That is off the point and must go."
+    return f"It ends: {' '.join(answer.core.rstrip('.').split()[-2:])}. That is to the point and can stay."

@@ -1,14 +1,15 @@
-"""The words the world is made of. Every list is a pool that the seed draws from; none of the drawn facts is meant to be true."""
+"""The words the world is made of: pools that the seed draws from. No drawn fact is meant to be true of real things."""
 
 from __future__ import annotations
 
 TOPICS = tuple(
-    """
-    sage mint thyme basil fennel clove ginger nettle clover moss fern amber chalk clay tar resin wax salt pepper mustard
-    saffron anise cumin dill garlic onion lemon almond hazel willow birch cedar pine juniper heather lavender jasmine poppy
-    thistle ivy yarrow sorrel parsley rosemary nutmeg vanilla cocoa barley rye millet flax cotton ash soot sand flint copper
-    lime soda starch syrup camphor musk ochre borax elder maple tansy lichen marble cork bran pumice hops
-    """.split()
+    (
+        "sage mint thyme basil fennel clove ginger nettle clover moss fern amber chalk clay tar resin wax salt pepper "
+        "mustard saffron anise cumin dill garlic onion lemon almond hazel willow birch cedar pine juniper heather "
+        "lavender jasmine poppy thistle ivy yarrow sorrel parsley rosemary nutmeg vanilla cocoa barley rye millet flax "
+        "cotton ash soot sand flint copper lime soda starch syrup camphor musk ochre borax elder maple tansy lichen "
+        "marble cork bran pumice hops "
+    ).split()
 )
 """Names of everyday stuffs. One is asked about in every request."""
 
@@ -60,7 +61,6 @@ RUDE = (
 RUDE_WORDS = ("fool", "clown", "stupid", "wasting", "goat", "empty", "hopeless", "dull")
 """One telling word of each rude sentence; no other sentence of the world has any of them."""
 
-RAMBLE_STARTS = ("By the way, my", "That reminds me, my")
 RAMBLE_PEOPLE = ("uncle", "sister", "cousin", "grandfather", "teacher", "baker")
 RAMBLE_VERBS = ("lost", "bought", "painted", "sold", "found")
 RAMBLE_COLOURS = ("grey", "red", "green", "yellow", "blue")
