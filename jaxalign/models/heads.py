@@ -32,7 +32,9 @@ def token_stats(hidden, unembedding, targets, temperature: float = 1.0, chunk_fl
     @jax.checkpoint
     def one(hidden_BxCxD, targets_BxC):
         logits = jnp.einsum("bcd,dv->bcv", hidden_BxCxD, weight, preferred_element_type=jnp.float32) / temperature
-        logz = jax.nn.logsumexp(logits, axis=-1)
+        # The maximum goes off first, or the logits' common level takes up the digits of all that follows.
+        logits = logits - jax.lax.stop_gradient(jnp.max(logits, axis=-1, keepdims=True))
+        logz = jnp.log(jnp.sum(jnp.exp(logits), axis=-1))
         chosen = jnp.take_along_axis(logits, targets_BxC[..., None], axis=-1)[..., 0]
         entropy = logz - jnp.sum(jnp.exp(logits - logz[..., None]) * logits, axis=-1)
         return chosen - logz, entropy
