@@ -22,7 +22,6 @@ setuptools.setup(
         "jax>=0.10",
         "jinja2",
         "markupsafe",
-        "matplotlib",
         "ml-collections",
         "ml-dtypes",
         "numpy",
