@@ -34,9 +34,11 @@ def get_config():
     config.preference.max_length = 192
     config.preference.optimizer.learning_rate = 3e-4
 
-    config.ppo.iterations = 20
+    # After 20 iterations most answers are "I'm sorry": what human labels of harmlessness reward first.
+    config.ppo.iterations = 10
     config.ppo.batch = 32
     config.ppo.max_new_tokens = 48
+    config.ppo.kl_coef = 0.2
 
     config.evaluate.prompts = 128
     config.evaluate.batch = 32
