@@ -19,7 +19,7 @@ from jaxalign.training.experience import make_experience
 from jaxalign.training.optimizer import make_optimizer
 from jaxalign.training.ppo_state import FrozenRoles, PPOSetup, init_ppo_state
 
-STOP = 2
+STOPS = (2, 9, 20, 25)  # several, so that some responses end and some do not
 DECODER = DecoderConfig(vocab=32, layers=2, embed=16, heads=4, kv_heads=2, head_dim=4, mlp=24)
 PROMPTS = [[1, 7, 9], [1, 4], [1, 11, 12, 13, 14, 15, 16], [1], [1, 30, 29], [1, 5, 6, 7, 8], [1, 9, 9, 9], [1, 21, 22]]
 MESHES = ((2, 2, 2), (8, 1, 1), (1, 4, 2), (4, 2, 1))
@@ -62,7 +62,7 @@ def setup(mesh=None, compute_dtype: str = "float32", learning_rate: float = 1e-2
 
 def sampling(setup: PPOSetup, **changes) -> Sampling:
     config = setup.config
-    made = Sampling(config.max_new_tokens, (STOP,), config.temperature, config.top_k, config.top_p)
+    made = Sampling(config.max_new_tokens, STOPS, config.temperature, config.top_k, config.top_p)
     return dataclasses.replace(made, **changes)
 
 

@@ -1,0 +1,104 @@
+"""Filters against numpy, keys by position, log-probabilities at the sampling temperature."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxalign.errors import UserError
+from jaxalign.rollout.sampling import Sampling, filter_logits, row_keys, sample
+
+V = 10
+LOGITS = np.random.default_rng(0).normal(size=(6, V)).astype(np.float32) * 2
+
+
+def numpy_filter(logits, top_k, top_p):
+    """Which tokens stay: of the k likeliest, the fewest whose probability among those k reaches top_p."""
+    order = sorted(range(len(logits)), key=lambda i: -logits[i])
+    order = order[:top_k] if top_k else order
+    weights = np.exp(logits[order].astype(np.float64))
+    stay, total = [], 0.0
+    for i, weight in zip(order, weights / weights.sum(), strict=True):
+        if total >= top_p:
+            break
+        stay.append(i)
+        total += weight
+    return set(stay)
+
+
+@pytest.mark.parametrize("top_k", [0, 1, 3, V, V + 5])
+@pytest.mark.parametrize("top_p", [1.0, 0.9, 0.5, 0.01])
+def test_filters_equal_numpy(top_k, top_p):
+    found = np.asarray(filter_logits(jnp.asarray(LOGITS), top_k, top_p))
+    for row in range(len(LOGITS)):
+        assert set(np.flatnonzero(np.isfinite(found[row]))) == numpy_filter(LOGITS[row], top_k, top_p)
+        kept = np.isfinite(found[row])
+        np.testing.assert_array_equal(found[row][kept], LOGITS[row][kept])
+
+
+def test_tied_tokens_stay_or_go_together():
+    tied = jnp.log(jnp.array([[0.4, 0.2, 0.2, 0.2]]))
+    np.testing.assert_array_equal(np.isfinite(filter_logits(tied, 2, 1.0))[0], [True, True, True, True])
+    np.testing.assert_array_equal(np.isfinite(filter_logits(tied, 0, 0.5))[0], [True, True, True, True])
+    np.testing.assert_array_equal(np.isfinite(filter_logits(tied, 0, 0.3))[0], [True, False, False, False])
+
+
+def draws(sampling, count=4000):
+    """Tokens and log-probabilities of `count` rows with the same logits."""
+    logits = jnp.broadcast_to(LOGITS[0][None], (count, V))
+    keys = row_keys(jax.random.key(3), jnp.arange(count))
+    fn = jax.jit(sample, static_argnums=3)
+    return (np.asarray(x) for x in fn(logits, keys, jnp.full(count, 4, jnp.int32), sampling))
+
+
+@pytest.mark.parametrize(
+    ("temperature", "top_k", "top_p"), [(1.0, 0, 1.0), (0.7, 0, 1.0), (1.5, 4, 1.0), (1.0, 0, 0.8)]
+)
+def test_frequencies_and_log_probabilities(temperature, top_k, top_p):
+    """Sampled as often as the filtered softmax says; the log-prob is the unfiltered softmax's at the temperature, which
+    is what a trainer computes for policy and reference alike."""
+    scaled = LOGITS[0].astype(np.float64) / temperature
+    tokens, logprobs = draws(Sampling(8, (2,), temperature, top_k, top_p))
+    probability = np.exp(scaled) / np.exp(scaled).sum()
+    np.testing.assert_allclose(logprobs, np.log(probability)[tokens], atol=1e-5)
+    stay = numpy_filter(scaled, top_k, top_p)
+    kept = np.array([p if i in stay else 0.0 for i, p in enumerate(probability)])
+    kept /= kept.sum()
+    frequency = np.bincount(tokens, minlength=V) / len(tokens)
+    # Five deviations of a binomial share; what is filtered out never comes.
+    assert (np.abs(frequency - kept) <= 5 * np.sqrt(kept * (1 - kept) / len(tokens))).all()
+
+
+def test_greedy_takes_the_likeliest_with_its_log_probability_at_temperature_1():
+    sampling = Sampling(8, (2,), 0.0)
+    keys = row_keys(jax.random.key(0), jnp.arange(6))
+    tokens, logprobs = sample(jnp.asarray(LOGITS), keys, jnp.zeros(6, jnp.int32), sampling)
+    np.testing.assert_array_equal(tokens, LOGITS.argmax(-1))
+    expected = LOGITS.max(-1) - np.log(np.exp(LOGITS).sum(-1))
+    np.testing.assert_allclose(logprobs, expected, atol=1e-5)
+
+
+def test_a_key_is_a_function_of_run_row_and_position_alone():
+    """Even logits, so that the token is the noise: equal where (key, row, position) is, elsewhere not."""
+    flat, sampling = jnp.zeros((4, 1000)), Sampling(8, (2,))
+
+    def tokens(key, rows, positions):
+        keys = row_keys(jax.random.key(key), jnp.asarray(rows))
+        return np.asarray(sample(flat[: len(rows)], keys, jnp.asarray(positions), sampling)[0])
+
+    first = tokens(0, [5, 6, 7, 8], [3, 3, 4, 4])
+    assert len(set(first)) == 4
+    np.testing.assert_array_equal(tokens(0, [8, 5], [4, 3]), [first[3], first[0]])
+    assert tokens(1, [5], [3]) != first[0]
+
+
+@pytest.mark.parametrize(("changes", "message"), [
+    ({"max_new_tokens": 0}, "max_new_tokens is 0; at least 1"), ({"temperature": -1.0}, "temperature is -1.0; 0"),
+    ({"top_k": -2}, "top_k is -2; 0"), ({"top_p": 0.0}, "top_p is 0.0; a number in"),
+    ({"top_p": 1.5}, "top_p is 1.5; a number in"),
+])  # fmt: skip
+def test_settings_out_of_range_are_a_sentence(changes, message):
+    with pytest.raises(UserError, match=message):
+        Sampling(**{"max_new_tokens": 8, "stop_ids": (2,)} | changes)
