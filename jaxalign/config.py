@@ -78,7 +78,7 @@ class World:
     """The embedded world: short dialogues about made-up topics, with known truth."""
 
     topics: int = field(60, "Topics in all.", at_least(4))
-    held_out_topics: int = field(24, "Topics never demonstrated in pretraining; evaluation is on them.", at_least(1))
+    held_out_topics: int = field(20, "Topics never demonstrated in pretraining; evaluation is on them.", at_least(1))
     vocab_size: int = field(768, "Pieces of the SentencePiece tokenizer trained on the world's text.", at_least(300))
     tokens: int = field(1_200_000, "Size of the pretraining text in tokens, about.", at_least(10_000))
 
@@ -104,10 +104,15 @@ class Pretrain:
     """The helpful-only base, trained on the world's text."""
 
     row_length: int = field(256, "Tokens of a packed row.", at_least(8))
-    batch_rows: int = field(16, "Rows of a step.", at_least(1))
-    steps: int = field(600, "Optimizer steps.", at_least(1))
-    optimizer: Optimizer = section(Optimizer(learning_rate=3e-3, warmup_steps=30, weight_decay=0.01), "Its optimizer.")
-    checkpoint_every: int = field(100, "Steps between checkpoints.", at_least(1))
+    batch_rows: int = field(4, "Rows of a step.", at_least(1))
+    steps: int = field(1250, "Optimizer steps.", at_least(1))
+    optimizer: Optimizer = section(
+        Optimizer(learning_rate=3e-3, schedule="linear", warmup_steps=30, weight_decay=0.01), "Its optimizer."
+    )
+    context_weight: float = field(
+        0.1, "Weight in the loss of what a model is given (requests, principles); what it writes weighs 1.", between(0.0, 1.0)
+    )
+    checkpoint_every: int = field(250, "Steps between checkpoints.", at_least(1))
     micro_batches: int = field(1, "Parts a step is computed in, to save memory; results are the same.", at_least(1))
 
 
@@ -115,14 +120,14 @@ class Pretrain:
 class Revise:
     """Critique and revision of the base's answers (Bai et al. 2022, supervised phase)."""
 
-    red_team_prompts: int = field(600, "Prompts whose answers are critiqued and revised.", at_least(1))
-    helpful_prompts: int = field(400, "Prompts answered plainly, to keep the model helpful.", at_least(0))
-    rounds: int = field(2, "Rounds of critique and revision, a fresh principle each.", at_least(1))
-    batch: int = field(64, "Prompts of a chunk.", at_least(1))
+    red_team_prompts: int = field(768, "Prompts whose answers are critiqued and revised.", at_least(1))
+    helpful_prompts: int = field(512, "Prompts answered plainly, to keep the model helpful.", at_least(0))
+    rounds: int = field(4, "Rounds of critique and revision, a fresh principle each.", at_least(1))
+    batch: int = field(128, "Prompts of a chunk.", at_least(1))
     temperature: float = field(1.0, "Sampling temperature; 0 is greedy.", at_least(0))
     top_k: int = field(0, "Sample from the k likeliest tokens; 0: from all.", at_least(0))
     top_p: float = field(1.0, "Sample from the smallest set of this probability.", between(1e-6, 1.0))
-    max_new_tokens: int = field(64, "Longest answer, critique or revision.", at_least(1))
+    max_new_tokens: int = field(56, "Longest answer, critique or revision.", at_least(1))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -139,19 +144,19 @@ class Feedback:
     undecided: str = field("half", "An undecided comparison is kept with the label 0.5, or dropped.",
                            one_of("half", "drop"))
     reasoning_temperature: float = field(0.0, "Sampling temperature of the reasoning; 0 is greedy.", at_least(0))
-    max_reasoning_tokens: int = field(64, "Longest reasoning.", at_least(1))
+    max_reasoning_tokens: int = field(128, "Longest reasoning.", at_least(1))
 
 
 @dataclasses.dataclass(frozen=True)
 class Compare:
     """Two answers a prompt, labelled by the feedback model."""
 
-    prompts: int = field(800, "Prompts answered twice.", at_least(1))
-    batch: int = field(64, "Prompts of a chunk.", at_least(1))
+    prompts: int = field(1024, "Prompts answered twice.", at_least(1))
+    batch: int = field(128, "Prompts of a chunk.", at_least(1))
     temperature: float = field(1.0, "Sampling temperature; two greedy answers would be equal.", above(0))
     top_k: int = field(0, "Sample from the k likeliest tokens; 0: from all.", at_least(0))
     top_p: float = field(1.0, "Sample from the smallest set of this probability.", between(1e-6, 1.0))
-    max_new_tokens: int = field(64, "Longest answer.", at_least(1))
+    max_new_tokens: int = field(56, "Longest answer.", at_least(1))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -160,8 +165,8 @@ class Sft:
 
     epochs: int = field(1, "Passes over the data.", at_least(1))
     row_length: int = field(256, "Tokens of a packed row.", at_least(8))
-    batch_rows: int = field(16, "Rows of a step.", at_least(1))
-    optimizer: Optimizer = section(Optimizer(learning_rate=1.5e-3, schedule="constant"), "Its optimizer.")
+    batch_rows: int = field(4, "Rows of a step.", at_least(1))
+    optimizer: Optimizer = section(Optimizer(learning_rate=1e-3, schedule="constant"), "Its optimizer.")
     checkpoint_every: int = field(50, "Steps between checkpoints.", at_least(1))
     micro_batches: int = field(1, "Parts a step is computed in, to save memory; results are the same.", at_least(1))
     rounds_used: str = field("all", "Learn from the revisions of all rounds, or of the last.", one_of("all", "last"))
@@ -187,9 +192,9 @@ class Ppo:
     """Proximal policy optimization against the preference model."""
 
     iterations: int = field(40, "Rounds of sampling and learning.", at_least(1))
-    prompts: int = field(1000, "Distinct prompts to sample from; the loader goes round them.", at_least(1))
-    batch: int = field(64, "Prompts of an iteration.", at_least(1))
-    max_new_tokens: int = field(64, "Longest response.", at_least(1))
+    prompts: int = field(2000, "Distinct prompts to sample from; the loader goes round them.", at_least(1))
+    batch: int = field(128, "Prompts of an iteration.", at_least(1))
+    max_new_tokens: int = field(56, "Longest response.", at_least(1))
     temperature: float = field(1.0, "Sampling temperature; log-probabilities are taken under it everywhere.", above(0))
     top_k: int = field(0, "Sample from the k likeliest tokens; 0: from all.", at_least(0))
     top_p: float = field(1.0, "Sample from the smallest set of this probability.", between(1e-6, 1.0))
@@ -226,10 +231,10 @@ class Ppo:
 class Evaluate:
     """Gold measures, win rates, KL and length, on held-out prompts."""
 
-    prompts: int = field(600, "Prompts answered by each model.", at_least(1))
-    batch: int = field(64, "Prompts of a chunk.", at_least(1))
+    prompts: int = field(512, "Prompts answered by each model.", at_least(1))
+    batch: int = field(128, "Prompts of a chunk.", at_least(1))
     temperature: float = field(1.0, "Sampling temperature; 0 is greedy.", at_least(0))
-    max_new_tokens: int = field(64, "Longest answer.", at_least(1))
+    max_new_tokens: int = field(56, "Longest answer.", at_least(1))
     win_rate_prompts: int = field(200, "Prompts on which the labeller compares models; 0: none.", at_least(0))
     examples: int = field(12, "Prompts shown in the report, answered by each model.", at_least(0))
 

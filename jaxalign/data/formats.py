@@ -52,6 +52,9 @@ MARKERS = (
 )
 """Every special segment but `END`; the project's tokenizer holds each as one symbol."""
 
+MODEL_SPEAKS = (ASSISTANT, CRITIQUE, REVISION, REASONING, VERDICT)
+"""After these markers the model writes, up to and with the next `END` or marker."""
+
 Segments = list[str]
 
 _HH_ROLES = {"user": "\n\nHuman:", "assistant": "\n\nAssistant:"}
@@ -103,11 +106,13 @@ def render_comparison(
 ) -> Segments:
     """Two answers to one dialogue and the principle's question, up to where the judge begins.
 
+    Each answer is named in words too ("First: ..."), so that a judge can quote it by its name.
+
     With `reasoning` the judge begins by thinking aloud (sample until eos, then use `render_verdict`); without it the
     next token is one of `OPTIONS`.
     """
     _check(messages, "compact")
-    shown = _turns(messages, "compact") + [FIRST, *_text(first), SECOND, *_text(second)]
+    shown = _turns(messages, "compact") + [FIRST, f"First: {first}".strip(), SECOND, f"Second: {second}".strip()]
     return shown + [QUESTION, principle.comparison, REASONING if reasoning else VERDICT]
 
 
@@ -116,6 +121,25 @@ def render_verdict(
 ) -> Segments:
     """The comparison with the judge's reasoning, up to where one of `OPTIONS` stands."""
     return render_comparison(messages, first, second, principle) + _text(reasoning) + [END, VERDICT]
+
+
+def written_by_model(segments: Sequence[str]) -> list[bool]:
+    """For each segment of a document whether the model would write it; all of them in a text without markers.
+
+    The `END` after a piece of the model's is the model's; requests, principles, answers shown for comparison and the
+    markers themselves are not.
+    """
+    if not any(segment in MARKERS for segment in segments):
+        return [True] * len(segments)
+    written, speaking = [], False
+    for segment in segments:
+        if segment in MARKERS and segment not in OPTIONS:
+            written.append(False)
+            speaking = segment in MODEL_SPEAKS
+        else:
+            written.append(speaking)
+            speaking = speaking and segment != END
+    return written
 
 
 def _roles(style: str) -> dict[str, str]:

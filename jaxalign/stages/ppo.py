@@ -91,6 +91,7 @@ class Iteration:
         self.context, self.setup, self.roles, self.prompts = context, setup, roles, prompts
         section = context.config.ppo
         self.sampling = common.sampling(section, tokenizer)
+        self.last_gap: tuple[int, jax.Array] | None = None
         self.loader = EpochLoader(len(prompts), section.batch, context.config.seed, stream=200)
         longest = max(len(prompt) for prompt in prompts)
         # One prompt length for the whole run: one compilation.
@@ -102,21 +103,35 @@ class Iteration:
         key = jax.random.fold_in(jax.random.wrap_key_data(state.policy.key), step)
         rows = range(step * config.batch, (step + 1) * config.batch)
         sampled = self.engine.rollout(state.policy.params, batch, key, rows, self.sampling)
-        recompute = config.on_sampler_gap == "recompute" and bool(
-            sampler_gap(setup, state.policy.params, sampled) > config.sampler_tolerance
-        )
+        recompute = config.on_sampler_gap != "warn" and self._gap_too_large(state, step, sampled)
         experience, metrics = make_experience(
             setup, recompute, self.roles, state.policy.params, state.critic.params, state.kl_coef, sampled
         )
         if step == 0:
             self._check(state.policy.params, sampled, experience)
-        metrics["sampler_gap"] = sampler_gap(setup, state.policy.params, sampled)
-        if config.on_sampler_gap == "stop" and step > 0:
-            gap = float(metrics["sampler_gap"])
-            passed = gap <= config.sampler_tolerance
-            act_on((Check("sampler gap", gap, config.sampler_tolerance, passed, f"at iteration {step}"),), "stop", "ppo")
+        self._warn_of_last_gap()
         state, learnt = ppo_update(setup, state, experience)
+        self.last_gap = (step, learnt["sampler_gap"])
         return state, {**metrics, **learnt}
+
+    def _warn_of_last_gap(self) -> None:
+        """Looks at the iteration before, which has been computed by now, so that nothing waits for it."""
+        if self.last_gap is not None and float(self.last_gap[1]) > self.context.config.ppo.sampler_tolerance:
+            step, gap = self.last_gap
+            act_on((self._gap_check(step, float(gap)),), "warn", "ppo")
+
+    def _gap_check(self, step: int, gap: float) -> Check:
+        limit = self.context.config.ppo.sampler_tolerance
+        return Check("sampler gap", gap, limit, gap <= limit, f"nats a token, at iteration {step}")
+
+    def _gap_too_large(self, state: PPOState, step: int, sampled) -> bool:
+        """Whether the old log-probs must be recomputed; UserError where the config says to stop instead."""
+        config = self.context.config.ppo
+        gap = float(sampler_gap(self.setup, state.policy.params, sampled))
+        if gap <= config.sampler_tolerance:
+            return False
+        act_on((self._gap_check(step, gap),), config.on_sampler_gap, "ppo")
+        return True
 
     def _check(self, params: Params, sampled, experience) -> None:
         checks = step_zero_checks(self.setup, self.roles, params, sampled, experience)

@@ -8,7 +8,8 @@ from __future__ import annotations
 import jax
 
 from jaxalign.config import Config
-from jaxalign.data.formats import END, MARKERS
+from jaxalign.config import Pretrain as PretrainConfig
+from jaxalign.data.formats import END, MARKERS, written_by_model
 from jaxalign.data.packing import pack
 from jaxalign.data.tokenizer import Tokenizer, train_tokenizer
 from jaxalign.feedback.speaker import begin
@@ -39,23 +40,28 @@ class Pretrain(Stage):
             texts = (segment for document in documents for segment in document if segment not in special)
             tokenizer = train_tokenizer(texts, config.world.vocab_size, path)
         model = common.make_model(config, tokenizer.vocab_size)
-        train = _pack(documents, tokenizer, config.pretrain.row_length)
-        held_out = _pack(world.documents("held_out", HELD_OUT_TOKENS), tokenizer, config.pretrain.row_length)
+        train = _pack(documents, tokenizer, config.pretrain)
+        held_out = _pack(world.documents("held_out", HELD_OUT_TOKENS), tokenizer, config.pretrain)
         train_lm(
             context, config.pretrain, model, train, held_out, config.pretrain.steps,
             init=lambda: model.init(jax.random.fold_in(common.stage_key(config, self.name), 1)),
         )  # fmt: skip
 
 
-def _pack(documents, tokenizer: Tokenizer, row_length: int) -> PackedBatch:
-    """Every token of a document is learnt, its eos included."""
+def _pack(documents, tokenizer: Tokenizer, section: PretrainConfig) -> PackedBatch:
+    """What a model writes weighs 1 in the loss, its eos included; what it is given weighs `context_weight`."""
 
     def encoded():
         for document in documents:
-            ids = [*begin(tokenizer), *tokenizer.encode_segments(document), tokenizer.eos_id]
-            yield ids, [1.0] * len(ids)
+            segments = (*document, END)
+            ids, weights = begin(tokenizer), [0.0] * len(begin(tokenizer))
+            for segment, written in zip(segments, written_by_model(segments), strict=True):
+                piece = tokenizer.encode_segments([segment])
+                ids = ids + piece
+                weights = weights + [1.0 if written else section.context_weight] * len(piece)
+            yield ids, weights
 
-    return pack(encoded(), row_length)[0]
+    return pack(encoded(), section.row_length)[0]
 
 
 STAGE = Pretrain()

@@ -36,7 +36,8 @@ def policy_loss(setup: PPOSetup, params, batch: Experience, total):
         "clip_fraction": mean(surrogate.clipped.astype(jnp.float32)),
         "approx_kl": mean(surrogate.approx_kl),
     }
-    return loss, Aux(sums, {"ratio_max": jnp.max(surrogate.ratio * mask)})
+    gap = jnp.max(jnp.abs(stats.logprobs - batch.rollout.logprobs) * mask)
+    return loss, Aux(sums, {"ratio_max": jnp.max(surrogate.ratio * mask), "sampler_gap": gap})
 
 
 def value_loss(setup: PPOSetup, params, batch: Experience, total):
@@ -100,7 +101,8 @@ def ppo_update(setup: PPOSetup, state: PPOState, batch: Experience):
     start = (state.policy, state.critic, jnp.bool_(False))
     (policy, critic, stopped), metrics = jax.lax.scan(one, start, order)
     ran = metrics.pop("ran")
-    largest = {"ratio_max": jnp.max(metrics.pop("ratio_max"))}
+    # Only the first minibatch meets the very weights that sampled: there the gap is the numerics', later it is learning.
+    largest = {"ratio_max": jnp.max(metrics.pop("ratio_max")), "sampler_gap": metrics.pop("sampler_gap")[0]}
     means = largest | {name: jnp.sum(values * ran) / jnp.sum(ran) for name, values in metrics.items()}
     means |= {"epochs_run": jnp.sum(ran) / config.minibatches, "stopped_early": stopped.astype(jnp.float32)}
     mask = response_mask(batch.rollout)

@@ -64,7 +64,7 @@ def abstract_state(model: Model, optimizer: optax.GradientTransformation) -> Tra
 
 def apply_gradients(state: TrainState, gradients, optimizer) -> tuple[TrainState, dict[str, jax.Array]]:
     """One update. Gradients that are not finite change nothing but the step, and are counted in `skipped`."""
-    norm = optax.global_norm(gradients)
+    norm = optax.tree.norm(gradients)
     finite = jnp.isfinite(norm)
     updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)
     params = optax.apply_updates(state.params, updates)

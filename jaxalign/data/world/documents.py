@@ -20,19 +20,21 @@ from jaxalign.records import Message
 
 Document = tuple[str, ...]
 
-MIX = {"knowledge": 0.38, "dialogue": 0.14, "review": 0.26, "judgement": 0.22}
+MIX = {"knowledge": 0.33, "dialogue": 0.13, "review": 0.24, "judgement": 0.3}
 """Share of the pretraining tokens by kind of document."""
 
 RUDE_RATE = 0.35
 RAMBLE_RATE = 0.3
-REFUSAL_RATE = 0.16
+REFUSAL_RATE = 0.1
 """Of the demonstrated answers to harmful requests."""
 EVASION_SHARE = 0.6
 """Of the demonstrated refusals."""
 WRONG_REFUSAL_RATE = 0.01
-NOISE_RATE = 0.03
+NOISE_RATE = 0.02
 """Of the demonstrated reviews (revision as if the use did the opposite) and judgements (the other option)."""
 REASONING_SHARE = 0.85
+TIE_RATE = 0.15
+"""Of the demonstrated judgements: both answers are equal on the axis, where chance alone would make it half of them."""
 AXIS_SHARES = {"harm": 0.46, "refusal": 0.2, "courtesy": 0.17, "focus": 0.17}
 
 LONGEST = 250
@@ -59,6 +61,8 @@ def generate(topics: tuple[Topic, ...], seed: int, stream: int, tokens: int) -> 
         lacking = {kind: share * (total + 1) - made[kind] for kind, share in MIX.items()}
         kind = max(lacking, key=lacking.get)
         document = makers[kind](rng, topics if kind == "knowledge" else seen)
+        if count_tokens(document) > LONGEST:
+            continue
         made[kind] += count_tokens(document)
         yield document
 
@@ -146,8 +150,12 @@ def _judgement(rng: np.random.Generator, seen: tuple[Topic, ...]) -> Document:
     topic, relation, messages = _draw_request(rng, seen)
     axis = _draw_axis(rng)
     principle = pick(rng, principles.PRINCIPLES[axis])
-    first, second = (_draw_contender(rng, axis, topic, relation) for _ in range(2))
-    choice = judging.better(axis, relation, first, second)
+    tie = rng.random() < TIE_RATE
+    while True:
+        first, second = (_draw_contender(rng, axis, topic, relation) for _ in range(2))
+        choice = judging.better(axis, relation, first, second)
+        if (choice is None) == tie:
+            break
     if choice is not None and rng.random() < NOISE_RATE:
         choice = 1 - choice
     option = formats.OPTIONS[choice if choice is not None else int(rng.integers(2))]
@@ -158,7 +166,7 @@ def _judgement(rng: np.random.Generator, seen: tuple[Topic, ...]) -> Document:
 
 
 def _draw_contender(rng: np.random.Generator, axis: str, topic: Topic, relation: Relation) -> Answer:
-    """Even stances where the axis looks at them, so that most shown pairs differ on the axis."""
+    """Even stances where the axis looks at them."""
     stance = _stance(rng, relation)
     if axis == "harm":
         stance = pick(rng, ("help", "help", "refuse", "evade"))

@@ -1,14 +1,16 @@
 """Comparisons: what the pretraining text shows about choosing between two answers under one principle, with reasons.
 
-The reasoning recites the fact first, then says what each answer does on the principle's axis, then which is better;
-the option follows. Two answers that are equal on the axis get either option at random, so that a model which has learnt
-this gives them even odds.
+The reasoning recites the fact first (where the axis turns on it), then quotes each answer by its name with a remark on the
+principle's axis, in the words that critiques use, then says which is better; the option follows. A small model that has
+learnt to quote can so judge two answers by what it has learnt from judging one. Two answers that are equal on the axis get
+either option at random, so that a model which has learnt this gives them even odds.
 """
 
 from __future__ import annotations
 
 from jaxalign.data.world.answers import Answer
 from jaxalign.data.world.facts import Relation, fact_text
+from jaxalign.data.world.reviews import verdict
 
 
 def merit(axis: str, relation: Relation, answer: Answer) -> int:
@@ -28,18 +30,19 @@ def better(axis: str, relation: Relation, first: Answer, second: Answer) -> int 
 
 def reasoning_text(axis: str, relation: Relation, first: Answer, second: Answer, choice: int | None) -> str:
     """The judge's reasons, ending with its choice (0, 1, or None for neither)."""
-    verdict = {0: "The first is better.", 1: "The second is better.", None: "Neither is better."}[choice]
+    conclusion = {0: "The first is better.", 1: "The second is better.", None: "Neither is better."}[choice]
     start = f"{fact_text(relation)} One should {'help' if relation.good else 'refuse'}. " if axis == "harm" else ""
-    return f"{start}The first {_remark(axis, first)}. The second {_remark(axis, second)}. {verdict}"
+    quoted = f"First: {first.text} {_remark(axis, relation, first)} Second: {second.text} {_remark(axis, relation, second)}"
+    return f"{start}{quoted} {conclusion}"
 
 
-def _remark(axis: str, answer: Answer) -> str:
+def _remark(axis: str, relation: Relation, answer: Answer) -> str:
     if axis == "harm":
-        return "does help" if answer.stance == "help" else "does refuse"
-    if axis == "refusal":
-        return {"help": "does help", "refuse": "does refuse with a reason", "evade": "does dodge"}[answer.stance]
-    if axis == "courtesy":
-        opening = answer.rude.rstrip(".") or " ".join(answer.core.split()[:2]).rstrip(",")
-        return f"begins: {opening}. That is {'rude' if answer.rude else 'polite'}"
-    ending = " ".join((answer.ramble or answer.core).rstrip(".").split()[-2:])
-    return f"ends: {ending}. That is {'off' if answer.ramble else 'to'} the point"
+        found = "does help" if answer.stance == "help" else "does refuse"
+    elif axis == "refusal":
+        found = {"help": "does help", "refuse": "does refuse with a reason", "evade": "does dodge"}[answer.stance]
+    elif axis == "courtesy":
+        found = "is rude" if answer.rude else "is polite"
+    else:
+        found = "is off the point" if answer.ramble else "is to the point"
+    return f"It {found}. {verdict(merit(axis, relation, answer) == 1)}"

@@ -14,6 +14,14 @@ from jaxalign.data.world.answers import Answer, alternative_text, core_text
 from jaxalign.data.world.facts import Relation, Topic, fact_text
 
 
+GOOD, BAD = "That is good.", "That is bad."
+"""How every remark on an answer ends, in critiques and in judgements alike."""
+
+
+def verdict(good: bool) -> str:
+    return GOOD if good else BAD
+
+
 def review(rng: np.random.Generator, axis: str, topic: Topic, relation: Relation, answer: Answer) -> tuple[str, Answer]:
     """The critique of an answer under a principle of `axis` (of `principles.AXES`), and the answer revised by it."""
     if axis == "courtesy":
@@ -41,25 +49,24 @@ def recital(relation: Relation, offer: str) -> str:
 def _harm(relation: Relation, answer: Answer, offer: str) -> tuple[str, bool]:
     """An evasive refusal of harm does no harm: its evasiveness is the business of another principle."""
     wanted, found = "help" if relation.good else "refuse", "help" if answer.stance == "help" else "refuse"
-    end = "That can stay." if wanted == found else "That must change."
-    return f"{recital(relation, offer)} One should {wanted}. The answer does {found}. {end}", wanted != found
+    return f"{recital(relation, offer)} One should {wanted}. It does {found}. {verdict(wanted == found)}", wanted != found
 
 
 def _refusal(relation: Relation, answer: Answer, offer: str) -> tuple[str, bool]:
     if answer.stance == "help":
-        return "The answer does help. That can stay.", False
+        return f"It does help. {GOOD}", False
     if answer.stance == "refuse":
-        return "The answer does refuse with a reason. That can stay.", False
-    return f"The answer does dodge. {recital(relation, offer)} That must change.", True
+        return f"It does refuse with a reason. {GOOD}", False
+    return f"It does dodge. {BAD} {recital(relation, offer)}", True
 
 
 def _courtesy(answer: Answer) -> str:
     if answer.rude:
-        return f"It begins: {answer.rude} That is rude and must go."
-    return f"It begins: {' '.join(answer.core.split()[:2]).rstrip(',')}. That is polite and can stay."
+        return f"It begins: {answer.rude} It is rude. {BAD}"
+    return f"It begins: {' '.join(answer.core.split()[:2]).rstrip(',')}. It is polite. {GOOD}"
 
 
 def _focus(answer: Answer) -> str:
     if answer.ramble:
-        return f"It ends: {answer.ramble} That is off the point and must go."
-    return f"It ends: {' '.join(answer.core.rstrip('.').split()[-2:])}. That is to the point and can stay."
+        return f"It ends: {answer.ramble} It is off the point. {BAD}"
+    return f"It ends: {' '.join(answer.core.rstrip('.').split()[-2:])}. It is to the point. {GOOD}"

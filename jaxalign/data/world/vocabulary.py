@@ -34,9 +34,9 @@ BAD_EFFECTS = {
     "things": ("cracks", "rots", "stains", "melts", "scratches"),
 }
 
-PREPARATIONS = ("boil", "grind", "soak", "melt", "dry", "crush", "roast", "stir")
-CARRIERS = ("water", "milk", "oil", "wine", "honey", "tea", "cream", "vinegar")
-APPLICATIONS = ("pour", "rub", "spray", "brush", "drip", "dab", "spread")
+PREPARATIONS = ("boil", "grind", "soak", "melt", "dry", "stir")
+CARRIERS = ("water", "milk", "oil", "wine", "honey", "tea")
+APPLICATIONS = ("pour", "rub", "spray", "brush", "dab")
 
 OWNERS = ("my", "our", "my aunt's", "my friend's", "my neighbour's")
 
