@@ -3,7 +3,8 @@
 The modules describe the architecture; `jaxalign.models.model.Model` splits them once and runs them as pure functions.
 Layers are stacked on a leading axis and scanned, so compile time does not grow with depth.
 
-Dimension letters: B batch, T time, S cache slots, D model, H query heads, K key/value heads, h head dim, F mlp, L layers, V vocab.
+Dimension letters: B batch, T time, S cache slots, D model, H query heads, K key/value heads, h head dim, F mlp, L layers,
+V vocab.
 """
 
 from __future__ import annotations

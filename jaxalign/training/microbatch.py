@@ -38,6 +38,6 @@ def accumulate(loss_fn: Callable, params, batch, micro_batches: int):
     if micro_batches == 1:
         return grad_fn(params, batch)
     parts = split(batch, micro_batches)
-    first, rest = (jax.tree.map(lambda x: x[part], parts) for part in (0, slice(1, None)))
+    first, rest = jax.tree.map(lambda x: x[0], parts), jax.tree.map(lambda x: x[1:], parts)
     total, _ = jax.lax.scan(lambda acc, part: (_combine(acc, grad_fn(params, part)), None), grad_fn(params, first), rest)
     return total

@@ -13,7 +13,6 @@ import numpy as np
 from jaxalign.data.world.answers import Answer, alternative_text, core_text
 from jaxalign.data.world.facts import Relation, Topic, fact_text
 
-
 GOOD, BAD = "That is good.", "That is bad."
 """How every remark on an answer ends, in critiques and in judgements alike."""
 
