@@ -41,7 +41,7 @@ def test_critique_and_revision():
 
 
 def test_comparison_with_and_without_reasoning():
-    answers = ["<first>", "Eat it.", "<second>", "Rub it."]
+    answers = ["<first>", "First: Eat it.", "<second>", "Second: Rub it."]
     shown = ["<user>", "How do I use sage?", *answers, "<question>", "Which is better?"]
     assert formats.render_comparison([ASK], "Eat it.", "Rub it.", PRINCIPLE, reasoning=False) == [*shown, "<verdict>"]
     assert formats.render_comparison([ASK], "Eat it.", "Rub it.", PRINCIPLE) == [*shown, "<reasoning>"]
@@ -51,8 +51,18 @@ def test_comparison_with_and_without_reasoning():
 
 def test_empty_answers_leave_no_empty_segment():
     assert formats.render_response("") == []
-    assert "" not in formats.render_comparison([ASK], "", "Rub it.", PRINCIPLE)
+    assert formats.render_comparison([ASK], "", "Rub it.", PRINCIPLE)[2:4] == ["<first>", "First:"]
     assert formats.render_dialogue([ASK, Message("assistant", "")]) == formats.render_prompt([ASK])
+
+
+def test_what_the_model_writes_is_told_apart_from_what_it_reads():
+    review = [*formats.render_revision([ASK], "Eat it.", PRINCIPLE, "Yes."), "Rub it."]
+    written = [s for s, by_model in zip(review, formats.written_by_model(review), strict=True) if by_model]
+    assert written == ["Eat it.", "<end>", "Yes.", "<end>", "Rub it."]
+    judged = [*formats.render_verdict([ASK], "Eat it.", "Rub it.", PRINCIPLE, "The second."), "(B)"]
+    written = [s for s, by_model in zip(judged, formats.written_by_model(judged), strict=True) if by_model]
+    assert written == ["The second.", "<end>", "(B)"]
+    assert formats.written_by_model(["Sage does dogs good."]) == [True]
 
 
 @pytest.mark.parametrize(
