@@ -27,7 +27,7 @@ class Checkpointer:
 
     def restore(self, abstract):
         """The newest checkpoint, as `abstract` (ShapeDtypeStructs, with shardings on a mesh)."""
-        return self._manager.restore(self.latest(), args=ocp.args.StandardRestore(abstract))
+        return self._manager.restore(self.latest(), args=ocp.args.StandardRestore(_placed(abstract)))
 
     def close(self) -> None:
         """Waits for what is being written."""
@@ -50,10 +50,25 @@ def load_params(directory: Path, model: Model):
     if not directory.exists():
         raise UserError(f"no parameters at {directory}; the stage that writes them has not finished")
     with ocp.StandardCheckpointer() as checkpointer:
-        try:
-            return checkpointer.restore(directory, model.abstract())
-        except (ValueError, KeyError) as error:
-            raise UserError(f"the parameters at {directory} do not fit config.model: {error}") from error
+        found, wanted = _shapes(checkpointer.metadata(directory).item_metadata.tree), _shapes(model.abstract())
+        for name in sorted(found.keys() | wanted.keys()):
+            there, expected = found.get(name, "not there"), wanted.get(name, "not there")
+            if there != expected:
+                raise UserError(f"the parameters at {directory} do not fit config.model: {name} is {there} in the file "
+                                f"and {expected} by the config")  # fmt: skip
+        return checkpointer.restore(directory, _placed(model.abstract()))
+
+
+def _shapes(tree) -> dict[str, tuple[int, ...]]:
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    return {jax.tree_util.keystr(path, simple=True, separator="."): tuple(leaf.shape) for path, leaf in leaves}
+
+
+def _placed(abstract):
+    """`abstract` with the first device where no sharding is given. Orbax would put such arrays where they were saved
+    from, and the devices of a mesh need not be here, or are not meant to be used now."""
+    device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding or device), abstract)
 
 
 def copy_params(params):

@@ -99,8 +99,9 @@ def ppo_update(setup: PPOSetup, state: PPOState, batch: Experience):
         return jax.lax.cond(carry[2], lambda c, _: (c, zeros), run, carry, rows)
 
     start = (state.policy, state.critic, jnp.bool_(False))
-    (policy, critic, stopped), metrics = jax.lax.scan(one, start, order)
+    (policy, critic, _), metrics = jax.lax.scan(one, start, order)
     ran = metrics.pop("ran")
+    stopped = jnp.sum(ran) < len(order)
     # Only the first minibatch meets the very weights that sampled: there the gap is the numerics', later it is learning.
     largest = {"ratio_max": jnp.max(metrics.pop("ratio_max")), "sampler_gap": metrics.pop("sampler_gap")[0]}
     means = largest | {name: jnp.sum(values * ran) / jnp.sum(ran) for name, values in metrics.items()}
