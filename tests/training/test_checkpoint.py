@@ -1,0 +1,134 @@
+"""Checkpoints: the state as it was given, whole or not at all, on any mesh."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxalign.errors import UserError
+from jaxalign.training.checkpoint import Checkpointer, copy_params, load_params, save_params
+from jaxalign.training.ppo_state import abstract_ppo_state
+from tests import tiny
+
+
+def saved(directory, states):
+    checkpointer = Checkpointer(directory)
+    for step, state in states.items():
+        checkpointer.save(step, state)
+    checkpointer.close()
+
+
+def restored(directory, abstract):
+    checkpointer = Checkpointer(directory)
+    try:
+        return checkpointer.latest(), checkpointer.restore(abstract)
+    finally:
+        checkpointer.close()
+
+
+@pytest.mark.parametrize(("first", "second"), [
+    (None, None), ((2, 2, 2), None), (None, (2, 2, 2)), ((2, 2, 2), (1, 4, 2)), ((8, 1, 1), (2, 1, 1)),
+])  # fmt: skip
+def test_all_state_comes_back_on_any_mesh(tmp_path, first, second):
+    """Policy and critic with their optimizers, both steps, key, KL coefficient: one checkpoint."""
+    before = tiny.state(tiny.setup(first))
+    before = dataclasses.replace(before, kl_coef=before.kl_coef + 0.123)
+    saved(tmp_path, {7: before})
+    abstract = abstract_ppo_state(tiny.setup(second))
+    step, after = restored(tmp_path, abstract)
+    assert step == 7
+    tiny.assert_trees_equal(tiny.to_host(after), tiny.to_host(before))
+    for want, have in zip(jax.tree.leaves(abstract), jax.tree.leaves(after), strict=True):
+        assert have.dtype == want.dtype
+        assert len(have.sharding.device_set) == 1 if second is None else have.sharding == want.sharding
+
+
+def test_a_checkpoint_holds_what_it_was_given_though_the_buffers_are_donated_at_once(tmp_path):
+    """Writing goes on in the background while the next step overwrites the very memory."""
+    advance = jax.jit(lambda tree: jax.tree.map(lambda x: x + 1, tree), donate_argnums=0)
+    state = {f"part {i}": jnp.full((256, 256), float(i)) for i in range(12)}
+    checkpointer = Checkpointer(tmp_path)
+    for step in range(1, 4):
+        state = advance(state)
+        checkpointer.save(step, state)
+        for _ in range(20):
+            state = advance(state)
+    checkpointer.close()
+    abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), state)
+    _, found = restored(tmp_path, abstract)
+    for i in range(12):  # before step 3: 3 steps and twice 20 more
+        np.testing.assert_array_equal(found[f"part {i}"], np.full((256, 256), i + 43.0))
+
+
+def test_the_newest_two_are_kept_and_the_newest_is_restored(tmp_path):
+    saved(tmp_path, {step: {"x": jnp.float32(step)} for step in (1, 2, 3, 4)})
+    assert sorted(path.name for path in tmp_path.iterdir() if path.name.isdigit()) == ["3", "4"]
+    step, found = restored(tmp_path, {"x": jax.ShapeDtypeStruct((), jnp.float32)})
+    assert (step, float(found["x"])) == (4, 4.0)
+
+
+def test_an_empty_folder_has_no_checkpoint(tmp_path):
+    checkpointer = Checkpointer(tmp_path)
+    assert checkpointer.latest() is None
+    checkpointer.close()
+
+
+def test_what_a_killed_process_left_half_written_or_half_deleted_is_no_obstacle(tmp_path):
+    """A checkpoint exists under its number only once it is whole; deleting takes the oldest first."""
+    abstract = {"x": jax.ShapeDtypeStruct((4,), jnp.float32)}
+    saved(tmp_path, {step: {"x": jnp.full(4, float(step))} for step in (1, 2, 3)})
+    (tmp_path / "4.orbax-checkpoint-tmp" / "default").mkdir(parents=True)
+    (tmp_path / "4.orbax-checkpoint-tmp" / "default" / "half").write_bytes(b"half")
+    oldest = tmp_path / "2"
+    for path in sorted(oldest.rglob("*"), key=lambda p: -len(p.parts))[::2]:
+        if path.is_file():
+            path.unlink()
+    checkpointer = Checkpointer(tmp_path)
+    assert checkpointer.latest() == 3
+    np.testing.assert_array_equal(checkpointer.restore(abstract)["x"], np.full(4, 3.0))
+    checkpointer.save(4, {"x": jnp.full(4, 4.0)})
+    checkpointer.save(5, {"x": jnp.full(4, 5.0)})
+    checkpointer.close()
+    assert restored(tmp_path, abstract)[0] == 5
+    assert not list(tmp_path.glob("*tmp*"))
+
+
+def test_parameters_are_written_once_and_read_onto_any_mesh(tmp_path):
+    model = tiny.model((2, 2, 2))
+    save_params(tmp_path / "params", tiny.place(model, tiny.host_params()))
+    save_params(tmp_path / "params", tiny.place(model, tiny.host_params(seed=1)))  # a finished copy stays
+    for other in (None, (1, 4, 2)):
+        found = load_params(tmp_path / "params", tiny.model(other))
+        tiny.assert_trees_equal(tiny.to_host(found), tiny.host_params())
+    assert [path.name for path in tmp_path.iterdir()] == ["params"]
+
+
+def test_parameters_half_written_by_a_killed_process_are_written_anew(tmp_path):
+    (tmp_path / "params.orbax-checkpoint-tmp").mkdir()
+    (tmp_path / "params.orbax-checkpoint-tmp" / "half").write_bytes(b"half")
+    save_params(tmp_path / "params", tiny.place(tiny.model(), tiny.host_params()))
+    tiny.assert_trees_equal(tiny.to_host(load_params(tmp_path / "params", tiny.model())), tiny.host_params())
+
+
+def test_parameters_that_are_missing_or_do_not_fit_are_a_sentence(tmp_path):
+    with pytest.raises(UserError, match="no parameters at .*params; the stage that writes them has not finished"):
+        load_params(tmp_path / "params", tiny.model())
+    save_params(tmp_path / "params", tiny.place(tiny.model(), tiny.host_params()))
+    for other, difference in [
+        (tiny.model(vocab=48), r"embedding is \(32, 16\) in the file and \(48, 16\) by the config"),
+        (tiny.model(head="scalar"), r"score is not there in the file and \(16,\) by the config"),
+        (tiny.model(layers=3), r"do not fit config.model: blocks.attention.key is \(2, 16, 2, 4\)"),
+    ]:
+        with pytest.raises(UserError, match=difference):
+            load_params(tmp_path / "params", other)
+
+
+def test_copied_parameters_outlive_the_donated_ones():
+    params = tiny.place(tiny.model(), tiny.host_params())
+    copy = copy_params(params)
+    jax.jit(lambda tree: jax.tree.map(lambda x: x * 0, tree), donate_argnums=0)(params)
+    tiny.assert_trees_equal(tiny.to_host(copy), tiny.host_params())

@@ -1,0 +1,90 @@
+"""Next-token training: the loss by numpy, and what must not change it."""
+
+from __future__ import annotations
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+from jaxalign.config import Optimizer
+from jaxalign.data.packing import pack
+from jaxalign.training.lm_step import lm_evaluate, lm_step
+from jaxalign.training.optimizer import make_optimizer
+from jaxalign.training.state import init_state
+from tests import tiny
+
+SGD = optax.sgd(1.0)  # an update is the gradient
+RNG = np.random.default_rng(0)
+DOCUMENTS = [(RNG.integers(0, 32, n).tolist(), RNG.choice([0.0, 0.5, 1.0], n).tolist()) for n in (5, 9, 3, 12, 7, 4, 8)]
+
+
+def step(batch, micro_batches=1, optimizer=SGD, model=None):
+    """(loss, gradient, metrics) of one step on packed rows."""
+    model = model or tiny.model()
+    state = init_state(model, optimizer, tiny.place(model, tiny.host_params()), jax.random.key(0))
+    new, metrics = lm_step(model, optimizer, micro_batches, state, tiny.rows(model, batch))
+    gradient = jax.tree.map(np.subtract, tiny.host_params(), tiny.to_host(new.params))
+    return float(metrics["loss"]), gradient, tiny.to_host(metrics)
+
+
+@pytest.fixture(scope="module")
+def packed():
+    return pack(DOCUMENTS, 24)[0]
+
+
+@pytest.fixture(scope="module")
+def whole(packed):
+    """The four rows (some empty) of the batch every test compares with."""
+    short = 4 - len(packed.tokens)
+    return jax.tree.map(lambda x: np.pad(x, ((0, short), (0, 0))), packed)
+
+
+def test_the_loss_is_the_weighted_mean_over_all_documents(whole):
+    total = weight = 0.0
+    model, params = tiny.model(), tiny.host_params()
+    for ids, weights in DOCUMENTS:
+        logits = np.asarray(model.hidden(params, np.array([ids])))[0].astype(np.float64) @ params["embedding"].T
+        logp = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+        for t in range(1, len(ids)):
+            total, weight = total - weights[t] * logp[t - 1, ids[t]], weight + weights[t]
+    loss, _, metrics = step(whole)
+    assert loss == pytest.approx(total / weight, rel=1e-5)
+    assert metrics["tokens"] == weight
+    summed, tokens = lm_evaluate(model, params, whole)
+    assert (float(summed), float(tokens)) == (pytest.approx(total, rel=1e-5), weight)
+
+
+@pytest.mark.parametrize("micro_batches", [2, 4])
+def test_micro_batches_change_nothing(whole, micro_batches):
+    """The rows hold unequal token counts, one none at all: means of means would differ."""
+    loss, gradient, _ = step(whole)
+    found_loss, found, _ = step(whole, micro_batches)
+    assert found_loss == pytest.approx(loss, rel=1e-5)
+    tiny.assert_trees_close(found, gradient, 1e-4, 1e-6)
+
+
+def test_packing_changes_nothing(whole):
+    alone = pack([document for document in DOCUMENTS], 12)[0]  # other rows, of another length
+    assert len(alone.tokens) != len(whole.tokens)
+    loss, gradient, _ = step(whole)
+    found_loss, found, _ = step(alone)
+    assert found_loss == pytest.approx(loss, rel=1e-5)
+    tiny.assert_trees_close(found, gradient, 1e-4, 1e-6)
+
+
+def test_what_has_no_weight_is_not_learnt(whole):
+    """Other tokens where the mask is 0 and nothing follows in the document leave the loss as it is."""
+    changed = whole.tokens.copy()
+    changed[whole.segment_ids == 0] = 31
+    assert step(type(whole)(changed, *jax.tree.leaves(whole)[1:]))[0] == step(whole)[0]
+
+
+def test_the_loss_falls(packed):
+    model, optimizer = tiny.model(), make_optimizer(Optimizer(learning_rate=1e-2), 40)
+    state = init_state(model, optimizer, tiny.place(model, tiny.host_params()), jax.random.key(0))
+    losses = []
+    for _ in range(40):
+        state, metrics = lm_step(model, optimizer, 1, state, packed)
+        losses.append(float(metrics["loss"]))
+    assert losses[-1] < 0.5 * losses[0] and int(state.step) == 40

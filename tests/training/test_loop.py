@@ -1,0 +1,123 @@
+"""The training loop: an interrupted run ends as an untouched one, bit for bit and byte for byte."""
+
+from __future__ import annotations
+
+import json
+
+import jax
+import numpy as np
+import pytest
+
+from jaxalign.config import Optimizer
+from jaxalign.data.loader import EpochLoader, take
+from jaxalign.data.packing import pack
+from jaxalign.tracking.metrics import read_metrics
+from jaxalign.training.lm_step import lm_step
+from jaxalign.training.loop import Loop, write_json
+from jaxalign.training.optimizer import make_optimizer
+from jaxalign.training.state import abstract_state, init_state
+from tests import tiny
+
+STEPS, EVERY = 10, 3
+RNG = np.random.default_rng(0)
+ROWS = pack([(RNG.integers(0, 32, 9).tolist(), [1.0] * 9) for _ in range(16)], 18)[0]
+MODEL, OPTIMIZER = tiny.model(), make_optimizer(Optimizer(learning_rate=1e-2, warmup_steps=2), STEPS)
+LOADER = EpochLoader(len(ROWS.tokens), 4, seed=0)
+
+
+class Killed(Exception):
+    """Stands for the end of a process."""
+
+
+def train(directory, stop_before=None, seen=None, mesh=None):
+    """Trains in `directory`, from its newest checkpoint where there is one."""
+    model = MODEL if mesh is None else tiny.model(mesh)
+
+    def step_fn(state, step):
+        if step == stop_before:
+            raise Killed
+        if seen is not None:
+            seen.append(step)
+        assert int(state.step) == step
+        return lm_step(model, OPTIMIZER, 1, state, tiny.rows(model, take(ROWS, LOADER.indices(step))))
+
+    def init():
+        return init_state(model, OPTIMIZER, tiny.place(model, tiny.host_params()), jax.random.key(9))
+
+    return tiny.to_host(Loop("sft", directory, STEPS, EVERY).run(init, abstract_state(model, OPTIMIZER), step_fn))
+
+
+@pytest.fixture(scope="module")
+def untouched(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("untouched")
+    return train(directory), (directory / "metrics.jsonl").read_bytes()
+
+
+@pytest.mark.parametrize("stops", [[1], [3], [5, 8], [2, 4, 4, 7, 9]])
+def test_an_interrupted_run_ends_as_an_untouched_one(tmp_path, untouched, stops):
+    """Before the first checkpoint, on one, between two, and several times with the same step twice."""
+    for stop in stops:
+        with pytest.raises(Killed):
+            train(tmp_path, stop)
+    state = train(tmp_path)
+    tiny.assert_trees_equal(state, untouched[0])
+    assert (tmp_path / "metrics.jsonl").read_bytes() == untouched[1]
+
+
+def test_rows_after_the_checkpoint_and_a_torn_line_are_taken_back(tmp_path, untouched):
+    """A killed process may have written metrics of steps that its last checkpoint has not seen, the last one half."""
+    with pytest.raises(Killed):
+        train(tmp_path, 7)
+    path = tmp_path / "metrics.jsonl"
+    assert [row["step"] for row in read_metrics(path)] == [0, 1, 2, 3, 4, 5]
+    with open(path, "a") as file:
+        file.write('{"step": 6, "loss": 99.0}\n{"step": 7, "lo')
+    train(tmp_path)
+    assert path.read_bytes() == untouched[1]
+
+
+def test_only_the_steps_after_the_newest_checkpoint_are_done_again(tmp_path):
+    with pytest.raises(Killed):
+        train(tmp_path, 8)
+    seen = []
+    train(tmp_path, seen=seen)
+    assert seen == [6, 7, 8, 9]
+    again = []
+    state = train(tmp_path, seen=again)
+    assert again == [] and int(state.step) == STEPS
+
+
+def test_a_run_goes_on_under_another_mesh(tmp_path, untouched):
+    """The same losses to rounding, for a run moved from one device to eight after six steps."""
+    with pytest.raises(Killed):
+        train(tmp_path, 7)
+    train(tmp_path, mesh=(2, 2, 2))
+    found = [row["loss"] for row in read_metrics(tmp_path / "metrics.jsonl")]
+    expected = [json.loads(line)["loss"] for line in untouched[1].decode().splitlines()]
+    np.testing.assert_allclose(found, expected, rtol=1e-4)
+
+
+def test_every_step_is_in_the_metrics_once_and_time_is_kept_apart(tmp_path):
+    train(tmp_path)
+    rows = read_metrics(tmp_path / "metrics.jsonl")
+    assert [row["step"] for row in rows] == list(range(STEPS))
+    assert set(rows[0]) == {"step", "loss", "grad_norm", "skipped", "tokens"}
+    timing = [json.loads(line) for line in (tmp_path / "timing.jsonl").read_text().splitlines()]
+    assert [row["phase"] for row in timing] == ["start"] + ["train", "checkpoint"] * 4
+    assert sum(row["tokens"] for row in timing) == sum(row["tokens"] for row in rows)
+
+
+def test_metrics_with_an_underscore_are_shown_and_not_kept(tmp_path):
+    loop = Loop("sft", tmp_path, 2, 2, shown=("_seen",), tokens_metric="_tokens")
+    loop.run(lambda: {"x": np.float32(0)}, {"x": jax.ShapeDtypeStruct((), np.float32)},
+             lambda state, step: (state, {"loss": 1.0, "_seen": 2.0, "_tokens": 3}))  # fmt: skip
+    assert read_metrics(tmp_path / "metrics.jsonl") == [{"step": 0, "loss": 1.0}, {"step": 1, "loss": 1.0}]
+    timing = [json.loads(line) for line in (tmp_path / "timing.jsonl").read_text().splitlines()]
+    assert sum(row["tokens"] for row in timing) == 6
+
+
+def test_json_is_replaced_whole(tmp_path):
+    write_json(tmp_path / "a.json", {"b": 1, "a": [2.5]})
+    write_json(tmp_path / "a.json", {"b": 2})
+    assert json.loads((tmp_path / "a.json").read_text()) == {"b": 2}
+    assert [path.name for path in tmp_path.iterdir()] == ["a.json"]

@@ -1,0 +1,80 @@
+"""Losses and gradients on every mesh equal those of one device (sums over global counts, Decision 7)."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+from jaxalign.data.packing import pack
+from jaxalign.records import PairBatch
+from jaxalign.training.lm_step import lm_step
+from jaxalign.training.ppo_state import init_ppo_state
+from jaxalign.training.ppo_step import minibatch_update
+from jaxalign.training.preference_step import preference_step
+from jaxalign.training.state import init_state
+from tests import tiny
+
+SGD = optax.sgd(1.0)  # what an update takes off is the gradient
+RNG = np.random.default_rng(0)
+# Uneven on purpose: rows with few weighted tokens, padding rows, pairs without weight.
+ROWS = pack([(RNG.integers(0, 32, n).tolist(), [1.0] * n) for n in (12, 9, 3, 11, 7, 10, 12)], 12)[0]
+ROWS = jax.tree.map(lambda x: np.pad(x, ((0, 8 - len(ROWS.tokens)), (0, 0))), ROWS)
+PAIRS = PairBatch(RNG.integers(0, 32, (8, 2, 6)).astype(np.int32), RNG.integers(1, 7, (8, 2)).astype(np.int32),
+                  RNG.random(8).astype(np.float32), np.array([1, 1, 1, 0, 1, 0, 1, 1], np.float32))  # fmt: skip
+
+
+@functools.cache
+def buffer():
+    setup = tiny.setup()
+    state = tiny.state(setup)
+    experience, _ = tiny.experience(setup, state, tiny.roles(setup, 1), tiny.rollout(setup, state.policy.params))
+    return tiny.to_host(experience)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def all_steps(setup, language, pairs, policy, critic, batches):
+    """One step of each kind of training, in one program."""
+    rows, comparisons, experience = batches
+    language, first = lm_step(setup.policy, SGD, 1, language, rows)
+    pairs, second = preference_step(setup.critic, SGD, 1, 0.01, pairs, comparisons)
+    policy, critic, third = minibatch_update(setup, policy, critic, experience)
+    return [state.params for state in (language, pairs, policy, critic)], (first, second, third)
+
+
+@functools.cache
+def result(mesh):
+    """(gradients, metrics) of all steps, on the host."""
+    setup = dataclasses.replace(tiny.setup(mesh), policy_optimizer=SGD, critic_optimizer=SGD)
+    starts = [tiny.host_params(), tiny.host_params("scalar"), tiny.host_params(), tiny.host_params("scalar", seed=3)]
+    models = (setup.policy, setup.critic, setup.policy, setup.critic)
+    placed = [tiny.place(model, start) for model, start in zip(models, starts, strict=True)]
+    language, pairs = (init_state(m, SGD, p, jax.random.key(0)) for m, p in zip(models[:2], placed[:2], strict=True))
+    ppo = init_ppo_state(setup, *placed[2:], jax.random.key(0))
+    batches = tiny.rows(setup.policy, (ROWS, PAIRS, buffer()))
+    params, metrics = all_steps(setup, language, pairs, ppo.policy, ppo.critic, batches)
+    if mesh is not None:
+        for model, tree in zip(models, params, strict=True):
+            same = jax.tree.map(lambda x, s: x.sharding.is_equivalent_to(s, x.ndim), tree, model.shardings())
+            assert all(jax.tree.leaves(same)), "an update moved parameters to another placement"
+    return jax.tree.map(np.subtract, starts, tiny.to_host(params)), tiny.to_host(metrics)
+
+
+@pytest.mark.parametrize("mesh", tiny.MESHES)
+def test_pitfall_21_losses_and_gradients_equal_those_of_one_device(mesh):
+    """Elsewhere gradients were silently not synchronised on one shape of mesh."""
+    gradients, metrics = result(None)
+    found, found_metrics = result(mesh)
+    tiny.assert_trees_close(found_metrics, metrics, 1e-4, 2e-6)
+    tiny.assert_trees_close(found, gradients, 1e-4, 2e-6)
+
+
+def test_the_comparison_compares_something():
+    """Every step has a gradient for every parameter that takes part."""
+    gradients, _ = result(None)
+    for tree in gradients:
+        assert all(np.abs(leaf).max() > 1e-6 for leaf in jax.tree.leaves(tree))

@@ -1,0 +1,39 @@
+"""Micro-batches save memory and change nothing else."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxalign.training.microbatch import Aux, accumulate, split
+
+X = np.random.default_rng(0).normal(size=(8, 3)).astype(np.float32)
+W = np.array([1.0, -2.0, 0.5], np.float32)
+
+
+def loss_fn(w, batch):
+    """sum (x.w)^2 / 8, whose gradient is sum 2 (x.w) x / 8."""
+    product = batch["x"] @ w
+    loss = jnp.sum(product**2) / 8
+    return loss, Aux({"loss": loss, "mean": jnp.sum(product) / 8}, {"largest": jnp.max(product)})
+
+
+@pytest.mark.parametrize("micro_batches", [1, 2, 4, 8])
+def test_sums_add_up_maxima_stay_maxima(micro_batches):
+    fn = jax.jit(lambda w, x: accumulate(loss_fn, w, {"x": x}, micro_batches))
+    (loss, aux), gradient = fn(W, X)
+    product = X.astype(np.float64) @ W
+    np.testing.assert_allclose(loss, (product**2).mean(), rtol=1e-5)
+    np.testing.assert_allclose(aux.sums["mean"], product.mean(), rtol=1e-5)
+    np.testing.assert_allclose(aux.maxima["largest"], product.max(), rtol=1e-6)
+    np.testing.assert_allclose(gradient, (2 * product[:, None] * X / 8).sum(0), rtol=1e-5)
+
+
+def test_every_row_is_in_one_part_and_each_device_keeps_its_own():
+    """8 rows on 4 devices, two each, in 2 parts: a part takes one row of every device."""
+    parts = np.asarray(split({"row": jnp.arange(8)}, 2)["row"])
+    assert sorted(parts.reshape(-1)) == list(range(8))
+    for part in parts:
+        assert sorted(row // 2 for row in part) == [0, 1, 2, 3]

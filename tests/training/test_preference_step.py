@@ -1,0 +1,76 @@
+"""The preference model's step: where it reads its score, and the loss on soft labels."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+from jaxalign.records import PairBatch
+from jaxalign.training.preference_step import preference_step, score_pairs, score_sequences
+from jaxalign.training.state import init_state
+from tests import tiny
+
+SGD, CENTERING = optax.sgd(1.0), 0.05
+MODEL = tiny.model(head="scalar")
+
+
+@pytest.fixture(scope="module")
+def pairs():
+    """8 pairs of unequal lengths; the labels lean both ways, two are even and one row is padding."""
+    rng = np.random.default_rng(0)
+    label = np.array([0.9, 0.1, 0.5, 0.6, 0.3, 0.5, 1.0, 0.0], np.float32)
+    weight = np.array([1, 1, 1, 1, 1, 1, 1, 0], np.float32)
+    length = rng.integers(1, 10, (8, 2)).astype(np.int32)
+    return PairBatch(rng.integers(0, 32, (8, 2, 10)).astype(np.int32), length, label, weight)
+
+
+def step(batch, micro_batches=1):
+    state = init_state(MODEL, SGD, tiny.place(MODEL, tiny.host_params("scalar")), jax.random.key(0))
+    new, metrics = preference_step(MODEL, SGD, micro_batches, CENTERING, state, batch)
+    return jax.tree.map(np.subtract, tiny.host_params("scalar"), tiny.to_host(new.params)), tiny.to_host(metrics)
+
+
+def expected_scores(batch):
+    params, scores = tiny.host_params("scalar"), np.zeros((8, 2))
+    for row, side in np.ndindex(8, 2):
+        ids = batch.tokens[row, side, : batch.length[row, side]]
+        scores[row, side] = np.asarray(MODEL.hidden(params, ids[None]))[0, -1] @ params["score"]
+    return scores
+
+
+def test_the_score_is_read_at_the_last_token_found_by_length(pairs):
+    params, expected = tiny.host_params("scalar"), expected_scores(pairs)
+    np.testing.assert_allclose(score_pairs(MODEL, params, pairs), expected, atol=1e-5)
+    first = score_sequences(MODEL, params, pairs.tokens[:, 0], pairs.length[:, 0])
+    np.testing.assert_allclose(first, expected[:, 0], atol=1e-5)
+
+
+def test_loss_and_accuracy_by_hand(pairs):
+    scores, label, counted = expected_scores(pairs), pairs.label.astype(np.float64), pairs.weight == 1
+    margin = scores[:, 0] - scores[:, 1]
+    loss = label * np.log1p(np.exp(-margin)) + (1 - label) * np.log1p(np.exp(margin))
+    loss += CENTERING * scores.sum(1) ** 2
+    decided = counted & (np.abs(label - 0.5) > 1e-6)
+    _, metrics = step(pairs)
+    assert metrics["loss"] == pytest.approx(loss[counted].mean(), rel=1e-5)
+    assert metrics["accuracy"] == pytest.approx(((margin > 0) == (label > 0.5))[decided].mean())
+
+
+@pytest.mark.parametrize("micro_batches", [2, 4])
+def test_micro_batches_change_nothing(pairs, micro_batches):
+    gradient, metrics = step(pairs)
+    found, found_metrics = step(pairs, micro_batches)
+    tiny.assert_trees_close(found_metrics, metrics, 1e-5, 1e-6)
+    tiny.assert_trees_close(found, gradient, 1e-4, 1e-6)
+
+
+def test_padding_rows_and_padding_tokens_teach_nothing(pairs):
+    tokens = np.where(np.arange(10) < pairs.length[..., None], pairs.tokens, 31)
+    tokens[7] = 5
+    gradient, _ = step(pairs)
+    found, _ = step(dataclasses.replace(pairs, tokens=tokens))
+    tiny.assert_trees_close(found, gradient, 1e-5, 1e-7)
