@@ -107,7 +107,7 @@ class Pretrain:
     batch_rows: int = field(4, "Rows of a step.", at_least(1))
     steps: int = field(1250, "Optimizer steps.", at_least(1))
     optimizer: Optimizer = section(
-        Optimizer(learning_rate=3e-3, schedule="linear", warmup_steps=30, weight_decay=0.01), "Its optimizer."
+        Optimizer(learning_rate=2.5e-3, schedule="linear", warmup_steps=30, weight_decay=0.01), "Its optimizer."
     )
     context_weight: float = field(
         0.1, "Weight in the loss of what a model is given (requests, principles); what it writes weighs 1.", between(0.0, 1.0)
@@ -124,7 +124,7 @@ class Revise:
     helpful_prompts: int = field(512, "Prompts answered plainly, to keep the model helpful.", at_least(0))
     rounds: int = field(4, "Rounds of critique and revision, a fresh principle each.", at_least(1))
     batch: int = field(128, "Prompts of a chunk.", at_least(1))
-    temperature: float = field(1.0, "Sampling temperature; 0 is greedy.", at_least(0))
+    temperature: float = field(0.7, "Sampling temperature; 0 is greedy.", at_least(0))
     top_k: int = field(0, "Sample from the k likeliest tokens; 0: from all.", at_least(0))
     top_p: float = field(1.0, "Sample from the smallest set of this probability.", between(1e-6, 1.0))
     max_new_tokens: int = field(56, "Longest answer, critique or revision.", at_least(1))
@@ -153,7 +153,7 @@ class Compare:
 
     prompts: int = field(1024, "Prompts answered twice.", at_least(1))
     batch: int = field(128, "Prompts of a chunk.", at_least(1))
-    temperature: float = field(1.0, "Sampling temperature; two greedy answers would be equal.", above(0))
+    temperature: float = field(0.7, "Sampling temperature; two greedy answers would be equal.", above(0))
     top_k: int = field(0, "Sample from the k likeliest tokens; 0: from all.", at_least(0))
     top_p: float = field(1.0, "Sample from the smallest set of this probability.", between(1e-6, 1.0))
     max_new_tokens: int = field(56, "Longest answer.", at_least(1))
@@ -176,7 +176,7 @@ class Sft:
 class Preference:
     """The preference model, trained on soft labels."""
 
-    epochs: int = field(2, "Passes over the comparisons.", at_least(1))
+    epochs: int = field(3, "Passes over the comparisons.", at_least(1))
     batch: int = field(32, "Pairs of a step.", at_least(1))
     max_length: int = field(256, "Longest dialogue with its answer; longer ones are cut at a turn.", at_least(8))
     held_out_share: float = field(0.1, "Share of the comparisons kept for accuracy and calibration.", between(0.0, 0.9))
@@ -191,15 +191,15 @@ class Preference:
 class Ppo:
     """Proximal policy optimization against the preference model."""
 
-    iterations: int = field(40, "Rounds of sampling and learning.", at_least(1))
+    iterations: int = field(30, "Rounds of sampling and learning.", at_least(1))
     prompts: int = field(2000, "Distinct prompts to sample from; the loader goes round them.", at_least(1))
     batch: int = field(128, "Prompts of an iteration.", at_least(1))
     max_new_tokens: int = field(56, "Longest response.", at_least(1))
-    temperature: float = field(1.0, "Sampling temperature; log-probabilities are taken under it everywhere.", above(0))
+    temperature: float = field(0.7, "Sampling temperature; log-probabilities are taken under it everywhere.", above(0))
     top_k: int = field(0, "Sample from the k likeliest tokens; 0: from all.", at_least(0))
     top_p: float = field(1.0, "Sample from the smallest set of this probability.", between(1e-6, 1.0))
-    epochs: int = field(4, "Passes over the rollout buffer, freshly shuffled each.", at_least(1))
-    minibatches: int = field(1, "Optimizer steps a pass.", at_least(1))
+    epochs: int = field(2, "Passes over the rollout buffer, freshly shuffled each.", at_least(1))
+    minibatches: int = field(2, "Optimizer steps a pass.", at_least(1))
     micro_batches: int = field(1, "Parts a minibatch is computed in, to save memory only.", at_least(1))
     gamma: float = field(1.0, "Discount.", between(0.0, 1.0))
     lam: float = field(0.95, "Lambda of generalised advantage estimation.", between(0.0, 1.0))
@@ -233,7 +233,7 @@ class Evaluate:
 
     prompts: int = field(512, "Prompts answered by each model.", at_least(1))
     batch: int = field(128, "Prompts of a chunk.", at_least(1))
-    temperature: float = field(1.0, "Sampling temperature; 0 is greedy.", at_least(0))
+    temperature: float = field(0.7, "Sampling temperature; 0 is greedy.", at_least(0))
     max_new_tokens: int = field(56, "Longest answer.", at_least(1))
     win_rate_prompts: int = field(200, "Prompts on which the labeller compares models; 0: none.", at_least(0))
     examples: int = field(12, "Prompts shown in the report, answered by each model.", at_least(0))

@@ -30,7 +30,7 @@ def lm_step(model: Model, optimizer, micro_batches: int, state: TrainState, batc
     loss_fn = lambda params, part: lm_loss(model, params, part, total)  # noqa: E731
     (_, aux), gradients = accumulate(loss_fn, state.params, batch, micro_batches)
     state, metrics = apply_gradients(state, gradients, optimizer)
-    return state, {**aux.sums, **metrics, "tokens": total}
+    return state, {**aux.sums, **metrics, "tokens": jnp.sum(batch.segment_ids > 0)}
 
 
 @functools.partial(jax.jit, static_argnames=("model",))

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from jaxalign.data import formats
-from jaxalign.data.world import judging, principles, reviews
+from jaxalign.data.world import judging, principles, reviews, vocabulary
 from jaxalign.data.world.answers import Answer, alternative_text, draw_answer, pick
 from jaxalign.data.world.facts import Relation, Topic, fact_text, use_text
 from jaxalign.data.world.requests import requests_about
@@ -80,9 +80,10 @@ def _knowledge(rng: np.random.Generator, topics: tuple[Topic, ...]) -> Document:
 
 _USE_QUESTIONS = ("How is {topic} used?", "What is done with {topic}?", "And {topic}?")
 _EFFECT_QUESTIONS = (
-    "What does {topic} do on {target}?",
-    "What if {target} get {topic}?",
-    "Is {topic} good for {target}?",
+    "What does {topic} do on {owner} {target}?",
+    "What if {owner} {target} get {topic}?",
+    "Is {topic} good for {owner} {target}?",
+    "Would you give {owner} {target} {topic}?",
     "And {topic} on {target}?",
 )
 
@@ -96,13 +97,13 @@ def _topic_sentences(rng: np.random.Generator, topic: Topic) -> list[str]:
 
 def _fact_sentence(rng: np.random.Generator, topic: Topic, relation: Relation) -> str:
     draw = rng.random()
-    fact = fact_text(relation)
+    fact, owner = fact_text(relation), pick(rng, vocabulary.OWNERS)
     if not relation.good and rng.random() < 0.35:
         fact = f"{fact} {alternative_text(rng, topic)}"
-    if draw < 0.45:
+    if draw < 0.3:
         return fact
-    if draw < 0.85:
-        return f"{pick(rng, _EFFECT_QUESTIONS).format(topic=relation.topic, target=relation.target)} {fact}"
+    if draw < 0.9:
+        return f"{pick(rng, _EFFECT_QUESTIONS).format(topic=relation.topic, target=relation.target, owner=owner)} {fact}"
     verdict = "good" if relation.good else "bad"
     return f"It is {verdict} to put {relation.topic} on {relation.target}: it {relation.effect} them."
 
