@@ -1,0 +1,101 @@
+"""Critique and revision: which principle, what is asked, and what becomes of answers that were cut off."""
+
+from __future__ import annotations
+
+import collections
+
+import jax
+import numpy as np
+
+from jaxalign.data.formats import CRITIQUE, CRITIQUE_REQUEST, END, REVISION, REVISION_REQUEST, render_prompt
+from jaxalign.feedback.critique import answer, draw_principles, revise
+from jaxalign.rollout.sampling import Sampling
+from tests.feedback.fakes import PRINCIPLES, ScriptedSpeaker, prompt
+
+SAMPLING = Sampling(8, (2,))
+
+
+def names(drawn):
+    return [[rule.name for rule in rules] for rules in drawn]
+
+
+def test_the_principles_of_a_row_are_a_function_of_the_row_alone():
+    """However the rows are cut into chunks, and whatever was drawn before."""
+    whole = names(draw_principles(PRINCIPLES, range(20), 2, seed=3, stream=0))
+    chunks = [names(draw_principles(PRINCIPLES, rows, 2, seed=3, stream=0)) for rows in (range(7), range(7, 20))]
+    assert whole == chunks[0] + chunks[1]
+    assert names(draw_principles(PRINCIPLES, [13], 2, seed=3, stream=0)) == [whole[13]]
+
+
+def test_other_seeds_and_streams_draw_others():
+    draw = lambda seed, stream: names(draw_principles(PRINCIPLES, range(20), 1, seed, stream))  # noqa: E731
+    assert draw(3, 0) != draw(4, 0) and draw(3, 0) != draw(3, 1) and draw(3, 0) == draw(3, 0)
+
+
+def test_all_principles_come_equally_often():
+    drawn = names(draw_principles(PRINCIPLES, range(1000), 1, 0, 0))
+    counts = collections.Counter(name for row in drawn for name in row)
+    # Five deviations of a binomial count of 1000 at 1/5.
+    assert len(counts) == 5 and all(abs(count - 200) < 5 * np.sqrt(160) for count in counts.values())
+
+
+def test_a_row_repeats_a_principle_only_when_there_are_too_few():
+    for rules in names(draw_principles(PRINCIPLES, range(50), 5, 0, 0)):
+        assert len(set(rules)) == 5
+    for rules in names(draw_principles(PRINCIPLES[:2], range(50), 5, 0, 0)):
+        assert len(rules) == 5 and set(rules[:2]) == set(rules[2:4]) == {"rule-0", "rule-1"}
+
+
+def run(script, rounds=2, rows=3):
+    speaker = ScriptedSpeaker(script)
+    prompts = [prompt(i) for i in range(rows)]
+    rules = [[PRINCIPLES[(row + number) % 5] for number in range(rounds)] for row in range(rows)]
+    return speaker, prompts, rules, revise(speaker, prompts, rules, jax.random.key(0), SAMPLING, first_row=40)
+
+
+def test_each_round_starts_from_the_revision_before():
+    speaker, prompts, rules, out = run(lambda segments, call: f"text-{call}")
+    assert [(r.round, r.prompt.id) for r in out] == [(n, p.id) for n in (1, 2) for p in prompts]
+    assert {(r.response, r.critique, r.revision) for r in out[:3]} == {("text-0", "text-1", "text-2")}
+    assert {(r.response, r.critique, r.revision) for r in out[3:]} == {("text-2", "text-3", "text-4")}
+    assert [r.principle for r in out] == [rules[row][number].name for number in range(2) for row in range(3)]
+    assert all(r.complete for r in out)
+
+
+def test_what_the_model_is_asked():
+    """The whole transcript each time, under the row's own principle."""
+    speaker, prompts, rules, _ = run(lambda segments, call: f"text-{call}")
+    asked = [segments for segments, *_ in speaker.calls]
+    for row, p in enumerate(prompts):
+        first, second = rules[row]
+        start = render_prompt(p.messages)
+        assert asked[0][row] == start
+        criticise = [*start, "text-0", END, CRITIQUE_REQUEST, first.critique_request, CRITIQUE]
+        assert asked[1][row] == criticise
+        assert asked[2][row] == [*criticise, "text-1", END, REVISION_REQUEST, first.revision_request, REVISION]
+        assert asked[3][row] == [*start, "text-2", END, CRITIQUE_REQUEST, second.critique_request, CRITIQUE]
+
+
+def test_every_piece_has_a_key_of_its_own_and_the_rows_global_numbers():
+    speaker, *_ = run(lambda segments, call: "text")
+    keys = {jax.random.key_data(key).tobytes() for _, key, _, _ in speaker.calls}
+    assert len(speaker.calls) == len(keys) == 5
+    assert {first_row for *_, first_row in speaker.calls} == {40}
+
+
+def test_a_piece_that_was_cut_off_marks_its_row_then_and_later():
+    def script(segments, call):
+        cut = {(0, "how so 0"), (2, "how so 1"), (3, "how so 2")}
+        return None if any((call, word) in cut for word in segments) else "text"
+
+    *_, out = run(script)
+    complete = [r.complete for r in out]
+    assert complete[:3] == [False, False, True]  # the answer of row 0, the first revision of row 1
+    assert complete[3:] == [False, False, False]  # and the second critique of row 2
+
+
+def test_a_plain_answer_is_one_piece():
+    speaker = ScriptedSpeaker(lambda segments, call: "yes")
+    said = answer(speaker, [prompt(1)], jax.random.key(0), SAMPLING, 7)
+    assert [u.text for u in said] == ["yes"]
+    assert speaker.calls[0][0] == [render_prompt(prompt(1).messages)] and speaker.calls[0][3] == 7

@@ -1,0 +1,210 @@
+"""AI labels: both orders, clamp, inversion, undecided and unparsable answers."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+
+from jaxalign.config import Feedback
+from jaxalign.data.formats import FIRST, OPTIONS, QUESTION, REASONING, SECOND, VERDICT
+from jaxalign.feedback.labeller import Labeller, Pair, option_logprobs
+from jaxalign.feedback.speaker import Speaker
+from jaxalign.rollout.engine import Engine
+from tests import tiny
+from tests.feedback.fakes import PRINCIPLES, ScriptedSpeaker, WordTokenizer, prompt
+
+PLAIN = Feedback(reasoning=False, undecided_margin=0.02)
+REASONED = Feedback(reasoning=True, undecided_margin=0.02, clamp_low=0.4, clamp_high=0.6)
+PAIRS = [Pair(prompt(0), "good", "bad"), Pair(prompt(1), "bad", "good"), Pair(prompt(2), "good", "good")]
+
+
+def shown(segments) -> tuple[str, str]:
+    """The last words of the first and of the second answer shown."""
+    first = segments[segments.index(FIRST) + 1 : segments.index(SECOND)]
+    second = segments[segments.index(SECOND) + 1 : segments.index(QUESTION)]
+    return first[-1].split()[-1], second[-1].split()[-1]
+
+
+class Judge(Labeller):
+    """A labeller whose P(first shown) is a function of what it is shown; None does not fit."""
+
+    def _first_probabilities(self, segments):
+        self.asked.extend(segments)
+        return [self.opinion(asked) for asked in segments]
+
+
+def judge(opinion, config=PLAIN, script=lambda segments, call: "because"):
+    made = Judge(ScriptedSpeaker(script), PRINCIPLES, config, seed=0)
+    object.__setattr__(made, "opinion", opinion)
+    object.__setattr__(made, "asked", [])
+    return made
+
+
+def fair(segments, sure=0.9, bias=0.0):
+    """Prefers "good" by `sure`, and whatever stands first by `bias` more."""
+    first, second = shown(segments)
+    base = 0.5 if first == second else sure if first == "good" else 1 - sure
+    return base + bias
+
+
+def label(made, invert=False, pairs=PAIRS, first_row=0):
+    return made.label(pairs, jax.random.key(0), first_row, invert)
+
+
+def test_each_pair_is_asked_in_both_orders_under_one_principle():
+    made = judge(fair)
+    out = label(made)
+    assert [shown(s) for s in made.asked] == [("good", "bad"), ("bad", "good"), ("good", "good"),
+                                              ("bad", "good"), ("good", "bad"), ("good", "good")]  # fmt: skip
+    for i in range(3):
+        assert made.asked[i][-2:] == made.asked[i + 3][-2:]
+        rule = next(rule for rule in PRINCIPLES if rule.name == out[i].principles[0])
+        assert made.asked[i][-2:] == [rule.comparison, VERDICT]
+
+
+def test_a_liking_for_the_first_place_cancels():
+    out = label(judge(lambda segments: fair(segments, 0.8, 0.1)))
+    np.testing.assert_allclose([c.label for c in out], [0.8, 0.2, 0.5], rtol=1e-6)
+    # P(A) with A first, and with A second: .9 and .7; a judge without the liking would give .8 twice.
+    np.testing.assert_allclose([out[0].label_ab, out[0].label_ba], [0.9, 0.7], rtol=1e-6)
+    np.testing.assert_allclose([out[1].label_ab, out[1].label_ba], [0.3, 0.1], rtol=1e-6)
+    assert [c.decided for c in out] == [True, True, False]
+
+
+def test_a_judge_who_looks_at_the_place_alone_has_decided_nothing():
+    out = label(judge(lambda segments: 0.95))
+    assert [c.label for c in out] == [0.5] * 3 and not any(c.decided for c in out)
+    np.testing.assert_allclose(out[0].label_ab + out[0].label_ba, 1, rtol=1e-6)
+
+
+def test_labels_stay_soft_without_reasoning_and_are_clamped_with_it():
+    assert label(judge(fair))[0].label == pytest.approx(0.9)
+    out = label(judge(fair, REASONED))
+    np.testing.assert_allclose([c.label for c in out], [0.6, 0.4, 0.5], rtol=1e-6)
+    # What is told about the orders stays as it was.
+    assert out[0].label_ab == pytest.approx(0.9)
+    mild = label(judge(lambda segments: fair(segments, 0.55), REASONED))
+    np.testing.assert_allclose([c.label for c in mild], [0.55, 0.45, 0.5], rtol=1e-6)
+
+
+@pytest.mark.parametrize("config", [PLAIN, REASONED])
+def test_inversion_turns_the_label_alone(config):
+    straight, turned = label(judge(fair, config)), label(judge(fair, config), invert=True)
+    np.testing.assert_allclose([c.label for c in turned], [1 - c.label for c in straight], rtol=1e-6)
+    assert [(c.label_ab, c.label_ba, c.decided) for c in turned] == [
+        (c.label_ab, c.label_ba, c.decided) for c in straight
+    ]
+
+
+@pytest.mark.parametrize(("sure", "decided"), [(0.515, False), (0.52, False), (0.525, True)])
+def test_pitfall_16_a_label_near_even_is_undecided_and_even(sure, decided):
+    """Elsewhere an undecided answer became a random preference."""
+    out = label(judge(lambda segments: fair(segments, sure)))
+    assert [c.decided for c in out] == [decided, decided, False]
+    assert out[0].label == (pytest.approx(sure) if decided else 0.5)
+
+
+def test_the_margin_is_measured_before_the_clamp():
+    """Clamped to [.4, .6] first, nothing could be decided at a margin of .1."""
+    out = label(judge(fair, dataclasses.replace(REASONED, undecided_margin=0.1)))
+    assert [c.decided for c in out] == [True, True, False]
+
+
+def test_pitfall_16_reasoning_that_was_cut_off_in_one_order_is_undecided():
+    """It has no verdict to read; the other order alone would bring back the liking for a place."""
+
+    def script(segments, call):
+        return None if call == 1 and shown(segments) == ("bad", "good") else "because"
+
+    out = label(judge(fair, REASONED, script))
+    assert [c.decided for c in out] == [False, True, False]
+    assert (out[0].label, out[0].label_ab, out[0].label_ba) == (0.5, None, None)
+    assert (out[0].reasoning_ab, out[0].reasoning_ba) == ("because", "cut")
+
+
+def test_pitfall_16_a_comparison_too_long_for_the_model_is_undecided():
+    out = label(judge(lambda segments: None if "how so 0" in segments else fair(segments)))
+    assert [c.decided for c in out] == [False, True, False]
+    assert (out[0].label, out[0].label_ab, out[0].label_ba) == (0.5, None, None)
+
+
+def test_the_verdict_is_asked_after_the_reasoning():
+    made = judge(fair, REASONED, lambda segments, call: f"thought-{call}")
+    out = label(made)
+    asked = made.speaker.calls
+    assert [segments[0][-1] for segments, *_ in asked] == [REASONING] * 2
+    assert made.asked[0][-3:] == ["thought-0", "<end>", VERDICT]
+    assert made.asked[3][-3:] == ["thought-1", "<end>", VERDICT]
+    assert (out[0].reasoning_ab, out[0].reasoning_ba) == ("thought-0", "thought-1")
+    keys = {jax.random.key_data(key).tobytes() for _, key, *_ in asked}
+    assert len(keys) == 2  # the orders do not share their noise
+    assert asked[0][2].temperature == REASONED.reasoning_temperature
+    assert asked[0][2].max_new_tokens == REASONED.max_reasoning_tokens
+
+
+def test_several_principles_are_averaged():
+    config = dataclasses.replace(PLAIN, principles_per_comparison=3)
+
+    def opinion(segments):
+        number = int(segments[-2].split()[-1].rstrip("?"))
+        return fair(segments, 0.5 + number / 10)
+
+    out = label(judge(opinion, config))
+    for comparison, sign in zip(out, (1, -1, 0), strict=True):
+        assert len(set(comparison.principles)) == 3
+        mean = np.mean([int(name.split("-")[1]) for name in comparison.principles]) / 10
+        assert comparison.label == pytest.approx(0.5 + sign * mean, rel=1e-5)
+
+
+def test_a_row_is_labelled_alike_in_any_chunk():
+    """Principles and global row numbers go by the row; with several principles a pair takes as many rows."""
+    config = dataclasses.replace(REASONED, principles_per_comparison=2)
+    whole = label(judge(fair, config), first_row=10)
+    made = judge(fair, config)
+    assert label(made, pairs=PAIRS[1:], first_row=11) == whole[1:]
+    assert [first_row for *_, first_row in made.speaker.calls] == [22, 22]
+
+
+@pytest.fixture(scope="module")
+def speaker():
+    params = tiny.place(tiny.model(), tiny.host_params(scale=1.5))
+    return Speaker(Engine(tiny.model(), 4, 32, 16), params, WordTokenizer())
+
+
+def numpy_first(speaker, segments):
+    """P(first shown) from all logits after the verdict prompt, in float64."""
+    ids, params = speaker.prompt_ids(segments), tiny.host_params(scale=1.5)
+    logits = np.asarray(tiny.model().hidden(params, np.array([ids])))[0, -1].astype(np.float64) @ params["embedding"].T
+    a, b = (np.exp(logits[speaker.tokenizer.marker_id(option)]) for option in OPTIONS)
+    return a / (a + b)
+
+
+def test_a_real_models_label_is_its_option_probabilities_normalised(speaker):
+    """Ragged prompts over several batches, the longest of which does not fit."""
+    pairs = [Pair(prompt(i, "why " * (i + 1)), "good", "bad word here") for i in range(5)]
+    pairs.append(Pair(prompt(9, "why " * 40), "good", "bad"))
+    made = Judge(speaker, PRINCIPLES, PLAIN, seed=0)
+    asked = []
+    object.__setattr__(made, "asked", asked)
+    object.__setattr__(made, "opinion", lambda segments: None)
+    label(made, pairs=pairs)
+    found = label(Labeller(speaker, PRINCIPLES, PLAIN, seed=0), pairs=pairs)
+    for i in range(5):
+        ab, ba = numpy_first(speaker, asked[i]), 1 - numpy_first(speaker, asked[i + 6])
+        assert found[i].label_ab == pytest.approx(ab, abs=1e-5) and found[i].label_ba == pytest.approx(ba, abs=1e-5)
+        expected = 0.5 if abs((ab + ba) / 2 - 0.5) <= 0.02 else (ab + ba) / 2
+        assert found[i].label == pytest.approx(expected, abs=1e-5)
+    assert (found[5].label, found[5].label_ab, found[5].decided) == (0.5, None, False)
+
+
+def test_option_log_probabilities_are_of_the_whole_vocabulary():
+    model, params = tiny.model(), tiny.host_params(scale=1.5)
+    tokens, length = np.array([[1, 5, 7, 0], [1, 9, 0, 0]], np.int32), np.array([3, 2], np.int32)
+    found = option_logprobs(model, params, tokens, length, np.array([4, 30], np.int32))
+    for row in range(2):
+        logits = np.asarray(model.hidden(params, tokens[row : row + 1, : length[row]]))[0, -1] @ params["embedding"].T
+        logp = logits - np.log(np.exp(logits.astype(np.float64)).sum())
+        np.testing.assert_allclose(found[row], logp[[4, 30]], atol=1e-5)

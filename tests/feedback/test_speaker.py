@@ -1,0 +1,66 @@
+"""Text in, text out: what the model is given, what counts as its answer, and prompts that do not fit."""
+
+from __future__ import annotations
+
+import jax
+import pytest
+
+from jaxalign.data.formats import ASSISTANT, END, USER
+from jaxalign.feedback.speaker import Speaker
+from jaxalign.rollout.engine import Engine
+from jaxalign.rollout.sampling import Sampling
+from tests import tiny
+from tests.feedback.fakes import WordTokenizer
+
+SAMPLING = Sampling(8, tiny.STOPS)
+ASKED = [[USER, "what is it", ASSISTANT], [USER, "so", ASSISTANT], [USER, "tell me all of it now", ASSISTANT]]
+
+
+@pytest.fixture(scope="module")
+def speaker():
+    params = tiny.place(tiny.model(), tiny.host_params(scale=1.5))
+    return Speaker(Engine(tiny.model(), 4, 24, 8), params, WordTokenizer())
+
+
+@pytest.fixture(scope="module")
+def said(speaker):
+    return speaker.say(ASKED, jax.random.key(0), SAMPLING, first_row=10)
+
+
+def test_the_model_is_given_bos_and_the_segments(speaker):
+    tokenizer = speaker.tokenizer
+    word = tokenizer.encode("so")[0]
+    ids = speaker.prompt_ids([USER, "so", END, ASSISTANT])
+    assert ids == [1, tokenizer.marker_id(USER), word, 2, tokenizer.marker_id(ASSISTANT)]
+
+
+def test_the_text_leaves_out_the_end_and_the_ids_keep_it(said):
+    assert any(u.ended for u in said) and not all(u.ended for u in said)
+    for utterance in said:
+        words = utterance.ids[:-1] if utterance.ended else utterance.ids
+        assert utterance.text == " ".join(map(str, words))
+        assert (utterance.ids[-1] in tiny.STOPS) == utterance.ended and utterance.logprob < 0
+
+
+def test_rows_are_numbered_from_the_first(speaker, said):
+    """The same words under the same global rows, asked in two halves."""
+    halves = speaker.say(ASKED[:1], jax.random.key(0), SAMPLING, 10) + speaker.say(
+        ASKED[1:], jax.random.key(0), SAMPLING, 11
+    )
+    assert [u.ids for u in halves] == [u.ids for u in said]
+    assert [u.ids for u in speaker.say(ASKED, jax.random.key(0), SAMPLING, 50)] != [u.ids for u in said]
+
+
+def test_a_prompt_too_long_is_not_answered_and_stops_no_other(speaker, said):
+    long = [USER, "word " * 20, ASSISTANT]
+    found = speaker.say([ASKED[0], long, *ASKED[2:]], jax.random.key(0), SAMPLING, 10)
+    assert (found[1].text, found[1].ids, found[1].ended) == ("", (), False)
+    assert [found[0].ids, found[2].ids] == [said[0].ids, said[2].ids]
+    assert speaker.say([long], jax.random.key(0), SAMPLING)[0].ids == ()
+
+
+def test_the_longest_prompt_that_fits_is_answered(speaker):
+    segments = [USER, "word " * 13, ASSISTANT]  # 16 with bos and markers, and 8 new tokens: 24
+    assert speaker.fits(speaker.prompt_ids(segments), 8)
+    assert speaker.say([segments], jax.random.key(0), SAMPLING)[0].ids
+    assert not speaker.fits([*speaker.prompt_ids(segments), 20], 8)
