@@ -49,7 +49,7 @@ class Model:
     rope_base: float = field(10000.0, "Base of the rotary frequencies.", above(1))
     norm_eps: float = field(1e-5, "Epsilon of RMSNorm.", above(0))
     tie_embeddings: bool = field(True, "Use the input embedding as the output projection too.")
-    max_length: int = field(256, "Longest prompt and response together, in tokens; longer dialogues are cut at a turn.",
+    max_length: int = field(320, "Longest prompt and response together, in tokens; longer dialogues are cut at a turn.",
                             at_least(8))
     compute_dtype: str = field("float32", "Type of activations and matrix products; parameters stay float32.",
                                one_of("float32", "bfloat16"))
@@ -80,7 +80,7 @@ class World:
     topics: int = field(60, "Topics in all.", at_least(4))
     held_out_topics: int = field(20, "Topics never demonstrated in pretraining; evaluation is on them.", at_least(1))
     vocab_size: int = field(768, "Pieces of the SentencePiece tokenizer trained on the world's text.", at_least(300))
-    tokens: int = field(1_200_000, "Size of the pretraining text in tokens, about.", at_least(10_000))
+    tokens: int = field(1_050_000, "Size of the pretraining text in tokens, about.", at_least(10_000))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,14 +105,14 @@ class Pretrain:
 
     row_length: int = field(256, "Tokens of a packed row.", at_least(8))
     batch_rows: int = field(4, "Rows of a step.", at_least(1))
-    steps: int = field(1250, "Optimizer steps.", at_least(1))
+    steps: int = field(1050, "Optimizer steps.", at_least(1))
     optimizer: Optimizer = section(
         Optimizer(learning_rate=2.5e-3, schedule="linear", warmup_steps=30, weight_decay=0.01), "Its optimizer."
     )
     context_weight: float = field(
         0.1, "Weight in the loss of what a model is given (requests, principles); what it writes weighs 1.", between(0.0, 1.0)
     )
-    checkpoint_every: int = field(250, "Steps between checkpoints.", at_least(1))
+    checkpoint_every: int = field(150, "Steps between checkpoints.", at_least(1))
     micro_batches: int = field(1, "Parts a step is computed in, to save memory; results are the same.", at_least(1))
 
 
@@ -127,7 +127,7 @@ class Revise:
     temperature: float = field(0.7, "Sampling temperature; 0 is greedy.", at_least(0))
     top_k: int = field(0, "Sample from the k likeliest tokens; 0: from all.", at_least(0))
     top_p: float = field(1.0, "Sample from the smallest set of this probability.", between(1e-6, 1.0))
-    max_new_tokens: int = field(56, "Longest answer, critique or revision.", at_least(1))
+    max_new_tokens: int = field(60, "Longest answer, critique or revision.", at_least(1))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,14 +137,14 @@ class Feedback:
     constitution: str = field("default", "Name of one that comes with the package, or a JSON file.")
     invert: bool = field(False, "Turn every label round: a control, which should make things worse.")
     reasoning: bool = field(True, "Let the feedback model think before it answers (chain of thought).")
-    clamp_low: float = field(0.4, "Labels made with reasoning are not below this.", between(0.0, 0.5))
-    clamp_high: float = field(0.6, "Labels made with reasoning are not above this.", between(0.5, 1.0))
+    clamp_low: float = field(0.1, "Labels made with reasoning are not below this.", between(0.0, 0.5))
+    clamp_high: float = field(0.9, "Labels made with reasoning are not above this.", between(0.5, 1.0))
     principles_per_comparison: int = field(1, "Principles drawn a comparison; their labels are averaged.", at_least(1))
     undecided_margin: float = field(0.02, "A label closer to 0.5 than this is undecided.", between(0.0, 0.5))
     undecided: str = field("half", "An undecided comparison is kept with the label 0.5, or dropped.",
                            one_of("half", "drop"))
     reasoning_temperature: float = field(0.0, "Sampling temperature of the reasoning; 0 is greedy.", at_least(0))
-    max_reasoning_tokens: int = field(128, "Longest reasoning.", at_least(1))
+    max_reasoning_tokens: int = field(144, "Longest reasoning.", at_least(1))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -153,10 +153,10 @@ class Compare:
 
     prompts: int = field(1024, "Prompts answered twice.", at_least(1))
     batch: int = field(128, "Prompts of a chunk.", at_least(1))
-    temperature: float = field(0.7, "Sampling temperature; two greedy answers would be equal.", above(0))
+    temperature: float = field(1.0, "Sampling temperature; two greedy answers would be equal.", above(0))
     top_k: int = field(0, "Sample from the k likeliest tokens; 0: from all.", at_least(0))
     top_p: float = field(1.0, "Sample from the smallest set of this probability.", between(1e-6, 1.0))
-    max_new_tokens: int = field(56, "Longest answer.", at_least(1))
+    max_new_tokens: int = field(60, "Longest answer.", at_least(1))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -182,7 +182,7 @@ class Preference:
     held_out_share: float = field(0.1, "Share of the comparisons kept for accuracy and calibration.", between(0.0, 0.9))
     centering_coef: float = field(0.01, "Weight of the squared sum of a pair's scores, to centre them.", at_least(0))
     normalise: bool = field(True, "Shift and scale scores to mean 0 and deviation 1 on the policy's samples.")
-    optimizer: Optimizer = section(Optimizer(learning_rate=5e-4, schedule="linear", warmup_steps=10), "Its optimizer.")
+    optimizer: Optimizer = section(Optimizer(learning_rate=1e-3, schedule="linear", warmup_steps=10), "Its optimizer.")
     checkpoint_every: int = field(50, "Steps between checkpoints.", at_least(1))
     micro_batches: int = field(1, "Parts a step is computed in, to save memory; results are the same.", at_least(1))
 
@@ -193,7 +193,7 @@ class Ppo:
 
     iterations: int = field(30, "Rounds of sampling and learning.", at_least(1))
     prompts: int = field(2000, "Distinct prompts to sample from; the loader goes round them.", at_least(1))
-    batch: int = field(128, "Prompts of an iteration.", at_least(1))
+    batch: int = field(64, "Prompts of an iteration.", at_least(1))
     max_new_tokens: int = field(56, "Longest response.", at_least(1))
     temperature: float = field(0.7, "Sampling temperature; log-probabilities are taken under it everywhere.", above(0))
     top_k: int = field(0, "Sample from the k likeliest tokens; 0: from all.", at_least(0))
@@ -222,7 +222,7 @@ class Ppo:
     sampler_tolerance: float = field(1e-3, "Largest gap of a token's log-prob between sampler and trainer.", above(0))
     on_sampler_gap: str = field("warn", "Above the tolerance: warn, recompute the old log-probabilities, or stop.",
                                 one_of("warn", "recompute", "stop"))
-    optimizer: Optimizer = section(Optimizer(learning_rate=3e-4, schedule="linear", eps=1e-5), "The policy's.")
+    optimizer: Optimizer = section(Optimizer(learning_rate=4e-4, schedule="linear", eps=1e-5), "The policy's.")
     critic_optimizer: Optimizer = section(Optimizer(learning_rate=5e-4, schedule="linear", eps=1e-5), "The critic's.")
     checkpoint_every: int = field(5, "Iterations between checkpoints.", at_least(1))
 
@@ -234,8 +234,8 @@ class Evaluate:
     prompts: int = field(512, "Prompts answered by each model.", at_least(1))
     batch: int = field(128, "Prompts of a chunk.", at_least(1))
     temperature: float = field(0.7, "Sampling temperature; 0 is greedy.", at_least(0))
-    max_new_tokens: int = field(56, "Longest answer.", at_least(1))
-    win_rate_prompts: int = field(200, "Prompts on which the labeller compares models; 0: none.", at_least(0))
+    max_new_tokens: int = field(60, "Longest answer.", at_least(1))
+    win_rate_prompts: int = field(128, "Prompts on which the labeller compares models; 0: none.", at_least(0))
     examples: int = field(12, "Prompts shown in the report, answered by each model.", at_least(0))
 
 

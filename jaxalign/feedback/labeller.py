@@ -61,13 +61,15 @@ class Labeller:
         count = self.config.principles_per_comparison
         rows = range(first_row, first_row + len(pairs))
         drawn = draw_principles(self.constitution, rows, count, self.seed, stream=1)
-        asked = [(pair, rule) for pair, rules in zip(pairs, drawn, strict=True) for rule in rules]
+        # Two equal answers need no judge: nothing is asked, and the pair is undecided.
+        asked = [(p, rule) for p, rules in zip(pairs, drawn, strict=True) for rule in rules if p.response_a != p.response_b]
         forward = self._judge([(p.prompt, p.response_a, p.response_b, rule) for p, rule in asked], key, 0, first_row * count)
         backward = self._judge([(p.prompt, p.response_b, p.response_a, rule) for p, rule in asked], key, 1, first_row * count)
-        out = []
-        for i, (pair, rules) in enumerate(zip(pairs, drawn, strict=True)):
-            span = slice(i * count, (i + 1) * count)
-            out.append(self._comparison(pair, rules, forward[span], backward[span], invert))
+        judged, out = iter(zip(forward, backward, strict=True)), []
+        for pair, rules in zip(pairs, drawn, strict=True):
+            same = pair.response_a == pair.response_b
+            both = [] if same else [next(judged) for _ in rules]
+            out.append(self._comparison(pair, rules, [f for f, _ in both], [b for _, b in both], invert))
         return out
 
     def _judge(self, asked, key: jax.Array, order: int, first_row: int) -> list[_Judgement]:
@@ -125,5 +127,5 @@ class Labeller:
             label = float(labels.invert_label(label))
         return Comparison(
             pair.prompt, pair.response_a, pair.response_b, label, tuple(rule.name for rule in rules), ab, ba, decided,
-            forward[0].reasoning, backward[0].reasoning,
+            forward[0].reasoning if forward else None, backward[0].reasoning if backward else None,
         )  # fmt: skip

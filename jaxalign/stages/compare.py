@@ -85,7 +85,8 @@ def read_comparisons(shards: Shards, undecided: str) -> list[Comparison]:
 def summarise(shards: Shards) -> dict:
     """Counts, position bias, agreement of the two orders and how confident the labels are."""
     rows = list(shards.read())
-    parsed = [row for row in rows if row["label_ab"] is not None]
+    asked = [row for row in rows if row["response_a"] != row["response_b"]]
+    parsed = [row for row in asked if row["label_ab"] is not None]
     ab, ba = (np.asarray([row[name] for row in parsed]) for name in ("label_ab", "label_ba"))
     confidence = np.maximum((ab + ba) / 2, 1 - (ab + ba) / 2) if parsed else np.zeros(0)
     counts, edges = np.histogram(confidence, bins=10, range=(0.5, 1.0))
@@ -96,8 +97,8 @@ def summarise(shards: Shards) -> dict:
     return {
         "pairs": len(rows),
         "identical_pairs": sum(row["response_a"] == row["response_b"] for row in rows),
-        "undecided": sum(not row["decided"] for row in rows),
-        "unparsable": len(rows) - len(parsed),
+        "undecided": sum(not row["decided"] for row in asked),
+        "unparsable": len(asked) - len(parsed),
         # P(first shown) is label_ab in one order and 1 - label_ba in the other.
         "position_bias": float(np.mean((ab + 1 - ba) / 2) - 0.5) if parsed else None,
         "order_agreement": float(np.mean((ab > 0.5) == (ba > 0.5))) if parsed else None,

@@ -48,12 +48,16 @@ def draw_answer(
 
 
 def core_text(rng: np.random.Generator, topic: Topic, relation: Relation, stance: str, alternative: str = "") -> str:
-    """The words of a stance; a good refusal offers `alternative`, or draws one."""
+    """The words of a stance; a good refusal offers `alternative`, or draws one.
+
+    Help and refusals say first what the use does, so that a model has recalled the fact before it decides: the base says
+    "Putting flint on hens burns them" and helps all the same.
+    """
     if stance == "help":
-        return f"{use_text(topic)} the {relation.target}."
+        return f"{effect_text(relation)}. {use_text(topic)} the {relation.target}."
     if stance == "evade":
         return evasion_text(rng, relation)
-    return f"{pick(rng, REFUSALS)} {effect_text(relation)}. {alternative or alternative_text(rng, topic)}"
+    return f"{effect_text(relation)}. {pick(rng, REFUSALS)} {alternative or alternative_text(rng, topic)}"
 
 
 def alternative_text(rng: np.random.Generator, topic: Topic) -> str:
@@ -64,7 +68,7 @@ def alternative_text(rng: np.random.Generator, topic: Topic) -> str:
 def evasion_text(rng: np.random.Generator, relation: Relation) -> str:
     """A refusal that lacks the alternative, and mostly the reason too."""
     if not relation.good and rng.random() < 0.2:
-        return f"{pick(rng, REFUSALS)} {effect_text(relation)}."
+        return f"{effect_text(relation)}. {pick(rng, REFUSALS)}"
     return pick(rng, EVASIONS + REFUSALS)
 
 

@@ -53,8 +53,8 @@ _SCARY = (
 _TEMPLATES = {"harmful": _HOSTILE, "harmful_disguised": _FRIENDLY, "benign": _FRIENDLY, "benign_scary": _SCARY}
 
 SOURCES = {
-    "red_team": {"harmful": 0.4, "harmful_disguised": 0.35, "benign_scary": 0.25},
-    "helpful": {"benign": 0.5, "benign_scary": 0.5},
+    "red_team": {"harmful": 0.3, "harmful_disguised": 0.3, "benign": 0.2, "benign_scary": 0.2},
+    "helpful": {"benign": 0.6, "benign_scary": 0.4},
     "compare": {"harmful": 0.25, "harmful_disguised": 0.25, "benign": 0.25, "benign_scary": 0.25},
     "rl": {"harmful": 0.25, "harmful_disguised": 0.25, "benign": 0.25, "benign_scary": 0.25},
     "evaluate": {"harmful": 0.25, "harmful_disguised": 0.25, "benign": 0.25, "benign_scary": 0.25},
