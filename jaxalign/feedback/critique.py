@@ -28,7 +28,8 @@ def draw_principles(constitution: Sequence[Principle], rows: Sequence[int], coun
 
 def answer(speaker: Speaker, prompts: Sequence[Prompt], key: jax.Array, sampling: Sampling, first_row: int, style="compact"):
     """One plain answer a prompt."""
-    return speaker.say([render_prompt(p.messages, style) for p in prompts], key, sampling, first_row)
+    numbers = range(first_row, first_row + len(prompts))
+    return speaker.say([render_prompt(p.messages, style) for p in prompts], key, sampling, numbers)
 
 
 def revise(
@@ -45,18 +46,19 @@ def revise(
     marked incomplete, in that round and every later one. Rows come back round by round.
     """
     piece = lambda number: jax.random.fold_in(key, number)  # noqa: E731
+    numbers = range(first_row, first_row + len(prompts))
     first = answer(speaker, prompts, piece(0), sampling, first_row)
     responses, complete = [u.text for u in first], [u.ended for u in first]
     out: list[Revision] = []
     for number in range(len(principles[0])):
         rules = [row[number] for row in principles]
         asked = [render_critique(p.messages, r, rule) for p, r, rule in zip(prompts, responses, rules, strict=True)]
-        critiques = speaker.say(asked, piece(2 * number + 1), sampling, first_row)
+        critiques = speaker.say(asked, piece(2 * number + 1), sampling, numbers)
         asked = [
             render_revision(p.messages, r, rule, c.text)
             for p, r, rule, c in zip(prompts, responses, rules, critiques, strict=True)
         ]
-        revisions = speaker.say(asked, piece(2 * number + 2), sampling, first_row)
+        revisions = speaker.say(asked, piece(2 * number + 2), sampling, numbers)
         for i, prompt in enumerate(prompts):
             complete[i] = complete[i] and critiques[i].ended and revisions[i].ended
             out.append(

@@ -49,7 +49,7 @@ def option_logprobs(model: Model, params, tokens, length, option_ids):
 @dataclasses.dataclass(frozen=True)
 class Labeller:
     """Labels pairs under a constitution. `seed` drives which principles are drawn; config.invert is the caller's to apply
-    (`finish(..., invert)`), so that evaluation never inverts."""
+    (`label(..., invert)`), so that evaluation never inverts."""
 
     speaker: Speaker
     constitution: tuple[Principle, ...]
@@ -61,10 +61,15 @@ class Labeller:
         count = self.config.principles_per_comparison
         rows = range(first_row, first_row + len(pairs))
         drawn = draw_principles(self.constitution, rows, count, self.seed, stream=1)
-        # Two equal answers need no judge: nothing is asked, and the pair is undecided.
-        asked = [(p, rule) for p, rules in zip(pairs, drawn, strict=True) for rule in rules if p.response_a != p.response_b]
-        forward = self._judge([(p.prompt, p.response_a, p.response_b, rule) for p, rule in asked], key, 0, first_row * count)
-        backward = self._judge([(p.prompt, p.response_b, p.response_a, rule) for p, rule in asked], key, 1, first_row * count)
+        # Two equal answers need no judge: nothing is asked, and the pair is undecided. All others keep their row numbers.
+        asked = [
+            (pair, rules[k], (first_row + i) * count + k)
+            for i, (pair, rules) in enumerate(zip(pairs, drawn, strict=True)) for k in range(count)
+            if pair.response_a != pair.response_b
+        ]  # fmt: skip
+        numbers = [number for _, _, number in asked]
+        forward = self._judge([(p.prompt, p.response_a, p.response_b, rule) for p, rule, _ in asked], key, 0, numbers)
+        backward = self._judge([(p.prompt, p.response_b, p.response_a, rule) for p, rule, _ in asked], key, 1, numbers)
         judged, out = iter(zip(forward, backward, strict=True)), []
         for pair, rules in zip(pairs, drawn, strict=True):
             same = pair.response_a == pair.response_b
@@ -72,15 +77,15 @@ class Labeller:
             out.append(self._comparison(pair, rules, [f for f, _ in both], [b for _, b in both], invert))
         return out
 
-    def _judge(self, asked, key: jax.Array, order: int, first_row: int) -> list[_Judgement]:
-        """Judgements of (prompt, first, second, principle), in the order shown."""
+    def _judge(self, asked, key: jax.Array, order: int, numbers: Sequence[int]) -> list[_Judgement]:
+        """Judgements of (prompt, first, second, principle), in the order shown; numbers: their global row numbers."""
         reasonings = [None] * len(asked)
         if self.config.reasoning:
             prompts = [render_comparison(p.messages, a, b, rule, reasoning=True) for p, a, b, rule in asked]
             sampling = Sampling(
                 self.config.max_reasoning_tokens, (self.speaker.tokenizer.eos_id,), self.config.reasoning_temperature
             )
-            reasonings = self.speaker.say(prompts, jax.random.fold_in(key, order), sampling, first_row)
+            reasonings = self.speaker.say(prompts, jax.random.fold_in(key, order), sampling, numbers)
         parsed = [i for i, thought in enumerate(reasonings) if thought is None or thought.ended]
         segments = []
         for i in parsed:

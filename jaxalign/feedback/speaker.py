@@ -36,8 +36,10 @@ class Speaker:
         """The ids the model is given: bos where the tokenizer has one, then the segments."""
         return begin(self.tokenizer) + self.tokenizer.encode_segments(segments)
 
-    def say(self, prompts: Sequence[Sequence[str]], key: jax.Array, sampling: Sampling, first_row: int = 0) -> list[Utterance]:
-        """One continuation for each list of segments; row i is sampled under the global row number first_row + i.
+    def say(
+        self, prompts: Sequence[Sequence[str]], key: jax.Array, sampling: Sampling, numbers: Sequence[int]
+    ) -> list[Utterance]:
+        """One continuation for each list of segments; the i-th is sampled under the global row number numbers[i].
 
         A prompt that leaves no room for max_new_tokens gets an empty answer that did not end; it stops no other.
         """
@@ -45,7 +47,7 @@ class Speaker:
         rows = [i for i, prompt in enumerate(ids) if self.fits(prompt, sampling.max_new_tokens)]
         out = [Utterance("", (), False, 0.0)] * len(ids)
         responses = self.engine.respond(
-            self.params, [ids[i] for i in rows], key, sampling, [first_row + i for i in rows], self.progress
+            self.params, [ids[i] for i in rows], key, sampling, [numbers[i] for i in rows], self.progress
         )
         for i, response in zip(rows, responses, strict=True):
             words = response.ids[:-1] if response.ended else response.ids

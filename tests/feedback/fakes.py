@@ -52,8 +52,9 @@ class ScriptedSpeaker:
     calls: list = dataclasses.field(default_factory=list)
     tokenizer: Any = dataclasses.field(default_factory=WordTokenizer)
 
-    def say(self, prompts, key, sampling, first_row=0):
-        self.calls.append((list(prompts), key, sampling, first_row))
+    def say(self, prompts, key, sampling, numbers):
+        assert len(numbers) == len(prompts)
+        self.calls.append((list(prompts), key, sampling, list(numbers)))
         out = []
         for segments in prompts:
             text = self.script(segments, len(self.calls) - 1)

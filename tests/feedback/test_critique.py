@@ -80,7 +80,7 @@ def test_every_piece_has_a_key_of_its_own_and_the_rows_global_numbers():
     speaker, *_ = run(lambda segments, call: "text")
     keys = {jax.random.key_data(key).tobytes() for _, key, _, _ in speaker.calls}
     assert len(speaker.calls) == len(keys) == 5
-    assert {first_row for *_, first_row in speaker.calls} == {40}
+    assert [numbers for *_, numbers in speaker.calls] == [[40, 41, 42]] * 5
 
 
 def test_a_piece_that_was_cut_off_marks_its_row_then_and_later():
@@ -98,4 +98,4 @@ def test_a_plain_answer_is_one_piece():
     speaker = ScriptedSpeaker(lambda segments, call: "yes")
     said = answer(speaker, [prompt(1)], jax.random.key(0), SAMPLING, 7)
     assert [u.text for u in said] == ["yes"]
-    assert speaker.calls[0][0] == [render_prompt(prompt(1).messages)] and speaker.calls[0][3] == 7
+    assert speaker.calls[0][0] == [render_prompt(prompt(1).messages)] and speaker.calls[0][3] == [7]
