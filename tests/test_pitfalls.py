@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
+import pathlib
+import re
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +19,11 @@ from jaxalign.algorithms.kl import kl_penalty
 from jaxalign.algorithms.policy_losses import clipped_surrogate
 from jaxalign.algorithms.rewards import shape_rewards
 from jaxalign.algorithms.value_losses import clipped_value_loss
+from jaxalign.models.heads import token_stats
+from jaxalign.rollout.engine import Engine
+from jaxalign.rollout.sampling import Sampling
+from jaxalign.training.preference_step import sequence_scores
+from tests import tiny
 
 
 def test_pitfall_01_rewards_survive_in_float():
@@ -38,6 +46,45 @@ def test_pitfall_01_integer_scores_are_cast_up(dtype):
     rewards = shape_rewards(scores, np.array([[0.5, 0.25]]), 0.1, np.array([2]), np.array([True]))
     assert rewards.dtype == jnp.float32
     np.testing.assert_allclose(rewards, [[-0.05, 0.975]], rtol=1e-6)
+
+
+@pytest.mark.parametrize("settings", [{"temperature": 0.9}, {"temperature": 0.7, "top_k": 5, "top_p": 0.8}])
+def test_pitfall_02_equal_weights_have_a_kl_of_0(settings):
+    """The reference's log-probs were divided by the rollout temperature, the policy's were not: KL .104 at .9."""
+    setup = tiny.setup(**settings)
+    state = tiny.state(setup)
+    sampled = tiny.rollout(setup, state.policy.params)
+    _, metrics = tiny.experience(setup, state, tiny.roles(setup), sampled)
+    assert abs(float(metrics["kl_k1"])) < 1e-5 and float(metrics["kl_k3"]) < 1e-7
+    other, metrics = tiny.experience(setup, state, tiny.roles(setup, reference_seed=1), sampled)
+    assert float(metrics["kl_k3"]) > 0.1  # the measure is not blind
+
+
+def test_pitfall_03_no_key_is_used_twice():
+    """One key served every rollout call, and equal prompts got equal answers."""
+    engine, sampling = Engine(tiny.model(), 4, 32, 8), Sampling(8, ())
+    params, run_key = tiny.place(tiny.model(), tiny.host_params()), jax.random.key(0)
+
+    def responses(step):
+        key, rows = jax.random.fold_in(run_key, step), range(8 * step, 8 * step + 8)
+        return [r.ids for r in engine.respond(params, [[1, 4]] * 8, key, sampling, rows)]
+
+    first, second = responses(0), responses(1)  # two batches of four each
+    assert len(set(first + second)) == 16
+    assert responses(0) == first
+
+
+def test_pitfall_04_pooling_finds_the_last_token_by_length():
+    """"The last token that is not padding" is the wrong place where pad = eos, and in a text that holds the pad."""
+    eos = pad = 2
+    model, params = tiny.model(head="scalar"), tiny.host_params("scalar")
+    texts = [[1, 7, eos, 9, eos], [1, 7, 8, eos], [eos]]
+    tokens = np.full((3, 8), pad, np.int32)
+    for row, ids in enumerate(texts):
+        tokens[row, : len(ids)] = ids
+    found = sequence_scores(model, params, tokens, jnp.array([5, 4, 1]))
+    alone = [float(sequence_scores(model, params, np.array([ids]), jnp.array([len(ids)]))[0]) for ids in texts]
+    np.testing.assert_allclose(found, alone, atol=1e-5)
 
 
 def test_pitfall_05_the_score_sits_on_the_last_response_token():
@@ -115,3 +162,45 @@ def test_pitfall_09_metrics_ignore_padding(garbage):
     assert float(masked.masked_mean(stats.ratio, mask)) == pytest.approx(expected_ratio, rel=1e-6)
     # Ratios e^.5 are above 1.2 and clipped under a positive advantage; e^-1 is not.
     assert float(masked.masked_mean(stats.clipped, mask)) == pytest.approx(2 / 3)
+
+
+def test_pitfall_14_the_logits_of_a_rollout_never_exist_at_once():
+    """The logits of the whole rollout were kept in float32: 33 GB for 64 x 1024 x 128k. Measured where compiled."""
+    B, T, D, V = 4, 256, 16, 8192
+    hidden, weight = (jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((B, T, D), (D, V)))
+    targets = jax.ShapeDtypeStruct((B, T), jnp.int32)
+    whole = 4 * B * T * V
+
+    def memory(chunk_floats):
+        def loss(hidden, weight, targets):
+            stats = token_stats(hidden, weight, targets, 0.7, chunk_floats)
+            return jnp.sum(stats.logprobs) + jnp.sum(stats.entropy)
+
+        compiled = jax.jit(jax.grad(loss, argnums=(0, 1))).lower(hidden, weight, targets).compile()
+        return compiled.memory_analysis().temp_size_in_bytes
+
+    chunk = B * 8 * V  # eight positions at once
+    assert memory(B * T * V) > whole  # the measure sees them where they exist
+    assert memory(chunk) < 8 * 4 * chunk < whole / 3
+
+
+def test_pitfall_20_the_preference_model_need_not_be_the_policys_twin():
+    """Elsewhere it had to be. Here it has sizes, weights and a head of its own; its scores are plain floats."""
+    setup = tiny.setup()
+    other = tiny.model(head="scalar", layers=1, embed=32, heads=2, kv_heads=1)
+    setup = dataclasses.replace(setup, critic=other)
+    preference, critic = (tiny.to_host(other.init(jax.random.key(seed))) for seed in (7, 8))
+    state, frozen = tiny.state(tiny.setup()), tiny.roles(tiny.setup())
+    frozen = dataclasses.replace(frozen, preference=preference)
+    state = dataclasses.replace(state, critic=dataclasses.replace(state.critic, params=critic))
+    sampled = tiny.rollout(setup, state.policy.params)
+    _, metrics = tiny.experience(setup, state, frozen, sampled)
+    length = sampled.prompt_length + sampled.response_length
+    scores = np.asarray(sequence_scores(other, preference, sampled.tokens, length))
+    assert float(metrics["score"]) == pytest.approx(((scores - setup.shift) / setup.scale).mean(), rel=1e-4)
+
+
+def test_every_pitfall_has_its_named_test():
+    """Those not in this file stand beside the code they are about."""
+    text = "".join(path.read_text() for path in sorted(pathlib.Path(__file__).parent.rglob("test_*.py")))
+    assert {int(number) for number in re.findall(r"def test_pitfall_(\d\d)_", text)} == set(range(1, 22))

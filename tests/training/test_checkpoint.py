@@ -33,8 +33,9 @@ def restored(directory, abstract):
 @pytest.mark.parametrize(("first", "second"), [
     (None, None), ((2, 2, 2), None), (None, (2, 2, 2)), ((2, 2, 2), (1, 4, 2)), ((8, 1, 1), (2, 1, 1)),
 ])  # fmt: skip
-def test_all_state_comes_back_on_any_mesh(tmp_path, first, second):
-    """Policy and critic with their optimizers, both steps, key, KL coefficient: one checkpoint."""
+def test_pitfall_12_all_state_comes_back_on_any_mesh(tmp_path, first, second):
+    """Elsewhere the KL controller and the PRNG were not saved, actor and critic were by two managers, and a restore
+    needed as many devices. Here: both models with optimizers, steps, key and coefficient, in one checkpoint."""
     before = tiny.state(tiny.setup(first))
     before = dataclasses.replace(before, kl_coef=before.kl_coef + 0.123)
     saved(tmp_path, {7: before})

@@ -32,7 +32,8 @@ def counts(state):
 
 
 @pytest.mark.parametrize(("epochs", "minibatches"), [(1, 1), (2, 1), (3, 4)])
-def test_epochs_and_minibatches_make_so_many_updates(buffer, epochs, minibatches):
+def test_pitfall_11_epochs_and_minibatches_make_so_many_updates(buffer, epochs, minibatches):
+    """Elsewhere `num_epochs` was accepted and never read."""
     setup = tiny.setup(epochs=epochs, minibatches=minibatches)
     state, metrics = ppo_update(setup, tiny.state(setup), buffer)
     assert counts(state.policy) == counts(state.critic) == {epochs * minibatches}

@@ -49,7 +49,8 @@ def test_every_matrix_and_its_moments_lie_in_quarters(head):
     assert len(jax.tree.leaves(state.params)) == {"lm": 11, "scalar": 12}[head]
 
 
-def test_all_roles_of_ppo_are_sharded():
+def test_pitfall_15_all_roles_of_ppo_are_sharded():
+    """Elsewhere the reference and the reward model lay whole on every device, although the policy was sharded."""
     setup = tiny.setup((2, 2, 2))
     state, frozen = tiny.state(setup), tiny.roles(setup)
     for tree in (state.policy.params, state.critic.params, frozen.reference, frozen.preference):

@@ -1,0 +1,58 @@
+"""What is counted over the labelled pairs, and which of them are learnt from."""
+
+from __future__ import annotations
+
+import pytest
+
+from jaxalign.records import Comparison, Message
+from jaxalign.stages.compare import read_comparisons, summarise
+from jaxalign.stages.shards import Shards
+
+
+def row(number, label_ab, label_ba, decided=True, principles=("p",), same=False):
+    label = 0.5 if label_ab is None or not decided else (label_ab + label_ba) / 2
+    return {
+        "prompt_id": f"c-{number}", "messages": [{"role": "user", "content": "q"}], "source": "compare",
+        "response_a": "x", "response_b": "x" if same else "y", "principles": list(principles), "label": label,
+        "label_ab": label_ab, "label_ba": label_ba, "decided": decided, "reasoning_ab": None, "reasoning_ba": "r",
+    }  # fmt: skip
+
+
+@pytest.fixture
+def shards(tmp_path):
+    made = Shards(tmp_path)
+    made.write(0, [row(0, 0.9, 0.7), row(1, 0.2, 0.2, principles=("p", "q"))])
+    unread, same = row(3, None, None, decided=False), row(4, None, None, decided=False, same=True)
+    made.write(1, [row(2, 0.75, 0.25, decided=False), unread, same])
+    return made
+
+
+def test_the_summary_by_hand(shards):
+    """The pair of equal answers is counted as such, and nowhere else."""
+    found = summarise(shards)
+    assert (found["pairs"], found["identical_pairs"], found["undecided"], found["unparsable"]) == (5, 1, 2, 1)
+    # P(first shown) is label_ab in one order and 1 - label_ba in the other: .9 .3, .2 .8, .75 .75.
+    assert found["position_bias"] == pytest.approx((0.9 + 0.3 + 0.2 + 0.8 + 0.75 + 0.75) / 6 - 0.5)
+    assert found["order_agreement"] == pytest.approx(2 / 3)
+    # Confidences .8, .8 and .5 over ten bins of [.5, 1]; .8 lies on an edge, up to rounding.
+    counts = found["confidence_histogram"]["counts"]
+    assert sum(counts) == 3 and counts[0] == 1 and counts[5] + counts[6] == 2
+    assert found["confidence_histogram"]["edges"][::5] == pytest.approx([0.5, 0.75, 1.0])
+    assert found["principles"]["q"] == {"pairs": 1, "mean_confidence": pytest.approx(0.8)}
+    assert found["principles"]["p"] == {"pairs": 3, "mean_confidence": pytest.approx((0.8 + 0.8 + 0.5) / 3)}
+
+
+def test_a_summary_of_nothing_that_could_be_read(tmp_path):
+    Shards(tmp_path).write(0, [row(0, None, None, decided=False)])
+    found = summarise(Shards(tmp_path))
+    assert found["unparsable"] == 1 and found["principles"] == {}
+    assert found["position_bias"] is None and found["order_agreement"] is None
+
+
+def test_pitfall_16_undecided_pairs_are_kept_even_or_dropped_as_configured(shards):
+    """Identical answers teach nothing and are always left out."""
+    half = read_comparisons(shards, "half")
+    assert [(c.prompt.id, c.label) for c in half] == [("c-0", 0.8), ("c-1", 0.2), ("c-2", 0.5), ("c-3", 0.5)]
+    assert [c.prompt.id for c in read_comparisons(shards, "drop")] == ["c-0", "c-1"]
+    assert isinstance(half[0], Comparison)
+    assert half[0].principles == ("p",) and half[0].prompt.messages == (Message("user", "q"),)

@@ -1,0 +1,114 @@
+"""From text to the arrays that sft and preference learn from."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from jaxalign.config import Config, Sft
+from jaxalign.config import Revise as ReviseConfig
+from jaxalign.records import Comparison, Message, Prompt
+from jaxalign.stages import sources
+from jaxalign.stages.base import StageContext
+from jaxalign.stages.preference import measure, pair_arrays
+from jaxalign.stages.sft import _revisions
+from jaxalign.stages.shards import Shards
+from tests import tiny
+from tests.feedback.fakes import WordTokenizer
+
+TOKENIZER = WordTokenizer()
+USER, ASSISTANT = TOKENIZER.marker_id("<user>"), TOKENIZER.marker_id("<assistant>")
+MESSAGES = (Message("user", "why so"),)
+
+
+def words(text):
+    return TOKENIZER.encode(text)
+
+
+def test_a_completion_is_learnt_from_its_answer_to_its_end():
+    ids, weights = sources.encode_completion(TOKENIZER, MESSAGES, "it is", "compact")
+    assert ids == [1, USER, *words("why so"), ASSISTANT, *words("it is"), 2]
+    assert weights == [0.0] * 5 + [1.0] * 3
+
+
+def test_an_earlier_answer_is_context_alone():
+    messages = (Message("user", "a"), Message("assistant", "b"), Message("user", "c"))
+    ids, weights = sources.encode_completion(TOKENIZER, messages, "d", "compact")
+    expected = [1, USER, *words("a"), ASSISTANT, *words("b"), 2, USER, *words("c"), ASSISTANT, *words("d"), 2]
+    assert ids == expected and weights == [0.0] * (len(expected) - 2) + [1.0] * 2
+
+
+def test_an_empty_answer_is_its_end():
+    ids, weights = sources.encode_completion(TOKENIZER, MESSAGES, "", "compact")
+    assert (ids[-1], weights[-1], sum(weights)) == (2, 1.0, 1.0)
+
+
+def pair(a, b, label):
+    return Comparison(Prompt("p", MESSAGES, "compare"), a, b, label)
+
+
+def test_pairs_are_padded_to_one_length_and_keep_their_own():
+    batch = pair_arrays(TOKENIZER, [pair("x", "y z", 0.7), pair("u v w", "x", 0.0)], "compact", 64)
+    assert batch.tokens.shape == (2, 2, 32) and batch.tokens.dtype == np.int32
+    np.testing.assert_array_equal(batch.length, [[7, 8], [9, 7]])
+    np.testing.assert_allclose(batch.label, [0.7, 0.0], rtol=1e-6)
+    np.testing.assert_array_equal(batch.weight, [1, 1])
+    start = [1, USER, *words("why so"), ASSISTANT]
+    np.testing.assert_array_equal(batch.tokens[0, 1, :8], [*start, *words("y z"), 2])
+    assert not batch.tokens[0, 1, 8:].any()
+
+
+def test_a_pair_too_long_keeps_its_end():
+    batch = pair_arrays(TOKENIZER, [pair("x", "y z u v", 1.0)], "compact", 8)
+    assert batch.tokens.shape == (1, 2, 8)
+    np.testing.assert_array_equal(batch.length, [[7, 8]])
+    np.testing.assert_array_equal(batch.tokens[0, 1], [USER, *words("why so"), ASSISTANT, *words("y z u v"), 2][-8:])
+
+
+def test_what_is_measured_on_held_out_pairs():
+    """Accuracy counts the pairs that lean; both orders make the calibration plot symmetric."""
+    model, params = tiny.model(head="scalar"), tiny.host_params("scalar")
+    pairs = [pair("x", "y z", 0.9), pair("u v", "w", 0.2), pair("x w", "z", 0.5), pair("v", "u u u", 0.6)]
+    batch = pair_arrays(TOKENIZER, pairs, "compact", 64)
+    scores = np.zeros((4, 2))
+    for i, side in np.ndindex(4, 2):
+        ids = batch.tokens[i, side, : batch.length[i, side]]
+        scores[i, side] = np.asarray(model.hidden(params, ids[None]))[0, -1] @ params["score"]
+    found = measure(model, params, batch, batch=2)
+    margin, label = (scores[:, 0] - scores[:, 1])[[0, 1, 3]], np.array([0.9, 0.2, 0.6])
+    assert found["held_out"]["pairs"] == 3
+    assert found["held_out"]["accuracy"] == pytest.approx(((margin > 0) == (label > 0.5)).mean())
+    loss = label * np.log1p(np.exp(-margin)) + (1 - label) * np.log1p(np.exp(margin))
+    assert found["held_out"]["loss"] == pytest.approx(loss.mean(), rel=1e-5)
+    counts = found["calibration"]["count"]
+    assert sum(counts) == 6 and counts == counts[::-1]
+    assert measure(model, params, pair_arrays(TOKENIZER, pairs[2:3], "compact", 64), 2)["held_out"] is None
+
+
+def revision_rows():
+    """30 prompts of two rounds, of which every third is cut in its second, and 10 helpful samples."""
+    message = [{"role": "user", "content": "q"}]
+    common = {"messages": message, "source": "red_team"}
+    for i in range(30):
+        for number in (1, 2):
+            yield {"prompt_id": f"r-{i}", **common, "round": number, "response": f"r{i}.{number - 1}",
+                   "revision": f"r{i}.{number}", "complete": number == 1 or i % 3 > 0}  # fmt: skip
+    for i in range(10):
+        yield {"prompt_id": f"h-{i}", **common, "round": 0, "response": f"h{i}", "revision": None, "complete": i > 0}
+
+
+@pytest.mark.parametrize(("used", "revised"), [("all", 50), ("last", 20)])
+def test_sft_learns_from_complete_revisions_and_helpful_samples(tmp_path, used, revised):
+    (tmp_path / "revise").mkdir()
+    Shards(tmp_path / "revise").write(0, list(revision_rows()))
+    config = dataclasses.replace(Config(), revise=ReviseConfig(rounds=2), sft=Sft(rounds_used=used))
+    train, held_out = _revisions(StageContext(config, tmp_path, tmp_path / "sft", False), TOKENIZER)
+    texts = [text for _, text in train + held_out]
+    assert len(texts) == len(set(texts)) == revised + 9
+    assert sum(text.startswith("h") for text in texts) == 9
+    assert all(text.endswith(".2") or used == "all" for text in texts if text.startswith("r"))
+    assert not {"r0.2", "r3.2", "h0"} & set(texts)
+    assert len(held_out) == -(-len(texts) // 20)
+    assert train[0][0] == (Message("user", "q"),)

@@ -1,0 +1,191 @@
+"""All eight stages at their smallest: once on one device, and once more on a mesh of eight."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import pathlib
+import shutil
+
+import numpy as np
+import pytest
+
+from jaxalign import pipeline
+from jaxalign.config import STAGES, from_config_dict
+from jaxalign.errors import UserError
+from jaxalign.tracking.metrics import read_metrics
+
+TRAINED = {"pretrain": 60, "sft": None, "preference": None, "ppo": 3}
+CONFIG = {
+    "compile_cache": None,
+    "world": {"tokens": 12_000, "topics": 12, "held_out_topics": 4, "vocab_size": 400},
+    "model": {"layers": 1, "embed": 32, "mlp": 64, "heads": 2, "kv_heads": 2, "head_dim": 8, "max_length": 192},
+    "pretrain": {"steps": 60, "batch_rows": 8, "row_length": 64, "checkpoint_every": 25,
+                 "optimizer": {"learning_rate": 1e-2, "warmup_steps": 5}},
+    "revise": {"red_team_prompts": 16, "helpful_prompts": 8, "rounds": 2, "batch": 16, "max_new_tokens": 24},
+    "sft": {"batch_rows": 4, "row_length": 64, "epochs": 2},
+    "feedback": {"max_reasoning_tokens": 24},
+    "compare": {"prompts": 24, "batch": 16, "max_new_tokens": 24},
+    "preference": {"batch": 8, "epochs": 2, "max_length": 192, "held_out_share": 0.2},
+    "ppo": {"iterations": 3, "batch": 8, "minibatches": 2, "epochs": 2, "prompts": 16, "max_new_tokens": 24,
+            "checkpoint_every": 2},
+    "evaluate": {"prompts": 16, "batch": 16, "win_rate_prompts": 8, "max_new_tokens": 24, "examples": 2},
+}  # fmt: skip
+
+
+def run(workdir, **changes):
+    pipeline.run(from_config_dict(CONFIG | changes), workdir)
+
+
+@pytest.fixture(scope="session")
+def done(tmp_path_factory) -> pathlib.Path:
+    """The work directory of a finished run on one device. Read it, do not change it."""
+    workdir = tmp_path_factory.mktemp("run")
+    run(workdir)
+    return workdir
+
+
+def read(path: pathlib.Path):
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def rows(workdir, stage):
+    return [json.loads(line) for path in sorted((workdir / stage).glob("rows-*.jsonl")) for line in open(path)]
+
+
+def fingerprints(workdir):
+    return {path.relative_to(workdir): hashlib.sha256(path.read_bytes()).hexdigest()
+            for path in sorted(workdir.rglob("*")) if path.is_file()}  # fmt: skip
+
+
+def test_every_stage_is_done_and_leaves_its_summary(done):
+    for stage in STAGES:
+        assert read(done / stage / "manifest.json")["status"] == "done"
+    for stage in STAGES[:-1]:
+        assert read(done / stage / "summary.json")
+    assert read(done / "summary.json") == read(done / "evaluate" / "summary.json")
+
+
+def test_a_second_run_computes_nothing_and_changes_nothing(done, capsys):
+    before = fingerprints(done)
+    run(done)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[: len(STAGES)] == [f"[{stage}] done, nothing to compute" for stage in STAGES]
+    assert fingerprints(done) == before
+
+
+def test_every_step_is_in_the_metrics_once(done):
+    for stage, steps in TRAINED.items():
+        found = [row["step"] for row in read_metrics(done / stage / "metrics.jsonl")]
+        assert found == list(range(steps or len(found))) and found, stage
+        newest = max(int(path.name) for path in (done / stage / "checkpoints").iterdir() if path.name.isdigit())
+        assert newest == len(found)
+
+
+def test_losses_are_numbers_and_pretraining_learns(done):
+    summary = read(done / "pretrain" / "summary.json")
+    assert summary["loss_last"] < 0.7 * summary["loss_first"] and np.isfinite(summary["held_out_loss"])
+    for stage in ("pretrain", "sft", "preference"):
+        losses = [row["loss"] for row in read_metrics(done / stage / "metrics.jsonl")]
+        assert np.isfinite(losses).all()
+
+
+def test_the_generated_rows_are_all_there(done):
+    revised = rows(done, "revise")
+    assert sorted(row["round"] for row in revised) == [0] * 8 + [1] * 16 + [2] * 16
+    assert all((row["critique"] is None) == (row["round"] == 0) == (row["principle"] is None) for row in revised)
+    later = {row["prompt_id"]: row["response"] for row in revised if row["round"] == 2}
+    assert all(later[row["prompt_id"]] == row["revision"] for row in revised if row["round"] == 1)
+    compared = rows(done, "compare")
+    assert len(compared) == len({row["prompt_id"] for row in compared}) == 24
+    assert all(0.4 - 1e-6 <= row["label"] <= 0.6 + 1e-6 for row in compared)  # made with reasoning, hence clamped
+    assert sum(row["response_a"] != row["response_b"] for row in compared) > 12  # two samples of one prompt differ
+    summary = read(done / "compare" / "summary.json")
+    asked = [row for row in compared if row["response_a"] != row["response_b"]]
+    assert summary["unparsable"] == sum(row["label_ab"] is None for row in asked)
+    answered = rows(done, "evaluate")
+    assert [row["model"] for row in answered] == ["base"] * 16 + ["sft"] * 16 + ["ppo"] * 16
+
+
+def test_the_summary_has_its_counts(done):
+    summary = read(done / "summary.json")
+    answered = rows(done, "evaluate")
+    assert sum(summary["prompts"].values()) == 16
+    for model in ("base", "sft", "ppo"):
+        mine = [row for row in answered if row["model"] == model]
+        for measure, found in summary["rates"][model].items():
+            assert 0 <= found["count"] <= found["total"] <= 16
+            assert 0 <= found["low"] <= found["rate"] <= found["high"] <= 1, measure
+        assert summary["rates"][model]["courteous"]["count"] == sum(row["gold"]["courteous"] for row in mine)
+        assert summary["length"][model] == pytest.approx(np.mean([row["tokens"] for row in mine]))
+    assert summary["rates"]["base"]["harmful"]["total"] == summary["rates"]["base"]["helpful"]["total"] == 8
+    assert [(w["model"], w["against"], w["total"]) for w in summary["win_rates"]] == [
+        ("sft", "base", 8), ("ppo", "base", 8), ("ppo", "sft", 8)]  # fmt: skip
+
+
+def test_the_kl_of_the_model_rl_started_from_is_0_to_itself(done):
+    assert abs(read(done / "summary.json")["kl"]["sft"]) < 1e-3
+
+
+def test_the_four_checks_passed_and_are_in_the_summary(done):
+    checks = read(done / "ppo" / "summary.json")["checks"]
+    assert [check["name"] for check in checks] == ["ratio", "reference KL", "sampler gap", "micro-batches"]
+    assert all(check["passed"] for check in checks)
+    first = read_metrics(done / "ppo" / "metrics.jsonl")[0]
+    assert first["sampler_gap"] < 1e-3 and abs(first["kl_k1"]) < 1e-3
+
+
+def test_the_report_is_there(done):
+    text = (done / "report.html").read_text(encoding="utf-8")
+    assert "<html" in text and len(text) > 10_000
+
+
+def test_another_config_is_refused_and_nothing_is_lost(done):
+    before = fingerprints(done)
+    changed = CONFIG | {"ppo": CONFIG["ppo"] | {"kl_coef": 0.2}}
+    with pytest.raises(UserError, match="config.ppo.kl_coef was 0.05 and is 0.2"):
+        pipeline.run(from_config_dict(changed), done)
+    assert fingerprints(done) == before
+
+
+def test_an_interrupted_generation_goes_on_at_its_chunk(done, tmp_path):
+    """A chunk that is there is not made again; a missing one comes back byte for byte."""
+    workdir = tmp_path / "run"
+    shutil.copytree(done, workdir)
+    for stage, lost in (("revise", "rows-00000.jsonl"), ("compare", "rows-00001.jsonl")):
+        (workdir / stage / lost).unlink()
+        manifest = read(workdir / stage / "manifest.json") | {"status": "running"}
+        (workdir / stage / "manifest.json").write_text(json.dumps(manifest))
+        kept = {path.name: path.stat().st_mtime_ns for path in (workdir / stage).glob("rows-*.jsonl")}
+        run(workdir)
+        assert (workdir / stage / lost).read_bytes() == (done / stage / lost).read_bytes()
+        assert kept == {name: (workdir / stage / name).stat().st_mtime_ns for name in kept}
+        assert read(workdir / stage / "summary.json") == read(done / stage / "summary.json")
+
+
+@pytest.fixture(scope="session")
+def on_mesh(tmp_path_factory) -> pathlib.Path:
+    workdir = tmp_path_factory.mktemp("mesh")
+    run(workdir, mesh={"data": 2, "fsdp": 2, "tensor": 2})
+    return workdir
+
+
+@pytest.mark.parametrize("stage", ["pretrain", "sft", "preference"])
+def test_losses_on_a_mesh_agree_with_one_device(done, on_mesh, stage):
+    found, expected = (read_metrics(workdir / stage / "metrics.jsonl") for workdir in (on_mesh, done))
+    np.testing.assert_allclose([row["loss"] for row in found], [row["loss"] for row in expected], rtol=1e-4)
+    assert [row["tokens"] for row in found] == [row["tokens"] for row in expected]
+
+
+def test_ppo_on_a_mesh_agrees_with_one_device(done, on_mesh):
+    found, expected = (read_metrics(workdir / "ppo" / "metrics.jsonl") for workdir in (on_mesh, done))
+    for name in ("score", "reward", "kl_k1", "policy_loss", "value_loss", "entropy", "response_length"):
+        np.testing.assert_allclose([r[name] for r in found], [r[name] for r in expected], rtol=1e-4, atol=1e-4,
+                                   err_msg=name)  # fmt: skip
+
+
+@pytest.mark.parametrize("stage", ["revise", "compare", "evaluate"])
+def test_the_same_words_are_sampled_on_a_mesh(done, on_mesh, stage):
+    texts = [[[value for value in row.values() if isinstance(value, str)] for row in rows(workdir, stage)]
+             for workdir in (on_mesh, done)]  # fmt: skip
+    assert texts[0] == texts[1]

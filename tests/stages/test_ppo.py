@@ -1,0 +1,75 @@
+"""One PPO iteration as the stage runs it: prompts, keys, and what a gap between sampler and trainer leads to."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+
+import numpy as np
+import pytest
+
+from jaxalign.config import Config
+from jaxalign.errors import UserError
+from jaxalign.stages.base import StageContext
+from jaxalign.stages.ppo import CHECKS, Iteration
+from tests import tiny
+from tests.feedback.fakes import WordTokenizer
+
+TINIEST = 1e-12  # any rounding is above it
+
+
+def iterate(directory, steps=2, prompts=tiny.PROMPTS, **changes):
+    """(last state, metrics of each step, tokens sampled in each) of some iterations."""
+    setup = tiny.setup(epochs=1, minibatches=1, **changes)
+    config = dataclasses.replace(Config(), ppo=setup.config)
+    context = StageContext(config, directory, directory, False)
+    iteration = Iteration(context, setup, tiny.roles(setup), prompts, WordTokenizer())
+    state, metrics = tiny.state(setup), []
+    for step in range(steps):
+        state, row = iteration(state, step)
+        metrics.append({name: float(value) for name, value in row.items()})
+    return state, metrics
+
+
+def test_a_step_reports_all_that_the_formats_page_promises(tmp_path):
+    state, metrics = iterate(tmp_path)
+    promised = """score reward kl_k1 kl_k3 kl_coef entropy ratio_mean ratio_max clip_fraction value_clip_fraction
+        policy_loss value_loss explained_variance response_length eos_rate approx_kl grad_norm critic_grad_norm
+        sampler_gap epochs_run""".split()
+    assert set(promised) <= set(metrics[0])
+    assert all(np.isfinite(list(row.values())).all() for row in metrics)
+    assert int(state.step) == int(state.policy.step) == 2
+    assert [check["passed"] for check in json.loads((tmp_path / CHECKS).read_text())] == [True] * 4
+
+
+def test_pitfall_10_the_samplers_gap_is_reported_at_every_step(tmp_path):
+    """Elsewhere the first ratio differed from 1, as sampler and trainer compute differently, and nobody was told."""
+    _, metrics = iterate(tmp_path, steps=3)
+    assert all(0 < row["sampler_gap"] < 1e-4 for row in metrics)
+
+
+def test_pitfall_10_a_gap_above_the_tolerance_warns_at_every_step(tmp_path, caplog):
+    with caplog.at_level(logging.WARNING, logger="jaxalign"):
+        iterate(tmp_path, steps=3, sampler_tolerance=TINIEST)
+    told = [record.getMessage() for record in caplog.records]
+    assert any("check 'ratio'" in text for text in told)
+    assert [step for step in (0, 1) if any(f"at iteration {step}" in text for text in told)] == [0, 1]
+
+
+def test_pitfall_10_old_log_probs_are_recomputed_when_asked(tmp_path):
+    """The ratio before the first update is then exactly 1: the same program on the same weights."""
+    _, metrics = iterate(tmp_path, sampler_tolerance=TINIEST, on_sampler_gap="recompute")
+    assert [row["ratio_mean"] for row in metrics] == pytest.approx([1, 1], abs=2e-7)
+    assert [row["ratio_max"] for row in metrics] == pytest.approx([1, 1], abs=5e-7)
+
+
+def test_pitfall_10_or_the_run_stops(tmp_path):
+    with pytest.raises(UserError, match="above its tolerance 1e-12.*config.ppo.on_sampler_gap is 'stop'"):
+        iterate(tmp_path, sampler_tolerance=TINIEST, on_sampler_gap="stop")
+
+
+def test_every_iteration_samples_afresh(tmp_path):
+    """One prompt eight times, thrice, at a rate of 0: were a key used twice, lengths and scores would recur."""
+    _, metrics = iterate(tmp_path, steps=3, prompts=[[1, 4]] * 8, learning_rate=0.0)
+    assert len({(row["score"], row["kl_k3"], row["response_length"]) for row in metrics}) == 3

@@ -1,0 +1,54 @@
+"""Shards of generated rows: whole or not there at all."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from jaxalign.records import Message, Prompt
+from jaxalign.stages import shards as module
+from jaxalign.stages.shards import Shards, chunks, prompt_row, row_prompt
+
+
+def test_chunks_cover_every_row_once():
+    assert chunks(7, 3) == [range(0, 3), range(3, 6), range(6, 7)]
+    assert chunks(6, 3) == [range(0, 3), range(3, 6)] and chunks(0, 3) == []
+
+
+def test_rows_come_back_in_the_order_of_the_chunks_not_of_writing(tmp_path):
+    made = Shards(tmp_path)
+    made.write(11, [{"n": 3}])
+    made.write(2, [{"n": 1}, {"n": 2}])
+    assert [row["n"] for row in made.read()] == [1, 2, 3]
+    assert [made.finished(number) for number in (2, 3, 11)] == [True, False, True]
+
+
+def test_text_of_any_kind_comes_back(tmp_path):
+    texts = ["line\nbreak", "naïve 東京 \U0001f600", 'quote " and \\', "\u2028 and \x85 end no line", ""]
+    Shards(tmp_path).write(0, [{"text": text} for text in texts])
+    assert [row["text"] for row in Shards(tmp_path).read()] == texts
+
+
+def test_a_prompt_survives_its_row():
+    prompt = Prompt("p-1", (Message("user", "a"), Message("assistant", "b"), Message("user", "c")), "red_team")
+    assert row_prompt(json.loads(json.dumps(prompt_row(prompt)))) == prompt
+
+
+def test_pitfall_19_a_crash_loses_at_most_the_rows_in_flight(tmp_path, monkeypatch):
+    """Elsewhere all answers were gathered in memory and lost when one request failed."""
+    made = Shards(tmp_path)
+    made.write(0, [{"n": 0}])
+
+    def crash(path, content):
+        (path.parent / f".{path.name}.tmp").write_text(content[: len(content) // 2])
+        raise RuntimeError("killed in the middle of writing")
+
+    monkeypatch.setattr(module, "write_atomically", crash)
+    with pytest.raises(RuntimeError):
+        made.write(1, [{"n": 1}, {"n": 2}])
+    monkeypatch.undo()
+    assert made.finished(0) and not made.finished(1)
+    assert [row["n"] for row in made.read()] == [0]  # what was half written is no shard
+    made.write(1, [{"n": 1}, {"n": 2}])
+    assert [row["n"] for row in made.read()] == [0, 1, 2]
