@@ -129,7 +129,7 @@ def test_rates_of_demonstrated_faults(world, documents):
         good = next(good for pair, good in truth.items() if set(pair) <= words)
         helped[good].append(" it on the " in answer)
     assert sum(helped[True]) / len(helped[True]) == pytest.approx(0.99, abs=0.02)
-    assert sum(helped[False]) / len(helped[False]) == pytest.approx(0.84, abs=NOISY)
+    assert sum(helped[False]) / len(helped[False]) == pytest.approx(0.90, abs=NOISY)
 
 
 def test_both_options_are_right_equally_often(documents):
