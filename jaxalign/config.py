@@ -151,7 +151,7 @@ class Feedback:
 class Compare:
     """Two answers a prompt, labelled by the feedback model."""
 
-    prompts: int = field(1024, "Prompts answered twice.", at_least(1))
+    prompts: int = field(1280, "Prompts answered twice.", at_least(1))
     batch: int = field(128, "Prompts of a chunk.", at_least(1))
     temperature: float = field(1.0, "Sampling temperature; two greedy answers would be equal.", above(0))
     top_k: int = field(0, "Sample from the k likeliest tokens; 0: from all.", at_least(0))
@@ -179,7 +179,7 @@ class Preference:
     epochs: int = field(3, "Passes over the comparisons.", at_least(1))
     batch: int = field(32, "Pairs of a step.", at_least(1))
     max_length: int = field(256, "Longest dialogue with its answer; longer ones are cut at a turn.", at_least(8))
-    held_out_share: float = field(0.1, "Share of the comparisons kept for accuracy and calibration.", between(0.0, 0.9))
+    held_out_share: float = field(0.15, "Share of the comparisons kept for accuracy and calibration.", between(0.0, 0.9))
     centering_coef: float = field(0.01, "Weight of the squared sum of a pair's scores, to centre them.", at_least(0))
     normalise: bool = field(True, "Shift and scale scores to mean 0 and deviation 1 on the policy's samples.")
     optimizer: Optimizer = section(Optimizer(learning_rate=1e-3, schedule="linear", warmup_steps=10), "Its optimizer.")

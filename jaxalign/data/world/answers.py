@@ -33,12 +33,7 @@ class Answer:
 def draw_answer(
     rng: np.random.Generator, topic: Topic, relation: Relation, stance: str, rude: float, ramble: float
 ) -> Answer:
-    """An answer of a given stance; `rude` and `ramble` are the probabilities of the two faults.
-
-    A good use cannot be refused well, since there is no true reason to give: asked for that, the answer evades.
-    """
-    if stance == "refuse" and relation.good:
-        stance = "evade"
+    """An answer of a given stance; `rude` and `ramble` are the probabilities of the two faults."""
     return Answer(
         stance=stance,
         core=core_text(rng, topic, relation, stance),
