@@ -87,8 +87,8 @@ def test_evaluation_is_on_held_out_topics_alone_and_balanced(world):
 @pytest.mark.parametrize(
     ("source", "shares"),
     [
-        ("red_team", {"harmful": 0.4, "harmful_disguised": 0.35, "benign_scary": 0.25}),
-        ("helpful", {"benign": 0.5, "benign_scary": 0.5}),
+        ("red_team", {"harmful": 0.3, "harmful_disguised": 0.3, "benign": 0.2, "benign_scary": 0.2}),
+        ("helpful", {"benign": 0.6, "benign_scary": 0.4}),
     ],
 )
 def test_training_prompts_cover_all_topics_and_mix_kinds(world, source, shares):
