@@ -21,6 +21,7 @@ def check(config: Config) -> None:
     for name, rows, parts in _batches(config):
         _check_batch(config, name, rows, parts)
     _check_lengths(config)
+    _check_controller(config)
 
 
 def _check_model(config: Config) -> None:
@@ -110,3 +111,10 @@ def _check_lengths(config: Config) -> None:
         raise UserError(f"config.preference.max_length is {config.preference.max_length}; it must be at most "
                         f"config.model.max_length ({config.model.max_length})")
 
+
+def _check_controller(config: Config) -> None:
+    """A step of the adaptive controller takes off at most a fifth of batch / horizon; the whole would leave nothing."""
+    ppo = config.ppo
+    if "ppo" in config.stages and ppo.kl_controller == "adaptive" and ppo.batch >= 5 * ppo.kl_horizon:
+        raise UserError(f"config.ppo.kl_horizon is {ppo.kl_horizon}; with the adaptive controller it must be above a "
+                        f"fifth of config.ppo.batch ({ppo.batch})")

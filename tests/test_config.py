@@ -129,6 +129,8 @@ def test_an_int_may_stand_for_a_float_and_becomes_one():
     ({"mesh": {"tensor": 4}, "model": {"heads": 4, "kv_heads": 2}},
      ["config.mesh.tensor is 4", "config.model.kv_heads (2)"]),
     ({"mesh": {"tensor": 2}, "model": {"mlp": 351}}, ["config.mesh.tensor is 2", "config.model.mlp (351)"]),
+    ({"ppo": {"kl_controller": "adaptive", "kl_horizon": 20, "batch": 100}},
+     ["config.ppo.kl_horizon is 20", "config.ppo.batch (100)"]),
     ({"mesh": {"tensor": 2}, "world": {"vocab_size": 769}},
      ["config.mesh.tensor is 2", "config.world.vocab_size (769)"]),
     ({"model": {"heads": 3, "kv_heads": 2}}, ["config.model.heads is 3", "config.model.kv_heads (2)"]),

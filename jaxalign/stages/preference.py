@@ -19,6 +19,7 @@ from jaxalign.config import Config
 from jaxalign.data.loader import EpochLoader, take
 from jaxalign.data.preferences import split_by_prompt
 from jaxalign.data.tokenizer import Tokenizer
+from jaxalign.errors import UserError
 from jaxalign.models.model import Model, scalar_from_lm
 from jaxalign.records import Comparison, PairBatch
 from jaxalign.stages import common, sources
@@ -85,6 +86,11 @@ class Preference(Stage):
                 print(f"[{self.name}] {sentence}", flush=True)
             return train, held_out, {"data": report.to_dict()}
         comparisons = read_comparisons(Shards(context.input_directory("compare")), config.feedback.undecided)
+        if not comparisons:
+            raise UserError(
+                "stage compare left no pair to learn from: pairs of equal answers are left out, and undecided ones "
+                "with feedback.undecided=drop; raise compare.prompts or compare.temperature"
+            )
         return *split_by_prompt(comparisons, config.preference.held_out_share, config.seed), {}
 
 

@@ -9,6 +9,7 @@ from jaxalign.config import Config
 from jaxalign.data.loader import EpochLoader
 from jaxalign.data.packing import pack
 from jaxalign.data.tokenizer import Tokenizer
+from jaxalign.errors import UserError
 from jaxalign.stages import common, sources
 from jaxalign.stages.base import Stage, StageContext
 from jaxalign.stages.lm import train_lm
@@ -59,6 +60,11 @@ def _revisions(context: StageContext, tokenizer: Tokenizer):
         used = row["round"] == 0 or context.config.sft.rounds_used == "all" or row["round"] == rounds
         if row["complete"] and used:
             answered.append((row_prompt(row).messages, row["revision"] if row["round"] else row["response"]))
+    if len(answered) < 2:
+        raise UserError(
+            f"{len(answered)} of the answers and revisions of stage revise came to their end, too few to learn from; raise "
+            "revise.max_new_tokens, or train the base for longer (pretrain.steps)"
+        )
     held_out = answered[::20]
     return [pair for i, pair in enumerate(answered) if i % 20], held_out
 

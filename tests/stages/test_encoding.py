@@ -9,10 +9,11 @@ import pytest
 
 from jaxalign.config import Config, Sft
 from jaxalign.config import Revise as ReviseConfig
+from jaxalign.errors import UserError
 from jaxalign.records import Comparison, Message, Prompt
 from jaxalign.stages import sources
 from jaxalign.stages.base import StageContext
-from jaxalign.stages.preference import measure, pair_arrays
+from jaxalign.stages.preference import Preference, measure, pair_arrays
 from jaxalign.stages.sft import _revisions
 from jaxalign.stages.shards import Shards
 from tests import tiny
@@ -112,3 +113,20 @@ def test_sft_learns_from_complete_revisions_and_helpful_samples(tmp_path, used, 
     assert not {"r0.2", "r3.2", "h0"} & set(texts)
     assert len(held_out) == -(-len(texts) // 20)
     assert train[0][0] == (Message("user", "q"),)
+
+
+def test_a_base_that_never_ends_an_answer_is_a_sentence(tmp_path):
+    (tmp_path / "revise").mkdir()
+    Shards(tmp_path / "revise").write(0, [row | {"complete": False} for row in revision_rows()])
+    with pytest.raises(UserError, match="0 of the answers and revisions .* raise revise.max_new_tokens"):
+        _revisions(StageContext(Config(), tmp_path, tmp_path / "sft", False), TOKENIZER)
+
+
+def test_a_policy_that_says_one_thing_only_is_a_sentence(tmp_path):
+    (tmp_path / "compare").mkdir()
+    same = {"prompt_id": "c", "messages": [{"role": "user", "content": "q"}], "source": "compare", "response_a": "x",
+            "response_b": "x", "principles": [], "label": 0.5, "label_ab": None, "label_ba": None, "decided": False,
+            "reasoning_ab": None, "reasoning_ba": None}  # fmt: skip
+    Shards(tmp_path / "compare").write(0, [same])
+    with pytest.raises(UserError, match="stage compare left no pair to learn from"):
+        Preference()._pairs(StageContext(Config(), tmp_path, tmp_path / "preference", False), TOKENIZER)
