@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 
+import jax
 import numpy as np
 import pytest
 
@@ -38,6 +39,14 @@ def test_a_fresh_state_passes(settings):
     checks = checked(tiny.setup(**settings))
     assert failed(checks) == []
     assert checks[1].value == 0  # equal weights and one function: not a rounding apart
+
+
+def test_bfloat16_passes_where_its_rounding_is_allowed_for():
+    """Weights stay float32. Sampler and trainer may round differently, by some 2^-8 of a logit."""
+    assert failed(checked(tiny.setup(compute_dtype="bfloat16", sampler_tolerance=0.05))) == []
+    assert {leaf.dtype for leaf in jax.tree.leaves(tiny.state(tiny.setup(compute_dtype="bfloat16")).policy.params)} == {
+        np.dtype("float32")
+    }
 
 
 def test_another_temperature_in_the_sampler_is_found():
