@@ -166,7 +166,7 @@ class Sft:
     epochs: int = field(1, "Passes over the data.", at_least(1))
     row_length: int = field(256, "Tokens of a packed row.", at_least(8))
     batch_rows: int = field(4, "Rows of a step.", at_least(1))
-    optimizer: Optimizer = section(Optimizer(learning_rate=1e-3, schedule="constant"), "Its optimizer.")
+    optimizer: Optimizer = section(Optimizer(learning_rate=5e-4, schedule="constant"), "Its optimizer.")
     checkpoint_every: int = field(50, "Steps between checkpoints.", at_least(1))
     micro_batches: int = field(1, "Parts a step is computed in, to save memory; results are the same.", at_least(1))
     rounds_used: str = field("all", "Learn from the revisions of all rounds, or of the last.", one_of("all", "last"))
@@ -191,7 +191,7 @@ class Preference:
 class Ppo:
     """Proximal policy optimization against the preference model."""
 
-    iterations: int = field(30, "Rounds of sampling and learning.", at_least(1))
+    iterations: int = field(28, "Rounds of sampling and learning.", at_least(1))
     prompts: int = field(2000, "Distinct prompts to sample from; the loader goes round them.", at_least(1))
     batch: int = field(64, "Prompts of an iteration.", at_least(1))
     max_new_tokens: int = field(56, "Longest response.", at_least(1))
@@ -207,7 +207,7 @@ class Ppo:
     value_clip: float | None = field(0.2, "How far a value may move from the rollout's; None: no limit.",
                                      at_least(0))
     value_coef: float = field(0.1, "Weight of the value loss.", at_least(0))
-    kl_coef: float = field(0.05, "Weight of the KL penalty in the reward; its start where adaptive.", at_least(0))
+    kl_coef: float = field(0.15, "Weight of the KL penalty in the reward; its start where adaptive.", at_least(0))
     kl_controller: str = field("fixed", "Keep kl_coef, or steer it towards kl_target.", one_of("fixed", "adaptive"))
     kl_target: float = field(6.0, "KL aimed at, in nats a response (kl_controller=adaptive).", above(0))
     kl_horizon: int = field(10_000, "Responses over which the controller acts (kl_controller=adaptive).", at_least(1))
@@ -222,7 +222,7 @@ class Ppo:
     sampler_tolerance: float = field(1e-3, "Largest gap of a token's log-prob between sampler and trainer.", above(0))
     on_sampler_gap: str = field("warn", "Above the tolerance: warn, recompute the old log-probabilities, or stop.",
                                 one_of("warn", "recompute", "stop"))
-    optimizer: Optimizer = section(Optimizer(learning_rate=4e-4, schedule="linear", eps=1e-5), "The policy's.")
+    optimizer: Optimizer = section(Optimizer(learning_rate=3e-4, schedule="linear", eps=1e-5), "The policy's.")
     critic_optimizer: Optimizer = section(Optimizer(learning_rate=5e-4, schedule="linear", eps=1e-5), "The critic's.")
     checkpoint_every: int = field(5, "Iterations between checkpoints.", at_least(1))
 
