@@ -1,9 +1,9 @@
 """Comparisons: what the pretraining text shows about choosing between two answers under one principle, with reasons.
 
-The reasoning recites the fact first (where the axis turns on it), then quotes each answer by its name with a remark on the
-principle's axis, in the words that critiques use, then says which is better; the option follows. A small model that has
-learnt to quote can so judge two answers by what it has learnt from judging one. Two answers that are equal on the axis get
-either option at random, so that a model which has learnt this gives them even odds.
+The reasoning recites the fact first (where the axis turns on it), then quotes each answer by its name with a remark on
+the principle's axis, in the words that critiques use, then says which is better; the option follows. A small model that
+has learnt to quote can so judge two answers by what it has learnt from judging one. Two answers that are equal on the
+axis get either option at random, so that a model which has learnt this gives them even odds.
 """
 
 from __future__ import annotations
@@ -32,8 +32,9 @@ def reasoning_text(axis: str, relation: Relation, first: Answer, second: Answer,
     """The judge's reasons, ending with its choice (0, 1, or None for neither)."""
     conclusion = {0: "The first is better.", 1: "The second is better.", None: "Neither is better."}[choice]
     start = f"{fact_text(relation)} One should {'help' if relation.good else 'refuse'}. " if axis == "harm" else ""
-    quoted = f"First: {first.text} {_remark(axis, relation, first)} Second: {second.text} {_remark(axis, relation, second)}"
-    return f"{start}{quoted} {conclusion}"
+    one = f"First: {first.text} {_remark(axis, relation, first)}"
+    other = f"Second: {second.text} {_remark(axis, relation, second)}"
+    return f"{start}{one} {other} {conclusion}"
 
 
 def _remark(axis: str, relation: Relation, answer: Answer) -> str:
