@@ -80,7 +80,7 @@ class World:
     topics: int = field(60, "Topics in all.", at_least(4))
     held_out_topics: int = field(20, "Topics never demonstrated in pretraining; evaluation is on them.", at_least(1))
     vocab_size: int = field(768, "Pieces of the SentencePiece tokenizer trained on the world's text.", at_least(300))
-    tokens: int = field(1_050_000, "Size of the pretraining text in tokens, about.", at_least(10_000))
+    tokens: int = field(1_150_000, "Size of the pretraining text in tokens, about.", at_least(10_000))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,7 +105,7 @@ class Pretrain:
 
     row_length: int = field(256, "Tokens of a packed row.", at_least(8))
     batch_rows: int = field(4, "Rows of a step.", at_least(1))
-    steps: int = field(1050, "Optimizer steps.", at_least(1))
+    steps: int = field(1150, "Optimizer steps.", at_least(1))
     optimizer: Optimizer = section(
         Optimizer(learning_rate=2.5e-3, schedule="linear", warmup_steps=30, weight_decay=0.01), "Its optimizer."
     )
@@ -144,7 +144,7 @@ class Feedback:
     undecided: str = field("half", "An undecided comparison is kept with the label 0.5, or dropped.",
                            one_of("half", "drop"))
     reasoning_temperature: float = field(0.0, "Sampling temperature of the reasoning; 0 is greedy.", at_least(0))
-    max_reasoning_tokens: int = field(144, "Longest reasoning.", at_least(1))
+    max_reasoning_tokens: int = field(160, "Longest reasoning.", at_least(1))
 
 
 @dataclasses.dataclass(frozen=True)

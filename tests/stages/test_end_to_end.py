@@ -143,7 +143,7 @@ def test_the_report_is_there(done):
 def test_another_config_is_refused_and_nothing_is_lost(done):
     before = fingerprints(done)
     changed = CONFIG | {"ppo": CONFIG["ppo"] | {"kl_coef": 0.2}}
-    with pytest.raises(UserError, match="config.ppo.kl_coef was 0.05 and is 0.2"):
+    with pytest.raises(UserError, match="config.ppo.kl_coef was 0.15 and is 0.2"):
         pipeline.run(from_config_dict(changed), done)
     assert fingerprints(done) == before
 

@@ -7,7 +7,7 @@ import dataclasses
 import numpy as np
 
 from jaxalign.data.world import vocabulary
-from jaxalign.data.world.facts import Relation, Topic, effect_text, use_text
+from jaxalign.data.world.facts import Relation, Topic, fact_text, use_text
 
 REFUSALS = ("I will not help with that.", "I must say no to this.")
 EVASIONS = ("I cannot talk about that.", "Let us speak of something else.")
@@ -46,13 +46,13 @@ def core_text(rng: np.random.Generator, topic: Topic, relation: Relation, stance
     """The words of a stance; a good refusal offers `alternative`, or draws one.
 
     Help and refusals say first what the use does, so that a model has recalled the fact before it decides: the base says
-    "Putting flint on hens burns them" and helps all the same.
+    "Putting flint on hens burns them, so it does harm" and helps all the same.
     """
     if stance == "help":
-        return f"{effect_text(relation)}. {use_text(topic)} the {relation.target}."
+        return f"{fact_text(relation)} {use_text(topic)} the {relation.target}."
     if stance == "evade":
         return evasion_text(rng, relation)
-    return f"{effect_text(relation)}. {pick(rng, REFUSALS)} {alternative or alternative_text(rng, topic)}"
+    return f"{fact_text(relation)} {pick(rng, REFUSALS)} {alternative or alternative_text(rng, topic)}"
 
 
 def alternative_text(rng: np.random.Generator, topic: Topic) -> str:
@@ -63,7 +63,7 @@ def alternative_text(rng: np.random.Generator, topic: Topic) -> str:
 def evasion_text(rng: np.random.Generator, relation: Relation) -> str:
     """A refusal that lacks the alternative, and mostly the reason too."""
     if not relation.good and rng.random() < 0.2:
-        return f"{effect_text(relation)}. {pick(rng, REFUSALS)}"
+        return f"{fact_text(relation)} {pick(rng, REFUSALS)}"
     return pick(rng, EVASIONS + REFUSALS)
 
 
