@@ -27,7 +27,7 @@ CONFIG = {
     "feedback": {"max_reasoning_tokens": 24},
     "compare": {"prompts": 24, "batch": 16, "max_new_tokens": 24},
     "preference": {"batch": 8, "epochs": 2, "max_length": 192, "held_out_share": 0.2},
-    "ppo": {"iterations": 3, "batch": 8, "minibatches": 2, "epochs": 2, "prompts": 16, "max_new_tokens": 24,
+    "ppo": {"iterations": 3, "kl_coef": 0.05, "batch": 8, "minibatches": 2, "epochs": 2, "prompts": 16, "max_new_tokens": 24,
             "checkpoint_every": 2},
     "evaluate": {"prompts": 16, "batch": 16, "win_rate_prompts": 8, "max_new_tokens": 24, "examples": 2},
 }  # fmt: skip
@@ -143,7 +143,7 @@ def test_the_report_is_there(done):
 def test_another_config_is_refused_and_nothing_is_lost(done):
     before = fingerprints(done)
     changed = CONFIG | {"ppo": CONFIG["ppo"] | {"kl_coef": 0.2}}
-    with pytest.raises(UserError, match="config.ppo.kl_coef was 0.15 and is 0.2"):
+    with pytest.raises(UserError, match="config.ppo.kl_coef was 0.05 and is 0.2"):
         pipeline.run(from_config_dict(changed), done)
     assert fingerprints(done) == before
 
