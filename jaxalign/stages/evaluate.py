@@ -57,11 +57,11 @@ class Evaluate(Stage):
         done = [shards.finished(number) for number in range(len(names) * len(work))]
         with Progress(self.name, len(names) * len(prompts), self._count(done, work), unit="answer") as progress:
             for m, name in enumerate(names):
-                todo = [c for c in range(len(work)) if not done[m * len(work) + c]]
-                if not todo:
+                missing = [c for c in range(len(work)) if not done[m * len(work) + c]]
+                if not missing:
                     continue
                 answering = Answering(context, model, name, tokenizer)
-                for c in todo:
+                for c in missing:
                     rows = answering.rows([prompts[i] for i in work[c]], work[c].start)
                     shards.write(m * len(work) + c, rows)
                     progress.update(len(rows), sum(row["tokens"] for row in rows))
