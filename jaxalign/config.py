@@ -141,7 +141,7 @@ class Feedback:
     clamp_high: float = field(0.9, "Labels made with reasoning are not above this.", between(0.5, 1.0))
     principles_per_comparison: int = field(1, "Principles drawn a comparison; their labels are averaged.", at_least(1))
     undecided_margin: float = field(0.02, "A label closer to 0.5 than this is undecided.", between(0.0, 0.5))
-    undecided: str = field("half", "An undecided comparison is kept with the label 0.5, or dropped.",
+    undecided: str = field("drop", "An undecided comparison is kept with the label 0.5, or dropped.",
                            one_of("half", "drop"))
     reasoning_temperature: float = field(0.0, "Sampling temperature of the reasoning; 0 is greedy.", at_least(0))
     max_reasoning_tokens: int = field(160, "Longest reasoning.", at_least(1))
@@ -176,13 +176,13 @@ class Sft:
 class Preference:
     """The preference model, trained on soft labels."""
 
-    epochs: int = field(3, "Passes over the comparisons.", at_least(1))
+    epochs: int = field(8, "Passes over the comparisons.", at_least(1))
     batch: int = field(32, "Pairs of a step.", at_least(1))
     max_length: int = field(256, "Longest dialogue with its answer; longer ones are cut at a turn.", at_least(8))
     held_out_share: float = field(0.15, "Share of the comparisons kept for accuracy and calibration.", between(0.0, 0.9))
     centering_coef: float = field(0.01, "Weight of the squared sum of a pair's scores, to centre them.", at_least(0))
     normalise: bool = field(True, "Shift and scale scores to mean 0 and deviation 1 on the policy's samples.")
-    optimizer: Optimizer = section(Optimizer(learning_rate=1e-3, schedule="linear", warmup_steps=10), "Its optimizer.")
+    optimizer: Optimizer = section(Optimizer(learning_rate=5e-4, schedule="linear", warmup_steps=10), "Its optimizer.")
     checkpoint_every: int = field(50, "Steps between checkpoints.", at_least(1))
     micro_batches: int = field(1, "Parts a step is computed in, to save memory; results are the same.", at_least(1))
 

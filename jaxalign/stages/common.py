@@ -26,6 +26,13 @@ from jaxalign.training.checkpoint import load_params
 
 MODEL_FIELDS = ("model", "seed")
 WORLD_FIELDS = ("data.source", "world")
+LABEL_FIELDS = tuple(
+    f"feedback.{name}"
+    for name in (
+        "constitution", "reasoning", "clamp_low", "clamp_high", "principles_per_comparison", "undecided_margin",
+        "reasoning_temperature", "max_reasoning_tokens",
+    )
+)  # fmt: skip
 
 
 def base_stages(config: Config) -> tuple[str, ...]:

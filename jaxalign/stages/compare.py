@@ -26,7 +26,7 @@ _FIELDS = (
 
 class Compare(Stage):
     name = "compare"
-    config_fields = (*common.MODEL_FIELDS, *common.WORLD_FIELDS, "compare", "feedback")
+    config_fields = (*common.MODEL_FIELDS, *common.WORLD_FIELDS, *common.LABEL_FIELDS, "feedback.invert", "compare")
 
     def inputs(self, config: Config) -> tuple[str, ...]:
         return tuple(dict.fromkeys((*common.base_stages(config), *common.policy_stages(config))))

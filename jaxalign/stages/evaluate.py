@@ -38,7 +38,9 @@ def evaluated(config: Config) -> tuple[str, ...]:
 
 class Evaluate(Stage):
     name = "evaluate"
-    config_fields = (*common.MODEL_FIELDS, "stages", "data", "world", "evaluate", "feedback", "preference.max_length")
+    config_fields = (
+        *common.MODEL_FIELDS, *common.LABEL_FIELDS, "stages", "data", "world", "evaluate", "preference.max_length",
+    )  # fmt: skip
 
     def inputs(self, config: Config) -> tuple[str, ...]:
         made = ("preference",) if "preference" in config.stages else ()
