@@ -50,6 +50,7 @@ SHORT = """
 COMPARED = ("*/metrics.jsonl", "*/rows-*.jsonl", "*/summary.json", "*/checks.json", "*/tokenizer.model", "summary.json")
 _LINE = re.compile(r"\[(?P<stage>\w+)\] (?P<what>starting|continuing|finished)$")
 _FINISHED = "finished"
+ENDED = "the end of the run"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,11 +105,13 @@ def experiment(command: Sequence[str], folder: Path, kills: int, rng: random.Ran
     print("timed run, " + ", ".join(f"{span.stage} {span.end - span.start:.1f} s" for span in spans), flush=True)
     problems = [f"two untouched runs differ: {text}" for text in differences(untouched, control)]
     print(f"\n{'kill':>4}  {'moment':>8}  {'aimed at':<22}  {'met':<28}  on disk then")
+    hits: list[Hit] = []
     for number, moment in enumerate(sorted(rng.uniform(0, spans[-1].end) for _ in range(kills)), 1):
-        hit = kill(command, killed, spans, moment)
+        hits.append(hit := kill(command, killed, spans, moment, hits[-1].moment if hits else 0.0))
         aimed = f"{hit.stage} + {hit.offset:.1f} s"
         print(f"{number:>4}  {hit.moment:>6.1f} s  {aimed:<22}  {hit.met:<28}  {hit.disk}", flush=True)
     timeline(command, killed)
+    print(f"{sum(hit.met != ENDED for hit in hits)} of {kills} kills hit a run at work", flush=True)
     return problems + [f"killed run differs: {text}" for text in differences(untouched, killed)]
 
 
@@ -178,17 +181,18 @@ def timeline(command: Sequence[str], workdir: Path) -> list[Span]:
     return spans
 
 
-def kill(command: Sequence[str], workdir: Path, spans: Sequence[Span], moment: float) -> Hit:
+def kill(command: Sequence[str], workdir: Path, spans: Sequence[Span], moment: float, last: float) -> Hit:
     """Starts the run, or goes on with it, and kills it as far into the stage as `moment` was in the timed run.
 
-    A restarted stage has less to do and may finish before; it is then killed at that moment.
+    What the stage did up to the kill at the moment `last` it need not do again, so that much less is waited for. Where
+    it finishes before, it is killed as it does.
     """
     span = next(span for span in spans if moment <= span.end)
     offset = moment - span.start
     with running(command, workdir) as process:
-        met = _wait(process, span.stage, offset, [s.stage for s in spans])
+        met = _wait(process, span.stage, moment - max(span.start, last), [s.stage for s in spans])
         process.kill()
-        if met == "the end of the run":
+        if met == ENDED:
             process.end()
     return Hit(moment, span.stage, offset, met, on_disk(workdir, met.split()[0] if met else span.stage))
 
@@ -203,7 +207,7 @@ def _wait(process: Process, stage: str, offset: float, order: Sequence[str]) -> 
         except queue.Empty:
             return here
         if event is None:
-            return "the end of the run"
+            return ENDED
         name, what, at = event
         here = f"{name} just {_FINISHED}" if what == _FINISHED else name
         if order.index(name) > order.index(stage) or (name == stage and what == _FINISHED):
