@@ -41,7 +41,7 @@ SHORT = """
     pretrain.checkpoint_every=60
     revise.red_team_prompts=400 revise.helpful_prompts=80 revise.batch=8 revise.max_new_tokens=24
     sft.epochs=20 sft.batch_rows=4 sft.row_length=128 sft.checkpoint_every=25
-    feedback.max_reasoning_tokens=24 compare.prompts=320 compare.batch=8 compare.max_new_tokens=24
+    feedback.max_reasoning_tokens=24 feedback.undecided=half compare.prompts=320 compare.batch=8 compare.max_new_tokens=24
     preference.epochs=20 preference.batch=8 preference.checkpoint_every=50
     ppo.iterations=160 ppo.batch=8 ppo.minibatches=2 ppo.epochs=2 ppo.checkpoint_every=8 ppo.prompts=50
     ppo.max_new_tokens=24 ppo.kl_controller=adaptive

@@ -24,7 +24,7 @@ CONFIG = {
                  "optimizer": {"learning_rate": 1e-2, "warmup_steps": 5}},
     "revise": {"red_team_prompts": 16, "helpful_prompts": 8, "rounds": 2, "batch": 16, "max_new_tokens": 24},
     "sft": {"batch_rows": 4, "row_length": 64, "epochs": 2},
-    "feedback": {"max_reasoning_tokens": 24},
+    "feedback": {"max_reasoning_tokens": 24, "undecided": "half"},
     "compare": {"prompts": 24, "batch": 16, "max_new_tokens": 24},
     "preference": {"batch": 8, "epochs": 2, "max_length": 192, "held_out_share": 0.2},
     "ppo": {"iterations": 3, "kl_coef": 0.05, "batch": 8, "minibatches": 2, "epochs": 2, "prompts": 16, "max_new_tokens": 24,
