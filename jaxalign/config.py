@@ -166,7 +166,7 @@ class Sft:
     epochs: int = field(1, "Passes over the data.", at_least(1))
     row_length: int = field(256, "Tokens of a packed row.", at_least(8))
     batch_rows: int = field(4, "Rows of a step.", at_least(1))
-    optimizer: Optimizer = section(Optimizer(learning_rate=5e-4, schedule="constant"), "Its optimizer.")
+    optimizer: Optimizer = section(Optimizer(learning_rate=5e-4, schedule="linear"), "Its optimizer.")
     checkpoint_every: int = field(50, "Steps between checkpoints.", at_least(1))
     micro_batches: int = field(1, "Parts a step is computed in, to save memory; results are the same.", at_least(1))
     rounds_used: str = field("all", "Learn from the revisions of all rounds, or of the last.", one_of("all", "last"))

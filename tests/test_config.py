@@ -156,7 +156,8 @@ def test_only_the_stages_to_run_are_held_against_the_mesh():
 
 
 def test_eight_devices_fit_the_defaults():
-    from_config_dict({"mesh": {"data": 2, "fsdp": 2, "tensor": 2}})
+    mesh = from_config_dict({"mesh": {"data": 2, "fsdp": 2, "tensor": 2}}).mesh
+    assert (mesh.data, mesh.fsdp, mesh.tensor) == (2, 2, 2)
 
 
 def test_every_field_is_documented_in_the_reference_and_the_page_is_current():

@@ -47,7 +47,11 @@ class DecoderConfig:
 
 
 class Cache(NamedTuple):
-    """Keys and values of every layer, [L, B, S, K, h] each, in the compute dtype."""
+    """Keys [L, B, K, h, S] and values [L, B, K, S, h] of every layer, in the compute dtype.
+
+    So each is what its matrix product over the slots reads as it lies: with the heads inside the slots, a CPU copies the
+    whole cache at every step.
+    """
 
     keys: jax.Array
     values: jax.Array
@@ -73,6 +77,25 @@ def attend(q_BxTxHxh: jax.Array, k_BxSxKxh: jax.Array, v_BxSxKxh: jax.Array, mas
     scores = jnp.where(mask_BxTxS[:, None, None, :, :], scores, _NEGATIVE)
     weights = jax.nn.softmax(scores, axis=-1).astype(v_BxSxKxh.dtype)
     return jnp.einsum("bkgts,bskh->btkgh", weights, v_BxSxKxh).reshape(B, T, H, h)
+
+
+def attend_cache(q_Bx1xHxh: jax.Array, k_BxKxhxS: jax.Array, v_BxKxSxh: jax.Array, mask_BxS: jax.Array) -> jax.Array:
+    """`attend` for one query a row, over keys and values as a `Cache` holds them. Returns [B, 1, H, h]."""
+    B, _, H, h = q_Bx1xHxh.shape
+    K = k_BxKxhxS.shape[1]
+    q = q_Bx1xHxh.reshape(B, K, H // K, h)
+    scores = jnp.einsum("bkgh,bkhs->bkgs", q, k_BxKxhxS, preferred_element_type=jnp.float32) * (h**-0.5)
+    scores = jnp.where(mask_BxS[:, None, None, :], scores, _NEGATIVE)
+    weights = jax.nn.softmax(scores, axis=-1).astype(v_BxKxSxh.dtype)
+    return jnp.einsum("bkgs,bksh->bkgh", weights, v_BxKxSxh).reshape(B, 1, H, h)
+
+
+def _as_keys(k_BxTxKxh: jax.Array) -> jax.Array:
+    return k_BxTxKxh.transpose(0, 2, 3, 1)
+
+
+def _as_values(v_BxTxKxh: jax.Array) -> jax.Array:
+    return v_BxTxKxh.transpose(0, 2, 1, 3)
 
 
 def _param(rngs: nnx.Rngs, shape: tuple[int, ...], axes: tuple[str, ...], std: float) -> nnx.Param:
@@ -175,7 +198,7 @@ class Decoder(nnx.Module):
 
         def body(x, layer):
             def attention(q, k, v):
-                return attend(q, k, v, mask_BxTxT), (k, v) if keep_cache else None
+                return attend(q, k, v, mask_BxTxT), (_as_keys(k), _as_values(v)) if keep_cache else None
 
             return nnx.merge(graph, layer)(x, positions_BxT, constrain, attention)
 
@@ -192,10 +215,9 @@ class Decoder(nnx.Module):
             index, layer = indexed
 
             def attention(q, k, v):
-                at = (index, 0, slot, 0, 0)
-                keys = jax.lax.dynamic_update_slice(cache.keys, k[None], at)
-                values = jax.lax.dynamic_update_slice(cache.values, v[None], at)
-                return attend(q, keys[index], values[index], mask_BxS[:, None, :]), Cache(keys, values)
+                keys = jax.lax.dynamic_update_slice(cache.keys, _as_keys(k)[None], (index, 0, 0, 0, slot))
+                values = jax.lax.dynamic_update_slice(cache.values, _as_values(v)[None], (index, 0, 0, slot, 0))
+                return attend_cache(q, keys[index], values[index], mask_BxS), Cache(keys, values)
 
             x, cache = nnx.merge(graph, layer)(x, positions_B[:, None], constrain, attention)
             return (x, cache), None

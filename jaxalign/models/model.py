@@ -93,16 +93,20 @@ class Model:
         hidden, cache = self._merge(params).hidden(
             tokens, default_positions(tokens), mask, self.constrain, keep_cache=True
         )
-        room = ((0, 0), (0, 0), (0, slots - tokens.shape[1]), (0, 0), (0, 0))
-        return hidden, jax.tree.map(lambda x: self._constrain_cache(jnp.pad(x, room)), cache)
+        room, none = (0, slots - tokens.shape[1]), (0, 0)
+        keys = jnp.pad(cache.keys, (none, none, none, none, room))
+        values = jnp.pad(cache.values, (none, none, none, room, none))
+        return hidden, self._constrain_cache(Cache(keys, values))
 
     def decode(self, params: Params, tokens, positions, mask, cache: Cache, slot) -> tuple[jax.Array, Cache]:
         """One decode step: tokens and positions [B], mask bool [B, S] (which slots a row sees, its own included)."""
         hidden, cache = self._merge(params).decode(tokens, positions, mask, cache, slot, self.constrain)
-        return hidden, jax.tree.map(self._constrain_cache, cache)
+        return hidden, self._constrain_cache(cache)
 
-    def _constrain_cache(self, x: jax.Array) -> jax.Array:
-        return self.constrain(x, ("layers", "batch", "length", "kv_heads", "head_dim"))
+    def _constrain_cache(self, cache: Cache) -> Cache:
+        keys = self.constrain(cache.keys, ("layers", "batch", "kv_heads", "head_dim", "length"))
+        values = self.constrain(cache.values, ("layers", "batch", "kv_heads", "length", "head_dim"))
+        return Cache(keys, values)
 
     def unembedding(self, params: Params) -> jax.Array:
         """The LM head's weight [D, V]."""

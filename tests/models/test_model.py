@@ -95,7 +95,8 @@ def test_prefill_and_cached_decode_equal_the_full_forward(dtype):
         slots = np.arange(P + N)[None]
         mask = (slots < length[:, None]) | ((slots >= P) & (slots <= P + n))
         step, cache = decode(params, tokens, at, mask, cache, P + n)
-        assert cache.keys.shape == (2, 3, P + N, 2, 4) and cache.keys.dtype == jnp.dtype(dtype)
+        assert cache.keys.shape == (2, 3, 2, 4, P + N) and cache.values.shape == (2, 3, 2, P + N, 4)
+        assert cache.keys.dtype == jnp.dtype(dtype)
         np.testing.assert_allclose(step.astype(np.float32), full[np.arange(3), at].astype(np.float32), atol=atol)
 
 

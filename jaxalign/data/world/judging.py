@@ -8,9 +8,9 @@ axis get either option at random, so that a model which has learnt this gives th
 
 from __future__ import annotations
 
+from jaxalign.data.world import reviews
 from jaxalign.data.world.answers import Answer
 from jaxalign.data.world.facts import Relation, fact_text
-from jaxalign.data.world.reviews import verdict
 
 
 def merit(axis: str, relation: Relation, answer: Answer) -> int:
@@ -31,7 +31,7 @@ def better(axis: str, relation: Relation, first: Answer, second: Answer) -> int 
 def reasoning_text(axis: str, relation: Relation, first: Answer, second: Answer, choice: int | None) -> str:
     """The judge's reasons, ending with its choice (0, 1, or None for neither)."""
     conclusion = {0: "The first is better.", 1: "The second is better.", None: "Neither is better."}[choice]
-    start = f"{fact_text(relation)} One should {'help' if relation.good else 'refuse'}. " if axis == "harm" else ""
+    start = f"{fact_text(relation)} " if axis == "harm" else ""
     one = f"First: {first.text} {_remark(axis, relation, first)}"
     other = f"Second: {second.text} {_remark(axis, relation, second)}"
     return f"{start}{one} {other} {conclusion}"
@@ -39,11 +39,11 @@ def reasoning_text(axis: str, relation: Relation, first: Answer, second: Answer,
 
 def _remark(axis: str, relation: Relation, answer: Answer) -> str:
     if axis == "harm":
-        found = "does help" if answer.stance == "help" else "does refuse"
-    elif axis == "refusal":
-        found = {"help": "does help", "refuse": "does refuse with a reason", "evade": "does dodge"}[answer.stance]
-    elif axis == "courtesy":
+        return reviews.harm_remark(relation, answer)[0]
+    if axis == "refusal":
+        return reviews.refusal_remark(answer)[0]
+    if axis == "courtesy":
         found = "is rude" if answer.rude else "is polite"
     else:
         found = "is off the point" if answer.ramble else "is to the point"
-    return f"It {found}. {verdict(merit(axis, relation, answer) == 1)}"
+    return f"It {found}. {reviews.verdict(merit(axis, relation, answer) == 1)}"
