@@ -86,6 +86,16 @@ def open_weights(folder: str | pathlib.Path) -> Iterator[Weights]:
         yield Weights(folder, {name: opened[file] for name, file in index.items()})
 
 
+def weight_files(folder: pathlib.Path) -> tuple[str, ...]:
+    """Names of the files in a folder that its weights are read from: the one, or the index and every file it names.
+
+    Raises:
+      UserError: the index is damaged.
+    """
+    index = _read_index(folder)
+    return (INDEX, *sorted(set(index.values()))) if index else (SINGLE,)
+
+
 def _read_index(folder: pathlib.Path) -> dict[str, str]:
     """Tensor name to file name; empty for a single file."""
     path = folder / INDEX

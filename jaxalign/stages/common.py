@@ -16,6 +16,7 @@ from jaxalign.feedback.speaker import Speaker
 from jaxalign.models import llama
 from jaxalign.models.decoder import DecoderConfig
 from jaxalign.models.model import Model, Params
+from jaxalign.models.safetensors import weight_files
 from jaxalign.parallel.mesh import make_mesh
 from jaxalign.parallel.sharding import Sharding
 from jaxalign.records import Principle
@@ -50,7 +51,7 @@ def base_files(config: Config) -> dict[Path, str]:
     if config.model.source == "scratch":
         return {}
     folder = Path(config.model.path).expanduser()
-    names = ("config.json", "tokenizer.model", "model.safetensors", "model.safetensors.index.json")
+    names = ("config.json", "tokenizer.model", *weight_files(folder))
     found = {folder / name: "model.path" for name in names if (folder / name).exists()}
     return found or {folder / "config.json": "model.path"}
 

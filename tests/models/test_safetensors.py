@@ -10,7 +10,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from jaxalign.errors import UserError
-from jaxalign.models.safetensors import open_weights
+from jaxalign.models.safetensors import open_weights, weight_files
 
 _A = np.arange(6, dtype=np.float32).reshape(2, 3)
 _B = np.array([0.5, -1.5], np.float16)
@@ -36,6 +36,13 @@ def test_a_single_file_and_shards_give_the_same_tensors(tmp_path):
             assert weights.shape("a") == (2, 3)
             np.testing.assert_array_equal(weights.read("a"), _A)
             np.testing.assert_array_equal(weights.read("b"), np.array([0.5, -1.5], np.float32))
+
+
+def test_every_file_that_weights_come_from_is_named(tmp_path):
+    """The manifest hashes these: a shard that changes makes the stages that read it out of date."""
+    assert weight_files(tmp_path) == ("model.safetensors",)
+    names = weight_files(_shards(tmp_path, _MAP))
+    assert names == ("model.safetensors.index.json", "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
 
 
 @pytest.mark.parametrize("dtype", [np.float64, np.float32, np.float16, ml_dtypes.bfloat16])
