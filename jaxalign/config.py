@@ -22,7 +22,11 @@ from ml_collections import config_dict
 from jaxalign import config_checks, config_schema
 from jaxalign.config_schema import above, at_least, between, field, one_of, section, some_of
 
-STAGES = ("pretrain", "revise", "sft", "compare", "preference", "ppo", "evaluate", "report")
+STAGES = ("pretrain", "revise", "sft", "compare", "preference", "dpo", "online_dpo", "ppo", "evaluate", "report")
+"""Every stage, in the order of the graph."""
+DEFAULT_STAGES = ("pretrain", "revise", "sft", "compare", "preference", "ppo", "evaluate", "report")
+POLICY_STAGES = ("sft", "dpo", "online_dpo", "ppo")
+"""The stages that make a policy: each starts from the last one before it that is run."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,7 +84,7 @@ class World:
     topics: int = field(60, "Topics in all.", at_least(4))
     held_out_topics: int = field(20, "Topics never demonstrated in pretraining; evaluation is on them.", at_least(1))
     vocab_size: int = field(768, "Pieces of the SentencePiece tokenizer trained on the world's text.", at_least(300))
-    tokens: int = field(1_150_000, "Size of the pretraining text in tokens, about.", at_least(10_000))
+    tokens: int = field(1_300_000, "Size of the pretraining text in tokens, about.", at_least(10_000))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,7 +109,7 @@ class Pretrain:
 
     row_length: int = field(256, "Tokens of a packed row.", at_least(8))
     batch_rows: int = field(4, "Rows of a step.", at_least(1))
-    steps: int = field(1150, "Optimizer steps.", at_least(1))
+    steps: int = field(1300, "Optimizer steps.", at_least(1))
     optimizer: Optimizer = section(
         Optimizer(learning_rate=2.5e-3, schedule="linear", warmup_steps=30, weight_decay=0.01), "Its optimizer."
     )
@@ -151,7 +155,7 @@ class Feedback:
 class Compare:
     """Two answers a prompt, labelled by the feedback model."""
 
-    prompts: int = field(1280, "Prompts answered twice.", at_least(1))
+    prompts: int = field(2048, "Prompts answered twice.", at_least(1))
     batch: int = field(128, "Prompts of a chunk.", at_least(1))
     temperature: float = field(1.0, "Sampling temperature; two greedy answers would be equal.", above(0))
     top_k: int = field(0, "Sample from the k likeliest tokens; 0: from all.", at_least(0))
@@ -176,7 +180,7 @@ class Sft:
 class Preference:
     """The preference model, trained on soft labels."""
 
-    epochs: int = field(8, "Passes over the comparisons.", at_least(1))
+    epochs: int = field(6, "Passes over the comparisons.", at_least(1))
     batch: int = field(32, "Pairs of a step.", at_least(1))
     max_length: int = field(256, "Longest dialogue with its answer; longer ones are cut at a turn.", at_least(8))
     held_out_share: float = field(0.15, "Share of the comparisons kept for accuracy and calibration.", between(0.0, 0.9))
@@ -244,7 +248,7 @@ class Config:
     """All of a run's settings."""
 
     seed: int = field(0, "Every random number of the run follows from it.", between(0, 2**31 - 1))
-    stages: tuple[str, ...] = field(STAGES, "The stages to run, in this order.", some_of(*STAGES))
+    stages: tuple[str, ...] = field(DEFAULT_STAGES, "The stages to run, in this order.", some_of(*STAGES))
     compile_cache: str | None = field("", "Folder of compiled programs; empty: ~/.cache/jaxalign, None: off.")
     mesh: Mesh = section(Mesh(), "")
     model: Model = section(Model(), "")

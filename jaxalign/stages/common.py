@@ -7,7 +7,7 @@ from pathlib import Path
 
 import jax
 
-from jaxalign.config import STAGES, Config
+from jaxalign.config import POLICY_STAGES, STAGES, Config
 from jaxalign.data.tokenizer import Tokenizer
 from jaxalign.data.world import World, make_world
 from jaxalign.feedback.constitution import builtin_names, load_constitution
@@ -27,6 +27,8 @@ from jaxalign.training.checkpoint import load_params
 
 MODEL_FIELDS = ("model", "seed")
 WORLD_FIELDS = ("data.source", "world")
+# A stage's number never changes, wherever it stands in the graph: its random numbers follow from it.
+_KEY_NUMBERS = ("pretrain", "revise", "sft", "compare", "preference", "ppo", "evaluate", "report", "dpo", "online_dpo")
 LABEL_FIELDS = tuple(
     f"feedback.{name}"
     for name in (
@@ -41,9 +43,11 @@ def base_stages(config: Config) -> tuple[str, ...]:
     return ("pretrain",) if config.model.source == "scratch" else ()
 
 
-def policy_stages(config: Config) -> tuple[str, ...]:
-    """The stage whose weights RL starts from: sft, or the base where sft is not run."""
-    return ("sft",) if "sft" in config.stages else base_stages(config)
+def policy_stages(config: Config, before: str) -> tuple[str, ...]:
+    """The stage whose weights stage `before` starts from: the last one run that makes a policy, or the base."""
+    earlier = STAGES[: STAGES.index(before)]
+    made = [stage for stage in earlier if stage in POLICY_STAGES and stage in config.stages]
+    return (made[-1],) if made else base_stages(config)
 
 
 def base_files(config: Config) -> dict[Path, str]:
@@ -58,7 +62,7 @@ def base_files(config: Config) -> dict[Path, str]:
 
 def stage_key(config: Config, stage: str, stream: int = 0) -> jax.Array:
     """The PRNG key of one use of randomness in one stage."""
-    return jax.random.fold_in(jax.random.fold_in(jax.random.key(config.seed), STAGES.index(stage)), stream)
+    return jax.random.fold_in(jax.random.fold_in(jax.random.key(config.seed), _KEY_NUMBERS.index(stage)), stream)
 
 
 @functools.cache
@@ -105,9 +109,9 @@ def stage_params(context: StageContext, stage: str, model: Model) -> Params:
     return load_params(context.input_directory(stage) / "params", model)
 
 
-def policy_params(context: StageContext, model: Model) -> Params:
-    """The weights that RL starts from."""
-    return stage_params(context, next(iter(policy_stages(context.config)), "base"), model)
+def policy_params(context: StageContext, model: Model, before: str) -> Params:
+    """The weights that stage `before` starts from."""
+    return stage_params(context, next(iter(policy_stages(context.config, before)), "base"), model)
 
 
 def world_of(config: Config) -> World:

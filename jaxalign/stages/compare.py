@@ -29,7 +29,7 @@ class Compare(Stage):
     config_fields = (*common.MODEL_FIELDS, *common.WORLD_FIELDS, *common.LABEL_FIELDS, "feedback.invert", "compare")
 
     def inputs(self, config: Config) -> tuple[str, ...]:
-        return tuple(dict.fromkeys((*common.base_stages(config), *common.policy_stages(config))))
+        return tuple(dict.fromkeys((*common.base_stages(config), *common.policy_stages(config, self.name))))
 
     def files(self, config: Config):
         return common.base_files(config) | common.constitution_files(config)
@@ -46,7 +46,7 @@ class Compare(Stage):
         with Progress(self.name, len(prompts), start, unit="pair") as progress:
             if not all(done):
                 count = lambda _, tokens: progress.update(0, tokens)  # noqa: E731
-                policy = common.speaker(context, model, common.policy_params(context, model), section.batch, count)
+                policy = common.speaker(context, model, common.policy_params(context, model, self.name), section.batch, count)
                 judging = common.speaker(context, model, common.base_params(context, model), section.batch, count)
                 labelling = common.labeller(context, judging)
             for number, rows in enumerate(work):

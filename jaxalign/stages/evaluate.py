@@ -1,7 +1,7 @@
 """evaluate: every model answers held-out prompts; gold measures, win rates by the labeller, KL, length, score.
 
-Reads the weights of base, sft and ppo, and preference. Writes one row per answer, and summary.json here and in the work
-directory. The only stage that may see the gold judge.
+Reads the weights of the base and of every stage that made a policy, and preference. Writes one row per answer, and
+summary.json here and in the work directory. The only stage that may see the gold judge.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import jax
 import numpy as np
 
 from jaxalign.algorithms.statistics import wilson_interval
-from jaxalign.config import Config
+from jaxalign.config import POLICY_STAGES, Config
 from jaxalign.data.world import gold
 from jaxalign.feedback.labeller import Pair
 from jaxalign.models.model import Model
@@ -33,7 +33,7 @@ from jaxalign.training.preference_step import score_sequences
 
 def evaluated(config: Config) -> tuple[str, ...]:
     """The models that are compared, in the order of their making."""
-    return ("base", *(stage for stage in ("sft", "ppo") if stage in config.stages))
+    return ("base", *(stage for stage in POLICY_STAGES if stage in config.stages))
 
 
 class Evaluate(Stage):
@@ -94,7 +94,7 @@ class Answering:
         self.context, self.model, self.name, self.tokenizer = context, model, name, tokenizer
         config = context.config
         self.params = common.stage_params(context, name, model)
-        self.reference = common.policy_params(context, model)
+        self.reference = common.policy_params(context, model, "preference")
         self.preference = None
         if "preference" in config.stages:
             self.preference = load_params(context.input_directory("preference") / "params", model.with_head("scalar"))

@@ -34,7 +34,7 @@ class PPO(Stage):
     config_fields = (*common.MODEL_FIELDS, "data", "world", "ppo")
 
     def inputs(self, config: Config) -> tuple[str, ...]:
-        return (*common.policy_stages(config), "preference")
+        return (*common.policy_stages(config, self.name), "preference")
 
     def files(self, config: Config):
         return common.base_files(config) | sources.data_files(config)
@@ -46,7 +46,7 @@ class PPO(Stage):
         setup = make_setup(context, policy)
         prompts = sources.prompts(context, tokenizer, "rl", section.prompts, section.max_new_tokens)
         encoded = [sources.encode_prompt(tokenizer, p.messages, config.data.style) for p in prompts]
-        start = common.policy_params(context, policy)
+        start = common.policy_params(context, policy, self.name)
         preference = load_params(context.input_directory("preference") / "params", setup.critic)
         roles = FrozenRoles(start, preference)
         iteration = Iteration(context, setup, roles, encoded, tokenizer)

@@ -42,7 +42,7 @@ class Preference(Stage):
 
     def inputs(self, config: Config) -> tuple[str, ...]:
         pairs = ("compare",) if config.data.source == "world" else ()
-        return (*common.policy_stages(config), *pairs)
+        return (*common.policy_stages(config, self.name), *pairs)
 
     def files(self, config: Config):
         return common.base_files(config) | sources.data_files(config)
@@ -60,7 +60,7 @@ class Preference(Stage):
 
         def init():
             head = model.init(common.stage_key(config, self.name, 1))
-            params = scalar_from_lm(common.policy_params(context, language_model), head)
+            params = scalar_from_lm(common.policy_params(context, language_model, self.name), head)
             return init_state(model, optimizer, params, common.stage_key(config, self.name))
 
         def step_fn(state, step: int):

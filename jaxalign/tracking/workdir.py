@@ -8,12 +8,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from jaxalign.config import STAGES
 from jaxalign.errors import UserError
 from jaxalign.tracking.jsonl import read_rows
 from jaxalign.tracking.metrics import read_metrics
 from jaxalign.tracking.timing import PhaseTotal, read_timing
-
-STAGES = ("pretrain", "revise", "sft", "compare", "preference", "ppo", "evaluate", "report")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from jaxalign import pipeline
-from jaxalign.config import STAGES, from_config_dict
+from jaxalign.config import DEFAULT_STAGES as STAGES
+from jaxalign.config import from_config_dict
 from jaxalign.errors import UserError
 from jaxalign.tracking.metrics import read_metrics
 
