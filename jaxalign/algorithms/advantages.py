@@ -1,19 +1,27 @@
-"""Generalised advantage estimation (Schulman et al. 2016, arXiv 1506.02438, equation 16)."""
+"""Advantages and returns per step: GAE, lambda-returns, discounted returns, V-trace, REINFORCE and REINFORCE++.
+
+In all of them masked steps (padding, or tokens inside a response which the policy did not write) are as if they were cut
+out: the step before continues with the next step that counts, is discounted once, and nothing that stands at a masked
+place is read. Each is one backward scan over T.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from jaxalign.algorithms.guards import as_float, require_range, require_same_shape, require_shape
+from jaxalign.algorithms.groups import grpo
+from jaxalign.algorithms.guards import as_float, require_positive, require_range, require_same_shape, require_shape
+from jaxalign.algorithms.masked import masked_sum, whiten
 
 
 def gae(
     rewards: Any, values: Any, mask: Any, gamma: Any = 1.0, lam: Any = 0.95, bootstrap_value: Any = None
 ) -> tuple[jax.Array, jax.Array]:
-    """Advantages and lambda-returns in one backward scan.
+    """Generalised advantage estimation (Schulman et al. 2016, arXiv 1506.02438, equation 16) and its lambda-returns.
 
         delta_t = r_t + gamma_t V_{t+1} - V_t,    A_t = delta_t + gamma_t lam A_{t+1},    R_t = A_t + V_t
 
@@ -35,33 +43,243 @@ def gae(
     Raises:
       ValueError: a shape differs, or gamma or lam is outside [0, 1].
     """
+    selected, discounts, last, rewards, values = _prepare(mask, gamma, bootstrap_value, rewards=rewards, values=values)
+    lam = _require_lam(lam, last.dtype)
+
+    def step(following: tuple[jax.Array, jax.Array], reward: jax.Array, value: jax.Array, discount: jax.Array):
+        next_value, next_advantage = following
+        advantage = reward + discount * next_value - value + discount * lam * next_advantage
+        return (value, advantage), advantage
+
+    advantages = _scan_back(step, (last, jnp.zeros_like(last)), selected, rewards, values, discounts)
+    return advantages, jnp.where(selected, advantages + values, 0)
+
+
+def discounted_returns(rewards: Any, mask: Any, gamma: Any = 1.0, bootstrap_value: Any = None) -> jax.Array:
+    """The rewards ahead, discounted: R_t = r_t + gamma_t R_{t+1}, and R = bootstrap_value after the last step.
+
+    Args:
+      rewards: real [B, T].
+      mask: bool, int or float [B, T]; not 0 where the policy acted.
+      gamma: scalar in [0, 1], or [B, T]: the discount from step t to the next, 0 where an episode ends.
+      bootstrap_value: real [B], the value after the last step of a row that was cut off; None for rows that ended: 0.
+
+    Returns:
+      float32 [B, T], 0 at masked steps.
+
+    Raises:
+      ValueError: a shape differs, or gamma is outside [0, 1].
+    """
+    selected, discounts, last, rewards = _prepare(mask, gamma, bootstrap_value, rewards=rewards)
+
+    def step(following: jax.Array, reward: jax.Array, discount: jax.Array):
+        now = reward + discount * following
+        return now, now
+
+    return _scan_back(step, last, selected, rewards, discounts)
+
+
+def lambda_returns(rewards: Any, next_values: Any, mask: Any, gamma: Any = 1.0, lam: Any = 0.95) -> jax.Array:
+    """Mixtures of all n-step returns (Sutton and Barto 2018, section 12.1), by their recursion.
+
+        R_t = r_t + gamma_t ((1 - lam) V_{t+1} + lam R_{t+1}),    after the last step R = its own V_{t+1}
+
+    `gae` returns the same numbers from the values before each step.
+
+    Args:
+      rewards: real [B, T].
+      next_values: real [B, T], V_{t+1}: the critic's value after step t, which at a masked gap is that of the next step
+        that counts; after the last step 0 for a row that ended, the bootstrap value for one that was cut off.
+      mask: bool, int or float [B, T]; not 0 where the policy acted.
+      gamma: scalar in [0, 1], or [B, T]: the discount from step t to the next, 0 where an episode ends.
+      lam: scalar in [0, 1]. 0 gives one-step returns, 1 discounted ones.
+
+    Returns:
+      float32 [B, T], 0 at masked steps.
+
+    Raises:
+      ValueError: a shape differs, or gamma or lam is outside [0, 1].
+    """
+    selected, discounts, last, rewards, next_values = _prepare(mask, gamma, None, rewards=rewards, next_values=next_values)
+    lam = _require_lam(lam, last.dtype)
+
+    def step(following: tuple[jax.Array, jax.Array], reward: jax.Array, next_value: jax.Array, discount: jax.Array):
+        next_return, is_last = following
+        # The last step that counts is known only to the scan: padding may follow it.
+        next_return = jnp.where(is_last, next_value, next_return)
+        now = reward + discount * ((1 - lam) * next_value + lam * next_return)
+        return (now, jnp.zeros_like(is_last)), now
+
+    return _scan_back(step, (last, jnp.ones_like(last, bool)), selected, rewards, next_values, discounts)
+
+
+class VTrace(NamedTuple):
+    """What `vtrace` returns, float32 [B, T] both, 0 at masked steps.
+
+    targets: v_t, what the critic learns. advantages: for the policy gradient at step t.
+    """
+
+    targets: jax.Array
+    advantages: jax.Array
+
+
+def vtrace(
+    rewards: Any,
+    values: Any,
+    log_ratios: Any,
+    mask: Any,
+    gamma: Any = 1.0,
+    lam: Any = 1.0,
+    rho_clip: Any = 1.0,
+    c_clip: Any = 1.0,
+    pg_rho_clip: Any = 1.0,
+    bootstrap_value: Any = None,
+) -> VTrace:
+    """Off-policy targets and advantages by truncated importance weights (Espeholt et al. 2018, arXiv 1802.01561, eq. 1).
+
+        rho_t = min(rho_clip, ratio_t),    c_t = lam min(c_clip, ratio_t),    delta_t = rho_t (r_t + gamma_t V_{t+1} - V_t)
+        v_t = V_t + delta_t + gamma_t c_t (v_{t+1} - V_{t+1})
+        A_t = min(pg_rho_clip, ratio_t) (r_t + gamma_t (V_{t+1} + lam (v_{t+1} - V_{t+1})) - V_t)
+
+    With lam = 1 the advantage is the paper's, which takes v_{t+1} as the value ahead; below 1 the mixture keeps it equal to
+    `gae` at every lam where all ratios are 1.
+
+    Args:
+      rewards: real [B, T].
+      values: real [B, T], the critic's V_t before step t.
+      log_ratios: real [B, T], log-probability of the action under the policy in training less that under the one that
+        sampled; no gradient flows into it.
+      mask: bool, int or float [B, T]; not 0 where the policy acted.
+      gamma: scalar in [0, 1], or [B, T]: the discount from step t to the next, 0 where an episode ends.
+      lam: scalar in [0, 1].
+      rho_clip: scalar above 0: which policy's value is learnt (inf: that of the policy in training).
+      c_clip: scalar above 0, at most `rho_clip` in the paper: how far back an error reaches.
+      pg_rho_clip: scalar above 0.
+      bootstrap_value: real [B], the value after the last step of a row that was cut off; None for rows that ended: 0.
+
+    Returns:
+      A `VTrace`.
+
+    Raises:
+      ValueError: a shape differs, gamma or lam is outside [0, 1], or a clip is not above 0.
+    """
+    selected, discounts, last, rewards, values, log_ratios = _prepare(
+        mask, gamma, bootstrap_value, rewards=rewards, values=values, log_ratios=log_ratios
+    )
+    lam = _require_lam(lam, last.dtype)
+    for name, clip in (("rho_clip", rho_clip), ("c_clip", c_clip), ("pg_rho_clip", pg_rho_clip)):
+        require_shape(name, clip, "scalar", ())
+        require_positive(name, clip)
+    ratios = jnp.exp(jax.lax.stop_gradient(log_ratios))
+    rho, trace, pg_rho = (jnp.minimum(ratios, jnp.asarray(x, ratios.dtype)) for x in (rho_clip, c_clip, pg_rho_clip))
+
+    def step(following: tuple[jax.Array, jax.Array], *now: jax.Array):
+        next_value, next_error = following
+        reward, value, discount, rho, trace, pg_rho = now
+        error = rho * (reward + discount * next_value - value) + discount * lam * trace * next_error
+        advantage = pg_rho * (reward + discount * (next_value + lam * next_error) - value)
+        return (value, error), (value + error, advantage)
+
+    start = last, jnp.zeros_like(last)
+    return VTrace(*_scan_back(step, start, selected, rewards, values, discounts, rho, trace, pg_rho))
+
+
+def reinforce_baseline(
+    rewards: Any, values: Any, mask: Any, gamma: Any = 1.0, bootstrap_value: Any = None
+) -> tuple[jax.Array, jax.Array]:
+    """REINFORCE with a learned baseline: discounted returns less the critic's values (Williams 1992).
+
+    It is `gae` with lam = 1, without the rounding of a sum of errors.
+
+    Args:
+      rewards: real [B, T].
+      values: real [B, T], the baseline at step t; of the policy's action at t it knows nothing.
+      mask: bool, int or float [B, T]; not 0 where the policy acted.
+      gamma: scalar in [0, 1], or [B, T]: the discount from step t to the next, 0 where an episode ends.
+      bootstrap_value: real [B], the value after the last step of a row that was cut off; None for rows that ended: 0.
+
+    Returns:
+      (advantages, returns): float32 [B, T], 0 at masked steps; the baseline learns the returns.
+
+    Raises:
+      ValueError: a shape differs, or gamma is outside [0, 1].
+    """
     require_same_shape(rewards=rewards, values=values, mask=mask)
+    returns = discounted_returns(rewards, mask, gamma, bootstrap_value)
+    return jnp.where(jnp.asarray(mask) != 0, returns - as_float("values", values), 0), returns
+
+
+def reinforce_plus_plus(rewards: Any, mask: Any, gamma: Any = 1.0, group_size: int | None = None) -> jax.Array:
+    """REINFORCE++ (Hu et al. 2025, arXiv 2501.03262): discounted returns, whitened over all tokens of the batch.
+
+    No critic. Call it on the whole batch, before that is split: mean and (biased) variance are global, unlike those of a
+    group in `groups.grpo`.
+
+    With `group_size` (the variant with baseline) the mean over its group of a row's total reward is first taken off the
+    reward of the row's last token, so that hard and easy prompts meet the whitening on one level. Where the rewards hold a
+    KL penalty, that total does too; to take off the mean of the bare scores instead, centre them by
+    `groups.grpo(scores, group_size, scale="none")` before `rewards.shape_rewards`, and leave `group_size` None here.
+
+    Args:
+      rewards: real [B, T]: -kl_coef * kl on each token and the score on the last (`rewards.shape_rewards`).
+      mask: bool, int or float [B, T]; not 0 where the policy acted. A row without a token belongs to no group.
+      gamma: scalar in [0, 1], or [B, T].
+      group_size: rows of one prompt, which stand together, at least 2; None for no baseline.
+
+    Returns:
+      float32 [B, T], 0 at masked steps.
+
+    Raises:
+      ValueError: a shape differs, gamma is outside [0, 1], or the rows are not whole groups of 2 or more.
+    """
+    require_same_shape(rewards=rewards, mask=mask)
     require_shape("rewards", rewards, "[B, T]", (None, None))
-    batch, length = jnp.shape(rewards)
+    selected = jnp.asarray(mask) != 0
+    if group_size is not None:
+        totals = masked_sum(rewards, selected, axis=1)
+        centred = grpo(totals, group_size, scale="none", mask=jnp.any(selected, axis=1))
+        tokens_left = jnp.cumsum(selected[:, ::-1], axis=1)[:, ::-1]
+        is_last = selected & (tokens_left == 1)
+        rewards = as_float("rewards", rewards) + jnp.where(is_last, (centred - totals)[:, None], 0)
+    return whiten(discounted_returns(rewards, selected, gamma), selected)
+
+
+def _prepare(mask: Any, gamma: Any, bootstrap_value: Any, **arrays: Any) -> tuple[jax.Array, ...]:
+    """The guards that all share. -> (selected, discounts, value after the last step, *arrays): 0 where masked, one dtype."""
+    require_same_shape(**arrays, mask=mask)
+    require_shape(next(iter(arrays)), mask, "[B, T]", (None, None))
+    batch, length = jnp.shape(mask)
     if jnp.ndim(gamma):
         require_shape("gamma", gamma, "[B, T]", (batch, length))
-    require_shape("lam", lam, "scalar", ())
     require_range("gamma", gamma, 0, 1)
-    require_range("lam", lam, 0, 1)
     if bootstrap_value is None:
         bootstrap_value = jnp.zeros(batch)
     require_shape("bootstrap_value", bootstrap_value, "[B]", (batch,))
 
-    rewards, values = as_float("rewards", rewards), as_float("values", values)
-    dtype = jnp.promote_types(rewards.dtype, values.dtype)
-    discounts = jnp.broadcast_to(jnp.asarray(gamma, dtype), (batch, length))
-    lam = jnp.asarray(lam, dtype)
     selected = jnp.asarray(mask) != 0
+    floats = [as_float(name, x) for name, x in arrays.items()]
+    dtype = jnp.result_type(*floats)
+    discounts = jnp.broadcast_to(jnp.asarray(gamma, dtype), (batch, length))
+    clean = (jnp.where(selected, x.astype(dtype), 0) for x in (discounts, *floats))
+    discounts, *floats = clean
+    return selected, discounts, jnp.asarray(bootstrap_value, dtype), *floats
 
-    def step(following: tuple[jax.Array, jax.Array], now: tuple[jax.Array, ...]):
-        next_value, next_advantage = following
-        reward, value, discount, acted = now
-        advantage = reward + discount * next_value - value + discount * lam * next_advantage
-        carried = jnp.where(acted, value, next_value), jnp.where(acted, advantage, next_advantage)
-        return carried, jnp.where(acted, advantage, 0)
 
-    last = jnp.asarray(bootstrap_value, dtype), jnp.zeros(batch, dtype)
-    by_time = jax.tree.map(jnp.transpose, (rewards.astype(dtype), values.astype(dtype), discounts, selected))
-    _, advantages = jax.lax.scan(step, last, by_time, reverse=True)
-    advantages = advantages.T
-    return advantages, jnp.where(selected, advantages + values, 0)
+def _require_lam(lam: Any, dtype: Any) -> jax.Array:
+    require_shape("lam", lam, "scalar", ())
+    require_range("lam", lam, 0, 1)
+    return jnp.asarray(lam, dtype)
+
+
+def _scan_back(step: Callable[..., Any], last: Any, selected: jax.Array, *arrays: jax.Array) -> Any:
+    """The outputs [B, T] of `step(following, *now) -> (carried, output)` from the end; masked steps carry on, output 0."""
+
+    def masked_step(following: Any, now: tuple[jax.Array, ...]):
+        acted, *here = now
+        carried, output = step(following, *here)
+        carried = jax.tree.map(lambda new, old: jnp.where(acted, new, old), carried, following)
+        return carried, jax.tree.map(lambda x: jnp.where(acted, x, 0), output)
+
+    by_time = jax.tree.map(jnp.transpose, (selected, *arrays))
+    _, outputs = jax.lax.scan(masked_step, last, by_time, reverse=True)
+    return jax.tree.map(jnp.transpose, outputs)

@@ -1,4 +1,4 @@
-"""Estimators of KL(policy || reference) from samples, the exact KL, and the controllers of its coefficient."""
+"""Estimators of KL(policy || reference) from samples, the exact KL, both as losses, and the controllers of the coefficient."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from jaxalign.algorithms.guards import (
 )
 
 ESTIMATORS = ("k1", "k2", "k3", "abs")
+LOSSES = (*ESTIMATORS, "full")
 CONTROLLERS = ("fixed", "adaptive")
 
 # The proportional error of the adaptive controller is clipped to this (Ziegler et al. 2019, section 2.2).
@@ -72,6 +73,48 @@ def full_kl(logits: Any, reference_logits: Any) -> jax.Array:
     # A token of probability 0 adds nothing, but 0 * -inf is NaN.
     possible = jnp.isfinite(logp)
     return jnp.sum(jnp.where(possible, jnp.exp(logp) * jnp.where(possible, logp - reference_logp, 0), 0), axis=-1)
+
+
+def kl_loss(logprobs: Any, reference_logprobs: Any, kind: str = "k2", mask: Any = None) -> jax.Array:
+    """The KL as a loss beside the policy's: per token, differentiable, and safe under a mask.
+
+    As a loss an estimator is judged by its gradient, not its value. With d = logprobs - reference_logprobs, and tokens
+    that the policy in training sampled itself, the gradients and what they are in expectation:
+
+        "k1"    grad log pi                 0: noise, and no pull towards the reference
+        "k2"    d grad log pi               the gradient of KL(policy || reference)
+        "k3"    (1 - exp(-d)) grad log pi   the gradient of KL(reference || policy), the other direction
+        "abs"   sign(d) grad log pi         of no KL, but a bounded pull towards the reference
+        "full"  summed over the vocabulary  the gradient of KL(policy || reference), without noise
+
+    In the reward (`kl_penalty`) it is the value that counts, and k1 is the right one. On samples of an older policy the
+    expectations hold only once each token is weighed (`importance.importance_weights`).
+
+    Args:
+      logprobs: real, any shape, usually [B, N]; at the sampled tokens, under the policy in training. For "full"
+        [..., V]: logits, or log-probabilities of the whole vocabulary.
+      reference_logprobs: the same shape, under the reference; no gradient flows into it.
+      kind: one of `LOSSES`.
+      mask: bool, int or float of the shape of the result, or None. Masked tokens have loss 0 and no gradient, whatever
+        stands there.
+
+    Returns:
+      float32 of the shape of `logprobs`, for "full" without its last axis; 0 at masked tokens.
+
+    Raises:
+      ValueError: the shapes differ, or an unknown kind.
+    """
+    require_choice("kind", kind, LOSSES)
+    require_same_shape(logprobs=logprobs, reference_logprobs=reference_logprobs)
+    shape = jnp.shape(logprobs)[:-1] if kind == "full" else jnp.shape(logprobs)
+    mask = jnp.ones(shape, bool) if mask is None else jnp.asarray(mask) != 0
+    require_shape("mask", mask, "the shape of the loss", shape)
+    # Masked before the estimator: a 0 cotangent times an infinite derivative is NaN.
+    chosen = mask[..., None] if kind == "full" else mask
+    logprobs = jnp.where(chosen, as_float("logprobs", logprobs), 0)
+    reference = jnp.where(chosen, as_float("reference_logprobs", reference_logprobs), 0)
+    reference = jax.lax.stop_gradient(reference)
+    return full_kl(logprobs, reference) if kind == "full" else kl_penalty(logprobs, reference, kind)
 
 
 def update_kl_coef(

@@ -11,9 +11,16 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxalign.algorithms.guards import as_float, require_choice, require_range, require_same_shape, require_shape
+from jaxalign.algorithms.guards import (
+    as_float,
+    require_choice,
+    require_positive,
+    require_range,
+    require_same_shape,
+    require_shape,
+)
 
-AGGREGATIONS = ("token_mean", "sequence_mean_token_mean", "sequence_mean_token_sum")
+AGGREGATIONS = ("token_mean", "sequence_mean_token_mean", "sequence_mean_token_sum", "token_sum_constant")
 
 # Added to the variance in `whiten`, as in the PPO of Ziegler et al.: equal values whiten to 0, not to NaN.
 _VARIANCE_FLOOR = 1e-8
@@ -87,32 +94,45 @@ def whiten(x: Any, mask: Any, shift_mean: bool = True, unbiased: bool = False) -
     return _select(whitened if shift_mean else whitened + mean, as_float("mask", mask))
 
 
-def aggregate_total(mask: Any, mode: str = "token_mean") -> jax.Array:
-    """The count that `aggregate` divides by: tokens for "token_mean", sequences with any token for the others.
+def aggregate_total(mask: Any, mode: str = "token_mean", max_length: Any = None) -> jax.Array:
+    """The count that `aggregate` divides by: tokens for "token_mean", sequences with any token for the others, and these
+    times `max_length` for "token_sum_constant".
 
     Taken over the full batch and handed to `aggregate` as `total`, it makes the losses of micro-batches add up.
 
     Args:
       mask: bool, int or float [B, T].
       mode: one of `AGGREGATIONS`.
+      max_length: scalar above 0, in tokens, for "token_sum_constant"; not read by the others. None: T, which is right only
+        where every batch is as wide as the longest response that is allowed.
 
     Returns:
       float32 scalar.
 
     Raises:
-      ValueError: an unknown mode, or a mask that is not [B, T].
+      ValueError: an unknown mode, a mask that is not [B, T], or a length that is not a scalar above 0.
     """
     require_choice("mode", mode, AGGREGATIONS)
     require_shape("mask", mask, "[B, T]", (None, None))
     mask = as_float("mask", mask)
-    return jnp.sum(mask) if mode == "token_mean" else jnp.sum(jnp.any(mask > 0, axis=1).astype(mask.dtype))
+    if mode == "token_mean":
+        return jnp.sum(mask)
+    sequences = jnp.sum(jnp.any(mask > 0, axis=1).astype(mask.dtype))
+    if mode != "token_sum_constant":
+        return sequences
+    max_length = jnp.shape(mask)[1] if max_length is None else max_length
+    require_shape("max_length", max_length, "scalar", ())
+    require_positive("max_length", max_length)
+    return sequences * max_length
 
 
-def aggregate(loss: Any, mask: Any, mode: str = "token_mean", total: Any = None) -> jax.Array:
+def aggregate(loss: Any, mask: Any, mode: str = "token_mean", total: Any = None, max_length: Any = None) -> jax.Array:
     """One number from per-token losses.
 
     "token_mean" weighs every token alike. The "sequence_mean" modes average over sequences the mean or the sum of their
-    tokens' losses; a row without a token is padding and does not count as a sequence.
+    tokens' losses; a row without a token is padding and does not count as a sequence. "token_sum_constant" divides the sum
+    of all by sequences * `max_length`, so that a token weighs the same in a short response and a long one, in every batch
+    (Dr. GRPO, Liu et al. 2025, arXiv 2503.20783).
 
     Args:
       loss: real [B, T].
@@ -120,6 +140,7 @@ def aggregate(loss: Any, mask: Any, mode: str = "token_mean", total: Any = None)
       mode: one of `AGGREGATIONS`.
       total: scalar, the count of the full batch (`aggregate_total`) where `loss` is but a part of it: the results of
         the parts then add up to that of the whole. None: this array is the full batch.
+      max_length: scalar, as in `aggregate_total`; not read where `total` is given, which holds it.
 
     Returns:
       float32 scalar; 0 for an all-zero mask.
@@ -129,7 +150,7 @@ def aggregate(loss: Any, mask: Any, mode: str = "token_mean", total: Any = None)
     """
     require_same_shape(loss=loss, mask=mask)
     if total is None:
-        total = aggregate_total(mask, mode)
+        total = aggregate_total(mask, mode, max_length)
     require_choice("mode", mode, AGGREGATIONS)
     require_shape("mask", mask, "[B, T]", (None, None))
     require_shape("total", total, "scalar", ())

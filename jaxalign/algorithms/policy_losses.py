@@ -1,4 +1,9 @@
-"""The policy's losses, per token; `masked.aggregate` makes one number of them."""
+"""The policy's losses, per token; `masked.aggregate` makes one number of them.
+
+In each, no gradient flows into advantages or old log-probabilities, and masked tokens have loss 0 and no gradient,
+whatever stands there; without a mask, garbage at padding may overflow `exp` and make the gradient NaN. An entropy bonus is
+another loss beside these: -coef * aggregate(entropy, mask).
+"""
 
 from __future__ import annotations
 
@@ -7,14 +12,17 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxalign.algorithms.guards import as_float, require_range, require_same_shape, require_shape
+from jaxalign.algorithms.guards import as_float, require_positive, require_range, require_same_shape, require_shape
+from jaxalign.algorithms.importance import importance_weights
+from jaxalign.algorithms.masked import masked_mean
 
 
 class SurrogateStats(NamedTuple):
-    """What PPO reports of a step, per token and without gradient; to be averaged under the mask.
+    """What PPO and its kin report of a step, per token and without gradient; to be averaged under the mask.
 
-    ratio: float32, new over old probability. clipped: bool, the clipped term is the one that counts, so that the token
-    has no gradient. approx_kl: float32, the k3 estimate of KL(old || new), never negative.
+    ratio: float32, new over old probability; in `gspo` the sequence's. clipped: bool, the clipped term is the one that
+    counts, so that the token has no gradient; in `cispo`, which keeps it, the weight was clipped. approx_kl: float32, the
+    k3 estimate of KL(old || new), never negative.
     """
 
     ratio: jax.Array
@@ -23,12 +31,18 @@ class SurrogateStats(NamedTuple):
 
 
 def clipped_surrogate(
-    logprobs: Any, old_logprobs: Any, advantages: Any, clip_low: Any = 0.2, clip_high: Any = 0.2, mask: Any = None
+    logprobs: Any,
+    old_logprobs: Any,
+    advantages: Any,
+    clip_low: Any = 0.2,
+    clip_high: Any = 0.2,
+    mask: Any = None,
+    dual_clip: Any = None,
 ) -> tuple[jax.Array, SurrogateStats]:
     """PPO's clipped objective, as a loss (Schulman et al. 2017, arXiv 1707.06347, equation 7).
 
         ratio = exp(logprobs - old_logprobs)
-        loss = max(-A ratio, -A clip(ratio, 1 - clip_low, 1 + clip_high))
+        loss = max(-A ratio, -A clip(ratio, 1 - clip_low, 1 + clip_high)),    where A < 0 at most -A dual_clip
 
     Args:
       logprobs: real, any shape, usually [B, N]; log-probabilities of the sampled tokens under the policy in training.
@@ -38,6 +52,8 @@ def clipped_surrogate(
       clip_high: scalar, not negative; above `clip_low` for the asymmetric clip of DAPO (arXiv 2503.14476).
       mask: bool, int or float of that shape, or None. Masked tokens have loss 0, ratio 1 and no gradient, whatever
         stands there; without it garbage at padding may overflow `exp` and make the gradient NaN.
+      dual_clip: scalar above 1, the largest ratio that counts against a token of negative advantage, which the clip leaves
+        without bound (Ye et al. 2020, arXiv 1912.09729; 3 there); None for no such bound.
 
     Returns:
       (loss, stats): loss float32 of that shape.
@@ -45,6 +61,183 @@ def clipped_surrogate(
     Raises:
       ValueError: the shapes differ, or a clip is outside its range.
     """
+    mask, log_ratio, advantages = _prepare(logprobs, old_logprobs, advantages, clip_low, clip_high, mask)
+    ratio = jnp.exp(log_ratio)
+    loss, clipped = _clip(ratio, advantages, clip_low, clip_high)
+    if dual_clip is not None:
+        require_shape("dual_clip", dual_clip, "scalar", ())
+        require_positive("dual_clip - 1", dual_clip - 1)
+        bound = -advantages * dual_clip
+        beyond = (advantages < 0) & (loss > bound)
+        loss, clipped = jnp.where(beyond, bound, loss), clipped | beyond
+    return loss, _stats(ratio, clipped, log_ratio)
+
+
+def gspo(
+    logprobs: Any,
+    old_logprobs: Any,
+    advantages: Any,
+    clip_low: Any = 3e-4,
+    clip_high: Any = 4e-4,
+    mask: Any = None,
+) -> tuple[jax.Array, SurrogateStats]:
+    """Group sequence policy optimisation: the ratio of the whole response, length-normalised (arXiv 2507.18071).
+
+        s = exp(mean over the row's tokens of (logprobs - old_logprobs))
+        loss = max(-A s, -A clip(s, 1 - clip_low, 1 + clip_high))    on each of the row's tokens
+
+    The paper's objective is this aggregated by "sequence_mean_token_mean". The gradient takes the form of the paper's
+    GSPO-token: the ratio of token t is stop_gradient(s) pi_t / stop_gradient(pi_t), whose value is s and whose derivative
+    is by the token's own log-probability alone. Where the advantage is one for the row, any mode that weighs a row's tokens
+    alike gives the gradient of the formula above (-A s / |y| a token for the mode named); where it differs between tokens,
+    each token learns by its own.
+
+    Args:
+      logprobs: real [B, N], log-probabilities of the sampled tokens under the policy in training.
+      old_logprobs: real [B, N], under the policy that sampled; no gradient flows into it.
+      advantages: real [B, N], usually one number a row (`groups.broadcast_to_tokens`); no gradient flows into it.
+      clip_low: scalar in [0, 1].
+      clip_high: scalar, not negative. The range is narrower than PPO's by orders of magnitude: s is a geometric mean.
+      mask: bool, int or float [B, N], or None.
+
+    Returns:
+      (loss, stats): loss float32 [B, N]; `stats.ratio` is s on each token of the row, `approx_kl` that of the tokens.
+
+    Raises:
+      ValueError: the shapes differ or are not [B, N], or a clip is outside its range.
+    """
+    mask, log_ratio, advantages = _prepare(logprobs, old_logprobs, advantages, clip_low, clip_high, mask)
+    require_shape("logprobs", logprobs, "[B, N]", (None, None))
+    sequence = jnp.where(mask, masked_mean(log_ratio, mask, axis=1)[:, None], 0)
+    # The difference is 0, and exactly so: its derivative is all it is there for.
+    ratio = jnp.exp(jax.lax.stop_gradient(sequence) + (log_ratio - jax.lax.stop_gradient(log_ratio)))
+    loss, clipped = _clip(ratio, advantages, clip_low, clip_high)
+    return loss, _stats(ratio, clipped, log_ratio)
+
+
+def cispo(
+    logprobs: Any,
+    old_logprobs: Any,
+    advantages: Any,
+    clip_low: Any = 1.0,
+    clip_high: Any = 4.0,
+    mask: Any = None,
+) -> tuple[jax.Array, SurrogateStats]:
+    """Clipped importance weights before the plain policy gradient: no token loses its gradient (arXiv 2506.13585).
+
+        loss = -stop_gradient(clip(ratio, 1 - clip_low, 1 + clip_high)) A logprobs
+
+    The gradient alone has a meaning: the value moves with the level of the log-probabilities.
+
+    Args:
+      logprobs: real, any shape, usually [B, N]; log-probabilities of the sampled tokens under the policy in training.
+      old_logprobs: the same shape, under the policy that sampled; no gradient flows into it.
+      advantages: the same shape; no gradient flows into it.
+      clip_low: scalar in [0, 1]; 1, as in the paper, is no lower bound.
+      clip_high: scalar, not negative: weights are at most 1 + clip_high. The paper tunes it and gives no figure.
+      mask: bool, int or float of that shape, or None.
+
+    Returns:
+      (loss, stats): loss float32 of that shape.
+
+    Raises:
+      ValueError: the shapes differ, or a clip is outside its range.
+    """
+    mask, log_ratio, advantages = _prepare(logprobs, old_logprobs, advantages, clip_low, clip_high, mask)
+    ratio = jax.lax.stop_gradient(jnp.exp(log_ratio))
+    weight = jnp.clip(ratio, 1 - clip_low, 1 + clip_high)
+    loss = -weight * advantages * jnp.where(mask, as_float("logprobs", logprobs), 0)
+    return loss, _stats(ratio, weight != ratio, log_ratio)
+
+
+def policy_gradient(logprobs: Any, advantages: Any, mask: Any = None) -> jax.Array:
+    """REINFORCE: -A logprobs, whose gradient is the policy gradient on the policy's own samples (Williams 1992).
+
+    Args:
+      logprobs: real, any shape, usually [B, N]; log-probabilities of the sampled tokens under the policy in training.
+      advantages: the same shape; no gradient flows into it.
+      mask: bool, int or float of that shape, or None.
+
+    Returns:
+      float32 of that shape.
+
+    Raises:
+      ValueError: the shapes differ.
+    """
+    mask = jnp.ones(jnp.shape(logprobs), bool) if mask is None else jnp.asarray(mask) != 0
+    require_same_shape(logprobs=logprobs, advantages=advantages, mask=mask)
+    advantages = jnp.where(mask, jax.lax.stop_gradient(as_float("advantages", advantages)), 0)
+    return -advantages * jnp.where(mask, as_float("logprobs", logprobs), 0)
+
+
+class DecoupledStats(NamedTuple):
+    """What `decoupled_surrogate` reports, per token and without gradient; to be averaged under the mask.
+
+    surrogate: `SurrogateStats` against the proximal policy. weight: float32, proximal over behaviour probability before its
+    cap. capped: bool, the cap lowered it.
+    """
+
+    surrogate: SurrogateStats
+    weight: jax.Array
+    capped: jax.Array
+
+
+def decoupled_surrogate(
+    logprobs: Any,
+    proximal_logprobs: Any,
+    behaviour_logprobs: Any,
+    advantages: Any,
+    clip_low: Any = 0.2,
+    clip_high: Any = 0.2,
+    weight_cap: Any = 2.0,
+    mask: Any = None,
+) -> tuple[jax.Array, DecoupledStats]:
+    """PPO with three policies, for samples that are several updates old (AReaL, arXiv 2505.24298; arXiv 2110.00641).
+
+        w = min(pi_proximal / pi_behaviour, weight_cap),    ratio = pi / pi_proximal
+        loss = w max(-A ratio, -A clip(ratio, 1 - clip_low, 1 + clip_high))
+
+    The trust region is drawn about a recent policy and not about the one that happened to sample. With the same policy in
+    both places it is `clipped_surrogate`.
+
+    Args:
+      logprobs: real [B, N], log-probabilities of the sampled tokens under the policy in training.
+      proximal_logprobs: real [B, N], under the policy at the start of this update; no gradient flows into it.
+      behaviour_logprobs: real [B, N], under the policy that sampled; no gradient flows into it.
+      advantages: real [B, N]; no gradient flows into it.
+      clip_low: scalar in [0, 1].
+      clip_high: scalar, not negative.
+      weight_cap: scalar above 0; None for no cap.
+      mask: bool, int or float [B, N], or None.
+
+    Returns:
+      (loss, stats): loss float32 [B, N].
+
+    Raises:
+      ValueError: the shapes differ or are not [B, N], a clip is outside its range, or a cap not above 0.
+    """
+    mask = jnp.ones(jnp.shape(logprobs), bool) if mask is None else mask
+    require_same_shape(
+        logprobs=logprobs,
+        proximal_logprobs=proximal_logprobs,
+        behaviour_logprobs=behaviour_logprobs,
+        advantages=advantages,
+        mask=mask,
+    )
+    if weight_cap is None:
+        weight_cap = jnp.inf
+    else:
+        require_shape("weight_cap", weight_cap, "scalar", ())
+        require_positive("weight_cap", weight_cap)
+    surrogate, stats = clipped_surrogate(logprobs, proximal_logprobs, advantages, clip_low, clip_high, mask)
+    weights, weight_stats = importance_weights(proximal_logprobs, behaviour_logprobs, mask, high=weight_cap)
+    return weights * surrogate, DecoupledStats(stats, weight_stats.ratio, weight_stats.outside)
+
+
+def _prepare(
+    logprobs: Any, old_logprobs: Any, advantages: Any, clip_low: Any, clip_high: Any, mask: Any
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """The guards that all clips share. -> (bool mask, log ratio, advantages), 0 where masked."""
     mask = jnp.ones(jnp.shape(logprobs), bool) if mask is None else jnp.asarray(mask) != 0
     require_same_shape(logprobs=logprobs, old_logprobs=old_logprobs, advantages=advantages, mask=mask)
     for name, clip, high in (("clip_low", clip_low, 1), ("clip_high", clip_high, jnp.inf)):
@@ -54,10 +247,16 @@ def clipped_surrogate(
     advantages = jax.lax.stop_gradient(as_float("advantages", advantages))
     # Masked before `exp`: a 0 cotangent times an infinite derivative is NaN.
     log_ratio = jnp.where(mask, as_float("logprobs", logprobs) - old_logprobs, 0)
-    advantages = jnp.where(mask, advantages, 0)
-    ratio = jnp.exp(log_ratio)
+    return mask, log_ratio, jnp.where(mask, advantages, 0)
+
+
+def _clip(ratio: jax.Array, advantages: jax.Array, clip_low: Any, clip_high: Any) -> tuple[jax.Array, jax.Array]:
+    """(the pessimist's bound of the loss, where it is the clipped term)."""
     plain = -advantages * ratio
     bounded = -advantages * jnp.clip(ratio, 1 - clip_low, 1 + clip_high)
+    return jnp.maximum(plain, bounded), bounded > plain
+
+
+def _stats(ratio: jax.Array, clipped: jax.Array, log_ratio: jax.Array) -> SurrogateStats:
     # KL(old || new) on samples of the old policy: k3 with d = log old - log new = -log_ratio.
-    stats = SurrogateStats(ratio, bounded > plain, jnp.expm1(log_ratio) - log_ratio)
-    return jnp.maximum(plain, bounded), jax.lax.stop_gradient(stats)
+    return jax.lax.stop_gradient(SurrogateStats(ratio, clipped, jnp.expm1(log_ratio) - log_ratio))

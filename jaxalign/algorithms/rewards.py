@@ -1,4 +1,4 @@
-"""From a preference model's score of a response to a reward for each of its tokens."""
+"""From the scores of a response to a reward for each of its tokens: combined, normalised, penalised for length, placed."""
 
 from __future__ import annotations
 
@@ -65,6 +65,82 @@ def normalise_scores(scores: Any, shift: Any, scale: Any, clip: Any = None) -> j
     require_shape("clip", clip, "scalar", ())
     require_range("clip", clip, 0)
     return jnp.clip(normalised, -clip, clip)
+
+
+def combine_scores(scores: Any, weights: Any, mask: Any = None) -> tuple[jax.Array, jax.Array]:
+    """Several scores of a response as one: the weighted sum, where all that it needs are there.
+
+    A dropped score (masked, or not finite: a reward function that failed or returned NaN) drops its row, for the sum of
+    the others lies on another level and would count as better or worse. A score of weight 0 is not needed. Rows that are
+    not kept must be masked from then on, and counted.
+
+    Args:
+      scores: real [K, B], of K rewards.
+      weights: real [K], finite; negative for what is to be avoided. They are not normalised.
+      mask: bool, int or float [K, B]; 0 where a score was dropped. None: all are there.
+
+    Returns:
+      (combined, kept): float32 [B], 0 in dropped rows, and bool [B].
+
+    Raises:
+      ValueError: a shape differs, or a weight that is not finite.
+    """
+    mask = jnp.ones(jnp.shape(scores), bool) if mask is None else jnp.asarray(mask) != 0
+    require_same_shape(scores=scores, mask=mask)
+    require_shape("scores", scores, "[K, B]", (None, None))
+    require_shape("weights", weights, "[K]", jnp.shape(scores)[:1])
+    largest = float(jnp.finfo(jnp.float32).max)
+    require_range("weights", weights, -largest, largest)
+    scores, weights = as_float("scores", scores), as_float("weights", weights)[:, None]
+    present = mask & jnp.isfinite(scores)
+    kept = jnp.all(present | (weights == 0), axis=0)
+    combined = jnp.sum(weights * jnp.where(present, scores, 0), axis=0)
+    return jnp.where(kept, combined, 0), kept
+
+
+def length_penalty(length: Any, coef: Any, free: Any = 0) -> jax.Array:
+    """-coef for every token beyond the first `free` ones, to be added to a score.
+
+    Args:
+      length: int or real, any shape, usually [B], in tokens, not negative.
+      coef: scalar, not negative, in units of the score.
+      free: scalar, not negative: tokens that cost nothing.
+
+    Returns:
+      float32 of the shape of `length`, at most 0.
+
+    Raises:
+      ValueError: an argument is negative, or a setting is not a scalar.
+    """
+    for name, value in (("coef", coef), ("free", free)):
+        require_shape(name, value, "scalar", ())
+        require_range(name, value, 0)
+    require_range("length", length, 0)
+    return -coef * jnp.maximum(as_float("length", length) - free, 0)
+
+
+def overlong_penalty(length: Any, max_length: Any, buffer: Any) -> jax.Array:
+    """DAPO's soft overlong punishment (Yu et al. 2025, arXiv 2503.14476, section 3.4), to be added to a score.
+
+    0 up to max_length - buffer tokens, then falling in a straight line to -1 at max_length, and -1 beyond it.
+
+    Args:
+      length: int or real, any shape, usually [B], in tokens, not negative.
+      max_length: scalar, in tokens.
+      buffer: scalar above 0, at most `max_length`: the tokens over which the penalty grows.
+
+    Returns:
+      float32 of the shape of `length`, in [-1, 0].
+
+    Raises:
+      ValueError: a negative length, a buffer that is not above 0 or exceeds `max_length`, or a setting that is no scalar.
+    """
+    for name, value in (("max_length", max_length), ("buffer", buffer)):
+        require_shape(name, value, "scalar", ())
+        require_positive(name, value)
+    require_range("max_length - buffer", max_length - buffer, 0)
+    require_range("length", length, 0)
+    return jnp.clip((max_length - buffer - as_float("length", length)) / buffer, -1, 0)
 
 
 def shape_rewards(

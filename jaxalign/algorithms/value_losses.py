@@ -1,13 +1,14 @@
-"""The critic's loss, per token, and the measure of what it explains."""
+"""The critic's losses, per token, and the measure of what it explains."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from jaxalign.algorithms.guards import as_float, require_range, require_same_shape, require_shape
+from jaxalign.algorithms.guards import as_float, require_positive, require_range, require_same_shape, require_shape
 from jaxalign.algorithms.masked import masked_variance
 
 
@@ -33,20 +34,45 @@ def clipped_value_loss(
     Raises:
       ValueError: the shapes differ, or a negative clip.
     """
-    mask = jnp.ones(jnp.shape(values), bool) if mask is None else jnp.asarray(mask) != 0
-    require_same_shape(values=values, old_values=old_values, returns=returns, mask=mask)
-    values, old_values, returns = (
-        jnp.where(mask, as_float(name, x), 0)
-        for name, x in (("values", values), ("old_values", old_values), ("returns", returns))
-    )
-    old_values, returns = jax.lax.stop_gradient((old_values, returns))
-    plain = (values - returns) ** 2
-    if clip is None:
-        return 0.5 * plain, jnp.zeros_like(mask)
-    require_shape("clip", clip, "scalar", ())
-    require_range("clip", clip, 0)
-    bounded = (old_values + jnp.clip(values - old_values, -clip, clip) - returns) ** 2
-    return 0.5 * jnp.maximum(plain, bounded), bounded > plain
+    return _clipped(values, old_values, returns, clip, mask, lambda error: 0.5 * error**2)
+
+
+def huber_value_loss(
+    values: Any, returns: Any, delta: Any = 1.0, mask: Any = None, old_values: Any = None, clip: Any = None
+) -> tuple[jax.Array, jax.Array]:
+    """Huber's loss of the critic (Huber 1964): half the square of a small error, linear in a large one.
+
+        huber(e) = e^2 / 2 where |e| <= delta, else delta (|e| - delta / 2)
+        loss = max(huber(V - R), huber(V_old + clip(V - V_old, -c, c) - R))
+
+    Its gradient is never beyond +-delta: an outlier among the returns cannot drown the others. Without a clip the first term
+    alone; the clip, which is that of `clipped_value_loss`, picks the same tokens, for both losses grow with the error.
+
+    Args:
+      values: real, any shape, usually [B, N].
+      returns: the same shape; no gradient flows into it.
+      delta: scalar above 0, in units of the return. Beyond all errors it is the half square.
+      mask: bool, int or float of that shape, or None. Masked tokens have loss 0 and no gradient, whatever stands there.
+      old_values: the same shape, from before the update; no gradient flows into it. Needed by `clip`, else not read.
+      clip: scalar, not negative; None for no clip.
+
+    Returns:
+      (loss, clipped): float32 of that shape, and bool of that shape: the clipped term is the one that counts.
+
+    Raises:
+      ValueError: the shapes differ, a delta that is not above 0, a negative clip, or a clip without old values.
+    """
+    require_shape("delta", delta, "scalar", ())
+    require_positive("delta", delta)
+    if clip is not None and old_values is None:
+        raise ValueError(f"clip is {clip}, which needs old_values")
+
+    def huber(error: jax.Array) -> jax.Array:
+        size = jnp.abs(error)
+        inner = jnp.minimum(size, delta)
+        return inner * (size - 0.5 * inner)
+
+    return _clipped(values, values if old_values is None else old_values, returns, clip, mask, huber)
 
 
 def explained_variance(values: Any, returns: Any, mask: Any) -> jax.Array:
@@ -68,3 +94,24 @@ def explained_variance(values: Any, returns: Any, mask: Any) -> jax.Array:
     variance = masked_variance(returns, mask)
     unexplained = masked_variance(returns - values, mask)
     return jnp.where(variance > 0, 1 - unexplained / jnp.where(variance > 0, variance, 1), 0)
+
+
+def _clipped(
+    values: Any, old_values: Any, returns: Any, clip: Any, mask: Any, cost: Callable[[jax.Array], jax.Array]
+) -> tuple[jax.Array, jax.Array]:
+    """(the larger cost of the error as it is and after a clipped move, where it is the latter)."""
+    mask = jnp.ones(jnp.shape(values), bool) if mask is None else jnp.asarray(mask) != 0
+    require_same_shape(values=values, old_values=old_values, returns=returns, mask=mask)
+    values, old_values, returns = (
+        jnp.where(mask, as_float(name, x), 0)
+        for name, x in (("values", values), ("old_values", old_values), ("returns", returns))
+    )
+    old_values, returns = jax.lax.stop_gradient((old_values, returns))
+    plain = cost(values - returns)
+    if clip is None:
+        return plain, jnp.zeros_like(mask)
+    require_shape("clip", clip, "scalar", ())
+    require_range("clip", clip, 0)
+    # Not V_old + clip(V - V_old, -c, c): that misses V by an ulp where nothing is clipped, and would count as a clip.
+    bounded = cost(jnp.clip(values, old_values - clip, old_values + clip) - returns)
+    return jnp.maximum(plain, bounded), bounded > plain

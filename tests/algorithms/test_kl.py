@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from jax.test_util import check_grads
 
-from jaxalign.algorithms.kl import ESTIMATORS, full_kl, kl_penalty, update_kl_coef
+from jaxalign.algorithms.kl import ESTIMATORS, LOSSES, full_kl, kl_loss, kl_penalty, update_kl_coef
 
 LOGPROBS, REFERENCE = np.array([[0.5, 0.2, 0.1]]), np.array([[0.4, 0.3, 0.0]])
 WORKED = {
@@ -100,3 +102,80 @@ def test_bad_arguments_are_refused():
         update_kl_coef(0.1, 1, 6, 100, 500)
     with pytest.raises(ValueError, match="measured_kl has shape"):
         update_kl_coef(0.1, np.ones(3), 6, 100, 10)
+
+
+def _expected_gradient(kind, logits, reference):
+    """Of the loss on tokens of the policy's own, by its logits: the sum over the vocabulary instead of over samples."""
+
+    def loss(varied):
+        # The tokens are drawn from the policy as it is; only the loss on them is differentiated.
+        if kind == "full":
+            return kl_loss(varied[None], reference[None], kind)[0]
+        return jnp.sum(jax.nn.softmax(logits) * kl_loss(jax.nn.log_softmax(varied), jax.nn.log_softmax(reference), kind))
+
+    return np.asarray(jax.jit(jax.grad(loss))(logits))
+
+
+def _exact_kl(p_logits, q_logits):
+    p, q = (x - np.log(np.sum(np.exp(x))) for x in (p_logits, q_logits))
+    return np.sum(np.exp(p) * (p - q))
+
+
+def _finite_difference(function, x, step=1e-5):
+    units = np.eye(len(x)) * step
+    return np.array([(function(x + unit) - function(x - unit)) / (2 * step) for unit in units])
+
+
+def test_what_each_kl_loss_pulls_towards_is_what_its_docstring_says():
+    logits, reference = np.random.default_rng(0).normal(size=(2, 5))
+    forward = _finite_difference(lambda x: _exact_kl(x, reference), logits)
+    reverse = _finite_difference(lambda x: _exact_kl(reference, x), logits)
+    with jax.enable_x64(True):
+        gradients = {kind: _expected_gradient(kind, jnp.asarray(logits), jnp.asarray(reference)) for kind in LOSSES}
+    np.testing.assert_allclose(gradients["k1"], np.zeros(5), atol=1e-12)
+    np.testing.assert_allclose(gradients["k2"], forward, rtol=1e-6, atol=1e-9)
+    np.testing.assert_allclose(gradients["full"], forward, rtol=1e-6, atol=1e-9)
+    np.testing.assert_allclose(gradients["k3"], reverse, rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("kind", LOSSES)
+def test_the_gradient_of_a_kl_loss_is_the_finite_difference(kind):
+    with jax.enable_x64(True):
+        logprobs, reference = np.random.default_rng(1).normal(-1, 0.5, (2, 2, 3, 4))
+        check_grads(jax.jit(lambda x: kl_loss(x, reference, kind)), (logprobs,), order=1, modes=["rev"])
+        assert jax.eval_shape(lambda x: kl_loss(x, reference, kind), logprobs).dtype == np.float64
+
+
+@pytest.mark.parametrize("kind", ESTIMATORS)
+@pytest.mark.parametrize("garbage", [999.0, np.inf, np.nan])
+def test_a_kl_loss_ignores_masked_tokens(kind, garbage):
+    logprobs, reference = jnp.array([[garbage, 0.5, 0.2, 0.1]]), np.array([[0.0, 0.4, 0.3, 0.0]])
+    mask = np.array([[0, 1, 1, 1]])
+    np.testing.assert_allclose(kl_loss(logprobs, reference, kind, mask), [[0, *WORKED[kind]]], rtol=1e-5)
+    slopes = {"k1": [1, 1, 1], "k2": [0.1, -0.1, 0.1], "abs": [1, -1, 1]}
+    slopes["k3"] = [1 - np.exp(-0.1), 1 - np.exp(0.1), 1 - np.exp(-0.1)]
+    gradient = jax.grad(lambda x: kl_loss(x, reference, kind, mask).sum())(logprobs)
+    np.testing.assert_allclose(gradient, [[0, *slopes[kind]]], rtol=1e-5)
+    gradient = jax.grad(lambda x: kl_loss(logprobs, x, kind, mask).sum())(jnp.asarray(reference))
+    np.testing.assert_array_equal(gradient, np.zeros((1, 4)))
+
+
+@pytest.mark.parametrize("garbage", [999.0, np.inf, np.nan])
+def test_the_full_kl_loss_ignores_masked_tokens_and_impossible_ones(garbage):
+    # By hand, as above: log 2 where the policy is (1/2, 1/2, 0) and the reference (1/4, 1/4, 1/2).
+    logits = jnp.array([[[0.0, 0.0, -np.inf], [garbage] * 3]])
+    reference = np.log([[[0.25, 0.25, 0.5], [0.2, 0.2, 0.6]]])
+    loss = jax.jit(lambda x, y: kl_loss(x, y, "full", np.array([[1, 0]])))
+    np.testing.assert_allclose(loss(logits, reference), [[np.log(2), 0]], rtol=1e-6)
+    # The two possible tokens are alike, and so neither is pulled; the impossible one stays so.
+    np.testing.assert_allclose(jax.grad(lambda x: loss(x, reference).sum())(logits), np.zeros((1, 2, 3)), atol=1e-7)
+    np.testing.assert_array_equal(jax.grad(lambda y: loss(logits, y).sum())(jnp.asarray(reference)), np.zeros((1, 2, 3)))
+
+
+def test_bad_kl_losses_are_refused():
+    with pytest.raises(ValueError, match="kind is 'k4'; one of k1, k2, k3, abs, full"):
+        kl_loss(LOGPROBS, REFERENCE, "k4")
+    with pytest.raises(ValueError, match=r"mask has shape \(1, 3\); the shape of the loss = \(1,\)"):
+        kl_loss(LOGPROBS, REFERENCE, "full", np.ones((1, 3)))
+    with pytest.raises(ValueError, match="one shape"):
+        kl_loss(LOGPROBS, REFERENCE[:, :1])

@@ -90,23 +90,25 @@ def test_variance_far_from_zero_is_not_lost_to_rounding():
     assert float(masked_variance(x, np.ones((1, 3)))) == pytest.approx(2 / 3, rel=1e-5)
 
 
-@pytest.mark.parametrize("mode, expected", [*zip(AGGREGATIONS, (0.36, 0.325, 0.9), strict=True)])
+# 1.8 in all: over 5 tokens, over 2 sequences, over 2 sequences of 3 at most.
+@pytest.mark.parametrize("mode, expected", [*zip(AGGREGATIONS, (0.36, 0.325, 0.9, 0.3), strict=True)])
 def test_aggregation_gives_the_worked_figures(mode, expected):
     assert float(aggregate(LOSS, MASK, mode)) == pytest.approx(expected, rel=1e-6)
     assert float(aggregate(LOSS, MASK.astype(bool), mode)) == pytest.approx(expected, rel=1e-6)
 
 
-@pytest.mark.parametrize("mode, count", [*zip(AGGREGATIONS, (5, 2, 2), strict=True)])
+@pytest.mark.parametrize("mode, count", [*zip(AGGREGATIONS, (5, 2, 2, 2 * 10), strict=True)])
 def test_totals_count_tokens_or_sequences_that_have_any(mode, count):
     padded = np.concatenate([MASK, np.zeros((3, 3))])
-    assert float(aggregate_total(padded, mode)) == count
+    assert float(aggregate_total(padded, mode, max_length=10)) == count
 
 
 @pytest.mark.parametrize("mode", AGGREGATIONS)
 def test_padding_rows_and_columns_change_nothing(mode):
     loss = np.pad(LOSS, ((0, 2), (0, 4)), constant_values=np.inf)
     mask = np.pad(MASK, ((0, 2), (0, 4)))
-    assert float(aggregate(loss, mask, mode)) == pytest.approx(float(aggregate(LOSS, MASK, mode)), rel=1e-6)
+    padded, alone = aggregate(loss, mask, mode, max_length=5), aggregate(LOSS, MASK, mode, max_length=5)
+    assert float(padded) == pytest.approx(float(alone), rel=1e-6)
 
 
 @settings(max_examples=20, deadline=None)
@@ -124,6 +126,15 @@ def test_an_all_zero_mask_gives_zero_and_a_zero_gradient(mode):
     value, gradient = jax.value_and_grad(lambda x: aggregate(x, mask, mode))(loss)
     assert float(value) == 0
     np.testing.assert_array_equal(gradient, np.zeros(SHAPE))
+
+
+def test_the_constant_normaliser_is_sequences_times_the_longest_length():
+    # 1.8 over 2 sequences of at most 10 tokens. Unstated, the array is taken to be as wide as the longest.
+    assert float(aggregate(LOSS, MASK, "token_sum_constant", max_length=10)) == pytest.approx(0.09)
+    assert float(aggregate(LOSS, MASK, "token_sum_constant")) == pytest.approx(0.3)
+    # A token has one weight, in a short response and in a long one.
+    gradient = jax.grad(lambda x: aggregate(x, MASK, "token_sum_constant", max_length=10))(jnp.asarray(LOSS))
+    np.testing.assert_allclose(gradient, MASK / 20)
 
 
 def test_all_zero_masks_give_zero_everywhere():
@@ -146,6 +157,10 @@ def test_bad_modes_and_totals_are_refused():
         aggregate(LOSS, MASK, "mean")
     with pytest.raises(ValueError, match="total is -1"):
         aggregate(LOSS, MASK, total=-1)
+    with pytest.raises(ValueError, match="max_length is 0; a number above 0"):
+        aggregate(LOSS, MASK, "token_sum_constant", max_length=0)
+    with pytest.raises(ValueError, match="max_length has shape"):
+        aggregate_total(MASK, "token_sum_constant", max_length=np.array([3, 3]))
     with pytest.raises(ValueError, match="total has shape"):
         aggregate(LOSS, MASK, total=np.array([2.0, 3.0]))
     with pytest.raises(ValueError, match=r"mask has shape \(3,\)"):

@@ -8,7 +8,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxalign.algorithms.rewards import MISSING_EOS, normalise_scores, score_statistics, shape_rewards
+from jaxalign.algorithms.rewards import (
+    MISSING_EOS,
+    combine_scores,
+    length_penalty,
+    normalise_scores,
+    overlong_penalty,
+    score_statistics,
+    shape_rewards,
+)
 
 SCORES = np.array([0.5, -0.25])
 KL = np.array([[0.1, 0.2, 0.3], [1.0, -1.0, 7.0]])
@@ -98,3 +106,79 @@ def test_a_scale_of_zero_is_refused():
         normalise_scores(np.zeros(2), 0.0, 0.0)
     with pytest.raises(ValueError, match="clip is -1.0; at least 0"):
         normalise_scores(np.zeros(2), 0.0, 1.0, clip=-1.0)
+
+
+def test_combined_scores_by_hand():
+    scores, weights = np.array([[1.0, 2.0, 3.0], [10.0, 0.0, -10.0]]), np.array([1.0, 0.5])
+    combined, kept = combine_scores(scores, weights)
+    np.testing.assert_allclose(combined, [6, 2, -2])
+    assert np.asarray(kept).all()
+    combined, _ = combine_scores(np.array([[1, 0, 1]]), np.array([2]))
+    np.testing.assert_array_equal(combined, np.array([2, 0, 2], np.float32))
+
+
+@pytest.mark.parametrize("garbage", [999.0, np.inf, np.nan])
+def test_a_dropped_score_drops_its_row_and_no_other(garbage):
+    scores, mask = np.array([[1.0, garbage, 3.0], [10.0, 0.0, garbage]]), np.array([[1, 0, 1], [1, 1, 0]])
+    combined, kept = combine_scores(scores, np.array([1.0, 0.5]), mask)
+    np.testing.assert_allclose(combined, [6, 0, 0])
+    np.testing.assert_array_equal(kept, [True, False, False])
+    # A score that is not needed is not missed.
+    combined, kept = combine_scores(scores, np.array([1.0, 0.0]), mask)
+    np.testing.assert_allclose(combined, [1, 0, 3])
+    np.testing.assert_array_equal(kept, [True, False, True])
+
+
+def test_a_score_that_is_not_finite_is_dropped_without_a_mask():
+    scores = np.array([[1.0, np.nan, np.inf, -np.inf], [1.0, 1.0, 1.0, 1.0]])
+    combined, kept = jax.jit(combine_scores)(scores, np.array([1.0, 1.0]))
+    np.testing.assert_array_equal(combined, [2, 0, 0, 0])
+    np.testing.assert_array_equal(kept, [True, False, False, False])
+
+
+@settings(max_examples=15, deadline=None)
+@given(seed=st.integers(0, 2**31))
+def test_combined_scores_equal_a_loop(seed):
+    rng = np.random.default_rng(seed)
+    scores, weights, mask = rng.normal(size=(3, 5)), rng.choice([0, -0.3, 1, 2], size=3), rng.random((3, 5)) < 0.8
+    expected, kept = np.zeros(5), np.ones(5, bool)
+    for b in range(5):
+        for k in range(3):
+            kept[b] &= bool(mask[k, b]) or weights[k] == 0
+        if kept[b]:
+            expected[b] = sum(weights[k] * scores[k, b] for k in range(3) if mask[k, b])
+    found = combine_scores(np.where(mask, scores, np.nan), weights, mask)
+    np.testing.assert_allclose(found[0], expected, rtol=1e-5, atol=1e-6)
+    np.testing.assert_array_equal(found[1], kept)
+
+
+def test_overlong_penalty_by_hand():
+    # The figures of the paper: at most 20,480 tokens, of which the last 4,096 are the buffer.
+    lengths = np.array([0, 16384, 17408, 18432, 20480, 30000])
+    np.testing.assert_allclose(overlong_penalty(lengths, 20480, 4096), [0, 0, -0.25, -0.5, -1, -1])
+    np.testing.assert_allclose(overlong_penalty(np.array([0, 5, 10]), 10, 10), [0, -0.5, -1])
+
+
+def test_length_penalty_by_hand():
+    np.testing.assert_allclose(length_penalty(np.array([0, 3, 10]), 0.1), [0, -0.3, -1], rtol=1e-6)
+    np.testing.assert_allclose(length_penalty(np.array([0, 3, 10]), 0.1, free=4), [0, 0, -0.6], rtol=1e-6)
+    np.testing.assert_allclose(length_penalty(np.array([0, 3, 10]), 0.0), [0, 0, 0])
+
+
+def test_bad_scores_and_penalties_are_refused():
+    with pytest.raises(ValueError, match=r"weights has shape \(3,\); \[K\] = \(2,\)"):
+        combine_scores(np.zeros((2, 4)), np.ones(3))
+    with pytest.raises(ValueError, match=r"scores has shape \(4,\); \[K, B\]"):
+        combine_scores(np.zeros(4), np.ones(4))
+    with pytest.raises(ValueError, match="one shape"):
+        combine_scores(np.zeros((2, 4)), np.ones(2), np.ones((1, 4)))
+    with pytest.raises(ValueError, match="weights is nan"):
+        combine_scores(np.zeros((2, 4)), np.array([1.0, np.nan]))
+    with pytest.raises(ValueError, match="buffer is 0; a number above 0"):
+        overlong_penalty(np.array([3]), 10, 0)
+    with pytest.raises(ValueError, match="max_length - buffer is -1; at least 0"):
+        overlong_penalty(np.array([3]), 10, 11)
+    with pytest.raises(ValueError, match="length is -3; at least 0"):
+        overlong_penalty(np.array([-3]), 10, 5)
+    with pytest.raises(ValueError, match="coef is -0.1; at least 0"):
+        length_penalty(np.array([3]), -0.1)

@@ -1,4 +1,4 @@
-"""The critic's loss by hand, by loop and by finite differences; explained variance by hand."""
+"""The critic's losses by hand, by loop and by finite differences; explained variance by hand."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.test_util import check_grads
 
-from jaxalign.algorithms.value_losses import clipped_value_loss, explained_variance
+from jaxalign.algorithms.value_losses import clipped_value_loss, explained_variance, huber_value_loss
 
 
 def test_by_hand():
@@ -78,3 +78,69 @@ def test_explained_variance_of_equal_returns_or_none_is_zero():
     values = np.array([[1.0, 2.0]])
     assert float(explained_variance(values, np.full((1, 2), 0.5), np.ones((1, 2)))) == 0
     assert float(explained_variance(values, values, np.zeros((1, 2)))) == 0
+
+
+def test_huber_by_hand():
+    # Errors .5, -2, 1 with delta 1: .125, 2 - .5, .5. With delta 1/2: .125, .5 (2 - .25), .5 (1 - .25).
+    values, returns = np.array([0.5, -1.0, 2.0]), np.array([0.0, 1.0, 1.0])
+    np.testing.assert_allclose(huber_value_loss(values, returns)[0], [0.125, 1.5, 0.5])
+    np.testing.assert_allclose(huber_value_loss(values, returns, 0.5)[0], [0.125, 0.875, 0.375])
+    gradient = jax.grad(lambda x: huber_value_loss(x, returns, 0.5)[0].sum())(jnp.asarray(values))
+    np.testing.assert_allclose(gradient, [0.5, -0.5, 0.5])
+    # A move of .5 from 0 is clipped to .2. Return 1: error -.5 or -.8, clipped. Return -1: error 1.5 or 1.2.
+    loss, clipped = huber_value_loss(np.full(2, 0.5), np.array([1.0, -1.0]), 0.6, None, np.zeros(2), 0.2)
+    np.testing.assert_allclose(loss, [0.6 * (0.8 - 0.3), 0.6 * (1.5 - 0.3)], rtol=1e-6)
+    np.testing.assert_array_equal(clipped, [True, False])
+
+
+@settings(max_examples=15, deadline=None)
+@given(seed=st.integers(0, 2**31), clip=st.sampled_from([None, 0.05, 1.0]), delta=st.sampled_from([0.3, 1.0]))
+def test_huber_equals_a_loop(seed, clip, delta):
+    values, old, returns = np.random.default_rng(seed).normal(size=(3, 3, 4))
+    expected = np.zeros((3, 4))
+    for b in range(3):
+        for t in range(4):
+            costs = []
+            for value in (values[b, t], min(max(values[b, t], old[b, t] - (clip or 0)), old[b, t] + (clip or 0))):
+                size = abs(value - returns[b, t])
+                costs.append(0.5 * size**2 if size <= delta else delta * (size - 0.5 * delta))
+            expected[b, t] = costs[0] if clip is None else max(costs)
+    function = jax.jit(huber_value_loss, static_argnums=5)
+    loss, clipped = function(values, returns, delta, None, old, clip)
+    np.testing.assert_allclose(loss, expected, rtol=1e-5, atol=1e-6)
+    # With a delta beyond all errors it is the half square, and it always clips the tokens that the square clips.
+    square, square_clipped = jax.jit(clipped_value_loss, static_argnums=3)(values, old, returns, clip)
+    np.testing.assert_allclose(function(values, returns, np.inf, None, old, clip)[0], square, rtol=1e-6)
+    np.testing.assert_array_equal(clipped, square_clipped)
+
+
+@pytest.mark.parametrize("clip", [None, 0.2])
+def test_the_gradient_of_huber_is_the_finite_difference(clip):
+    with jax.enable_x64(True):
+        values, old = np.array([0.5, 0.5, 0.1, -0.7]), np.zeros(4)
+        returns = np.array([1.0, -1.0, 1.0, 0.3])
+        loss = jax.jit(lambda x: huber_value_loss(x, returns, 0.7, None, old, clip)[0])
+        check_grads(loss, (values,), order=1, modes=["rev"])
+        assert huber_value_loss(values, returns)[0].dtype == np.float64
+
+
+@pytest.mark.parametrize("garbage", [999.0, np.inf, np.nan])
+@pytest.mark.parametrize("clip", [None, 0.2])
+def test_huber_ignores_masked_tokens(garbage, clip):
+    values, old = jnp.array([[garbage, 0.1]]), np.array([[garbage, 0.0]])
+    returns, mask = np.array([[garbage, 1.0]]), np.array([[0.0, 1.0]])
+    loss, _ = huber_value_loss(values, returns, 0.5, mask, old, clip)
+    np.testing.assert_allclose(loss, [[0, 0.5 * (0.9 - 0.25)]], rtol=1e-6)
+    gradient = jax.grad(lambda x: huber_value_loss(x, returns, 0.5, mask, old, clip)[0].sum())(values)
+    np.testing.assert_allclose(gradient, [[0, -0.5]], rtol=1e-6)
+
+
+def test_bad_settings_of_huber_are_refused():
+    with pytest.raises(ValueError, match="delta is 0.0; a number above 0"):
+        huber_value_loss(np.zeros(1), np.zeros(1), 0.0)
+    with pytest.raises(ValueError, match="clip is 0.2, which needs old_values"):
+        huber_value_loss(np.zeros(1), np.zeros(1), clip=0.2)
+    with pytest.raises(ValueError, match="one shape"):
+        huber_value_loss(np.zeros(2), np.zeros(1))
+    with pytest.raises(ValueError, match="clip is -0.2; at least 0"):
+        huber_value_loss(np.zeros(1), np.zeros(1), 1.0, None, np.zeros(1), -0.2)

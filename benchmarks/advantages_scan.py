@@ -1,0 +1,84 @@
+"""Times `gae` against the same recurrence as a reversed Python loop over T: `python benchmarks/advantages_scan.py`.
+
+The loop is the common form elsewhere: from the last token to the first, a few array operations over the rows of one column,
+each dispatched on its own, and the columns stacked at the end. It is timed on NumPy, whose dispatch is the cheapest there is,
+and on eager JAX; `gae` is jitted, with its arrays on the device. The contenders take turns, so that what else the machine does
+meets all alike; compilation is not counted. A markdown table goes to the output: medians, and how often the scan fits into the
+loop.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxalign.algorithms.advantages import gae
+
+GAMMA, LAM = 1.0, 0.95
+
+
+def reversed_loop(xp, rewards, values, mask):
+    """GAE over tokens that are padded on the right, with the array module `xp` (numpy or jax.numpy)."""
+    advantage, columns = xp.zeros(rewards.shape[0], rewards.dtype), []
+    for t in reversed(range(rewards.shape[1])):
+        ahead = values[:, t + 1] if t + 1 < rewards.shape[1] else 0.0
+        advantage = mask[:, t] * (rewards[:, t] + GAMMA * ahead - values[:, t] + GAMMA * LAM * advantage)
+        columns.append(advantage)
+    advantages = xp.stack(columns[::-1], axis=1)
+    return advantages, (advantages + values) * mask
+
+
+def batch(rows: int, length: int, seed: int) -> tuple[np.ndarray, ...]:
+    """Responses of random lengths: (rewards, values, mask), float32 [B, T], 0 at padding."""
+    rng = np.random.default_rng(seed)
+    mask = (np.arange(length)[None, :] < rng.integers(1, length + 1, rows)[:, None]).astype(np.float32)
+    rewards, values = rng.normal(size=(2, rows, length)).astype(np.float32) * mask
+    return rewards, values, mask
+
+
+def milliseconds(contenders: dict[str, Callable[[], object]], rounds: int) -> dict[str, float]:
+    """The median time of each, run in turns."""
+    times: dict[str, list[float]] = {name: [] for name in contenders}
+    for _ in range(rounds):
+        for name, run in contenders.items():
+            start = time.perf_counter()
+            jax.block_until_ready(run())
+            times[name].append(1000 * (time.perf_counter() - start))
+    return {name: statistics.median(seen) for name, seen in times.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--batch", type=int, nargs="+", default=[64, 512], help="rows; one table line a size")
+    parser.add_argument("--length", type=int, nargs="+", default=[64, 256, 1024], help="tokens; one table line a size")
+    parser.add_argument("--rounds", type=int, default=30, help="turns that each contender takes")
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    scan = jax.jit(gae)
+    print("| B | T | scan, ms | loop on NumPy, ms | over scan | loop on eager JAX, ms | over scan |")
+    print("|---|---|---|---|---|---|---|")
+    for rows in options.batch:
+        for length in options.length:
+            host = batch(rows, length, options.seed)
+            device = jax.device_put(host)
+            contenders = {
+                "scan": lambda device=device: scan(*device, GAMMA, LAM),
+                "numpy": lambda host=host: reversed_loop(np, *host),
+                "eager": lambda device=device: reversed_loop(jnp, *device),
+            }
+            results = [run() for run in contenders.values()]  # compiles, and shows that all say the same
+            for result in results[1:]:
+                np.testing.assert_allclose(result[0], results[0][0], rtol=1e-3, atol=1e-3)
+            took = milliseconds(contenders, options.rounds)
+            loops = (f"{took[name]:.2f} | {took[name] / took['scan']:.1f}" for name in ("numpy", "eager"))
+            print(f"| {rows} | {length} | {took['scan']:.3f} | " + " | ".join(loops) + " |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

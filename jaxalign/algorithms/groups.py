@@ -1,0 +1,168 @@
+"""Advantages from the scores of several responses to one prompt: a group is its own baseline, and no critic is needed.
+
+A batch of B rows holds B / group_size groups, each of contiguous rows. Every function returns one number a row;
+`broadcast_to_tokens` hands it to the row's tokens. A score that was dropped is to be masked: NaN that counts is not hidden,
+but spoils its group.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxalign.algorithms.guards import as_float, require_choice, require_range, require_same_shape, require_shape
+from jaxalign.algorithms.masked import masked_mean, masked_sum
+
+SCALES = ("std", "none")
+
+
+def rloo(scores: Any, group_size: int, mask: Any = None) -> jax.Array:
+    """Leave-one-out: a score less the mean of the others of its group (Ahmadian et al. 2024, arXiv 2402.14740).
+
+    Args:
+      scores: real [B].
+      group_size: rows of one prompt, which stand together, at least 2; a Python int.
+      mask: bool, int or float [B]; 0 for padding rows, whose score is not read. None counts all.
+
+    Returns:
+      float32 [B]; exactly 0 for masked rows, for a row whose group has no other, and for groups of equal scores.
+
+    Raises:
+      ValueError: a shape differs, or the rows are not whole groups of 2 or more.
+    """
+    scores, selected = _grouped(scores, group_size, mask, 2)
+    centred, count = _centre(scores, selected)
+    # s_i - (sum - s_i) / (n - 1) is n / (n - 1) of what s_i is above the mean; a lone row is its own mean, and so 0.
+    return (centred * count / jnp.maximum(count - 1, 1)).reshape(-1)
+
+
+def grpo(
+    scores: Any, group_size: int, scale: str = "std", mask: Any = None, eps: Any = 1e-6, unbiased: bool = True
+) -> jax.Array:
+    """A score less the mean of its group, over the group's standard deviation (DeepSeekMath, arXiv 2402.03300, sec. 4.1.2).
+
+        A = (s - mean) / (std + eps)  ("std"),    A = s - mean  ("none")
+
+    "none" is Dr. GRPO (Liu et al. 2025, arXiv 2503.20783): dividing by the deviation weighs up prompts that are almost
+    always or almost never solved. Its other half is `masked.aggregate` with "token_sum_constant".
+
+    Args:
+      scores: real [B].
+      group_size: rows of one prompt, which stand together, at least 2; a Python int.
+      scale: one of `SCALES`.
+      mask: bool, int or float [B]; 0 for padding rows, whose score is not read. None counts all.
+      eps: scalar, not negative, in units of the score; not read by "none".
+      unbiased: the deviation divides by the count less one (Bessel), as the common implementations do; False: by the count.
+
+    Returns:
+      float32 [B]; exactly 0 for masked rows, for a row whose group has no other, and for groups of equal scores, at any eps.
+
+    Raises:
+      ValueError: a shape differs, the rows are not whole groups of 2 or more, an unknown scale, or a negative eps.
+    """
+    require_choice("scale", scale, SCALES)
+    require_shape("eps", eps, "scalar", ())
+    require_range("eps", eps, 0)
+    scores, selected = _grouped(scores, group_size, mask, 2)
+    centred, count = _centre(scores, selected)
+    if scale == "none":
+        return centred.reshape(-1)
+    squares = masked_sum(centred**2, selected, axis=1)[:, None]
+    divisor = jnp.maximum(count - 1 if unbiased else count, 1)
+    # The inner `where` keeps the root's gradient finite where the scores do not differ.
+    differ = squares != 0
+    deviation = jnp.sqrt(jnp.where(differ, squares, 1) / divisor)
+    return jnp.where(differ, centred / (deviation + eps), 0).reshape(-1)
+
+
+def remax(scores: Any, greedy_scores: Any, mask: Any = None) -> jax.Array:
+    """A sample's score less that of the greedy response to the same prompt (Li et al. 2023, arXiv 2310.10505).
+
+    Args:
+      scores: real [B], of sampled responses.
+      greedy_scores: real [B], of the greedy response to each row's prompt.
+      mask: bool, int or float [B]; 0 for padding rows, whose scores are not read. None counts all.
+
+    Returns:
+      float32 [B], 0 for masked rows.
+
+    Raises:
+      ValueError: a shape differs.
+    """
+    mask = jnp.ones(jnp.shape(scores), bool) if mask is None else mask
+    require_same_shape(scores=scores, greedy_scores=greedy_scores, mask=mask)
+    require_shape("scores", scores, "[B]", (None,))
+    selected = jnp.asarray(mask) != 0
+    scores, greedy_scores = (
+        jnp.where(selected, as_float(name, x), 0) for name, x in (("scores", scores), ("greedy_scores", greedy_scores))
+    )
+    return scores - greedy_scores
+
+
+def informative_groups(scores: Any, group_size: int, mask: Any = None) -> jax.Array:
+    """The rows whose group's scores are not all equal: the others' group advantages are 0, and so is their gradient.
+
+    The dynamic sampling of DAPO (Yu et al. 2025, arXiv 2503.14476) keeps these and samples again for the rest.
+
+    Args:
+      scores: real [B].
+      group_size: rows of one prompt, which stand together; in a group of 1 there is no difference.
+      mask: bool, int or float [B]; 0 for padding rows, whose score is not read. None counts all.
+
+    Returns:
+      bool [B]; False for masked rows, and for groups that hold NaN.
+
+    Raises:
+      ValueError: a shape differs, or the rows are not whole groups.
+    """
+    scores, selected = _grouped(scores, group_size, mask, 1)
+    highest, lowest = _extremes(scores, selected)
+    return (selected & (highest > lowest)).reshape(-1)
+
+
+def broadcast_to_tokens(advantages: Any, mask: Any) -> jax.Array:
+    """A row's advantage on each of its tokens.
+
+    Args:
+      advantages: real [B].
+      mask: bool, int or float [B, T]; not 0 where the policy acted.
+
+    Returns:
+      float32 [B, T], 0 at masked tokens.
+
+    Raises:
+      ValueError: a shape differs.
+    """
+    require_shape("mask", mask, "[B, T]", (None, None))
+    require_shape("advantages", advantages, "[B]", jnp.shape(mask)[:1])
+    return jnp.where(jnp.asarray(mask) != 0, as_float("advantages", advantages)[:, None], 0)
+
+
+def _grouped(scores: Any, group_size: int, mask: Any, least: int) -> tuple[jax.Array, jax.Array]:
+    """(scores, selected) [groups, group_size], the scores 0 where they are not selected."""
+    mask = jnp.ones(jnp.shape(scores), bool) if mask is None else mask
+    require_same_shape(scores=scores, mask=mask)
+    require_shape("scores", scores, "[B]", (None,))
+    require_range("group_size", group_size, least)
+    rows = jnp.shape(scores)[0]
+    if rows % group_size:
+        raise ValueError(f"scores has {rows} rows, which are not whole groups of group_size = {group_size}")
+    selected = jnp.reshape(jnp.asarray(mask) != 0, (rows // group_size, group_size))
+    return jnp.where(selected, as_float("scores", scores).reshape(selected.shape), 0), selected
+
+
+def _centre(scores: jax.Array, selected: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """(scores less their group's mean, 0 where not selected; count of the selected [groups, 1])."""
+    count = jnp.sum(selected, axis=1, keepdims=True).astype(scores.dtype)
+    centred = scores - masked_mean(scores, selected, axis=1)[:, None]
+    # A float32 mean is off by an ulp of the scores, and what is left of equal ones a tiny deviation would blow up.
+    highest, lowest = _extremes(scores, selected)
+    return jnp.where(selected & (highest != lowest), centred, 0), count
+
+
+def _extremes(scores: jax.Array, selected: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """(highest, lowest) of each group's selected scores, [groups, 1]."""
+    highest = jnp.max(jnp.where(selected, scores, -jnp.inf), axis=1, keepdims=True)
+    return highest, jnp.min(jnp.where(selected, scores, jnp.inf), axis=1, keepdims=True)
