@@ -27,6 +27,12 @@ STAGES = ("pretrain", "revise", "sft", "compare", "preference", "dpo", "online_d
 DEFAULT_STAGES = ("pretrain", "revise", "sft", "compare", "preference", "ppo", "evaluate", "report")
 POLICY_STAGES = ("sft", "dpo", "online_dpo", "ppo")
 """The stages that make a policy: each starts from the last one before it that is run."""
+PAIRWISE_OBJECTIVES = (
+    "sigmoid", "conservative", "robust", "hinge", "ipo", "ipo_mean", "exo_pair", "nca_pair", "bco_pair", "apo_zero",
+    "apo_down", "sppo_hard", "aot", "aot_unpaired", "discopop",
+)
+"""DPO and its relatives: the names of `jaxalign.algorithms.direct_preference.DPO_KINDS`."""
+DIRECT_OBJECTIVES = (*PAIRWISE_OBJECTIVES, "kto", "orpo", "cpo", "simpo")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -192,12 +198,52 @@ class Preference:
 
 
 @dataclasses.dataclass(frozen=True)
+class Dpo:
+    """Direct preference optimisation: the policy learns from labelled pairs, without a preference model."""
+
+    objective: str = field("sigmoid", "The loss; docs/dpo.md has each one's formula and source.", one_of(*DIRECT_OBJECTIVES))
+    beta: float = field(0.1, "Weight of the implicit KL; the temperature of the implicit reward.", above(0))
+    label_smoothing: float = field(0.0, "Share of labels taken to be wrong; conservative, robust and exo_pair need "
+                                   "it above 0.", between(0.0, 0.499))
+    margin: float = field(0.5, "Target margin (simpo: gamma).", at_least(0))
+    desirable_weight: float = field(1.0, "Weight of good answers (kto).", at_least(0))
+    undesirable_weight: float = field(1.0, "Weight of bad answers (kto).", at_least(0))
+    sft_weight: float | None = field(None, "Weight of the better answer's negative log-likelihood a token, beside the "
+                                     "objective; None: 1 for orpo and cpo, else 0.", at_least(0))
+    reference: str = field("start", "The reference: the weights this stage starts from, or none (its log-probs are 0).",
+                           one_of("start", "none"))
+    epochs: int = field(4, "Passes over the pairs.", at_least(1))
+    batch: int = field(32, "Pairs of a step; for kto, answers.", at_least(1))
+    max_length: int = field(256, "Longest dialogue with its answer; longer ones keep their end.", at_least(8))
+    held_out_share: float = field(0.15, "Share of the pairs kept for accuracy.", between(0.0, 0.9))
+    optimizer: Optimizer = section(Optimizer(learning_rate=2e-4, schedule="linear", warmup_steps=10), "Its optimizer.")
+    checkpoint_every: int = field(50, "Steps between checkpoints.", at_least(1))
+    micro_batches: int = field(1, "Parts a step is computed in, to save memory; results are the same.", at_least(1))
+
+
+@dataclasses.dataclass(frozen=True)
+class OnlineDpo:
+    """Direct preference optimisation on the policy's own fresh pairs, labelled as they come. The loss is that of `dpo`."""
+
+    iterations: int = field(40, "Rounds of sampling, labelling and one update.", at_least(1))
+    prompts: int = field(2000, "Distinct prompts to sample from; the loader goes round them.", at_least(1))
+    batch: int = field(64, "Prompts of an iteration, each answered twice.", at_least(1))
+    temperature: float = field(1.0, "Sampling temperature.", above(0))
+    top_k: int = field(0, "Sample from the k likeliest tokens; 0: from all.", at_least(0))
+    top_p: float = field(1.0, "Sample from the smallest set of this probability.", between(1e-6, 1.0))
+    max_new_tokens: int = field(60, "Longest answer.", at_least(1))
+    optimizer: Optimizer = section(Optimizer(learning_rate=2e-4, schedule="linear"), "Its optimizer.")
+    checkpoint_every: int = field(5, "Iterations between checkpoints.", at_least(1))
+
+
+@dataclasses.dataclass(frozen=True)
 class Ppo:
-    """Proximal policy optimization against the preference model."""
+    """Reinforcement learning against the preference model: PPO, and its relatives without a critic."""
 
     iterations: int = field(28, "Rounds of sampling and learning.", at_least(1))
     prompts: int = field(2000, "Distinct prompts to sample from; the loader goes round them.", at_least(1))
-    batch: int = field(64, "Prompts of an iteration.", at_least(1))
+    batch: int = field(64, "Responses of an iteration.", at_least(1))
+    group_size: int = field(1, "Responses to each prompt of an iteration; rloo and grpo need at least 2.", at_least(1))
     max_new_tokens: int = field(56, "Longest response.", at_least(1))
     temperature: float = field(0.7, "Sampling temperature; log-probabilities are taken under it everywhere.", above(0))
     top_k: int = field(0, "Sample from the k likeliest tokens; 0: from all.", at_least(0))
@@ -205,13 +251,30 @@ class Ppo:
     epochs: int = field(2, "Passes over the rollout buffer, freshly shuffled each.", at_least(1))
     minibatches: int = field(2, "Optimizer steps a pass.", at_least(1))
     micro_batches: int = field(1, "Parts a minibatch is computed in, to save memory only.", at_least(1))
+    advantages: str = field("gae", "With a critic: gae, or reinforce (returns less the value); without one: rloo, grpo, "
+                            "reinforce_pp, remax.", one_of("gae", "reinforce", "rloo", "grpo", "reinforce_pp", "remax"))
+    group_scale: str = field("std", "grpo: divide by the group's standard deviation, or not (Dr. GRPO).",
+                             one_of("std", "none"))
+    skip_equal_groups: bool = field(False, "Leave out groups whose scores are all equal (DAPO), in the counts too.")
     gamma: float = field(1.0, "Discount.", between(0.0, 1.0))
     lam: float = field(0.95, "Lambda of generalised advantage estimation.", between(0.0, 1.0))
+    policy_loss: str = field("clip", "PPO's clipped ratio, GSPO's of whole responses, CISPO's clipped weight, or plain "
+                             "REINFORCE.", one_of("clip", "gspo", "cispo", "plain"))
     clip: float = field(0.2, "The policy's ratio is clipped to 1 - clip .. 1 + clip.", above(0))
+    clip_high: float | None = field(None, "The ratio's upper bound is 1 + clip_high; None: clip.", above(0))
+    dual_clip: float | None = field(None, "For negative advantages the ratio counts as at most this (clip); None: no limit.",
+                                    above(1))
+    aggregation: str = field("token_mean", "How the losses of tokens become one number: docs/ppo.md.",
+                             one_of("token_mean", "sequence_mean_token_mean", "sequence_mean_token_sum", "token_sum_constant"))
+    entropy_coef: float = field(0.0, "Weight of the entropy bonus.", at_least(0))
     value_clip: float | None = field(0.2, "How far a value may move from the rollout's; None: no limit.",
                                      at_least(0))
+    value_loss: str = field("squared", "The critic's loss: half the square, or Huber's.", one_of("squared", "huber"))
+    huber_delta: float = field(1.0, "Where Huber's loss turns from square to line.", above(0))
     value_coef: float = field(0.1, "Weight of the value loss.", at_least(0))
-    kl_coef: float = field(0.15, "Weight of the KL penalty in the reward; its start where adaptive.", at_least(0))
+    critic_warmup: int = field(0, "Iterations at the start in which the critic alone learns.", at_least(0))
+    kl_in: str = field("reward", "The KL penalty is taken off the reward, or added to the loss.", one_of("reward", "loss"))
+    kl_coef: float = field(0.15, "Weight of the KL penalty; its start where adaptive.", at_least(0))
     kl_controller: str = field("fixed", "Keep kl_coef, or steer it towards kl_target.", one_of("fixed", "adaptive"))
     kl_target: float = field(6.0, "KL aimed at, in nats a response (kl_controller=adaptive).", above(0))
     kl_horizon: int = field(10_000, "Responses over which the controller acts (kl_controller=adaptive).", at_least(1))
@@ -221,6 +284,8 @@ class Ppo:
     missing_eos: str = field("replace", "Without an end: leave the score, replace it by missing_eos_value, subtract "
                              "that value, or score zero.", one_of("none", "replace", "penalty", "zero"))
     missing_eos_value: float = field(-1.0, "The score (replace) or what is subtracted from it (penalty).")
+    overlong_buffer: int = field(0, "The last so many tokens below max_new_tokens cost up to 1 (DAPO); 0: nothing.",
+                                 at_least(0))
     score_clip: float | None = field(None, "Scores are clipped to +-score_clip; None: not at all.", above(0))
     target_kl: float | None = field(None, "An iteration stops learning above this KL; None: never.", above(0))
     sampler_tolerance: float = field(1e-3, "Largest gap of a token's log-prob between sampler and trainer.", above(0))
@@ -260,6 +325,8 @@ class Config:
     feedback: Feedback = section(Feedback(), "")
     compare: Compare = section(Compare(), "")
     preference: Preference = section(Preference(), "")
+    dpo: Dpo = section(Dpo(), "")
+    online_dpo: OnlineDpo = section(OnlineDpo(), "")
     ppo: Ppo = section(Ppo(), "")
     evaluate: Evaluate = section(Evaluate(), "")
 

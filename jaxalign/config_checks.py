@@ -22,6 +22,8 @@ def check(config: Config) -> None:
         _check_batch(config, name, rows, parts)
     _check_lengths(config)
     _check_controller(config)
+    _check_dpo(config)
+    _check_ppo(config)
 
 
 def _check_model(config: Config) -> None:
@@ -76,6 +78,8 @@ def _batches(config: Config) -> list[tuple[str, int, dict[str, int]]]:
         "compare": [("compare.batch", config.compare.batch, {})],
         "preference": [("preference.batch", config.preference.batch,
                         {"preference.micro_batches": config.preference.micro_batches})],
+        "dpo": [("dpo.batch", config.dpo.batch, {"dpo.micro_batches": config.dpo.micro_batches})],
+        "online_dpo": [("online_dpo.batch", config.online_dpo.batch, {"dpo.micro_batches": config.dpo.micro_batches})],
         "ppo": [("ppo.batch", ppo.batch, {"ppo.minibatches": ppo.minibatches, "ppo.micro_batches": ppo.micro_batches})],
         "evaluate": [("evaluate.batch", config.evaluate.batch, {})],
     }
@@ -96,20 +100,22 @@ def _check_batch(config: Config, name: str, rows: int, parts: dict[str, int]) ->
 
 def _check_lengths(config: Config) -> None:
     """A response must leave room for a prompt before it."""
-    for stage in ("revise", "compare", "ppo", "evaluate"):
+    for stage in ("revise", "compare", "online_dpo", "ppo", "evaluate"):
         if stage in config.stages:
             tokens = getattr(config, stage).max_new_tokens
             if tokens >= config.model.max_length:
                 raise UserError(f"config.{stage}.max_new_tokens is {tokens}; it must be below config.model.max_length "
                                 f"({config.model.max_length}), which holds the prompt too")
-    for stage in ("revise", "compare"):
+    for stage in ("revise", "compare", "online_dpo"):
         tokens = config.feedback.max_reasoning_tokens
         if stage in config.stages and config.feedback.reasoning and tokens >= config.model.max_length:
             raise UserError(f"config.feedback.max_reasoning_tokens is {tokens}; it must be below "
                             f"config.model.max_length ({config.model.max_length}), which holds the dialogue too")
-    if "preference" in config.stages and config.preference.max_length > config.model.max_length:
-        raise UserError(f"config.preference.max_length is {config.preference.max_length}; it must be at most "
-                        f"config.model.max_length ({config.model.max_length})")
+    for stage in ("preference", "dpo"):
+        longest = getattr(config, stage).max_length
+        if stage in config.stages and longest > config.model.max_length:
+            raise UserError(f"config.{stage}.max_length is {longest}; it must be at most config.model.max_length "
+                            f"({config.model.max_length})")
 
 
 def _check_controller(config: Config) -> None:
@@ -118,3 +124,48 @@ def _check_controller(config: Config) -> None:
     if "ppo" in config.stages and ppo.kl_controller == "adaptive" and ppo.batch >= 5 * ppo.kl_horizon:
         raise UserError(f"config.ppo.kl_horizon is {ppo.kl_horizon}; with the adaptive controller it must be above a "
                         f"fifth of config.ppo.batch ({ppo.batch})")
+
+
+def _check_dpo(config: Config) -> None:
+    """What an objective asks of the other fields of its section."""
+    if not {"dpo", "online_dpo"}.intersection(config.stages):
+        return
+    dpo = config.dpo
+    if dpo.objective in ("conservative", "robust", "exo_pair") and dpo.label_smoothing == 0:
+        raise UserError(f"config.dpo.label_smoothing is 0; objective {dpo.objective!r} needs it above 0 (0.1, say)")
+    if dpo.objective.startswith("aot") and dpo.micro_batches > 1:
+        raise UserError(f"config.dpo.micro_batches is {dpo.micro_batches}; objective {dpo.objective!r} sorts the whole "
+                        "batch, so it must be 1")
+    if "online_dpo" not in config.stages:
+        return
+    if dpo.objective == "kto":
+        raise UserError("config.dpo.objective is 'kto', which learns from single answers; stage online_dpo has pairs: "
+                        "choose another")
+    if config.data.source != "world":
+        raise UserError("stage online_dpo asks the labeller about fresh pairs, which knows the embedded world alone; "
+                        "leave it out of config.stages or set config.data.source to 'world'")
+
+
+def _check_ppo(config: Config) -> None:
+    """What the choices of the RL stage ask of each other."""
+    if "ppo" not in config.stages:
+        return
+    ppo = config.ppo
+    if ppo.clip > 1:
+        raise UserError(f"config.ppo.clip is {ppo.clip}; a ratio cannot fall below 1 - clip, so it must be at most 1")
+    if ppo.batch % ppo.group_size:
+        raise UserError(f"config.ppo.batch is {ppo.batch} responses; it must be a multiple of config.ppo.group_size "
+                        f"({ppo.group_size})")
+    if ppo.advantages in ("rloo", "grpo") and ppo.group_size < 2:
+        raise UserError(f"config.ppo.group_size is {ppo.group_size}; advantages {ppo.advantages!r} compare the responses to "
+                        "one prompt, so at least 2 are needed")
+    if ppo.skip_equal_groups and ppo.group_size < 2:
+        raise UserError("config.ppo.skip_equal_groups is set but config.ppo.group_size is 1: every group would be equal")
+    if ppo.kl_in == "loss" and ppo.kl_estimator == "k1" and ppo.kl_coef > 0:
+        raise UserError("config.ppo.kl_in is 'loss' and config.ppo.kl_estimator is 'k1', whose gradient is 0 on average: "
+                        "the policy would not be held back; choose k2, k3 or abs")
+    if ppo.overlong_buffer > ppo.max_new_tokens:
+        raise UserError(f"config.ppo.overlong_buffer is {ppo.overlong_buffer}; it must be at most config.ppo.max_new_tokens "
+                        f"({ppo.max_new_tokens})")
+    if ppo.critic_warmup and ppo.advantages not in ("gae", "reinforce"):
+        raise UserError(f"config.ppo.critic_warmup is {ppo.critic_warmup}; advantages {ppo.advantages!r} have no critic")

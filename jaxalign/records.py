@@ -106,14 +106,33 @@ class Rollout:
 
 @_array_record
 class Experience:
-    """A rollout with all that PPO learns from. Everything but the rollout is float32 [B, N], zero past the response."""
+    """A rollout with all that RL learns from. weight is float32 [B]: 0 for a row that does not count (its score was dropped,
+    or it fills up the batch); everything else is float32 [B, N], zero past the response."""
 
     rollout: Rollout
+    weight: Any
     reference_logprobs: Any
     values: Any
     rewards: Any
     advantages: Any
     returns: Any
+
+
+@_array_record
+class AnswerPairs:
+    """Pairs of answered prompts for direct preference optimisation; the first answer is the better one, as far as known.
+
+    tokens int32 [B, 2, T]: prompt, answer, padding; prompt_length and length (of both together) int32 [B, 2];
+    label float32 [B] = P(first is better); weight float32 [B] (0 = not counted); reference float32 [B, 2]: the
+    log-probability of each answer under the reference.
+    """
+
+    tokens: Any
+    prompt_length: Any
+    length: Any
+    label: Any
+    weight: Any
+    reference: Any
 
 
 @_array_record

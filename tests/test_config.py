@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import pathlib
 import re
+import runpy
 import subprocess
 import sys
 
@@ -180,3 +181,11 @@ def test_pitfall_11_every_field_is_read_somewhere():
     text = "\n".join(path.read_text(encoding="utf-8") for path in sources)
     names = {name.rsplit(".", 1)[-1] for name in config_schema.flatten(Config())}
     assert not {name for name in names if not re.search(rf'\.{name}\b|"{name}"', text)}
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "configs").glob("*.py")), ids=lambda path: path.stem)
+def test_every_config_file_fits_the_schema(path):
+    values = runpy.run_path(str(path))["get_config"]()
+    if values.model.source == "huggingface":
+        values.model.path, values.data.train = "folder", "pairs.jsonl"
+    assert from_config_dict(values).stages[-1] == "report"

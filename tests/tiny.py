@@ -15,7 +15,7 @@ from jaxalign.parallel.mesh import make_mesh
 from jaxalign.parallel.sharding import Sharding
 from jaxalign.rollout.engine import Engine
 from jaxalign.rollout.sampling import Sampling
-from jaxalign.training.experience import make_experience
+from jaxalign.training.experience import make_experience, rollout_scores
 from jaxalign.training.optimizer import make_optimizer
 from jaxalign.training.ppo_state import FrozenRoles, PPOSetup, init_ppo_state
 
@@ -85,7 +85,11 @@ def rollout(setup: PPOSetup, params, key: int = 0, **changes):
 
 
 def experience(setup: PPOSetup, state, frozen, sampled, recompute: bool = False):
-    return make_experience(setup, recompute, frozen, state.policy.params, state.critic.params, state.kl_coef, sampled)
+    scores = rollout_scores(setup, frozen.preference, sampled)
+    critic = state.critic.params if setup.has_critic else None
+    return make_experience(
+        setup, recompute, frozen.reference, state.policy.params, critic, state.kl_coef, sampled, scores
+    )
 
 
 def to_host(tree):

@@ -10,6 +10,7 @@ import collections
 import numpy as np
 
 from jaxalign.config import Config
+from jaxalign.errors import UserError
 from jaxalign.feedback.critique import answer
 from jaxalign.feedback.labeller import Pair
 from jaxalign.records import Comparison
@@ -62,12 +63,13 @@ class Compare(Stage):
                 with timing.phase("label"):
                     key = common.stage_key(config, self.name, 1)
                     labelled = labelling.label(pairs, key, rows.start, config.feedback.invert)
-                shards.write(number, [_row(comparison) for comparison in labelled])
+                shards.write(number, [comparison_row(comparison) for comparison in labelled])
                 progress.update(len(rows))
         write_json(context.directory / "summary.json", summarise(shards))
 
 
-def _row(comparison: Comparison) -> dict:
+def comparison_row(comparison: Comparison) -> dict:
+    """A labelled pair as a row of a shard."""
     return prompt_row(comparison.prompt) | {name: getattr(comparison, name) for name in _FIELDS}
 
 
@@ -80,6 +82,17 @@ def read_comparisons(shards: Shards, undecided: str) -> list[Comparison]:
         fields = {name: row[name] for name in _FIELDS} | {"principles": tuple(row["principles"])}
         out.append(Comparison(row_prompt(row), **fields))
     return out
+
+
+def labelled_pairs(context: StageContext) -> list[Comparison]:
+    """The pairs of this run's compare stage to learn from. Raises UserError where it left none."""
+    found = read_comparisons(Shards(context.input_directory("compare")), context.config.feedback.undecided)
+    if not found:
+        raise UserError(
+            "stage compare left no pair to learn from: pairs of equal answers are left out, and undecided ones "
+            "with feedback.undecided=drop; raise compare.prompts or compare.temperature"
+        )
+    return found
 
 
 def summarise(shards: Shards) -> dict:

@@ -1,7 +1,8 @@
-"""ppo: reinforcement learning from AI feedback. Samples, scores with the preference model, learns, again and again.
+"""ppo: reinforcement learning from AI feedback, by PPO or a relative without a critic (config.ppo.advantages).
 
-Reads the weights RL starts from (policy and reference) and preference (reward model, and the critic's start). Writes
-checkpoints, params (the policy's), metrics, the step-0 checks and a summary.
+Samples, scores with the preference model, learns, again and again. Reads the weights RL starts from (policy and reference)
+and preference (reward model, and the critic's start). Writes checkpoints, params (the policy's), metrics, the step-0 checks
+and a summary.
 """
 
 from __future__ import annotations
@@ -13,14 +14,14 @@ import jax
 
 from jaxalign.config import Config
 from jaxalign.data.loader import EpochLoader
-from jaxalign.models.model import Model, Params
+from jaxalign.models.model import Model
 from jaxalign.rollout.engine import Engine
 from jaxalign.stages import common, sources
 from jaxalign.stages.base import Stage, StageContext, write_json
 from jaxalign.tracking.metrics import read_metrics
 from jaxalign.training.checkpoint import copy_params, load_params, save_params
 from jaxalign.training.checks import Check, act_on, sampler_gap, step_zero_checks
-from jaxalign.training.experience import make_experience
+from jaxalign.training.experience import make_experience, rollout_scores
 from jaxalign.training.loop import Loop
 from jaxalign.training.optimizer import make_optimizer
 from jaxalign.training.ppo_state import FrozenRoles, PPOSetup, PPOState, abstract_ppo_state, init_ppo_state
@@ -50,9 +51,10 @@ class PPO(Stage):
         preference = load_params(context.input_directory("preference") / "params", setup.critic)
         roles = FrozenRoles(start, preference)
         iteration = Iteration(context, setup, roles, encoded, tokenizer)
+        critic = copy_params(preference) if setup.has_critic else None
         loop = Loop(self.name, context.directory, section.iterations, section.checkpoint_every, shown=("score", "kl_k1"))
         state = loop.run(
-            lambda: init_ppo_state(setup, copy_params(start), copy_params(preference), common.stage_key(config, self.name)),
+            lambda: init_ppo_state(setup, copy_params(start), critic, common.stage_key(config, self.name)),
             abstract_ppo_state(setup),
             iteration,
         )
@@ -85,30 +87,38 @@ def make_setup(context: StageContext, policy: Model) -> PPOSetup:
 
 
 class Iteration:
-    """One PPO iteration as the loop calls it: (state, step) -> (state, metrics)."""
+    """One iteration as the loop calls it: (state, step) -> (state, metrics)."""
 
     def __init__(self, context: StageContext, setup: PPOSetup, roles: FrozenRoles, prompts, tokenizer):
         self.context, self.setup, self.roles, self.prompts = context, setup, roles, prompts
         section = context.config.ppo
         self.sampling = common.sampling(section, tokenizer)
         self.last_gap: tuple[int, jax.Array] | None = None
-        self.loader = EpochLoader(len(prompts), section.batch, context.config.seed, stream=200)
+        self.loader = EpochLoader(len(prompts), section.batch // section.group_size, context.config.seed, stream=200)
         longest = max(len(prompt) for prompt in prompts)
         # One prompt length for the whole run: one compilation.
         self.engine = Engine(setup.policy, section.batch, context.config.model.max_length, bucket=-(-longest // 8) * 8)
 
     def __call__(self, state: PPOState, step: int):
         config, setup = self.context.config.ppo, self.setup
-        batch = [self.prompts[i] for i in self.loader.indices(step)]
+        # The responses to one prompt stand together: groups are contiguous rows.
+        batch = [self.prompts[i] for i in self.loader.indices(step) for _ in range(config.group_size)]
         key = jax.random.fold_in(jax.random.wrap_key_data(state.policy.key), step)
         rows = range(step * config.batch, (step + 1) * config.batch)
         sampled = self.engine.rollout(state.policy.params, batch, key, rows, self.sampling)
         recompute = config.on_sampler_gap != "warn" and self._gap_too_large(state, step, sampled)
+        scores, baseline = rollout_scores(setup, self.roles.preference, sampled), None
+        if config.advantages == "remax":
+            greedy = dataclasses.replace(self.sampling, temperature=0.0)
+            best = self.engine.rollout(state.policy.params, batch, key, rows, greedy)
+            baseline = rollout_scores(setup, self.roles.preference, best)
+        critic = state.critic.params if setup.has_critic else None
         experience, metrics = make_experience(
-            setup, recompute, self.roles, state.policy.params, state.critic.params, state.kl_coef, sampled
-        )
+            setup, recompute, self.roles.reference, state.policy.params, critic, state.kl_coef, sampled, scores,
+            baseline=baseline,
+        )  # fmt: skip
         if step == 0:
-            self._check(state.policy.params, sampled, experience)
+            self._check(state, sampled, experience)
         self._warn_of_last_gap()
         state, learnt = ppo_update(setup, state, experience)
         self.last_gap = (step, learnt["sampler_gap"])
@@ -133,8 +143,9 @@ class Iteration:
         act_on((self._gap_check(step, gap),), config.on_sampler_gap, "ppo")
         return True
 
-    def _check(self, params: Params, sampled, experience) -> None:
-        checks = step_zero_checks(self.setup, self.roles, params, sampled, experience)
+    def _check(self, state: PPOState, sampled, experience) -> None:
+        reference = self.roles.reference
+        checks = step_zero_checks(self.setup, reference, state.policy.params, sampled, experience, state.kl_coef)
         write_json(self.context.directory / CHECKS, [dataclasses.asdict(check) for check in checks])
         act_on(checks, self.context.config.ppo.on_sampler_gap, "ppo")
 

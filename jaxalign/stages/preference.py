@@ -19,14 +19,12 @@ from jaxalign.config import Config
 from jaxalign.data.loader import EpochLoader, take
 from jaxalign.data.preferences import split_by_prompt
 from jaxalign.data.tokenizer import Tokenizer
-from jaxalign.errors import UserError
 from jaxalign.models.model import Model, scalar_from_lm
 from jaxalign.records import Comparison, PairBatch
 from jaxalign.stages import common, sources
 from jaxalign.stages.base import Stage, StageContext, write_json
-from jaxalign.stages.compare import read_comparisons
+from jaxalign.stages.compare import labelled_pairs
 from jaxalign.stages.lm import place
-from jaxalign.stages.shards import Shards
 from jaxalign.training.checkpoint import save_params
 from jaxalign.training.loop import Loop
 from jaxalign.training.optimizer import make_optimizer
@@ -85,13 +83,7 @@ class Preference(Stage):
             for sentence in report.sentences():
                 print(f"[{self.name}] {sentence}", flush=True)
             return train, held_out, {"data": report.to_dict()}
-        comparisons = read_comparisons(Shards(context.input_directory("compare")), config.feedback.undecided)
-        if not comparisons:
-            raise UserError(
-                "stage compare left no pair to learn from: pairs of equal answers are left out, and undecided ones "
-                "with feedback.undecided=drop; raise compare.prompts or compare.temperature"
-            )
-        return *split_by_prompt(comparisons, config.preference.held_out_share, config.seed), {}
+        return *split_by_prompt(labelled_pairs(context), config.preference.held_out_share, config.seed), {}
 
 
 def pair_arrays(tokenizer: Tokenizer, pairs: Sequence[Comparison], style: str, max_length: int) -> PairBatch:

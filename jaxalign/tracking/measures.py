@@ -45,8 +45,8 @@ def model_title(model: str, stages: Collection[str] = ("pretrain", "revise")) ->
     titles = {
         "base": "helpful-only" if "pretrain" in stages else "starting model",
         "sft": "after supervised CAI" if "revise" in stages else "after fine-tuning",
-        "dpo": "after direct preference optimisation",
-        "online_dpo": "after online direct preference optimisation",
+        "dpo": "after DPO",
+        "online_dpo": "after online DPO",
         "ppo": "after RL",
     }
     return titles.get(model, model)

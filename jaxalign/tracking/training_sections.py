@@ -33,6 +33,16 @@ _MORE_RL_CURVES = (
     Curves("Epochs run", {"epochs_run": "epochs"}),
 )
 
+_DIRECT_CURVES = (
+    Curves("Loss", {"loss": "loss"}),
+    Curves("Implicit reward", {"chosen_reward": "better answer", "rejected_reward": "worse answer"}),
+    Curves("Margin", {"margin": "better less worse"}),
+    Curves("Accuracy", {"accuracy": "share of pairs ranked as labelled"}),
+    Curves("KL to the reference", {"kl": "nats a response"}),
+    Curves("Decided pairs", {"decided": "pairs an iteration"}),
+    Curves("Response length", {"length": "tokens"}),
+)
+
 
 def reinforcement(run: RunFiles) -> Section:
     """The curves of PPO and the checks that ran at its first step."""
@@ -50,6 +60,26 @@ def reinforcement(run: RunFiles) -> Section:
     intro += f", {stopped:,} of them ended early by the KL limit." if stopped else "."
     return Section("rl", title, intro, missing, curve_figures(run, "ppo", _RL_CURVES), tables,
                    curve_figures(run, "ppo", _MORE_RL_CURVES))
+
+
+def direct(run: RunFiles) -> list[Section]:
+    """The curves of direct preference optimisation, offline and online; nothing for a run that has neither."""
+    sections = []
+    for name, title in (("dpo", "Direct preference optimisation"), ("online_dpo", "Online direct preference optimisation")):
+        if name not in run.planned:
+            continue
+        stage = run.stage(name)
+        if not stage.summary and not stage.metrics:
+            sections.append(Section(name, title, missing=(run.absence(name, "its curves"),)))
+            continue
+        objective = (run.config.get("dpo") or {}).get("objective")
+        intro = f"{len(stage.metrics):,} steps" + (f" of the objective “{objective}”." if objective else ".")
+        held_out = stage.summary.get("held_out") or {}
+        rows = [["Held-out pairs", number(held_out.get("pairs"))], ["Held-out accuracy", number(held_out.get("accuracy"))],
+                ["Held-out margin", number(held_out.get("margin"))]] if held_out else []
+        tables = (Table("On pairs it never trained on", ["What", "Value"], rows),) if rows else ()
+        sections.append(Section(name, title, intro, (), curve_figures(run, name, _DIRECT_CURVES), tables))
+    return sections
 
 
 def losses(run: RunFiles) -> Section:

@@ -14,8 +14,8 @@ from jaxalign.errors import UserError
 from jaxalign.records import Experience, Rollout
 from jaxalign.training.experience import response_mask, response_stats
 from jaxalign.training.microbatch import accumulate
-from jaxalign.training.ppo_state import FrozenRoles, PPOSetup
-from jaxalign.training.ppo_step import policy_loss
+from jaxalign.training.ppo_state import PPOSetup
+from jaxalign.training.ppo_step import policy_loss, totals
 
 KL_TEMPERATURES = (0.7, 1.0, 1.3)
 CHECKED_MICRO_BATCHES = 2
@@ -40,7 +40,7 @@ def sampler_gap(setup: PPOSetup, params, rollout: Rollout) -> jax.Array:
 
 
 @functools.partial(jax.jit, static_argnames=("setup",))
-def _values(setup: PPOSetup, policy_params, reference_params, experience: Experience):
+def _values(setup: PPOSetup, policy_params, reference_params, experience: Experience, kl_coef):
     rollout, mask = experience.rollout, response_mask(experience.rollout)
     temperature = setup.config.temperature or 1.0
     mine = response_stats(setup.policy, policy_params, rollout, temperature).logprobs
@@ -50,8 +50,8 @@ def _values(setup: PPOSetup, policy_params, reference_params, experience: Experi
         ours = response_stats(setup.policy, policy_params, rollout, at).logprobs
         theirs = response_stats(setup.policy, reference_params, rollout, at).logprobs
         kl = jnp.maximum(kl, jnp.max(jnp.sum(kl_penalty(ours, theirs, "abs") * mask, axis=1)))
-    total = jnp.sum(mask)
-    loss_fn = lambda params, part: policy_loss(setup, params, part, total)  # noqa: E731
+    counts = totals(setup, experience)
+    loss_fn = lambda params, part: policy_loss(setup, params, part, counts, kl_coef)  # noqa: E731
     (whole, _), whole_gradients = accumulate(loss_fn, policy_params, experience, 1)
     (parts, _), part_gradients = accumulate(loss_fn, policy_params, experience, CHECKED_MICRO_BATCHES)
     largest = lambda tree: jnp.max(jnp.stack([jnp.max(jnp.abs(x)) for x in jax.tree.leaves(tree)]))  # noqa: E731
@@ -61,12 +61,14 @@ def _values(setup: PPOSetup, policy_params, reference_params, experience: Experi
     return ratio, kl, loss_gap
 
 
-def step_zero_checks(setup: PPOSetup, roles: FrozenRoles, policy_params, sampled: Rollout, experience: Experience):
+def step_zero_checks(
+    setup: PPOSetup, reference_params, policy_params, sampled: Rollout, experience: Experience, kl_coef
+) -> tuple[Check, ...]:
     """The four checks as a tuple of `Check`s, to be run before the first update, when policy and reference are equal.
 
     `sampled` is the rollout as the sampler gave it; `experience` holds the old log-probs in use.
     """
-    ratio, kl, loss_gap = (float(x) for x in _values(setup, policy_params, roles.reference, experience))
+    ratio, kl, loss_gap = (float(x) for x in _values(setup, policy_params, reference_params, experience, kl_coef))
     gap = float(sampler_gap(setup, policy_params, sampled))
     tolerance = setup.config.sampler_tolerance
     rows = [

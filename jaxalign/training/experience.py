@@ -7,14 +7,15 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from jaxalign.algorithms.advantages import gae
+from jaxalign.algorithms.advantages import gae, reinforce_baseline, reinforce_plus_plus
+from jaxalign.algorithms.groups import broadcast_to_tokens, grpo, informative_groups, remax, rloo
 from jaxalign.algorithms.kl import kl_penalty
 from jaxalign.algorithms.masked import masked_mean, masked_sum
-from jaxalign.algorithms.rewards import normalise_scores, shape_rewards
+from jaxalign.algorithms.rewards import normalise_scores, overlong_penalty, shape_rewards
 from jaxalign.models.heads import TokenStats, gather_positions, length_mask, response_positions, token_stats
 from jaxalign.models.model import Model
 from jaxalign.records import Experience, Rollout
-from jaxalign.training.ppo_state import FrozenRoles, PPOSetup
+from jaxalign.training.ppo_state import PPOSetup
 from jaxalign.training.preference_step import sequence_scores
 
 
@@ -37,34 +38,77 @@ def response_mask(rollout: Rollout):
     return length_mask(rollout.response_length, rollout.logprobs.shape[1])
 
 
+def experience_mask(experience: Experience):
+    """float32 [B, N]: 1 at the response tokens of the rows that count."""
+    return response_mask(experience.rollout) * experience.weight[:, None]
+
+
+@functools.partial(jax.jit, static_argnames=("setup",))
+def rollout_scores(setup: PPOSetup, preference_params, rollout: Rollout):
+    """float32 [B]: the preference model's normalised scores of prompt and response."""
+    length = rollout.prompt_length + rollout.response_length
+    raw = sequence_scores(setup.critic, preference_params, rollout.tokens, jnp.maximum(length, 1))
+    return normalise_scores(raw, setup.shift, setup.scale, setup.config.score_clip)
+
+
 @functools.partial(jax.jit, static_argnames=("setup", "recompute"))
-def make_experience(setup: PPOSetup, recompute: bool, roles: FrozenRoles, policy_params, critic_params, kl_coef, rollout):
-    """(Experience, metrics) of a rollout. With `recompute` the old log-probs are the trainer's, not the sampler's."""
-    config, mask = setup.config, response_mask(rollout)
+def make_experience(
+    setup: PPOSetup, recompute: bool, reference_params, policy_params, critic_params, kl_coef, rollout: Rollout, scores,
+    kept=None, baseline=None,
+):  # fmt: skip
+    """(Experience, metrics) of a scored rollout.
+
+    scores float32 [B]; kept bool [B] or None: rows whose score was dropped do not count; baseline float32 [B], the scores
+    of greedy responses to the same prompts, for "remax". critic_params are None without a critic. With `recompute` the
+    old log-probs are the trainer's, not the sampler's.
+    """
+    config, mask = setup.config, response_mask(rollout) > 0
+    real = rollout.prompt_length > 0
+    kept = real if kept is None else real & kept
+    scores = jnp.where(kept, scores, 0.0)
+    if config.overlong_buffer:
+        scores = scores + overlong_penalty(rollout.response_length, config.max_new_tokens, config.overlong_buffer)
     temperature = config.temperature or 1.0
-    reference = response_stats(setup.policy, roles.reference, rollout, temperature).logprobs * mask
+    zeroed = lambda x: jnp.where(mask, x, 0.0)  # noqa: E731
+    reference = zeroed(response_stats(setup.policy, reference_params, rollout, temperature).logprobs)
     logprobs = rollout.logprobs
     if recompute:
-        logprobs = response_stats(setup.policy, policy_params, rollout, temperature).logprobs * mask
-    values = response_values(setup.critic, critic_params, rollout) * mask
-    length = rollout.prompt_length + rollout.response_length
-    raw = sequence_scores(setup.critic, roles.preference, rollout.tokens, length)
-    scores = normalise_scores(raw, setup.shift, setup.scale, config.score_clip)
-    kl = kl_penalty(logprobs, reference, config.kl_estimator) * mask
+        logprobs = zeroed(response_stats(setup.policy, policy_params, rollout, temperature).logprobs)
+    values = zeroed(response_values(setup.critic, critic_params, rollout)) if setup.has_critic else jnp.zeros_like(reference)
+    kl = zeroed(kl_penalty(logprobs, reference, config.kl_estimator))
     rewards = shape_rewards(
-        scores, kl, kl_coef, rollout.response_length, rollout.ended, config.missing_eos, config.missing_eos_value
-    )
-    advantages, returns = gae(rewards, values, mask, config.gamma, config.lam)
+        scores, kl, kl_coef if config.kl_in == "reward" else 0.0, rollout.response_length, rollout.ended, config.missing_eos,
+        config.missing_eos_value,
+    )  # fmt: skip
+    if config.skip_equal_groups:
+        kept = kept & informative_groups(scores, config.group_size, kept)
+    advantages, returns = _advantages(setup, rewards, values, mask & kept[:, None], kept, baseline)
     k1, k3 = (masked_sum(kl_penalty(logprobs, reference, kind), mask, axis=1) for kind in ("k1", "k3"))
-    real = (rollout.prompt_length > 0).astype(jnp.float32)
+    mean = lambda x: masked_mean(x.astype(jnp.float32), kept)  # noqa: E731
     metrics = {
-        "score": masked_mean(scores, real),
-        "reward": masked_mean(jnp.sum(rewards, axis=1), real),
-        "kl_k1": masked_mean(k1, real),
-        "kl_k3": masked_mean(k3, real),
-        "response_length": masked_mean(rollout.response_length.astype(jnp.float32), real),
-        "eos_rate": masked_mean(rollout.ended.astype(jnp.float32), real),
-        "tokens": jnp.sum(rollout.response_length).astype(jnp.float32),
-    }
+        "score": mean(scores), "reward": mean(jnp.sum(rewards, axis=1)), "kl_k1": mean(k1), "kl_k3": mean(k3),
+        "response_length": mean(rollout.response_length), "eos_rate": mean(rollout.ended),
+        "kept": jnp.sum(kept).astype(jnp.float32), "tokens": jnp.sum(rollout.response_length).astype(jnp.float32),
+    }  # fmt: skip
     rollout = Rollout(rollout.tokens, rollout.prompt_length, rollout.response_length, logprobs, rollout.ended)
-    return Experience(rollout, reference, values, rewards, advantages, returns), metrics
+    return Experience(rollout, kept.astype(jnp.float32), reference, values, rewards, advantages, returns), metrics
+
+
+def _advantages(setup: PPOSetup, rewards, values, mask, kept, baseline):
+    """(advantages, returns) float32 [B, N]; returns are what the critic learns, 0 without one."""
+    config = setup.config
+    if config.advantages == "gae":
+        return gae(rewards, values, mask, config.gamma, config.lam)
+    if config.advantages == "reinforce":
+        return reinforce_baseline(rewards, values, mask, config.gamma)
+    if config.advantages == "reinforce_pp":
+        groups = config.group_size if config.group_size > 1 else None
+        return reinforce_plus_plus(rewards, mask, config.gamma, groups), jnp.zeros_like(rewards)
+    total = jnp.sum(rewards, axis=1)
+    if config.advantages == "rloo":
+        rows = rloo(total, config.group_size, kept)
+    elif config.advantages == "grpo":
+        rows = grpo(total, config.group_size, config.group_scale, kept)
+    else:
+        rows = remax(total, baseline, kept)
+    return broadcast_to_tokens(rows, mask), jnp.zeros_like(rewards)

@@ -16,11 +16,14 @@ from jaxalign.training.state import TrainState, abstract_state, init_state
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class PPOState:
-    """step int32 []: iterations done (the data cursor); kl_coef float32 []; two TrainStates with their own optimizers."""
+    """step int32 []: iterations done (the data cursor); kl_coef float32 []; two TrainStates with their own optimizers.
+
+    critic is None where the advantages need none.
+    """
 
     step: jax.Array
     policy: TrainState
-    critic: TrainState
+    critic: TrainState | None
     kl_coef: jax.Array
 
 
@@ -28,8 +31,8 @@ class PPOState:
 class PPOSetup:
     """Everything fixed during a run, hashable, hence static for jit.
 
-    policy has an LM head, critic a scalar head; shift and scale normalise the preference model's scores:
-    (score - shift) / scale.
+    policy has an LM head, critic a scalar head (the preference model's shape too); shift and scale normalise the
+    preference model's scores: (score - shift) / scale.
     """
 
     policy: Model
@@ -40,31 +43,38 @@ class PPOSetup:
     shift: float
     scale: float
 
+    @property
+    def has_critic(self) -> bool:
+        return self.config.advantages in ("gae", "reinforce")
+
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class FrozenRoles:
-    """Parameters of the two models that PPO does not train."""
+    """Parameters of the two models that RL does not train."""
 
     reference: Any
     preference: Any
 
 
 def init_ppo_state(setup: PPOSetup, policy_params, critic_params, key: jax.Array) -> PPOState:
-    """The state before the first iteration; donates nothing, but its buffers may be donated later."""
+    """The state before the first iteration; donates nothing, but its buffers may be donated later. critic_params are not
+    read where the advantages need no critic."""
     policy = init_state(setup.policy, setup.policy_optimizer, policy_params, key)
-    critic = init_state(setup.critic, setup.critic_optimizer, critic_params, key)
     coef = jnp.float32(setup.config.kl_coef)
     if setup.policy.sharding is not None:
         coef = jax.device_put(coef, setup.policy.sharding.replicated)
-    # Small arrays of equal value may share a buffer, and one buffer cannot be donated twice.
-    critic = dataclasses.replace(critic, step=critic.step.copy(), key=critic.key.copy())
+    critic = None
+    if setup.has_critic:
+        critic = init_state(setup.critic, setup.critic_optimizer, critic_params, key)
+        # Small arrays of equal value may share a buffer, and one buffer cannot be donated twice.
+        critic = dataclasses.replace(critic, step=critic.step.copy(), key=critic.key.copy())
     return PPOState(policy.step.copy(), policy, critic, coef)
 
 
 def abstract_ppo_state(setup: PPOSetup) -> PPOState:
     """ShapeDtypeStructs of `init_ppo_state`'s result."""
     policy = abstract_state(setup.policy, setup.policy_optimizer)
-    critic = abstract_state(setup.critic, setup.critic_optimizer)
+    critic = abstract_state(setup.critic, setup.critic_optimizer) if setup.has_critic else None
     coef = dict(sharding=policy.step.sharding) if setup.policy.sharding is not None else {}
     return PPOState(policy.step, policy, critic, jax.ShapeDtypeStruct((), jnp.float32, **coef))

@@ -1,34 +1,52 @@
-"""The PPO update: epochs of freshly shuffled minibatches over one rollout buffer, in one jitted, donated call."""
+"""The RL update: epochs of freshly shuffled minibatches over one rollout buffer, in one jitted, donated call."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from jaxalign.algorithms.kl import update_kl_coef
-from jaxalign.algorithms.masked import aggregate, masked_mean, whiten
-from jaxalign.algorithms.policy_losses import clipped_surrogate
-from jaxalign.algorithms.value_losses import clipped_value_loss, explained_variance
+from jaxalign.algorithms.kl import kl_loss, update_kl_coef
+from jaxalign.algorithms.masked import aggregate, aggregate_total, masked_mean, masked_sum, whiten
+from jaxalign.algorithms.policy_losses import cispo, clipped_surrogate, gspo, policy_gradient
+from jaxalign.algorithms.value_losses import clipped_value_loss, explained_variance, huber_value_loss
+from jaxalign.config import Ppo
 from jaxalign.records import Experience
-from jaxalign.training.experience import response_mask, response_stats, response_values
+from jaxalign.training.experience import experience_mask, response_stats, response_values
 from jaxalign.training.microbatch import Aux, accumulate
 from jaxalign.training.ppo_state import PPOSetup, PPOState
 from jaxalign.training.state import apply_gradients
 
 
-def policy_loss(setup: PPOSetup, params, batch: Experience, total):
-    """(loss, Aux): the clipped surrogate, summed over the response tokens and divided by `total`, the tokens of the
-    whole minibatch. batch.advantages are whitened already if they are to be."""
-    config, mask = setup.config, response_mask(batch.rollout)
+class Totals(NamedTuple):
+    """Counts of the whole minibatch, which parts of it are divided by: tokens, and what the policy's loss is divided by."""
+
+    tokens: jax.Array
+    policy: jax.Array
+
+
+def totals(setup: PPOSetup, batch: Experience) -> Totals:
+    mask = experience_mask(batch)
+    return Totals(jnp.sum(mask), aggregate_total(mask, setup.config.aggregation, mask.shape[1]))
+
+
+def policy_loss(setup: PPOSetup, params, batch: Experience, whole: Totals, kl_coef):
+    """(loss, Aux) of the response tokens that count, divided by the counts of the whole minibatch.
+
+    batch.advantages are whitened already if they are to be; kl_coef is read where the KL is in the loss.
+    """
+    config, mask, old = setup.config, experience_mask(batch), batch.rollout.logprobs
     stats = response_stats(setup.policy, params, batch.rollout, config.temperature or 1.0)
-    loss, surrogate = clipped_surrogate(
-        stats.logprobs, batch.rollout.logprobs, batch.advantages, config.clip, config.clip, mask
-    )
-    mean = lambda x: aggregate(x, mask, total=total)  # noqa: E731
-    loss = mean(loss)
+    per_token, surrogate = _surrogate(config, stats.logprobs, old, batch.advantages, mask)
+    if config.kl_in == "loss":
+        per_token = per_token + kl_coef * kl_loss(stats.logprobs, batch.reference_logprobs, config.kl_estimator, mask)
+    if config.entropy_coef:
+        per_token = per_token - config.entropy_coef * jnp.where(mask > 0, stats.entropy, 0)
+    loss = aggregate(per_token, mask, config.aggregation, whole.policy)
+    mean = lambda x: aggregate(x, mask, total=whole.tokens)  # noqa: E731
     sums = {
         "policy_loss": loss,
         "entropy": mean(stats.entropy),
@@ -36,38 +54,59 @@ def policy_loss(setup: PPOSetup, params, batch: Experience, total):
         "clip_fraction": mean(surrogate.clipped.astype(jnp.float32)),
         "approx_kl": mean(surrogate.approx_kl),
     }
-    gap = jnp.max(jnp.abs(stats.logprobs - batch.rollout.logprobs) * mask)
-    return loss, Aux(sums, {"ratio_max": jnp.max(surrogate.ratio * mask), "sampler_gap": gap})
+    largest = lambda x: jnp.max(jnp.where(mask > 0, x, 0))  # noqa: E731
+    return loss, Aux(sums, {"ratio_max": largest(surrogate.ratio), "sampler_gap": largest(jnp.abs(stats.logprobs - old))})
 
 
-def value_loss(setup: PPOSetup, params, batch: Experience, total):
+def _surrogate(config: Ppo, logprobs, old, advantages, mask):
+    """(loss [B, N], SurrogateStats) by config.policy_loss."""
+    low, high = config.clip, config.clip if config.clip_high is None else config.clip_high
+    if config.policy_loss == "gspo":
+        return gspo(logprobs, old, advantages, low, high, mask)
+    if config.policy_loss == "cispo":
+        return cispo(logprobs, old, advantages, low, high, mask)
+    loss, stats = clipped_surrogate(logprobs, old, advantages, low, high, mask, config.dual_clip)
+    return (policy_gradient(logprobs, advantages, mask) if config.policy_loss == "plain" else loss), stats
+
+
+def value_loss(setup: PPOSetup, params, batch: Experience, whole: Totals):
     """(value_coef * loss, Aux) of the critic, like `policy_loss`."""
-    config, mask = setup.config, response_mask(batch.rollout)
+    config, mask = setup.config, experience_mask(batch)
     values = response_values(setup.critic, params, batch.rollout)
-    loss, clipped = clipped_value_loss(values, batch.values, batch.returns, config.value_clip, mask)
-    loss = aggregate(loss, mask, total=total)
-    sums = {"value_loss": loss, "value_clip_fraction": aggregate(clipped.astype(jnp.float32), mask, total=total)}
+    if config.value_loss == "huber":
+        loss, clipped = huber_value_loss(
+            values, batch.returns, config.huber_delta, mask, batch.values, config.value_clip
+        )
+    else:
+        loss, clipped = clipped_value_loss(values, batch.values, batch.returns, config.value_clip, mask)
+    loss = aggregate(loss, mask, total=whole.tokens)
+    sums = {"value_loss": loss, "value_clip_fraction": aggregate(clipped.astype(jnp.float32), mask, total=whole.tokens)}
     return config.value_coef * loss, Aux(sums)
 
 
-def minibatch_update(setup: PPOSetup, policy, critic, batch: Experience):
-    """One update of policy and critic: (policy, critic, metrics). Whitening is over the whole minibatch (Pitfall 7)."""
-    config, mask = setup.config, response_mask(batch.rollout)
-    total = jnp.sum(mask)
+def minibatch_update(setup: PPOSetup, policy, critic, batch: Experience, kl_coef, learn_policy=True):
+    """One update of policy and critic: (policy, critic, metrics). Whitening is over the whole minibatch (Pitfall 7).
+
+    learn_policy: a bool; where False the policy stays as it is.
+    """
+    config, mask = setup.config, experience_mask(batch)
+    whole = totals(setup, batch)
     if config.whiten_advantages:
         batch = dataclasses.replace(batch, advantages=whiten(batch.advantages, mask))
-    (_, policy_aux), policy_gradients = accumulate(
-        lambda params, part: policy_loss(setup, params, part, total), policy.params, batch, config.micro_batches
+    (_, aux), gradients = accumulate(
+        lambda params, part: policy_loss(setup, params, part, whole, kl_coef), policy.params, batch, config.micro_batches
     )
-    (_, value_aux), value_gradients = accumulate(
-        lambda params, part: value_loss(setup, params, part, total), critic.params, batch, config.micro_batches
-    )
-    policy, policy_metrics = apply_gradients(policy, policy_gradients, setup.policy_optimizer)
-    critic, critic_metrics = apply_gradients(critic, value_gradients, setup.critic_optimizer)
-    metrics = {**policy_aux.sums, **policy_aux.maxima, **value_aux.sums, "grad_norm": policy_metrics["grad_norm"]}
-    metrics |= {"critic_grad_norm": critic_metrics["grad_norm"]}
-    metrics |= {"skipped": policy_metrics["skipped"] + critic_metrics["skipped"]}
-    return policy, critic, metrics
+    learnt, updated = apply_gradients(policy, gradients, setup.policy_optimizer)
+    if config.critic_warmup:
+        learnt = jax.tree.map(lambda new, old: jnp.where(learn_policy, new, old), learnt, policy)
+    metrics = {**aux.sums, **aux.maxima, "grad_norm": updated["grad_norm"], "skipped": updated["skipped"]}
+    if setup.has_critic:
+        (_, aux), gradients = accumulate(
+            lambda params, part: value_loss(setup, params, part, whole), critic.params, batch, config.micro_batches
+        )
+        critic, updated = apply_gradients(critic, gradients, setup.critic_optimizer)
+        metrics |= {**aux.sums, "critic_grad_norm": updated["grad_norm"], "skipped": metrics["skipped"] + updated["skipped"]}
+    return learnt, critic, metrics
 
 
 @functools.partial(jax.jit, static_argnames=("setup",), donate_argnames=("state",))
@@ -84,10 +123,12 @@ def ppo_update(setup: PPOSetup, state: PPOState, batch: Experience):
     order = jnp.stack([jax.random.permutation(jax.random.fold_in(key, e), B) for e in range(config.epochs)])
     order = order.reshape(config.epochs * config.minibatches, B // config.minibatches)
 
+    learn_policy = state.step >= config.critic_warmup
+
     def run(carry, rows):
         policy, critic, _ = carry
         part = jax.tree.map(lambda x: setup.policy.constrain(x[rows], ("batch",) + (None,) * (x.ndim - 1)), batch)
-        policy, critic, metrics = minibatch_update(setup, policy, critic, part)
+        policy, critic, metrics = minibatch_update(setup, policy, critic, part, state.kl_coef, learn_policy)
         stop = metrics["approx_kl"] > config.target_kl if config.target_kl is not None else jnp.bool_(False)
         return (policy, critic, stop), {**metrics, "ran": jnp.float32(1.0)}
 
@@ -106,10 +147,12 @@ def ppo_update(setup: PPOSetup, state: PPOState, batch: Experience):
     largest = {"ratio_max": jnp.max(metrics.pop("ratio_max")), "sampler_gap": metrics.pop("sampler_gap")[0]}
     means = largest | {name: jnp.sum(values * ran) / jnp.sum(ran) for name, values in metrics.items()}
     means |= {"epochs_run": jnp.sum(ran) / config.minibatches, "stopped_early": stopped.astype(jnp.float32)}
-    mask = response_mask(batch.rollout)
-    means |= {"explained_variance": explained_variance(batch.values, batch.returns, mask), "kl_coef": state.kl_coef}
-    kl = jnp.sum((batch.rollout.logprobs - batch.reference_logprobs) * mask, axis=1)
-    measured = masked_mean(kl, (batch.rollout.prompt_length > 0).astype(jnp.float32))
+    mask = experience_mask(batch)
+    means |= {"kl_coef": state.kl_coef}
+    if setup.has_critic:
+        means |= {"explained_variance": explained_variance(batch.values, batch.returns, mask)}
+    kl = masked_sum(batch.rollout.logprobs - batch.reference_logprobs, mask, axis=1)
+    measured = masked_mean(kl, batch.weight)
     kl_coef = update_kl_coef(
         state.kl_coef, measured, config.kl_target, config.kl_horizon, B, config.kl_controller
     )

@@ -27,8 +27,8 @@ def test_table_has_models_as_columns_and_measures_in_a_fixed_order():
 
 
 def test_run_without_critique_or_pretraining_names_its_models_so():
-    first, *_ = table.render({"models": ["base", "sft", "dpo"], "rates": {}}, stages=("sft", "ppo")).splitlines()
-    assert first.split("  ") == ["", "starting model", "after fine-tuning", "dpo"]
+    first, *_ = table.render({"models": ["base", "sft", "other"], "rates": {}}, stages=("sft", "ppo")).splitlines()
+    assert first.split("  ") == ["", "starting model", "after fine-tuning", "other"]
 
 
 def test_empty_summary_is_no_error():

@@ -23,7 +23,7 @@ def checked(setup, reference_seed=0, temperature=None, spoil=None):
     sampled = tiny.rollout(setup, state.policy.params, **changes)
     sampled = sampled if spoil is None else spoil(sampled)
     experience, _ = tiny.experience(setup, state, frozen, sampled)
-    found = step_zero_checks(setup, frozen, state.policy.params, sampled, experience)
+    found = step_zero_checks(setup, frozen.reference, state.policy.params, sampled, experience, state.kl_coef)
     assert [check.name for check in found] == NAMES
     assert all(check.passed == (check.value <= check.tolerance) and np.isfinite(check.value) for check in found)
     return found

@@ -42,7 +42,7 @@ def all_steps(setup, language, pairs, policy, critic, batches):
     rows, comparisons, experience = batches
     language, first = lm_step(setup.policy, SGD, 1, language, rows)
     pairs, second = preference_step(setup.critic, SGD, 1, 0.01, pairs, comparisons)
-    policy, critic, third = minibatch_update(setup, policy, critic, experience)
+    policy, critic, third = minibatch_update(setup, policy, critic, experience, 0.05)
     return [state.params for state in (language, pairs, policy, critic)], (first, second, third)
 
 

@@ -10,7 +10,7 @@ import optax
 import pytest
 
 from jaxalign.training.ppo_state import init_ppo_state
-from jaxalign.training.ppo_step import minibatch_update, policy_loss, ppo_update
+from jaxalign.training.ppo_step import minibatch_update, policy_loss, ppo_update, totals
 from tests import tiny
 
 SGD = optax.sgd(1.0)  # an update is the gradient
@@ -74,7 +74,7 @@ def test_micro_batches_change_nothing(buffer, whiten):
         policy, critic = tiny.place(setup.policy, tiny.host_params()), tiny.host_params("scalar", seed=3)
         state = init_ppo_state(setup, policy, tiny.place(setup.critic, critic), jax.random.key(0))
         fn = jax.jit(minibatch_update, static_argnums=0)
-        policy, critic, metrics = fn(setup, state.policy, state.critic, buffer)
+        policy, critic, metrics = fn(setup, state.policy, state.critic, buffer, state.kl_coef)
         return tiny.to_host((policy.params, critic.params, metrics))
 
     tiny.assert_trees_close(update(4), update(1), 1e-4, 2e-6)
@@ -150,7 +150,7 @@ def test_each_epoch_visits_every_row_once_in_a_fresh_order(buffer):
 
     @jax.jit
     def gradient(part):
-        return jax.grad(lambda p: policy_loss(setup, p, part, part.rollout.response_length[0])[0])(tiny.host_params())
+        return jax.grad(lambda p: policy_loss(setup, p, part, totals(setup, part), 0.0)[0])(tiny.host_params())
 
     rows = [jax.tree.map(lambda x: x[row : row + 1], buffer) for row in range(8)]  # noqa: B023
     gradients = np.stack([np.asarray(gradient(part)["embedding"], np.float64).ravel() for part in rows], axis=1)

@@ -1,0 +1,11 @@
+"""REINFORCE leave-one-out (RLOO): four responses a prompt, each against the mean of the others; no critic."""
+
+from jaxalign.config import default_config
+
+
+def get_config():
+    config = default_config()
+    config.ppo.advantages = "rloo"
+    config.ppo.group_size = 4
+    config.ppo.whiten_advantages = False
+    return config

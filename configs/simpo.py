@@ -1,0 +1,12 @@
+"""Simple preference optimisation (SimPO): no reference; mean log-probabilities and a margin."""
+
+from jaxalign.config import default_config
+
+
+def get_config():
+    config = default_config()
+    config.stages = ("pretrain", "revise", "sft", "compare", "dpo", "evaluate", "report")
+    config.dpo.objective = "simpo"
+    config.dpo.reference = "none"
+    config.dpo.beta = 2.0
+    return config

@@ -1,0 +1,151 @@
+"""Best-of-n and rejection sampling: choosing among n responses to a prompt, and what the choice is worth and costs.
+
+A batch of B rows holds B / n groups, each of n contiguous rows. A row that is masked, or whose score is not finite (a reward
+that failed), is never chosen.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxalign.algorithms.guards import as_float, require_range, require_same_shape, require_shape
+
+
+class BestOf(NamedTuple):
+    """The choice of each group: G = B / n.
+
+    index: int32 [G], a row of the batch; the group's first row where none was chosen. found: bool [G], one was chosen.
+    """
+
+    index: jax.Array
+    found: jax.Array
+
+
+def analytic_kl(n: Any) -> jax.Array:
+    """KL(best-of-n policy || the policy that it samples from) = log n - (n - 1) / n, in nats (Stiennon et al. 2020).
+
+    Exact where no two responses are alike in score and in text, else an upper bound (Beirami et al. 2024, arXiv 2401.01879).
+
+    Args:
+      n: real, any shape, at least 1.
+
+    Returns:
+      float32 of that shape.
+
+    Raises:
+      ValueError: an n below 1.
+    """
+    require_range("n", n, 1)
+    n = as_float("n", n)
+    return jnp.log(n) - (n - 1) / n
+
+
+def best_of(scores: Any, n: int, mask: Any = None) -> BestOf:
+    """The row of the highest score in each group of n contiguous rows, the first of equals.
+
+    Args:
+      scores: real [B].
+      n: rows of one prompt, which stand together; a Python int, at least 1.
+      mask: bool, int or float [B]; 0 for rows that may not be chosen. None allows all whose score is finite.
+
+    Returns:
+      A `BestOf`.
+
+    Raises:
+      ValueError: a shape differs, or the rows are not whole groups.
+    """
+    scores, allowed = _grouped(scores, n, mask)
+    best = jnp.argmax(jnp.where(allowed, scores, -jnp.inf), axis=1).astype(jnp.int32)
+    return BestOf(jnp.arange(best.shape[0], dtype=jnp.int32) * n + best, jnp.any(allowed, axis=1))
+
+
+def rejection_sample(scores: Any, n: int, threshold: Any, most: int | None = None, mask: Any = None) -> jax.Array:
+    """The rows whose score reaches a threshold, at most the `most` best of each group: what to fine-tune on.
+
+    With most = 1 and a threshold below all scores it is best-of-n (RAFT, Dong et al. 2023, arXiv 2304.06767); with a
+    threshold alone the filter of ReST (Gulcehre et al. 2023, arXiv 2308.08998).
+
+    Args:
+      scores: real [B].
+      n: rows of one prompt, which stand together; a Python int, at least 1.
+      threshold: scalar or real [B / n], one a group, in units of the score.
+      most: a Python int, at least 1; None for no limit. Of equal scores the first come first.
+      mask: bool, int or float [B]; 0 for rows that may not be chosen. None allows all whose score is finite.
+
+    Returns:
+      bool [B].
+
+    Raises:
+      ValueError: a shape differs, or the rows are not whole groups.
+    """
+    scores, allowed = _grouped(scores, n, mask)
+    if jnp.ndim(threshold):
+        require_shape("threshold", threshold, "[B / n]", scores.shape[:1])
+        threshold = jnp.asarray(threshold)[:, None]
+    kept = allowed & (scores >= threshold)
+    if most is not None:
+        require_range("most", most, 1)
+        order = jnp.argsort(-jnp.where(kept, scores, -jnp.inf), axis=1, stable=True)
+        kept = kept & (jnp.argsort(order, axis=1) < most)
+    return kept.reshape(-1)
+
+
+def expected_best_of(scores: Any, n: int, values: Any = None, mask: Any = None) -> jax.Array:
+    """The expected score of the best of n, from N >= n samples: the mean over all their subsets of n, without bias.
+
+        E = sum over ranks r = 0..N-1, the best first, of  C(N - 1 - r, n - 1) / C(N, n)  times the value at rank r
+
+    As the unbiased pass@k of Chen et al. 2021 (arXiv 2107.03374), for real scores. With `values` it is the expected value
+    (a gold score, say) of what the scores choose.
+
+    Args:
+      scores: real [..., N], in any order; of equal scores the first ranks higher, as in `best_of`.
+      n: a Python int in 1..N.
+      values: real [..., N], what to average; None: the scores themselves.
+      mask: bool, int or float [..., N]; 0 for samples that do not count, where nothing is read. None counts all whose score
+        is finite; their values are taken as they are.
+
+    Returns:
+      float32 [...]; 0 where fewer than n samples count, of which there is no subset of n: leave those out.
+
+    Raises:
+      ValueError: a shape differs, or n is not in 1..N.
+    """
+    mask = jnp.ones(jnp.shape(scores), bool) if mask is None else mask
+    values = scores if values is None else values
+    require_same_shape(scores=scores, values=values, mask=mask)
+    if not jnp.ndim(scores):
+        raise ValueError("scores is a scalar; [..., N] is expected")
+    require_range("n", n, 1, jnp.shape(scores)[-1])
+    scores, values = as_float("scores", scores), as_float("values", values)
+    counted = (jnp.asarray(mask) != 0) & jnp.isfinite(scores)
+    values = jnp.where(counted, values, 0)
+    order = jnp.argsort(jnp.where(counted, -scores, jnp.inf), axis=-1, stable=True)
+    values = jnp.take_along_axis(values, order, axis=-1)
+    count = jnp.sum(counted, axis=-1, keepdims=True).astype(values.dtype)
+    # In logarithms, as a running sum of the ratios of neighbours: the binomials themselves overflow from N = 130 on.
+    rank = jnp.arange(1, values.shape[-1], dtype=values.dtype).reshape((1,) * (values.ndim - 1) + (-1,))
+    left = count - rank - n + 1
+    ratios = jnp.log(jnp.maximum(left, 1)) - jnp.log(jnp.maximum(count - rank, 1))
+    first = jnp.zeros_like(values[..., :1])
+    log_weights = jnp.cumsum(jnp.concatenate([first, ratios], axis=-1), axis=-1)
+    chosen = jnp.concatenate([first == 0, left > 0], axis=-1) & (count >= n)
+    weights = jnp.where(chosen, n / jnp.maximum(count, 1) * jnp.exp(log_weights), 0)
+    return jnp.sum(jnp.where(chosen, weights * values, 0), axis=-1)
+
+
+def _grouped(scores: Any, n: int, mask: Any) -> tuple[jax.Array, jax.Array]:
+    """(scores, may be chosen) [B / n, n], the scores 0 where they may not."""
+    mask = jnp.ones(jnp.shape(scores), bool) if mask is None else mask
+    require_same_shape(scores=scores, mask=mask)
+    require_shape("scores", scores, "[B]", (None,))
+    require_range("n", n, 1)
+    rows = jnp.shape(scores)[0]
+    if rows % n:
+        raise ValueError(f"scores has {rows} rows, which are not whole groups of n = {n}")
+    scores = as_float("scores", scores)
+    allowed = (jnp.asarray(mask) != 0) & jnp.isfinite(scores)
+    return jnp.where(allowed, scores, 0).reshape(rows // n, n), allowed.reshape(rows // n, n)

@@ -1,0 +1,174 @@
+"""dpo: the policy learns directly from labelled pairs, without a preference model and without sampling.
+
+Reads the weights it starts from (policy and reference) and compare (world) or the preference file. Writes checkpoints,
+params, metrics, the reference's log-probabilities and a summary.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import os
+from collections.abc import Sequence
+
+import numpy as np
+
+from jaxalign.algorithms.statistics import wilson_interval
+from jaxalign.config import Config, Dpo
+from jaxalign.data.loader import EpochLoader, take
+from jaxalign.data.preferences import split_by_prompt
+from jaxalign.data.tokenizer import Tokenizer
+from jaxalign.models.model import Model
+from jaxalign.records import AnswerPairs, Comparison
+from jaxalign.stages import common, sources
+from jaxalign.stages.base import Stage, StageContext, write_json
+from jaxalign.stages.compare import labelled_pairs
+from jaxalign.stages.lm import place
+from jaxalign.tracking.metrics import read_metrics
+from jaxalign.training.checkpoint import copy_params, save_params
+from jaxalign.training.direct_step import answer_logprobs, direct_step
+from jaxalign.training.loop import Loop
+from jaxalign.training.optimizer import make_optimizer
+from jaxalign.training.state import abstract_state, init_state
+
+BUCKET = 32
+
+
+class DPO(Stage):
+    name = "dpo"
+    config_fields = (*common.MODEL_FIELDS, "data", "world", "dpo", "feedback.undecided")
+
+    def inputs(self, config: Config) -> tuple[str, ...]:
+        pairs = ("compare",) if config.data.source == "world" else ()
+        return (*common.policy_stages(config, self.name), *pairs)
+
+    def files(self, config: Config):
+        return common.base_files(config) | sources.data_files(config)
+
+    def run(self, context: StageContext) -> None:
+        config, section = context.config, context.config.dpo
+        tokenizer = common.load_tokenizer(context)
+        model = common.make_model(config, tokenizer.vocab_size)
+        train, held_out, extra = self._pairs(context, tokenizer)
+        start = common.policy_params(context, model, self.name)
+        train, held_out = (
+            with_reference(context, section, model, start, arrays(tokenizer, pairs, config.data.style, section, kto), name)
+            for name, pairs, kto in (("train", train, section.objective == "kto"), ("held_out", held_out, False))
+        )
+        loader = EpochLoader(len(train.label), section.batch, config.seed, stream=300)
+        steps = loader.steps(section.epochs)
+        optimizer = make_optimizer(section.optimizer, steps)
+
+        def step_fn(state, step: int):
+            batch = take(train, loader.indices(step))
+            tokens = int(batch.length.sum())
+            state, metrics = direct_step(model, optimizer, section, state, place(model, batch))
+            return state, {**metrics, "tokens": tokens}
+
+        loop = Loop(self.name, context.directory, steps, section.checkpoint_every, shown=("loss", "accuracy"))
+        state = loop.run(
+            lambda: init_state(model, optimizer, copy_params(start), common.stage_key(config, self.name)),
+            abstract_state(model, optimizer), step_fn,
+        )  # fmt: skip
+        save_params(context.directory / "params", state.params)
+        rows = read_metrics(context.directory / "metrics.jsonl")
+        summary = {"steps": steps, "train_rows": len(train.label), "loss_first": rows[0]["loss"], "loss_last": rows[-1]["loss"]}
+        summary["held_out"] = accuracy(section, model, state.params, held_out)
+        write_json(context.directory / "summary.json", summary | extra)
+
+    def _pairs(self, context: StageContext, tokenizer: Tokenizer):
+        config = context.config
+        if config.data.source == "world":
+            pairs = labelled_pairs(context)
+            return *split_by_prompt(pairs, config.dpo.held_out_share, config.seed), {}
+        train, held_out, report = sources.human_comparisons(context, tokenizer)
+        for sentence in report.sentences():
+            print(f"[{self.name}] {sentence}", flush=True)
+        return train, held_out, {"data": report.to_dict()}
+
+
+def oriented(pair: Comparison) -> Comparison:
+    """The pair with the answer that the label leans to first."""
+    if pair.label >= 0.5:
+        return pair
+    return dataclasses.replace(pair, response_a=pair.response_b, response_b=pair.response_a, label=1 - pair.label)
+
+
+def arrays(tokenizer: Tokenizer, pairs: Sequence[Comparison], style: str, section: Dpo, kto: bool = False) -> AnswerPairs:
+    """All pairs as numpy arrays, padded to one length; the reference's log-probs are 0.
+
+    With `kto` each pair makes two rows, one an answer: first the answer itself with label 1 where it is the better one and 0
+    where it is the worse, then an answer given to another prompt, from which KTO estimates its KL.
+    """
+    rows, labels = [], []
+    for pair in map(oriented, pairs):
+        prompt = sources.encode_prompt(tokenizer, pair.prompt.messages, style)
+        answers = [sources.encode_answer(tokenizer, text, style) for text in (pair.response_a, pair.response_b)]
+        rows.append([(prompt, answer) for answer in answers])
+        labels.append(pair.label)
+    if kto:
+        singles = [side for row in rows for side in row]
+        # The answer of the next pair but one is to another prompt: a pair's two answers stand side by side.
+        rows = [[(p, a), (p, singles[(i + 2) % len(singles)][1])] for i, (p, a) in enumerate(singles)]
+        labels = [float(i % 2 == 0) for i in range(len(singles))]
+    return _pad(rows, labels, section.max_length)
+
+
+def _pad(rows, labels: Sequence[float], max_length: int) -> AnswerPairs:
+    longest = max((len(prompt) + len(answer) for row in rows for prompt, answer in row), default=1)
+    width = min(max_length, -(-longest // BUCKET) * BUCKET)
+    shape = (len(rows), 2)
+    tokens = np.zeros((*shape, width), np.int32)
+    prompt_length, length = np.ones(shape, np.int32), np.ones(shape, np.int32)
+    for i, row in enumerate(rows):
+        for side, (prompt, answer) in enumerate(row):
+            answer = answer[: width - 1]
+            prompt = prompt[-(width - len(answer)) :]
+            ids = [*prompt, *answer]
+            tokens[i, side, : len(ids)], prompt_length[i, side], length[i, side] = ids, len(prompt), len(ids)
+    ones = np.ones(len(rows), np.float32)
+    return AnswerPairs(tokens, prompt_length, length, np.asarray(labels, np.float32), ones, np.zeros(shape, np.float32))
+
+
+def with_reference(context: StageContext, section: Dpo, model: Model, params, pairs: AnswerPairs, name: str) -> AnswerPairs:
+    """The pairs with the log-probabilities of their answers under the reference.
+
+    They are computed once and kept in reference-NAME-HASH.npy, by the content of the pairs; the stage's manifest vouches
+    for the weights. An interrupted run reads them back.
+    """
+    if section.reference == "none" or not len(pairs.label):
+        return pairs
+    digest = hashlib.sha256()
+    for x in (pairs.tokens, pairs.prompt_length, pairs.length):
+        digest.update(np.ascontiguousarray(x).tobytes())
+    path = context.directory / f"reference-{name}-{digest.hexdigest()[:16]}.npy"
+    if not path.exists():
+        written = path.with_suffix(".tmp")
+        with open(written, "wb") as file:
+            np.save(file, all_logprobs(model, params, pairs, section.batch))
+        os.replace(written, path)
+    return dataclasses.replace(pairs, reference=np.load(path))
+
+
+def all_logprobs(model: Model, params, pairs: AnswerPairs, batch: int) -> np.ndarray:
+    """float32 [B, 2]: the log-probability of every answer."""
+    out = []
+    for start in range(0, len(pairs.label), batch):
+        part = take(pairs, np.minimum(np.arange(start, start + batch), len(pairs.label) - 1))
+        out.append(np.asarray(answer_logprobs(model, params, place(model, part)).logprobs))
+    return np.concatenate(out)[: len(pairs.label)] if out else np.zeros((0, 2), np.float32)
+
+
+def accuracy(section: Dpo, model: Model, params, pairs: AnswerPairs) -> dict | None:
+    """How often the implicit reward, the log-probability less the reference's, prefers the answer that the label does."""
+    leaning = pairs.label > 0.5
+    if not leaning.any():
+        return None
+    reward = (all_logprobs(model, params, pairs, section.batch) - pairs.reference)[leaning]
+    right, total = int(np.sum(reward[:, 0] > reward[:, 1])), len(reward)
+    low, high = wilson_interval(right, total)
+    margin = float(np.mean(reward[:, 0] - reward[:, 1]) * section.beta)
+    return {"pairs": total, "accuracy": right / total, "low": low, "high": high, "margin": margin}
+
+
+STAGE = DPO()

@@ -1,0 +1,131 @@
+"""online_dpo: direct preference optimisation on fresh pairs of the policy's own answers, labelled as they come.
+
+Reads the base (the labeller) and the weights it starts from (policy and reference). Writes checkpoints, params, metrics, one
+shard of labelled pairs an iteration, and a summary. Source: Guo et al. 2024, arXiv 2402.04792.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import numpy as np
+
+from jaxalign.config import Config
+from jaxalign.data.loader import EpochLoader
+from jaxalign.feedback.labeller import Labeller, Pair
+from jaxalign.models.model import Model, Params
+from jaxalign.records import AnswerPairs, Comparison, Rollout
+from jaxalign.rollout.engine import Engine
+from jaxalign.stages import common, sources
+from jaxalign.stages.base import Stage, StageContext, write_json
+from jaxalign.stages.compare import comparison_row
+from jaxalign.stages.lm import place
+from jaxalign.stages.shards import Shards
+from jaxalign.tracking.metrics import read_metrics
+from jaxalign.training.checkpoint import copy_params, save_params
+from jaxalign.training.direct_step import answer_logprobs, direct_step
+from jaxalign.training.loop import Loop
+from jaxalign.training.optimizer import make_optimizer
+from jaxalign.training.state import TrainState, abstract_state, init_state
+
+
+class OnlineDPO(Stage):
+    name = "online_dpo"
+    config_fields = (
+        *common.MODEL_FIELDS, *common.WORLD_FIELDS, *common.LABEL_FIELDS, "feedback.invert", "feedback.undecided",
+        "online_dpo", "dpo",
+    )  # fmt: skip
+
+    def inputs(self, config: Config) -> tuple[str, ...]:
+        return tuple(dict.fromkeys((*common.base_stages(config), *common.policy_stages(config, self.name))))
+
+    def files(self, config: Config):
+        return common.base_files(config) | common.constitution_files(config)
+
+    def run(self, context: StageContext) -> None:
+        config, section = context.config, context.config.online_dpo
+        tokenizer = common.load_tokenizer(context)
+        model = common.make_model(config, tokenizer.vocab_size)
+        start = common.policy_params(context, model, self.name)
+        judge = common.speaker(context, model, common.base_params(context, model), section.batch)
+        iteration = _Iteration(context, model, start, common.labeller(context, judge), tokenizer)
+        shown = ("loss", "decided", "kl")
+        loop = Loop(self.name, context.directory, section.iterations, section.checkpoint_every, shown=shown)
+        state = loop.run(
+            lambda: init_state(model, iteration.optimizer, copy_params(start), common.stage_key(config, self.name)),
+            abstract_state(model, iteration.optimizer), iteration,
+        )  # fmt: skip
+        save_params(context.directory / "params", state.params)
+        rows = read_metrics(context.directory / "metrics.jsonl")
+        decided = sum(row["decided"] for row in rows)
+        summary = {"iterations": len(rows), "pairs": len(rows) * section.batch, "decided": int(decided)}
+        write_json(context.directory / "summary.json", summary | {"kl_last": rows[-1]["kl"], "loss_last": rows[-1]["loss"]})
+
+
+class _Iteration:
+    """One round as the loop calls it: two answers a prompt, their labels, one update."""
+
+    def __init__(self, context: StageContext, model: Model, reference: Params, labeller: Labeller, tokenizer):
+        config, section = context.config, context.config.online_dpo
+        self.config, self.model, self.reference, self.labeller, self.tokenizer = config, model, reference, labeller, tokenizer
+        self.prompts = sources.prompts(context, tokenizer, "rl", section.prompts, section.max_new_tokens)
+        self.encoded = [sources.encode_prompt(tokenizer, p.messages, config.data.style) for p in self.prompts]
+        self.loader = EpochLoader(len(self.prompts), section.batch, config.seed, stream=400)
+        self.optimizer = make_optimizer(section.optimizer, section.iterations)
+        self.sampling, self.shards = common.sampling(section, tokenizer), Shards(context.directory)
+        longest = max(len(prompt) for prompt in self.encoded)
+        # One prompt length for the whole run: one compilation.
+        self.engine = Engine(model, 2 * section.batch, config.model.max_length, bucket=-(-longest // 8) * 8)
+
+    def __call__(self, state: TrainState, step: int):
+        section = self.config.online_dpo
+        index = self.loader.indices(step)
+        # Both answers in one call, so that two samples of one prompt have neighbouring global rows.
+        rows = range(2 * step * section.batch, 2 * (step + 1) * section.batch)
+        key = common.stage_key(self.config, "online_dpo", 1)
+        twice = [self.encoded[i] for i in index for _ in range(2)]
+        rollout = jax.device_get(self.engine.rollout(state.params, twice, key, rows, self.sampling))
+        texts = [self._text(rollout, i) for i in range(2 * section.batch)]
+        pairs = [Pair(self.prompts[i], texts[2 * n], texts[2 * n + 1]) for n, i in enumerate(index)]
+        key = common.stage_key(self.config, "online_dpo", 2)
+        labelled = self.labeller.label(pairs, key, step * section.batch, self.config.feedback.invert)
+        self.shards.write(step, [comparison_row(comparison) for comparison in labelled])
+        batch = place(self.model, answer_pairs(rollout, labelled, self.config.feedback.undecided))
+        reference = answer_logprobs(self.model, self.reference, batch).logprobs
+        now = answer_logprobs(self.model, state.params, batch).logprobs
+        metrics = {
+            "decided": float(sum(c.decided for c in labelled)),
+            "kl": float(np.mean(np.asarray(now) - np.asarray(reference))),
+            "length": float(np.mean(rollout.response_length)),
+            "tokens": int(rollout.response_length.sum()),
+        }
+        if self.config.dpo.reference == "none":
+            reference = 0 * reference
+        batch = dataclasses.replace(batch, reference=reference)
+        state, learnt = direct_step(self.model, self.optimizer, self.config.dpo, state, batch)
+        return state, {**metrics, **learnt}
+
+    def _text(self, rollout: Rollout, row: int) -> str:
+        start, count, ended = (int(x[row]) for x in (rollout.prompt_length, rollout.response_length, rollout.ended))
+        return self.tokenizer.decode(rollout.tokens[row, start : start + count - ended])
+
+
+def answer_pairs(rollout: Rollout, labelled: list[Comparison], undecided: str) -> AnswerPairs:
+    """Rows 2i and 2i + 1 of a rollout (numpy) as pair i, the answer that the label leans to first; reference 0.
+
+    Pairs of equal answers count for nothing, undecided ones neither where `undecided` is "drop".
+    """
+    B = len(labelled)
+    length = rollout.prompt_length + rollout.response_length
+    label = np.asarray([c.label for c in labelled], np.float32)
+    # Turned round where the second is better.
+    order = np.stack([2 * np.arange(B) + (label < 0.5), 2 * np.arange(B) + (label >= 0.5)], axis=1)
+    counted = [c.response_a != c.response_b and (c.decided or undecided == "half") for c in labelled]
+    return AnswerPairs(
+        rollout.tokens[order], rollout.prompt_length[order], length[order], np.maximum(label, 1 - label),
+        np.asarray(counted, np.float32), np.zeros((B, 2), np.float32),
+    )  # fmt: skip
+
+
+STAGE = OnlineDPO()

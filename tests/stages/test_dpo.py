@@ -1,0 +1,137 @@
+"""dpo and online_dpo on a tiny run: what they read and leave, and that an interruption changes nothing."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+
+from jaxalign.config import Dpo, from_config_dict
+from jaxalign.data.tokenizer import Tokenizer
+from jaxalign.errors import UserError
+from jaxalign.records import Comparison, Message, Prompt, Rollout
+from jaxalign.stages.dpo import arrays, oriented
+from jaxalign.stages.online_dpo import answer_pairs
+from jaxalign.tracking.metrics import read_metrics
+from tests.stages import test_end_to_end
+from tests.stages.test_end_to_end import done, read, run  # noqa: F401
+
+PROMPTS = [Prompt(f"p{i}", (Message("user", text),), "compare") for i, text in enumerate(("How do I use it?", "And sage?"))]
+STAGES = ("pretrain", "revise", "sft", "compare", "dpo", "online_dpo", "evaluate", "report")
+CHANGES = {
+    "stages": STAGES,
+    "dpo": {"batch": 8, "epochs": 2, "max_length": 192, "held_out_share": 0.2, "checkpoint_every": 2},
+    "online_dpo": {"iterations": 3, "batch": 8, "prompts": 16, "max_new_tokens": 24, "checkpoint_every": 2},
+}
+
+
+@pytest.fixture(scope="session")
+def direct(done, tmp_path_factory):  # noqa: F811
+    """A finished run of both, on the earlier stages of the shared one."""
+    workdir = tmp_path_factory.mktemp("direct")
+    for stage in STAGES[:4]:
+        shutil.copytree(done / stage, workdir / stage)
+    run(workdir, **CHANGES)
+    return workdir
+
+
+def pair(label: float, prompt: int = 0) -> Comparison:
+    return Comparison(PROMPTS[prompt], "It is good.", "You fool.", label)
+
+
+@pytest.fixture(scope="session")
+def tokenizer(done) -> Tokenizer:  # noqa: F811
+    return Tokenizer.load(done / "pretrain" / "tokenizer.model")
+
+
+def test_both_stages_train_and_are_evaluated(direct):
+    steps = read(direct / "dpo" / "summary.json")["steps"]
+    assert len(read_metrics(direct / "dpo" / "metrics.jsonl")) == steps > 0
+    assert len(read_metrics(direct / "online_dpo" / "metrics.jsonl")) == 3
+    summary = read(direct / "summary.json")
+    assert summary["models"] == ["base", "sft", "dpo", "online_dpo"]
+    assert abs(summary["kl"]["sft"]) < 1e-3 < abs(summary["kl"]["online_dpo"])
+    rows = [json.loads(line) for line in (direct / "online_dpo" / "rows-00002.jsonl").read_text().splitlines()]
+    assert len(rows) == 8 and all(0 <= row["label"] <= 1 for row in rows)
+    assert "Online direct preference optimisation" in (direct / "report.html").read_text(encoding="utf-8")
+
+
+def test_the_first_step_meets_a_policy_that_is_its_reference(direct):
+    for stage in ("dpo", "online_dpo"):
+        first = read_metrics(direct / stage / "metrics.jsonl")[0]
+        assert abs(first["margin"]) < 1e-3, stage
+
+
+@pytest.mark.parametrize("stage", ["dpo", "online_dpo"])
+def test_an_interrupted_stage_ends_in_the_same_metrics(direct, tmp_path, stage):
+    again = tmp_path / "again"
+    shutil.copytree(direct, again)
+    folder = again / stage
+    newest = max(int(path.name) for path in (folder / "checkpoints").iterdir() if path.name.isdigit())
+    shutil.rmtree(folder / "checkpoints" / str(newest))
+    manifest = read(folder / "manifest.json") | {"status": "running"}
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    run(again, **CHANGES)
+    assert (folder / "metrics.jsonl").read_bytes() == (direct / stage / "metrics.jsonl").read_bytes()
+
+
+def test_the_better_answer_comes_first():
+    turned = oriented(pair(0.2))
+    assert (turned.response_a, turned.response_b, turned.label) == ("You fool.", "It is good.", 0.8)
+    assert oriented(pair(0.7)) == pair(0.7)
+
+
+def test_arrays_hold_prompt_and_answer_by_length(tokenizer):
+    found = arrays(tokenizer, [pair(0.2)], "compact", Dpo())
+    for side, text in enumerate(("You fool.", "It is good.")):
+        start, end = found.prompt_length[0, side], found.length[0, side]
+        assert tokenizer.decode(found.tokens[0, side, start : end - 1].tolist()) == text
+        assert found.tokens[0, side, end - 1] == tokenizer.eos_id
+    np.testing.assert_allclose(found.label, [0.8])
+
+
+def test_a_long_dialogue_keeps_its_end(tokenizer):
+    whole = arrays(tokenizer, [pair(1.0)], "compact", Dpo())
+    short = arrays(tokenizer, [pair(1.0)], "compact", Dpo(max_length=int(whole.length.max()) - 2))
+    cut = whole.prompt_length[0, 0] - short.prompt_length[0, 0]
+    assert cut > 0
+    end = short.length[0, 0]
+    np.testing.assert_array_equal(short.tokens[0, 0, :end], whole.tokens[0, 0, cut : cut + end])
+
+
+def test_kto_sets_each_answer_beside_one_to_another_prompt(tokenizer):
+    found = arrays(tokenizer, [pair(0.9), pair(0.1, prompt=1)], "compact", Dpo(objective="kto"), kto=True)
+    np.testing.assert_array_equal(found.label, [1, 0, 1, 0])
+    text = lambda i, side: tokenizer.decode(  # noqa: E731
+        found.tokens[i, side, found.prompt_length[i, side] : found.length[i, side] - 1].tolist())
+    assert [text(i, 0) for i in range(4)] == ["It is good.", "You fool.", "You fool.", "It is good."]
+    assert [text(i, 1) for i in range(4)] == ["You fool.", "It is good.", "It is good.", "You fool."]
+    np.testing.assert_array_equal(found.prompt_length[:, 0], found.prompt_length[:, 1])
+
+
+def test_fresh_pairs_are_turned_and_those_that_do_not_count_weigh_nothing():
+    rollout = Rollout(np.arange(24).reshape(6, 4), np.ones(6, int), np.full(6, 2), np.zeros((6, 2)), np.ones(6, bool))
+    labelled = [Comparison(PROMPTS[0], "a", "b", 0.9), Comparison(PROMPTS[0], "a", "b", 0.1),
+                Comparison(PROMPTS[0], "a", "b", 0.5, decided=False)]  # fmt: skip
+    found = answer_pairs(rollout, labelled, "drop")
+    np.testing.assert_array_equal(found.tokens[:2, :, 0], [[0, 4], [12, 8]])
+    np.testing.assert_allclose(found.label, [0.9, 0.9, 0.5])
+    np.testing.assert_array_equal(found.weight, [1, 1, 0])
+    np.testing.assert_array_equal(answer_pairs(rollout, labelled, "half").weight, [1, 1, 1])
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"objective": "robust"}, "label_smoothing is 0"),
+        ({"objective": "aot", "micro_batches": 2}, "sorts the whole batch"),
+        ({"objective": "kto"}, "learns from single answers"),
+        ({"batch": 10, "micro_batches": 4}, "config.dpo.batch is 10"),
+        ({"objective": "sigmod"}, "sigmoid"),
+    ],
+)
+def test_what_does_not_fit_together_is_refused(changes, message):
+    with pytest.raises(UserError, match=message):
+        from_config_dict(test_end_to_end.CONFIG | {"stages": STAGES, "dpo": {"max_length": 192} | changes})

@@ -1,0 +1,176 @@
+"""PPO's relatives in the same step: advantages from groups, other losses, KL in the loss, and no critic."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+from jaxalign.config import from_config_dict
+from jaxalign.errors import UserError
+from jaxalign.training.experience import make_experience, rollout_scores
+from jaxalign.training.ppo_state import abstract_ppo_state, init_ppo_state
+from jaxalign.training.ppo_step import minibatch_update, ppo_update
+from tests import tiny
+
+SGD = optax.sgd(1.0)
+VARIANTS = {
+    "grpo": {"advantages": "grpo", "group_size": 4, "kl_in": "loss", "kl_estimator": "k3", "whiten_advantages": False,
+             "aggregation": "sequence_mean_token_mean"},
+    "dr_grpo": {"advantages": "grpo", "group_size": 4, "group_scale": "none", "whiten_advantages": False,
+                "aggregation": "token_sum_constant"},
+    "dapo": {"advantages": "grpo", "group_size": 2, "clip_high": 0.28, "skip_equal_groups": True, "overlong_buffer": 4,
+             "kl_coef": 0.0, "whiten_advantages": False},
+    "rloo": {"advantages": "rloo", "group_size": 2, "policy_loss": "plain", "aggregation": "sequence_mean_token_sum"},
+    "reinforce_pp": {"advantages": "reinforce_pp", "whiten_advantages": False},
+    "reinforce": {"advantages": "reinforce", "policy_loss": "plain", "value_loss": "huber", "entropy_coef": 0.01},
+    "gspo": {"advantages": "grpo", "group_size": 4, "policy_loss": "gspo", "clip": 3e-4, "clip_high": 4e-4},
+    "cispo": {"advantages": "grpo", "group_size": 4, "policy_loss": "cispo", "clip": 1.0, "clip_high": 4.0},
+    "dual_clip": {"dual_clip": 3.0},
+}  # fmt: skip
+
+
+def fresh(setup):
+    critic = tiny.place(setup.critic, tiny.host_params("scalar", seed=3)) if setup.has_critic else None
+    return init_ppo_state(setup, tiny.place(setup.policy, tiny.host_params()), critic, jax.random.key(11))
+
+
+def collected(setup):
+    """(state, experience, metrics) of one rollout scored by a preference model; the reference is another model."""
+    state, frozen = fresh(setup), tiny.roles(setup, reference_seed=1)
+    return state, *tiny.experience(setup, state, frozen, tiny.rollout(setup, state.policy.params))
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_an_iteration_learns_and_micro_batches_change_nothing(name):
+    setup = tiny.setup(**VARIANTS[name])
+    _, experience, _ = collected(setup)
+    experience = tiny.to_host(experience)
+
+    def update(micro_batches):
+        config = dataclasses.replace(setup.config, micro_batches=micro_batches)
+        split = dataclasses.replace(setup, config=config, policy_optimizer=SGD, critic_optimizer=SGD)
+        state = fresh(split)
+        policy, critic, metrics = jax.jit(minibatch_update, static_argnums=0)(
+            split, state.policy, state.critic, experience, state.kl_coef
+        )
+        return tiny.to_host((policy.params, None if critic is None else critic.params, metrics))
+
+    whole, parts = update(1), update(2)
+    assert float(whole[2]["grad_norm"]) > 0
+    tiny.assert_trees_close(parts, whole, 1e-4, 2e-6)
+
+
+@pytest.mark.parametrize("name", ["grpo", "rloo", "reinforce_pp"])
+def test_without_a_critic_there_is_no_state_of_one(name):
+    setup = tiny.setup(**VARIANTS[name])
+    state, experience, _ = collected(setup)
+    assert state.critic is None and abstract_ppo_state(setup).critic is None
+    state, metrics = ppo_update(setup, state, experience)
+    assert "value_loss" not in metrics and np.isfinite([float(x) for x in metrics.values()]).all()
+    assert int(state.step) == 1
+
+
+@pytest.mark.parametrize("mesh", [(2, 2, 2), (8, 1, 1)])
+def test_a_mesh_changes_nothing(mesh):
+    alone, meshed = (tiny.setup(mesh=m, **VARIANTS["grpo"]) for m in (None, mesh))
+    _, experience, _ = collected(alone)
+    experience = tiny.to_host(experience)
+    found = []
+    for setup in (alone, meshed):
+        state, metrics = ppo_update(setup, fresh(setup), tiny.rows(setup.policy, experience))
+        found.append(({n: float(x) for n, x in metrics.items()}, tiny.to_host(state.policy.params)))
+    assert found[1][0] == pytest.approx(found[0][0], rel=1e-3, abs=1e-5)
+    tiny.assert_trees_close(found[1][1], found[0][1], 1e-3, 1e-3)
+
+
+def test_group_advantages_are_scores_less_their_group_s_mean_over_its_deviation():
+    setup = tiny.setup(**VARIANTS["grpo"])
+    state, frozen = fresh(setup), tiny.roles(setup, reference_seed=1)
+    sampled = tiny.rollout(setup, state.policy.params)
+    scores = np.asarray(rollout_scores(setup, frozen.preference, sampled))
+    experience, _ = tiny.experience(setup, state, frozen, sampled)
+    # KL is in the loss, so a reward is the score, or -1 where the response did not end.
+    total = np.where(np.asarray(sampled.ended), scores, -1.0)
+    for row in range(8):
+        group = total[row // 4 * 4 : row // 4 * 4 + 4]
+        expected = (total[row] - group.mean()) / (group.std(ddof=1) + 1e-6)
+        count = int(sampled.response_length[row])
+        np.testing.assert_allclose(experience.advantages[row, :count], expected, rtol=2e-4, atol=1e-5)
+        assert not np.asarray(experience.advantages)[row, count:].any()
+
+
+def test_a_dropped_score_counts_for_nothing():
+    """As if its row were not there: the group's mean, the loss, the metrics and the counts."""
+    setup = tiny.setup(**VARIANTS["grpo"])
+    state, frozen = fresh(setup), tiny.roles(setup, reference_seed=1)
+    sampled = tiny.rollout(setup, state.policy.params)
+    scores = np.array(rollout_scores(setup, frozen.preference, sampled))
+    kept = np.ones(8, bool)
+    kept[2] = False
+    found = []
+    for garbage in (np.nan, 1e9):
+        scores[2] = garbage
+        experience, metrics = make_experience(
+            setup, False, frozen.reference, state.policy.params, None, state.kl_coef, sampled, scores, kept
+        )
+        _, learnt = ppo_update(setup, fresh(setup), experience)
+        found.append({name: float(x) for name, x in {**metrics, **learnt}.items()})
+        assert not np.asarray(experience.advantages)[2].any() and float(metrics["kept"]) == 7
+    assert found[0] == found[1] and np.isfinite(list(found[0].values())).all()
+
+
+def test_groups_of_equal_scores_are_left_out_when_asked():
+    setup = tiny.setup(**VARIANTS["dapo"] | {"overlong_buffer": 0})
+    state, frozen = fresh(setup), tiny.roles(setup)
+    sampled = tiny.rollout(setup, state.policy.params)
+    scores = np.asarray([1, 1, 0, 1, 0, 0, 1, 0], np.float32)
+    experience, metrics = make_experience(
+        setup, False, frozen.reference, state.policy.params, None, state.kl_coef, sampled, scores
+    )
+    np.testing.assert_array_equal(experience.weight, [0, 0, 1, 1, 0, 0, 1, 1])
+    assert float(metrics["kept"]) == 4
+
+
+def test_the_critic_alone_learns_in_its_warm_up():
+    setup = tiny.setup(critic_warmup=1)
+    state, experience, _ = collected(setup)
+    before = tiny.to_host((state.policy.params, state.critic.params))
+    state, _ = ppo_update(setup, state, experience)
+    tiny.assert_trees_equal(tiny.to_host(state.policy.params), before[0])
+    assert not np.array_equal(state.critic.params["score"], before[1]["score"])
+    state, _ = ppo_update(setup, state, experience)
+    assert not np.array_equal(state.policy.params["embedding"], before[0]["embedding"])
+
+
+def test_kl_in_the_loss_pulls_to_the_reference():
+    """With advantages of 0 nothing but the KL moves the policy, and it moves towards the reference."""
+    setup = tiny.setup(**VARIANTS["grpo"] | {"kl_coef": 1.0}, learning_rate=3e-3)
+    state, experience, metrics = collected(setup)
+    experience = dataclasses.replace(experience, advantages=np.zeros_like(experience.advantages))
+    for _ in range(5):
+        state, _ = ppo_update(setup, state, experience)
+    again, _ = tiny.experience(setup, state, tiny.roles(setup, reference_seed=1), experience.rollout, recompute=True)
+    mask = np.arange(8)[None] < np.asarray(experience.rollout.response_length)[:, None]
+    distance = lambda e: np.abs((np.asarray(e.rollout.logprobs) - np.asarray(e.reference_logprobs)) * mask).sum()  # noqa: E731
+    assert distance(again) < 0.9 * distance(experience)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"advantages": "grpo"}, "group_size is 1"),
+        ({"clip": 1.5}, "at most 1"),
+        ({"advantages": "rloo", "group_size": 3}, "multiple of config.ppo.group_size"),
+        ({"skip_equal_groups": True}, "every group would be equal"),
+        ({"kl_in": "loss"}, "gradient is 0 on average"),
+        ({"overlong_buffer": 100}, "overlong_buffer is 100"),
+        ({"advantages": "reinforce_pp", "critic_warmup": 2}, "no critic"),
+    ],
+)
+def test_choices_that_do_not_fit_are_refused(changes, message):
+    with pytest.raises(UserError, match=message):
+        from_config_dict({"ppo": changes})
