@@ -22,10 +22,11 @@ from ml_collections import config_dict
 from jaxalign import config_checks, config_schema
 from jaxalign.config_schema import above, at_least, between, field, one_of, section, some_of
 
-STAGES = ("pretrain", "revise", "sft", "compare", "preference", "dpo", "online_dpo", "ppo", "evaluate", "report")
+STAGES = ("pretrain", "revise", "sft", "compare", "preference", "best_of_n", "dpo", "online_dpo", "ppo", "evaluate",
+          "report")
 """Every stage, in the order of the graph."""
 DEFAULT_STAGES = ("pretrain", "revise", "sft", "compare", "preference", "ppo", "evaluate", "report")
-POLICY_STAGES = ("sft", "dpo", "online_dpo", "ppo")
+POLICY_STAGES = ("sft", "best_of_n", "dpo", "online_dpo", "ppo")
 """The stages that make a policy: each starts from the last one before it that is run."""
 PAIRWISE_OBJECTIVES = (
     "sigmoid", "conservative", "robust", "hinge", "ipo", "ipo_mean", "exo_pair", "nca_pair", "bco_pair", "apo_zero",
@@ -198,6 +199,26 @@ class Preference:
 
 
 @dataclasses.dataclass(frozen=True)
+class BestOfN:
+    """The best of several answers by the preference model, and fine-tuning on it."""
+
+    prompts: int = field(1024, "Prompts answered.", at_least(1))
+    n: int = field(8, "Answers to each prompt.", at_least(1))
+    batch: int = field(128, "Answers of a chunk; a multiple of n.", at_least(1))
+    threshold: float | None = field(None, "A best answer whose raw score is lower is not learnt from; None: all are.")
+    temperature: float = field(1.0, "Sampling temperature.", above(0))
+    top_k: int = field(0, "Sample from the k likeliest tokens; 0: from all.", at_least(0))
+    top_p: float = field(1.0, "Sample from the smallest set of this probability.", between(1e-6, 1.0))
+    max_new_tokens: int = field(60, "Longest answer.", at_least(1))
+    epochs: int = field(2, "Passes over what was chosen.", at_least(1))
+    row_length: int = field(256, "Tokens of a packed row.", at_least(8))
+    batch_rows: int = field(4, "Rows of a step.", at_least(1))
+    optimizer: Optimizer = section(Optimizer(learning_rate=5e-4, schedule="linear"), "Its optimizer.")
+    checkpoint_every: int = field(50, "Steps between checkpoints.", at_least(1))
+    micro_batches: int = field(1, "Parts a step is computed in, to save memory; results are the same.", at_least(1))
+
+
+@dataclasses.dataclass(frozen=True)
 class Dpo:
     """Direct preference optimisation: the policy learns from labelled pairs, without a preference model."""
 
@@ -325,6 +346,7 @@ class Config:
     feedback: Feedback = section(Feedback(), "")
     compare: Compare = section(Compare(), "")
     preference: Preference = section(Preference(), "")
+    best_of_n: BestOfN = section(BestOfN(), "")
     dpo: Dpo = section(Dpo(), "")
     online_dpo: OnlineDpo = section(OnlineDpo(), "")
     ppo: Ppo = section(Ppo(), "")

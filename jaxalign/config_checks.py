@@ -78,6 +78,9 @@ def _batches(config: Config) -> list[tuple[str, int, dict[str, int]]]:
         "compare": [("compare.batch", config.compare.batch, {})],
         "preference": [("preference.batch", config.preference.batch,
                         {"preference.micro_batches": config.preference.micro_batches})],
+        "best_of_n": [("best_of_n.batch", config.best_of_n.batch, {"best_of_n.n": config.best_of_n.n}),
+                      ("best_of_n.batch_rows", config.best_of_n.batch_rows,
+                       {"best_of_n.micro_batches": config.best_of_n.micro_batches})],
         "dpo": [("dpo.batch", config.dpo.batch, {"dpo.micro_batches": config.dpo.micro_batches})],
         "online_dpo": [("online_dpo.batch", config.online_dpo.batch, {"dpo.micro_batches": config.dpo.micro_batches})],
         "ppo": [("ppo.batch", ppo.batch, {"ppo.minibatches": ppo.minibatches, "ppo.micro_batches": ppo.micro_batches})],
@@ -100,7 +103,7 @@ def _check_batch(config: Config, name: str, rows: int, parts: dict[str, int]) ->
 
 def _check_lengths(config: Config) -> None:
     """A response must leave room for a prompt before it."""
-    for stage in ("revise", "compare", "online_dpo", "ppo", "evaluate"):
+    for stage in ("revise", "compare", "best_of_n", "online_dpo", "ppo", "evaluate"):
         if stage in config.stages:
             tokens = getattr(config, stage).max_new_tokens
             if tokens >= config.model.max_length:

@@ -63,6 +63,12 @@ def require_positive(name: str, x: Any) -> None:
         raise ValueError(f"{name} is {np.extract(~(values > 0), values)[0]}; a number above 0 is expected")
 
 
+def require_positive_scalar(name: str, x: Any) -> None:
+    """Raises ValueError unless `x` is a scalar that is not known not to be above 0."""
+    require_shape(name, x, "scalar", ())
+    require_positive(name, x)
+
+
 def _known(x: Any) -> np.ndarray | None:
     # Under `jit` there is no value yet, and of an array that spans hosts no host has the whole.
     if isinstance(x, jax.core.Tracer) or (isinstance(x, jax.Array) and not x.is_fully_addressable):

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import jax
 import numpy as np
 
-from jaxalign.config import Pretrain, Sft
+from jaxalign.config import BestOfN, Pretrain, Sft
 from jaxalign.data.loader import EpochLoader, take
 from jaxalign.models.model import Model
 from jaxalign.records import PackedBatch
@@ -23,7 +23,7 @@ from jaxalign.training.state import abstract_state, init_state
 
 def train_lm(
     context: StageContext,
-    section: Pretrain | Sft,
+    section: Pretrain | Sft | BestOfN,
     model: Model,
     train: PackedBatch,
     held_out: PackedBatch | None,

@@ -45,6 +45,7 @@ def model_title(model: str, stages: Collection[str] = ("pretrain", "revise")) ->
     titles = {
         "base": "helpful-only" if "pretrain" in stages else "starting model",
         "sft": "after supervised CAI" if "revise" in stages else "after fine-tuning",
+        "best_of_n": "after best-of-n",
         "dpo": "after DPO",
         "online_dpo": "after online DPO",
         "ppo": "after RL",

@@ -85,8 +85,10 @@ def direct(run: RunFiles) -> list[Section]:
 def losses(run: RunFiles) -> Section:
     """The losses of language-model training."""
     figures, missing, rows = [], [], []
-    for name, label in (("pretrain", "Pretraining"), ("sft", "Fine-tuning")):
+    for name, label in (("pretrain", "Pretraining"), ("sft", "Fine-tuning"), ("best_of_n", "Fine-tuning on the best of n")):
         stage = run.stage(name)
+        if name == "best_of_n" and name not in run.planned:
+            continue
         if not stage.summary and not stage.metrics:
             missing.append(run.absence(name, f"the losses of {label.lower()}"))
             continue

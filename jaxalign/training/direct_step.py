@@ -8,8 +8,10 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxalign.algorithms.direct_preference import bco_baseline, cpo, dpo, kto, kto_baseline, orpo, sft_loss, simpo
+from jaxalign.algorithms.direct_preference import bco_baseline, dpo, sft_loss
+from jaxalign.algorithms.kto import kto, kto_baseline
 from jaxalign.algorithms.masked import masked_sum
+from jaxalign.algorithms.reference_free import cpo, orpo, simpo
 from jaxalign.config import Dpo
 from jaxalign.models.heads import gather_positions, length_mask, response_positions, token_stats
 from jaxalign.models.model import Model

@@ -14,19 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.test_util import check_grads
 
-from jaxalign.algorithms.direct_preference import (
-    DPO_KINDS,
-    bco_baseline,
-    cpo,
-    dpo,
-    kto,
-    kto_baseline,
-    mixed_dpo,
-    orpo,
-    sft_loss,
-    simpo,
-)
+from jaxalign.algorithms.direct_preference import DPO_KINDS, bco_baseline, dpo, mixed_dpo, sft_loss
+from jaxalign.algorithms.kto import kto, kto_baseline
 from jaxalign.algorithms.masked import masked_mean
+from jaxalign.algorithms.reference_free import cpo, orpo, simpo
 
 # The worked example: margins 0, 10 and 20.
 CHOSEN, REJECTED = np.array([-0.5, -10.0, -1.0]), np.array([-0.1, -30.0, -21.0])

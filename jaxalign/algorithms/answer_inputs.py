@@ -1,0 +1,100 @@
+"""What the objectives on labelled answers share: their guards, their masks, and the implicit rewards they report.
+
+"The first" of a pair is the chosen response where the label is 1, and the rejected one where it is 0.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxalign.algorithms.guards import (
+    as_float,
+    require_range,
+    require_same_shape,
+    require_shape,
+)
+
+
+class PreferenceStats(NamedTuple):
+    """The implicit rewards of a pair, float32 [B] each and without gradient; 0 at masked rows.
+
+    chosen_rewards: of the first response. rejected_rewards: of the second. margins: the first less the second. A pair is
+    ranked as its label says where the margin is above 0 and the label above .5, or both are below.
+    """
+
+    chosen_rewards: jax.Array
+    rejected_rewards: jax.Array
+    margins: jax.Array
+
+
+def pair_inputs(
+    chosen: Any, rejected: Any, ref_chosen: Any, ref_rejected: Any, label: Any, mask: Any, of: str = ""
+) -> tuple[jax.Array, jax.Array, list[jax.Array], list[jax.Array]]:
+    """The guards that all pairs share. -> (selected, label [B], [first, second], [their references]), 0 where masked."""
+    if (ref_chosen is None) != (ref_rejected is None):
+        raise ValueError("one of ref_chosen_logprobs and ref_rejected_logprobs is None; give both, or neither")
+    selected = jnp.ones(jnp.shape(chosen), bool) if mask is None else jnp.asarray(mask) != 0
+    arrays = {f"chosen_{of}logprobs": chosen, f"rejected_{of}logprobs": rejected}
+    if ref_chosen is not None:
+        arrays |= {"ref_chosen_logprobs": ref_chosen, "ref_rejected_logprobs": ref_rejected}
+    require_same_shape(**arrays, mask=selected)
+    require_shape(f"chosen_{of}logprobs", chosen, "[B]", (None,))
+    floats = [jnp.where(selected, as_float(name, x), 0) for name, x in arrays.items()]
+    dtype = jnp.result_type(*floats)
+    floats = [x.astype(dtype) for x in floats]
+    policy = floats[:2]
+    reference = [jax.lax.stop_gradient(x) for x in floats[2:]] or [jnp.zeros_like(x) for x in policy]
+    return selected, _judged("label", label, mask, policy[0]), policy, reference
+
+
+def single_inputs(policy_logprobs: Any, ref_logprobs: Any, mask: Any, desirable: Any) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """The guards that KTO's functions share. -> (selected, desirable [B], log-ratios [B], 0 where masked)."""
+    selected = jnp.ones(jnp.shape(policy_logprobs), bool) if mask is None else jnp.asarray(mask) != 0
+    ref_logprobs = jnp.zeros(jnp.shape(policy_logprobs)) if ref_logprobs is None else ref_logprobs
+    require_same_shape(policy_logprobs=policy_logprobs, ref_logprobs=ref_logprobs, mask=selected)
+    require_shape("policy_logprobs", policy_logprobs, "[B]", (None,))
+    reference = jax.lax.stop_gradient(as_float("ref_logprobs", ref_logprobs))
+    log_ratios = jnp.where(selected, as_float("policy_logprobs", policy_logprobs) - reference, 0)
+    return selected, _judged("desirable", desirable, mask, log_ratios), log_ratios
+
+
+def _judged(name: str, judgement: Any, mask: Any, like: jax.Array) -> jax.Array:
+    """A scalar or [B] in [0, 1] as [B] without gradient, 0 or the scalar where masked."""
+    if jnp.ndim(judgement):
+        require_shape(name, judgement, "[B]", like.shape)
+        judgement = counted(judgement, mask)
+    require_range(name, judgement, 0, 1)
+    return jax.lax.stop_gradient(jnp.broadcast_to(jnp.asarray(judgement, like.dtype), like.shape))
+
+
+def token_counts(chosen_lengths: Any, rejected_lengths: Any, like: jax.Array, mask: Any, needed_by: str) -> list[jax.Array]:
+    lengths = []
+    for name, x in (("chosen_lengths", chosen_lengths), ("rejected_lengths", rejected_lengths)):
+        if x is None:
+            raise ValueError(f"{name} is None; {needed_by!r} averages over tokens and needs it")
+        require_shape(name, x, "[B]", like.shape)
+        x = counted(x, mask)
+        require_range(name, x, 0)
+        lengths.append(jnp.maximum(jnp.asarray(x, like.dtype), 1))
+    return lengths
+
+
+def counted(x: Any, mask: Any) -> Any:
+    """`x` with 0 where masked. Without a mask `x` itself, for under `jit` a guard can read no other."""
+    return x if mask is None else jnp.where(jnp.asarray(mask) != 0, jnp.asarray(x), 0)
+
+
+def weigh(weight: jax.Array, loss: jax.Array) -> jax.Array:
+    # A response that is impossible under the policy makes the loss of the order that does not count infinite.
+    return jnp.where(weight == 0, 0, weight * loss)
+
+
+def logistic(a: jax.Array, b: jax.Array, beta: Any) -> jax.Array:
+    return jax.nn.softplus(-beta * (a - b))
+
+
+def reward_stats(first: jax.Array, second: jax.Array) -> PreferenceStats:
+    return jax.lax.stop_gradient(PreferenceStats(first, second, first - second))

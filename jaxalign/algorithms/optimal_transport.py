@@ -1,0 +1,48 @@
+"""Alignment via optimal transport (AOT, Melnyk et al. 2024, arXiv 2406.05882): equal quantiles of two distributions meet."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxalign.algorithms.answer_inputs import weigh
+
+
+def transport(
+    policy: Any, reference: Any, label: jax.Array, selected: jax.Array, beta: Any, flips: Any, paired: bool
+) -> jax.Array:
+    """AOT: how far one distribution is from dominating the other. A row is two atoms, one for each order of its pair."""
+    if paired:
+        better, worse = policy[0] - policy[1], reference[0] - reference[1]
+        better, worse = (jnp.concatenate([x, -x]) for x in (better, worse))
+    else:
+        first, second = (x - ref for x, ref in zip(policy, reference, strict=True))
+        better, worse = jnp.concatenate([first, second]), jnp.concatenate([second, first])
+    weights = jnp.where(selected[None, :], jnp.stack([label, 1 - label]), 0).reshape(-1)
+
+    def cost(violation: jax.Array) -> jax.Array:
+        return (1 - flips) * jax.nn.softplus(-beta * violation) + flips * jax.nn.softplus(beta * violation)
+
+    return jnp.sum(_coupled(better, worse, weights, cost).reshape(2, -1), axis=0)
+
+
+def _coupled(x: jax.Array, y: jax.Array, weights: jax.Array, cost: Callable[[jax.Array], jax.Array]) -> jax.Array:
+    """What each atom of `x` pays when equal quantiles of `x` and `y`, of the same weights [M], meet. float32 [M].
+
+    With weights of 0 and 1 it pairs the sorted values; a fractional atom is split where the other side's ends.
+    """
+    # Atoms without weight come last, where no quantile reaches them.
+    order_x, order_y = (jnp.argsort(jnp.where(weights > 0, values, jnp.inf)) for values in (x, y))
+    ends_x, ends_y = jnp.cumsum(weights[order_x]), jnp.cumsum(weights[order_y])
+    cuts = jnp.sort(jnp.concatenate([ends_x, ends_y]))
+    starts = jnp.concatenate([jnp.zeros(1, cuts.dtype), cuts[:-1]])
+    middles, widths = 0.5 * (starts + cuts), cuts - starts
+    last = max(weights.shape[0] - 1, 0)
+    i, j = (
+        order[jnp.minimum(jnp.searchsorted(ends, middles, side="right"), last)]
+        for order, ends in ((order_x, ends_x), (order_y, ends_y))
+    )
+    return jnp.zeros_like(weights).at[i].add(weigh(widths, cost(x[i] - y[j])))

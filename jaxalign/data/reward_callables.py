@@ -1,0 +1,267 @@
+"""The guard around a user's own reward callable: it may be slow, fail or return NaN, and never poisons a step.
+
+A reward callable has the signature `(prompts, responses, **columns) -> list of float`, one score a response; `columns` are
+further columns of the data set, each a list with one entry a row. An entry that is None, NaN or infinite says that this row
+has no score. All here is plain Python on the host; scores become arrays only in `call_reward`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import hashlib
+import importlib
+import importlib.util
+import inspect
+import operator
+import pathlib
+import queue
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from jaxalign.errors import UserError
+
+RewardCallable = Callable[..., Sequence[float]]
+
+_SHOWN = 200  # characters of an error or an entry that a report holds
+
+
+@dataclasses.dataclass(frozen=True)
+class RewardReport:
+    """What became of one batch. rows = kept + dropped; a call is one try of the callable.
+
+    bad_entries: rows of an accepted result whose entry was None, NaN, infinite or no number. failures: calls that raised,
+    hung or returned something else than a list with one entry a row; timeouts: those of them that hung. first_error: why
+    the first rows were dropped or, where none were, why the first call failed; None where all went well.
+    """
+
+    rows: int
+    dropped: int
+    bad_entries: int
+    calls: int
+    failures: int
+    timeouts: int
+    first_error: str | None
+
+
+def call_reward(
+    fn: RewardCallable,
+    prompts: Sequence[Any],
+    responses: Sequence[str],
+    columns: Mapping[str, Sequence[Any]] | None = None,
+    retries: int = 2,
+    timeout_s: float | None = 60.0,
+    backoff_s: float = 1.0,
+) -> tuple[np.ndarray, np.ndarray, RewardReport]:
+    """The user's scores of a batch; whatever the callable does, the answer is arrays without NaN.
+
+    A call fails if it raises, takes longer than `timeout_s`, or returns anything but one entry a row. It is then made again,
+    after backoff_s, 2 backoff_s, 4 backoff_s.. seconds; when the last one has failed all rows are dropped. Rows are also
+    dropped one by one, without a retry, where the entry is None, NaN, infinite, beyond float32 or no number. Dropped rows
+    must be masked from then on.
+
+    The callable runs in a thread of its own and on copies of the lists. One that hangs is abandoned: the thread lives on, its
+    result is ignored, and a retry may run beside it; one that hangs in code which holds Python's lock cannot be abandoned.
+
+    Args:
+      fn: `(prompts, responses, **columns) -> scores`, a list, tuple or 1-D array. A UserError that it raises is passed on:
+        its arguments are wrong, and calling again would not mend them.
+      prompts: B prompts, of whatever type the callable takes.
+      responses: B texts.
+      columns: further columns by name, B entries each.
+      retries: calls after the first one, not negative.
+      timeout_s: seconds a call, above 0; None waits for ever.
+      backoff_s: seconds before the first retry, not negative.
+
+    Returns:
+      (scores, kept, report): float32 [B], finite, 0 where dropped; bool [B]; a `RewardReport`. No call is made for 0 rows.
+
+    Raises:
+      UserError: `fn` is not a plain callable, columns of different lengths or with taken names, or a setting outside its range.
+    """
+    columns = dict(columns or {})
+    _check_call(fn, prompts, responses, columns, retries, timeout_s, backoff_s)
+    rows = len(responses)
+    if rows == 0:
+        return np.zeros(0, np.float32), np.zeros(0, bool), RewardReport(0, 0, 0, 0, 0, 0, None)
+    timeouts, first_error = 0, None
+    for call in range(1 + retries):
+        if call:
+            time.sleep(backoff_s * 2 ** (call - 1))
+        entries, failure, timed_out = _attempt(fn, prompts, responses, columns, timeout_s)
+        if failure is None:
+            scores, kept, bad_entry = _clean(entries)
+            dropped = rows - int(kept.sum())
+            report = RewardReport(rows, dropped, dropped, call + 1, call, timeouts, bad_entry or first_error)
+            return scores, kept, report
+        timeouts += timed_out
+        first_error = first_error or failure
+    report = RewardReport(rows, rows, 0, 1 + retries, 1 + retries, timeouts, first_error)
+    return np.zeros(rows, np.float32), np.zeros(rows, bool), report
+
+
+def load_callable(spec: str) -> Callable[..., Any]:
+    """The callable that "package.module:function" or "path/to/file.py:function" names; dots lead into classes.
+
+    A file is run anew by each call, as a module of its own; what it imports must be importable from where the program runs.
+
+    Raises:
+      UserError: no such form, module, file or name, the import fails, or what was found is not callable.
+    """
+    place, separator, name = spec.rpartition(":")
+    if not (separator and place and name):
+        raise UserError(
+            f"{spec!r} names no callable; write 'package.module:function' or 'path/to/file.py:function', with one colon"
+        )
+    module = _load_file(place, spec) if place.endswith(".py") else _load_module(place, spec)
+    try:
+        found = operator.attrgetter(name)(module)
+    except AttributeError as error:
+        near = difflib.get_close_matches(name, [known for known in dir(module) if not known.startswith("_")], n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise UserError(f"{place} has no {name!r} ({spec!r}){hint}") from error
+    if not callable(found):
+        raise UserError(f"{spec!r} is a {type(found).__name__}; a function or another callable is expected")
+    return found
+
+
+def _check_call(
+    fn: Any, prompts: Any, responses: Any, columns: Mapping[str, Any], retries: int, timeout_s: Any, backoff_s: float
+) -> None:
+    if not callable(fn):
+        raise UserError(
+            f"the reward is a {type(fn).__name__}; a callable (prompts, responses, **columns) -> scores is expected"
+        )
+    if inspect.iscoroutinefunction(fn):
+        raise UserError(f"the reward {_name(fn)} is a coroutine function; give a plain one, which may call asyncio.run inside")
+    for name, column in {"prompts": prompts, **columns}.items():
+        if len(column) != len(responses):
+            raise UserError(f"{name} has {len(column)} entries and responses {len(responses)}; one entry a row is expected")
+    taken = {"prompts", "responses"} & set(columns)
+    if taken:
+        raise UserError(f"a column is called {sorted(taken)[0]!r}, as an argument of every reward is; rename it")
+    if retries < 0 or not backoff_s >= 0 or (timeout_s is not None and not timeout_s > 0):
+        raise UserError(
+            f"a reward is called with retries = {retries}, timeout_s = {timeout_s}, backoff_s = {backoff_s}; retries and "
+            "backoff_s must not be negative, and timeout_s is above 0 or None"
+        )
+
+
+def _attempt(
+    fn: RewardCallable, prompts: Any, responses: Any, columns: Mapping[str, Any], timeout_s: float | None
+) -> tuple[list[Any], str | None, bool]:
+    """(entries, why it failed or None, whether it hung) of one call."""
+    done: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
+    copies = {name: list(column) for name, column in columns.items()}
+
+    def work(prompts: list[Any], responses: list[str]) -> None:
+        try:
+            done.put((_entries(fn(prompts, responses, **copies)), None))
+        # SystemExit too: in a thread it would pass in silence, and look like a call that hangs.
+        except BaseException as error:
+            done.put((None, error))
+
+    # A daemon: an abandoned call must not keep the program from ending.
+    threading.Thread(target=work, args=(list(prompts), list(responses)), name="reward", daemon=True).start()
+    try:
+        entries, error = done.get(timeout=timeout_s)
+    except queue.Empty:
+        return [], f"{_name(fn)} did not return within {timeout_s:g} s", True
+    if isinstance(error, UserError):
+        raise error
+    if error is not None:
+        return [], f"{_name(fn)} raised {type(error).__name__}: {_text(error)}", False
+    if not isinstance(entries, list):
+        return [], f"{_name(fn)} returned {entries}; a list of {len(responses)} numbers is expected", False
+    if len(entries) != len(responses):
+        return [], f"{_name(fn)} returned {len(entries)} scores for {len(responses)} responses", False
+    return entries, None, False
+
+
+def _entries(result: Any) -> list[Any] | str:
+    """The result as a list, or what it is instead."""
+    if isinstance(result, (list, tuple)):
+        return list(result)
+    if hasattr(result, "__array__") and not isinstance(result, str):
+        array = np.asarray(result)
+        return list(array) if array.ndim == 1 else f"an array of shape {array.shape}"
+    return "None" if result is None else f"a {type(result).__name__}"
+
+
+def _clean(entries: list[Any]) -> tuple[np.ndarray, np.ndarray, str | None]:
+    """(scores float32 [B], kept bool [B], the first entry that is no score)."""
+    scores, kept = np.zeros(len(entries), np.float32), np.zeros(len(entries), bool)
+    first = None
+    for row, entry in enumerate(entries):
+        score = _score(entry)
+        kept[row] = score is not None
+        if score is not None:
+            scores[row] = score
+        elif first is None:
+            first = f"the score of row {row} is {_text(entry)} ({type(entry).__name__})"
+    return scores, kept, first
+
+
+def _score(entry: Any) -> np.float32 | None:
+    """A finite float32, or None. A text is no score, not even one that spells a number."""
+    if entry is None or isinstance(entry, (str, bytes)):
+        return None
+    try:
+        with np.errstate(over="ignore"):
+            score = np.float32(float(entry))
+    except Exception:
+        return None
+    return score if np.isfinite(score) else None
+
+
+def _text(x: Any) -> str:
+    try:
+        return str(x)[:_SHOWN]
+    except Exception:
+        return "not printable"
+
+
+def _name(fn: Any) -> str:
+    return getattr(fn, "__qualname__", None) or getattr(getattr(fn, "func", None), "__qualname__", type(fn).__name__)
+
+
+def _load_module(place: str, spec: str) -> Any:
+    try:
+        return importlib.import_module(place)
+    except ModuleNotFoundError as error:
+        if error.name is not None and (place == error.name or place.startswith(f"{error.name}.")):
+            raise UserError(
+                f"there is no module {error.name!r} ({spec!r}); install it, put its folder on PYTHONPATH, or give a path "
+                "that ends in .py"
+            ) from error
+        raise _import_failed(spec, error) from error
+    # SystemExit too: a script that ends the program is no module to load from.
+    except (Exception, SystemExit) as error:
+        raise _import_failed(spec, error) from error
+
+
+def _load_file(place: str, spec: str) -> Any:
+    path = pathlib.Path(place).expanduser()
+    if not path.is_file():
+        raise UserError(f"there is no file {place} ({spec!r}), seen from {pathlib.Path.cwd()}")
+    digest = hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:8]
+    name = f"jaxalign_user_{path.stem}_{digest}"
+    module_spec = importlib.util.spec_from_file_location(name, path)
+    module = importlib.util.module_from_spec(module_spec)
+    # Dataclasses and pickles look a module up by its name.
+    sys.modules[name] = module
+    try:
+        module_spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:
+        del sys.modules[name]
+        raise _import_failed(spec, error) from error
+    return module
+
+
+def _import_failed(spec: str, error: BaseException) -> UserError:
+    return UserError(f"importing {spec!r} failed with {type(error).__name__}: {error}")

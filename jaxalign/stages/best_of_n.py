@@ -1,0 +1,130 @@
+"""best_of_n: several answers a prompt, scored by the preference model; the policy is fine-tuned on the best of each.
+
+Reads the weights it starts from and preference. Writes one row per prompt with the chosen answer and every score, then
+checkpoints, params and metrics of the fine-tuning, and a summary. With `threshold` it is rejection sampling: a prompt whose
+best answer scores below it teaches nothing. Sources: Stiennon et al. 2020 (arXiv 2009.01325); RAFT, arXiv 2304.06767.
+"""
+
+from __future__ import annotations
+
+import jax
+import numpy as np
+
+from jaxalign.algorithms.best_of_n import analytic_kl, expected_best_of, rejection_sample
+from jaxalign.config import Config
+from jaxalign.data.loader import EpochLoader
+from jaxalign.data.packing import pack
+from jaxalign.data.tokenizer import Tokenizer
+from jaxalign.errors import UserError
+from jaxalign.models.model import Model
+from jaxalign.records import Prompt, Rollout
+from jaxalign.rollout.engine import Engine
+from jaxalign.stages import common, sources
+from jaxalign.stages.base import Stage, StageContext
+from jaxalign.stages.lm import train_lm
+from jaxalign.stages.shards import Shards, chunks, prompt_row, row_prompt
+from jaxalign.tracking.progress import Progress
+from jaxalign.tracking.timing import Timing
+from jaxalign.training.checkpoint import load_params
+from jaxalign.training.preference_step import score_sequences
+
+
+class BestOfN(Stage):
+    name = "best_of_n"
+    config_fields = (*common.MODEL_FIELDS, "data", "world", "best_of_n")
+
+    def inputs(self, config: Config) -> tuple[str, ...]:
+        return (*common.policy_stages(config, self.name), "preference")
+
+    def files(self, config: Config):
+        return common.base_files(config) | sources.data_files(config)
+
+    def run(self, context: StageContext) -> None:
+        config, section = context.config, context.config.best_of_n
+        tokenizer = common.load_tokenizer(context)
+        model = common.make_model(config, tokenizer.vocab_size)
+        shards = Shards(context.directory)
+        _choose(context, model, tokenizer, shards)
+        rows = list(shards.read())
+        chosen = [row for row in rows if row["response"] is not None]
+        if not chosen:
+            raise UserError(
+                f"of {len(rows)} prompts none has an answer that ends and scores at least {section.threshold}; lower "
+                "best_of_n.threshold, or raise best_of_n.max_new_tokens"
+            )
+        documents = (
+            sources.encode_completion(tokenizer, row_prompt(row).messages, row["response"], config.data.style)
+            for row in chosen
+        )
+        packed, cut = pack(documents, section.row_length)
+        steps = EpochLoader(len(packed.tokens), section.batch_rows, config.seed).steps(section.epochs)
+        train_lm(
+            context, section, model, packed, None, steps, init=lambda: common.policy_params(context, model, self.name),
+            extra=summarise(rows, section.n) | {"chosen": len(chosen), "cut": cut},
+        )  # fmt: skip
+
+
+def _choose(context: StageContext, model: Model, tokenizer: Tokenizer, shards: Shards) -> None:
+    """Answers every prompt n times and writes the best answer of each, chunk by chunk."""
+    config, section = context.config, context.config.best_of_n
+    prompts = sources.prompts(context, tokenizer, "rl", section.prompts, section.max_new_tokens)
+    work = chunks(len(prompts), section.batch // section.n)
+    done = [shards.finished(number) for number in range(len(work))]
+    start = sum(len(rows) for rows, ready in zip(work, done, strict=True) if ready)
+    timing = Timing(context.directory / "timing.jsonl")
+    with Progress("best_of_n", len(prompts), start, unit="prompt") as progress:
+        if all(done):
+            return
+        policy = common.policy_params(context, model, "best_of_n")
+        scorer = model.with_head("scalar")
+        preference = load_params(context.input_directory("preference") / "params", scorer)
+        engine = Engine(model, section.batch, config.model.max_length)
+        key, sampling = common.stage_key(config, "best_of_n"), common.sampling(section, tokenizer)
+        for number, rows in enumerate(work):
+            if done[number]:
+                continue
+            chunk = [prompts[i] for i in rows]
+            ids = [sources.encode_prompt(tokenizer, p.messages, config.data.style) for p in chunk for _ in range(section.n)]
+            numbers = range(rows.start * section.n, rows.stop * section.n)
+            with timing.phase("generate") as phase:
+                rollout = engine.rollout(policy, ids, key, numbers, sampling)
+                length = rollout.prompt_length + rollout.response_length
+                scores = np.asarray(score_sequences(scorer, preference, rollout.tokens, np.maximum(length, 1)))
+                rollout = jax.device_get(rollout)
+                phase.tokens = int(rollout.response_length.sum())
+            shards.write(number, _rows(chunk, rollout, scores, section.n, section.threshold, tokenizer))
+            progress.update(len(rows), phase.tokens)
+
+
+def _rows(prompts: list[Prompt], rollout: Rollout, scores: np.ndarray, n: int, threshold: float | None, tokenizer: Tokenizer):
+    """One row a prompt: the answer chosen (null where none ends by itself and reaches the threshold) and all n scores."""
+    count = len(prompts) * n
+    limit = -np.inf if threshold is None else threshold
+    taken = np.asarray(rejection_sample(scores[:count], n, max(limit, np.finfo(np.float32).min), 1, rollout.ended[:count]))
+    out = []
+    for i, prompt in enumerate(prompts):
+        mine = range(i * n, (i + 1) * n)
+        best = next((row for row in mine if taken[row]), None)
+        text = None
+        if best is not None:
+            begin, end = rollout.prompt_length[best], rollout.prompt_length[best] + rollout.response_length[best] - 1
+            text = tokenizer.decode(rollout.tokens[best, begin:end])
+        out.append(
+            prompt_row(prompt) | {"response": text, "score": None if best is None else float(scores[best]),
+                                  "scores": [float(scores[row]) for row in mine]}
+        )  # fmt: skip
+    return out
+
+
+def summarise(rows: list[dict], n: int) -> dict:
+    """The analytic KL, and the expected score of the best of k for every k up to n (unbiased, over all subsets)."""
+    scores = np.asarray([row["scores"] for row in rows], np.float32)
+    return {
+        "prompts": len(rows),
+        "n": n,
+        "analytic_kl": float(analytic_kl(n)),
+        "expected_best": [float(np.mean(np.asarray(expected_best_of(scores, k)))) for k in range(1, n + 1)],
+    }
+
+
+STAGE = BestOfN()

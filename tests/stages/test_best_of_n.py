@@ -1,0 +1,82 @@
+"""best_of_n on a tiny run: what is chosen is the best by the preference model, and what is learnt from is what is chosen."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+
+import numpy as np
+import pytest
+
+from jaxalign.errors import UserError
+from jaxalign.records import Message, Prompt, Rollout
+from jaxalign.stages.best_of_n import _rows, summarise
+from tests.feedback.fakes import WordTokenizer
+from tests.stages.test_end_to_end import done, read, rows, run  # noqa: F401
+
+STAGES = ("pretrain", "revise", "sft", "compare", "preference", "best_of_n", "evaluate", "report")
+SECTION = {"prompts": 12, "n": 4, "batch": 16, "max_new_tokens": 24, "batch_rows": 4, "row_length": 64, "checkpoint_every": 2}
+
+
+@pytest.fixture(scope="session")
+def best(done, tmp_path_factory):  # noqa: F811
+    workdir = tmp_path_factory.mktemp("best")
+    for stage in STAGES[:5]:
+        shutil.copytree(done / stage, workdir / stage)
+    run(workdir, stages=STAGES, best_of_n=SECTION)
+    return workdir
+
+
+def test_every_prompt_has_its_scores_and_its_best_answer(best):
+    found = rows(best, "best_of_n")
+    assert len({row["prompt_id"] for row in found}) == len(found) == 12
+    assert all(len(row["scores"]) == 4 for row in found)
+    chosen = [row for row in found if row["response"] is not None]
+    assert chosen and all(row["score"] in row["scores"] for row in chosen)
+    summary = read(best / "best_of_n" / "summary.json")
+    assert (summary["chosen"], summary["n"]) == (len(chosen), 4)
+    assert summary["analytic_kl"] == pytest.approx(math.log(4) - 3 / 4)
+    scores = np.asarray([row["scores"] for row in found])
+    assert summary["expected_best"][0] == pytest.approx(scores.mean(), rel=1e-4)
+    assert summary["expected_best"][-1] == pytest.approx(scores.max(axis=1).mean(), rel=1e-4)
+    assert read(best / "summary.json")["models"] == ["base", "sft", "best_of_n"]
+
+
+def test_an_interrupted_stage_ends_the_same(best, tmp_path):
+    again = tmp_path / "again"
+    shutil.copytree(best, again)
+    folder = again / "best_of_n"
+    (folder / "rows-00002.jsonl").unlink()
+    shutil.rmtree(folder / "checkpoints")
+    (folder / "metrics.jsonl").unlink()
+    (folder / "manifest.json").write_text(json.dumps(read(folder / "manifest.json") | {"status": "running"}))
+    run(again, stages=STAGES, best_of_n=SECTION)
+    for name in ("rows-00002.jsonl", "metrics.jsonl", "summary.json"):
+        assert (folder / name).read_bytes() == (best / "best_of_n" / name).read_bytes()
+
+
+def test_a_threshold_that_nothing_reaches_is_one_sentence(done, tmp_path):  # noqa: F811
+    for stage in STAGES[:5]:
+        shutil.copytree(done / stage, tmp_path / stage)
+    with pytest.raises(UserError, match=r"of 12 prompts none .* lower best_of_n\.threshold"):
+        run(tmp_path, stages=STAGES, best_of_n=SECTION | {"threshold": 1e6})
+
+
+def test_the_best_answer_that_ended_is_chosen():
+    """By hand: of four answers the highest score was cut off, so the second is taken; of the next four none passes."""
+    tokens = np.tile(np.asarray([[1, 2, 3, 4]]), (8, 1))
+    ended = np.asarray([0, 1, 1, 1, 1, 1, 1, 1], bool)
+    rollout = Rollout(tokens, np.full(8, 1), np.full(8, 2), np.zeros((8, 3)), ended)
+    prompts = [Prompt(name, (Message("user", "How?"),), "rl") for name in "ab"]
+    scores = np.asarray([9.0, 1.0, 5.0, 2.0, -3.0, -4.0, -5.0, -9.0], np.float32)
+    found = _rows(prompts, rollout, scores, 4, 0.0, WordTokenizer())
+    assert [row["score"] for row in found] == [5.0, None]
+    assert found[0]["response"] is not None and found[1]["response"] is None
+    free = _rows(prompts, rollout, scores, 4, None, WordTokenizer())
+    assert [row["score"] for row in free] == [5.0, -3.0]
+
+
+def test_the_expected_best_is_the_mean_over_subsets():
+    found = summarise([{"scores": [1.0, 2.0, 6.0]}], 3)
+    assert found["expected_best"] == pytest.approx([3.0, (2 + 6 + 6) / 3, 6.0])
