@@ -258,6 +258,19 @@ class OnlineDpo:
 
 
 @dataclasses.dataclass(frozen=True)
+class Reward:
+    """What RL is rewarded by."""
+
+    source: str = field("preference", "The preference model, or a callable of your own.", one_of("preference", "callable"))
+    callable: str = field("", "For source=callable: 'package.module:function' or 'FILE.py:function', called as "
+                          "(prompts, responses, **columns) -> scores; docs/rewards.md.")
+    retries: int = field(2, "Further calls after one that fails.", at_least(0))
+    timeout_s: float = field(60.0, "Seconds after which a call has failed.", above(0))
+    backoff_s: float = field(1.0, "Seconds before the first retry; twice as many before each further one.", at_least(0))
+    max_dropped_share: float = field(0.5, "Share of a batch without a score above which the run stops.", between(0.0, 1.0))
+
+
+@dataclasses.dataclass(frozen=True)
 class Ppo:
     """Reinforcement learning against the preference model: PPO, and its relatives without a critic."""
 
@@ -349,6 +362,7 @@ class Config:
     best_of_n: BestOfN = section(BestOfN(), "")
     dpo: Dpo = section(Dpo(), "")
     online_dpo: OnlineDpo = section(OnlineDpo(), "")
+    reward: Reward = section(Reward(), "")
     ppo: Ppo = section(Ppo(), "")
     evaluate: Evaluate = section(Evaluate(), "")
 

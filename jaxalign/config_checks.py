@@ -154,6 +154,9 @@ def _check_ppo(config: Config) -> None:
     if "ppo" not in config.stages:
         return
     ppo = config.ppo
+    if config.reward.source == "callable" and not config.reward.callable:
+        raise UserError("config.reward.source is 'callable' but config.reward.callable is empty; set it to "
+                        "'package.module:function' or 'FILE.py:function'")
     if ppo.clip > 1:
         raise UserError(f"config.ppo.clip is {ppo.clip}; a ratio cannot fall below 1 - clip, so it must be at most 1")
     if ppo.batch % ppo.group_size:

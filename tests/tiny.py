@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -17,7 +18,7 @@ from jaxalign.rollout.engine import Engine
 from jaxalign.rollout.sampling import Sampling
 from jaxalign.training.experience import make_experience, rollout_scores
 from jaxalign.training.optimizer import make_optimizer
-from jaxalign.training.ppo_state import FrozenRoles, PPOSetup, init_ppo_state
+from jaxalign.training.ppo_state import PPOSetup, init_ppo_state
 
 STOPS = (2, 9, 20, 25)  # several, so that some responses end and some do not
 DECODER = DecoderConfig(vocab=32, layers=2, embed=16, heads=4, kv_heads=2, head_dim=4, mlp=24)
@@ -65,6 +66,13 @@ def sampling(setup: PPOSetup, **changes) -> Sampling:
     config = setup.config
     made = Sampling(config.max_new_tokens, STOPS, config.temperature, config.top_k, config.top_p)
     return dataclasses.replace(made, **changes)
+
+
+class FrozenRoles(NamedTuple):
+    """Parameters of the models that RL does not train."""
+
+    reference: Any
+    preference: Any
 
 
 def roles(setup: PPOSetup, reference_seed: int = 0) -> FrozenRoles:

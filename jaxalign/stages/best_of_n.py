@@ -101,18 +101,12 @@ def _rows(prompts: list[Prompt], rollout: Rollout, scores: np.ndarray, n: int, t
     count = len(prompts) * n
     limit = -np.inf if threshold is None else threshold
     taken = np.asarray(rejection_sample(scores[:count], n, max(limit, np.finfo(np.float32).min), 1, rollout.ended[:count]))
-    out = []
+    texts, out = sources.response_texts(tokenizer, rollout), []
     for i, prompt in enumerate(prompts):
         mine = range(i * n, (i + 1) * n)
         best = next((row for row in mine if taken[row]), None)
-        text = None
-        if best is not None:
-            begin, end = rollout.prompt_length[best], rollout.prompt_length[best] + rollout.response_length[best] - 1
-            text = tokenizer.decode(rollout.tokens[best, begin:end])
-        out.append(
-            prompt_row(prompt) | {"response": text, "score": None if best is None else float(scores[best]),
-                                  "scores": [float(scores[row]) for row in mine]}
-        )  # fmt: skip
+        chosen = {"response": None, "score": None} if best is None else {"response": texts[best], "score": float(scores[best])}
+        out.append(prompt_row(prompt) | chosen | {"scores": [float(scores[row]) for row in mine]})
     return out
 
 

@@ -115,10 +115,9 @@ class Answering:
             score = self._scores(rollout)
             rollout = jax.device_get(rollout)
             phase.tokens = int(rollout.response_length.sum())
-        out = []
+        texts, out = sources.response_texts(self.tokenizer, rollout), []
         for i, prompt in enumerate(prompts):
-            start, count, ended = (int(x[i]) for x in (rollout.prompt_length, rollout.response_length, rollout.ended))
-            text = self.tokenizer.decode(rollout.tokens[i, start : start + count - ended])
+            text, count, ended = texts[i], int(rollout.response_length[i]), rollout.ended[i]
             out.append(
                 {"model": self.name} | prompt_row(prompt) | self._gold(prompt, text)
                 | {"response": text, "complete": bool(ended), "tokens": count, "kl": float(kl[i]), "score": score[i]}

@@ -86,7 +86,7 @@ class _Iteration:
         key = common.stage_key(self.config, "online_dpo", 1)
         twice = [self.encoded[i] for i in index for _ in range(2)]
         rollout = jax.device_get(self.engine.rollout(state.params, twice, key, rows, self.sampling))
-        texts = [self._text(rollout, i) for i in range(2 * section.batch)]
+        texts = sources.response_texts(self.tokenizer, rollout)
         pairs = [Pair(self.prompts[i], texts[2 * n], texts[2 * n + 1]) for n, i in enumerate(index)]
         key = common.stage_key(self.config, "online_dpo", 2)
         labelled = self.labeller.label(pairs, key, step * section.batch, self.config.feedback.invert)
@@ -105,10 +105,6 @@ class _Iteration:
         batch = dataclasses.replace(batch, reference=reference)
         state, learnt = direct_step(self.model, self.optimizer, self.config.dpo, state, batch)
         return state, {**metrics, **learnt}
-
-    def _text(self, rollout: Rollout, row: int) -> str:
-        start, count, ended = (int(x[row]) for x in (rollout.prompt_length, rollout.response_length, rollout.ended))
-        return self.tokenizer.decode(rollout.tokens[row, start : start + count - ended])
 
 
 def answer_pairs(rollout: Rollout, labelled: list[Comparison], undecided: str) -> AnswerPairs:

@@ -1,8 +1,8 @@
 """ppo: reinforcement learning from AI feedback, by PPO or a relative without a critic (config.ppo.advantages).
 
-Samples, scores with the preference model, learns, again and again. Reads the weights RL starts from (policy and reference)
-and preference (reward model, and the critic's start). Writes checkpoints, params (the policy's), metrics, the step-0 checks
-and a summary.
+Samples, scores with the preference model or a callable of the user's (config.reward), learns, again and again. Reads the
+weights RL starts from (policy and reference) and preference (reward model, and the critic's start). Writes checkpoints,
+params (the policy's), metrics, the step-0 checks and a summary.
 """
 
 from __future__ import annotations
@@ -11,20 +11,22 @@ import dataclasses
 import json
 
 import jax
+import jax.numpy as jnp
 
 from jaxalign.config import Config
 from jaxalign.data.loader import EpochLoader
-from jaxalign.models.model import Model
+from jaxalign.models.model import Model, Params, scalar_from_lm
 from jaxalign.rollout.engine import Engine
-from jaxalign.stages import common, sources
+from jaxalign.stages import common, rewards, sources
 from jaxalign.stages.base import Stage, StageContext, write_json
+from jaxalign.stages.rewards import Reward
 from jaxalign.tracking.metrics import read_metrics
 from jaxalign.training.checkpoint import copy_params, load_params, save_params
 from jaxalign.training.checks import Check, act_on, sampler_gap, step_zero_checks
-from jaxalign.training.experience import make_experience, rollout_scores
+from jaxalign.training.experience import make_experience
 from jaxalign.training.loop import Loop
 from jaxalign.training.optimizer import make_optimizer
-from jaxalign.training.ppo_state import FrozenRoles, PPOSetup, PPOState, abstract_ppo_state, init_ppo_state
+from jaxalign.training.ppo_state import PPOSetup, PPOState, abstract_ppo_state, init_ppo_state
 from jaxalign.training.ppo_step import ppo_update
 
 CHECKS = "checks.json"
@@ -32,13 +34,14 @@ CHECKS = "checks.json"
 
 class PPO(Stage):
     name = "ppo"
-    config_fields = (*common.MODEL_FIELDS, "data", "world", "ppo")
+    config_fields = (*common.MODEL_FIELDS, "data", "world", "reward", "ppo")
 
     def inputs(self, config: Config) -> tuple[str, ...]:
-        return (*common.policy_stages(config, self.name), "preference")
+        made = ("preference",) if config.reward.source == "preference" else ()
+        return (*common.policy_stages(config, self.name), *made)
 
     def files(self, config: Config):
-        return common.base_files(config) | sources.data_files(config)
+        return common.base_files(config) | sources.data_files(config) | rewards.callable_files(config)
 
     def run(self, context: StageContext) -> None:
         config, section = context.config, context.config.ppo
@@ -48,10 +51,15 @@ class PPO(Stage):
         prompts = sources.prompts(context, tokenizer, "rl", section.prompts, section.max_new_tokens)
         encoded = [sources.encode_prompt(tokenizer, p.messages, config.data.style) for p in prompts]
         start = common.policy_params(context, policy, self.name)
-        preference = load_params(context.input_directory("preference") / "params", setup.critic)
-        roles = FrozenRoles(start, preference)
-        iteration = Iteration(context, setup, roles, encoded, tokenizer)
-        critic = copy_params(preference) if setup.has_critic else None
+        if config.reward.source == "preference":
+            critic = load_params(context.input_directory("preference") / "params", setup.critic)
+            reward = rewards.preference_reward(setup, critic)
+        else:
+            critic = scalar_from_lm(start, setup.critic.init(common.stage_key(config, self.name, 1)))
+            critic = critic | {"score": jnp.zeros_like(critic["score"])}  # Values begin at 0.
+            reward = rewards.CallableReward(config, prompts, tokenizer)
+        iteration = Iteration(context, setup, start, reward, encoded, tokenizer)
+        critic = copy_params(critic) if setup.has_critic else None
         loop = Loop(self.name, context.directory, section.iterations, section.checkpoint_every, shown=("score", "kl_k1"))
         state = loop.run(
             lambda: init_ppo_state(setup, copy_params(start), critic, common.stage_key(config, self.name)),
@@ -74,7 +82,9 @@ def make_setup(context: StageContext, policy: Model) -> PPOSetup:
     """Optimizers over all updates of the run, and the preference model's normalisation."""
     section = context.config.ppo
     updates = section.iterations * section.epochs * section.minibatches
-    learnt = json.loads((context.input_directory("preference") / "summary.json").read_text(encoding="utf-8"))
+    learnt = {"shift": 0.0, "scale": 1.0}
+    if context.config.reward.source == "preference":
+        learnt = json.loads((context.input_directory("preference") / "summary.json").read_text(encoding="utf-8"))
     return PPOSetup(
         policy,
         policy.with_head("scalar"),
@@ -89,8 +99,8 @@ def make_setup(context: StageContext, policy: Model) -> PPOSetup:
 class Iteration:
     """One iteration as the loop calls it: (state, step) -> (state, metrics)."""
 
-    def __init__(self, context: StageContext, setup: PPOSetup, roles: FrozenRoles, prompts, tokenizer):
-        self.context, self.setup, self.roles, self.prompts = context, setup, roles, prompts
+    def __init__(self, context: StageContext, setup: PPOSetup, reference: Params, reward: Reward, prompts, tokenizer):
+        self.context, self.setup, self.reference, self.reward, self.prompts = context, setup, reference, reward, prompts
         section = context.config.ppo
         self.sampling = common.sampling(section, tokenizer)
         self.last_gap: tuple[int, jax.Array] | None = None
@@ -102,20 +112,21 @@ class Iteration:
     def __call__(self, state: PPOState, step: int):
         config, setup = self.context.config.ppo, self.setup
         # The responses to one prompt stand together: groups are contiguous rows.
-        batch = [self.prompts[i] for i in self.loader.indices(step) for _ in range(config.group_size)]
+        index = [int(i) for i in self.loader.indices(step) for _ in range(config.group_size)]
+        batch = [self.prompts[i] for i in index]
         key = jax.random.fold_in(jax.random.wrap_key_data(state.policy.key), step)
         rows = range(step * config.batch, (step + 1) * config.batch)
         sampled = self.engine.rollout(state.policy.params, batch, key, rows, self.sampling)
         recompute = config.on_sampler_gap != "warn" and self._gap_too_large(state, step, sampled)
-        scores, baseline = rollout_scores(setup, self.roles.preference, sampled), None
+        (scores, kept), baseline = self.reward(sampled, index), None
         if config.advantages == "remax":
             greedy = dataclasses.replace(self.sampling, temperature=0.0)
             best = self.engine.rollout(state.policy.params, batch, key, rows, greedy)
-            baseline = rollout_scores(setup, self.roles.preference, best)
+            baseline, scored = self.reward(best, index)
+            kept = scored if kept is None else kept & scored
         critic = state.critic.params if setup.has_critic else None
         experience, metrics = make_experience(
-            setup, recompute, self.roles.reference, state.policy.params, critic, state.kl_coef, sampled, scores,
-            baseline=baseline,
+            setup, recompute, self.reference, state.policy.params, critic, state.kl_coef, sampled, scores, kept, baseline
         )  # fmt: skip
         if step == 0:
             self._check(state, sampled, experience)
@@ -144,8 +155,7 @@ class Iteration:
         return True
 
     def _check(self, state: PPOState, sampled, experience) -> None:
-        reference = self.roles.reference
-        checks = step_zero_checks(self.setup, reference, state.policy.params, sampled, experience, state.kl_coef)
+        checks = step_zero_checks(self.setup, self.reference, state.policy.params, sampled, experience, state.kl_coef)
         write_json(self.context.directory / CHECKS, [dataclasses.asdict(check) for check in checks])
         act_on(checks, self.context.config.ppo.on_sampler_gap, "ppo")
 

@@ -12,7 +12,7 @@ from jaxalign.data.preferences import PreferenceReport, fit_prompts, read_prefer
 from jaxalign.data.tokenizer import Tokenizer
 from jaxalign.errors import UserError
 from jaxalign.feedback.speaker import begin
-from jaxalign.records import Comparison, Message, Prompt
+from jaxalign.records import Comparison, Message, Prompt, Rollout
 from jaxalign.stages import common
 from jaxalign.stages.base import StageContext
 
@@ -44,6 +44,13 @@ def encode_answer(tokenizer: Tokenizer, text: str, style: str) -> list[int]:
 def encode_completion(tokenizer: Tokenizer, messages: Sequence[Message], text: str, style: str):
     """(ids, loss weights) of an answered prompt; the loss is on the answer."""
     return completion(encode_prompt(tokenizer, messages, style), encode_answer(tokenizer, text, style))
+
+
+def response_texts(tokenizer: Tokenizer, rollout: Rollout) -> list[str]:
+    """The text of every response of a rollout (numpy arrays), without the token that ended it."""
+    ends = rollout.prompt_length + rollout.response_length - rollout.ended
+    places = zip(rollout.tokens, rollout.prompt_length, ends, strict=True)
+    return [tokenizer.decode(row[start:end]) for row, start, end in places]
 
 
 def human_comparisons(

@@ -48,15 +48,6 @@ class PPOSetup:
         return self.config.advantages in ("gae", "reinforce")
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class FrozenRoles:
-    """Parameters of the two models that RL does not train."""
-
-    reference: Any
-    preference: Any
-
-
 def init_ppo_state(setup: PPOSetup, policy_params, critic_params, key: jax.Array) -> PPOState:
     """The state before the first iteration; donates nothing, but its buffers may be donated later. critic_params are not
     read where the advantages need no critic."""

@@ -13,6 +13,7 @@ from jaxalign.config import Config
 from jaxalign.errors import UserError
 from jaxalign.stages.base import StageContext
 from jaxalign.stages.ppo import CHECKS, Iteration
+from jaxalign.stages.rewards import preference_reward
 from tests import tiny
 from tests.feedback.fakes import WordTokenizer
 
@@ -24,7 +25,9 @@ def iterate(directory, steps=2, prompts=tiny.PROMPTS, **changes):
     setup = tiny.setup(epochs=1, minibatches=1, **changes)
     config = dataclasses.replace(Config(), ppo=setup.config)
     context = StageContext(config, directory, directory, False)
-    iteration = Iteration(context, setup, tiny.roles(setup), prompts, WordTokenizer())
+    frozen = tiny.roles(setup)
+    reward = preference_reward(setup, frozen.preference)
+    iteration = Iteration(context, setup, frozen.reference, reward, prompts, WordTokenizer())
     state, metrics = tiny.state(setup), []
     for step in range(steps):
         state, row = iteration(state, step)
