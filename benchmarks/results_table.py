@@ -9,10 +9,10 @@ import argparse
 import json
 from pathlib import Path
 
+from jaxalign.tracking.measures import measure, model_title
 from jaxalign.tracking.timing import read_timing
 
 MEASURES = ("harmful", "helpful", "helpful_scary", "evasive", "courteous", "focused")
-MODELS = {"base": "helpful-only", "sft": "after supervised CAI", "ppo": "after RL"}
 
 
 def percent(rate: dict) -> str:
@@ -27,14 +27,17 @@ def seconds(workdir: Path) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("workdirs", nargs="+", type=Path)
-    print("| run | seed | model | " + " | ".join(MEASURES) + " | minutes |")
-    print("|---|---|---|" + "---|" * (len(MEASURES) + 1))
+    titles = [measure(name).title.lower() for name in MEASURES]
+    print("| run | seed | model | " + " | ".join(titles) + " | KL, nats | minutes |")
+    print("|---|---|---|" + "---|" * (len(MEASURES) + 2))
     for workdir in parser.parse_args().workdirs:
         summary = json.loads((workdir / "summary.json").read_text(encoding="utf-8"))
+        stages = json.loads((workdir / "config.json").read_text(encoding="utf-8"))["stages"]
         for model in summary["models"]:
             cells = [percent(summary["rates"][model][measure]) for measure in MEASURES]
-            minutes = f"{seconds(workdir) / 60:.1f}" if model == summary["models"][-1] else ""
-            print(f"| {workdir.name} | {summary['seed']} | {MODELS[model]} | " + " | ".join(cells) + f" | {minutes} |")
+            cells.append("" if model == "base" else f"{summary['kl'][model]:.2f}")
+            cells.append(f"{seconds(workdir) / 60:.1f}" if model == summary["models"][-1] else "")
+            print(f"| {workdir.name} | {summary['seed']} | {model_title(model, stages)} | {' | '.join(cells)} |")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,27 @@
+"""The notebooks run: their cells are executed in order, at the size of a test."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+
+import pytest
+
+from tests.stages.test_end_to_end import CONFIG
+
+NOTEBOOKS = sorted((pathlib.Path(__file__).resolve().parents[1] / "notebooks").glob("*.ipynb"))
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_every_cell_runs(path, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    names: dict = {}
+    for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
+        tags = cell["metadata"].get("tags", [])
+        if cell["cell_type"] != "code" or "install" in tags:
+            continue
+        exec(compile("".join(cell["source"]), f"{path.name}:{cell['id']}", "exec"), names)
+        if "settings" in tags:
+            names["config"].update(CONFIG)
+    told = capsys.readouterr().out
+    assert "helps with harm" in told and "Report: " in told
