@@ -27,17 +27,24 @@ def seconds(workdir: Path) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("workdirs", nargs="+", type=Path)
-    titles = [measure(name).title.lower() for name in MEASURES]
-    print("| run | seed | model | " + " | ".join(titles) + " | KL, nats | minutes |")
-    print("|---|---|---|" + "---|" * (len(MEASURES) + 2))
-    for workdir in parser.parse_args().workdirs:
+    parser.add_argument("--minutes", action="store_true", help="add the wall-clock time of each run (of a quiet machine)")
+    arguments = parser.parse_args()
+    header = ["run", "model", *(measure(name).title.lower() for name in MEASURES), "KL, nats"]
+    print_row(header + ["minutes"] * arguments.minutes)
+    print_row(["---"] * (len(header) + arguments.minutes))
+    for workdir in arguments.workdirs:
         summary = json.loads((workdir / "summary.json").read_text(encoding="utf-8"))
         stages = json.loads((workdir / "config.json").read_text(encoding="utf-8"))["stages"]
         for model in summary["models"]:
-            cells = [percent(summary["rates"][model][measure]) for measure in MEASURES]
-            cells.append("" if model == "base" else f"{summary['kl'][model]:.2f}")
-            cells.append(f"{seconds(workdir) / 60:.1f}" if model == summary["models"][-1] else "")
-            print(f"| {workdir.name} | {summary['seed']} | {model_title(model, stages)} | {' | '.join(cells)} |")
+            first, last = model == summary["models"][0], model == summary["models"][-1]
+            cells = [percent(summary["rates"][model][name]) for name in MEASURES]
+            cells.append("" if first else f"{summary['kl'][model]:.2f}")
+            minutes = [f"{seconds(workdir) / 60:.1f}" if last else ""] * arguments.minutes
+            print_row([workdir.name if first else "", model_title(model, stages), *cells, *minutes])
+
+
+def print_row(cells: list[str]) -> None:
+    print(f"| {' | '.join(cells)} |")
 
 
 if __name__ == "__main__":
