@@ -38,7 +38,7 @@ def main() -> None:
         for model in summary["models"]:
             first, last = model == summary["models"][0], model == summary["models"][-1]
             cells = [percent(summary["rates"][model][name]) for name in MEASURES]
-            cells.append("" if first else f"{summary['kl'][model]:.2f}")
+            cells.append("" if first else f"{summary['kl'][model]:z.2f}")
             minutes = [f"{seconds(workdir) / 60:.1f}" if last else ""] * arguments.minutes
             print_row([workdir.name if first else "", model_title(model, stages), *cells, *minutes])
 

@@ -103,7 +103,7 @@ def _score_sentences(run: RunFiles) -> list[str]:
     if len(known) < 2:
         return []
     first, last = known[0], known[-1]
-    distance = "" if kl.get(last) is None else f", at a KL of {kl[last]:.2f} nats a response"
+    distance = "" if kl.get(last) is None else f", at a KL of {kl[last]:z.2f} nats a response"
     return [f"The preference model scores the answers of {model_phrase(first, run.planned)} {scores[first]:.2f} on "
             f"average, and those of {model_phrase(last, run.planned)} {scores[last]:.2f}{distance}."]
 
@@ -115,7 +115,7 @@ def _other_headlines(run: RunFiles) -> list[Headline]:
         values = run.evaluation.get(field) or {}
         known = [values[model] for model in run.models if values.get(model) is not None]
         if len(known) > 1:
-            found.append(Headline(title, f"{known[0]:.{digits}f}", f"{known[-1]:.{digits}f}", ""))
+            found.append(Headline(title, f"{known[0]:z.{digits}f}", f"{known[-1]:z.{digits}f}", ""))
     if not found:
         for name, title in (("pretrain", "Pretraining loss"), ("sft", "Fine-tuning loss")):
             summary = run.stage(name).summary

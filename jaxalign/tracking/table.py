@@ -42,7 +42,7 @@ def _rate(rate: Mapping[str, Any] | None) -> str:
 
 
 def _number(value: float | None, digits: int) -> str:
-    return "-" if value is None else f"{value:.{digits}f}"
+    return "-" if value is None else f"{value:z.{digits}f}"
 
 
 def _align(rows: list[list[str]]) -> list[str]:

@@ -33,3 +33,8 @@ def test_run_without_critique_or_pretraining_names_its_models_so():
 
 def test_empty_summary_is_no_error():
     assert table.render({}) == ""
+
+
+def test_a_zero_has_no_sign():
+    text = table.render({"models": ["base", "sft"], "rates": {}, "kl": {"base": 1.5, "sft": -1e-8}})
+    assert "-0.00" not in text and "0.00" in text
