@@ -24,6 +24,14 @@ import pytest  # noqa: E402
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _forget_programs():
+    """Drops the compiled programs of a finished file. Tests compile thousands of small ones, each holds several memory
+    maps, and past the system's limit for a process (65,530) XLA crashes."""
+    yield
+    jax.clear_caches()
+
+
 @pytest.fixture(scope="session")
 def real_data() -> pathlib.Path:
     """The folder of optional real data (JAXALIGN_TEST_DATA, else ../shared/data); skips the test when absent."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -68,7 +68,8 @@ def sampling(setup: PPOSetup, **changes) -> Sampling:
     return dataclasses.replace(made, **changes)
 
 
-class FrozenRoles(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class FrozenRoles:
     """Parameters of the models that RL does not train."""
 
     reference: Any
