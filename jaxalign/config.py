@@ -235,8 +235,9 @@ class Dpo:
                            one_of("start", "none"))
     epochs: int = field(4, "Passes over the pairs.", at_least(1))
     batch: int = field(32, "Pairs of a step; for kto, answers.", at_least(1))
-    max_length: int = field(256, "Longest dialogue with its answer; longer ones keep their end.", at_least(8))
-    held_out_share: float = field(0.15, "Share of the pairs kept for accuracy.", between(0.0, 0.9))
+    max_length: int = field(256, "Longest dialogue with its answer; longer ones lose their oldest tokens.", at_least(8))
+    held_out_share: float = field(0.15, "Share of the world's pairs kept for accuracy; a file has data.held_out_share.",
+                                   between(0.0, 0.9))
     optimizer: Optimizer = section(Optimizer(learning_rate=2e-4, schedule="linear", warmup_steps=10), "Its optimizer.")
     checkpoint_every: int = field(50, "Steps between checkpoints.", at_least(1))
     micro_batches: int = field(1, "Parts a step is computed in, to save memory; results are the same.", at_least(1))

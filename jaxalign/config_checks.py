@@ -134,6 +134,9 @@ def _check_dpo(config: Config) -> None:
     if not {"dpo", "online_dpo"}.intersection(config.stages):
         return
     dpo = config.dpo
+    if dpo.label_smoothing and dpo.objective in ("kto", "orpo", "cpo", "simpo"):
+        raise UserError(f"config.dpo.label_smoothing is {dpo.label_smoothing}; objective {dpo.objective!r} has no such "
+                        "setting: leave it at 0")
     if dpo.objective in ("conservative", "robust", "exo_pair") and dpo.label_smoothing == 0:
         raise UserError(f"config.dpo.label_smoothing is 0; objective {dpo.objective!r} needs it above 0 (0.1, say)")
     if dpo.objective.startswith("aot") and dpo.micro_batches > 1:
@@ -154,9 +157,13 @@ def _check_ppo(config: Config) -> None:
     if "ppo" not in config.stages:
         return
     ppo = config.ppo
-    if config.reward.source == "callable" and not config.reward.callable:
-        raise UserError("config.reward.source is 'callable' but config.reward.callable is empty; set it to "
-                        "'package.module:function' or 'FILE.py:function'")
+    _check_reward(config)
+    if ppo.missing_eos == "penalty" and ppo.missing_eos_value < 0:
+        raise UserError(f"config.ppo.missing_eos is 'penalty' and config.ppo.missing_eos_value is {ppo.missing_eos_value}; "
+                        "it is subtracted from the score, so it must be at least 0")
+    if ppo.dual_clip is not None and ppo.policy_loss != "clip":
+        raise UserError(f"config.ppo.dual_clip is {ppo.dual_clip}, which belongs to policy_loss 'clip'; it is "
+                        f"{ppo.policy_loss!r}: leave dual_clip at None")
     if ppo.clip > 1:
         raise UserError(f"config.ppo.clip is {ppo.clip}; a ratio cannot fall below 1 - clip, so it must be at most 1")
     if ppo.batch % ppo.group_size:
@@ -173,5 +180,25 @@ def _check_ppo(config: Config) -> None:
     if ppo.overlong_buffer > ppo.max_new_tokens:
         raise UserError(f"config.ppo.overlong_buffer is {ppo.overlong_buffer}; it must be at most config.ppo.max_new_tokens "
                         f"({ppo.max_new_tokens})")
+    if ppo.critic_warmup >= ppo.iterations:
+        raise UserError(f"config.ppo.critic_warmup is {ppo.critic_warmup}; it must be below config.ppo.iterations "
+                        f"({ppo.iterations}), or the policy never learns")
     if ppo.critic_warmup and ppo.advantages not in ("gae", "reinforce"):
         raise UserError(f"config.ppo.critic_warmup is {ppo.critic_warmup}; advantages {ppo.advantages!r} have no critic")
+
+
+def _check_reward(config: Config) -> None:
+    """A callable must be named as one, and only where it is used."""
+    reward = config.reward
+    if reward.source != "callable":
+        if reward.callable:
+            raise UserError(f"config.reward.callable is {reward.callable!r} but config.reward.source is "
+                            f"{reward.source!r}; set source to 'callable', or leave callable empty")
+        return
+    place, _, name = reward.callable.rpartition(":")
+    if not (place and name):
+        raise UserError(f"config.reward.callable is {reward.callable!r}; with config.reward.source 'callable' set it to "
+                        "'package.module:function' or 'FILE.py:function'")
+    if config.ppo.score_clip is not None:
+        raise UserError(f"config.ppo.score_clip is {config.ppo.score_clip}; it clips the preference model's scores, and "
+                        "config.reward.source is 'callable': clip in the callable, and leave score_clip at None")

@@ -239,7 +239,7 @@ class Waiting(Stage):
         return ()
     def run(self, context):
         print("waiting", flush=True)
-        time.sleep(60)
+        time.sleep(240)
 
 sys.modules["jaxalign.stages.pretrain"] = types.SimpleNamespace(STAGE=Waiting())
 sys.exit(train.main(["train", "--config=small.py"]))
@@ -249,7 +249,7 @@ sys.exit(train.main(["train", "--config=small.py"]))
     while process.stdout.readline() not in ("waiting\n", ""):
         pass
     process.send_signal(number)
-    _, said = process.communicate(timeout=30)
+    _, said = process.communicate(timeout=120)
     assert process.returncode == 130
     assert said == "interrupted; run the same command again to continue where it was\n"
 

@@ -49,8 +49,9 @@ class BestOfN(Stage):
         chosen = [row for row in rows if row["response"] is not None]
         if not chosen:
             raise UserError(
-                f"of {len(rows)} prompts none has an answer that ends and scores at least {section.threshold}; lower "
-                "best_of_n.threshold, or raise best_of_n.max_new_tokens"
+                f"of {len(rows)} prompts none has an answer that ends by itself"
+                + (f" and scores at least {section.threshold}" if section.threshold is not None else "")
+                + "; lower best_of_n.threshold, or raise best_of_n.max_new_tokens"
             )
         documents = (
             sources.encode_completion(tokenizer, row_prompt(row).messages, row["response"], config.data.style)

@@ -18,6 +18,7 @@ from jaxalign.config import Config, Dpo
 from jaxalign.data.loader import EpochLoader, take
 from jaxalign.data.preferences import split_by_prompt
 from jaxalign.data.tokenizer import Tokenizer
+from jaxalign.errors import UserError
 from jaxalign.models.model import Model
 from jaxalign.records import AnswerPairs, Comparison
 from jaxalign.stages import common, sources
@@ -36,7 +37,7 @@ BUCKET = 32
 
 class DPO(Stage):
     name = "dpo"
-    config_fields = (*common.MODEL_FIELDS, "data", "world", "dpo", "feedback.undecided")
+    config_fields = (*common.MODEL_FIELDS, "data", "world", "preference.max_length", "dpo", "feedback.undecided")
 
     def inputs(self, config: Config) -> tuple[str, ...]:
         pairs = ("compare",) if config.data.source == "world" else ()
@@ -97,8 +98,8 @@ def oriented(pair: Comparison) -> Comparison:
 def arrays(tokenizer: Tokenizer, pairs: Sequence[Comparison], style: str, section: Dpo, kto: bool = False) -> AnswerPairs:
     """All pairs as numpy arrays, padded to one length; the reference's log-probs are 0.
 
-    With `kto` each pair makes two rows, one an answer: first the answer itself with label 1 where it is the better one and 0
-    where it is the worse, then an answer given to another prompt, from which KTO estimates its KL.
+    With `kto` each pair makes two rows, one an answer: first the answer itself, its label the probability that it is the
+    better one, then an answer given to another prompt, from which KTO estimates its KL.
     """
     rows, labels = [], []
     for pair in map(oriented, pairs):
@@ -108,10 +109,20 @@ def arrays(tokenizer: Tokenizer, pairs: Sequence[Comparison], style: str, sectio
         labels.append(pair.label)
     if kto:
         singles = [side for row in rows for side in row]
-        # The answer of the next pair but one is to another prompt: a pair's two answers stand side by side.
-        rows = [[(p, a), (p, singles[(i + 2) % len(singles)][1])] for i, (p, a) in enumerate(singles)]
-        labels = [float(i % 2 == 0) for i in range(len(singles))]
+        rows = [[(prompt, answer), (prompt, _mismatched(singles, i))] for i, (prompt, answer) in enumerate(singles)]
+        labels = [side for label in labels for side in (label, 1 - label)]
     return _pad(rows, labels, section.max_length)
+
+
+def _mismatched(singles, i: int) -> list[int]:
+    """The next answer that was given to another prompt than row i's. Raises UserError where there is none."""
+    prompt = singles[i][0]
+    for step in range(1, len(singles)):
+        other, answer = singles[(i + step) % len(singles)]
+        if other != prompt:
+            return answer
+    raise UserError("all pairs are about one prompt, and kto needs answers to other prompts for its KL; give more prompts, or "
+                    "choose another dpo.objective")
 
 
 def _pad(rows, labels: Sequence[float], max_length: int) -> AnswerPairs:
@@ -160,11 +171,15 @@ def all_logprobs(model: Model, params, pairs: AnswerPairs, batch: int) -> np.nda
 
 
 def accuracy(section: Dpo, model: Model, params, pairs: AnswerPairs) -> dict | None:
-    """How often the implicit reward, the log-probability less the reference's, prefers the answer that the label does."""
+    """How often the implicit reward prefers the answer that the label does: the log-probability less the reference's, a
+    token where the objective is about means."""
     leaning = pairs.label > 0.5
     if not leaning.any():
         return None
-    reward = (all_logprobs(model, params, pairs, section.batch) - pairs.reference)[leaning]
+    reward = all_logprobs(model, params, pairs, section.batch) - pairs.reference
+    if section.objective in ("ipo_mean", "orpo", "simpo"):  # They are about the mean of a token, not the sum.
+        reward = reward / (pairs.length - pairs.prompt_length)
+    reward = reward[leaning]
     right, total = int(np.sum(reward[:, 0] > reward[:, 1])), len(reward)
     low, high = wilson_interval(right, total)
     margin = float(np.mean(reward[:, 0] - reward[:, 1]) * section.beta)

@@ -87,8 +87,8 @@ def sequence_kl(model: Model, params, rollout: Rollout, temperature: float):
 
 
 class Answering:
-    """One model answers prompts; each answer comes with its gold verdict, its KL to the model RL started from and, where
-    there is a preference model, its raw score."""
+    """One model answers prompts; each answer comes with its gold verdict, its KL to the supervised model (sft, or the base
+    without it) and, where there is a preference model, its raw score."""
 
     def __init__(self, context: StageContext, model: Model, name: str, tokenizer):
         self.context, self.model, self.name, self.tokenizer = context, model, name, tokenizer

@@ -34,7 +34,8 @@ class OnlineDPO(Stage):
     name = "online_dpo"
     config_fields = (
         *common.MODEL_FIELDS, *common.WORLD_FIELDS, *common.LABEL_FIELDS, "feedback.invert", "feedback.undecided",
-        "online_dpo", "dpo",
+        "data.style", "online_dpo", "dpo.objective", "dpo.beta", "dpo.label_smoothing", "dpo.margin", "dpo.sft_weight",
+        "dpo.reference", "dpo.micro_batches",
     )  # fmt: skip
 
     def inputs(self, config: Config) -> tuple[str, ...]:

@@ -34,7 +34,7 @@ CHECKS = "checks.json"
 
 class PPO(Stage):
     name = "ppo"
-    config_fields = (*common.MODEL_FIELDS, "data", "world", "reward", "ppo")
+    config_fields = (*common.MODEL_FIELDS, "data", "world", "preference.max_length", "reward", "ppo")
 
     def inputs(self, config: Config) -> tuple[str, ...]:
         made = ("preference",) if config.reward.source == "preference" else ()
@@ -55,8 +55,10 @@ class PPO(Stage):
             critic = load_params(context.input_directory("preference") / "params", setup.critic)
             reward = rewards.preference_reward(setup, critic)
         else:
-            critic = scalar_from_lm(start, setup.critic.init(common.stage_key(config, self.name, 1)))
-            critic = critic | {"score": jnp.zeros_like(critic["score"])}  # Values begin at 0.
+            critic = None
+            if setup.has_critic:
+                critic = scalar_from_lm(start, setup.critic.init(common.stage_key(config, self.name, 1)))
+                critic = critic | {"score": jnp.zeros_like(critic["score"])}  # Values begin at 0.
             reward = rewards.CallableReward(config, prompts, tokenizer)
         iteration = Iteration(context, setup, start, reward, encoded, tokenizer)
         critic = copy_params(critic) if setup.has_critic else None
@@ -88,7 +90,7 @@ def make_setup(context: StageContext, policy: Model) -> PPOSetup:
     return PPOSetup(
         policy,
         policy.with_head("scalar"),
-        make_optimizer(section.optimizer, updates),
+        make_optimizer(section.optimizer, updates - section.critic_warmup * section.epochs * section.minibatches),
         make_optimizer(section.critic_optimizer, updates),
         section,
         learnt["shift"],

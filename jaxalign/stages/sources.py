@@ -16,8 +16,6 @@ from jaxalign.records import Comparison, Message, Prompt, Rollout
 from jaxalign.stages import common
 from jaxalign.stages.base import StageContext
 
-DATA_FIELDS = ("data", "world", "seed")
-
 
 def data_files(config: Config) -> dict[Path, str]:
     """The outside files of the data source."""

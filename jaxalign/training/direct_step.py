@@ -45,7 +45,7 @@ def _objective(section: Dpo, policy: AnswerLogprobs, pairs: AnswerPairs, anchor)
     (first, second), (first_mean, second_mean) = policy.logprobs.T, (policy.logprobs / jnp.maximum(policy.tokens, 1)).T
     ref_first, ref_second = pairs.reference.T
     beta, label, mask = section.beta, pairs.label, pairs.weight
-    nll = sft_loss(first_mean, second_mean, 1.0 if section.objective == "kto" else label, mask)
+    nll = sft_loss(first_mean, second_mean, 1.0, mask)
     weight = section.sft_weight
     if weight is None:
         weight = 1.0 if section.objective in ("orpo", "cpo") else 0.0

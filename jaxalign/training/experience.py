@@ -64,10 +64,8 @@ def make_experience(
     """
     config, mask = setup.config, response_mask(rollout) > 0
     real = rollout.prompt_length > 0
-    kept = real if kept is None else real & kept
-    scores = jnp.where(kept, scores, 0.0)
-    if config.overlong_buffer:
-        scores = scores + overlong_penalty(rollout.response_length, config.max_new_tokens, config.overlong_buffer)
+    scored = real if kept is None else real & kept
+    kept, scores = scored, jnp.where(scored, scores, 0.0)
     temperature = config.temperature or 1.0
     zeroed = lambda x: jnp.where(mask, x, 0.0)  # noqa: E731
     reference = zeroed(response_stats(setup.policy, reference_params, rollout, temperature).logprobs)
@@ -76,15 +74,18 @@ def make_experience(
         logprobs = zeroed(response_stats(setup.policy, policy_params, rollout, temperature).logprobs)
     values = zeroed(response_values(setup.critic, critic_params, rollout)) if setup.has_critic else jnp.zeros_like(reference)
     kl = zeroed(kl_penalty(logprobs, reference, config.kl_estimator))
-    rewards = shape_rewards(
-        scores, kl, kl_coef if config.kl_in == "reward" else 0.0, rollout.response_length, rollout.ended, config.missing_eos,
-        config.missing_eos_value,
-    )  # fmt: skip
+    ends = (rollout.response_length, rollout.ended, config.missing_eos, config.missing_eos_value)
+    rewards = shape_rewards(scores, kl, kl_coef if config.kl_in == "reward" else 0.0, *ends)
+    if config.overlong_buffer:  # After the missing-eos rule, which puts other scores in the place of those it judges.
+        penalty = overlong_penalty(rollout.response_length, config.max_new_tokens, config.overlong_buffer)
+        last = jnp.arange(mask.shape[1])[None, :] == rollout.response_length[:, None] - 1
+        rewards = rewards + jnp.where(last, penalty[:, None], 0.0)
     if config.skip_equal_groups:
-        kept = kept & informative_groups(scores, config.group_size, kept)
+        settled = jnp.sum(shape_rewards(scores, jnp.zeros_like(kl), 0.0, *ends), axis=1)
+        kept = kept & informative_groups(settled, config.group_size, kept)
     advantages, returns = _advantages(setup, rewards, values, mask & kept[:, None], kept, baseline)
     k1, k3 = (masked_sum(kl_penalty(logprobs, reference, kind), mask, axis=1) for kind in ("k1", "k3"))
-    mean = lambda x: masked_mean(x.astype(jnp.float32), kept)  # noqa: E731
+    mean = lambda x: masked_mean(x.astype(jnp.float32), scored)  # noqa: E731
     metrics = {
         "score": mean(scores), "reward": mean(jnp.sum(rewards, axis=1)), "kl_k1": mean(k1), "kl_k3": mean(k3),
         "response_length": mean(rollout.response_length), "eos_rate": mean(rollout.ended),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -84,10 +83,3 @@ class Loop:
                 timing.add("checkpoint", time.perf_counter() - began)
                 began = time.perf_counter()
         return state
-
-
-def write_json(path: Path, value: Any) -> None:
-    """Writes a JSON file whole or not at all."""
-    from jaxalign.tracking.jsonl import write_atomically
-
-    write_atomically(Path(path), json.dumps(value, indent=2, sort_keys=True) + "\n")

@@ -103,12 +103,22 @@ def test_a_long_dialogue_keeps_its_end(tokenizer):
 
 def test_kto_sets_each_answer_beside_one_to_another_prompt(tokenizer):
     found = arrays(tokenizer, [pair(0.9), pair(0.1, prompt=1)], "compact", Dpo(objective="kto"), kto=True)
-    np.testing.assert_array_equal(found.label, [1, 0, 1, 0])
+    np.testing.assert_allclose(found.label, [0.9, 0.1, 0.9, 0.1], atol=1e-6)
     text = lambda i, side: tokenizer.decode(  # noqa: E731
         found.tokens[i, side, found.prompt_length[i, side] : found.length[i, side] - 1].tolist())
     assert [text(i, 0) for i in range(4)] == ["It is good.", "You fool.", "You fool.", "It is good."]
-    assert [text(i, 1) for i in range(4)] == ["You fool.", "It is good.", "It is good.", "You fool."]
+    # Each gets the next answer to the other prompt: the first of the pair after its own.
+    assert [text(i, 1) for i in range(4)] == ["You fool.", "You fool.", "It is good.", "It is good."]
     np.testing.assert_array_equal(found.prompt_length[:, 0], found.prompt_length[:, 1])
+
+
+def test_kto_skips_answers_to_the_same_prompt(tokenizer):
+    """Neighbouring pairs may share a prompt; one prompt alone has no answer to another."""
+    pairs = [pair(0.9), pair(0.9), pair(0.9, prompt=1)]
+    found = arrays(tokenizer, pairs, "compact", Dpo(objective="kto"), kto=True)
+    assert found.label.shape == (6,)
+    with pytest.raises(UserError, match="all pairs are about one prompt"):
+        arrays(tokenizer, pairs[:2], "compact", Dpo(objective="kto"), kto=True)
 
 
 def test_fresh_pairs_are_turned_and_those_that_do_not_count_weigh_nothing():
@@ -130,6 +140,7 @@ def test_fresh_pairs_are_turned_and_those_that_do_not_count_weigh_nothing():
         ({"objective": "kto"}, "learns from single answers"),
         ({"batch": 10, "micro_batches": 4}, "config.dpo.batch is 10"),
         ({"objective": "sigmod"}, "sigmoid"),
+        ({"objective": "simpo", "label_smoothing": 0.1}, "has no such setting"),
     ],
 )
 def test_what_does_not_fit_together_is_refused(changes, message):

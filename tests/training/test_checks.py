@@ -29,6 +29,17 @@ def checked(setup, reference_seed=0, temperature=None, spoil=None):
     return found
 
 
+def test_an_odd_number_of_rows_is_split_too():
+    """The check cuts the batch into micro-batches of its own."""
+    setup = tiny.setup()
+    state, frozen = tiny.state(setup), tiny.roles(setup)
+    sampled = tiny.rollout(setup, state.policy.params)
+    experience, _ = tiny.experience(setup, state, frozen, sampled)
+    three = jax.tree.map(lambda x: x[:3], (sampled, experience))
+    found = step_zero_checks(setup, frozen.reference, state.policy.params, *three, state.kl_coef)
+    assert all(check.passed for check in found)
+
+
 def failed(checks):
     return [check.name for check in checks if not check.passed]
 

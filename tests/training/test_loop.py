@@ -13,7 +13,7 @@ from jaxalign.data.loader import EpochLoader, take
 from jaxalign.data.packing import pack
 from jaxalign.tracking.metrics import read_metrics
 from jaxalign.training.lm_step import lm_step
-from jaxalign.training.loop import Loop, write_json
+from jaxalign.training.loop import Loop
 from jaxalign.training.optimizer import make_optimizer
 from jaxalign.training.state import abstract_state, init_state
 from tests import tiny
@@ -114,10 +114,3 @@ def test_metrics_with_an_underscore_are_shown_and_not_kept(tmp_path):
     assert read_metrics(tmp_path / "metrics.jsonl") == [{"step": 0, "loss": 1.0}, {"step": 1, "loss": 1.0}]
     timing = [json.loads(line) for line in (tmp_path / "timing.jsonl").read_text().splitlines()]
     assert sum(row["tokens"] for row in timing) == 6
-
-
-def test_json_is_replaced_whole(tmp_path):
-    write_json(tmp_path / "a.json", {"b": 1, "a": [2.5]})
-    write_json(tmp_path / "a.json", {"b": 2})
-    assert json.loads((tmp_path / "a.json").read_text()) == {"b": 2}
-    assert [path.name for path in tmp_path.iterdir()] == ["a.json"]

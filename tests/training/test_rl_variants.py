@@ -131,8 +131,25 @@ def test_groups_of_equal_scores_are_left_out_when_asked():
     experience, metrics = make_experience(
         setup, False, frozen.reference, state.policy.params, None, state.kl_coef, sampled, scores
     )
-    np.testing.assert_array_equal(experience.weight, [0, 0, 1, 1, 0, 0, 1, 1])
-    assert float(metrics["kept"]) == 4
+    # What is compared is the score after the missing-eos rule: -1 where a response was cut.
+    settled = np.where(np.asarray(sampled.ended), scores, -1).reshape(4, 2)
+    expected = np.repeat(settled[:, 0] != settled[:, 1], 2)
+    np.testing.assert_array_equal(experience.weight, expected)
+    assert float(metrics["kept"]) == expected.sum() and float(metrics["score"]) == scores.mean()
+
+
+def test_the_overlong_penalty_outlives_the_missing_eos_rule():
+    """A cut response is the longest there is: it pays the rule's score and the whole penalty."""
+    setup = tiny.setup(overlong_buffer=4, kl_coef=0.0)
+    state, frozen = fresh(setup), tiny.roles(setup)
+    sampled = tiny.rollout(setup, state.policy.params)
+    scores = np.full(8, 0.5, np.float32)
+    experience, _ = make_experience(
+        setup, False, frozen.reference, state.policy.params, state.critic.params, state.kl_coef, sampled, scores
+    )
+    length = np.asarray(sampled.response_length)
+    expected = np.where(np.asarray(sampled.ended), 0.5, -1) - np.clip((length - 4) / 4, 0, 1)
+    np.testing.assert_allclose(np.asarray(experience.rewards).sum(axis=1), expected, atol=1e-5)
 
 
 def test_the_critic_alone_learns_in_its_warm_up():
@@ -163,6 +180,9 @@ def test_kl_in_the_loss_pulls_to_the_reference():
     ("changes", "message"),
     [
         ({"advantages": "grpo"}, "group_size is 1"),
+        ({"missing_eos": "penalty"}, "it must be at least 0"),
+        ({"critic_warmup": 28}, "the policy never learns"),
+        ({"policy_loss": "gspo", "dual_clip": 3.0}, "belongs to policy_loss 'clip'"),
         ({"clip": 1.5}, "at most 1"),
         ({"advantages": "rloo", "group_size": 3}, "multiple of config.ppo.group_size"),
         ({"skip_equal_groups": True}, "every group would be equal"),

@@ -73,6 +73,15 @@ def test_one_that_fails_stops_the_run_with_a_sentence(done, tmp_path):  # noqa: 
         run(workdir, **changes(path))
 
 
-def test_a_callable_must_be_named():
-    with pytest.raises(UserError, match=r"config\.reward\.callable is empty"):
-        from_config_dict({"reward": {"source": "callable"}})
+@pytest.mark.parametrize(
+    ("reward", "ppo", "message"),
+    [
+        ({"source": "callable"}, {}, "config.reward.callable is ''"),
+        ({"source": "callable", "callable": "length.py"}, {}, "FILE.py:function"),
+        ({"callable": "length.py:brief"}, {}, "set source to 'callable'"),
+        ({"source": "callable", "callable": "length.py:brief"}, {"score_clip": 1.0}, "score_clip is 1.0"),
+    ],
+)
+def test_a_callable_is_named_where_it_is_used(reward, ppo, message):
+    with pytest.raises(UserError, match=message):
+        from_config_dict({"reward": reward, "ppo": ppo})
