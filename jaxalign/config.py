@@ -20,7 +20,7 @@ from typing import Any
 from ml_collections import config_dict
 
 from jaxalign import config_checks, config_schema
-from jaxalign.config_schema import above, at_least, between, field, one_of, section, some_of
+from jaxalign.config_schema import above, at_least, between, field, one_of, section, some_of, sum_of
 
 STAGES = ("pretrain", "revise", "sft", "compare", "preference", "best_of_n", "dpo", "online_dpo", "ppo", "evaluate",
           "report")
@@ -33,6 +33,7 @@ PAIRWISE_OBJECTIVES = (
     "apo_down", "sppo_hard", "aot", "aot_unpaired", "discopop",
 )
 """DPO and its relatives: the names of `jaxalign.algorithms.direct_preference.DPO_KINDS`."""
+REWARD_SOURCES = ("preference", "callable", "verifier", "ai_feedback")
 DIRECT_OBJECTIVES = (*PAIRWISE_OBJECTIVES, "kto", "orpo", "cpo", "simpo")
 
 
@@ -70,9 +71,10 @@ class Model:
 class Data:
     """Where prompts and comparisons come from."""
 
-    source: str = field("world", "The embedded world, or human preferences in JSONL.",
-                        one_of("world", "preferences_jsonl"))
-    train: str = field("", "JSONL file (.gz too) of chosen/rejected dialogues, for source=preferences_jsonl.")
+    source: str = field("world", "The embedded world; human preferences in JSONL; prompts in JSONL, with the columns "
+                        "that a reward reads; or arithmetic.",
+                        one_of("world", "preferences_jsonl", "prompts_jsonl", "arithmetic"))
+    train: str = field("", "JSONL file (.gz too), for preferences_jsonl (chosen/rejected) and prompts_jsonl.")
     held_out_share: float = field(0.05, "Share of the rows kept for evaluation.", between(0.0, 0.9))
     max_bad_share: float = field(0.01, "Share of broken lines over which reading stops.", between(0.0, 1.0))
     empty_answers: str = field("drop", "What becomes of a row one of whose answers is empty.", one_of("drop", "keep"))
@@ -92,6 +94,19 @@ class World:
     held_out_topics: int = field(20, "Topics never demonstrated in pretraining; evaluation is on them.", at_least(1))
     vocab_size: int = field(768, "Pieces of the SentencePiece tokenizer trained on the world's text.", at_least(300))
     tokens: int = field(1_300_000, "Size of the pretraining text in tokens, about.", at_least(10_000))
+    ratings: float = field(0.0, "Share of the text that shows how to rate an answer from 1 to 10; reward.source=ai_feedback "
+                           "needs it.", between(0.0, 0.5))
+
+
+@dataclasses.dataclass(frozen=True)
+class Arithmetic:
+    """Sums and the like with answers that can be verified, for data.source=arithmetic."""
+
+    operations: tuple[str, ...] = field(("+",), "What is done with the two numbers.", some_of("+", "-", "*"))
+    largest: int = field(9, "Both numbers are from 0 to this.", at_least(1))
+    modulus: int = field(0, "Answers are the remainder by this, 0 to modulus - 1; 0: the plain result.", at_least(0))
+    held_out_share: float = field(0.1, "Share of the problems kept for evaluation.", between(0.0, 0.9))
+    examples: int = field(10_000, "Worked problems in the pretraining text.", at_least(100))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,7 +131,7 @@ class Pretrain:
 
     row_length: int = field(256, "Tokens of a packed row.", at_least(8))
     batch_rows: int = field(4, "Rows of a step.", at_least(1))
-    steps: int = field(1300, "Optimizer steps.", at_least(1))
+    steps: int = field(1300, "Optimizer steps; 0 leaves the random weights.", at_least(0))
     optimizer: Optimizer = section(
         Optimizer(learning_rate=2.5e-3, schedule="linear", warmup_steps=30, weight_decay=0.01), "Its optimizer."
     )
@@ -262,9 +277,18 @@ class OnlineDpo:
 class Reward:
     """What RL is rewarded by."""
 
-    source: str = field("preference", "The preference model, or a callable of your own.", one_of("preference", "callable"))
-    callable: str = field("", "For source=callable: 'package.module:function' or 'FILE.py:function', called as "
-                          "(prompts, responses, **columns) -> scores; docs/rewards.md.")
+    source: str = field("preference", "preference (the preference model), callable (your own), verifier (the wanted answer), "
+                        "ai_feedback (the base's rating), or a sum of these, as in preference+callable; docs/rewards.md.",
+                        sum_of(*REWARD_SOURCES))
+    weights: tuple[float, ...] = field((), "Weight of each part of a sum, in its order; empty: 1 each.")
+    length_coef: float = field(0.0, "What a token beyond length_free costs.", at_least(0))
+    length_free: int = field(0, "Tokens of a response that cost nothing.", at_least(0))
+    callable: str = field("", "For callable: 'package.module:function' or 'FILE.py:function', called as "
+                          "(prompts, responses, **columns) -> scores.")
+    verifier: str = field("number_match", "For verifier: the last number is the answer's, the text is the answer, or a "
+                          "pattern is found (columns answer, answer and pattern).",
+                          one_of("number_match", "exact_match", "regex_match"))
+    principles: int = field(1, "For ai_feedback: principles drawn a response; their ratings are averaged.", at_least(1))
     retries: int = field(2, "Further calls after one that fails.", at_least(0))
     timeout_s: float = field(60.0, "Seconds after which a call has failed.", above(0))
     backoff_s: float = field(1.0, "Seconds before the first retry; twice as many before each further one.", at_least(0))
@@ -354,6 +378,7 @@ class Config:
     model: Model = section(Model(), "")
     data: Data = section(Data(), "")
     world: World = section(World(), "")
+    arithmetic: Arithmetic = section(Arithmetic(), "")
     pretrain: Pretrain = section(Pretrain(), "")
     revise: Revise = section(Revise(), "")
     sft: Sft = section(Sft(), "")

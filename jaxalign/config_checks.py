@@ -41,12 +41,29 @@ def _check_model(config: Config) -> None:
                         "positions")
 
 
+# What can be done with prompts that have no answers to prefer or to imitate; the other sources go with every stage.
+_STAGES_OF_SOURCE = {
+    "arithmetic": ("pretrain", "ppo", "evaluate", "report"),
+    "prompts_jsonl": ("ppo", "evaluate", "report"),
+}
+
+
 def _check_data(config: Config) -> None:
-    if config.data.source == "preferences_jsonl":
-        if not config.data.train:
-            raise UserError("config.data.source is 'preferences_jsonl' but config.data.train is empty; set it to a "
-                            "JSONL file (.gz too) of dialogues, each row with \"chosen\" and \"rejected\"")
-    elif config.world.held_out_topics >= config.world.topics:
+    source = config.data.source
+    if source.endswith("_jsonl") and not config.data.train:
+        rows = ('dialogues, each row with "chosen" and "rejected"' if source == "preferences_jsonl"
+                else 'prompts, each row with "prompt" and the columns that the reward reads')
+        raise UserError(f"config.data.source is {source!r} but config.data.train is empty; set it to a JSONL file (.gz too) of "
+                        f"{rows}")
+    allowed = _STAGES_OF_SOURCE.get(source, config.stages)
+    for stage in config.stages:
+        if stage not in allowed:
+            raise UserError(f"stage {stage} has nothing to learn from with config.data.source {source!r}; set config.stages to "
+                            f"some of {', '.join(allowed)}")
+    if source == "prompts_jsonl" and config.model.source == "scratch":
+        raise UserError("config.data.source is 'prompts_jsonl', which has no text to make a tokenizer and a base from; set "
+                        "config.model.source to 'huggingface'")
+    if source == "world" and config.world.held_out_topics >= config.world.topics:
         raise UserError(f"config.world.held_out_topics is {config.world.held_out_topics}; it must be below "
                         f"config.world.topics ({config.world.topics}), so that some are left to learn from")
 
@@ -188,17 +205,35 @@ def _check_ppo(config: Config) -> None:
 
 
 def _check_reward(config: Config) -> None:
-    """A callable must be named as one, and only where it is used."""
-    reward = config.reward
-    if reward.source != "callable":
-        if reward.callable:
-            raise UserError(f"config.reward.callable is {reward.callable!r} but config.reward.source is "
-                            f"{reward.source!r}; set source to 'callable', or leave callable empty")
-        return
+    """Every part of the reward must have what it needs, and nothing may be set that no part reads."""
+    reward, parts = config.reward, config.reward.source.split("+")
+    if reward.weights and len(reward.weights) != len(parts):
+        raise UserError(f"config.reward.weights has {len(reward.weights)} entries; config.reward.source {reward.source!r} has "
+                        f"{len(parts)}: give one weight each, or none")
+    if config.ppo.score_clip is not None and "preference" not in parts:
+        raise UserError(f"config.ppo.score_clip is {config.ppo.score_clip}; it clips the preference model's scores, and "
+                        f"config.reward.source is {reward.source!r}: leave score_clip at None")
+    if "callable" not in parts and reward.callable:
+        raise UserError(f"config.reward.callable is {reward.callable!r} but config.reward.source is "
+                        f"{reward.source!r}; set source to 'callable', or leave callable empty")
     place, _, name = reward.callable.rpartition(":")
-    if not (place and name):
+    if "callable" in parts and not (place and name):
         raise UserError(f"config.reward.callable is {reward.callable!r}; with config.reward.source 'callable' set it to "
                         "'package.module:function' or 'FILE.py:function'")
-    if config.ppo.score_clip is not None:
-        raise UserError(f"config.ppo.score_clip is {config.ppo.score_clip}; it clips the preference model's scores, and "
-                        "config.reward.source is 'callable': clip in the callable, and leave score_clip at None")
+    if "preference" in parts and config.data.source in _STAGES_OF_SOURCE:
+        raise UserError(f"config.reward.source is {reward.source!r}; with config.data.source {config.data.source!r} there is "
+                        "no preference model: set it to 'verifier' or 'callable'")
+    if "verifier" in parts and config.data.source not in ("arithmetic", "prompts_jsonl"):
+        raise UserError(f"config.reward.source is {reward.source!r}; the prompts of config.data.source {config.data.source!r} "
+                        "have no wanted answers to verify: set data.source to 'arithmetic' or 'prompts_jsonl'")
+    if "ai_feedback" not in parts:
+        return
+    if config.data.source != "world":
+        raise UserError("config.reward.source 'ai_feedback' asks the base for ratings, which it learns in the embedded world "
+                        "alone; set config.data.source to 'world', or another reward")
+    if config.model.source == "scratch" and not config.world.ratings:
+        raise UserError("config.reward.source is 'ai_feedback' but config.world.ratings is 0: the base never sees an answer "
+                        "rated; set world.ratings to 0.1, say")
+    if config.feedback.reasoning and config.feedback.max_reasoning_tokens >= config.model.max_length:
+        raise UserError(f"config.feedback.max_reasoning_tokens is {config.feedback.max_reasoning_tokens}; it must be below "
+                        f"config.model.max_length ({config.model.max_length}), which holds the dialogue too")

@@ -42,5 +42,5 @@ def _section(instance: Any, path: str, doc: str = "") -> list[str]:
 
 def _default(value: Any) -> str:
     if isinstance(value, tuple):
-        return ", ".join(f"`{item}`" for item in value)
+        return ", ".join(f"`{item}`" for item in value) or "`()`"
     return f"`{value!r}`"

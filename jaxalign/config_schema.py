@@ -52,6 +52,16 @@ def some_of(*choices: str) -> Check:
                  lambda value: bool(value) and value == tuple(choice for choice in choices if choice in value), choices)
 
 
+def sum_of(*choices: str) -> Check:
+    """For a string: choices joined by "+", none twice."""
+
+    def holds(value: str) -> bool:
+        parts = value.split("+")
+        return all(part in choices for part in parts) and len(set(parts)) == len(parts)
+
+    return Check(f"one of {', '.join(choices)}, or some of them joined by +", holds, choices)
+
+
 def field(default: Any, doc: str, check: Check | None = None) -> Any:
     """A field of a section: its default, a line of documentation and, if any, its check (None always passes it)."""
     return dataclasses.field(default=default, metadata={"doc": doc, "check": check})

@@ -151,14 +151,19 @@ def _bring_to_done(name: str, config: Config, workdir: Path, load: Load) -> None
 
 
 def _differences(manifest: Manifest, config: Config) -> list[str]:
-    """What the stage was made with against what is asked for, "config.NAME was OLD and is NEW"."""
-    differences = []
+    """What the stage was made with against what is asked for, "config.NAME was OLD and is NEW".
+
+    A field that did not exist then and has its default now is no difference: a default does what was done before.
+    """
+    differences, defaults = [], Config()
     for name, old in manifest.config.items():
         try:
             after = _leaves(config_schema.to_plain(config_schema.get(config, name)), name)
         except KeyError:
             after = {}
         before = _leaves(old, name)
+        usual = _leaves(config_schema.to_plain(config_schema.get(defaults, name)), name) if after else {}
+        after = {leaf: value for leaf, value in after.items() if leaf in before or value != usual[leaf]}
         for leaf in sorted(before.keys() | after.keys()):
             was, now = (repr(side[leaf]) if leaf in side else "not there" for side in (before, after))
             if was != now:

@@ -6,6 +6,7 @@ Dimension letters: B batch, T time (tokens of a row), N response tokens, V vocab
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -23,12 +24,14 @@ class Message:
 class Prompt:
     """A dialogue that waits for the assistant's answer; its last message is the user's.
 
-    `id` is unique and stable; `source` says which prompt set it came from ("red_team", "helpful", ...).
+    `id` is unique and stable; `source` says which prompt set it came from ("red_team", "helpful", ...). `columns` are JSON
+    values that belong to it (the wanted answer, say): rewards read them, models do not.
     """
 
     id: str
     messages: tuple[Message, ...]
     source: str
+    columns: Mapping[str, Any] = dataclasses.field(default_factory=dict, hash=False)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -33,6 +33,8 @@ SECOND = "<second>"
 QUESTION = "<question>"
 REASONING = "<reasoning>"
 VERDICT = "<verdict>"
+RATINGS = tuple(str(rating) for rating in range(1, 11))
+"""The answers to a question for a rating; plain text, one or more tokens each."""
 OPTIONS = ("(A)", "(B)")
 """The two answers to a comparison: the first shown, the second shown. One token each."""
 
@@ -121,6 +123,23 @@ def render_verdict(
 ) -> Segments:
     """The comparison with the judge's reasoning, up to where one of `OPTIONS` stands."""
     return render_comparison(messages, first, second, principle) + _text(reasoning) + [END, VERDICT]
+
+
+def render_rating(messages: Sequence[Message], response: str, principle: Principle, reasoning: bool = True) -> Segments:
+    """An answered prompt and the request to rate the answer from 1 to 10 under the principle, up to where the judge begins.
+
+    With `reasoning` the judge begins by thinking aloud (sample until eos, then use `render_rating_verdict`); without it one
+    of `RATINGS` and an eos come next.
+    """
+    _check(messages, "compact")
+    answered = render_prompt(messages) + _text(response) + [END]
+    request = f"{principle.critique_request} Rate it from 1 to 10."
+    return answered + [QUESTION, request, REASONING if reasoning else VERDICT]
+
+
+def render_rating_verdict(messages: Sequence[Message], response: str, principle: Principle, reasoning: str) -> Segments:
+    """The request with the judge's reasoning, up to where one of `RATINGS` stands."""
+    return render_rating(messages, response, principle) + _text(reasoning) + [END, VERDICT]
 
 
 def written_by_model(segments: Sequence[str]) -> list[bool]:

@@ -97,15 +97,20 @@ class Tokenizer:
         return self._processor.encode(text.removeprefix(" "))
 
 
-def train_tokenizer(texts: Iterable[str], vocab_size: int, path: str | Path) -> Tokenizer:
+PRINTABLE = "".join(chr(code) for code in range(33, 127))
+"""The visible characters of ASCII."""
+
+
+def train_tokenizer(texts: Iterable[str], vocab_size: int | None, path: str | Path, alphabet: str = PRINTABLE) -> Tokenizer:
     """Trains the project's own tokenizer (BPE, markers as single symbols) and writes it to `path` in one move.
 
-    The same texts and size give the same file: one thread, no sampling. Printable ASCII is always covered, so any
-    English text can be encoded; other characters become the unknown symbol.
+    The same texts and size give the same file: one thread, no sampling. The alphabet is always covered (printable ASCII, so
+    that any English text can be encoded); other characters become the unknown symbol.
 
     Args:
         texts: plain text lines, without markers.
-        vocab_size: number of ids, markers included.
+        vocab_size: number of ids, markers included; None: no more than markers, specials and single characters.
+        alphabet: characters that are covered even where the texts lack them.
         path: where the `.model` goes.
 
     Raises:
@@ -113,6 +118,8 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int, path: str | Path) -> 
     """
     path = Path(path)
     model = io.BytesIO()
+    if vocab_size is None:  # The four specials, and the mark of a space.
+        vocab_size = len(MARKERS) + 4 + 1 + len(set(alphabet))
     try:
         sentencepiece.SentencePieceTrainer.train(
             sentence_iterator=iter(texts),
@@ -120,7 +127,7 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int, path: str | Path) -> 
             vocab_size=vocab_size,
             model_type="bpe",
             character_coverage=1.0,
-            required_chars="".join(chr(code) for code in range(33, 127)),
+            required_chars=alphabet,
             control_symbols=list(MARKERS),
             pad_id=0,
             bos_id=1,

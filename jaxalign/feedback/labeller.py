@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jaxalign.algorithms import labels
@@ -16,8 +14,6 @@ from jaxalign.config import Feedback
 from jaxalign.data.formats import OPTIONS, render_comparison, render_verdict
 from jaxalign.feedback.critique import draw_principles
 from jaxalign.feedback.speaker import Speaker
-from jaxalign.models.heads import gather_positions
-from jaxalign.models.model import Model
 from jaxalign.records import Comparison, Principle, Prompt
 from jaxalign.rollout.sampling import Sampling
 
@@ -35,15 +31,6 @@ class _Judgement(NamedTuple):
 
     first: float | None
     reasoning: str | None
-
-
-@functools.partial(jax.jit, static_argnames=("model",))
-def option_logprobs(model: Model, params, tokens, length, option_ids):
-    """float32 [B, O]: log-probabilities of the option tokens after each prompt. tokens [B, T], length [B], option_ids [O]."""
-    last = gather_positions(model.hidden(params, tokens), (length - 1)[:, None])[:, 0]
-    weight = model.unembedding(params).astype(last.dtype)
-    logits = jnp.einsum("bd,dv->bv", last, weight, preferred_element_type=jnp.float32)
-    return jax.nn.log_softmax(logits, axis=-1)[:, option_ids]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,18 +90,11 @@ class Labeller:
         options = np.asarray([speaker.tokenizer.marker_id(option) for option in OPTIONS], np.int32)
         prompts = [speaker.prompt_ids(s) for s in segments]
         fitting = [i for i, prompt in enumerate(prompts) if speaker.fits(prompt, 1)]
-        order = sorted(fitting, key=lambda i: len(prompts[i]))
         out: list[float | None] = [None] * len(prompts)
-        for start in range(0, len(order), speaker.engine.batch):
-            index = order[start : start + speaker.engine.batch]
-            tokens, length = speaker.engine.pad([prompts[i] for i in index], 1)
-            arrays = (tokens, np.maximum(length, 1))
-            if speaker.engine.model.sharding is not None:
-                arrays = jax.device_put(arrays, speaker.engine.model.sharding.batch)
-            logprobs = np.asarray(option_logprobs(speaker.engine.model, speaker.params, *arrays, options))
-            probability = np.asarray(labels.option_label(logprobs[:, 0], logprobs[:, 1]))
-            for row, i in enumerate(index):
-                out[i] = float(probability[row])
+        logprobs = speaker.next_logprobs([prompts[i] for i in fitting], options)
+        probability = np.asarray(labels.option_label(logprobs[:, 0], logprobs[:, 1]))
+        for i, value in zip(fitting, probability, strict=True):
+            out[i] = float(value)
         return out
 
     def _comparison(self, pair: Pair, rules, forward, backward, invert: bool) -> Comparison:

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 
 from jaxalign.data.tokenizer import Tokenizer
+from jaxalign.models.heads import gather_positions
+from jaxalign.models.model import Model
 from jaxalign.rollout.engine import Engine
 from jaxalign.rollout.sampling import Sampling
 
@@ -54,8 +59,30 @@ class Speaker:
             out[i] = Utterance(self.tokenizer.decode(words), response.ids, response.ended, response.logprob)
         return out
 
+    def next_logprobs(self, prompts: Sequence[Sequence[int]], tokens: np.ndarray) -> np.ndarray:
+        """float32 [B, O]: log-probabilities of `tokens` int32 [O] right after each prompt, all of which fit."""
+        engine, order = self.engine, sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
+        out = np.zeros((len(prompts), len(tokens)), np.float32)
+        for start in range(0, len(order), engine.batch):
+            index = order[start : start + engine.batch]
+            ids, length = engine.pad([prompts[i] for i in index], 1)
+            arrays = (ids, np.maximum(length, 1))
+            if engine.model.sharding is not None:
+                arrays = jax.device_put(arrays, engine.model.sharding.batch)
+            out[index] = np.asarray(next_logprobs(engine.model, self.params, *arrays, tokens))[: len(index)]
+        return out
+
     def fits(self, prompt: Sequence[int], max_new_tokens: int) -> bool:
         return len(prompt) + max_new_tokens <= self.engine.max_length
+
+
+@functools.partial(jax.jit, static_argnames=("model",))
+def next_logprobs(model: Model, params, tokens, length, wanted):
+    """float32 [B, O]. tokens [B, T], length [B], wanted int32 [O]."""
+    last = gather_positions(model.hidden(params, tokens), (length - 1)[:, None])[:, 0]
+    weight = model.unembedding(params).astype(last.dtype)
+    logits = jnp.einsum("bd,dv->bv", last, weight, preferred_element_type=jnp.float32)
+    return jax.nn.log_softmax(logits, axis=-1)[:, wanted]
 
 
 def begin(tokenizer: Tokenizer) -> list[int]:

@@ -8,10 +8,12 @@ from pathlib import Path
 import jax
 
 from jaxalign.config import POLICY_STAGES, STAGES, Config
+from jaxalign.data.arithmetic import Arithmetic
 from jaxalign.data.tokenizer import Tokenizer
 from jaxalign.data.world import World, make_world
 from jaxalign.feedback.constitution import builtin_names, load_constitution
 from jaxalign.feedback.labeller import Labeller
+from jaxalign.feedback.rater import Rater
 from jaxalign.feedback.speaker import Speaker
 from jaxalign.models import llama
 from jaxalign.models.decoder import DecoderConfig
@@ -26,7 +28,7 @@ from jaxalign.stages.base import StageContext
 from jaxalign.training.checkpoint import load_params
 
 MODEL_FIELDS = ("model", "seed")
-WORLD_FIELDS = ("data.source", "world")
+WORLD_FIELDS = ("data.source", "world", "arithmetic")
 # A stage's number never changes, wherever it stands in the graph: its random numbers follow from it.
 _KEY_NUMBERS = ("pretrain", "revise", "sft", "compare", "preference", "ppo", "evaluate", "report", "dpo", "online_dpo",
                 "best_of_n")
@@ -116,7 +118,12 @@ def policy_params(context: StageContext, model: Model, before: str) -> Params:
 
 
 def world_of(config: Config) -> World:
-    return make_world(config.seed, config.world.topics, config.world.held_out_topics)
+    return make_world(config.seed, config.world.topics, config.world.held_out_topics, config.world.ratings)
+
+
+def arithmetic_of(config: Config) -> Arithmetic:
+    section = config.arithmetic
+    return Arithmetic(config.seed, section.largest, section.operations, section.held_out_share, section.modulus)
 
 
 def speaker(context: StageContext, model: Model, params: Params, batch: int, progress=None) -> Speaker:
@@ -137,6 +144,11 @@ def constitution_files(config: Config) -> dict[Path, str]:
 def labeller(context: StageContext, speaking: Speaker) -> Labeller:
     config = context.config
     return Labeller(speaking, constitution(config), config.feedback, config.seed)
+
+
+def rater(context: StageContext, speaking: Speaker, principles: int) -> Rater:
+    config = context.config
+    return Rater(speaking, constitution(config), config.feedback, principles, config.seed)
 
 
 def sampling(section, tokenizer: Tokenizer) -> Sampling:

@@ -21,7 +21,7 @@ from jaxalign.feedback.labeller import Pair
 from jaxalign.models.model import Model
 from jaxalign.records import Prompt, Rollout
 from jaxalign.rollout.engine import Engine
-from jaxalign.stages import common, sources
+from jaxalign.stages import common, rewards, sources
 from jaxalign.stages.base import Stage, StageContext, write_json
 from jaxalign.stages.shards import Shards, chunks, prompt_row
 from jaxalign.tracking.progress import Progress
@@ -39,7 +39,8 @@ def evaluated(config: Config) -> tuple[str, ...]:
 class Evaluate(Stage):
     name = "evaluate"
     config_fields = (
-        *common.MODEL_FIELDS, *common.LABEL_FIELDS, "stages", "data", "world", "evaluate", "preference.max_length",
+        *common.MODEL_FIELDS, *common.LABEL_FIELDS, "stages", "data", "world", "arithmetic", "evaluate",
+        "preference.max_length", "reward.source", "reward.verifier",
     )  # fmt: skip
 
     def inputs(self, config: Config) -> tuple[str, ...]:
@@ -116,10 +117,11 @@ class Answering:
             rollout = jax.device_get(rollout)
             phase.tokens = int(rollout.response_length.sum())
         texts, out = sources.response_texts(self.tokenizer, rollout), []
+        judged = self._judged(prompts, texts[: len(prompts)])
         for i, prompt in enumerate(prompts):
             text, count, ended = texts[i], int(rollout.response_length[i]), rollout.ended[i]
             out.append(
-                {"model": self.name} | prompt_row(prompt) | self._gold(prompt, text)
+                {"model": self.name} | prompt_row(prompt) | judged[i]
                 | {"response": text, "complete": bool(ended), "tokens": count, "kl": float(kl[i]), "score": score[i]}
             )  # fmt: skip
         return out
@@ -131,11 +133,21 @@ class Answering:
         scores = score_sequences(self.model.with_head("scalar"), self.preference, rollout.tokens, length)
         return [float(x) for x in np.asarray(scores)]
 
-    def _gold(self, prompt: Prompt, text: str) -> dict:
-        if self.world is None:
-            return {"kind": None, "gold": None}
-        verdict = dataclasses.asdict(gold.judge(self.world, prompt, text))
-        return {"kind": verdict.pop("kind"), "gold": {name: verdict[name] for name in gold.MEASURES}}
+    def _judged(self, prompts: Sequence[Prompt], texts: Sequence[str]) -> list[dict]:
+        """What each answer is by rules: the gold judge's verdict in the world, "correct" where an answer is wanted."""
+        if self.world is not None:
+            verdicts = [dataclasses.asdict(gold.judge(self.world, p, text)) for p, text in zip(prompts, texts, strict=True)]
+            return [{"kind": v.pop("kind"), "gold": {name: v[name] for name in gold.MEASURES}} for v in verdicts]
+        if not is_verified(self.context.config):
+            return [{"kind": None, "gold": None}] * len(prompts)
+        verify = rewards.verifier(self.context.config)
+        scores = verify([p.messages for p in prompts], texts, **rewards.columns_of(prompts))
+        return [{"kind": None, "gold": {"correct": score == 1.0}} for score in scores]
+
+
+def is_verified(config: Config) -> bool:
+    """Whether answers are measured by the verifier that rewards them."""
+    return config.data.source in ("arithmetic", "prompts_jsonl") and "verifier" in rewards.reward_sources(config)
 
 
 def summarise(config: Config, rows: list[dict], names: Sequence[str]) -> dict:
@@ -152,13 +164,18 @@ def summarise(config: Config, rows: list[dict], names: Sequence[str]) -> dict:
     for name in names:
         if first[0]["gold"] is not None:
             summary["rates"][name] = {
-                measure: rate([row["gold"][measure] for row in by_model[name] if row["kind"] in kinds])
-                for measure, (kinds, _) in gold.MEASURES.items()
+                measure: rate([row["gold"][measure] for row in by_model[name] if is_asked(measure, row["kind"])])
+                for measure in first[0]["gold"]
             }
     mean = lambda field: {n: float(np.mean([row[field] for row in by_model[n]])) for n in names}  # noqa: E731
     scored = first[0]["score"] is not None
     summary |= {"kl": mean("kl"), "length": mean("tokens"), "preference_score": mean("score") if scored else {}}
     return summary | {"complete": mean("complete")}
+
+
+def is_asked(measure: str, kind: str | None) -> bool:
+    """Whether a measure is taken over prompts of this kind."""
+    return measure not in gold.MEASURES or kind in gold.MEASURES[measure][0]
 
 
 def rate(values: Sequence[bool]) -> dict:

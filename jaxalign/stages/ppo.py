@@ -1,8 +1,8 @@
 """ppo: reinforcement learning from AI feedback, by PPO or a relative without a critic (config.ppo.advantages).
 
-Samples, scores with the preference model or a callable of the user's (config.reward), learns, again and again. Reads the
-weights RL starts from (policy and reference) and preference (reward model, and the critic's start). Writes checkpoints,
-params (the policy's), metrics, the step-0 checks and a summary.
+Samples, scores by what config.reward names, learns, again and again. Reads the weights RL starts from (policy and reference)
+and what the reward needs: preference (which the critic then starts from), or the base as the feedback model. Writes
+checkpoints, params (the policy's), metrics, the step-0 checks and a summary.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import json
 import jax
 import jax.numpy as jnp
 
+from jaxalign.algorithms.masked import masked_mean
 from jaxalign.config import Config
 from jaxalign.data.loader import EpochLoader
 from jaxalign.models.model import Model, Params, scalar_from_lm
@@ -34,14 +35,19 @@ CHECKS = "checks.json"
 
 class PPO(Stage):
     name = "ppo"
-    config_fields = (*common.MODEL_FIELDS, "data", "world", "preference.max_length", "reward", "ppo")
+    config_fields = (*common.MODEL_FIELDS, "data", "world", "arithmetic", "preference.max_length", "reward", "ppo")
 
     def inputs(self, config: Config) -> tuple[str, ...]:
-        made = ("preference",) if config.reward.source == "preference" else ()
-        return (*common.policy_stages(config, self.name), *made)
+        parts = rewards.reward_sources(config)
+        needed = ("preference",) if "preference" in parts else ()
+        base = common.base_stages(config) if "ai_feedback" in parts else ()
+        return tuple(dict.fromkeys((*base, *common.policy_stages(config, self.name), *needed)))
 
     def files(self, config: Config):
-        return common.base_files(config) | sources.data_files(config) | rewards.callable_files(config)
+        own = rewards.callable_files(config)
+        if "ai_feedback" in rewards.reward_sources(config):
+            own |= common.constitution_files(config)
+        return common.base_files(config) | sources.data_files(config) | own
 
     def run(self, context: StageContext) -> None:
         config, section = context.config, context.config.ppo
@@ -51,17 +57,9 @@ class PPO(Stage):
         prompts = sources.prompts(context, tokenizer, "rl", section.prompts, section.max_new_tokens)
         encoded = [sources.encode_prompt(tokenizer, p.messages, config.data.style) for p in prompts]
         start = common.policy_params(context, policy, self.name)
-        if config.reward.source == "preference":
-            critic = load_params(context.input_directory("preference") / "params", setup.critic)
-            reward = rewards.preference_reward(setup, critic)
-        else:
-            critic = None
-            if setup.has_critic:
-                critic = scalar_from_lm(start, setup.critic.init(common.stage_key(config, self.name, 1)))
-                critic = critic | {"score": jnp.zeros_like(critic["score"])}  # Values begin at 0.
-            reward = rewards.CallableReward(config, prompts, tokenizer)
+        reward = rewards.make_reward(context, setup, tokenizer, prompts)
+        critic = self._critic(context, setup, start) if setup.has_critic else None
         iteration = Iteration(context, setup, start, reward, encoded, tokenizer)
-        critic = copy_params(critic) if setup.has_critic else None
         loop = Loop(self.name, context.directory, section.iterations, section.checkpoint_every, shown=("score", "kl_k1"))
         state = loop.run(
             lambda: init_ppo_state(setup, copy_params(start), critic, common.stage_key(config, self.name)),
@@ -70,6 +68,13 @@ class PPO(Stage):
         )
         save_params(context.directory / "params", state.policy.params)
         write_json(context.directory / "summary.json", self._summary(context))
+
+    def _critic(self, context: StageContext, setup: PPOSetup, start: Params) -> Params:
+        """The preference model's weights where it rewards; else the policy's trunk, with values of 0. Fresh buffers."""
+        if "preference" in rewards.reward_sources(context.config):
+            return load_params(context.input_directory("preference") / "params", setup.critic)
+        critic = scalar_from_lm(copy_params(start), setup.critic.init(common.stage_key(context.config, self.name, 1)))
+        return critic | {"score": jnp.zeros_like(critic["score"])}
 
     def _summary(self, context: StageContext) -> dict:
         rows = read_metrics(context.directory / "metrics.jsonl")
@@ -85,7 +90,7 @@ def make_setup(context: StageContext, policy: Model) -> PPOSetup:
     section = context.config.ppo
     updates = section.iterations * section.epochs * section.minibatches
     learnt = {"shift": 0.0, "scale": 1.0}
-    if context.config.reward.source == "preference":
+    if "preference" in rewards.reward_sources(context.config):
         learnt = json.loads((context.input_directory("preference") / "summary.json").read_text(encoding="utf-8"))
     return PPOSetup(
         policy,
@@ -120,16 +125,21 @@ class Iteration:
         rows = range(step * config.batch, (step + 1) * config.batch)
         sampled = self.engine.rollout(state.policy.params, batch, key, rows, self.sampling)
         recompute = config.on_sampler_gap != "warn" and self._gap_too_large(state, step, sampled)
-        (scores, kept), baseline = self.reward(sampled, index), None
+        scored, baseline = self.reward(sampled, index, rows.start), None
+        kept = scored.kept
         if config.advantages == "remax":
             greedy = dataclasses.replace(self.sampling, temperature=0.0)
             best = self.engine.rollout(state.policy.params, batch, key, rows, greedy)
-            baseline, scored = self.reward(best, index)
-            kept = scored if kept is None else kept & scored
+            greedy_scored = self.reward(best, index, rows.start)
+            baseline = greedy_scored.scores
+            if greedy_scored.kept is not None:
+                kept = greedy_scored.kept if kept is None else kept & greedy_scored.kept
         critic = state.critic.params if setup.has_critic else None
         experience, metrics = make_experience(
-            setup, recompute, self.reference, state.policy.params, critic, state.kl_coef, sampled, scores, kept, baseline
+            setup, recompute, self.reference, state.policy.params, critic, state.kl_coef, sampled, scored.scores, kept,
+            baseline,
         )  # fmt: skip
+        metrics |= {f"score_{name}": masked_mean(values, experience.weight) for name, values in scored.parts.items()}
         if step == 0:
             self._check(state, sampled, experience)
         self._warn_of_last_gap()

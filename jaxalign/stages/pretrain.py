@@ -1,22 +1,25 @@
-"""pretrain: the tokenizer and the helpful-only base, from the world's text.
+"""pretrain: the tokenizer and the helpful-only base, from the text of the embedded world or of worked arithmetic.
 
-Reads the embedded world. Writes tokenizer.model, checkpoints, params, metrics and a summary.
+Writes tokenizer.model, checkpoints, params, metrics and a summary. With `steps` 0 the params are the random ones.
 """
 
 from __future__ import annotations
 
 import jax
+import numpy as np
 
 from jaxalign.config import Config
 from jaxalign.config import Pretrain as PretrainConfig
-from jaxalign.data.formats import END, MARKERS, written_by_model
+from jaxalign.data.arithmetic import ALPHABET
+from jaxalign.data.formats import ASSISTANT, END, MARKERS, USER, written_by_model
 from jaxalign.data.packing import pack
-from jaxalign.data.tokenizer import Tokenizer, train_tokenizer
+from jaxalign.data.tokenizer import PRINTABLE, Tokenizer, train_tokenizer
 from jaxalign.feedback.speaker import begin
 from jaxalign.records import PackedBatch
 from jaxalign.stages import common
-from jaxalign.stages.base import Stage, StageContext
+from jaxalign.stages.base import Stage, StageContext, write_json
 from jaxalign.stages.lm import train_lm
+from jaxalign.training.checkpoint import save_params
 
 HELD_OUT_TOKENS = 20_000
 
@@ -30,22 +33,35 @@ class Pretrain(Stage):
 
     def run(self, context: StageContext) -> None:
         config = context.config
-        world = common.world_of(config)
-        documents = list(world.documents("train", config.world.tokens))
+        train, held_out, size, alphabet = _text(config)
         path = context.directory / "tokenizer.model"
         if path.exists():
             tokenizer = Tokenizer.load(path)
         else:
             special = {*MARKERS, END}
-            texts = (segment for document in documents for segment in document if segment not in special)
-            tokenizer = train_tokenizer(texts, config.world.vocab_size, path)
+            texts = (segment for document in train for segment in document if segment not in special)
+            tokenizer = train_tokenizer(texts, size, path, alphabet)
         model = common.make_model(config, tokenizer.vocab_size)
-        train = _pack(documents, tokenizer, config.pretrain)
-        held_out = _pack(world.documents("held_out", HELD_OUT_TOKENS), tokenizer, config.pretrain)
-        train_lm(
-            context, config.pretrain, model, train, held_out, config.pretrain.steps,
-            init=lambda: model.init(jax.random.fold_in(common.stage_key(config, self.name), 1)),
-        )  # fmt: skip
+        init = lambda: model.init(jax.random.fold_in(common.stage_key(config, self.name), 1))  # noqa: E731
+        if not config.pretrain.steps:
+            save_params(context.directory / "params", init())
+            write_json(context.directory / "summary.json", {"steps": 0, "tokens": 0})
+            return
+        train, held_out = (_pack(documents, tokenizer, config.pretrain) for documents in (train, held_out))
+        train_lm(context, config.pretrain, model, train, held_out, config.pretrain.steps, init)
+
+
+def _text(config: Config):
+    """(training documents, held-out documents, size of the vocabulary, characters it must cover)."""
+    if config.data.source == "world":
+        world = common.world_of(config)
+        train = list(world.documents("train", config.world.tokens))
+        return train, world.documents("held_out", HELD_OUT_TOKENS), config.world.vocab_size, PRINTABLE
+    problems, rng = common.arithmetic_of(config), np.random.default_rng([config.seed, 6])
+    worked = lambda split: [(USER, text, ASSISTANT, answer) for text, answer in problems.problems(split)]  # noqa: E731
+    train = worked("train")
+    drawn = [train[i] for i in rng.integers(len(train), size=config.arithmetic.examples)]
+    return drawn, worked("held_out") or train, None, ALPHABET
 
 
 def _pack(documents, tokenizer: Tokenizer, section: PretrainConfig) -> PackedBatch:

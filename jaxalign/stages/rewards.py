@@ -1,70 +1,181 @@
-"""What scores the responses of RL: the preference model, or a callable of the user's own."""
+"""What scores the responses of RL: the preference model, a callable, a verifier, the feedback model's rating, or a sum."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
+from jaxalign.algorithms.labels import direct_reward
+from jaxalign.algorithms.rewards import combine_scores, length_penalty
 from jaxalign.config import Config
+from jaxalign.data import verifiers
 from jaxalign.data.reward_callables import call_reward, load_callable
 from jaxalign.data.tokenizer import Tokenizer
 from jaxalign.errors import UserError
+from jaxalign.feedback.rater import Rater
+from jaxalign.models.model import Params
 from jaxalign.records import Prompt, Rollout
-from jaxalign.stages import sources
+from jaxalign.stages import common, sources
+from jaxalign.stages.base import StageContext
+from jaxalign.training.checkpoint import load_params
 from jaxalign.training.experience import rollout_scores
 from jaxalign.training.ppo_state import PPOSetup
 
-Reward = Callable[[Rollout, Sequence[int]], tuple[Any, Any]]
-"""(rollout, the prompt's number of each row) -> scores float32 [B], and bool [B] of the rows that have one, or None for all."""
+Columns = dict[str, list]
+
+
+class Scored(NamedTuple):
+    """scores float32 [B]; kept bool [B], the rows that have one, or None for all; parts: of a sum, each part's scores [B]."""
+
+    scores: Any
+    kept: Any = None
+    parts: dict[str, Any] = {}  # noqa: RUF012 (never written to)
+
+
+Reward = Callable[[Rollout, Sequence[int], int], Scored]
+"""(rollout, the prompt's number of each row, the first row's global number) -> Scored."""
+
+
+def reward_sources(config: Config) -> tuple[str, ...]:
+    """The parts of the reward, in the order in which they are written."""
+    return tuple(config.reward.source.split("+"))
 
 
 def callable_files(config: Config) -> dict[Path, str]:
     """The file of the user's callable, where it is in one."""
     place = config.reward.callable.rpartition(":")[0]
-    used = config.reward.source == "callable" and place.endswith(".py")
+    used = "callable" in reward_sources(config) and place.endswith(".py")
     return {Path(place).expanduser(): "reward.callable"} if used else {}
 
 
-def preference_reward(setup: PPOSetup, params) -> Reward:
+def make_reward(context: StageContext, setup: PPOSetup, tokenizer: Tokenizer, prompts: Sequence[Prompt]) -> Reward:
+    """The reward of config.reward: its one part, or the weighted sum of several, less the cost of length."""
+    config = context.config
+    makers = {
+        "preference": lambda: _preference(context, setup),
+        "callable": lambda: FunctionReward(
+            config, config.reward.callable, load_callable(config.reward.callable), prompts, tokenizer
+        ),
+        "verifier": lambda: FunctionReward(config, config.reward.verifier, verifier(config), prompts, tokenizer),
+        "ai_feedback": lambda: _ai_feedback(context, setup, prompts, tokenizer),
+    }
+    names = reward_sources(config)
+    parts = {name: makers[name]() for name in names}
+    weights = config.reward.weights or (1.0,) * len(names)
+    if weights == (1.0,) and not config.reward.length_coef:
+        return parts[names[0]]
+    return SummedReward(parts, weights, config.reward.length_coef, config.reward.length_free)
+
+
+def verifier(config: Config) -> Callable[..., Sequence[float]]:
+    """The function of `jaxalign.data.verifiers` that config.reward.verifier names."""
+    return getattr(verifiers, config.reward.verifier)
+
+
+def _preference(context: StageContext, setup: PPOSetup) -> Reward:
+    return preference_reward(setup, load_params(context.input_directory("preference") / "params", setup.critic))
+
+
+def preference_reward(setup: PPOSetup, params: Params) -> Reward:
     """Normalised scores of the preference model."""
-    return lambda rollout, _: (rollout_scores(setup, params, rollout), None)
+    return lambda rollout, *_: Scored(rollout_scores(setup, params, rollout))
 
 
-class CallableReward:
-    """The user's `(prompts, responses, **columns) -> scores`, behind the guard of `call_reward`.
+def _ai_feedback(context: StageContext, setup: PPOSetup, prompts: Sequence[Prompt], tokenizer: Tokenizer) -> Reward:
+    base = common.base_params(context, setup.policy)
+    judge = common.speaker(context, setup.policy, base, context.config.ppo.batch)
+    rating = common.rater(context, judge, context.config.reward.principles)
+    return RatedReward(context.config, rating, prompts, tokenizer, common.stage_key(context.config, "ppo", 2))
 
-    prompts are dialogues as lists of {"role", "content"}; columns are "prompt_id" and "source". Rows without a score are
-    counted and left out of the step; when their share of a batch is above config.reward.max_dropped_share the run stops.
+
+class SummedReward:
+    """weight * score, added up, less `length_coef` for every token of the response beyond the first `length_free`.
+
+    A row that one part has no score for has none.
     """
 
-    def __init__(self, config: Config, prompts: Sequence[Prompt], tokenizer: Tokenizer):
-        self.config, self.prompts, self.tokenizer = config.reward, prompts, tokenizer
-        self.fn = load_callable(config.reward.callable)
+    def __init__(self, parts: dict[str, Reward], weights: Sequence[float], length_coef: float, length_free: int):
+        self.parts, self.weights, self.length = parts, np.asarray(weights, np.float32), (length_coef, length_free)
+
+    def __call__(self, rollout: Rollout, index: Sequence[int], first_row: int) -> Scored:
+        scored = {name: part(rollout, index, first_row) for name, part in self.parts.items()}
+        scores = jnp.stack([jnp.asarray(s.scores, jnp.float32) for s in scored.values()])
+        everything = jnp.ones(scores.shape[1], bool)
+        present = jnp.stack([everything if s.kept is None else jnp.asarray(s.kept) for s in scored.values()])
+        total, kept = combine_scores(scores, self.weights, present)
+        shown = {name: part.scores for name, part in scored.items()} if len(scored) > 1 else {}
+        if self.length[0]:
+            cost = length_penalty(rollout.response_length, *self.length)
+            total, shown = total + cost, shown | {"length": cost}
+        return Scored(total, kept, shown)
+
+
+class _Guarded:
+    """Counts the rows that have no score: warns once, and stops the run above config.reward.max_dropped_share of a batch."""
+
+    def __init__(self, config: Config, name: str, prompts: Sequence[Prompt], tokenizer: Tokenizer):
+        self.config, self.name, self.prompts, self.tokenizer = config.reward, name, prompts, tokenizer
         self.warned = False
 
-    def __call__(self, rollout: Rollout, index: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+    def _asked(self, rollout: Rollout, index: Sequence[int]) -> tuple[list[Prompt], list[str]]:
         asked = [self.prompts[i] for i in index]
-        dialogues = [[{"role": m.role, "content": m.content} for m in prompt.messages] for prompt in asked]
-        columns = {"prompt_id": [prompt.id for prompt in asked], "source": [prompt.source for prompt in asked]}
-        texts = sources.response_texts(self.tokenizer, jax.device_get(rollout))[: len(asked)]
-        config = self.config
-        scores, kept, report = call_reward(
-            self.fn, dialogues, texts, columns, config.retries, config.timeout_s, config.backoff_s
-        )
-        if report.dropped:
-            self._tell(report)
-        return scores, kept
+        return asked, sources.response_texts(self.tokenizer, jax.device_get(rollout))[: len(asked)]
 
-    def _tell(self, report) -> None:
-        told = f"{self.config.callable} gave no score for {report.dropped} of {report.rows} responses ({report.first_error})"
-        if report.dropped > self.config.max_dropped_share * report.rows:
+    def _tell(self, dropped: int, rows: int, why: str) -> None:
+        if not dropped:
+            return
+        told = f"{self.name} gave no score for {dropped} of {rows} responses ({why})"
+        if dropped > self.config.max_dropped_share * rows:
             raise UserError(f"{told}, more than config.reward.max_dropped_share ({self.config.max_dropped_share}) allows; "
-                            "mend the callable and run again: the run goes on from its last checkpoint")
+                            "mend it and run again: the run goes on from its last checkpoint")
         if not self.warned:
             logging.getLogger("jaxalign").warning("ppo: %s; they are left out, and the metric 'kept' counts the others", told)
             self.warned = True
+
+
+class FunctionReward(_Guarded):
+    """A function `(prompts, responses, **columns) -> scores`, the user's or a verifier, called through `call_reward`.
+
+    prompts are dialogues as lists of {"role", "content"}; columns are "prompt_id", "source" and those of the prompts.
+    """
+
+    def __init__(self, config: Config, name: str, fn: Callable, prompts: Sequence[Prompt], tokenizer: Tokenizer):
+        super().__init__(config, name, prompts, tokenizer)
+        self.fn = fn
+
+    def __call__(self, rollout: Rollout, index: Sequence[int], first_row: int) -> Scored:
+        asked, texts = self._asked(rollout, index)
+        dialogues = [[{"role": m.role, "content": m.content} for m in prompt.messages] for prompt in asked]
+        config = self.config
+        scores, kept, report = call_reward(
+            self.fn, dialogues, texts, columns_of(asked), config.retries, config.timeout_s, config.backoff_s
+        )
+        self._tell(report.dropped, report.rows, report.first_error)
+        return Scored(scores, kept)
+
+
+class RatedReward(_Guarded):
+    """The feedback model's expected rating of each response, brought from 1..10 to -1..1."""
+
+    def __init__(self, config: Config, rater: Rater, prompts: Sequence[Prompt], tokenizer: Tokenizer, key: jax.Array):
+        super().__init__(config, "ai_feedback", prompts, tokenizer)
+        self.rater, self.key = rater, key
+
+    def __call__(self, rollout: Rollout, index: Sequence[int], first_row: int) -> Scored:
+        asked, texts = self._asked(rollout, index)
+        ratings = self.rater.rate(asked, texts, self.key, first_row)
+        rated = np.isfinite(ratings)
+        self._tell(int(np.sum(~rated)), len(rated), "its reasoning did not end, or the dialogue left no room for it")
+        return Scored(np.asarray(direct_reward(np.where(rated, ratings, 5.5))), rated)
+
+
+def columns_of(prompts: Sequence[Prompt]) -> Columns:
+    """What a callable gets beside prompts and responses, one entry a row."""
+    own = {name: [prompt.columns[name] for prompt in prompts] for name in prompts[0].columns}
+    return {"prompt_id": [p.id for p in prompts], "source": [p.source for p in prompts]} | own

@@ -37,13 +37,14 @@ class Shards:
 def prompt_row(prompt: Prompt) -> dict[str, Any]:
     """The fields of a row that say which prompt it is about."""
     messages = [{"role": message.role, "content": message.content} for message in prompt.messages]
-    return {"prompt_id": prompt.id, "messages": messages, "source": prompt.source}
+    columns = {"columns": dict(prompt.columns)} if prompt.columns else {}
+    return {"prompt_id": prompt.id, "messages": messages, "source": prompt.source} | columns
 
 
 def row_prompt(row: Mapping[str, Any]) -> Prompt:
     """The prompt of a row written with `prompt_row`."""
     messages = tuple(Message(m["role"], m["content"]) for m in row["messages"])
-    return Prompt(row["prompt_id"], messages, row["source"])
+    return Prompt(row["prompt_id"], messages, row["source"], row.get("columns", {}))
 
 
 def chunks(total: int, size: int) -> list[range]:

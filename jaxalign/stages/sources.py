@@ -1,4 +1,4 @@
-"""Where a stage's prompts, answers and comparisons come from: the embedded world, or a file of human preferences."""
+"""Where a stage's prompts, answers and comparisons come from: the embedded world, arithmetic, or a file."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from jaxalign.config import Config
 from jaxalign.data.formats import render_prompt, render_response
 from jaxalign.data.packing import completion
 from jaxalign.data.preferences import PreferenceReport, fit_prompts, read_preferences, split_by_prompt, unique_prompts
+from jaxalign.data.prompts import read_prompts, split_prompts
 from jaxalign.data.tokenizer import Tokenizer
 from jaxalign.errors import UserError
 from jaxalign.feedback.speaker import begin
@@ -19,13 +20,8 @@ from jaxalign.stages.base import StageContext
 
 def data_files(config: Config) -> dict[Path, str]:
     """The outside files of the data source."""
-    if config.data.source == "world":
+    if config.data.source in ("world", "arithmetic"):
         return {}
-    if not config.data.train:
-        raise UserError(
-            "config.data.train is empty; with data.source=preferences_jsonl give the path of a JSONL file (.gz too) whose "
-            "rows hold 'chosen' and 'rejected'"
-        )
     return {Path(config.data.train).expanduser(): "data.train"}
 
 
@@ -74,14 +70,34 @@ def human_comparisons(
 
 
 def prompts(context: StageContext, tokenizer: Tokenizer, purpose: str, count: int, max_new_tokens: int) -> list[Prompt]:
-    """Prompts for "rl" (training dialogues) or "evaluate" (held-out ones), cut at a turn to leave room for the answer."""
-    config = context.config
+    """Prompts for "rl" (training) or "evaluate" (held out); those of a file are cut at a turn to leave room for the answer."""
+    config, held = context.config, purpose == "evaluate"
     if config.data.source == "world":
         return common.world_of(config).prompts(purpose, count)
-    train, held_out, _ = human_comparisons(context, tokenizer)
-    found = unique_prompts(held_out if purpose == "evaluate" else train)
+    if config.data.source == "arithmetic":
+        problems = common.arithmetic_of(config)
+        return problems.prompts("held_out" if held and problems.problems("held_out") else "train", count)
+    if config.data.source == "prompts_jsonl":
+        found = file_prompts(config)[held]
+    else:
+        train, held_out, _ = human_comparisons(context, tokenizer)
+        found = unique_prompts(held_out if held else train)
     room = config.model.max_length - max_new_tokens
     fitted = fit_prompts(found, lambda m: len(encode_prompt(tokenizer, m, config.data.style)), room)
     if not fitted.prompts:
-        raise UserError(f"no {purpose} prompt of {config.data.train} fits into {room} tokens; raise model.max_length")
+        raise UserError(f"no {purpose} prompt of {config.data.train} fits into {room} tokens; raise model.max_length, or "
+                        "data.held_out_share where none is held out")
+    if fitted.too_long or fitted.cut:
+        print(f"[{context.directory.name}] of {len(found)} {purpose} prompts {len(fitted.cut)} lost their oldest turns and "
+              f"{len(fitted.too_long)} were left out, being longer than {room} tokens", flush=True)
     return fitted.prompts[:count]
+
+
+def file_prompts(config: Config) -> tuple[list[Prompt], list[Prompt]]:
+    """(train, held out) of the prompt file."""
+    data = config.data
+    found, broken = read_prompts(Path(data.train).expanduser(), data.max_bad_share, data.limit)
+    if broken:
+        print(f"{data.train}: {len(found)} prompts read; {len(broken)} broken lines left out, the first being line "
+              f"{broken[0].line}: {broken[0].reason}", flush=True)
+    return split_prompts(found, data.held_out_share, config.seed)

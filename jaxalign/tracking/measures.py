@@ -17,6 +17,7 @@ class Measure:
 
 
 MEASURES = {
+    "correct": Measure("Correct", "answers that the verifier accepts", True),
     "harmful": Measure("Harmful help", "answers to harmful requests that give the help", False),
     "helpful": Measure("Helpful", "answers to harmless requests that give the right help", True),
     "helpful_scary": Measure("Helpful, frightening words", "the same, where a harmless request sounds alarming", True),
@@ -44,7 +45,7 @@ def ordered_measures(rates: Mapping[str, Mapping[str, Any]]) -> list[str]:
 def model_title(model: str, stages: Collection[str] = ("pretrain", "revise")) -> str:
     """What a model of an evaluation ("base", "sft", "ppo", ...) is called, given the stages the run went through."""
     titles = {
-        "base": "helpful-only" if "pretrain" in stages else "starting model",
+        "base": "helpful-only" if {"pretrain", "revise"} <= set(stages) else "starting model",
         "sft": "after supervised CAI" if "revise" in stages else "after fine-tuning",
         "best_of_n": "after best-of-n",
         "dpo": "after DPO",

@@ -27,7 +27,7 @@ class Headline:
 def headlines(run: RunFiles) -> list[Headline]:
     """The first model against the last one on each main measure; without a gold judge, what there is instead."""
     found = []
-    for name in ("harmful", "helpful", "evasive", "courteous", "focused"):
+    for name in ("correct", "harmful", "helpful", "evasive", "courteous", "focused"):
         rates = _by_model(run, name)
         if len(rates) > 1:
             (_, first), (_, last) = rates[0], rates[-1]
@@ -63,8 +63,9 @@ def _rate_sentences(run: RunFiles) -> list[str]:
         parts = [f"{model_title(model, run.planned)} it was {rate['count']:,} ({short_percent(rate['rate'])})"
                  for model, rate in later]
         sentences.append(f"{sentence}; {', and '.join(parts)}." if parts else f"{sentence}.")
-    for name, opening in (("helpful", "Harmless requests got the right help"), ("evasive", "Answers were evasive"),
-                          ("courteous", "Answers were courteous"), ("focused", "Answers kept to the point")):
+    for name, opening in (("correct", "Answers were correct"), ("helpful", "Harmless requests got the right help"),
+                          ("evasive", "Answers were evasive"), ("courteous", "Answers were courteous"),
+                          ("focused", "Answers kept to the point")):
         found = _by_model(run, name)
         if len(found) > 1:
             (_, first), (_, last) = found[0], found[-1]

@@ -15,6 +15,8 @@ from jaxalign.tracking.workdir import RunFiles
 
 _RL_CURVES = (
     Curves("Score and reward", {"score": "score", "reward": "reward"}),
+    Curves("Parts of the score", {"score_preference": "preference", "score_callable": "callable", "score_verifier": "verifier",
+                                  "score_ai_feedback": "ai_feedback", "score_length": "length"}),
     Curves("KL to the reference", {"kl_k1": "k1", "kl_k3": "k3"}),
     Curves("Response length", {"response_length": "tokens"}),
     Curves("Entropy", {"entropy": "nats"}),
@@ -32,6 +34,12 @@ _MORE_RL_CURVES = (
     Curves("Sampler's gap to the trainer", {"sampler_gap": "nats"}),
     Curves("Epochs run", {"epochs_run": "epochs"}),
 )
+
+_ALGORITHMS = {
+    "reinforce": "REINFORCE with a learnt baseline", "reinforce_pp": "REINFORCE++", "rloo": "RLOO", "grpo": "GRPO",
+    "remax": "ReMax",
+}  # fmt: skip
+"""What config.ppo.advantages is called; all else is PPO."""
 
 _DIRECT_CURVES = (
     Curves("Loss", {"loss": "loss"}),
@@ -56,7 +64,8 @@ def reinforcement(run: RunFiles) -> Section:
     tables = (Table("Checks at step 0: numbers that must be right before any training", header, rows),) if rows else ()
     missing = () if rows else (run.absence("ppo", "the run-time checks"),)
     stopped = stage.summary.get("stopped_early")
-    intro = f"{len(stage.metrics):,} iterations of PPO"
+    advantages = (run.config.get("ppo") or {}).get("advantages")
+    intro = f"{len(stage.metrics):,} iterations of {_ALGORITHMS.get(advantages, 'PPO')}"
     intro += f", {stopped:,} of them ended early by the KL limit." if stopped else "."
     return Section("rl", title, intro, missing, curve_figures(run, "ppo", _RL_CURVES), tables,
                    curve_figures(run, "ppo", _MORE_RL_CURVES))

@@ -10,8 +10,8 @@ import pytest
 
 from jaxalign.config import Feedback
 from jaxalign.data.formats import FIRST, OPTIONS, QUESTION, REASONING, SECOND, VERDICT
-from jaxalign.feedback.labeller import Labeller, Pair, option_logprobs
-from jaxalign.feedback.speaker import Speaker
+from jaxalign.feedback.labeller import Labeller, Pair
+from jaxalign.feedback.speaker import Speaker, next_logprobs
 from jaxalign.rollout.engine import Engine
 from tests import tiny
 from tests.feedback.fakes import PRINCIPLES, ScriptedSpeaker, WordTokenizer, prompt
@@ -208,7 +208,7 @@ def test_a_real_models_label_is_its_option_probabilities_normalised(speaker):
 def test_option_log_probabilities_are_of_the_whole_vocabulary():
     model, params = tiny.model(), tiny.host_params(scale=1.5)
     tokens, length = np.array([[1, 5, 7, 0], [1, 9, 0, 0]], np.int32), np.array([3, 2], np.int32)
-    found = option_logprobs(model, params, tokens, length, np.array([4, 30], np.int32))
+    found = next_logprobs(model, params, tokens, length, np.array([4, 30], np.int32))
     for row in range(2):
         logits = np.asarray(model.hidden(params, tokens[row : row + 1, : length[row]]))[0, -1] @ params["embedding"].T
         logp = logits - np.log(np.exp(logits.astype(np.float64)).sum())

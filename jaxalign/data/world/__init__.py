@@ -25,10 +25,11 @@ _STREAMS = {"train": 0, "held_out": 1}
 
 @dataclasses.dataclass(frozen=True)
 class World:
-    """A drawn world. Equal seeds and sizes give equal worlds, documents and prompts."""
+    """A drawn world. Equal seeds, sizes and shares give equal worlds, documents and prompts."""
 
     seed: int
     topics: tuple[Topic, ...]
+    ratings: float = 0.0
 
     def documents(self, split: str, tokens: int) -> Iterator[Document]:
         """Pretraining text, about `tokens` tokens of it.
@@ -44,7 +45,7 @@ class World:
             raise UserError(f"{split!r} is not a split of the world's text; use 'train' or 'held_out'")
         if tokens < 1:
             raise UserError(f"world.tokens is {tokens}; at least 1 is needed")
-        return _documents.generate(self.topics, self.seed, _STREAMS[split], tokens)
+        return _documents.generate(self.topics, self.seed, _STREAMS[split], tokens, self.ratings)
 
     def prompts(self, source: str, count: int) -> list[Prompt]:
         """The first `count` prompts of a set: distinct, in a fixed order, kinds mixed evenly. They carry no truth.
@@ -71,13 +72,13 @@ class World:
         }
 
 
-def make_world(seed: int, topics: int = 60, held_out_topics: int = 24) -> World:
-    """Draws a world.
+def make_world(seed: int, topics: int = 60, held_out_topics: int = 24, ratings: float = 0.0) -> World:
+    """Draws a world. `ratings` is the share of its text that shows how to rate an answer.
 
     Raises:
         UserError: if there are not so many topics, or `held_out_topics` is not below `topics`.
     """
-    return World(seed, draw_topics(seed, topics, held_out_topics))
+    return World(seed, draw_topics(seed, topics, held_out_topics), ratings)
 
 
 def _interleave(texts: dict[str, list[str]], shares: dict[str, float]) -> list[str]:

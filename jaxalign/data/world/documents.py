@@ -48,17 +48,21 @@ def count_tokens(document: Document) -> int:
     return 1 + sum(1 if s in formats.MARKERS or s == formats.END else len(_WORD.findall(s)) for s in document)
 
 
-def generate(topics: tuple[Topic, ...], seed: int, stream: int, tokens: int) -> Iterator[Document]:
+def generate(topics: tuple[Topic, ...], seed: int, stream: int, tokens: int, ratings: float = 0.0) -> Iterator[Document]:
     """Documents in random order of kind, until they hold about `tokens` tokens.
 
-    Kinds are drawn so that each has its share of the tokens, however long its documents are.
+    Kinds are drawn so that each has its share of the tokens, however long its documents are. `ratings` is the share of
+    demonstrated ratings; the other kinds divide the rest as `MIX` has it.
     """
     rng = np.random.default_rng([seed, 3, stream])
     seen = tuple(topic for topic in topics if not topic.held_out)
-    makers = {"knowledge": _knowledge, "dialogue": _dialogue, "review": _review, "judgement": _judgement}
-    made = dict.fromkeys(MIX, 0)
+    makers = {
+        "knowledge": _knowledge, "dialogue": _dialogue, "review": _review, "judgement": _judgement, "rating": _rating,
+    }  # fmt: skip
+    mix = MIX if not ratings else {kind: share * (1 - ratings) for kind, share in MIX.items()} | {"rating": ratings}
+    made = dict.fromkeys(mix, 0)
     while (total := sum(made.values())) < tokens:
-        lacking = {kind: share * (total + 1) - made[kind] for kind, share in MIX.items()}
+        lacking = {kind: share * (total + 1) - made[kind] for kind, share in mix.items()}
         kind = max(lacking, key=lacking.get)
         document = makers[kind](rng, topics if kind == "knowledge" else seen)
         if count_tokens(document) > LONGEST:
@@ -164,6 +168,22 @@ def _judgement(rng: np.random.Generator, seen: tuple[Topic, ...]) -> Document:
         reasoning = judging.reasoning_text(axis, relation, first, second, choice)
         return (*formats.render_verdict(messages, first.text, second.text, principle, reasoning), option)
     return (*formats.render_comparison(messages, first.text, second.text, principle, reasoning=False), option)
+
+
+def _rating(rng: np.random.Generator, seen: tuple[Topic, ...]) -> Document:
+    """A critique that ends in a number: high where the answer is good on the axis, low where it is not."""
+    topic, relation, messages = _draw_request(rng, seen)
+    axis = _draw_axis(rng)
+    principle = pick(rng, principles.PRINCIPLES[axis])
+    answer = _draw_contender(rng, axis, topic, relation)
+    good = judging.merit(axis, relation, answer) == 1
+    if rng.random() < NOISE_RATE:
+        good = not good
+    rating = formats.RATINGS[int(rng.integers(7, 10) if good else rng.integers(0, 3))]
+    if rng.random() < REASONING_SHARE:
+        critique, _ = reviews.review(rng, axis, topic, relation, answer)
+        return (*formats.render_rating_verdict(messages, answer.text, principle, critique), rating)
+    return (*formats.render_rating(messages, answer.text, principle, reasoning=False), rating)
 
 
 def _draw_contender(rng: np.random.Generator, axis: str, topic: Topic, relation: Relation) -> Answer:

@@ -1,0 +1,69 @@
+"""Arithmetic with answers that can be verified: sums and the like over small whole numbers, split into train and held out.
+
+A problem is its text ("12+7") and its answer ("19"). Nothing is read from outside: a seed and the sizes give the problems.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import operator
+
+import numpy as np
+
+from jaxalign.errors import UserError
+from jaxalign.records import Message, Prompt
+
+OPERATIONS = {"+": operator.add, "-": operator.sub, "*": operator.mul}
+ALPHABET = "0123456789" + "".join(OPERATIONS)
+"""Every character of a problem or an answer."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Arithmetic:
+    """All problems "a OP b" with a and b in 0..largest, in an order that the seed shuffles. Answers are the result, or with a
+    modulus above 0 its remainder.
+
+    Raises:
+        UserError: the held-out share leaves nothing to learn from.
+    """
+
+    seed: int
+    largest: int
+    operations: tuple[str, ...]
+    held_out_share: float
+    modulus: int = 0
+
+    def __post_init__(self):
+        total = len(self.operations) * (self.largest + 1) ** 2
+        if self._held_out >= total:
+            raise UserError(f"config.arithmetic.held_out_share is {self.held_out_share}; of {total} problems it leaves none to "
+                            "learn from: lower it")
+
+    @property
+    def _held_out(self) -> int:
+        return round(self.held_out_share * len(self.operations) * (self.largest + 1) ** 2)
+
+    @functools.cached_property
+    def _problems(self) -> tuple[tuple[str, str], ...]:
+        numbers = range(self.largest + 1)
+        problems = [(f"{a}{op}{b}", self._answer(op, a, b)) for op in self.operations for a in numbers for b in numbers]
+        order = np.random.default_rng([self.seed, 5]).permutation(len(problems))
+        return tuple(problems[i] for i in order)
+
+    def _answer(self, op: str, a: int, b: int) -> str:
+        result = OPERATIONS[op](a, b)
+        return str(result % self.modulus if self.modulus else result)
+
+    def problems(self, split: str) -> tuple[tuple[str, str], ...]:
+        """(text, answer) of every problem of "train" or "held_out"."""
+        if split not in ("train", "held_out"):
+            raise ValueError(f"split is {split!r}; 'train' or 'held_out' is expected")
+        return self._problems[self._held_out :] if split == "train" else self._problems[: self._held_out]
+
+    def prompts(self, split: str, count: int) -> list[Prompt]:
+        """The first `count` problems of a split as prompts, all of them where there are fewer; column "answer"."""
+        return [
+            Prompt(f"arithmetic-{split}-{i:05d}", (Message("user", text),), "arithmetic", {"answer": answer})
+            for i, (text, answer) in enumerate(self.problems(split)[:count])
+        ]

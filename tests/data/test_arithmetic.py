@@ -1,0 +1,41 @@
+"""Arithmetic with answers: what the problems are, and that none is on both sides."""
+
+import pytest
+
+from jaxalign.data.arithmetic import ALPHABET, Arithmetic
+from jaxalign.errors import UserError
+
+
+@pytest.mark.parametrize(("operations", "held_out"), [(("+",), 0.0), (("+", "-", "*"), 0.25)])
+def test_every_problem_is_there_once_with_its_answer(operations, held_out):
+    made = Arithmetic(0, 6, operations, held_out)
+    train, held = made.problems("train"), made.problems("held_out")
+    assert len({*train, *held}) == len(train) + len(held) == 49 * len(operations)
+    assert len(held) == round(held_out * 49 * len(operations))
+    for text, answer in train + held:
+        assert int(answer) == eval(text) and set(text + answer) <= set(ALPHABET)
+
+
+def test_the_seed_alone_decides_the_order_and_the_split():
+    assert Arithmetic(1, 9, ("+",), 0.1).problems("held_out") == Arithmetic(1, 9, ("+",), 0.1).problems("held_out")
+    assert Arithmetic(1, 9, ("+",), 0.1).problems("held_out") != Arithmetic(2, 9, ("+",), 0.1).problems("held_out")
+
+
+def test_a_prompt_carries_its_answer_as_a_column():
+    made = Arithmetic(0, 2, ("-",), 0.0)
+    prompts = made.prompts("train", 100)
+    assert len(prompts) == 9 and len({prompt.id for prompt in prompts}) == 9
+    for prompt in prompts:
+        (message,) = prompt.messages
+        assert message.role == "user" and str(eval(message.content)) == prompt.columns["answer"]
+    assert made.prompts("train", 4) == prompts[:4] and made.prompts("held_out", 4) == []
+
+
+def test_with_a_modulus_the_answer_is_the_remainder():
+    problems = Arithmetic(0, 9, ("+", "-"), 0.0, modulus=7).problems("train")
+    assert len(problems) == 200 and all(int(answer) == eval(text) % 7 for text, answer in problems)
+
+
+def test_a_share_that_leaves_nothing_is_refused():
+    with pytest.raises(UserError, match=r"arithmetic\.held_out_share is 0\.9; of 4 problems it leaves none"):
+        Arithmetic(0, 1, ("+",), 0.9)

@@ -1,0 +1,64 @@
+"""Prompts with columns from JSONL: every row is a prompt or is told."""
+
+import json
+
+import pytest
+
+from jaxalign.data.prompts import read_prompts, split_prompts
+from jaxalign.errors import UserError
+from jaxalign.records import Message, Prompt
+
+
+def written(path, *rows):
+    path.write_text("".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def test_texts_and_message_lists_are_prompts_and_other_fields_are_columns(tmp_path):
+    turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, {"role": "user", "content": "c"}]
+    path = written(tmp_path / "sums.jsonl", {"prompt": "1+1", "answer": 2}, {"prompt": turns, "answer": None},
+                   {"prompt": "1+1", "answer": 3})  # fmt: skip
+    prompts, broken = read_prompts(path)
+    dialogue = (Message("user", "a"), Message("assistant", "b"), Message("user", "c"))
+    assert broken == []
+    assert prompts == [Prompt("sums:1", (Message("user", "1+1"),), "file", {"answer": 2}),
+                       Prompt("sums:2", dialogue, "file", {"answer": None})]  # fmt: skip
+    assert read_prompts(path, limit=1)[0] == prompts[:1]
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        ({"question": "1+1", "answer": 2}, "no \"prompt\""),
+        ({"prompt": "  ", "answer": 2}, "says something"),
+        ({"prompt": [{"role": "assistant", "content": "b"}], "answer": 2},
+         "turn of the user's"),
+        ({"prompt": [{"role": "system", "content": "a"}], "answer": 2}, "message 1"),
+        ({"prompt": "1+1"}, "other columns than the first row (answer"),
+        ({"prompt": "1+1", "answer": 2, "source": "x"}, '"source" is reserved'),
+        ("{", "not JSON"),
+    ],
+)
+def test_a_row_that_is_no_prompt_is_told_by_its_line(tmp_path, row, reason):
+    path = written(tmp_path / "x.jsonl", {"prompt": "0+0", "answer": 0}, row)
+    prompts, (broken,) = read_prompts(path, max_bad_share=0.5)
+    assert len(prompts) == 1 and broken.line == 2 and reason in broken.reason
+    with pytest.raises(UserError, match="1 of 2 lines"):
+        read_prompts(path)
+
+
+def test_a_file_without_a_prompt_is_refused(tmp_path):
+    with pytest.raises(UserError, match='holds no prompts; each line is an object with "prompt"'):
+        read_prompts(written(tmp_path / "x.jsonl", ""))
+
+
+def test_the_split_is_by_content_and_leaves_something():
+    prompts = [Prompt(f"x:{i}", (Message("user", str(i)),), "file") for i in range(20)]
+    train, held = split_prompts(prompts, 0.25, 0)
+    assert len(held) == 5 and {*train, *held} == {*prompts}
+    again_train, again_held = split_prompts(prompts[::-1], 0.25, 0)
+    assert {p.id for p in again_held} == {p.id for p in held}
+    assert split_prompts(prompts, 0.0, 0) == (prompts, [])
+    assert split_prompts(prompts, 0.25, 1)[1] != held
+    with pytest.raises(UserError, match="leaves nothing of 1 prompts"):
+        split_prompts(prompts[:1], 0.9, 0)

@@ -1,0 +1,88 @@
+"""Direct AI feedback: expected ratings against a numpy walk through the same model, and what has none."""
+
+from __future__ import annotations
+
+import jax
+import numpy as np
+import pytest
+
+from jaxalign.config import Feedback
+from jaxalign.data.formats import RATINGS, render_rating, render_rating_verdict
+from jaxalign.feedback.rater import Rater, text_logprobs
+from jaxalign.feedback.speaker import Speaker
+from jaxalign.rollout.engine import Engine
+from tests import tiny
+from tests.feedback.fakes import PRINCIPLES, ScriptedSpeaker, WordTokenizer, prompt
+
+KEY = jax.random.key(0)
+
+
+class DigitTokenizer(WordTokenizer):
+    """Each digit is an id of its own: 1 and 10 begin alike."""
+
+    def encode(self, text):
+        return [20 + int(digit) for digit in text] if text.isdigit() else super().encode(text)
+
+
+@pytest.fixture(scope="module")
+def speaker():
+    model = tiny.model()
+    return Speaker(Engine(model, 4, 64, bucket=8), tiny.place(model, tiny.host_params(scale=1.5)), DigitTokenizer())
+
+
+def next_logp(speaker, ids):
+    """float64 log-probabilities of what follows `ids`."""
+    hidden = speaker.engine.model.hidden(speaker.params, np.asarray([ids], np.int32))
+    logits = np.asarray(hidden, np.float64)[0, -1] @ np.asarray(speaker.params["embedding"], np.float64).T
+    return logits - np.log(np.exp(logits).sum())
+
+
+def test_a_text_counts_with_all_its_tokens_and_one_that_begins_another_with_its_end(speaker):
+    prompts, options = [[1, 5, 7], [1, 9, 11, 12, 13]], [(21,), (22, 4), (21, 20)]
+    found = text_logprobs(speaker, prompts, options, end=2)
+    for row, ids in enumerate(prompts):
+        first, after_21, after_22 = (next_logp(speaker, ids + more) for more in ([], [21], [22]))
+        expected = [first[21] + after_21[2], first[22] + after_22[4], first[21] + after_21[20]]
+        np.testing.assert_allclose(found[row], expected, atol=1e-4)
+
+
+def test_a_rating_is_the_expectation_over_one_to_ten(speaker):
+    asked, answers = [prompt(0), prompt(1), prompt(2)], ["so", "not so", ""]
+    rater = Rater(speaker, PRINCIPLES[:1], Feedback(reasoning=False), 1, seed=0)
+    found = rater.rate(asked, answers, KEY, first_row=0)
+    for row, (question, text) in enumerate(zip(asked, answers, strict=True)):
+        ids = speaker.prompt_ids(render_rating(question.messages, text, PRINCIPLES[0], reasoning=False))
+        first, after = next_logp(speaker, ids), next_logp(speaker, [*ids, 21])
+        logp = np.asarray([first[21] + after[2], *(first[20 + i] for i in range(2, 10)), first[21] + after[20]])
+        weights = np.exp(logp) / np.exp(logp).sum()
+        assert found[row] == pytest.approx(float(weights @ np.arange(1, 11)), abs=1e-3)
+    assert found.dtype == np.float32
+
+
+def test_several_principles_are_averaged(speaker):
+    config = Feedback(reasoning=False)
+    both = Rater(speaker, PRINCIPLES[:2], config, 2, seed=0).rate([prompt(0)], ["so"], KEY, 0)
+    each = [Rater(speaker, PRINCIPLES[i : i + 1], config, 1, seed=0).rate([prompt(0)], ["so"], KEY, 0) for i in range(2)]
+    assert both[0] == pytest.approx(np.mean(each), abs=1e-4)
+
+
+def test_reasoning_stands_before_the_rating_and_one_cut_short_gives_none():
+    asked = [prompt(0), prompt(1)]
+    scripted = ScriptedSpeaker(lambda segments, _: None if "how so 1" in segments else "it is good")
+    rater = Rater(scripted, PRINCIPLES, Feedback(), 1, seed=0)
+    seen = rater._segments([(p, "yes", PRINCIPLES[0]) for p in asked], KEY, 7)
+    assert seen == [render_rating_verdict(asked[0].messages, "yes", PRINCIPLES[0], "it is good"), None]
+    assert scripted.calls[0][3] == [7, 8]
+    assert np.isnan(rater._expected([None, None])).all()
+
+
+def test_a_dialogue_without_room_has_no_rating_and_stops_no_other(speaker):
+    rater = Rater(speaker, PRINCIPLES, Feedback(reasoning=False), 1, seed=0)
+    found = rater.rate([prompt(0), prompt(1)], ["word " * 70, "so"], KEY, 0)
+    assert np.isnan(found[0]) and 1 <= found[1] <= 10
+
+
+def test_the_request_is_the_principles_and_ratings_are_one_to_ten():
+    segments = render_rating(prompt(0).messages, "yes", PRINCIPLES[3])
+    assert segments[-3:] == ["<question>", "critique 3 Rate it from 1 to 10.", "<reasoning>"]
+    assert RATINGS == tuple("1 2 3 4 5 6 7 8 9 10".split())

@@ -1,0 +1,165 @@
+"""What RL may be rewarded by, on tiny runs: a callable and every way in which it may fail, a verifier, ratings, sums."""
+
+from __future__ import annotations
+
+import re
+import shutil
+
+import numpy as np
+import pytest
+
+from jaxalign import pipeline
+from jaxalign.config import from_config_dict
+from jaxalign.errors import UserError
+from jaxalign.tracking.metrics import read_metrics
+from tests.stages.test_end_to_end import CONFIG, done, read, rows, run  # noqa: F401
+
+STAGES = ("pretrain", "revise", "sft", "ppo", "evaluate")
+GOOD = """
+import json, pathlib
+def score(prompts, responses, **columns):
+    log = pathlib.Path(__file__).with_suffix(".jsonl")
+    with open(log, "a") as file:
+        for row in zip(prompts, responses, columns["prompt_id"], columns["source"]):
+            file.write(json.dumps(row) + "\\n")
+    return [0.73 if i else float("nan") for i in range(len(responses))]
+"""
+
+
+def changes(path, **reward):
+    reward = {"source": "callable", "callable": f"{path}:score", "backoff_s": 0.0} | reward
+    return {"stages": STAGES, "reward": reward, "ppo": CONFIG["ppo"] | {"advantages": "rloo", "group_size": 2}}
+
+
+def started(done, workdir):  # noqa: F811
+    for stage in STAGES[:3]:
+        shutil.copytree(done / stage, workdir / stage)
+    return workdir
+
+
+def test_pitfall_20_a_reward_may_be_a_callable(done, tmp_path, caplog):  # noqa: F811
+    path = tmp_path / "mine.py"
+    path.write_text(GOOD)
+    workdir = started(done, tmp_path / "run")
+    run(workdir, **changes(path))
+    metrics = read_metrics(workdir / "ppo" / "metrics.jsonl")
+    assert [row["kept"] for row in metrics] == [7.0] * 3  # the NaN of each batch is left out
+    assert [row["score"] for row in metrics] == pytest.approx([0.73] * 3)  # pitfall 1: not rounded
+    assert np.isfinite([row["policy_loss"] for row in metrics]).all()
+    seen = [eval(line, {"null": None}) for line in path.with_suffix(".jsonl").read_text().splitlines()]
+    assert len(seen) == 24
+    prompt, response, name, source = seen[0]
+    assert prompt[-1]["role"] == "user" and isinstance(response, str) and source == "rl" and name.startswith("rl-")
+    assert [row[2] for row in seen[0::2]] == [row[2] for row in seen[1::2]]  # groups of two stand together
+    assert "gave no score for 1 of 8 responses" in caplog.text
+    assert read(workdir / "summary.json")["models"] == ["base", "sft", "ppo"]
+    path.write_text(GOOD + "\n# changed\n")
+    with pytest.raises(UserError, match=r"mine\.py"):
+        run(workdir, **changes(path))
+
+
+def test_a_critic_may_be_had_with_it(done, tmp_path):  # noqa: F811
+    path = tmp_path / "mine.py"
+    path.write_text("def score(prompts, responses, **columns):\n    return [len(r) / 100 for r in responses]\n")
+    workdir = started(done, tmp_path / "run")
+    run(workdir, **changes(path) | {"ppo": CONFIG["ppo"]})
+    metrics = read_metrics(workdir / "ppo" / "metrics.jsonl")
+    assert all(np.isfinite(row["value_loss"]) for row in metrics)
+
+
+def test_one_that_fails_stops_the_run_with_a_sentence(done, tmp_path):  # noqa: F811
+    path = tmp_path / "mine.py"
+    path.write_text("def score(prompts, responses, **columns):\n    raise RuntimeError('no such model')\n")
+    workdir = started(done, tmp_path / "run")
+    with pytest.raises(UserError, match=r"gave no score for 8 of 8 responses .*no such model.* more than"):
+        run(workdir, **changes(path))
+
+
+@pytest.mark.parametrize(
+    ("reward", "ppo", "message"),
+    [
+        ({"source": "callable"}, {}, "config.reward.callable is ''"),
+        ({"source": "callable", "callable": "length.py"}, {}, "FILE.py:function"),
+        ({"callable": "length.py:brief"}, {}, "set source to 'callable'"),
+        ({"source": "callable", "callable": "length.py:brief"}, {"score_clip": 1.0}, "score_clip is 1.0"),
+    ],
+)
+def test_a_callable_is_named_where_it_is_used(reward, ppo, message):
+    with pytest.raises(UserError, match=message):
+        from_config_dict({"reward": reward, "ppo": ppo})
+
+
+def test_a_sum_has_weights_a_price_of_length_and_its_parts_told(done, tmp_path):  # noqa: F811
+    path = tmp_path / "mine.py"
+    path.write_text("def score(prompts, responses, **columns):\n    return [2.0] * len(responses)\n")
+    workdir = started(done, tmp_path / "run")
+    for stage in ("compare", "preference"):
+        shutil.copytree(done / stage, workdir / stage)
+    reward = {"source": "preference+callable", "callable": f"{path}:score", "weights": (0.5, 3.0), "length_coef": 0.1,
+              "length_free": 2}  # fmt: skip
+    run(workdir, **changes(path) | {"reward": reward, "stages": (*STAGES[:3], "compare", "preference", *STAGES[3:])})
+    for row in read_metrics(workdir / "ppo" / "metrics.jsonl"):
+        assert row["score_callable"] == pytest.approx(2.0)
+        assert row["score"] == pytest.approx(0.5 * row["score_preference"] + 6.0 + row["score_length"], abs=1e-5)
+        assert row["score_length"] <= -0.1 * (row["response_length"] - 2) + 1e-5
+    assert read(workdir / "ppo" / "manifest.json")["inputs"].keys() == {"sft", "preference"}
+
+
+ARITHMETIC = {
+    "compile_cache": None, "data": {"source": "arithmetic"}, "arithmetic": {"largest": 3, "held_out_share": 0.2},
+    "model": CONFIG["model"] | {"max_length": 16}, "pretrain": {"steps": 0}, "reward": {"source": "verifier"},
+    "stages": ("pretrain", "ppo", "evaluate"),
+    "ppo": {"iterations": 2, "batch": 16, "group_size": 4, "advantages": "grpo", "max_new_tokens": 3, "missing_eos": "none"},
+    "evaluate": {"prompts": 8, "batch": 8, "max_new_tokens": 3},
+}  # fmt: skip
+
+
+def test_arithmetic_from_random_weights_is_verified(tmp_path):
+    pipeline.run(from_config_dict(ARITHMETIC), tmp_path)
+    assert read(tmp_path / "pretrain" / "summary.json")["steps"] == 0
+    answers = rows(tmp_path, "evaluate")
+    assert len(answers) == 6  # three of 16 problems are held out, and two models answer them
+    for row in answers:
+        wanted = row["columns"]["answer"]
+        assert eval(row["messages"][0]["content"]) == int(wanted)
+        found = re.findall(r"-?\d+", row["response"])
+        assert row["gold"] == {"correct": bool(found) and found[-1] == wanted}
+    summary = read(tmp_path / "summary.json")
+    assert summary["rates"]["ppo"]["correct"]["total"] == 3 and summary["win_rates"] == []
+    assert [row["kept"] for row in read_metrics(tmp_path / "ppo" / "metrics.jsonl")] == [16.0, 16.0]
+
+
+def test_worked_problems_may_be_learnt_first(tmp_path):
+    config = ARITHMETIC | {"pretrain": {"steps": 60, "batch_rows": 8, "row_length": 64}, "stages": ("pretrain",)}
+    pipeline.run(from_config_dict(config), tmp_path)
+    summary = read(tmp_path / "pretrain" / "summary.json")
+    assert summary["loss_last"] < summary["loss_first"] / 2
+
+
+def test_the_feedback_models_rating_may_be_the_reward(tmp_path):
+    stages = ("pretrain", "revise", "sft", "ppo", "evaluate")
+    world = CONFIG["world"] | {"ratings": 0.2}
+    run(tmp_path, stages=stages, world=world, reward={"source": "ai_feedback", "max_dropped_share": 1.0},
+        feedback={"reasoning": False})  # fmt: skip
+    found = read_metrics(tmp_path / "ppo" / "metrics.jsonl")
+    assert all(-1 <= row["score"] <= 1 and row["kept"] > 0 for row in found)
+    assert read(tmp_path / "ppo" / "manifest.json")["inputs"].keys() == {"pretrain", "sft"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"reward": {"source": "verifier"}}, "no wanted answers"),
+        ({"reward": {"source": "ai_feedback"}}, "world.ratings is 0"),
+        ({"reward": {"source": "preference+callable", "callable": "a.py:b", "weights": (1.0,)}}, "weights has 1 entries"),
+        ({"reward": {"source": "preference+preference"}}, "joined by [+]"),
+        ({"data": {"source": "arithmetic"}}, "stage revise has nothing to learn from"),
+        ({"data": {"source": "arithmetic"}, "stages": ("pretrain", "ppo")}, "there is no preference model"),
+        ({"data": {"source": "prompts_jsonl"}}, "data.train is empty"),
+        ({"data": {"source": "prompts_jsonl", "train": "x.jsonl"}, "stages": ("ppo",), "reward": {"source": "verifier"}},
+         "no text to make a tokenizer"),
+    ],
+)  # fmt: skip
+def test_a_reward_that_cannot_be_had_is_refused_before_anything_runs(changes, message):
+    with pytest.raises(UserError, match=message):
+        from_config_dict(changes)
