@@ -20,6 +20,7 @@ from jaxalign.rollout.engine import Engine
 from jaxalign.stages import common, rewards, sources
 from jaxalign.stages.base import Stage, StageContext, write_json
 from jaxalign.stages.rewards import Reward
+from jaxalign.stages.scorers import load_scorer
 from jaxalign.tracking.metrics import read_metrics
 from jaxalign.training.checkpoint import copy_params, load_params, save_params
 from jaxalign.training.checks import Check, act_on, sampler_gap, step_zero_checks
@@ -51,25 +52,30 @@ class PPO(Stage):
         prompts = sources.prompts(context, tokenizer, "rl", section.prompts, section.max_new_tokens)
         encoded = [sources.encode_prompt(tokenizer, p.messages, config.data.style) for p in prompts]
         start = common.policy_params(context, policy, self.name)
-        if config.reward.source == "preference":
-            critic = load_params(context.input_directory("preference") / "params", setup.critic)
-            reward = rewards.preference_reward(setup, critic)
-        else:
-            critic = None
-            if setup.has_critic:
-                critic = scalar_from_lm(start, setup.critic.init(common.stage_key(config, self.name, 1)))
-                critic = critic | {"score": jnp.zeros_like(critic["score"])}  # Values begin at 0.
+        if config.reward.source == "callable":
             reward = rewards.CallableReward(config, prompts, tokenizer)
+        else:
+            reward = rewards.learnt_reward(*load_scorer(context, policy, section.score_clip))
         iteration = Iteration(context, setup, start, reward, encoded, tokenizer)
-        critic = copy_params(critic) if setup.has_critic else None
         loop = Loop(self.name, context.directory, section.iterations, section.checkpoint_every, shown=("score", "kl_k1"))
         state = loop.run(
-            lambda: init_ppo_state(setup, copy_params(start), critic, common.stage_key(config, self.name)),
+            lambda: init_ppo_state(
+                setup, copy_params(start), self._critic(context, setup, start), common.stage_key(config, self.name)
+            ),
             abstract_ppo_state(setup),
             iteration,
         )
         save_params(context.directory / "params", state.policy.params)
         write_json(context.directory / "summary.json", self._summary(context))
+
+    def _critic(self, context: StageContext, setup: PPOSetup, start: Params) -> Params | None:
+        """What the critic starts from: the preference model; without one, the policy's trunk with values of 0."""
+        if not setup.has_critic:
+            return None
+        if context.config.reward.source != "callable":
+            return load_params(context.input_directory("preference") / "params", setup.critic)
+        critic = scalar_from_lm(start, setup.critic.init(common.stage_key(context.config, self.name, 1)))
+        return copy_params(critic | {"score": jnp.zeros_like(critic["score"])})
 
     def _summary(self, context: StageContext) -> dict:
         rows = read_metrics(context.directory / "metrics.jsonl")
@@ -81,20 +87,15 @@ class PPO(Stage):
 
 
 def make_setup(context: StageContext, policy: Model) -> PPOSetup:
-    """Optimizers over all updates of the run, and the preference model's normalisation."""
+    """Models, and optimizers over all updates of the run."""
     section = context.config.ppo
     updates = section.iterations * section.epochs * section.minibatches
-    learnt = {"shift": 0.0, "scale": 1.0}
-    if context.config.reward.source == "preference":
-        learnt = json.loads((context.input_directory("preference") / "summary.json").read_text(encoding="utf-8"))
     return PPOSetup(
         policy,
         policy.with_head("scalar"),
         make_optimizer(section.optimizer, updates - section.critic_warmup * section.epochs * section.minibatches),
         make_optimizer(section.critic_optimizer, updates),
         section,
-        learnt["shift"],
-        learnt["scale"],
     )
 
 

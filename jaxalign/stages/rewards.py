@@ -16,8 +16,7 @@ from jaxalign.data.tokenizer import Tokenizer
 from jaxalign.errors import UserError
 from jaxalign.records import Prompt, Rollout
 from jaxalign.stages import sources
-from jaxalign.training.experience import rollout_scores
-from jaxalign.training.ppo_state import PPOSetup
+from jaxalign.training.scorer import Scorer, rollout_scores
 
 Reward = Callable[[Rollout, Sequence[int]], tuple[Any, Any]]
 """(rollout, the prompt's number of each row) -> scores float32 [B], and bool [B] of the rows that have one, or None for all."""
@@ -30,9 +29,9 @@ def callable_files(config: Config) -> dict[Path, str]:
     return {Path(place).expanduser(): "reward.callable"} if used else {}
 
 
-def preference_reward(setup: PPOSetup, params) -> Reward:
-    """Normalised scores of the preference model."""
-    return lambda rollout, _: (rollout_scores(setup, params, rollout), None)
+def learnt_reward(scorer: Scorer, params) -> Reward:
+    """Normalised scores of a reward model."""
+    return lambda rollout, _: (rollout_scores(scorer, params, rollout), None)
 
 
 class CallableReward:

@@ -54,4 +54,3 @@ def preference_step(
 
 
 score_pairs = jax.jit(pair_scores, static_argnums=0)
-score_sequences = jax.jit(sequence_scores, static_argnums=0)
