@@ -22,8 +22,8 @@ from ml_collections import config_dict
 from jaxalign import config_checks, config_schema
 from jaxalign.config_schema import above, at_least, between, field, one_of, section, some_of
 
-STAGES = ("pretrain", "revise", "sft", "compare", "preference", "best_of_n", "dpo", "online_dpo", "ppo", "evaluate",
-          "report")
+STAGES = ("pretrain", "revise", "sft", "compare", "preference", "reward_distill", "best_of_n", "dpo", "online_dpo", "ppo",
+          "evaluate", "report")
 """Every stage, in the order of the graph."""
 DEFAULT_STAGES = ("pretrain", "revise", "sft", "compare", "preference", "ppo", "evaluate", "report")
 POLICY_STAGES = ("sft", "best_of_n", "dpo", "online_dpo", "ppo")
@@ -199,6 +199,36 @@ class Preference:
 
 
 @dataclasses.dataclass(frozen=True)
+class RewardDistill:
+    """A smaller reward model, the student, that learns the scores of the preference model, its teacher."""
+
+    layers: int = field(2, "Decoder layers.", at_least(1))
+    embed: int = field(64, "Width of the residual stream.", at_least(1))
+    heads: int = field(2, "Query heads.", at_least(1))
+    kv_heads: int = field(1, "Key/value heads; they must divide the query heads.", at_least(1))
+    head_dim: int = field(32, "Width of a head; even, for the rotary positions.", at_least(2))
+    mlp: int = field(176, "Width of the gated MLP.", at_least(1))
+    start: str = field("random", "Random weights, or the teacher's embedding, first layers and head (all sizes but layers "
+                       "must then be the model's).", one_of("random", "teacher"))
+    objective: str = field("regression", "Meet the teacher's scores, or its probability for each pair, or both.",
+                           one_of("regression", "pairs", "both"))
+    prompts: int = field(1024, "Prompts answered afresh, to be scored.", at_least(1))
+    samples: int = field(4, "Answers to each prompt; even, they make pairs.", at_least(2))
+    batch: int = field(128, "Answers of a chunk; a multiple of samples. Speed is measured on as many.", at_least(1))
+    temperature: float = field(1.0, "Sampling temperature.", above(0))
+    top_k: int = field(0, "Sample from the k likeliest tokens; 0: from all.", at_least(0))
+    top_p: float = field(1.0, "Sample from the smallest set of this probability.", between(1e-6, 1.0))
+    max_new_tokens: int = field(60, "Longest answer.", at_least(1))
+    held_out_share: float = field(0.15, "Share of the prompts kept for the agreement with the teacher.",
+                                  between(0.001, 0.9))
+    epochs: int = field(4, "Passes over the pairs.", at_least(1))
+    batch_pairs: int = field(32, "Pairs of a step.", at_least(1))
+    optimizer: Optimizer = section(Optimizer(learning_rate=2e-3, schedule="linear", warmup_steps=10), "Its optimizer.")
+    checkpoint_every: int = field(100, "Steps between checkpoints.", at_least(1))
+    micro_batches: int = field(1, "Parts a step is computed in, to save memory; results are the same.", at_least(1))
+
+
+@dataclasses.dataclass(frozen=True)
 class BestOfN:
     """The best of several answers by the preference model, and fine-tuning on it."""
 
@@ -262,7 +292,8 @@ class OnlineDpo:
 class Reward:
     """What RL is rewarded by."""
 
-    source: str = field("preference", "The preference model, or a callable of your own.", one_of("preference", "callable"))
+    source: str = field("preference", "The preference model, the smaller one distilled from it, or a callable of your own.",
+                        one_of("preference", "callable", "distilled"))
     callable: str = field("", "For source=callable: 'package.module:function' or 'FILE.py:function', called as "
                           "(prompts, responses, **columns) -> scores; docs/rewards.md.")
     retries: int = field(2, "Further calls after one that fails.", at_least(0))
@@ -360,6 +391,7 @@ class Config:
     feedback: Feedback = section(Feedback(), "")
     compare: Compare = section(Compare(), "")
     preference: Preference = section(Preference(), "")
+    reward_distill: RewardDistill = section(RewardDistill(), "")
     best_of_n: BestOfN = section(BestOfN(), "")
     dpo: Dpo = section(Dpo(), "")
     online_dpo: OnlineDpo = section(OnlineDpo(), "")

@@ -77,7 +77,7 @@ def _choose(context: StageContext, model: Model, tokenizer: Tokenizer, shards: S
         if all(done):
             return
         policy = common.policy_params(context, model, "best_of_n")
-        scorer, preference = load_scorer(context, model)
+        scorer, preference = load_scorer(context, "preference", model)
         engine = Engine(model, section.batch, config.model.max_length)
         key, sampling = common.stage_key(config, "best_of_n"), common.sampling(section, tokenizer)
         for number, rows in enumerate(work):

@@ -95,7 +95,7 @@ class Answering:
         config = context.config
         self.params = common.stage_params(context, name, model)
         self.reference = common.policy_params(context, model, "preference")
-        self.scorer = load_scorer(context, model) if "preference" in config.stages else None
+        self.scorer = load_scorer(context, "preference", model) if "preference" in config.stages else None
         self.engine = Engine(model, config.evaluate.batch, config.model.max_length)
         self.sampling = common.sampling(config.evaluate, tokenizer)
         self.world = common.world_of(config) if config.data.source == "world" else None

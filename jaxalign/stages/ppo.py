@@ -1,7 +1,8 @@
 """ppo: reinforcement learning from AI feedback, by PPO or a relative without a critic (config.ppo.advantages).
 
-Samples, scores with the preference model or a callable of the user's (config.reward), learns, again and again. Reads the
-weights RL starts from (policy and reference) and preference (reward model, and the critic's start). Writes checkpoints,
+Samples, scores with the preference model, its student or a callable of the user's (config.reward), learns, again and
+again. Reads the weights RL starts from (policy and reference), preference (reward model, and the critic's start) and
+reward_distill where that is the reward. Writes checkpoints,
 params (the policy's), metrics, the step-0 checks and a summary.
 """
 
@@ -38,8 +39,8 @@ class PPO(Stage):
     config_fields = (*common.MODEL_FIELDS, "data", "world", "preference.max_length", "reward", "ppo")
 
     def inputs(self, config: Config) -> tuple[str, ...]:
-        made = ("preference",) if config.reward.source == "preference" else ()
-        return (*common.policy_stages(config, self.name), *made)
+        made = {"preference": ("preference",), "distilled": ("preference", "reward_distill"), "callable": ()}
+        return (*common.policy_stages(config, self.name), *made[config.reward.source])
 
     def files(self, config: Config):
         return common.base_files(config) | sources.data_files(config) | rewards.callable_files(config)
@@ -55,7 +56,7 @@ class PPO(Stage):
         if config.reward.source == "callable":
             reward = rewards.CallableReward(config, prompts, tokenizer)
         else:
-            reward = rewards.learnt_reward(*load_scorer(context, policy, section.score_clip))
+            reward = rewards.learnt_reward(*load_scorer(context, config.reward.source, policy, section.score_clip))
         iteration = Iteration(context, setup, start, reward, encoded, tokenizer)
         loop = Loop(self.name, context.directory, section.iterations, section.checkpoint_every, shown=("score", "kl_k1"))
         state = loop.run(

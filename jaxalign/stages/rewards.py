@@ -1,4 +1,4 @@
-"""What scores the responses of RL: the preference model, or a callable of the user's own."""
+"""What scores the responses of RL: the preference model or its student, or a callable of the user's own."""
 
 from __future__ import annotations
 

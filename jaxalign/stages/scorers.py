@@ -2,20 +2,34 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
+from jaxalign.config import RewardDistill
 from jaxalign.models.model import Model, Params
 from jaxalign.stages.base import StageContext
 from jaxalign.training.checkpoint import load_params
 from jaxalign.training.scorer import Scorer
 
 
-def load_scorer(context: StageContext, policy: Model, clip: float | None = None) -> tuple[Scorer, Params]:
-    """The preference model of this run, with the normalisation that it measured.
+def load_scorer(
+    context: StageContext, source: str, policy: Model, clip: float | None = None
+) -> tuple[Scorer, Params]:
+    """A reward model of this run, with the normalisation that its stage measured.
 
-    policy is the run's architecture. clip bounds normalised scores to +-clip; None does not.
+    source is "preference" or "distilled" (its student); policy is the run's architecture; clip bounds normalised scores to
+    +-clip, None does not.
     """
-    directory = context.input_directory("preference")
-    model = policy.with_head("scalar")
+    if source == "preference":
+        directory, model = context.input_directory("preference"), policy.with_head("scalar")
+    else:
+        directory, model = context.input_directory("reward_distill"), student_model(context.config.reward_distill, policy)
     found = json.loads((directory / "summary.json").read_text(encoding="utf-8"))
     return Scorer(model, found["shift"], found["scale"], clip), load_params(directory / "params", model)
+
+
+def student_model(section: RewardDistill, policy: Model) -> Model:
+    """The student's architecture: its own sizes, all else as the policy's."""
+    names = ("layers", "embed", "heads", "kv_heads", "head_dim", "mlp")
+    decoder = dataclasses.replace(policy.config, **{name: getattr(section, name) for name in names})
+    return Model(decoder, "scalar", policy.sharding)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from jaxalign.algorithms.rewards import normalise_scores
 from jaxalign.models.model import Model
-from jaxalign.records import Rollout
+from jaxalign.records import PairBatch, Rollout, ScoredPairs
 from jaxalign.training.preference_step import sequence_scores
 
 
@@ -31,6 +31,19 @@ class Scorer:
 def raw_scores(scorer: Scorer, params, tokens, length):
     """float32 [B]: scores of whole sequences before normalisation. tokens int32 [B, T], length int32 [B]."""
     return sequence_scores(scorer.model, params, tokens, jnp.maximum(length, 1))
+
+
+@functools.partial(jax.jit, static_argnames=("scorer",))
+def raw_sequence_scores(scorer: Scorer, params, tokens, length):
+    """`raw_scores`, jitted."""
+    return raw_scores(scorer, params, tokens, length)
+
+
+@functools.partial(jax.jit, static_argnames=("scorer",))
+def raw_pair_scores(scorer: Scorer, params, pairs: PairBatch | ScoredPairs):
+    """float32 [B, 2]: raw scores of both sequences of each pair."""
+    B, _, T = pairs.tokens.shape
+    return raw_scores(scorer, params, pairs.tokens.reshape(2 * B, T), pairs.length.reshape(2 * B)).reshape(B, 2)
 
 
 @functools.partial(jax.jit, static_argnames=("scorer",))
