@@ -193,6 +193,11 @@ class Preference:
     held_out_share: float = field(0.15, "Share of the comparisons kept for accuracy and calibration.", between(0.0, 0.9))
     centering_coef: float = field(0.01, "Weight of the squared sum of a pair's scores, to centre them.", at_least(0))
     normalise: bool = field(True, "Shift and scale scores to mean 0 and deviation 1 on the policy's samples.")
+    members: int = field(1, "Models trained apart, each with its own head and order of the pairs; together they score.",
+                         between(1, 64))
+    combine: str = field("mean", "One score from those of the members: their mean, their least, or their mean less "
+                         "std_weight deviations.", one_of("mean", "min", "mean_minus_std"))
+    std_weight: float = field(1.0, "Deviations taken off the mean (combine=mean_minus_std).", at_least(0))
     optimizer: Optimizer = section(Optimizer(learning_rate=5e-4, schedule="linear", warmup_steps=10), "Its optimizer.")
     checkpoint_every: int = field(50, "Steps between checkpoints.", at_least(1))
     micro_batches: int = field(1, "Parts a step is computed in, to save memory; results are the same.", at_least(1))

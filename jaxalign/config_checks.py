@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 def check(config: Config) -> None:
     """Raises UserError at the first pair of fields that do not fit together."""
     _check_model(config)
+    _check_ensemble(config)
     _check_distill(config)
     _check_data(config)
     _check_tensor(config)
@@ -40,6 +41,13 @@ def _check_model(config: Config) -> None:
     if model.head_dim % 2:
         raise UserError(f"config.model.head_dim is {model.head_dim}; an even number is expected, for the rotary "
                         "positions")
+
+
+def _check_ensemble(config: Config) -> None:
+    section = config.preference
+    if "preference" in config.stages and section.members == 1 and section.combine != "mean":
+        raise UserError(f"config.preference.combine is {section.combine!r} but config.preference.members is 1; one model's "
+                        "score is all there is: set members to at least 2, or leave combine at 'mean'")
 
 
 def _check_distill(config: Config) -> None:

@@ -156,7 +156,8 @@ def fresh_pairs(rows) -> list[Comparison]:
 
 
 def first_layers(teacher: tuple[Scorer, Params], model: Model) -> Params:
-    """The teacher's embedding, its first layers, final norm and head, for a student of the same widths.
+    """The teacher's embedding, its first layers, final norm and head, for a student of the same widths; of an ensemble, those
+    of its first member.
 
     Raises UserError where another size than the number of layers differs, or that is larger.
     """
@@ -169,6 +170,8 @@ def first_layers(teacher: tuple[Scorer, Params], model: Model) -> Params:
         raise UserError(f"config.reward_distill.layers is {own.layers}; with start 'teacher' it must be at most the "
                         f"teacher's ({sizes.layers})")
     params = copy_params(teacher[1])
+    if teacher[0].ensemble is not None:
+        params = jax.tree.map(lambda x: x[0], params)
     params = params | {"blocks": jax.tree.map(lambda x: x[: own.layers], params["blocks"])}
     return params if model.sharding is None else jax.device_put(params, model.shardings())
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 
+import jax
 import numpy as np
+import pytest
 
 from jaxalign.records import Rollout
-from jaxalign.training.scorer import raw_rollout_scores, rollout_scores
+from jaxalign.training.scorer import Ensemble, Scorer, raw_rollout_scores, rollout_scores, stack_members
 from tests import tiny
 
 
@@ -35,3 +37,23 @@ def test_scores_are_read_at_the_end_of_the_response_normalised_and_clipped():
     clipped = rollout_scores(dataclasses.replace(scorer, clip=6.0), params, rollout)
     np.testing.assert_allclose(clipped[:7], np.clip(normalised, -6, 6), atol=2e-4)
     assert np.isfinite(clipped).all()
+
+
+@pytest.mark.parametrize(("how", "mesh"), [("mean", None), ("min", None), ("mean_minus_std", None), ("min", tiny.MESHES[0])])
+def test_members_in_one_forward_score_as_they_do_one_by_one(how, mesh):
+    """A loop over the members and numpy's mean, minimum and deviation, on one device and on a mesh of eight."""
+    rollout, model = sampled(), tiny.model(mesh, head="scalar")
+    members = [tiny.host_params("scalar", seed=seed) for seed in (5, 6, 7)]
+    shift, scale = (0.1, -0.2, 0.3), (0.5, 1.0, 2.0)
+    alone = Scorer(tiny.model(head="scalar"))
+    rows = [(np.asarray(raw_rollout_scores(alone, params, rollout)) - a) / b
+            for params, a, b in zip(members, shift, scale, strict=True)]  # fmt: skip
+    rows = np.stack(rows).astype(np.float64)
+    expected = {"mean": rows.mean(0), "min": rows.min(0), "mean_minus_std": rows.mean(0) - 1.5 * rows.std(0)}[how]
+    scorer = Scorer(model, ensemble=Ensemble(shift, scale, how, 1.5))
+    stacked = stack_members([tiny.place(model, params) for params in members])
+    assert jax.tree.leaves(stacked)[0].shape[0] == 3
+    found = raw_rollout_scores(scorer, stacked, tiny.rows(model, rollout))
+    np.testing.assert_allclose(found, expected, atol=2e-4)
+    normalised = rollout_scores(dataclasses.replace(scorer, shift=0.2, scale=0.5), stacked, tiny.rows(model, rollout))
+    np.testing.assert_allclose(normalised, (expected - 0.2) / 0.5, atol=5e-4)
