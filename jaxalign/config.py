@@ -22,8 +22,8 @@ from ml_collections import config_dict
 from jaxalign import config_checks, config_schema
 from jaxalign.config_schema import above, at_least, between, field, one_of, section, some_of, sum_of
 
-STAGES = ("pretrain", "revise", "sft", "compare", "preference", "best_of_n", "dpo", "online_dpo", "ppo", "evaluate",
-          "report")
+STAGES = ("pretrain", "revise", "sft", "compare", "preference", "reward_distill", "best_of_n", "dpo", "online_dpo", "ppo",
+          "evaluate", "report")
 """Every stage, in the order of the graph."""
 DEFAULT_STAGES = ("pretrain", "revise", "sft", "compare", "preference", "ppo", "evaluate", "report")
 POLICY_STAGES = ("sft", "best_of_n", "dpo", "online_dpo", "ppo")
@@ -33,7 +33,7 @@ PAIRWISE_OBJECTIVES = (
     "apo_down", "sppo_hard", "aot", "aot_unpaired", "discopop",
 )
 """DPO and its relatives: the names of `jaxalign.algorithms.direct_preference.DPO_KINDS`."""
-REWARD_SOURCES = ("preference", "callable", "verifier", "ai_feedback")
+REWARD_SOURCES = ("preference", "distilled", "callable", "verifier", "ai_feedback")
 DIRECT_OBJECTIVES = (*PAIRWISE_OBJECTIVES, "kto", "orpo", "cpo", "simpo")
 
 
@@ -208,8 +208,43 @@ class Preference:
     held_out_share: float = field(0.15, "Share of the comparisons kept for accuracy and calibration.", between(0.0, 0.9))
     centering_coef: float = field(0.01, "Weight of the squared sum of a pair's scores, to centre them.", at_least(0))
     normalise: bool = field(True, "Shift and scale scores to mean 0 and deviation 1 on the policy's samples.")
+    members: int = field(1, "Models trained apart, each with its own head and order of the pairs; together they score.",
+                         between(1, 64))
+    combine: str = field("mean", "One score from those of the members: their mean, their least, or their mean less "
+                         "std_weight deviations.", one_of("mean", "min", "mean_minus_std"))
+    std_weight: float = field(1.0, "Deviations taken off the mean (combine=mean_minus_std).", at_least(0))
     optimizer: Optimizer = section(Optimizer(learning_rate=5e-4, schedule="linear", warmup_steps=10), "Its optimizer.")
     checkpoint_every: int = field(50, "Steps between checkpoints.", at_least(1))
+    micro_batches: int = field(1, "Parts a step is computed in, to save memory; results are the same.", at_least(1))
+
+
+@dataclasses.dataclass(frozen=True)
+class RewardDistill:
+    """A smaller reward model, the student, that learns the scores of the preference model, its teacher."""
+
+    layers: int = field(2, "Decoder layers.", at_least(1))
+    embed: int = field(64, "Width of the residual stream.", at_least(1))
+    heads: int = field(2, "Query heads.", at_least(1))
+    kv_heads: int = field(1, "Key/value heads; they must divide the query heads.", at_least(1))
+    head_dim: int = field(32, "Width of a head; even, for the rotary positions.", at_least(2))
+    mlp: int = field(176, "Width of the gated MLP.", at_least(1))
+    start: str = field("random", "Random weights, or the teacher's embedding, first layers and head (all sizes but layers "
+                       "must then be the model's).", one_of("random", "teacher"))
+    objective: str = field("regression", "Meet the teacher's scores, or its probability for each pair, or both.",
+                           one_of("regression", "pairs", "both"))
+    prompts: int = field(1024, "Prompts answered afresh, to be scored.", at_least(1))
+    samples: int = field(4, "Answers to each prompt; even, they make pairs.", at_least(2))
+    batch: int = field(128, "Answers of a chunk; a multiple of samples. Speed is measured on as many.", at_least(1))
+    temperature: float = field(1.0, "Sampling temperature.", above(0))
+    top_k: int = field(0, "Sample from the k likeliest tokens; 0: from all.", at_least(0))
+    top_p: float = field(1.0, "Sample from the smallest set of this probability.", between(1e-6, 1.0))
+    max_new_tokens: int = field(60, "Longest answer.", at_least(1))
+    held_out_share: float = field(0.15, "Share of the prompts kept for the agreement with the teacher.",
+                                  between(0.001, 0.9))
+    epochs: int = field(4, "Passes over the pairs.", at_least(1))
+    batch_pairs: int = field(32, "Pairs of a step.", at_least(1))
+    optimizer: Optimizer = section(Optimizer(learning_rate=2e-3, schedule="linear", warmup_steps=10), "Its optimizer.")
+    checkpoint_every: int = field(100, "Steps between checkpoints.", at_least(1))
     micro_batches: int = field(1, "Parts a step is computed in, to save memory; results are the same.", at_least(1))
 
 
@@ -277,8 +312,9 @@ class OnlineDpo:
 class Reward:
     """What RL is rewarded by."""
 
-    source: str = field("preference", "preference (the preference model), callable (your own), verifier (the wanted answer), "
-                        "ai_feedback (the base's rating), or a sum of these, as in preference+callable; docs/rewards.md.",
+    source: str = field("preference", "preference (the preference model), distilled (its small student), callable (your own), "
+                        "verifier (the wanted answer), ai_feedback (the base's rating), or a sum of these, as in "
+                        "preference+callable; docs/rewards.md.",
                         sum_of(*REWARD_SOURCES))
     weights: tuple[float, ...] = field((), "Weight of each part of a sum, in its order; empty: 1 each.")
     length_coef: float = field(0.0, "What a token beyond length_free costs.", at_least(0))
@@ -385,6 +421,7 @@ class Config:
     feedback: Feedback = section(Feedback(), "")
     compare: Compare = section(Compare(), "")
     preference: Preference = section(Preference(), "")
+    reward_distill: RewardDistill = section(RewardDistill(), "")
     best_of_n: BestOfN = section(BestOfN(), "")
     dpo: Dpo = section(Dpo(), "")
     online_dpo: OnlineDpo = section(OnlineDpo(), "")

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 def check(config: Config) -> None:
     """Raises UserError at the first pair of fields that do not fit together."""
     _check_model(config)
+    _check_ensemble(config)
+    _check_distill(config)
     _check_data(config)
     _check_tensor(config)
     for name, rows, parts in _batches(config):
@@ -46,6 +48,37 @@ _STAGES_OF_SOURCE = {
     "arithmetic": ("pretrain", "ppo", "evaluate", "report"),
     "prompts_jsonl": ("ppo", "evaluate", "report"),
 }
+def _check_ensemble(config: Config) -> None:
+    section = config.preference
+    if "preference" in config.stages and section.members == 1 and section.combine != "mean":
+        raise UserError(f"config.preference.combine is {section.combine!r} but config.preference.members is 1; one model's "
+                        "score is all there is: set members to at least 2, or leave combine at 'mean'")
+
+
+def _check_distill(config: Config) -> None:
+    """The student's sizes. Those of an outside teacher are known only once it is read."""
+    if "reward_distill" not in config.stages:
+        return
+    model, student = config.model, config.reward_distill
+    if student.heads % student.kv_heads:
+        raise UserError(f"config.reward_distill.heads is {student.heads}; it must be a multiple of "
+                        f"config.reward_distill.kv_heads ({student.kv_heads})")
+    if student.head_dim % 2:
+        raise UserError(f"config.reward_distill.head_dim is {student.head_dim}; an even number is expected, for the rotary "
+                        "positions")
+    if student.samples % 2:
+        raise UserError(f"config.reward_distill.samples is {student.samples}; answers are compared two by two, so it must be "
+                        "even")
+    if student.start == "random" or model.source == "huggingface":
+        return
+    for name in ("embed", "heads", "kv_heads", "head_dim", "mlp"):
+        own, teachers = getattr(student, name), getattr(model, name)
+        if own != teachers:
+            raise UserError(f"config.reward_distill.{name} is {own} and config.model.{name} is {teachers}; with start "
+                            "'teacher' they must be equal: set it so, or start from 'random'")
+    if student.layers > model.layers:
+        raise UserError(f"config.reward_distill.layers is {student.layers}; with start 'teacher' it must be at most "
+                        f"config.model.layers ({model.layers})")
 
 
 def _check_data(config: Config) -> None:
@@ -74,14 +107,19 @@ def _check_tensor(config: Config) -> None:
         return
     model, mesh = config.model, config.mesh
     sizes = {"config.model.heads": model.heads, "config.model.kv_heads": model.kv_heads, "config.model.mlp": model.mlp}
+    widths = {"config.model.embed": model.embed}
+    if "reward_distill" in config.stages:
+        student = config.reward_distill
+        sizes |= {f"config.reward_distill.{name}": getattr(student, name) for name in ("heads", "kv_heads", "mlp")}
+        widths["config.reward_distill.embed"] = student.embed
     if config.data.source == "world":
         sizes["config.world.vocab_size"] = config.world.vocab_size
     for name, size in sizes.items():
         if size % mesh.tensor:
             raise UserError(f"config.mesh.tensor is {mesh.tensor}; it must divide {name} ({size}): change either")
-    if model.embed % mesh.fsdp:
-        raise UserError(f"config.mesh.fsdp is {mesh.fsdp}; it must divide config.model.embed ({model.embed}): "
-                        "change either")
+    for name, size in widths.items():
+        if size % mesh.fsdp:
+            raise UserError(f"config.mesh.fsdp is {mesh.fsdp}; it must divide {name} ({size}): change either")
 
 
 def _batches(config: Config) -> list[tuple[str, int, dict[str, int]]]:
@@ -95,6 +133,10 @@ def _batches(config: Config) -> list[tuple[str, int, dict[str, int]]]:
         "compare": [("compare.batch", config.compare.batch, {})],
         "preference": [("preference.batch", config.preference.batch,
                         {"preference.micro_batches": config.preference.micro_batches})],
+        "reward_distill": [("reward_distill.batch", config.reward_distill.batch,
+                            {"reward_distill.samples": config.reward_distill.samples}),
+                           ("reward_distill.batch_pairs", config.reward_distill.batch_pairs,
+                            {"reward_distill.micro_batches": config.reward_distill.micro_batches})],
         "best_of_n": [("best_of_n.batch", config.best_of_n.batch, {"best_of_n.n": config.best_of_n.n}),
                       ("best_of_n.batch_rows", config.best_of_n.batch_rows,
                        {"best_of_n.micro_batches": config.best_of_n.micro_batches})],
@@ -120,7 +162,7 @@ def _check_batch(config: Config, name: str, rows: int, parts: dict[str, int]) ->
 
 def _check_lengths(config: Config) -> None:
     """A response must leave room for a prompt before it."""
-    for stage in ("revise", "compare", "best_of_n", "online_dpo", "ppo", "evaluate"):
+    for stage in ("revise", "compare", "reward_distill", "best_of_n", "online_dpo", "ppo", "evaluate"):
         if stage in config.stages:
             tokens = getattr(config, stage).max_new_tokens
             if tokens >= config.model.max_length:
@@ -210,8 +252,9 @@ def _check_reward(config: Config) -> None:
     if reward.weights and len(reward.weights) != len(parts):
         raise UserError(f"config.reward.weights has {len(reward.weights)} entries; config.reward.source {reward.source!r} has "
                         f"{len(parts)}: give one weight each, or none")
-    if config.ppo.score_clip is not None and "preference" not in parts:
-        raise UserError(f"config.ppo.score_clip is {config.ppo.score_clip}; it clips the preference model's scores, and "
+    learnt = not {"preference", "distilled"}.isdisjoint(parts)
+    if config.ppo.score_clip is not None and not learnt:
+        raise UserError(f"config.ppo.score_clip is {config.ppo.score_clip}; it clips a reward model's scores, and "
                         f"config.reward.source is {reward.source!r}: leave score_clip at None")
     if "callable" not in parts and reward.callable:
         raise UserError(f"config.reward.callable is {reward.callable!r} but config.reward.source is "
@@ -220,7 +263,7 @@ def _check_reward(config: Config) -> None:
     if "callable" in parts and not (place and name):
         raise UserError(f"config.reward.callable is {reward.callable!r}; with config.reward.source 'callable' set it to "
                         "'package.module:function' or 'FILE.py:function'")
-    if "preference" in parts and config.data.source in _STAGES_OF_SOURCE:
+    if learnt and config.data.source in _STAGES_OF_SOURCE:
         raise UserError(f"config.reward.source is {reward.source!r}; with config.data.source {config.data.source!r} there is "
                         "no preference model: set it to 'verifier' or 'callable'")
     if "verifier" in parts and config.data.source not in ("arithmetic", "prompts_jsonl"):

@@ -139,6 +139,18 @@ class AnswerPairs:
 
 
 @_array_record
+class ScoredPairs:
+    """Pairs of complete sequences with the scores that a student is to give them.
+
+    tokens int32 [B, 2, T], length int32 [B, 2], target float32 [B, 2]: the teacher's normalised scores.
+    """
+
+    tokens: Any
+    length: Any
+    target: Any
+
+
+@_array_record
 class PairBatch:
     """Pairs of complete sequences for the preference model.
 

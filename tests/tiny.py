@@ -16,9 +16,10 @@ from jaxalign.parallel.mesh import make_mesh
 from jaxalign.parallel.sharding import Sharding
 from jaxalign.rollout.engine import Engine
 from jaxalign.rollout.sampling import Sampling
-from jaxalign.training.experience import make_experience, rollout_scores
+from jaxalign.training.experience import make_experience
 from jaxalign.training.optimizer import make_optimizer
 from jaxalign.training.ppo_state import PPOSetup, init_ppo_state
+from jaxalign.training.scorer import Scorer, rollout_scores
 
 STOPS = (2, 9, 20, 25)  # several, so that some responses end and some do not
 DECODER = DecoderConfig(vocab=32, layers=2, embed=16, heads=4, kv_heads=2, head_dim=4, mlp=24)
@@ -59,7 +60,12 @@ def setup(mesh=None, compute_dtype: str = "float32", learning_rate: float = 1e-2
     config = dataclasses.replace(config, **changes)
     optimizer = make_optimizer(Optimizer(learning_rate=learning_rate, schedule="constant", eps=1e-5), 100)
     policy = model(mesh, compute_dtype=compute_dtype)
-    return PPOSetup(policy, policy.with_head("scalar"), optimizer, optimizer, config, 0.1, 0.5)
+    return PPOSetup(policy, policy.with_head("scalar"), optimizer, optimizer, config)
+
+
+def scorer(setup: PPOSetup) -> Scorer:
+    """The reward of these tests: a preference model of the critic's shape, with a shift and a scale."""
+    return Scorer(setup.critic, 0.1, 0.5, setup.config.score_clip)
 
 
 def sampling(setup: PPOSetup, **changes) -> Sampling:
@@ -94,7 +100,7 @@ def rollout(setup: PPOSetup, params, key: int = 0, **changes):
 
 
 def experience(setup: PPOSetup, state, frozen, sampled, recompute: bool = False):
-    scores = rollout_scores(setup, frozen.preference, sampled)
+    scores = rollout_scores(scorer(setup), frozen.preference, sampled)
     critic = state.critic.params if setup.has_critic else None
     return make_experience(
         setup, recompute, frozen.reference, state.policy.params, critic, state.kl_coef, sampled, scores

@@ -1,9 +1,12 @@
-"""Intervals for counted shares. Plain Python: its numbers go into reports, never into a jitted step."""
+"""Intervals for counted shares, and correlations. On the host: the numbers go into reports, never into a jitted step."""
 
 from __future__ import annotations
 
 import math
 from statistics import NormalDist
+from typing import Any
+
+import numpy as np
 
 
 def wilson_interval(count: float, total: float, confidence: float = 0.95) -> tuple[float, float]:
@@ -35,3 +38,32 @@ def wilson_interval(count: float, total: float, confidence: float = 0.95) -> tup
     low = 0.0 if count == 0 else (centre - spread) / scale
     high = 1.0 if count == total else (centre + spread) / scale
     return low, high
+
+
+def pearson(x: Any, y: Any) -> float | None:
+    """Pearson's correlation of two lists of numbers; None where either does not vary.
+
+    Args:
+      x: real [B].
+      y: real [B].
+
+    Raises:
+      ValueError: the shapes differ or are not [B].
+    """
+    x, y = np.asarray(x, np.float64), np.asarray(y, np.float64)
+    if x.shape != y.shape or x.ndim != 1:
+        raise ValueError(f"x is {x.shape} and y is {y.shape}; two arrays [B] are expected")
+    if x.size < 2 or np.ptp(x) == 0 or np.ptp(y) == 0:
+        return None
+    x, y = x - x.mean(), y - y.mean()
+    return float(np.clip(x @ y / math.sqrt(x @ x) / math.sqrt(y @ y), -1, 1))
+
+
+def spearman(x: Any, y: Any) -> float | None:
+    """Spearman's: Pearson's correlation of the ranks, equal numbers sharing the mean of theirs. As `pearson` otherwise."""
+    return pearson(_ranks(np.asarray(x)), _ranks(np.asarray(y)))
+
+
+def _ranks(x: np.ndarray) -> np.ndarray:
+    _, place, count = np.unique(x, return_inverse=True, return_counts=True)
+    return (np.cumsum(count) - (count - 1) / 2)[place]

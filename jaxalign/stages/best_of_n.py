@@ -22,11 +22,11 @@ from jaxalign.rollout.engine import Engine
 from jaxalign.stages import common, sources
 from jaxalign.stages.base import Stage, StageContext
 from jaxalign.stages.lm import train_lm
+from jaxalign.stages.scorers import load_scorer
 from jaxalign.stages.shards import Shards, chunks, prompt_row, row_prompt
 from jaxalign.tracking.progress import Progress
 from jaxalign.tracking.timing import Timing
-from jaxalign.training.checkpoint import load_params
-from jaxalign.training.preference_step import score_sequences
+from jaxalign.training.scorer import raw_rollout_scores
 
 
 class BestOfN(Stage):
@@ -77,8 +77,7 @@ def _choose(context: StageContext, model: Model, tokenizer: Tokenizer, shards: S
         if all(done):
             return
         policy = common.policy_params(context, model, "best_of_n")
-        scorer = model.with_head("scalar")
-        preference = load_params(context.input_directory("preference") / "params", scorer)
+        scorer, preference = load_scorer(context, "preference", model)
         engine = Engine(model, section.batch, config.model.max_length)
         key, sampling = common.stage_key(config, "best_of_n"), common.sampling(section, tokenizer)
         for number, rows in enumerate(work):
@@ -89,8 +88,7 @@ def _choose(context: StageContext, model: Model, tokenizer: Tokenizer, shards: S
             numbers = range(rows.start * section.n, rows.stop * section.n)
             with timing.phase("generate") as phase:
                 rollout = engine.rollout(policy, ids, key, numbers, sampling)
-                length = rollout.prompt_length + rollout.response_length
-                scores = np.asarray(score_sequences(scorer, preference, rollout.tokens, np.maximum(length, 1)))
+                scores = np.asarray(raw_rollout_scores(scorer, preference, rollout))
                 rollout = jax.device_get(rollout)
                 phase.tokens = int(rollout.response_length.sum())
             shards.write(number, _rows(chunk, rollout, scores, section.n, section.threshold, tokenizer))

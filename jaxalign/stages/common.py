@@ -31,7 +31,7 @@ MODEL_FIELDS = ("model", "seed")
 WORLD_FIELDS = ("data.source", "world", "arithmetic")
 # A stage's number never changes, wherever it stands in the graph: its random numbers follow from it.
 _KEY_NUMBERS = ("pretrain", "revise", "sft", "compare", "preference", "ppo", "evaluate", "report", "dpo", "online_dpo",
-                "best_of_n")
+                "best_of_n", "reward_distill")
 LABEL_FIELDS = tuple(
     f"feedback.{name}"
     for name in (

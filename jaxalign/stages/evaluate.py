@@ -23,12 +23,12 @@ from jaxalign.records import Prompt, Rollout
 from jaxalign.rollout.engine import Engine
 from jaxalign.stages import common, rewards, sources
 from jaxalign.stages.base import Stage, StageContext, write_json
+from jaxalign.stages.scorers import load_scorer
 from jaxalign.stages.shards import Shards, chunks, prompt_row
 from jaxalign.tracking.progress import Progress
 from jaxalign.tracking.timing import Timing
-from jaxalign.training.checkpoint import load_params
 from jaxalign.training.experience import response_mask, response_stats
-from jaxalign.training.preference_step import score_sequences
+from jaxalign.training.scorer import raw_rollout_scores
 
 
 def evaluated(config: Config) -> tuple[str, ...]:
@@ -96,9 +96,7 @@ class Answering:
         config = context.config
         self.params = common.stage_params(context, name, model)
         self.reference = common.policy_params(context, model, "preference")
-        self.preference = None
-        if "preference" in config.stages:
-            self.preference = load_params(context.input_directory("preference") / "params", model.with_head("scalar"))
+        self.scorer = load_scorer(context, "preference", model) if "preference" in config.stages else None
         self.engine = Engine(model, config.evaluate.batch, config.model.max_length)
         self.sampling = common.sampling(config.evaluate, tokenizer)
         self.world = common.world_of(config) if config.data.source == "world" else None
@@ -127,11 +125,9 @@ class Answering:
         return out
 
     def _scores(self, rollout: Rollout) -> list[float | None]:
-        if self.preference is None:
+        if self.scorer is None:
             return [None] * self.engine.batch
-        length = rollout.prompt_length + rollout.response_length
-        scores = score_sequences(self.model.with_head("scalar"), self.preference, rollout.tokens, length)
-        return [float(x) for x in np.asarray(scores)]
+        return [float(x) for x in np.asarray(raw_rollout_scores(*self.scorer, rollout))]
 
     def _judged(self, prompts: Sequence[Prompt], texts: Sequence[str]) -> list[dict]:
         """What each answer is by rules: the gold judge's verdict in the world, "correct" where an answer is wanted."""

@@ -1,8 +1,8 @@
 """ppo: reinforcement learning from AI feedback, by PPO or a relative without a critic (config.ppo.advantages).
 
 Samples, scores by what config.reward names, learns, again and again. Reads the weights RL starts from (policy and reference)
-and what the reward needs: preference (which the critic then starts from), or the base as the feedback model. Writes
-checkpoints, params (the policy's), metrics, the step-0 checks and a summary.
+and what the reward needs: preference (which the critic then starts from), reward_distill, or the base as the feedback model.
+Writes checkpoints, params (the policy's), metrics, the step-0 checks and a summary.
 """
 
 from __future__ import annotations
@@ -39,9 +39,10 @@ class PPO(Stage):
 
     def inputs(self, config: Config) -> tuple[str, ...]:
         parts = rewards.reward_sources(config)
-        needed = ("preference",) if "preference" in parts else ()
         base = common.base_stages(config) if "ai_feedback" in parts else ()
-        return tuple(dict.fromkeys((*base, *common.policy_stages(config, self.name), *needed)))
+        learnt = ("preference",) if rewards.is_learnt(config) else ()
+        student = ("reward_distill",) if "distilled" in parts else ()
+        return tuple(dict.fromkeys((*base, *common.policy_stages(config, self.name), *learnt, *student)))
 
     def files(self, config: Config):
         own = rewards.callable_files(config)
@@ -57,24 +58,28 @@ class PPO(Stage):
         prompts = sources.prompts(context, tokenizer, "rl", section.prompts, section.max_new_tokens)
         encoded = [sources.encode_prompt(tokenizer, p.messages, config.data.style) for p in prompts]
         start = common.policy_params(context, policy, self.name)
-        reward = rewards.make_reward(context, setup, tokenizer, prompts)
-        critic = self._critic(context, setup, start) if setup.has_critic else None
+        reward = rewards.make_reward(context, policy, tokenizer, prompts)
         iteration = Iteration(context, setup, start, reward, encoded, tokenizer)
         loop = Loop(self.name, context.directory, section.iterations, section.checkpoint_every, shown=("score", "kl_k1"))
         state = loop.run(
-            lambda: init_ppo_state(setup, copy_params(start), critic, common.stage_key(config, self.name)),
+            lambda: init_ppo_state(
+                setup, copy_params(start), self._critic(context, setup, start), common.stage_key(config, self.name)
+            ),
             abstract_ppo_state(setup),
             iteration,
         )
         save_params(context.directory / "params", state.policy.params)
         write_json(context.directory / "summary.json", self._summary(context))
 
-    def _critic(self, context: StageContext, setup: PPOSetup, start: Params) -> Params:
-        """The preference model's weights where it rewards; else the policy's trunk, with values of 0. Fresh buffers."""
-        if "preference" in rewards.reward_sources(context.config):
+    def _critic(self, context: StageContext, setup: PPOSetup, start: Params) -> Params | None:
+        """What the critic starts from: the preference model where it or its student rewards; else the policy's trunk with
+        values of 0."""
+        if not setup.has_critic:
+            return None
+        if rewards.is_learnt(context.config):
             return load_params(context.input_directory("preference") / "params", setup.critic)
-        critic = scalar_from_lm(copy_params(start), setup.critic.init(common.stage_key(context.config, self.name, 1)))
-        return critic | {"score": jnp.zeros_like(critic["score"])}
+        critic = scalar_from_lm(start, setup.critic.init(common.stage_key(context.config, self.name, 1)))
+        return copy_params(critic | {"score": jnp.zeros_like(critic["score"])})
 
     def _summary(self, context: StageContext) -> dict:
         rows = read_metrics(context.directory / "metrics.jsonl")
@@ -86,20 +91,15 @@ class PPO(Stage):
 
 
 def make_setup(context: StageContext, policy: Model) -> PPOSetup:
-    """Optimizers over all updates of the run, and the preference model's normalisation."""
+    """Models, and optimizers over all updates of the run."""
     section = context.config.ppo
     updates = section.iterations * section.epochs * section.minibatches
-    learnt = {"shift": 0.0, "scale": 1.0}
-    if "preference" in rewards.reward_sources(context.config):
-        learnt = json.loads((context.input_directory("preference") / "summary.json").read_text(encoding="utf-8"))
     return PPOSetup(
         policy,
         policy.with_head("scalar"),
         make_optimizer(section.optimizer, updates - section.critic_warmup * section.epochs * section.minibatches),
         make_optimizer(section.critic_optimizer, updates),
         section,
-        learnt["shift"],
-        learnt["scale"],
     )
 
 

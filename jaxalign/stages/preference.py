@@ -1,7 +1,8 @@
 """preference: the preference model, trained on soft labels; how right and how calibrated it is on held-out pairs.
 
 Reads compare (world) or the preference file, and the weights RL starts from. Writes checkpoints, params and a summary with
-the shift and scale that bring its scores to mean 0 and deviation 1 on the policy's samples.
+the shift and scale that bring its scores to mean 0 and deviation 1 on the policy's samples. With `members` above 1 it is an
+ensemble: the first member is written as if it were alone, the others into member-1, member-2 and so on.
 """
 
 from __future__ import annotations
@@ -16,19 +17,22 @@ from jaxalign.algorithms.preference_losses import bradley_terry
 from jaxalign.algorithms.rewards import score_statistics
 from jaxalign.algorithms.statistics import wilson_interval
 from jaxalign.config import Config
+from jaxalign.config import Preference as Section
 from jaxalign.data.loader import EpochLoader, take
-from jaxalign.data.preferences import split_by_prompt
+from jaxalign.data.preferences import PreferenceReport, split_by_prompt
 from jaxalign.data.tokenizer import Tokenizer
-from jaxalign.models.model import Model, scalar_from_lm
+from jaxalign.models.model import Model, Params, scalar_from_lm
 from jaxalign.records import Comparison, PairBatch
 from jaxalign.stages import common, sources
 from jaxalign.stages.base import Stage, StageContext, write_json
 from jaxalign.stages.compare import labelled_pairs
 from jaxalign.stages.lm import place
+from jaxalign.stages.scorers import member_directory
 from jaxalign.training.checkpoint import save_params
 from jaxalign.training.loop import Loop
 from jaxalign.training.optimizer import make_optimizer
-from jaxalign.training.preference_step import preference_step, score_pairs
+from jaxalign.training.preference_step import preference_step
+from jaxalign.training.scorer import Ensemble, Scorer, raw_pair_scores, stack_members
 from jaxalign.training.state import abstract_state, init_state
 
 BUCKET = 32
@@ -48,17 +52,35 @@ class Preference(Stage):
     def run(self, context: StageContext) -> None:
         config, section = context.config, context.config.preference
         tokenizer = common.load_tokenizer(context)
-        language_model = common.make_model(config, tokenizer.vocab_size)
-        model = language_model.with_head("scalar")
-        train, held_out, extra = self._pairs(context, tokenizer)
+        policy = common.make_model(config, tokenizer.vocab_size)
+        train, held_out, report = labelled_split(context, tokenizer)
+        for sentence in report.sentences() if report else ():
+            print(f"[{self.name}] {sentence}", flush=True)
         train, held_out = (pair_arrays(tokenizer, pairs, config.data.style, section.max_length) for pairs in (train, held_out))
-        loader = EpochLoader(len(train.label), section.batch, config.seed, stream=100)
-        steps = loader.steps(section.epochs)
+        steps = EpochLoader(len(train.label), section.batch, config.seed).steps(section.epochs)
+        members = [self._train(context, policy, train, steps, number) for number in range(section.members)]
+        scorer, params, extra = Scorer(policy.with_head("scalar")), members[0], {"data": report.to_dict()} if report else {}
+        if len(members) > 1:
+            scorer, found = make_ensemble(section, scorer.model, members, train, held_out)
+            params, extra = stack_members(members), extra | found
+        samples = all_scores(scorer, params, train, section.batch)
+        shift, scale = (float(x) for x in score_statistics(samples.reshape(-1)))
+        summary = {"steps": steps, "train_pairs": len(train.label), "reward_mean_before": shift, "reward_std_before": scale}
+        summary |= {"shift": shift, "scale": scale} if section.normalise else {"shift": 0.0, "scale": 1.0}
+        summary |= measure(all_scores(scorer, params, held_out, section.batch), held_out)
+        write_json(context.directory / "summary.json", summary | extra)
+
+    def _train(self, context: StageContext, policy: Model, train: PairBatch, steps: int, number: int) -> Params:
+        """The weights of one member. It differs from the others by its head and by the order of the pairs."""
+        config, section, model = context.config, context.config.preference, policy.with_head("scalar")
+        directory = member_directory(context.directory, number)
+        directory.mkdir(exist_ok=True)
+        loader = EpochLoader(len(train.label), section.batch, config.seed, stream=100 + number)
         optimizer = make_optimizer(section.optimizer, steps)
 
         def init():
-            head = model.init(common.stage_key(config, self.name, 1))
-            params = scalar_from_lm(common.policy_params(context, language_model, self.name), head)
+            head = model.init(common.stage_key(config, self.name, 1 + number))
+            params = scalar_from_lm(common.policy_params(context, policy, self.name), head)
             return init_state(model, optimizer, params, common.stage_key(config, self.name))
 
         def step_fn(state, step: int):
@@ -67,23 +89,48 @@ class Preference(Stage):
             state, metrics = preference_step(model, optimizer, section.micro_batches, section.centering_coef, state, batch)
             return state, {**metrics, "tokens": tokens}
 
-        loop = Loop(self.name, context.directory, steps, section.checkpoint_every, shown=("loss", "accuracy"))
+        shown = self.name if section.members == 1 else f"{self.name} {number + 1}/{section.members}"
+        loop = Loop(shown, directory, steps, section.checkpoint_every, ("loss", "accuracy"), timing=context.directory)
         state = loop.run(init, abstract_state(model, optimizer), step_fn)
-        save_params(context.directory / "params", state.params)
-        samples = all_scores(model, state.params, train, section.batch)
-        shift, scale = (float(x) for x in score_statistics(samples.reshape(-1)))
-        summary = {"steps": steps, "train_pairs": len(train.label), "reward_mean_before": shift, "reward_std_before": scale}
-        summary |= {"shift": shift, "scale": scale} if section.normalise else {"shift": 0.0, "scale": 1.0}
-        write_json(context.directory / "summary.json", summary | measure(model, state.params, held_out, section.batch) | extra)
+        save_params(directory / "params", state.params)
+        return state.params
 
-    def _pairs(self, context: StageContext, tokenizer: Tokenizer):
-        config = context.config
-        if config.data.source != "world":
-            train, held_out, report = sources.human_comparisons(context, tokenizer)
-            for sentence in report.sentences():
-                print(f"[{self.name}] {sentence}", flush=True)
-            return train, held_out, {"data": report.to_dict()}
-        return *split_by_prompt(labelled_pairs(context), config.preference.held_out_share, config.seed), {}
+
+def make_ensemble(section: Section, model: Model, members: Sequence[Params], train: PairBatch, held_out: PairBatch):
+    """(its Scorer, its part of the summary).
+
+    With `normalise` each member's scores get mean 0, and as deviation the mean of the members' deviations, on the answers
+    of the training pairs: so a difference is still in nats. `disagreement` is the mean deviation of the members' scores of
+    a held-out answer, over the mean of the members' own deviations.
+    """
+    alone = Scorer(model)
+    found = [score_statistics(all_scores(alone, params, train, section.batch).reshape(-1)) for params in members]
+    shift, scale = (np.asarray(column, np.float64) for column in zip(*found, strict=True))
+    unit = float(scale.mean())
+    if not section.normalise:
+        shift, scale = np.zeros_like(shift), np.full_like(scale, unit)
+    ensemble = Ensemble(
+        tuple(float(x) for x in shift), tuple(float(x) for x in scale / unit), section.combine, section.std_weight
+    )
+    scores = np.stack([all_scores(alone, params, held_out, section.batch) for params in members])
+    apart = np.asarray(ensemble.normalised(scores.reshape(len(members), -1))).std(axis=0)
+    rows = [
+        {"shift": a, "scale": b, "held_out": accuracy(row, held_out.label)}
+        for a, b, row in zip(ensemble.shift, ensemble.scale, scores, strict=True)
+    ]
+    summary = {"members": rows, "combine": section.combine, "std_weight": section.std_weight}
+    summary["disagreement"] = float(apart.mean() / unit) if apart.size else None
+    return Scorer(model, ensemble=ensemble), summary
+
+
+def labelled_split(
+    context: StageContext, tokenizer: Tokenizer
+) -> tuple[list[Comparison], list[Comparison], PreferenceReport | None]:
+    """(train, held out, report of the file) of the pairs that the preference model learns from; no report for the world."""
+    config = context.config
+    if config.data.source != "world":
+        return sources.human_comparisons(context, tokenizer)
+    return *split_by_prompt(labelled_pairs(context), config.preference.held_out_share, config.seed), None
 
 
 def pair_arrays(tokenizer: Tokenizer, pairs: Sequence[Comparison], style: str, max_length: int) -> PairBatch:
@@ -102,32 +149,40 @@ def pair_arrays(tokenizer: Tokenizer, pairs: Sequence[Comparison], style: str, m
     return PairBatch(tokens, length, label, np.ones(len(rows), np.float32))
 
 
-def all_scores(model: Model, params, pairs: PairBatch, batch: int) -> np.ndarray:
+def all_scores(scorer: Scorer, params, pairs: PairBatch, batch: int) -> np.ndarray:
     """float32 [B, 2]: the raw scores of every pair."""
     out = []
     for start in range(0, len(pairs.label), batch):
         part = take(pairs, np.minimum(np.arange(start, start + batch), len(pairs.label) - 1))
-        out.append(np.asarray(score_pairs(model, params, place(model, part))))
+        out.append(np.asarray(raw_pair_scores(scorer, params, place(scorer.model, part))))
     return np.concatenate(out)[: len(pairs.label)] if out else np.zeros((0, 2), np.float32)
 
 
-def measure(model: Model, params, pairs: PairBatch, batch: int, bins: int = 10) -> dict:
-    """Accuracy, calibration and loss on held-out pairs whose label leans one way."""
-    scores = all_scores(model, params, pairs, batch)
+def accuracy(scores: np.ndarray, label: np.ndarray) -> dict | None:
+    """How often the higher of two scores [B, 2] is the one that the label leans to, over the pairs whose label leans."""
+    decided = np.abs(label - 0.5) > 1e-6
+    total = int(decided.sum())
+    if not total:
+        return None
+    right = int(np.sum((scores[:, 0] > scores[:, 1])[decided] == (label > 0.5)[decided]))
+    low, high = wilson_interval(right, total)
+    return {"pairs": total, "accuracy": right / total, "low": low, "high": high}
+
+
+def measure(scores: np.ndarray, pairs: PairBatch, bins: int = 10) -> dict:
+    """Accuracy, calibration and loss of raw scores [B, 2] on held-out pairs whose label leans one way."""
     decided = np.abs(pairs.label - 0.5) > 1e-6
     if not decided.any():
         return {"held_out": None, "calibration": None}
+    held_out = accuracy(scores, pairs.label)
     scores, label = scores[decided], pairs.label[decided]
     loss = float(np.mean(bradley_terry(scores[:, 0], scores[:, 1], label)))
     # Each pair counts in both orders, so that the plot does not depend on which answer happened to be written first.
     margin = np.concatenate([scores[:, 0] - scores[:, 1], scores[:, 1] - scores[:, 0]])
     both = np.concatenate([label, 1 - label])
     prob = np.asarray(jax.nn.sigmoid(margin))
-    right = int(np.sum((scores[:, 0] > scores[:, 1]) == (label > 0.5)))
-    low, high = wilson_interval(right, len(label))
     plot = reliability_bins(prob, both, bins)
-    held_out = {"pairs": len(label), "accuracy": right / len(label), "low": low, "high": high, "loss": loss}
-    held_out["ece"] = float(expected_calibration_error(prob, both, bins))
+    held_out |= {"loss": loss, "ece": float(expected_calibration_error(prob, both, bins))}
     named = {name: [float(x) for x in getattr(plot, name)] for name in ("edges", "confidence", "accuracy", "count")}
     return {"held_out": held_out, "calibration": named}
 

@@ -1,4 +1,4 @@
-"""What scores the responses of RL: the preference model, a callable, a verifier, the feedback model's rating, or a sum."""
+"""What scores the responses of RL: the preference model or its student, a callable, a verifier, a rating, or a sum."""
 
 from __future__ import annotations
 
@@ -19,13 +19,12 @@ from jaxalign.data.reward_callables import call_reward, load_callable
 from jaxalign.data.tokenizer import Tokenizer
 from jaxalign.errors import UserError
 from jaxalign.feedback.rater import Rater
-from jaxalign.models.model import Params
+from jaxalign.models.model import Model, Params
 from jaxalign.records import Prompt, Rollout
 from jaxalign.stages import common, sources
 from jaxalign.stages.base import StageContext
-from jaxalign.training.checkpoint import load_params
-from jaxalign.training.experience import rollout_scores
-from jaxalign.training.ppo_state import PPOSetup
+from jaxalign.stages.scorers import load_scorer
+from jaxalign.training.scorer import Scorer, rollout_scores
 
 Columns = dict[str, list]
 
@@ -54,16 +53,22 @@ def callable_files(config: Config) -> dict[Path, str]:
     return {Path(place).expanduser(): "reward.callable"} if used else {}
 
 
-def make_reward(context: StageContext, setup: PPOSetup, tokenizer: Tokenizer, prompts: Sequence[Prompt]) -> Reward:
+def is_learnt(config: Config) -> bool:
+    """Whether the preference model, or its student, is a part of the reward."""
+    return not {"preference", "distilled"}.isdisjoint(reward_sources(config))
+
+
+def make_reward(context: StageContext, policy: Model, tokenizer: Tokenizer, prompts: Sequence[Prompt]) -> Reward:
     """The reward of config.reward: its one part, or the weighted sum of several, less the cost of length."""
     config = context.config
     makers = {
-        "preference": lambda: _preference(context, setup),
+        "preference": lambda: _learnt(context, "preference", policy),
+        "distilled": lambda: _learnt(context, "distilled", policy),
         "callable": lambda: FunctionReward(
             config, config.reward.callable, load_callable(config.reward.callable), prompts, tokenizer
         ),
         "verifier": lambda: FunctionReward(config, config.reward.verifier, verifier(config), prompts, tokenizer),
-        "ai_feedback": lambda: _ai_feedback(context, setup, prompts, tokenizer),
+        "ai_feedback": lambda: _ai_feedback(context, policy, prompts, tokenizer),
     }
     names = reward_sources(config)
     parts = {name: makers[name]() for name in names}
@@ -78,18 +83,17 @@ def verifier(config: Config) -> Callable[..., Sequence[float]]:
     return getattr(verifiers, config.reward.verifier)
 
 
-def _preference(context: StageContext, setup: PPOSetup) -> Reward:
-    return preference_reward(setup, load_params(context.input_directory("preference") / "params", setup.critic))
+def _learnt(context: StageContext, source: str, policy: Model) -> Reward:
+    return learnt_reward(*load_scorer(context, source, policy, context.config.ppo.score_clip))
 
 
-def preference_reward(setup: PPOSetup, params: Params) -> Reward:
-    """Normalised scores of the preference model."""
-    return lambda rollout, *_: Scored(rollout_scores(setup, params, rollout))
+def learnt_reward(scorer: Scorer, params: Params) -> Reward:
+    """Normalised scores of a reward model."""
+    return lambda rollout, *_: Scored(rollout_scores(scorer, params, rollout))
 
 
-def _ai_feedback(context: StageContext, setup: PPOSetup, prompts: Sequence[Prompt], tokenizer: Tokenizer) -> Reward:
-    base = common.base_params(context, setup.policy)
-    judge = common.speaker(context, setup.policy, base, context.config.ppo.batch)
+def _ai_feedback(context: StageContext, policy: Model, prompts: Sequence[Prompt], tokenizer: Tokenizer) -> Reward:
+    judge = common.speaker(context, policy, common.base_params(context, policy), context.config.ppo.batch)
     rating = common.rater(context, judge, context.config.reward.principles)
     return RatedReward(context.config, rating, prompts, tokenizer, common.stage_key(context.config, "ppo", 2))
 

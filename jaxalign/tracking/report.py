@@ -66,7 +66,7 @@ def _context(run: RunFiles, shown: int) -> dict[str, Any]:
         "revisions": _revisions(run),
         "labels": sections.labels(run),
         "labelled": pick.labelled_pairs(run.rows("compare"), _LABELLED),
-        "numbers": [sections.preference(run), *training_sections.direct(run),
+        "numbers": [sections.preference(run), *sections.distilled(run), *training_sections.direct(run),
                     training_sections.reinforcement(run), training_sections.losses(run), training_sections.costs(run)],
         "config": list(_config_lines(run.config)),
     }

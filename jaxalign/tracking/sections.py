@@ -125,6 +125,38 @@ def preference(run: RunFiles) -> Section:
                    tables=(Table("The preference model in numbers", ["What", "Value"], rows),))
 
 
+_DISTILL_CURVES = (Curves("Loss", {"loss": "training"}), Curves("Agreement with the teacher", {"agreement": "training"}))
+
+
+def distilled(run: RunFiles) -> list[Section]:
+    """How well and how fast the student of the preference model scores; nothing for a run without one."""
+    if "reward_distill" not in run.planned:
+        return []
+    title, summary = "The distilled reward model", run.stage("reward_distill").summary
+    figures = curve_figures(run, "reward_distill", _DISTILL_CURVES)
+    if not summary:
+        missing = run.absence("reward_distill", "how it agrees with its teacher")
+        return [Section("reward_distill", title, missing=(missing,), figures=figures)]
+    alike, speed = summary.get("agreement") or {}, run.content("reward_distill", "speed.json")
+    labelled, parameters = summary.get("labelled") or {}, summary.get("parameters") or {}
+    rows = [["Held-out pairs of fresh answers", number(alike.get("pairs"))],
+            ["Ordered as the teacher orders them", _accuracy({**alike, "accuracy": alike.get("rate")})],
+            ["Correlation of the scores (Pearson)", number(alike.get("pearson"))],
+            ["Correlation of their ranks (Spearman)", number(alike.get("spearman"))],
+            ["Teacher's accuracy on held-out labels", _accuracy(labelled.get("teacher") or {})],
+            ["Student's accuracy on them", _accuracy(labelled.get("student") or {})],
+            ["Teacher's parameters", number(parameters.get("teacher"))],
+            ["Student's parameters", number(parameters.get("student"))]]
+    if speed:
+        rows += [["Sequences scored at once", f"{number(speed.get('rows'))} of {number(speed.get('width'))} tokens"],
+                 ["Teacher's median time", f"{number(speed.get('teacher_seconds'))} s"],
+                 ["Student's median time", f"{number(speed.get('student_seconds'))} s"],
+                 ["Times as fast", number(speed.get("speedup"))]]
+    intro = "A smaller model that learnt the preference model's scores and saw no label. What is measured it never learnt from."
+    return [Section("reward_distill", title, intro, figures=figures,
+                    tables=(Table("Teacher and student", ["What", "Value"], rows),))]
+
+
 def _rates(run: RunFiles, name: str) -> list[Mapping[str, Any]]:
     """The measure's rate of every model, in their order; empty where there is none."""
     rates = run.evaluation.get("rates") or {}

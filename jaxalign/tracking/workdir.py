@@ -64,6 +64,10 @@ class RunFiles:
         for path in sorted((self.path / stage).glob("rows-*.jsonl")):
             yield from read_rows(path)
 
+    def content(self, stage: str, name: str) -> Mapping[str, Any]:
+        """A JSON file of the stage; empty where it is not there."""
+        return _read_object(self.path / stage / name)
+
     def absence(self, stage: str, what: str) -> str:
         """One sentence that says why `what`, which `stage` would have written, is not there."""
         if stage not in self.planned:

@@ -1,4 +1,4 @@
-"""From a rollout to experience: log-probs, values, scores, rewards and advantages, in one jitted call."""
+"""From a scored rollout to experience: log-probs, values, rewards and advantages, in one jitted call."""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ from jaxalign.algorithms.advantages import gae, reinforce_baseline, reinforce_pl
 from jaxalign.algorithms.groups import broadcast_to_tokens, grpo, informative_groups, remax, rloo
 from jaxalign.algorithms.kl import kl_penalty
 from jaxalign.algorithms.masked import masked_mean, masked_sum
-from jaxalign.algorithms.rewards import normalise_scores, overlong_penalty, shape_rewards
+from jaxalign.algorithms.rewards import overlong_penalty, shape_rewards
 from jaxalign.models.heads import TokenStats, gather_positions, length_mask, response_positions, token_stats
 from jaxalign.models.model import Model
 from jaxalign.records import Experience, Rollout
 from jaxalign.training.ppo_state import PPOSetup
-from jaxalign.training.preference_step import sequence_scores
 
 
 def response_stats(model: Model, params, rollout: Rollout, temperature: float) -> TokenStats:
@@ -41,14 +40,6 @@ def response_mask(rollout: Rollout):
 def experience_mask(experience: Experience):
     """float32 [B, N]: 1 at the response tokens of the rows that count."""
     return response_mask(experience.rollout) * experience.weight[:, None]
-
-
-@functools.partial(jax.jit, static_argnames=("setup",))
-def rollout_scores(setup: PPOSetup, preference_params, rollout: Rollout):
-    """float32 [B]: the preference model's normalised scores of prompt and response."""
-    length = rollout.prompt_length + rollout.response_length
-    raw = sequence_scores(setup.critic, preference_params, rollout.tokens, jnp.maximum(length, 1))
-    return normalise_scores(raw, setup.shift, setup.scale, setup.config.score_clip)
 
 
 @functools.partial(jax.jit, static_argnames=("setup", "recompute"))

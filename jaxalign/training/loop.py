@@ -23,7 +23,7 @@ class Loop:
 
     total_steps: how many steps in all. checkpoint_every: steps between checkpoints. shown: the metrics that the progress
     bar shows. tokens_metric: the metric that counts a step's tokens (for tokens/s), kept out of the metric file when
-    it starts with an underscore.
+    it starts with an underscore. timing: the folder whose timing.jsonl counts the time, where it is another one.
     """
 
     stage: str
@@ -32,6 +32,7 @@ class Loop:
     checkpoint_every: int
     shown: tuple[str, ...] = ("loss",)
     tokens_metric: str = "tokens"
+    timing: Path | None = None
 
     def run(self, init: Callable[[], Any], abstract: Any, step_fn: Callable[[Any, int], tuple[Any, dict]]) -> Any:
         """Trains to `total_steps` and returns the final state.
@@ -40,7 +41,7 @@ class Loop:
         step_fn(state, step) -> (state, metrics) donates the state it is given. Metrics may be device arrays: they are
         fetched one step late, so that the device never waits for the host.
         """
-        timing = Timing(self.directory / "timing.jsonl")
+        timing = Timing((self.timing or self.directory) / "timing.jsonl")
         checkpointer = Checkpointer(self.directory / "checkpoints")
         try:
             began = time.perf_counter()

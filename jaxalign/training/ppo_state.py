@@ -31,8 +31,7 @@ class PPOState:
 class PPOSetup:
     """Everything fixed during a run, hashable, hence static for jit.
 
-    policy has an LM head, critic a scalar head (the preference model's shape too); shift and scale normalise the
-    preference model's scores: (score - shift) / scale.
+    policy has an LM head, critic a scalar head.
     """
 
     policy: Model
@@ -40,8 +39,6 @@ class PPOSetup:
     policy_optimizer: Any
     critic_optimizer: Any
     config: Ppo
-    shift: float
-    scale: float
 
     @property
     def has_critic(self) -> bool:

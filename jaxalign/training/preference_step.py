@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jaxalign.algorithms.preference_losses import bradley_terry
 from jaxalign.models.heads import gather_positions
 from jaxalign.models.model import Model
-from jaxalign.records import PairBatch
+from jaxalign.records import PairBatch, ScoredPairs
 from jaxalign.training.microbatch import Aux, accumulate
 from jaxalign.training.state import TrainState, apply_gradients
 
@@ -22,7 +22,7 @@ def sequence_scores(model: Model, params, tokens, length):
     return model.scores(params, last)
 
 
-def pair_scores(model: Model, params, batch: PairBatch):
+def pair_scores(model: Model, params, batch: PairBatch | ScoredPairs):
     """float32 [B, 2]."""
     B, _, T = batch.tokens.shape
     scores = sequence_scores(model, params, batch.tokens.reshape(2 * B, T), batch.length.reshape(2 * B))
@@ -51,7 +51,3 @@ def preference_step(
     (_, aux), gradients = accumulate(loss_fn, state.params, batch, micro_batches)
     state, metrics = apply_gradients(state, gradients, optimizer)
     return state, {**aux.sums, **metrics}
-
-
-score_pairs = jax.jit(pair_scores, static_argnums=0)
-score_sequences = jax.jit(sequence_scores, static_argnums=0)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxalign.algorithms.statistics import wilson_interval
+from jaxalign.algorithms.statistics import pearson, spearman, wilson_interval
 
 
 # Newcombe 1998, "Two-sided confidence intervals for the single proportion", table I, method 3.
@@ -49,3 +49,22 @@ def test_impossible_counts_are_refused(count, total):
 def test_an_impossible_confidence_is_refused():
     with pytest.raises(ValueError, match="confidence is 95; a number between 0 and 1"):
         wilson_interval(1, 2, confidence=95)
+
+
+def test_correlations_by_hand():
+    """x about its mean: -2 -1 0 1 2; y: -1 -2 1 0 2, so the products sum to 8 over 10. The ranks are the numbers themselves."""
+    x, y = [1, 2, 3, 4, 5], [2, 1, 4, 3, 5]
+    assert pearson(x, y) == pytest.approx(0.8) and spearman(x, y) == pytest.approx(0.8)
+    assert spearman(x, [1, 10, 100, 1e4, 1e9]) == pytest.approx(1) and pearson(x, [1, 10, 100, 1e4, 1e9]) < 0.8
+    assert pearson(x, [-7, -9, -11, -13, -15]) == pytest.approx(-1)
+
+
+def test_equal_numbers_share_their_rank():
+    """Ranks 1, 2.5, 2.5, 4 and 1, 2, 3, 4: products about the means 2.25 + 0 + 0 + 2.25, over sqrt(4.5 * 5)."""
+    assert spearman([0, 5, 5, 9], [3, 4, 5, 6]) == pytest.approx(4.5 / math.sqrt(4.5 * 5))
+
+
+def test_what_does_not_vary_has_no_correlation():
+    assert pearson([1, 1, 1], [1, 2, 3]) is None and spearman([1], [2]) is None
+    with pytest.raises(ValueError, match="two arrays"):
+        pearson([1, 2], [1, 2, 3])

@@ -13,7 +13,7 @@ from jaxalign.config import Config
 from jaxalign.errors import UserError
 from jaxalign.stages.base import StageContext
 from jaxalign.stages.ppo import CHECKS, Iteration
-from jaxalign.stages.rewards import preference_reward
+from jaxalign.stages.rewards import learnt_reward
 from tests import tiny
 from tests.feedback.fakes import WordTokenizer
 
@@ -26,7 +26,7 @@ def iterate(directory, steps=2, prompts=tiny.PROMPTS, **changes):
     config = dataclasses.replace(Config(), ppo=setup.config)
     context = StageContext(config, directory, directory, False)
     frozen = tiny.roles(setup)
-    reward = preference_reward(setup, frozen.preference)
+    reward = learnt_reward(tiny.scorer(setup), frozen.preference)
     iteration = Iteration(context, setup, frozen.reference, reward, prompts, WordTokenizer())
     state, metrics = tiny.state(setup), []
     for step in range(steps):

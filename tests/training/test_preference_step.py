@@ -10,7 +10,7 @@ import optax
 import pytest
 
 from jaxalign.records import PairBatch
-from jaxalign.training.preference_step import preference_step, score_pairs, score_sequences
+from jaxalign.training.preference_step import pair_scores, preference_step, sequence_scores
 from jaxalign.training.state import init_state
 from tests import tiny
 
@@ -44,8 +44,8 @@ def expected_scores(batch):
 
 def test_the_score_is_read_at_the_last_token_found_by_length(pairs):
     params, expected = tiny.host_params("scalar"), expected_scores(pairs)
-    np.testing.assert_allclose(score_pairs(MODEL, params, pairs), expected, atol=1e-5)
-    first = score_sequences(MODEL, params, pairs.tokens[:, 0], pairs.length[:, 0])
+    np.testing.assert_allclose(pair_scores(MODEL, params, pairs), expected, atol=1e-5)
+    first = sequence_scores(MODEL, params, pairs.tokens[:, 0], pairs.length[:, 0])
     np.testing.assert_allclose(first, expected[:, 0], atol=1e-5)
 
 

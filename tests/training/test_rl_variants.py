@@ -11,9 +11,10 @@ import pytest
 
 from jaxalign.config import from_config_dict
 from jaxalign.errors import UserError
-from jaxalign.training.experience import make_experience, rollout_scores
+from jaxalign.training.experience import make_experience
 from jaxalign.training.ppo_state import abstract_ppo_state, init_ppo_state
 from jaxalign.training.ppo_step import minibatch_update, ppo_update
+from jaxalign.training.scorer import rollout_scores
 from tests import tiny
 
 SGD = optax.sgd(1.0)
@@ -91,7 +92,7 @@ def test_group_advantages_are_scores_less_their_group_s_mean_over_its_deviation(
     setup = tiny.setup(**VARIANTS["grpo"])
     state, frozen = fresh(setup), tiny.roles(setup, reference_seed=1)
     sampled = tiny.rollout(setup, state.policy.params)
-    scores = np.asarray(rollout_scores(setup, frozen.preference, sampled))
+    scores = np.asarray(rollout_scores(tiny.scorer(setup), frozen.preference, sampled))
     experience, _ = tiny.experience(setup, state, frozen, sampled)
     # KL is in the loss, so a reward is the score, or -1 where the response did not end.
     total = np.where(np.asarray(sampled.ended), scores, -1.0)
@@ -108,7 +109,7 @@ def test_a_dropped_score_counts_for_nothing():
     setup = tiny.setup(**VARIANTS["grpo"])
     state, frozen = fresh(setup), tiny.roles(setup, reference_seed=1)
     sampled = tiny.rollout(setup, state.policy.params)
-    scores = np.array(rollout_scores(setup, frozen.preference, sampled))
+    scores = np.array(rollout_scores(tiny.scorer(setup), frozen.preference, sampled))
     kept = np.ones(8, bool)
     kept[2] = False
     found = []

@@ -1,0 +1,216 @@
+"""reward_distill: a smaller reward model, the student, learns the scores of the preference model, its teacher.
+
+Reads the weights RL starts from, preference, and the labelled pairs (compare or the preference file). Writes one row per
+prompt with the fresh answers to it, checkpoints, params, metrics, speed.json (clocks) and a summary. The student learns
+from the fresh answers and from the answers of the labelled pairs that the teacher learnt from. Their labels it never
+sees, and what is measured is on prompts and pairs that it never saw.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+
+from jaxalign.algorithms.rewards import score_statistics
+from jaxalign.algorithms.statistics import pearson, spearman, wilson_interval
+from jaxalign.config import Config
+from jaxalign.data.loader import EpochLoader, take
+from jaxalign.data.preferences import split_by_prompt
+from jaxalign.data.tokenizer import Tokenizer
+from jaxalign.errors import UserError
+from jaxalign.models.model import Model, Params
+from jaxalign.records import Comparison, PairBatch, ScoredPairs
+from jaxalign.rollout.engine import Engine
+from jaxalign.stages import common, sources
+from jaxalign.stages.base import Stage, StageContext, write_json
+from jaxalign.stages.lm import place
+from jaxalign.stages.preference import accuracy, all_scores, labelled_split, pair_arrays
+from jaxalign.stages.scorers import load_scorer, student_model
+from jaxalign.stages.shards import Shards, chunks, prompt_row, row_prompt
+from jaxalign.tracking.progress import Progress
+from jaxalign.tracking.timing import Timing
+from jaxalign.training.checkpoint import copy_params, save_params
+from jaxalign.training.distill_step import distill_step
+from jaxalign.training.loop import Loop
+from jaxalign.training.optimizer import make_optimizer
+from jaxalign.training.scorer import Scorer, raw_sequence_scores
+from jaxalign.training.state import abstract_state, init_state
+
+SPEED = "speed.json"
+_WARM_UP, _REPEATS = 3, 21
+
+
+class RewardDistill(Stage):
+    name = "reward_distill"
+    config_fields = (
+        *common.MODEL_FIELDS, "data", "world", "reward_distill", "preference.max_length", "preference.held_out_share",
+        "preference.normalise", "feedback.undecided",
+    )  # fmt: skip
+
+    def inputs(self, config: Config) -> tuple[str, ...]:
+        pairs = ("compare",) if config.data.source == "world" else ()
+        return (*common.policy_stages(config, self.name), *pairs, "preference")
+
+    def files(self, config: Config):
+        return common.base_files(config) | sources.data_files(config)
+
+    def run(self, context: StageContext) -> None:
+        config, section = context.config, context.config.reward_distill
+        tokenizer = common.load_tokenizer(context)
+        policy = common.make_model(config, tokenizer.vocab_size)
+        _answer(context, policy, tokenizer)
+        teacher = load_scorer(context, "preference", policy)
+        model = student_model(section, policy)
+        fresh, held_out = split_by_prompt(
+            fresh_pairs(Shards(context.directory).read()), section.held_out_share, config.seed
+        )
+        labelled, labelled_held_out, _ = labelled_split(context, tokenizer)
+        arrays = [
+            pair_arrays(tokenizer, pairs, config.data.style, config.preference.max_length)
+            for pairs in ([*fresh, *labelled], held_out, labelled_held_out)
+        ]
+        raw = [all_scores(*teacher, pairs, section.batch_pairs) for pairs in arrays]
+        train = ScoredPairs(arrays[0].tokens, arrays[0].length, (raw[0] - teacher[0].shift) / teacher[0].scale)
+        params, steps = self._train(context, model, teacher, train)
+        student = Scorer(model)
+        found = [all_scores(student, params, pairs, section.batch_pairs) for pairs in arrays]
+        shift, scale = (float(x) for x in score_statistics(found[0][: len(fresh)].reshape(-1)))
+        normalised = {"shift": shift, "scale": scale} if config.preference.normalise else {"shift": 0.0, "scale": 1.0}
+        summary = {"steps": steps, "train_pairs": len(train.target), "fresh_pairs": len(fresh)} | normalised
+        summary["agreement"] = agreement(raw[1], found[1])
+        label = arrays[2].label
+        summary["labelled"] = {"teacher": accuracy(raw[2], label), "student": accuracy(found[2], label)}
+        summary["parameters"] = {"teacher": count(teacher[1]), "student": count(params)}
+        write_json(context.directory / SPEED, speed([teacher, (student, params)], arrays[0], section.batch))
+        write_json(context.directory / "summary.json", summary)
+
+    def _train(self, context: StageContext, model: Model, teacher: tuple[Scorer, Params], train: ScoredPairs):
+        """(params, steps) of the student."""
+        config, section = context.config, context.config.reward_distill
+        loader = EpochLoader(len(train.target), section.batch_pairs, config.seed, stream=400)
+        steps = loader.steps(section.epochs)
+        optimizer = make_optimizer(section.optimizer, steps)
+
+        def init():
+            if section.start == "teacher":
+                params = first_layers(teacher, model)
+            else:
+                params = model.init(common.stage_key(config, self.name, 1))
+            return init_state(model, optimizer, params, common.stage_key(config, self.name, 2))
+
+        def step_fn(state, step: int):
+            batch = take(train, loader.indices(step))
+            tokens = int(batch.length.sum())
+            state, metrics = distill_step(
+                model, optimizer, section.objective, teacher[0].scale, section.micro_batches, state, place(model, batch)
+            )
+            return state, {**metrics, "tokens": tokens}
+
+        loop = Loop(self.name, context.directory, steps, section.checkpoint_every, shown=("loss", "agreement"))
+        state = loop.run(init, abstract_state(model, optimizer), step_fn)
+        save_params(context.directory / "params", state.params)
+        return state.params, steps
+
+
+def _answer(context: StageContext, policy: Model, tokenizer: Tokenizer) -> None:
+    """Answers every prompt `samples` times with the weights that RL starts from, chunk by chunk."""
+    config, section = context.config, context.config.reward_distill
+    shards = Shards(context.directory)
+    prompts = sources.prompts(context, tokenizer, "rl", section.prompts, section.max_new_tokens)
+    work = chunks(len(prompts), section.batch // section.samples)
+    done = [shards.finished(number) for number in range(len(work))]
+    start = sum(len(rows) for rows, ready in zip(work, done, strict=True) if ready)
+    timing = Timing(context.directory / "timing.jsonl")
+    with Progress("reward_distill", len(prompts), start, unit="prompt") as progress:
+        if all(done):
+            return
+        params = common.policy_params(context, policy, "reward_distill")
+        engine = Engine(policy, section.batch, config.model.max_length)
+        key, sampling = common.stage_key(config, "reward_distill"), common.sampling(section, tokenizer)
+        for number, rows in enumerate(work):
+            if done[number]:
+                continue
+            chunk, n = [prompts[i] for i in rows], section.samples
+            ids = [sources.encode_prompt(tokenizer, p.messages, config.data.style) for p in chunk for _ in range(n)]
+            with timing.phase("generate") as phase:
+                rollout = engine.rollout(params, ids, key, range(rows.start * n, rows.stop * n), sampling)
+                rollout = jax.device_get(rollout)
+                phase.tokens = int(rollout.response_length.sum())
+            texts = sources.response_texts(tokenizer, rollout)
+            made = [prompt_row(p) | {"responses": texts[i * n : (i + 1) * n]} for i, p in enumerate(chunk)]
+            shards.write(number, made)
+            progress.update(len(rows), phase.tokens)
+
+
+def fresh_pairs(rows) -> list[Comparison]:
+    """The answers to each prompt two by two; there is no label, and the even one stands for none."""
+    pairs = []
+    for row in rows:
+        prompt, said = row_prompt(row), row["responses"]
+        pairs += [Comparison(prompt, a, b, 0.5) for a, b in zip(said[::2], said[1::2], strict=True)]
+    return pairs
+
+
+def first_layers(teacher: tuple[Scorer, Params], model: Model) -> Params:
+    """The teacher's embedding, its first layers, final norm and head, for a student of the same widths; of an ensemble, those
+    of its first member.
+
+    Raises UserError where another size than the number of layers differs, or that is larger.
+    """
+    sizes, own = teacher[0].model.config, model.config
+    for name in ("embed", "heads", "kv_heads", "head_dim", "mlp"):
+        if getattr(sizes, name) != getattr(own, name):
+            raise UserError(f"config.reward_distill.{name} is {getattr(own, name)} and the teacher's is {getattr(sizes, name)};"
+                            " with start 'teacher' they must be equal: set it so, or start from 'random'")
+    if own.layers > sizes.layers:
+        raise UserError(f"config.reward_distill.layers is {own.layers}; with start 'teacher' it must be at most the "
+                        f"teacher's ({sizes.layers})")
+    params = copy_params(teacher[1])
+    if teacher[0].ensemble is not None:
+        params = jax.tree.map(lambda x: x[0], params)
+    params = params | {"blocks": jax.tree.map(lambda x: x[: own.layers], params["blocks"])}
+    return params if model.sharding is None else jax.device_put(params, model.shardings())
+
+
+def agreement(teacher: np.ndarray, student: np.ndarray) -> dict | None:
+    """Of scores [B, 2] of the same pairs: how often both put the same answer first, over the pairs that the teacher tells
+    apart, and the correlations over all single answers. None where the teacher tells no pair apart."""
+    differ = teacher[:, 0] != teacher[:, 1]
+    total = int(differ.sum())
+    if not total:
+        return None
+    alike = int(np.sum((np.sign(teacher[:, 0] - teacher[:, 1]) == np.sign(student[:, 0] - student[:, 1]))[differ]))
+    low, high = wilson_interval(alike, total)
+    found = {"pairs": total, "rate": alike / total, "low": low, "high": high}
+    x, y = teacher.reshape(-1), student.reshape(-1)
+    return found | {"pearson": pearson(x, y), "spearman": spearman(x, y)}
+
+
+def speed(scorers: Sequence[tuple[Scorer, Params]], pairs: PairBatch, rows: int) -> dict:
+    """Median seconds in which teacher and student score the same `rows` sequences, in turn, once both are compiled."""
+    width = pairs.tokens.shape[-1]
+    index = np.arange(rows) % (2 * len(pairs.label))
+    batch = place(scorers[0][0].model, (pairs.tokens.reshape(-1, width)[index], pairs.length.reshape(-1)[index]))
+    batch = jax.block_until_ready(jax.tree.map(jax.numpy.asarray, batch))
+    taken: list[list[float]] = [[], []]
+    for repeat in range(_WARM_UP + _REPEATS):
+        for seconds, (scorer, params) in zip(taken, scorers, strict=True):
+            began = time.perf_counter()
+            jax.block_until_ready(raw_sequence_scores(scorer, params, *batch))
+            if repeat >= _WARM_UP:
+                seconds.append(time.perf_counter() - began)
+    teacher, student = map(statistics.median, taken)
+    found = {"rows": rows, "width": width, "repeats": _REPEATS, "device": jax.devices()[0].device_kind}
+    return found | {"teacher_seconds": teacher, "student_seconds": student, "speedup": teacher / student}
+
+
+def count(params: Params) -> int:
+    """How many numbers a model has."""
+    return sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(params))
+
+
+STAGE = RewardDistill()

@@ -1,0 +1,49 @@
+"""Loads the learnt reward of an earlier stage: the one door to it for every stage that scores."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+from jaxalign.config import RewardDistill
+from jaxalign.models.model import Model, Params
+from jaxalign.stages.base import StageContext
+from jaxalign.training.checkpoint import load_params
+from jaxalign.training.scorer import Ensemble, Scorer, stack_members
+
+
+def load_scorer(
+    context: StageContext, source: str, policy: Model, clip: float | None = None
+) -> tuple[Scorer, Params]:
+    """A reward model of this run, with the normalisation that its stage measured.
+
+    source is "preference" or "distilled" (its student); policy is the run's architecture; clip bounds normalised scores to
+    +-clip, None does not. The weights of an ensemble are stacked.
+    """
+    ensemble = None
+    if source == "preference":
+        directory, model = context.input_directory("preference"), policy.with_head("scalar")
+    else:
+        directory, model = context.input_directory("reward_distill"), student_model(context.config.reward_distill, policy)
+    found = json.loads((directory / "summary.json").read_text(encoding="utf-8"))
+    folders = [directory]
+    if source == "preference" and "members" in found:
+        shift, scale = (tuple(member[name] for member in found["members"]) for name in ("shift", "scale"))
+        ensemble = Ensemble(shift, scale, found["combine"], found["std_weight"])
+        folders = [member_directory(directory, number) for number in range(len(shift))]
+    members = [load_params(folder / "params", model) for folder in folders]
+    params = members[0] if ensemble is None else stack_members(members)
+    return Scorer(model, found["shift"], found["scale"], clip, ensemble), params
+
+
+def member_directory(directory: Path, number: int) -> Path:
+    """Where a member of the preference stage's ensemble is; the first is what stands alone without an ensemble."""
+    return directory if number == 0 else directory / f"member-{number}"
+
+
+def student_model(section: RewardDistill, policy: Model) -> Model:
+    """The student's architecture: its own sizes, all else as the policy's."""
+    names = ("layers", "embed", "heads", "kv_heads", "head_dim", "mlp")
+    decoder = dataclasses.replace(policy.config, **{name: getattr(section, name) for name in names})
+    return Model(decoder, "scalar", policy.sharding)

@@ -1,0 +1,97 @@
+"""A learnt reward as all that score with it see it: one record, hashable, with the weights beside it."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+
+from jaxalign.algorithms.ensembles import combine
+from jaxalign.algorithms.rewards import normalise_scores
+from jaxalign.models.model import Model
+from jaxalign.records import PairBatch, Rollout, ScoredPairs
+from jaxalign.training.preference_step import sequence_scores
+
+
+@dataclasses.dataclass(frozen=True)
+class Ensemble:
+    """How the scores of members become one: each less its shift and over its scale, then as `ensembles.combine` says.
+
+    Members that were trained apart differ in level and scale; theirs are measured on the same answers.
+    """
+
+    shift: tuple[float, ...]
+    scale: tuple[float, ...]
+    how: str
+    std_weight: float
+
+    def normalised(self, scores_KxB):
+        """float32 [K, B]: the members' scores on one level and scale."""
+        shift, scale = (jnp.asarray(x, jnp.float32)[:, None] for x in (self.shift, self.scale))
+        return (scores_KxB - shift) / scale
+
+    def combined(self, scores_KxB):
+        """float32 [B]: one score from the members' own."""
+        return combine(self.normalised(scores_KxB), self.how, self.std_weight)
+
+
+@dataclasses.dataclass(frozen=True)
+class Scorer:
+    """How responses are scored, without the weights; static for jit.
+
+    model has a scalar head; its sizes need not be the policy's. A raw score becomes (raw - shift) / scale, then is clipped
+    to +-clip unless that is None. With an ensemble the weights of all members stand stacked, each leaf [K, ...], and the raw
+    score is what they make together.
+    """
+
+    model: Model
+    shift: float = 0.0
+    scale: float = 1.0
+    clip: float | None = None
+    ensemble: Ensemble | None = None
+
+
+def member_scores(model: Model, stacked, tokens, length):
+    """float32 [K, B]: the raw score of every member, in one batched forward. Each leaf of stacked is [K, ...]."""
+    return jax.vmap(lambda params: sequence_scores(model, params, tokens, length))(stacked)
+
+
+def raw_scores(scorer: Scorer, params, tokens, length):
+    """float32 [B]: scores of whole sequences before normalisation. tokens int32 [B, T], length int32 [B]."""
+    length = jnp.maximum(length, 1)
+    if scorer.ensemble is None:
+        return sequence_scores(scorer.model, params, tokens, length)
+    return scorer.ensemble.combined(member_scores(scorer.model, params, tokens, length))
+
+
+def stack_members(members):
+    """One pytree from the weights of K members: each leaf [K, ...]."""
+    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *members)
+
+
+@functools.partial(jax.jit, static_argnames=("scorer",))
+def raw_sequence_scores(scorer: Scorer, params, tokens, length):
+    """`raw_scores`, jitted."""
+    return raw_scores(scorer, params, tokens, length)
+
+
+@functools.partial(jax.jit, static_argnames=("scorer",))
+def raw_pair_scores(scorer: Scorer, params, pairs: PairBatch | ScoredPairs):
+    """float32 [B, 2]: raw scores of both sequences of each pair."""
+    B, _, T = pairs.tokens.shape
+    return raw_scores(scorer, params, pairs.tokens.reshape(2 * B, T), pairs.length.reshape(2 * B)).reshape(B, 2)
+
+
+@functools.partial(jax.jit, static_argnames=("scorer",))
+def raw_rollout_scores(scorer: Scorer, params, rollout: Rollout):
+    """float32 [B]: raw scores of prompt and response."""
+    return raw_scores(scorer, params, rollout.tokens, rollout.prompt_length + rollout.response_length)
+
+
+@functools.partial(jax.jit, static_argnames=("scorer",))
+def rollout_scores(scorer: Scorer, params, rollout: Rollout):
+    """float32 [B]: normalised scores of prompt and response, what RL is rewarded by."""
+    raw = raw_scores(scorer, params, rollout.tokens, rollout.prompt_length + rollout.response_length)
+    return normalise_scores(raw, scorer.shift, scorer.scale, scorer.clip)

@@ -1,0 +1,139 @@
+"""reward_distill on a tiny run: what the student learns and leaves, and what RL does with it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import jax
+import numpy as np
+import pytest
+
+from jaxalign.config import RewardDistill, from_config_dict
+from jaxalign.errors import UserError
+from jaxalign.stages.preference import accuracy
+from jaxalign.stages.reward_distill import agreement, first_layers, fresh_pairs
+from jaxalign.stages.scorers import student_model
+from jaxalign.tracking.metrics import read_metrics
+from jaxalign.training.scorer import Scorer
+from tests import tiny
+from tests.stages.test_end_to_end import CONFIG, done, read, rows, run  # noqa: F401
+
+STAGES = ("pretrain", "revise", "sft", "compare", "preference", "reward_distill", "ppo", "report")
+SECTION = {"layers": 1, "embed": 16, "heads": 2, "kv_heads": 1, "head_dim": 8, "mlp": 24, "prompts": 128, "samples": 4,
+           "batch": 64, "max_new_tokens": 24, "held_out_share": 0.2, "epochs": 6, "batch_pairs": 8, "checkpoint_every": 50,
+           "optimizer": {"learning_rate": 1e-2}}  # fmt: skip
+CHANGES = {"stages": STAGES, "reward": {"source": "distilled"}, "reward_distill": SECTION}
+
+
+@pytest.fixture(scope="session")
+def distilled(done, tmp_path_factory):  # noqa: F811
+    workdir = tmp_path_factory.mktemp("distilled")
+    for stage in STAGES[:5]:
+        shutil.copytree(done / stage, workdir / stage)
+    run(workdir, **CHANGES)
+    return workdir
+
+
+def test_the_student_orders_answers_as_its_teacher_does(distilled):
+    """On prompts that it never saw, above chance by more than the interval; and it is the smaller one."""
+    summary = read(distilled / "reward_distill" / "summary.json")
+    assert 40 <= summary["agreement"]["pairs"] <= 52 and summary["agreement"]["low"] > 0.55
+    assert summary["agreement"]["pearson"] > 0.6 and summary["agreement"]["spearman"] > 0.6
+    assert summary["parameters"]["student"] < summary["parameters"]["teacher"]
+    found = [row["agreement"] for row in read_metrics(distilled / "reward_distill" / "metrics.jsonl")]
+    assert np.mean(found[-10:]) > max(0.7, np.mean(found[:5]))
+
+
+def test_what_it_learnt_from_and_what_it_is_measured_on(distilled, done):  # noqa: F811
+    summary = read(distilled / "reward_distill" / "summary.json")
+    found = rows(distilled, "reward_distill")
+    assert len({row["prompt_id"] for row in found}) == len(found) == 128
+    assert all(len(row["responses"]) == 4 and row["source"] == "rl" for row in found)
+    preference = read(done / "preference" / "summary.json")
+    assert summary["fresh_pairs"] == 2 * 102  # a fifth of the prompts, 26, is held out
+    assert summary["train_pairs"] == summary["fresh_pairs"] + preference["train_pairs"]
+    assert preference["held_out"] is None  # So small a labeller is never sure, and there are no labels to be right about.
+    assert summary["labelled"] == {"teacher": None, "student": None}
+    speed = read(distilled / "reward_distill" / "speed.json")
+    assert speed["rows"] == 64 and speed["speedup"] == pytest.approx(speed["teacher_seconds"] / speed["student_seconds"])
+
+
+def test_rl_is_rewarded_by_the_student(distilled, done):  # noqa: F811
+    """The same rollouts as under the teacher at step 0, other scores; the same critic to begin with."""
+    found, before = (read_metrics(run / "ppo" / "metrics.jsonl")[0] for run in (distilled, done))
+    assert found["kl_k3"] == before["kl_k3"] and found["response_length"] == before["response_length"]
+    assert found["score"] != before["score"] and abs(found["score"] - before["score"]) < 1.5
+    assert set(read(distilled / "ppo" / "manifest.json")["inputs"]) == {"sft", "preference", "reward_distill"}
+    assert "distilled" in (distilled / "report.html").read_text()
+
+
+def test_an_interrupted_stage_ends_the_same(distilled, tmp_path):
+    again = tmp_path / "again"
+    shutil.copytree(distilled, again)
+    folder = again / "reward_distill"
+    (folder / "rows-00003.jsonl").unlink()
+    last = max(int(path.name) for path in (folder / "checkpoints").iterdir())
+    shutil.rmtree(folder / "checkpoints" / str(last))
+    shutil.rmtree(folder / "params")
+    (folder / "manifest.json").write_text(json.dumps(read(folder / "manifest.json") | {"status": "running"}))
+    run(again, **CHANGES)
+    for name in ("rows-00003.jsonl", "metrics.jsonl", "summary.json"):
+        assert (folder / name).read_bytes() == (distilled / "reward_distill" / name).read_bytes()
+
+
+def test_accuracy_by_hand():
+    """Two of the three pairs whose label leans are ranked as it leans; the fourth has no label."""
+    scores = np.asarray([[1.0, 0.0], [0.0, 1.0], [2.0, 0.0], [5.0, 1.0]])
+    found = accuracy(scores, np.asarray([0.9, 0.8, 1.0, 0.5]))
+    assert (found["pairs"], found["accuracy"]) == (3, 2 / 3) and found["low"] < 2 / 3 < found["high"]
+    assert accuracy(scores, np.full(4, 0.5)) is None
+
+
+def test_agreement_by_hand():
+    """Three pairs told apart, two of them alike; a pair the teacher does not tell apart counts for the correlation alone."""
+    teacher = np.asarray([[1.0, 0.0], [0.0, 1.0], [2.0, 0.0], [1.0, 1.0]])
+    student = np.asarray([[0.5, 0.1], [0.2, 0.9], [0.3, 0.4], [0.6, 0.5]])
+    found = agreement(teacher, student)
+    assert (found["pairs"], found["rate"]) == (3, 2 / 3)
+    assert found["pearson"] == pytest.approx(np.corrcoef(teacher.reshape(-1), student.reshape(-1))[0, 1])
+    assert agreement(np.ones((2, 2)), np.ones((2, 2))) is None
+
+
+def test_answers_to_one_prompt_are_paired_in_their_order():
+    row = {"prompt_id": "p", "messages": [{"role": "user", "content": "How?"}], "source": "rl", "responses": list("abcd")}
+    assert [(pair.response_a, pair.response_b) for pair in fresh_pairs([row])] == [("a", "b"), ("c", "d")]
+
+
+def test_a_student_may_start_from_its_teachers_first_layers():
+    teacher = Scorer(tiny.model(head="scalar")), tiny.host_params("scalar", seed=5)
+    sizes = {name: getattr(tiny.DECODER, name) for name in ("embed", "heads", "kv_heads", "head_dim", "mlp")}
+    model = student_model(RewardDistill(layers=1, **sizes), tiny.model())
+    params = first_layers((teacher[0], jax.tree.map(jax.numpy.asarray, teacher[1])), model)
+    tiny.assert_trees_equal(params["blocks"], jax.tree.map(lambda x: x[:1], teacher[1]["blocks"]))
+    assert jax.tree.map(lambda x: x.shape, params) == jax.tree.map(lambda x: x.shape, model.abstract())
+    with pytest.raises(UserError, match=r"reward_distill\.embed is 64 and the teacher's is 16"):
+        first_layers(teacher, student_model(RewardDistill(), tiny.model()))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"samples": 3}, "config.reward_distill.samples is 3; answers are compared two by two"),
+        ({"heads": 3, "kv_heads": 2}, "config.reward_distill.heads is 3; it must be a multiple"),
+        ({"head_dim": 7}, "config.reward_distill.head_dim is 7; an even number"),
+        ({"batch": 18}, r"config.reward_distill.batch is 18; it must be a multiple of config.reward_distill.samples \(4\)"),
+        ({"start": "teacher"}, "config.reward_distill.embed is 64 and config.model.embed is 128; with start 'teacher'"),
+        ({"start": "teacher", "embed": 128, "heads": 4, "kv_heads": 2, "mlp": 352, "layers": 5},
+         r"config.reward_distill.layers is 5; .* at most config.model.layers \(4\)"),
+        ({"max_new_tokens": 320}, "config.reward_distill.max_new_tokens is 320; it must be below"),
+    ],
+)  # fmt: skip
+def test_what_does_not_fit_is_refused_before_anything_runs(changes, message):
+    with pytest.raises(UserError, match=message):
+        from_config_dict({"stages": ("preference", "reward_distill"), "reward_distill": changes})
+
+
+def test_the_students_sizes_must_fit_the_mesh():
+    with pytest.raises(UserError, match=r"it must divide config.reward_distill.kv_heads \(1\)"):
+        from_config_dict({"stages": ("reward_distill",), "mesh": {"tensor": 2}})
