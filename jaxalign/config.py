@@ -33,6 +33,7 @@ PAIRWISE_OBJECTIVES = (
     "apo_down", "sppo_hard", "aot", "aot_unpaired", "discopop",
 )
 """DPO and its relatives: the names of `jaxalign.algorithms.direct_preference.DPO_KINDS`."""
+ADVANTAGES_WITH_CRITIC = ("gae", "reinforce", "vtrace")
 REWARD_SOURCES = ("preference", "distilled", "callable", "verifier", "ai_feedback")
 DIRECT_OBJECTIVES = (*PAIRWISE_OBJECTIVES, "kto", "orpo", "cpo", "simpo")
 
@@ -346,8 +347,11 @@ class Ppo:
     epochs: int = field(2, "Passes over the rollout buffer, freshly shuffled each.", at_least(1))
     minibatches: int = field(2, "Optimizer steps a pass.", at_least(1))
     micro_batches: int = field(1, "Parts a minibatch is computed in, to save memory only.", at_least(1))
-    advantages: str = field("gae", "With a critic: gae, or reinforce (returns less the value); without one: rloo, grpo, "
-                            "reinforce_pp, remax.", one_of("gae", "reinforce", "rloo", "grpo", "reinforce_pp", "remax"))
+    advantages: str = field("gae", "With a critic: gae, reinforce (returns less the value), vtrace; without one: rloo, grpo, "
+                            "reinforce_pp, remax.",
+                            one_of(*ADVANTAGES_WITH_CRITIC, "rloo", "grpo", "reinforce_pp", "remax"))
+    critic: str = field("separate", "Where there is a critic: a model of its own, or a value head on the policy's trunk.",
+                        one_of("separate", "shared"))
     group_scale: str = field("std", "grpo: divide by the group's standard deviation, or not (Dr. GRPO).",
                              one_of("std", "none"))
     skip_equal_groups: bool = field(False, "Leave out groups whose scores are all equal (DAPO), in the counts too.")
@@ -383,6 +387,11 @@ class Ppo:
                                  at_least(0))
     score_clip: float | None = field(None, "Scores are clipped to +-score_clip; None: not at all.", above(0))
     target_kl: float | None = field(None, "An iteration stops learning above this KL; None: never.", above(0))
+    sampler_correction: str = field("none", "Losses are weighted by trainer / sampler probability: not at all, up to "
+                                    "correction_cap, or with 0 beyond it.", one_of("none", "truncate", "mask"))
+    correction_level: str = field("token", "That weight is a token's own, a response's, or its geometric mean.",
+                                  one_of("token", "sequence", "geometric"))
+    correction_cap: float = field(2.0, "The largest weight of the correction.", above(0))
     sampler_tolerance: float = field(1e-3, "Largest gap of a token's log-prob between sampler and trainer.", above(0))
     on_sampler_gap: str = field("warn", "Above the tolerance: warn, recompute the old log-probabilities, or stop.",
                                 one_of("warn", "recompute", "stop"))

@@ -242,8 +242,17 @@ def _check_ppo(config: Config) -> None:
     if ppo.critic_warmup >= ppo.iterations:
         raise UserError(f"config.ppo.critic_warmup is {ppo.critic_warmup}; it must be below config.ppo.iterations "
                         f"({ppo.iterations}), or the policy never learns")
-    if ppo.critic_warmup and ppo.advantages not in ("gae", "reinforce"):
+    has_critic = ppo.advantages in ("gae", "reinforce", "vtrace")
+    if ppo.critic_warmup and not has_critic:
         raise UserError(f"config.ppo.critic_warmup is {ppo.critic_warmup}; advantages {ppo.advantages!r} have no critic")
+    if ppo.critic == "shared" and not has_critic:
+        raise UserError(f"config.ppo.critic is 'shared'; advantages {ppo.advantages!r} have no critic: leave it at 'separate'")
+    if ppo.critic == "shared" and ppo.critic_warmup:
+        raise UserError(f"config.ppo.critic_warmup is {ppo.critic_warmup}; a value head on the policy's trunk cannot learn "
+                        "without the policy: set ppo.critic to 'separate'")
+    if ppo.sampler_correction == "none" and (ppo.correction_level != "token" or ppo.correction_cap != 2.0):
+        raise UserError("config.ppo.correction_level or correction_cap is set but config.ppo.sampler_correction is 'none', so "
+                        "nothing is corrected: set it to 'truncate' or 'mask'")
 
 
 def _check_reward(config: Config) -> None:

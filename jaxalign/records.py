@@ -110,7 +110,8 @@ class Rollout:
 @_array_record
 class Experience:
     """A rollout with all that RL learns from. weight is float32 [B]: 0 for a row that does not count (its score was dropped,
-    or it fills up the batch); everything else is float32 [B, N], zero past the response."""
+    or it fills up the batch); everything else is float32 [B, N], zero past the response. importance weighs the
+    policy's loss."""
 
     rollout: Rollout
     weight: Any
@@ -119,6 +120,7 @@ class Experience:
     rewards: Any
     advantages: Any
     returns: Any
+    importance: Any
 
 
 @_array_record

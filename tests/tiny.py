@@ -60,12 +60,15 @@ def setup(mesh=None, compute_dtype: str = "float32", learning_rate: float = 1e-2
     config = dataclasses.replace(config, **changes)
     optimizer = make_optimizer(Optimizer(learning_rate=learning_rate, schedule="constant", eps=1e-5), 100)
     policy = model(mesh, compute_dtype=compute_dtype)
-    return PPOSetup(policy, policy.with_head("scalar"), optimizer, optimizer, config)
+    if config.critic == "shared":
+        policy = policy.with_head("lm_scalar")
+    critic = policy if config.critic == "shared" else policy.with_head("scalar")
+    return PPOSetup(policy, critic, optimizer, optimizer, config)
 
 
 def scorer(setup: PPOSetup) -> Scorer:
     """The reward of these tests: a preference model of the critic's shape, with a shift and a scale."""
-    return Scorer(setup.critic, 0.1, 0.5, setup.config.score_clip)
+    return Scorer(setup.policy.with_head("scalar"), 0.1, 0.5, setup.config.score_clip)
 
 
 def sampling(setup: PPOSetup, **changes) -> Sampling:
@@ -84,7 +87,8 @@ class FrozenRoles:
 
 def roles(setup: PPOSetup, reference_seed: int = 0) -> FrozenRoles:
     return FrozenRoles(
-        place(setup.policy, host_params(seed=reference_seed)), place(setup.critic, host_params("scalar", seed=5))
+        place(setup.reference, host_params(seed=reference_seed)),
+        place(setup.policy.with_head("scalar"), host_params("scalar", seed=5)),
     )
 
 
@@ -101,7 +105,7 @@ def rollout(setup: PPOSetup, params, key: int = 0, **changes):
 
 def experience(setup: PPOSetup, state, frozen, sampled, recompute: bool = False):
     scores = rollout_scores(scorer(setup), frozen.preference, sampled)
-    critic = state.critic.params if setup.has_critic else None
+    critic = state.policy.params if setup.shares_trunk else state.critic.params if setup.has_critic else None
     return make_experience(
         setup, recompute, frozen.reference, state.policy.params, critic, state.kl_coef, sampled, scores
     )

@@ -167,23 +167,23 @@ class Block(nnx.Module):
 
 
 class Decoder(nnx.Module):
-    """Tokens to final hidden states, with an LM head (tied or not) or a scalar head on top.
+    """Tokens to final hidden states, with an LM head (tied or not), a scalar head, or both on top.
 
     Parameters: `embedding` [V, D], `blocks` (every leaf with a leading L), `final_norm`, then `unembedding` [D, V] when
-    the LM head is untied, or `score` [D] for `head="scalar"`.
+    there is an LM head and it is untied, and `score` [D] where there is a scalar head ("scalar", "lm_scalar").
     """
 
     def __init__(self, config: DecoderConfig, head: str, *, rngs: nnx.Rngs):
-        if head not in ("lm", "scalar"):
-            raise ValueError(f"head is {head!r}; 'lm' or 'scalar' is expected")
+        if head not in ("lm", "scalar", "lm_scalar"):
+            raise ValueError(f"head is {head!r}; 'lm', 'scalar' or 'lm_scalar' is expected")
         self.config = config
         self.embedding = _param(rngs, (config.vocab, config.embed), ("vocab", "embed"), config.embed**-0.5)
         keys = jax.random.split(rngs.params(), config.layers)
         self.blocks = nnx.vmap(lambda key: Block(config, nnx.Rngs(params=key)))(keys)
         self.final_norm = RMSNorm(config)
-        if head == "scalar":  # Stiennon et al. 2020 start the reward head at N(0, 1/(D+1)).
+        if head != "lm":  # Stiennon et al. 2020 start the reward head at N(0, 1/(D+1)).
             self.score = _param(rngs, (config.embed,), ("norm",), (config.embed + 1) ** -0.5)
-        elif not config.tie_embeddings:
+        if head != "scalar" and not config.tie_embeddings:
             self.unembedding = _param(rngs, (config.embed, config.vocab), ("embed", "vocab"), config.embed**-0.5)
 
     def _embed(self, tokens: jax.Array, constrain: Constrain) -> jax.Array:

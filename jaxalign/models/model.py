@@ -26,7 +26,7 @@ def _abstract(config: DecoderConfig, head: str):
 class Model:
     """Architecture, head and sharding; no weights. Hashable, so jitted functions may close over it or take it as static.
 
-    head is "lm" or "scalar". sharding None means one device.
+    head is "lm", "scalar" or "lm_scalar" (both). sharding None means one device.
     """
 
     config: DecoderConfig

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxalign.algorithms.masked import masked_mean
-from jaxalign.config import Config
+from jaxalign.config import ADVANTAGES_WITH_CRITIC, Config
 from jaxalign.data.loader import EpochLoader
 from jaxalign.models.model import Model, Params, scalar_from_lm
 from jaxalign.rollout.engine import Engine
@@ -24,7 +24,7 @@ from jaxalign.stages.rewards import Reward
 from jaxalign.tracking.metrics import read_metrics
 from jaxalign.training.checkpoint import copy_params, load_params, save_params
 from jaxalign.training.checks import Check, act_on, sampler_gap, step_zero_checks
-from jaxalign.training.experience import make_experience
+from jaxalign.training.experience import greedy_baseline, make_experience
 from jaxalign.training.loop import Loop
 from jaxalign.training.optimizer import make_optimizer
 from jaxalign.training.ppo_state import PPOSetup, PPOState, abstract_ppo_state, init_ppo_state
@@ -63,18 +63,26 @@ class PPO(Stage):
         loop = Loop(self.name, context.directory, section.iterations, section.checkpoint_every, shown=("score", "kl_k1"))
         state = loop.run(
             lambda: init_ppo_state(
-                setup, copy_params(start), self._critic(context, setup, start), common.stage_key(config, self.name)
+                setup, self._policy(context, setup, start), self._critic(context, setup, start),
+                common.stage_key(config, self.name),
             ),
             abstract_ppo_state(setup),
             iteration,
         )
-        save_params(context.directory / "params", state.policy.params)
+        save_params(context.directory / "params", without_value_head(state.policy.params))
         write_json(context.directory / "summary.json", self._summary(context))
+
+    def _policy(self, context: StageContext, setup: PPOSetup, start: Params) -> Params:
+        """Fresh buffers of the weights RL starts from, with a value head of zeros where the critic is one."""
+        if not setup.shares_trunk:
+            return copy_params(start)
+        head = setup.policy.init(common.stage_key(context.config, self.name, 1))["score"]
+        return copy_params(start) | {"score": jnp.zeros_like(head)}
 
     def _critic(self, context: StageContext, setup: PPOSetup, start: Params) -> Params | None:
         """What the critic starts from: the preference model where it or its student rewards; else the policy's trunk with
         values of 0."""
-        if not setup.has_critic:
+        if not setup.has_critic or setup.shares_trunk:
             return None
         if rewards.is_learnt(context.config):
             return load_params(context.input_directory("preference") / "params", setup.critic)
@@ -94,13 +102,19 @@ def make_setup(context: StageContext, policy: Model) -> PPOSetup:
     """Models, and optimizers over all updates of the run."""
     section = context.config.ppo
     updates = section.iterations * section.epochs * section.minibatches
+    shared = section.critic == "shared" and section.advantages in ADVANTAGES_WITH_CRITIC
     return PPOSetup(
-        policy,
-        policy.with_head("scalar"),
+        policy.with_head("lm_scalar") if shared else policy,
+        policy.with_head("lm_scalar" if shared else "scalar"),
         make_optimizer(section.optimizer, updates - section.critic_warmup * section.epochs * section.minibatches),
         make_optimizer(section.critic_optimizer, updates),
         section,
     )
+
+
+def without_value_head(params: Params) -> Params:
+    """The policy alone, as other stages read it."""
+    return {name: value for name, value in params.items() if name != "score"}
 
 
 class Iteration:
@@ -124,17 +138,17 @@ class Iteration:
         key = jax.random.fold_in(jax.random.wrap_key_data(state.policy.key), step)
         rows = range(step * config.batch, (step + 1) * config.batch)
         sampled = self.engine.rollout(state.policy.params, batch, key, rows, self.sampling)
-        recompute = config.on_sampler_gap != "warn" and self._gap_too_large(state, step, sampled)
+        recompute = setup.recomputes or (config.on_sampler_gap != "warn" and self._gap_too_large(state, step, sampled))
         scored, baseline = self.reward(sampled, index, rows.start), None
         kept = scored.kept
         if config.advantages == "remax":
             greedy = dataclasses.replace(self.sampling, temperature=0.0)
             best = self.engine.rollout(state.policy.params, batch, key, rows, greedy)
             greedy_scored = self.reward(best, index, rows.start)
-            baseline = greedy_scored.scores
+            baseline = greedy_baseline(config, best, jnp.nan_to_num(jnp.asarray(greedy_scored.scores)))
             if greedy_scored.kept is not None:
                 kept = greedy_scored.kept if kept is None else kept & greedy_scored.kept
-        critic = state.critic.params if setup.has_critic else None
+        critic = state.policy.params if setup.shares_trunk else state.critic.params if setup.has_critic else None
         experience, metrics = make_experience(
             setup, recompute, self.reference, state.policy.params, critic, state.kl_coef, sampled, scored.scores, kept,
             baseline,

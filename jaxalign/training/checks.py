@@ -48,7 +48,7 @@ def _values(setup: PPOSetup, policy_params, reference_params, experience: Experi
     kl = jnp.float32(0.0)
     for at in (*KL_TEMPERATURES, temperature):
         ours = response_stats(setup.policy, policy_params, rollout, at).logprobs
-        theirs = response_stats(setup.policy, reference_params, rollout, at).logprobs
+        theirs = response_stats(setup.reference, reference_params, rollout, at).logprobs
         kl = jnp.maximum(kl, jnp.max(jnp.sum(kl_penalty(ours, theirs, "abs") * mask, axis=1)))
     counts = totals(setup, experience)
     loss_fn = lambda params, part: policy_loss(setup, params, part, counts, kl_coef)  # noqa: E731

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxalign.config import Ppo
+from jaxalign.config import ADVANTAGES_WITH_CRITIC, Ppo
 from jaxalign.models.model import Model
 from jaxalign.training.state import TrainState, abstract_state, init_state
 
@@ -18,7 +18,7 @@ from jaxalign.training.state import TrainState, abstract_state, init_state
 class PPOState:
     """step int32 []: iterations done (the data cursor); kl_coef float32 []; two TrainStates with their own optimizers.
 
-    critic is None where the advantages need none.
+    critic is None where the advantages need none, and where it is a head of the policy's.
     """
 
     step: jax.Array
@@ -31,7 +31,7 @@ class PPOState:
 class PPOSetup:
     """Everything fixed during a run, hashable, hence static for jit.
 
-    policy has an LM head, critic a scalar head.
+    policy has an LM head, critic a scalar head. Where the critic is shared both are the policy's trunk with both heads.
     """
 
     policy: Model
@@ -42,18 +42,32 @@ class PPOSetup:
 
     @property
     def has_critic(self) -> bool:
-        return self.config.advantages in ("gae", "reinforce")
+        return self.config.advantages in ADVANTAGES_WITH_CRITIC
+
+    @property
+    def shares_trunk(self) -> bool:
+        return self.has_critic and self.config.critic == "shared"
+
+    @property
+    def reference(self) -> Model:
+        """The policy's architecture without a value head."""
+        return self.policy.with_head("lm")
+
+    @property
+    def recomputes(self) -> bool:
+        """Whether the old log-probs are always the trainer's, the sampler's being needed for a ratio between the two."""
+        return self.config.sampler_correction != "none" or self.config.advantages == "vtrace"
 
 
 def init_ppo_state(setup: PPOSetup, policy_params, critic_params, key: jax.Array) -> PPOState:
     """The state before the first iteration; donates nothing, but its buffers may be donated later. critic_params are not
-    read where the advantages need no critic."""
+    read where there is no critic of its own; policy_params hold the value head where it is shared."""
     policy = init_state(setup.policy, setup.policy_optimizer, policy_params, key)
     coef = jnp.float32(setup.config.kl_coef)
     if setup.policy.sharding is not None:
         coef = jax.device_put(coef, setup.policy.sharding.replicated)
     critic = None
-    if setup.has_critic:
+    if setup.has_critic and not setup.shares_trunk:
         critic = init_state(setup.critic, setup.critic_optimizer, critic_params, key)
         # Small arrays of equal value may share a buffer, and one buffer cannot be donated twice.
         critic = dataclasses.replace(critic, step=critic.step.copy(), key=critic.key.copy())
@@ -63,6 +77,7 @@ def init_ppo_state(setup: PPOSetup, policy_params, critic_params, key: jax.Array
 def abstract_ppo_state(setup: PPOSetup) -> PPOState:
     """ShapeDtypeStructs of `init_ppo_state`'s result."""
     policy = abstract_state(setup.policy, setup.policy_optimizer)
-    critic = abstract_state(setup.critic, setup.critic_optimizer) if setup.has_critic else None
+    own_critic = setup.has_critic and not setup.shares_trunk
+    critic = abstract_state(setup.critic, setup.critic_optimizer) if own_critic else None
     coef = dict(sharding=policy.step.sharding) if setup.policy.sharding is not None else {}
     return PPOState(policy.step, policy, critic, jax.ShapeDtypeStruct((), jnp.float32, **coef))

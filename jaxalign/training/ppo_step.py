@@ -15,7 +15,7 @@ from jaxalign.algorithms.policy_losses import cispo, clipped_surrogate, gspo, po
 from jaxalign.algorithms.value_losses import clipped_value_loss, explained_variance, huber_value_loss
 from jaxalign.config import Ppo
 from jaxalign.records import Experience
-from jaxalign.training.experience import experience_mask, response_stats, response_values
+from jaxalign.training.experience import experience_mask, response_hidden, response_stats, response_values
 from jaxalign.training.microbatch import Aux, accumulate
 from jaxalign.training.ppo_state import PPOSetup, PPOState
 from jaxalign.training.state import apply_gradients
@@ -33,14 +33,17 @@ def totals(setup: PPOSetup, batch: Experience) -> Totals:
     return Totals(jnp.sum(mask), aggregate_total(mask, setup.config.aggregation, mask.shape[1]))
 
 
-def policy_loss(setup: PPOSetup, params, batch: Experience, whole: Totals, kl_coef):
+def policy_loss(setup: PPOSetup, params, batch: Experience, whole: Totals, kl_coef, hidden=None):
     """(loss, Aux) of the response tokens that count, divided by the counts of the whole minibatch.
 
-    batch.advantages are whitened already if they are to be; kl_coef is read where the KL is in the loss.
+    batch.advantages are whitened already if they are to be; kl_coef is read where the KL is in the loss; hidden is the
+    trunk's, where it is known.
     """
     config, mask, old = setup.config, experience_mask(batch), batch.rollout.logprobs
-    stats = response_stats(setup.policy, params, batch.rollout, config.temperature or 1.0)
+    stats = response_stats(setup.policy, params, batch.rollout, config.temperature or 1.0, hidden)
     per_token, surrogate = _surrogate(config, stats.logprobs, old, batch.advantages, mask)
+    if config.sampler_correction != "none":
+        per_token = batch.importance * per_token
     if config.kl_in == "loss":
         per_token = per_token + kl_coef * kl_loss(stats.logprobs, batch.reference_logprobs, config.kl_estimator, mask)
     if config.entropy_coef:
@@ -69,10 +72,10 @@ def _surrogate(config: Ppo, logprobs, old, advantages, mask):
     return (policy_gradient(logprobs, advantages, mask) if config.policy_loss == "plain" else loss), stats
 
 
-def value_loss(setup: PPOSetup, params, batch: Experience, whole: Totals):
+def value_loss(setup: PPOSetup, params, batch: Experience, whole: Totals, hidden=None):
     """(value_coef * loss, Aux) of the critic, like `policy_loss`."""
     config, mask = setup.config, experience_mask(batch)
-    values = response_values(setup.critic, params, batch.rollout)
+    values = response_values(setup.critic, params, batch.rollout, hidden)
     if config.value_loss == "huber":
         loss, clipped = huber_value_loss(
             values, batch.returns, config.huber_delta, mask, batch.values, config.value_clip
@@ -84,6 +87,14 @@ def value_loss(setup: PPOSetup, params, batch: Experience, whole: Totals):
     return config.value_coef * loss, Aux(sums)
 
 
+def joint_loss(setup: PPOSetup, params, batch: Experience, whole: Totals, kl_coef):
+    """(policy loss + value_coef * value loss, Aux) of one trunk with both heads."""
+    hidden = response_hidden(setup.policy, params, batch.rollout)
+    loss, policy = policy_loss(setup, params, batch, whole, kl_coef, hidden)
+    value, critic = value_loss(setup, params, batch, whole, hidden)
+    return loss + value, Aux({**policy.sums, **critic.sums}, policy.maxima)
+
+
 def minibatch_update(setup: PPOSetup, policy, critic, batch: Experience, kl_coef, learn_policy=True):
     """One update of policy and critic: (policy, critic, metrics). Whitening is over the whole minibatch (Pitfall 7).
 
@@ -93,14 +104,15 @@ def minibatch_update(setup: PPOSetup, policy, critic, batch: Experience, kl_coef
     whole = totals(setup, batch)
     if config.whiten_advantages:
         batch = dataclasses.replace(batch, advantages=whiten(batch.advantages, mask))
+    loss_fn = joint_loss if setup.shares_trunk else policy_loss
     (_, aux), gradients = accumulate(
-        lambda params, part: policy_loss(setup, params, part, whole, kl_coef), policy.params, batch, config.micro_batches
+        lambda params, part: loss_fn(setup, params, part, whole, kl_coef), policy.params, batch, config.micro_batches
     )
     learnt, updated = apply_gradients(policy, gradients, setup.policy_optimizer)
     if config.critic_warmup:
         learnt = jax.tree.map(lambda new, old: jnp.where(learn_policy, new, old), learnt, policy)
     metrics = {**aux.sums, **aux.maxima, "grad_norm": updated["grad_norm"], "skipped": updated["skipped"]}
-    if setup.has_critic:
+    if setup.has_critic and not setup.shares_trunk:
         (_, aux), gradients = accumulate(
             lambda params, part: value_loss(setup, params, part, whole), critic.params, batch, config.micro_batches
         )

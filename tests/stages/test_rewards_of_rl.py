@@ -163,3 +163,16 @@ def test_the_feedback_models_rating_may_be_the_reward(tmp_path):
 def test_a_reward_that_cannot_be_had_is_refused_before_anything_runs(changes, message):
     with pytest.raises(UserError, match=message):
         from_config_dict(changes)
+
+
+@pytest.mark.parametrize("ppo", [{"critic": "shared", "sampler_correction": "truncate"}, {"advantages": "vtrace"}])
+def test_other_critics_and_corrections_run_as_a_stage(done, tmp_path, ppo):  # noqa: F811
+    workdir = started(done, tmp_path / "run")
+    for stage in ("compare", "preference"):
+        shutil.copytree(done / stage, workdir / stage)
+    run(workdir, stages=(*STAGES[:3], "compare", "preference", *STAGES[3:]), ppo=CONFIG["ppo"] | ppo)
+    metrics = read_metrics(workdir / "ppo" / "metrics.jsonl")
+    assert np.isfinite([row["value_loss"] for row in metrics]).all()
+    assert ("effective_sample_share" in metrics[0]) == ("sampler_correction" in ppo)
+    assert all(check["passed"] for check in read(workdir / "ppo" / "checks.json"))
+    assert read(workdir / "summary.json")["models"][-1] == "ppo"  # and so it was read as a plain policy

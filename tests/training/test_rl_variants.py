@@ -11,9 +11,9 @@ import pytest
 
 from jaxalign.config import from_config_dict
 from jaxalign.errors import UserError
-from jaxalign.training.experience import make_experience
+from jaxalign.training.experience import greedy_baseline, make_experience
 from jaxalign.training.ppo_state import abstract_ppo_state, init_ppo_state
-from jaxalign.training.ppo_step import minibatch_update, ppo_update
+from jaxalign.training.ppo_step import joint_loss, minibatch_update, policy_loss, ppo_update, totals, value_loss
 from jaxalign.training.scorer import rollout_scores
 from tests import tiny
 
@@ -31,12 +31,17 @@ VARIANTS = {
     "gspo": {"advantages": "grpo", "group_size": 4, "policy_loss": "gspo", "clip": 3e-4, "clip_high": 4e-4},
     "cispo": {"advantages": "grpo", "group_size": 4, "policy_loss": "cispo", "clip": 1.0, "clip_high": 4.0},
     "dual_clip": {"dual_clip": 3.0},
+    "shared": {"critic": "shared", "value_coef": 0.5},
+    "vtrace": {"advantages": "vtrace"},
+    "corrected": {"sampler_correction": "truncate", "correction_cap": 1.01},
 }  # fmt: skip
 
 
 def fresh(setup):
-    critic = tiny.place(setup.critic, tiny.host_params("scalar", seed=3)) if setup.has_critic else None
-    return init_ppo_state(setup, tiny.place(setup.policy, tiny.host_params()), critic, jax.random.key(11))
+    own = setup.has_critic and not setup.shares_trunk
+    critic = tiny.place(setup.critic, tiny.host_params("scalar", seed=3)) if own else None
+    params = tiny.host_params() | ({"score": tiny.host_params("scalar", seed=3)["score"]} if setup.shares_trunk else {})
+    return init_ppo_state(setup, tiny.place(setup.policy, params), critic, jax.random.key(11))
 
 
 def collected(setup):
@@ -195,3 +200,93 @@ def test_kl_in_the_loss_pulls_to_the_reference():
 def test_choices_that_do_not_fit_are_refused(changes, message):
     with pytest.raises(UserError, match=message):
         from_config_dict({"ppo": changes})
+
+
+def test_a_value_head_on_the_trunk_gets_the_gradients_of_both_losses():
+    shared, apart = tiny.setup(critic="shared", value_coef=0.5), tiny.setup(value_coef=0.5)
+    state, experience, _ = collected(shared)
+    whole = totals(shared, experience)
+    params = tiny.to_host(state.policy.params)
+    joint = jax.grad(lambda p: joint_loss(shared, p, experience, whole, 0.05)[0])(params)
+    lm = {name: value for name, value in params.items() if name != "score"}
+    of_policy = jax.grad(lambda p: policy_loss(apart, p, experience, whole, 0.05)[0])(lm)
+    of_value = jax.grad(lambda p: value_loss(apart, p, experience, whole)[0])(params)
+    expected = jax.tree.map(np.add, of_policy, {name: of_value[name] for name in of_policy})
+    tiny.assert_trees_close(joint, expected | {"score": of_value["score"]}, 1e-4, 1e-7)
+
+
+def test_a_shared_critic_has_no_state_of_its_own_and_leaves_the_reference_alone():
+    setup = tiny.setup(critic="shared")
+    state, experience, _ = collected(setup)
+    assert state.critic is None and abstract_ppo_state(setup).critic is None
+    assert jax.tree.structure(abstract_ppo_state(setup)) == jax.tree.structure(state)
+    assert float(np.abs(experience.values).max()) > 0
+    before = tiny.to_host(state.policy.params["score"])
+    state, metrics = ppo_update(setup, state, experience)
+    assert np.isfinite([float(x) for x in metrics.values()]).all() and {"value_loss", "explained_variance"} <= metrics.keys()
+    assert np.abs(tiny.to_host(state.policy.params["score"]) - before).max() > 1e-4
+
+
+@pytest.mark.parametrize(("mode", "level"), [("truncate", "token"), ("mask", "token"), ("truncate", "sequence")])
+def test_a_sampler_that_errs_is_corrected_in_the_loss(mode, level):
+    setup = tiny.setup(sampler_correction=mode, correction_level=level, correction_cap=1.2)
+    state, frozen = fresh(setup), tiny.roles(setup, reference_seed=1)
+    sampled = tiny.rollout(setup, state.policy.params)
+    inside = np.arange(sampled.logprobs.shape[1])[None] < np.asarray(sampled.response_length)[:, None]
+    gap = np.where(inside, np.random.default_rng(0).normal(0, 0.3, inside.shape), 0).astype(np.float32)
+    told = dataclasses.replace(sampled, logprobs=np.asarray(sampled.logprobs) + gap)
+    experience, metrics = tiny.experience(setup, state, frozen, told, recompute=True)
+    ratio = np.exp(-gap if level == "token" else np.broadcast_to(-gap.sum(axis=1, keepdims=True), gap.shape))
+    weight = np.minimum(ratio, 1.2) if mode == "truncate" else np.where(ratio > 1.2, 0, ratio)
+    np.testing.assert_allclose(experience.importance, np.where(inside, weight, 0), atol=2e-4)
+    np.testing.assert_allclose(experience.rollout.logprobs, sampled.logprobs, atol=1e-4)  # the trainer's, not what was told
+    assert float(metrics["correction_outside"]) == pytest.approx((ratio > 1.2)[inside].mean(), abs=1e-5)
+    assert 0 < float(metrics["effective_sample_share"]) <= 1
+    plain = tiny.setup()
+    whole = totals(setup, experience)
+    loss, _ = policy_loss(setup, state.policy.params, experience, whole, 0.05)
+    # At the first update the ratio is 1, so the loss is -weight * advantage.
+    by_hand = -np.sum(np.where(inside, weight * np.asarray(experience.advantages), 0)) / inside.sum()
+    assert float(loss) == pytest.approx(by_hand, abs=2e-4)
+    assert float(policy_loss(plain, state.policy.params, experience, whole, 0.05)[0]) != pytest.approx(by_hand, abs=2e-4)
+
+
+def test_vtrace_looks_at_the_samplers_log_probs():
+    setup = tiny.setup(advantages="vtrace", gamma=0.9)
+    state, frozen = fresh(setup), tiny.roles(setup, reference_seed=1)
+    sampled = tiny.rollout(setup, state.policy.params)
+    told = dataclasses.replace(sampled, logprobs=np.asarray(sampled.logprobs) + np.float32(0.5))
+    found, _ = tiny.experience(setup, state, frozen, told, recompute=True)
+    for row in range(8):  # Espeholt et al. 2018, eq. 1, backwards; every ratio is exp(-0.5)
+        n, rho = int(sampled.response_length[row]), np.exp(-0.5)
+        rewards, values = np.asarray(found.rewards)[row], np.append(np.asarray(found.values)[row, :n], 0)
+        target = 0.0
+        for t in reversed(range(n)):
+            delta = rho * (rewards[t] + 0.9 * values[t + 1] - values[t])
+            following = target
+            target = values[t] + delta + 0.9 * 0.95 * rho * (following - values[t + 1])
+            assert found.returns[row, t] == pytest.approx(target, abs=1e-4)
+            assert found.advantages[row, t] == pytest.approx(rho * (rewards[t] + 0.9 * following - values[t]), abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"advantages": "rloo", "group_size": 2, "critic": "shared"}, "have no critic: leave it at 'separate'"),
+        ({"critic": "shared", "critic_warmup": 2}, "cannot learn without the policy"),
+        ({"correction_cap": 3.0}, "nothing is corrected"),
+    ],
+)
+def test_what_the_new_choices_cannot_go_with_is_refused(changes, message):
+    with pytest.raises(UserError, match=message):
+        from_config_dict({"ppo": changes})
+
+
+def test_the_greedy_baseline_is_paid_by_the_rules_of_the_samples():
+    setup = tiny.setup(advantages="remax", overlong_buffer=4)
+    sampled = tiny.rollout(setup, fresh(setup).policy.params, temperature=0.0)
+    scores = np.linspace(-1, 1, 8, dtype=np.float32)
+    length, ended = np.asarray(sampled.response_length), np.asarray(sampled.ended)
+    assert ended.any() and not ended.all()
+    expected = np.where(ended, scores, -1.0) + np.clip((8 - 4 - length) / 4, -1, 0)  # replaced by -1, then DAPO's slope
+    np.testing.assert_allclose(greedy_baseline(setup.config, sampled, scores), expected, atol=1e-6)
