@@ -11,7 +11,7 @@ import shlex
 
 import pytest
 
-from jaxalign import config_schema
+from jaxalign import config_schema, pipeline
 from jaxalign.config import DIRECT_OBJECTIVES, Config, Ppo
 from jaxalign.train import read_arguments
 
@@ -104,11 +104,13 @@ def test_a_page_has_its_parts(page):
 
 
 @pytest.mark.parametrize("page", PAGES, ids=named)
-def test_every_command_on_a_page_makes_a_valid_config(page):
+def test_every_command_on_a_page_can_be_run(page, tmp_path):
+    """Its config is valid, and each of its stages finds the stages whose output it reads."""
     given = re.compile("FOLDER|FILE|WORKDIR")  # To be filled in by the reader.
     for arguments in commands(text_of(page)):
-        if not given.search(" ".join(arguments)):
-            config_of(arguments)
+        config = config_of(arguments) if not given.search(" ".join(arguments)) else Config()
+        if config.reward.source != "callable":  # Its file is the reader's.
+            pipeline.find_changes(config, tmp_path)
 
 
 def test_the_algorithms_pages_run_every_choice():
