@@ -1,37 +1,57 @@
-"""The pages say what the code does: the defaults they state are the config's."""
+"""The pages say what the code does: defaults, places, commands, options, papers and links are looked up, not believed."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import os
 import pathlib
 import re
+import shlex
 
-from jaxalign.config import Config, Dpo, Ppo
+import pytest
 
-DOCS = pathlib.Path(__file__).resolve().parents[1] / "docs"
+from jaxalign import config_schema, pipeline
+from jaxalign.config import DIRECT_OBJECTIVES, Config, Ppo
+from jaxalign.train import read_arguments
 
-
-def test_defaults_on_the_ppo_page_are_the_configs():
-    """Where the page writes `field` (value...), the value is the field's default."""
-    section = Ppo()
-    known = {field.name: getattr(section, field.name) for field in dataclasses.fields(section)}
-    known |= {f"optimizer.{f.name}": getattr(section.optimizer, f.name) for f in dataclasses.fields(section.optimizer)}
-    known |= {f"model.{f.name}": getattr(Config().model, f.name) for f in dataclasses.fields(Config().model)}
-    stated = re.findall(r"`([\w.]+)` \(`?([^`:;,) ]+)", (DOCS / "ppo.md").read_text(encoding="utf-8"))
-    found = [(name, value) for name, value in stated if name in known]
-    assert len(found) > 30
-    assert not [f"{name}: {value}, is {known[name]}" for name, value in found if not _same(value, known[name])]
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+DOCS = ROOT / "docs"
+PAGES = sorted([ROOT / "README.md", *DOCS.rglob("*.md")])
+ALGORITHMS = sorted((DOCS / "algorithms").glob("*.md"))
 
 
-def test_defaults_on_the_dpo_page_are_the_configs():
-    """The last two columns of its table are the option and its default."""
-    text = (DOCS / "dpo.md").read_text(encoding="utf-8")
-    found = re.findall(r"\| `dpo\.(\w+)` \| `?([^`|]+?)`? \|$", text, re.MULTILINE)
-    assert {"reference", "micro_batches", "max_length"} <= {name for name, _ in found}
-    assert not [name for name, value in found if not _same(value, getattr(Dpo(), name))]
+def text_of(path: pathlib.Path) -> str:
+    return path.read_text(encoding="utf-8")
 
 
-def _same(stated: str, value) -> bool:
+def named(path: pathlib.Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def tables(text: str):
+    """Every table's rows, each a dictionary from the column's head to the cell."""
+    for block in re.findall(r"(?:^\|.*\|\n?)+", text, re.MULTILINE):
+        head, _, *rows = ([cell.strip() for cell in line.strip().strip("|").split("|")] for line in block.splitlines())
+        assert all(len(row) == len(head) for row in rows), f"rows of the table {head} have other numbers of cells"
+        yield [dict(zip(head, row, strict=True)) for row in rows]
+
+
+def commands(text: str) -> list[list[str]]:
+    """Every `python -m jaxalign.train` of a page, as arguments."""
+    joined = re.sub(r"\\\n\s*", "", text)
+    found = re.findall(r"^ {4}python -m jaxalign\.train(.*)$", joined, re.MULTILINE)
+    return [shlex.split(arguments, comments=True) for arguments in found]
+
+
+def config_of(arguments: list[str]) -> Config:
+    """The config of a command, read in the repository's root."""
+    with contextlib.chdir(ROOT):
+        return read_arguments(["train", *arguments])[0]
+
+
+def same(stated: str, value) -> bool:
+    stated = stated.strip("`")
     if isinstance(value, bool) or value is None or isinstance(value, str):
         return stated == str(value)
     try:
@@ -40,7 +60,143 @@ def _same(stated: str, value) -> bool:
         return False
 
 
+def test_defaults_on_the_rl_page_are_the_configs():
+    """Where the page writes `field` (value...), the value is the field's default."""
+    section = Ppo()
+    known = {field.name: getattr(section, field.name) for field in dataclasses.fields(section)}
+    known |= {f"optimizer.{f.name}": getattr(section.optimizer, f.name) for f in dataclasses.fields(section.optimizer)}
+    known |= {f"model.{f.name}": getattr(Config().model, f.name) for f in dataclasses.fields(Config().model)}
+    stated = re.findall(r"`([\w.]+)` \(`?([^`:;,) ]+)", text_of(DOCS / "ppo.md"))
+    # "(default)" marks a choice, and "([page](...)" is a link.
+    found = [(name, value) for name, value in stated if name in known and value != "default" and value[0] != "["]
+    assert len(found) > 25
+    assert not [f"{name}: {value}, is {known[name]}" for name, value in found if not same(value, known[name])]
+
+
+@pytest.mark.parametrize("page", [DOCS / "dpo.md", *ALGORITHMS], ids=named)
+def test_defaults_in_the_tables_are_the_configs(page):
+    """A table with the columns option and default; a column "in `configs/NAME.py`" states what that file sets."""
+    wrong = []
+    for table in tables(text_of(page)):
+        for row in table:
+            options = re.findall(r"`([\w.]+)`", row.get("option", ""))
+            for column in row:
+                file = re.fullmatch(r"in `(configs/\w+\.py)`", column)
+                if not options or not (file or column == "default"):
+                    continue
+                config = config_of([f"--config={file[1]}"]) if file else Config()
+                values = row[column].split(", ")
+                assert len(values) == len(options), row
+                wrong += [
+                    f"{option}: {value}, is {config_schema.get(config, option)}"
+                    for option, value in zip(options, values, strict=True)
+                    if not same(value, config_schema.get(config, option))
+                ]
+    assert not wrong
+
+
+@pytest.mark.parametrize("page", [page for page in ALGORITHMS if page.name not in ("README.md", "off_policy.md")], ids=named)
+def test_a_page_has_its_parts(page):
+    text = text_of(page)
+    assert all(f"\n## {part}\n" in text for part in ("Formula", "Details", "Differences")), page
+    assert "Source" in text and commands(text)
+    assert f"({page.name})" in text_of(DOCS / "algorithms" / "README.md")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=named)
+def test_every_command_on_a_page_can_be_run(page, tmp_path):
+    """Its config is valid, and each of its stages finds the stages whose output it reads."""
+    given = re.compile("FOLDER|FILE|WORKDIR")  # To be filled in by the reader.
+    for arguments in commands(text_of(page)):
+        config = config_of(arguments) if not given.search(" ".join(arguments)) else Config()
+        if config.reward.source != "callable":  # Its file is the reader's.
+            pipeline.find_changes(config, tmp_path)
+
+
+def test_the_algorithms_pages_run_every_choice():
+    configs = [config_of(arguments) for page in ALGORITHMS for arguments in commands(text_of(page))]
+    assert {config.dpo.objective for config in configs} == set(DIRECT_OBJECTIVES)
+    checks = {field.name: field.metadata["check"] for field in dataclasses.fields(Ppo)}
+    for name in ("advantages", "policy_loss"):
+        assert {getattr(config.ppo, name) for config in configs} == set(checks[name].choices)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=named)
+def test_every_place_that_a_page_names_exists(page):
+    """`path.py` and `path.py: name`, the path from the root or from jaxalign/."""
+    missing = []
+    for path, name in re.findall(r"`((?:[\w.]+/)+\w+\.py)(?::\s(\w+))?`", text_of(page)):
+        file = next((folder / path for folder in (ROOT, ROOT / "jaxalign") if (folder / path).exists()), None)
+        if file is None or (name and not re.search(rf"^\s*(def|class) {name}\b|^{name} =", text_of(file), re.MULTILINE)):
+            missing.append(f"{path}: {name}")
+    assert not missing
+
+
+def test_every_option_of_another_library_is_one_here():
+    """The column "here" of docs/coming_from.md holds options, option=value, or "not here"."""
+    rows = [row for table in tables(text_of(DOCS / "coming_from.md")) for row in table]
+    assert len(rows) > 150
+    for row in rows:
+        if row["here"] == "not here":
+            continue
+        assert re.fullmatch(r"`[\w.=]+`(, `[\w.=]+`)*", row["here"]), row
+        for option in re.findall(r"`([\w.=]+)`", row["here"]):
+            name, _, value = option.partition("=")
+            default = config_schema.get(Config(), name)
+            if value:
+                values = {name.rpartition(".")[2]: type(default)(value)}
+                for part in reversed(name.split(".")[:-1]):
+                    values = {part: values}
+                config_schema.from_mapping(Config(), values)
+
+
+def test_options_named_in_the_notes_exist():
+    """Whatever looks like an option of a section of the config is one."""
+    sections = "|".join(field.name for field in dataclasses.fields(Config()))
+    for page in [DOCS / "coming_from.md", DOCS / "dpo.md", *ALGORITHMS]:
+        for name in re.findall(rf"`((?:{sections})\.[\w.]+)(?:=[^`]*)?`", text_of(page)):
+            if not re.search(r"\.(py|md)$", name) and not name.startswith("reward.reward_"):
+                _exists_here_or_there(page, name)
+
+
+def _exists_here_or_there(page: pathlib.Path, name: str) -> None:
+    # Another library has sections of these names too: what stands in the first column is its own.
+    first = [next(iter(row.values())) for table in tables(text_of(page)) for row in table]
+    theirs = {option for cell in first for option in re.findall(r"`([\w.]+)", cell)}
+    if page.name != "coming_from.md" or name not in theirs:
+        config_schema.get(Config(), name)
+
+
 def test_every_page_that_the_config_names_exists():
-    text = (DOCS.parent / "jaxalign" / "config.py").read_text(encoding="utf-8")
-    pages = set(re.findall(r"docs/([\w/]+\.md)", text))
+    pages = set(re.findall(r"docs/([\w/]+\.md)", text_of(ROOT / "jaxalign" / "config.py")))
     assert pages and all((DOCS / page).exists() for page in pages)
+
+
+def test_the_index_has_the_papers_that_are_cited():
+    number = re.compile(r"(?<![\d.])\d{4}\.\d{5}(?!\d)")
+    files = [path for folder in ("jaxalign", "docs", "configs") for path in (ROOT / folder).rglob("*.*")]
+    files = [path for path in files if path.suffix in (".py", ".md") and path != DOCS / "papers.md"]
+    cited = {found for path in files for found in number.findall(text_of(path))}
+    listed = [row["arXiv"] for table in tables(text_of(DOCS / "papers.md")) for row in table if "arXiv" in row]
+    assert len(listed) == len(set(listed))
+    assert cited - set(listed) == set(), "cited, but not in docs/papers.md"
+    assert set(listed) - cited == set(), "in docs/papers.md, but cited nowhere"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=named)
+def test_every_relative_link_resolves(page):
+    broken = []
+    for target in re.findall(r"\]\(([^)\s]+)\)", text_of(page)):
+        if re.match(r"[a-z]+:", target):
+            continue
+        path, _, anchor = target.partition("#")
+        file = pathlib.Path(os.path.normpath(page.parent / path)) if path else page
+        if not file.exists() or (anchor and anchor not in _anchors(file)):
+            broken.append(target)
+    assert not broken
+
+
+def _anchors(page: pathlib.Path) -> set[str]:
+    """The headings of a page as GitHub makes anchors of them."""
+    heads = re.findall(r"^#+ (.*)$", text_of(page), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}
