@@ -266,7 +266,8 @@ def test_vtrace_looks_at_the_samplers_log_probs():
             following = target
             target = values[t] + delta + 0.9 * 0.95 * rho * (following - values[t + 1])
             assert found.returns[row, t] == pytest.approx(target, abs=1e-4)
-            assert found.advantages[row, t] == pytest.approx(rho * (rewards[t] + 0.9 * following - values[t]), abs=1e-4)
+            ahead = values[t + 1] + 0.95 * (following - values[t + 1])
+            assert found.advantages[row, t] == pytest.approx(rho * (rewards[t] + 0.9 * ahead - values[t]), abs=1e-4)
 
 
 @pytest.mark.parametrize(
