@@ -13,9 +13,10 @@ from jaxalign.errors import UserError
 from jaxalign.records import Comparison, Message, Prompt
 from jaxalign.stages import sources
 from jaxalign.stages.base import StageContext
-from jaxalign.stages.preference import Preference, measure, pair_arrays
+from jaxalign.stages.preference import all_scores, labelled_split, measure, pair_arrays
 from jaxalign.stages.sft import _revisions
 from jaxalign.stages.shards import Shards
+from jaxalign.training.scorer import Scorer
 from tests import tiny
 from tests.feedback.fakes import WordTokenizer
 
@@ -77,7 +78,7 @@ def test_what_is_measured_on_held_out_pairs():
     for i, side in np.ndindex(4, 2):
         ids = batch.tokens[i, side, : batch.length[i, side]]
         scores[i, side] = np.asarray(model.hidden(params, ids[None]))[0, -1] @ params["score"]
-    found = measure(model, params, batch, batch=2)
+    found = measure(all_scores(Scorer(model), params, batch, 2), batch)
     margin, label = (scores[:, 0] - scores[:, 1])[[0, 1, 3]], np.array([0.9, 0.2, 0.6])
     assert found["held_out"]["pairs"] == 3
     assert found["held_out"]["accuracy"] == pytest.approx(((margin > 0) == (label > 0.5)).mean())
@@ -85,7 +86,7 @@ def test_what_is_measured_on_held_out_pairs():
     assert found["held_out"]["loss"] == pytest.approx(loss.mean(), rel=1e-5)
     counts = found["calibration"]["count"]
     assert sum(counts) == 6 and counts == counts[::-1]
-    assert measure(model, params, pair_arrays(TOKENIZER, pairs[2:3], "compact", 64), 2)["held_out"] is None
+    assert measure(scores[2:3], pair_arrays(TOKENIZER, pairs[2:3], "compact", 64))["held_out"] is None
 
 
 def revision_rows():
@@ -129,4 +130,4 @@ def test_a_policy_that_says_one_thing_only_is_a_sentence(tmp_path):
             "reasoning_ab": None, "reasoning_ba": None}  # fmt: skip
     Shards(tmp_path / "compare").write(0, [same])
     with pytest.raises(UserError, match="stage compare left no pair to learn from"):
-        Preference()._pairs(StageContext(Config(), tmp_path, tmp_path / "preference", False), TOKENIZER)
+        labelled_split(StageContext(Config(), tmp_path, tmp_path / "preference", False), TOKENIZER)
