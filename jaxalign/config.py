@@ -214,6 +214,10 @@ class Preference:
     combine: str = field("mean", "One score from those of the members: their mean, their least, or their mean less "
                          "std_weight deviations.", one_of("mean", "min", "mean_minus_std"))
     std_weight: float = field(1.0, "Deviations taken off the mean (combine=mean_minus_std).", at_least(0))
+    margin_weight: float = field(0.0, "The better answer is to be ahead by so many times its row's \"margin\" (preference "
+                                 "files); 0: margins are not read.", at_least(0))
+    temperature_fit: bool = field(False, "Fit a temperature on held-out pairs and show the calibration under it; scores stay "
+                                  "as they are.")
     optimizer: Optimizer = section(Optimizer(learning_rate=5e-4, schedule="linear", warmup_steps=10), "Its optimizer.")
     checkpoint_every: int = field(50, "Steps between checkpoints.", at_least(1))
     micro_batches: int = field(1, "Parts a step is computed in, to save memory; results are the same.", at_least(1))

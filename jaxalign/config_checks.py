@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 def check(config: Config) -> None:
     """Raises UserError at the first pair of fields that do not fit together."""
     _check_model(config)
-    _check_ensemble(config)
+    _check_preference(config)
     _check_distill(config)
     _check_data(config)
     _check_tensor(config)
@@ -48,9 +48,16 @@ _STAGES_OF_SOURCE = {
     "arithmetic": ("pretrain", "ppo", "evaluate", "report"),
     "prompts_jsonl": ("ppo", "evaluate", "report"),
 }
-def _check_ensemble(config: Config) -> None:
+
+
+def _check_preference(config: Config) -> None:
     section = config.preference
-    if "preference" in config.stages and section.members == 1 and section.combine != "mean":
+    if "preference" not in config.stages:
+        return
+    if section.margin_weight and config.data.source == "world":
+        raise UserError(f"config.preference.margin_weight is {section.margin_weight} but the pairs of the embedded world have "
+                        "no margins; leave it at 0, or set config.data.source to 'preferences_jsonl'")
+    if section.members == 1 and section.combine != "mean":
         raise UserError(f"config.preference.combine is {section.combine!r} but config.preference.members is 1; one model's "
                         "score is all there is: set members to at least 2, or leave combine at 'mean'")
 

@@ -59,7 +59,10 @@ class Revision:
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-    """A pair of responses with a soft label: the probability that `response_a` is the better one."""
+    """A pair of responses with a soft label: the probability that `response_a` is the better one.
+
+    margin, where it is known, says by how much the better one is better.
+    """
 
     prompt: Prompt
     response_a: str
@@ -71,6 +74,7 @@ class Comparison:
     decided: bool = True
     reasoning_ab: str | None = None
     reasoning_ba: str | None = None
+    margin: float | None = None
 
 
 def _array_record(cls: type) -> type:
@@ -156,10 +160,12 @@ class ScoredPairs:
 class PairBatch:
     """Pairs of complete sequences for the preference model.
 
-    tokens int32 [B, 2, T], length int32 [B, 2], label float32 [B] = P(first is better), weight float32 [B] (0 = padding row).
+    tokens int32 [B, 2, T], length int32 [B, 2], label float32 [B] = P(first is better), weight float32 [B] (0 = padding row),
+    margin float32 [B], how far apart the scores are to be, or None for none.
     """
 
     tokens: Any
     length: Any
     label: Any
     weight: Any
+    margin: Any = None

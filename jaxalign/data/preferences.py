@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import math
 import pathlib
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -27,8 +28,8 @@ class PreferenceReport:
     """What became of every row of one file. Tuples hold line numbers, from 1.
 
     rows = pairs + broken + identical + no_common_question + empty_prompts + too_long, plus differing_contexts and
-    empty_answers where those are dropped (a row counts under the first reason that drops it). cut rows are kept, and so
-    are differing and empty ones under "keep", which is why a kept row may be listed more than once.
+    empty_answers where those are dropped (a row counts under the first reason that drops it). cut rows and those with a bad
+    margin are kept, and so are differing and empty ones under "keep": a kept row may be listed more than once.
     """
 
     path: str
@@ -42,6 +43,7 @@ class PreferenceReport:
     empty_answers: tuple[int, ...]
     cut: tuple[int, ...]
     too_long: tuple[int, ...]
+    bad_margins: tuple[int, ...]
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values, for a stage's summary."""
@@ -68,6 +70,7 @@ _MEANING = {
     "empty_answers": "with an empty answer",
     "cut": "over-long, oldest turns cut",
     "too_long": "over-long even with the last question alone; left out",
+    "bad_margins": "with a margin that is no number of at least 0; taken as 0",
 }
 
 
@@ -96,6 +99,7 @@ def read_preferences(
     count_tokens: CountTokens | None = None,
     max_tokens: int | None = None,
     source: str = "human",
+    margins: bool = False,
 ) -> tuple[list[Comparison], PreferenceReport]:
     """Reads the pairs of a .jsonl or .jsonl.gz file whose rows hold `chosen` and `rejected` (see docs/preferences.md).
 
@@ -108,12 +112,14 @@ def read_preferences(
       count_tokens: tokens of the complete sequence of a context and an answer, as the stage will encode it.
       max_tokens: the room for it; the oldest turns of a context are dropped until both answers fit.
       source: becomes `Prompt.source`.
+      margins: read each row's "margin", by how much the chosen answer is better; a row without one has the margin 0.
 
     Returns:
       Comparisons in file order, the chosen answer first with label 1.0, and the report.
 
     Raises:
-      UserError: the file is missing or damaged, too many rows are broken, or no pair is left.
+      UserError: the file is missing or damaged, too many rows are broken, no pair is left, or none has a margin that is to
+        be read.
     """
     options = _Options(differing_contexts, empty_answers, count_tokens, max_tokens)
     stem = pathlib.Path(path).name.removesuffix(".gz").removesuffix(".jsonl")
@@ -129,14 +135,26 @@ def read_preferences(
             answers = _answers(row.line, row.value, options, listed)
         if answers is not None:
             prompt = Prompt(f"{stem}:{row.line}", answers.context, source)
-            pairs.append(Comparison(prompt, answers.chosen, answers.rejected, label=1.0))
+            margin = _margin(row.line, row.value, listed) if margins else None
+            pairs.append(Comparison(prompt, answers.chosen, answers.rejected, label=1.0, margin=margin))
         if limit and len(pairs) == limit:
             break
     check_bad_share(path, listed["broken"], rows, max_bad_share)
     report = PreferenceReport(str(path), rows, len(pairs), **{name: tuple(lines) for name, lines in listed.items()})
     if not pairs:
         raise UserError(f"no pair of answers is left: {'; '.join(report.sentences())}; give a file with usable rows")
+    if margins and not any(pair.margin for pair in pairs):
+        raise UserError(f"no row of {path} has a \"margin\" above 0, and config.preference.margin_weight asks for margins; set "
+                        "it to 0, or give a file with them")
     return pairs, report
+
+
+def _margin(line: int, value: dict[str, Any], listed: dict[str, list]) -> float:
+    found = value.get("margin", 0.0)
+    if isinstance(found, (int, float)) and not isinstance(found, bool) and 0 <= found < math.inf:
+        return float(found)
+    listed["bad_margins"].append(line)
+    return 0.0
 
 
 def _answers(line: int, value: dict[str, Any], options: _Options, listed: dict[str, list]) -> Answers | None:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import jax
 import numpy as np
 
-from jaxalign.algorithms.calibration import expected_calibration_error, reliability_bins
+from jaxalign.algorithms.calibration import expected_calibration_error, fit_temperature, reliability_bins
 from jaxalign.algorithms.preference_losses import bradley_terry
 from jaxalign.algorithms.rewards import score_statistics
 from jaxalign.algorithms.statistics import wilson_interval
@@ -56,7 +56,10 @@ class Preference(Stage):
         train, held_out, report = labelled_split(context, tokenizer)
         for sentence in report.sentences() if report else ():
             print(f"[{self.name}] {sentence}", flush=True)
-        train, held_out = (pair_arrays(tokenizer, pairs, config.data.style, section.max_length) for pairs in (train, held_out))
+        train, held_out = (
+            pair_arrays(tokenizer, pairs, config.data.style, section.max_length, section.margin_weight)
+            for pairs in (train, held_out)
+        )
         steps = EpochLoader(len(train.label), section.batch, config.seed).steps(section.epochs)
         members = [self._train(context, policy, train, steps, number) for number in range(section.members)]
         scorer, params, extra = Scorer(policy.with_head("scalar")), members[0], {"data": report.to_dict()} if report else {}
@@ -67,7 +70,7 @@ class Preference(Stage):
         shift, scale = (float(x) for x in score_statistics(samples.reshape(-1)))
         summary = {"steps": steps, "train_pairs": len(train.label), "reward_mean_before": shift, "reward_std_before": scale}
         summary |= {"shift": shift, "scale": scale} if section.normalise else {"shift": 0.0, "scale": 1.0}
-        summary |= measure(all_scores(scorer, params, held_out, section.batch), held_out)
+        summary |= measure(all_scores(scorer, params, held_out, section.batch), held_out, section.temperature_fit)
         write_json(context.directory / "summary.json", summary | extra)
 
     def _train(self, context: StageContext, policy: Model, train: PairBatch, steps: int, number: int) -> Params:
@@ -129,12 +132,15 @@ def labelled_split(
     """(train, held out, report of the file) of the pairs that the preference model learns from; no report for the world."""
     config = context.config
     if config.data.source != "world":
-        return sources.human_comparisons(context, tokenizer)
+        return sources.human_comparisons(context, tokenizer, margins=config.preference.margin_weight > 0)
     return *split_by_prompt(labelled_pairs(context), config.preference.held_out_share, config.seed), None
 
 
-def pair_arrays(tokenizer: Tokenizer, pairs: Sequence[Comparison], style: str, max_length: int) -> PairBatch:
-    """All pairs as one PairBatch of numpy arrays, padded to one length. A sequence too long keeps its end."""
+def pair_arrays(
+    tokenizer: Tokenizer, pairs: Sequence[Comparison], style: str, max_length: int, margin_weight: float = 0.0
+) -> PairBatch:
+    """All pairs as one PairBatch of numpy arrays, padded to one length. A sequence too long keeps its end. The margins are
+    margin_weight times the pairs' own; None where that is 0."""
     rows = []
     for pair in pairs:
         sides = (pair.response_a, pair.response_b)
@@ -146,7 +152,8 @@ def pair_arrays(tokenizer: Tokenizer, pairs: Sequence[Comparison], style: str, m
         for side, ids in enumerate(row):
             tokens[i, side, : len(ids)], length[i, side] = ids, len(ids)
     label = np.asarray([pair.label for pair in pairs], np.float32)
-    return PairBatch(tokens, length, label, np.ones(len(rows), np.float32))
+    margin = np.asarray([margin_weight * (pair.margin or 0.0) for pair in pairs], np.float32) if margin_weight else None
+    return PairBatch(tokens, length, label, np.ones(len(rows), np.float32), margin)
 
 
 def all_scores(scorer: Scorer, params, pairs: PairBatch, batch: int) -> np.ndarray:
@@ -169,8 +176,11 @@ def accuracy(scores: np.ndarray, label: np.ndarray) -> dict | None:
     return {"pairs": total, "accuracy": right / total, "low": low, "high": high}
 
 
-def measure(scores: np.ndarray, pairs: PairBatch, bins: int = 10) -> dict:
-    """Accuracy, calibration and loss of raw scores [B, 2] on held-out pairs whose label leans one way."""
+def measure(scores: np.ndarray, pairs: PairBatch, temperature_fit: bool = False, bins: int = 10) -> dict:
+    """Accuracy, calibration and loss of raw scores [B, 2] on held-out pairs whose label leans one way.
+
+    With `temperature_fit` the calibration is that under a temperature, and the summary has it with what it was before.
+    """
     decided = np.abs(pairs.label - 0.5) > 1e-6
     if not decided.any():
         return {"held_out": None, "calibration": None}
@@ -178,13 +188,35 @@ def measure(scores: np.ndarray, pairs: PairBatch, bins: int = 10) -> dict:
     scores, label = scores[decided], pairs.label[decided]
     loss = float(np.mean(bradley_terry(scores[:, 0], scores[:, 1], label)))
     # Each pair counts in both orders, so that the plot does not depend on which answer happened to be written first.
-    margin = np.concatenate([scores[:, 0] - scores[:, 1], scores[:, 1] - scores[:, 0]])
     both = np.concatenate([label, 1 - label])
-    prob = np.asarray(jax.nn.sigmoid(margin))
-    plot = reliability_bins(prob, both, bins)
-    held_out |= {"loss": loss, "ece": float(expected_calibration_error(prob, both, bins))}
+
+    def ece(margin: np.ndarray):
+        prob = np.asarray(jax.nn.sigmoid(np.concatenate([margin, -margin])))
+        return float(expected_calibration_error(prob, both, bins)), reliability_bins(prob, both, bins)
+
+    margin, extra = scores[:, 0] - scores[:, 1], {}
+    if temperature_fit:
+        before, _ = ece(margin)
+        margin, fitted = cross_fitted(margin, label)
+        extra = {"temperature": fitted | {"ece_before": before, "ece_after": ece(margin)[0]}}
+    error, plot = ece(margin)
+    held_out |= {"loss": loss, "ece": error}
     named = {name: [float(x) for x in getattr(plot, name)] for name in ("edges", "confidence", "accuracy", "count")}
-    return {"held_out": held_out, "calibration": named}
+    return {"held_out": held_out, "calibration": named} | extra
+
+
+def cross_fitted(margin: np.ndarray, label: np.ndarray) -> tuple[np.ndarray, dict]:
+    """(margins over their temperature, the temperatures), float32 [B].
+
+    Every second pair is divided by the temperature that the others are likeliest under, and the others by theirs: no pair is
+    judged by what was fitted on it. `value` is fitted on all. What is made likely is the answer that the label leans to,
+    since the calibration counts that one.
+    """
+    outcome = (label > 0.5).astype(np.float32)
+    odd = np.arange(len(label)) % 2 == 1
+    folds = [float(fit_temperature(margin[rest], outcome[rest])) for rest in (odd, ~odd)]
+    temperature = np.where(odd, folds[1], folds[0]).astype(np.float32)
+    return margin / temperature, {"value": float(fit_temperature(margin, outcome)), "folds": folds}
 
 
 STAGE = Preference()

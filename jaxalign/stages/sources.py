@@ -48,9 +48,12 @@ def response_texts(tokenizer: Tokenizer, rollout: Rollout) -> list[str]:
 
 
 def human_comparisons(
-    context: StageContext, tokenizer: Tokenizer
+    context: StageContext, tokenizer: Tokenizer, margins: bool = False
 ) -> tuple[list[Comparison], list[Comparison], PreferenceReport]:
-    """(train, held out, report) of the preference file. Dialogues longer than preference.max_length are cut at a turn."""
+    """(train, held out, report) of the preference file. Dialogues longer than preference.max_length are cut at a turn.
+
+    Only with `margins` are those of the rows read; which pairs there are does not depend on it.
+    """
     data = context.config.data
 
     def count(messages, answer: str) -> int:
@@ -64,6 +67,7 @@ def human_comparisons(
         limit=data.limit,
         count_tokens=count,
         max_tokens=min(context.config.preference.max_length, context.config.model.max_length),
+        margins=margins,
     )
     train, held_out = split_by_prompt(pairs, data.held_out_share, context.config.seed)
     return train, held_out, report

@@ -119,6 +119,14 @@ def preference(run: RunFiles) -> Section:
             ["Its standard deviation", number(summary.get("reward_std_before"))],
             ["Shift applied", number(summary.get("shift"))],
             ["Scale applied", number(summary.get("scale"))]]
+    if "temperature" in summary:
+        fitted = summary["temperature"]
+        rows += [["Temperature fitted", number(fitted.get("value"))],
+                 ["Calibration error without it", number(fitted.get("ece_before"))]]
+    if "members" in summary:
+        rows += [[f"Accuracy of member {i}", _accuracy(member.get("held_out") or {})]
+                 for i, member in enumerate(summary["members"], 1)]
+        rows.append(["Disagreement of the members", number(summary.get("disagreement"))])
     intro = ("It turns the labels into the reward of RL. Calibration and held-out numbers are on pairs that it never "
              "trained on.")
     return Section("preference", title, intro, figures=figures,

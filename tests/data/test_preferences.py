@@ -134,6 +134,23 @@ def test_unique_prompts_holds_each_dialogue_once_in_order():
     assert [prompt.id for prompt in unique_prompts(pairs)] == ["p:1", "p:2"]
 
 
+def test_margins_are_read_only_when_asked(tmp_path):
+    """A row without one has 0; what is no number of at least 0 is listed, and its pair stays: the pairs do not change."""
+    margins = [1.5, None, "much", -1, True, 2, [1]]
+    rows = [_row([f"q{i}", "good"], [f"q{i}", "bad"]) for i in range(7)]
+    rows = [row if margin is None else row | {"margin": margin} for row, margin in zip(rows, margins, strict=True)]
+    path = _write(tmp_path / "pairs.jsonl", rows)
+    pairs, report = read_preferences(path, margins=True)
+    assert [pair.margin for pair in pairs] == [1.5, 0, 0, 0, 0, 2.0, 0]
+    assert report.bad_margins == (3, 4, 5, 7) and report.broken == ()
+    assert any("with a margin that is no number" in sentence for sentence in report.sentences())
+    plain, report = read_preferences(path)
+    assert [pair.margin for pair in plain] == [None] * 7 and report.bad_margins == ()
+    assert [pair.prompt for pair in plain] == [pair.prompt for pair in pairs]
+    with pytest.raises(UserError, match='no row of .* has a "margin" above 0, and config.preference.margin_weight'):
+        read_preferences(_write(tmp_path / "none.jsonl", rows[1:2]), margins=True)
+
+
 def test_prompts_are_cut_at_a_turn_or_listed_as_too_long():
     turns = (Message("user", "aaaa"), Message("assistant", "bb"), Message("user", "ccc"))
     prompts = [Prompt("p:1", turns, "human"), Prompt("p:2", turns[2:], "human"), Prompt("p:3", turns[:1], "human")]

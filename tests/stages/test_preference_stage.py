@@ -1,4 +1,4 @@
-"""The preference stage beyond the one plain model: ensembles on a tiny run."""
+"""The preference stage beyond the one plain model: ensembles on a tiny run, temperatures and margins."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ import pytest
 
 from jaxalign.config import from_config_dict
 from jaxalign.errors import UserError
+from jaxalign.records import Comparison, Message, PairBatch, Prompt
+from jaxalign.stages.preference import cross_fitted, measure, pair_arrays
 from jaxalign.tracking.metrics import read_metrics
+from tests.feedback.fakes import WordTokenizer
 from tests.stages.test_end_to_end import CONFIG, done, fingerprints, read, run  # noqa: F401
 
 STAGES = ("pretrain", "revise", "sft", "compare", "preference", "ppo")
@@ -74,3 +77,47 @@ def test_an_interruption_between_members_changes_nothing(ensemble, tmp_path):
 def test_one_model_has_nothing_to_combine():
     with pytest.raises(UserError, match="config.preference.combine is 'min' but config.preference.members is 1"):
         from_config_dict({"preference": {"combine": "min"}})
+
+
+def overconfident(pairs=400, factor=3.0):
+    """Labels drawn from sigmoid(x), and scores that claim factor times x: the right temperature is the factor."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(0, 2, pairs)
+    label = (rng.random(pairs) < 1 / (1 + np.exp(-x))).astype(np.float32)
+    scores = np.stack([factor * x, np.zeros(pairs)], axis=1).astype(np.float32)
+    empty = np.zeros((pairs, 2, 1), np.int32)
+    return scores, PairBatch(empty, empty[..., 0], label, np.ones(pairs, np.float32))
+
+
+def test_a_temperature_mends_an_overconfident_model():
+    scores, pairs = overconfident()
+    plain, found = measure(scores, pairs), measure(scores, pairs, temperature_fit=True)
+    fitted = found["temperature"]
+    assert fitted["value"] == pytest.approx(3, rel=0.25) and fitted["folds"] == pytest.approx([3, 3], rel=0.4)
+    assert fitted["ece_before"] == plain["held_out"]["ece"] and "temperature" not in plain
+    assert fitted["ece_after"] == found["held_out"]["ece"] < 0.6 * fitted["ece_before"]
+    for name in ("accuracy", "loss", "pairs"):  # the scores themselves stay
+        assert found["held_out"][name] == plain["held_out"][name]
+
+
+def test_no_pair_is_judged_by_a_temperature_that_was_fitted_on_it():
+    """Were the pair itself among those fitted, turning its label round would move what it is divided by."""
+    scores, pairs = overconfident(40)
+    margin = scores[:, 0] - scores[:, 1]
+    turned = pairs.label.copy()
+    turned[6] = 1 - turned[6]
+    (cooled, before), (again, after) = cross_fitted(margin, pairs.label), cross_fitted(margin, turned)
+    assert cooled[6] == again[6] and cooled[7] != again[7] and before["value"] != after["value"]
+    assert np.isfinite(cross_fitted(margin[:1], pairs.label[:1])[0]).all()
+
+
+def test_margins_are_weighed_and_reach_the_loss():
+    prompt = Prompt("p", (Message("user", "How?"),), "human")
+    pairs = [Comparison(prompt, "a", "b", 1.0, margin=margin) for margin in (0.5, 0.0, None)]
+    assert pair_arrays(WordTokenizer(), pairs, "compact", 32, 2.0).margin.tolist() == [1.0, 0.0, 0.0]
+    assert pair_arrays(WordTokenizer(), pairs, "compact", 32).margin is None
+
+
+def test_the_world_has_no_margins():
+    with pytest.raises(UserError, match="margin_weight is 1.0 but the pairs of the embedded world have no margins"):
+        from_config_dict({"preference": {"margin_weight": 1.0}})

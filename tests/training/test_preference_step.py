@@ -60,6 +60,20 @@ def test_loss_and_accuracy_by_hand(pairs):
     assert metrics["accuracy"] == pytest.approx(((margin > 0) == (label > 0.5))[decided].mean())
 
 
+def test_a_margin_by_hand(pairs):
+    """The better answer is to be ahead by it, whichever the label leans to; an array of zeros is no margin at all."""
+    margin = np.linspace(0, 2, 8).astype(np.float32)
+    scores, label, counted = expected_scores(pairs), pairs.label.astype(np.float64), pairs.weight == 1
+    apart = scores[:, 0] - scores[:, 1]
+    loss = label * np.log1p(np.exp(margin - apart)) + (1 - label) * np.log1p(np.exp(margin + apart))
+    loss += CENTERING * scores.sum(1) ** 2
+    _, metrics = step(dataclasses.replace(pairs, margin=margin))
+    assert metrics["loss"] == pytest.approx(loss[counted].mean(), rel=1e-5)
+    _, none = step(pairs)
+    _, zeros = step(dataclasses.replace(pairs, margin=np.zeros(8, np.float32)), 2)
+    assert zeros["loss"] == pytest.approx(none["loss"], rel=1e-5)
+
+
 @pytest.mark.parametrize("micro_batches", [2, 4])
 def test_micro_batches_change_nothing(pairs, micro_batches):
     gradient, metrics = step(pairs)
