@@ -76,13 +76,16 @@ class Data:
                         "that a reward reads; or arithmetic.",
                         one_of("world", "preferences_jsonl", "prompts_jsonl", "arithmetic"))
     train: str = field("", "JSONL file (.gz too), for preferences_jsonl (chosen/rejected) and prompts_jsonl.")
+    extra_train: tuple[str, ...] = field((), "Further such files, mixed with train.")
+    weights: tuple[float, ...] = field((), "Shares of an epoch's pairs that come from train and from each of extra_train, in "
+                                       "any unit; empty: as many as each file has.")
     held_out_share: float = field(0.05, "Share of the rows kept for evaluation.", between(0.0, 0.9))
     max_bad_share: float = field(0.01, "Share of broken lines over which reading stops.", between(0.0, 1.0))
     empty_answers: str = field("drop", "What becomes of a row one of whose answers is empty.", one_of("drop", "keep"))
     differing_contexts: str = field(
         "drop", "A row whose dialogues differ before the last turn: dropped, or the turns they share are the prompt.",
         one_of("drop", "keep"))
-    limit: int = field(0, "Rows used at most; 0 means all.", at_least(0))
+    limit: int = field(0, "Rows of a file used at most; 0 means all.", at_least(0))
     style: str = field("compact", "Turn markers of the prompt: the world's compact ones, or those of HH.",
                        one_of("compact", "hh"))
 

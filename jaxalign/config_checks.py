@@ -89,6 +89,7 @@ def _check_distill(config: Config) -> None:
 
 
 def _check_data(config: Config) -> None:
+    _check_mixture(config)
     source = config.data.source
     if source.endswith("_jsonl") and not config.data.train:
         rows = ('dialogues, each row with "chosen" and "rejected"' if source == "preferences_jsonl"
@@ -106,6 +107,20 @@ def _check_data(config: Config) -> None:
     if source == "world" and config.world.held_out_topics >= config.world.topics:
         raise UserError(f"config.world.held_out_topics is {config.world.held_out_topics}; it must be below "
                         f"config.world.topics ({config.world.topics}), so that some are left to learn from")
+
+
+def _check_mixture(config: Config) -> None:
+    data = config.data
+    files = 1 + len(data.extra_train)
+    if data.extra_train and data.source != "preferences_jsonl":
+        raise UserError(f"config.data.extra_train is {data.extra_train} but config.data.source is {data.source!r}; set it to "
+                        "'preferences_jsonl', or leave extra_train empty")
+    if data.weights and len(data.weights) != files:
+        raise UserError(f"config.data.weights has {len(data.weights)} numbers for {files} files (config.data.train and "
+                        "config.data.extra_train); give one for each, or none")
+    if any(weight <= 0 for weight in data.weights):
+        raise UserError(f"config.data.weights is {data.weights}; every weight must be above 0: leave out a file that is not "
+                        "to be used")
 
 
 def _check_tensor(config: Config) -> None:

@@ -158,7 +158,9 @@ def _normalise_overrides(arguments: Sequence[str]) -> list[str]:
         if value is None:
             raise UserError(f"--config.{name} has no value; set it as --config.{name}=VALUE")
         if typing.get_origin(kind) is tuple and not value.startswith(("(", "[")):
-            value = repr(tuple(part.strip() for part in value.split(",") if part.strip()))
+            parts = [part.strip() for part in value.split(",") if part.strip()]
+            quoted = parts if typing.get_args(kind)[0] is not str else map(repr, parts)
+            value = f"({', '.join(quoted)},)" if parts else "()"
         result.append(f"--config.{name}={value}")
     return result
 

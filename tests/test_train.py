@@ -124,6 +124,15 @@ def test_stages_can_be_written_in_three_ways(folder, stages):
     assert config_of(f"--config.stages={stages}").stages == ("pretrain", "sft")
 
 
+@pytest.mark.parametrize("weights", ["1,0.5", "(1, 0.5)", "[1,0.5]"])
+def test_a_list_of_numbers_can_be_too(folder, weights):
+    config = config_of("--config.data.source=preferences_jsonl", "--config.data.train=a.jsonl",
+                       "--config.data.extra_train=b.jsonl", f"--config.data.weights={weights}")
+    assert config.data.extra_train == ("b.jsonl",) and config.data.weights == (1.0, 0.5)
+    with pytest.raises(UserError, match="config.data.weights"):
+        config_of("--config.data.weights=much")
+
+
 def test_the_command_line_wins_over_the_file_wherever_it_stands(folder):
     assert config_of().seed == 3
     assert read("--config.seed=4", "--config=small.py")[0].seed == 4

@@ -42,6 +42,29 @@ class EpochLoader:
         return np.random.default_rng([self.seed, self.stream, epoch]).permutation(self.rows)
 
 
+@dataclasses.dataclass(frozen=True)
+class MixtureLoader(EpochLoader):
+    """Rows of several sources, which stand one after another; each makes up its share of every epoch.
+
+    An epoch has as many rows as all sources together (`rows` is the sum of `sizes`). A source is gone through in shuffled
+    order from epoch to epoch: none of its rows comes again before all others have come.
+    """
+
+    sizes: tuple[int, ...] = ()
+    shares: tuple[float, ...] = ()
+
+    def _order(self, epoch: int) -> np.ndarray:
+        ends = np.rint(np.cumsum(self.shares) / sum(self.shares) * self.rows).astype(int)
+        found, start, begin = [], 0, 0
+        for number, (size, end) in enumerate(zip(self.sizes, ends, strict=True)):
+            if end > begin:
+                own = EpochLoader(size, int(end - begin), self.seed, 1000 * (self.stream + 1) + number)
+                found.append(start + own.indices(epoch))
+            start, begin = start + size, end
+        mixed = np.concatenate(found)
+        return mixed[super()._order(epoch)]
+
+
 def take(arrays, index: np.ndarray):
     """Rows `index` of every array of a record."""
     return jax.tree.map(lambda x: x[index], arrays)

@@ -61,6 +61,21 @@ class PreferenceReport:
         return lines
 
 
+@dataclasses.dataclass(frozen=True)
+class MixtureReport:
+    """The reports of several files."""
+
+    files: tuple[PreferenceReport, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values, for a stage's summary."""
+        return {"files": [report.to_dict() for report in self.files]}
+
+    def sentences(self) -> list[str]:
+        """Those of each file."""
+        return [sentence for report in self.files for sentence in report.sentences()]
+
+
 _MEANING = {
     "broken": "broken: no JSON, or no pair of dialogues; left out",
     "differing_contexts": "with contexts that differ",
@@ -100,6 +115,7 @@ def read_preferences(
     max_tokens: int | None = None,
     source: str = "human",
     margins: bool = False,
+    name: str | None = None,
 ) -> tuple[list[Comparison], PreferenceReport]:
     """Reads the pairs of a .jsonl or .jsonl.gz file whose rows hold `chosen` and `rejected` (see docs/preferences.md).
 
@@ -112,6 +128,7 @@ def read_preferences(
       count_tokens: tokens of the complete sequence of a context and an answer, as the stage will encode it.
       max_tokens: the room for it; the oldest turns of a context are dropped until both answers fit.
       source: becomes `Prompt.source`.
+      name: what `Prompt.id` begins with; None for the file's own name.
       margins: read each row's "margin", by how much the chosen answer is better; a row without one has the margin 0.
 
     Returns:
@@ -122,7 +139,7 @@ def read_preferences(
         be read.
     """
     options = _Options(differing_contexts, empty_answers, count_tokens, max_tokens)
-    stem = pathlib.Path(path).name.removesuffix(".gz").removesuffix(".jsonl")
+    name = name or file_stem(path)
     listed: dict[str, list] = {field: [] for field in _MEANING}
     pairs: list[Comparison] = []
     rows = 0
@@ -134,7 +151,7 @@ def read_preferences(
         else:
             answers = _answers(row.line, row.value, options, listed)
         if answers is not None:
-            prompt = Prompt(f"{stem}:{row.line}", answers.context, source)
+            prompt = Prompt(f"{name}:{row.line}", answers.context, source)
             margin = _margin(row.line, row.value, listed) if margins else None
             pairs.append(Comparison(prompt, answers.chosen, answers.rejected, label=1.0, margin=margin))
         if limit and len(pairs) == limit:
@@ -147,6 +164,11 @@ def read_preferences(
         raise UserError(f"no row of {path} has a \"margin\" above 0, and config.preference.margin_weight asks for margins; set "
                         "it to 0, or give a file with them")
     return pairs, report
+
+
+def file_stem(path: str | pathlib.Path) -> str:
+    """The file's name without .jsonl and .gz."""
+    return pathlib.Path(path).name.removesuffix(".gz").removesuffix(".jsonl")
 
 
 def _margin(line: int, value: dict[str, Any], listed: dict[str, list]) -> float:

@@ -15,7 +15,7 @@ import numpy as np
 
 from jaxalign.algorithms.statistics import wilson_interval
 from jaxalign.config import Config, Dpo
-from jaxalign.data.loader import EpochLoader, take
+from jaxalign.data.loader import take
 from jaxalign.data.preferences import split_by_prompt
 from jaxalign.data.tokenizer import Tokenizer
 from jaxalign.errors import UserError
@@ -50,13 +50,13 @@ class DPO(Stage):
         config, section = context.config, context.config.dpo
         tokenizer = common.load_tokenizer(context)
         model = common.make_model(config, tokenizer.vocab_size)
-        train, held_out, extra = self._pairs(context, tokenizer)
+        pairs, held_out, extra = self._pairs(context, tokenizer)
         start = common.policy_params(context, model, self.name)
         train, held_out = (
-            with_reference(context, section, model, start, arrays(tokenizer, pairs, config.data.style, section, kto), name)
-            for name, pairs, kto in (("train", train, section.objective == "kto"), ("held_out", held_out, False))
+            with_reference(context, section, model, start, arrays(tokenizer, part, config.data.style, section, kto), name)
+            for name, part, kto in (("train", pairs, section.objective == "kto"), ("held_out", held_out, False))
         )
-        loader = EpochLoader(len(train.label), section.batch, config.seed, stream=300)
+        loader = sources.pair_loader(config, pairs, section.batch, 300, len(train.label) // len(pairs))
         steps = loader.steps(section.epochs)
         optimizer = make_optimizer(section.optimizer, steps)
 

@@ -19,7 +19,7 @@ from jaxalign.algorithms.statistics import wilson_interval
 from jaxalign.config import Config
 from jaxalign.config import Preference as Section
 from jaxalign.data.loader import EpochLoader, take
-from jaxalign.data.preferences import PreferenceReport, split_by_prompt
+from jaxalign.data.preferences import MixtureReport, PreferenceReport, split_by_prompt
 from jaxalign.data.tokenizer import Tokenizer
 from jaxalign.models.model import Model, Params, scalar_from_lm
 from jaxalign.records import Comparison, PairBatch
@@ -53,15 +53,16 @@ class Preference(Stage):
         config, section = context.config, context.config.preference
         tokenizer = common.load_tokenizer(context)
         policy = common.make_model(config, tokenizer.vocab_size)
-        train, held_out, report = labelled_split(context, tokenizer)
+        pairs, held_out, report = labelled_split(context, tokenizer)
         for sentence in report.sentences() if report else ():
             print(f"[{self.name}] {sentence}", flush=True)
         train, held_out = (
-            pair_arrays(tokenizer, pairs, config.data.style, section.max_length, section.margin_weight)
-            for pairs in (train, held_out)
+            pair_arrays(tokenizer, part, config.data.style, section.max_length, section.margin_weight)
+            for part in (pairs, held_out)
         )
-        steps = EpochLoader(len(train.label), section.batch, config.seed).steps(section.epochs)
-        members = [self._train(context, policy, train, steps, number) for number in range(section.members)]
+        loaders = [sources.pair_loader(config, pairs, section.batch, 100 + number) for number in range(section.members)]
+        steps = loaders[0].steps(section.epochs)
+        members = [self._train(context, policy, train, loader, number) for number, loader in enumerate(loaders)]
         scorer, params, extra = Scorer(policy.with_head("scalar")), members[0], {"data": report.to_dict()} if report else {}
         if len(members) > 1:
             scorer, found = make_ensemble(section, scorer.model, members, train, held_out)
@@ -73,12 +74,12 @@ class Preference(Stage):
         summary |= measure(all_scores(scorer, params, held_out, section.batch), held_out, section.temperature_fit)
         write_json(context.directory / "summary.json", summary | extra)
 
-    def _train(self, context: StageContext, policy: Model, train: PairBatch, steps: int, number: int) -> Params:
+    def _train(self, context: StageContext, policy: Model, train: PairBatch, loader: EpochLoader, number: int) -> Params:
         """The weights of one member. It differs from the others by its head and by the order of the pairs."""
         config, section, model = context.config, context.config.preference, policy.with_head("scalar")
         directory = member_directory(context.directory, number)
         directory.mkdir(exist_ok=True)
-        loader = EpochLoader(len(train.label), section.batch, config.seed, stream=100 + number)
+        steps = loader.steps(section.epochs)
         optimizer = make_optimizer(section.optimizer, steps)
 
         def init():
@@ -128,7 +129,7 @@ def make_ensemble(section: Section, model: Model, members: Sequence[Params], tra
 
 def labelled_split(
     context: StageContext, tokenizer: Tokenizer
-) -> tuple[list[Comparison], list[Comparison], PreferenceReport | None]:
+) -> tuple[list[Comparison], list[Comparison], PreferenceReport | MixtureReport | None]:
     """(train, held out, report of the file) of the pairs that the preference model learns from; no report for the world."""
     config = context.config
     if config.data.source != "world":

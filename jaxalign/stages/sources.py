@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Sequence
 from pathlib import Path
 
 from jaxalign.config import Config
 from jaxalign.data.formats import render_prompt, render_response
+from jaxalign.data.loader import EpochLoader, MixtureLoader
 from jaxalign.data.packing import completion
-from jaxalign.data.preferences import PreferenceReport, fit_prompts, read_preferences, split_by_prompt, unique_prompts
+from jaxalign.data.preferences import (
+    MixtureReport,
+    PreferenceReport,
+    file_stem,
+    fit_prompts,
+    read_preferences,
+    split_by_prompt,
+    unique_prompts,
+)
 from jaxalign.data.prompts import read_prompts, split_prompts
 from jaxalign.data.tokenizer import Tokenizer
 from jaxalign.errors import UserError
@@ -22,7 +32,21 @@ def data_files(config: Config) -> dict[Path, str]:
     """The outside files of the data source."""
     if config.data.source in ("world", "arithmetic"):
         return {}
-    return {Path(config.data.train).expanduser(): "data.train"}
+    extra = {Path(path).expanduser(): "data.extra_train" for path in config.data.extra_train}
+    return extra | {Path(config.data.train).expanduser(): "data.train"}
+
+
+def _named_files(config: Config) -> dict[str, Path]:
+    """The preference files by the name that their prompts have as source: "human" for one alone."""
+    paths = [Path(path).expanduser() for path in (config.data.train, *config.data.extra_train)]
+    if len(paths) == 1:
+        return {"human": paths[0]}
+    for name in (file_stem, lambda path: f"{path.resolve().parent.name}/{file_stem(path)}"):
+        named = {name(path): path for path in paths}
+        if len(named) == len(paths):
+            return named
+    raise UserError(f"config.data.train and config.data.extra_train name the same file twice, or files that differ in neither "
+                    f"name nor folder ({', '.join(map(str, paths))}); give each once, and rename or move one")
 
 
 def encode_prompt(tokenizer: Tokenizer, messages: Sequence[Message], style: str) -> list[int]:
@@ -49,28 +73,69 @@ def response_texts(tokenizer: Tokenizer, rollout: Rollout) -> list[str]:
 
 def human_comparisons(
     context: StageContext, tokenizer: Tokenizer, margins: bool = False
-) -> tuple[list[Comparison], list[Comparison], PreferenceReport]:
-    """(train, held out, report) of the preference file. Dialogues longer than preference.max_length are cut at a turn.
+) -> tuple[list[Comparison], list[Comparison], PreferenceReport | MixtureReport]:
+    """(train, held out, report) of the preference files. Dialogues longer than preference.max_length are cut at a turn.
 
-    Only with `margins` are those of the rows read; which pairs there are does not depend on it.
+    Files come one after another. Only with `margins` are those of the rows read; which pairs there are does not depend on
+    it.
     """
-    data = context.config.data
+    data, pairs, reports = context.config.data, [], []
 
     def count(messages, answer: str) -> int:
         return len(encode_completion(tokenizer, messages, answer, data.style)[0])
 
-    pairs, report = read_preferences(
-        Path(data.train).expanduser(),
-        differing_contexts=data.differing_contexts,
-        empty_answers=data.empty_answers,
-        max_bad_share=data.max_bad_share,
-        limit=data.limit,
-        count_tokens=count,
-        max_tokens=min(context.config.preference.max_length, context.config.model.max_length),
-        margins=margins,
-    )
+    named = _named_files(context.config)
+    for name, path in named.items():
+        found, report = read_preferences(
+            path,
+            differing_contexts=data.differing_contexts,
+            empty_answers=data.empty_answers,
+            max_bad_share=data.max_bad_share,
+            limit=data.limit,
+            count_tokens=count,
+            max_tokens=min(context.config.preference.max_length, context.config.model.max_length),
+            source=name,
+            margins=margins,
+            name=name if len(named) > 1 else None,
+        )
+        pairs += found
+        reports.append(report)
     train, held_out = split_by_prompt(pairs, data.held_out_share, context.config.seed)
-    return train, held_out, report
+    return train, held_out, reports[0] if len(reports) == 1 else MixtureReport(tuple(reports))
+
+
+def pair_loader(
+    config: Config, pairs: Sequence[Comparison], batch: int, stream: int, rows_per_pair: int = 1
+) -> EpochLoader:
+    """The loader of rows made from `pairs` in their order: all of them each epoch, or by config.data.weights.
+
+    Raises UserError where a file that has a weight has no pair to learn from.
+    """
+    rows = rows_per_pair * len(pairs)
+    if not config.data.weights or config.data.source == "world":
+        return EpochLoader(rows, batch, config.seed, stream)
+    counts = collections.Counter(pair.prompt.source for pair in pairs)
+    named = _named_files(config)
+    for name, path in named.items():
+        if not counts[name]:
+            raise UserError(f"{path} has a weight in config.data.weights but no pair to train on is left of it; leave the file "
+                            "out, or lower config.data.held_out_share")
+    sizes = tuple(rows_per_pair * counts[name] for name in named)
+    return MixtureLoader(rows, batch, config.seed, stream, sizes, config.data.weights)
+
+
+def _in_turn(prompts: Sequence[Prompt], config: Config) -> list[Prompt]:
+    """Prompts of several files in turn, by the files' weights or their numbers of prompts, so that any beginning is mixed."""
+    if not config.data.extra_train:
+        return list(prompts)
+    counts = collections.Counter(prompt.source for prompt in prompts)
+    shares = dict(zip(_named_files(config), config.data.weights, strict=True)) if config.data.weights else counts
+    seen: collections.Counter[str] = collections.Counter()
+    places = []
+    for prompt in prompts:
+        places.append((seen[prompt.source] + 0.5) / shares[prompt.source])
+        seen[prompt.source] += 1
+    return [prompts[i] for i in sorted(range(len(prompts)), key=places.__getitem__)]
 
 
 def prompts(context: StageContext, tokenizer: Tokenizer, purpose: str, count: int, max_new_tokens: int) -> list[Prompt]:
@@ -94,7 +159,7 @@ def prompts(context: StageContext, tokenizer: Tokenizer, purpose: str, count: in
     if fitted.too_long or fitted.cut:
         print(f"[{context.directory.name}] of {len(found)} {purpose} prompts {len(fitted.cut)} lost their oldest turns and "
               f"{len(fitted.too_long)} were left out, being longer than {room} tokens", flush=True)
-    return fitted.prompts[:count]
+    return _in_turn(fitted.prompts, config)[:count]
 
 
 def file_prompts(config: Config) -> tuple[list[Prompt], list[Prompt]]:

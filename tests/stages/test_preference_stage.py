@@ -19,7 +19,7 @@ from tests.stages.test_end_to_end import CONFIG, done, fingerprints, read, run  
 STAGES = ("pretrain", "revise", "sft", "compare", "preference", "ppo")
 CHANGES = {
     "stages": STAGES,
-    "preference": CONFIG["preference"] | {"members": 2, "combine": "mean_minus_std", "std_weight": 0.5, "epochs": 4,
+    "preference": CONFIG["preference"] | {"members": 2, "combine": "mean_minus_std", "std_weight": 0.5,
                                           "checkpoint_every": 4},
     "ppo": CONFIG["ppo"] | {"iterations": 1},
 }  # fmt: skip
@@ -53,9 +53,8 @@ def test_rl_is_rewarded_by_all_of_them(ensemble):
 
 
 def test_the_first_member_is_the_one_model_there_would_be_without_the_others(ensemble, done):  # noqa: F811
-    """Its first 5 steps are those of the run without an ensemble, but for the learning rate's decay, which is longer."""
     found, alone = (read_metrics(run / "preference" / "metrics.jsonl") for run in (ensemble, done))
-    assert found[0]["loss"] == alone[0]["loss"] and found[0]["tokens"] == alone[0]["tokens"]
+    assert found == alone
     assert not (done / "preference" / "member-1").exists()
     assert "members" not in read(done / "preference" / "summary.json")
 

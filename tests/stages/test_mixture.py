@@ -1,0 +1,92 @@
+"""Several preference files: their names, their report, their weights, and the order of their prompts."""
+
+from __future__ import annotations
+
+import collections
+import json
+
+import pytest
+
+from jaxalign.config import from_config_dict
+from jaxalign.errors import UserError
+from jaxalign.stages import sources
+from jaxalign.stages.base import StageContext
+from tests.feedback.fakes import WordTokenizer
+
+
+def write(path, name, count):
+    path.parent.mkdir(exist_ok=True)
+    rows = [{"prompt": f"{name} {i}", "chosen": "a b", "rejected": "c"} for i in range(count)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+@pytest.fixture
+def files(tmp_path):
+    """Eight helpful and four harmless pairs; both files have one name, as those of HH-RLHF do."""
+    return write(tmp_path / "helpful" / "train.jsonl", "help", 8), write(tmp_path / "harmless" / "train.jsonl", "harm", 4)
+
+
+def context(tmp_path, train, *extra, **data):
+    values = {"source": "preferences_jsonl", "train": train, "extra_train": extra, "held_out_share": 0.25} | data
+    config = from_config_dict({"stages": ("sft", "preference", "ppo"), "data": values})
+    return StageContext(config, tmp_path, tmp_path / "preference", False)
+
+
+def test_pairs_of_all_files_are_told_apart_by_their_source(tmp_path, files):
+    train, held_out, report = sources.human_comparisons(context(tmp_path, *files), WordTokenizer())
+    pairs = [pair.prompt for pair in train + held_out]
+    assert collections.Counter(prompt.source for prompt in pairs) == {"helpful/train": 8, "harmless/train": 4}
+    assert len({prompt.id for prompt in pairs}) == 12 and pairs[0].id.startswith("helpful/train:")
+    assert [file["pairs"] for file in report.to_dict()["files"]] == [8, 4] and len(report.sentences()) == 2
+    assert {str(path) for path in sources.data_files(context(tmp_path, *files).config)} == set(files)
+
+
+def test_one_file_is_as_it_always_was(tmp_path, files):
+    train, _, report = sources.human_comparisons(context(tmp_path, files[0]), WordTokenizer())
+    assert {pair.prompt.source for pair in train} == {"human"} and report.to_dict()["pairs"] == 8
+    assert train[0].prompt.id.startswith("train:")
+
+
+def test_weights_are_shares_of_what_is_learnt_from(tmp_path, files):
+    """Of 9 training pairs an epoch has two thirds from the second file, which has only 3 or so."""
+    here = context(tmp_path, *files, weights=(1.0, 2.0))
+    train, _, _ = sources.human_comparisons(here, WordTokenizer())
+    assert len(train) == 9
+    loader = sources.pair_loader(here.config, train, 9, 100)
+    drawn = collections.Counter(train[i].prompt.source for i in loader.indices(0))
+    assert drawn == {"helpful/train": 3, "harmless/train": 6}
+    twice = sources.pair_loader(here.config, train, 18, 300, rows_per_pair=2)
+    drawn = collections.Counter(train[i // 2].prompt.source for i in twice.indices(0))
+    assert drawn == {"helpful/train": 6, "harmless/train": 12}
+    plain = sources.pair_loader(context(tmp_path, *files).config, train, 9, 100)
+    assert sorted(plain.indices(0)) == list(range(9))
+
+
+def test_prompts_of_rl_come_from_all_files(tmp_path, files):
+    def found(count, **data):
+        prompts = sources.prompts(context(tmp_path, *files, held_out_share=0.0, **data), WordTokenizer(), "rl", count, 8)
+        return collections.Counter(prompt.source for prompt in prompts)
+
+    assert found(6) == {"helpful/train": 4, "harmless/train": 2}
+    assert found(6, weights=(1.0, 1.0)) == {"helpful/train": 3, "harmless/train": 3}
+    assert found(12, weights=(1.0, 5.0)) == {"helpful/train": 8, "harmless/train": 4}
+
+
+def test_a_file_given_twice_is_a_sentence(tmp_path, files):
+    with pytest.raises(UserError, match="name the same file twice"):
+        sources.human_comparisons(context(tmp_path, files[0], files[0]), WordTokenizer())
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ({"extra_train": ("b.jsonl",)}, "config.data.extra_train is .* but config.data.source is 'world'"),
+        ({"source": "preferences_jsonl", "train": "a", "weights": (1.0, 1.0)}, "weights has 2 numbers for 1 files"),
+        ({"source": "preferences_jsonl", "train": "a", "extra_train": ("b",), "weights": (1.0, 0.0)},
+         "every weight must be above 0"),
+    ],
+)  # fmt: skip
+def test_what_does_not_fit_is_refused(data, message):
+    with pytest.raises(UserError, match=message):
+        from_config_dict({"data": data})
