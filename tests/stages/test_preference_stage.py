@@ -16,7 +16,7 @@ from jaxalign.tracking.metrics import read_metrics
 from tests.feedback.fakes import WordTokenizer
 from tests.stages.test_end_to_end import CONFIG, done, fingerprints, read, run  # noqa: F401
 
-STAGES = ("pretrain", "revise", "sft", "compare", "preference", "ppo")
+STAGES = ("pretrain", "revise", "sft", "compare", "preference", "ppo", "report")
 CHANGES = {
     "stages": STAGES,
     "preference": CONFIG["preference"] | {"members": 2, "combine": "mean_minus_std", "std_weight": 0.5,
@@ -44,6 +44,7 @@ def test_members_are_trained_apart(ensemble):
     assert np.mean([member["scale"] for member in summary["members"]]) == pytest.approx(1)
     rows = [json.loads(line) for line in (folder / "timing.jsonl").read_text().splitlines()]
     assert sum(row["phase"] == "start" for row in rows) == 2 and not (folder / "member-1" / "timing.jsonl").exists()
+    assert "Disagreement of the members" in (ensemble / "report.html").read_text()
 
 
 def test_rl_is_rewarded_by_all_of_them(ensemble):
