@@ -280,7 +280,9 @@ class BestOfN:
 class Dpo:
     """Direct preference optimisation: the policy learns from labelled pairs, without a preference model."""
 
-    objective: str = field("sigmoid", "The loss; docs/dpo.md has each one's formula and source.", one_of(*DIRECT_OBJECTIVES))
+    objective: str = field("sigmoid", "The loss, or a sum of pairwise ones, as in sigmoid+bco_pair; docs/algorithms has each "
+                           "one's formula and source.", sum_of(*DIRECT_OBJECTIVES))
+    weights: tuple[float, ...] = field((), "Weight of each objective of a sum, in its order; empty: 1 each.")
     beta: float = field(0.1, "Weight of the implicit KL; the temperature of the implicit reward.", above(0))
     label_smoothing: float = field(0.0, "Share of labels taken to be wrong; conservative, robust and exo_pair need "
                                    "it above 0.", between(0.0, 0.499))
@@ -305,9 +307,13 @@ class Dpo:
 class OnlineDpo:
     """Direct preference optimisation on the policy's own fresh pairs, labelled as they come. The loss is that of `dpo`."""
 
-    iterations: int = field(40, "Rounds of sampling, labelling and one update.", at_least(1))
+    iterations: int = field(40, "Rounds of sampling, labelling and learning.", at_least(1))
     prompts: int = field(2000, "Distinct prompts to sample from; the loader goes round them.", at_least(1))
     batch: int = field(64, "Prompts of an iteration, each answered twice.", at_least(1))
+    epochs: int = field(1, "Passes over the pairs of an iteration.", at_least(1))
+    minibatches: int = field(1, "Optimizer steps a pass; sampling is in as many parts.", at_least(1))
+    reference: str = field("start", "The reference: the weights this stage starts from, or the policy at the start of the "
+                           "iteration (iterative DPO). dpo.reference=none comes first.", one_of("start", "iteration"))
     temperature: float = field(1.0, "Sampling temperature.", above(0))
     top_k: int = field(0, "Sample from the k likeliest tokens; 0: from all.", at_least(0))
     top_p: float = field(1.0, "Sample from the smallest set of this probability.", between(1e-6, 1.0))

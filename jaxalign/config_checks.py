@@ -163,7 +163,8 @@ def _batches(config: Config) -> list[tuple[str, int, dict[str, int]]]:
                       ("best_of_n.batch_rows", config.best_of_n.batch_rows,
                        {"best_of_n.micro_batches": config.best_of_n.micro_batches})],
         "dpo": [("dpo.batch", config.dpo.batch, {"dpo.micro_batches": config.dpo.micro_batches})],
-        "online_dpo": [("online_dpo.batch", config.online_dpo.batch, {"dpo.micro_batches": config.dpo.micro_batches})],
+        "online_dpo": [("online_dpo.batch", config.online_dpo.batch, {"online_dpo.minibatches": config.online_dpo.minibatches,
+                                                                      "dpo.micro_batches": config.dpo.micro_batches})],
         "ppo": [("ppo.batch", ppo.batch, {"ppo.minibatches": ppo.minibatches, "ppo.micro_batches": ppo.micro_batches})],
         "evaluate": [("evaluate.batch", config.evaluate.batch, {})],
     }
@@ -211,16 +212,28 @@ def _check_controller(config: Config) -> None:
 
 
 def _check_dpo(config: Config) -> None:
-    """What an objective asks of the other fields of its section."""
+    """What an objective, or each part of a sum, asks of the other fields of its section."""
     if not {"dpo", "online_dpo"}.intersection(config.stages):
         return
-    dpo = config.dpo
-    if dpo.label_smoothing and dpo.objective in ("kto", "orpo", "cpo", "simpo"):
+    dpo, parts = config.dpo, config.dpo.objective.split("+")
+    alone = [part for part in parts if part in ("kto", "orpo", "cpo", "simpo")]
+    if alone and len(parts) > 1:
+        raise UserError(f"config.dpo.objective is {dpo.objective!r}; {alone[0]!r} cannot be part of a sum: DPO and its "
+                        "relatives can")
+    if dpo.weights and len(dpo.weights) != len(parts):
+        raise UserError(f"config.dpo.weights has {len(dpo.weights)} entries; config.dpo.objective {dpo.objective!r} has "
+                        f"{len(parts)}: give one weight each, or none")
+    if any(weight < 0 for weight in dpo.weights):
+        raise UserError(f"config.dpo.weights is {dpo.weights}; a weight must be at least 0")
+    if dpo.weights and len(parts) == 1:
+        raise UserError(f"config.dpo.weights is {dpo.weights}; objective {dpo.objective!r} is no sum: leave it empty")
+    if dpo.label_smoothing and alone:
         raise UserError(f"config.dpo.label_smoothing is {dpo.label_smoothing}; objective {dpo.objective!r} has no such "
                         "setting: leave it at 0")
-    if dpo.objective in ("conservative", "robust", "exo_pair") and dpo.label_smoothing == 0:
-        raise UserError(f"config.dpo.label_smoothing is 0; objective {dpo.objective!r} needs it above 0 (0.1, say)")
-    if dpo.objective.startswith("aot") and dpo.micro_batches > 1:
+    smoothed = [part for part in parts if part in ("conservative", "robust", "exo_pair")]
+    if smoothed and dpo.label_smoothing == 0:
+        raise UserError(f"config.dpo.label_smoothing is 0; objective {smoothed[0]!r} needs it above 0 (0.1, say)")
+    if any(part.startswith("aot") for part in parts) and dpo.micro_batches > 1:
         raise UserError(f"config.dpo.micro_batches is {dpo.micro_batches}; objective {dpo.objective!r} sorts the whole "
                         "batch, so it must be 1")
     if "online_dpo" not in config.stages:

@@ -1,7 +1,8 @@
 """online_dpo: direct preference optimisation on fresh pairs of the policy's own answers, labelled as they come.
 
-Reads the base (the labeller) and the weights it starts from (policy and reference). Writes checkpoints, params, metrics, one
-shard of labelled pairs an iteration, and a summary. Source: Guo et al. 2024, arXiv 2402.04792.
+With one update an iteration it is online DPO (Guo et al. 2024, arXiv 2402.04792); with many, and the policy at the start of the
+iteration as the reference, iterative DPO. Reads the base (the labeller) and the weights it starts from (policy and reference).
+Writes checkpoints, params, metrics, one shard of labelled pairs an iteration, and a summary.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import jax
 import numpy as np
 
 from jaxalign.config import Config
-from jaxalign.data.loader import EpochLoader
+from jaxalign.data.loader import EpochLoader, take
 from jaxalign.feedback.labeller import Labeller, Pair
 from jaxalign.models.model import Model, Params
 from jaxalign.records import AnswerPairs, Comparison, Rollout
@@ -34,8 +35,8 @@ class OnlineDPO(Stage):
     name = "online_dpo"
     config_fields = (
         *common.MODEL_FIELDS, *common.WORLD_FIELDS, *common.LABEL_FIELDS, "feedback.invert", "feedback.undecided",
-        "data.style", "online_dpo", "dpo.objective", "dpo.beta", "dpo.label_smoothing", "dpo.margin", "dpo.sft_weight",
-        "dpo.reference", "dpo.micro_batches",
+        "data.style", "online_dpo", "dpo.objective", "dpo.weights", "dpo.beta", "dpo.label_smoothing", "dpo.margin",
+        "dpo.sft_weight", "dpo.reference", "dpo.micro_batches",
     )  # fmt: skip
 
     def inputs(self, config: Config) -> tuple[str, ...]:
@@ -65,47 +66,77 @@ class OnlineDPO(Stage):
 
 
 class _Iteration:
-    """One round as the loop calls it: two answers a prompt, their labels, one update."""
+    """One round as the loop calls it: two answers a prompt, their labels, then the updates."""
 
     def __init__(self, context: StageContext, model: Model, reference: Params, labeller: Labeller, tokenizer):
         config, section = context.config, context.config.online_dpo
-        self.config, self.model, self.reference, self.labeller, self.tokenizer = config, model, reference, labeller, tokenizer
+        self.config, self.model, self.start, self.labeller, self.tokenizer = config, model, reference, labeller, tokenizer
         self.prompts = sources.prompts(context, tokenizer, "rl", section.prompts, section.max_new_tokens)
         self.encoded = [sources.encode_prompt(tokenizer, p.messages, config.data.style) for p in self.prompts]
         self.loader = EpochLoader(len(self.prompts), section.batch, config.seed, stream=400)
-        self.optimizer = make_optimizer(section.optimizer, section.iterations)
+        self.optimizer = make_optimizer(section.optimizer, section.iterations * section.epochs * section.minibatches)
         self.sampling, self.shards = common.sampling(section, tokenizer), Shards(context.directory)
+        self.size = section.batch // section.minibatches
         longest = max(len(prompt) for prompt in self.encoded)
         # One prompt length for the whole run: one compilation.
-        self.engine = Engine(model, 2 * section.batch, config.model.max_length, bucket=-(-longest // 8) * 8)
+        self.engine = Engine(model, 2 * self.size, config.model.max_length, bucket=-(-longest // 8) * 8)
 
     def __call__(self, state: TrainState, step: int):
         section = self.config.online_dpo
         index = self.loader.indices(step)
+        parts = [
+            self._collect(state.params, index[first : first + self.size], step * section.batch + first)
+            for first in range(0, section.batch, self.size)
+        ]
+        self.shards.write(step, [comparison_row(comparison) for _, labelled, _ in parts for comparison in labelled])
+        pairs = jax.tree.map(lambda *x: np.concatenate(x), *(batch for batch, _, _ in parts))
+        measured = [metrics for _, _, metrics in parts]
+        means = {name: float(np.mean([row[name] for row in measured])) for name in ("kl", "length")}
+        totals = {name: sum(row[name] for row in measured) for name in ("decided", "tokens")}
+        learnt = []
+        for rows in self._minibatches(step):
+            batch = place(self.model, take(pairs, rows))
+            state, metrics = direct_step(self.model, self.optimizer, self.config.dpo, state, batch)
+            learnt.append(metrics)
+        return state, means | totals | {name: sum(m[name] for m in learnt) / len(learnt) for name in learnt[0]}
+
+    def _collect(self, params: Params, index, first_row: int):
+        """(pairs with their reference as numpy, their comparisons, metrics) of the prompts `index`, whose first has the global
+        number `first_row`."""
         # Both answers in one call, so that two samples of one prompt have neighbouring global rows.
-        rows = range(2 * step * section.batch, 2 * (step + 1) * section.batch)
+        rows = range(2 * first_row, 2 * (first_row + len(index)))
         key = common.stage_key(self.config, "online_dpo", 1)
         twice = [self.encoded[i] for i in index for _ in range(2)]
-        rollout = jax.device_get(self.engine.rollout(state.params, twice, key, rows, self.sampling))
+        rollout = jax.device_get(self.engine.rollout(params, twice, key, rows, self.sampling))
         texts = sources.response_texts(self.tokenizer, rollout)
         pairs = [Pair(self.prompts[i], texts[2 * n], texts[2 * n + 1]) for n, i in enumerate(index)]
         key = common.stage_key(self.config, "online_dpo", 2)
-        labelled = self.labeller.label(pairs, key, step * section.batch, self.config.feedback.invert)
-        self.shards.write(step, [comparison_row(comparison) for comparison in labelled])
-        batch = place(self.model, answer_pairs(rollout, labelled, self.config.feedback.undecided))
-        reference = answer_logprobs(self.model, self.reference, batch).logprobs
-        now = answer_logprobs(self.model, state.params, batch).logprobs
+        labelled = self.labeller.label(pairs, key, first_row, self.config.feedback.invert)
+        answered = answer_pairs(rollout, labelled, self.config.feedback.undecided)
+        batch = place(self.model, answered)
+        start = np.asarray(answer_logprobs(self.model, self.start, batch).logprobs)
+        now = np.asarray(answer_logprobs(self.model, params, batch).logprobs)
         metrics = {
             "decided": float(sum(c.decided for c in labelled)),
-            "kl": float(np.mean(np.asarray(now) - np.asarray(reference))),
+            "kl": float(np.mean(now - start)),
             "length": float(np.mean(rollout.response_length)),
             "tokens": int(rollout.response_length.sum()),
         }
-        if self.config.dpo.reference == "none":
-            reference = 0 * reference
-        batch = dataclasses.replace(batch, reference=reference)
-        state, learnt = direct_step(self.model, self.optimizer, self.config.dpo, state, batch)
-        return state, {**metrics, **learnt}
+        reference = {"start": start, "iteration": now, "none": 0 * start}[self._reference]
+        return dataclasses.replace(answered, reference=reference), labelled, metrics
+
+    @property
+    def _reference(self) -> str:
+        return "none" if self.config.dpo.reference == "none" else self.config.online_dpo.reference
+
+    def _minibatches(self, step: int):
+        """The pairs of each update: every epoch takes each once, in a fresh order where there are several minibatches."""
+        section = self.config.online_dpo
+        for epoch in range(section.epochs):
+            order = np.arange(section.batch)
+            if section.minibatches > 1:
+                order = np.random.default_rng([self.config.seed, 401, step, epoch]).permutation(section.batch)
+            yield from order.reshape(section.minibatches, self.size)
 
 
 def answer_pairs(rollout: Rollout, labelled: list[Comparison], undecided: str) -> AnswerPairs:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxalign.algorithms.direct_preference import bco_baseline, dpo, sft_loss
+from jaxalign.algorithms.direct_preference import bco_baseline, dpo, mixed_dpo, sft_loss
 from jaxalign.algorithms.kto import kto, kto_baseline
 from jaxalign.algorithms.masked import masked_sum
 from jaxalign.algorithms.reference_free import cpo, orpo, simpo
@@ -62,9 +62,16 @@ def _objective(section: Dpo, policy: AnswerLogprobs, pairs: AnswerPairs, anchor)
             loss, stats = cpo(first, second, beta, label, mask=mask)
         elif section.objective == "simpo":
             loss, stats = simpo(first_mean, second_mean, beta, section.margin, label, mask)
-        else:
+        elif "+" not in section.objective:
             loss, stats = dpo(
                 first, second, ref_first, ref_second, beta, label, section.objective, section.label_smoothing,
+                policy.tokens[:, 0], policy.tokens[:, 1], mask, anchor,
+            )  # fmt: skip
+        else:
+            kinds = section.objective.split("+")
+            weights = dict(zip(kinds, section.weights or (1.0,) * len(kinds), strict=True))
+            loss, stats = mixed_dpo(
+                first, second, ref_first, ref_second, weights, beta, label, section.label_smoothing,
                 policy.tokens[:, 0], policy.tokens[:, 1], mask, anchor,
             )  # fmt: skip
         margins = stats.margins
@@ -75,7 +82,7 @@ def _objective(section: Dpo, policy: AnswerLogprobs, pairs: AnswerPairs, anchor)
 
 def _anchor(model: Model, section: Dpo, params, batch: AnswerPairs) -> jax.Array:
     """What an objective takes from the whole batch before it is split: KTO's KL and BCO's mean reward; else 0."""
-    if section.objective not in ("kto", "bco_pair"):
+    if {"kto", "bco_pair"}.isdisjoint(section.objective.split("+")):
         return jnp.float32(0.0)
     parts = split(batch, section.micro_batches)
     logprobs = jax.lax.map(lambda part: _answer_logprobs(model, params, part).logprobs, parts).reshape(-1, 2)

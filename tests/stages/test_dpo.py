@@ -13,7 +13,7 @@ from jaxalign.data.tokenizer import Tokenizer
 from jaxalign.errors import UserError
 from jaxalign.records import Comparison, Message, Prompt, Rollout
 from jaxalign.stages.dpo import arrays, oriented
-from jaxalign.stages.online_dpo import answer_pairs
+from jaxalign.stages.online_dpo import _Iteration, answer_pairs
 from jaxalign.tracking.metrics import read_metrics
 from tests.stages import test_end_to_end
 from tests.stages.test_end_to_end import done, read, run  # noqa: F401
@@ -146,3 +146,37 @@ def test_fresh_pairs_are_turned_and_those_that_do_not_count_weigh_nothing():
 def test_what_does_not_fit_together_is_refused(changes, message):
     with pytest.raises(UserError, match=message):
         from_config_dict(test_end_to_end.CONFIG | {"stages": STAGES, "dpo": {"max_length": 192} | changes})
+
+
+def test_iterative_dpo_takes_each_pair_once_an_epoch_and_its_reference_from_the_iteration(direct, tmp_path):
+    workdir = tmp_path / "iterative"
+    for stage in (*STAGES[:4], "dpo"):
+        shutil.copytree(direct / stage, workdir / stage)
+    changed = CHANGES["online_dpo"] | {"epochs": 2, "minibatches": 2, "reference": "iteration"}
+    run(workdir, **(CHANGES | {"online_dpo": changed, "stages": STAGES[:6]}))
+    # The first iteration meets the very policy of the plain run: equal samples and labels, though sampled in two parts.
+    first = [(stage / "online_dpo" / "rows-00000.jsonl").read_text() for stage in (workdir, direct)]
+    assert first[0] == first[1]
+    rows = read_metrics(workdir / "online_dpo" / "metrics.jsonl")
+    assert len(rows) == 3 and all(np.isfinite(row["loss"]) for row in rows)
+    iteration = _Iteration.__new__(_Iteration)
+    iteration.config = from_config_dict(test_end_to_end.CONFIG | CHANGES | {"online_dpo": changed})
+    iteration.size = 4
+    visits = list(iteration._minibatches(0))
+    assert len(visits) == 4 and sorted(np.concatenate(visits[:2])) == sorted(np.concatenate(visits[2:])) == list(range(8))
+    assert not np.array_equal(visits[0], visits[2])
+
+
+@pytest.mark.parametrize(
+    ("dpo", "message"),
+    [
+        ({"objective": "sigmoid+kto"}, "'kto' cannot be part of a sum"),
+        ({"objective": "sigmoid+ipo", "weights": (1.0,)}, "weights has 1 entries"),
+        ({"objective": "sigmoid+ipo", "weights": (1.0, -1.0)}, "at least 0"),
+        ({"weights": (1.0,)}, "is no sum"),
+        ({"objective": "ipo+exo_pair"}, "'exo_pair' needs it above 0"),
+    ],
+)
+def test_a_sum_of_objectives_that_cannot_be_is_refused(dpo, message):
+    with pytest.raises(UserError, match=message):
+        from_config_dict({"stages": ("dpo",), "dpo": dpo})

@@ -109,6 +109,17 @@ def test_pitfall_21_a_mesh_changes_nothing(mesh):
     assert meshed == pytest.approx(alone, rel=1e-4, abs=1e-5)
 
 
+def test_a_sum_of_objectives_is_the_sum_of_their_losses():
+    """MPO, arXiv 2411.10442: .8 sigmoid + .2 bco_pair + an SFT term; the anchor of bco is the whole batch's in each part."""
+    weights = {"sigmoid": 0.8, "bco_pair": 0.2}
+    alone = {name: step(section(name), pairs())[1]["loss"] for name in weights}
+    nll = step(section(), pairs())[1]["nll"]
+    for micro_batches in (1, 2):
+        mixed = section("sigmoid+bco_pair", weights=(0.8, 0.2), sft_weight=0.5, micro_batches=micro_batches)
+        expected = sum(weights[name] * alone[name] for name in weights) + 0.5 * nll
+        assert step(mixed, pairs())[1]["loss"] == pytest.approx(expected, abs=1e-5)
+
+
 def test_an_sft_term_adds_the_better_answers_likelihood():
     batch = dataclasses.replace(pairs(), label=np.ones(4, np.float32))
     _, without = step(section(), batch)
