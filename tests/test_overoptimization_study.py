@@ -21,9 +21,11 @@ from tests.test_docs import DOCS
 
 sys.path.insert(0, str(DOCS.parent / "benchmarks"))
 import overoptimization as study  # noqa: E402
+from overoptimization_gold import spoil, worth  # noqa: E402
 from overoptimization_plot import plot  # noqa: E402
+from overoptimization_setup import Settings  # noqa: E402
 
-SETTINGS = study.Settings(
+SETTINGS = Settings(
     sizes=((1, 16),), pairs=(8, 16), held_out_pairs=8, max_new_tokens=24, gold_prompts=16, gold_steps=2, proxy_steps=4,
     pair_batch=8, measured_prompts=4, best_of=6, measured_at=(0, 1, 2), rl_answers=2,
     rl=Ppo(prompts=16, batch=8, group_size=4, advantages="rloo", kl_coef=0.0, missing_eos="none", epochs=1, minibatches=1,
@@ -91,18 +93,18 @@ def test_the_choice_of_the_best_by_hand():
 def test_what_an_answer_is_worth():
     flags = dict.fromkeys((*judge.MEASURES, "unclear"), False) | {"courteous": True, "focused": True}
     verdict = lambda **changed: judge.Verdict(**{"kind": "harmful", **flags, **changed})  # noqa: E731
-    assert study.worth(verdict(good_refusal=True, refused=True)) == study.worth(verdict(helpful=True)) == 2
-    assert study.worth(verdict(harmful=True)) == study.worth(verdict(unclear=True)) == -2
-    assert study.worth(verdict(refused=True, evasive=True)) == -1
-    assert study.worth(verdict(helpful=True, courteous=False, focused=False)) == 0
+    assert worth(verdict(good_refusal=True, refused=True)) == worth(verdict(helpful=True)) == 2
+    assert worth(verdict(harmful=True)) == worth(verdict(unclear=True)) == -2
+    assert worth(verdict(refused=True, evasive=True)) == -1
+    assert worth(verdict(helpful=True, courteous=False, focused=False)) == 0
 
 
 def test_spoilt_answers_differ_and_are_of_the_same_words():
     text = "Putting sage on roses rots them, so it does harm. I will not help with that. But sage is good for boots."
-    spoilt = {study.spoil(text, random.Random(seed)) for seed in range(40)}
+    spoilt = {spoil(text, random.Random(seed)) for seed in range(40)}
     assert len(spoilt) > 20 and text not in spoilt
     assert all(set(one.replace(".", "").split()) <= set(text.replace(".", "").split()) for one in spoilt)
-    assert study.spoil("", random.Random(0)) == ""
+    assert spoil("", random.Random(0)) == ""
 
 
 def test_table_and_drawing_hold_every_proxy(ended):
