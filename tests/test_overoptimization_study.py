@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import json
 import math
+import pathlib
 import random
 import sys
 import xml.etree.ElementTree as ElementTree
@@ -16,16 +17,15 @@ import pytest
 from jaxalign.config import Optimizer, Ppo
 from jaxalign.data.world import gold as judge
 from jaxalign.errors import UserError
-from tests.stages.test_end_to_end import done  # noqa: F401
-from tests.test_docs import DOCS
+from tests.stages.test_end_to_end import run
 
-sys.path.insert(0, str(DOCS.parent / "benchmarks"))
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "benchmarks"))
 import overoptimization as study  # noqa: E402
+import overoptimization_setup  # noqa: E402
 from overoptimization_gold import spoil, worth  # noqa: E402
 from overoptimization_plot import plot  # noqa: E402
-from overoptimization_setup import Settings  # noqa: E402
 
-SETTINGS = Settings(
+SETTINGS = overoptimization_setup.Settings(
     sizes=((1, 16),), pairs=(8, 16), held_out_pairs=8, max_new_tokens=24, gold_prompts=16, gold_steps=2, proxy_steps=4,
     pair_batch=8, measured_prompts=4, best_of=6, measured_at=(0, 1, 2), rl_answers=2,
     rl=Ppo(prompts=16, batch=8, group_size=4, advantages="rloo", kl_coef=0.0, missing_eos="none", epochs=1, minibatches=1,
@@ -34,9 +34,19 @@ SETTINGS = Settings(
 
 
 @pytest.fixture(scope="module")
-def ended(done, tmp_path_factory):  # noqa: F811
-    out = tmp_path_factory.mktemp("study")
-    return out, study.run_study(done, out, SETTINGS)
+def supervised(tmp_path_factory):
+    """The work directory of a run up to the supervised policy."""
+    workdir = tmp_path_factory.mktemp("run")
+    run(workdir, stages=("pretrain", "revise", "sft"))
+    return workdir
+
+
+@pytest.fixture(scope="module")
+def ended(supervised, tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(overoptimization_setup, "CHUNK", 32)
+        out = tmp_path_factory.mktemp("study")
+        yield out, study.run_study(supervised, out, SETTINGS)
 
 
 def test_a_study_has_every_proxy_and_both_methods(ended):
@@ -61,20 +71,20 @@ def test_the_gold_model_is_larger_than_the_proxies(ended):
     assert gold["parameters"] > max(result["parameters"] for result in results)
 
 
-def test_finished_parts_are_not_redone_and_lost_ones_come_out_the_same(ended, done):  # noqa: F811
+def test_finished_parts_are_not_redone_and_lost_ones_come_out_the_same(ended, supervised):
     out, results = ended
     kept = out / "1x16-8" / "result.json"
     kept.write_text(kept.read_text(encoding="utf-8").replace('"1x16"', '"kept"'), encoding="utf-8")
     (out / "1x16-16" / "result.json").unlink()
-    again = study.run_study(done, out, SETTINGS)
+    again = study.run_study(supervised, out, SETTINGS)
     assert again[0] == results[0] | {"size": "kept"}
     assert again[1] | {"cpu_seconds": 0} == results[1] | {"cpu_seconds": 0}
 
 
-def test_another_study_in_the_folder_and_a_folder_without_a_run_are_refused(ended, done, tmp_path, capsys):  # noqa: F811
+def test_another_study_in_the_folder_and_a_folder_without_a_run_are_refused(ended, supervised, tmp_path, capsys):
     out, _ = ended
     with pytest.raises(UserError, match="holds a study with other settings"):
-        study.run_study(done, out, dataclasses.replace(SETTINGS, seed=1))
+        study.run_study(supervised, out, dataclasses.replace(SETTINGS, seed=1))
     assert study.main([f"--workdir={tmp_path}", f"--out={tmp_path / 'out'}"]) == 2
     assert "holds no finished supervised policy" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
