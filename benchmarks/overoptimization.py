@@ -1,0 +1,251 @@
+"""Does the true score turn while the proxy that is optimised still rises? Gao, Schulman and Hilton 2022 (arXiv 2210.10760).
+
+    python benchmarks/overoptimization.py --workdir=runs/quickstart --out=runs/overoptimization
+
+The work directory is a finished run of the main job: from it come the tokenizer, the world's prompts and the supervised
+policy, which is the start. A gold reward model on that policy's trunk learns from the world's known truth. It labels pairs
+of the start's answers, and proxies of 3 sizes learn from 3 numbers of these. Against each proxy there is best-of-n and RL
+without a KL penalty; the gold model says what that was worth. docs/overoptimization.md shows and explains the outcome.
+
+Each proxy's part is saved as it ends; the same command goes on from there. Written to --out: gold/, start.npz, a folder a
+proxy with result.json, and of all of them summary.json, table.md and overoptimization.svg.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import functools
+import json
+import math
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from overoptimization_gold import Start, gold_model, start_answers
+from overoptimization_plot import plot
+from overoptimization_setup import Answers, Settings, Study, agreement, count, read_config
+
+from jaxalign.algorithms.best_of_n import analytic_kl, expected_best_of
+from jaxalign.algorithms.overoptimization import fit, peak
+from jaxalign.algorithms.rewards import score_statistics
+from jaxalign.data.loader import take
+from jaxalign.errors import UserError
+from jaxalign.models.decoder import DecoderConfig
+from jaxalign.models.model import Model, Params
+from jaxalign.records import PairBatch, Rollout
+from jaxalign.stages import sources
+from jaxalign.stages.base import read_manifest, write_json
+from jaxalign.stages.ppo import Iteration
+from jaxalign.training.checkpoint import copy_params
+from jaxalign.training.experience import response_mask, response_stats
+from jaxalign.training.ppo_state import init_ppo_state
+from jaxalign.training.preference_step import score_sequences
+
+
+@dataclasses.dataclass(frozen=True)
+class Scored:
+    """A reward model with the mean and deviation of its scores at the start; both are taken off what it gives."""
+
+    model: Model
+    params: Params
+    shift: float
+    scale: float
+
+    @classmethod
+    def over(cls, model: Model, params: Params, raw: np.ndarray) -> Scored:
+        """raw: its scores of the start's answers."""
+        return cls(model, params, *(float(x) for x in score_statistics(raw)))
+
+    def normal(self, raw: np.ndarray) -> np.ndarray:
+        return (raw - self.shift) / self.scale
+
+
+def proxy_model(study: Study, layers: int, width: int) -> Model:
+    heads = max(1, width // 16)
+    return Model(DecoderConfig(study.tokenizer.vocab_size, layers, width, heads, heads, 16, 3 * width), "scalar")
+
+
+def run_proxy(study: Study, gold: Scored, start: Start, size: tuple[int, int], pairs: int) -> dict:
+    """Trains one proxy and optimises against it: what its result.json holds."""
+    settings, began = study.settings, time.process_time()
+    model = proxy_model(study, *size)
+    number = 100 + 10 * settings.sizes.index(size) + settings.pairs.index(pairs)
+    all_pairs = PairBatch(start.pair_tokens, start.pair_length, start.pair_label, np.ones(len(start.pair_label), np.float32))
+    train = take(all_pairs, slice(0, pairs))
+    fresh = model.init(study.key(number))
+    steps = min(settings.proxy_steps, settings.proxy_epochs * pairs // settings.pair_batch)
+    params, last = study.learn(model, fresh, train, steps, settings.learning_rate, number)
+    held = take(all_pairs, slice(-settings.held_out_pairs, None))
+    truth = 1 / (1 + np.exp(start.pair_gold[-settings.held_out_pairs :] @ np.array([-1.0, 1.0])))
+    raw = study.scores(model, params, Answers(start.best_tokens, start.best_length))
+    proxy = Scored.over(model, params, raw)
+    by_prompt = (len(study.ids["measure"]), settings.best_of)
+    result = {
+        "size": f"{size[0]}x{size[1]}", "pairs": pairs, "parameters": count(params), "train_loss": last["loss"],
+        **agreement(study, model, params, dataclasses.replace(held, label=truth.astype(np.float32))),
+        "best_of_n": best_of_n(proxy.normal(raw).reshape(by_prompt), gold.normal(start.best_gold).reshape(by_prompt)),
+    }  # fmt: skip
+    result["rl"] = reinforce(study, proxy, gold, study.out / name_of(size, pairs))
+    return result | {"cpu_seconds": time.process_time() - began}
+
+
+def name_of(size: tuple[int, int], pairs: int) -> str:
+    return f"{size[0]}x{size[1]}-{pairs}"
+
+
+def best_of_n(proxy: np.ndarray, gold: np.ndarray) -> list[dict]:
+    """For n = 1, 2, .. (about four an octave) the expected proxy and gold score of the proxy's choice among n, [P, N] each."""
+    most = proxy.shape[1]
+    counts = sorted({min(most, round(2 ** (i / 4))) for i in range(4 * most.bit_length())})
+    return [
+        {
+            "n": n,
+            "kl": float(analytic_kl(n)),
+            "proxy": float(jnp.mean(expected_best_of(proxy, n))),
+            "gold": float(jnp.mean(expected_best_of(proxy, n, gold))),
+        }
+        for n in counts
+    ]
+
+
+@functools.partial(jax.jit, static_argnames=("model", "temperature"))
+def kl_to_start(model: Model, start: Params, rollout: Rollout, temperature: float) -> jax.Array:
+    """float32 [B]: log policy - log start of each sampled answer, whose mean is the KL, in nats."""
+    theirs = response_stats(model, start, rollout, temperature).logprobs
+    return jnp.sum((rollout.logprobs - theirs) * response_mask(rollout), axis=1)
+
+
+def reinforce(study: Study, proxy: Scored, gold: Scored, folder: Path) -> list[dict]:
+    """RL against a proxy; what fresh answers to the measured prompts are like every few iterations."""
+    settings = study.settings
+    folder.mkdir(parents=True, exist_ok=True)
+
+    def reward(rollout: Rollout, index: Sequence[int]):
+        length = jnp.maximum(rollout.prompt_length + rollout.response_length, 1)
+        return proxy.normal(score_sequences(proxy.model, proxy.params, rollout.tokens, length)), None
+
+    context = dataclasses.replace(study.context, directory=folder)
+    iteration = Iteration(context, study.setup, study.start, reward, study.ids["rl"], study.tokenizer)
+    state = init_ppo_state(study.setup, copy_params(study.start), None, study.key(30))
+    points = []
+    for step in range(settings.measured_at[-1] + 1):
+        if step in settings.measured_at:
+            points.append({"iteration": step, **measure(study, state.policy.params, proxy, gold, step)})
+        if step < settings.measured_at[-1]:
+            state, _ = iteration(state, step)
+    return points
+
+
+def measure(study: Study, params: Params, proxy: Scored, gold: Scored, step: int) -> dict:
+    settings = study.settings
+    ids = [row for row in study.ids["measure"] for _ in range(settings.rl_answers)]
+    kls, columns = [], {"proxy": [], "gold": []}
+    lengths, text = [], None
+    for rollout, rows in study.rollouts(params, ids, study.key(1000 + step), settings.temperature):
+        kls.append(np.asarray(kl_to_start(study.policy, study.start, rollout, settings.temperature))[:rows])
+        lengths.append(rollout.response_length[:rows])
+        answers = Answers(rollout.tokens[:rows], (rollout.prompt_length + rollout.response_length)[:rows])
+        for name, one in (("proxy", proxy), ("gold", gold)):
+            columns[name].append(one.normal(study.scores(one.model, one.params, answers)))
+        text = text or sources.response_texts(study.tokenizer, rollout)[0]
+    means = {name: float(np.mean(np.concatenate(values))) for name, values in columns.items()}
+    return {"kl": float(np.mean(np.concatenate(kls))), **means, "length": float(np.mean(np.concatenate(lengths))),
+            "example": text}  # fmt: skip
+
+
+def run_study(workdir: Path, out: Path, settings: Settings) -> list[dict]:
+    """Does what is left to do; the results of all proxies. Raises UserError where `out` holds another study."""
+    read_config(workdir)
+    asked = json.loads(json.dumps(dataclasses.asdict(settings))) | {"workdir": read_manifest(workdir / "sft").output_hash}
+    path = out / "settings.json"
+    if path.exists() and json.loads(path.read_text(encoding="utf-8")) != asked:
+        raise UserError(f"{out} holds a study with other settings or of another run; choose another --out")
+    study = Study(workdir, out, settings)
+    out.mkdir(parents=True, exist_ok=True)
+    write_json(path, asked)
+    gold_params = gold_model(study)
+    start = start_answers(study, gold_params)
+    gold = Scored.over(study.scorer, gold_params, start.best_gold)
+    results = []
+    for size in settings.sizes:
+        for pairs in settings.pairs:
+            path = out / name_of(size, pairs) / "result.json"
+            if not path.exists():
+                path.parent.mkdir(parents=True, exist_ok=True)
+                write_json(path, run_proxy(study, gold, start, size, pairs))
+            results.append(json.loads(path.read_text(encoding="utf-8")))
+            print(f"[{name_of(size, pairs)}] {sentence(results[-1])}", file=sys.stderr, flush=True)
+    return results
+
+
+def sentence(result: dict) -> str:
+    told = []
+    for method in ("best_of_n", "rl"):
+        rows = result[method]
+        top, last = max(rows, key=lambda row: row["gold"]), rows[-1]
+        told.append(f"{method}: proxy {last['proxy']:.2f}, gold {top['gold']:.2f} at KL {top['kl']:.1f}, "
+                    f"{last['gold']:.2f} at {last['kl']:.1f}")  # fmt: skip
+    return f"{result['cpu_seconds']:.0f} s of CPU time, agreement {result['held_out_accuracy']:.2f}; " + "; ".join(told)
+
+
+def fitted(result: dict) -> dict:
+    """The result with the fit of each method and its peak beside it; null where there is no number (no peak, no variance)."""
+    number = lambda x: x if math.isfinite(x) else None  # noqa: E731
+    fits = {}
+    for method in ("best_of_n", "rl"):
+        rows = result[method]
+        distance = np.sqrt(np.maximum([row["kl"] for row in rows], 0))
+        found = fit(distance, [row["gold"] for row in rows], method)
+        top = peak(found.alpha, found.beta, method)
+        named = found._asdict() | {"peak_distance": top.distance, "peak_gold": top.gold}
+        fits[method] = {name: number(value) for name, value in named.items()}
+    return result | {"fits": fits}
+
+
+def table(results: Sequence[dict]) -> str:
+    """One line a proxy and method, in markdown."""
+    lines = [
+        "| proxy | parameters | comparisons | agrees with gold | method | alpha | beta | R^2 | d of the peak | "
+        "best gold seen | last gold | last proxy | last d |",
+        "|" + "---|" * 13,
+    ]
+    shown = lambda x: "none" if x is None else f"{x:.2f}"  # noqa: E731
+    for result in results:
+        for method, title in (("best_of_n", "best of n"), ("rl", "RL")):
+            one, rows = result["fits"][method], result[method]
+            numbers = [
+                *(one[name] for name in ("alpha", "beta", "r_squared", "peak_distance")), max(row["gold"] for row in rows),
+                rows[-1]["gold"], rows[-1]["proxy"], max(rows[-1]["kl"], 0) ** 0.5,
+            ]  # fmt: skip
+            agrees = f"{100 * result['held_out_accuracy']:.0f}%"
+            cells = [result["size"], f"{result['parameters']:,}", f"{result['pairs']:,}", agrees, title, *map(shown, numbers)]
+            lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--workdir", type=Path, default=Path("runs/quickstart"), help="a finished run of the main job")
+    parser.add_argument("--out", type=Path, default=Path("runs/overoptimization"), help="where the study is written")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", action="store_true", help="print the results as JSON instead of the table")
+    options = parser.parse_args(arguments)
+    try:
+        results = [fitted(result) for result in run_study(options.workdir, options.out, Settings(seed=options.seed))]
+    except UserError as error:
+        print(error, file=sys.stderr)
+        return 2
+    write_json(options.out / "summary.json", results)
+    (options.out / "table.md").write_text(table(results), encoding="utf-8")
+    (options.out / "overoptimization.svg").write_text(plot(results), encoding="utf-8")
+    print(json.dumps(results, indent=2) if options.json else table(results))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,149 @@
+"""The gold reward model of the over-optimisation study, and what it says of the start's answers."""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from overoptimization_setup import Answers, Study, agreement, count
+
+from jaxalign.data.loader import take
+from jaxalign.data.world import gold as judge
+from jaxalign.errors import UserError
+from jaxalign.models.model import Params, scalar_from_lm
+from jaxalign.records import PairBatch
+from jaxalign.stages import sources
+from jaxalign.stages.base import write_json
+from jaxalign.training.checkpoint import copy_params, load_params, save_params
+
+SPOILT = 2.0  # what spoiling takes off the worth, and so does a sentence that is repeated or an end that is missing
+
+
+def worth(verdict: judge.Verdict) -> float:
+    """The truth in one number: what an answer does (2 for the right thing, -2 for harm), less 1 for each fault of manner."""
+    if verdict.helpful or verdict.good_refusal:
+        core = 2.0
+    elif verdict.harmful or verdict.unclear:
+        core = -2.0
+    else:
+        core = -1.0 if verdict.wrong_refusal or verdict.evasive else 0.0
+    return core - (not verdict.courteous) - (not verdict.focused)
+
+
+def spoil(text: str, rng: random.Random) -> str:
+    """An answer made worse in a way that the rules do not see: repeated, shuffled, or broken off."""
+    words, sentences = text.split(), [sentence + "." for sentence in split_sentences(text)]
+    kind = rng.choice(("repeat", "shuffle", "cut"))
+    if kind == "repeat" and sentences:
+        return " ".join([text, *rng.choices(sentences, k=rng.randint(1, 3))])
+    if kind == "shuffle":
+        return " ".join(rng.sample(words, len(words)))
+    return " ".join(words[: rng.randint(0, max(0, len(words) - 3))])
+
+
+def gold_pairs(study: Study) -> PairBatch:
+    """All six pairs of four answers to each prompt, with the label sigmoid(worth of the first - worth of the second).
+
+    The four: at temperature 1, at the start's, at a higher one, and the first spoilt. So the gold model has seen answers that
+    the start seldom gives, which the proxies have not.
+    """
+    settings, tokenizer, rng = study.settings, study.tokenizer, random.Random(study.settings.seed)
+    prompts, ids = study.prompts["gold"], study.ids["gold"]
+    encoded, values = [], []
+    for number, temperature in enumerate((1.0, settings.temperature, settings.temperature + 0.3)):
+        texts, ended = [], []
+        for rollout, rows in study.rollouts(study.start, ids, study.key(number), temperature):
+            texts += sources.response_texts(tokenizer, rollout)[:rows]
+            ended += list(rollout.ended[:rows])
+        encoded.append([answer_ids(study, i, text, end) for i, text, end in zip(ids, texts, ended, strict=True)])
+        judged = [worth(judge.judge(study.world, p, t)) for p, t in zip(prompts, texts, strict=True)]
+        broken = [not end or len(set(s)) < len(s) for s, end in zip(map(split_sentences, texts), ended, strict=True)]
+        values.append([w - SPOILT * b for w, b in zip(judged, broken, strict=True)])
+        if number == 0:
+            spoilt = [spoil(text, rng) for text in texts]
+    encoded.append([answer_ids(study, i, text, True) for i, text in zip(ids, spoilt, strict=True)])
+    values.append([worth(judge.judge(study.world, p, t)) - SPOILT for p, t in zip(prompts, spoilt, strict=True)])
+    tokens, length = padded([row for answers in zip(*encoded, strict=True) for row in answers], study.width)
+    first, second = np.triu_indices(4, 1)
+    base = 4 * np.arange(len(prompts))[:, None]
+    index = np.stack([base + first, base + second], axis=-1).reshape(-1, 2)
+    value = np.asarray(values).T.reshape(-1)[index]
+    label = 1 / (1 + np.exp(value[:, 1] - value[:, 0]))
+    return PairBatch(tokens[index], length[index], label.astype(np.float32), np.ones(len(label), np.float32))
+
+
+def split_sentences(text: str) -> list[str]:
+    return [part.strip() for part in text.split(".") if part.strip()]
+
+
+def answer_ids(study: Study, prompt: list[int], text: str, ended: bool) -> list[int]:
+    ids = prompt + sources.encode_answer(study.tokenizer, text, study.config.data.style)
+    return (ids if ended else ids[:-1])[: study.width]
+
+
+def padded(rows: Sequence[list[int]], width: int) -> Answers:
+    tokens = np.zeros((len(rows), width), np.int32)
+    for i, row in enumerate(rows):
+        tokens[i, : len(row)] = row
+    return Answers(tokens, np.asarray([len(row) for row in rows], np.int32))
+
+
+def gold_model(study: Study) -> Params:
+    """The gold reward model: the start's trunk under a scalar head."""
+    folder = study.out / "gold"
+    if not (folder / "summary.json").exists():
+        pairs = gold_pairs(study)
+        cut = len(pairs.label) // 10 // 6 * 6  # whole prompts
+        trunk = scalar_from_lm(copy_params(study.start), study.scorer.init(study.key(10)))
+        settings = study.settings
+        train = take(pairs, slice(cut, None))
+        params, last = study.learn(study.scorer, trunk, train, settings.gold_steps, settings.gold_learning_rate, 11)
+        save_params(folder / "params", params)
+        summary = {"pairs": len(train.label), **agreement(study, study.scorer, params, take(pairs, slice(0, cut)))}
+        write_json(folder / "summary.json", summary | {"parameters": count(params), "train_loss": last["loss"]})
+        print(f"[gold] agrees with the truth on {summary['held_out_accuracy']:.0%} of pairs", file=sys.stderr, flush=True)
+    return load_params(folder / "params", study.scorer)
+
+
+class Start(NamedTuple):
+    """best_*: n answers to each measured prompt, prompt by prompt; pair_*: two different answers to each RL prompt.
+
+    gold is raw; label is 1 where the first answer won, drawn with probability sigmoid(gold of the first - of the second).
+    """
+
+    best_tokens: np.ndarray
+    best_length: np.ndarray
+    best_gold: np.ndarray
+    pair_tokens: np.ndarray
+    pair_length: np.ndarray
+    pair_gold: np.ndarray
+    pair_label: np.ndarray
+
+
+def start_answers(study: Study, gold: Params) -> Start:
+    path, settings = study.out / "start.npz", study.settings
+    if not path.exists():
+        ids = [row for row in study.ids["measure"] for _ in range(settings.best_of)]
+        best = study.answers(study.start, ids, study.key(20), settings.temperature)
+        wanted = study.wanted_pairs
+        twice = [row for row in study.ids["pairs"] for _ in range(2)]
+        drawn = study.answers(study.start, twice, study.key(21), settings.temperature)
+        tokens, length = drawn.tokens.reshape(-1, 2, study.width), drawn.length.reshape(-1, 2)
+        differ = np.flatnonzero(np.any(tokens[:, 0] != tokens[:, 1], axis=1))[:wanted]
+        if len(differ) < wanted:
+            raise UserError(f"only {len(differ)} of {len(tokens)} pairs of answers differ and {wanted} are needed; the policy "
+                            "in the work directory is too sure of its answers")  # fmt: skip
+        tokens, length = tokens[differ], length[differ]
+        raw = study.scores(study.scorer, gold, Answers(tokens.reshape(-1, study.width), length.reshape(-1))).reshape(-1, 2)
+        odds = 1 / (1 + np.exp(raw[:, 1] - raw[:, 0]))
+        label = (np.random.default_rng([settings.seed, 1]).random(wanted) < odds).astype(np.float32)
+        made = Start(*best, study.scores(study.scorer, gold, best), tokens, length, raw, label)
+        unfinished = path.with_name("start.tmp.npz")
+        np.savez_compressed(unfinished, **made._asdict())
+        os.replace(unfinished, path)
+    with np.load(path) as found:
+        return Start(**found)

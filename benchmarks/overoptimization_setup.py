@@ -1,0 +1,172 @@
+"""What all parts of the over-optimisation study share: its settings, the run's models and prompts, and how answers are drawn,
+scored and learnt from."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+from jaxalign.config import Config, Optimizer, Ppo, from_config_dict
+from jaxalign.config_checks import check
+from jaxalign.data.loader import EpochLoader, take
+from jaxalign.errors import UserError
+from jaxalign.models.model import Model, Params
+from jaxalign.records import PairBatch, Prompt
+from jaxalign.rollout.engine import Engine
+from jaxalign.rollout.sampling import Sampling
+from jaxalign.stages import common, sources
+from jaxalign.stages.base import StageContext, read_manifest
+from jaxalign.training.optimizer import make_optimizer
+from jaxalign.training.ppo_state import PPOSetup
+from jaxalign.training.preference_step import preference_step, score_sequences
+from jaxalign.training.state import init_state
+
+CHUNK = 256  # rows of one call of the engine or of a reward model
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """All that decides the outcome, beside the work directory. A folder holds the results of one of these."""
+
+    seed: int = 0
+    sizes: tuple[tuple[int, int], ...] = ((1, 16), (2, 32), (2, 64))  # layers, width of the proxies
+    pairs: tuple[int, ...] = (128, 512, 2048)  # comparisons that they learn from
+    held_out_pairs: int = 512
+    temperature: float = 1.3  # of the start, and so of every policy
+    max_new_tokens: int = 56
+    gold_prompts: int = 1024
+    gold_steps: int = 300
+    proxy_steps: int = 200  # at most, and at most proxy_epochs passes over the comparisons
+    proxy_epochs: int = 20
+    pair_batch: int = 32
+    learning_rate: float = 1e-3
+    gold_learning_rate: float = 5e-4
+    measured_prompts: int = 64
+    best_of: int = 128
+    measured_at: tuple[int, ...] = (0, 1, 2, 4, 7, 12, 19, 28, 40)  # iterations of RL; it ends with the last
+    rl_answers: int = 4  # to each measured prompt
+    rl: Ppo = Ppo(
+        prompts=1024, batch=32, group_size=4, advantages="rloo", kl_coef=0.0, missing_eos="none", epochs=1, minibatches=1,
+        optimizer=Optimizer(learning_rate=5e-4, schedule="constant", eps=1e-5),
+    )  # fmt: skip
+
+
+class Answers(NamedTuple):
+    """Prompts with their answers: int32 tokens [B, T], padded on the right, and length [B]."""
+
+    tokens: np.ndarray
+    length: np.ndarray
+
+
+class Study:
+    """What all parts share: the run's models and prompts, and how answers are drawn and scored."""
+
+    def __init__(self, workdir: Path, out: Path, settings: Settings):
+        self.settings, self.out = settings, out
+        rl = dataclasses.replace(
+            settings.rl, iterations=settings.measured_at[-1], temperature=settings.temperature,
+            max_new_tokens=settings.max_new_tokens,
+        )  # fmt: skip
+        config = dataclasses.replace(read_config(workdir), seed=settings.seed, ppo=rl)
+        check(config)
+        self.context = StageContext(config, workdir, out, False)
+        self.config = config
+        self.tokenizer = common.load_tokenizer(self.context)
+        self.policy = common.make_model(config, self.tokenizer.vocab_size)
+        self.scorer = self.policy.with_head("scalar")
+        self.start = common.stage_params(self.context, "sft", self.policy)
+        self.world = common.world_of(read_config(workdir))
+        self.wanted_pairs = max(settings.pairs) + settings.held_out_pairs
+        self.pair_prompts = -(-self.wanted_pairs * 5 // 4)  # Pairs of equal answers are left out.
+        self.prompts = {
+            "gold": self.world.prompts("compare", settings.gold_prompts),
+            "rl": self.world.prompts("rl", rl.prompts),
+            "pairs": self.world.prompts("rl", rl.prompts + self.pair_prompts)[rl.prompts :],
+            "measure": self.world.prompts("evaluate", settings.measured_prompts),
+        }
+        self.ids = {name: [self.encode(prompt) for prompt in found] for name, found in self.prompts.items()}
+        longest = max(len(row) for rows in self.ids.values() for row in rows)
+        self.engine = Engine(self.policy, CHUNK, config.model.max_length, bucket=-(-longest // 8) * 8)
+        self.width = self.engine.bucket + settings.max_new_tokens
+        updates = rl.iterations * rl.epochs * rl.minibatches
+        optimizer = make_optimizer(rl.optimizer, updates)
+        # One setup for all proxies, so that RL compiles once: their scores come in from outside.
+        self.setup = PPOSetup(self.policy, self.scorer, optimizer, optimizer, rl, 0.0, 1.0)
+
+    def encode(self, prompt: Prompt) -> list[int]:
+        return sources.encode_prompt(self.tokenizer, prompt.messages, self.config.data.style)
+
+    def key(self, stream: int) -> jax.Array:
+        return jax.random.fold_in(jax.random.key(self.settings.seed), stream)
+
+    def rollouts(self, params: Params, ids: Sequence[list[int]], key: jax.Array, temperature: float):
+        """(rollout on the host, rows that count), chunk by chunk."""
+        sampling = Sampling(self.settings.max_new_tokens, (self.tokenizer.eos_id,), temperature)
+        for start in range(0, len(ids), CHUNK):
+            chunk = ids[start : start + CHUNK]
+            rows = range(start, start + len(chunk))
+            yield jax.device_get(self.engine.rollout(params, chunk, key, rows, sampling)), len(chunk)
+
+    def answers(self, params: Params, ids: Sequence[list[int]], key: jax.Array, temperature: float) -> Answers:
+        """One answer a prompt."""
+        parts = [(r.tokens[:n], (r.prompt_length + r.response_length)[:n])
+                 for r, n in self.rollouts(params, ids, key, temperature)]  # fmt: skip
+        return Answers(*(np.concatenate(column) for column in zip(*parts, strict=True)))
+
+    def scores(self, model: Model, params: Params, answers: Answers) -> np.ndarray:
+        """float32 [B], raw."""
+        out = []
+        for start in range(0, len(answers.length), CHUNK):
+            index = np.minimum(np.arange(start, start + CHUNK), len(answers.length) - 1)
+            out.append(np.asarray(score_sequences(model, params, answers.tokens[index], answers.length[index])))
+        return np.concatenate(out)[: len(answers.length)]
+
+    def learn(self, model: Model, params: Params, pairs: PairBatch, steps: int, rate: float, stream: int):
+        """(parameters of a reward model trained on the pairs, means of its last 10 steps)."""
+        optimizer = preference_optimizer(rate, steps)
+        loader = EpochLoader(len(pairs.label), self.settings.pair_batch, self.settings.seed, stream)
+        state, last = init_state(model, optimizer, params, self.key(stream)), []
+        for step in range(steps):
+            state, metrics = preference_step(model, optimizer, 1, 0.01, state, take(pairs, loader.indices(step)))
+            last = [*last[-9:], metrics]
+        means = {name: float(np.mean([float(row[name]) for row in last])) for name in ("loss", "accuracy")}
+        return state.params, means
+
+
+@functools.cache
+def preference_optimizer(rate: float, steps: int):
+    """One object for equal settings, so that training compiles once a size."""
+    return make_optimizer(Optimizer(learning_rate=rate, schedule="linear", warmup_steps=10), steps)
+
+
+def read_config(workdir: Path) -> Config:
+    """The config of a finished run on the embedded world. Raises UserError where it is not one."""
+    path = workdir / "config.json"
+    if not path.exists() or read_manifest(workdir / "sft") is None or not (workdir / "sft" / "params").exists():
+        raise UserError(f"{workdir} holds no finished supervised policy; run python -m jaxalign.train --workdir={workdir}")
+    config = from_config_dict(json.loads(path.read_text(encoding="utf-8")))
+    if config.data.source != "world" or config.model.source != "scratch":
+        raise UserError(f"{workdir} is not a run on the embedded world (data.source=world, model.source=scratch), whose "
+                        "truth the gold reward model learns from; give the folder of the main job")  # fmt: skip
+    return config
+
+
+def agreement(study: Study, model: Model, params: Params, pairs: PairBatch) -> dict:
+    """How often a reward model prefers the answer that the labels prefer, where they lean one way."""
+    decided = np.abs(pairs.label - 0.5) > 0.1
+    tokens, length = pairs.tokens[decided], pairs.length[decided]
+    flat = Answers(tokens.reshape(-1, tokens.shape[-1]), length.reshape(-1))
+    scores = study.scores(model, params, flat).reshape(-1, 2)
+    right = (scores[:, 0] > scores[:, 1]) == (pairs.label[decided] > 0.5)
+    return {"held_out_pairs": int(decided.sum()), "held_out_accuracy": float(right.mean())}
+
+
+def count(params: Params) -> int:
+    return sum(leaf.size for leaf in jax.tree.leaves(params))
