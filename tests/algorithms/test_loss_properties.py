@@ -37,6 +37,7 @@ from jaxalign.algorithms import (
     value_losses,
 )
 from jaxalign.parallel.mesh import make_mesh
+from tests import tiny
 
 # Samplers of (random generator, shape): a number of any sign, a log-probability, a share, a count of tokens.
 ANY = lambda rng, shape: rng.normal(size=shape)  # noqa: E731
@@ -279,7 +280,8 @@ def total(case: Case, arrays, mask) -> tuple[jax.Array, list[jax.Array]]:
 @functools.cache
 def program(name: str):
     """Jitted (arrays, mask) -> (gradients by every array, parts of the result)."""
-    return jax.jit(jax.grad(functools.partial(total, CASES[name]), has_aux=True))
+    gradient = jax.grad(functools.partial(total, CASES[name]), has_aux=True)
+    return jax.jit(gradient, compiler_options=tiny.COMPILE_FAST)
 
 
 @every_case
@@ -422,3 +424,31 @@ def test_guards_do_not_read_what_is_masked(name):
     for garbage in GARBAGE:
         arrays, mask = padded(case, dense(case), garbage, slice(4, 8), [1, 2, 5])
         jax.eval_shape(lambda: parts(case, arrays, mask))  # noqa: B023
+
+
+# Each as a function of (beta, label).
+SETTINGS = {
+    kind: functools.partial(
+        lambda beta, label, **options: direct_preference.dpo(*[np.zeros(2)] * 4, beta, label, **options),
+        kind=kind, label_smoothing=0.1, chosen_lengths=np.ones(2), rejected_lengths=np.ones(2))
+    for kind in direct_preference.DPO_KINDS
+} | {
+    "mixed_dpo": lambda beta, label: direct_preference.mixed_dpo(*[np.zeros(2)] * 4, {"sigmoid": 1.0}, beta, label),
+    "kto": lambda beta, label: kto.kto(np.zeros(2), None, label, 0.0, beta),
+    "cpo": lambda beta, label: reference_free.cpo(np.zeros(2), np.zeros(2), beta, label),
+    "orpo": lambda beta, label: reference_free.orpo(-np.ones(2), -np.ones(2), beta, label),
+    "simpo": lambda beta, label: reference_free.simpo(np.zeros(2), np.zeros(2), beta, 0.5, label),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_a_beta_not_above_0_and_a_label_outside_0_to_1_are_refused_while_tracing(name):
+    call = SETTINGS[name]
+    for beta in (0.0, -0.1, np.nan):
+        with pytest.raises(ValueError, match="beta is .*; a number above 0 is expected"):
+            jax.eval_shape(lambda: call(beta, np.ones(2)))  # noqa: B023
+    for label in (-0.1, 1.1, np.nan):
+        for shape in ((), (2,)):
+            with pytest.raises(ValueError, match=r"(label|desirable) is .*; in \[0, 1\] is expected"):
+                jax.eval_shape(lambda: call(0.1, np.full(shape, label)))  # noqa: B023
+    jax.eval_shape(call, 0.1, np.ones(2))
