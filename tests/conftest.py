@@ -5,6 +5,7 @@ The environment is set before JAX is imported for the first time, since JAX read
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 import pathlib
 
@@ -14,6 +15,9 @@ _CACHE = pathlib.Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser()
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_DEVICES}".strip()
+if importlib.metadata.version("jaxlib").startswith("0.10."):
+    # Eight devices on a busy machine may wait for each other longer than the 40 seconds after which XLA ends the process.
+    os.environ["XLA_FLAGS"] += " --xla_cpu_collective_call_terminate_timeout_seconds=600"
 # Through the environment, so that the child processes which tests start share the cache.
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(_CACHE))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.2")

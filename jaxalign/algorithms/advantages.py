@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxalign.algorithms.groups import grpo
-from jaxalign.algorithms.guards import as_float, require_positive, require_range, require_same_shape, require_shape
+from jaxalign.algorithms.guards import as_float, is_set, require_positive, require_range, require_same_shape, require_shape
 from jaxalign.algorithms.masked import masked_sum, whiten
 
 
@@ -206,7 +206,7 @@ def reinforce_baseline(
     """
     require_same_shape(rewards=rewards, values=values, mask=mask)
     returns = discounted_returns(rewards, mask, gamma, bootstrap_value)
-    return jnp.where(jnp.asarray(mask) != 0, returns - as_float("values", values), 0), returns
+    return jnp.where(is_set(mask), returns - as_float("values", values), 0), returns
 
 
 def reinforce_plus_plus(rewards: Any, mask: Any, gamma: Any = 1.0, group_size: int | None = None) -> jax.Array:
@@ -234,7 +234,7 @@ def reinforce_plus_plus(rewards: Any, mask: Any, gamma: Any = 1.0, group_size: i
     """
     require_same_shape(rewards=rewards, mask=mask)
     require_shape("rewards", rewards, "[B, T]", (None, None))
-    selected = jnp.asarray(mask) != 0
+    selected = is_set(mask)
     if group_size is not None:
         totals = masked_sum(rewards, selected, axis=1)
         centred = grpo(totals, group_size, scale="none", mask=jnp.any(selected, axis=1))
@@ -256,7 +256,7 @@ def _prepare(mask: Any, gamma: Any, bootstrap_value: Any, **arrays: Any) -> tupl
         bootstrap_value = jnp.zeros(batch)
     require_shape("bootstrap_value", bootstrap_value, "[B]", (batch,))
 
-    selected = jnp.asarray(mask) != 0
+    selected = is_set(mask)
     floats = [as_float(name, x) for name, x in arrays.items()]
     dtype = jnp.result_type(*floats)
     discounts = jnp.broadcast_to(jnp.asarray(gamma, dtype), (batch, length))

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 
 from jaxalign.algorithms.guards import (
     as_float,
+    is_set,
     require_range,
     require_same_shape,
     require_shape,
@@ -36,7 +37,7 @@ def pair_inputs(
     """The guards that all pairs share. -> (selected, label [B], [first, second], [their references]), 0 where masked."""
     if (ref_chosen is None) != (ref_rejected is None):
         raise ValueError("one of ref_chosen_logprobs and ref_rejected_logprobs is None; give both, or neither")
-    selected = jnp.ones(jnp.shape(chosen), bool) if mask is None else jnp.asarray(mask) != 0
+    selected = jnp.ones(jnp.shape(chosen), bool) if mask is None else is_set(mask)
     arrays = {f"chosen_{of}logprobs": chosen, f"rejected_{of}logprobs": rejected}
     if ref_chosen is not None:
         arrays |= {"ref_chosen_logprobs": ref_chosen, "ref_rejected_logprobs": ref_rejected}
@@ -52,7 +53,7 @@ def pair_inputs(
 
 def single_inputs(policy_logprobs: Any, ref_logprobs: Any, mask: Any, desirable: Any) -> tuple[jax.Array, jax.Array, jax.Array]:
     """The guards that KTO's functions share. -> (selected, desirable [B], log-ratios [B], 0 where masked)."""
-    selected = jnp.ones(jnp.shape(policy_logprobs), bool) if mask is None else jnp.asarray(mask) != 0
+    selected = jnp.ones(jnp.shape(policy_logprobs), bool) if mask is None else is_set(mask)
     ref_logprobs = jnp.zeros(jnp.shape(policy_logprobs)) if ref_logprobs is None else ref_logprobs
     require_same_shape(policy_logprobs=policy_logprobs, ref_logprobs=ref_logprobs, mask=selected)
     require_shape("policy_logprobs", policy_logprobs, "[B]", (None,))
@@ -67,7 +68,7 @@ def _judged(name: str, judgement: Any, mask: Any, like: jax.Array) -> jax.Array:
         require_shape(name, judgement, "[B]", like.shape)
         judgement = counted(judgement, mask)
     require_range(name, judgement, 0, 1)
-    return jax.lax.stop_gradient(jnp.broadcast_to(jnp.asarray(judgement, like.dtype), like.shape))
+    return jax.lax.stop_gradient(jnp.broadcast_to(as_float(name, judgement).astype(like.dtype), like.shape))
 
 
 def token_counts(chosen_lengths: Any, rejected_lengths: Any, like: jax.Array, mask: Any, needed_by: str) -> list[jax.Array]:
@@ -84,7 +85,7 @@ def token_counts(chosen_lengths: Any, rejected_lengths: Any, like: jax.Array, ma
 
 def counted(x: Any, mask: Any) -> Any:
     """`x` with 0 where masked. Without a mask `x` itself, for under `jit` a guard can read no other."""
-    return x if mask is None else jnp.where(jnp.asarray(mask) != 0, jnp.asarray(x), 0)
+    return x if mask is None else jnp.where(is_set(mask), jnp.asarray(x), 0)
 
 
 def weigh(weight: jax.Array, loss: jax.Array) -> jax.Array:

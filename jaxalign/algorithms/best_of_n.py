@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxalign.algorithms.guards import as_float, require_range, require_same_shape, require_shape
+from jaxalign.algorithms.guards import as_float, is_set, require_range, require_same_shape, require_shape
 
 
 class BestOf(NamedTuple):
@@ -121,7 +121,7 @@ def expected_best_of(scores: Any, n: int, values: Any = None, mask: Any = None) 
         raise ValueError("scores is a scalar; [..., N] is expected")
     require_range("n", n, 1, jnp.shape(scores)[-1])
     scores, values = as_float("scores", scores), as_float("values", values)
-    counted = (jnp.asarray(mask) != 0) & jnp.isfinite(scores)
+    counted = is_set(mask) & jnp.isfinite(scores)
     values = jnp.where(counted, values, 0)
     order = jnp.argsort(jnp.where(counted, -scores, jnp.inf), axis=-1, stable=True)
     values = jnp.take_along_axis(values, order, axis=-1)
@@ -147,5 +147,5 @@ def _grouped(scores: Any, n: int, mask: Any) -> tuple[jax.Array, jax.Array]:
     if rows % n:
         raise ValueError(f"scores has {rows} rows, which are not whole groups of n = {n}")
     scores = as_float("scores", scores)
-    allowed = (jnp.asarray(mask) != 0) & jnp.isfinite(scores)
+    allowed = is_set(mask) & jnp.isfinite(scores)
     return jnp.where(allowed, scores, 0).reshape(rows // n, n), allowed.reshape(rows // n, n)

@@ -45,12 +45,17 @@ def reliability_bins(prob: Any, label: Any, bins: int = 10, mask: Any = None) ->
     Raises:
       ValueError: the shapes differ or are not [B], a value is outside [0, 1], or bins below 1.
     """
-    mask = jnp.ones(jnp.shape(prob)) if mask is None else as_float("mask", mask)
-    require_same_shape(prob=prob, label=label, mask=mask)
+    require_same_shape(prob=prob, label=label, mask=prob if mask is None else mask)
     require_shape("prob", prob, "[B]", (None,))
+    require_range("bins", bins, 1)
+    # Without a mask as they came: under `jit` a guard can read nothing that was computed.
+    if mask is None:
+        mask = jnp.ones(jnp.shape(prob))
+    else:
+        mask = as_float("mask", mask)
+        prob, label = (jnp.where(mask != 0, as_float(name, x), 0) for name, x in (("prob", prob), ("label", label)))
     require_range("prob", prob, 0, 1)
     require_range("label", label, 0, 1)
-    require_range("bins", bins, 1)
     prob, positive = as_float("prob", prob), as_float("label", label) > 0.5
     # Divided on the host: the nearest float to k / K, so that a prediction of .9 meets the edge .9, not an ulp above.
     edges = jnp.asarray(np.arange(bins + 1) / bins, prob.dtype)

@@ -116,7 +116,7 @@ def dpo(
       rejected_lengths: int [B], of the second.
       mask: bool, int or float [B]; 0 for padding rows. None counts all.
       baseline: scalar, for "bco_pair", not read by the others: the mean reward (`bco_baseline`), of the whole batch or a
-        running one. None: that of the rows at hand.
+        running one. None: that of the rows at hand; 0 leaves it out, as TRL does.
       discopop_tau: scalar in (0, 1), for "discopop", not read by the others.
 
     Returns:

@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxalign.algorithms.guards import as_float, require_choice, require_range, require_shape
+from jaxalign.algorithms.guards import as_float, is_set, require_choice, require_range, require_shape
 
 COMBINATIONS = ("mean", "min", "mean_minus_std")
 
@@ -44,7 +44,7 @@ def combine(scores_KxB: Any, how: str = "mean", k: Any = 1.0, mask: Any = None) 
     scores = as_float("scores_KxB", scores_KxB)
     if mask is not None:
         require_shape("mask", mask, "[B]", (batch,))
-        scores = jnp.where((jnp.asarray(mask) != 0)[None, :], scores, 0)
+        scores = jnp.where(is_set(mask)[None, :], scores, 0)
     if how == "min":
         return jnp.min(scores, axis=0)
     mean = jnp.mean(scores, axis=0)

@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxalign.algorithms.guards import as_float, require_choice, require_range, require_same_shape, require_shape
+from jaxalign.algorithms.guards import as_float, is_set, require_choice, require_range, require_same_shape, require_shape
 from jaxalign.algorithms.masked import masked_mean, masked_sum
 
 SCALES = ("std", "none")
@@ -94,7 +94,7 @@ def remax(scores: Any, greedy_scores: Any, mask: Any = None) -> jax.Array:
     mask = jnp.ones(jnp.shape(scores), bool) if mask is None else mask
     require_same_shape(scores=scores, greedy_scores=greedy_scores, mask=mask)
     require_shape("scores", scores, "[B]", (None,))
-    selected = jnp.asarray(mask) != 0
+    selected = is_set(mask)
     scores, greedy_scores = (
         jnp.where(selected, as_float(name, x), 0) for name, x in (("scores", scores), ("greedy_scores", greedy_scores))
     )
@@ -137,7 +137,7 @@ def broadcast_to_tokens(advantages: Any, mask: Any) -> jax.Array:
     """
     require_shape("mask", mask, "[B, T]", (None, None))
     require_shape("advantages", advantages, "[B]", jnp.shape(mask)[:1])
-    return jnp.where(jnp.asarray(mask) != 0, as_float("advantages", advantages)[:, None], 0)
+    return jnp.where(is_set(mask), as_float("advantages", advantages)[:, None], 0)
 
 
 def _grouped(scores: Any, group_size: int, mask: Any, least: int) -> tuple[jax.Array, jax.Array]:
@@ -149,7 +149,7 @@ def _grouped(scores: Any, group_size: int, mask: Any, least: int) -> tuple[jax.A
     rows = jnp.shape(scores)[0]
     if rows % group_size:
         raise ValueError(f"scores has {rows} rows, which are not whole groups of group_size = {group_size}")
-    selected = jnp.reshape(jnp.asarray(mask) != 0, (rows // group_size, group_size))
+    selected = jnp.reshape(is_set(mask), (rows // group_size, group_size))
     return jnp.where(selected, as_float("scores", scores).reshape(selected.shape), 0), selected
 
 

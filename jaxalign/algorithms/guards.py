@@ -16,10 +16,21 @@ def as_float(name: str, x: Any) -> jax.Array:
     Raises:
       ValueError: `x` is complex or not numeric.
     """
+    return jnp.asarray(x, jnp.promote_types(require_real(name, x), jnp.float32))
+
+
+def is_set(mask: Any) -> jax.Array:
+    """bool of the shape of `mask`: where it is not 0. Raises ValueError when it is complex or not numeric."""
+    require_real("mask", mask)
+    return jnp.asarray(mask) != 0
+
+
+def require_real(name: str, x: Any) -> Any:
+    """The dtype of `x`. Raises ValueError unless that is bool, int or float."""
     dtype = jnp.result_type(x)
     if not (jnp.issubdtype(dtype, jnp.floating) or jnp.issubdtype(dtype, jnp.integer) or dtype == jnp.bool_):
         raise ValueError(f"{name} has dtype {dtype}; real numbers are expected")
-    return jnp.asarray(x, jnp.promote_types(dtype, jnp.float32))
+    return dtype
 
 
 def require_same_shape(**arrays: Any) -> None:
@@ -46,7 +57,8 @@ def require_choice(name: str, value: str, choices: Sequence[str]) -> None:
 
 
 def require_range(name: str, x: Any, low: float, high: float = np.inf, tolerance: float = 0.0) -> None:
-    """Raises ValueError when an element of `x` is known to be outside [low, high], or NaN; a traced `x` passes."""
+    """Raises ValueError when an element of `x` is known to be outside [low, high], or NaN; a traced `x` passes if real."""
+    require_real(name, x)
     values = _known(x)
     if values is None:
         return
@@ -57,7 +69,8 @@ def require_range(name: str, x: Any, low: float, high: float = np.inf, tolerance
 
 
 def require_positive(name: str, x: Any) -> None:
-    """Raises ValueError when an element of `x` is known not to be above 0; a traced `x` passes."""
+    """Raises ValueError when an element of `x` is known not to be above 0; a traced `x` passes if it is real."""
+    require_real(name, x)
     values = _known(x)
     if values is not None and not (values > 0).all():
         raise ValueError(f"{name} is {np.extract(~(values > 0), values)[0]}; a number above 0 is expected")

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from jaxalign.algorithms.guards import (
     as_float,
+    is_set,
     require_choice,
     require_positive,
     require_range,
@@ -21,7 +22,7 @@ LEVELS = ("token", "sequence", "geometric")
 MODES = ("truncate", "mask")
 
 # A weight beyond e^60 says no more than that the policies have nothing in common, and its sums would overflow float32.
-_LOG_RATIO_LIMIT = 60.0
+LOG_RATIO_LIMIT = 60.0
 
 
 class ImportanceStats(NamedTuple):
@@ -79,13 +80,13 @@ def importance_weights(
     require_positive("high", high)
     require_range("high - low", high - low, 0)
 
-    selected = jnp.asarray(mask) != 0
+    selected = is_set(mask)
     difference = as_float("logprobs", logprobs) - as_float("behaviour_logprobs", behaviour_logprobs)
     log_ratio = jax.lax.stop_gradient(jnp.where(selected, difference, 0))
     if level != "token":
         reduce = masked_sum if level == "sequence" else masked_mean
         log_ratio = jnp.where(selected, reduce(log_ratio, selected, axis=1)[:, None], 0)
-    ratio = jnp.exp(jnp.minimum(log_ratio, _LOG_RATIO_LIMIT))
+    ratio = jnp.exp(jnp.minimum(log_ratio, LOG_RATIO_LIMIT))
     outside = selected & ((ratio < low) | (ratio > high))
     bounded = jnp.clip(ratio, low, high) if mode == "truncate" else jnp.where(outside, 0, ratio)
     return jnp.where(selected, bounded, 0), ImportanceStats(ratio, outside)
@@ -105,7 +106,7 @@ def effective_sample_share(weights: Any, mask: Any) -> jax.Array:
       ValueError: the shapes differ.
     """
     require_same_shape(weights=weights, mask=mask)
-    selected = jnp.asarray(mask) != 0
+    selected = is_set(mask)
     weights = jnp.where(selected, as_float("weights", weights), 0)
     # In units of the largest, lest the squares overflow.
     largest = jnp.max(weights, initial=0)

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from jaxalign.algorithms.guards import (
     as_float,
+    is_set,
     require_choice,
     require_positive,
     require_range,
@@ -107,7 +108,7 @@ def kl_loss(logprobs: Any, reference_logprobs: Any, kind: str = "k2", mask: Any 
     require_choice("kind", kind, LOSSES)
     require_same_shape(logprobs=logprobs, reference_logprobs=reference_logprobs)
     shape = jnp.shape(logprobs)[:-1] if kind == "full" else jnp.shape(logprobs)
-    mask = jnp.ones(shape, bool) if mask is None else jnp.asarray(mask) != 0
+    mask = jnp.ones(shape, bool) if mask is None else is_set(mask)
     require_shape("mask", mask, "the shape of the loss", shape)
     # Masked before the estimator: a 0 cotangent times an infinite derivative is NaN.
     chosen = mask[..., None] if kind == "full" else mask

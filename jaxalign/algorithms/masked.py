@@ -130,9 +130,9 @@ def aggregate(loss: Any, mask: Any, mode: str = "token_mean", total: Any = None,
     """One number from per-token losses.
 
     "token_mean" weighs every token alike. The "sequence_mean" modes average over sequences the mean or the sum of their
-    tokens' losses; a row without a token is padding and does not count as a sequence. "token_sum_constant" divides the sum
-    of all by sequences * `max_length`, so that a token weighs the same in a short response and a long one, in every batch
-    (Dr. GRPO, Liu et al. 2025, arXiv 2503.20783).
+    tokens' losses; a row without a token is padding and does not count as a sequence (elsewhere it often counts as a 0).
+    "token_sum_constant" divides the sum of all by sequences * `max_length`, so that a token weighs the same in a short
+    response and a long one, in every batch (Dr. GRPO, Liu et al. 2025, arXiv 2503.20783).
 
     Args:
       loss: real [B, T].

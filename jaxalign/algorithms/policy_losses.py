@@ -1,8 +1,8 @@
 """The policy's losses, per token; `masked.aggregate` makes one number of them.
 
 In each, no gradient flows into advantages or old log-probabilities, and masked tokens have loss 0 and no gradient,
-whatever stands there; without a mask, garbage at padding may overflow `exp` and make the gradient NaN. An entropy bonus is
-another loss beside these: -coef * aggregate(entropy, mask).
+whatever stands there. Ratios never exceed e^60, where `exp` would soon overflow. An entropy bonus is another loss beside
+these: -coef * aggregate(entropy, mask).
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxalign.algorithms.guards import as_float, require_positive, require_range, require_same_shape, require_shape
-from jaxalign.algorithms.importance import importance_weights
+from jaxalign.algorithms.guards import as_float, is_set, require_positive, require_range, require_same_shape, require_shape
+from jaxalign.algorithms.importance import LOG_RATIO_LIMIT, importance_weights
 from jaxalign.algorithms.masked import masked_mean
 
 
@@ -51,7 +51,7 @@ def clipped_surrogate(
       clip_low: scalar in [0, 1].
       clip_high: scalar, not negative; above `clip_low` for the asymmetric clip of DAPO (arXiv 2503.14476).
       mask: bool, int or float of that shape, or None. Masked tokens have loss 0, ratio 1 and no gradient, whatever
-        stands there; without it garbage at padding may overflow `exp` and make the gradient NaN.
+        stands there.
       dual_clip: scalar above 1, the largest ratio that counts against a token of negative advantage, which the clip leaves
         without bound (Ye et al. 2020, arXiv 1912.09729; 3 there); None for no such bound.
 
@@ -164,7 +164,7 @@ def policy_gradient(logprobs: Any, advantages: Any, mask: Any = None) -> jax.Arr
     Raises:
       ValueError: the shapes differ.
     """
-    mask = jnp.ones(jnp.shape(logprobs), bool) if mask is None else jnp.asarray(mask) != 0
+    mask = jnp.ones(jnp.shape(logprobs), bool) if mask is None else is_set(mask)
     require_same_shape(logprobs=logprobs, advantages=advantages, mask=mask)
     advantages = jnp.where(mask, jax.lax.stop_gradient(as_float("advantages", advantages)), 0)
     return -advantages * jnp.where(mask, as_float("logprobs", logprobs), 0)
@@ -238,15 +238,15 @@ def _prepare(
     logprobs: Any, old_logprobs: Any, advantages: Any, clip_low: Any, clip_high: Any, mask: Any
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """The guards that all clips share. -> (bool mask, log ratio, advantages), 0 where masked."""
-    mask = jnp.ones(jnp.shape(logprobs), bool) if mask is None else jnp.asarray(mask) != 0
+    mask = jnp.ones(jnp.shape(logprobs), bool) if mask is None else is_set(mask)
     require_same_shape(logprobs=logprobs, old_logprobs=old_logprobs, advantages=advantages, mask=mask)
     for name, clip, high in (("clip_low", clip_low, 1), ("clip_high", clip_high, jnp.inf)):
         require_shape(name, clip, "scalar", ())
         require_range(name, clip, 0, high)
     old_logprobs = jax.lax.stop_gradient(as_float("old_logprobs", old_logprobs))
     advantages = jax.lax.stop_gradient(as_float("advantages", advantages))
-    # Masked before `exp`: a 0 cotangent times an infinite derivative is NaN.
-    log_ratio = jnp.where(mask, as_float("logprobs", logprobs) - old_logprobs, 0)
+    # Masked and limited before `exp`: a 0 cotangent times an infinite derivative is NaN.
+    log_ratio = jnp.minimum(jnp.where(mask, as_float("logprobs", logprobs) - old_logprobs, 0), LOG_RATIO_LIMIT)
     return mask, log_ratio, jnp.where(mask, advantages, 0)
 
 

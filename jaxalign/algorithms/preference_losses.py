@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxalign.algorithms.guards import as_float, require_positive, require_range, require_same_shape, require_shape
+from jaxalign.algorithms.guards import as_float, is_set, require_positive, require_range, require_same_shape, require_shape
 
 
 def bradley_terry(
@@ -94,4 +94,4 @@ def _select(name: str, x: Any, mask: Any) -> jax.Array:
     if mask is None:
         return x
     require_same_shape(**{name: x, "mask": mask})
-    return jnp.where(jnp.asarray(mask) != 0, x, 0)
+    return jnp.where(is_set(mask), x, 0)

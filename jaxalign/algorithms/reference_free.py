@@ -14,6 +14,7 @@ from jaxalign.algorithms.answer_inputs import PreferenceStats, counted, logistic
 from jaxalign.algorithms.direct_preference import dpo
 from jaxalign.algorithms.guards import (
     as_float,
+    is_set,
     require_positive_scalar,
     require_range,
     require_same_shape,
@@ -152,4 +153,4 @@ def _add_nll(loss: jax.Array, nll: Any, coef: Any, mask: Any) -> jax.Array:
         return loss
     require_same_shape(loss=loss, nll=nll)
     nll = as_float("nll", nll)
-    return loss + coef * (nll if mask is None else jnp.where(jnp.asarray(mask) != 0, nll, 0))
+    return loss + coef * (nll if mask is None else jnp.where(is_set(mask), nll, 0))

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from jaxalign.algorithms.guards import (
     as_float,
+    is_set,
     require_choice,
     require_positive,
     require_range,
@@ -85,7 +86,7 @@ def combine_scores(scores: Any, weights: Any, mask: Any = None) -> tuple[jax.Arr
     Raises:
       ValueError: a shape differs, or a weight that is not finite.
     """
-    mask = jnp.ones(jnp.shape(scores), bool) if mask is None else jnp.asarray(mask) != 0
+    mask = jnp.ones(jnp.shape(scores), bool) if mask is None else is_set(mask)
     require_same_shape(scores=scores, mask=mask)
     require_shape("scores", scores, "[K, B]", (None, None))
     require_shape("weights", weights, "[K]", jnp.shape(scores)[:1])

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxalign.algorithms.guards import as_float, require_positive, require_range, require_same_shape, require_shape
+from jaxalign.algorithms.guards import as_float, is_set, require_positive, require_range, require_same_shape, require_shape
 from jaxalign.algorithms.masked import masked_variance
 
 
@@ -100,7 +100,7 @@ def _clipped(
     values: Any, old_values: Any, returns: Any, clip: Any, mask: Any, cost: Callable[[jax.Array], jax.Array]
 ) -> tuple[jax.Array, jax.Array]:
     """(the larger cost of the error as it is and after a clipped move, where it is the latter)."""
-    mask = jnp.ones(jnp.shape(values), bool) if mask is None else jnp.asarray(mask) != 0
+    mask = jnp.ones(jnp.shape(values), bool) if mask is None else is_set(mask)
     require_same_shape(values=values, old_values=old_values, returns=returns, mask=mask)
     values, old_values, returns = (
         jnp.where(mask, as_float(name, x), 0)

@@ -69,6 +69,11 @@ class Model:
         return jax.jit(create, out_shardings=self.shardings())(key)
 
     def _merge(self, params: Params) -> Decoder:
+        found, expected = jnp.shape(params["embedding"]), (self.config.vocab, self.config.embed)
+        if found != expected:
+            # A reference with another vocabulary, say: gathers clip, so that it would answer for other tokens in silence.
+            raise ValueError(f"the parameters' embedding [V, D] is {found}; this model's is {expected}: its policy, reference "
+                             "and critic must be of one tokenizer and one width")  # fmt: skip
         graph, state = _abstract(self.config, self.head)
         state = jax.tree.map(lambda x: x, state)
         nnx.replace_by_pure_dict(state, params)

@@ -30,7 +30,7 @@ class Totals(NamedTuple):
 
 def totals(setup: PPOSetup, batch: Experience) -> Totals:
     mask = experience_mask(batch)
-    return Totals(jnp.sum(mask), aggregate_total(mask, setup.config.aggregation, mask.shape[1]))
+    return Totals(jnp.sum(mask), aggregate_total(mask, setup.config.aggregation, setup.config.max_new_tokens))
 
 
 def policy_loss(setup: PPOSetup, params, batch: Experience, whole: Totals, kl_coef, hidden=None):
@@ -43,7 +43,7 @@ def policy_loss(setup: PPOSetup, params, batch: Experience, whole: Totals, kl_co
     stats = response_stats(setup.policy, params, batch.rollout, config.temperature or 1.0, hidden)
     per_token, surrogate = _surrogate(config, stats.logprobs, old, batch.advantages, mask)
     if config.sampler_correction != "none":
-        per_token = batch.importance * per_token
+        per_token = jnp.where(mask > 0, batch.importance, 0) * per_token
     if config.kl_in == "loss":
         per_token = per_token + kl_coef * kl_loss(stats.logprobs, batch.reference_logprobs, config.kl_estimator, mask)
     if config.entropy_coef:
@@ -166,6 +166,6 @@ def ppo_update(setup: PPOSetup, state: PPOState, batch: Experience):
     kl = masked_sum(batch.rollout.logprobs - batch.reference_logprobs, mask, axis=1)
     measured = masked_mean(kl, batch.weight)
     kl_coef = update_kl_coef(
-        state.kl_coef, measured, config.kl_target, config.kl_horizon, B, config.kl_controller
+        state.kl_coef, measured, config.kl_target, config.kl_horizon, jnp.sum(batch.weight), config.kl_controller
     )
     return PPOState(state.step + 1, policy, critic, kl_coef), means

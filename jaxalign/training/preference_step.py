@@ -42,7 +42,7 @@ def preference_step(
 
     def loss_fn(params, part: PairBatch):
         scores = pair_scores(model, params, part)
-        loss = bradley_terry(scores[:, 0], scores[:, 1], part.label, centering_coef, part.margin)
+        loss = bradley_terry(scores[:, 0], scores[:, 1], part.label, centering_coef, part.margin, mask=part.weight)
         right = (scores[:, 0] > scores[:, 1]) == (part.label > 0.5)
         counted = part.weight * (jnp.abs(part.label - 0.5) > 1e-6)
         loss = jnp.sum(loss * part.weight) / total

@@ -64,6 +64,12 @@ def test_masked_predictions_change_nothing():
     for got, expected in zip(masked, alone, strict=True):
         np.testing.assert_array_equal(got, expected)
     assert float(_error(prob, label, bins=5, mask=np.zeros(3))) == 0
+    # Nor does what is no probability, known or not while tracing.
+    for garbage in (999.0, np.inf, np.nan):
+        spoilt = np.array([0.2, 0.9, garbage]), np.array([0.0, 1.0, garbage])
+        for function in (_bins, reliability_bins):
+            for got, expected in zip(function(*spoilt, bins=5, mask=np.array([1, 1, 0])), alone, strict=True):
+                np.testing.assert_array_equal(got, expected)
 
 
 def test_no_predictions_at_all():

@@ -468,6 +468,23 @@ def test_the_others_equal_a_loop(seed):
         np.testing.assert_allclose(loss, expected[name], rtol=2e-5, atol=1e-6, err_msg=name)
 
 
+@settings(max_examples=15, deadline=None)
+@given(seed=st.integers(0, 2**31))
+def test_the_baselines_and_the_sft_term_equal_a_loop(seed):
+    (c, r, rc, rr), _, label, mask = _case(seed)
+    rows = np.flatnonzero(mask)
+    spoilt = [np.where(mask, x, np.nan) for x in (c, r, rc, rr)]
+    ratios = [c[i] - rc[i] for i in rows] + [r[i] - rr[i] for i in rows]
+    mean = sum(ratios) / len(ratios) if ratios else 0
+    assert float(bco_baseline(*spoilt, 0.3, mask)) == pytest.approx(0.3 * mean, rel=1e-4, abs=1e-5)
+    other = sum(r[i] - rr[i] for i in rows) / max(len(rows), 1)
+    assert float(kto_baseline(spoilt[1], spoilt[3], mask)) == pytest.approx(max(other, 0), rel=1e-4, abs=1e-5)
+    expected = np.zeros(6)
+    for i in rows:
+        expected[i] = -label[i] * c[i] - (1 - label[i]) * r[i]
+    np.testing.assert_allclose(sft_loss(spoilt[0], spoilt[1], label, mask), expected, rtol=1e-5)
+
+
 def test_odds_are_right_at_both_ends_and_finite_at_probability_1():
     x = np.array([-1e-6, -1e-3, -0.69, -0.70, -5.0, -80.0])
     _, stats = orpo(x, x)

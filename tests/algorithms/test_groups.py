@@ -168,3 +168,19 @@ def test_bad_arguments_are_refused():
         broadcast_to_tokens(np.zeros(3), np.ones((2, 3)))
     with pytest.raises(ValueError, match="not whole groups of group_size = 3"):
         informative_groups(np.zeros(4), 3)
+
+
+@settings(max_examples=10, deadline=None)
+@given(seed=st.integers(0, 2**31))
+def test_the_greedy_baseline_and_the_tokens_equal_a_loop(seed):
+    rng = np.random.default_rng(seed)
+    scores, greedy, counted = rng.normal(size=5), rng.normal(size=5), rng.random(5) < 0.7
+    mask = rng.random((5, 3)) < 0.6
+    rows, tokens = np.zeros(5), np.zeros((5, 3))
+    for b in range(5):
+        rows[b] = scores[b] - greedy[b] if counted[b] else 0
+        for t in range(3):
+            tokens[b, t] = rows[b] if mask[b, t] else 0
+    found = remax(np.where(counted, scores, np.nan), np.where(counted, greedy, np.inf), counted)
+    np.testing.assert_allclose(found, rows, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(broadcast_to_tokens(found, mask), tokens, rtol=1e-5, atol=1e-6)

@@ -125,3 +125,14 @@ def test_bad_arguments_are_refused():
         importance_weights(np.zeros((1, 2)), np.zeros((1, 1)), np.ones((1, 2)))
     with pytest.raises(ValueError, match=r"logprobs has shape \(2,\); \[B, N\]"):
         importance_weights(np.zeros(2), np.zeros(2), np.ones(2))
+
+
+@settings(max_examples=15, deadline=None)
+@given(seed=st.integers(0, 2**31))
+def test_the_effective_sample_share_equals_a_loop(seed):
+    rng = np.random.default_rng(seed)
+    weights, mask = rng.gamma(0.5, 2.0, (3, 4)), rng.random((3, 4)) < rng.uniform(0, 1)
+    own = [w for w, kept in zip(weights.ravel(), mask.ravel(), strict=True) if kept]
+    expected = sum(own) ** 2 / (len(own) * sum(w * w for w in own)) if own else 0
+    found = effective_sample_share(np.where(mask, weights, np.nan), mask)
+    assert float(found) == pytest.approx(expected, rel=1e-5)

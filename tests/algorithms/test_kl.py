@@ -179,3 +179,30 @@ def test_bad_kl_losses_are_refused():
         kl_loss(LOGPROBS, REFERENCE, "full", np.ones((1, 3)))
     with pytest.raises(ValueError, match="one shape"):
         kl_loss(LOGPROBS, REFERENCE[:, :1])
+
+
+@settings(max_examples=15, deadline=None)
+@given(seed=st.integers(0, 2**31))
+def test_estimators_losses_and_controller_equal_a_loop(seed):
+    rng = np.random.default_rng(seed)
+    logprobs, reference = rng.normal(-1, 0.7, (2, 3, 4))
+    mask = rng.random((3, 4)) < 0.7
+    for kind in ESTIMATORS:
+        expected = np.zeros((3, 4))
+        for b, t in np.ndindex(3, 4):
+            d = logprobs[b, t] - reference[b, t]
+            expected[b, t] = {"k1": d, "k2": d * d / 2, "k3": np.exp(-d) - 1 + d, "abs": abs(d)}[kind]
+        np.testing.assert_allclose(kl_penalty(logprobs, reference, kind), expected, rtol=1e-5, atol=1e-6)
+        spoilt = np.where(mask, logprobs, np.nan), np.where(mask, reference, -np.inf)
+        np.testing.assert_allclose(kl_loss(*spoilt, kind, mask), np.where(mask, expected, 0), rtol=1e-5, atol=1e-6)
+    # The last axis as a vocabulary of four.
+    expected = np.zeros(3)
+    for b in range(3):
+        expected[b] = _exact_kl(logprobs[b], reference[b]) if mask[b, 0] else 0
+    found = kl_loss(np.where(mask[:, :1], logprobs, np.nan), reference, "full", mask[:, 0])
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6)
+    coef, measured, target, horizon = rng.uniform(0.01, 1), rng.uniform(0, 9), rng.uniform(1, 9), rng.integers(100, 999)
+    count = rng.integers(0, 100)
+    error = min(max(measured / target - 1, -0.2), 0.2)
+    found = update_kl_coef(coef, measured, target, horizon, count)
+    assert float(found) == pytest.approx(coef * (1 + error * count / horizon), rel=1e-5)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import jax
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from jax.test_util import check_grads
 
 from jaxalign.algorithms import labels
 
@@ -97,3 +99,43 @@ def test_bad_arguments_are_refused():
         labels.expected_score(np.zeros(9))
     with pytest.raises(ValueError, match=r"score is 11; in \[1, 10\]"):
         labels.direct_reward(11)
+
+
+@settings(max_examples=15, deadline=None)
+@given(seed=st.integers(0, 2**31))
+def test_labels_equal_a_loop(seed):
+    rng = np.random.default_rng(seed)
+    a, b = rng.normal(-3, 2, (2, 6))
+    expected = [np.exp(x) / (np.exp(x) + np.exp(y)) for x, y in zip(a, b, strict=True)]
+    np.testing.assert_allclose(labels.option_label(a, b), expected, rtol=1e-5)
+    ab, ba = rng.random((2, 6))
+    averaged = labels.average_orders(ab, ba)
+    for i in range(6):
+        mean = (ab[i] + ba[i]) / 2
+        assert float(averaged[i]) == pytest.approx(mean, rel=1e-6)
+        assert float(labels.clamp_label(averaged, 0.4, 0.6)[i]) == pytest.approx(min(max(mean, 0.4), 0.6), rel=1e-6)
+        assert bool(labels.is_undecided(averaged, 0.2)[i]) == (abs(mean - 0.5) <= 0.2)
+        assert float(labels.invert_label(averaged)[i]) == pytest.approx(1 - mean, rel=1e-5)
+        assert float(labels.direct_reward(1 + 9 * ab)[i]) == pytest.approx(2 * ab[i] - 1, abs=1e-5)
+
+
+def test_the_gradients_of_labels_are_finite_differences():
+    with jax.enable_x64(True):
+        a, b = np.array([-0.5, -2.0, -1.0]), np.array([-1.0, -0.3, -1.1])
+        check_grads(jax.jit(labels.option_label), (a, b), order=1, modes=["rev"])
+        check_grads(jax.jit(labels.expected_score), (np.random.default_rng(0).normal(size=(2, 10)),), order=1, modes=["rev"])
+        assert labels.option_label(a, b).dtype == np.float64
+
+
+def test_labels_outside_their_range_are_refused():
+    for wrong in (-0.1, 1.1, np.nan):
+        for function in (
+            labels.invert_label,
+            lambda x: labels.clamp_label(x, 0.4, 0.6),
+            lambda x: labels.is_undecided(x, 0.1),
+            lambda x: labels.average_orders(x, np.array([0.5])),
+        ):
+            with pytest.raises(ValueError, match=r"in \[0, 1\] is expected"):
+                function(np.array([wrong]))
+    with pytest.raises(ValueError, match="one shape"):
+        labels.option_label(np.zeros(3), np.zeros(1))

@@ -165,3 +165,42 @@ def test_bad_modes_and_totals_are_refused():
         aggregate(LOSS, MASK, total=np.array([2.0, 3.0]))
     with pytest.raises(ValueError, match=r"mask has shape \(3,\)"):
         aggregate(LOSS[0], MASK[0])
+
+
+@settings(max_examples=20, deadline=None)
+@given(seed=st.integers(0, 2**31), mode=st.sampled_from(AGGREGATIONS))
+def test_aggregation_equals_a_loop(seed, mode):
+    x, mask = _case(seed)
+    tokens, sums, means = 0, [], []
+    for row, keep in zip(x.astype(np.float64), mask, strict=True):
+        own = [value for value, kept in zip(row, keep, strict=True) if kept]
+        tokens += len(own)
+        if own:
+            sums.append(sum(own))
+            means.append(sum(own) / len(own))
+    expected = {
+        "token_mean": sum(sums) / max(tokens, 1),
+        "sequence_mean_token_mean": sum(means) / max(len(sums), 1),
+        "sequence_mean_token_sum": sum(sums) / max(len(sums), 1),
+        "token_sum_constant": sum(sums) / max(9 * len(sums), 1),
+    }
+    found = aggregate(np.where(mask, x, np.nan), mask, mode, max_length=9)
+    assert float(found) == pytest.approx(expected[mode], rel=1e-5, abs=1e-5)
+    count = {"token_mean": tokens, "token_sum_constant": 9 * len(sums)}.get(mode, len(sums))
+    assert float(aggregate_total(mask, mode, max_length=9)) == count
+
+
+@settings(max_examples=20, deadline=None)
+@given(seed=st.integers(0, 2**31), shift=st.booleans(), unbiased=st.booleans())
+def test_whitening_equals_a_loop(seed, shift, unbiased):
+    x, mask = _case(seed)
+    own = [float(value) for value, kept in zip(x.ravel(), mask.ravel(), strict=True) if kept]
+    expected = np.zeros(SHAPE)
+    if len(own) > 1:
+        mean = sum(own) / len(own)
+        variance = sum((value - mean) ** 2 for value in own) / (len(own) - unbiased)
+        expected[mask] = [(value - mean) / np.sqrt(variance + 1e-8) + (0 if shift else mean) for value in own]
+    elif own and not shift:
+        expected[mask] = own
+    found = whiten(np.where(mask, x, np.nan), mask, shift, unbiased)
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)

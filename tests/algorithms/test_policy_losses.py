@@ -286,6 +286,18 @@ def test_no_gradient_reaches_old_policies_or_advantages(name):
         np.testing.assert_array_equal(gradient, np.zeros((1, 2)))
 
 
+@pytest.mark.parametrize("name", LOSSES)
+def test_a_ratio_beyond_all_numbers_spoils_nothing(name):
+    """exp(200) is infinite in float32: its product with an advantage of 0, or with a gradient of 0, would be NaN."""
+    logprobs, old = np.array([[0.0, 0.0, -1.0], [-1.0, 0.0, 0.0]]), np.array([[-200.0, -200.0, -1.0], [-1.0, -200.0, -900.0]])
+    advantages, mask = np.array([[1.0, 0.0, 1.0], [-1.0, 0.0, 2.0]]), np.ones((2, 3))
+    (_, loss), gradient = WITH_GRADIENT[name](logprobs, old, advantages, mask)
+    assert np.isfinite(loss).all() and np.isfinite(gradient).all()
+    if name == "clipped_surrogate":
+        np.testing.assert_allclose(loss, [[-1.28, 0, -1], [1, 0, -2.56]], rtol=1e-6)
+        np.testing.assert_allclose(gradient, [[0, 0, -1], [1, 0, 0]], rtol=1e-6)
+
+
 def test_bad_settings_of_the_other_losses_are_refused():
     full = np.zeros((2, 3))
     with pytest.raises(ValueError, match="dual_clip - 1 is 0.0; a number above 0"):

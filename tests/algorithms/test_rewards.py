@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from jax.test_util import check_grads
 
 from jaxalign.algorithms.rewards import (
     MISSING_EOS,
@@ -182,3 +183,46 @@ def test_bad_scores_and_penalties_are_refused():
         overlong_penalty(np.array([-3]), 10, 5)
     with pytest.raises(ValueError, match="coef is -0.1; at least 0"):
         length_penalty(np.array([3]), -0.1)
+
+
+@settings(max_examples=15, deadline=None)
+@given(seed=st.integers(0, 2**31), clip=st.sampled_from([None, 0.5]))
+def test_normalisation_and_penalties_equal_a_loop(seed, clip):
+    rng = np.random.default_rng(seed)
+    scores, mask = rng.normal(3, 2, 6), rng.random(6) < 0.7
+    own = [s for s, kept in zip(scores, mask, strict=True) if kept]
+    mean = sum(own) / len(own) if own else 0
+    deviation = np.sqrt(sum((s - mean) ** 2 for s in own) / len(own)) if len(own) > 1 else 1
+    shift, scale = score_statistics(np.where(mask, scores, np.nan), mask)
+    np.testing.assert_allclose([shift, scale], [mean, deviation], rtol=1e-4, atol=1e-5)
+    normalised = [(s - mean) / deviation for s in scores]
+    if clip is not None:
+        normalised = [min(max(s, -clip), clip) for s in normalised]
+    np.testing.assert_allclose(normalise_scores(scores, mean, deviation, clip), normalised, rtol=1e-4, atol=1e-5)
+    lengths, most, buffer, free = rng.integers(0, 30, 6), 20, int(rng.integers(1, 21)), int(rng.integers(0, 10))
+    overlong, linear = [], []
+    for length in lengths:
+        inside = most - buffer
+        overlong.append(0 if length <= inside else -1 if length > most else (inside - length) / buffer)
+        linear.append(-0.3 * (length - free) if length > free else 0)
+    np.testing.assert_allclose(overlong_penalty(lengths, most, buffer), overlong, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(length_penalty(lengths, 0.3, free), linear, rtol=1e-5, atol=1e-6)
+
+
+def test_the_gradients_of_shaped_rewards_are_finite_differences():
+    with jax.enable_x64(True):
+        ended = np.array([True, False])
+        function = jax.jit(lambda scores, kl: shape_rewards(scores, kl, 0.1, LENGTHS, ended, "penalty", 0.75))
+        check_grads(function, (SCORES, KL), order=1, modes=["rev"])
+        check_grads(jax.jit(lambda scores: normalise_scores(scores, 0.3, 2.0, 0.5)), (SCORES,), order=1, modes=["rev"])
+        assert function(SCORES, KL).dtype == np.float64
+
+
+@pytest.mark.parametrize("garbage", [999.0, np.inf, np.nan])
+def test_what_stands_past_a_response_is_not_read(garbage):
+    kl = KL.copy()
+    kl[1, 2] = garbage
+    ended = np.array([True, True])
+    rewards, gradient = jax.jit(jax.value_and_grad(lambda x: shape_rewards(SCORES, x, 0.1, LENGTHS, ended).sum()))(kl)
+    assert float(rewards) == pytest.approx(0.5 - 0.25 - 0.1 * (0.1 + 0.2 + 0.3 + 1 - 1), rel=1e-6)
+    np.testing.assert_allclose(gradient, [[-0.1, -0.1, -0.1], [-0.1, -0.1, 0]], rtol=1e-6)

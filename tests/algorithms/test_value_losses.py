@@ -144,3 +144,17 @@ def test_bad_settings_of_huber_are_refused():
         huber_value_loss(np.zeros(2), np.zeros(1))
     with pytest.raises(ValueError, match="clip is -0.2; at least 0"):
         huber_value_loss(np.zeros(1), np.zeros(1), 1.0, None, np.zeros(1), -0.2)
+
+
+@settings(max_examples=15, deadline=None)
+@given(seed=st.integers(0, 2**31))
+def test_explained_variance_equals_a_loop(seed):
+    rng = np.random.default_rng(seed)
+    returns = rng.normal(size=(3, 4))
+    values, mask = returns + rng.normal(0, rng.uniform(0, 2), (3, 4)), rng.random((3, 4)) < 0.8
+    errors = [r - v for r, v, kept in zip(returns.ravel(), values.ravel(), mask.ravel(), strict=True) if kept]
+    own = [r for r, kept in zip(returns.ravel(), mask.ravel(), strict=True) if kept]
+    variance = lambda x: sum((y - sum(x) / len(x)) ** 2 for y in x)  # noqa: E731
+    expected = 1 - variance(errors) / variance(own) if len(own) > 1 else 0
+    found = explained_variance(np.where(mask, values, np.nan), np.where(mask, returns, np.inf), mask)
+    assert float(found) == pytest.approx(expected, rel=1e-3, abs=1e-4)

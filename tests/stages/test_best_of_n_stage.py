@@ -12,6 +12,7 @@ import pytest
 from jaxalign.errors import UserError
 from jaxalign.records import Message, Prompt, Rollout
 from jaxalign.stages.best_of_n import _rows, summarise
+from jaxalign.tracking.metrics import read_metrics
 from tests.feedback.fakes import WordTokenizer
 from tests.stages.test_end_to_end import done, read, rows, run  # noqa: F401
 
@@ -26,6 +27,17 @@ def best(done, tmp_path_factory):  # noqa: F811
         shutil.copytree(done / stage, workdir / stage)
     run(workdir, stages=STAGES, best_of_n=SECTION)
     return workdir
+
+
+def test_a_mesh_changes_nothing(done, best, tmp_path):  # noqa: F811
+    for stage in STAGES[:5]:
+        shutil.copytree(done / stage, tmp_path / stage)
+    run(tmp_path, stages=STAGES[:6], best_of_n=SECTION, mesh={"data": 2, "fsdp": 2, "tensor": 2})
+    for mine, other in zip(rows(tmp_path, "best_of_n"), rows(best, "best_of_n"), strict=True):
+        assert mine["response"] == other["response"]
+        np.testing.assert_allclose(mine["scores"], other["scores"], rtol=1e-3, atol=1e-3)
+    found, expected = (read_metrics(workdir / "best_of_n" / "metrics.jsonl") for workdir in (tmp_path, best))
+    np.testing.assert_allclose([row["loss"] for row in found], [row["loss"] for row in expected], rtol=1e-4)
 
 
 def test_every_prompt_has_its_scores_and_its_best_answer(best):

@@ -16,7 +16,7 @@ from jaxalign.stages.dpo import arrays, oriented
 from jaxalign.stages.online_dpo import _Iteration, answer_pairs
 from jaxalign.tracking.metrics import read_metrics
 from tests.stages import test_end_to_end
-from tests.stages.test_end_to_end import done, read, run  # noqa: F401
+from tests.stages.test_end_to_end import done, read, rows, run  # noqa: F401
 
 PROMPTS = [Prompt(f"p{i}", (Message("user", text),), "compare") for i, text in enumerate(("How do I use it?", "And sage?"))]
 STAGES = ("pretrain", "revise", "sft", "compare", "dpo", "online_dpo", "evaluate", "report")
@@ -37,6 +37,15 @@ def direct(done, tmp_path_factory):  # noqa: F811
     return workdir
 
 
+@pytest.fixture(scope="session")
+def direct_on_mesh(done, tmp_path_factory):  # noqa: F811
+    workdir = tmp_path_factory.mktemp("direct_mesh")
+    for stage in STAGES[:4]:
+        shutil.copytree(done / stage, workdir / stage)
+    run(workdir, **CHANGES | {"stages": STAGES[:6], "mesh": {"data": 2, "fsdp": 2, "tensor": 2}})
+    return workdir
+
+
 def pair(label: float, prompt: int = 0) -> Comparison:
     return Comparison(PROMPTS[prompt], "It is good.", "You fool.", label)
 
@@ -53,8 +62,8 @@ def test_both_stages_train_and_are_evaluated(direct):
     summary = read(direct / "summary.json")
     assert summary["models"] == ["base", "sft", "dpo", "online_dpo"]
     assert abs(summary["kl"]["sft"]) < 1e-3 < abs(summary["kl"]["online_dpo"])
-    rows = [json.loads(line) for line in (direct / "online_dpo" / "rows-00002.jsonl").read_text().splitlines()]
-    assert len(rows) == 8 and all(0 <= row["label"] <= 1 for row in rows)
+    last = [json.loads(line) for line in (direct / "online_dpo" / "rows-00002.jsonl").read_text().splitlines()]
+    assert len(last) == 8 and all(0 <= row["label"] <= 1 for row in last)
     assert "Online direct preference optimisation" in (direct / "report.html").read_text(encoding="utf-8")
 
 
@@ -62,6 +71,21 @@ def test_the_first_step_meets_a_policy_that_is_its_reference(direct):
     for stage in ("dpo", "online_dpo"):
         first = read_metrics(direct / stage / "metrics.jsonl")[0]
         assert abs(first["margin"]) < 1e-3, stage
+
+
+@pytest.mark.parametrize("stage", ["dpo", "online_dpo"])
+def test_a_mesh_changes_nothing(direct, direct_on_mesh, stage):
+    found, expected = (read_metrics(workdir / stage / "metrics.jsonl") for workdir in (direct_on_mesh, direct))
+    assert len(found) == len(expected)
+    for name in ("loss", "margin", "chosen_reward", "rejected_reward", "grad_norm"):
+        np.testing.assert_allclose([r[name] for r in found], [r[name] for r in expected], rtol=1e-3, atol=1e-3, err_msg=name)
+
+
+def test_the_same_pairs_are_sampled_and_judged_on_a_mesh(direct, direct_on_mesh):
+    found, expected = (rows(workdir, "online_dpo") for workdir in (direct_on_mesh, direct))
+    for mine, other in zip(found, expected, strict=True):
+        assert (mine["response_a"], mine["response_b"]) == (other["response_a"], other["response_b"])
+        assert mine["label"] == pytest.approx(other["label"], abs=1e-3)
 
 
 @pytest.mark.parametrize("stage", ["dpo", "online_dpo"])

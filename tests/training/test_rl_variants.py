@@ -11,6 +11,7 @@ import pytest
 
 from jaxalign.config import from_config_dict
 from jaxalign.errors import UserError
+from jaxalign.records import Experience, Rollout
 from jaxalign.training.experience import greedy_baseline, make_experience
 from jaxalign.training.ppo_state import abstract_ppo_state, init_ppo_state
 from jaxalign.training.ppo_step import joint_loss, minibatch_update, policy_loss, ppo_update, totals, value_loss
@@ -37,11 +38,15 @@ VARIANTS = {
 }  # fmt: skip
 
 
+def start(setup):
+    """The policy's weights at the start, with the value head where it is the policy's."""
+    return tiny.host_params() | ({"score": tiny.host_params("scalar", seed=3)["score"]} if setup.shares_trunk else {})
+
+
 def fresh(setup):
     own = setup.has_critic and not setup.shares_trunk
     critic = tiny.place(setup.critic, tiny.host_params("scalar", seed=3)) if own else None
-    params = tiny.host_params() | ({"score": tiny.host_params("scalar", seed=3)["score"]} if setup.shares_trunk else {})
-    return init_ppo_state(setup, tiny.place(setup.policy, params), critic, jax.random.key(11))
+    return init_ppo_state(setup, tiny.place(setup.policy, start(setup)), critic, jax.random.key(11))
 
 
 def collected(setup):
@@ -50,22 +55,43 @@ def collected(setup):
     return state, *tiny.experience(setup, state, frozen, tiny.rollout(setup, state.policy.params))
 
 
+def gradients(setup, experience, micro_batches=1):
+    """(the policy's gradient, the critic's, metrics) of one minibatch."""
+    config = dataclasses.replace(setup.config, micro_batches=micro_batches)
+    setup = dataclasses.replace(setup, config=config, policy_optimizer=SGD, critic_optimizer=SGD)
+    state = fresh(setup)
+    policy, critic, metrics = jax.jit(minibatch_update, static_argnums=0, compiler_options=tiny.COMPILE_FAST)(
+        setup, state.policy, state.critic, tiny.rows(setup.policy, experience), state.kl_coef
+    )
+    learnt = jax.tree.map(np.subtract, start(setup), tiny.to_host(policy.params))
+    if critic is not None:
+        critic = jax.tree.map(np.subtract, tiny.host_params("scalar", seed=3), tiny.to_host(critic.params))
+    return learnt, critic, tiny.to_host(metrics)
+
+
+def scattered(experience: Experience) -> Experience:
+    """The same rows, each followed by one that does not count, among garbage: wider rows and longer responses too."""
+
+    def twice(x, garbage):
+        return np.stack([x, np.full_like(x, garbage)], axis=1).reshape(-1, *x.shape[1:])
+
+    wide = lambda x: np.pad(twice(x, np.nan), ((0, 0), (0, 3)), constant_values=np.nan)  # noqa: E731
+    past = np.arange(8)[None] >= experience.rollout.response_length[:, None]
+    mine = {name: wide(np.where(past, np.nan, getattr(experience, name)))
+            for name in ("reference_logprobs", "values", "rewards", "advantages", "returns", "importance")}  # fmt: skip
+    old = experience.rollout
+    tokens = np.pad(twice(old.tokens, 31), ((0, 0), (0, 5)), constant_values=30)
+    rollout = Rollout(tokens, twice(old.prompt_length, 2), twice(old.response_length, 4),
+                      wide(np.where(past, np.nan, old.logprobs)), twice(old.ended, True))  # fmt: skip
+    return Experience(rollout, twice(experience.weight, 0), **mine)
+
+
 @pytest.mark.parametrize("name", VARIANTS)
-def test_an_iteration_learns_and_micro_batches_change_nothing(name):
+def test_micro_batches_padding_and_rows_that_do_not_count_change_nothing(name):
     setup = tiny.setup(**VARIANTS[name])
     _, experience, _ = collected(setup)
     experience = tiny.to_host(experience)
-
-    def update(micro_batches):
-        config = dataclasses.replace(setup.config, micro_batches=micro_batches)
-        split = dataclasses.replace(setup, config=config, policy_optimizer=SGD, critic_optimizer=SGD)
-        state = fresh(split)
-        policy, critic, metrics = jax.jit(minibatch_update, static_argnums=0)(
-            split, state.policy, state.critic, experience, state.kl_coef
-        )
-        return tiny.to_host((policy.params, None if critic is None else critic.params, metrics))
-
-    whole, parts = update(1), update(2)
+    whole, parts = gradients(setup, experience), gradients(setup, scattered(experience), 2)
     assert float(whole[2]["grad_norm"]) > 0
     tiny.assert_trees_close(parts, whole, 1e-4, 2e-6)
 
@@ -91,6 +117,49 @@ def test_a_mesh_changes_nothing(mesh):
         found.append(({n: float(x) for n, x in metrics.items()}, tiny.to_host(state.policy.params)))
     assert found[1][0] == pytest.approx(found[0][0], rel=1e-3, abs=1e-5)
     tiny.assert_trees_close(found[1][1], found[0][1], 1e-3, 1e-3)
+
+
+@pytest.mark.parametrize(
+    ("mesh", "name"), [((2, 2, 2), "rloo"), ((8, 1, 1), "reinforce_pp"), ((1, 4, 2), "gspo"), ((4, 2, 1), "dr_grpo")]
+)
+def test_a_mesh_changes_neither_advantages_nor_gradients(mesh, name):
+    """Groups and whole batches are spread over devices: their means and deviations are not those of a device."""
+    alone, meshed = (tiny.setup(mesh=m, **VARIANTS[name]) for m in (None, mesh))
+    _, experience, metrics = collected(alone)
+    experience, sampled = tiny.to_host(experience), tiny.to_host(experience.rollout)
+    state, frozen = fresh(meshed), tiny.roles(meshed, reference_seed=1)
+    found, found_metrics = tiny.experience(meshed, state, frozen, tiny.rows(meshed.policy, sampled))
+    tiny.assert_trees_close(tiny.to_host(found), experience, 1e-4, 1e-4)
+    tiny.assert_trees_close(tiny.to_host(found_metrics), tiny.to_host(metrics), 1e-4, 1e-5)
+    tiny.assert_trees_close(gradients(meshed, experience), gradients(alone, experience), 1e-3, 5e-6)
+
+
+def test_where_every_score_was_dropped_nothing_is_learnt():
+    setup = tiny.setup(**VARIANTS["grpo"] | {"kl_controller": "adaptive"})
+    state, frozen = fresh(setup), tiny.roles(setup, reference_seed=1)
+    sampled = tiny.rollout(setup, state.policy.params)
+    experience, _ = make_experience(
+        setup, False, frozen.reference, state.policy.params, None, state.kl_coef, sampled, np.full(8, np.nan), np.zeros(8, bool)
+    )
+    learnt, _, metrics = gradients(setup, tiny.to_host(experience))
+    assert metrics["policy_loss"] == metrics["grad_norm"] == metrics["skipped"] == 0
+    assert not any(leaf.any() for leaf in jax.tree.leaves(learnt))
+    # Nor does the controller take the KL of no response for a small one.
+    after, _ = ppo_update(setup, state, experience)
+    assert float(after.kl_coef) == np.float32(setup.config.kl_coef)
+
+
+def test_a_reference_with_another_vocabulary_is_refused_while_tracing():
+    setup = tiny.setup(**VARIANTS["grpo"])
+    state, other = fresh(setup), tiny.model(vocab=40).abstract()
+    sampled = tiny.rollout(setup, state.policy.params)
+    with pytest.raises(ValueError, match=r"embedding \[V, D\] is \(40, 16\); this model's is \(32, 16\)"):
+        jax.eval_shape(
+            lambda params: make_experience(
+                setup, False, params, state.policy.params, None, state.kl_coef, sampled, np.zeros(8, np.float32)
+            ),
+            other,
+        )
 
 
 def test_group_advantages_are_scores_less_their_group_s_mean_over_its_deviation():
