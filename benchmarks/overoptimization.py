@@ -38,13 +38,13 @@ from jaxalign.errors import UserError
 from jaxalign.models.decoder import DecoderConfig
 from jaxalign.models.model import Model, Params
 from jaxalign.records import PairBatch, Rollout
-from jaxalign.stages import sources
+from jaxalign.stages import rewards, sources
 from jaxalign.stages.base import read_manifest, write_json
 from jaxalign.stages.ppo import Iteration
 from jaxalign.training.checkpoint import copy_params
 from jaxalign.training.experience import response_mask, response_stats
 from jaxalign.training.ppo_state import init_ppo_state
-from jaxalign.training.preference_step import score_sequences
+from jaxalign.training.scorer import Scorer, raw_rollout_scores
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,9 +125,8 @@ def reinforce(study: Study, proxy: Scored, gold: Scored, folder: Path) -> list[d
     settings = study.settings
     folder.mkdir(parents=True, exist_ok=True)
 
-    def reward(rollout: Rollout, index: Sequence[int]):
-        length = jnp.maximum(rollout.prompt_length + rollout.response_length, 1)
-        return proxy.normal(score_sequences(proxy.model, proxy.params, rollout.tokens, length)), None
+    def reward(rollout: Rollout, index: Sequence[int], first_row: int):
+        return rewards.Scored(proxy.normal(raw_rollout_scores(Scorer(proxy.model), proxy.params, rollout)))
 
     context = dataclasses.replace(study.context, directory=folder)
     iteration = Iteration(context, study.setup, study.start, reward, study.ids["rl"], study.tokenizer)

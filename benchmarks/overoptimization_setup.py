@@ -25,7 +25,8 @@ from jaxalign.stages import common, sources
 from jaxalign.stages.base import StageContext, read_manifest
 from jaxalign.training.optimizer import make_optimizer
 from jaxalign.training.ppo_state import PPOSetup
-from jaxalign.training.preference_step import preference_step, score_sequences
+from jaxalign.training.preference_step import preference_step
+from jaxalign.training.scorer import Scorer, raw_sequence_scores
 from jaxalign.training.state import init_state
 
 CHUNK = 256  # rows of one call of the engine or of a reward model
@@ -98,7 +99,7 @@ class Study:
         updates = rl.iterations * rl.epochs * rl.minibatches
         optimizer = make_optimizer(rl.optimizer, updates)
         # One setup for all proxies, so that RL compiles once: their scores come in from outside.
-        self.setup = PPOSetup(self.policy, self.scorer, optimizer, optimizer, rl, 0.0, 1.0)
+        self.setup = PPOSetup(self.policy, self.scorer, optimizer, optimizer, rl)
 
     def encode(self, prompt: Prompt) -> list[int]:
         return sources.encode_prompt(self.tokenizer, prompt.messages, self.config.data.style)
@@ -125,7 +126,7 @@ class Study:
         out = []
         for start in range(0, len(answers.length), CHUNK):
             index = np.minimum(np.arange(start, start + CHUNK), len(answers.length) - 1)
-            out.append(np.asarray(score_sequences(model, params, answers.tokens[index], answers.length[index])))
+            out.append(np.asarray(raw_sequence_scores(Scorer(model), params, answers.tokens[index], answers.length[index])))
         return np.concatenate(out)[: len(answers.length)]
 
     def learn(self, model: Model, params: Params, pairs: PairBatch, steps: int, rate: float, stream: int):
