@@ -238,9 +238,11 @@ def test_help_is_printed_without_running(folder, stage, capsys):
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_process_says_how_to_go_on(folder, number):
     code = """
-import sys, time, types
+import signal, sys, time, types
 from jaxalign import train
 from jaxalign.stages.base import Stage
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # Whoever runs the tests in the background has it ignored.
 
 class Waiting(Stage):
     name, config_fields = "pretrain", ()

@@ -188,5 +188,5 @@ def test_sizes_that_do_not_fit_are_a_sentence(field, value, message):
 def test_an_unknown_head_is_refused():
     from flax import nnx
 
-    with pytest.raises(ValueError, match="'lm' or 'scalar'"):
+    with pytest.raises(ValueError, match="'lm', 'scalar' or 'lm_scalar'"):
         Decoder(tiny.DECODER, "both", rngs=nnx.Rngs(0))
