@@ -76,6 +76,7 @@ class Data:
                         "that a reward reads; or arithmetic.",
                         one_of("world", "preferences_jsonl", "prompts_jsonl", "arithmetic"))
     train: str = field("", "JSONL file (.gz too), for preferences_jsonl (chosen/rejected) and prompts_jsonl.")
+    prompt_field: str = field("prompt", "The field of a row that is the prompt, for prompts_jsonl; the others are its columns.")
     extra_train: tuple[str, ...] = field((), "Further such files, mixed with train.")
     weights: tuple[float, ...] = field((), "Shares of an epoch's pairs that come from train and from each of extra_train, in "
                                        "any unit; empty: as many as each file has.")
@@ -347,7 +348,7 @@ class Reward:
 
 @dataclasses.dataclass(frozen=True)
 class Ppo:
-    """Reinforcement learning against the preference model: PPO, and its relatives without a critic."""
+    """Reinforcement learning against config.reward: PPO, and its relatives without a critic."""
 
     iterations: int = field(28, "Rounds of sampling and learning.", at_least(1))
     prompts: int = field(2000, "Distinct prompts to sample from; the loader goes round them.", at_least(1))
@@ -420,6 +421,8 @@ class Evaluate:
     prompts: int = field(512, "Prompts answered by each model.", at_least(1))
     batch: int = field(128, "Prompts of a chunk.", at_least(1))
     temperature: float = field(0.7, "Sampling temperature; 0 is greedy.", at_least(0))
+    top_k: int = field(0, "Sample from the k likeliest tokens; 0: from all.", at_least(0))
+    top_p: float = field(1.0, "Sample from the smallest set of this probability.", between(1e-6, 1.0))
     max_new_tokens: int = field(60, "Longest answer.", at_least(1))
     win_rate_prompts: int = field(128, "Prompts on which the labeller compares models; 0: none.", at_least(0))
     examples: int = field(12, "Prompts shown in the report, answered by each model.", at_least(0))

@@ -1,7 +1,7 @@
 """Prompts from JSONL, with the columns that a reward needs: each row is a Prompt, or is counted and told why not.
 
-A row has "prompt": a text (the user's one turn), or a list of {"role", "content"} whose last message is the user's. Its other
-fields (an "answer", say) are the prompt's columns.
+One field of a row is the prompt: a text (the user's one turn), or a list of {"role", "content"} that ends with the user's turn.
+The others (an "answer", say) are the prompt's columns.
 """
 
 from __future__ import annotations
@@ -19,13 +19,16 @@ RESERVED = ("prompt_id", "source")
 """Names of columns that every prompt has already."""
 
 
-def read_prompts(path: str | pathlib.Path, max_bad_share: float = 0.0, limit: int = 0) -> tuple[list[Prompt], list[BrokenLine]]:
+def read_prompts(
+    path: str | pathlib.Path, max_bad_share: float = 0.0, limit: int = 0, field: str = "prompt"
+) -> tuple[list[Prompt], list[BrokenLine]]:
     """The prompts of a .jsonl or .jsonl.gz file in its order, each dialogue once, and the lines that are none.
 
     Args:
       path: the file.
       max_bad_share: the largest accepted share of broken lines, in [0, 1].
       limit: stop after that many prompts; 0 reads all.
+      field: the name of the field that is the prompt.
 
     Returns:
       Prompts with the id "NAME:LINE" and the source "file". All have the same columns.
@@ -43,10 +46,10 @@ def read_prompts(path: str | pathlib.Path, max_bad_share: float = 0.0, limit: in
         if isinstance(row, BrokenLine):
             broken.append(row)
             continue
-        columns = {name: value for name, value in row.value.items() if name != "prompt"}
+        columns = {name: value for name, value in row.value.items() if name != field}
         names = set(columns) if names is None else names
         try:
-            messages = _messages(row.value)
+            messages = _messages(row.value, field)
             _check_columns(columns, names)
         except ValueError as error:
             broken.append(BrokenLine(row.line, str(error)))
@@ -56,7 +59,7 @@ def read_prompts(path: str | pathlib.Path, max_bad_share: float = 0.0, limit: in
             break
     check_bad_share(path, broken, rows, max_bad_share)
     if not found:
-        raise UserError(f'{path} holds no prompts; each line is an object with "prompt" and the columns the reward reads')
+        raise UserError(f'{path} holds no prompts; each line is an object with "{field}" and the columns the reward reads')
     return list(found.values()), broken
 
 
@@ -77,14 +80,14 @@ def split_prompts(prompts: list[Prompt], held_out_share: float, seed: int) -> tu
     return [p for p in prompts if p.id not in held], [p for p in prompts if p.id in held]
 
 
-def _messages(value: dict[str, Any]) -> tuple[Message, ...]:
-    prompt = value.get("prompt")
+def _messages(value: dict[str, Any], field: str) -> tuple[Message, ...]:
+    prompt = value.get(field)
     if isinstance(prompt, str):
         messages = (Message("user", prompt),)
     elif isinstance(prompt, list):
         messages = parse_messages(prompt)
     else:
-        raise ValueError('no "prompt" that is a text or a list of messages')
+        raise ValueError(f'no "{field}" that is a text or a list of messages')
     if not messages or messages[-1].role != "user" or not messages[-1].content.strip():
         raise ValueError("the prompt does not end with a turn of the user's that says something")
     return messages

@@ -137,6 +137,10 @@ def regex_match(prompts: Sequence[Any], responses: Sequence[str], *, pattern: An
     return scores
 
 
+VERIFIERS = {"number_match": number_match, "exact_match": exact_match, "regex_match": regex_match}
+"""What config.reward.verifier may name."""
+
+
 def _parse(text: str, match: re.Match[str]) -> Fraction | None:
     before = text[: match.start()]
     body, power = match["body"].rstrip(".,/"), match["power"]

@@ -152,8 +152,8 @@ def rater(context: StageContext, speaking: Speaker, principles: int) -> Rater:
 
 
 def sampling(section, tokenizer: Tokenizer) -> Sampling:
-    """The sampling of a config section that has temperature, max_new_tokens and perhaps top_k and top_p."""
+    """The sampling of a config section that has temperature, top_k, top_p and max_new_tokens."""
     return Sampling(
         section.max_new_tokens, (tokenizer.eos_id,), section.temperature,
-        getattr(section, "top_k", 0), getattr(section, "top_p", 1.0),
+        section.top_k, section.top_p,
     )  # fmt: skip

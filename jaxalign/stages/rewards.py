@@ -14,9 +14,9 @@ import numpy as np
 from jaxalign.algorithms.labels import direct_reward
 from jaxalign.algorithms.rewards import combine_scores, length_penalty
 from jaxalign.config import Config
-from jaxalign.data import verifiers
 from jaxalign.data.reward_callables import call_reward, load_callable
 from jaxalign.data.tokenizer import Tokenizer
+from jaxalign.data.verifiers import VERIFIERS
 from jaxalign.errors import UserError
 from jaxalign.feedback.rater import Rater
 from jaxalign.models.model import Model, Params
@@ -79,8 +79,8 @@ def make_reward(context: StageContext, policy: Model, tokenizer: Tokenizer, prom
 
 
 def verifier(config: Config) -> Callable[..., Sequence[float]]:
-    """The function of `jaxalign.data.verifiers` that config.reward.verifier names."""
-    return getattr(verifiers, config.reward.verifier)
+    """The function that config.reward.verifier names."""
+    return VERIFIERS[config.reward.verifier]
 
 
 def _learnt(context: StageContext, source: str, policy: Model) -> Reward:

@@ -165,7 +165,7 @@ def prompts(context: StageContext, tokenizer: Tokenizer, purpose: str, count: in
 def file_prompts(config: Config) -> tuple[list[Prompt], list[Prompt]]:
     """(train, held out) of the prompt file."""
     data = config.data
-    found, broken = read_prompts(Path(data.train).expanduser(), data.max_bad_share, data.limit)
+    found, broken = read_prompts(Path(data.train).expanduser(), data.max_bad_share, data.limit, data.prompt_field)
     if broken:
         print(f"{data.train}: {len(found)} prompts read; {len(broken)} broken lines left out, the first being line "
               f"{broken[0].line}: {broken[0].reason}", flush=True)

@@ -47,6 +47,14 @@ def test_a_row_that_is_no_prompt_is_told_by_its_line(tmp_path, row, reason):
         read_prompts(path)
 
 
+def test_the_prompt_may_have_another_name(tmp_path):
+    path = written(tmp_path / "gsm.jsonl", {"question": "How many?", "answer": "so #### 7"})
+    (prompt,), _ = read_prompts(path, field="question")
+    assert prompt.messages == (Message("user", "How many?"),) and prompt.columns == {"answer": "so #### 7"}
+    with pytest.raises(UserError, match='no "prompt"'):
+        read_prompts(path)
+
+
 def test_a_file_without_a_prompt_is_refused(tmp_path):
     with pytest.raises(UserError, match='holds no prompts; each line is an object with "prompt"'):
         read_prompts(written(tmp_path / "x.jsonl", ""))

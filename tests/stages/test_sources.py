@@ -1,0 +1,44 @@
+"""Where prompts come from: a file of prompts with columns, split, fitted and told of."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from jaxalign.config import from_config_dict
+from jaxalign.errors import UserError
+from jaxalign.stages import sources
+from jaxalign.stages.base import StageContext
+from tests.feedback.fakes import WordTokenizer
+
+
+def context(tmp_path, rows, max_length=40, **data):
+    path = tmp_path / "sums.jsonl"
+    path.write_text("".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows))
+    config = from_config_dict({
+        "stages": ("ppo",), "reward": {"source": "verifier"}, "ppo": {"max_new_tokens": 8},
+        "model": {"source": "huggingface", "path": "x", "max_length": max_length},
+        "data": {"source": "prompts_jsonl", "train": str(path), "prompt_field": "question", "style": "hh"} | data,
+    })  # fmt: skip
+    return StageContext(config, tmp_path, tmp_path / "ppo", False)
+
+
+def test_a_file_of_prompts_is_split_and_keeps_its_columns(tmp_path, capsys):
+    rows = [{"question": f"what is {i} and one", "answer": i + 1} for i in range(20)] + ["{"]
+    made = context(tmp_path, rows, held_out_share=0.25, max_bad_share=0.1)
+    train, held = (sources.prompts(made, WordTokenizer(), purpose, 100, 8) for purpose in ("rl", "evaluate"))
+    assert len(train) == 15 and len(held) == 5
+    assert sorted(prompt.columns["answer"] for prompt in train + held) == list(range(1, 21))
+    assert len(sources.prompts(made, WordTokenizer(), "rl", 4, 8)) == 4
+    assert "20 prompts read; 1 broken lines left out, the first being line 21: not JSON" in capsys.readouterr().out
+    assert sources.data_files(made.config) == {tmp_path / "sums.jsonl": "data.train"}
+
+
+def test_prompts_that_leave_no_room_are_left_out_and_told(tmp_path, capsys):
+    rows = [{"question": "word " * n, "answer": 0} for n in (3, 4, 60)]
+    made = context(tmp_path, rows, held_out_share=0.0)
+    assert len(sources.prompts(made, WordTokenizer(), "rl", 10, 8)) == 2
+    assert "of 3 rl prompts 0 lost their oldest turns and 1 were left out, being longer than 32" in capsys.readouterr().out
+    with pytest.raises(UserError, match="no evaluate prompt"):
+        sources.prompts(made, WordTokenizer(), "evaluate", 10, 8)
