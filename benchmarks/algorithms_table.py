@@ -64,10 +64,10 @@ def row(name: str, root: Path) -> list[str]:
     spent = sum(total["seconds"] for stage in own for total in read_timing(root / name / stage / "timing.jsonl").values())
     model = summary["models"][-1]
     return [name, *(share(summary["rates"][model][rate]) for rate in MEASURES), f"{summary['kl'][model]:z.2f}",
-            learns_from(config), f"{spent / 60:.1f}"]
+            learns_from(config, root / name), f"{spent / 60:.1f}"]
 
 
-def learns_from(config: Config) -> str:
+def learns_from(config: Config, workdir: Path) -> str:
     if "ppo" in config.stages:
         judge = {"preference": "preference model", "distilled": "distilled reward model", "ai_feedback": "ratings by the base"}
         return f"{config.ppo.iterations * config.ppo.batch} responses, {judge[config.reward.source]}"
@@ -75,7 +75,9 @@ def learns_from(config: Config) -> str:
         return f"{2 * config.online_dpo.iterations * config.online_dpo.batch} responses, pairs labelled by the base"
     if "best_of_n" in config.stages:
         return f"{config.best_of_n.prompts * config.best_of_n.n} responses, preference model"
-    return f"the {config.compare.prompts} pairs of compare"
+    pairs = json.loads((workdir / "compare" / "summary.json").read_text(encoding="utf-8"))
+    decided = pairs["pairs"] - pairs["identical_pairs"] - pairs["undecided"]
+    return f"{decided} pairs (of {pairs['pairs']}, those the base could decide on)"
 
 
 def share(rate: dict) -> str:
