@@ -1,7 +1,7 @@
 """A verifiable reward: addition modulo 10, learnt from random weights by GRPO (configs/arithmetic_ppo.py: by PPO).
 
 Prompts are "7+8", the wanted answer is "5"; the reward is 1 where the last number of the response is the answer, else 0.
-Measured on 2 CPU cores: over the last 20 iterations seeds 0, 1, 2 had a mean reward of .98, .99, .95 (sampled at temperature 1);
+Measured on 2 CPU cores: over the last 20 iterations seeds 0, 1, 2 had a mean reward of .98, .99, .95 at temperature 1;
 one minute.
 """
 

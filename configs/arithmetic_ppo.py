@@ -1,7 +1,7 @@
 """A verifiable reward: addition modulo 10, learnt from random weights by PPO (configs/arithmetic_grpo.py: by GRPO).
 
 Prompts are "7+8", the wanted answer is "5"; the reward is 1 where the last number of the response is the answer, else 0.
-Measured on 2 CPU cores: over the last 20 iterations seeds 0, 1, 2 had a mean reward of .94, .95, .98 (sampled at temperature 1);
+Measured on 2 CPU cores: over the last 20 iterations seeds 0, 1, 2 had a mean reward of .94, .95, .98 at temperature 1;
 under four minutes with other work beside it.
 """
 
