@@ -115,6 +115,9 @@ def _check_mixture(config: Config) -> None:
     if data.extra_train and data.source != "preferences_jsonl":
         raise UserError(f"config.data.extra_train is {data.extra_train} but config.data.source is {data.source!r}; set it to "
                         "'preferences_jsonl', or leave extra_train empty")
+    if data.weights and data.source != "preferences_jsonl":
+        raise UserError(f"config.data.weights is {data.weights} but config.data.source is {data.source!r}; set it to "
+                        "'preferences_jsonl', or leave weights empty")
     if data.weights and len(data.weights) != files:
         raise UserError(f"config.data.weights has {len(data.weights)} numbers for {files} files (config.data.train and "
                         "config.data.extra_train); give one for each, or none")
@@ -136,6 +139,9 @@ def _check_tensor(config: Config) -> None:
         widths["config.reward_distill.embed"] = student.embed
     if config.data.source == "world":
         sizes["config.world.vocab_size"] = config.world.vocab_size
+    elif config.data.source == "arithmetic" and mesh.tensor > 1:
+        raise UserError(f"config.mesh.tensor is {mesh.tensor}; the vocabulary of arithmetic is a few single characters, "
+                        "which it cannot split: use mesh.data or mesh.fsdp")
     for name, size in sizes.items():
         if size % mesh.tensor:
             raise UserError(f"config.mesh.tensor is {mesh.tensor}; it must divide {name} ({size}): change either")
@@ -285,13 +291,16 @@ def _check_ppo(config: Config) -> None:
     if ppo.critic == "shared" and ppo.critic_warmup:
         raise UserError(f"config.ppo.critic_warmup is {ppo.critic_warmup}; a value head on the policy's trunk cannot learn "
                         "without the policy: set ppo.critic to 'separate'")
+    if ppo.sampler_correction != "none" and ppo.advantages == "vtrace":
+        raise UserError(f"config.ppo.sampler_correction is {ppo.sampler_correction!r}; advantages 'vtrace' correct for "
+                        "the sampler themselves: leave it at 'none'")
     if ppo.sampler_correction == "none" and (ppo.correction_level != "token" or ppo.correction_cap != 2.0):
         raise UserError("config.ppo.correction_level or correction_cap is set but config.ppo.sampler_correction is 'none', so "
                         "nothing is corrected: set it to 'truncate' or 'mask'")
 
 
 def _check_reward(config: Config) -> None:
-    """Every part of the reward must have what it needs, and nothing may be set that no part reads."""
+    """Every part of the reward must have what it needs."""
     reward, parts = config.reward, config.reward.source.split("+")
     if reward.weights and len(reward.weights) != len(parts):
         raise UserError(f"config.reward.weights has {len(reward.weights)} entries; config.reward.source {reward.source!r} has "
@@ -310,6 +319,12 @@ def _check_reward(config: Config) -> None:
     if learnt and config.data.source in _STAGES_OF_SOURCE:
         raise UserError(f"config.reward.source is {reward.source!r}; with config.data.source {config.data.source!r} there is "
                         "no preference model: set it to 'verifier' or 'callable'")
+    if "verifier" in parts and reward.verifier == "regex_match" and config.data.source == "arithmetic":
+        raise UserError("config.reward.verifier is 'regex_match', which reads a column of patterns; arithmetic has answers: "
+                        "use 'number_match' or 'exact_match'")
+    if reward.length_free and not reward.length_coef:
+        raise UserError(f"config.reward.length_free is {reward.length_free} but config.reward.length_coef is 0, so no token "
+                        "costs anything: set length_coef, or leave length_free at 0")
     if "verifier" in parts and config.data.source not in ("arithmetic", "prompts_jsonl"):
         raise UserError(f"config.reward.source is {reward.source!r}; the prompts of config.data.source {config.data.source!r} "
                         "have no wanted answers to verify: set data.source to 'arithmetic' or 'prompts_jsonl'")

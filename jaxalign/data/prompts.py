@@ -15,8 +15,8 @@ from jaxalign.data.jsonl import BrokenLine, check_bad_share, iterate_jsonl
 from jaxalign.errors import UserError
 from jaxalign.records import Message, Prompt
 
-RESERVED = ("prompt_id", "source")
-"""Names of columns that every prompt has already."""
+RESERVED = ("prompt_id", "source", "prompts", "responses")
+"""Names that a reward is called with already."""
 
 
 def read_prompts(
@@ -47,13 +47,13 @@ def read_prompts(
             broken.append(row)
             continue
         columns = {name: value for name, value in row.value.items() if name != field}
-        names = set(columns) if names is None else names
         try:
             messages = _messages(row.value, field)
             _check_columns(columns, names)
         except ValueError as error:
             broken.append(BrokenLine(row.line, str(error)))
             continue
+        names = set(columns)
         found.setdefault(messages, Prompt(f"{stem}:{row.line}", messages, "file", columns))
         if limit and len(found) == limit:
             break
@@ -93,10 +93,11 @@ def _messages(value: dict[str, Any], field: str) -> tuple[Message, ...]:
     return messages
 
 
-def _check_columns(columns: dict[str, Any], names: set[str]) -> None:
+def _check_columns(columns: dict[str, Any], names: set[str] | None) -> None:
+    """Raises ValueError for a reserved name, and where `names`, those of the first prompt, are others."""
     for name in RESERVED:
         if name in columns:
             raise ValueError(f'the column "{name}" is reserved; give it another name')
-    if set(columns) != names:
+    if names is not None and set(columns) != names:
         different = sorted(set(columns) ^ names)
-        raise ValueError(f"other columns than the first row ({', '.join(different)} here or there alone)")
+        raise ValueError(f"other columns than the first prompt ({', '.join(different)} here or there alone)")

@@ -35,7 +35,10 @@ CHECKS = "checks.json"
 
 class PPO(Stage):
     name = "ppo"
-    config_fields = (*common.MODEL_FIELDS, "data", "world", "arithmetic", "preference.max_length", "reward", "ppo")
+    config_fields = (
+        *common.MODEL_FIELDS, "data", "world", "arithmetic", "preference.max_length", "reward", "ppo", "feedback.constitution",
+        "feedback.reasoning", "feedback.max_reasoning_tokens", "feedback.reasoning_temperature",
+    )  # fmt: skip
 
     def inputs(self, config: Config) -> tuple[str, ...]:
         parts = rewards.reward_sources(config)
@@ -76,8 +79,8 @@ class PPO(Stage):
         """Fresh buffers of the weights RL starts from, with a value head of zeros where the critic is one."""
         if not setup.shares_trunk:
             return copy_params(start)
-        head = setup.policy.init(common.stage_key(context.config, self.name, 1))["score"]
-        return copy_params(start) | {"score": jnp.zeros_like(head)}
+        head = setup.policy.abstract()["score"]
+        return copy_params(start) | {"score": jnp.zeros(head.shape, head.dtype, device=head.sharding)}
 
     def _critic(self, context: StageContext, setup: PPOSetup, start: Params) -> Params | None:
         """What the critic starts from: the preference model where it or its student rewards; else the policy's trunk with
@@ -153,11 +156,16 @@ class Iteration:
             setup, recompute, self.reference, state.policy.params, critic, state.kl_coef, sampled, scored.scores, kept,
             baseline,
         )  # fmt: skip
-        metrics |= {f"score_{name}": masked_mean(values, experience.weight) for name, values in scored.parts.items()}
+        counted = sampled.prompt_length > 0 if kept is None else (sampled.prompt_length > 0) & jnp.asarray(kept)
+        metrics |= {f"score_{name}": masked_mean(values, counted) for name, values in scored.parts.items()}
         if step == 0:
             self._check(state, sampled, experience)
         self._warn_of_last_gap()
+        if setup.recomputes and config.on_sampler_gap == "stop":
+            act_on((self._gap_check(step, float(metrics["sampler_gap"])),), "stop", "ppo")
         state, learnt = ppo_update(setup, state, experience)
+        if setup.recomputes:  # What was learnt from are the trainer's own log-probs; the sampler's gap is that of the rollout.
+            return state, {**learnt, **metrics}
         self.last_gap = (step, learnt["sampler_gap"])
         return state, {**metrics, **learnt}
 

@@ -53,7 +53,7 @@ class Pretrain(Stage):
 
 def _text(config: Config):
     """(training documents, held-out documents, size of the vocabulary, characters it must cover)."""
-    if config.data.source == "world":
+    if config.data.source != "arithmetic":
         world = common.world_of(config)
         train = list(world.documents("train", config.world.tokens))
         return train, world.documents("held_out", HELD_OUT_TOKENS), config.world.vocab_size, PRINTABLE

@@ -69,6 +69,8 @@ class RewardDistill(Stage):
             fresh_pairs(Shards(context.directory).read()), section.held_out_share, config.seed
         )
         labelled, labelled_held_out, _ = labelled_split(context, tokenizer)
+        unseen = {pair.prompt.messages for pair in held_out}  # A file's pairs are about the prompts that RL has too.
+        labelled = [pair for pair in labelled if pair.prompt.messages not in unseen]
         arrays = [
             pair_arrays(tokenizer, pairs, config.data.style, config.preference.max_length)
             for pairs in ([*fresh, *labelled], held_out, labelled_held_out)

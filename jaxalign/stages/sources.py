@@ -120,6 +120,10 @@ def pair_loader(
         if not counts[name]:
             raise UserError(f"{path} has a weight in config.data.weights but no pair to train on is left of it; leave the file "
                             "out, or lower config.data.held_out_share")
+    least = min(config.data.weights) / sum(config.data.weights) * rows
+    if least < 1:
+        raise UserError(f"the smallest of config.data.weights {config.data.weights} is less than one of the {rows} rows of an "
+                        "epoch; raise it, or leave its file out")
     sizes = tuple(rows_per_pair * counts[name] for name in named)
     return MixtureLoader(rows, batch, config.seed, stream, sizes, config.data.weights)
 

@@ -15,7 +15,8 @@ from jaxalign.tracking.workdir import RunFiles
 
 _RL_CURVES = (
     Curves("Score and reward", {"score": "score", "reward": "reward"}),
-    Curves("Parts of the score", {"score_preference": "preference", "score_callable": "callable", "score_verifier": "verifier",
+    Curves("Parts of the score", {"score_preference": "preference", "score_distilled": "distilled",
+                                  "score_callable": "callable", "score_verifier": "verifier",
                                   "score_ai_feedback": "ai_feedback", "score_length": "length"}),
     Curves("KL to the reference", {"kl_k1": "k1", "kl_k3": "k3"}),
     Curves("Response length", {"response_length": "tokens"}),
@@ -37,7 +38,7 @@ _MORE_RL_CURVES = (
 
 _ALGORITHMS = {
     "reinforce": "REINFORCE with a learnt baseline", "reinforce_pp": "REINFORCE++", "rloo": "RLOO", "grpo": "GRPO",
-    "remax": "ReMax",
+    "remax": "ReMax", "vtrace": "actor-critic with V-trace",
 }  # fmt: skip
 """What config.ppo.advantages is called; all else is PPO."""
 

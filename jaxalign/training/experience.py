@@ -105,6 +105,8 @@ def make_experience(
         "response_length": mean(rollout.response_length), "eos_rate": mean(rollout.ended),
         "kept": jnp.sum(kept).astype(jnp.float32), "tokens": jnp.sum(rollout.response_length).astype(jnp.float32),
     }  # fmt: skip
+    if setup.recomputes:
+        metrics["sampler_gap"] = jnp.max(jnp.where(mask, jnp.abs(log_ratios), 0))
     importance = mask.astype(jnp.float32)
     if config.sampler_correction != "none":
         importance, weights = importance_weights(

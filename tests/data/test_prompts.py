@@ -34,7 +34,7 @@ def test_texts_and_message_lists_are_prompts_and_other_fields_are_columns(tmp_pa
         ({"prompt": [{"role": "assistant", "content": "b"}], "answer": 2},
          "turn of the user's"),
         ({"prompt": [{"role": "system", "content": "a"}], "answer": 2}, "message 1"),
-        ({"prompt": "1+1"}, "other columns than the first row (answer"),
+        ({"prompt": "1+1"}, "other columns than the first prompt (answer"),
         ({"prompt": "1+1", "answer": 2, "source": "x"}, '"source" is reserved'),
         ("{", "not JSON"),
     ],
@@ -45,6 +45,12 @@ def test_a_row_that_is_no_prompt_is_told_by_its_line(tmp_path, row, reason):
     assert len(prompts) == 1 and broken.line == 2 and reason in broken.reason
     with pytest.raises(UserError, match="1 of 2 lines"):
         read_prompts(path)
+
+
+def test_a_broken_first_row_does_not_say_what_the_columns_are(tmp_path):
+    path = written(tmp_path / "x.jsonl", {"version": 1}, {"prompt": "1+1", "answer": 2}, {"prompt": "1+2", "answer": 3})
+    prompts, broken = read_prompts(path, max_bad_share=0.5)
+    assert len(prompts) == 2 and [item.line for item in broken] == [1]
 
 
 def test_the_prompt_may_have_another_name(tmp_path):

@@ -10,6 +10,7 @@ import pytest
 
 from jaxalign import pipeline
 from jaxalign.config import from_config_dict
+from jaxalign.data.tokenizer import Tokenizer
 from jaxalign.errors import UserError
 from jaxalign.tracking.metrics import read_metrics
 from tests.stages.test_end_to_end import CONFIG, done, read, rows, run  # noqa: F401
@@ -176,3 +177,37 @@ def test_other_critics_and_corrections_run_as_a_stage(done, tmp_path, ppo):  # n
     assert ("effective_sample_share" in metrics[0]) == ("sampler_correction" in ppo)
     assert all(check["passed"] for check in read(workdir / "ppo" / "checks.json"))
     assert read(workdir / "summary.json")["models"][-1] == "ppo"  # and so it was read as a plain policy
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"ppo": {"advantages": "vtrace", "sampler_correction": "mask"}}, "correct for the sampler themselves"),
+        (ARITHMETIC | {"mesh": {"tensor": 2}}, "cannot split: use mesh.data"),
+        (ARITHMETIC | {"reward": {"source": "verifier", "verifier": "regex_match"}}, "reads a column of patterns"),
+        ({"reward": {"length_free": 3}}, "no token costs anything"),
+        ({"data": {"weights": (1.0,)}}, "leave weights empty"),
+    ],
+)
+def test_what_would_be_ignored_or_fail_later_is_refused(changes, message):
+    with pytest.raises(UserError, match=message):
+        from_config_dict(changes)
+
+
+def test_the_parts_of_a_sum_are_means_over_all_rows_that_have_a_score(done, tmp_path):  # noqa: F811
+    """Groups without a difference are left out of the loss, not of the metrics."""
+    path = tmp_path / "mine.py"
+    path.write_text("def score(prompts, responses, **columns):\n    return [2.0] * len(responses)\n")
+    workdir = started(done, tmp_path / "run")
+    config = changes(path, length_coef=0.1) | {"stages": STAGES[:4]}
+    run(workdir, **config | {"ppo": config["ppo"] | {"skip_equal_groups": True, "missing_eos": "none", "max_new_tokens": 4}})
+    for row in read_metrics(workdir / "ppo" / "metrics.jsonl"):
+        assert row["score"] == pytest.approx(2.0 + row["score_length"], abs=1e-5)
+
+
+def test_human_dialogues_may_have_a_base_made_from_the_worlds_text(tmp_path):
+    path = tmp_path / "pairs.jsonl"
+    path.write_text('{"chosen": "Human: a\\n\\nAssistant: b", "rejected": "Human: a\\n\\nAssistant: c"}\n')
+    run(tmp_path / "run", stages=("pretrain",), data={"source": "preferences_jsonl", "train": str(path)})
+    assert Tokenizer.load(tmp_path / "run" / "pretrain" / "tokenizer.model").decode([200, 201]) != ""
+    assert read(tmp_path / "run" / "pretrain" / "summary.json")["steps"] == 60

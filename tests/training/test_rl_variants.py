@@ -311,6 +311,7 @@ def test_a_sampler_that_errs_is_corrected_in_the_loss(mode, level):
     np.testing.assert_allclose(experience.rollout.logprobs, sampled.logprobs, atol=1e-4)  # the trainer's, not what was told
     assert float(metrics["correction_outside"]) == pytest.approx((ratio > 1.2)[inside].mean(), abs=1e-5)
     assert 0 < float(metrics["effective_sample_share"]) <= 1
+    assert float(metrics["sampler_gap"]) == pytest.approx(np.abs(gap).max(), abs=2e-4)
     plain = tiny.setup()
     whole = totals(setup, experience)
     loss, _ = policy_loss(setup, state.policy.params, experience, whole, 0.05)
