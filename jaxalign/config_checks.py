@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from jaxalign.errors import UserError
 
 if TYPE_CHECKING:
-    from jaxalign.config import Config
+    from jaxalign.config import Config, Model, RewardDistill
 
 
 def check(config: Config) -> None:
@@ -35,12 +35,16 @@ def _check_model(config: Config) -> None:
             raise UserError("config.model.source is 'huggingface' but config.model.path is empty; set it to the folder "
                             "with config.json, the safetensors weights and tokenizer.model")
         return
-    if model.heads % model.kv_heads:
-        raise UserError(f"config.model.heads is {model.heads}; it must be a multiple of config.model.kv_heads "
-                        f"({model.kv_heads})")
-    if model.head_dim % 2:
-        raise UserError(f"config.model.head_dim is {model.head_dim}; an even number is expected, for the rotary "
-                        "positions")
+    _check_heads("model", model)
+
+
+def _check_heads(name: str, sizes: Model | RewardDistill) -> None:
+    """A decoder's attention heads, in the section of that name."""
+    if sizes.heads % sizes.kv_heads:
+        raise UserError(f"config.{name}.heads is {sizes.heads}; it must be a multiple of config.{name}.kv_heads "
+                        f"({sizes.kv_heads})")
+    if sizes.head_dim % 2:
+        raise UserError(f"config.{name}.head_dim is {sizes.head_dim}; an even number is expected, for the rotary positions")
 
 
 # What can be done with prompts that have no answers to prefer or to imitate; the other sources go with every stage.
@@ -67,12 +71,7 @@ def _check_distill(config: Config) -> None:
     if "reward_distill" not in config.stages:
         return
     model, student = config.model, config.reward_distill
-    if student.heads % student.kv_heads:
-        raise UserError(f"config.reward_distill.heads is {student.heads}; it must be a multiple of "
-                        f"config.reward_distill.kv_heads ({student.kv_heads})")
-    if student.head_dim % 2:
-        raise UserError(f"config.reward_distill.head_dim is {student.head_dim}; an even number is expected, for the rotary "
-                        "positions")
+    _check_heads("reward_distill", student)
     if student.samples % 2:
         raise UserError(f"config.reward_distill.samples is {student.samples}; answers are compared two by two, so it must be "
                         "even")
