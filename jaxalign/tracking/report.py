@@ -85,6 +85,7 @@ def _answers(run: RunFiles, shown: int) -> dict[str, Any]:
         "chosen": f"The first {each} prompts" + (" of each kind" if len(kinds) > 1 else ""),
         "mistakes": pick.mistakes(rows, models[-1], _MISTAKES) if models else [],
         "judged": any(row.get("gold") for row in rows),
+        "verified": any("correct" in (row.get("gold") or {}) for row in rows),
     }
 
 
