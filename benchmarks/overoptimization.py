@@ -35,7 +35,7 @@ from jaxalign.algorithms.overoptimization import fit, peak
 from jaxalign.algorithms.rewards import score_statistics
 from jaxalign.data.loader import take
 from jaxalign.errors import UserError
-from jaxalign.models.decoder import DecoderConfig
+from jaxalign.models.architecture import DecoderConfig
 from jaxalign.models.model import Model, Params
 from jaxalign.records import PairBatch, Rollout
 from jaxalign.stages import rewards, sources

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from jaxalign.config import Optimizer, Ppo
-from jaxalign.models.decoder import DecoderConfig
+from jaxalign.models.architecture import DecoderConfig
 from jaxalign.models.model import Model
 from jaxalign.parallel.mesh import make_mesh
 from jaxalign.parallel.sharding import Sharding

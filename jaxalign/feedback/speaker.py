@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jaxalign.data.tokenizer import Tokenizer
@@ -80,9 +79,7 @@ class Speaker:
 def next_logprobs(model: Model, params, tokens, length, wanted):
     """float32 [B, O]. tokens [B, T], length [B], wanted int32 [O]."""
     last = gather_positions(model.hidden(params, tokens), (length - 1)[:, None])[:, 0]
-    weight = model.unembedding(params).astype(last.dtype)
-    logits = jnp.einsum("bd,dv->bv", last, weight, preferred_element_type=jnp.float32)
-    return jax.nn.log_softmax(logits, axis=-1)[:, wanted]
+    return jax.nn.log_softmax(model.logits(params, last), axis=-1)[:, wanted]
 
 
 def begin(tokenizer: Tokenizer) -> list[int]:

@@ -1,7 +1,8 @@
-"""One decoder-only transformer in Flax NNX: RMSNorm, rotary positions, grouped-query attention, gated MLP.
+"""One decoder-only transformer in Flax NNX, for every family of models that `architecture.DecoderConfig` describes.
 
 The modules describe the architecture; `jaxalign.models.model.Model` splits them once and runs them as pure functions.
-Layers are stacked on a leading axis and scanned, so compile time does not grow with depth.
+Layers are stacked on a leading axis and scanned, so compile time does not grow with depth; where some have a window and
+others do not, both masks are made once and each layer takes its own.
 
 Dimension letters: B batch, T time, S cache slots, D model, H query heads, K key/value heads, h head dim, F mlp, L layers,
 V vocab.
@@ -9,7 +10,6 @@ V vocab.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -17,33 +17,9 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jaxalign.errors import UserError
-
-Constrain = Callable[[jax.Array, tuple[str | None, ...]], jax.Array]
-_NEGATIVE = -1e30  # Finite, so that a row without any visible key gives numbers and not NaN.
-
-
-@dataclasses.dataclass(frozen=True)
-class DecoderConfig:
-    """Sizes and constants of one decoder. `compute_dtype` is a numpy name; parameters are always float32."""
-
-    vocab: int
-    layers: int
-    embed: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    mlp: int
-    rope_base: float = 10000.0
-    norm_eps: float = 1e-5
-    tie_embeddings: bool = True
-    compute_dtype: str = "float32"
-
-    def __post_init__(self):
-        if self.heads % self.kv_heads:
-            raise UserError(f"model.heads is {self.heads}; it must be a multiple of model.kv_heads ({self.kv_heads})")
-        if self.head_dim % 2:
-            raise UserError(f"model.head_dim is {self.head_dim}; rotary positions need an even number")
+from jaxalign.models.architecture import DecoderConfig
+from jaxalign.models.experts import Load, MixtureMLP
+from jaxalign.models.layers import MLP, Attention, Constrain, Norm, attend, attend_cache, param
 
 
 class Cache(NamedTuple):
@@ -57,37 +33,13 @@ class Cache(NamedTuple):
     values: jax.Array
 
 
-def rotate(x_BxTxHxh: jax.Array, positions_BxT: jax.Array, base: float) -> jax.Array:
-    """Rotary position embedding, halves convention (RoFormer, arXiv 2104.09864; layout of Hugging Face Llama)."""
-    half = x_BxTxHxh.shape[-1] // 2
-    frequency = base ** (-jnp.arange(half, dtype=jnp.float32) / half)
-    angle = positions_BxT[:, :, None, None].astype(jnp.float32) * frequency[None, None, None, :]
-    sin, cos = jnp.sin(angle), jnp.cos(angle)
-    first, second = jnp.split(x_BxTxHxh.astype(jnp.float32), 2, axis=-1)
-    rotated = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
-    return rotated.astype(x_BxTxHxh.dtype)
+class Output(NamedTuple):
+    """hidden [B, T, D] after the final norm; cache: keys and values of every layer (T slots) where they were to be kept; load
+    of the experts over all layers, where there are any."""
 
-
-def attend(q_BxTxHxh: jax.Array, k_BxSxKxh: jax.Array, v_BxSxKxh: jax.Array, mask_BxTxS: jax.Array) -> jax.Array:
-    """Grouped-query attention, softmax in float32. mask is True where query t may see key s. Returns [B, T, H, h]."""
-    B, T, H, h = q_BxTxHxh.shape
-    K = k_BxSxKxh.shape[2]
-    q = q_BxTxHxh.reshape(B, T, K, H // K, h)
-    scores = jnp.einsum("btkgh,bskh->bkgts", q, k_BxSxKxh, preferred_element_type=jnp.float32) * (h**-0.5)
-    scores = jnp.where(mask_BxTxS[:, None, None, :, :], scores, _NEGATIVE)
-    weights = jax.nn.softmax(scores, axis=-1).astype(v_BxSxKxh.dtype)
-    return jnp.einsum("bkgts,bskh->btkgh", weights, v_BxSxKxh).reshape(B, T, H, h)
-
-
-def attend_cache(q_Bx1xHxh: jax.Array, k_BxKxhxS: jax.Array, v_BxKxSxh: jax.Array, mask_BxS: jax.Array) -> jax.Array:
-    """`attend` for one query a row, over keys and values as a `Cache` holds them. Returns [B, 1, H, h]."""
-    B, _, H, h = q_Bx1xHxh.shape
-    K = k_BxKxhxS.shape[1]
-    q = q_Bx1xHxh.reshape(B, K, H // K, h)
-    scores = jnp.einsum("bkgh,bkhs->bkgs", q, k_BxKxhxS, preferred_element_type=jnp.float32) * (h**-0.5)
-    scores = jnp.where(mask_BxS[:, None, None, :], scores, _NEGATIVE)
-    weights = jax.nn.softmax(scores, axis=-1).astype(v_BxKxSxh.dtype)
-    return jnp.einsum("bkgs,bksh->bkgh", weights, v_BxKxSxh).reshape(B, 1, H, h)
+    hidden: jax.Array
+    cache: Cache | None
+    load: Load | None
 
 
 def _as_keys(k_BxTxKxh: jax.Array) -> jax.Array:
@@ -98,130 +50,128 @@ def _as_values(v_BxTxKxh: jax.Array) -> jax.Array:
     return v_BxTxKxh.transpose(0, 2, 1, 3)
 
 
-def _param(rngs: nnx.Rngs, shape: tuple[int, ...], axes: tuple[str, ...], std: float) -> nnx.Param:
-    return nnx.Param(std * jax.random.normal(rngs.params(), shape, jnp.float32), axes=axes)
-
-
-class RMSNorm(nnx.Module):
-    def __init__(self, config: DecoderConfig):
-        self.scale = nnx.Param(jnp.ones((config.embed,), jnp.float32), axes=("norm",))
-        self.eps = config.norm_eps
-
-    def __call__(self, x: jax.Array) -> jax.Array:
-        x32 = x.astype(jnp.float32)
-        normed = x32 * jax.lax.rsqrt(jnp.mean(jnp.square(x32), axis=-1, keepdims=True) + self.eps)
-        return (normed * jnp.expand_dims(self.scale[...], range(x.ndim - 1))).astype(x.dtype)
-
-
-class Attention(nnx.Module):
-    def __init__(self, config: DecoderConfig, rngs: nnx.Rngs):
-        D, H, K, h = config.embed, config.heads, config.kv_heads, config.head_dim
-        self.config = config
-        self.query = _param(rngs, (D, H, h), ("embed", "heads", "head_dim"), D**-0.5)
-        self.key = _param(rngs, (D, K, h), ("embed", "kv_heads", "head_dim"), D**-0.5)
-        self.value = _param(rngs, (D, K, h), ("embed", "kv_heads", "head_dim"), D**-0.5)
-        self.out = _param(rngs, (H, h, D), ("heads", "head_dim", "embed"), (H * h) ** -0.5 / (2 * config.layers) ** 0.5)
-
-    def project(self, x_BxTxD: jax.Array, positions_BxT: jax.Array, constrain: Constrain):
-        """Rotated queries [B, T, H, h] and keys, and values [B, T, K, h]."""
-        dtype, base = x_BxTxD.dtype, self.config.rope_base
-        q = jnp.einsum("btd,dnh->btnh", x_BxTxD, self.query[...].astype(dtype))
-        k = jnp.einsum("btd,dnh->btnh", x_BxTxD, self.key[...].astype(dtype))
-        v = jnp.einsum("btd,dnh->btnh", x_BxTxD, self.value[...].astype(dtype))
-        q = constrain(q, ("batch", "length", "heads", "head_dim"))
-        k = constrain(k, ("batch", "length", "kv_heads", "head_dim"))
-        v = constrain(v, ("batch", "length", "kv_heads", "head_dim"))
-        return rotate(q, positions_BxT, base), rotate(k, positions_BxT, base), v
-
-    def merge(self, heads_BxTxHxh: jax.Array) -> jax.Array:
-        return jnp.einsum("btnh,nhd->btd", heads_BxTxHxh, self.out[...].astype(heads_BxTxHxh.dtype))
-
-
-class GatedMLP(nnx.Module):
-    def __init__(self, config: DecoderConfig, rngs: nnx.Rngs):
-        D, F = config.embed, config.mlp
-        self.gate = _param(rngs, (D, F), ("embed", "mlp"), D**-0.5)
-        self.up = _param(rngs, (D, F), ("embed", "mlp"), D**-0.5)
-        self.down = _param(rngs, (F, D), ("mlp", "embed"), F**-0.5 / (2 * config.layers) ** 0.5)
-
-    def __call__(self, x_BxTxD: jax.Array, constrain: Constrain) -> jax.Array:
-        dtype = x_BxTxD.dtype
-        hidden = jax.nn.silu(x_BxTxD @ self.gate[...].astype(dtype)) * (x_BxTxD @ self.up[...].astype(dtype))
-        return constrain(hidden, ("batch", "length", "mlp")) @ self.down[...].astype(dtype)
-
-
 class Block(nnx.Module):
     def __init__(self, config: DecoderConfig, rngs: nnx.Rngs):
-        self.attention_norm = RMSNorm(config)
+        self.config = config
+        self.attention_norm = Norm(config)
         self.attention = Attention(config, rngs)
-        self.mlp_norm = RMSNorm(config)
-        self.mlp = GatedMLP(config, rngs)
+        self.mlp_norm = Norm(config)
+        self.mlp = MLP(config, rngs) if config.experts is None else MixtureMLP(config, rngs)
+        if config.sandwich_norms:
+            self.after_attention_norm, self.after_mlp_norm = Norm(config), Norm(config)
 
-    def __call__(self, x_BxTxD, positions_BxT, constrain: Constrain, attention: Callable):
-        """`attention(q, k, v) -> (heads, extra)`; returns the new activations and `extra` (what a cache keeps)."""
-        q, k, v = self.attention.project(self.attention_norm(x_BxTxD), positions_BxT, constrain)
+    def __call__(self, x_BxTxD, positions_BxT, frequency, counted_BxT, constrain: Constrain, attention: Callable):
+        """`attention(q, k, v) -> (heads, extra)`; returns the new activations, `extra` (what a cache keeps) and the Load."""
+        config = self.config
+        q, k, v = self.attention.heads(self.attention_norm(x_BxTxD), positions_BxT, frequency, constrain)
         heads, extra = attention(q, k, v)
-        x_BxTxD = constrain(x_BxTxD + self.attention.merge(heads), ("batch", "length", "embed"))
-        x_BxTxD = x_BxTxD + self.mlp(self.mlp_norm(x_BxTxD), constrain)
-        return constrain(x_BxTxD, ("batch", "length", "embed")), extra
+        attended = self.attention.merge(heads)
+        if config.sandwich_norms:
+            attended = self.after_attention_norm(attended)
+        after = constrain(x_BxTxD + attended, ("batch", "length", "embed"))
+        normed = self.mlp_norm(x_BxTxD if config.parallel_residual else after)
+        load = None
+        if config.experts is None:
+            out = self.mlp(normed, constrain)
+        else:
+            out, load = self.mlp(normed, counted_BxT, constrain)
+        if config.sandwich_norms:
+            out = self.after_mlp_norm(out)
+        return constrain(after + out, ("batch", "length", "embed")), extra, load
 
 
 class Decoder(nnx.Module):
     """Tokens to final hidden states, with an LM head (tied or not), a scalar head, or both on top.
 
     Parameters: `embedding` [V, D], `blocks` (every leaf with a leading L), `final_norm`, then `unembedding` [D, V] when
-    there is an LM head and it is untied, and `score` [D] where there is a scalar head ("scalar", "lm_scalar").
+    there is an LM head and it is untied, and `score` [D] where there is a scalar head ("scalar", "lm_scalar"). V is
+    config.table_rows.
     """
 
     def __init__(self, config: DecoderConfig, head: str, *, rngs: nnx.Rngs):
         if head not in ("lm", "scalar", "lm_scalar"):
             raise ValueError(f"head is {head!r}; 'lm', 'scalar' or 'lm_scalar' is expected")
         self.config = config
-        self.embedding = _param(rngs, (config.vocab, config.embed), ("vocab", "embed"), config.embed**-0.5)
+        rows = config.table_rows
+        self.embedding = param(rngs, (rows, config.embed), ("vocab", "embed"), config.embed**-0.5)
         keys = jax.random.split(rngs.params(), config.layers)
         self.blocks = nnx.vmap(lambda key: Block(config, nnx.Rngs(params=key)))(keys)
-        self.final_norm = RMSNorm(config)
+        self.final_norm = Norm(config)
         if head != "lm":  # Stiennon et al. 2020 start the reward head at N(0, 1/(D+1)).
-            self.score = _param(rngs, (config.embed,), ("norm",), (config.embed + 1) ** -0.5)
+            self.score = param(rngs, (config.embed,), ("norm",), (config.embed + 1) ** -0.5)
         if head != "scalar" and not config.tie_embeddings:
-            self.unembedding = _param(rngs, (config.embed, config.vocab), ("embed", "vocab"), config.embed**-0.5)
+            self.unembedding = param(rngs, (config.embed, rows), ("embed", "vocab"), config.embed**-0.5)
 
     def _embed(self, tokens: jax.Array, constrain: Constrain) -> jax.Array:
         # Gathered over fsdp first: a lookup whose result is split over the batch cannot use a table split over D.
         table = constrain(self.embedding[...].astype(self.config.compute_dtype), ("vocab", None))
         x = table[tokens]
+        if self.config.scale_embeddings:
+            x = x * jnp.asarray(self.config.embed**0.5, x.dtype)
         return constrain(x, ("batch", "length", "embed"))
 
-    def hidden(self, tokens_BxT, positions_BxT, mask_BxTxT, constrain: Constrain, keep_cache: bool = False):
-        """Final hidden states [B, T, D]; with `keep_cache` also the keys and values of every layer (T slots)."""
+    def _local(self) -> jax.Array | None:
+        """bool [L]: which layers have the window; None where they are all alike."""
+        return jnp.asarray(self.config.local_layers) if self.config.mixed_layers else None
+
+    def _frequency(self, local) -> jax.Array:
+        if local is not None:
+            return jnp.where(local, self.config.frequencies(True), self.config.frequencies(False))
+        return self.config.frequencies(bool(self.config.local_layers) and all(self.config.local_layers))
+
+    def _mask(self, local, mask: jax.Array, age: Callable[[], jax.Array]) -> jax.Array:
+        """`mask` less the keys that are out of a layer's window. age() is by how much a query is later than a key."""
+        window = self.config.windows(True)
+        if window is None or (local is None and self.config.windows(False) is None):
+            return mask
+        near = mask & (age() < window)
+        return near if local is None else jnp.where(local, near, mask)
+
+    def hidden(self, tokens_BxT, positions_BxT, mask_BxTxT, counted_BxT, constrain: Constrain, keep_cache: bool = False):
+        """An `Output`. mask: what each query sees before windows; the tokens of a document stand side by side in a row.
+        counted [B, T]: which tokens count in the experts' load."""
         graph, layers = nnx.split(self.blocks)
+        place = jnp.arange(tokens_BxT.shape[1])
 
-        def body(x, layer):
+        def body(x, indexed):
+            local, layer = indexed
+            mask = self._mask(local, mask_BxTxT, lambda: (place[:, None] - place[None, :])[None])
+
             def attention(q, k, v):
-                return attend(q, k, v, mask_BxTxT), (_as_keys(k), _as_values(v)) if keep_cache else None
+                heads = attend(q, k, v, mask, self.config.scale, self.config.attention_softcap)
+                return heads, (_as_keys(k), _as_values(v)) if keep_cache else None
 
-            return nnx.merge(graph, layer)(x, positions_BxT, constrain, attention)
+            x, kept, load = nnx.merge(graph, layer)(x, positions_BxT, self._frequency(local), counted_BxT, constrain, attention)
+            return x, (kept, load)
 
-        x, kept = jax.lax.scan(body, self._embed(tokens_BxT, constrain), layers)
-        x = self.final_norm(x)
-        return (x, Cache(*kept)) if keep_cache else x
+        x, (kept, loads) = jax.lax.scan(body, self._embed(tokens_BxT, constrain), (self._local(), layers))
+        load = None if loads is None else jax.tree.map(lambda x: jnp.sum(x, axis=0), loads)
+        return Output(self.final_norm(x), Cache(*kept) if keep_cache else None, load)
 
     def decode(self, tokens_B, positions_B, mask_BxS, cache: Cache, slot: jax.Array, constrain: Constrain):
-        """One token a row: writes its keys and values at `slot` of the cache. Returns hidden [B, D] and the new cache."""
+        """One token a row: writes its keys and values at `slot` of the cache. Returns hidden [B, D] and the new cache.
+
+        The slots a row sees hold its tokens in their order, without one missing.
+        """
         graph, layers = nnx.split(self.blocks)
 
         def body(carry, indexed):
             x, cache = carry
-            index, layer = indexed
+            index, local, layer = indexed
+            mask = self._mask(local, mask_BxS, lambda: positions_B[:, None] + 1 - jnp.cumsum(mask_BxS, axis=1))
 
             def attention(q, k, v):
                 keys = jax.lax.dynamic_update_slice(cache.keys, _as_keys(k)[None], (index, 0, 0, 0, slot))
                 values = jax.lax.dynamic_update_slice(cache.values, _as_values(v)[None], (index, 0, 0, slot, 0))
-                return attend_cache(q, keys[index], values[index], mask_BxS), Cache(keys, values)
+                heads = attend_cache(q, keys[index], values[index], mask, self.config.scale, self.config.attention_softcap)
+                return heads, Cache(keys, values)
 
-            x, cache = nnx.merge(graph, layer)(x, positions_B[:, None], constrain, attention)
+            counted = jnp.ones((len(tokens_B), 1))
+            x, cache, _ = nnx.merge(graph, layer)(
+                x, positions_B[:, None], self._frequency(local), counted, constrain, attention
+            )
             return (x, cache), None
 
         start = (self._embed(tokens_B[:, None], constrain), cache)
-        (x, cache), _ = jax.lax.scan(body, start, (jnp.arange(self.config.layers), layers))
+        (x, cache), _ = jax.lax.scan(body, start, (jnp.arange(self.config.layers), self._local(), layers))
         return self.final_norm(x)[:, 0], cache

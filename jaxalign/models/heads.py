@@ -7,6 +7,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from jaxalign.models.layers import softcap
+
 CHUNK_FLOATS = 1 << 22  # At most this many logits exist at once (16 MB in float32), if a row's share allows it.
 
 
@@ -17,8 +19,15 @@ class TokenStats(NamedTuple):
     entropy: jax.Array
 
 
-def token_stats(hidden, unembedding, targets, temperature: float = 1.0, chunk_floats: int = CHUNK_FLOATS) -> TokenStats:
-    """Statistics of softmax(hidden @ unembedding / temperature) at `targets`.
+def lm_logits(hidden, unembedding, cap: float | None = None) -> jax.Array:
+    """float32 [..., V]: hidden [..., D] times unembedding [D, V] of the same dtype, bounded softly where there is a cap."""
+    return softcap(jnp.einsum("...d,dv->...v", hidden, unembedding, preferred_element_type=jnp.float32), cap)
+
+
+def token_stats(
+    hidden, unembedding, targets, temperature: float = 1.0, chunk_floats: int = CHUNK_FLOATS, cap: float | None = None
+) -> TokenStats:
+    """Statistics of softmax(logits / temperature) at `targets`, the logits being `lm_logits` with `cap`.
 
     hidden [B, T, D] (any float dtype), unembedding [D, V], targets int [B, T]. The softmax is in float32. Chunks run over
     T, so a batch sharded over B stays so; each is recomputed in the backward pass.
@@ -31,7 +40,7 @@ def token_stats(hidden, unembedding, targets, temperature: float = 1.0, chunk_fl
 
     @jax.checkpoint
     def one(hidden_BxCxD, targets_BxC):
-        logits = jnp.einsum("bcd,dv->bcv", hidden_BxCxD, weight, preferred_element_type=jnp.float32) / temperature
+        logits = lm_logits(hidden_BxCxD, weight, cap) / temperature
         # The maximum goes off first, or the logits' common level takes up the digits of all that follows.
         logits = logits - jax.lax.stop_gradient(jnp.max(logits, axis=-1, keepdims=True))
         logz = jnp.log(jnp.sum(jnp.exp(logits), axis=-1))

@@ -20,7 +20,7 @@ import numpy as np
 
 from jaxalign.data.tokenizer import Tokenizer
 from jaxalign.errors import UserError
-from jaxalign.models.decoder import DecoderConfig
+from jaxalign.models.architecture import DecoderConfig
 from jaxalign.models.model import Model, Params
 from jaxalign.models.safetensors import Weights, open_weights
 from jaxalign.parallel.sharding import Sharding

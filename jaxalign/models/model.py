@@ -10,7 +10,11 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jaxalign.models.decoder import Cache, Decoder, DecoderConfig
+from jaxalign.models.architecture import DecoderConfig
+from jaxalign.models.decoder import Cache, Decoder
+from jaxalign.models.experts import load_balance
+from jaxalign.models.heads import lm_logits
+from jaxalign.models.layers import Constrain
 from jaxalign.parallel.sharding import Sharding
 
 Params = Any  # A nested dict of arrays.
@@ -69,7 +73,7 @@ class Model:
         return jax.jit(create, out_shardings=self.shardings())(key)
 
     def _merge(self, params: Params) -> Decoder:
-        found, expected = jnp.shape(params["embedding"]), (self.config.vocab, self.config.embed)
+        found, expected = jnp.shape(params["embedding"]), (self.config.table_rows, self.config.embed)
         if found != expected:
             # A reference with another vocabulary, say: gathers clip, so that it would answer for other tokens in silence.
             raise ValueError(f"the parameters' embedding [V, D] is {found}; this model's is {expected}: its policy, reference "
@@ -79,8 +83,10 @@ class Model:
         nnx.replace_by_pure_dict(state, params)
         return nnx.merge(graph, state)
 
-    def constrain(self, x: jax.Array, axes: tuple[str | None, ...]) -> jax.Array:
-        return x if self.sharding is None else self.sharding.constrain(x, axes)
+    @property
+    def constrain(self) -> Constrain:
+        """Says how activations lie on the model's mesh: `constrain(x, axes)`."""
+        return Constrain(self.sharding)
 
     def hidden(self, params: Params, tokens, positions=None, segment_ids=None) -> jax.Array:
         """Final hidden states [B, T, D], causal. tokens int32 [B, T].
@@ -88,16 +94,23 @@ class Model:
         segment_ids int32 [B, T] keeps packed documents apart; without it a row is one document and padding at its end is
         harmless, since no token sees what follows it.
         """
+        return self._run(params, tokens, positions, segment_ids).hidden
+
+    def hidden_and_balance(self, params: Params, tokens, positions=None, segment_ids=None) -> tuple[jax.Array, jax.Array]:
+        """`hidden`, and the experts' load-balancing loss, float32 [], over the tokens of a segment above 0 (all without
+        segments); 0 in a model without experts."""
+        out = self._run(params, tokens, positions, segment_ids)
+        return out.hidden, jnp.float32(0.0) if out.load is None else load_balance(out.load)
+
+    def _run(self, params: Params, tokens, positions, segment_ids, keep_cache: bool = False):
         positions = default_positions(tokens) if positions is None else positions
+        counted = jnp.ones(tokens.shape) if segment_ids is None else (segment_ids > 0).astype(jnp.float32)
         mask = causal_mask(tokens.shape, segment_ids)
-        return self._merge(params).hidden(tokens, positions, mask, self.constrain)
+        return self._merge(params).hidden(tokens, positions, mask, counted, self.constrain, keep_cache)
 
     def prefill(self, params: Params, tokens, slots: int) -> tuple[jax.Array, Cache]:
         """Hidden states [B, P, D] of right-padded prompts and a cache with room for `slots` tokens."""
-        mask = causal_mask(tokens.shape, None)
-        hidden, cache = self._merge(params).hidden(
-            tokens, default_positions(tokens), mask, self.constrain, keep_cache=True
-        )
+        hidden, cache, _ = self._run(params, tokens, None, None, keep_cache=True)
         room, none = (0, slots - tokens.shape[1]), (0, 0)
         keys = jnp.pad(cache.keys, (none, none, none, none, room))
         values = jnp.pad(cache.values, (none, none, none, room, none))
@@ -114,8 +127,13 @@ class Model:
         return Cache(keys, values)
 
     def unembedding(self, params: Params) -> jax.Array:
-        """The LM head's weight [D, V]."""
-        return params["embedding"].T if self.config.tie_embeddings else params["unembedding"]
+        """The LM head's weight [D, V], without the rows that pad the table."""
+        weight = params["embedding"].T if self.config.tie_embeddings else params["unembedding"]
+        return weight if weight.shape[1] == self.config.vocab else weight[:, : self.config.vocab]
+
+    def logits(self, params: Params, hidden: jax.Array) -> jax.Array:
+        """The LM head, float32 [..., V]: hidden [..., D] in its own dtype times `unembedding`, capped where the model caps."""
+        return lm_logits(hidden, self.unembedding(params).astype(hidden.dtype), self.config.final_softcap)
 
     def scores(self, params: Params, hidden: jax.Array) -> jax.Array:
         """The scalar head, float32 [...]: hidden [..., D] times `score` [D]."""

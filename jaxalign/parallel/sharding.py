@@ -15,6 +15,7 @@ RULES: dict[str, tuple[str, ...]] = {
     "vocab": ("tensor",),
     "heads": ("tensor",),
     "kv_heads": ("tensor",),
+    "expert": ("tensor",),
     "mlp": ("tensor",),
     "embed": ("fsdp",),
     "length": (),

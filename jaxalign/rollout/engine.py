@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxalign.errors import UserError
-from jaxalign.models.heads import gather_positions
+from jaxalign.models.heads import gather_positions, lm_logits
 from jaxalign.models.model import Model
 from jaxalign.records import Rollout
 from jaxalign.rollout.sampling import Sampling, row_keys, sample
@@ -46,7 +46,7 @@ def generate(model: Model, params, prompts, prompt_length, key, rows, sampling: 
     stop_ids = jnp.asarray(sampling.stop_ids, jnp.int32)
 
     def logits(hidden_BxD):
-        return jnp.einsum("bd,dv->bv", hidden_BxD, unembedding, preferred_element_type=jnp.float32)
+        return lm_logits(hidden_BxD, unembedding, model.config.final_softcap)
 
     def draw(hidden_BxD, t):
         token, logprob = sample(logits(hidden_BxD), keys, prompt_length + t, sampling)

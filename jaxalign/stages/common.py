@@ -16,7 +16,7 @@ from jaxalign.feedback.labeller import Labeller
 from jaxalign.feedback.rater import Rater
 from jaxalign.feedback.speaker import Speaker
 from jaxalign.models import llama
-from jaxalign.models.decoder import DecoderConfig
+from jaxalign.models.architecture import DecoderConfig
 from jaxalign.models.model import Model, Params
 from jaxalign.models.safetensors import weight_files
 from jaxalign.parallel.mesh import make_mesh

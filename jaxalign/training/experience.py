@@ -32,7 +32,8 @@ def response_stats(model: Model, params, rollout: Rollout, temperature: float, h
     `response_hidden` gives, where it is known."""
     hidden = response_hidden(model, params, rollout) if hidden is None else hidden
     place = response_positions(rollout.prompt_length, rollout.logprobs.shape[1])
-    return token_stats(hidden, model.unembedding(params), gather_positions(rollout.tokens, place), temperature)
+    targets = gather_positions(rollout.tokens, place)
+    return token_stats(hidden, model.unembedding(params), targets, temperature, cap=model.config.final_softcap)
 
 
 def response_values(model: Model, params, rollout: Rollout, hidden=None):

@@ -17,7 +17,7 @@ from jaxalign.training.state import TrainState, apply_gradients
 def lm_loss(model: Model, params, batch: PackedBatch, total):
     """Summed negative log-likelihood (nats) of the weighted tokens of `batch`, divided by `total`."""
     hidden = model.hidden(params, batch.tokens, batch.positions, batch.segment_ids)
-    stats = token_stats(hidden[:, :-1], model.unembedding(params), batch.tokens[:, 1:])
+    stats = token_stats(hidden[:, :-1], model.unembedding(params), batch.tokens[:, 1:], cap=model.config.final_softcap)
     weight = batch.loss_mask[:, 1:]
     loss = -jnp.sum(stats.logprobs * weight) / jnp.maximum(total, 1.0)
     return loss, Aux({"loss": loss})

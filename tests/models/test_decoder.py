@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from jaxalign.errors import UserError
-from jaxalign.models.decoder import Decoder, attend, rotate
+from jaxalign.models.decoder import Decoder
+from jaxalign.models.layers import attend, rotate
 from tests import tiny
 
 
@@ -68,14 +69,15 @@ def packed():
 def test_rotary_positions_turn_each_pair_by_its_own_frequency():
     x = np.random.default_rng(1).normal(size=(2, 3, 2, 6)).astype(np.float32)
     positions = np.array([[0, 1, 2], [5, 90, 1000]], np.int32)
-    found = rotate(jnp.asarray(x), jnp.asarray(positions), 100.0)
+    found = rotate(jnp.asarray(x), jnp.asarray(positions), 100.0 ** (-jnp.arange(3) / 3))
     for b, t, n in np.ndindex(2, 3, 2):
         np.testing.assert_allclose(found[b, t, n], numpy_rotate(x[b, t, n], positions[b, t], 100.0), atol=2e-4)
 
 
 def test_a_rotated_product_depends_on_the_distance_alone():
     q, k = np.random.default_rng(2).normal(size=(2, 1, 1, 1, 8)).astype(np.float32)
-    at = lambda x, p: rotate(jnp.asarray(x), jnp.full((1, 1), p, jnp.int32), 10000.0)[0, 0, 0]  # noqa: E731
+    frequency = 10000.0 ** (-jnp.arange(4) / 4)
+    at = lambda x, p: rotate(jnp.asarray(x), jnp.full((1, 1), p, jnp.int32), frequency)[0, 0, 0]  # noqa: E731
     np.testing.assert_allclose(at(q, 9) @ at(k, 4), at(q, 105) @ at(k, 100), atol=1e-4)
 
 
@@ -178,7 +180,7 @@ def test_bfloat16_computes_in_bfloat16_and_keeps_float32_parameters_and_gradient
 
 @pytest.mark.parametrize(("field", "value", "message"), [
     ("kv_heads", 3, "model.heads is 4; it must be a multiple of model.kv_heads"),
-    ("head_dim", 5, "model.head_dim is 5; rotary positions need an even number"),
+    ("head_dim", 5, "model.head_dim is 5, of which 5 are turned by rotary positions; they need an even number"),
 ])  # fmt: skip
 def test_sizes_that_do_not_fit_are_a_sentence(field, value, message):
     with pytest.raises(UserError, match=message):

@@ -1,0 +1,86 @@
+"""A mixture of experts in place of the MLP: dropless, its experts split over the mesh's tensor axis.
+
+Every token reaches all the experts it chose: rows are sorted by expert and multiplied group by group (`ragged_dot`), so
+there is no capacity and nothing is dropped. On a mesh each device computes its own experts' rows and the results are added.
+
+Dimension letters: B batch, T time, D model, E experts, k experts of a token, F mlp of one expert, N rows (B * T).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.sharding import PartitionSpec
+
+from jaxalign.models.architecture import DecoderConfig
+from jaxalign.models.layers import Constrain, activate, param
+
+
+class Load(NamedTuple):
+    """How busy the experts were: sums over tokens that count, float32. chosen [E], how often each was chosen; probability
+    [E], the router's; tokens []."""
+
+    chosen: jax.Array
+    probability: jax.Array
+    tokens: jax.Array
+
+
+def load_balance(load: Load) -> jax.Array:
+    """float32 []: E * sum over experts of (share of tokens that chose it) * (its mean probability), over all layers at once.
+
+    k where all experts are equally busy. Source: Switch Transformers, arXiv 2101.03961, eq. 4 to 6, with k choices a token.
+    """
+    chosen, probability = (x / jnp.maximum(load.tokens, 1.0) for x in (load.chosen, load.probability))
+    return len(chosen) * jnp.sum(jax.lax.stop_gradient(chosen) * probability)
+
+
+class MixtureMLP(nnx.Module):
+    def __init__(self, config: DecoderConfig, rngs: nnx.Rngs):
+        D, F, E = config.embed, config.mlp, config.experts.count
+        self.experts, self.activation = config.experts, config.activation
+        self.router = param(rngs, (D, E), ("embed", "norm"), D**-0.5)
+        self.gate = param(rngs, (E, D, F), ("expert", "embed", "mlp"), D**-0.5)
+        self.up = param(rngs, (E, D, F), ("expert", "embed", "mlp"), D**-0.5)
+        self.down = param(rngs, (E, F, D), ("expert", "mlp", "embed"), F**-0.5 / (2 * config.layers) ** 0.5)
+
+    def __call__(self, x_BxTxD: jax.Array, counted_BxT: jax.Array, constrain: Constrain) -> tuple[jax.Array, Load]:
+        """(mixture [B, T, D], Load over the tokens where counted is 1)."""
+        logits = jnp.einsum("btd,de->bte", x_BxTxD, self.router[...].astype(x_BxTxD.dtype))
+        probability = jax.nn.softmax(logits.astype(jnp.float32), axis=-1)
+        weight_BxTxk, expert_BxTxk = jax.lax.top_k(probability, self.experts.per_token)
+        chosen = jnp.sum(jax.nn.one_hot(expert_BxTxk, self.experts.count) * counted_BxT[..., None, None], axis=(0, 1, 2))
+        load = Load(chosen, jnp.sum(probability * counted_BxT[..., None], axis=(0, 1)), jnp.sum(counted_BxT))
+        if self.experts.normalise:
+            weight_BxTxk = weight_BxTxk / jnp.sum(weight_BxTxk, axis=-1, keepdims=True)
+        kernels = tuple(kernel[...].astype(x_BxTxD.dtype) for kernel in (self.gate, self.up, self.down))
+        routed = (x_BxTxD, weight_BxTxk.astype(x_BxTxD.dtype), expert_BxTxk)
+        if constrain.sharding is None:
+            return self._mix(*routed, *kernels, jnp.int32(0)), load
+
+        def local(x, weight, expert, gate, up, down):
+            first = jax.lax.axis_index("tensor") * gate.shape[0]
+            return jax.lax.psum(self._mix(x, weight, expert, gate, up, down, first), "tensor")
+
+        rows = constrain.sharding.spec(("batch", None, None))
+        split = jax.shard_map(
+            local, mesh=constrain.sharding.mesh, in_specs=(rows,) * 3 + (PartitionSpec("tensor"),) * 3, out_specs=rows
+        )
+        return split(*routed, *kernels), load
+
+    def _mix(self, x_BxTxD, weight_BxTxk, expert_BxTxk, gate, up, down, first) -> jax.Array:
+        """The part of the mixture that the experts first ... first + len(gate) - 1 give, [B, T, D]."""
+        B, T, D = x_BxTxD.shape
+        count, k = gate.shape[0], weight_BxTxk.shape[-1]
+        expert = expert_BxTxk.reshape(-1) - first
+        group = jnp.where((expert >= 0) & (expert < count), expert, count)
+        order = jnp.argsort(group, stable=True)
+        sizes = jnp.bincount(group, length=count + 1)[:count].astype(jnp.int32)
+        rows = x_BxTxD.reshape(B * T, D)[order // k]
+        hidden = activate(self.activation, jax.lax.ragged_dot(rows, gate, sizes)) * jax.lax.ragged_dot(rows, up, sizes)
+        out = jax.lax.ragged_dot(hidden, down, sizes) * weight_BxTxk.reshape(-1)[order][:, None]
+        here = jnp.arange(len(order)) < jnp.sum(sizes)  # Rows of other devices' experts come last.
+        mixed = jnp.zeros((B * T, D), x_BxTxD.dtype).at[order // k].add(jnp.where(here[:, None], out, 0))
+        return mixed.reshape(B, T, D)

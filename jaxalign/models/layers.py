@@ -1,0 +1,178 @@
+"""The parts of a decoder layer in Flax NNX: norms, rotary positions, grouped-query attention, the MLP.
+
+Dimension letters: B batch, T time, S cache slots, D model, H query heads, K key/value heads, h head dim, F mlp.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from jaxalign.models.architecture import DecoderConfig
+from jaxalign.parallel.sharding import Sharding
+
+_NEGATIVE = -1e30  # Finite, so that a row without any visible key gives numbers and not NaN.
+_ACTIVATIONS = {
+    "silu": jax.nn.silu,
+    "gelu": lambda x: jax.nn.gelu(x, approximate=False),
+    "gelu_tanh": lambda x: jax.nn.gelu(x, approximate=True),
+    "relu": jax.nn.relu,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Constrain:
+    """Says how activations lie on the mesh, by their logical axes; does nothing without one."""
+
+    sharding: Sharding | None = None
+
+    def __call__(self, x: jax.Array, axes: tuple[str | None, ...]) -> jax.Array:
+        return x if self.sharding is None else self.sharding.constrain(x, axes)
+
+
+def rotate(x_BxTxHxh: jax.Array, positions_BxT: jax.Array, frequency: jax.Array) -> jax.Array:
+    """Rotary position embedding, halves convention (RoFormer, arXiv 2104.09864; layout of Hugging Face Llama).
+
+    frequency float32 [n]: the first 2n of a head's dimensions are turned, dimension i with i + n.
+    """
+    turned = 2 * len(frequency)
+    angle = positions_BxT[:, :, None, None].astype(jnp.float32) * frequency[None, None, None, :]
+    sin, cos = jnp.sin(angle), jnp.cos(angle)
+    first, second = jnp.split(x_BxTxHxh[..., :turned].astype(jnp.float32), 2, axis=-1)
+    rotated = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1).astype(x_BxTxHxh.dtype)
+    return rotated if turned == x_BxTxHxh.shape[-1] else jnp.concatenate([rotated, x_BxTxHxh[..., turned:]], axis=-1)
+
+
+def softcap(x: jax.Array, cap: float | None) -> jax.Array:
+    """cap * tanh(x / cap) (Gemma 2, arXiv 2408.00118); x itself without a cap."""
+    return x if cap is None else cap * jnp.tanh(x / cap)
+
+
+def attend(q_BxTxHxh, k_BxSxKxh, v_BxSxKxh, mask_BxTxS, scale: float | None = None, cap: float | None = None) -> jax.Array:
+    """Grouped-query attention, softmax in float32. mask is True where query t may see key s. Returns [B, T, H, h].
+
+    scale is h ** -0.5 unless given; cap bounds the scores softly.
+    """
+    B, T, H, h = q_BxTxHxh.shape
+    K = k_BxSxKxh.shape[2]
+    q = q_BxTxHxh.reshape(B, T, K, H // K, h)
+    scores = jnp.einsum("btkgh,bskh->bkgts", q, k_BxSxKxh, preferred_element_type=jnp.float32)
+    scores = softcap(scores * (h**-0.5 if scale is None else scale), cap)
+    scores = jnp.where(mask_BxTxS[:, None, None, :, :], scores, _NEGATIVE)
+    weights = jax.nn.softmax(scores, axis=-1).astype(v_BxSxKxh.dtype)
+    return jnp.einsum("bkgts,bskh->btkgh", weights, v_BxSxKxh).reshape(B, T, H, h)
+
+
+def attend_cache(q_Bx1xHxh, k_BxKxhxS, v_BxKxSxh, mask_BxS, scale: float | None = None, cap: float | None = None) -> jax.Array:
+    """`attend` for one query a row, over keys and values as a `Cache` holds them. Returns [B, 1, H, h]."""
+    B, _, H, h = q_Bx1xHxh.shape
+    K = k_BxKxhxS.shape[1]
+    q = q_Bx1xHxh.reshape(B, K, H // K, h)
+    scores = jnp.einsum("bkgh,bkhs->bkgs", q, k_BxKxhxS, preferred_element_type=jnp.float32)
+    scores = softcap(scores * (h**-0.5 if scale is None else scale), cap)
+    scores = jnp.where(mask_BxS[:, None, None, :], scores, _NEGATIVE)
+    weights = jax.nn.softmax(scores, axis=-1).astype(v_BxKxSxh.dtype)
+    return jnp.einsum("bkgs,bksh->bkgh", weights, v_BxKxSxh).reshape(B, 1, H, h)
+
+
+def activate(name: str, x: jax.Array) -> jax.Array:
+    """The activation function of that name."""
+    return _ACTIVATIONS[name](x)
+
+
+def param(rngs: nnx.Rngs, shape: tuple[int, ...], axes: tuple[str, ...], std: float) -> nnx.Param:
+    """A normal random parameter with its logical axes."""
+    return nnx.Param(std * jax.random.normal(rngs.params(), shape, jnp.float32), axes=axes)
+
+
+def _bias(shape: tuple[int, ...], axes: tuple[str, ...]) -> nnx.Param:
+    return nnx.Param(jnp.zeros(shape, jnp.float32), axes=axes)
+
+
+class Norm(nnx.Module):
+    """Over the last axis, in float32: RMSNorm with scale w ("rms") or 1 + w ("rms_plus_one"), or LayerNorm ("layer")."""
+
+    def __init__(self, config: DecoderConfig, width: int | None = None):
+        width = config.embed if width is None else width
+        zero_is_identity = config.norm == "rms_plus_one"
+        self.scale = nnx.Param((jnp.zeros if zero_is_identity else jnp.ones)((width,), jnp.float32), axes=("norm",))
+        if config.norm == "layer":
+            self.bias = nnx.Param(jnp.zeros((width,), jnp.float32), axes=("norm",))
+        self.eps, self.kind = config.norm_eps, config.norm
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        x32, scale = x.astype(jnp.float32), jnp.expand_dims(self.scale[...], range(x.ndim - 1))
+        if self.kind == "layer":
+            x32 = x32 - jnp.mean(x32, axis=-1, keepdims=True)
+        normed = x32 * jax.lax.rsqrt(jnp.mean(jnp.square(x32), axis=-1, keepdims=True) + self.eps)
+        if self.kind == "layer":
+            return (normed * scale + jnp.expand_dims(self.bias[...], range(x.ndim - 1))).astype(x.dtype)
+        return (normed * (1 + scale if self.kind == "rms_plus_one" else scale)).astype(x.dtype)
+
+
+class Linear(nnx.Module):
+    """Named kernels of a layer with their biases: what `project` multiplies by."""
+
+    def project(self, name: str, x: jax.Array, equation: str) -> jax.Array:
+        """einsum(equation, x, kernel `name`) and its bias where there is one, in the dtype of x."""
+        y = jnp.einsum(equation, x, getattr(self, name)[...].astype(x.dtype))
+        bias = getattr(self, f"{name}_bias", None)
+        return y if bias is None else y + bias[...].astype(x.dtype)
+
+
+class Attention(Linear):
+    def __init__(self, config: DecoderConfig, rngs: nnx.Rngs):
+        D, H, K, h = config.embed, config.heads, config.kv_heads, config.head_dim
+        self.config = config
+        self.query = param(rngs, (D, H, h), ("embed", "heads", "head_dim"), D**-0.5)
+        self.key = param(rngs, (D, K, h), ("embed", "kv_heads", "head_dim"), D**-0.5)
+        self.value = param(rngs, (D, K, h), ("embed", "kv_heads", "head_dim"), D**-0.5)
+        self.out = param(rngs, (H, h, D), ("heads", "head_dim", "embed"), (H * h) ** -0.5 / (2 * config.layers) ** 0.5)
+        if config.qkv_bias:
+            self.query_bias = _bias((H, h), ("heads", "head_dim"))
+            self.key_bias = _bias((K, h), ("kv_heads", "head_dim"))
+            self.value_bias = _bias((K, h), ("kv_heads", "head_dim"))
+        if config.out_bias:
+            self.out_bias = _bias((D,), ("norm",))
+        if config.head_norm:
+            self.query_norm, self.key_norm = Norm(config, h), Norm(config, h)
+
+    def heads(self, x_BxTxD: jax.Array, positions_BxT: jax.Array, frequency: jax.Array, constrain: Constrain):
+        """Rotated queries [B, T, H, h] and keys, and values [B, T, K, h]."""
+        q, k, v = (self.project(name, x_BxTxD, "btd,dnh->btnh") for name in ("query", "key", "value"))
+        q = constrain(q, ("batch", "length", "heads", "head_dim"))
+        k = constrain(k, ("batch", "length", "kv_heads", "head_dim"))
+        v = constrain(v, ("batch", "length", "kv_heads", "head_dim"))
+        if self.config.head_norm:
+            q, k = self.query_norm(q), self.key_norm(k)
+        return rotate(q, positions_BxT, frequency), rotate(k, positions_BxT, frequency), v
+
+    def merge(self, heads_BxTxHxh: jax.Array) -> jax.Array:
+        return self.project("out", heads_BxTxHxh, "btnh,nhd->btd")
+
+
+class MLP(Linear):
+    """down(act(gate x) * up x), or down(act(up x)) where it is not gated."""
+
+    def __init__(self, config: DecoderConfig, rngs: nnx.Rngs):
+        D, F = config.embed, config.mlp
+        self.gated, self.activation = config.gated, config.activation
+        if config.gated:
+            self.gate = param(rngs, (D, F), ("embed", "mlp"), D**-0.5)
+        self.up = param(rngs, (D, F), ("embed", "mlp"), D**-0.5)
+        self.down = param(rngs, (F, D), ("mlp", "embed"), F**-0.5 / (2 * config.layers) ** 0.5)
+        if config.mlp_bias:
+            if config.gated:
+                self.gate_bias = _bias((F,), ("mlp",))
+            self.up_bias, self.down_bias = _bias((F,), ("mlp",)), _bias((D,), ("norm",))
+
+    def __call__(self, x_BxTxD: jax.Array, constrain: Constrain) -> jax.Array:
+        up = self.project("up", x_BxTxD, "btd,df->btf")
+        if self.gated:
+            hidden = activate(self.activation, self.project("gate", x_BxTxD, "btd,df->btf")) * up
+        else:
+            hidden = activate(self.activation, up)
+        return self.project("down", constrain(hidden, ("batch", "length", "mlp")), "btf,fd->btd")
