@@ -1,0 +1,255 @@
+"""What a family of models is: how its config.json becomes a `DecoderConfig`, and where each of its weights goes.
+
+Letters of weight layouts: D model, H query heads, K key/value heads, h head dim, F mlp, V vocab, E experts, n parts of a
+fused weight.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from jaxalign.errors import UserError
+from jaxalign.models.architecture import DecoderConfig, RopeScaling
+
+
+class Weight(NamedTuple):
+    """One weight of the decoder and where it is stored.
+
+    stored: its name in the files; "{layer}" and "{expert}" stand for numbers, along which the decoder's leaf is stacked.
+    path: its place in the parameter tree.
+    layout: "stored axes -> the decoder's axes" by letters, such as "(H h) D -> D H h"; axes in brackets are merged.
+    pick: which part of a fused weight it is, where the layout has the letter n on the left alone.
+    """
+
+    stored: str
+    path: tuple[str, ...]
+    layout: str
+    pick: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Family:
+    """A family of models.
+
+    model_type, architecture: as config.json has them, the latter of the language model ("...ForCausalLM").
+    decoder: fields of config.json to arguments of `DecoderConfig`.
+    weights: all weights of a decoder but those of its heads, `lm_head` and "score.weight".
+    lm_head: the stored name of the untied output projection, [V, D].
+    """
+
+    model_type: str
+    architecture: str
+    decoder: Callable[[Fields], dict[str, Any]]
+    weights: Callable[[DecoderConfig], tuple[Weight, ...]]
+    lm_head: str = "lm_head.weight"
+
+    @property
+    def classifier(self) -> str:
+        """The architecture with a scalar head, as config.json has it."""
+        return self.architecture.replace("ForCausalLM", "ForSequenceClassification")
+
+
+# Keys that do not change what a decoder computes.
+_HARMLESS = frozenset((
+    "architectures", "auto_map", "model_type", "torch_dtype", "dtype", "transformers_version", "use_cache", "initializer_range",
+    "bos_token_id", "eos_token_id", "pad_token_id", "unk_token_id", "max_position_embeddings", "pretraining_tp", "id2label",
+    "label2id", "num_labels", "problem_type", "return_dict", "output_attentions", "output_hidden_states", "torchscript",
+    "use_return_dict", "chunk_size_feed_forward", "cache_implementation", "gradient_checkpointing", "classifier_dropout",
+    "output_router_logits", "router_aux_loss_coef", "finetuning_task", "task_specific_params", "tokenizer_class", "prefix",
+    "attn_implementation", "use_bfloat16",
+))  # fmt: skip
+
+
+class Fields:
+    """The fields of one config.json. What is never asked for and could matter is refused by `finish`."""
+
+    def __init__(self, path: pathlib.Path, raw: dict[str, Any]):
+        self.path, self.raw, self._read = path, raw, set(_HARMLESS)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """The field as it is; the default where it is absent or null."""
+        self._read.add(name)
+        value = self.raw.get(name)
+        return default if value is None else value
+
+    def integer(self, name: str, default: int | None = None) -> int:
+        return self._number(name, default, int)
+
+    def real(self, name: str, default: float | None = None) -> float:
+        return self._number(name, default, float)
+
+    def optional_real(self, name: str) -> float | None:
+        """A positive number, or None where it is null."""
+        return None if self.get(name) is None else self.real(name)
+
+    def flag(self, name: str, default: bool) -> bool:
+        value = self.get(name, default)
+        if not isinstance(value, bool):
+            raise UserError(f"{self.path}: {name} is {value!r}; true or false is expected")
+        return value
+
+    def choice(self, name: str, table: dict[str, Any], default: str | None = None) -> Any:
+        """What `table` has for the field."""
+        value = self.get(name, default)
+        if not isinstance(value, str) or value not in table:
+            raise self.unsupported(name, value, ", ".join(table))
+        return table[value]
+
+    def only(self, name: str, *values: Any) -> None:
+        """Refuses the field unless it is absent, null or one of the values."""
+        value = self.get(name, values[0])
+        if value not in values:
+            raise self.unsupported(name, value, repr(values[0]))
+
+    def unsupported(self, name: str, value: Any, expected: str) -> UserError:
+        return UserError(f"{self.path}: {name} is {value!r}, which is not supported; {expected} is expected")
+
+    def finish(self) -> None:
+        """Raises UserError for fields that nothing has read and that are not known to be harmless, unless they are empty."""
+        for name, value in self.raw.items():
+            if name not in self._read and not name.startswith("_") and value not in (None, False, "", [], {}):
+                raise UserError(f"{self.path}: {name} is {str(value)[:60]!r}, which this model family does not support here; "
+                                "remove it only if the model computes the same without it")  # fmt: skip
+
+    def _number(self, name: str, default: float | None, kind: type):
+        value = self.get(name, default)
+        allowed = (int, float) if kind is float else int
+        if isinstance(value, bool) or not isinstance(value, allowed) or value <= 0:
+            raise UserError(f"{self.path}: {name} is {value!r}; a positive {kind.__name__} is expected")
+        return kind(value)
+
+
+_ACTIVATION_NAMES = {
+    "silu": "silu", "swish": "silu", "gelu": "gelu", "relu": "relu", "gelu_new": "gelu_tanh", "gelu_fast": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+}  # fmt: skip
+
+
+def activation(fields: Fields, name: str, default: str) -> str:
+    """The activation function of that field."""
+    return fields.choice(name, _ACTIVATION_NAMES, default)
+
+
+def sizes(fields: Fields, eps: float, tied: bool) -> dict[str, Any]:
+    """What every family with Llama's field names shares; eps and tied are what the family takes where nothing is said."""
+    width, heads = fields.integer("hidden_size"), fields.integer("num_attention_heads")
+    for name in ("attention_dropout", "hidden_dropout", "resid_pdrop", "embd_pdrop"):
+        fields.only(name, 0)
+    fields.only("quantization_config", None)
+    fields.only("partial_rotary_factor", 1)
+    fields.only("is_decoder", False, True)
+    fields.only("is_encoder_decoder", False)
+    return {
+        "vocab": fields.integer("vocab_size"), "layers": fields.integer("num_hidden_layers"), "embed": width,
+        "heads": heads, "kv_heads": fields.integer("num_key_value_heads", heads),
+        "head_dim": fields.integer("head_dim", max(1, width // heads)),
+        "mlp": fields.integer("intermediate_size"), "norm_eps": fields.real("rms_norm_eps", eps),
+        "tie_embeddings": fields.flag("tie_word_embeddings", tied),
+    }  # fmt: skip
+
+
+def rope(fields: Fields, base: float = 10000.0, partial: bool = False) -> dict[str, Any]:
+    """rope_base and rope_scaling, from rope_theta and rope_scaling or (transformers 5) rope_parameters; with `partial` also
+    the share of a head that is turned, as "partial", where it is given."""
+    values: dict[str, Any] = {}
+    for name in ("rope_scaling", "rope_parameters"):
+        found = fields.get(name, {})
+        if not isinstance(found, dict):
+            raise UserError(f"{fields.path}: {name} is {found!r}; an object is expected")
+        values |= found
+    share = values.pop("partial_rotary_factor", None) if partial else None
+    found = scaled_rope(fields, values, fields.real("rope_theta", base))
+    return found if share is None else found | {"partial": share}
+
+
+def scaled_rope(fields: Fields, values: dict[str, Any], base: float) -> dict[str, Any]:
+    """The same from one object with rope_type, rope_theta and what the type needs."""
+    inner = Fields(fields.path, values)
+    kind = inner.get("rope_type", inner.get("type", "default"))
+    inner.get("type")
+    found = {"rope_base": inner.real("rope_theta", base)}
+    if kind == "linear":
+        found["rope_scaling"] = RopeScaling("linear", inner.real("factor"))
+    elif kind == "llama3":
+        found["rope_scaling"] = RopeScaling(
+            "llama3", inner.real("factor"), inner.real("low_freq_factor"), inner.real("high_freq_factor"),
+            inner.integer("original_max_position_embeddings"),
+        )  # fmt: skip
+    elif kind != "default":
+        raise fields.unsupported("the type of rotary positions (rope_type)", kind, "default, linear or llama3")
+    inner.only("partial_rotary_factor", 1)
+    inner.finish()
+    return found
+
+
+_LAYER_TYPES = {"full_attention": False, "sliding_attention": True}
+
+
+def windows(fields: Fields, window: int | None, usual: tuple[bool, ...]) -> dict[str, Any]:
+    """window and local_layers. usual: which layers have the window where layer_types says nothing."""
+    types = fields.get("layer_types")
+    if types is not None:
+        if not isinstance(types, list) or set(types) - set(_LAYER_TYPES) or len(types) != len(usual):
+            raise fields.unsupported("layer_types", types, f"one of {', '.join(_LAYER_TYPES)} for each layer")
+        usual = tuple(_LAYER_TYPES[kind] for kind in types)
+    return {"window": window, "local_layers": usual} if window is not None and any(usual) else {}
+
+
+_DENSE = (
+    ("mlp.gate_proj", ("mlp", "gate"), "F D -> D F"),
+    ("mlp.up_proj", ("mlp", "up"), "F D -> D F"),
+    ("mlp.down_proj", ("mlp", "down"), "D F -> F D"),
+)
+
+
+def llama_weights(c: DecoderConfig, experts: tuple[str, str, str, str] | None = None) -> tuple[Weight, ...]:
+    """The weights of every family with Llama's names, as far as the decoder has them.
+
+    experts: stored names of the router, and of the gate, up and down projection of an expert, after "model.layers.N.".
+    """
+    names = [
+        ("input_layernorm.weight", ("attention_norm", "scale"), "D -> D"),
+        ("self_attn.q_proj.weight", ("attention", "query"), "(H h) D -> D H h"),
+        ("self_attn.k_proj.weight", ("attention", "key"), "(K h) D -> D K h"),
+        ("self_attn.v_proj.weight", ("attention", "value"), "(K h) D -> D K h"),
+        ("self_attn.o_proj.weight", ("attention", "out"), "D (H h) -> H h D"),
+    ]
+    if c.sandwich_norms:
+        names += [
+            ("post_attention_layernorm.weight", ("after_attention_norm", "scale"), "D -> D"),
+            ("pre_feedforward_layernorm.weight", ("mlp_norm", "scale"), "D -> D"),
+            ("post_feedforward_layernorm.weight", ("after_mlp_norm", "scale"), "D -> D"),
+        ]
+    else:
+        names += [("post_attention_layernorm.weight", ("mlp_norm", "scale"), "D -> D")]
+    if c.qkv_bias:
+        names += [
+            ("self_attn.q_proj.bias", ("attention", "query_bias"), "(H h) -> H h"),
+            ("self_attn.k_proj.bias", ("attention", "key_bias"), "(K h) -> K h"),
+            ("self_attn.v_proj.bias", ("attention", "value_bias"), "(K h) -> K h"),
+        ]
+    if c.out_bias:
+        names += [("self_attn.o_proj.bias", ("attention", "out_bias"), "D -> D")]
+    if c.head_norm:
+        names += [
+            ("self_attn.q_norm.weight", ("attention", "query_norm", "scale"), "h -> h"),
+            ("self_attn.k_norm.weight", ("attention", "key_norm", "scale"), "h -> h"),
+        ]
+    if experts is None:
+        for stored, path, layout in _DENSE:
+            names += [(f"{stored}.weight", path, layout)]
+            if c.mlp_bias:
+                width = layout[0]
+                names += [(f"{stored}.bias", (path[0], f"{path[1]}_bias"), f"{width} -> {width}")]
+    else:
+        router, *kernels = experts
+        names += [(router, ("mlp", "router"), "E D -> D E")]
+        names += [(name, path, layout) for name, (_, path, layout) in zip(kernels, _DENSE, strict=True)]
+    return (
+        Weight("model.embed_tokens.weight", ("embedding",), "V D -> V D"),
+        Weight("model.norm.weight", ("final_norm", "scale"), "D -> D"),
+        *(Weight(f"model.layers.{{layer}}.{stored}", ("blocks", *path), layout) for stored, path, layout in names),
+    )

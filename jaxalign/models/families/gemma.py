@@ -1,0 +1,25 @@
+"""Gemma 1 (arXiv 2403.08295): scaled embeddings, norms by 1 + w, GELU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jaxalign.models.families.base import Family, Fields, activation, llama_weights, rope, sizes
+
+
+def gemma_sizes(fields: Fields) -> dict[str, Any]:
+    """What all Gemmas share."""
+    found, bias = sizes(fields, eps=1e-6, tied=True), fields.flag("attention_bias", False)
+    fields.only("use_bidirectional_attention", False)
+    found["head_dim"] = fields.integer("head_dim", 256)
+    return found | {"norm": "rms_plus_one", "scale_embeddings": True, "qkv_bias": bias, "out_bias": bias}
+
+
+def _decoder(fields: Fields) -> dict[str, Any]:
+    # The first releases say "gelu" and mean its tanh approximation; hidden_activation, where given, comes first.
+    chosen = activation(fields, "hidden_activation", fields.get("hidden_act", "gelu_pytorch_tanh"))
+    chosen = "gelu_tanh" if chosen == "gelu" else chosen
+    return gemma_sizes(fields) | rope(fields) | {"activation": chosen}
+
+
+FAMILY = Family("gemma", "GemmaForCausalLM", _decoder, llama_weights)

@@ -1,0 +1,30 @@
+"""Gemma 3, its text models (arXiv 2503.19786): five local layers to a global one, each kind with its own rotary base."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from jaxalign.models.families.base import Family, Fields, llama_weights, scaled_rope, windows
+from jaxalign.models.families.gemma2 import capped_sizes
+
+
+def _decoder(fields: Fields) -> dict[str, Any]:
+    found = capped_sizes(fields, None, None)
+    every = fields.integer("sliding_window_pattern", 6)
+    local = tuple((layer + 1) % every != 0 for layer in range(found["layers"]))
+    return found | _ropes(fields) | {"head_norm": True} | windows(fields, fields.integer("sliding_window", 4096), local)
+
+
+def _ropes(fields: Fields) -> dict[str, Any]:
+    """The bases of both kinds of layers; only that of the global ones may be scaled."""
+    both = fields.get("rope_parameters", {})
+    wide = (both.get("full_attention") or {}) | fields.get("rope_scaling", {})
+    found = scaled_rope(fields, wide, fields.real("rope_theta", 1e6))
+    near = scaled_rope(fields, both.get("sliding_attention") or {}, fields.real("rope_local_base_freq", 1e4))
+    if "rope_scaling" in near:
+        raise fields.unsupported("rope_type of sliding_attention", dataclasses.asdict(near["rope_scaling"])["kind"], "default")
+    return found | {"local_rope_base": near["rope_base"]}
+
+
+FAMILY = Family("gemma3_text", "Gemma3ForCausalLM", _decoder, llama_weights)

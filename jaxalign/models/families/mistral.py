@@ -1,0 +1,20 @@
+"""Mistral 7B (arXiv 2310.06825): Llama with a sliding window in every layer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jaxalign.models.families.base import Family, Fields, activation, llama_weights, rope, sizes
+
+
+def _decoder(fields: Fields) -> dict[str, Any]:
+    # Absent means the family's first window; null, none at all.
+    window = fields.raw.get("sliding_window", 4096)
+    found = {} if window is None else {"window": fields.integer("sliding_window", 4096)}
+    fields.get("sliding_window")
+    return sizes(fields, eps=1e-6, tied=False) | rope(fields) | found | {
+        "activation": activation(fields, "hidden_act", "silu"),
+    }  # fmt: skip
+
+
+FAMILY = Family("mistral", "MistralForCausalLM", _decoder, llama_weights)

@@ -1,0 +1,50 @@
+"""GPT-NeoX and Pythia (arXiv 2204.06745, 2304.01373): LayerNorm, partial rotary positions, attention beside the MLP."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jaxalign.models.architecture import DecoderConfig
+from jaxalign.models.families.base import Family, Fields, Weight, activation, rope, sizes
+
+
+def _decoder(fields: Fields) -> dict[str, Any]:
+    found, bias = sizes(fields, eps=1e-5, tied=False), fields.flag("attention_bias", True)
+    turning = rope(fields, fields.real("rotary_emb_base", 10000.0), partial=True)
+    share = fields.real("rotary_pct", 0.25)
+    turned = int(found["head_dim"] * turning.pop("partial", share))
+    return found | turning | {
+        "norm": "layer", "norm_eps": fields.real("layer_norm_eps", 1e-5), "gated": False,
+        "activation": activation(fields, "hidden_act", "gelu"), "rotary_dim": turned + turned % 2,
+        "qkv_bias": bias, "out_bias": bias, "mlp_bias": True,
+        "parallel_residual": fields.flag("use_parallel_residual", True),
+    }  # fmt: skip
+
+
+def _weights(c: DecoderConfig) -> tuple[Weight, ...]:
+    at = "gpt_neox.layers.{layer}."
+    found = [
+        Weight("gpt_neox.embed_in.weight", ("embedding",), "V D -> V D"),
+        Weight(f"{at}mlp.dense_h_to_4h.weight", ("blocks", "mlp", "up"), "F D -> D F"),
+        Weight(f"{at}mlp.dense_h_to_4h.bias", ("blocks", "mlp", "up_bias"), "F -> F"),
+        Weight(f"{at}mlp.dense_4h_to_h.weight", ("blocks", "mlp", "down"), "D F -> F D"),
+        Weight(f"{at}mlp.dense_4h_to_h.bias", ("blocks", "mlp", "down_bias"), "D -> D"),
+        Weight(f"{at}attention.dense.weight", ("blocks", "attention", "out"), "D (H h) -> H h D"),
+    ]
+    for part, name in enumerate(("query", "key", "value")):
+        fused = f"{at}attention.query_key_value"
+        found += [Weight(f"{fused}.weight", ("blocks", "attention", name), "(H n h) D -> D H h", part)]
+        if c.qkv_bias:
+            found += [Weight(f"{fused}.bias", ("blocks", "attention", f"{name}_bias"), "(H n h) -> H h", part)]
+    if c.out_bias:
+        found += [Weight(f"{at}attention.dense.bias", ("blocks", "attention", "out_bias"), "D -> D")]
+    norms = (
+        (f"{at}input_layernorm", ("blocks", "attention_norm")), (f"{at}post_attention_layernorm", ("blocks", "mlp_norm")),
+        ("gpt_neox.final_layer_norm", ("final_norm",)),
+    )  # fmt: skip
+    for stored, path in norms:
+        found += [Weight(f"{stored}.weight", (*path, "scale"), "D -> D"), Weight(f"{stored}.bias", (*path, "bias"), "D -> D")]
+    return tuple(found)
+
+
+FAMILY = Family("gpt_neox", "GPTNeoXForCausalLM", _decoder, _weights, "embed_out.weight")

@@ -1,0 +1,26 @@
+"""Qwen 2 and 2.5 (arXiv 2407.10671, 2412.15115): Llama with biases on queries, keys and values."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jaxalign.models.families.base import Family, Fields, activation, llama_weights, rope, sizes, windows
+
+
+def qwen_windows(fields: Fields, layers: int) -> dict[str, Any]:
+    """The window, where use_sliding_window asks for it, in the layers from max_window_layers on."""
+    used = fields.flag("use_sliding_window", False)
+    window, first = fields.get("sliding_window", 4096), fields.get("max_window_layers", 28)
+    return windows(fields, window if used else None, tuple(used and layer >= first for layer in range(layers)))
+
+
+def _decoder(fields: Fields) -> dict[str, Any]:
+    found = sizes(fields, eps=1e-6, tied=False)
+    fields.get("use_mrope")
+    fields.only("use_mrope", False)
+    return found | rope(fields) | qwen_windows(fields, found["layers"]) | {
+        "activation": activation(fields, "hidden_act", "silu"), "qkv_bias": True,
+    }  # fmt: skip
+
+
+FAMILY = Family("qwen2", "Qwen2ForCausalLM", _decoder, llama_weights)

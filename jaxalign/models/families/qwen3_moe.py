@@ -1,0 +1,34 @@
+"""Qwen 3 with a mixture of experts (arXiv 2505.09388) in every layer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jaxalign.models.architecture import DecoderConfig, Experts
+from jaxalign.models.families.base import Family, Fields, Weight, activation, llama_weights, rope, sizes
+
+_EXPERT = "mlp.experts.{expert}."
+_NAMES = ("mlp.gate.weight", f"{_EXPERT}gate_proj.weight", f"{_EXPERT}up_proj.weight", f"{_EXPERT}down_proj.weight")
+
+
+def _decoder(fields: Fields) -> dict[str, Any]:
+    found, bias = sizes(fields, eps=1e-6, tied=False), fields.flag("attention_bias", False)
+    fields.only("decoder_sparse_step", 1)
+    fields.only("mlp_only_layers", [])
+    fields.get("max_window_layers")
+    used = fields.flag("use_sliding_window", False)
+    window = fields.get("sliding_window", 4096)
+    return found | rope(fields) | {
+        "activation": activation(fields, "hidden_act", "silu"), "head_norm": True, "qkv_bias": bias, "out_bias": bias,
+        "mlp": fields.integer("moe_intermediate_size", 768), "window": window if used else None,
+        "experts": Experts(
+            fields.integer("num_experts", 128), fields.integer("num_experts_per_tok", 8), fields.flag("norm_topk_prob", False)
+        ),
+    }  # fmt: skip
+
+
+def _weights(c: DecoderConfig) -> tuple[Weight, ...]:
+    return llama_weights(c, _NAMES)
+
+
+FAMILY = Family("qwen3_moe", "Qwen3MoeForCausalLM", _decoder, _weights)
