@@ -69,6 +69,18 @@ class Model:
 
 
 @dataclasses.dataclass(frozen=True)
+class Lora:
+    """Low-rank adapters on the frozen base, in every stage that trains a policy, a critic or a preference model."""
+
+    rank: int = field(0, "Rank of each adapter; 0 trains all weights.", at_least(0))
+    alpha: float = field(32.0, "What an adapter adds is multiplied by alpha / rank.", above(0))
+    targets: tuple[str, ...] = field(("*",), 'Linear layers that get one: patterns over "attention.query" ... "mlp.down", or '
+                                     '"q_proj" ... "down_proj".')
+    rank_stabilised: bool = field(False, "rsLoRA: alpha / sqrt(rank) in place of alpha / rank.")
+    dora: bool = field(False, "DoRA: the length of each weight vector is trained apart.")
+
+
+@dataclasses.dataclass(frozen=True)
 class Data:
     """Where prompts and comparisons come from."""
 
@@ -437,6 +449,7 @@ class Config:
     compile_cache: str | None = field("", "Folder of compiled programs; empty: ~/.cache/jaxalign, None: off.")
     mesh: Mesh = section(Mesh(), "")
     model: Model = section(Model(), "")
+    lora: Lora = section(Lora(), "")
     data: Data = section(Data(), "")
     world: World = section(World(), "")
     arithmetic: Arithmetic = section(Arithmetic(), "")

@@ -20,6 +20,7 @@ from flax import nnx
 from jaxalign.models.architecture import DecoderConfig
 from jaxalign.models.experts import Load, MixtureMLP
 from jaxalign.models.layers import MLP, Attention, Constrain, Norm, attend, attend_cache, param
+from jaxalign.models.lora import NO_ADAPTERS, Adapters
 
 
 class Cache(NamedTuple):
@@ -60,19 +61,22 @@ class Block(nnx.Module):
         if config.sandwich_norms:
             self.after_attention_norm, self.after_mlp_norm = Norm(config), Norm(config)
 
-    def __call__(self, x_BxTxD, positions_BxT, frequency, counted_BxT, constrain: Constrain, attention: Callable):
+    def __call__(
+        self, x_BxTxD, positions_BxT, frequency, counted_BxT, adapters: Adapters, constrain: Constrain, attention: Callable
+    ):
         """`attention(q, k, v) -> (heads, extra)`; returns the new activations, `extra` (what a cache keeps) and the Load."""
         config = self.config
-        q, k, v = self.attention.heads(self.attention_norm(x_BxTxD), positions_BxT, frequency, constrain)
+        own = adapters.part("attention")
+        q, k, v = self.attention.heads(self.attention_norm(x_BxTxD), positions_BxT, frequency, own, constrain)
         heads, extra = attention(q, k, v)
-        attended = self.attention.merge(heads)
+        attended = self.attention.merge(heads, own)
         if config.sandwich_norms:
             attended = self.after_attention_norm(attended)
         after = constrain(x_BxTxD + attended, ("batch", "length", "embed"))
         normed = self.mlp_norm(x_BxTxD if config.parallel_residual else after)
         load = None
         if config.experts is None:
-            out = self.mlp(normed, constrain)
+            out = self.mlp(normed, adapters.part("mlp"), constrain)
         else:
             out, load = self.mlp(normed, counted_BxT, constrain)
         if config.sandwich_norms:
@@ -127,28 +131,35 @@ class Decoder(nnx.Module):
         near = mask & (age() < window)
         return near if local is None else jnp.where(local, near, mask)
 
-    def hidden(self, tokens_BxT, positions_BxT, mask_BxTxT, counted_BxT, constrain: Constrain, keep_cache: bool = False):
+    def hidden(
+        self, tokens_BxT, positions_BxT, mask_BxTxT, counted_BxT, constrain: Constrain, keep_cache: bool = False,
+        adapters: Adapters = NO_ADAPTERS,
+    ):  # fmt: skip
         """An `Output`. mask: what each query sees before windows; the tokens of a document stand side by side in a row.
-        counted [B, T]: which tokens count in the experts' load."""
+        counted [B, T]: which tokens count in the experts' load. adapters: of all layers, their leaves stacked."""
         graph, layers = nnx.split(self.blocks)
         place = jnp.arange(tokens_BxT.shape[1])
 
         def body(x, indexed):
-            local, layer = indexed
+            local, layer, own = indexed
             mask = self._mask(local, mask_BxTxT, lambda: (place[:, None] - place[None, :])[None])
 
             def attention(q, k, v):
                 heads = attend(q, k, v, mask, self.config.scale, self.config.attention_softcap)
                 return heads, (_as_keys(k), _as_values(v)) if keep_cache else None
 
-            x, kept, load = nnx.merge(graph, layer)(x, positions_BxT, self._frequency(local), counted_BxT, constrain, attention)
+            x, kept, load = nnx.merge(graph, layer)(
+                x, positions_BxT, self._frequency(local), counted_BxT, Adapters(adapters.lora, own), constrain, attention
+            )
             return x, (kept, load)
 
-        x, (kept, loads) = jax.lax.scan(body, self._embed(tokens_BxT, constrain), (self._local(), layers))
+        x, (kept, loads) = jax.lax.scan(body, self._embed(tokens_BxT, constrain), (self._local(), layers, adapters.tree))
         load = None if loads is None else jax.tree.map(lambda x: jnp.sum(x, axis=0), loads)
         return Output(self.final_norm(x), Cache(*kept) if keep_cache else None, load)
 
-    def decode(self, tokens_B, positions_B, mask_BxS, cache: Cache, slot: jax.Array, constrain: Constrain):
+    def decode(
+        self, tokens_B, positions_B, mask_BxS, cache: Cache, slot, constrain: Constrain, adapters: Adapters = NO_ADAPTERS
+    ):
         """One token a row: writes its keys and values at `slot` of the cache. Returns hidden [B, D] and the new cache.
 
         The slots a row sees hold its tokens in their order, without one missing.
@@ -157,7 +168,7 @@ class Decoder(nnx.Module):
 
         def body(carry, indexed):
             x, cache = carry
-            index, local, layer = indexed
+            index, local, layer, own = indexed
             mask = self._mask(local, mask_BxS, lambda: positions_B[:, None] + 1 - jnp.cumsum(mask_BxS, axis=1))
 
             def attention(q, k, v):
@@ -168,10 +179,11 @@ class Decoder(nnx.Module):
 
             counted = jnp.ones((len(tokens_B), 1))
             x, cache, _ = nnx.merge(graph, layer)(
-                x, positions_B[:, None], self._frequency(local), counted, constrain, attention
+                x, positions_B[:, None], self._frequency(local), counted, Adapters(adapters.lora, own), constrain, attention
             )
             return (x, cache), None
 
         start = (self._embed(tokens_B[:, None], constrain), cache)
-        (x, cache), _ = jax.lax.scan(body, start, (jnp.arange(self.config.layers), self._local(), layers))
+        numbers = jnp.arange(self.config.layers)
+        (x, cache), _ = jax.lax.scan(body, start, (numbers, self._local(), layers, adapters.tree))
         return self.final_norm(x)[:, 0], cache

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jaxalign.models.architecture import DecoderConfig
+from jaxalign.models.lora import Adapters, dense
 from jaxalign.parallel.sharding import Sharding
 
 _NEGATIVE = -1e30  # Finite, so that a row without any visible key gives numbers and not NaN.
@@ -116,9 +117,10 @@ class Norm(nnx.Module):
 class Linear(nnx.Module):
     """Named kernels of a layer with their biases: what `project` multiplies by."""
 
-    def project(self, name: str, x: jax.Array, equation: str) -> jax.Array:
-        """einsum(equation, x, kernel `name`) and its bias where there is one, in the dtype of x."""
-        y = jnp.einsum(equation, x, getattr(self, name)[...].astype(x.dtype))
+    def project(self, name: str, x: jax.Array, equation: str, adapters: Adapters) -> jax.Array:
+        """einsum(equation, x, kernel `name`), its adapter and its bias where there are any, in the dtype of x."""
+        kernel = dense(getattr(self, name)[...], x.dtype)
+        y = adapters.apply(name, x, kernel, jnp.einsum(equation, x, kernel))
         bias = getattr(self, f"{name}_bias", None)
         return y if bias is None else y + bias[...].astype(x.dtype)
 
@@ -140,9 +142,9 @@ class Attention(Linear):
         if config.head_norm:
             self.query_norm, self.key_norm = Norm(config, h), Norm(config, h)
 
-    def heads(self, x_BxTxD: jax.Array, positions_BxT: jax.Array, frequency: jax.Array, constrain: Constrain):
+    def heads(self, x_BxTxD, positions_BxT, frequency, adapters: Adapters, constrain: Constrain):
         """Rotated queries [B, T, H, h] and keys, and values [B, T, K, h]."""
-        q, k, v = (self.project(name, x_BxTxD, "btd,dnh->btnh") for name in ("query", "key", "value"))
+        q, k, v = (self.project(name, x_BxTxD, "btd,dnh->btnh", adapters) for name in ("query", "key", "value"))
         q = constrain(q, ("batch", "length", "heads", "head_dim"))
         k = constrain(k, ("batch", "length", "kv_heads", "head_dim"))
         v = constrain(v, ("batch", "length", "kv_heads", "head_dim"))
@@ -150,8 +152,8 @@ class Attention(Linear):
             q, k = self.query_norm(q), self.key_norm(k)
         return rotate(q, positions_BxT, frequency), rotate(k, positions_BxT, frequency), v
 
-    def merge(self, heads_BxTxHxh: jax.Array) -> jax.Array:
-        return self.project("out", heads_BxTxHxh, "btnh,nhd->btd")
+    def merge(self, heads_BxTxHxh: jax.Array, adapters: Adapters) -> jax.Array:
+        return self.project("out", heads_BxTxHxh, "btnh,nhd->btd", adapters)
 
 
 class MLP(Linear):
@@ -169,10 +171,10 @@ class MLP(Linear):
                 self.gate_bias = _bias((F,), ("mlp",))
             self.up_bias, self.down_bias = _bias((F,), ("mlp",)), _bias((D,), ("norm",))
 
-    def __call__(self, x_BxTxD: jax.Array, constrain: Constrain) -> jax.Array:
-        up = self.project("up", x_BxTxD, "btd,df->btf")
+    def __call__(self, x_BxTxD: jax.Array, adapters: Adapters, constrain: Constrain) -> jax.Array:
+        up = self.project("up", x_BxTxD, "btd,df->btf", adapters)
         if self.gated:
-            hidden = activate(self.activation, self.project("gate", x_BxTxD, "btd,df->btf")) * up
+            hidden = activate(self.activation, self.project("gate", x_BxTxD, "btd,df->btf", adapters)) * up
         else:
             hidden = activate(self.activation, up)
-        return self.project("down", constrain(hidden, ("batch", "length", "mlp")), "btf,fd->btd")
+        return self.project("down", constrain(hidden, ("batch", "length", "mlp")), "btf,fd->btd", adapters)

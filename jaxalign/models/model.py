@@ -15,6 +15,7 @@ from jaxalign.models.decoder import Cache, Decoder
 from jaxalign.models.experts import load_balance
 from jaxalign.models.heads import lm_logits
 from jaxalign.models.layers import Constrain
+from jaxalign.models.lora import Adapters, Lora, adapter_axes, adapter_shapes, init_adapters
 from jaxalign.parallel.sharding import Sharding
 
 Params = Any  # A nested dict of arrays.
@@ -30,18 +31,29 @@ def _abstract(config: DecoderConfig, head: str):
 class Model:
     """Architecture, head and sharding; no weights. Hashable, so jitted functions may close over it or take it as static.
 
-    head is "lm", "scalar" or "lm_scalar" (both). sharding None means one device.
+    head is "lm", "scalar" or "lm_scalar" (both). sharding None means one device. With `lora` the model's own parameters,
+    those of `axes`, `abstract`, `shardings` and a training state, are its adapters and its scalar head alone; what computes
+    takes them joined with the frozen ones of `base` (`lora.join`), or those of the base alone.
     """
 
     config: DecoderConfig
     head: str = "lm"
     sharding: Sharding | None = None
+    lora: Lora | None = None
 
     def with_head(self, head: str) -> Model:
         return dataclasses.replace(self, head=head)
 
+    @property
+    def base(self) -> Model:
+        """The frozen language model under the adapters; the model itself where it has none."""
+        return self if self.lora is None else dataclasses.replace(self, lora=None, head="lm")
+
     def axes(self) -> Any:
         """The logical axis names of every parameter: a pytree like the parameters, with tuples for leaves."""
+        if self.lora is not None:
+            tree = {"adapters": adapter_axes(self.lora, self.base.axes()["blocks"])}
+            return tree | ({} if self.head == "lm" else {"score": ("norm",)})
         _, state = _abstract(self.config, self.head)
         tree = {}
         for path, variable in nnx.to_flat_state(state):
@@ -56,6 +68,9 @@ class Model:
         """ShapeDtypeStructs of the parameters, with their shardings when there is a mesh."""
         _, state = _abstract(self.config, self.head)
         shapes = nnx.to_pure_dict(state)
+        if self.lora is not None:
+            own = {"adapters": adapter_shapes(self.lora, shapes["blocks"])}
+            shapes = own | ({} if self.head == "lm" else {"score": shapes["score"]})
         if self.sharding is None:
             return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), shapes)
         return jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, self.shardings())
@@ -65,12 +80,33 @@ class Model:
         return None if self.sharding is None else self.sharding.tree(self.axes())
 
     def init(self, key: jax.Array) -> Params:
-        """Fresh float32 parameters, born sharded. Equal for equal keys on any mesh."""
+        """Fresh float32 parameters, born sharded. Equal for equal keys on any mesh. Those of adapters need their base:
+        `init_adapters`."""
+        if self.lora is not None:
+            raise ValueError("adapters start from the weights of their base; use init_adapters")
 
         def create(key):
             return nnx.to_pure_dict(nnx.split(Decoder(self.config, self.head, rngs=nnx.Rngs(params=key)))[1])
 
         return jax.jit(create, out_shardings=self.shardings())(key)
+
+    def init_adapters(self, base: Params, key: jax.Array) -> Params:
+        """Fresh trained parameters on `base`, which they do not change yet; a scalar head, where there is one, is 0."""
+
+        def create(blocks, key):
+            fresh = {"adapters": init_adapters(self.lora, blocks, key)}
+            return fresh | ({} if self.head == "lm" else {"score": jnp.zeros((self.config.embed,), jnp.float32)})
+
+        return jax.jit(create, out_shardings=self.shardings())(base["blocks"], key)
+
+    def random_score(self, key: jax.Array) -> jax.Array:
+        """A fresh scalar head [D], float32."""
+        scale = (self.config.embed + 1) ** -0.5  # Stiennon et al. 2020: N(0, 1/(D+1)).
+        score = scale * jax.random.normal(key, (self.config.embed,), jnp.float32)
+        return score if self.sharding is None else jax.device_put(score, self.sharding.replicated)
+
+    def _adapters(self, params: Params) -> Adapters:
+        return Adapters(self.lora, params.get("adapters", {}))
 
     def _merge(self, params: Params) -> Decoder:
         found, expected = jnp.shape(params["embedding"]), (self.config.table_rows, self.config.embed)
@@ -78,8 +114,12 @@ class Model:
             # A reference with another vocabulary, say: gathers clip, so that it would answer for other tokens in silence.
             raise ValueError(f"the parameters' embedding [V, D] is {found}; this model's is {expected}: its policy, reference "
                              "and critic must be of one tokenizer and one width")  # fmt: skip
-        graph, state = _abstract(self.config, self.head)
+        head = self.head if self.lora is None else "lm"
+        graph, state = _abstract(self.config, head)
         state = jax.tree.map(lambda x: x, state)
+        known = nnx.to_pure_dict(state)
+        if self.lora is not None:
+            params = {name: value for name, value in params.items() if name in known}
         nnx.replace_by_pure_dict(state, params)
         return nnx.merge(graph, state)
 
@@ -106,7 +146,7 @@ class Model:
         positions = default_positions(tokens) if positions is None else positions
         counted = jnp.ones(tokens.shape) if segment_ids is None else (segment_ids > 0).astype(jnp.float32)
         mask = causal_mask(tokens.shape, segment_ids)
-        return self._merge(params).hidden(tokens, positions, mask, counted, self.constrain, keep_cache)
+        return self._merge(params).hidden(tokens, positions, mask, counted, self.constrain, keep_cache, self._adapters(params))
 
     def prefill(self, params: Params, tokens, slots: int) -> tuple[jax.Array, Cache]:
         """Hidden states [B, P, D] of right-padded prompts and a cache with room for `slots` tokens."""
@@ -118,7 +158,8 @@ class Model:
 
     def decode(self, params: Params, tokens, positions, mask, cache: Cache, slot) -> tuple[jax.Array, Cache]:
         """One decode step: tokens and positions [B], mask bool [B, S] (which slots a row sees, its own included)."""
-        hidden, cache = self._merge(params).decode(tokens, positions, mask, cache, slot, self.constrain)
+        adapters = self._adapters(params)
+        hidden, cache = self._merge(params).decode(tokens, positions, mask, cache, slot, self.constrain, adapters)
         return hidden, self._constrain_cache(cache)
 
     def _constrain_cache(self, cache: Cache) -> Cache:

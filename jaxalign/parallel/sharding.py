@@ -22,6 +22,7 @@ RULES: dict[str, tuple[str, ...]] = {
     "head_dim": (),
     "layers": (),
     "norm": (),
+    "rank": (),
 }
 
 

@@ -60,7 +60,10 @@ class BestOfN(Stage):
         packed, cut = pack(documents, section.row_length)
         steps = EpochLoader(len(packed.tokens), section.batch_rows, config.seed).steps(section.epochs)
         train_lm(
-            context, section, model, packed, None, steps, init=lambda: common.policy_params(context, model, self.name),
+            context, section, model, packed, None, steps,
+            lambda: common.trained_params(
+                context, model, common.policy_params(context, model, self.name), self.name, shared=False
+            ),
             extra=summarise(rows, section.n) | {"chosen": len(chosen), "cut": cut},
         )  # fmt: skip
 

@@ -17,6 +17,7 @@ from jaxalign.feedback.rater import Rater
 from jaxalign.feedback.speaker import Speaker
 from jaxalign.models import llama
 from jaxalign.models.architecture import DecoderConfig
+from jaxalign.models.lora import Lora, trained
 from jaxalign.models.model import Model, Params
 from jaxalign.models.safetensors import weight_files
 from jaxalign.parallel.mesh import make_mesh
@@ -25,9 +26,10 @@ from jaxalign.records import Principle
 from jaxalign.rollout.engine import Engine
 from jaxalign.rollout.sampling import Sampling
 from jaxalign.stages.base import StageContext
-from jaxalign.training.checkpoint import load_params
+from jaxalign.training.checkpoint import copy_params, load_params
 
-MODEL_FIELDS = ("model", "seed")
+BASE_FIELDS = ("model", "seed")
+MODEL_FIELDS = (*BASE_FIELDS, "lora")
 WORLD_FIELDS = ("data.source", "world", "arithmetic")
 # A stage's number never changes, wherever it stands in the graph: its random numbers follow from it.
 _KEY_NUMBERS = ("pretrain", "revise", "sft", "compare", "preference", "ppo", "evaluate", "report", "dpo", "online_dpo",
@@ -83,7 +85,8 @@ def load_tokenizer(context: StageContext) -> Tokenizer:
 
 
 def make_model(config: Config, vocab: int, head: str = "lm") -> Model:
-    """The run's architecture. vocab is the tokenizer's size (the weights of an outside model must have the same)."""
+    """The run's architecture, with its adapters. vocab is the tokenizer's size (the weights of an outside model must have the
+    same)."""
     sizes = config.model
     if sizes.source == "huggingface":
         decoder = llama.read_config(sizes.path, sizes.compute_dtype).decoder
@@ -92,11 +95,26 @@ def make_model(config: Config, vocab: int, head: str = "lm") -> Model:
             vocab, sizes.layers, sizes.embed, sizes.heads, sizes.kv_heads, sizes.head_dim, sizes.mlp, sizes.rope_base,
             sizes.norm_eps, sizes.tie_embeddings, sizes.compute_dtype,
         )  # fmt: skip
-    return Model(decoder, head, sharding(config))
+    section = config.lora
+    adapters = Lora(section.rank, section.alpha, section.targets, section.rank_stabilised, section.dora)
+    return Model(decoder, head, sharding(config), adapters if section.rank else None)
+
+
+_kept_base: dict[tuple, Params] = {}
 
 
 def base_params(context: StageContext, model: Model) -> Params:
-    """The weights of the helpful-only base."""
+    """The weights of the helpful-only base. Those that adapters stand on are read once: every role shares them."""
+    if model.lora is None:
+        return _read_base(context, model)
+    key = (context.workdir, context.config.model, context.config.seed, model.sharding)
+    if key not in _kept_base:
+        _kept_base.clear()
+        _kept_base[key] = _read_base(context, model.base)
+    return _kept_base[key]
+
+
+def _read_base(context: StageContext, model: Model) -> Params:
     if context.config.model.source == "huggingface":
         settings = context.config.model
         return llama.load_pretrained(
@@ -106,10 +124,29 @@ def base_params(context: StageContext, model: Model) -> Params:
 
 
 def stage_params(context: StageContext, stage: str, model: Model) -> Params:
-    """The final weights of an earlier stage, or of the base under the name "base"."""
+    """The final weights of an earlier stage, or of the base under the name "base"; of a model with adapters, joined."""
     if stage in ("base", "pretrain"):
         return base_params(context, model)
-    return load_params(context.input_directory(stage) / "params", model)
+    return with_base(context, model, load_params(context.input_directory(stage) / "params", model))
+
+
+def with_base(context: StageContext, model: Model, params: Params) -> Params:
+    """Trained parameters joined with the frozen ones they stand on, if any."""
+    return params if model.lora is None else {**base_params(context, model), **params}
+
+
+def frozen_params(context: StageContext, model: Model) -> Params | None:
+    """The parameters that training leaves as they are: a base under adapters, or none."""
+    return None if model.lora is None else base_params(context, model)
+
+
+def trained_params(context: StageContext, model: Model, params: Params, stage: str, shared: bool = True) -> Params:
+    """What training starts from, of a policy's weights: all of them, or its adapters, fresh ones on the bare base. The buffers
+    may be donated. shared: whether others read `params` too, so that training needs a copy."""
+    if model.lora is None:
+        return copy_params(params) if shared else params
+    own = trained(params)
+    return copy_params(own) if own else model.init_adapters(params, stage_key(context.config, stage, 3))
 
 
 def policy_params(context: StageContext, model: Model, before: str) -> Params:

@@ -19,6 +19,7 @@ from jaxalign.data.loader import take
 from jaxalign.data.preferences import split_by_prompt
 from jaxalign.data.tokenizer import Tokenizer
 from jaxalign.errors import UserError
+from jaxalign.models.lora import join
 from jaxalign.models.model import Model
 from jaxalign.records import AnswerPairs, Comparison
 from jaxalign.stages import common, sources
@@ -26,7 +27,7 @@ from jaxalign.stages.base import Stage, StageContext, write_json
 from jaxalign.stages.compare import labelled_pairs
 from jaxalign.stages.lm import place
 from jaxalign.tracking.metrics import read_metrics
-from jaxalign.training.checkpoint import copy_params, save_params
+from jaxalign.training.checkpoint import save_params
 from jaxalign.training.direct_step import answer_logprobs, direct_step
 from jaxalign.training.loop import Loop
 from jaxalign.training.optimizer import make_optimizer
@@ -52,6 +53,7 @@ class DPO(Stage):
         model = common.make_model(config, tokenizer.vocab_size)
         pairs, held_out, extra = self._pairs(context, tokenizer)
         start = common.policy_params(context, model, self.name)
+        frozen = common.frozen_params(context, model)
         train, held_out = (
             with_reference(context, section, model, start, arrays(tokenizer, part, config.data.style, section, kto), name)
             for name, part, kto in (("train", pairs, section.objective == "kto"), ("held_out", held_out, False))
@@ -63,18 +65,20 @@ class DPO(Stage):
         def step_fn(state, step: int):
             batch = take(train, loader.indices(step))
             tokens = int(batch.length.sum())
-            state, metrics = direct_step(model, optimizer, section, state, place(model, batch))
+            state, metrics = direct_step(model, optimizer, section, state, place(model, batch), frozen)
             return state, {**metrics, "tokens": tokens}
 
         loop = Loop(self.name, context.directory, steps, section.checkpoint_every, shown=("loss", "accuracy"))
         state = loop.run(
-            lambda: init_state(model, optimizer, copy_params(start), common.stage_key(config, self.name)),
+            lambda: init_state(
+                model, optimizer, common.trained_params(context, model, start, self.name), common.stage_key(config, self.name)
+            ),
             abstract_state(model, optimizer), step_fn,
         )  # fmt: skip
         save_params(context.directory / "params", state.params)
         rows = read_metrics(context.directory / "metrics.jsonl")
         summary = {"steps": steps, "train_rows": len(train.label), "loss_first": rows[0]["loss"], "loss_last": rows[-1]["loss"]}
-        summary["held_out"] = accuracy(section, model, state.params, held_out)
+        summary["held_out"] = accuracy(section, model, join(frozen, state.params), held_out)
         write_json(context.directory / "summary.json", summary | extra)
 
     def _pairs(self, context: StageContext, tokenizer: Tokenizer):

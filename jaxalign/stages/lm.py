@@ -9,7 +9,8 @@ import numpy as np
 
 from jaxalign.config import BestOfN, Pretrain, Sft
 from jaxalign.data.loader import EpochLoader, take
-from jaxalign.models.model import Model
+from jaxalign.models.lora import join
+from jaxalign.models.model import Model, Params
 from jaxalign.records import PackedBatch
 from jaxalign.stages import common
 from jaxalign.stages.base import StageContext, write_json
@@ -28,10 +29,14 @@ def train_lm(
     train: PackedBatch,
     held_out: PackedBatch | None,
     steps: int,
-    init: Callable,
+    init: Callable[[], Params],
     extra: dict | None = None,
 ):
-    """Trains `steps` steps on the packed rows, saves the parameters and writes the summary (with `extra` in it)."""
+    """Trains `steps` steps on the packed rows, saves what was trained and writes the summary (with `extra` in it).
+
+    init: makes the parameters that are trained, which a run that goes on does without.
+    """
+    frozen = common.frozen_params(context, model)
     stage = context.directory.name
     optimizer = make_optimizer(section.optimizer, steps)
     loader = EpochLoader(len(train.tokens), section.batch_rows, context.config.seed, stream=len(stage))
@@ -39,7 +44,7 @@ def train_lm(
 
     def step_fn(state, step: int):
         batch = place(model, take(train, loader.indices(step)))
-        return lm_step(model, optimizer, section.micro_batches, state, batch)
+        return lm_step(model, optimizer, section.micro_batches, state, batch, frozen)
 
     loop = Loop(stage, context.directory, steps, section.checkpoint_every)
     state = loop.run(lambda: init_state(model, optimizer, init(), key), abstract_state(model, optimizer), step_fn)
@@ -47,7 +52,9 @@ def train_lm(
     rows = read_metrics(context.directory / "metrics.jsonl")
     summary = {"steps": steps, "tokens": int(sum(row["tokens"] for row in rows))}
     summary |= {"loss_first": rows[0]["loss"], "loss_last": float(np.mean([row["loss"] for row in rows[-10:]]))}
-    summary["held_out_loss"] = None if held_out is None else held_out_loss(model, state.params, held_out, section.batch_rows)
+    summary["held_out_loss"] = None if held_out is None else held_out_loss(
+        model, join(frozen, state.params), held_out, section.batch_rows
+    )
     write_json(context.directory / "summary.json", summary | (extra or {}))
 
 

@@ -14,7 +14,8 @@ import numpy as np
 
 from jaxalign.config import Config
 from jaxalign.data.loader import EpochLoader, take
-from jaxalign.feedback.labeller import Labeller, Pair
+from jaxalign.feedback.labeller import Pair
+from jaxalign.models.lora import join
 from jaxalign.models.model import Model, Params
 from jaxalign.records import AnswerPairs, Comparison, Rollout
 from jaxalign.rollout.engine import Engine
@@ -24,7 +25,7 @@ from jaxalign.stages.compare import comparison_row
 from jaxalign.stages.lm import place
 from jaxalign.stages.shards import Shards
 from jaxalign.tracking.metrics import read_metrics
-from jaxalign.training.checkpoint import copy_params, save_params
+from jaxalign.training.checkpoint import save_params
 from jaxalign.training.direct_step import answer_logprobs, direct_step
 from jaxalign.training.loop import Loop
 from jaxalign.training.optimizer import make_optimizer
@@ -51,11 +52,15 @@ class OnlineDPO(Stage):
         model = common.make_model(config, tokenizer.vocab_size)
         start = common.policy_params(context, model, self.name)
         judge = common.speaker(context, model, common.base_params(context, model), section.batch)
-        iteration = _Iteration(context, model, start, common.labeller(context, judge), tokenizer)
+        frozen = common.frozen_params(context, model)
+        iteration = _Iteration(context, model, start, frozen, common.labeller(context, judge), tokenizer)
         shown = ("loss", "decided", "kl")
         loop = Loop(self.name, context.directory, section.iterations, section.checkpoint_every, shown=shown)
         state = loop.run(
-            lambda: init_state(model, iteration.optimizer, copy_params(start), common.stage_key(config, self.name)),
+            lambda: init_state(
+                model, iteration.optimizer, common.trained_params(context, model, start, self.name),
+                common.stage_key(config, self.name),
+            ),
             abstract_state(model, iteration.optimizer), iteration,
         )  # fmt: skip
         save_params(context.directory / "params", state.params)
@@ -68,8 +73,9 @@ class OnlineDPO(Stage):
 class _Iteration:
     """One round as the loop calls it: two answers a prompt, their labels, then the updates."""
 
-    def __init__(self, context: StageContext, model: Model, reference: Params, labeller: Labeller, tokenizer):
+    def __init__(self, context: StageContext, model: Model, reference: Params, frozen: Params | None, labeller, tokenizer):
         config, section = context.config, context.config.online_dpo
+        self.frozen = frozen
         self.config, self.model, self.start, self.labeller, self.tokenizer = config, model, reference, labeller, tokenizer
         self.prompts = sources.prompts(context, tokenizer, "rl", section.prompts, section.max_new_tokens)
         self.encoded = [sources.encode_prompt(tokenizer, p.messages, config.data.style) for p in self.prompts]
@@ -85,7 +91,7 @@ class _Iteration:
         section = self.config.online_dpo
         index = self.loader.indices(step)
         parts = [
-            self._collect(state.params, index[first : first + self.size], step * section.batch + first)
+            self._collect(join(self.frozen, state.params), index[first : first + self.size], step * section.batch + first)
             for first in range(0, section.batch, self.size)
         ]
         self.shards.write(step, [comparison_row(comparison) for _, labelled, _ in parts for comparison in labelled])
@@ -96,7 +102,7 @@ class _Iteration:
         learnt = []
         for rows in self._minibatches(step):
             batch = place(self.model, take(pairs, rows))
-            state, metrics = direct_step(self.model, self.optimizer, self.config.dpo, state, batch)
+            state, metrics = direct_step(self.model, self.optimizer, self.config.dpo, state, batch, self.frozen)
             learnt.append(metrics)
         return state, means | totals | {name: sum(m[name] for m in learnt) / len(learnt) for name in learnt[0]}
 

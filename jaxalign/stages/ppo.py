@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from jaxalign.algorithms.masked import masked_mean
 from jaxalign.config import ADVANTAGES_WITH_CRITIC, Config
 from jaxalign.data.loader import EpochLoader
+from jaxalign.models.lora import join
 from jaxalign.models.model import Model, Params, scalar_from_lm
 from jaxalign.rollout.engine import Engine
 from jaxalign.stages import common, rewards, sources
@@ -61,8 +62,9 @@ class PPO(Stage):
         prompts = sources.prompts(context, tokenizer, "rl", section.prompts, section.max_new_tokens)
         encoded = [sources.encode_prompt(tokenizer, p.messages, config.data.style) for p in prompts]
         start = common.policy_params(context, policy, self.name)
+        frozen = common.frozen_params(context, policy)
         reward = rewards.make_reward(context, policy, tokenizer, prompts)
-        iteration = Iteration(context, setup, start, reward, encoded, tokenizer)
+        iteration = Iteration(context, setup, start, reward, encoded, tokenizer, frozen)
         loop = Loop(self.name, context.directory, section.iterations, section.checkpoint_every, shown=("score", "kl_k1"))
         state = loop.run(
             lambda: init_ppo_state(
@@ -76,11 +78,12 @@ class PPO(Stage):
         write_json(context.directory / "summary.json", self._summary(context))
 
     def _policy(self, context: StageContext, setup: PPOSetup, start: Params) -> Params:
-        """Fresh buffers of the weights RL starts from, with a value head of zeros where the critic is one."""
+        """Fresh buffers of the weights RL trains, with a value head of zeros where the critic is one."""
+        params = common.trained_params(context, setup.reference, start, self.name)
         if not setup.shares_trunk:
-            return copy_params(start)
+            return params
         head = setup.policy.abstract()["score"]
-        return copy_params(start) | {"score": jnp.zeros(head.shape, head.dtype, device=head.sharding)}
+        return params | {"score": jnp.zeros(head.shape, head.dtype, device=head.sharding)}
 
     def _critic(self, context: StageContext, setup: PPOSetup, start: Params) -> Params | None:
         """What the critic starts from: the preference model where it or its student rewards; else the policy's trunk with
@@ -89,6 +92,8 @@ class PPO(Stage):
             return None
         if rewards.is_learnt(context.config):
             return load_params(context.input_directory("preference") / "params", setup.critic)
+        if setup.critic.lora is not None:
+            return setup.critic.init_adapters(start, common.stage_key(context.config, self.name, 1))
         critic = scalar_from_lm(start, setup.critic.init(common.stage_key(context.config, self.name, 1)))
         return copy_params(critic | {"score": jnp.zeros_like(critic["score"])})
 
@@ -123,8 +128,12 @@ def without_value_head(params: Params) -> Params:
 class Iteration:
     """One iteration as the loop calls it: (state, step) -> (state, metrics)."""
 
-    def __init__(self, context: StageContext, setup: PPOSetup, reference: Params, reward: Reward, prompts, tokenizer):
+    def __init__(
+        self, context: StageContext, setup: PPOSetup, reference: Params, reward: Reward, prompts, tokenizer,
+        frozen: Params | None = None,
+    ):  # fmt: skip
         self.context, self.setup, self.reference, self.reward, self.prompts = context, setup, reference, reward, prompts
+        self.frozen = frozen
         section = context.config.ppo
         self.sampling = common.sampling(section, tokenizer)
         self.last_gap: tuple[int, jax.Array] | None = None
@@ -140,20 +149,21 @@ class Iteration:
         batch = [self.prompts[i] for i in index]
         key = jax.random.fold_in(jax.random.wrap_key_data(state.policy.key), step)
         rows = range(step * config.batch, (step + 1) * config.batch)
-        sampled = self.engine.rollout(state.policy.params, batch, key, rows, self.sampling)
-        recompute = setup.recomputes or (config.on_sampler_gap != "warn" and self._gap_too_large(state, step, sampled))
+        policy = join(self.frozen, state.policy.params)
+        sampled = self.engine.rollout(policy, batch, key, rows, self.sampling)
+        recompute = setup.recomputes or (config.on_sampler_gap != "warn" and self._gap_too_large(policy, step, sampled))
         scored, baseline = self.reward(sampled, index, rows.start), None
         kept = scored.kept
         if config.advantages == "remax":
             greedy = dataclasses.replace(self.sampling, temperature=0.0)
-            best = self.engine.rollout(state.policy.params, batch, key, rows, greedy)
+            best = self.engine.rollout(policy, batch, key, rows, greedy)
             greedy_scored = self.reward(best, index, rows.start)
             baseline = greedy_baseline(config, best, jnp.nan_to_num(jnp.asarray(greedy_scored.scores)))
             if greedy_scored.kept is not None:
                 kept = greedy_scored.kept if kept is None else kept & greedy_scored.kept
-        critic = state.policy.params if setup.shares_trunk else state.critic.params if setup.has_critic else None
+        critic = policy if setup.shares_trunk else join(self.frozen, state.critic.params) if setup.has_critic else None
         experience, metrics = make_experience(
-            setup, recompute, self.reference, state.policy.params, critic, state.kl_coef, sampled, scored.scores, kept,
+            setup, recompute, self.reference, policy, critic, state.kl_coef, sampled, scored.scores, kept,
             baseline,
         )  # fmt: skip
         counted = sampled.prompt_length > 0 if kept is None else (sampled.prompt_length > 0) & jnp.asarray(kept)
@@ -163,7 +173,7 @@ class Iteration:
         self._warn_of_last_gap()
         if setup.recomputes and config.on_sampler_gap == "stop":
             act_on((self._gap_check(step, float(metrics["sampler_gap"])),), "stop", "ppo")
-        state, learnt = ppo_update(setup, state, experience)
+        state, learnt = ppo_update(setup, state, experience, self.frozen)
         if setup.recomputes:  # What was learnt from are the trainer's own log-probs; the sampler's gap is that of the rollout.
             return state, {**learnt, **metrics}
         self.last_gap = (step, learnt["sampler_gap"])
@@ -179,17 +189,19 @@ class Iteration:
         limit = self.context.config.ppo.sampler_tolerance
         return Check("sampler gap", gap, limit, gap <= limit, f"nats a token, at iteration {step}")
 
-    def _gap_too_large(self, state: PPOState, step: int, sampled) -> bool:
+    def _gap_too_large(self, policy: Params, step: int, sampled) -> bool:
         """Whether the old log-probs must be recomputed; UserError where the config says to stop instead."""
         config = self.context.config.ppo
-        gap = float(sampler_gap(self.setup, state.policy.params, sampled))
+        gap = float(sampler_gap(self.setup, policy, sampled))
         if gap <= config.sampler_tolerance:
             return False
         act_on((self._gap_check(step, gap),), config.on_sampler_gap, "ppo")
         return True
 
     def _check(self, state: PPOState, sampled, experience) -> None:
-        checks = step_zero_checks(self.setup, self.reference, state.policy.params, sampled, experience, state.kl_coef)
+        checks = step_zero_checks(
+            self.setup, self.reference, state.policy.params, sampled, experience, state.kl_coef, self.frozen
+        )
         write_json(self.context.directory / CHECKS, [dataclasses.asdict(check) for check in checks])
         act_on(checks, self.context.config.ppo.on_sampler_gap, "ppo")
 

@@ -21,6 +21,7 @@ from jaxalign.config import Preference as Section
 from jaxalign.data.loader import EpochLoader, take
 from jaxalign.data.preferences import MixtureReport, PreferenceReport, split_by_prompt
 from jaxalign.data.tokenizer import Tokenizer
+from jaxalign.models.lora import join
 from jaxalign.models.model import Model, Params, scalar_from_lm
 from jaxalign.records import Comparison, PairBatch
 from jaxalign.stages import common, sources
@@ -82,22 +83,33 @@ class Preference(Stage):
         steps = loader.steps(section.epochs)
         optimizer = make_optimizer(section.optimizer, steps)
 
+        frozen = common.frozen_params(context, model)
+
         def init():
-            head = model.init(common.stage_key(config, self.name, 1 + number))
-            params = scalar_from_lm(common.policy_params(context, policy, self.name), head)
+            params = self._start(context, policy, model, number)
             return init_state(model, optimizer, params, common.stage_key(config, self.name))
 
         def step_fn(state, step: int):
             batch = place(model, take(train, loader.indices(step)))
             tokens = int(batch.length.sum())
-            state, metrics = preference_step(model, optimizer, section.micro_batches, section.centering_coef, state, batch)
+            state, metrics = preference_step(
+                model, optimizer, section.micro_batches, section.centering_coef, state, batch, frozen
+            )
             return state, {**metrics, "tokens": tokens}
 
         shown = self.name if section.members == 1 else f"{self.name} {number + 1}/{section.members}"
         loop = Loop(shown, directory, steps, section.checkpoint_every, ("loss", "accuracy"), timing=context.directory)
         state = loop.run(init, abstract_state(model, optimizer), step_fn)
         save_params(directory / "params", state.params)
-        return state.params
+        return join(frozen, state.params)
+
+    def _start(self, context: StageContext, policy: Model, model: Model, number: int) -> Params:
+        """The policy's trunk, or its adapters, under a random head."""
+        key, start = common.stage_key(context.config, self.name, 1 + number), common.policy_params(context, policy, self.name)
+        if model.lora is None:
+            return scalar_from_lm(start, model.init(key))
+        adapters = common.trained_params(context, policy, start, self.name)
+        return {**adapters, "score": model.random_score(key)}
 
 
 def make_ensemble(section: Section, model: Model, members: Sequence[Params], train: PairBatch, held_out: PairBatch):

@@ -26,7 +26,7 @@ HELD_OUT_TOKENS = 20_000
 
 class Pretrain(Stage):
     name = "pretrain"
-    config_fields = (*common.MODEL_FIELDS, *common.WORLD_FIELDS, "pretrain")
+    config_fields = (*common.BASE_FIELDS, *common.WORLD_FIELDS, "pretrain")
 
     def inputs(self, config: Config) -> tuple[str, ...]:
         return ()
@@ -41,7 +41,7 @@ class Pretrain(Stage):
             special = {*MARKERS, END}
             texts = (segment for document in train for segment in document if segment not in special)
             tokenizer = train_tokenizer(texts, size, path, alphabet)
-        model = common.make_model(config, tokenizer.vocab_size)
+        model = common.make_model(config, tokenizer.vocab_size).base
         init = lambda: model.init(jax.random.fold_in(common.stage_key(config, self.name), 1))  # noqa: E731
         if not config.pretrain.steps:
             save_params(context.directory / "params", init())

@@ -19,7 +19,7 @@ from jaxalign.tracking.timing import Timing
 
 class Revise(Stage):
     name = "revise"
-    config_fields = (*common.MODEL_FIELDS, *common.WORLD_FIELDS, "revise", "feedback.constitution")
+    config_fields = (*common.BASE_FIELDS, *common.WORLD_FIELDS, "revise", "feedback.constitution")
 
     def inputs(self, config: Config) -> tuple[str, ...]:
         return common.base_stages(config)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from jaxalign.config import RewardDistill
 from jaxalign.models.model import Model, Params
+from jaxalign.stages import common
 from jaxalign.stages.base import StageContext
 from jaxalign.training.checkpoint import load_params
 from jaxalign.training.scorer import Ensemble, Scorer, stack_members
@@ -32,7 +33,7 @@ def load_scorer(
         shift, scale = (tuple(member[name] for member in found["members"]) for name in ("shift", "scale"))
         ensemble = Ensemble(shift, scale, found["combine"], found["std_weight"])
         folders = [member_directory(directory, number) for number in range(len(shift))]
-    members = [load_params(folder / "params", model) for folder in folders]
+    members = [common.with_base(context, model, load_params(folder / "params", model)) for folder in folders]
     params = members[0] if ensemble is None else stack_members(members)
     return Scorer(model, found["shift"], found["scale"], clip, ensemble), params
 

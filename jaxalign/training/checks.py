@@ -11,6 +11,7 @@ import jax.numpy as jnp
 
 from jaxalign.algorithms.kl import kl_penalty
 from jaxalign.errors import UserError
+from jaxalign.models.lora import join
 from jaxalign.records import Experience, Rollout
 from jaxalign.training.experience import response_mask, response_stats
 from jaxalign.training.microbatch import accumulate
@@ -40,7 +41,8 @@ def sampler_gap(setup: PPOSetup, params, rollout: Rollout) -> jax.Array:
 
 
 @functools.partial(jax.jit, static_argnames=("setup",))
-def _values(setup: PPOSetup, policy_params, reference_params, experience: Experience, kl_coef):
+def _values(setup: PPOSetup, own_params, frozen, reference_params, experience: Experience, kl_coef):
+    policy_params = join(frozen, own_params)
     rollout, mask = experience.rollout, response_mask(experience.rollout)
     temperature = setup.config.temperature or 1.0
     mine = response_stats(setup.policy, policy_params, rollout, temperature).logprobs
@@ -51,11 +53,11 @@ def _values(setup: PPOSetup, policy_params, reference_params, experience: Experi
         theirs = response_stats(setup.reference, reference_params, rollout, at).logprobs
         kl = jnp.maximum(kl, jnp.max(jnp.sum(kl_penalty(ours, theirs, "abs") * mask, axis=1)))
     counts = totals(setup, experience)
-    loss_fn = lambda params, part: policy_loss(setup, params, part, counts, kl_coef)  # noqa: E731
-    (whole, _), whole_gradients = accumulate(loss_fn, policy_params, experience, 1)
+    loss_fn = lambda params, part: policy_loss(setup, join(frozen, params), part, counts, kl_coef)  # noqa: E731
+    (whole, _), whole_gradients = accumulate(loss_fn, own_params, experience, 1)
     rows = len(rollout.response_length)
     split = CHECKED_MICRO_BATCHES if rows % CHECKED_MICRO_BATCHES == 0 else rows
-    (parts, _), part_gradients = accumulate(loss_fn, policy_params, experience, split)
+    (parts, _), part_gradients = accumulate(loss_fn, own_params, experience, split)
     largest = lambda tree: jnp.max(jnp.stack([jnp.max(jnp.abs(x)) for x in jax.tree.leaves(tree)]))  # noqa: E731
     difference = largest(jax.tree.map(jnp.subtract, whole_gradients, part_gradients))
     scale = jnp.maximum(largest(whole_gradients), 1e-8)
@@ -64,14 +66,16 @@ def _values(setup: PPOSetup, policy_params, reference_params, experience: Experi
 
 
 def step_zero_checks(
-    setup: PPOSetup, reference_params, policy_params, sampled: Rollout, experience: Experience, kl_coef
+    setup: PPOSetup, reference_params, policy_params, sampled: Rollout, experience: Experience, kl_coef, frozen=None
 ) -> tuple[Check, ...]:
     """The four checks as a tuple of `Check`s, to be run before the first update, when policy and reference are equal.
 
-    `sampled` is the rollout as the sampler gave it; `experience` holds the old log-probs in use.
+    `sampled` is the rollout as the sampler gave it; `experience` holds the old log-probs in use. With `frozen`
+    policy_params are those that are trained.
     """
-    ratio, kl, loss_gap = (float(x) for x in _values(setup, policy_params, reference_params, experience, kl_coef))
-    gap = float(sampler_gap(setup, policy_params, sampled))
+    measured = _values(setup, policy_params, frozen, reference_params, experience, kl_coef)
+    ratio, kl, loss_gap = (float(x) for x in measured)
+    gap = float(sampler_gap(setup, join(frozen, policy_params), sampled))
     tolerance = setup.config.sampler_tolerance
     rows = [
         ("ratio", ratio, tolerance, "largest |ratio - 1| before any update: above this, old log-probs are not the policy's"),

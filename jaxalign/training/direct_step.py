@@ -14,6 +14,7 @@ from jaxalign.algorithms.masked import masked_sum
 from jaxalign.algorithms.reference_free import cpo, orpo, simpo
 from jaxalign.config import Dpo
 from jaxalign.models.heads import gather_positions, length_mask, response_positions, token_stats
+from jaxalign.models.lora import join
 from jaxalign.models.model import Model
 from jaxalign.records import AnswerPairs
 from jaxalign.training.microbatch import Aux, accumulate, split
@@ -93,13 +94,16 @@ def _anchor(model: Model, section: Dpo, params, batch: AnswerPairs) -> jax.Array
 
 
 @functools.partial(jax.jit, static_argnames=("model", "optimizer", "section"), donate_argnames=("state",))
-def direct_step(model: Model, optimizer, section: Dpo, state: TrainState, batch: AnswerPairs):
-    """One update: (state, metrics). All are means over the rows of the whole batch that count (Decision 7)."""
+def direct_step(model: Model, optimizer, section: Dpo, state: TrainState, batch: AnswerPairs, frozen=None):
+    """One update: (state, metrics). All are means over the rows of the whole batch that count (Decision 7).
+
+    frozen: the parameters that are not trained, of a model with adapters.
+    """
     total = jnp.maximum(jnp.sum(batch.weight), 1.0)
-    anchor = _anchor(model, section, state.params, batch)
+    anchor = _anchor(model, section, join(frozen, state.params), batch)
 
     def loss_fn(params, part: AnswerPairs):
-        loss, reported = _objective(section, _answer_logprobs(model, params, part), part, anchor)
+        loss, reported = _objective(section, _answer_logprobs(model, join(frozen, params), part), part, anchor)
         mean = lambda x: masked_sum(x, part.weight) / total  # noqa: E731
         return mean(loss), Aux({"loss": mean(loss)} | {name: mean(x) for name, x in reported.items()})
 

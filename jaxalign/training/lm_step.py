@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxalign.models.heads import token_stats
+from jaxalign.models.lora import join
 from jaxalign.models.model import Model
 from jaxalign.records import PackedBatch
 from jaxalign.training.microbatch import Aux, accumulate
@@ -24,10 +25,13 @@ def lm_loss(model: Model, params, batch: PackedBatch, total):
 
 
 @functools.partial(jax.jit, static_argnames=("model", "optimizer", "micro_batches"), donate_argnames=("state",))
-def lm_step(model: Model, optimizer, micro_batches: int, state: TrainState, batch: PackedBatch):
-    """One update: (state, metrics). The loss is a mean over all weighted tokens of the batch, however it is split."""
+def lm_step(model: Model, optimizer, micro_batches: int, state: TrainState, batch: PackedBatch, frozen=None):
+    """One update: (state, metrics). The loss is a mean over all weighted tokens of the batch, however it is split.
+
+    frozen: the parameters that are not trained, of a model with adapters.
+    """
     total = jnp.sum(batch.loss_mask[:, 1:])
-    loss_fn = lambda params, part: lm_loss(model, params, part, total)  # noqa: E731
+    loss_fn = lambda params, part: lm_loss(model, join(frozen, params), part, total)  # noqa: E731
     (_, aux), gradients = accumulate(loss_fn, state.params, batch, micro_batches)
     state, metrics = apply_gradients(state, gradients, optimizer)
     return state, {**aux.sums, **metrics, "tokens": jnp.sum(batch.segment_ids > 0)}

@@ -43,11 +43,11 @@ def scale_by_adam_eps_inside(b1: float, b2: float, eps: float) -> optax.Gradient
 
 
 def _decays(params):
-    """Weight decay acts on matrices only: norms and the scalar head have one axis (two when stacked over layers)."""
+    """Weight decay acts on matrices only: norms, biases, lengths of DoRA and the scalar head are none."""
 
     def decays(path, leaf):
-        stacked = path[0].key == "blocks"
-        return leaf.ndim - stacked >= 2
+        stacked, name = path[0].key in ("blocks", "adapters"), path[-1].key
+        return leaf.ndim - stacked >= 2 and name != "magnitude" and not name.endswith("bias")
 
     return jax.tree_util.tree_map_with_path(decays, params)
 

@@ -14,6 +14,7 @@ from jaxalign.algorithms.masked import aggregate, aggregate_total, masked_mean, 
 from jaxalign.algorithms.policy_losses import cispo, clipped_surrogate, gspo, policy_gradient
 from jaxalign.algorithms.value_losses import clipped_value_loss, explained_variance, huber_value_loss
 from jaxalign.config import Ppo
+from jaxalign.models.lora import join
 from jaxalign.records import Experience
 from jaxalign.training.experience import experience_mask, response_hidden, response_stats, response_values
 from jaxalign.training.microbatch import Aux, accumulate
@@ -95,10 +96,10 @@ def joint_loss(setup: PPOSetup, params, batch: Experience, whole: Totals, kl_coe
     return loss + value, Aux({**policy.sums, **critic.sums}, policy.maxima)
 
 
-def minibatch_update(setup: PPOSetup, policy, critic, batch: Experience, kl_coef, learn_policy=True):
+def minibatch_update(setup: PPOSetup, policy, critic, batch: Experience, kl_coef, learn_policy=True, frozen=None):
     """One update of policy and critic: (policy, critic, metrics). Whitening is over the whole minibatch (Pitfall 7).
 
-    learn_policy: a bool; where False the policy stays as it is.
+    learn_policy: a bool; where False the policy stays as it is. frozen: of models with adapters, the base of both.
     """
     config, mask = setup.config, experience_mask(batch)
     whole = totals(setup, batch)
@@ -106,24 +107,26 @@ def minibatch_update(setup: PPOSetup, policy, critic, batch: Experience, kl_coef
         batch = dataclasses.replace(batch, advantages=whiten(batch.advantages, mask))
     loss_fn = joint_loss if setup.shares_trunk else policy_loss
     (_, aux), gradients = accumulate(
-        lambda params, part: loss_fn(setup, params, part, whole, kl_coef), policy.params, batch, config.micro_batches
-    )
+        lambda params, part: loss_fn(setup, join(frozen, params), part, whole, kl_coef),
+        policy.params, batch, config.micro_batches,
+    )  # fmt: skip
     learnt, updated = apply_gradients(policy, gradients, setup.policy_optimizer)
     if config.critic_warmup:
         learnt = jax.tree.map(lambda new, old: jnp.where(learn_policy, new, old), learnt, policy)
     metrics = {**aux.sums, **aux.maxima, "grad_norm": updated["grad_norm"], "skipped": updated["skipped"]}
     if setup.has_critic and not setup.shares_trunk:
         (_, aux), gradients = accumulate(
-            lambda params, part: value_loss(setup, params, part, whole), critic.params, batch, config.micro_batches
-        )
+            lambda params, part: value_loss(setup, join(frozen, params), part, whole),
+            critic.params, batch, config.micro_batches,
+        )  # fmt: skip
         critic, updated = apply_gradients(critic, gradients, setup.critic_optimizer)
         metrics |= {**aux.sums, "critic_grad_norm": updated["grad_norm"], "skipped": metrics["skipped"] + updated["skipped"]}
     return learnt, critic, metrics
 
 
 @functools.partial(jax.jit, static_argnames=("setup",), donate_argnames=("state",))
-def ppo_update(setup: PPOSetup, state: PPOState, batch: Experience):
-    """All epochs over one buffer of B rows: (state, metrics).
+def ppo_update(setup: PPOSetup, state: PPOState, batch: Experience, frozen=None):
+    """All epochs over one buffer of B rows: (state, metrics). frozen: of models with adapters, the base of both.
 
     Each epoch visits every row once in a fresh order, keyed by (run key, iteration, epoch). When `target_kl` is set and a
     minibatch's approx_kl exceeds it, the minibatches left in this iteration change nothing; metrics are means over
@@ -140,7 +143,7 @@ def ppo_update(setup: PPOSetup, state: PPOState, batch: Experience):
     def run(carry, rows):
         policy, critic, _ = carry
         part = jax.tree.map(lambda x: setup.policy.constrain(x[rows], ("batch",) + (None,) * (x.ndim - 1)), batch)
-        policy, critic, metrics = minibatch_update(setup, policy, critic, part, state.kl_coef, learn_policy)
+        policy, critic, metrics = minibatch_update(setup, policy, critic, part, state.kl_coef, learn_policy, frozen)
         stop = metrics["approx_kl"] > config.target_kl if config.target_kl is not None else jnp.bool_(False)
         return (policy, critic, stop), {**metrics, "ran": jnp.float32(1.0)}
 

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from jaxalign.algorithms.preference_losses import bradley_terry
 from jaxalign.models.heads import gather_positions
+from jaxalign.models.lora import join
 from jaxalign.models.model import Model
 from jaxalign.records import PairBatch, ScoredPairs
 from jaxalign.training.microbatch import Aux, accumulate
@@ -33,15 +34,18 @@ def pair_scores(model: Model, params, batch: PairBatch | ScoredPairs):
     jax.jit, static_argnames=("model", "optimizer", "micro_batches", "centering_coef"), donate_argnames=("state",)
 )
 def preference_step(
-    model: Model, optimizer, micro_batches: int, centering_coef: float, state: TrainState, batch: PairBatch
+    model: Model, optimizer, micro_batches: int, centering_coef: float, state: TrainState, batch: PairBatch, frozen=None
 ):
-    """One update: (state, metrics). Loss and accuracy are means over the pairs of the whole batch."""
+    """One update: (state, metrics). Loss and accuracy are means over the pairs of the whole batch.
+
+    frozen: the parameters that are not trained, of a model with adapters.
+    """
     total = jnp.maximum(jnp.sum(batch.weight), 1.0)
     decided = jnp.abs(batch.label - 0.5) > 1e-6
     total_decided = jnp.maximum(jnp.sum(batch.weight * decided), 1.0)
 
     def loss_fn(params, part: PairBatch):
-        scores = pair_scores(model, params, part)
+        scores = pair_scores(model, join(frozen, params), part)
         loss = bradley_terry(scores[:, 0], scores[:, 1], part.label, centering_coef, part.margin, mask=part.weight)
         right = (scores[:, 0] > scores[:, 1]) == (part.label > 0.5)
         counted = part.weight * (jnp.abs(part.label - 0.5) > 1e-6)

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from jaxalign.algorithms.ensembles import combine
 from jaxalign.algorithms.rewards import normalise_scores
+from jaxalign.models.lora import TRAINED, trained
 from jaxalign.models.model import Model
 from jaxalign.records import PairBatch, Rollout, ScoredPairs
 from jaxalign.training.preference_step import sequence_scores
@@ -54,8 +55,10 @@ class Scorer:
 
 
 def member_scores(model: Model, stacked, tokens, length):
-    """float32 [K, B]: the raw score of every member, in one batched forward. Each leaf of stacked is [K, ...]."""
-    return jax.vmap(lambda params: sequence_scores(model, params, tokens, length))(stacked)
+    """float32 [K, B]: the raw score of every member, in one batched forward. Each leaf of stacked is [K, ...], but for those
+    that members with adapters share."""
+    axes = {name: 0 if model.lora is None or name in TRAINED else None for name in stacked}
+    return jax.vmap(lambda params: sequence_scores(model, params, tokens, length), in_axes=(axes,))(stacked)
 
 
 def raw_scores(scorer: Scorer, params, tokens, length):
@@ -67,8 +70,9 @@ def raw_scores(scorer: Scorer, params, tokens, length):
 
 
 def stack_members(members):
-    """One pytree from the weights of K members: each leaf [K, ...]."""
-    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *members)
+    """One pytree from the weights of K members: each leaf [K, ...]; what members with adapters share stays as it is."""
+    own = [trained(member) if "adapters" in member else member for member in members]
+    return {**members[0], **jax.tree.map(lambda *leaves: jnp.stack(leaves), *own)}
 
 
 @functools.partial(jax.jit, static_argnames=("scorer",))

@@ -1,0 +1,186 @@
+"""Low-rank adapters on a frozen decoder: LoRA (arXiv 2106.09685), rsLoRA (2312.03732) and DoRA (2402.09353).
+
+The weights of an adapted model are two trees: the frozen ones of the base, and the ones that are trained: "adapters",
+stacked over layers like the blocks they belong to, and a scalar head's "score" where there is one. `join` puts them together
+for a forward pass; without "adapters" the same model computes what its base does. So a policy, its reference and its critic
+are one copy of the base.
+
+Dimension letters: D model, H query heads, h head dim, F mlp, L layers, r rank.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import fnmatch
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxalign.errors import UserError
+
+# The linear layers of a block: how many leading axes of a kernel are its input, and the name others know it by.
+LINEAR: dict[tuple[str, str], tuple[int, str]] = {
+    ("attention", "query"): (1, "q_proj"),
+    ("attention", "key"): (1, "k_proj"),
+    ("attention", "value"): (1, "v_proj"),
+    ("attention", "out"): (2, "o_proj"),
+    ("mlp", "gate"): (1, "gate_proj"),
+    ("mlp", "up"): (1, "up_proj"),
+    ("mlp", "down"): (1, "down_proj"),
+}
+TRAINED = ("adapters", "score")
+"""The top-level names that an adapted model trains; all others are frozen."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Lora:
+    """Adapters of one shape on the linear layers that a pattern names.
+
+    targets: shell patterns over "attention.query" ... "mlp.down", or over "q_proj", "k_proj", "v_proj", "o_proj",
+    "gate_proj", "up_proj" and "down_proj".
+    rank_stabilised: what an adapter adds is multiplied by alpha / sqrt(rank), not alpha / rank (rsLoRA).
+    dora: the length of each output's weight vector is trained apart from its direction (DoRA).
+    """
+
+    rank: int
+    alpha: float
+    targets: tuple[str, ...]
+    rank_stabilised: bool = False
+    dora: bool = False
+
+    @property
+    def scaling(self) -> float:
+        return self.alpha / (self.rank**0.5 if self.rank_stabilised else self.rank)
+
+    def adapted(self, blocks: dict[str, Any]) -> list[tuple[str, str]]:
+        """(part, name) of the linear layers that get an adapter; blocks: the decoder's tree under "blocks".
+
+        Raises UserError for a pattern that names none. Kernels of experts have no adapters.
+        """
+        present = [key for key in LINEAR if "router" not in blocks[key[0]] and key[1] in blocks[key[0]]]
+        chosen = set()
+        for pattern in self.targets:
+            names = {key: (f"{key[0]}.{key[1]}", LINEAR[key][1]) for key in present}
+            found = {key for key, both in names.items() if any(fnmatch.fnmatchcase(name, pattern) for name in both)}
+            if not found:
+                raise UserError(f"config.lora.targets has {pattern!r}, which names no linear layer of this model; it has "
+                                f"{', '.join(names[key][0] for key in present)}")  # fmt: skip
+            chosen |= found
+        return [key for key in present if key in chosen]
+
+
+def join(frozen: dict[str, Any] | None, params: dict[str, Any]) -> dict[str, Any]:
+    """What a forward pass reads: trained parameters over frozen ones. frozen None: all is trained."""
+    return params if frozen is None else {**frozen, **params}
+
+
+def trained(params: dict[str, Any]) -> dict[str, Any]:
+    """The part of an adapted model's parameters that is trained."""
+    return {name: value for name, value in params.items() if name in TRAINED}
+
+
+def frozen(params: dict[str, Any]) -> dict[str, Any]:
+    """The part that is not: the base, with its adapters off."""
+    return {name: value for name, value in params.items() if name not in TRAINED}
+
+
+def adapter_axes(lora: Lora, axes: dict[str, Any]) -> dict[str, Any]:
+    """Logical axes of "adapters"; axes: those of the base's "blocks", leading "layers" included."""
+    tree: dict[str, Any] = {}
+    for part, name in lora.adapted(axes):
+        layers, *inner = axes[part][name]
+        count = LINEAR[part, name][0]
+        place = tree.setdefault(part, {}).setdefault(name, {})
+        place["a"] = (layers, *inner[:count], "rank")
+        place["b"] = (layers, "rank", *inner[count:])
+        if lora.dora:
+            place["magnitude"] = (layers, *inner[count:])
+    return tree
+
+
+def adapter_shapes(lora: Lora, blocks: dict[str, Any]) -> dict[str, Any]:
+    """float32 ShapeDtypeStructs of "adapters": "a" [L, in..., r], "b" [L, r, out...] and, for DoRA, "magnitude" [L, out...].
+
+    blocks: shapes (anything with .shape) of the base's "blocks".
+    """
+    tree: dict[str, Any] = {}
+    for part, name in lora.adapted(blocks):
+        L, *inner = blocks[part][name].shape
+        count = LINEAR[part, name][0]
+        shapes = {"a": (L, *inner[:count], lora.rank), "b": (L, lora.rank, *inner[count:])}
+        if lora.dora:
+            shapes["magnitude"] = (L, *inner[count:])
+        tree.setdefault(part, {})[name] = {key: jax.ShapeDtypeStruct(shape, jnp.float32) for key, shape in shapes.items()}
+    return tree
+
+
+def init_adapters(lora: Lora, blocks: dict[str, Any], key: jax.Array) -> dict[str, Any]:
+    """Adapters that change nothing yet: a uniform within 1 / sqrt(inputs), b 0, magnitude the weights' own length."""
+    tree = adapter_shapes(lora, blocks)
+    for number, (part, name) in enumerate(lora.adapted(blocks)):
+        place = tree[part][name]
+        count, kernel = LINEAR[part, name][0], blocks[part][name]
+        bound = float(jnp.prod(jnp.asarray(place["a"].shape[1:-1]))) ** -0.5
+        a = jax.random.uniform(jax.random.fold_in(key, number), place["a"].shape, jnp.float32, -bound, bound)
+        fresh = {"a": a, "b": jnp.zeros(place["b"].shape, jnp.float32)}
+        if lora.dora:
+            fresh["magnitude"] = _length(dense(kernel, jnp.float32), range(1, 1 + count))
+        tree[part][name] = fresh
+    return tree
+
+
+def dense(kernel, dtype) -> jax.Array:
+    """A kernel as an array of that dtype."""
+    return kernel.astype(dtype)
+
+
+def _length(kernel: jax.Array, axes) -> jax.Array:
+    return jnp.sqrt(jnp.sum(jnp.square(kernel), axis=tuple(axes)))
+
+
+@dataclasses.dataclass(frozen=True)
+class Adapters:
+    """The adapters of one layer, or of a part of it, as a forward pass uses them. tree may be empty."""
+
+    lora: Lora | None
+    tree: dict[str, Any]
+
+    def part(self, name: str) -> Adapters:
+        return Adapters(self.lora, self.tree.get(name, {}))
+
+    def apply(self, name: str, x: jax.Array, kernel: jax.Array, y: jax.Array) -> jax.Array:
+        """y [..., out...] = x [..., in...] times the kernel [in..., out...], with what the adapter of that name adds."""
+        if name not in self.tree:
+            return y
+        own = self.tree[name]
+        count = own["a"].ndim - 1
+        low = jnp.tensordot(x, own["a"].astype(x.dtype), count)
+        y = y + jnp.tensordot(low, own["b"].astype(x.dtype), 1) * self.lora.scaling
+        if not self.lora.dora:
+            return y
+        adapted = kernel.astype(jnp.float32) + self.lora.scaling * jnp.tensordot(own["a"], own["b"], 1)
+        # The paper (4.3) holds the length constant in the backward pass.
+        length = jax.lax.stop_gradient(_length(adapted, range(count)))
+        return y * (own["magnitude"] / length).astype(y.dtype)
+
+
+NO_ADAPTERS = Adapters(None, {})
+
+
+def merge(lora: Lora, params: dict[str, Any]) -> dict[str, Any]:
+    """The base with its adapters worked into its kernels, in the base's dtype. params: joined; "score" stays."""
+    blocks = {part: dict(leaves) for part, leaves in params["blocks"].items()}
+    for part, leaves in params["adapters"].items():
+        for name, own in leaves.items():
+            kernel, count = blocks[part][name], LINEAR[part, name][0]
+            blocks[part][name] = jax.vmap(lambda k, o, n=count: _merged(lora, k, o, n))(kernel, own)
+    rest = {name: value for name, value in params.items() if name not in ("blocks", "adapters")}
+    return {**rest, "blocks": blocks}
+
+
+def _merged(lora: Lora, kernel: jax.Array, own: dict[str, jax.Array], count: int) -> jax.Array:
+    merged = dense(kernel, jnp.float32) + lora.scaling * jnp.tensordot(own["a"], own["b"], 1)
+    if lora.dora:
+        merged = merged * (own["magnitude"] / _length(merged, range(count)))
+    return merged.astype(kernel.dtype)
