@@ -18,7 +18,7 @@ import numpy as np
 from jaxalign.data.tokenizer import Tokenizer
 from jaxalign.errors import UserError
 from jaxalign.models.architecture import DecoderConfig
-from jaxalign.models.blocks import BLOCK_BYTES, place_blocks
+from jaxalign.models.blocks import place_blocks, row_blocks
 from jaxalign.models.families.base import Family, Fields
 from jaxalign.models.families.registry import FAMILIES
 from jaxalign.models.layout import Bounds, Place, places, stored_shapes
@@ -204,18 +204,6 @@ class _Blocks(NamedTuple):
                 stored = self.weights.read(name, layout.window(part), self.dtype)
                 begin = tuple(start - origin for (start, _), (origin, _) in zip(part, inner, strict=True))
                 yield (*number, *begin), layout.to_decoder(stored, part)[(None,) * stack]
-
-
-def row_blocks(layout, bounds: Bounds, itemsize: int) -> Iterator[Bounds]:
-    """Bounds cut along the stored tensor's rows, each of at most BLOCK_BYTES in its files (or of one row)."""
-    axis = layout.rows
-    first, last = bounds[axis]
-    width = itemsize * layout.parts
-    for place, (start, stop) in enumerate(bounds):
-        width *= 1 if place == axis else stop - start
-    step = max(1, BLOCK_BYTES // max(1, width))
-    for start in range(first, last, step):
-        yield tuple((start, min(start + step, last)) if at == axis else both for at, both in enumerate(bounds))
 
 
 def _check_tied(weights: Weights, found: tuple[Place, ...], head: str) -> None:

@@ -120,7 +120,7 @@ class Linear(nnx.Module):
         """einsum(equation, x, kernel `name`) and its bias where there is one, in the dtype of x."""
         y = jnp.einsum(equation, x, getattr(self, name)[...].astype(x.dtype))
         bias = getattr(self, f"{name}_bias", None)
-        return y if bias is None else y + bias[...].astype(x.dtype)
+        return y if bias is None else y + jnp.expand_dims(bias[...].astype(x.dtype), range(y.ndim - bias.ndim))
 
 
 class Attention(Linear):
