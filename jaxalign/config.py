@@ -62,6 +62,8 @@ class Model:
     rope_base: float = field(10000.0, "Base of the rotary frequencies.", above(1))
     norm_eps: float = field(1e-5, "Epsilon of RMSNorm.", above(0))
     tie_embeddings: bool = field(True, "Use the input embedding as the output projection too.")
+    vocab_multiple: int = field(1, "The tables' rows are padded to a multiple of this, so that mesh.tensor can divide them.",
+                                at_least(1))
     max_length: int = field(320, "Longest prompt and response together, in tokens; longer dialogues are cut at a turn.",
                             at_least(8))
     compute_dtype: str = field("float32", "Type of activations and matrix products; parameters stay float32.",

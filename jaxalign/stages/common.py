@@ -11,11 +11,12 @@ from jaxalign.config import POLICY_STAGES, STAGES, Config
 from jaxalign.data.arithmetic import Arithmetic
 from jaxalign.data.tokenizer import Tokenizer
 from jaxalign.data.world import World, make_world
+from jaxalign.errors import UserError
 from jaxalign.feedback.constitution import builtin_names, load_constitution
 from jaxalign.feedback.labeller import Labeller
 from jaxalign.feedback.rater import Rater
 from jaxalign.feedback.speaker import Speaker
-from jaxalign.models import llama
+from jaxalign.models import huggingface
 from jaxalign.models.architecture import DecoderConfig
 from jaxalign.models.lora import Lora, trained
 from jaxalign.models.model import Model, Params
@@ -89,11 +90,14 @@ def make_model(config: Config, vocab: int, head: str = "lm") -> Model:
     same)."""
     sizes = config.model
     if sizes.source == "huggingface":
-        decoder = llama.read_config(sizes.path, sizes.compute_dtype).decoder
+        found = huggingface.read_config(sizes.path, sizes.compute_dtype, sizes.vocab_multiple)
+        if found.head != "lm":
+            raise UserError(f"model.path is {sizes.path}, a {found.family.classifier}; a language model is expected")
+        decoder = found.decoder
     else:
         decoder = DecoderConfig(
             vocab, sizes.layers, sizes.embed, sizes.heads, sizes.kv_heads, sizes.head_dim, sizes.mlp, sizes.rope_base,
-            sizes.norm_eps, sizes.tie_embeddings, sizes.compute_dtype,
+            sizes.norm_eps, sizes.tie_embeddings, sizes.compute_dtype, sizes.vocab_multiple,
         )  # fmt: skip
     section = config.lora
     adapters = Lora(section.rank, section.alpha, section.targets, section.rank_stabilised, section.dora)
@@ -117,9 +121,10 @@ def base_params(context: StageContext, model: Model) -> Params:
 def _read_base(context: StageContext, model: Model) -> Params:
     if context.config.model.source == "huggingface":
         settings = context.config.model
-        return llama.load_pretrained(
-            settings.path, max_length=settings.max_length, compute_dtype=settings.compute_dtype, sharding=model.sharding
-        ).params
+        return huggingface.load_pretrained(
+            settings.path, max_length=settings.max_length, compute_dtype=settings.compute_dtype, sharding=model.sharding,
+            vocab_multiple=settings.vocab_multiple,
+        ).params  # fmt: skip
     return load_params(context.input_directory("pretrain") / "params", model)
 
 

@@ -1,4 +1,4 @@
-"""Hugging Face Llama checkpoints: equal to an independent numpy forward pass, and to published greedy output."""
+"""Hugging Face checkpoints: Llama's equal to an independent numpy forward pass, and to published greedy output."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from safetensors.numpy import load_file, save_file
 
 from jaxalign.data.tokenizer import train_tokenizer
 from jaxalign.errors import UserError
-from jaxalign.models.llama import load_params, load_pretrained, read_config
+from jaxalign.models.huggingface import load_params, load_pretrained, read_config
 from jaxalign.models.model import Model
 from jaxalign.parallel.sharding import Sharding
 from jaxalign.rollout.engine import Engine
@@ -42,7 +42,8 @@ def _tensors(config, seed=0):
     random = np.random.default_rng(seed)
     D, F, V = config["hidden_size"], config["intermediate_size"], config["vocab_size"]
     q, kv = (config[name] * config["head_dim"] for name in ("num_attention_heads", "num_key_value_heads"))
-    shapes = {"model.embed_tokens.weight": (V, D), "model.norm.weight": (D,), "lm_head.weight": (V, D)}
+    shapes = {"model.embed_tokens.weight": (V, D), "model.norm.weight": (D,)}
+    shapes |= {} if config["tie_word_embeddings"] else {"lm_head.weight": (V, D)}
     for i in range(config["num_hidden_layers"]):
         at = f"model.layers.{i}."
         shapes |= {at + "input_layernorm.weight": (D,), at + "post_attention_layernorm.weight": (D,)}
@@ -152,8 +153,19 @@ def test_the_tree_is_the_decoders(tmp_path):
 def test_rotary_tables_and_a_tied_head_in_the_file_are_not_extra(tmp_path):
     tensors = _tensors(_CONFIG)
     tables = {f"model.layers.{i}.self_attn.rotary_emb.inv_freq": np.ones(3, np.float32) for i in range(3)}
-    folder = _write(tmp_path / "hf", tensors=tensors | tables, tie_word_embeddings=True)
+    tensors |= tables | {"lm_head.weight": tensors["model.embed_tokens.weight"]}
+    folder = _write(tmp_path / "hf", tensors=tensors, tie_word_embeddings=True)
     assert "unembedding" not in load_params(folder, Model(read_config(folder).decoder))
+
+
+@pytest.mark.parametrize("rows", [36, 35])
+def test_a_head_that_a_tied_model_cannot_have_is_refused(tmp_path, rows):
+    tensors = _tensors(_CONFIG | {"tie_word_embeddings": True})
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"][:rows].copy()
+    tensors["lm_head.weight"][-1, -1] += 1e-3
+    folder = _write(tmp_path / "hf", tensors=tensors, tie_word_embeddings=True)
+    with pytest.raises(UserError, match=r"lm_head\.weight that differs from model\.embed_tokens\.weight, though"):
+        load_params(folder, Model(read_config(folder).decoder))
 
 
 def test_what_config_json_leaves_out_has_the_formats_defaults(tmp_path):
@@ -179,14 +191,18 @@ def test_rope_theta_is_read_where_newer_files_keep_it(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model_type": "mistral"}, "model_type is 'mistral', which is not supported; 'llama' is expected"),
-        ({"hidden_act": "gelu"}, "hidden_act is 'gelu'"),
-        ({"attention_bias": True}, "attention_bias is True"),
-        ({"mlp_bias": True}, "mlp_bias is True"),
+        ({"model_type": "opt"}, "model_type is 'opt', which is not supported; llama, mistral, .* is expected"),
+        ({"hidden_act": "tanh"}, "hidden_act is 'tanh'"),
+        ({"sliding_window": 64}, "sliding_window is 64"),
+        ({"a_new_feature": 1}, "a_new_feature is '1', which this model family does not support"),
         ({"quantization_config": {"bits": 4}}, "quantization_config is"),
-        ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "rope_scaling asks for 'llama3'"),
-        ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_scaling asks for 'linear'"),
-        ({"rope_parameters": {"rope_type": "yarn"}}, "rope_parameters asks for 'yarn'"),
+        ({"rope_scaling": {"rope_type": "dynamic", "factor": 8.0}}, "rope_type.* is 'dynamic', which is not supported"),
+        ({"rope_parameters": {"rope_type": "yarn"}}, "rope_type.* is 'yarn'"),
+        ({"rope_parameters": {"rope_type": "linear", "factor": 2.0, "mscale": 1.0}}, "mscale is '1.0'"),
+        ({"architectures": ["LlamaForTokenClassification"]}, r"architectures is .*\['LlamaForCausalLM'\] or"),
+        ({"architectures": ["LlamaForSequenceClassification"]}, "Classification with 2 labels; one is expected"),
+        ({"architectures": ["LlamaForSequenceClassification"], "id2label": {"0": "a", "1": "b", "2": "c"}}, "with 3 labels"),
+        ({"eos_token_id": "</s>"}, "eos_token_id is '</s>'; an id is expected"),
         ({"vocab_size": None}, "vocab_size is None; a positive int is expected"),
         ({"num_hidden_layers": "3"}, "num_hidden_layers is '3'; a positive int"),
         ({"hidden_size": True}, "hidden_size is True; a positive int"),

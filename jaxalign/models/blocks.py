@@ -1,0 +1,107 @@
+"""Arrays on devices, filled and read block by block: the host never holds more of them than a few blocks."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Iterable, Iterator
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxalign.models.layout import Bounds, Layout
+
+BLOCK_BYTES = 32 << 20
+
+# (where it begins, the block) of each block within bounds; what none covers is zero.
+Blocks = Callable[[Bounds], Iterable[tuple[tuple[int, ...], np.ndarray]]]
+
+
+def row_blocks(layout: Layout, bounds: Bounds, itemsize: int) -> Iterator[Bounds]:
+    """Bounds cut along the stored tensor's rows, each of at most BLOCK_BYTES in its files (or of one row)."""
+    axis = layout.rows
+    first, last = bounds[axis]
+    width = itemsize * layout.parts
+    for place, (start, stop) in enumerate(bounds):
+        width *= 1 if place == axis else stop - start
+    step = max(1, BLOCK_BYTES // max(1, width))
+    for start in range(first, last, step):
+        yield tuple((start, min(start + step, last)) if at == axis else both for at, both in enumerate(bounds))
+
+
+def place_blocks(shape: tuple[int, ...], dtype: np.dtype, sharding: jax.sharding.Sharding, blocks: Blocks) -> jax.Array:
+    """An array [shape] sharded so, of which `blocks` gives any part. What several devices hold alike is asked for once."""
+    holders: dict[Bounds, list[jax.Device]] = {}
+    for device, index in sharding.addressable_devices_indices_map(shape).items():
+        holders.setdefault(_bounds(index, shape), []).append(device)
+    parts = []
+    for bounds, devices in holders.items():
+        parts += _fill(tuple(stop - start for start, stop in bounds), dtype, devices, blocks(bounds))
+    return jax.make_array_from_single_device_arrays(shape, sharding, parts)
+
+
+def _bounds(index: tuple[slice, ...], shape: tuple[int, ...]) -> Bounds:
+    return tuple(part.indices(size)[:2] for part, size in zip(index, shape, strict=True))
+
+
+def _fill(shape, dtype: np.dtype, devices: list[jax.Device], blocks) -> list[jax.Array]:
+    if math.prod(shape) * dtype.itemsize <= BLOCK_BYTES:
+        host = np.zeros(shape, dtype)
+        for begin, block in blocks:
+            host[tuple(slice(start, start + size) for start, size in zip(begin, block.shape, strict=True))] = block
+        # Not aliased: a buffer that is numpy's could not be donated.
+        return [jax.device_put(host, device, may_alias=False) for device in devices]
+    parts = [jnp.zeros(shape, dtype, device=device) for device in devices]
+    for begin, block in blocks:
+        block = np.ascontiguousarray(block)
+        for at, device in enumerate(devices):
+            # Waited for, so that blocks do not pile up.
+            parts[at] = jax.block_until_ready(_write(parts[at], jax.device_put(block, device), np.asarray(begin, np.int32)))
+    return parts
+
+
+@functools.partial(jax.jit, donate_argnums=0)
+def _write(whole: jax.Array, block: jax.Array, begin: jax.Array) -> jax.Array:
+    return jax.lax.dynamic_update_slice(whole, block, [begin[axis] for axis in range(whole.ndim)])
+
+
+def fetch(leaf: jax.Array, bounds: Bounds) -> np.ndarray:
+    """The values of an array within bounds, on the host. Where the array lies on several processes, all must ask alike."""
+    sizes = tuple(stop - start for start, stop in bounds)
+    if not leaf.is_fully_addressable:
+        return np.asarray(_gather(leaf, np.asarray([start for start, _ in bounds], np.int32), sizes))
+    host = None
+    for shard in leaf.addressable_shards:
+        if shard.replica_id:
+            continue
+        held = _bounds(shard.index, leaf.shape)
+        common = [(max(a, c), min(b, d)) for (a, b), (c, d) in zip(bounds, held, strict=True)]
+        if any(start >= stop for start, stop in common):
+            continue
+        begin = np.asarray([start - origin for (start, _), (origin, _) in zip(common, held, strict=True)], np.int32)
+        part = np.asarray(_read(shard.data, begin, tuple(stop - start for start, stop in common)))
+        if part.shape == sizes:
+            return part
+        host = np.empty(sizes, leaf.dtype) if host is None else host
+        host[tuple(slice(start - a, stop - a) for (start, stop), (a, _) in zip(common, bounds, strict=True))] = part
+    return host
+
+
+@functools.partial(jax.jit, static_argnums=2)
+def _read(part: jax.Array, begin: jax.Array, sizes: tuple[int, ...]) -> jax.Array:
+    return jax.lax.dynamic_slice(part, [begin[axis] for axis in range(part.ndim)], sizes)
+
+
+def _gather(leaf: jax.Array, begin: np.ndarray, sizes: tuple[int, ...]) -> jax.Array:
+    """The same on every device. What is one of many (a layer) is taken out where it lies, before anything is gathered."""
+    single = tuple(1 if size == 1 else whole for size, whole in zip(sizes, leaf.shape, strict=True))
+
+    def take(leaf, begin):
+        one = jax.lax.dynamic_slice(leaf, [begin[i] * (single[i] == 1) for i in range(leaf.ndim)], single)
+        one = jax.lax.with_sharding_constraint(one, leaf_sharding)
+        return jax.lax.dynamic_slice(one, [begin[i] * (single[i] != 1) for i in range(leaf.ndim)], sizes)
+
+    leaf_sharding = leaf.sharding
+    replicated = jax.sharding.NamedSharding(leaf_sharding.mesh, jax.sharding.PartitionSpec())
+    return jax.jit(take, out_shardings=replicated)(leaf, begin)

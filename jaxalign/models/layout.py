@@ -1,0 +1,146 @@
+"""Where each weight of a decoder lies in the files of its family: the layout language of `families.base.Weight`.
+
+"(H h) D -> D H h" says that the stored tensor is [H * h, D] and the decoder's leaf [D, H, h]. A letter on the left alone is
+one that the decoder does not have; the weight is its part number `pick`.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+
+from jaxalign.models.families.base import Family, Weight
+from jaxalign.models.model import Model
+
+Bounds = tuple[tuple[int, int], ...]  # (start, stop) of each axis.
+
+
+class Layout:
+    """One layout with its sizes.
+
+    Args:
+      text: "stored axes -> decoder's axes".
+      sizes: of every letter.
+      pick: the part that the decoder's leaf is, along the letter that it does not have.
+
+    Attributes: stored_shape, decoder_shape; axes, the decoder's letters.
+    """
+
+    def __init__(self, text: str, sizes: Mapping[str, int], pick: int = 0):
+        left, _, right = text.partition("->")
+        self._groups = [tuple(both.strip("()").split()) for both in re.findall(r"\([^)]*\)|\S+", left)]
+        self._letters = [letter for group in self._groups for letter in group]
+        self.axes = tuple(right.split())
+        missing = [letter for letter in self._letters if letter not in self.axes]
+        merged = {group[0] for group in self._groups if len(group) > 1}  # A part that led one would not be cut by rows.
+        known = set(self.axes) <= set(self._letters) <= set(sizes)
+        if len(missing) > 1 or merged & set(missing) or not known:
+            raise ValueError(f"{text!r} is not a layout of letters in {sorted(sizes)}")
+        self._sizes, self._pick = sizes, pick
+        self._alone = missing[0] if missing else None
+        self.stored_shape = tuple(math.prod(sizes[letter] for letter in group) for group in self._groups)
+        self.decoder_shape = tuple(sizes[letter] for letter in self.axes)
+
+    @property
+    def parts(self) -> int:
+        """How many of the decoder's leaves one stored tensor holds."""
+        return self._sizes[self._alone] if self._alone else 1
+
+    @property
+    def rows(self) -> int:
+        """The decoder's axis along which the stored tensor is cut into contiguous pieces."""
+        return next(self.axes.index(letter) for letter in self._letters if letter in self.axes)
+
+    def window(self, bounds: Bounds) -> tuple[slice, ...]:
+        """The smallest block of the stored tensor with all of bounds of the decoder's leaf that is a slice of each axis."""
+        found = []
+        for group in self._groups:
+            start, stop = self._bounds(bounds, group[0])
+            inner = math.prod(self._sizes[letter] for letter in group[1:])
+            found.append(slice(start * inner, stop * inner))
+        return tuple(found)
+
+    def to_decoder(self, block: np.ndarray, bounds: Bounds) -> np.ndarray:
+        """The decoder's values within bounds, from the stored block `window(bounds)`; a view where that is possible."""
+        shape, index = [], []
+        for group in self._groups:
+            for place, letter in enumerate(group):
+                start, stop = self._bounds(bounds, letter)
+                shape.append(stop - start if place == 0 else self._sizes[letter])
+                index.append(slice(None) if place == 0 else slice(start, stop))
+        if self._alone:
+            at = self._letters.index(self._alone)
+            index[at] = self._pick
+        left = [letter for letter in self._letters if letter != self._alone]
+        return block.reshape(shape)[tuple(index)].transpose([left.index(letter) for letter in self.axes])
+
+    def to_stored(self, leaves: Sequence[np.ndarray], bounds: Bounds) -> np.ndarray:
+        """The stored block `window(bounds)` from the values within bounds of all `parts` leaves, in the order of their
+        pick. Bounds cut no axis but the first of each group."""
+        left = [letter for letter in self._letters if letter != self._alone]
+        turned = [leaf.transpose([self.axes.index(letter) for letter in left]) for leaf in leaves]
+        at = self._letters.index(self._alone) if self._alone else 0
+        whole = np.stack(turned, axis=at) if self._alone else turned[0]
+        return whole.reshape([window.stop - window.start for window in self.window(bounds)])
+
+    def _bounds(self, bounds: Bounds, letter: str) -> tuple[int, int]:
+        return (0, self._sizes[letter]) if letter == self._alone else bounds[self.axes.index(letter)]
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """One leaf of the parameters and where it is stored.
+
+    stack: sizes of the leaf's leading axes, along which it is put together from tensors of their own (layers, experts).
+    """
+
+    weight: Weight
+    layout: Layout
+    stack: tuple[int, ...]
+
+    @property
+    def path(self) -> tuple[str, ...]:
+        return self.weight.path
+
+    @property
+    def numbers(self) -> Iterator[tuple[int, ...]]:
+        """What numbers the tensors: () alone, (layer,), or (layer, expert)."""
+        return iter(np.ndindex(self.stack))
+
+    def name(self, number: tuple[int, ...]) -> str:
+        """The stored name of one of them."""
+        return self.weight.stored.format(**dict(zip(("layer", "expert"), number, strict=False)))
+
+
+def places(family: Family, model: Model) -> tuple[Place, ...]:
+    """All leaves of a model with the head "lm" or "scalar", without the padding of its tables.
+
+    Raises:
+      ValueError: another head; Hugging Face's layout knows no model with two.
+    """
+    c = model.config
+    weights = list(family.weights(c))
+    if model.head == "scalar":
+        weights.append(Weight("score.weight", ("score",), "1 D -> D"))
+    elif model.head != "lm":
+        raise ValueError(f"head {model.head!r} has no place in Hugging Face's layout; 'lm' or 'scalar' is expected")
+    elif not c.tie_embeddings:
+        weights.append(Weight(family.lm_head, ("unembedding",), "V D -> D V"))
+    fused = collections.Counter(weight.stored for weight in weights)
+    experts = c.experts.count if c.experts else 1
+    sizes = {"D": c.embed, "H": c.heads, "K": c.kv_heads, "h": c.head_dim, "F": c.mlp, "V": c.vocab, "E": experts, "1": 1}
+    found = []
+    for weight in weights:
+        stack = tuple(size for word, size in (("{layer}", c.layers), ("{expert}", experts)) if word in weight.stored)
+        found.append(Place(weight, Layout(weight.layout, sizes | {"n": fused[weight.stored]}, weight.pick), stack))
+    return tuple(found)
+
+
+def stored_shapes(found: Sequence[Place]) -> dict[str, tuple[int, ...]]:
+    """The shape of every stored tensor by its name."""
+    return {place.name(number): place.layout.stored_shape for place in found for number in place.numbers}
