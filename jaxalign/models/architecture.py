@@ -52,7 +52,8 @@ class DecoderConfig:
 
     Attributes beyond the sizes:
       vocab_multiple: the tables have a multiple of this many rows; those beyond `vocab` are never seen from outside.
-      rotary_dim: how many of a head's dimensions, the first ones, are turned; None for all.
+      rotary_dim: how many of a head's dimensions, the first ones, are turned; None for all. Of an odd number the last one is
+        turned with the dimension after it, as Hugging Face's GPT-NeoX does.
       window: how many keys a query sees, its own included; None for all before it.
       local_layers: which layers have the window; empty for all of them.
       local_rope_base: the base of those layers where it is another (they are not scaled).
@@ -99,7 +100,7 @@ class DecoderConfig:
     def __post_init__(self):
         if self.heads % self.kv_heads:
             raise UserError(f"model.heads is {self.heads}; it must be a multiple of model.kv_heads ({self.kv_heads})")
-        turned = self.head_dim if self.rotary_dim is None else self.rotary_dim
+        turned = self.head_dim if self.rotary_dim is None else self.rotary_dim + self.rotary_dim % 2
         if turned % 2 or turned > self.head_dim:
             raise UserError(
                 f"model.head_dim is {self.head_dim}, of which {turned} are turned by rotary positions; they need an even number"
@@ -131,10 +132,10 @@ class DecoderConfig:
 
     def frequencies(self, local: bool = False) -> jax.Array:
         """float32 [rotary_dim / 2]: by how many radians a position turns each pair, in local layers or in the others."""
-        half = (self.head_dim if self.rotary_dim is None else self.rotary_dim) // 2
+        turned = self.head_dim if self.rotary_dim is None else self.rotary_dim
         own_base = local and self.local_rope_base is not None
         base = self.local_rope_base if own_base else self.rope_base
-        found = base ** (-jnp.arange(half, dtype=jnp.float32) / half)
+        found = base ** (-jnp.arange(0, turned, 2, dtype=jnp.float32) / turned)
         return found if own_base or self.rope_scaling is None else _scaled(found, self.rope_scaling)
 
 

@@ -155,11 +155,11 @@ def rope(fields: Fields, base: float = 10000.0, partial: bool = False) -> dict[s
     """rope_base and rope_scaling, from rope_theta and rope_scaling or (transformers 5) rope_parameters; with `partial` also
     the share of a head that is turned, as "partial", where it is given."""
     values: dict[str, Any] = {}
-    for name in ("rope_scaling", "rope_parameters"):
+    for name in ("rope_parameters", "rope_scaling"):  # The latter, where both are given, is the one that counts.
         found = fields.get(name, {})
         if not isinstance(found, dict):
             raise UserError(f"{fields.path}: {name} is {found!r}; an object is expected")
-        values |= found
+        values = dict(found) or values
     share = values.pop("partial_rotary_factor", None) if partial else None
     found = scaled_rope(fields, values, fields.real("rope_theta", base))
     return found if share is None else found | {"partial": share}

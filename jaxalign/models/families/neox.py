@@ -12,10 +12,10 @@ def _decoder(fields: Fields) -> dict[str, Any]:
     found, bias = sizes(fields, eps=1e-5, tied=False), fields.flag("attention_bias", True)
     turning = rope(fields, fields.real("rotary_emb_base", 10000.0), partial=True)
     share = fields.real("rotary_pct", 0.25)
-    turned = int(found["head_dim"] * turning.pop("partial", share))
+    share = turning.pop("partial", share)
     return found | turning | {
         "norm": "layer", "norm_eps": fields.real("layer_norm_eps", 1e-5), "gated": False,
-        "activation": activation(fields, "hidden_act", "gelu"), "rotary_dim": turned + turned % 2,
+        "activation": activation(fields, "hidden_act", "gelu"), "rotary_dim": int(found["head_dim"] * share),
         "qkv_bias": bias, "out_bias": bias, "mlp_bias": True,
         "parallel_residual": fields.flag("use_parallel_residual", True),
     }  # fmt: skip

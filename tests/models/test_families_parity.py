@@ -1,0 +1,228 @@
+"""Every family against `transformers`: logits, cached decoding past the window, gradients, and the way back.
+
+Models are tiny and random, with awkward sizes; nothing is a golden file. Needs the extra `parity`.
+"""
+
+from __future__ import annotations
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxalign.errors import UserError
+from jaxalign.models.export import export
+from jaxalign.models.huggingface import load_params, read_config
+from jaxalign.models.model import Model
+from jaxalign.records import PackedBatch
+from jaxalign.training.lm_step import lm_loss
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+TOLERANCE = 2e-5  # of the largest logit, in float32
+_COMMON = {
+    "vocab_size": 53, "hidden_size": 20, "intermediate_size": 28, "num_hidden_layers": 3, "max_position_embeddings": 64,
+    "attn_implementation": "eager", "experts_implementation": "eager", "initializer_range": 0.3,
+    "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0,
+}  # fmt: skip
+_ODD = {"num_attention_heads": 5, "num_key_value_heads": 5, "hidden_size": 35, "vocab_size": 61}
+_GROUPED = {"num_attention_heads": 6, "num_key_value_heads": 2, "hidden_size": 18, "intermediate_size": 22}
+_LLAMA3 = {"rope_type": "llama3", "rope_theta": 500.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+           "original_max_position_embeddings": 16}  # fmt: skip
+_LINEAR = {"rope_type": "linear", "rope_theta": 300.0, "factor": 4.0}
+
+CASES = {
+    "llama": ("Llama", {**_GROUPED, "head_dim": 10, "tie_word_embeddings": True}),
+    "llama-odd": ("Llama", {**_ODD, "head_dim": 6, "attention_bias": True, "mlp_bias": True}),
+    "llama-3.1": ("Llama", {**_GROUPED, "head_dim": 8, "rope_parameters": _LLAMA3, "max_position_embeddings": 128}),
+    "llama-linear": ("Llama", {"num_attention_heads": 2, "num_key_value_heads": 1, "rope_parameters": _LINEAR}),
+    "mistral": ("Mistral", {**_GROUPED, "head_dim": 4, "sliding_window": 5}),
+    "mistral-wide": ("Mistral", {**_ODD, "head_dim": 8, "sliding_window": None, "tie_word_embeddings": True}),
+    "qwen2": ("Qwen2", {"num_attention_heads": 10, "num_key_value_heads": 5, "tie_word_embeddings": True}),
+    "qwen2-window": ("Qwen2", {"num_attention_heads": 2, "num_key_value_heads": 2, "use_sliding_window": True,
+                               "sliding_window": 4, "max_window_layers": 1}),
+    "qwen3": ("Qwen3", {**_ODD, "num_key_value_heads": 1, "head_dim": 6}),
+    "qwen3-bias": ("Qwen3", {**_GROUPED, "head_dim": 8, "attention_bias": True, "tie_word_embeddings": True}),
+    "gemma": ("Gemma", {**_GROUPED, "head_dim": 8}),
+    "gemma-untied": ("Gemma", {**_ODD, "num_key_value_heads": 1, "head_dim": 10, "tie_word_embeddings": False}),
+    "gemma2": ("Gemma2", {**_GROUPED, "head_dim": 8, "sliding_window": 4, "query_pre_attn_scalar": 11,
+                          "attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0}),
+    "gemma2-odd": ("Gemma2", {**_ODD, "head_dim": 6, "sliding_window": 6, "attn_logit_softcapping": None,
+                              "final_logit_softcapping": None}),
+    "gemma3": ("Gemma3Text", {**_GROUPED, "num_hidden_layers": 7, "head_dim": 8, "sliding_window": 4,
+                              "query_pre_attn_scalar": 9}),
+    "gemma3-scaled": ("Gemma3Text", {
+        **_ODD, "head_dim": 6, "sliding_window": 3, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        "rope_parameters": {"full_attention": _LINEAR, "sliding_attention": {"rope_type": "default", "rope_theta": 50.0}},
+    }),
+    "neox": ("GPTNeoX", {"num_attention_heads": 5, "hidden_size": 40, "rotary_pct": 0.5}),
+    "neox-serial": ("GPTNeoX", {"num_attention_heads": 3, "hidden_size": 36, "rotary_pct": 0.25, "attention_bias": False,
+                                "use_parallel_residual": False, "hidden_act": "gelu_new", "tie_word_embeddings": True}),
+    "neox-whole": ("GPTNeoX", {"num_attention_heads": 2, "hidden_size": 12, "rotary_pct": 1.0}),
+    "mixtral": ("Mixtral", {**_GROUPED, "head_dim": 6, "num_local_experts": 5, "num_experts_per_tok": 2}),
+    "mixtral-window": ("Mixtral", {**_ODD, "head_dim": 4, "num_local_experts": 3, "num_experts_per_tok": 3,
+                                   "sliding_window": 4}),
+    "qwen3-moe": ("Qwen3Moe", {**_GROUPED, "head_dim": 8, "num_experts": 6, "num_experts_per_tok": 3,
+                               "moe_intermediate_size": 10, "norm_topk_prob": True}),
+    "qwen3-moe-plain": ("Qwen3Moe", {**_ODD, "head_dim": 8, "num_experts": 3, "num_experts_per_tok": 1,
+                                     "moe_intermediate_size": 6, "norm_topk_prob": False, "tie_word_embeddings": True}),
+}  # fmt: skip
+
+
+def _reference(name: str, seed: int = 0):
+    """A random model of `transformers`, none of whose weights is at a special value."""
+    kind, changes = CASES[name]
+    torch.manual_seed(seed)
+    config = getattr(transformers, f"{kind}Config")(**_COMMON | changes)
+    model = getattr(transformers, f"{kind.removesuffix('Text')}ForCausalLM")(config).float().eval()
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.add_(0.1 * torch.randn_like(weight))
+    return model
+
+
+@pytest.fixture(scope="module", params=CASES)
+def pair(request, tmp_path_factory):
+    """(reference, folder it is saved in, model, params)."""
+    reference = _reference(request.param)
+    folder = tmp_path_factory.mktemp(request.param)
+    reference.save_pretrained(folder)
+    model = Model(read_config(folder).decoder)
+    return reference, folder, model, load_params(folder, model)
+
+
+def _ragged(vocab: int):
+    """Tokens [4, 11] and lengths, right-padded. Torch gives its padding's embedding no gradient, so no token is the pad."""
+    rng = np.random.default_rng(0)
+    length = np.array([11, 3, 8, 1])
+    tokens = rng.integers(1, vocab, (4, 11))
+    return np.where(np.arange(11)[None] < length[:, None], tokens, 0).astype(np.int32), length
+
+
+def _torch_logits(reference, tokens, mask=None):
+    with torch.no_grad():
+        given = None if mask is None else torch.tensor(mask)
+        return reference(torch.tensor(tokens, dtype=torch.long), attention_mask=given).logits.numpy()
+
+
+def _close(found, expected):
+    error = float(np.abs(np.asarray(found) - expected).max())
+    assert error <= TOLERANCE * float(np.abs(expected).max())
+
+
+def test_logits_of_a_ragged_batch(pair):
+    reference, _, model, params = pair
+    tokens, length = _ragged(model.config.vocab)
+    mask = np.arange(11)[None] < length[:, None]
+    expected = _torch_logits(reference, tokens, mask.astype(np.int64))
+    found = np.asarray(model.logits(params, model.hidden(params, tokens)))
+    _close(found[mask], expected[mask])
+
+
+def test_cached_decoding_past_the_window(pair):
+    """Prompts of different lengths, then tokens one by one from the cache: the logits of the whole text at each place."""
+    reference, _, model, params = pair
+    tokens, length = _ragged(model.config.vocab)
+    P, N = tokens.shape[1], 6
+    following = np.random.default_rng(1).integers(0, model.config.vocab, (len(tokens), N)).astype(np.int32)
+    _, cache = jax.jit(model.prefill, static_argnums=2)(params, tokens, P + N)
+    decode = jax.jit(model.decode)
+    slots = np.arange(P + N)[None]
+    for t in range(N):
+        visible = (slots < length[:, None]) | ((slots >= P) & (slots <= P + t))
+        hidden, cache = decode(params, following[:, t], jnp.asarray(length + t), jnp.asarray(visible), cache, P + t)
+        found = np.asarray(model.logits(params, hidden))
+        for row in range(len(tokens)):
+            text = np.concatenate([tokens[row, : length[row]], following[row, : t + 1]])[None]
+            _close(found[row], _torch_logits(reference, text)[0, -1])
+
+
+def test_gradients_of_the_sft_loss(pair, tmp_path):
+    """Torch's gradients are saved as if they were weights: so they come through the same names and layouts."""
+    reference, _, model, params = pair
+    tokens, length = _ragged(model.config.vocab)
+    labels = np.where(np.arange(11)[None] < length[:, None], tokens, -100)
+    mask = (labels >= 0).astype(np.int64)
+    reference.zero_grad()
+    loss = reference(torch.tensor(tokens, dtype=torch.long), attention_mask=torch.tensor(mask),
+                     labels=torch.tensor(labels, dtype=torch.long)).loss  # fmt: skip
+    loss.backward()
+    kept = {name: weight.detach().clone() for name, weight in reference.named_parameters()}
+    with torch.no_grad():
+        for weight in reference.parameters():
+            weight.copy_(torch.zeros_like(weight) if weight.grad is None else weight.grad)
+    try:
+        reference.save_pretrained(tmp_path)
+    finally:
+        with torch.no_grad():
+            for name, weight in reference.named_parameters():
+                weight.copy_(kept[name])
+    expected = load_params(tmp_path, model)
+    batch = PackedBatch(
+        tokens, mask.astype(np.int32), np.broadcast_to(np.arange(11, dtype=np.int32), tokens.shape),
+        mask.astype(np.float32),
+    )  # fmt: skip
+    found_loss, found = jax.value_and_grad(lambda p: lm_loss(model, p, batch, mask[:, 1:].sum())[0])(params)
+    assert float(found_loss) == pytest.approx(float(loss.detach()), rel=TOLERANCE)
+    for path, leaf in jax.tree_util.tree_leaves_with_path(found):
+        other = expected
+        for part in path:
+            other = other[part.key]
+        error, size = float(jnp.abs(leaf - other).max()), float(jnp.abs(other).max())
+        assert error <= TOLERANCE * max(size, 1e-2), jax.tree_util.keystr(path)
+
+
+def test_what_is_exported_is_the_same_model_to_transformers(pair, tmp_path):
+    reference, folder, model, params = pair
+    config = read_config(folder)
+    export(tmp_path / "out", model, params, config=config.raw, source=folder)
+    eager = {"attn_implementation": "eager", "experts_implementation": "eager"}
+    again, told = type(reference).from_pretrained(tmp_path / "out", **eager, output_loading_info=True)
+    assert not told["missing_keys"] and not told["unexpected_keys"]
+    for name, weight in reference.state_dict().items():
+        assert torch.equal(again.state_dict()[name], weight), name
+    tokens, _ = _ragged(model.config.vocab)
+    np.testing.assert_array_equal(_torch_logits(again, tokens), _torch_logits(reference, tokens))
+
+
+@pytest.mark.parametrize("name", ["mixtral", "qwen3-moe-plain"])
+def test_the_experts_load_balance_is_that_of_transformers(name, tmp_path):
+    reference = _reference(name)
+    reference.save_pretrained(tmp_path)
+    model = Model(read_config(tmp_path).decoder)
+    params = load_params(tmp_path, model)
+    tokens, length = _ragged(model.config.vocab)
+    mask = (np.arange(11)[None] < length[:, None]).astype(np.int32)
+    with torch.no_grad():
+        expected = reference(torch.tensor(tokens, dtype=torch.long), attention_mask=torch.tensor(mask).long(),
+                             output_router_logits=True).aux_loss.item()  # fmt: skip
+    _, found = model.hidden_and_balance(params, tokens, None, mask)
+    assert float(found) == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("family", "field", "value"),
+    [
+        ("llama", "rope_scaling", {"rope_type": "yarn", "factor": 4.0}),
+        ("llama", "hidden_act", "mish"),
+        ("llama", "attention_dropout", 0.1),
+        ("llama", "embedding_multiplier", 12.0),
+        ("gemma3", "use_bidirectional_attention", True),
+        ("gemma2", "layer_types", ["chunked_attention"] * 3),
+        ("qwen3-moe", "mlp_only_layers", [0]),
+        ("qwen3-moe", "decoder_sparse_step", 2),
+        ("mixtral", "router_jitter_noise", 0.2),
+        ("neox", "quantization_config", {"bits": 4}),
+        ("qwen2", "model_type", "qwen2_vl"),
+    ],
+)
+def test_what_is_not_supported_is_refused_by_name(family, field, value, tmp_path):
+    _reference(family).config.save_pretrained(tmp_path)
+    raw = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(raw | {field: value}))
+    name = "rope_type" if field == "rope_scaling" else field
+    with pytest.raises(UserError, match=name):
+        read_config(tmp_path)
