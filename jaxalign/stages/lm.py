@@ -44,7 +44,7 @@ def train_lm(
 
     def step_fn(state, step: int):
         batch = place(model, take(train, loader.indices(step)))
-        return lm_step(model, optimizer, section.micro_batches, state, batch, frozen)
+        return lm_step(model, optimizer, section.micro_batches, state, batch, frozen, context.config.model.load_balance_coef)
 
     loop = Loop(stage, context.directory, steps, section.checkpoint_every)
     state = loop.run(lambda: init_state(model, optimizer, init(), key), abstract_state(model, optimizer), step_fn)

@@ -15,23 +15,31 @@ from jaxalign.training.microbatch import Aux, accumulate
 from jaxalign.training.state import TrainState, apply_gradients
 
 
-def lm_loss(model: Model, params, batch: PackedBatch, total):
-    """Summed negative log-likelihood (nats) of the weighted tokens of `batch`, divided by `total`."""
-    hidden = model.hidden(params, batch.tokens, batch.positions, batch.segment_ids)
+def lm_loss(model: Model, params, batch: PackedBatch, total, balance_coef: float = 0.0):
+    """Summed negative log-likelihood (nats) of the weighted tokens of `batch`, divided by `total`, and balance_coef times the
+    experts' load-balancing loss, weighed by the batch's share of `total`. The latter is each micro-batch's own."""
+    hidden, balance = model.hidden_and_balance(params, batch.tokens, batch.positions, batch.segment_ids)
     stats = token_stats(hidden[:, :-1], model.unembedding(params), batch.tokens[:, 1:], cap=model.config.final_softcap)
     weight = batch.loss_mask[:, 1:]
     loss = -jnp.sum(stats.logprobs * weight) / jnp.maximum(total, 1.0)
-    return loss, Aux({"loss": loss})
+    if model.config.experts is None:
+        return loss, Aux({"loss": loss})
+    balance = balance * jnp.sum(weight) / jnp.maximum(total, 1.0)
+    return loss + balance_coef * balance, Aux({"loss": loss, "load_balance": balance})
 
 
-@functools.partial(jax.jit, static_argnames=("model", "optimizer", "micro_batches"), donate_argnames=("state",))
-def lm_step(model: Model, optimizer, micro_batches: int, state: TrainState, batch: PackedBatch, frozen=None):
+@functools.partial(
+    jax.jit, static_argnames=("model", "optimizer", "micro_batches", "balance_coef"), donate_argnames=("state",)
+)
+def lm_step(
+    model: Model, optimizer, micro_batches: int, state: TrainState, batch: PackedBatch, frozen=None, balance_coef: float = 0.0
+):
     """One update: (state, metrics). The loss is a mean over all weighted tokens of the batch, however it is split.
 
     frozen: the parameters that are not trained, of a model with adapters.
     """
     total = jnp.sum(batch.loss_mask[:, 1:])
-    loss_fn = lambda params, part: lm_loss(model, join(frozen, params), part, total)  # noqa: E731
+    loss_fn = lambda params, part: lm_loss(model, join(frozen, params), part, total, balance_coef)  # noqa: E731
     (_, aux), gradients = accumulate(loss_fn, state.params, batch, micro_batches)
     state, metrics = apply_gradients(state, gradients, optimizer)
     return state, {**aux.sums, **metrics, "tokens": jnp.sum(batch.segment_ids > 0)}
