@@ -6,12 +6,15 @@ An Orbax folder made here has `params` and beside it the model's config.json and
 from __future__ import annotations
 
 import json
+import types
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jaxalign.config import POLICY_STAGES, Config, from_config_dict
+from jaxalign import config_schema
+from jaxalign.config import POLICY_STAGES, Config
 from jaxalign.data.tokenizer import Tokenizer
+from jaxalign.data.tokenizer_json import tokenizer_files
 from jaxalign.errors import UserError
 from jaxalign.models import huggingface
 from jaxalign.models.export import DTYPES, check_target, config_fields, export, whole_folder, write_texts
@@ -31,12 +34,14 @@ _STUDENT = {
 
 
 class Found(NamedTuple):
-    """A model with its weights, the fields of its config.json, the folder of its tokenizer, and what is to be said of it."""
+    """A model with its weights, the fields of its config.json, the folder of its tokenizer, texts of further files, and what
+    is to be said of it."""
 
     model: Model
     params: Params
     config: dict[str, Any]
     texts: Path
+    files: Mapping[str, str] = types.MappingProxyType({})
     notes: tuple[str, ...] = ()
 
 
@@ -65,7 +70,10 @@ def convert(source: Path, target: Path, dtype: str | None, shard_bytes: int, mes
         _write_orbax(target, Found(model, huggingface.load_params(source, model, dtype), config.raw, source), dtype)
         return [f"{source} ({_named(config.raw)}) is now in Orbax's layout in {target}, in {dtype}"]
     found, dtype = (_read_orbax if _is_model(source) else _read_stage)(source, sharding, dtype)
-    export(target, found.model, found.params, config=found.config, source=found.texts, dtype=dtype, shard_bytes=shard_bytes)
+    export(
+        target, found.model, found.params, config=found.config, source=found.texts, files=found.files, dtype=dtype,
+        shard_bytes=shard_bytes,
+    )  # fmt: skip
     written = json.loads((target / "config.json").read_text(encoding="utf-8"))
     return [f"{source} ({_named(written)}) is now in Hugging Face's layout in {target}, in {dtype}", *found.notes]
 
@@ -123,9 +131,11 @@ def _read_stage(source: Path, sharding: Sharding | None, dtype: str | None) -> t
     model, notes = _stage_model(config, manifest.stage, vocab, sharding), ()
     if manifest.stage == "reward_distill":
         raw |= {name: getattr(model.config, ours) for name, ours in _STUDENT.items() if ours != "kv_heads" or name in raw}
+    files = tokenizer_files(texts / "tokenizer.model") if config.model.source == "scratch" else {}
     if model.head == "scalar":
         notes = (_normalisation(stage, folder),)
-    return Found(model, load_params(folder / "params", model, dtype or "float32"), raw, texts, notes), dtype or "float32"
+    dtype = dtype or "float32"
+    return Found(model, load_params(folder / "params", model, dtype), raw, texts, files, notes), dtype
 
 
 def _run_config(workdir: Path, made_with: Mapping[str, Any]) -> Config:
@@ -139,7 +149,8 @@ def _run_config(workdir: Path, made_with: Mapping[str, Any]) -> Config:
         for parent in parents:
             node = node[parent]
         node[last] = value
-    return from_config_dict(values)
+    values.pop("mesh", None)  # That of the run need not be here.
+    return config_schema.from_mapping(Config(), values)
 
 
 def _base(config: Config, workdir: Path) -> tuple[dict[str, Any], Path, int]:
