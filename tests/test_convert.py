@@ -92,6 +92,23 @@ def test_a_reward_model_of_a_run_says_how_its_raw_score_was_used(workdir, tmp_pa
     np.testing.assert_allclose(scores, expected, rtol=2e-5, atol=2e-5 * np.abs(expected).max())
 
 
+def test_a_member_of_an_ensemble_is_exported_alone(workdir, tmp_path, capsys):
+    folder, models = workdir
+    stage = tmp_path / "tiny" / "preference"
+    (stage / "member-1").mkdir(parents=True)
+    for name in ("config.json", "preference/manifest.json"):
+        (tmp_path / "tiny" / name).write_bytes((folder / name).read_bytes())
+    (tmp_path / "tiny" / "pretrain").symlink_to(folder / "pretrain")
+    save_params(stage / "member-1" / "params", models["preference"].init(jax.random.key(7)))
+    members = [{"shift": 0.0, "scale": 1.0}, {"shift": 0.5, "scale": 2.0}]
+    write_json(stage / "summary.json", {"shift": 9.0, "scale": 9.0, "members": members, "combine": "min"})
+    assert _run(f"--source={stage / 'member-1'}", f"--target={tmp_path / 'hf'}") == 0
+    said = capsys.readouterr().out
+    assert "one member of 2; this run took (score - shift) / scale with shift = 0.5 and scale = 2, and the min of all" in said
+    loaded = load_params(tmp_path / "hf", Model(read_config(tmp_path / "hf").decoder, "scalar"))
+    np.testing.assert_array_equal(loaded["score"], models["preference"].init(jax.random.key(7))["score"])
+
+
 def test_to_orbax_and_back_nothing_changes(workdir, tmp_path, capsys):
     folder, _ = workdir
     assert _run(f"--source={folder / 'ppo'}", f"--target={tmp_path / 'a'}", "--dtype=bfloat16") == 0

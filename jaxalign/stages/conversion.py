@@ -179,8 +179,10 @@ def _stage_model(config: Config, stage: str, vocab: int, sharding: Sharding | No
 def _normalisation(stage: Path, folder: Path) -> str:
     """What the raw scores were brought to in the run."""
     summary = _json(stage / "summary.json")
-    if "members" in summary:
-        number = int(folder.name.removeprefix("member-")) if folder != stage else 0
-        summary = summary["members"][number]
-    return (f"its score is raw; this run was rewarded by (score - shift) / scale with shift = {summary['shift']:.6g} and "
-            f"scale = {summary['scale']:.6g}")  # fmt: skip
+    if "members" not in summary:
+        return (f"its score is raw; this run was rewarded by (score - shift) / scale with shift = {summary['shift']:.6g} and "
+                f"scale = {summary['scale']:.6g}")  # fmt: skip
+    member = summary["members"][int(folder.name.removeprefix("member-")) if folder != stage else 0]
+    return (f"its score is raw, and that of one member of {len(summary['members'])}; this run took (score - shift) / scale "
+            f"with shift = {member['shift']:.6g} and scale = {member['scale']:.6g}, and the {summary['combine']} of all members "
+            "(the others are in member-1 and on)")  # fmt: skip
