@@ -184,5 +184,5 @@ def _normalisation(stage: Path, folder: Path) -> str:
                 f"scale = {summary['scale']:.6g}")  # fmt: skip
     member = summary["members"][int(folder.name.removeprefix("member-")) if folder != stage else 0]
     return (f"its score is raw, and that of one member of {len(summary['members'])}; this run took (score - shift) / scale "
-            f"with shift = {member['shift']:.6g} and scale = {member['scale']:.6g}, and the {summary['combine']} of all members "
-            "(the others are in member-1 and on)")  # fmt: skip
+            f"with shift = {member['shift']:.6g} and scale = {member['scale']:.6g}, and the {summary['combine']} of "
+            "all members (the others are in member-1 and on)")  # fmt: skip
