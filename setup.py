@@ -31,5 +31,9 @@ setuptools.setup(
         "sentencepiece",
         "tqdm",
     ],
-    extras_require={"test": ["hypothesis", "import-linter", "pytest", "pytest-xdist", "ruff"]},
+    extras_require={
+        "test": ["hypothesis", "import-linter", "pytest", "pytest-xdist", "ruff"],
+        # What the tests hold models, weights and tokenizers against; jaxalign itself never imports it.
+        "parity": ["peft", "torch==2.13.0", "transformers>=5"],
+    },
 )

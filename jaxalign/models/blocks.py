@@ -12,7 +12,7 @@ import numpy as np
 
 from jaxalign.models.layout import Bounds, Layout
 
-BLOCK_BYTES = 32 << 20
+BLOCK_BYTES = 16 << 20
 
 # (where it begins, the block) of each block within bounds; what none covers is zero.
 Blocks = Callable[[Bounds], Iterable[tuple[tuple[int, ...], np.ndarray]]]
@@ -70,7 +70,8 @@ def fetch(leaf: jax.Array, bounds: Bounds) -> np.ndarray:
     """The values of an array within bounds, on the host. Where the array lies on several processes, all must ask alike."""
     sizes = tuple(stop - start for start, stop in bounds)
     if not leaf.is_fully_addressable:
-        return np.asarray(_gather(leaf, np.asarray([start for start, _ in bounds], np.int32), sizes))
+        gather = _gathering(leaf.sharding, leaf.shape, sizes)
+        return np.asarray(gather(leaf, np.asarray([start for start, _ in bounds], np.int32)))
     host = None
     for shard in leaf.addressable_shards:
         if shard.replica_id:
@@ -93,15 +94,16 @@ def _read(part: jax.Array, begin: jax.Array, sizes: tuple[int, ...]) -> jax.Arra
     return jax.lax.dynamic_slice(part, [begin[axis] for axis in range(part.ndim)], sizes)
 
 
-def _gather(leaf: jax.Array, begin: np.ndarray, sizes: tuple[int, ...]) -> jax.Array:
-    """The same on every device. What is one of many (a layer) is taken out where it lies, before anything is gathered."""
-    single = tuple(1 if size == 1 else whole for size, whole in zip(sizes, leaf.shape, strict=True))
+@functools.lru_cache(maxsize=256)
+def _gathering(sharding: jax.sharding.NamedSharding, shape: tuple[int, ...], sizes: tuple[int, ...]):
+    """(array, begin) -> its block of these sizes, the same on every device. What is one of many (a layer) is taken out
+    where it lies, before anything is gathered."""
+    alone = [size == 1 for size in sizes]
+    single = tuple(1 if one else whole for one, whole in zip(alone, shape, strict=True))
 
     def take(leaf, begin):
-        one = jax.lax.dynamic_slice(leaf, [begin[i] * (single[i] == 1) for i in range(leaf.ndim)], single)
-        one = jax.lax.with_sharding_constraint(one, leaf_sharding)
-        return jax.lax.dynamic_slice(one, [begin[i] * (single[i] != 1) for i in range(leaf.ndim)], sizes)
+        one = jax.lax.dynamic_slice(leaf, [begin[axis] * alone[axis] for axis in range(len(shape))], single)
+        one = jax.lax.with_sharding_constraint(one, sharding)
+        return jax.lax.dynamic_slice(one, [begin[axis] * (not alone[axis]) for axis in range(len(shape))], sizes)
 
-    leaf_sharding = leaf.sharding
-    replicated = jax.sharding.NamedSharding(leaf_sharding.mesh, jax.sharding.PartitionSpec())
-    return jax.jit(take, out_shardings=replicated)(leaf, begin)
+    return jax.jit(take, out_shardings=jax.sharding.NamedSharding(sharding.mesh, jax.sharding.PartitionSpec()))

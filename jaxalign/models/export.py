@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import os
 import pathlib
@@ -16,7 +17,7 @@ from jax.experimental import multihost_utils
 
 from jaxalign.errors import UserError
 from jaxalign.models.blocks import fetch, row_blocks
-from jaxalign.models.families.registry import FAMILIES
+from jaxalign.models.huggingface import parse_config
 from jaxalign.models.layout import Place, places
 from jaxalign.models.model import Model, Params
 from jaxalign.models.safetensors_writer import Planned, plan, write_file, write_index
@@ -61,14 +62,15 @@ def export(
     """
     folder = pathlib.Path(folder).expanduser()
     check_target(folder)
-    family, kind = FAMILIES[config["model_type"]], np.dtype(dtype)
+    config, kind = config_fields(model, config, dtype), np.dtype(dtype)
+    family = parse_config(folder / "config.json", config).family
     found: dict[str, list[tuple[Place, tuple[int, ...]]]] = {}
     # Layer by layer, so that a reader finds what belongs together in one file.
     for place, number in sorted(((p, n) for p in places(family, model) for n in p.numbers), key=lambda both: both[1][:1]):
         found.setdefault(place.name(number), []).append((place, number))
     planned = plan([Planned(name, parts[0][0].layout.stored_shape) for name, parts in found.items()], kind, shard_bytes)
     writes = jax.process_index() == 0
-    with _whole(folder) if writes else contextlib.nullcontext(folder) as temporary:
+    with whole_folder(folder) if writes else contextlib.nullcontext(folder) as temporary:
         for file, tensors in planned.items():
             blocks = (block for tensor in tensors for block in _blocks(params, tensor.name, found[tensor.name], kind))
             if writes:
@@ -78,7 +80,7 @@ def export(
                     pass
         if writes:
             write_index(temporary, planned, kind)
-            _write_texts(temporary, model, family, config, source, files or {}, dtype)
+            write_texts(temporary, config, source, files or {}, generates=model.head == "lm")
     if jax.process_count() > 1:
         multihost_utils.sync_global_devices(f"export {folder}")
 
@@ -90,8 +92,9 @@ def check_target(folder: pathlib.Path) -> None:
 
 
 @contextlib.contextmanager
-def _whole(folder: pathlib.Path) -> Iterator[pathlib.Path]:
+def whole_folder(folder: pathlib.Path) -> Iterator[pathlib.Path]:
     """A folder beside `folder` that takes its name at the end, or goes away where the block fails."""
+    folder = folder.absolute()
     temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
@@ -125,17 +128,34 @@ def _leaf(params: Params, path: tuple[str, ...]) -> jax.Array:
     return params
 
 
-def _write_texts(folder: pathlib.Path, model: Model, family, config, source, files: Mapping[str, str], dtype: str) -> None:
-    config = dict(config) | {"architectures": [family.architecture if model.head == "lm" else family.classifier]}
-    config["dtype" if "dtype" in config else "torch_dtype"] = dtype
+def config_fields(model: Model, config: Mapping[str, Any], dtype: str) -> dict[str, Any]:
+    """The fields of config.json as they are written for this model.
+
+    Raises:
+      UserError: they are not supported.
+      ValueError: they describe another model.
+    """
+    config = {name: value for name, value in config.items() if name not in ("num_labels", "architectures")}
+    found = parse_config(pathlib.Path("config.json"), config)
+    sizes = {"compute_dtype": "float32", "vocab_multiple": 1}
+    if found.decoder != dataclasses.replace(model.config, **sizes):
+        raise ValueError(f"config describes {found.decoder}, the model is {model.config}")
     if model.head == "scalar":
-        config.pop("num_labels", None)
-        config |= {"id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}
+        labels = {"architectures": [found.family.classifier], "id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}
+    else:
+        labels = {"architectures": [found.family.architecture]}
+    return config | labels | {"dtype" if "dtype" in config else "torch_dtype": dtype}
+
+
+def write_texts(
+    folder: pathlib.Path, config: Mapping[str, Any], source: pathlib.Path | None, files: Mapping[str, str], generates: bool
+) -> None:
+    """All files but the weights: config.json, the source's tokenizer, `files`, and what a model that generates needs."""
     _write_json(folder / "config.json", config)
-    for name in (*TOKENIZER_FILES, _GENERATION) if source is not None else ():
+    for name in (*TOKENIZER_FILES, *((_GENERATION,) if generates else ())) if source is not None else ():
         if (source / name).is_file():
             shutil.copyfile(source / name, folder / name)
-    if not (folder / _GENERATION).exists() and model.head == "lm":
+    if generates and not (folder / _GENERATION).exists():
         ids = {name: config[name] for name in ("bos_token_id", "eos_token_id", "pad_token_id") if config.get(name) is not None}
         _write_json(folder / _GENERATION, ids)
     for name, text in files.items():

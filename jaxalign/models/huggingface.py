@@ -104,6 +104,11 @@ def read_config(folder: str | pathlib.Path, compute_dtype: str = "float32", voca
         raw = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise UserError(f"{path} is not JSON ({error}); get it again") from error
+    return parse_config(path, raw, compute_dtype, vocab_multiple)
+
+
+def parse_config(path: pathlib.Path, raw: Any, compute_dtype: str = "float32", vocab_multiple: int = 1) -> ModelConfig:
+    """`read_config` of what `path` holds, which only errors name."""
     if not isinstance(raw, dict) or "model_type" not in raw:
         raise UserError(f"{path} is not a model's config: it has no model_type; 'llama' is expected, for example")
     fields = Fields(path, raw)
@@ -167,7 +172,7 @@ def load_params(folder: str | pathlib.Path, model: Model, dtype: str = "float32"
         kinds = {"lm": "a language model", "scalar": "a model with a scalar head"}
         raise UserError(f"{folder} holds {kinds[config.head]} ({', '.join(config.raw.get('architectures') or ['no name'])}); "
                         f"{kinds[model.head]} is expected")  # fmt: skip
-    _check_mesh(model)
+    check_mesh(model)
     found, family = places(config.family, model), config.family
     tied_head = family.lm_head if model.head == "lm" and model.config.tie_embeddings else None
     abstract, params = model.abstract(), {}
@@ -218,7 +223,7 @@ def _check_tied(weights: Weights, found: tuple[Place, ...], head: str) -> None:
                     "set tie_word_embeddings to false there, or leave the weight out")  # fmt: skip
 
 
-def _check_mesh(model: Model) -> None:
+def check_mesh(model: Model) -> None:
     if model.sharding is None:
         return
     c, mesh = model.config, model.sharding.mesh.shape

@@ -44,8 +44,8 @@ def save_params(directory: Path, params) -> None:
         checkpointer.save(directory, params)
 
 
-def load_params(directory: Path, model: Model):
-    """Parameters of `model`, placed by its sharding rules. Raises UserError when they are missing or do not fit."""
+def load_params(directory: Path, model: Model, dtype: str = "float32"):
+    """Parameters of `model` in `dtype`, placed by its sharding rules. Raises UserError when they are missing or do not fit."""
     directory = Path(directory).absolute()
     if not directory.exists():
         raise UserError(f"no parameters at {directory}; the stage that writes them has not finished")
@@ -56,7 +56,8 @@ def load_params(directory: Path, model: Model):
             if there != expected:
                 raise UserError(f"the parameters at {directory} do not fit config.model: {name} is {there} in the file "
                                 f"and {expected} by the config")  # fmt: skip
-        return checkpointer.restore(directory, _placed(model.abstract()))
+        abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, dtype, sharding=x.sharding), model.abstract())
+        return checkpointer.restore(directory, _placed(abstract))
 
 
 def _shapes(tree) -> dict[str, tuple[int, ...]]:

@@ -52,7 +52,7 @@ def _model(tmp_path, config, head="lm", sharding=None, vocab_multiple=1):
     decoder = read_config(_folder(tmp_path / "config", config), vocab_multiple=vocab_multiple).decoder
     model = Model(decoder, head, sharding)
     # Away from the first values of norms and biases, so that none of them could be left out in silence.
-    params = jax.tree.map(lambda x: x + 0.1 * jnp.cos(jnp.arange(x.size, dtype=x.dtype)).reshape(x.shape), model.init(jax.random.key(0)))
+    params = jax.tree.map(lambda x: x + 0.1 * jnp.cos(jnp.arange(1.0 * x.size)).reshape(x.shape), model.init(jax.random.key(0)))
     return model, params if sharding is None else jax.device_put(params, model.shardings())
 
 
@@ -119,7 +119,7 @@ def test_a_reward_model_goes_in_and_out(tmp_path, name):
     last = model.hidden(params, jnp.asarray(_TOKENS, jnp.int32))[:, -1]
     theirs = _theirs(tmp_path / "out", "AutoModelForSequenceClassification")
     _assert_close(np.asarray(model.scores(params, last)), theirs[:, 0])
-    with pytest.raises(UserError, match=r"holds a model with a scalar head \(.*ForSequenceClassification\); a language model is"):
+    with pytest.raises(UserError, match=r"holds a model with a scalar head \(.*Classification\); a language model is expected"):
         load_params(tmp_path / "out", Model(written.decoder, "lm"))
 
 
@@ -182,7 +182,7 @@ def test_the_sources_files_and_fields_come_along(tmp_path):
 def test_nothing_is_left_of_an_export_that_fails(tmp_path):
     model, params = _model(tmp_path, _LLAMA)
     params["blocks"]["mlp"]["up"] = params["blocks"]["mlp"]["up"].at[1, 2, 3].set(jnp.nan)
-    with pytest.raises(UserError, match=r"nothing was written: model\.layers\.1\.mlp\.up_proj\.weight holds numbers that are not f"):
+    with pytest.raises(UserError, match=r"nothing was written: .*\.1\.mlp\.up_proj\.weight holds numbers that are not finite"):
         export(tmp_path / "out", model, params, config=_LLAMA)
     params["blocks"]["mlp"]["up"] = params["blocks"]["mlp"]["up"].at[1, 2, 3].set(1e6)
     with pytest.raises(UserError, match="too large for float16; ask for another dtype"):
@@ -208,6 +208,6 @@ def test_weights_too_large_for_the_asked_dtype_are_told_on_the_way_in(tmp_path):
     tensors = load_file(tmp_path / "out" / "model.safetensors")
     tensors["model.norm.weight"][3] = 1e5
     save_file(tensors, pathlib.Path(tmp_path / "out" / "model.safetensors"))
-    with pytest.raises(UserError, match=r"model\.norm\.weight in .* holds numbers too large for float16; ask for another dtype"):
+    with pytest.raises(UserError, match=r"model\.norm\.weight in .* holds numbers too large for float16; ask"):
         load_params(tmp_path / "out", model, "float16")
     assert load_params(tmp_path / "out", model, "bfloat16")["final_norm"]["scale"].dtype == jnp.bfloat16

@@ -13,6 +13,7 @@ from safetensors.numpy import load_file, save_file
 from jaxalign.data.tokenizer import train_tokenizer
 from jaxalign.errors import UserError
 from jaxalign.models.huggingface import load_params, load_pretrained, read_config
+from jaxalign.models.layout import places, stored_shapes
 from jaxalign.models.model import Model
 from jaxalign.parallel.sharding import Sharding
 from jaxalign.rollout.engine import Engine
@@ -156,6 +157,25 @@ def test_rotary_tables_and_a_tied_head_in_the_file_are_not_extra(tmp_path):
     tensors |= tables | {"lm_head.weight": tensors["model.embed_tokens.weight"]}
     folder = _write(tmp_path / "hf", tensors=tensors, tie_word_embeddings=True)
     assert "unembedding" not in load_params(folder, Model(read_config(folder).decoder))
+
+
+def test_the_masks_and_tables_of_old_neox_files_are_not_extra(tmp_path):
+    config = {
+        "model_type": "gpt_neox", "hidden_size": 16, "intermediate_size": 20, "num_hidden_layers": 1, "num_attention_heads": 2,
+        "vocab_size": 9, "architectures": ["GPTNeoXForCausalLM"], "rotary_pct": 0.25, "hidden_act": "gelu",
+    }  # fmt: skip
+    folder = _write(tmp_path / "hf", config, {})
+    model = Model(read_config(folder).decoder)
+    shapes = stored_shapes(places(read_config(folder).family, model))
+    tensors = {name: np.ones(shape, np.float32) for name, shape in shapes.items()}
+    at = "gpt_neox.layers.0.attention."
+    old = {f"{at}bias": np.ones((1, 1, 8, 8), np.uint8), f"{at}masked_bias": np.array(-1e9, np.float32)}
+    old[f"{at}rotary_emb.inv_freq"] = np.ones(1, np.float32)
+    save_file(tensors | old, folder / "model.safetensors")
+    assert load_params(folder, model)["blocks"]["attention"]["query"].shape == (1, 16, 2, 8)
+    save_file(tensors | {f"{at}dense.scale": np.ones(1, np.float32)}, folder / "model.safetensors")
+    with pytest.raises(UserError, match=r"have no place in this model: gpt_neox\.layers\.0\.attention\.dense\.scale"):
+        load_params(folder, model)
 
 
 @pytest.mark.parametrize("rows", [36, 35])

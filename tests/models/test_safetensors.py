@@ -85,6 +85,53 @@ def test_a_file_cut_short_is_one_sentence(tmp_path, length):
         pass
 
 
+def _file(header: bytes, data: bytes = bytes(24)) -> bytes:
+    return len(header).to_bytes(8, "little") + header + data
+
+
+_ENTRY = '{"a":{"dtype":"F32","shape":[2,3],"data_offsets":[0,24]}%s}'
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"PK\x03\x04 not a safetensors file at all, of some length",
+        (1 << 60).to_bytes(8, "little") + b"{}",
+        _file(b"{not json}"),
+        _file((_ENTRY % "").encode(), bytes(20)),
+        _file((_ENTRY % "").encode(), bytes(28)),
+        _file((_ENTRY % "").replace("[2,3]", "[2,4]").encode()),
+        _file((_ENTRY % "").replace("F32", "X32").encode()),
+        _file((_ENTRY % ',"b":{"dtype":"F32","shape":[2],"data_offsets":[16,24]}').encode()),
+    ],
+    ids=["no header", "endless header", "no json", "too short", "too long", "shape", "dtype", "overlap"],
+)
+def test_a_file_that_contradicts_itself_is_one_sentence(tmp_path, content):
+    (tmp_path / "model.safetensors").write_bytes(content)
+    with pytest.raises(UserError, match=r"cut short or no safetensors file \("), open_weights(tmp_path):
+        pass
+
+
+def test_a_block_is_read_alone_whatever_stands_before_it(tmp_path):
+    tensors = {"a": np.arange(60, dtype=np.float32).reshape(6, 10), "b": np.arange(3, dtype=np.float16)}
+    tensors["c"] = np.arange(5, dtype=ml_dtypes.bfloat16)
+    save_file(tensors, tmp_path / "model.safetensors")
+    with open_weights(tmp_path) as weights:
+        np.testing.assert_array_equal(weights.read("a", (slice(2, 4), slice(1, 9))), tensors["a"][2:4, 1:9])
+        np.testing.assert_array_equal(weights.read("c", (slice(1, 3),)), [1.0, 2.0])
+        assert weights.read("a", (slice(0, 1),), "bfloat16").dtype == ml_dtypes.bfloat16
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16])
+def test_numbers_that_are_not_finite_are_refused_by_name(tmp_path, dtype, bad):
+    save_file({"a": np.array([1.0, bad], dtype)}, tmp_path / "model.safetensors")
+    with open_weights(tmp_path) as weights:
+        assert weights.read("a", (slice(0, 1),)) == 1.0
+        with pytest.raises(UserError, match=r"a in .* holds numbers that are not finite; get the weights again"):
+            weights.read("a")
+
+
 def test_missing_folders_and_files_are_named(tmp_path):
     with pytest.raises(UserError, match=r"folder .*none does not exist; give a folder with config\.json"):
         with open_weights(tmp_path / "none"):
@@ -100,6 +147,9 @@ def test_missing_folders_and_files_are_named(tmp_path):
     ("weight_map", "message"),
     [
         (_MAP | {"c": "model-00001-of-00002.safetensors"}, "promises weights that its files do not hold: c"),
+        ({"a": _MAP["b"], "b": _MAP["a"]}, "promises weights that its files do not hold: a, b"),
+        (_MAP | {"a": ".."}, "must map every weight to a file beside it"),
+        (_MAP | {"a": "/etc/passwd"}, "must map every weight to a file beside it"),
         ({"a": "../model.safetensors"}, "must map every weight to a file beside it"),
         ({}, "must map every weight to a file beside it"),
         ([1], "is not an index of safetensors files"),
@@ -108,6 +158,14 @@ def test_missing_folders_and_files_are_named(tmp_path):
 def test_a_wrong_index_is_told(tmp_path, weight_map, message):
     with pytest.raises(UserError, match=message), open_weights(_shards(tmp_path, weight_map)):
         pass
+
+
+def test_weights_that_the_index_hides_are_told(tmp_path):
+    _shards(tmp_path, _MAP)
+    save_file({"a": _A, "b": _B}, tmp_path / _MAP["a"])  # "b" is in both files now.
+    with pytest.raises(UserError, match=r"does not name weights that its files hold: b in model-00001-of-00002\.safetensors"):
+        with open_weights(tmp_path):
+            pass
 
 
 def test_a_broken_index_is_told(tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from jaxalign.models.architecture import DecoderConfig
 from jaxalign.models.families.base import Family, Fields, activation, llama_weights, rope, sizes
 
 
@@ -13,6 +14,18 @@ def _decoder(fields: Fields) -> dict[str, Any]:
     return sizes(fields, eps=1e-6, tied=False) | rope(fields) | {
         "activation": activation(fields, "hidden_act", "silu"),
         "qkv_bias": bias, "out_bias": bias, "mlp_bias": fields.flag("mlp_bias", False),
+    }  # fmt: skip
+
+
+def config_json(decoder: DecoderConfig, max_positions: int) -> dict[str, Any]:
+    """The fields of config.json for a decoder of this family that was made here: plain RMSNorm, SiLU, whole rotary positions,
+    no biases. The special tokens' ids are left to the caller."""
+    return {
+        "model_type": "llama", "vocab_size": decoder.vocab, "num_hidden_layers": decoder.layers, "hidden_size": decoder.embed,
+        "num_attention_heads": decoder.heads, "num_key_value_heads": decoder.kv_heads, "head_dim": decoder.head_dim,
+        "intermediate_size": decoder.mlp, "hidden_act": decoder.activation, "rope_theta": decoder.rope_base,
+        "rms_norm_eps": decoder.norm_eps, "tie_word_embeddings": decoder.tie_embeddings,
+        "max_position_embeddings": max_positions, "torch_dtype": "float32",
     }  # fmt: skip
 
 

@@ -1,0 +1,89 @@
+"""The entry point, `python -m jaxalign.convert`: flags and exit codes; `stages/conversion.py` does the work.
+
+Exit codes: 0 done, 2 a mistake the user can mend (one sentence on stderr, no traceback), 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import errno
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from absl import flags
+
+from jaxalign.errors import UserError
+
+_DTYPES = ("float32", "bfloat16", "float16")
+_USAGE = """usage: python -m jaxalign.convert --source=DIR --target=DIR [--dtype=NAME] [--shard_gb=SIZE] [--mesh=D,F,T]
+
+  --source=DIR     a Hugging Face folder (becomes an Orbax one); an Orbax folder made by this command, or a stage's folder
+                   of a run, such as runs/quickstart/ppo (become Hugging Face ones)
+  --target=DIR     a new folder, which appears whole or not at all
+  --dtype=NAME     float32, bfloat16 or float16, for the weights written; default: the source's own
+  --shard_gb=SIZE  largest safetensors file in GB (1e9 bytes); default 4
+  --mesh=D,F,T     sizes of data, fsdp and tensor of the mesh that the weights pass through; default 1,1,1
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Converts and returns the exit code. `argv` includes the program's name; default sys.argv."""
+    argv = list(sys.argv if argv is None else argv)
+    if any(argument in ("-h", "--help", "-help", "--helpfull", "--helpshort") for argument in argv[1:]):
+        print(_USAGE, end="")
+        return 0
+    try:
+        values = _read_arguments(argv)
+        from jaxalign.stages.conversion import convert  # JAX is not loaded for a mistyped flag.
+
+        source, target = (Path(folder).expanduser() for folder in (values.source, values.target))
+        for sentence in convert(source, target, values.dtype, int(values.shard_gb * 1e9), _mesh(values.mesh)):
+            print(sentence)
+        return 0
+    except UserError as error:
+        return _say(str(error), 2)
+    except KeyboardInterrupt:
+        return _say("interrupted; nothing was written", 130)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        return _say(f"the disk is full ({error}); nothing was written: make room and run the same command again", 2)
+
+
+def _read_arguments(argv: Sequence[str]) -> flags.FlagValues:
+    values = flags.FlagValues()
+    flags.DEFINE_string("source", None, "What is converted.", flag_values=values)
+    flags.DEFINE_string("target", None, "Where it goes.", flag_values=values)
+    flags.DEFINE_enum("dtype", None, _DTYPES, "Of the weights.", flag_values=values)
+    flags.DEFINE_float("shard_gb", 4.0, "Largest file.", lower_bound=1e-6, flag_values=values)
+    flags.DEFINE_string("mesh", "1,1,1", "Sizes of data, fsdp and tensor.", flag_values=values)
+    try:
+        unused = values(list(argv))[1:]
+    except flags.Error as error:
+        raise UserError(f"{error}; --help lists the flags") from None
+    if unused:
+        raise UserError(f"{unused[0]!r} is not expected on the command line; --help lists the flags")
+    for name in ("source", "target"):
+        if not values[name].value:
+            raise UserError(f"--{name} is not given; it must be a folder")
+    return values
+
+
+def _mesh(text: str) -> tuple[int, int, int]:
+    try:
+        data, fsdp, tensor = (int(part) for part in text.split(","))
+    except ValueError:
+        raise UserError(f"--mesh is {text!r}; three numbers are expected, data,fsdp,tensor, such as 1,4,2") from None
+    if min(data, fsdp, tensor) < 1:
+        raise UserError(f"--mesh is {text!r}; its sizes must be at least 1")
+    return data, fsdp, tensor
+
+
+def _say(message: str, code: int) -> int:
+    sys.stdout.flush()
+    print(message, file=sys.stderr, flush=True)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())
