@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jaxalign.data.tokenizer import Tokenizer
+from jaxalign.data.tokenizer import Tokenizer, load_tokenizer
 from jaxalign.errors import UserError
 from jaxalign.models.decoder import DecoderConfig
 from jaxalign.models.model import Model, Params
@@ -58,7 +58,7 @@ class Pretrained(NamedTuple):
 def load_pretrained(
     folder: str | pathlib.Path, *, max_length: int = 0, compute_dtype: str = "float32", sharding: Sharding | None = None
 ) -> Pretrained:
-    """Everything a run needs of a folder with config.json, safetensors and tokenizer.model.
+    """Everything a run needs of a folder with config.json, safetensors and its tokenizer.
 
     Args:
       folder: the checkpoint.
@@ -76,7 +76,7 @@ def load_pretrained(
             f"model.max_length is {max_length}, but {folder} was made for at most {config.max_positions} positions; "
             "lower it"
         )
-    tokenizer = Tokenizer.load(folder / "tokenizer.model")
+    tokenizer = load_tokenizer(folder)
     check_vocabulary(folder, config, tokenizer)
     model = Model(config.decoder, "lm", sharding)
     return Pretrained(model, load_params(folder, model), tokenizer)
@@ -148,20 +148,17 @@ def _rope_base(path: pathlib.Path, raw: dict[str, Any]) -> float:
 
 
 def check_vocabulary(folder: str | pathlib.Path, config: LlamaConfig, tokenizer: Tokenizer) -> None:
-    """Raises UserError unless tokenizer and weights speak of the same ids: their number, bos and eos."""
-    if tokenizer.vocab_size != config.decoder.vocab:
+    """Raises UserError where the tokenizer, or a stop id of the folder, has an id that the embedding lacks.
+
+    The embedding may be larger: some are padded. Where the files disagree about bos and eos, the tokenizer's begin and end
+    a text, and the other ends are stop ids beside its own (`Tokenizer.stop_ids`).
+    """
+    highest = max(tokenizer.vocab_size - 1, *tokenizer.stop_ids)
+    if highest >= config.decoder.vocab:
         raise UserError(
-            f"the tokenizer in {folder} has {tokenizer.vocab_size} pieces, but config.json says vocab_size "
-            f"{config.decoder.vocab}; give the tokenizer.model that the weights were trained with"
+            f"the tokenizer in {folder} has ids up to {highest}, but config.json says vocab_size {config.decoder.vocab}; give "
+            "the tokenizer that the weights were trained with"
         )
-    ends = [("bos", tokenizer.bos_id, (config.bos_id,)), ("eos", tokenizer.eos_id, config.eos_ids)]
-    for name, found, expected in ends:
-        expected = tuple(item for item in expected if item is not None)
-        if expected and found not in expected:
-            raise UserError(
-                f"the tokenizer in {folder} has {name} id {found}, but config.json says {name}_token_id "
-                f"{', '.join(map(str, expected))}; give the tokenizer.model that the weights were trained with"
-            )
 
 
 class _Place(NamedTuple):

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from jaxalign.config import Config
+from jaxalign.data import chat
 from jaxalign.data.formats import render_prompt, render_response
 from jaxalign.data.loader import EpochLoader, MixtureLoader
 from jaxalign.data.packing import completion
@@ -50,12 +51,16 @@ def _named_files(config: Config) -> dict[str, Path]:
 
 
 def encode_prompt(tokenizer: Tokenizer, messages: Sequence[Message], style: str) -> list[int]:
-    """The ids of a dialogue up to where the answer begins."""
+    """The ids of a dialogue up to where the answer begins, bos included; style "chat": as the model's template writes it."""
+    if style == "chat":
+        return chat.encode_prompt(tokenizer, messages)
     return begin(tokenizer) + tokenizer.encode_segments(render_prompt(messages, style))
 
 
 def encode_answer(tokenizer: Tokenizer, text: str, style: str) -> list[int]:
-    """The ids of an answer with its eos."""
+    """The ids of an answer with its eos; style "chat": with what the template writes before it, and its end of a turn."""
+    if style == "chat":
+        return chat.encode_answer(tokenizer, text)
     return [*tokenizer.encode_segments(render_response(text, style)), tokenizer.eos_id]
 
 

@@ -1,0 +1,113 @@
+"""tokenizer.json: the ids of `transformers`, and text that stays text."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import pytest
+
+from jaxalign.data import formats
+from jaxalign.data.tokenizer import load_tokenizer
+from jaxalign.errors import UserError
+from jaxalign.records import Message
+from tests import made_tokenizers
+
+KINDS = ("qwen", "llama3", "unigram", "llama2")
+TEXT = "the cat sat.\n\nWhy é 漢字 😀?\tIt is  4."
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    root = tmp_path_factory.mktemp("tokenizers")
+    return {kind: getattr(made_tokenizers, kind)(root / kind) for kind in KINDS}
+
+
+@pytest.fixture(scope="module")
+def loaded(folders):
+    return {kind: load_tokenizer(folder) for kind, folder in folders.items()}
+
+
+def theirs(folder):
+    return pytest.importorskip("transformers").PreTrainedTokenizerFast.from_pretrained(folder)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_ids_and_special_ids_are_those_of_transformers(folders, loaded, kind):
+    ours, other = loaded[kind], theirs(folders[kind])
+    assert ours.encode(TEXT) == other(TEXT, add_special_tokens=False).input_ids
+    assert [*ours.begin_ids, *ours.encode(TEXT)] == other(TEXT).input_ids
+    assert (ours.bos_id, ours.eos_id) == (other.bos_token_id, other.eos_token_id)
+    assert ours.pad_id == (other.eos_token_id if other.pad_token_id is None else other.pad_token_id)
+    assert ours.vocab_size == 1 + max(other.get_vocab().values())
+
+
+@pytest.mark.parametrize("kind", ["qwen", "llama3", "llama2"])
+def test_text_comes_back(loaded, kind):
+    tokenizer, rng = loaded[kind], random.Random(0)
+    alphabet = "ab cC\n\t.é漢😀<|>/[]_"
+    texts = [TEXT, *("x" + "".join(rng.choices(alphabet, k=30)) + "x" for _ in range(200))]
+    assert [tokenizer.decode(tokenizer.encode(text)) for text in texts] == texts
+
+
+def test_text_of_known_characters_comes_back_from_a_unigram_model(loaded):
+    text = "the cat sat on the mat. Why did it sit there?"
+    assert loaded["unigram"].decode(loaded["unigram"].encode(text)) == text
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_special_tokens_spelled_out_in_text_are_text(loaded, kind):
+    tokenizer = loaded[kind]
+    # Each special token by itself, and two grown together from the parts of one.
+    names = [tokenizer.piece(token) for token in tokenizer.special_ids]
+    for name in (*names, *(name[:3] + name + name[3:] for name in names)):
+        for text in (name, f"a{name}b {name}", f"\n{name}"):
+            ids = tokenizer.encode_segments([text])
+            assert not tokenizer.special_ids & {*ids, *tokenizer.encode(text)}, text
+            assert name in tokenizer.decode(tokenizer.encode(text)), text
+
+
+def test_plain_added_tokens_match_in_text_as_they_do_in_transformers(folders, loaded):
+    text = "a<think>b</think>"
+    assert loaded["qwen"].encode(text) == theirs(folders["qwen"])(text, add_special_tokens=False).input_ids
+    assert len(loaded["qwen"].encode(text)) == 4 and loaded["qwen"].decode(loaded["qwen"].encode(text)) == text
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_special_ids_have_no_text_and_padded_ids_neither(loaded, kind):
+    tokenizer = loaded[kind]
+    ids = [*tokenizer.begin_ids, *tokenizer.encode("the cat"), tokenizer.eos_id, tokenizer.pad_id, tokenizer.vocab_size + 3]
+    assert tokenizer.decode(ids) == "the cat"
+    assert tokenizer.piece(tokenizer.vocab_size + 3) == f"[{tokenizer.vocab_size + 3}]"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_segments_of_a_transcript_gain_and_lose_no_space(loaded, kind):
+    turns = [Message("user", "the cat"), Message("assistant", "sat."), Message("user", "Why?")]
+    segments = formats.render_prompt(turns, style="hh")
+    assert loaded[kind].decode(loaded[kind].encode_segments(segments)) == "".join(segments)
+
+
+def test_padding_and_truncation_of_the_file_do_not_touch_encoding(folders, tmp_path):
+    whole = json.loads((folders["qwen"] / "tokenizer.json").read_text())
+    whole["truncation"] = {"direction": "Right", "max_length": 4, "strategy": "LongestFirst", "stride": 0}
+    whole["padding"] = {"strategy": {"Fixed": 64}, "direction": "Right", "pad_to_multiple_of": None, "pad_id": 330,
+                        "pad_type_id": 0, "pad_token": "<|endoftext|>"}  # fmt: skip
+    (tmp_path / "tokenizer.json").write_text(json.dumps(whole))
+    made_tokenizers.write_settings(tmp_path, eos_token="<|im_end|>")
+    tokenizer = load_tokenizer(tmp_path)
+    assert tokenizer.encode(TEXT) == load_tokenizer(folders["qwen"]).encode(TEXT) and tokenizer.begin_ids == ()
+
+
+def test_a_token_called_special_by_the_folder_alone_is_special(folders, tmp_path):
+    (tmp_path / "tokenizer.json").write_bytes((folders["qwen"] / "tokenizer.json").read_bytes())
+    made_tokenizers.write_settings(tmp_path, eos_token="<|im_end|>", additional_special_tokens=["<think>"])
+    tokenizer = load_tokenizer(tmp_path)
+    think = tokenizer.encode_template("<think>").ids
+    assert len(think) == 1 and think[0] in tokenizer.special_ids and think[0] not in tokenizer.encode("a<think>")
+
+
+def test_a_damaged_file_is_a_sentence(tmp_path):
+    (tmp_path / "tokenizer.json").write_text('{"version": "1.0"')
+    with pytest.raises(UserError, match=r"tokenizer\.json is not a readable tokenizer.json .*get it again"):
+        load_tokenizer(tmp_path)
