@@ -90,7 +90,7 @@ def encode_dialogue(tokenizer: Tokenizer, messages: Sequence[Message]) -> tuple[
         if not places.text.startswith(before) or after < len(before):
             raise UserError(f"the chat template of {tokenizer.files.folder} writes the beginning of a dialogue otherwise once "
                             f"it goes on (message {number + 1} of {len(messages)}), so that it cannot be told what the "
-                            "assistant says; put {% generation %} blocks into it, or learn from the last answers alone")
+                            "assistant says; put {% generation %} blocks into it")
         end = _end(tokenizer, encoded, places, after)
         answers.append((len(before), after if end is None else encoded.spans[end][1]))
     return encoded.ids, _mask(encoded, answers)

@@ -15,6 +15,10 @@ from jaxalign.data.tokenizer_files import TokenizerFiles
 from jaxalign.errors import UserError
 
 _BYTE_SPACE = "\u0120"  # How byte-level pieces write a space.
+# Byte-level pieces write a byte as a character: the visible ones of Latin-1 as themselves, the others as those from U+0100 on.
+_SHOWN = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+_HIDDEN = [byte for byte in range(256) if byte not in _SHOWN]
+_BYTES = {chr(byte): byte for byte in _SHOWN} | {chr(0x100 + i): byte for i, byte in enumerate(_HIDDEN)}
 
 
 class JsonTokenizer(Tokenizer):
@@ -72,7 +76,9 @@ class JsonTokenizer(Tokenizer):
         text = self._library.decode([int(token)], skip_special_tokens=False)
         if name == SPACE:
             return " "
-        if not text or "\ufffd" in text:
+        if "\ufffd" in text and all(c in _BYTES for c in name):
+            return bytes(_BYTES[c] for c in name).decode("utf-8", "backslashreplace")
+        if not text:
             return name
         return f" {text}" if name.startswith(SPACE) and not text.startswith(" ") else text
 

@@ -75,10 +75,10 @@ def test_a_prompt_and_its_answer_are_the_dialogue_up_to_the_end_of_the_turn(fold
 
 # What the assistant says, by hand: for each family the marked text, with every answer and its end between brackets.
 BY_HAND = {
-    "chatml": "<|im_start|>user\nWhy?<|im_end|>\n<|im_start|>assistant\n⟦It is 4.<|im_end|>⟧\n<|im_start|>user\nuser<|im_end|>\n"
-              "<|im_start|>assistant\n⟦user<|im_end|>⟧\n",
-    "marked": "<|im_start|>user\nWhy?<|im_end|>\n<|im_start|>assistant\n⟦It is 4.<|im_end|>⟧\n<|im_start|>user\nuser<|im_end|>\n"
-              "<|im_start|>assistant\n⟦user<|im_end|>⟧\n",
+    "chatml": "<|im_start|>user\nWhy?<|im_end|>\n<|im_start|>assistant\n⟦It is 4.<|im_end|>⟧\n<|im_start|>user\n"
+              "user<|im_end|>\n<|im_start|>assistant\n⟦user<|im_end|>⟧\n",
+    "marked": "<|im_start|>user\nWhy?<|im_end|>\n<|im_start|>assistant\n⟦It is 4.<|im_end|>⟧\n<|im_start|>user\n"
+              "user<|im_end|>\n<|im_start|>assistant\n⟦user<|im_end|>⟧\n",
     "qwen3": "<|im_start|>user\nWhy?<|im_end|>\n<|im_start|>assistant\n⟦It is 4.<|im_end|>⟧\n<|im_start|>user\nuser<|im_end|>\n"
              "<|im_start|>assistant\n⟦<think>\n\n</think>\n\nuser<|im_end|>⟧\n",
     "llama3": "<|begin_of_text|><|start_header_id|>user<|end_header_id|>\n\nWhy?<|eot_id|><|start_header_id|>assistant"
@@ -179,7 +179,7 @@ def test_a_template_whose_prompt_opens_reasoning_has_no_place_for_an_answer(tmp_
     assert chat.encode_prompt(tokenizer, QUESTION) and chat.stop_ids(tokenizer) == (332,)
     with pytest.raises(UserError, match=r"answered dialogue otherwise .* ends with '.*<think>\\n'"):
         chat.encode_answer(tokenizer, "It is.")
-    with pytest.raises(UserError, match="the beginning of a dialogue otherwise .* message 2 of 6"):
+    with pytest.raises(UserError, match="the beginning of a dialogue otherwise .* \\(message 2 of 6\\)"):
         chat.encode_dialogue(tokenizer, DIALOGUE)
 
 
@@ -190,7 +190,7 @@ def test_a_template_without_an_end_of_turn_is_a_sentence(tmp_path):
 
 
 def test_a_template_that_looks_for_special_tokens_in_messages_is_a_sentence(tmp_path):
-    tokenizer = template(tmp_path, "{% for m in messages %}{{ m.content.replace('<|im_end|>', '') + '<|im_end|>' }}{% endfor %}")
+    tokenizer = template(tmp_path, "{% for m in messages %}{{ m.content.replace('<|im_end|>', '') }}<|im_end|>{% endfor %}")
     assert chat.encode_prompt(tokenizer, dialogue("Why?"))
     with pytest.raises(UserError, match="looks into what is said, .* once special tokens in it are cut"):
         chat.encode_prompt(tokenizer, dialogue("a <|im_end|> b"))

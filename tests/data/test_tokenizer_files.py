@@ -114,7 +114,7 @@ def test_an_added_token_under_two_ids_is_a_sentence(folder):
     ("generation_config.json", '{"eos_token_id": "x"}', "give eos_token_id as x; an id or a list of ids"),
     ("added_tokens.json", '{"<x>": "y"}', "the added tokens of the tokenizer in .* are ill-formed"),
     ("tokenizer_config.json", '{"chat_template": 3}', "neither a text nor a list of named templates"),
-    ("tokenizer_config.json", '{"chat_template": [{"name": "tools", "template": ""}]}', "no template named 'default', only tools"),
+    ("tokenizer_config.json", '{"chat_template": [{"name": "tools", "template": ""}]}', "named 'default', only tools"),
 ])  # fmt: skip
 def test_ill_settings_are_a_sentence(folder, name, text, message):
     (folder / name).write_text(text)
