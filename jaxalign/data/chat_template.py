@@ -29,6 +29,10 @@ MAX_NUMBERS = 1_000_000
 """Numbers that the ranges of one rendering may have together."""
 
 
+class DialogueRefused(UserError):
+    """A template's own refusal: roles that do not alternate, a system message, and the like. Other dialogues may do."""
+
+
 def render(source: str, origin: str, messages: Sequence[Message], variables: Mapping[str, Any], begin_answer: bool) -> str:
     """What the template writes; `{% generation %}` blocks stand between OPEN and CLOSE.
 
@@ -40,7 +44,8 @@ def render(source: str, origin: str, messages: Sequence[Message], variables: Map
         begin_answer: `add_generation_prompt`: whether the text ends where the assistant's next answer begins.
 
     Raises:
-        UserError: the template is ill-formed, refuses the dialogue, fails, does what the sandbox forbids, or writes too much.
+        DialogueRefused: the template refuses the dialogue.
+        UserError: the template is ill-formed, fails, does what the sandbox forbids, or writes too much.
     """
     given = {"messages": [{"role": m.role, "content": m.content} for m in messages], "tools": None, "documents": None}
     given |= {"add_generation_prompt": begin_answer, "range": _Ranges(), **variables}
@@ -52,7 +57,7 @@ def render(source: str, origin: str, messages: Sequence[Message], variables: Map
             if length > MAX_TEXT:
                 raise _TooMuch(f"it writes more than {MAX_TEXT} characters")
     except _Refused as error:
-        raise UserError(f"the chat template of {origin} refuses a dialogue ({_roles(messages)}): {error}") from None
+        raise DialogueRefused(f"the chat template of {origin} refuses a dialogue ({_roles(messages)}): {error}") from None
     except jinja2.sandbox.SecurityError as error:
         raise UserError(f"the chat template of {origin} does what a template must not: {error}; do not use it") from None
     except jinja2.TemplateSyntaxError as error:

@@ -3,11 +3,12 @@ from pathlib import Path
 
 import pytest
 
-from jaxalign.data import formats
+from jaxalign.data import chat, formats
 from jaxalign.data.tokenizer import load_tokenizer
 from jaxalign.data.tokenizer_sentencepiece import train_tokenizer
 from jaxalign.errors import UserError
 from jaxalign.records import Message
+from tests import made_tokenizers
 
 TEXTS = ["the cat sat on the mat.", "the dog sat on the log.", "a cat and a dog sat."] * 20
 SIZE = 140
@@ -94,3 +95,40 @@ def test_a_tokenizer_with_other_special_ids():
     pegasus = load_tokenizer(_real("tokenizers/pegasus_sp_test.model"))
     assert (pegasus.pad_id, pegasus.eos_id) == (0, 1)
     assert len({pegasus.pad_id, pegasus.eos_id, pegasus.bos_id}) == 3
+
+
+MIXED = "Hello  world, \uff21\n\tNew line.  "
+"""Two spaces, a full-width letter, a line break with a tab, spaces at the end."""
+
+
+@pytest.mark.parametrize(("name", "expected"), [
+    ("tinystories_tok4096", "Hello world, \uff21\n\tNew line."),  # Runs of spaces become one; nothing else changes.
+    ("pegasus_sp_test", "Hello world, A New line."),  # NFKC, and line breaks and tabs become spaces.
+    ("test_model", "Hello world, A New line."),
+])  # fmt: skip
+def test_text_comes_back_from_real_tokenizers_up_to_their_normalisation(name, expected):
+    tokenizer = load_tokenizer(_real(f"tokenizers/{name}.model"))
+    assert tokenizer.decode(tokenizer.encode(MIXED)) == expected
+    assert tokenizer.decode(tokenizer.encode(expected)) == expected
+    text = "Once upon a time, there was a little girl. She said: \"It isn't (really) 42!\""
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+    assert not tokenizer.special_ids & set(tokenizer.encode("<s> </s> <pad> <0x41>"))
+
+
+@pytest.mark.parametrize("name", ["tinystories_tok4096", "pegasus_sp_test"])
+def test_models_with_byte_fallback_lose_no_character(name):
+    tokenizer, text = load_tokenizer(_real(f"tokenizers/{name}.model")), "é 漢字 😀 \u05d0\u05b8 x"
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+@pytest.mark.parametrize("name", ["tinystories_tok4096", "pegasus_sp_test", "test_model"])
+def test_a_chat_through_a_real_tokenizer_is_learnt_where_the_assistant_speaks(name, tmp_path):
+    (tmp_path / "tokenizer.model").write_bytes(_real(f"tokenizers/{name}.model").read_bytes())
+    made_tokenizers.write_settings(tmp_path, made_tokenizers.MISTRAL, bos_token="<s>", eos_token="</s>")
+    tokenizer = load_tokenizer(tmp_path)
+    said = ["Why did </s> it sit?", "It was tired.", "And then?", "It slept."]
+    ids, mask = chat.encode_dialogue(tokenizer, [Message(("user", "assistant")[i % 2], text) for i, text in enumerate(said)])
+    assert ids.count(tokenizer.eos_id) == 2 and ids[0] == tokenizer.bos_id
+    learnt = [token for token, counts in zip(ids, mask, strict=True) if counts]
+    ends = [i for i, token in enumerate(learnt) if token == tokenizer.eos_id]
+    assert tokenizer.decode(learnt[: ends[0]]) == said[1] and tokenizer.decode(learnt[ends[0] + 1 :]) == said[3]
