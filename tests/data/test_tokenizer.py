@@ -104,12 +104,13 @@ MIXED = "Hello  world, \uff21\n\tNew line.  "
 @pytest.mark.parametrize(("name", "expected"), [
     ("tinystories_tok4096", "Hello world, \uff21\n\tNew line."),  # Runs of spaces become one; nothing else changes.
     ("pegasus_sp_test", "Hello world, A New line."),  # NFKC, and line breaks and tabs become spaces.
-    ("test_model", "Hello world, A New line."),
+    ("test_model", "Hello world, A \u2047 New line."),  # NFKC; it does not know line breaks and tabs, and has no bytes.
 ])  # fmt: skip
 def test_text_comes_back_from_real_tokenizers_up_to_their_normalisation(name, expected):
     tokenizer = load_tokenizer(_real(f"tokenizers/{name}.model"))
     assert tokenizer.decode(tokenizer.encode(MIXED)) == expected
-    assert tokenizer.decode(tokenizer.encode(expected)) == expected
+    plain = expected.replace(" \u2047", "")
+    assert tokenizer.decode(tokenizer.encode(plain)) == plain
     text = "Once upon a time, there was a little girl. She said: \"It isn't (really) 42!\""
     assert tokenizer.decode(tokenizer.encode(text)) == text
     assert not tokenizer.special_ids & set(tokenizer.encode("<s> </s> <pad> <0x41>"))
