@@ -111,7 +111,7 @@ def test_text_comes_back_from_real_tokenizers_up_to_their_normalisation(name, ex
     assert tokenizer.decode(tokenizer.encode(MIXED)) == expected
     plain = expected.replace(" \u2047", "")
     assert tokenizer.decode(tokenizer.encode(plain)) == plain
-    text = "Once upon a time, there was a little girl. She said: \"It isn't (really) 42!\""
+    text = "Once upon a time, there was a little girl. She said: \"It isn't (really) so!\""
     assert tokenizer.decode(tokenizer.encode(text)) == text
     assert not tokenizer.special_ids & set(tokenizer.encode("<s> </s> <pad> <0x41>"))
 
