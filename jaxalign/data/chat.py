@@ -126,7 +126,7 @@ def _source(tokenizer: Tokenizer) -> str:
 
 def _write(tokenizer: Tokenizer, messages: Sequence[Message], begin_answer: bool) -> str:
     files = tokenizer.files
-    variables = dict(files.named) | ({"additional_special_tokens": list(files.other_special)} if files.other_special else {})
+    variables = tokenizer.names | ({"additional_special_tokens": list(files.other_special)} if files.other_special else {})
     return chat_template.render(_source(tokenizer), files.folder, messages, variables, begin_answer)
 
 

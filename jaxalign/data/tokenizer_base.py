@@ -101,6 +101,13 @@ class Tokenizer(abc.ABC):
             if found is not None:
                 self._markers[marker] = found
 
+    @property
+    def names(self) -> dict[str, str]:
+        """Special tokens by their part ("bos_token"), for chat templates: the folder's, else those that the tokenizer knows."""
+        known = {"bos_token": self.bos_id, "eos_token": self.eos_id}
+        found = {part: self.piece(token) for part, token in known.items() if token is not None}
+        return found | dict(self.files.named)
+
     @abc.abstractmethod
     def encode(self, text: str) -> list[int]:
         """The ids of plain text, as at the beginning of a text; no bos, no eos, no markers."""

@@ -139,6 +139,12 @@ def test_an_empty_folder_and_a_missing_one_are_sentences(tmp_path):
         load_tokenizer(tmp_path / "nowhere")
 
 
+def test_a_template_knows_the_special_tokens_of_a_folder_that_names_none(tmp_path):
+    folder = made_tokenizers.sentencepiece(tmp_path)
+    (folder / "tokenizer_config.json").unlink()
+    assert load_tokenizer(folder).names == {"bos_token": "<s>", "eos_token": "</s>"}
+
+
 def test_a_sentencepiece_folder_may_add_tokens_beyond_its_pieces(tmp_path):
     folder = made_tokenizers.sentencepiece(tmp_path)
     tokenizer, alone = load_tokenizer(folder), load_tokenizer(folder / "tokenizer.model")
