@@ -140,7 +140,7 @@ def _rendered(tokenizer: Tokenizer, messages: Sequence[Message], begin_answer: b
     if cut == list(messages) and not ends:
         return plain
     # Most templates trim what is said, and a mark at its end would keep them from it.
-    for tail in (str, str.rstrip) if ends else (str,):
+    for tail in (str, str.rstrip, lambda text: text.rstrip("\n")) if ends else (str,):
         said = [_ended(message, tail) if ends and message.role == "assistant" else message for message in cut]
         places = _places(_write(tokenizer, said, begin_answer))
         if places.text == plain.text and len(places.ends) == sum(message.content.endswith(END) for message in said):

@@ -232,25 +232,31 @@ def _fitted(line: int, answers: Answers, options: _Options, listed: dict[str, li
 
 
 class FittedPrompts(NamedTuple):
-    """Prompts that fit, and the ids of those whose oldest turns were cut for it and of those left out."""
+    """Prompts that fit, and the ids of those whose oldest turns were cut for it and of those left out: too long, or refused
+    by the chat template."""
 
     prompts: list[Prompt]
     cut: tuple[str, ...]
     too_long: tuple[str, ...]
+    refused: tuple[str, ...]
 
 
 def fit_prompts(prompts: Sequence[Prompt], count_tokens: Callable[[Dialogue], int], max_tokens: int) -> FittedPrompts:
     """Cuts each prompt at a turn, oldest turns first, until `count_tokens` of its messages is at most `max_tokens`."""
-    fitted, cut, too_long = [], [], []
+    fitted, cut, too_long, refused = [], [], [], []
     for prompt in prompts:
-        context = cut_front(prompt.messages, lambda messages: count_tokens(messages) <= max_tokens)
+        try:
+            context = cut_front(prompt.messages, lambda messages: count_tokens(messages) <= max_tokens)
+        except DialogueRefused:
+            refused.append(prompt.id)
+            continue
         if context is None:
             too_long.append(prompt.id)
             continue
         if len(context) < len(prompt.messages):
             cut.append(prompt.id)
         fitted.append(dataclasses.replace(prompt, messages=context))
-    return FittedPrompts(fitted, tuple(cut), tuple(too_long))
+    return FittedPrompts(fitted, tuple(cut), tuple(too_long), tuple(refused))
 
 
 def unique_prompts(comparisons: Sequence[Comparison]) -> list[Prompt]:

@@ -143,7 +143,10 @@ def _chat_template(folder: Path, given: Any) -> str | None:
     """chat_template.jinja comes first; of a list of named templates the one named "default" is used."""
     path = folder / "chat_template.jinja"
     if path.is_file():
-        return path.read_text(encoding="utf-8")
+        try:
+            return path.read_text(encoding="utf-8")
+        except (OSError, ValueError) as error:
+            raise UserError(f"{path} cannot be read as text ({error}); get it again") from error
     if given is None or isinstance(given, str):
         return given
     try:

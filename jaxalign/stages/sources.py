@@ -163,11 +163,19 @@ def prompts(context: StageContext, tokenizer: Tokenizer, purpose: str, count: in
     room = config.model.max_length - max_new_tokens
     fitted = fit_prompts(found, lambda m: len(encode_prompt(tokenizer, m, config.data.style)), room)
     if not fitted.prompts:
+        if fitted.refused:
+            raise UserError(f"the model's chat template refuses {len(fitted.refused)} of the {len(found)} {purpose} prompts of "
+                            f"{config.data.train}, and no other fits into {room} tokens; mend their roles, or set "
+                            "config.data.style to 'hh'")
         raise UserError(f"no {purpose} prompt of {config.data.train} fits into {room} tokens; raise model.max_length, or "
                         "data.held_out_share where none is held out")
     if fitted.too_long or fitted.cut:
         print(f"[{context.directory.name}] of {len(found)} {purpose} prompts {len(fitted.cut)} lost their oldest turns and "
               f"{len(fitted.too_long)} were left out, being longer than {room} tokens", flush=True)
+    if fitted.refused:
+        listed = ", ".join(fitted.refused[:5]) + (", ..." if len(fitted.refused) > 5 else "")
+        print(f"[{context.directory.name}] of {len(found)} {purpose} prompts {len(fitted.refused)} were left out, as the "
+              f"model's chat template refuses them ({listed})", flush=True)
     return _in_turn(fitted.prompts, config)[:count]
 
 

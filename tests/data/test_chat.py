@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import re
 
 import pytest
@@ -148,6 +149,32 @@ def test_special_tokens_in_a_message_stay_text(loaded, name, place):
         assert count(prompt) == count(chat.encode_prompt(tokenizer, dialogue(*texts[:3]))), special
         answer = chat.encode_answer(tokenizer, said)
         assert [i in tokenizer.special_ids for i in answer] == [False] * (len(answer) - 1) + [True]
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_no_pieces_of_special_tokens_grow_together(loaded, name):
+    """Messages put together at random from parts of special tokens, next to the template's own."""
+    tokenizer, rng = loaded[name], random.Random(0)
+    names = sorted({tokenizer.piece(i) for i in tokenizer.special_ids})
+    parts = [*names, *(part for whole in names for part in (whole[:1], whole[:-1], whole[1:], whole[-1:])), " ", "\n", "a"]
+    count = lambda ids: [i for i in ids if i in tokenizer.special_ids]  # noqa: E731
+    expected = count(chat.encode_dialogue(tokenizer, dialogue("a", "b"))[0])
+    for _ in range(60):
+        ask, answer = ("".join(rng.choices(parts, k=rng.randint(1, 6))) for _ in range(2))
+        ids, mask = chat.encode_dialogue(tokenizer, dialogue(ask, answer))
+        assert count(ids) == expected, (ask, answer)
+        learnt = [i for i, counts in zip(ids, mask, strict=True) if counts]
+        assert len(count(learnt)) == 1 and learnt[-1] == count(learnt)[0], (ask, answer)
+
+
+@pytest.mark.parametrize("ending", ["", " ", "\n", " \n", "\n "])
+@pytest.mark.parametrize("trim", ["", " | trim", ".rstrip('\\n')", ".strip()"])
+def test_the_end_of_an_answer_is_found_however_the_template_trims(tmp_path, ending, trim):
+    tokenizer = template(tmp_path, made_tokenizers.CHATML.replace("message.content", f"(message.content{trim})"))
+    kept = "It is 4." + ending
+    kept = {"": kept, " | trim": kept.strip(), ".rstrip('\\n')": kept.rstrip("\n"), ".strip()": kept.strip()}[trim]
+    answer = chat.encode_answer(tokenizer, "It is 4." + ending)
+    assert "".join(tokenizer.piece(i) for i in answer) == kept + "<|im_end|>"
 
 
 @pytest.mark.parametrize(("name", "stops"), [

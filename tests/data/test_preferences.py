@@ -168,6 +168,17 @@ def test_a_dialogue_that_the_chat_template_refuses_is_listed_and_stops_no_other(
     assert "1 that the model's chat template refuses; left out (lines 2)" in report.sentences()
 
 
+def test_a_prompt_that_the_chat_template_refuses_is_listed():
+    def count(messages):
+        if len(messages) == 2:
+            raise DialogueRefused("roles must alternate")
+        return 1
+
+    prompts = [Prompt(f"p:{n}", (Message("user", "a"),) * n, "human") for n in (1, 2, 3)]
+    fitted = fit_prompts(prompts, count, 5)
+    assert (fitted.prompts, fitted.refused, fitted.too_long) == ([prompts[0], prompts[2]], ("p:2",), ())
+
+
 def test_prompts_are_cut_at_a_turn_or_listed_as_too_long():
     turns = (Message("user", "aaaa"), Message("assistant", "bb"), Message("user", "ccc"))
     prompts = [Prompt("p:1", turns, "human"), Prompt("p:2", turns[2:], "human"), Prompt("p:3", turns[:1], "human")]

@@ -122,6 +122,21 @@ def test_models_with_byte_fallback_lose_no_character(name):
     assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
+@pytest.mark.parametrize("legacy", [True, False])
+@pytest.mark.parametrize("name", ["stories260K/hf/tokenizer.model", "tokenizers/tinystories_tok4096.model"])
+def test_a_chat_through_a_sentencepiece_model_is_that_of_transformers(name, legacy, tmp_path):
+    """With and without the space that legacy tokenizers put after special tokens."""
+    transformers = pytest.importorskip("transformers")
+    (tmp_path / "tokenizer.model").write_bytes(_real(name).read_bytes())
+    made_tokenizers.write_settings(tmp_path, made_tokenizers.MISTRAL.replace("'[INST] '", "'[INST]'"), bos_token="<s>",
+                                   eos_token="</s>", unk_token="<unk>", tokenizer_class="LlamaTokenizer", legacy=legacy)
+    said = ["Why did it sit?", "It is 4.", "é 漢字 😀 ok", "the mat.\nThen"]
+    messages = [Message(("user", "assistant")[i % 2], text) for i, text in enumerate(said)]
+    given = [{"role": message.role, "content": message.content} for message in messages]
+    expected = transformers.LlamaTokenizer.from_pretrained(tmp_path).apply_chat_template(given, return_dict=False)
+    assert chat.encode_dialogue(load_tokenizer(tmp_path), messages)[0] == expected
+
+
 @pytest.mark.parametrize("name", ["tinystories_tok4096", "pegasus_sp_test", "test_model"])
 def test_a_chat_through_a_real_tokenizer_is_learnt_where_the_assistant_speaks(name, tmp_path):
     (tmp_path / "tokenizer.model").write_bytes(_real(f"tokenizers/{name}.model").read_bytes())

@@ -130,6 +130,9 @@ def test_where_the_chat_template_comes_from(folder):
     assert load_tokenizer(folder).files.chat_template == "two"
     (folder / "chat_template.jinja").write_text("three")
     assert load_tokenizer(folder).files.chat_template == "three"
+    (folder / "chat_template.jinja").write_bytes(b"\xff")
+    with pytest.raises(UserError, match="chat_template.jinja cannot be read as text"):
+        load_tokenizer(folder)
 
 
 def test_an_empty_folder_and_a_missing_one_are_sentences(tmp_path):
