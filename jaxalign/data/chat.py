@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from jaxalign.data import chat_template
-from jaxalign.data.chat_template import CLOSE, CUT, END, MARKS, OPEN
+from jaxalign.data.chat_template import CLOSE, CUT, END, MARKS, OPEN, DialogueRefused
 from jaxalign.data.tokenizer_base import Encoded, Tokenizer
 from jaxalign.errors import UserError
 from jaxalign.records import Message
@@ -131,10 +131,14 @@ def _write(tokenizer: Tokenizer, messages: Sequence[Message], begin_answer: bool
 
 
 def _rendered(tokenizer: Tokenizer, messages: Sequence[Message], begin_answer: bool = False, ends: bool = False) -> _Places:
-    """The rendering with its cuts, and with the ends of the assistant's messages where they are asked for."""
+    """The rendering with its cuts, and with the ends of the assistant's messages where they are asked for.
+
+    Raises:
+        DialogueRefused: a mark stands in a message, or the template writes what is marked otherwise.
+    """
     for message in messages:
         if any(mark in message.content for mark in MARKS):
-            raise UserError("a message holds a character from U+FDD0 to U+FDD3, which Unicode keeps out of texts; take it out")
+            raise DialogueRefused("a message holds a character from U+FDD0 to U+FDD3, which Unicode keeps out of texts; take it out")
     plain = _places(_write(tokenizer, messages, begin_answer))
     cut = [_with_cuts(tokenizer, message) for message in messages]
     if cut == list(messages) and not ends:
@@ -146,8 +150,8 @@ def _rendered(tokenizer: Tokenizer, messages: Sequence[Message], begin_answer: b
         if places.text == plain.text and len(places.ends) == sum(message.content.endswith(END) for message in said):
             return places
     change = "special tokens in it are cut" if cut != list(messages) else "the ends of answers are marked"
-    raise UserError(f"the chat template of {tokenizer.files.folder} looks into what is said, and writes a dialogue otherwise "
-                    f"once {change}; take special tokens out of the messages, or give another chat_template")
+    raise DialogueRefused(f"the chat template of {tokenizer.files.folder} looks into what is said, and writes a dialogue "
+                          f"otherwise once {change}; take special tokens out of the messages, or give another chat_template")
 
 
 def _ended(message: Message, tail: Callable[[str], str]) -> Message:

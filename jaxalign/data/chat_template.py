@@ -30,7 +30,7 @@ MAX_NUMBERS = 1_000_000
 
 
 class DialogueRefused(UserError):
-    """A template's own refusal: roles that do not alternate, a system message, and the like. Other dialogues may do."""
+    """This dialogue cannot be written: its roles do not alternate, say. Others may do."""
 
 
 def render(source: str, origin: str, messages: Sequence[Message], variables: Mapping[str, Any], begin_answer: bool) -> str:

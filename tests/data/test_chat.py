@@ -8,6 +8,7 @@ import re
 import pytest
 
 from jaxalign.data import chat
+from jaxalign.data.chat_template import DialogueRefused
 from jaxalign.data.tokenizer import load_tokenizer
 from jaxalign.errors import UserError
 from jaxalign.records import Message
@@ -219,7 +220,7 @@ def test_a_template_without_an_end_of_turn_is_a_sentence(tmp_path):
 def test_a_template_that_looks_for_special_tokens_in_messages_is_a_sentence(tmp_path):
     tokenizer = template(tmp_path, "{% for m in messages %}{{ m.content.replace('<|im_end|>', '') }}<|im_end|>{% endfor %}")
     assert chat.encode_prompt(tokenizer, dialogue("Why?"))
-    with pytest.raises(UserError, match="looks into what is said, .* once special tokens in it are cut"):
+    with pytest.raises(DialogueRefused, match="looks into what is said, .* once special tokens in it are cut"):
         chat.encode_prompt(tokenizer, dialogue("a <|im_end|> b"))
 
 
@@ -234,7 +235,7 @@ def test_a_folder_without_a_template_and_a_dialogue_without_a_question_are_sente
 
 def test_roles_that_do_not_alternate_are_the_templates_own_sentence(loaded):
     twice = [Message("user", "a"), Message("user", "b")]
-    with pytest.raises(UserError, match=r"refuses a dialogue \(roles user, user\): roles must alternate"):
+    with pytest.raises(DialogueRefused, match=r"refuses a dialogue \(roles user, user\): roles must alternate"):
         chat.encode_prompt(loaded["gemma"], twice)
     with pytest.raises(UserError, match="System role not supported"):
         chat.encode_prompt(loaded["gemma"], [Message("system", "x"), *twice])
