@@ -138,7 +138,8 @@ def _rendered(tokenizer: Tokenizer, messages: Sequence[Message], begin_answer: b
     """
     for message in messages:
         if any(mark in message.content for mark in MARKS):
-            raise DialogueRefused("a message holds a character from U+FDD0 to U+FDD3, which Unicode keeps out of texts; take it out")
+            raise DialogueRefused("a message holds a character from U+FDD0 to U+FDD3, which Unicode keeps out of texts; "
+                                  "take it out")
     plain = _places(_write(tokenizer, messages, begin_answer))
     cut = [_with_cuts(tokenizer, message) for message in messages]
     if cut == list(messages) and not ends:

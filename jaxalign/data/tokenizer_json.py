@@ -131,7 +131,7 @@ class JsonTokenizer(Tokenizer):
 
 
 def _add_tokens(library: tokenizers.Tokenizer, files: TokenizerFiles) -> None:
-    """Added tokens that the file lacks, under their ids, and as special what the folder calls so."""
+    """Added tokens that the file lacks, under their ids, and as special what the folder calls so or ends texts with."""
     for number, token in files.added.items():
         if library.token_to_id(token.content) is None:
             library.add_tokens([tokenizers.AddedToken(token.content, special=token.special, normalized=False)])
@@ -139,8 +139,15 @@ def _add_tokens(library: tokenizers.Tokenizer, files: TokenizerFiles) -> None:
         if found != number:
             raise UserError(f"the tokenizer in {files.folder} has the added token {token.content!r} with the id {number} in "
                             f"tokenizer_config.json or added_tokens.json, and {found} in tokenizer.json; get the files again")
-    known = [content for content in files.special if library.token_to_id(content) is not None]
-    library.add_special_tokens([tokenizers.AddedToken(content, special=True, normalized=False) for content in known])
+    added = library.get_added_tokens_decoder()
+    ends = {added[i].content for i in files.eos_ids if i in added}
+    for token in added.values():
+        if token.content in ends.union(files.special) and not token.special:
+            token.special = True
+            library.add_special_tokens([token])
+    known = {token.content for token in added.values()}
+    plain = [content for content in files.special if content not in known and library.token_to_id(content) is not None]
+    library.add_special_tokens([tokenizers.AddedToken(content, special=True, normalized=False) for content in plain])
 
 
 def _begin_ids(library: tokenizers.Tokenizer) -> tuple[int, ...]:

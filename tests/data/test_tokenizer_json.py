@@ -6,6 +6,7 @@ import json
 import random
 
 import pytest
+import tokenizers
 
 from jaxalign.data import formats
 from jaxalign.data.tokenizer import load_tokenizer
@@ -105,6 +106,27 @@ def test_a_token_called_special_by_the_folder_alone_is_special(folders, tmp_path
     tokenizer = load_tokenizer(tmp_path)
     think = tokenizer.encode_template("<think>").ids
     assert len(think) == 1 and think[0] in tokenizer.special_ids and think[0] not in tokenizer.encode("a<think>")
+
+
+def test_an_end_that_the_model_config_alone_names_is_special(folders, tmp_path):
+    (tmp_path / "tokenizer.json").write_bytes((folders["qwen"] / "tokenizer.json").read_bytes())
+    made_tokenizers.write_settings(tmp_path, eos_token="<|im_end|>")
+    think = load_tokenizer(tmp_path).encode("<think>")
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [332, *think]}))
+    tokenizer = load_tokenizer(tmp_path)
+    assert len(think) == 1 and think[0] in tokenizer.special_ids and think[0] not in tokenizer.encode("a<think>")
+
+
+def test_special_tokens_keep_the_white_space_they_swallow(folders, tmp_path):
+    """Phi-3's end of a turn takes the line break after it along."""
+    library = tokenizers.Tokenizer.from_file(str(folders["qwen"] / "tokenizer.json"))
+    library.add_special_tokens([tokenizers.AddedToken("<|end|>", rstrip=True, normalized=False)])
+    library.add_tokens([tokenizers.AddedToken("<|turn|>", rstrip=True, normalized=False)])
+    library.save(str(tmp_path / "tokenizer.json"))
+    made_tokenizers.write_settings(tmp_path, eos_token="<|end|>", additional_special_tokens=["<|turn|>"])
+    tokenizer, text = load_tokenizer(tmp_path), "a<|end|>\n<|turn|>\nb"
+    assert tokenizer.encode_template(text).ids == theirs(tmp_path)(text, add_special_tokens=False).input_ids
+    assert len(tokenizer.encode_template(text).ids) == 4
 
 
 def test_a_damaged_file_is_a_sentence(tmp_path):
