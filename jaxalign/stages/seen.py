@@ -29,12 +29,12 @@ def rows(context: StageContext, stage: str, count: int) -> tuple[Tokenizer, list
     return tokenizer, makers[stage](context, tokenizer, count)
 
 
-def dialogue_row(tokenizer: Tokenizer, messages: Sequence[Message], title: str, style: str = "chat") -> TokenRow:
-    """One dialogue: learnt from is its last answer; nothing where it ends with a question."""
+def dialogue_row(tokenizer: Tokenizer, messages: Sequence[Message], title: str) -> TokenRow:
+    """One dialogue through the chat template: learnt from is its last answer; nothing where it ends with a question."""
     if messages and messages[-1].role == "assistant":
-        ids, weights = sources.encode_completion(tokenizer, messages[:-1], messages[-1].content, style)
+        ids, weights = sources.encode_completion(tokenizer, messages[:-1], messages[-1].content, "chat")
         return TokenRow(title, ids, _marks(weights))
-    ids = sources.encode_prompt(tokenizer, messages, style)
+    ids = sources.encode_prompt(tokenizer, messages, "chat")
     return TokenRow(title, ids, GIVEN * len(ids), ("the answer is to come",))
 
 
