@@ -28,7 +28,8 @@ setuptools.setup(
         "optax",
         "orbax-checkpoint",
         "safetensors",
-        "sentencepiece",
+        "sentencepiece>=0.2.3",
+        "tokenizers>=0.20",
         "tqdm",
     ],
     extras_require={

@@ -52,7 +52,7 @@ class Model:
     """The decoder. With source=huggingface its sizes are read from the checkpoint, and those here are not used."""
 
     source: str = field("scratch", "Where the weights come from.", one_of("scratch", "huggingface"))
-    path: str = field("", "Folder of a Hugging Face checkpoint with its tokenizer.model, for source=huggingface.")
+    path: str = field("", "Folder of a Hugging Face checkpoint with its tokenizer, for source=huggingface.")
     layers: int = field(4, "Decoder layers.", at_least(1))
     embed: int = field(128, "Width of the residual stream.", at_least(1))
     heads: int = field(4, "Query heads.", at_least(1))
@@ -103,8 +103,8 @@ class Data:
         "drop", "A row whose dialogues differ before the last turn: dropped, or the turns they share are the prompt.",
         one_of("drop", "keep"))
     limit: int = field(0, "Rows of a file used at most; 0 means all.", at_least(0))
-    style: str = field("compact", "Turn markers of the prompt: the world's compact ones, or those of HH.",
-                       one_of("compact", "hh"))
+    style: str = field("compact", "How dialogues become text: the world's compact markers, the transcripts of HH, or the "
+                       "model's own chat template.", one_of("compact", "hh", "chat"))
 
 
 @dataclasses.dataclass(frozen=True)

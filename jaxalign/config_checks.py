@@ -33,7 +33,7 @@ def _check_model(config: Config) -> None:
     if model.source == "huggingface":
         if not model.path:
             raise UserError("config.model.source is 'huggingface' but config.model.path is empty; set it to the folder "
-                            "with config.json, the safetensors weights and tokenizer.model")
+                            "with config.json, the safetensors weights and the tokenizer")
         return
     _check_heads("model", model)
 
@@ -103,6 +103,12 @@ def _check_data(config: Config) -> None:
     if source == "prompts_jsonl" and config.model.source == "scratch":
         raise UserError("config.data.source is 'prompts_jsonl', which has no text to make a tokenizer and a base from; set "
                         "config.model.source to 'huggingface'")
+    if config.data.style == "chat" and config.model.source == "scratch":
+        raise UserError("config.data.style is 'chat', the chat template of a pretrained model, but config.model.source is "
+                        "'scratch'; set it to 'huggingface', or the style to 'compact'")
+    if config.data.style == "chat" and source == "world":
+        raise UserError("config.data.style is 'chat' but config.data.source is 'world', whose stages speak in compact markers; "
+                        "set data.source to a file of yours, or the style to 'compact'")
     if source == "world" and config.world.held_out_topics >= config.world.topics:
         raise UserError(f"config.world.held_out_topics is {config.world.held_out_topics}; it must be below "
                         f"config.world.topics ({config.world.topics}), so that some are left to learn from")

@@ -14,7 +14,8 @@ from safetensors.numpy import load_file
 
 from jaxalign.config import Config, to_dict
 from jaxalign.convert import main
-from jaxalign.data.tokenizer import train_tokenizer
+from jaxalign.data.tokenizer import load_tokenizer
+from jaxalign.data.tokenizer_sentencepiece import train_tokenizer
 from jaxalign.models.huggingface import load_params, read_config
 from jaxalign.models.model import Model
 from jaxalign.stages import common
@@ -64,7 +65,7 @@ def test_a_policy_of_a_run_is_what_transformers_loads_with_its_tokenizer(workdir
     model, params = models["ppo"], models["ppo"].init(jax.random.key(1))
     theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "hf", dtype=torch.float32).eval()
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "hf")
-    ours = common.Tokenizer.load(folder / "pretrain" / "tokenizer.model")
+    ours = load_tokenizer(folder / "pretrain" / "tokenizer.model")
     ids = tokenizer.encode("the dog sat on a house")
     assert ids == [ours.bos_id, *ours.encode("the dog sat on a house")]
     expected = theirs(torch.tensor([ids])).logits.detach().numpy()

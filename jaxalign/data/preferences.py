@@ -14,6 +14,7 @@ import pathlib
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from jaxalign.data.chat_template import DialogueRefused
 from jaxalign.data.dialogues import Answers, Dialogue, cut_front, parse_pair, split_answers
 from jaxalign.data.jsonl import BrokenLine, check_bad_share, iterate_jsonl
 from jaxalign.errors import UserError
@@ -27,8 +28,8 @@ _LISTED = 10  # line numbers that a summary spells out for each reason; the rest
 class PreferenceReport:
     """What became of every row of one file. Tuples hold line numbers, from 1.
 
-    rows = pairs + broken + identical + no_common_question + empty_prompts + too_long, plus differing_contexts and
-    empty_answers where those are dropped (a row counts under the first reason that drops it). cut rows and those with a bad
+    rows = pairs + broken + identical + no_common_question + empty_prompts + too_long + refused, plus differing_contexts
+    and empty_answers where those are dropped (a row counts under the first reason that drops it). cut rows and those with a bad
     margin are kept, and so are differing and empty ones under "keep": a kept row may be listed more than once.
     """
 
@@ -43,6 +44,7 @@ class PreferenceReport:
     empty_answers: tuple[int, ...]
     cut: tuple[int, ...]
     too_long: tuple[int, ...]
+    refused: tuple[int, ...]
     bad_margins: tuple[int, ...]
 
     def to_dict(self) -> dict[str, Any]:
@@ -85,6 +87,7 @@ _MEANING = {
     "empty_answers": "with an empty answer",
     "cut": "over-long, oldest turns cut",
     "too_long": "over-long even with the last question alone; left out",
+    "refused": "that the model's chat template refuses; left out",
     "bad_margins": "with a margin that is no number of at least 0; taken as 0",
 }
 
@@ -215,7 +218,11 @@ def _fitted(line: int, answers: Answers, options: _Options, listed: dict[str, li
     def fits(context: Dialogue) -> bool:
         return max(count(context, answers.chosen), count(context, answers.rejected)) <= room
 
-    context = cut_front(answers.context, fits)
+    try:
+        context = cut_front(answers.context, fits)
+    except DialogueRefused:
+        listed["refused"].append(line)
+        return None
     if context is None:
         listed["too_long"].append(line)
         return None
@@ -225,25 +232,31 @@ def _fitted(line: int, answers: Answers, options: _Options, listed: dict[str, li
 
 
 class FittedPrompts(NamedTuple):
-    """Prompts that fit, and the ids of those whose oldest turns were cut for it and of those left out."""
+    """Prompts that fit, and the ids of those whose oldest turns were cut for it and of those left out: too long, or refused
+    by the chat template."""
 
     prompts: list[Prompt]
     cut: tuple[str, ...]
     too_long: tuple[str, ...]
+    refused: tuple[str, ...]
 
 
 def fit_prompts(prompts: Sequence[Prompt], count_tokens: Callable[[Dialogue], int], max_tokens: int) -> FittedPrompts:
     """Cuts each prompt at a turn, oldest turns first, until `count_tokens` of its messages is at most `max_tokens`."""
-    fitted, cut, too_long = [], [], []
+    fitted, cut, too_long, refused = [], [], [], []
     for prompt in prompts:
-        context = cut_front(prompt.messages, lambda messages: count_tokens(messages) <= max_tokens)
+        try:
+            context = cut_front(prompt.messages, lambda messages: count_tokens(messages) <= max_tokens)
+        except DialogueRefused:
+            refused.append(prompt.id)
+            continue
         if context is None:
             too_long.append(prompt.id)
             continue
         if len(context) < len(prompt.messages):
             cut.append(prompt.id)
         fitted.append(dataclasses.replace(prompt, messages=context))
-    return FittedPrompts(fitted, tuple(cut), tuple(too_long))
+    return FittedPrompts(fitted, tuple(cut), tuple(too_long), tuple(refused))
 
 
 def unique_prompts(comparisons: Sequence[Comparison]) -> list[Prompt]:

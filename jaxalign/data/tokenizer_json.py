@@ -1,104 +1,170 @@
-"""This project's own tokenizers as tokenizer.json, which `transformers` loads with equal ids.
-
-Written for what `tokenizer.train_tokenizer` makes: BPE whose pieces are scored by the order of their merges, SentencePiece's
-default normalisation, no bytes as a last resort. Control symbols become special tokens: `transformers` finds them in text,
-which SentencePiece does not.
-"""
+"""tokenizer.json, as fast tokenizers of the `transformers` library have it, through the `tokenizers` library."""
 
 from __future__ import annotations
 
-import base64
+import functools
 import json
-from collections.abc import Iterator
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-import sentencepiece
+import tokenizers
 
-_SPACE = "\u2581"
-_BYTES, _NORMALIZER, _CHARSMAP = 2, 3, 2  # Wire type; fields of ModelProto and of its NormalizerSpec.
+from jaxalign.data.tokenizer_base import SPACE, Encoded, Tokenizer, special_ids
+from jaxalign.data.tokenizer_files import TokenizerFiles
+from jaxalign.errors import UserError
 
-
-def tokenizer_files(path: Path) -> dict[str, str]:
-    """Texts of tokenizer.json and tokenizer_config.json for a tokenizer.model of `train_tokenizer`."""
-    model = path.read_bytes()
-    processor = sentencepiece.SentencePieceProcessor(model_proto=model)
-    pieces = [processor.id_to_piece(i) for i in range(processor.vocab_size())]
-    special = [i for i in range(len(pieces)) if processor.is_control(i) or processor.is_unknown(i)]
-    bos, unknown = processor.id_to_piece(processor.bos_id()), processor.id_to_piece(processor.unk_id())
-    spec = next(value for field, value in _fields(model) if field == _NORMALIZER)
-    charsmap = next((value for field, value in _fields(spec) if field == _CHARSMAP), b"")
-    normalizers = [{"type": "Precompiled", "precompiled_charsmap": base64.b64encode(charsmap).decode()}] if charsmap else []
-    normalizers += [
-        {"type": "Strip", "strip_left": True, "strip_right": True},
-        {"type": "Replace", "pattern": {"Regex": " +"}, "content": _SPACE},
-        {"type": "Prepend", "prepend": _SPACE},
-    ]
-    content = {
-        "version": "1.0", "truncation": None, "padding": None,
-        "added_tokens": [
-            {"id": i, "content": pieces[i], "single_word": False, "lstrip": False, "rstrip": False, "normalized": False,
-             "special": True} for i in special
-        ],
-        "normalizer": {"type": "Sequence", "normalizers": normalizers},
-        "pre_tokenizer": None,
-        "post_processor": {
-            "type": "TemplateProcessing",
-            "single": [{"SpecialToken": {"id": bos, "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
-            "pair": [{"SpecialToken": {"id": bos, "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}},
-                     {"Sequence": {"id": "B", "type_id": 0}}],
-            "special_tokens": {bos: {"id": bos, "ids": [processor.bos_id()], "tokens": [bos]}},
-        },
-        "decoder": {
-            "type": "Sequence",
-            "decoders": [
-                {"type": "Replace", "pattern": {"String": _SPACE}, "content": " "}, {"type": "Fuse"},
-                {"type": "Strip", "content": " ", "start": 1, "stop": 0},
-            ],
-        },
-        "model": {
-            "type": "BPE", "dropout": None, "unk_token": unknown, "continuing_subword_prefix": None,
-            "end_of_word_suffix": None, "fuse_unk": True, "byte_fallback": False, "ignore_merges": False,
-            "vocab": {piece: i for i, piece in enumerate(pieces)}, "merges": list(_merges(processor, pieces, set(special))),
-        },
-    }  # fmt: skip
-    names = {"bos_token": bos, "eos_token": pieces[processor.eos_id()], "unk_token": unknown}
-    names |= {"pad_token": pieces[processor.pad_id()]} if processor.pad_id() >= 0 else {}
-    config = {"tokenizer_class": "PreTrainedTokenizerFast", **names, "clean_up_tokenization_spaces": False}
-    dump = lambda value: json.dumps(value, ensure_ascii=False, indent=1) + "\n"  # noqa: E731
-    return {"tokenizer.json": dump(content), "tokenizer_config.json": dump(config)}
+_BYTE_SPACE = "\u0120"  # How byte-level pieces write a space.
+# Byte-level pieces write a byte as a character: the visible ones of Latin-1 as themselves, the others as those from U+0100 on.
+_SHOWN = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+_HIDDEN = [byte for byte in range(256) if byte not in _SHOWN]
+_BYTES = {chr(byte): byte for byte in _SHOWN} | {chr(0x100 + i): byte for i, byte in enumerate(_HIDDEN)}
 
 
-def _merges(processor: sentencepiece.SentencePieceProcessor, pieces: list[str], special: set[int]) -> Iterator[list[str]]:
-    """Every pair that makes a piece, the best piece first."""
-    plain = {piece: processor.get_score(i) for i, piece in enumerate(pieces) if i not in special}
-    for piece in sorted((piece for piece in plain if len(piece) > 1), key=plain.get, reverse=True):
-        for cut in range(1, len(piece)):
-            if piece[:cut] in plain and piece[cut:] in plain:
-                yield [piece[:cut], piece[cut:]]
+class JsonTokenizer(Tokenizer):
+    """A tokenizer.json with the settings of its folder."""
 
+    def __init__(self, library: tokenizers.Tokenizer, files: TokenizerFiles):
+        library.no_padding()
+        library.no_truncation()
+        _add_tokens(library, files)
+        self._library = library
+        begin = _begin_ids(library)
+        self._special = {i: token.content for i, token in library.get_added_tokens_decoder().items() if token.special}
+        self._unknown = None if "unk_token" not in files.named else library.token_to_id(files.named["unk_token"])
+        ids = special_ids(files, library.token_to_id, {}, begin, self._special.keys() - {self._unknown})
+        super().__init__(1 + max(library.get_vocab(with_added_tokens=True).values()), ids, files)
+        if self.begin_ids and self.begin_ids[-1] == self.eos_id != self.bos_id:
+            self.begin_ids = self.begin_ids[:-1]  # What closes a text, which the library puts around an empty one as well.
+        self._spaces_first = (self._run(library, "a", special=False).tokens or [""])[0].startswith((SPACE, _BYTE_SPACE))
 
-def _fields(message: bytes) -> Iterator[tuple[int, bytes]]:
-    """The length-delimited fields of a protocol buffer's message, by number."""
-    at = 0
+    @classmethod
+    def load(cls, path: Path, files: TokenizerFiles) -> JsonTokenizer:
+        """Raises UserError if the file cannot be read, or has no end symbol."""
+        try:
+            library = tokenizers.Tokenizer.from_file(str(path))
+        except Exception as error:  # The library raises plain Exception.
+            raise UserError(f"{path} is not a readable tokenizer.json ({str(error)[:200]}); get it again") from error
+        return cls(library, files)
 
-    def varint() -> int:
-        nonlocal at
-        value = shift = 0
+    def encode(self, text: str) -> list[int]:
+        return self._plain(self._library, text)
+
+    def encode_template(self, text: str, continues: bool = False) -> Encoded:
+        found = self._run(self._inside if continues else self._library, text, special=True)
+        return Encoded(found.ids, found.offsets)
+
+    def cuts(self, text: str) -> list[int]:
+        found: list[int] = []
         while True:
-            byte, at = message[at], at + 1
-            value |= (byte & 0x7F) << shift
-            shift += 7
-            if byte < 0x80:
-                return value
+            at, library = (found[-1], self._inside) if found else (0, self._library)
+            cut = self._first_cut(self._run(library, text[at:], special=True), text[at:])
+            if cut is None:
+                return found
+            found.append(at + cut)
 
-    while at < len(message):
-        key = varint()
-        kind = key & 7
-        if kind == _BYTES:
-            size = varint()
-            yield key >> 3, message[at : at + size]
-            at += size
-        elif kind == 0:
-            varint()
-        else:
-            at += {1: 8, 5: 4}[kind]
+    def decode(self, ids: Sequence[int]) -> str:
+        known = [int(i) for i in ids if i < self.vocab_size and i not in self.special_ids]
+        return self._library.decode(known).strip(" ")
+
+    def piece(self, token: int) -> str:
+        name = self._library.id_to_token(int(token))
+        if name is None:
+            return f"[{token}]"
+        if token in self.special_ids:
+            return name
+        text = self._library.decode([int(token)], skip_special_tokens=False)
+        if name == SPACE:
+            return " "
+        if "\ufffd" in text and all(c in _BYTES for c in name):
+            return bytes(_BYTES[c] for c in name).decode("utf-8", "backslashreplace")
+        if not text:
+            return name
+        return f" {text}" if name.startswith(SPACE) and not text.startswith(" ") else text
+
+    def _token_id(self, token: str) -> int | None:
+        return self._library.token_to_id(token)
+
+    def _encode_segment(self, text: str) -> list[int]:
+        inside = self._spaces_first and text.startswith((" ", "\n"))
+        return self._plain(self._inside if inside else self._library, text)
+
+    def _plain(self, library: tokenizers.Tokenizer, text: str) -> list[int]:
+        """Ids of text. Some models know their special tokens as pieces, too: such a piece is cut after its first character."""
+        found = self._run(library, text, special=False)
+        cut = self._first_cut(found, text)
+        if cut is None:
+            return found.ids
+        return self._plain(library, text[:cut]) + self._plain(self._inside, text[cut:])
+
+    def _first_cut(self, found: tokenizers.Encoding, text: str) -> int | None:
+        """Where the first special token that text was taken for is to be cut; None where there is no such token.
+
+        The unknown symbol may stand for unknown characters; that is not meant.
+        """
+        if self._special.keys().isdisjoint(found.ids):
+            return None
+        for token, (start, end) in zip(found.ids, found.offsets, strict=True):
+            taken = text[start:end].strip()
+            if token not in self._special or (token == self._unknown and taken != self._special[token]):
+                continue
+            if len(taken) < 2:
+                raise UserError(f"a text holds {taken!r}, which the tokenizer in {self.files.folder} cannot tell from its "
+                                f"special token {self._special[token]!r}; leave it out")
+            return start + text[start:end].index(taken) + 1
+        return None
+
+    @staticmethod
+    def _run(library: tokenizers.Tokenizer, text: str, special: bool) -> tokenizers.Encoding:
+        library.encode_special_tokens = not special
+        return library.encode(text, add_special_tokens=False)
+
+    @functools.cached_property
+    def _inside(self) -> tokenizers.Tokenizer:
+        """The same tokenizer for text that others stand before: it puts no space at its beginning."""
+        if not self._spaces_first:
+            return self._library
+        whole = json.loads(self._library.to_str())
+        whole["normalizer"] = _without_space(whole["normalizer"])
+        whole["pre_tokenizer"] = _without_space(whole["pre_tokenizer"])
+        return tokenizers.Tokenizer.from_str(json.dumps(whole))
+
+
+def _add_tokens(library: tokenizers.Tokenizer, files: TokenizerFiles) -> None:
+    """Added tokens that the file lacks, under their ids, and as special what the folder calls so or ends texts with."""
+    for number, token in files.added.items():
+        if library.token_to_id(token.content) is None:
+            library.add_tokens([tokenizers.AddedToken(token.content, special=token.special, normalized=False)])
+        found = library.token_to_id(token.content)
+        if found != number:
+            raise UserError(f"the tokenizer in {files.folder} has the added token {token.content!r} with the id {number} in "
+                            f"tokenizer_config.json or added_tokens.json, and {found} in tokenizer.json; get the files again")
+    added = library.get_added_tokens_decoder()
+    ends = {added[i].content for i in files.eos_ids if i in added}
+    for token in added.values():
+        if token.content in ends.union(files.special) and not token.special:
+            token.special = True
+            library.add_special_tokens([token])
+    known = {token.content for token in added.values()}
+    plain = [content for content in files.special if content not in known and library.token_to_id(content) is not None]
+    library.add_special_tokens([tokenizers.AddedToken(content, special=True, normalized=False) for content in plain])
+
+
+def _begin_ids(library: tokenizers.Tokenizer) -> tuple[int, ...]:
+    library.encode_special_tokens = False
+    return tuple(library.encode("", add_special_tokens=True).ids)
+
+
+def _without_space(part: Any) -> Any:
+    """A normalizer or pre-tokenizer of tokenizer.json, less what puts a space before a text."""
+    if not isinstance(part, dict):
+        return part
+    if part["type"] == "Sequence":
+        key = "normalizers" if "normalizers" in part else "pretokenizers"
+        inner = [_without_space(item) for item in part[key]]
+        return part | {key: [item for item in inner if item is not None]}
+    if part["type"] == "Prepend":
+        return None
+    if part["type"] == "Metaspace":
+        return part | {"prepend_scheme": "never"}
+    return part | {"add_prefix_space": False} if "add_prefix_space" in part else part

@@ -84,4 +84,4 @@ def next_logprobs(model: Model, params, tokens, length, wanted):
 
 def begin(tokenizer: Tokenizer) -> list[int]:
     """The ids every sequence opens with."""
-    return [] if tokenizer.bos_id is None else [tokenizer.bos_id]
+    return list(tokenizer.begin_ids)

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jaxalign.data.tokenizer import Tokenizer
+from jaxalign.data.tokenizer import Tokenizer, load_tokenizer
 from jaxalign.errors import UserError
 from jaxalign.models.architecture import DecoderConfig
 from jaxalign.models.blocks import place_blocks, row_blocks
@@ -85,7 +85,7 @@ def load_pretrained(
             f"model.max_length is {max_length}, but {folder} was made for at most {config.max_positions} positions; "
             "lower it"
         )
-    tokenizer = Tokenizer.load(folder / "tokenizer.model")
+    tokenizer = load_tokenizer(folder)
     check_vocabulary(folder, config, tokenizer)
     model = Model(config.decoder, config.head, sharding)
     return Pretrained(model, load_params(folder, model, dtype), tokenizer)
@@ -141,20 +141,17 @@ def _head(fields: Fields, family: Family) -> str:
 
 
 def check_vocabulary(folder: str | pathlib.Path, config: ModelConfig, tokenizer: Tokenizer) -> None:
-    """Raises UserError unless tokenizer and weights speak of the same ids: their number, bos and eos."""
-    if tokenizer.vocab_size != config.decoder.vocab:
+    """Raises UserError where the tokenizer, or a stop id of the folder, has an id that the embedding lacks.
+
+    The embedding may be larger: some are padded. Where the files disagree about bos and eos, the tokenizer's begin and end
+    a text, and the other ends are stop ids beside its own (`Tokenizer.stop_ids`).
+    """
+    highest = max(tokenizer.vocab_size - 1, *tokenizer.stop_ids)
+    if highest >= config.decoder.vocab:
         raise UserError(
-            f"the tokenizer in {folder} has {tokenizer.vocab_size} pieces, but config.json says vocab_size "
-            f"{config.decoder.vocab}; give the tokenizer.model that the weights were trained with"
+            f"the tokenizer in {folder} has ids up to {highest}, but config.json says vocab_size {config.decoder.vocab}; give "
+            "the tokenizer that the weights were trained with"
         )
-    ends = [("bos", tokenizer.bos_id, (config.bos_id,)), ("eos", tokenizer.eos_id, config.eos_ids)]
-    for name, found, expected in ends:
-        expected = tuple(item for item in expected if item is not None)
-        if expected and found not in expected:
-            raise UserError(
-                f"the tokenizer in {folder} has {name} id {found}, but config.json says {name}_token_id "
-                f"{', '.join(map(str, expected))}; give the tokenizer.model that the weights were trained with"
-            )
 
 
 def load_params(folder: str | pathlib.Path, model: Model, dtype: str = "float32") -> Params:

@@ -82,7 +82,7 @@ def _choose(context: StageContext, model: Model, tokenizer: Tokenizer, shards: S
         policy = common.policy_params(context, model, "best_of_n")
         scorer, preference = load_scorer(context, "preference", model)
         engine = Engine(model, section.batch, config.model.max_length)
-        key, sampling = common.stage_key(config, "best_of_n"), common.sampling(section, tokenizer)
+        key, sampling = common.stage_key(config, "best_of_n"), common.sampling(section, tokenizer, config.data.style)
         for number, rows in enumerate(work):
             if done[number]:
                 continue

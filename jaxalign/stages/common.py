@@ -8,8 +8,10 @@ from pathlib import Path
 import jax
 
 from jaxalign.config import POLICY_STAGES, STAGES, Config
+from jaxalign.data import chat, tokenizer_files
 from jaxalign.data.arithmetic import Arithmetic
 from jaxalign.data.tokenizer import Tokenizer
+from jaxalign.data.tokenizer import load_tokenizer as read_tokenizer
 from jaxalign.data.world import World, make_world
 from jaxalign.errors import UserError
 from jaxalign.feedback.constitution import builtin_names, load_constitution
@@ -61,7 +63,7 @@ def base_files(config: Config) -> dict[Path, str]:
     if config.model.source == "scratch":
         return {}
     folder = Path(config.model.path).expanduser()
-    names = ("config.json", "tokenizer.model", *weight_files(folder))
+    names = ("config.json", *tokenizer_files.NAMES, *weight_files(folder))
     found = {folder / name: "model.path" for name in names if (folder / name).exists()}
     return found or {folder / "config.json": "model.path"}
 
@@ -81,13 +83,13 @@ def sharding(config: Config) -> Sharding | None:
 
 def load_tokenizer(context: StageContext) -> Tokenizer:
     if context.config.model.source == "huggingface":
-        return Tokenizer.load(Path(context.config.model.path).expanduser() / "tokenizer.model")
-    return Tokenizer.load(context.input_directory("pretrain") / "tokenizer.model")
+        return read_tokenizer(context.config.model.path)
+    return read_tokenizer(context.input_directory("pretrain") / "tokenizer.model")
 
 
 def make_model(config: Config, vocab: int, head: str = "lm") -> Model:
-    """The run's architecture, with its adapters. vocab is the tokenizer's size (the weights of an outside model must have the
-    same)."""
+    """The run's architecture, with its adapters. vocab is the tokenizer's size; an outside model says its own, which may be
+    larger."""
     sizes = config.model
     if sizes.source == "huggingface":
         found = huggingface.read_config(sizes.path, sizes.compute_dtype, sizes.vocab_multiple)
@@ -193,9 +195,10 @@ def rater(context: StageContext, speaking: Speaker, principles: int) -> Rater:
     return Rater(speaking, constitution(config), config.feedback, principles, config.seed)
 
 
-def sampling(section, tokenizer: Tokenizer) -> Sampling:
-    """The sampling of a config section that has temperature, top_k, top_p and max_new_tokens."""
+def sampling(section, tokenizer: Tokenizer, style: str = "compact") -> Sampling:
+    """The sampling of a config section that has temperature, top_k, top_p and max_new_tokens. It stops where answers in this
+    style end."""
     return Sampling(
-        section.max_new_tokens, (tokenizer.eos_id,), section.temperature,
+        section.max_new_tokens, chat.stop_ids(tokenizer) if style == "chat" else tokenizer.stop_ids, section.temperature,
         section.top_k, section.top_p,
     )  # fmt: skip

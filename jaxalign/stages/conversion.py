@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 from jaxalign import config_schema
 from jaxalign.config import POLICY_STAGES, Config
-from jaxalign.data.tokenizer import Tokenizer
-from jaxalign.data.tokenizer_json import tokenizer_files
+from jaxalign.data.tokenizer import load_tokenizer
+from jaxalign.data.tokenizer_export import tokenizer_files
 from jaxalign.errors import UserError
 from jaxalign.models import huggingface
 from jaxalign.models.export import DTYPES, check_target, config_fields, export, whole_folder, write_texts
@@ -160,7 +160,7 @@ def _base(config: Config, workdir: Path) -> tuple[dict[str, Any], Path, int]:
         found = huggingface.read_config(texts)
         return dict(found.raw), texts, found.decoder.vocab
     texts = workdir / "pretrain"
-    tokenizer = Tokenizer.load(texts / "tokenizer.model")
+    tokenizer = load_tokenizer(texts / "tokenizer.model")
     raw = config_json(common.make_model(config, tokenizer.vocab_size).config, config.model.max_length)
     ids = {"bos_token_id": tokenizer.bos_id, "eos_token_id": tokenizer.eos_id, "pad_token_id": tokenizer.pad_id}
     return raw | ids, texts, tokenizer.vocab_size

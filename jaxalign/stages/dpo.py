@@ -51,7 +51,10 @@ class DPO(Stage):
         config, section = context.config, context.config.dpo
         tokenizer = common.load_tokenizer(context)
         model = common.make_model(config, tokenizer.vocab_size)
-        pairs, held_out, extra = self._pairs(context, tokenizer)
+        pairs, held_out, report = labelled_split(context, tokenizer)
+        for sentence in report.sentences() if report else ():
+            print(f"[{self.name}] {sentence}", flush=True)
+        extra = {"data": report.to_dict()} if report else {}
         start = common.policy_params(context, model, self.name)
         frozen = common.frozen_params(context, model)
         train, held_out = (
@@ -81,15 +84,13 @@ class DPO(Stage):
         summary["held_out"] = accuracy(section, model, join(frozen, state.params), held_out)
         write_json(context.directory / "summary.json", summary | extra)
 
-    def _pairs(self, context: StageContext, tokenizer: Tokenizer):
-        config = context.config
-        if config.data.source == "world":
-            pairs = labelled_pairs(context)
-            return *split_by_prompt(pairs, config.dpo.held_out_share, config.seed), {}
-        train, held_out, report = sources.human_comparisons(context, tokenizer)
-        for sentence in report.sentences():
-            print(f"[{self.name}] {sentence}", flush=True)
-        return train, held_out, {"data": report.to_dict()}
+
+def labelled_split(context: StageContext, tokenizer: Tokenizer):
+    """(train, held out, report of the file) of the pairs that the policy learns from; no report for the world."""
+    config = context.config
+    if config.data.source == "world":
+        return *split_by_prompt(labelled_pairs(context), config.dpo.held_out_share, config.seed), None
+    return sources.human_comparisons(context, tokenizer)
 
 
 def oriented(pair: Comparison) -> Comparison:

@@ -98,7 +98,7 @@ class Answering:
         self.reference = common.policy_params(context, model, "preference")
         self.scorer = load_scorer(context, "preference", model) if "preference" in config.stages else None
         self.engine = Engine(model, config.evaluate.batch, config.model.max_length)
-        self.sampling = common.sampling(config.evaluate, tokenizer)
+        self.sampling = common.sampling(config.evaluate, tokenizer, config.data.style)
         self.world = common.world_of(config) if config.data.source == "world" else None
         self.timing = Timing(context.directory / "timing.jsonl")
 

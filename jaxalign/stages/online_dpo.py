@@ -81,7 +81,7 @@ class _Iteration:
         self.encoded = [sources.encode_prompt(tokenizer, p.messages, config.data.style) for p in self.prompts]
         self.loader = EpochLoader(len(self.prompts), section.batch, config.seed, stream=400)
         self.optimizer = make_optimizer(section.optimizer, section.iterations * section.epochs * section.minibatches)
-        self.sampling, self.shards = common.sampling(section, tokenizer), Shards(context.directory)
+        self.sampling, self.shards = common.sampling(section, tokenizer, config.data.style), Shards(context.directory)
         self.size = section.batch // section.minibatches
         longest = max(len(prompt) for prompt in self.encoded)
         # One prompt length for the whole run: one compilation.

@@ -135,7 +135,7 @@ class Iteration:
         self.context, self.setup, self.reference, self.reward, self.prompts = context, setup, reference, reward, prompts
         self.frozen = frozen
         section = context.config.ppo
-        self.sampling = common.sampling(section, tokenizer)
+        self.sampling = common.sampling(section, tokenizer, context.config.data.style)
         self.last_gap: tuple[int, jax.Array] | None = None
         self.loader = EpochLoader(len(prompts), section.batch // section.group_size, context.config.seed, stream=200)
         longest = max(len(prompt) for prompt in prompts)

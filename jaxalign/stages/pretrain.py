@@ -13,7 +13,8 @@ from jaxalign.config import Pretrain as PretrainConfig
 from jaxalign.data.arithmetic import ALPHABET
 from jaxalign.data.formats import ASSISTANT, END, MARKERS, USER, written_by_model
 from jaxalign.data.packing import pack
-from jaxalign.data.tokenizer import PRINTABLE, Tokenizer, train_tokenizer
+from jaxalign.data.tokenizer import Tokenizer, load_tokenizer
+from jaxalign.data.tokenizer_sentencepiece import PRINTABLE, train_tokenizer
 from jaxalign.feedback.speaker import begin
 from jaxalign.records import PackedBatch
 from jaxalign.stages import common
@@ -36,7 +37,7 @@ class Pretrain(Stage):
         train, held_out, size, alphabet = _text(config)
         path = context.directory / "tokenizer.model"
         if path.exists():
-            tokenizer = Tokenizer.load(path)
+            tokenizer = load_tokenizer(path)
         else:
             special = {*MARKERS, END}
             texts = (segment for document in train for segment in document if segment not in special)

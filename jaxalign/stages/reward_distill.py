@@ -132,7 +132,7 @@ def _answer(context: StageContext, policy: Model, tokenizer: Tokenizer) -> None:
             return
         params = common.policy_params(context, policy, "reward_distill")
         engine = Engine(policy, section.batch, config.model.max_length)
-        key, sampling = common.stage_key(config, "reward_distill"), common.sampling(section, tokenizer)
+        key, sampling = common.stage_key(config, "reward_distill"), common.sampling(section, tokenizer, config.data.style)
         for number, rows in enumerate(work):
             if done[number]:
                 continue

@@ -10,6 +10,7 @@ from jaxalign.data.loader import EpochLoader
 from jaxalign.data.packing import pack
 from jaxalign.data.tokenizer import Tokenizer
 from jaxalign.errors import UserError
+from jaxalign.records import PackedBatch
 from jaxalign.stages import common, sources
 from jaxalign.stages.base import Stage, StageContext
 from jaxalign.stages.lm import train_lm
@@ -30,27 +31,31 @@ class Sft(Stage):
         config = context.config
         tokenizer = common.load_tokenizer(context)
         model = common.make_model(config, tokenizer.vocab_size)
-        if config.data.source == "world":
-            train, held_out, extra = *_revisions(context, tokenizer), {}
-        else:
-            train, held_out, report = sources.human_comparisons(context, tokenizer)
-            answered = lambda pairs: [(c.prompt.messages, c.response_a) for c in pairs]  # noqa: E731
-            train, held_out, extra = answered(train), answered(held_out), {"data": report.to_dict()}
-            for sentence in report.sentences():
-                print(f"[{self.name}] {sentence}", flush=True)
-        row_length = config.sft.row_length
-
-        def packed(answered):
-            documents = (sources.encode_completion(tokenizer, m, text, config.data.style) for m, text in answered)
-            return pack(documents, row_length)
-
-        rows, cut = packed(train)
+        train, held_out, report = answered(context, tokenizer)
+        for sentence in report.sentences() if report else ():
+            print(f"[{self.name}] {sentence}", flush=True)
+        extra = {"data": report.to_dict()} if report else {}
+        rows, cut = packed(config, tokenizer, train)
         steps = EpochLoader(len(rows.tokens), config.sft.batch_rows, config.seed).steps(config.sft.epochs)
         train_lm(
-            context, config.sft, model, rows, packed(held_out)[0] if held_out else None, steps,
+            context, config.sft, model, rows, packed(config, tokenizer, held_out)[0] if held_out else None, steps,
             lambda: common.trained_params(context, model, common.base_params(context, model), self.name, shared=False),
             extra=extra | {"answers": len(train), "cut": cut},
         )  # fmt: skip
+
+
+def answered(context: StageContext, tokenizer: Tokenizer):
+    """(train, held out, report of the file): (messages, answer) pairs to imitate; no report for the world."""
+    if context.config.data.source == "world":
+        return *_revisions(context, tokenizer), None
+    train, held_out, report = sources.human_comparisons(context, tokenizer)
+    return *([(c.prompt.messages, c.response_a) for c in pairs] for pairs in (train, held_out)), report
+
+
+def packed(config: Config, tokenizer: Tokenizer, pairs) -> tuple[PackedBatch, int]:
+    """Answered prompts as packed rows, and how many were cut at the end of a row; the loss is on the answers."""
+    documents = (sources.encode_completion(tokenizer, m, text, config.data.style) for m, text in pairs)
+    return pack(documents, config.sft.row_length)
 
 
 def _revisions(context: StageContext, tokenizer: Tokenizer):

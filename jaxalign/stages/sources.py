@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from jaxalign.config import Config
+from jaxalign.data import chat
 from jaxalign.data.formats import render_prompt, render_response
 from jaxalign.data.loader import EpochLoader, MixtureLoader
 from jaxalign.data.packing import completion
@@ -50,12 +51,16 @@ def _named_files(config: Config) -> dict[str, Path]:
 
 
 def encode_prompt(tokenizer: Tokenizer, messages: Sequence[Message], style: str) -> list[int]:
-    """The ids of a dialogue up to where the answer begins."""
+    """The ids of a dialogue up to where the answer begins, bos included; style "chat": as the model's template writes it."""
+    if style == "chat":
+        return chat.encode_prompt(tokenizer, messages)
     return begin(tokenizer) + tokenizer.encode_segments(render_prompt(messages, style))
 
 
 def encode_answer(tokenizer: Tokenizer, text: str, style: str) -> list[int]:
-    """The ids of an answer with its eos."""
+    """The ids of an answer with its eos; style "chat": with what the template writes before it, and its end of a turn."""
+    if style == "chat":
+        return chat.encode_answer(tokenizer, text)
     return [*tokenizer.encode_segments(render_response(text, style)), tokenizer.eos_id]
 
 
@@ -158,11 +163,19 @@ def prompts(context: StageContext, tokenizer: Tokenizer, purpose: str, count: in
     room = config.model.max_length - max_new_tokens
     fitted = fit_prompts(found, lambda m: len(encode_prompt(tokenizer, m, config.data.style)), room)
     if not fitted.prompts:
+        if fitted.refused:
+            raise UserError(f"the model's chat template refuses {len(fitted.refused)} of the {len(found)} {purpose} prompts of "
+                            f"{config.data.train}, and no other fits into {room} tokens; mend their roles, or set "
+                            "config.data.style to 'hh'")
         raise UserError(f"no {purpose} prompt of {config.data.train} fits into {room} tokens; raise model.max_length, or "
                         "data.held_out_share where none is held out")
     if fitted.too_long or fitted.cut:
         print(f"[{context.directory.name}] of {len(found)} {purpose} prompts {len(fitted.cut)} lost their oldest turns and "
               f"{len(fitted.too_long)} were left out, being longer than {room} tokens", flush=True)
+    if fitted.refused:
+        listed = ", ".join(fitted.refused[:5]) + (", ..." if len(fitted.refused) > 5 else "")
+        print(f"[{context.directory.name}] of {len(found)} {purpose} prompts {len(fitted.refused)} were left out, as the "
+              f"model's chat template refuses them ({listed})", flush=True)
     return _in_turn(fitted.prompts, config)[:count]
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import gzip
+import itertools
 import json
 
 import pytest
 
+from jaxalign.data.chat_template import DialogueRefused
 from jaxalign.data.preferences import fit_prompts, read_preferences, split_by_prompt, unique_prompts
 from jaxalign.errors import UserError
 from jaxalign.records import Comparison, Message, Prompt
@@ -151,6 +153,32 @@ def test_margins_are_read_only_when_asked(tmp_path):
         read_preferences(_write(tmp_path / "none.jsonl", rows[1:2]), margins=True)
 
 
+def test_a_dialogue_that_the_chat_template_refuses_is_listed_and_stops_no_other(tmp_path):
+    def count(messages, answer):
+        if any(a.role == b.role for a, b in itertools.pairwise(messages)):
+            raise DialogueRefused("roles must alternate")
+        return 1
+
+    asked = [{"role": "user", "content": "a"}]
+    rows = [{"prompt": asked * times, "chosen": "b", "rejected": "c"} for times in (1, 2, 1)]
+    path = tmp_path / "pairs.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    pairs, report = read_preferences(path, count_tokens=count, max_tokens=5)
+    assert [pair.prompt.id for pair in pairs] == ["pairs:1", "pairs:3"] and report.refused == (2,)
+    assert "1 that the model's chat template refuses; left out (lines 2)" in report.sentences()
+
+
+def test_a_prompt_that_the_chat_template_refuses_is_listed():
+    def count(messages):
+        if len(messages) == 2:
+            raise DialogueRefused("roles must alternate")
+        return 1
+
+    prompts = [Prompt(f"p:{n}", (Message("user", "a"),) * n, "human") for n in (1, 2, 3)]
+    fitted = fit_prompts(prompts, count, 5)
+    assert (fitted.prompts, fitted.refused, fitted.too_long) == ([prompts[0], prompts[2]], ("p:2",), ())
+
+
 def test_prompts_are_cut_at_a_turn_or_listed_as_too_long():
     turns = (Message("user", "aaaa"), Message("assistant", "bb"), Message("user", "ccc"))
     prompts = [Prompt("p:1", turns, "human"), Prompt("p:2", turns[2:], "human"), Prompt("p:3", turns[:1], "human")]
@@ -223,6 +251,7 @@ def test_the_report_accounts_for_every_row(real_data):
         "no_common_question",
         "empty_prompts",
         "too_long",
+        "refused",
         "differing_contexts",
         "empty_answers",
     )

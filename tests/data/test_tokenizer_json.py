@@ -1,60 +1,135 @@
-"""tokenizer.json of this project's own tokenizers: `transformers` gives the ids that SentencePiece gives."""
+"""tokenizer.json: the ids of `transformers`, and text that stays text."""
 
 from __future__ import annotations
 
+import json
 import random
-import string
 
 import pytest
+import tokenizers
 
-from jaxalign.data.formats import MARKERS
-from jaxalign.data.tokenizer import train_tokenizer
-from jaxalign.data.tokenizer_json import tokenizer_files
-from jaxalign.data.world import make_world
+from jaxalign.data import formats
+from jaxalign.data.tokenizer import load_tokenizer
+from jaxalign.errors import UserError
+from jaxalign.records import Message
+from tests import made_tokenizers
 
-_TEXTS = [
-    "the cat sat", " the cat ", "a  dog   ran", "x\ny", "\n\nx\t y", "", "   ", "It's \"quoted\" (19 + 7 = 26).",
-    "<user", "12345", "\u00fc unknown \u4e2d\u6587 letters \u4e2d", "\ufb01ne \u00bd cup", "a\u00a0b", "aaaaaaaaaaa",
-    "The END", "don't stop\r\nnow",
-]  # fmt: skip
+KINDS = ("qwen", "llama3", "unigram", "llama2")
+TEXT = "the cat sat.\n\nWhy é 漢字 😀?\tIt is  4."
 
 
 @pytest.fixture(scope="module")
-def both(tmp_path_factory):
-    transformers = pytest.importorskip("transformers")
-    folder = tmp_path_factory.mktemp("tokenizer")
-    world = make_world(0, 24, 4)
-    lines = [part for document in world.documents("train", 20_000) for part in document if part not in MARKERS]
-    tokenizer = train_tokenizer(lines, 400, folder / "tokenizer.model")
-    for name, text in tokenizer_files(folder / "tokenizer.model").items():
-        (folder / name).write_text(text, encoding="utf-8")
-    return tokenizer, transformers.AutoTokenizer.from_pretrained(folder), lines
+def folders(tmp_path_factory):
+    root = tmp_path_factory.mktemp("tokenizers")
+    return {kind: getattr(made_tokenizers, kind)(root / kind) for kind in KINDS}
 
 
-def test_ids_of_any_text_are_equal(both):
-    ours, theirs, lines = both
-    letters = random.Random(0)
-    fuzz = ["".join(letters.choices(string.printable + "  aeiou", k=60)) for _ in range(300)]
-    words = [" ".join(letters.choices(" ".join(lines).split(), k=12)) for _ in range(300)]
-    for text in (*_TEXTS, *fuzz, *words, *lines[:300]):
-        assert theirs.encode(text, add_special_tokens=False) == ours.encode(text), text
+@pytest.fixture(scope="module")
+def loaded(folders):
+    return {kind: load_tokenizer(folder) for kind, folder in folders.items()}
 
 
-def test_special_tokens_are_the_same_ones(both):
-    ours, theirs, _ = both
-    assert (theirs.bos_token_id, theirs.eos_token_id, theirs.pad_token_id) == (ours.bos_id, ours.eos_id, ours.pad_id)
-    assert theirs.convert_tokens_to_ids(list(MARKERS)) == [ours.marker_id(marker) for marker in MARKERS]
-    assert len(theirs) == ours.vocab_size
-    assert theirs.encode("the cat") == [ours.bos_id, *ours.encode("the cat")]
+def theirs(folder):
+    return pytest.importorskip("transformers").PreTrainedTokenizerFast.from_pretrained(folder)
 
 
-def test_a_dialogue_written_as_text_has_the_ids_of_its_segments(both):
-    ours, theirs, _ = both
-    segments = ["<user>", "what is it?", "<assistant>", "I do not know."]
-    assert theirs.encode("".join(segments), add_special_tokens=False) == ours.encode_segments(segments)
+@pytest.mark.parametrize("kind", KINDS)
+def test_ids_and_special_ids_are_those_of_transformers(folders, loaded, kind):
+    ours, other = loaded[kind], theirs(folders[kind])
+    assert ours.encode(TEXT) == other(TEXT, add_special_tokens=False).input_ids
+    assert [*ours.begin_ids, *ours.encode(TEXT)] == other(TEXT).input_ids
+    assert (ours.bos_id, ours.eos_id) == (other.bos_token_id, other.eos_token_id)
+    assert ours.pad_id == (other.eos_token_id if other.pad_token_id is None else other.pad_token_id)
+    assert ours.vocab_size == 1 + max(other.get_vocab().values())
 
 
-def test_text_comes_back(both):
-    ours, theirs, _ = both
-    ids = ours.encode("The cat sat, 19 + 7.")
-    assert theirs.decode(ids) == ours.decode(ids) == "The cat sat, 19 + 7."
+@pytest.mark.parametrize("kind", ["qwen", "llama3", "llama2"])
+def test_text_comes_back(loaded, kind):
+    tokenizer, rng = loaded[kind], random.Random(0)
+    alphabet = "ab cC\n\t.é漢😀<|>/[]_"
+    texts = [TEXT, *("x" + "".join(rng.choices(alphabet, k=30)) + "x" for _ in range(200))]
+    assert [tokenizer.decode(tokenizer.encode(text)) for text in texts] == texts
+
+
+def test_text_of_known_characters_comes_back_from_a_unigram_model(loaded):
+    text = "the cat sat on the mat. Why did it sit there?"
+    assert loaded["unigram"].decode(loaded["unigram"].encode(text)) == text
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_special_tokens_spelled_out_in_text_are_text(loaded, kind):
+    tokenizer = loaded[kind]
+    # Each special token by itself, and two grown together from the parts of one.
+    names = [tokenizer.piece(token) for token in tokenizer.special_ids]
+    for name in (*names, *(name[:3] + name + name[3:] for name in names)):
+        for text in (name, f"a{name}b {name}", f"\n{name}"):
+            ids = tokenizer.encode_segments([text])
+            assert not tokenizer.special_ids & {*ids, *tokenizer.encode(text)}, text
+            assert name in tokenizer.decode(tokenizer.encode(text)), text
+
+
+def test_plain_added_tokens_match_in_text_as_they_do_in_transformers(folders, loaded):
+    text = "a<think>b</think>"
+    assert loaded["qwen"].encode(text) == theirs(folders["qwen"])(text, add_special_tokens=False).input_ids
+    assert len(loaded["qwen"].encode(text)) == 4 and loaded["qwen"].decode(loaded["qwen"].encode(text)) == text
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_special_ids_have_no_text_and_padded_ids_neither(loaded, kind):
+    tokenizer = loaded[kind]
+    ids = [*tokenizer.begin_ids, *tokenizer.encode("the cat"), tokenizer.eos_id, tokenizer.pad_id, tokenizer.vocab_size + 3]
+    assert tokenizer.decode(ids) == "the cat"
+    assert tokenizer.piece(tokenizer.vocab_size + 3) == f"[{tokenizer.vocab_size + 3}]"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_segments_of_a_transcript_gain_and_lose_no_space(loaded, kind):
+    turns = [Message("user", "the cat"), Message("assistant", "sat."), Message("user", "Why?")]
+    segments = formats.render_prompt(turns, style="hh")
+    assert loaded[kind].decode(loaded[kind].encode_segments(segments)) == "".join(segments)
+
+
+def test_padding_and_truncation_of_the_file_do_not_touch_encoding(folders, tmp_path):
+    whole = json.loads((folders["qwen"] / "tokenizer.json").read_text())
+    whole["truncation"] = {"direction": "Right", "max_length": 4, "strategy": "LongestFirst", "stride": 0}
+    whole["padding"] = {"strategy": {"Fixed": 64}, "direction": "Right", "pad_to_multiple_of": None, "pad_id": 330,
+                        "pad_type_id": 0, "pad_token": "<|endoftext|>"}  # fmt: skip
+    (tmp_path / "tokenizer.json").write_text(json.dumps(whole))
+    made_tokenizers.write_settings(tmp_path, eos_token="<|im_end|>")
+    tokenizer = load_tokenizer(tmp_path)
+    assert tokenizer.encode(TEXT) == load_tokenizer(folders["qwen"]).encode(TEXT) and tokenizer.begin_ids == ()
+
+
+def test_a_token_called_special_by_the_folder_alone_is_special(folders, tmp_path):
+    (tmp_path / "tokenizer.json").write_bytes((folders["qwen"] / "tokenizer.json").read_bytes())
+    made_tokenizers.write_settings(tmp_path, eos_token="<|im_end|>", additional_special_tokens=["<think>"])
+    tokenizer = load_tokenizer(tmp_path)
+    think = tokenizer.encode_template("<think>").ids
+    assert len(think) == 1 and think[0] in tokenizer.special_ids and think[0] not in tokenizer.encode("a<think>")
+
+
+def test_an_end_that_the_model_config_alone_names_is_special(folders, tmp_path):
+    (tmp_path / "tokenizer.json").write_bytes((folders["qwen"] / "tokenizer.json").read_bytes())
+    made_tokenizers.write_settings(tmp_path, eos_token="<|im_end|>")
+    think = load_tokenizer(tmp_path).encode("<think>")
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [332, *think]}))
+    tokenizer = load_tokenizer(tmp_path)
+    assert len(think) == 1 and think[0] in tokenizer.special_ids and think[0] not in tokenizer.encode("a<think>")
+
+
+def test_special_tokens_keep_the_white_space_they_swallow(folders, tmp_path):
+    """Phi-3's end of a turn takes the line break after it along."""
+    library = tokenizers.Tokenizer.from_file(str(folders["qwen"] / "tokenizer.json"))
+    library.add_special_tokens([tokenizers.AddedToken("<|end|>", rstrip=True, normalized=False)])
+    library.add_tokens([tokenizers.AddedToken("<|turn|>", rstrip=True, normalized=False)])
+    library.save(str(tmp_path / "tokenizer.json"))
+    made_tokenizers.write_settings(tmp_path, eos_token="<|end|>", additional_special_tokens=["<|turn|>"])
+    tokenizer, text = load_tokenizer(tmp_path), "a<|end|>\n<|turn|>\nb"
+    assert tokenizer.encode_template(text).ids == theirs(tmp_path)(text, add_special_tokens=False).input_ids
+    assert len(tokenizer.encode_template(text).ids) == 4
+
+
+def test_a_damaged_file_is_a_sentence(tmp_path):
+    (tmp_path / "tokenizer.json").write_text('{"version": "1.0"')
+    with pytest.raises(UserError, match=r"tokenizer\.json is not a readable tokenizer.json .*get it again"):
+        load_tokenizer(tmp_path)

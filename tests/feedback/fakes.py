@@ -20,6 +20,7 @@ class WordTokenizer:
     """Ids of `tiny.DECODER`: 1 begins, 2 ends, 3.. are the markers, 18..31 are words, by their letters."""
 
     vocab_size, bos_id, eos_id, pad_id = tiny.DECODER.vocab, 1, 2, 2
+    begin_ids, stop_ids = (1,), (2,)
 
     def marker_id(self, marker):
         if marker not in MARKERS:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from jaxalign.data.tokenizer import train_tokenizer
+from jaxalign.data.tokenizer_sentencepiece import train_tokenizer
 from jaxalign.errors import UserError
 from jaxalign.models.huggingface import load_params, load_pretrained, read_config
 from jaxalign.models.layout import places, stored_shapes
@@ -294,9 +294,7 @@ def test_a_whole_folder_is_loaded(tmp_path, tokenizer_file):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"eos_token_id": 7}, "the tokenizer in .* has eos id 2, but config.json says eos_token_id 7"),
-        ({"eos_token_id": [7, 9]}, "eos_token_id 7, 9"),
-        ({"bos_token_id": 5}, "has bos id 1, but config.json says bos_token_id 5"),
+        ({"eos_token_id": [2, 130]}, "the tokenizer in .* has ids up to 130, but config.json says vocab_size 130; give the"),
         ({"max_position_embeddings": 32}, "model.max_length is 64, but .* at most 32 positions; lower it"),
     ],
 )
@@ -305,13 +303,23 @@ def test_a_folder_whose_parts_do_not_fit_together_is_refused(tmp_path, tokenizer
         load_pretrained(_pretrained(tmp_path, tokenizer_file, **changes), max_length=64)
 
 
-def test_a_vocabulary_that_does_not_match_the_weights_is_refused(tmp_path, tokenizer_file):
-    folder = _write(tmp_path / "hf", vocab_size=131)
-    with pytest.raises(UserError, match=r"tokenizer .*tokenizer\.model does not exist"):
+def test_a_tokenizer_may_be_smaller_than_the_embedding_but_not_larger(tmp_path, tokenizer_file):
+    folder = _write(tmp_path / "hf", vocab_size=129)
+    with pytest.raises(UserError, match="hf has no tokenizer: neither tokenizer.json nor tokenizer.model is there"):
         load_pretrained(folder)
     (folder / "tokenizer.model").write_bytes(tokenizer_file.read_bytes())
-    with pytest.raises(UserError, match="has 130 pieces, but config.json says vocab_size 131; give the tokenizer"):
+    with pytest.raises(UserError, match="has ids up to 129, but config.json says vocab_size 129; give the tokenizer"):
         load_pretrained(folder)
+    folder = _write(tmp_path / "padded", vocab_size=160)
+    (folder / "tokenizer.model").write_bytes(tokenizer_file.read_bytes())
+    pretrained = load_pretrained(folder)
+    assert (pretrained.tokenizer.vocab_size, pretrained.model.config.vocab) == (130, 160)
+
+
+def test_an_end_that_the_tokenizer_does_not_know_stops_as_well(tmp_path, tokenizer_file):
+    folder = _pretrained(tmp_path, tokenizer_file, eos_token_id=[7, 2], bos_token_id=5)
+    found = load_pretrained(folder).tokenizer
+    assert (found.bos_id, found.eos_id, found.stop_ids) == (1, 2, (2, 7))
 
 
 @pytest.fixture(scope="module")

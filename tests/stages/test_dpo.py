@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from jaxalign.config import Dpo, from_config_dict
-from jaxalign.data.tokenizer import Tokenizer
+from jaxalign.data.tokenizer import Tokenizer, load_tokenizer
 from jaxalign.errors import UserError
 from jaxalign.records import Comparison, Message, Prompt, Rollout
 from jaxalign.stages.dpo import arrays, oriented
@@ -52,7 +52,7 @@ def pair(label: float, prompt: int = 0) -> Comparison:
 
 @pytest.fixture(scope="session")
 def tokenizer(done) -> Tokenizer:  # noqa: F811
-    return Tokenizer.load(done / "pretrain" / "tokenizer.model")
+    return load_tokenizer(done / "pretrain" / "tokenizer.model")
 
 
 def test_both_stages_train_and_are_evaluated(direct):

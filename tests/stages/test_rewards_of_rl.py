@@ -10,7 +10,7 @@ import pytest
 
 from jaxalign import pipeline
 from jaxalign.config import from_config_dict
-from jaxalign.data.tokenizer import Tokenizer
+from jaxalign.data.tokenizer import load_tokenizer
 from jaxalign.errors import UserError
 from jaxalign.tracking.metrics import read_metrics
 from tests.stages.test_end_to_end import CONFIG, done, read, rows, run  # noqa: F401
@@ -211,5 +211,5 @@ def test_human_dialogues_may_have_a_base_made_from_the_worlds_text(tmp_path):
     path = tmp_path / "pairs.jsonl"
     path.write_text('{"chosen": "Human: a\\n\\nAssistant: b", "rejected": "Human: a\\n\\nAssistant: c"}\n')
     run(tmp_path / "run", stages=("pretrain",), data={"source": "preferences_jsonl", "train": str(path)})
-    assert Tokenizer.load(tmp_path / "run" / "pretrain" / "tokenizer.model").decode([200, 201]) != ""
+    assert load_tokenizer(tmp_path / "run" / "pretrain" / "tokenizer.model").decode([200, 201]) != ""
     assert read(tmp_path / "run" / "pretrain" / "summary.json")["steps"] == 60

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import pytest
 
-from jaxalign.config import from_config_dict
+from jaxalign.config import Config, Data, Model, from_config_dict
 from jaxalign.errors import UserError
-from jaxalign.stages import sources
+from jaxalign.stages import common, sources
 from jaxalign.stages.base import StageContext
+from tests import made_tokenizers
 from tests.feedback.fakes import WordTokenizer
 
 
@@ -42,3 +44,25 @@ def test_prompts_that_leave_no_room_are_left_out_and_told(tmp_path, capsys):
     assert "of 3 rl prompts 0 lost their oldest turns and 1 were left out, being longer than 32" in capsys.readouterr().out
     with pytest.raises(UserError, match="no evaluate prompt"):
         sources.prompts(made, WordTokenizer(), "evaluate", 10, 8)
+
+
+def test_a_changed_tokenizer_or_template_is_a_changed_model(tmp_path):
+    folder = made_tokenizers.qwen(tmp_path)
+    (folder / "chat_template.jinja").write_text(made_tokenizers.CHATML)
+    config = dataclasses.replace(Config(), model=Model(source="huggingface", path=str(folder)))
+    assert {path.name for path in common.base_files(config)} == {
+        "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"
+    }  # fmt: skip
+
+
+def test_prompts_that_the_chat_template_refuses_are_left_out_and_named(tmp_path, capsys):
+    made_tokenizers.unigram(tmp_path / "model")
+    asked = {"role": "user", "content": "Why?"}
+    rows = [[asked], [asked, asked], [asked | {"content": "What?"}]]
+    (tmp_path / "p.jsonl").write_text("".join(json.dumps({"prompt": row}) + "\n" for row in rows))
+    data = Data(source="prompts_jsonl", train=str(tmp_path / "p.jsonl"), style="chat", held_out_share=0.0)
+    config = dataclasses.replace(Config(), data=data, model=Model(source="huggingface", path=str(tmp_path / "model")))
+    made = StageContext(config, tmp_path, tmp_path / "ppo", False)
+    found = sources.prompts(made, common.load_tokenizer(made), "rl", 10, 8)
+    assert [prompt.id for prompt in found] == ["p:1", "p:3"]
+    assert "1 were left out, as the model's chat template refuses them (p:2)" in capsys.readouterr().out

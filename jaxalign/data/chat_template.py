@@ -1,0 +1,143 @@
+"""Chat templates: Jinja in a sandbox, with what `transformers` gives templates to work with.
+
+A template is a stranger's program. It runs in Jinja's immutable sandbox (no attributes that begin with an underscore, no
+changes to what it is given), with limits on what it can count and write; whatever goes wrong in it is one sentence.
+"""
+
+from __future__ import annotations
+
+import datetime
+import functools
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jinja2
+import jinja2.ext
+import jinja2.nodes
+import jinja2.sandbox
+
+from jaxalign.errors import UserError
+from jaxalign.records import Message
+
+# Unicode noncharacters, which no text holds: they mark places in a rendering and are taken out again.
+CUT, END, OPEN, CLOSE = "\ufdd0", "\ufdd1", "\ufdd2", "\ufdd3"
+MARKS = (CUT, END, OPEN, CLOSE)
+MAX_TEXT = 10_000_000
+"""Characters that a template may write."""
+MAX_NUMBERS = 1_000_000
+"""Numbers that the ranges of one rendering may have together."""
+
+
+class DialogueRefused(UserError):
+    """This dialogue cannot be written: its roles do not alternate, say. Others may do."""
+
+
+def render(source: str, origin: str, messages: Sequence[Message], variables: Mapping[str, Any], begin_answer: bool) -> str:
+    """What the template writes; `{% generation %}` blocks stand between OPEN and CLOSE.
+
+    Args:
+        source: the template.
+        origin: where it comes from; for messages.
+        messages: the dialogue, with any roles that the template knows.
+        variables: further variables (bos_token and the like).
+        begin_answer: `add_generation_prompt`: whether the text ends where the assistant's next answer begins.
+
+    Raises:
+        DialogueRefused: the template refuses the dialogue.
+        UserError: the template is ill-formed, fails, does what the sandbox forbids, or writes too much.
+    """
+    given = {"messages": [{"role": m.role, "content": m.content} for m in messages], "tools": None, "documents": None}
+    given |= {"add_generation_prompt": begin_answer, "range": _Ranges(), **variables}
+    parts, length = [], 0
+    try:
+        for part in _compiled(source).generate(given):
+            parts.append(part)
+            length += len(part)
+            if length > MAX_TEXT:
+                raise _TooMuch(f"it writes more than {MAX_TEXT} characters")
+    except _Refused as error:
+        raise DialogueRefused(f"the chat template of {origin} refuses a dialogue ({_roles(messages)}): {error}") from None
+    except jinja2.sandbox.SecurityError as error:
+        raise UserError(f"the chat template of {origin} does what a template must not: {error}; do not use it") from None
+    except jinja2.TemplateSyntaxError as error:
+        raise UserError(f"the chat template of {origin} is no Jinja template (line {error.lineno}: {error.message}); mend "
+                        "it") from None
+    except (_TooMuch, MemoryError, OverflowError, RecursionError) as error:
+        raise UserError(f"the chat template of {origin} runs too long: {error or type(error).__name__}; mend it") from None
+    except Exception as error:  # A template can raise whatever Python can.
+        raise UserError(f"the chat template of {origin} fails on a dialogue ({_roles(messages)}): {type(error).__name__}: "
+                        f"{str(error)[:200]}") from None
+    return "".join(parts)
+
+
+class _Refused(jinja2.TemplateError):
+    """The template called raise_exception."""
+
+
+class _TooMuch(jinja2.TemplateError):
+    """A limit was passed."""
+
+
+class _Ranges:
+    """`range` for one rendering: all of them together may have MAX_NUMBERS numbers."""
+
+    def __init__(self):
+        self.left = MAX_NUMBERS
+
+    def __call__(self, *arguments: int) -> range:
+        found = jinja2.sandbox.safe_range(*arguments)
+        self.left -= len(found)
+        if self.left < 0:
+            raise _TooMuch(f"its ranges have more than {MAX_NUMBERS} numbers")
+        return found
+
+
+class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
+    """Repetition and powers are looked at before they are computed."""
+
+    intercepted_binops = frozenset(["*", "**"])
+
+    def call_binop(self, context, operator: str, left: Any, right: Any) -> Any:
+        if operator == "**" and abs(right) > 64:
+            raise _TooMuch(f"it computes a power of {right}")
+        for items, times in ((left, right), (right, left)):
+            if isinstance(items, (str, list, tuple)) and isinstance(times, int) and len(items) * times > MAX_TEXT:
+                raise _TooMuch(f"it repeats something {times} times")
+        return super().call_binop(context, operator, left, right)
+
+
+class _Generation(jinja2.ext.Extension):
+    """`{% generation %}...{% endgeneration %}`: what the assistant says, by the template's own account."""
+
+    tags = {"generation"}  # noqa: RUF012 (Jinja's interface)
+
+    def parse(self, parser):
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(["name:endgeneration"], drop_needle=True)
+        return jinja2.nodes.CallBlock(self.call_method("_marked"), [], [], body).set_lineno(line)
+
+    def _marked(self, caller) -> str:
+        return OPEN + caller() + CLOSE
+
+
+@functools.lru_cache(maxsize=16)
+def _compiled(source: str) -> jinja2.Template:
+    environment = _Environment(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols])
+    environment.filters["tojson"] = _to_json
+    environment.globals |= {"raise_exception": _refuse, "strftime_now": lambda form: datetime.datetime.now().strftime(form)}
+    return environment.from_string(source)
+
+
+def _to_json(value: Any, ensure_ascii=False, indent=None, separators=None, sort_keys=False) -> str:
+    """Plain JSON; Jinja's own escapes what is special in HTML."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _refuse(message: str) -> None:
+    raise _Refused(message)
+
+
+def _roles(messages: Sequence[Message]) -> str:
+    shown = ", ".join(str(message.role) for message in messages[:6])
+    return f"roles {shown}{', ...' if len(messages) > 6 else ''}"

@@ -1,0 +1,160 @@
+"""`python -m jaxalign.preview`: what the model will really see, token by token, marked by what is learnt from.
+
+Exit codes: 0 done, 2 a mistake the user can mend (one sentence on stderr, no traceback).
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import sys
+from collections.abc import Sequence
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from jaxalign import train
+from jaxalign.data.chat import encode_dialogue
+from jaxalign.data.tokenizer import Tokenizer, load_tokenizer
+from jaxalign.errors import UserError
+from jaxalign.records import Message
+from jaxalign.stages import seen
+from jaxalign.stages.base import StageContext
+from jaxalign.tracking.tokens import GIVEN, LEARNT, TokenRow, legend, show
+
+_USAGE = """usage: python -m jaxalign.preview --config=FILE [--stage=STAGE] [--config.FIELD=VALUE ...] [--workdir=DIR]
+       python -m jaxalign.preview --model=DIR --messages=FILE [--answers=last|all]
+
+Prints what the model will see, token by token, as the stage's own code encodes it.
+
+  --config=FILE         a config file as for jaxalign.train, with any --config.FIELD=VALUE
+  --stage=STAGE         sft, preference, dpo or ppo; default: the first of them in config.stages
+  --workdir=DIR         the run whose tokenizer and data are shown, where stages make them; default runs/<name of FILE>
+  --model=DIR           a folder with a tokenizer and a chat template
+  --messages=FILE       dialogues: JSON (a list of {"role", "content"}, or an object with "messages"), or one such a line
+  --answers=last|all    learn from the last answer of a dialogue, as training does (default), or show what each answer is
+  --rows=N              how many; default 3
+  --ids                 one token a line, with its position and id
+  --color=auto|always|never
+"""
+_CHOICES = {"stage": seen.STAGES, "answers": ("last", "all"), "color": ("auto", "always", "never")}
+_OWN = ("stage", "rows", "model", "messages", "answers", "color")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Prints the preview and returns the exit code. `argv` includes the program's name; default sys.argv."""
+    argv = list(sys.argv if argv is None else argv)
+    if any(argument in ("-h", "--help", "-help") for argument in argv[1:]):
+        print(_USAGE, end="")
+        return 0
+    try:
+        own, rest = _take_own(argv[1:])
+        tokenizer, rows = _dialogues(own, rest) if own["model"] or own["messages"] else _of_stage(own, [argv[0], *rest])
+    except UserError as error:
+        print(error, file=sys.stderr)
+        return 2
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # For terminals that cannot show every character.
+    color = own["color"] == "always" or (own["color"] == "auto" and sys.stdout.isatty() and "NO_COLOR" not in os.environ)
+    ends = [f"bos {_named(tokenizer, tokenizer.bos_id)}", f"eos {_named(tokenizer, tokenizer.eos_id)}",
+            f"pad {_named(tokenizer, tokenizer.pad_id)}"]  # fmt: skip
+    print(f"tokenizer: {tokenizer.vocab_size} ids, {', '.join(ends)}")
+    print(legend(color))
+    for row in rows:
+        print()
+        print(show(row, tokenizer, color, own["ids"]))
+    return 0
+
+
+def _named(tokenizer: Tokenizer, token: int | None) -> str:
+    return "none" if token is None else f"{tokenizer.piece(token)} ({token})"
+
+
+def _take_own(arguments: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
+    """This command's flags, and the rest, which are train's.
+
+    Raises:
+        UserError: a flag without a value, or with one that does not fit.
+    """
+    own: dict[str, Any] = dict.fromkeys(_OWN, "") | {"rows": "3", "answers": "last", "color": "auto", "ids": False}
+    rest, waiting = [], iter(arguments)
+    for argument in waiting:
+        name, equals, value = argument.lstrip("-").partition("=")
+        if argument in ("--ids", "-ids"):
+            own["ids"] = True
+        elif argument.startswith("-") and name in _OWN:
+            own[name] = value if equals else next(waiting, "")
+            if not own[name]:
+                raise UserError(f"--{name} has no value; set it as --{name}=VALUE")
+        else:
+            rest.append(argument)
+    for name, choices in _CHOICES.items():
+        if own[name] and own[name] not in choices:
+            near = get_close_matches(own[name], choices, n=1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            raise UserError(f"--{name} is {own[name]!r}; it must be one of {', '.join(choices)}{hint}")
+    if not own["rows"].isdecimal() or not int(own["rows"]):
+        raise UserError(f"--rows is {own['rows']!r}; a number of at least 1 is expected")
+    return own | {"rows": int(own["rows"])}, rest
+
+
+def _of_stage(own: dict[str, Any], argv: list[str]) -> tuple[Tokenizer, list[TokenRow]]:
+    if own["answers"] == "all":
+        raise UserError("--answers belongs to --messages; a stage learns from what its config says")
+    config, workdir, _ = train.read_arguments(argv)
+    stage = own["stage"] or seen.default_stage(config)
+    return seen.rows(StageContext(config, workdir, workdir / stage, False), stage, own["rows"])
+
+
+def _dialogues(own: dict[str, Any], rest: list[str]) -> tuple[Tokenizer, list[TokenRow]]:
+    if not own["model"] or not own["messages"]:
+        missing = "model" if not own["model"] else "messages"
+        raise UserError(f"--{missing} is not given; --model=DIR and --messages=FILE go together")
+    if rest or own["stage"]:
+        raise UserError(f"{rest[0] if rest else '--stage'} does not go with --model and --messages; give those two, or "
+                        "a --config")
+    tokenizer = load_tokenizer(own["model"])
+    rows = []
+    for number, messages in enumerate(read_dialogues(Path(own["messages"]).expanduser())[: own["rows"]], start=1):
+        if own["answers"] == "last":
+            rows.append(seen.dialogue_row(tokenizer, messages, f"dialogue {number}"))
+        else:
+            ids, said = encode_dialogue(tokenizer, messages)
+            rows.append(TokenRow(f"dialogue {number}", ids, "".join(LEARNT if mine else GIVEN for mine in said)))
+    return tokenizer, rows
+
+
+def read_dialogues(path: Path) -> list[list[Message]]:
+    """The dialogues of a JSON or JSONL file; any roles.
+
+    Raises:
+        UserError: the file is missing, or holds something else.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise UserError(f"--messages={path} cannot be read ({error})") from None
+    try:
+        try:
+            found = [json.loads(text)]
+        except json.JSONDecodeError:
+            found = [json.loads(line) for line in text.split("\n") if line.strip()]
+        dialogues = [[Message(m["role"], m["content"]) for m in _messages(item)] for item in found]
+        if not dialogues or not all(isinstance(m.content, str) for messages in dialogues for m in messages):
+            raise ValueError("no dialogue, or a content that is no text")
+    except (ValueError, TypeError, KeyError) as error:
+        raise UserError(f'--messages={path} holds no dialogues ({type(error).__name__}: {error}); a JSON list of {{"role", '
+                        '"content"}, an object with such "messages", or one of them a line is expected') from None
+    return dialogues
+
+
+def _messages(item: Any) -> list:
+    found = item["messages"] if isinstance(item, dict) else item
+    if not isinstance(found, list) or not found:
+        raise ValueError("a list of messages is expected")
+    return found
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,111 @@
+"""Tokens as people read them: which there are, and which of them are learnt from."""
+
+from __future__ import annotations
+
+import dataclasses
+import unicodedata
+from collections.abc import Iterator, Sequence
+
+WIDTH = 100
+GIVEN, LEARNT, SCORED = " ", "^", "*"
+"""What stands under a token: given to the model, learnt from, or where a score is read."""
+_COLORS = {GIVEN: "\x1b[0m", LEARNT: "\x1b[32m", SCORED: "\x1b[33m"}
+_BOLD, _DIM, _PLAIN = "\x1b[1m", "\x1b[2m", "\x1b[0m"
+_BAR = "\u2502"
+_VISIBLE = {" ": "\u00b7", "\n": "\u21b5", "\t": "\u2192"}
+
+
+@dataclasses.dataclass(frozen=True)
+class TokenRow:
+    """One sequence: its ids, a mark (GIVEN, LEARNT, SCORED) for each, and what is to be said about it."""
+
+    title: str
+    ids: Sequence[int]
+    marks: str
+    notes: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Cell:
+    """A token on the screen."""
+
+    token: int
+    text: str
+    mark: str
+    special: bool
+
+
+def legend(color: bool) -> str:
+    """What the signs mean."""
+    marks = {"given": GIVEN, "learnt from": LEARNT, "where the score is read": SCORED}
+    if color:
+        shown = ", ".join(f"{_COLORS[mark]}{name}{_PLAIN}" for name, mark in marks.items())
+        special = f"{_BOLD}\u00abspecial token\u00bb{_PLAIN}"
+    else:
+        shown = "nothing below: given; ^ learnt from; * where the score is read"
+        special = "\u00abspecial token\u00bb"
+    return f"{_BAR} between tokens   \u00b7 space   \u21b5 line break   \u2192 tab   {special}   {shown}"
+
+
+def cells(row: TokenRow, tokenizer) -> list[Cell]:
+    """The row's tokens; `tokenizer` has `piece` and `special_ids`."""
+    out = []
+    for token, mark in zip(row.ids, row.marks, strict=True):
+        special = int(token) in tokenizer.special_ids
+        text = visible(tokenizer.piece(int(token)))
+        out.append(Cell(int(token), f"\u00ab{text}\u00bb" if special else text or "''", mark, special))
+    return out
+
+
+def visible(text: str) -> str:
+    """Text without control characters, which could write to the terminal: spaces are dots, others are escaped."""
+    shown = (_VISIBLE.get(c) or (c if c.isprintable() else c.encode("unicode_escape").decode()) for c in text)
+    return "".join(shown)
+
+
+def show(row: TokenRow, tokenizer, color: bool, ids: bool = False) -> str:
+    """The row as lines of text: a heading with counts, then its tokens; with `ids` one token a line, with position and id."""
+    shown = cells(row, tokenizer)
+    learnt, scored = row.marks.count(LEARNT), row.marks.count(SCORED)
+    counts = [f"{len(row.ids)} tokens", *([f"{learnt} learnt from"] if learnt else []), *(["score at 1"] if scored else [])]
+    heading = f"{row.title}: {', '.join([*counts, *row.notes])}"
+    if ids:
+        lines = [f"{i:6}{cell.token:9}  {cell.mark}  {_colored(cell) if color else cell.text}" for i, cell in enumerate(shown)]
+    else:
+        lines = [line for part in _lines(shown) for line in (_color_line(part) if color else _plain_line(part))]
+    return "\n".join([f"{_BOLD}{heading}{_PLAIN}" if color else heading, *lines])
+
+
+def _lines(shown: Sequence[Cell]) -> Iterator[list[Cell]]:
+    """Broken behind line breaks of the text, and where the screen ends."""
+    line, width = [], 0
+    for cell in shown:
+        size = columns(cell.text) + 1
+        if line and width + size > WIDTH:
+            yield line
+            line, width = [], 0
+        line.append(cell)
+        width += size
+        if cell.text.endswith(_VISIBLE["\n"]):
+            yield line
+            line, width = [], 0
+    if line:
+        yield line
+
+
+def _plain_line(line: Sequence[Cell]) -> list[str]:
+    under = " ".join(cell.mark * columns(cell.text) for cell in line).rstrip()
+    return [_BAR.join(cell.text for cell in line), *([under] if under else [])]
+
+
+def _color_line(line: Sequence[Cell]) -> list[str]:
+    return [f"{_DIM}{_BAR}{_PLAIN}".join(map(_colored, line))]
+
+
+def _colored(cell: Cell) -> str:
+    return f"{_COLORS[cell.mark]}{_BOLD if cell.special else ''}{cell.text}{_PLAIN}"
+
+
+def columns(text: str) -> int:
+    """How many columns of a terminal the text takes: wide characters take two, combining ones none."""
+    return sum(0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in text)

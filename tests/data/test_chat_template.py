@@ -1,0 +1,83 @@
+"""A chat template is a stranger's program: what it may do, and what it may not."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from jaxalign.data.chat_template import render
+from jaxalign.errors import UserError
+from jaxalign.records import Message
+
+MESSAGES = [Message("user", "Hi <b>"), Message("assistant", "Ho")]
+
+
+def run(source, messages=MESSAGES, begin_answer=False, **variables):
+    return render(source, "the-model", messages, variables, begin_answer)
+
+
+@pytest.mark.parametrize(("source", "text"), [
+    ("{% for m in messages %}\n  {% if m.role == 'user' %}\nx{{ m['content'] }}\n  {% endif %}\n{% endfor %}", "xHi <b>\n"),
+    ("{{ messages[0].content | tojson }}", '"Hi <b>"'),
+    ("{{ {'b': 1, 'a': 'é'} | tojson(indent=1) }}", '{\n "b": 1,\n "a": "é"\n}'),
+    ("{% for i in range(5) %}{% if i == 2 %}{% break %}{% endif %}{{ i }}{% endfor %}", "01"),
+    ("{% set n = namespace(x=1) %}{% set n.x = 2 %}{{ n.x }}{{ bos_token }}{{ nothing }}", "2<s>"),
+    ("{{ 'p' if add_generation_prompt else 'd' }}{{ tools is none }}{{ documents is none }}", "dTrue" "True"),
+    ("{{ strftime_now('%Y') | length }}", "4"),
+    ("{%- macro say(m) -%}[{{ m.content }}]{%- endmacro -%}{{ say(messages[1]) }}", "[Ho]"),
+])  # fmt: skip
+def test_templates_have_what_transformers_gives_them(source, text):
+    assert run(source, bos_token="<s>") == text
+
+
+@pytest.mark.parametrize("source", [
+    "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+    "{{ messages.__class__ }}{{ messages.__init__.__globals__ }}",
+    "{{ messages.append(1) }}",
+    "{{ messages[0].update({'role': 'x'}) }}",
+    "{{ cycler.__init__.__globals__.os.popen('id').read() }}",
+    "{{ lipsum.__globals__['os'] }}",
+    "{{ '{0.__class__.__init__.__globals__}'.format(messages) }}",
+    "{{ messages | attr('__class__') }}{{ (messages | attr('__class__')).mro() }}",
+])  # fmt: skip
+def test_what_reaches_out_of_the_sandbox_is_refused(source):
+    with pytest.raises(UserError, match="the chat template of the-model (does what a template must not|fails)"):
+        run(source)
+
+
+def test_what_is_hidden_shows_nothing():
+    assert run("[{{ raise_exception.__globals__ }}{{ messages.__class__ }}]") == "[]"
+
+
+def test_a_message_is_never_run_as_a_template():
+    assert run("{{ messages[0].content }}", [Message("user", "{{ 7 * 7 }}{% raw %}")]) == "{{ 7 * 7 }}{% raw %}"
+
+
+@pytest.mark.parametrize("source", [
+    "{% for i in range(10**9) %}{{ i }}{% endfor %}",
+    "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+    "{{ 'x' * 10**9 }}", "{{ [0] * 999999999 }}", "{{ 10 ** 99999999 }}",
+    "{% set x = 'y' * 9999 %}{% for i in range(9999) %}{{ x }}{% endfor %}",
+    "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
+])  # fmt: skip
+def test_what_counts_or_writes_without_end_is_stopped(source):
+    with pytest.raises(UserError, match="the chat template of the-model (runs too long|fails on a dialogue)"):
+        run(source)
+
+
+@pytest.mark.parametrize(("source", "message"), [
+    ("a\n{% for %}", r"is no Jinja template \(line 2: "),
+    ("{{ messages[7].content }}", "fails on a dialogue .*UndefinedError"),
+    ("{{ 1 / 0 }}", "ZeroDivisionError"),
+    ("{{ raise_exception('no tools here') }}", r"refuses a dialogue \(roles user, assistant\): no tools here$"),
+    ("{% include 'x' %}", "fails on a dialogue"),
+])  # fmt: skip
+def test_a_template_that_fails_is_one_sentence(source, message):
+    with pytest.raises(UserError, match=message) as caught:
+        run(source)
+    assert "\n" not in str(caught.value)
+
+
+def test_json_of_the_template_is_json():
+    assert json.loads(run("{{ messages | tojson }}")) == [{"role": m.role, "content": m.content} for m in MESSAGES]

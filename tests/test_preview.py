@@ -1,0 +1,192 @@
+"""The preview shows what training encodes, and says what it shows."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from jaxalign import preview
+from jaxalign.data.tokenizer import load_tokenizer
+from jaxalign.errors import UserError
+from jaxalign.records import Message
+from jaxalign.stages import sources
+from jaxalign.tracking.tokens import GIVEN, LEARNT, SCORED, TokenRow, show, visible
+from tests import made_tokenizers
+
+PAIRS = [("Why did it sit?", "It is 4.", "the mat."), ("a", "b <|im_end|> c", "d"), ("Then?", "It barked.\n\nIt slept.", "x")]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    root = tmp_path_factory.mktemp("preview")
+    made_tokenizers.qwen(root / "model")
+    turns = lambda *texts: [  # noqa: E731
+        {"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(texts)
+    ]
+    rows = [{"chosen": turns(ask, good), "rejected": turns(ask, bad)} for ask, good, bad in PAIRS]
+    (root / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    system = {"role": "system", "content": "Be kind."}
+    (root / "one.json").write_text(json.dumps([system, *turns("Why?", "It is 4.", "b", "c")]))
+    (root / "many.jsonl").write_text("".join(json.dumps({"messages": turns("Why?", good)}) + "\n" for _, good, _ in PAIRS))
+    (root / "small.py").write_text(f"""
+from jaxalign.config import default_config
+
+
+def get_config():
+    config = default_config()
+    config.stages = ("sft", "preference", "dpo", "ppo")
+    config.model.source, config.model.path = "huggingface", {str(root / "model")!r}
+    config.data.source, config.data.train = "preferences_jsonl", {str(root / "pairs.jsonl")!r}
+    config.data.style, config.data.held_out_share = "chat", 0.0
+    return config
+""")
+    return root
+
+
+@pytest.fixture
+def run(folder, capsys):
+    def call(*arguments):
+        code = preview.main(["preview", *arguments])
+        out = capsys.readouterr()
+        return code, out.out, out.err
+
+    return call
+
+
+@pytest.fixture
+def rows(folder):
+    """The rows of a stage before they are laid out."""
+
+    def call(stage, *arguments):
+        own, rest = preview._take_own([f"--config={folder / 'small.py'}", f"--stage={stage}", "--rows=9", *arguments])
+        return preview._of_stage(own, ["preview", *rest])[1]
+
+    return call
+
+
+def ids_of(folder):
+    tokenizer, out = load_tokenizer(folder / "model"), []
+    for ask, good, bad in PAIRS:
+        prompt = sources.encode_prompt(tokenizer, [Message("user", ask)], "chat")
+        out.append((prompt, *(sources.encode_answer(tokenizer, text, "chat") for text in (good, bad))))
+    return out
+
+
+def test_rows_of_sft_are_the_good_answers(folder, rows):
+    expected = [(prompt + good, GIVEN * len(prompt) + LEARNT * len(good)) for prompt, good, _ in ids_of(folder)]
+    assert [(row.ids, row.marks) for row in rows("sft")] == expected
+
+
+def test_rows_of_dpo_are_both_answers(folder, rows):
+    expected = [(prompt + answer, GIVEN * len(prompt) + LEARNT * len(answer))
+                for prompt, *answers in ids_of(folder) for answer in answers]  # fmt: skip
+    assert [(row.ids, row.marks) for row in rows("dpo")] == expected
+
+
+def test_rows_of_the_preference_model_are_scored_at_their_last_token(folder, rows):
+    expected = [prompt + answer for prompt, *answers in ids_of(folder) for answer in answers]
+    found = rows("preference")
+    assert [row.ids for row in found] == expected
+    assert {row.marks.strip(GIVEN) for row in found} == {SCORED} and found[0].marks.endswith(SCORED)
+    assert found[0].notes == ("better with probability 1",) and found[1].notes == ("better with probability 0",)
+
+
+def test_rows_of_ppo_are_prompts_and_say_where_sampling_stops(folder, rows):
+    found = rows("ppo", "--config.ppo.max_new_tokens=5")
+    assert [row.ids for row in found] == [prompt for prompt, *_ in ids_of(folder)]
+    assert found[0].notes == ("then up to 5 sampled ones, which are learnt from, to the first of <|im_end|>",)
+
+
+def test_what_is_cut_is_said(rows):
+    cut = [row for row in rows("sft", "--config.sft.row_length=20") if row.notes]
+    assert cut and all(len(row.ids) == 20 and row.notes[0].endswith("to 20") for row in cut)
+
+
+def test_without_colour_what_is_learnt_is_underlined(run, folder):
+    code, out, _ = run(f"--config={folder / 'small.py'}", "--rows=1")
+    assert code == 0 and "\x1b" not in out
+    assert "tokenizer: 335 ids, bos none, eos <|im_end|> (332), pad <|endoftext|> (330)" in out
+    lines = out.splitlines()
+    answer = next(i for i, line in enumerate(lines) if line.startswith("It"))
+    assert lines[answer].replace("│", "") == "It·is·4.«<|im_end|>»"
+    assert len(lines[answer + 1]) == len(lines[answer]) and set(lines[answer + 1]) == {"^", " "}
+    assert lines[3].startswith("sft 1: ") and lines[3].endswith(" learnt from")
+    assert not any("^" in line for line in lines[4:answer])
+
+
+def test_colour_is_there_when_asked_for(run, folder):
+    _, out, _ = run(f"--config={folder / 'small.py'}", "--rows=1", "--color=always")
+    assert "\x1b[32m" in out and "^" not in out
+
+
+def test_a_dialogue_is_shown_with_its_last_answer_or_with_all(run, folder):
+    given = (f"--model={folder / 'model'}", f"--messages={folder / 'one.json'}")
+    _, last, _ = run(*given)
+    _, every, _ = run(*given, "--answers=all")
+    assert "dialogue 1: " in last and " tokens, 2 learnt from" in last  # c and the end of the turn
+    tokenizer = load_tokenizer(folder / "model")
+    assert f" tokens, {4 + len(tokenizer.encode('It is 4.')) - 1} learnt from" in every
+    _, several, _ = run(f"--model={folder / 'model'}", f"--messages={folder / 'many.jsonl'}", "--rows=2")
+    assert "dialogue 2" in several and "dialogue 3" not in several
+
+
+def test_ids_are_listed_one_a_line(run, folder):
+    _, out, _ = run(f"--config={folder / 'small.py'}", "--rows=1", "--ids")
+    assert f"{0:6}{331:9}     «<|im_start|>»" in out.splitlines()
+
+
+def test_what_is_typed_as_a_special_token_does_not_look_like_one(run, folder):
+    _, out, _ = run(f"--config={folder / 'small.py'}", "--rows=2")
+    second = out[out.index("sft 2") :]
+    assert second.count("«<|im_end|>»") == 2 and "<│" in second
+
+
+def test_nothing_in_a_text_writes_to_the_terminal():
+    class Echo:
+        special_ids = frozenset()
+
+        @staticmethod
+        def piece(token):
+            return "\x1b[2J\u202e\x07"
+
+    assert "\x1b" not in show(TokenRow("x", [1], GIVEN), Echo, False)
+    assert visible("a\x1b b\n\u202e") == "a\\x1b·b↵\\u202e"
+
+
+@pytest.mark.parametrize(("arguments", "message"), [
+    (["--stage=sfft"], "--stage is 'sfft'; it must be one of sft, preference, dpo, ppo; did you mean sft?"),
+    (["--rows=0"], "--rows is '0'; a number of at least 1 is expected"),
+    (["--rows="], "--rows has no value"),
+    (["--model=x"], "--messages is not given"),
+    (["--model=x", "--messages=y", "--overwrite"], "--overwrite does not go with --model and --messages"),
+    (["--answers=all"], "--answers belongs to --messages"),
+    (["--roows=2"], "--roows is not a flag"),
+    (["--config.data.style=chatt"], "config.data.style is 'chatt'; it must be one of compact, hh, chat; did you mean chat?"),
+    (["--config.model.source=scratch"], "config.data.style is 'chat', the chat template of a pretrained model"),
+])  # fmt: skip
+def test_mistakes_are_one_sentence(run, folder, arguments, message):
+    config = [] if arguments[0].startswith("--model") else [f"--config={folder / 'small.py'}"]
+    code, out, err = run(*config, *arguments)
+    assert (code, out) == (2, "") and err.startswith(message) and err.count("\n") == 1
+
+
+@pytest.mark.parametrize("text", ["[]", "{}", "3", '[{"role": "user"}]', '[{"role": "user", "content": 3}]', "", "x"])
+def test_a_file_without_dialogues_is_a_sentence(tmp_path, text):
+    (tmp_path / "m.json").write_text(text)
+    with pytest.raises(UserError, match="holds no dialogues"):
+        preview.read_dialogues(tmp_path / "m.json")
+
+
+def test_data_that_a_stage_is_to_make_must_be_there(run, tmp_path):
+    code, _, err = run("--config=configs/quickstart.py", "--stage=sft", f"--workdir={tmp_path}")
+    assert code == 2 and err.startswith("the rows of sft come from stage pretrain, which has not been run in")
+
+
+def test_it_runs_as_a_command(folder):
+    command = [sys.executable, "-m", "jaxalign.preview", f"--model={folder / 'model'}", f"--messages={folder / 'one.json'}"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[1])
+    assert done.returncode == 0 and "dialogue 1: " in done.stdout
