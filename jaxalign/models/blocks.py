@@ -12,7 +12,7 @@ import numpy as np
 
 from jaxalign.models.layout import Bounds, Layout
 
-BLOCK_BYTES = 16 << 20
+BLOCK_BYTES = 32 << 20
 
 # (where it begins, the block) of each block within bounds; what none covers is zero.
 Blocks = Callable[[Bounds], Iterable[tuple[tuple[int, ...], np.ndarray]]]

@@ -134,8 +134,9 @@ def _head(fields: Fields, family: Family) -> str:
         return "lm"
     if named != [family.classifier]:
         raise fields.unsupported("architectures", named, f"[{family.architecture!r}] or [{family.classifier!r}]")
-    labels = fields.get("num_labels", len(fields.get("id2label", (0, 1))))  # The format's default is two.
-    if labels != 1:
+    names = fields.get("id2label", {"0": "", "1": ""})  # The format's default is two.
+    labels = fields.get("num_labels", len(names) if isinstance(names, dict) else names)
+    if labels != 1 or isinstance(labels, bool):
         raise UserError(f"{fields.path}: a {family.classifier} with {labels} labels; one is expected, the reward")
     return "scalar"
 

@@ -132,6 +132,17 @@ def test_what_transformers_saves_in_shards_is_loaded(tmp_path):
     _assert_close(_ours(model, load_params(tmp_path / "theirs", model)), _theirs(tmp_path / "theirs"))
 
 
+def test_a_reward_model_that_transformers_saves_is_loaded(tmp_path):
+    transformers = pytest.importorskip("transformers")
+    config = transformers.AutoConfig.for_model(**_LLAMA, num_labels=1, pad_token_id=0)
+    transformers.AutoModelForSequenceClassification.from_config(config).save_pretrained(tmp_path / "theirs")
+    found = read_config(tmp_path / "theirs")
+    model = Model(found.decoder, found.head)
+    params = load_params(tmp_path / "theirs", model)
+    scores = model.scores(params, model.hidden(params, jnp.asarray(_TOKENS, jnp.int32))[:, -1])
+    _assert_close(np.asarray(scores), _theirs(tmp_path / "theirs", "AutoModelForSequenceClassification")[:, 0])
+
+
 def test_shards_are_of_the_chosen_size_with_an_index(tmp_path):
     model, params = _model(tmp_path, _LLAMA)
     export(tmp_path / "one", model, params, config=_LLAMA)

@@ -222,6 +222,7 @@ def test_rope_theta_is_read_where_newer_files_keep_it(tmp_path):
         ({"architectures": ["LlamaForTokenClassification"]}, r"architectures is .*\['LlamaForCausalLM'\] or"),
         ({"architectures": ["LlamaForSequenceClassification"]}, "Classification with 2 labels; one is expected"),
         ({"architectures": ["LlamaForSequenceClassification"], "id2label": {"0": "a", "1": "b", "2": "c"}}, "with 3 labels"),
+        ({"architectures": ["LlamaForSequenceClassification"], "id2label": 3}, "with 3 labels"),
         ({"eos_token_id": "</s>"}, "eos_token_id is '</s>'; an id is expected"),
         ({"vocab_size": None}, "vocab_size is None; a positive int is expected"),
         ({"num_hidden_layers": "3"}, "num_hidden_layers is '3'; a positive int"),

@@ -91,6 +91,13 @@ class Fields:
             raise UserError(f"{self.path}: {name} is {value!r}; true or false is expected")
         return value
 
+    def mapping(self, name: str) -> dict[str, Any]:
+        """An object; empty where it is absent or null."""
+        value = self.get(name, {})
+        if not isinstance(value, dict):
+            raise UserError(f"{self.path}: {name} is {value!r}; an object is expected")
+        return value
+
     def choice(self, name: str, table: dict[str, Any], default: str | None = None) -> Any:
         """What `table` has for the field."""
         value = self.get(name, default)

@@ -18,10 +18,11 @@ def _decoder(fields: Fields) -> dict[str, Any]:
 
 def _ropes(fields: Fields) -> dict[str, Any]:
     """The bases of both kinds of layers; only that of the global ones may be scaled."""
-    both = fields.get("rope_parameters", {})
-    wide = (both.get("full_attention") or {}) | fields.get("rope_scaling", {})
+    kinds = Fields(fields.path, fields.mapping("rope_parameters"))
+    wide = kinds.mapping("full_attention") | fields.mapping("rope_scaling")
     found = scaled_rope(fields, wide, fields.real("rope_theta", 1e6))
-    near = scaled_rope(fields, both.get("sliding_attention") or {}, fields.real("rope_local_base_freq", 1e4))
+    near = scaled_rope(fields, kinds.mapping("sliding_attention"), fields.real("rope_local_base_freq", 1e4))
+    kinds.finish()
     if "rope_scaling" in near:
         raise fields.unsupported("rope_type of sliding_attention", dataclasses.asdict(near["rope_scaling"])["kind"], "default")
     return found | {"local_rope_base": near["rope_base"]}
