@@ -122,7 +122,7 @@ class Linear(nnx.Module):
         kernel = dense(getattr(self, name)[...], x.dtype)
         y = adapters.apply(name, x, kernel, jnp.einsum(equation, x, kernel))
         bias = getattr(self, f"{name}_bias", None)
-        return y if bias is None else y + bias[...].astype(x.dtype)
+        return y if bias is None else y + jnp.expand_dims(bias[...].astype(x.dtype), range(y.ndim - bias.ndim))
 
 
 class Attention(Linear):

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import fnmatch
+import math
 from typing import Any
 
 import jax
@@ -121,7 +122,7 @@ def init_adapters(lora: Lora, blocks: dict[str, Any], key: jax.Array) -> dict[st
     for number, (part, name) in enumerate(lora.adapted(blocks)):
         place = tree[part][name]
         count, kernel = LINEAR[part, name][0], blocks[part][name]
-        bound = float(jnp.prod(jnp.asarray(place["a"].shape[1:-1]))) ** -0.5
+        bound = math.prod(place["a"].shape[1:-1]) ** -0.5
         a = jax.random.uniform(jax.random.fold_in(key, number), place["a"].shape, jnp.float32, -bound, bound)
         fresh = {"a": a, "b": jnp.zeros(place["b"].shape, jnp.float32)}
         if lora.dora:
@@ -162,7 +163,8 @@ class Adapters:
         adapted = kernel.astype(jnp.float32) + self.lora.scaling * jnp.tensordot(own["a"], own["b"], 1)
         # The paper (4.3) holds the length constant in the backward pass.
         length = jax.lax.stop_gradient(_length(adapted, range(count)))
-        return y * (own["magnitude"] / length).astype(y.dtype)
+        ratio = (own["magnitude"] / length).astype(y.dtype)
+        return y * jnp.expand_dims(ratio, range(y.ndim - ratio.ndim))
 
 
 NO_ADAPTERS = Adapters(None, {})
@@ -182,5 +184,5 @@ def merge(lora: Lora, params: dict[str, Any]) -> dict[str, Any]:
 def _merged(lora: Lora, kernel: jax.Array, own: dict[str, jax.Array], count: int) -> jax.Array:
     merged = dense(kernel, jnp.float32) + lora.scaling * jnp.tensordot(own["a"], own["b"], 1)
     if lora.dora:
-        merged = merged * (own["magnitude"] / _length(merged, range(count)))
+        merged = merged * jnp.expand_dims(own["magnitude"] / _length(merged, range(count)), range(count))
     return merged.astype(kernel.dtype)

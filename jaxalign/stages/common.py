@@ -25,7 +25,7 @@ from jaxalign.parallel.sharding import Sharding
 from jaxalign.records import Principle
 from jaxalign.rollout.engine import Engine
 from jaxalign.rollout.sampling import Sampling
-from jaxalign.stages.base import StageContext
+from jaxalign.stages.base import StageContext, read_manifest
 from jaxalign.training.checkpoint import copy_params, load_params
 
 BASE_FIELDS = ("model", "seed")
@@ -107,11 +107,20 @@ def base_params(context: StageContext, model: Model) -> Params:
     """The weights of the helpful-only base. Those that adapters stand on are read once: every role shares them."""
     if model.lora is None:
         return _read_base(context, model)
-    key = (context.workdir, context.config.model, context.config.seed, model.sharding)
+    key = (context.workdir, context.config.model, _base_version(context), model.sharding)
     if key not in _kept_base:
         _kept_base.clear()
         _kept_base[key] = _read_base(context, model.base)
     return _kept_base[key]
+
+
+def _base_version(context: StageContext) -> tuple:
+    """What changes when the base is made anew, or its files are replaced, while this process runs."""
+    if context.config.model.source == "scratch":
+        made = read_manifest(context.input_directory("pretrain"))
+        return () if made is None else (made.output_hash,)
+    found = [path.stat() for path in base_files(context.config) if path.exists()]
+    return tuple((file.st_ino, file.st_size, file.st_mtime_ns) for file in found)
 
 
 def _read_base(context: StageContext, model: Model) -> Params:
