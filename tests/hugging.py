@@ -84,7 +84,7 @@ def params_of(model, head: str = "lm"):
     if head == "scalar":
         params["score"] = state["score.weight"][0]
     elif not c.tie_embeddings:
-        params["unembedding"] = state[found.lm_head].T
+        params["unembedding"] = model.get_output_embeddings().weight.detach().numpy().T  # Its name differs from the files'.
     return params
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import json
 from pathlib import Path
 
 import jax
@@ -11,13 +13,16 @@ from jaxalign.config import POLICY_STAGES, STAGES, Config
 from jaxalign.data.arithmetic import Arithmetic
 from jaxalign.data.tokenizer import Tokenizer
 from jaxalign.data.world import World, make_world
+from jaxalign.errors import UserError
 from jaxalign.feedback.constitution import builtin_names, load_constitution
 from jaxalign.feedback.labeller import Labeller
 from jaxalign.feedback.rater import Rater
 from jaxalign.feedback.speaker import Speaker
-from jaxalign.models import llama
+from jaxalign.models import llama, peft_config, peft_folder
 from jaxalign.models.architecture import DecoderConfig
-from jaxalign.models.lora import Lora, trained
+from jaxalign.models.families.base import Family, Fields
+from jaxalign.models.families.registry import FAMILIES
+from jaxalign.models.lora import Lora, join, trained
 from jaxalign.models.model import Model, Params
 from jaxalign.models.safetensors import weight_files
 from jaxalign.parallel.mesh import make_mesh
@@ -56,9 +61,13 @@ def policy_stages(config: Config, before: str) -> tuple[str, ...]:
 
 
 def base_files(config: Config) -> dict[Path, str]:
-    """The files of an outside base model."""
+    """The files of an outside base model, and of the adapters to start from."""
     if config.model.source == "scratch":
         return {}
+    if config.lora.path:
+        adapters = Path(config.lora.path).expanduser()
+        own = {adapters / name: "lora.path" for name in (peft_config.CONFIG, peft_folder.WEIGHTS)}
+        return own | base_files(dataclasses.replace(config, lora=dataclasses.replace(config.lora, path="")))
     folder = Path(config.model.path).expanduser()
     names = ("config.json", "tokenizer.model", *weight_files(folder))
     found = {folder / name: "model.path" for name in names if (folder / name).exists()}
@@ -95,9 +104,17 @@ def make_model(config: Config, vocab: int, head: str = "lm") -> Model:
             vocab, sizes.layers, sizes.embed, sizes.heads, sizes.kv_heads, sizes.head_dim, sizes.mlp, sizes.rope_base,
             sizes.norm_eps, sizes.tie_embeddings, sizes.compute_dtype,
         )  # fmt: skip
-    section = config.lora
+    section, base = config.lora, Model(decoder, head, sharding(config))
+    if section.path:
+        return dataclasses.replace(base, lora=peft_config.read_adapted(section.path, _family(config), base).lora)
     adapters = Lora(section.rank, section.alpha, section.targets, section.rank_stabilised, section.dora)
-    return Model(decoder, head, sharding(config), adapters if section.rank else None)
+    return dataclasses.replace(base, lora=adapters if section.rank else None)
+
+
+def _family(config: Config) -> Family:
+    """The family of an outside base model, by its config.json."""
+    path = Path(config.model.path).expanduser() / "config.json"
+    return Fields(path, json.loads(path.read_text(encoding="utf-8"))).choice("model_type", FAMILIES)
 
 
 _kept_base: dict[tuple, Params] = {}
@@ -132,10 +149,25 @@ def _read_base(context: StageContext, model: Model) -> Params:
     return load_params(context.input_directory("pretrain") / "params", model)
 
 
+def start_params(context: StageContext, model: Model) -> Params:
+    """The weights that the first policy stage starts from: the base, with the adapters of config.lora.path on it, if any.
+
+    Raises UserError where those are of a model with a scalar head.
+    """
+    base, path = base_params(context, model), context.config.lora.path
+    if not path:
+        return base
+    _, adapters = peft_folder.load_adapters(path, _family(context.config), model.base)
+    if "score" in adapters:
+        raise UserError(f"config.lora.path is {path!r}, whose adapters are of a reward model (modules_to_save has 'score'); "
+                        "give those of a language model")
+    return join(base, adapters)
+
+
 def stage_params(context: StageContext, stage: str, model: Model) -> Params:
-    """The final weights of an earlier stage, or of the base under the name "base"; of a model with adapters, joined."""
+    """The final weights of an earlier stage, or those of the start under the name "base"; of a model with adapters, joined."""
     if stage in ("base", "pretrain"):
-        return base_params(context, model)
+        return start_params(context, model)
     return with_base(context, model, load_params(context.input_directory(stage) / "params", model))
 
 

@@ -174,8 +174,7 @@ def first_layers(teacher: tuple[Scorer, Params], model: Model) -> Params:
                         f"teacher's ({sizes.layers})")
     params, lora = teacher[1], teacher[0].model.lora
     if teacher[0].ensemble is not None:  # Of members with adapters only those are stacked.
-        own = params if lora is None else trained(params)
-        params = params | jax.tree.map(lambda x: x[0], own)
+        params = params | jax.tree.map(lambda x: x[0], params if lora is None else trained(params))
     params = params if lora is None else merge(lora, params)
     params = copy_params({name: params[name] for name in model.abstract()})
     params = params | {"blocks": jax.tree.map(lambda x: x[: own.layers], params["blocks"])}
