@@ -27,6 +27,7 @@ setuptools.setup(
         "numpy",
         "optax",
         "orbax-checkpoint",
+        "qwix",
         "safetensors",
         "sentencepiece",
         "tqdm",

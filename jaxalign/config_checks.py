@@ -42,6 +42,9 @@ def _check_model(config: Config) -> None:
 
 def _check_lora(config: Config) -> None:
     lora = config.lora
+    if lora.base != "float32" and not lora.rank and not lora.path:
+        raise UserError(f"config.lora.base is {lora.base!r} but config.lora.rank is 0, which trains the base itself; set rank "
+                        "above 0, or base to 'float32'")
     if not lora.path:
         return
     if config.model.source != "huggingface":
@@ -49,7 +52,7 @@ def _check_lora(config: Config) -> None:
                         "PEFT stand on a Hugging Face model: set model.source to 'huggingface', or leave lora.path empty")
     for entry in dataclasses.fields(lora):
         value, usual = getattr(lora, entry.name), entry.default
-        if entry.name != "path" and value != usual:
+        if entry.name not in ("path", "base") and value != usual:
             raise UserError(f"config.lora.{entry.name} is {value!r} but config.lora.path is set, whose adapter_config.json "
                             f"says it; leave {entry.name} at {usual!r}")
 

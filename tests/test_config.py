@@ -138,6 +138,7 @@ def test_an_int_may_stand_for_a_float_and_becomes_one():
     ({"model": {"head_dim": 31}}, ["config.model.head_dim is 31", "even"]),
     ({"model": {"source": "huggingface"}}, ["config.model.path is empty", "safetensors"]),
     ({"lora": {"path": "x"}}, ["config.lora.path is 'x' but config.model.source is 'scratch'", "leave lora.path empty"]),
+    ({"lora": {"base": "int8"}}, ["config.lora.base is 'int8' but config.lora.rank is 0", "set rank above 0"]),
     ({"lora": {"path": "x", "rank": 4}, "model": {"source": "huggingface", "path": "y"}},
      ["config.lora.rank is 4 but config.lora.path is set", "leave rank at 0"]),
     ({"data": {"source": "preferences_jsonl"}}, ["config.data.train is empty", "JSONL"]),

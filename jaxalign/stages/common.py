@@ -24,6 +24,7 @@ from jaxalign.models.families.base import Family, Fields
 from jaxalign.models.families.registry import FAMILIES
 from jaxalign.models.lora import Lora, join, trained
 from jaxalign.models.model import Model, Params
+from jaxalign.models.quantised import quantise
 from jaxalign.models.safetensors import weight_files
 from jaxalign.parallel.mesh import make_mesh
 from jaxalign.parallel.sharding import Sharding
@@ -124,10 +125,11 @@ def base_params(context: StageContext, model: Model) -> Params:
     """The weights of the helpful-only base. Those that adapters stand on are read once: every role shares them."""
     if model.lora is None:
         return _read_base(context, model)
-    key = (context.workdir, context.config.model, _base_version(context), model.sharding)
+    kind = context.config.lora.base
+    key = (context.workdir, context.config.model, kind, _base_version(context), model.sharding)
     if key not in _kept_base:
         _kept_base.clear()
-        _kept_base[key] = _read_base(context, model.base)
+        _kept_base[key] = quantise(_read_base(context, model.base), kind)
     return _kept_base[key]
 
 
