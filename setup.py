@@ -27,6 +27,7 @@ setuptools.setup(
         "numpy",
         "optax",
         "orbax-checkpoint",
+        "qwix",
         "safetensors",
         "sentencepiece>=0.2.3",
         "tokenizers>=0.20",

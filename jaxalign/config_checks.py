@@ -5,6 +5,7 @@ Only the sections of stages that are to run are judged: a mesh need not divide a
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING
 
 from jaxalign.errors import UserError
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 def check(config: Config) -> None:
     """Raises UserError at the first pair of fields that do not fit together."""
     _check_model(config)
+    _check_lora(config)
     _check_preference(config)
     _check_distill(config)
     _check_data(config)
@@ -36,6 +38,23 @@ def _check_model(config: Config) -> None:
                             "with config.json, the safetensors weights and the tokenizer")
         return
     _check_heads("model", model)
+
+
+def _check_lora(config: Config) -> None:
+    lora = config.lora
+    if lora.base != "float32" and not lora.rank and not lora.path:
+        raise UserError(f"config.lora.base is {lora.base!r} but config.lora.rank is 0, which trains the base itself; set rank "
+                        "above 0, or base to 'float32'")
+    if not lora.path:
+        return
+    if config.model.source != "huggingface":
+        raise UserError(f"config.lora.path is {lora.path!r} but config.model.source is {config.model.source!r}; adapters of "
+                        "PEFT stand on a Hugging Face model: set model.source to 'huggingface', or leave lora.path empty")
+    for entry in dataclasses.fields(lora):
+        value, usual = getattr(lora, entry.name), entry.default
+        if entry.name not in ("path", "base") and value != usual:
+            raise UserError(f"config.lora.{entry.name} is {value!r} but config.lora.path is set, whose adapter_config.json "
+                            f"says it; leave {entry.name} at {usual!r}")
 
 
 def _check_heads(name: str, sizes: Model | RewardDistill) -> None:

@@ -15,11 +15,13 @@ from absl import flags
 from jaxalign.errors import UserError
 
 _DTYPES = ("float32", "bfloat16", "float16")
-_USAGE = """usage: python -m jaxalign.convert --source=DIR --target=DIR [--dtype=NAME] [--shard_gb=SIZE] [--mesh=D,F,T]
+_USAGE = """usage: python -m jaxalign.convert --source=DIR --target=DIR [--adapters] [--dtype=NAME] [--shard_gb=SIZE] [--mesh=D,F,T]
 
   --source=DIR     a Hugging Face folder (becomes an Orbax one); an Orbax folder made by this command, or a stage's folder
                    of a run, such as runs/quickstart/ppo (become Hugging Face ones)
   --target=DIR     a new folder, which appears whole or not at all
+  --adapters       of a stage that trained adapters (config.lora): a PEFT folder of them; default: they are merged into the
+                   base, and the whole model is written
   --dtype=NAME     float32, bfloat16 or float16, for the weights written; default: the source's own
   --shard_gb=SIZE  largest safetensors file in GB (1e9 bytes); default 4
   --mesh=D,F,T     sizes of data, fsdp and tensor of the mesh that the weights pass through; default 1,1,1
@@ -37,7 +39,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         from jaxalign.stages.conversion import convert  # JAX is not loaded for a mistyped flag.
 
         source, target = (Path(folder).expanduser() for folder in (values.source, values.target))
-        for sentence in convert(source, target, values.dtype, int(values.shard_gb * 1e9), _mesh(values.mesh)):
+        shard_bytes, mesh = int(values.shard_gb * 1e9), _mesh(values.mesh)
+        for sentence in convert(source, target, values.dtype, shard_bytes, mesh, values.adapters):
             print(sentence)
         return 0
     except UserError as error:
@@ -54,6 +57,7 @@ def _read_arguments(argv: Sequence[str]) -> flags.FlagValues:
     values = flags.FlagValues()
     flags.DEFINE_string("source", None, "What is converted.", flag_values=values)
     flags.DEFINE_string("target", None, "Where it goes.", flag_values=values)
+    flags.DEFINE_boolean("adapters", False, "Adapters alone.", flag_values=values)
     flags.DEFINE_enum("dtype", None, _DTYPES, "Of the weights.", flag_values=values)
     flags.DEFINE_float("shard_gb", 4.0, "Largest file.", lower_bound=1e-6, flag_values=values)
     flags.DEFINE_string("mesh", "1,1,1", "Sizes of data, fsdp and tensor.", flag_values=values)

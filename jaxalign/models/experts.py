@@ -17,6 +17,7 @@ from jax.sharding import PartitionSpec
 
 from jaxalign.models.architecture import DecoderConfig
 from jaxalign.models.layers import Constrain, activate, param
+from jaxalign.models.lora import dense
 
 
 class Load(NamedTuple):
@@ -55,7 +56,7 @@ class MixtureMLP(nnx.Module):
         load = Load(chosen, jnp.sum(probability * counted_BxT[..., None], axis=(0, 1)), jnp.sum(counted_BxT))
         if self.experts.normalise:
             weight_BxTxk = weight_BxTxk / jnp.sum(weight_BxTxk, axis=-1, keepdims=True)
-        kernels = tuple(kernel[...].astype(x_BxTxD.dtype) for kernel in (self.gate, self.up, self.down))
+        kernels = tuple(dense(kernel[...], x_BxTxD.dtype) for kernel in (self.gate, self.up, self.down))
         routed = (x_BxTxD, weight_BxTxk.astype(x_BxTxD.dtype), expert_BxTxk)
         if constrain.sharding is None:
             return self._mix(*routed, *kernels, jnp.int32(0)), load

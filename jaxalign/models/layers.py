@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jaxalign.models.architecture import DecoderConfig
-from jaxalign.models.lora import Adapters, dense
+from jaxalign.models.lora import Adapters, dense, is_quantised
 from jaxalign.parallel.sharding import Sharding
 
 _NEGATIVE = -1e30  # Finite, so that a row without any visible key gives numbers and not NaN.
@@ -119,8 +119,15 @@ class Linear(nnx.Module):
 
     def project(self, name: str, x: jax.Array, equation: str, adapters: Adapters) -> jax.Array:
         """einsum(equation, x, kernel `name`), its adapter and its bias where there are any, in the dtype of x."""
-        kernel = dense(getattr(self, name)[...], x.dtype)
-        y = adapters.apply(name, x, kernel, jnp.einsum(equation, x, kernel))
+        kernel = getattr(self, name)[...]
+
+        def product(x, kernel):
+            return jnp.einsum(equation, x, dense(kernel, x.dtype))
+
+        if is_quantised(kernel) or (adapters.lora is not None and kernel.dtype != x.dtype):
+            # Made again in the backward pass: a scan would keep the arrays of all layers for it.
+            product = jax.checkpoint(product, prevent_cse=False)
+        y = adapters.apply(name, x, kernel, product(x, kernel))
         bias = getattr(self, f"{name}_bias", None)
         return y if bias is None else y + jnp.expand_dims(bias[...].astype(x.dtype), range(y.ndim - bias.ndim))
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import fnmatch
+import math
 from typing import Any
 
 import jax
@@ -121,7 +122,7 @@ def init_adapters(lora: Lora, blocks: dict[str, Any], key: jax.Array) -> dict[st
     for number, (part, name) in enumerate(lora.adapted(blocks)):
         place = tree[part][name]
         count, kernel = LINEAR[part, name][0], blocks[part][name]
-        bound = float(jnp.prod(jnp.asarray(place["a"].shape[1:-1]))) ** -0.5
+        bound = math.prod(place["a"].shape[1:-1]) ** -0.5
         a = jax.random.uniform(jax.random.fold_in(key, number), place["a"].shape, jnp.float32, -bound, bound)
         fresh = {"a": a, "b": jnp.zeros(place["b"].shape, jnp.float32)}
         if lora.dora:
@@ -130,9 +131,18 @@ def init_adapters(lora: Lora, blocks: dict[str, Any], key: jax.Array) -> dict[st
     return tree
 
 
-def dense(kernel, dtype) -> jax.Array:
-    """A kernel as an array of that dtype."""
-    return kernel.astype(dtype)
+def is_quantised(leaf: Any) -> bool:
+    """Whether a leaf of the parameters is a QArray of `quantised.py`."""
+    return hasattr(leaf, "qvalue")
+
+
+def dense(kernel: Any, dtype) -> jax.Array:
+    """A kernel as an array of that dtype, quantised or not."""
+    if not is_quantised(kernel):
+        return kernel.astype(dtype)
+    import qwix  # Takes seconds to import, and few runs need it.
+
+    return qwix.dequantize(kernel.astype(jnp.float32)).astype(dtype)
 
 
 def _length(kernel: jax.Array, axes) -> jax.Array:
@@ -149,8 +159,9 @@ class Adapters:
     def part(self, name: str) -> Adapters:
         return Adapters(self.lora, self.tree.get(name, {}))
 
-    def apply(self, name: str, x: jax.Array, kernel: jax.Array, y: jax.Array) -> jax.Array:
-        """y [..., out...] = x [..., in...] times the kernel [in..., out...], with what the adapter of that name adds."""
+    def apply(self, name: str, x: jax.Array, kernel: Any, y: jax.Array) -> jax.Array:
+        """y [..., out...] = x [..., in...] times the kernel [in..., out...] as it is stored, with what the adapter of that name
+        adds."""
         if name not in self.tree:
             return y
         own = self.tree[name]
@@ -159,28 +170,30 @@ class Adapters:
         y = y + jnp.tensordot(low, own["b"].astype(x.dtype), 1) * self.lora.scaling
         if not self.lora.dora:
             return y
-        adapted = kernel.astype(jnp.float32) + self.lora.scaling * jnp.tensordot(own["a"], own["b"], 1)
+        adapted = dense(kernel, jnp.float32) + self.lora.scaling * jnp.tensordot(own["a"], own["b"], 1)
         # The paper (4.3) holds the length constant in the backward pass.
         length = jax.lax.stop_gradient(_length(adapted, range(count)))
-        return y * (own["magnitude"] / length).astype(y.dtype)
+        ratio = (own["magnitude"] / length).astype(y.dtype)
+        return y * jnp.expand_dims(ratio, range(y.ndim - ratio.ndim))
 
 
 NO_ADAPTERS = Adapters(None, {})
 
 
 def merge(lora: Lora, params: dict[str, Any]) -> dict[str, Any]:
-    """The base with its adapters worked into its kernels, in the base's dtype. params: joined; "score" stays."""
+    """The base with its adapters worked into its kernels, in the base's dtype, or float32 where a kernel was quantised.
+    params: joined; "score" stays."""
     blocks = {part: dict(leaves) for part, leaves in params["blocks"].items()}
     for part, leaves in params["adapters"].items():
         for name, own in leaves.items():
             kernel, count = blocks[part][name], LINEAR[part, name][0]
             blocks[part][name] = jax.vmap(lambda k, o, n=count: _merged(lora, k, o, n))(kernel, own)
     rest = {name: value for name, value in params.items() if name not in ("blocks", "adapters")}
-    return {**rest, "blocks": blocks}
+    return jax.tree.map(lambda leaf: dense(leaf, leaf.dtype), {**rest, "blocks": blocks}, is_leaf=is_quantised)
 
 
 def _merged(lora: Lora, kernel: jax.Array, own: dict[str, jax.Array], count: int) -> jax.Array:
     merged = dense(kernel, jnp.float32) + lora.scaling * jnp.tensordot(own["a"], own["b"], 1)
     if lora.dora:
-        merged = merged * (own["magnitude"] / _length(merged, range(count)))
+        merged = merged * jnp.expand_dims(own["magnitude"] / _length(merged, range(count)), range(count))
     return merged.astype(kernel.dtype)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from pathlib import Path
 
@@ -18,17 +19,19 @@ from jaxalign.feedback.constitution import builtin_names, load_constitution
 from jaxalign.feedback.labeller import Labeller
 from jaxalign.feedback.rater import Rater
 from jaxalign.feedback.speaker import Speaker
-from jaxalign.models import huggingface
+from jaxalign.models import huggingface, peft_config, peft_folder
 from jaxalign.models.architecture import DecoderConfig
-from jaxalign.models.lora import Lora, trained
+from jaxalign.models.families.base import Family
+from jaxalign.models.lora import Lora, join, trained
 from jaxalign.models.model import Model, Params
+from jaxalign.models.quantised import quantise
 from jaxalign.models.safetensors import weight_files
 from jaxalign.parallel.mesh import make_mesh
 from jaxalign.parallel.sharding import Sharding
 from jaxalign.records import Principle
 from jaxalign.rollout.engine import Engine
 from jaxalign.rollout.sampling import Sampling
-from jaxalign.stages.base import StageContext
+from jaxalign.stages.base import StageContext, read_manifest
 from jaxalign.training.checkpoint import copy_params, load_params
 
 BASE_FIELDS = ("model", "seed")
@@ -59,9 +62,13 @@ def policy_stages(config: Config, before: str) -> tuple[str, ...]:
 
 
 def base_files(config: Config) -> dict[Path, str]:
-    """The files of an outside base model."""
+    """The files of an outside base model, and of the adapters to start from."""
     if config.model.source == "scratch":
         return {}
+    if config.lora.path:
+        adapters = Path(config.lora.path).expanduser()
+        own = {adapters / name: "lora.path" for name in (peft_config.CONFIG, peft_folder.WEIGHTS)}
+        return own | base_files(dataclasses.replace(config, lora=dataclasses.replace(config.lora, path="")))
     folder = Path(config.model.path).expanduser()
     names = ("config.json", *tokenizer_files.NAMES, *weight_files(folder))
     found = {folder / name: "model.path" for name in names if (folder / name).exists()}
@@ -101,9 +108,16 @@ def make_model(config: Config, vocab: int, head: str = "lm") -> Model:
             vocab, sizes.layers, sizes.embed, sizes.heads, sizes.kv_heads, sizes.head_dim, sizes.mlp, sizes.rope_base,
             sizes.norm_eps, sizes.tie_embeddings, sizes.compute_dtype, sizes.vocab_multiple,
         )  # fmt: skip
-    section = config.lora
+    section, base = config.lora, Model(decoder, head, sharding(config))
+    if section.path:
+        return dataclasses.replace(base, lora=peft_config.read_adapted(section.path, _family(config), base).lora)
     adapters = Lora(section.rank, section.alpha, section.targets, section.rank_stabilised, section.dora)
-    return Model(decoder, head, sharding(config), adapters if section.rank else None)
+    return dataclasses.replace(base, lora=adapters if section.rank else None)
+
+
+def _family(config: Config) -> Family:
+    """The family of an outside base model, by its config.json."""
+    return huggingface.read_config(config.model.path).family
 
 
 _kept_base: dict[tuple, Params] = {}
@@ -113,11 +127,21 @@ def base_params(context: StageContext, model: Model) -> Params:
     """The weights of the helpful-only base. Those that adapters stand on are read once: every role shares them."""
     if model.lora is None:
         return _read_base(context, model)
-    key = (context.workdir, context.config.model, context.config.seed, model.sharding)
+    kind = context.config.lora.base
+    key = (context.workdir, context.config.model, kind, _base_version(context), model.sharding)
     if key not in _kept_base:
         _kept_base.clear()
-        _kept_base[key] = _read_base(context, model.base)
+        _kept_base[key] = quantise(_read_base(context, model.base), kind)
     return _kept_base[key]
+
+
+def _base_version(context: StageContext) -> tuple:
+    """What changes when the base is made anew, or its files are replaced, while this process runs."""
+    if context.config.model.source == "scratch":
+        made = read_manifest(context.input_directory("pretrain"))
+        return () if made is None else (made.output_hash,)
+    found = [path.stat() for path in base_files(context.config) if path.exists()]
+    return tuple((file.st_ino, file.st_size, file.st_mtime_ns) for file in found)
 
 
 def _read_base(context: StageContext, model: Model) -> Params:
@@ -130,10 +154,25 @@ def _read_base(context: StageContext, model: Model) -> Params:
     return load_params(context.input_directory("pretrain") / "params", model)
 
 
+def start_params(context: StageContext, model: Model) -> Params:
+    """The weights that the first policy stage starts from: the base, with the adapters of config.lora.path on it, if any.
+
+    Raises UserError where those are of a model with a scalar head.
+    """
+    base, path = base_params(context, model), context.config.lora.path
+    if not path:
+        return base
+    _, adapters = peft_folder.load_adapters(path, _family(context.config), model.base)
+    if "score" in adapters:
+        raise UserError(f"config.lora.path is {path!r}, whose adapters are of a reward model (modules_to_save has 'score'); "
+                        "give those of a language model")
+    return join(base, adapters)
+
+
 def stage_params(context: StageContext, stage: str, model: Model) -> Params:
-    """The final weights of an earlier stage, or of the base under the name "base"; of a model with adapters, joined."""
+    """The final weights of an earlier stage, or those of the start under the name "base"; of a model with adapters, joined."""
     if stage in ("base", "pretrain"):
-        return base_params(context, model)
+        return start_params(context, model)
     return with_base(context, model, load_params(context.input_directory(stage) / "params", model))
 
 

@@ -5,6 +5,7 @@ An Orbax folder made here has `params` and beside it the model's config.json and
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import types
 from collections.abc import Mapping
@@ -19,7 +20,11 @@ from jaxalign.errors import UserError
 from jaxalign.models import huggingface
 from jaxalign.models.export import DTYPES, check_target, config_fields, export, whole_folder, write_texts
 from jaxalign.models.families.llama import config_json
+from jaxalign.models.families.registry import FAMILIES
+from jaxalign.models.lora import join, merge
 from jaxalign.models.model import Model, Params
+from jaxalign.models.peft_folder import export_adapters
+from jaxalign.models.quantised import quantise
 from jaxalign.parallel.mesh import make_mesh
 from jaxalign.parallel.sharding import Sharding
 from jaxalign.stages import common
@@ -45,7 +50,9 @@ class Found(NamedTuple):
     notes: tuple[str, ...] = ()
 
 
-def convert(source: Path, target: Path, dtype: str | None, shard_bytes: int, mesh: tuple[int, int, int]) -> list[str]:
+def convert(
+    source: Path, target: Path, dtype: str | None, shard_bytes: int, mesh: tuple[int, int, int], adapters: bool = False
+) -> list[str]:
     """Writes `target`, whole or not at all; returns sentences on what was done.
 
     Args:
@@ -54,6 +61,7 @@ def convert(source: Path, target: Path, dtype: str | None, shard_bytes: int, mes
       dtype: of the weights written; None for the source's own.
       shard_bytes: the largest safetensors file.
       mesh: sizes of data, fsdp and tensor.
+      adapters: of a stage that trained adapters, write them as a PEFT folder; else they are merged into their base.
 
     Raises:
       UserError: the source is none of these or damaged, or the target is in use.
@@ -63,6 +71,10 @@ def convert(source: Path, target: Path, dtype: str | None, shard_bytes: int, mes
     check_target(target)
     made = make_mesh(*mesh)
     sharding = None if made.size == 1 else Sharding(made)
+    if adapters:
+        if _is_model(source) or not (source / "params").is_dir():
+            raise UserError(f"--adapters asks for those that a stage has trained, but {source} is a whole model; leave it out")
+        return [_export_adapters(source, target, sharding)]
     if not (source / "params").is_dir():
         config = huggingface.read_config(source)
         dtype = dtype or _own_dtype(config.raw)
@@ -117,7 +129,45 @@ def _read_orbax(source: Path, sharding: Sharding | None, dtype: str | None) -> t
 
 
 def _read_stage(source: Path, sharding: Sharding | None, dtype: str | None) -> tuple[Found, str]:
-    """The weights that a stage of a run has written."""
+    """The weights that a stage of a run has written; adapters merged into their base."""
+    folder, stage, config, kind = _stage_of(source)
+    raw, texts, vocab = _base(config, stage.parent)
+    model, notes = _stage_model(config, kind, vocab, sharding), ()
+    if kind == "reward_distill":
+        raw |= {name: getattr(model.config, ours) for name, ours in _STUDENT.items() if ours != "kv_heads" or name in raw}
+    files = tokenizer_files(texts / "tokenizer.model") if config.model.source == "scratch" else {}
+    if model.head == "scalar":
+        notes = (_normalisation(stage, folder),)
+    dtype = dtype or "float32"
+    if model.lora is None:
+        return Found(model, load_params(folder / "params", model, dtype), raw, texts, files, notes), dtype
+    merged = merge(model.lora, join(_frozen(config, stage.parent, model), load_params(folder / "params", model)))
+    whole = dataclasses.replace(model, lora=None)
+    merged = {name: value for name, value in merged.items() if name in whole.abstract()}
+    return Found(whole, merged, raw, texts, files, (f"the adapters of {kind} are merged into it", *notes)), dtype
+
+
+def _frozen(config: Config, workdir: Path, model: Model) -> Params:
+    """The base under a stage's adapters, as the stage had it: quantised where it was."""
+    if config.model.source == "huggingface":
+        return quantise(huggingface.load_params(config.model.path, model.base), config.lora.base)
+    return quantise(load_params(workdir / "pretrain" / "params", model.base), config.lora.base)
+
+
+def _export_adapters(source: Path, target: Path, sharding: Sharding | None) -> str:
+    folder, stage, config, kind = _stage_of(source)
+    _, _, vocab = _base(config, stage.parent)
+    model = _stage_model(config, kind, vocab, sharding)
+    if model.lora is None:
+        raise UserError(f"{source} trained all weights (config.lora.rank is 0); leave out --adapters")
+    outside = config.model.source == "huggingface"
+    family = huggingface.read_config(config.model.path).family if outside else FAMILIES["llama"]
+    export_adapters(target, family, model, load_params(folder / "params", model), config.model.path)
+    return f"the adapters of {source} are now in PEFT's layout in {target}"
+
+
+def _stage_of(source: Path) -> tuple[Path, Path, Config, str]:
+    """(the folder with params, the stage's, the run's config, the stage's name) of a stage that is done."""
     folder = source.absolute()
     stage = folder.parent if folder.name.startswith("member-") else folder
     manifest = read_manifest(stage)
@@ -126,16 +176,7 @@ def _read_stage(source: Path, sharding: Sharding | None, dtype: str | None) -> t
                         "that jaxalign.convert made, or a stage's folder of a run")  # fmt: skip
     if manifest.status != DONE:
         raise UserError(f"stage {manifest.stage} is half done in {stage}; run it to its end first")
-    config = _run_config(stage.parent, manifest.config)
-    raw, texts, vocab = _base(config, stage.parent)
-    model, notes = _stage_model(config, manifest.stage, vocab, sharding), ()
-    if manifest.stage == "reward_distill":
-        raw |= {name: getattr(model.config, ours) for name, ours in _STUDENT.items() if ours != "kv_heads" or name in raw}
-    files = tokenizer_files(texts / "tokenizer.model") if config.model.source == "scratch" else {}
-    if model.head == "scalar":
-        notes = (_normalisation(stage, folder),)
-    dtype = dtype or "float32"
-    return Found(model, load_params(folder / "params", model, dtype), raw, texts, files, notes), dtype
+    return folder, stage, _run_config(stage.parent, manifest.config), manifest.stage
 
 
 def _run_config(workdir: Path, made_with: Mapping[str, Any]) -> Config:
@@ -171,7 +212,7 @@ def _stage_model(config: Config, stage: str, vocab: int, sharding: Sharding | No
     made = common.make_model(config, vocab, head)
     if stage == "reward_distill":
         made = student_model(config.reward_distill, made)
-    model = Model(made.config, head, sharding)
+    model = Model(made.config, head, sharding, None if stage == "pretrain" else made.lora)
     huggingface.check_mesh(model)
     return model
 

@@ -22,6 +22,7 @@ from jaxalign.data.loader import EpochLoader, take
 from jaxalign.data.preferences import split_by_prompt
 from jaxalign.data.tokenizer import Tokenizer
 from jaxalign.errors import UserError
+from jaxalign.models.lora import merge, trained
 from jaxalign.models.model import Model, Params
 from jaxalign.records import Comparison, PairBatch, ScoredPairs
 from jaxalign.rollout.engine import Engine
@@ -171,9 +172,11 @@ def first_layers(teacher: tuple[Scorer, Params], model: Model) -> Params:
     if own.layers > sizes.layers:
         raise UserError(f"config.reward_distill.layers is {own.layers}; with start 'teacher' it must be at most the "
                         f"teacher's ({sizes.layers})")
-    params = copy_params(teacher[1])
-    if teacher[0].ensemble is not None:
-        params = jax.tree.map(lambda x: x[0], params)
+    params, lora = teacher[1], teacher[0].model.lora
+    if teacher[0].ensemble is not None:  # Of members with adapters only those are stacked.
+        params = params | jax.tree.map(lambda x: x[0], params if lora is None else trained(params))
+    params = params if lora is None else merge(lora, params)
+    params = copy_params({name: params[name] for name in model.abstract()})
     params = params | {"blocks": jax.tree.map(lambda x: x[: own.layers], params["blocks"])}
     return params if model.sharding is None else jax.device_put(params, model.shardings())
 

@@ -39,7 +39,7 @@ class Sft(Stage):
         steps = EpochLoader(len(rows.tokens), config.sft.batch_rows, config.seed).steps(config.sft.epochs)
         train_lm(
             context, config.sft, model, rows, packed(config, tokenizer, held_out)[0] if held_out else None, steps,
-            lambda: common.trained_params(context, model, common.base_params(context, model), self.name, shared=False),
+            lambda: common.trained_params(context, model, common.start_params(context, model), self.name, shared=False),
             extra=extra | {"answers": len(train), "cut": cut},
         )  # fmt: skip
 

@@ -76,10 +76,12 @@ def step_zero_checks(
     measured = _values(setup, policy_params, frozen, reference_params, experience, kl_coef)
     ratio, kl, loss_gap = (float(x) for x in measured)
     gap = float(sampler_gap(setup, join(frozen, policy_params), sampled))
-    tolerance = setup.config.sampler_tolerance
+    tolerance, lora = setup.config.sampler_tolerance, setup.policy.lora
+    # Fresh DoRA scales each output by a length over itself, which is 1 but for rounding, at every token.
+    kl_limit = 1e-5 * (sampled.logprobs.shape[1] if lora is not None and lora.dora else 1)
     rows = [
         ("ratio", ratio, tolerance, "largest |ratio - 1| before any update: above this, old log-probs are not the policy's"),
-        ("reference KL", kl, 1e-5, "largest |KL| of a response against an equal reference at temperatures "
+        ("reference KL", kl, kl_limit, "largest |KL| of a response against an equal reference at temperatures "
          f"{', '.join(map(str, KL_TEMPERATURES))} and the sampling one: above this, the two are not treated alike"),
         ("sampler gap", gap, tolerance, "largest difference of the sampler's and the trainer's log-probs, nats a token"),
         ("micro-batches", loss_gap, 1e-3 if setup.policy.config.compute_dtype == "float32" else 5e-2,

@@ -1,0 +1,137 @@
+"""Adapters on a frozen base: equal to merged weights, to `peft`, and on every mesh; the base stays as it is."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxalign.errors import UserError
+from jaxalign.models.lora import Lora, frozen, join, merge, trained
+from jaxalign.models.model import Model
+from jaxalign.training.optimizer import make_optimizer
+from jaxalign.training.state import abstract_state, init_state
+from tests import tiny
+
+ALL = ("*",)
+LORA = Lora(rank=3, alpha=5.0, targets=ALL)
+VARIANTS = {
+    "lora": LORA,
+    "rslora": dataclasses.replace(LORA, rank_stabilised=True),
+    "dora": dataclasses.replace(LORA, dora=True),
+    "some": dataclasses.replace(LORA, targets=("attention.*", "down_proj"), dora=True),
+}
+TOKENS = np.random.default_rng(0).integers(0, 32, (4, 9)).astype(np.int32)
+# Two ways to the same product of a few dozen float32 numbers, through two layers.
+ROUNDING = dict(rtol=2e-5, atol=2e-5)
+
+
+def adapted(lora: Lora, mesh=None, head: str = "lm", seed: int = 1) -> tuple[Model, dict]:
+    """A tiny model, and host parameters with adapters that change something."""
+    model = dataclasses.replace(tiny.model(mesh, head), lora=lora)
+    rng = np.random.default_rng(seed)
+    alone = dataclasses.replace(tiny.model(head=head), lora=lora)
+    fresh = tiny.to_host(alone.init_adapters(tiny.host_params(), jax.random.key(0)))
+
+    def random(path, x):
+        noise = rng.normal(size=x.shape).astype(np.float32)
+        return x * (1 + 0.2 * noise) if path[-1].key == "magnitude" else 0.3 * noise
+
+    return model, {**tiny.host_params(), **jax.tree_util.tree_map_with_path(random, fresh)}
+
+
+def logits(model: Model, params):
+    return np.asarray(jax.jit(lambda p: model.logits(p, model.hidden(p, TOKENS)))(params))
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_the_forward_pass_is_that_of_merged_weights(variant):
+    model, params = adapted(VARIANTS[variant])
+    merged = merge(model.lora, params)
+    assert "adapters" not in merged and jax.tree.structure(merged) == jax.tree.structure(tiny.host_params())
+    found = logits(model, params)
+    np.testing.assert_allclose(found, logits(model.base, merged), **ROUNDING)
+    assert np.abs(found - logits(model.base, frozen(params))).max() > 0.1  # they do change something
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_fresh_adapters_change_nothing(variant):
+    model = dataclasses.replace(tiny.model(), lora=VARIANTS[variant])
+    base = tiny.host_params()
+    fresh = model.init_adapters(base, jax.random.key(3))
+    # DoRA divides the weights' length by the same length; the one is computed here, the other in the forward pass.
+    bound = ROUNDING if model.lora.dora else dict(rtol=0, atol=0)
+    np.testing.assert_allclose(logits(model, join(base, fresh)), logits(model.base, base), **bound)
+    np.testing.assert_array_equal(logits(model, base), logits(model.base, base))  # adapters off is the base
+    a = np.asarray(fresh["adapters"]["attention"]["out"]["a"])
+    assert a.shape == (2, 4, 4, 3) and a.std() > 0 and np.abs(a).max() <= 16**-0.5
+    assert not np.any(np.asarray(fresh["adapters"]["attention"]["out"]["b"]))
+
+
+def test_own_parameters_are_the_adapters_and_the_head_alone():
+    """And so is the optimizer's state: two moments each."""
+    for head, extra in (("lm", 0), ("scalar", 1), ("lm_scalar", 1)):
+        model = dataclasses.replace(tiny.model(head=head), lora=VARIANTS["dora"])
+        fresh = model.init_adapters(tiny.host_params(), jax.random.key(0))
+        assert len(jax.tree.leaves(fresh)) == 7 * 3 + extra
+        described = jax.tree.map(lambda x: (x.shape, x.dtype), model.abstract())
+        assert jax.tree.map(lambda x: (x.shape, x.dtype), fresh) == described
+        optimizer = make_optimizer(tiny.Optimizer(), 10)
+        state = init_state(model, optimizer, fresh, jax.random.key(0))
+        numbers = [leaf for leaf in jax.tree.leaves(state.opt_state) if leaf.ndim]
+        assert sum(leaf.size for leaf in numbers) == 2 * sum(leaf.size for leaf in jax.tree.leaves(fresh))
+        assert jax.tree.structure(abstract_state(model, optimizer)) == jax.tree.structure(state)
+
+
+def test_patterns_choose_layers_and_a_pattern_that_chooses_none_is_refused():
+    blocks = tiny.host_params()["blocks"]
+    chosen = lambda *targets: Lora(2, 1.0, targets).adapted(blocks)  # noqa: E731
+    assert chosen("q_proj", "attention.value") == [("attention", "query"), ("attention", "value")]
+    assert chosen("mlp.*") == [("mlp", "gate"), ("mlp", "up"), ("mlp", "down")]
+    assert len(chosen("*")) == 7
+    with pytest.raises(UserError, match="config.lora.targets has 'q_prj', which names no linear layer.*attention.query"):
+        chosen("q_proj", "q_prj")
+
+
+@pytest.mark.parametrize("variant", ["rslora", "dora"])
+@pytest.mark.parametrize("mesh", [(2, 2, 2), (1, 4, 2)])
+def test_logits_and_gradients_on_a_mesh_equal_those_of_one_device(variant, mesh):
+    found = {}
+    for where in (None, mesh):
+        model, params = adapted(VARIANTS[variant], where, "lm")
+        base = tiny.place(model.base, frozen(params))
+        own = tiny.place(model, trained(params))
+
+        @jax.jit
+        def value_and_gradient(own, base, model=model):
+            def loss(own):
+                out = model.logits(join(base, own), model.hidden(join(base, own), TOKENS))
+                return jnp.mean(jnp.square(out)), out
+
+            return jax.value_and_grad(loss, has_aux=True)(own)
+
+        (_, out), gradients = value_and_gradient(own, base)
+        if where is not None:
+            same = jax.tree.map(lambda x, s: x.sharding.is_equivalent_to(s, x.ndim), own, model.shardings())
+            assert all(jax.tree.leaves(same))
+        found[where] = tiny.to_host((out, gradients))
+    tiny.assert_trees_close(found[mesh], found[None], 1e-4, 2e-6)
+    assert all(np.abs(leaf).max() > 1e-6 for leaf in jax.tree.leaves(found[None][1]))
+
+
+@pytest.mark.parametrize("variant", ["lora", "dora"])
+def test_a_cached_decode_has_the_adapters_too(variant):
+    """Prefill of five tokens, then one by one, equals the full forward."""
+    model, params = adapted(VARIANTS[variant])
+    expected = logits(model, params)
+    hidden, cache = jax.jit(lambda p: model.prefill(p, TOKENS[:, :5], 9))(params)
+    found = [np.asarray(model.logits(params, hidden))]
+    step = jax.jit(model.decode)
+    for t in range(5, 9):
+        mask = np.broadcast_to(np.arange(9) <= t, (4, 9))
+        hidden, cache = step(params, TOKENS[:, t], np.full(4, t), mask, cache, t)
+        found.append(np.asarray(model.logits(params, hidden))[:, None])
+    np.testing.assert_allclose(np.concatenate(found, axis=1), expected, **ROUNDING)

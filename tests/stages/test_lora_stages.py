@@ -1,0 +1,90 @@
+"""Every stage with adapters: one base, adapters alone in every folder, checks passed, an interrupt without a trace."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import jax
+import numpy as np
+import pytest
+
+from jaxalign.config import from_config_dict
+from jaxalign.models.lora import Lora, merge
+from jaxalign.models.model import Model
+from jaxalign.stages import common
+from jaxalign.stages.reward_distill import first_layers
+from jaxalign.tracking.metrics import read_metrics
+from jaxalign.training.checkpoint import load_params
+from jaxalign.training.scorer import Ensemble, Scorer, stack_members
+from tests import tiny
+from tests.models.test_lora import adapted
+from tests.stages.test_end_to_end import CONFIG, read, rows, run
+
+STAGES = ("pretrain", "revise", "sft", "compare", "preference", "dpo", "ppo", "evaluate", "report")
+LORA = {"lora": {"rank": 4, "alpha": 8.0, "targets": ["attention.*", "down_proj"]}, "stages": list(STAGES),
+        "dpo": {"batch": 8, "epochs": 1, "max_length": 192},
+        "preference": CONFIG["preference"] | {"members": 2}}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory):
+    workdir = tmp_path_factory.mktemp("lora")
+    run(workdir, **LORA)
+    return workdir
+
+
+def model_of(head="lm") -> Model:
+    return common.make_model(from_config_dict(CONFIG | LORA), CONFIG["world"]["vocab_size"], head)
+
+
+def test_every_folder_holds_adapters_alone(done):
+    model = model_of()
+    assert set(load_params(done / "pretrain" / "params", model.base)) == {"embedding", "blocks", "final_norm"}
+    for stage in ("sft", "dpo", "ppo"):
+        params = load_params(done / stage / "params", model)
+        assert set(params) == {"adapters"} and set(params["adapters"]) == {"attention", "mlp"}
+        assert set(params["adapters"]["mlp"]) == {"down"}
+        assert all(np.abs(own["b"]).max() > 0 for part in params["adapters"].values() for own in part.values())
+    for folder in ("preference", "preference/member-1"):
+        assert set(load_params(done / folder / "params", model.with_head("scalar"))) == {"adapters", "score"}
+
+
+def test_the_checks_passed_and_the_reference_is_where_rl_started(done):
+    """The policy starts from dpo's adapters, and so does the reference; the supervised model is sft's."""
+    checks = read(done / "ppo" / "summary.json")["checks"]
+    assert [check["name"] for check in checks if check["passed"]] == [check["name"] for check in checks] and len(checks) == 4
+    assert abs(read_metrics(done / "ppo" / "metrics.jsonl")[0]["kl_k1"]) < 1e-3
+    kl = read(done / "summary.json")["kl"]
+    assert abs(kl["sft"]) < 1e-3 and len(rows(done, "evaluate")) == 4 * 16
+    for stage in ("sft", "preference", "dpo"):
+        losses = [row["loss"] for row in read_metrics(done / stage / "metrics.jsonl")]
+        assert np.isfinite(losses).all()
+
+
+@pytest.mark.parametrize("mesh", [None, {"data": 2, "fsdp": 2, "tensor": 2}])
+def test_an_interrupted_ppo_goes_on_as_if_nothing_had_been(done, tmp_path, mesh):
+    """On one device to the last bit; on a mesh but for rounding."""
+    workdir = tmp_path / "run"
+    shutil.copytree(done, workdir)
+    shutil.rmtree(workdir / "ppo" / "checkpoints" / "3")
+    shutil.rmtree(workdir / "ppo" / "params")
+    manifest = read(workdir / "ppo" / "manifest.json") | {"status": "running"}
+    (workdir / "ppo" / "manifest.json").write_text(json.dumps(manifest))
+    stages = [stage for stage in STAGES if stage not in ("evaluate", "report")]
+    run(workdir, **LORA | {"stages": stages} | ({"mesh": mesh} if mesh else {}))
+    model = model_of()
+    found, expected = (tiny.to_host(load_params(folder / "ppo" / "params", model)) for folder in (workdir, done))
+    tiny.assert_trees_close(found, expected, *((0, 0) if mesh is None else (1e-3, 1e-4)))
+
+
+def test_a_student_of_an_adapted_teacher_has_its_merged_weights():
+    lora = Lora(3, 5.0, ("*",))
+    members = [adapted(lora, head="scalar", seed=seed)[1] | {"score": np.float32(seed) * np.ones(16, np.float32)}
+               for seed in (1, 2)]  # fmt: skip
+    teacher, student = adapted(lora, head="scalar")[0], tiny.model(head="scalar", layers=1)
+    expected = merge(lora, members[0])
+    expected |= {"blocks": jax.tree.map(lambda x: x[:1], expected["blocks"])}
+    tiny.assert_trees_equal(first_layers((Scorer(teacher), members[0]), student), expected)
+    stacked, ensemble = stack_members(members), Ensemble((0.0, 0.0), (1.0, 1.0), "mean", 0.0)
+    tiny.assert_trees_equal(first_layers((Scorer(teacher, ensemble=ensemble), stacked), student), expected)
