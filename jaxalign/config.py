@@ -405,8 +405,8 @@ class Ppo:
     kl_controller: str = field("fixed", "Keep kl_coef, or steer it towards kl_target.", one_of("fixed", "adaptive"))
     kl_target: float = field(6.0, "KL aimed at, in nats a response (kl_controller=adaptive).", above(0))
     kl_horizon: int = field(10_000, "Responses over which the controller acts (kl_controller=adaptive).", at_least(1))
-    kl_estimator: str = field("k1", "A token's KL penalty: log-ratio, its size, half its square, or r - 1 - log r.",
-                              one_of("k1", "abs", "k2", "k3"))
+    kl_estimator: str = field("k1", "A token's KL penalty: log-ratio, its size, half its square, r - 1 - log r, or the "
+                              "KL over the whole vocabulary.", one_of("k1", "abs", "k2", "k3", "full"))
     whiten_advantages: bool = field(True, "Advantages get mean 0 and deviation 1 over the whole minibatch.")
     missing_eos: str = field("replace", "Without an end: leave the score, replace it by missing_eos_value, subtract "
                              "that value, or score zero.", one_of("none", "replace", "penalty", "zero"))

@@ -275,7 +275,7 @@ def _check_ppo(config: Config) -> None:
         raise UserError("config.ppo.skip_equal_groups is set but config.ppo.group_size is 1: every group would be equal")
     if ppo.kl_in == "loss" and ppo.kl_estimator == "k1" and ppo.kl_coef > 0:
         raise UserError("config.ppo.kl_in is 'loss' and config.ppo.kl_estimator is 'k1', whose gradient is 0 on average: "
-                        "the policy would not be held back; choose k2, k3 or abs")
+                        "the policy would not be held back; choose k2, k3, abs or full")
     if ppo.overlong_buffer > ppo.max_new_tokens:
         raise UserError(f"config.ppo.overlong_buffer is {ppo.overlong_buffer}; it must be at most config.ppo.max_new_tokens "
                         f"({ppo.max_new_tokens})")

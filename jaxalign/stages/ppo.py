@@ -173,7 +173,8 @@ class Iteration:
         self._warn_of_last_gap()
         if setup.recomputes and config.on_sampler_gap == "stop":
             act_on((self._gap_check(step, float(metrics["sampler_gap"])),), "stop", "ppo")
-        state, learnt = ppo_update(setup, state, experience, self.frozen)
+        reference = self.reference if setup.loss_reads_reference else None
+        state, learnt = ppo_update(setup, state, experience, self.frozen, reference)
         if setup.recomputes:  # What was learnt from are the trainer's own log-probs; the sampler's gap is that of the rollout.
             return state, {**learnt, **metrics}
         self.last_gap = (step, learnt["sampler_gap"])

@@ -13,7 +13,7 @@ from jaxalign.algorithms.kl import kl_penalty
 from jaxalign.errors import UserError
 from jaxalign.models.lora import join
 from jaxalign.records import Experience, Rollout
-from jaxalign.training.experience import response_mask, response_stats
+from jaxalign.training.experience import response_kl, response_mask, response_stats
 from jaxalign.training.microbatch import accumulate
 from jaxalign.training.ppo_state import PPOSetup
 from jaxalign.training.ppo_step import policy_loss, totals
@@ -52,8 +52,15 @@ def _values(setup: PPOSetup, own_params, frozen, reference_params, experience: E
         ours = response_stats(setup.policy, policy_params, rollout, at).logprobs
         theirs = response_stats(setup.reference, reference_params, rollout, at).logprobs
         kl = jnp.maximum(kl, jnp.max(jnp.sum(kl_penalty(ours, theirs, "abs") * mask, axis=1)))
+        if setup.config.kl_estimator == "full":
+            full = response_kl(setup, policy_params, reference_params, rollout, at)
+            kl = jnp.maximum(kl, jnp.max(jnp.sum(jnp.abs(full) * mask, axis=1)))
     counts = totals(setup, experience)
-    loss_fn = lambda params, part: policy_loss(setup, join(frozen, params), part, counts, kl_coef)  # noqa: E731
+    reference = reference_params if setup.loss_reads_reference else None
+
+    def loss_fn(params, part):
+        return policy_loss(setup, join(frozen, params), part, counts, kl_coef, reference_params=reference)
+
     (whole, _), whole_gradients = accumulate(loss_fn, own_params, experience, 1)
     rows = len(rollout.response_length)
     split = CHECKED_MICRO_BATCHES if rows % CHECKED_MICRO_BATCHES == 0 else rows
