@@ -361,6 +361,19 @@ class Reward:
 
 
 @dataclasses.dataclass(frozen=True)
+class Checks:
+    """What a failed check of RL leads to: a warning, the end of the run, or old log-probabilities computed again."""
+
+    ratio: str = field("warn", "The ratio before an iteration's first update is not 1.", one_of("warn", "recompute", "stop"))
+    reference_kl: str = field("warn", "At step 0, a KL to the equal reference.", one_of("warn", "stop"))
+    sampler_gap: str = field("warn", "The sampler's log-probabilities are not the trainer's.",
+                             one_of("warn", "recompute", "stop"))
+    micro_batches: str = field("warn", "At step 0, loss or gradients depend on the micro-batches.", one_of("warn", "stop"))
+    finite_gradients: str = field("warn", "A gradient is not finite; its update is left out in any case.",
+                                  one_of("warn", "stop"))
+
+
+@dataclasses.dataclass(frozen=True)
 class Ppo:
     """Reinforcement learning against config.reward: PPO, and its relatives without a critic."""
 
@@ -420,9 +433,9 @@ class Ppo:
     correction_level: str = field("token", "That weight is a token's own, a response's, or its geometric mean.",
                                   one_of("token", "sequence", "geometric"))
     correction_cap: float = field(2.0, "The largest weight of the correction.", above(0))
-    sampler_tolerance: float = field(1e-3, "Largest gap of a token's log-prob between sampler and trainer.", above(0))
-    on_sampler_gap: str = field("warn", "Above the tolerance: warn, recompute the old log-probabilities, or stop.",
-                                one_of("warn", "recompute", "stop"))
+    sampler_tolerance: float = field(1e-3, "Largest gap of a token's log-prob between sampler and trainer, and of the first "
+                                     "ratio from 1.", above(0))
+    checks: Checks = section(Checks(), "What a failed check leads to.")
     optimizer: Optimizer = section(Optimizer(learning_rate=3e-4, schedule="linear", eps=1e-5), "The policy's.")
     critic_optimizer: Optimizer = section(Optimizer(learning_rate=5e-4, schedule="linear", eps=1e-5), "The critic's.")
     checkpoint_every: int = field(5, "Iterations between checkpoints.", at_least(1))
