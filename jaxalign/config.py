@@ -86,10 +86,11 @@ class Lora:
 class Data:
     """Where prompts and comparisons come from."""
 
-    source: str = field("world", "The embedded world; human preferences in JSONL; prompts in JSONL, with the columns "
-                        "that a reward reads; or arithmetic.",
-                        one_of("world", "preferences_jsonl", "prompts_jsonl", "arithmetic"))
-    train: str = field("", "JSONL file (.gz too), for preferences_jsonl (chosen/rejected) and prompts_jsonl.")
+    source: str = field("world", "The embedded world; human preferences in JSONL; single judged answers in JSONL, for "
+                        "dpo.objective=kto; prompts in JSONL, with the columns that a reward reads; or arithmetic.",
+                        one_of("world", "preferences_jsonl", "judgements_jsonl", "prompts_jsonl", "arithmetic"))
+    train: str = field("", "JSONL file (.gz too), for preferences_jsonl (chosen/rejected), judgements_jsonl "
+                       "(prompt/completion/label) and prompts_jsonl.")
     prompt_field: str = field("prompt", "The field of a row that is the prompt, for prompts_jsonl; the others are its columns.")
     extra_train: tuple[str, ...] = field((), "Further such files, mixed with train.")
     weights: tuple[float, ...] = field((), "Shares of an epoch's pairs that come from train and from each of extra_train, in "

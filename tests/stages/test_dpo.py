@@ -141,7 +141,7 @@ def test_kto_skips_answers_to_the_same_prompt(tokenizer):
     pairs = [pair(0.9), pair(0.9), pair(0.9, prompt=1)]
     found = arrays(tokenizer, pairs, "compact", Dpo(objective="kto"), kto=True)
     assert found.label.shape == (6,)
-    with pytest.raises(UserError, match="all pairs are about one prompt"):
+    with pytest.raises(UserError, match="all answers are to one prompt"):
         arrays(tokenizer, pairs[:2], "compact", Dpo(objective="kto"), kto=True)
 
 
