@@ -320,6 +320,16 @@ class Dpo:
 
 
 @dataclasses.dataclass(frozen=True)
+class OnlineChecks:
+    """What a failed check of online_dpo leads to: a warning, or the end of the run."""
+
+    sampler_gap: str = field("warn", "At step 0, the sampler's log-probabilities are not the trainer's.",
+                             one_of("warn", "stop"))
+    finite_gradients: str = field("warn", "A gradient is not finite; its update is left out in any case.",
+                                  one_of("warn", "stop"))
+
+
+@dataclasses.dataclass(frozen=True)
 class OnlineDpo:
     """Direct preference optimisation on the policy's own fresh pairs, labelled as they come. The loss is that of `dpo`."""
 
@@ -334,6 +344,8 @@ class OnlineDpo:
     top_k: int = field(0, "Sample from the k likeliest tokens; 0: from all.", at_least(0))
     top_p: float = field(1.0, "Sample from the smallest set of this probability.", between(1e-6, 1.0))
     max_new_tokens: int = field(60, "Longest answer.", at_least(1))
+    sampler_tolerance: float = field(1e-3, "Largest gap of a token's log-prob between sampler and trainer.", above(0))
+    checks: OnlineChecks = section(OnlineChecks(), "What a failed check leads to.")
     optimizer: Optimizer = section(Optimizer(learning_rate=2e-4, schedule="linear"), "Its optimizer.")
     checkpoint_every: int = field(5, "Iterations between checkpoints.", at_least(1))
 

@@ -24,7 +24,7 @@ from jaxalign.stages.base import Stage, StageContext, write_json
 from jaxalign.stages.rewards import Reward
 from jaxalign.tracking.metrics import read_metrics
 from jaxalign.training.checkpoint import copy_params, load_params, save_params
-from jaxalign.training.checks import act_on, gap_check, gradients_check, sampler_checks, sampler_difference, step_zero_checks
+from jaxalign.training.checks import act_on, gap_check, gradients_check, ratio_check, sampler_difference, step_zero_checks
 from jaxalign.training.experience import greedy_baseline, make_experience
 from jaxalign.training.loop import Loop
 from jaxalign.training.optimizer import make_optimizer
@@ -173,7 +173,8 @@ class Iteration:
             self._check(state, sampled, experience)
         self.settle()
         if setup.recomputes and config.checks.sampler_gap == "stop":
-            act_on((gap_check(setup, float(metrics["sampler_gap"]), f" at iteration {step}"),), config.checks, "ppo")
+            gap = gap_check(float(metrics["sampler_gap"]), config.sampler_tolerance, f" at iteration {step}")
+            act_on((gap,), config.checks, "ppo")
         reference = self.reference if setup.loss_reads_reference else None
         state, learnt = ppo_update(setup, state, experience, self.frozen, reference)
         self.pending = (step, learnt["sampler_gap"], learnt["skipped"])
@@ -186,24 +187,27 @@ class Iteration:
         """Checks the last iteration that was not checked. Called one late, when it has been computed, so that nothing waits."""
         if self.pending is None:
             return
-        policies, (step, gap, skipped) = self.context.config.ppo.checks, self.pending
-        self.pending = None
+        config, (step, gap, skipped) = self.context.config.ppo, self.pending
+        policies, self.pending = config.checks, None
         trained = 2 if self.setup.has_critic and not self.setup.shares_trunk else 1
         found = (gradients_check(
             float(skipped) / trained, f"share of the updates of iteration {step} whose gradient is not finite"
         ),)  # fmt: skip
         if policies.sampler_gap == "warn" and not self.setup.recomputes:
-            found = (gap_check(self.setup, float(gap), f" at iteration {step}"), *found)
+            found = (gap_check(float(gap), config.sampler_tolerance, f" at iteration {step}"), *found)
         act_on(found, policies, "ppo")
 
     def _must_recompute(self, policy: Params, step: int, sampled) -> bool:
         """Whether the old log-probs must be recomputed; UserError where the config says to stop instead."""
-        policies = self.context.config.ppo.checks
+        config, when = self.context.config.ppo, f" at iteration {step}"
+        policies = config.checks
         if policies.ratio == policies.sampler_gap == "warn":  # Told in time by the first minibatch of the update.
             return False
-        ratio, gap = sampler_checks(self.setup, sampler_difference(self.setup, policy, sampled), step)
+        found = sampler_difference(self.setup.policy, config.temperature, policy, sampled)
+        gap = gap_check(float(found.gap), config.sampler_tolerance, when)
         if policies.sampler_gap != "warn" and act_on((gap,), policies, "ppo"):
             return True
+        ratio = ratio_check(float(found.ratio), config.sampler_tolerance, when)
         return policies.ratio != "warn" and act_on((ratio,), policies, "ppo")
 
     def _check(self, state: PPOState, sampled, experience) -> None:

@@ -1,4 +1,4 @@
-"""What must be right at step 0 (Decision 9) and at every step, and what follows where it is not (config.ppo.checks)."""
+"""What must be right at step 0 (Decision 9) and at every step of RL, and what follows where it is not."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ import jax
 import jax.numpy as jnp
 
 from jaxalign.algorithms.kl import kl_penalty
-from jaxalign.config import Checks
+from jaxalign.config import Checks, OnlineChecks
 from jaxalign.errors import UserError
 from jaxalign.models.lora import join
+from jaxalign.models.model import Model
 from jaxalign.records import Experience, Rollout
 from jaxalign.training.experience import response_kl, response_mask, response_stats
 from jaxalign.training.microbatch import accumulate
@@ -36,7 +37,7 @@ class Check:
 
     @property
     def field(self) -> str:
-        """The field of `config.Checks` that rules it."""
+        """The field of the stage's section `checks` that rules it."""
         return self.name.lower().replace(" ", "_").replace("-", "_")
 
 
@@ -51,32 +52,24 @@ class SamplerDifference(NamedTuple):
     ratio: jax.Array
 
 
-@functools.partial(jax.jit, static_argnames=("setup",))
-def sampler_difference(setup: PPOSetup, params, rollout: Rollout) -> SamplerDifference:
+@functools.partial(jax.jit, static_argnames=("model", "temperature"))
+def sampler_difference(model: Model, temperature: float, params, rollout: Rollout) -> SamplerDifference:
     """How far the sampler's log-probs are from the trainer's."""
-    mine = response_stats(setup.policy, params, rollout, setup.config.temperature or 1.0).logprobs
+    mine = response_stats(model, params, rollout, temperature or 1.0).logprobs
     difference = jnp.where(response_mask(rollout) > 0, mine - rollout.logprobs, 0)
     return SamplerDifference(jnp.max(jnp.abs(difference)), jnp.max(jnp.abs(jnp.expm1(difference))))
 
 
-def sampler_checks(setup: PPOSetup, difference: SamplerDifference, iteration: int) -> tuple[Check, Check]:
-    """The ratio and the sampler's gap before the first update of an iteration, its old log-probs being the sampler's."""
-    return (
-        ratio_check(setup, float(difference.ratio), f" at iteration {iteration}"),
-        gap_check(setup, float(difference.gap), f" at iteration {iteration}"),
-    )
-
-
-def ratio_check(setup: PPOSetup, value: float, when: str = "") -> Check:
+def ratio_check(value: float, tolerance: float, when: str = "") -> Check:
     meaning = (f"largest |ratio - 1| before any update{when}: above this, old log-probs are not the policy's, as where the "
                "sampler's weights or numbers differ from the trainer's")  # fmt: skip
-    return _check("ratio", value, setup.config.sampler_tolerance, meaning)
+    return _check("ratio", value, tolerance, meaning)
 
 
-def gap_check(setup: PPOSetup, value: float, when: str = "") -> Check:
+def gap_check(value: float, tolerance: float, when: str = "") -> Check:
     meaning = (f"largest difference of the sampler's and the trainer's log-probs{when}, nats a token: above this, the two "
                "round differently (a narrow compute_dtype) or do not have the same weights")  # fmt: skip
-    return _check("sampler gap", value, setup.config.sampler_tolerance, meaning)
+    return _check("sampler gap", value, tolerance, meaning)
 
 
 def gradients_check(value: float, when: str) -> Check:
@@ -129,13 +122,14 @@ def step_zero_checks(
     """
     measured = _values(setup, policy_params, frozen, reference_params, experience, kl_coef)
     ratio, kl, loss_gap, spoilt = (float(x) for x in measured)
-    gap = float(sampler_difference(setup, join(frozen, policy_params), sampled).gap)
+    config, params = setup.config, join(frozen, policy_params)
+    gap = float(sampler_difference(setup.policy, config.temperature, params, sampled).gap)
     return (
-        ratio_check(setup, ratio),
+        ratio_check(ratio, config.sampler_tolerance),
         _check("reference KL", kl, 1e-5, "largest |KL| of a response against an equal reference at temperatures "
                f"{', '.join(map(str, KL_TEMPERATURES))} and the sampling one: above this, the two are not treated alike, or do "
                "not start from the same weights"),
-        gap_check(setup, gap),
+        gap_check(gap, config.sampler_tolerance),
         _check("micro-batches", loss_gap, 1e-3 if setup.policy.config.compute_dtype == "float32" else 5e-2,
                "relative difference of loss and gradients between one micro-batch and several: above this, something is "
                "divided by the counts of a part"),
@@ -143,7 +137,7 @@ def step_zero_checks(
     )  # fmt: skip
 
 
-def act_on(checks: tuple[Check, ...], policies: Checks, stage: str) -> bool:
+def act_on(checks: tuple[Check, ...], policies: Checks | OnlineChecks, stage: str) -> bool:
     """Does with each failed check what `policies` say: warns, or raises UserError; whether old log-probs must be recomputed."""
     recompute = False
     for check in checks:
@@ -155,7 +149,7 @@ def act_on(checks: tuple[Check, ...], policies: Checks, stage: str) -> bool:
         )
         policy = dataclasses.asdict(policies)[check.field]
         if policy == "stop":
-            raise UserError(f"{text}; config.ppo.checks.{check.field} is 'stop'")
+            raise UserError(f"{text}; config.{stage}.checks.{check.field} is 'stop'")
         if policy == "recompute":
             recompute = True
             text += "; the old log-probabilities are computed again"

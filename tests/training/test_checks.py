@@ -86,7 +86,7 @@ def test_garbage_behind_a_response_is_not_a_gap():
     behind = np.arange(8)[None] >= np.asarray(sampled.response_length)[:, None]
     assert behind.any()
     garbage = dataclasses.replace(sampled, logprobs=np.where(behind, -50.0, sampled.logprobs).astype(np.float32))
-    found = sampler_difference(setup, state.policy.params, garbage)
+    found = sampler_difference(setup.policy, setup.config.temperature, state.policy.params, garbage)
     assert float(found.gap) < 1e-4 and float(found.ratio) < 1e-4
 
 
