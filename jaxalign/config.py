@@ -92,10 +92,11 @@ class Lora:
 class Data:
     """Where prompts and comparisons come from."""
 
-    source: str = field("world", "The embedded world; human preferences in JSONL; prompts in JSONL, with the columns "
-                        "that a reward reads; or arithmetic.",
-                        one_of("world", "preferences_jsonl", "prompts_jsonl", "arithmetic"))
-    train: str = field("", "JSONL file (.gz too), for preferences_jsonl (chosen/rejected) and prompts_jsonl.")
+    source: str = field("world", "The embedded world; human preferences in JSONL; single judged answers in JSONL, for "
+                        "dpo.objective=kto; prompts in JSONL, with the columns that a reward reads; or arithmetic.",
+                        one_of("world", "preferences_jsonl", "judgements_jsonl", "prompts_jsonl", "arithmetic"))
+    train: str = field("", "JSONL file (.gz too), for preferences_jsonl (chosen/rejected), judgements_jsonl "
+                       "(prompt/completion/label) and prompts_jsonl.")
     prompt_field: str = field("prompt", "The field of a row that is the prompt, for prompts_jsonl; the others are its columns.")
     extra_train: tuple[str, ...] = field((), "Further such files, mixed with train.")
     weights: tuple[float, ...] = field((), "Shares of an epoch's pairs that come from train and from each of extra_train, in "
@@ -325,6 +326,16 @@ class Dpo:
 
 
 @dataclasses.dataclass(frozen=True)
+class OnlineChecks:
+    """What a failed check of online_dpo leads to: a warning, or the end of the run."""
+
+    sampler_gap: str = field("warn", "At step 0, the sampler's log-probabilities are not the trainer's.",
+                             one_of("warn", "stop"))
+    finite_gradients: str = field("warn", "A gradient is not finite; its update is left out in any case.",
+                                  one_of("warn", "stop"))
+
+
+@dataclasses.dataclass(frozen=True)
 class OnlineDpo:
     """Direct preference optimisation on the policy's own fresh pairs, labelled as they come. The loss is that of `dpo`."""
 
@@ -339,6 +350,8 @@ class OnlineDpo:
     top_k: int = field(0, "Sample from the k likeliest tokens; 0: from all.", at_least(0))
     top_p: float = field(1.0, "Sample from the smallest set of this probability.", between(1e-6, 1.0))
     max_new_tokens: int = field(60, "Longest answer.", at_least(1))
+    sampler_tolerance: float = field(1e-3, "Largest gap of a token's log-prob between sampler and trainer.", above(0))
+    checks: OnlineChecks = section(OnlineChecks(), "What a failed check leads to.")
     optimizer: Optimizer = section(Optimizer(learning_rate=2e-4, schedule="linear"), "Its optimizer.")
     checkpoint_every: int = field(5, "Iterations between checkpoints.", at_least(1))
 
@@ -364,6 +377,19 @@ class Reward:
     timeout_s: float = field(60.0, "Seconds after which a call has failed.", above(0))
     backoff_s: float = field(1.0, "Seconds before the first retry; twice as many before each further one.", at_least(0))
     max_dropped_share: float = field(0.5, "Share of a batch without a score above which the run stops.", between(0.0, 1.0))
+
+
+@dataclasses.dataclass(frozen=True)
+class Checks:
+    """What a failed check of RL leads to: a warning, the end of the run, or old log-probabilities computed again."""
+
+    ratio: str = field("warn", "The ratio before an iteration's first update is not 1.", one_of("warn", "recompute", "stop"))
+    reference_kl: str = field("warn", "At step 0, a KL to the equal reference.", one_of("warn", "stop"))
+    sampler_gap: str = field("warn", "The sampler's log-probabilities are not the trainer's.",
+                             one_of("warn", "recompute", "stop"))
+    micro_batches: str = field("warn", "At step 0, loss or gradients depend on the micro-batches.", one_of("warn", "stop"))
+    finite_gradients: str = field("warn", "A gradient is not finite; its update is left out in any case.",
+                                  one_of("warn", "stop"))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -411,8 +437,8 @@ class Ppo:
     kl_controller: str = field("fixed", "Keep kl_coef, or steer it towards kl_target.", one_of("fixed", "adaptive"))
     kl_target: float = field(6.0, "KL aimed at, in nats a response (kl_controller=adaptive).", above(0))
     kl_horizon: int = field(10_000, "Responses over which the controller acts (kl_controller=adaptive).", at_least(1))
-    kl_estimator: str = field("k1", "A token's KL penalty: log-ratio, its size, half its square, or r - 1 - log r.",
-                              one_of("k1", "abs", "k2", "k3"))
+    kl_estimator: str = field("k1", "A token's KL penalty: log-ratio, its size, half its square, r - 1 - log r, or the "
+                              "KL over the whole vocabulary.", one_of("k1", "abs", "k2", "k3", "full"))
     whiten_advantages: bool = field(True, "Advantages get mean 0 and deviation 1 over the whole minibatch.")
     missing_eos: str = field("replace", "Without an end: leave the score, replace it by missing_eos_value, subtract "
                              "that value, or score zero.", one_of("none", "replace", "penalty", "zero"))
@@ -426,9 +452,9 @@ class Ppo:
     correction_level: str = field("token", "That weight is a token's own, a response's, or its geometric mean.",
                                   one_of("token", "sequence", "geometric"))
     correction_cap: float = field(2.0, "The largest weight of the correction.", above(0))
-    sampler_tolerance: float = field(1e-3, "Largest gap of a token's log-prob between sampler and trainer.", above(0))
-    on_sampler_gap: str = field("warn", "Above the tolerance: warn, recompute the old log-probabilities, or stop.",
-                                one_of("warn", "recompute", "stop"))
+    sampler_tolerance: float = field(1e-3, "Largest gap of a token's log-prob between sampler and trainer, and of the first "
+                                     "ratio from 1.", above(0))
+    checks: Checks = section(Checks(), "What a failed check leads to.")
     optimizer: Optimizer = section(Optimizer(learning_rate=3e-4, schedule="linear", eps=1e-5), "The policy's.")
     critic_optimizer: Optimizer = section(Optimizer(learning_rate=5e-4, schedule="linear", eps=1e-5), "The critic's.")
     checkpoint_every: int = field(5, "Iterations between checkpoints.", at_least(1))

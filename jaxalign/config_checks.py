@@ -66,10 +66,12 @@ def _check_heads(name: str, sizes: Model | RewardDistill) -> None:
         raise UserError(f"config.{name}.head_dim is {sizes.head_dim}; an even number is expected, for the rotary positions")
 
 
-# What can be done with prompts that have no answers to prefer or to imitate; the other sources go with every stage.
+# What can be done with prompts that have no answers to prefer or to imitate, and with answers that have no better or worse one
+# beside them; the other sources go with every stage.
 _STAGES_OF_SOURCE = {
     "arithmetic": ("pretrain", "ppo", "evaluate", "report"),
     "prompts_jsonl": ("ppo", "evaluate", "report"),
+    "judgements_jsonl": ("pretrain", "dpo", "evaluate", "report"),
 }
 
 
@@ -110,8 +112,9 @@ def _check_data(config: Config) -> None:
     _check_mixture(config)
     source = config.data.source
     if source.endswith("_jsonl") and not config.data.train:
-        rows = ('dialogues, each row with "chosen" and "rejected"' if source == "preferences_jsonl"
-                else 'prompts, each row with "prompt" and the columns that the reward reads')
+        rows = {"preferences_jsonl": 'dialogues, each row with "chosen" and "rejected"',
+                "judgements_jsonl": 'judged answers, each row with "prompt", "completion" and "label"',
+                "prompts_jsonl": 'prompts, each row with "prompt" and the columns that the reward reads'}[source]
         raise UserError(f"config.data.source is {source!r} but config.data.train is empty; set it to a JSONL file (.gz too) of "
                         f"{rows}")
     allowed = _STAGES_OF_SOURCE.get(source, config.stages)
@@ -246,6 +249,10 @@ def _check_dpo(config: Config) -> None:
     if not {"dpo", "online_dpo"}.intersection(config.stages):
         return
     dpo, parts = config.dpo, config.dpo.objective.split("+")
+    if config.data.source == "judgements_jsonl" and dpo.objective != "kto":
+        raise UserError(f"config.dpo.objective is {dpo.objective!r}, which learns from pairs; config.data.source "
+                        "'judgements_jsonl' has single answers: set dpo.objective to 'kto', or data.source to "
+                        "'preferences_jsonl'")
     alone = [part for part in parts if part in ("kto", "orpo", "cpo", "simpo")]
     if alone and len(parts) > 1:
         raise UserError(f"config.dpo.objective is {dpo.objective!r}; {alone[0]!r} cannot be part of a sum: DPO and its "
@@ -300,7 +307,7 @@ def _check_ppo(config: Config) -> None:
         raise UserError("config.ppo.skip_equal_groups is set but config.ppo.group_size is 1: every group would be equal")
     if ppo.kl_in == "loss" and ppo.kl_estimator == "k1" and ppo.kl_coef > 0:
         raise UserError("config.ppo.kl_in is 'loss' and config.ppo.kl_estimator is 'k1', whose gradient is 0 on average: "
-                        "the policy would not be held back; choose k2, k3 or abs")
+                        "the policy would not be held back; choose k2, k3, abs or full")
     if ppo.overlong_buffer > ppo.max_new_tokens:
         raise UserError(f"config.ppo.overlong_buffer is {ppo.overlong_buffer}; it must be at most config.ppo.max_new_tokens "
                         f"({ppo.max_new_tokens})")

@@ -214,7 +214,12 @@ def unknown_name(root: Any, path: str) -> str:
         if not is_section(here):
             return f"{path} is not a field: {'.'.join([top, *parts[:depth + 1]])} is a value, not a section"
     owner, wrong, wanted = (parts[depth - 1] if depth else top), ".".join([top, *parts[:depth + 1]]), parts[-1]
+    likeness = lambda name: difflib.SequenceMatcher(None, name.rsplit(".", 1)[-1], part).ratio()  # noqa: E731
     near = difflib.get_close_matches(part, names, n=1, cutoff=0.6)
+    # A field that has moved into a section below; its own neighbours are the likelier ones.
+    below = max((name for name in flatten(here) if "." in name), key=likeness, default="") if depth + 1 == len(parts) else ""
+    if below and likeness(below) > max(0.8, likeness(near[0]) if near else 0):
+        return f"{wrong} is not a field of {owner}; did you mean {wrong.rsplit('.', 1)[0]}.{below}?"
     if near:
         return f"{wrong} is not a field of {owner}; did you mean {near[0]}?"
     # Not a slip of the pen then, but a field looked for in the wrong section.

@@ -15,7 +15,8 @@ from absl import flags
 from jaxalign.errors import UserError
 
 _DTYPES = ("float32", "bfloat16", "float16")
-_USAGE = """usage: python -m jaxalign.convert --source=DIR --target=DIR [--adapters] [--dtype=NAME] [--shard_gb=SIZE] [--mesh=D,F,T]
+_USAGE = """usage: python -m jaxalign.convert --source=DIR --target=DIR [--adapters] [--dtype=NAME] [--shard_gb=SIZE]
+                                  [--mesh=D,F,T]
 
   --source=DIR     a Hugging Face folder (becomes an Orbax one); an Orbax folder made by this command, or a stage's folder
                    of a run, such as runs/quickstart/ppo (become Hugging Face ones)

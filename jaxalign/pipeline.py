@@ -161,7 +161,7 @@ def _differences(manifest: Manifest, config: Config) -> list[str]:
             after = _leaves(config_schema.to_plain(config_schema.get(config, name)), name)
         except KeyError:
             after = {}
-        before = _leaves(old, name)
+        before = _renamed(_leaves(old, name))
         usual = _leaves(config_schema.to_plain(config_schema.get(defaults, name)), name) if after else {}
         after = {leaf: value for leaf, value in after.items() if leaf in before or value != usual[leaf]}
         for leaf in sorted(before.keys() | after.keys()):
@@ -179,6 +179,18 @@ def _leaves(value: Any, name: str) -> dict[str, Any]:
     if isinstance(value, dict):
         return {leaf: item for key, inner in value.items() for leaf, item in _leaves(inner, f"{name}.{key}").items()}
     return {name: value}
+
+
+def _renamed(leaves: dict[str, Any]) -> dict[str, Any]:
+    """The values of an older manifest under the names they have now. One field once ruled every check of RL, and all but the
+    sampler's could only warn or stop."""
+    policy = leaves.get("ppo.on_sampler_gap")
+    if policy is None:
+        return leaves
+    other = "stop" if policy == "stop" else "warn"
+    checks = {"ratio": policy, "sampler_gap": policy, "reference_kl": other, "micro_batches": other}
+    kept = {leaf: value for leaf, value in leaves.items() if leaf != "ppo.on_sampler_gap"}
+    return kept | {f"ppo.checks.{check}": value for check, value in checks.items()}
 
 
 def _words(names: Iterable[str]) -> str:

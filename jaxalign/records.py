@@ -77,6 +77,15 @@ class Comparison:
     margin: float | None = None
 
 
+@dataclasses.dataclass(frozen=True)
+class Judgement:
+    """One response with a verdict: good (desirable) or bad."""
+
+    prompt: Prompt
+    response: str
+    desirable: bool
+
+
 def _array_record(cls: type) -> type:
     cls = dataclasses.dataclass(frozen=True)(cls)
     jax.tree_util.register_dataclass(cls)

@@ -61,6 +61,9 @@ def test_a_config_cannot_be_changed_once_read():
     ({"ppo": {"learning_rate": 0.1}},
      "config.ppo.learning_rate is not a field of ppo; did you mean config.ppo.optimizer.learning_rate?"),
     ({"constitution": "x"}, "config.constitution is not a field of config; did you mean config.feedback.constitution?"),
+    # One that has moved into a section below.
+    ({"ppo": {"on_sampler_gap": "stop"}},
+     "config.ppo.on_sampler_gap is not a field of ppo; did you mean config.ppo.checks.sampler_gap?"),
     ({"mesh": {"zzz": 1}}, "config.mesh.zzz is not a field of mesh; its fields are data, fsdp, tensor"),
 ])
 def test_an_unknown_key_names_the_nearest_field(values, sentence):

@@ -307,3 +307,25 @@ def test_a_field_that_came_later_changes_nothing_at_its_default(tmp_path, stages
     other = config(stages=two, sft={"epochs": 1, "optimizer": {"b1": 0.9}, "rounds_used": "last"})
     with pytest.raises(UserError, match="config.sft.rounds_used was not there and is 'last'"):
         pipeline.run(other, tmp_path, load=stages.get)
+
+
+@pytest.mark.parametrize("policy, checks", [
+    ("warn", {}),
+    ("recompute", {"ratio": "recompute", "sampler_gap": "recompute"}),
+    ("stop", {"ratio": "stop", "sampler_gap": "stop", "reference_kl": "stop", "micro_batches": "stop"}),
+])
+def test_the_one_policy_of_older_runs_is_read_as_one_for_each_check(tmp_path, policy, checks):
+    """ppo.on_sampler_gap ruled every check; what was made under it is not made again for its new names."""
+    stages = {"ppo": Counting("ppo", ("ppo",))}
+    wanted = config(stages=("ppo",), ppo={"checks": checks})
+    pipeline.run(wanted, tmp_path, load=stages.get)
+    path = tmp_path / "ppo" / "manifest.json"
+    manifest = json.loads(path.read_text())
+    del manifest["config"]["ppo"]["checks"]
+    manifest["config"]["ppo"]["on_sampler_gap"] = policy
+    path.write_text(json.dumps(manifest))
+    pipeline.run(wanted, tmp_path, load=stages.get)
+    assert starts(stages) == [1]
+    other = "stop" if policy == "warn" else "warn"
+    with pytest.raises(UserError, match=f"config.ppo.checks.sampler_gap was '{policy}' and is '{other}'"):
+        pipeline.run(config(stages=("ppo",), ppo={"checks": checks | {"sampler_gap": other}}), tmp_path, load=stages.get)

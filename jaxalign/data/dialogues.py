@@ -92,6 +92,40 @@ def parse_pair(row: dict[str, Any]) -> tuple[Dialogue, Dialogue]:
     return pair[0], pair[1]
 
 
+def parse_judgement(row: dict[str, Any]) -> tuple[Dialogue, str, bool]:
+    """(context, answer, whether it is good) of a row with `prompt`, `completion` and `label`.
+
+    The prompt is text (the user's one turn, or a transcript) or messages, and ends with the user's turn; the completion is text
+    or messages that begin and end with the assistant's. Where it has several, the answer is the transcript of all of them.
+
+    Raises:
+      ValueError: a key is missing or ill-formed.
+    """
+    for key in ("prompt", "completion", "label"):
+        if key not in row:
+            raise ValueError(f"the key {key!r} is missing")
+    if not isinstance(row["label"], bool):
+        raise ValueError(f"label is {str(row['label'])[:20]!r}; true or false is expected")
+    try:
+        context = _context(row["prompt"])
+    except ValueError as error:
+        raise ValueError(f"prompt: {error}") from error
+    if not context or context[-1].role != "user":
+        raise ValueError("the prompt does not end with the user's turn")
+    completion = row["completion"]
+    if isinstance(completion, str):
+        return context, completion.strip(), row["label"]
+    if not isinstance(completion, list):
+        raise ValueError(f"completion: a {type(completion).__name__} stands where text or a list of messages is expected")
+    try:
+        turns = parse_messages(completion)
+    except ValueError as error:
+        raise ValueError(f"completion: {error}") from error
+    if not turns or turns[0].role != "assistant" or turns[-1].role != "assistant":
+        raise ValueError("the completion does not begin and end with the assistant's turn")
+    return context, _join(turns), row["label"]
+
+
 def _complete(prompt: Any, answer: Any) -> Dialogue:
     if prompt is None:
         return parse_dialogue(answer)

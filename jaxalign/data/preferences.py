@@ -12,13 +12,13 @@ import hashlib
 import math
 import pathlib
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from jaxalign.data.chat_template import DialogueRefused
 from jaxalign.data.dialogues import Answers, Dialogue, cut_front, parse_pair, split_answers
 from jaxalign.data.jsonl import BrokenLine, check_bad_share, iterate_jsonl
 from jaxalign.errors import UserError
-from jaxalign.records import Comparison, Prompt
+from jaxalign.records import Comparison, Judgement, Prompt
 
 CountTokens = Callable[[Dialogue, str], int]
 _LISTED = 10  # line numbers that a summary spells out for each reason; the rest is counted
@@ -55,12 +55,17 @@ class PreferenceReport:
         """One line of text for each reason that met a row, after the totals."""
         lines = [f"{self.path}: {self.rows} rows read, {self.pairs} pairs kept"]
         for field, meaning in _MEANING.items():
-            places = getattr(self, field)
-            numbers = [place.line if isinstance(place, BrokenLine) else place for place in places]
-            if numbers:
-                more = f" and {len(numbers) - _LISTED} more" if len(numbers) > _LISTED else ""
-                lines.append(f"{len(numbers)} {meaning} (lines {', '.join(map(str, numbers[:_LISTED]))}{more})")
+            lines += listed_lines(getattr(self, field), meaning)
         return lines
+
+
+def listed_lines(places: Sequence[int | BrokenLine], meaning: str) -> list[str]:
+    """One sentence that counts rows and names the first of their lines; none where there are none."""
+    numbers = [place.line if isinstance(place, BrokenLine) else place for place in places]
+    if not numbers:
+        return []
+    more = f" and {len(numbers) - _LISTED} more" if len(numbers) > _LISTED else ""
+    return [f"{len(numbers)} {meaning} (lines {', '.join(map(str, numbers[:_LISTED]))}{more})"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -259,8 +264,11 @@ def fit_prompts(prompts: Sequence[Prompt], count_tokens: Callable[[Dialogue], in
     return FittedPrompts(fitted, tuple(cut), tuple(too_long), tuple(refused))
 
 
-def unique_prompts(comparisons: Sequence[Comparison]) -> list[Prompt]:
-    """The prompts of the comparisons, each dialogue once (the first that has it), in their order."""
+Prompted = TypeVar("Prompted", Comparison, Judgement)
+
+
+def unique_prompts(comparisons: Sequence[Prompted]) -> list[Prompt]:
+    """The prompts of the comparisons or judgements, each dialogue once (the first that has it), in their order."""
     seen: dict[Dialogue, Prompt] = {}
     for comparison in comparisons:
         seen.setdefault(comparison.prompt.messages, comparison.prompt)
@@ -268,8 +276,8 @@ def unique_prompts(comparisons: Sequence[Comparison]) -> list[Prompt]:
 
 
 def split_by_prompt(
-    comparisons: Sequence[Comparison], held_out_share: float, seed: int = 0
-) -> tuple[list[Comparison], list[Comparison]]:
+    comparisons: Sequence[Prompted], held_out_share: float, seed: int = 0
+) -> tuple[list[Prompted], list[Prompted]]:
     """Splits into (train, held out) so that no dialogue is on both sides; the order of the rows plays no part.
 
     held_out_share in [0, 1) is a share of the distinct dialogues, rounded, and at least one of them when it is above 0.
@@ -285,7 +293,7 @@ def split_by_prompt(
     if count >= len(digests):
         raise UserError(
             f"a held-out share of {held_out_share:g} leaves nothing of {len(digests)} distinct dialogues to train on; "
-            "lower held_out_share or give more pairs"
+            "lower held_out_share or give more rows"
         )
     held = set(sorted(digests, key=digests.get)[:count])
     train = [comparison for comparison in comparisons if comparison.prompt.messages not in held]

@@ -1,12 +1,14 @@
-"""Log-probabilities and entropies of an LM head, in chunks: [B, T, V] is never formed (Decision 8)."""
+"""Log-probabilities, entropies and divergences of LM heads, in chunks: [B, T, V] is never formed (Decision 8)."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
+from jaxalign.algorithms.kl import full_kl
 from jaxalign.models.layers import softcap
 
 CHUNK_FLOATS = 1 << 22  # At most this many logits exist at once (16 MB in float32), if a row's share allows it.
@@ -32,13 +34,8 @@ def token_stats(
     hidden [B, T, D] (any float dtype), unembedding [D, V], targets int [B, T]. The softmax is in float32. Chunks run over
     T, so a batch sharded over B stays so; each is recomputed in the backward pass.
     """
-    B, T, _ = hidden.shape
-    V = unembedding.shape[1]
-    size = max(1, min(T, chunk_floats // max(1, B * V)))
-    chunks = -(-T // size)
     weight = unembedding.astype(hidden.dtype)
 
-    @jax.checkpoint
     def one(hidden_BxCxD, targets_BxC):
         logits = lm_logits(hidden_BxCxD, weight, cap) / temperature
         # The maximum goes off first, or the logits' common level takes up the digits of all that follows.
@@ -48,14 +45,45 @@ def token_stats(
         entropy = logz - jnp.sum(jnp.exp(logits - logz[..., None]) * logits, axis=-1)
         return chosen - logz, entropy
 
+    return TokenStats(*_in_chunks(one, chunk_floats // max(1, hidden.shape[0] * weight.shape[1]), hidden, targets))
+
+
+def token_kl(
+    hidden, unembedding, reference_hidden, reference_unembedding, temperature: float = 1.0,
+    chunk_floats: int = CHUNK_FLOATS, cap: float | None = None,
+) -> jax.Array:  # fmt: skip
+    """float32 [B, T], nats: KL(policy || reference), both softmax(logits / temperature), summed over the vocabulary.
+
+    hidden and reference_hidden [B, T, D], unembeddings [D, V]; the logits are `lm_logits` with `cap`. Chunked as in
+    `token_stats`. No gradient flows into the reference.
+    """
+    weight, reference_weight = unembedding.astype(hidden.dtype), reference_unembedding.astype(reference_hidden.dtype)
+    reference_hidden, reference_weight = jax.lax.stop_gradient((reference_hidden, reference_weight))
+
+    def one(hidden_BxCxD, reference_BxCxD):
+        logits = lm_logits(hidden_BxCxD, weight, cap) / temperature
+        return full_kl(logits, lm_logits(reference_BxCxD, reference_weight, cap) / temperature)
+
+    # Of two heads' logits each has half the room.
+    size = chunk_floats // max(1, 2 * hidden.shape[0] * weight.shape[1])
+    return _in_chunks(one, size, hidden, reference_hidden)
+
+
+def _in_chunks(fn: Callable, size: int, *arrays):
+    """fn of arrays [B, T, ...], whose results are [B, T], over at most `size` positions at a time, at least 1; each chunk is
+    recomputed in the backward pass."""
+    B, T = arrays[0].shape[:2]
+    size = max(1, min(T, size))
+    chunks, one = -(-T // size), jax.checkpoint(fn)
     if chunks == 1:
-        return TokenStats(*one(hidden, targets))
-    pad = chunks * size - T
-    hidden = jnp.pad(hidden, ((0, 0), (0, pad), (0, 0))).reshape(B, chunks, size, -1).swapaxes(0, 1)
-    targets = jnp.pad(targets, ((0, 0), (0, pad))).reshape(B, chunks, size).swapaxes(0, 1)
-    _, (logprobs, entropy) = jax.lax.scan(lambda _, x: (None, one(*x)), None, (hidden, targets))
-    join = lambda x: x.swapaxes(0, 1).reshape(B, chunks * size)[:, :T]  # noqa: E731
-    return TokenStats(join(logprobs), join(entropy))
+        return one(*arrays)
+
+    def cut(x):
+        padded = jnp.pad(x, ((0, 0), (0, chunks * size - T)) + ((0, 0),) * (x.ndim - 2))
+        return padded.reshape(B, chunks, size, *x.shape[2:]).swapaxes(0, 1)
+
+    _, out = jax.lax.scan(lambda _, x: (None, one(*x)), None, tuple(cut(x) for x in arrays))
+    return jax.tree.map(lambda x: x.swapaxes(0, 1).reshape(B, chunks * size)[:, :T], out)
 
 
 def response_positions(prompt_length: jax.Array, N: int) -> jax.Array:

@@ -1,6 +1,7 @@
-"""dpo: the policy learns directly from labelled pairs, without a preference model and without sampling.
+"""dpo: the policy learns directly from labelled pairs, or by KTO from single judged answers, without a preference model and
+without sampling.
 
-Reads the weights it starts from (policy and reference) and compare (world) or the preference file. Writes checkpoints,
+Reads the weights it starts from (policy and reference) and compare (world) or the file. Writes checkpoints,
 params, metrics, the reference's log-probabilities and a summary.
 """
 
@@ -8,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import logging
 import os
 from collections.abc import Sequence
 
@@ -21,7 +23,7 @@ from jaxalign.data.tokenizer import Tokenizer
 from jaxalign.errors import UserError
 from jaxalign.models.lora import join
 from jaxalign.models.model import Model
-from jaxalign.records import AnswerPairs, Comparison
+from jaxalign.records import AnswerPairs, Comparison, Judgement
 from jaxalign.stages import common, sources
 from jaxalign.stages.base import Stage, StageContext, write_json
 from jaxalign.stages.compare import labelled_pairs
@@ -34,6 +36,10 @@ from jaxalign.training.optimizer import make_optimizer
 from jaxalign.training.state import abstract_state, init_state
 
 BUCKET = 32
+KTO_BALANCE = (1.0, 1.5)
+"""Where the KTO paper wants desirable_weight * good answers over undesirable_weight * bad ones."""
+BALANCE_SLACK = 2.0
+"""Beyond this many times outside that range a warning is given."""
 
 
 class DPO(Stage):
@@ -51,14 +57,17 @@ class DPO(Stage):
         config, section = context.config, context.config.dpo
         tokenizer = common.load_tokenizer(context)
         model = common.make_model(config, tokenizer.vocab_size)
-        pairs, held_out, report = labelled_split(context, tokenizer)
+        judged = config.data.source == "judgements_jsonl"
+        pairs, held_out, report = (sources.human_judgements if judged else labelled_split)(context, tokenizer)
         for sentence in report.sentences() if report else ():
             print(f"[{self.name}] {sentence}", flush=True)
         extra = {"data": report.to_dict()} if report else {}
+        extra |= {"balance": balance(section, pairs)} if judged else {}
         start = common.policy_params(context, model, self.name)
         frozen = common.frozen_params(context, model)
+        make, measure = (judged_arrays, separation) if judged else (arrays, accuracy)
         train, held_out = (
-            with_reference(context, section, model, start, arrays(tokenizer, part, config.data.style, section, kto), name)
+            with_reference(context, section, model, start, make(tokenizer, part, config.data.style, section, kto), name)
             for name, part, kto in (("train", pairs, section.objective == "kto"), ("held_out", held_out, False))
         )
         loader = sources.pair_loader(config, pairs, section.batch, 300, len(train.label) // len(pairs))
@@ -81,7 +90,7 @@ class DPO(Stage):
         save_params(context.directory / "params", state.params)
         rows = read_metrics(context.directory / "metrics.jsonl")
         summary = {"steps": steps, "train_rows": len(train.label), "loss_first": rows[0]["loss"], "loss_last": rows[-1]["loss"]}
-        summary["held_out"] = accuracy(section, model, join(frozen, state.params), held_out)
+        summary["held_out"] = measure(section, model, join(frozen, state.params), held_out)
         write_json(context.directory / "summary.json", summary | extra)
 
 
@@ -91,6 +100,27 @@ def labelled_split(context: StageContext, tokenizer: Tokenizer):
     if config.data.source == "world":
         return *split_by_prompt(labelled_pairs(context), config.dpo.held_out_share, config.seed), None
     return sources.human_comparisons(context, tokenizer)
+
+
+def balance(section: Dpo, judgements: Sequence[Judgement]) -> dict[str, float | int | None]:
+    """How many of the answers to learn from are good and bad, and the weighted ratio of the two; warns where it is far from
+    what the KTO paper wants (arXiv 2402.01306)."""
+    good = sum(judgement.desirable for judgement in judgements)
+    bad = len(judgements) - good
+    weighted = section.desirable_weight * good, section.undesirable_weight * bad
+    ratio = weighted[0] / weighted[1] if weighted[1] else None
+    low, high = KTO_BALANCE
+    if not ratio or not low / BALANCE_SLACK <= ratio <= high * BALANCE_SLACK:
+        told = "without end" if ratio is None else f"{ratio:.3g}"
+        advice = "give answers of both kinds, and weights above 0"
+        if ratio:
+            wanted = (low + high) / 2 * section.undesirable_weight * bad / good
+            advice = f"config.dpo.desirable_weight {wanted:.3g} would bring it there"
+        logging.getLogger("jaxalign").warning(
+            f"dpo: {good} good answers of weight {section.desirable_weight:g} stand against {bad} bad ones of weight "
+            f"{section.undesirable_weight:g}, a ratio {told}; KTO wants {low:g} to {high:g}: {advice}"
+        )
+    return {"desirable": good, "undesirable": bad, "ratio": ratio}
 
 
 def oriented(pair: Comparison) -> Comparison:
@@ -119,6 +149,20 @@ def arrays(tokenizer: Tokenizer, pairs: Sequence[Comparison], style: str, sectio
     return _pad(rows, labels, section.max_length)
 
 
+def judged_arrays(
+    tokenizer: Tokenizer, judgements: Sequence[Judgement], style: str, section: Dpo, kto: bool = False
+) -> AnswerPairs:
+    """All judged answers as numpy arrays, one a row, first; the label is 1 for a good one. Second stands, with `kto`, an answer
+    given to another prompt, else the answer again."""
+    singles = [
+        (sources.encode_prompt(tokenizer, one.prompt.messages, style), sources.encode_answer(tokenizer, one.response, style))
+        for one in judgements
+    ]
+    second = [_mismatched(singles, i) if kto else answer for i, (_, answer) in enumerate(singles)]
+    rows = [[(prompt, answer), (prompt, other)] for (prompt, answer), other in zip(singles, second, strict=True)]
+    return _pad(rows, [float(one.desirable) for one in judgements], section.max_length)
+
+
 def _mismatched(singles, i: int) -> list[int]:
     """The next answer that was given to another prompt than row i's. Raises UserError where there is none."""
     prompt = singles[i][0]
@@ -126,7 +170,7 @@ def _mismatched(singles, i: int) -> list[int]:
         other, answer = singles[(i + step) % len(singles)]
         if other != prompt:
             return answer
-    raise UserError("all pairs are about one prompt, and kto needs answers to other prompts for its KL; give more prompts, or "
+    raise UserError("all answers are to one prompt, and kto needs answers to other prompts for its KL; give more prompts, or "
                     "choose another dpo.objective")
 
 
@@ -189,6 +233,21 @@ def accuracy(section: Dpo, model: Model, params, pairs: AnswerPairs) -> dict | N
     low, high = wilson_interval(right, total)
     margin = float(np.mean(reward[:, 0] - reward[:, 1]) * section.beta)
     return {"pairs": total, "accuracy": right / total, "low": low, "high": high, "margin": margin}
+
+
+def separation(section: Dpo, model: Model, params, judged: AnswerPairs) -> dict | None:
+    """How often a good answer's implicit reward is above a bad one's, over all such two (ties count half), and by how much on
+    the mean. None without both kinds."""
+    good = judged.label > 0.5
+    if not good.any() or good.all():
+        return None
+    reward = (all_logprobs(model, params, judged, section.batch) - judged.reference)[:, 0]
+    bad = np.sort(reward[~good])
+    below = (np.searchsorted(bad, reward[good], "left") + np.searchsorted(bad, reward[good], "right")) / 2
+    return {
+        "desirable": int(good.sum()), "undesirable": len(bad), "accuracy": float(np.mean(below) / len(bad)),
+        "margin": float((np.mean(reward[good]) - np.mean(bad)) * section.beta),
+    }  # fmt: skip
 
 
 STAGE = DPO()

@@ -2,12 +2,13 @@
 
 With one update an iteration it is online DPO (Guo et al. 2024, arXiv 2402.04792); with many, and the policy at the start of the
 iteration as the reference, iterative DPO. Reads the base (the labeller) and the weights it starts from (policy and reference).
-Writes checkpoints, params, metrics, one shard of labelled pairs an iteration, and a summary.
+Writes checkpoints, params, metrics, one shard of labelled pairs an iteration, the check of step 0 and a summary.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import json
 
 import jax
 import numpy as np
@@ -26,10 +27,13 @@ from jaxalign.stages.lm import place
 from jaxalign.stages.shards import Shards
 from jaxalign.tracking.metrics import read_metrics
 from jaxalign.training.checkpoint import save_params
+from jaxalign.training.checks import act_on, gap_check, gradients_check, sampler_difference
 from jaxalign.training.direct_step import answer_logprobs, direct_step
 from jaxalign.training.loop import Loop
 from jaxalign.training.optimizer import make_optimizer
 from jaxalign.training.state import TrainState, abstract_state, init_state
+
+CHECKS = "checks.json"
 
 
 class OnlineDPO(Stage):
@@ -67,6 +71,8 @@ class OnlineDPO(Stage):
         rows = read_metrics(context.directory / "metrics.jsonl")
         decided = sum(row["decided"] for row in rows)
         summary = {"iterations": len(rows), "pairs": len(rows) * section.batch, "decided": int(decided)}
+        if (context.directory / CHECKS).exists():  # Not of a run that an older version began.
+            summary["checks"] = json.loads((context.directory / CHECKS).read_text(encoding="utf-8"))
         write_json(context.directory / "summary.json", summary | {"kl_last": rows[-1]["kl"], "loss_last": rows[-1]["loss"]})
 
 
@@ -75,7 +81,7 @@ class _Iteration:
 
     def __init__(self, context: StageContext, model: Model, reference: Params, frozen: Params | None, labeller, tokenizer):
         config, section = context.config, context.config.online_dpo
-        self.frozen = frozen
+        self.frozen, self.checks_path = frozen, context.directory / CHECKS
         self.config, self.model, self.start, self.labeller, self.tokenizer = config, model, reference, labeller, tokenizer
         self.prompts = sources.prompts(context, tokenizer, "rl", section.prompts, section.max_new_tokens)
         self.encoded = [sources.encode_prompt(tokenizer, p.messages, config.data.style) for p in self.prompts]
@@ -104,7 +110,19 @@ class _Iteration:
             batch = place(self.model, take(pairs, rows))
             state, metrics = direct_step(self.model, self.optimizer, self.config.dpo, state, batch, self.frozen)
             learnt.append(metrics)
-        return state, means | totals | {name: sum(m[name] for m in learnt) / len(learnt) for name in learnt[0]}
+        metrics = {name: sum(m[name] for m in learnt) / len(learnt) for name in learnt[0]}
+        # Sampling waits for the update anyway.
+        told = f"share of the updates of iteration {step} whose gradient is not finite"
+        act_on((gradients_check(float(metrics["skipped"]), told),), section.checks, "online_dpo")
+        return state, means | totals | metrics
+
+    def _check(self, params: Params, sampled: Rollout) -> None:
+        """The sampler against the trainer, on the first rollout of the run."""
+        section = self.config.online_dpo
+        found = sampler_difference(self.model, section.temperature, params, sampled)
+        checks = (gap_check(float(found.gap), section.sampler_tolerance),)
+        write_json(self.checks_path, [dataclasses.asdict(check) for check in checks])
+        act_on(checks, section.checks, "online_dpo")
 
     def _collect(self, params: Params, index, first_row: int):
         """(pairs with their reference as numpy, their comparisons, metrics) of the prompts `index`, whose first has the global
@@ -113,7 +131,10 @@ class _Iteration:
         rows = range(2 * first_row, 2 * (first_row + len(index)))
         key = common.stage_key(self.config, "online_dpo", 1)
         twice = [self.encoded[i] for i in index for _ in range(2)]
-        rollout = jax.device_get(self.engine.rollout(params, twice, key, rows, self.sampling))
+        sampled = self.engine.rollout(params, twice, key, rows, self.sampling)
+        if first_row == 0:
+            self._check(params, sampled)
+        rollout = jax.device_get(sampled)
         texts = sources.response_texts(self.tokenizer, rollout)
         pairs = [Pair(self.prompts[i], texts[2 * n], texts[2 * n + 1]) for n, i in enumerate(index)]
         key = common.stage_key(self.config, "online_dpo", 2)

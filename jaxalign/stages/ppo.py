@@ -24,7 +24,7 @@ from jaxalign.stages.base import Stage, StageContext, write_json
 from jaxalign.stages.rewards import Reward
 from jaxalign.tracking.metrics import read_metrics
 from jaxalign.training.checkpoint import copy_params, load_params, save_params
-from jaxalign.training.checks import Check, act_on, sampler_gap, step_zero_checks
+from jaxalign.training.checks import act_on, gap_check, gradients_check, ratio_check, sampler_difference, step_zero_checks
 from jaxalign.training.experience import greedy_baseline, make_experience
 from jaxalign.training.loop import Loop
 from jaxalign.training.optimizer import make_optimizer
@@ -74,6 +74,7 @@ class PPO(Stage):
             abstract_ppo_state(setup),
             iteration,
         )
+        iteration.settle()
         save_params(context.directory / "params", without_value_head(state.policy.params))
         write_json(context.directory / "summary.json", self._summary(context))
 
@@ -136,7 +137,7 @@ class Iteration:
         self.frozen = frozen
         section = context.config.ppo
         self.sampling = common.sampling(section, tokenizer, context.config.data.style)
-        self.last_gap: tuple[int, jax.Array] | None = None
+        self.pending: tuple[int, jax.Array, jax.Array] | None = None
         self.loader = EpochLoader(len(prompts), section.batch // section.group_size, context.config.seed, stream=200)
         longest = max(len(prompt) for prompt in prompts)
         # One prompt length for the whole run: one compilation.
@@ -151,7 +152,7 @@ class Iteration:
         rows = range(step * config.batch, (step + 1) * config.batch)
         policy = join(self.frozen, state.policy.params)
         sampled = self.engine.rollout(policy, batch, key, rows, self.sampling)
-        recompute = setup.recomputes or (config.on_sampler_gap != "warn" and self._gap_too_large(policy, step, sampled))
+        recompute = setup.recomputes or self._must_recompute(policy, step, sampled)
         scored, baseline = self.reward(sampled, index, rows.start), None
         kept = scored.kept
         if config.advantages == "remax":
@@ -170,40 +171,53 @@ class Iteration:
         metrics |= {f"score_{name}": masked_mean(values, counted) for name, values in scored.parts.items()}
         if step == 0:
             self._check(state, sampled, experience)
-        self._warn_of_last_gap()
-        if setup.recomputes and config.on_sampler_gap == "stop":
-            act_on((self._gap_check(step, float(metrics["sampler_gap"])),), "stop", "ppo")
-        state, learnt = ppo_update(setup, state, experience, self.frozen)
-        if setup.recomputes:  # What was learnt from are the trainer's own log-probs; the sampler's gap is that of the rollout.
-            return state, {**learnt, **metrics}
-        self.last_gap = (step, learnt["sampler_gap"])
-        return state, {**metrics, **learnt}
+        self.settle()
+        if setup.recomputes and config.checks.sampler_gap == "stop":
+            gap = gap_check(float(metrics["sampler_gap"]), config.sampler_tolerance, f" at iteration {step}")
+            act_on((gap,), config.checks, "ppo")
+        reference = self.reference if setup.loss_reads_reference else None
+        state, learnt = ppo_update(setup, state, experience, self.frozen, reference)
+        self.pending = (step, learnt["sampler_gap"], learnt["skipped"])
+        if config.checks.finite_gradients == "stop":
+            self.settle()
+        # Where they are recomputed, what is learnt from are the trainer's own log-probs; the gap is that of the rollout.
+        return state, {**learnt, **metrics} if setup.recomputes else {**metrics, **learnt}
 
-    def _warn_of_last_gap(self) -> None:
-        """Looks at the iteration before, which has been computed by now, so that nothing waits for it."""
-        if self.last_gap is not None and float(self.last_gap[1]) > self.context.config.ppo.sampler_tolerance:
-            step, gap = self.last_gap
-            act_on((self._gap_check(step, float(gap)),), "warn", "ppo")
+    def settle(self) -> None:
+        """Checks the last iteration that was not checked. Called one late, when it has been computed, so that nothing waits."""
+        if self.pending is None:
+            return
+        config, (step, gap, skipped) = self.context.config.ppo, self.pending
+        policies, self.pending = config.checks, None
+        trained = 2 if self.setup.has_critic and not self.setup.shares_trunk else 1
+        found = (gradients_check(
+            float(skipped) / trained, f"share of the updates of iteration {step} whose gradient is not finite"
+        ),)  # fmt: skip
+        if policies.sampler_gap == "warn" and not self.setup.recomputes:
+            found = (gap_check(float(gap), config.sampler_tolerance, f" at iteration {step}"), *found)
+        act_on(found, policies, "ppo")
 
-    def _gap_check(self, step: int, gap: float) -> Check:
-        limit = self.context.config.ppo.sampler_tolerance
-        return Check("sampler gap", gap, limit, gap <= limit, f"nats a token, at iteration {step}")
-
-    def _gap_too_large(self, policy: Params, step: int, sampled) -> bool:
+    def _must_recompute(self, policy: Params, step: int, sampled) -> bool:
         """Whether the old log-probs must be recomputed; UserError where the config says to stop instead."""
-        config = self.context.config.ppo
-        gap = float(sampler_gap(self.setup, policy, sampled))
-        if gap <= config.sampler_tolerance:
+        config, when = self.context.config.ppo, f" at iteration {step}"
+        policies = config.checks
+        if policies.ratio == policies.sampler_gap == "warn":  # Told in time by the first minibatch of the update.
             return False
-        act_on((self._gap_check(step, gap),), config.on_sampler_gap, "ppo")
-        return True
+        found = sampler_difference(self.setup.policy, config.temperature, policy, sampled)
+        gap = gap_check(float(found.gap), config.sampler_tolerance, when)
+        if policies.sampler_gap != "warn" and act_on((gap,), policies, "ppo"):
+            return True
+        ratio = ratio_check(float(found.ratio), config.sampler_tolerance, when)
+        return policies.ratio != "warn" and act_on((ratio,), policies, "ppo")
 
     def _check(self, state: PPOState, sampled, experience) -> None:
         checks = step_zero_checks(
             self.setup, self.reference, state.policy.params, sampled, experience, state.kl_coef, self.frozen
         )
         write_json(self.context.directory / CHECKS, [dataclasses.asdict(check) for check in checks])
-        act_on(checks, self.context.config.ppo.on_sampler_gap, "ppo")
+        policies = self.context.config.ppo.checks
+        told = policies.sampler_gap != "warn" and not self.setup.recomputes  # by `_must_recompute`
+        act_on(tuple(check for check in checks if not (told and check.field == "sampler_gap")), policies, "ppo")
 
 
 STAGE = PPO()

@@ -9,6 +9,7 @@ from pathlib import Path
 from jaxalign.config import Config
 from jaxalign.data import chat
 from jaxalign.data.formats import render_prompt, render_response
+from jaxalign.data.judgements import JudgementReport, read_judgements
 from jaxalign.data.loader import EpochLoader, MixtureLoader
 from jaxalign.data.packing import completion
 from jaxalign.data.preferences import (
@@ -24,7 +25,7 @@ from jaxalign.data.prompts import read_prompts, split_prompts
 from jaxalign.data.tokenizer import Tokenizer
 from jaxalign.errors import UserError
 from jaxalign.feedback.speaker import begin
-from jaxalign.records import Comparison, Message, Prompt, Rollout
+from jaxalign.records import Comparison, Judgement, Message, Prompt, Rollout
 from jaxalign.stages import common
 from jaxalign.stages.base import StageContext
 
@@ -109,8 +110,24 @@ def human_comparisons(
     return train, held_out, reports[0] if len(reports) == 1 else MixtureReport(tuple(reports))
 
 
+def human_judgements(
+    context: StageContext, tokenizer: Tokenizer
+) -> tuple[list[Judgement], list[Judgement], JudgementReport]:
+    """(train, held out, report) of a file of single judged answers, cut as `human_comparisons` cuts pairs."""
+    config = context.config
+    found, report = read_judgements(
+        Path(config.data.train).expanduser(),
+        empty_answers=config.data.empty_answers,
+        max_bad_share=config.data.max_bad_share,
+        limit=config.data.limit,
+        count_tokens=lambda messages, text: len(encode_completion(tokenizer, messages, text, config.data.style)[0]),
+        max_tokens=min(config.preference.max_length, config.model.max_length),
+    )
+    return *split_by_prompt(found, config.data.held_out_share, config.seed), report
+
+
 def pair_loader(
-    config: Config, pairs: Sequence[Comparison], batch: int, stream: int, rows_per_pair: int = 1
+    config: Config, pairs: Sequence[Comparison | Judgement], batch: int, stream: int, rows_per_pair: int = 1
 ) -> EpochLoader:
     """The loader of rows made from `pairs` in their order: all of them each epoch, or by config.data.weights.
 
@@ -157,6 +174,8 @@ def prompts(context: StageContext, tokenizer: Tokenizer, purpose: str, count: in
         return problems.prompts("held_out" if held and problems.problems("held_out") else "train", count)
     if config.data.source == "prompts_jsonl":
         found = file_prompts(config)[held]
+    elif config.data.source == "judgements_jsonl":
+        found = unique_prompts(human_judgements(context, tokenizer)[held])
     else:
         train, held_out, _ = human_comparisons(context, tokenizer)
         found = unique_prompts(held_out if held else train)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from markupsafe import Markup
 
@@ -85,11 +86,19 @@ def direct(run: RunFiles) -> list[Section]:
         objective = (run.config.get("dpo") or {}).get("objective")
         intro = f"{len(stage.metrics):,} steps" + (f" of the objective “{objective}”." if objective else ".")
         held_out = stage.summary.get("held_out") or {}
-        rows = [["Held-out pairs", number(held_out.get("pairs"))], ["Held-out accuracy", number(held_out.get("accuracy"))],
-                ["Held-out margin", number(held_out.get("margin"))]] if held_out else []
-        tables = (Table("On pairs it never trained on", ["What", "Value"], rows),) if rows else ()
+        rows = _held_out(held_out) if held_out else []
+        tables = (Table("On answers it never trained on", ["What", "Value"], rows),) if rows else ()
         sections.append(Section(name, title, intro, (), curve_figures(run, name, _DIRECT_CURVES), tables))
     return sections
+
+
+def _held_out(measured: Mapping[str, Any]) -> list[list[str]]:
+    """What was measured on pairs, or on single judged answers."""
+    ends = [["Held-out accuracy", number(measured.get("accuracy"))], ["Held-out margin", number(measured.get("margin"))]]
+    if "desirable" not in measured:
+        return [["Held-out pairs", number(measured.get("pairs"))], *ends]
+    kinds = (("Held-out good answers", "desirable"), ("Held-out bad answers", "undesirable"))
+    return [*([what, number(measured.get(name))] for what, name in kinds), *ends]
 
 
 def losses(run: RunFiles) -> Section:

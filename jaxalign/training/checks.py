@@ -1,19 +1,22 @@
-"""The four numbers that must be right at step 0 (Decision 9), and the sampler's gap at every step."""
+"""What must be right at step 0 (Decision 9) and at every step of RL, and what follows where it is not."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
 import logging
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from jaxalign.algorithms.kl import kl_penalty
+from jaxalign.config import Checks, OnlineChecks
 from jaxalign.errors import UserError
 from jaxalign.models.lora import join
+from jaxalign.models.model import Model
 from jaxalign.records import Experience, Rollout
-from jaxalign.training.experience import response_mask, response_stats
+from jaxalign.training.experience import response_kl, response_mask, response_stats
 from jaxalign.training.microbatch import accumulate
 from jaxalign.training.ppo_state import PPOSetup
 from jaxalign.training.ppo_step import policy_loss, totals
@@ -24,7 +27,7 @@ CHECKED_MICRO_BATCHES = 2
 
 @dataclasses.dataclass(frozen=True)
 class Check:
-    """One run-time check: its measured value, what it may be at most, and what a failure means."""
+    """One run-time check: its measured value, what it may be at most, and what a failure means, with its likely cause."""
 
     name: str
     value: float
@@ -32,12 +35,47 @@ class Check:
     passed: bool
     meaning: str
 
+    @property
+    def field(self) -> str:
+        """The field of the stage's section `checks` that rules it."""
+        return self.name.lower().replace(" ", "_").replace("-", "_")
 
-@functools.partial(jax.jit, static_argnames=("setup",))
-def sampler_gap(setup: PPOSetup, params, rollout: Rollout) -> jax.Array:
-    """Largest absolute difference, in nats a token, between the sampler's log-probs and the trainer's."""
-    mine = response_stats(setup.policy, params, rollout, setup.config.temperature or 1.0).logprobs
-    return jnp.max(jnp.abs(mine - rollout.logprobs) * response_mask(rollout))
+
+def _check(name: str, value: float, tolerance: float, meaning: str) -> Check:
+    return Check(name, value, tolerance, bool(value <= tolerance), meaning)
+
+
+class SamplerDifference(NamedTuple):
+    """float32 [] each, largest over the response tokens: |trainer's - sampler's log-prob|, in nats, and |ratio - 1|."""
+
+    gap: jax.Array
+    ratio: jax.Array
+
+
+@functools.partial(jax.jit, static_argnames=("model", "temperature"))
+def sampler_difference(model: Model, temperature: float, params, rollout: Rollout) -> SamplerDifference:
+    """How far the sampler's log-probs are from the trainer's."""
+    mine = response_stats(model, params, rollout, temperature or 1.0).logprobs
+    difference = jnp.where(response_mask(rollout) > 0, mine - rollout.logprobs, 0)
+    return SamplerDifference(jnp.max(jnp.abs(difference)), jnp.max(jnp.abs(jnp.expm1(difference))))
+
+
+def ratio_check(value: float, tolerance: float, when: str = "") -> Check:
+    meaning = (f"largest |ratio - 1| before any update{when}: above this, old log-probs are not the policy's, as where the "
+               "sampler's weights or numbers differ from the trainer's")  # fmt: skip
+    return _check("ratio", value, tolerance, meaning)
+
+
+def gap_check(value: float, tolerance: float, when: str = "") -> Check:
+    meaning = (f"largest difference of the sampler's and the trainer's log-probs{when}, nats a token: above this, the two "
+               "round differently (a narrow compute_dtype) or do not have the same weights")  # fmt: skip
+    return _check("sampler gap", value, tolerance, meaning)
+
+
+def gradients_check(value: float, when: str) -> Check:
+    """value: the share that is not finite."""
+    return _check("finite gradients", value, 0.0, f"{when}: rewards or log-probs that are not finite or far too large, or a "
+                  "learning rate too high before it; such updates are left out")
 
 
 @functools.partial(jax.jit, static_argnames=("setup",))
@@ -52,8 +90,15 @@ def _values(setup: PPOSetup, own_params, frozen, reference_params, experience: E
         ours = response_stats(setup.policy, policy_params, rollout, at).logprobs
         theirs = response_stats(setup.reference, reference_params, rollout, at).logprobs
         kl = jnp.maximum(kl, jnp.max(jnp.sum(kl_penalty(ours, theirs, "abs") * mask, axis=1)))
+        if setup.config.kl_estimator == "full":
+            full = response_kl(setup, policy_params, reference_params, rollout, at)
+            kl = jnp.maximum(kl, jnp.max(jnp.sum(jnp.abs(full) * mask, axis=1)))
     counts = totals(setup, experience)
-    loss_fn = lambda params, part: policy_loss(setup, join(frozen, params), part, counts, kl_coef)  # noqa: E731
+    reference = reference_params if setup.loss_reads_reference else None
+
+    def loss_fn(params, part):
+        return policy_loss(setup, join(frozen, params), part, counts, kl_coef, reference_params=reference)
+
     (whole, _), whole_gradients = accumulate(loss_fn, own_params, experience, 1)
     rows = len(rollout.response_length)
     split = CHECKED_MICRO_BATCHES if rows % CHECKED_MICRO_BATCHES == 0 else rows
@@ -61,37 +106,42 @@ def _values(setup: PPOSetup, own_params, frozen, reference_params, experience: E
     largest = lambda tree: jnp.max(jnp.stack([jnp.max(jnp.abs(x)) for x in jax.tree.leaves(tree)]))  # noqa: E731
     difference = largest(jax.tree.map(jnp.subtract, whole_gradients, part_gradients))
     scale = jnp.maximum(largest(whole_gradients), 1e-8)
+    leaves = jax.tree.leaves(whole_gradients)
+    spoilt = sum(jnp.sum(~jnp.isfinite(x)) for x in leaves) / sum(x.size for x in leaves)
     loss_gap = jnp.maximum(jnp.abs(whole - parts) / jnp.maximum(jnp.abs(whole), 1e-2), difference / scale)
-    return ratio, kl, loss_gap
+    return ratio, kl, loss_gap, spoilt
 
 
 def step_zero_checks(
     setup: PPOSetup, reference_params, policy_params, sampled: Rollout, experience: Experience, kl_coef, frozen=None
 ) -> tuple[Check, ...]:
-    """The four checks as a tuple of `Check`s, to be run before the first update, when policy and reference are equal.
+    """The five checks as a tuple of `Check`s, to be run before the first update, when policy and reference are equal.
 
     `sampled` is the rollout as the sampler gave it; `experience` holds the old log-probs in use. With `frozen`
     policy_params are those that are trained.
     """
     measured = _values(setup, policy_params, frozen, reference_params, experience, kl_coef)
-    ratio, kl, loss_gap = (float(x) for x in measured)
-    gap = float(sampler_gap(setup, join(frozen, policy_params), sampled))
-    tolerance, lora = setup.config.sampler_tolerance, setup.policy.lora
+    ratio, kl, loss_gap, spoilt = (float(x) for x in measured)
+    config, params = setup.config, join(frozen, policy_params)
     # Fresh DoRA scales each output by a length over itself, which is 1 but for rounding, at every token.
-    kl_limit = 1e-5 * (sampled.logprobs.shape[1] if lora is not None and lora.dora else 1)
-    rows = [
-        ("ratio", ratio, tolerance, "largest |ratio - 1| before any update: above this, old log-probs are not the policy's"),
-        ("reference KL", kl, kl_limit, "largest |KL| of a response against an equal reference at temperatures "
-         f"{', '.join(map(str, KL_TEMPERATURES))} and the sampling one: above this, the two are not treated alike"),
-        ("sampler gap", gap, tolerance, "largest difference of the sampler's and the trainer's log-probs, nats a token"),
-        ("micro-batches", loss_gap, 1e-3 if setup.policy.config.compute_dtype == "float32" else 5e-2,
-         "relative difference of loss and gradients between one micro-batch and several"),
-    ]  # fmt: skip
-    return tuple(Check(name, value, limit, bool(value <= limit), meaning) for name, value, limit, meaning in rows)
+    kl_limit = 1e-5 * (sampled.logprobs.shape[1] if setup.policy.lora is not None and setup.policy.lora.dora else 1)
+    gap = float(sampler_difference(setup.policy, config.temperature, params, sampled).gap)
+    return (
+        ratio_check(ratio, config.sampler_tolerance),
+        _check("reference KL", kl, kl_limit, "largest |KL| of a response against an equal reference at temperatures "
+               f"{', '.join(map(str, KL_TEMPERATURES))} and the sampling one: above this, the two are not treated alike, or do "
+               "not start from the same weights"),
+        gap_check(gap, config.sampler_tolerance),
+        _check("micro-batches", loss_gap, 1e-3 if setup.policy.config.compute_dtype == "float32" else 5e-2,
+               "relative difference of loss and gradients between one micro-batch and several: above this, something is "
+               "divided by the counts of a part"),
+        gradients_check(spoilt, "share of the policy's gradient that is not finite before any update"),
+    )  # fmt: skip
 
 
-def act_on(checks: tuple[Check, ...], policy: str, stage: str) -> None:
-    """Warns of each failed check, or raises UserError for the first when `policy` is "stop"."""
+def act_on(checks: tuple[Check, ...], policies: Checks | OnlineChecks, stage: str) -> bool:
+    """Does with each failed check what `policies` say: warns, or raises UserError; whether old log-probs must be recomputed."""
+    recompute = False
     for check in checks:
         if check.passed:
             continue
@@ -99,6 +149,11 @@ def act_on(checks: tuple[Check, ...], policy: str, stage: str) -> None:
             f"{stage}: check '{check.name}' is {check.value:.3g}, above its tolerance {check.tolerance:.3g} "
             f"({check.meaning})"
         )
+        policy = dataclasses.asdict(policies)[check.field]
         if policy == "stop":
-            raise UserError(text + "; config.ppo.on_sampler_gap is 'stop'")
+            raise UserError(f"{text}; config.{stage}.checks.{check.field} is 'stop'")
+        if policy == "recompute":
+            recompute = True
+            text += "; the old log-probabilities are computed again"
         logging.getLogger("jaxalign").warning(text)
+    return recompute

@@ -14,7 +14,7 @@ from jaxalign.algorithms.kl import kl_penalty
 from jaxalign.algorithms.masked import masked_mean, masked_sum
 from jaxalign.algorithms.rewards import overlong_penalty, shape_rewards
 from jaxalign.config import Ppo
-from jaxalign.models.heads import TokenStats, gather_positions, length_mask, response_positions, token_stats
+from jaxalign.models.heads import TokenStats, gather_positions, length_mask, response_positions, token_kl, token_stats
 from jaxalign.models.model import Model
 from jaxalign.records import Experience, Rollout
 from jaxalign.training.ppo_state import PPOSetup
@@ -34,6 +34,14 @@ def response_stats(model: Model, params, rollout: Rollout, temperature: float, h
     place = response_positions(rollout.prompt_length, rollout.logprobs.shape[1])
     targets = gather_positions(rollout.tokens, place)
     return token_stats(hidden, model.unembedding(params), targets, temperature, cap=model.config.final_softcap)
+
+
+def response_kl(setup: PPOSetup, params, reference_params, rollout: Rollout, temperature: float, hidden=None):
+    """The whole KL(policy || reference) [B, N] at the state before each response token, with its gradient into params."""
+    hidden = response_hidden(setup.policy, params, rollout) if hidden is None else hidden
+    reference = jax.lax.stop_gradient(response_hidden(setup.reference, reference_params, rollout))
+    weights = setup.policy.unembedding(params), setup.reference.unembedding(reference_params)
+    return token_kl(hidden, weights[0], reference, weights[1], temperature, cap=setup.policy.config.final_softcap)
 
 
 def response_values(model: Model, params, rollout: Rollout, hidden=None):
@@ -91,7 +99,12 @@ def make_experience(
     if recompute:
         logprobs = zeroed(response_stats(setup.policy, policy_params, rollout, temperature).logprobs)
     values = zeroed(response_values(setup.critic, critic_params, rollout)) if setup.has_critic else jnp.zeros_like(reference)
-    kl = zeroed(kl_penalty(logprobs, reference, config.kl_estimator))
+    if config.kl_estimator != "full":
+        kl = zeroed(kl_penalty(logprobs, reference, config.kl_estimator))
+    elif config.kl_in == "reward":
+        kl = zeroed(response_kl(setup, policy_params, reference_params, rollout, temperature))
+    else:  # It is measured where it is learnt from, in the loss.
+        kl = jnp.zeros_like(reference)
     rewards = _rewards(config, rollout, scores, kl, kl_coef if config.kl_in == "reward" else 0.0, config.overlong_buffer)
     if config.skip_equal_groups:
         settled = jnp.sum(_rewards(config, rollout, scores, jnp.zeros_like(kl), 0.0, 0), axis=1)
@@ -106,6 +119,8 @@ def make_experience(
         "response_length": mean(rollout.response_length), "eos_rate": mean(rollout.ended),
         "kept": jnp.sum(kept).astype(jnp.float32), "tokens": jnp.sum(rollout.response_length).astype(jnp.float32),
     }  # fmt: skip
+    if config.kl_estimator == "full" and config.kl_in == "reward":
+        metrics["kl_full"] = mean(masked_sum(kl, mask, axis=1))
     if setup.recomputes:
         metrics["sampler_gap"] = jnp.max(jnp.where(mask, jnp.abs(log_ratios), 0))
     importance = mask.astype(jnp.float32)

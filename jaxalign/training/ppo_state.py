@@ -54,6 +54,11 @@ class PPOSetup:
         return self.policy.with_head("lm")
 
     @property
+    def loss_reads_reference(self) -> bool:
+        """Whether the policy's loss runs the reference itself: its log-probs at the sampled tokens are not enough."""
+        return self.config.kl_in == "loss" and self.config.kl_estimator == "full"
+
+    @property
     def recomputes(self) -> bool:
         """Whether the old log-probs are always the trainer's, the sampler's being needed for a ratio between the two."""
         return self.config.sampler_correction != "none" or self.config.advantages == "vtrace"

@@ -16,7 +16,7 @@ from jaxalign.algorithms.value_losses import clipped_value_loss, explained_varia
 from jaxalign.config import Ppo
 from jaxalign.models.lora import join
 from jaxalign.records import Experience
-from jaxalign.training.experience import experience_mask, response_hidden, response_stats, response_values
+from jaxalign.training.experience import experience_mask, response_hidden, response_kl, response_stats, response_values
 from jaxalign.training.microbatch import Aux, accumulate
 from jaxalign.training.ppo_state import PPOSetup, PPOState
 from jaxalign.training.state import apply_gradients
@@ -34,18 +34,25 @@ def totals(setup: PPOSetup, batch: Experience) -> Totals:
     return Totals(jnp.sum(mask), aggregate_total(mask, setup.config.aggregation, setup.config.max_new_tokens))
 
 
-def policy_loss(setup: PPOSetup, params, batch: Experience, whole: Totals, kl_coef, hidden=None):
+def policy_loss(setup: PPOSetup, params, batch: Experience, whole: Totals, kl_coef, hidden=None, reference_params=None):
     """(loss, Aux) of the response tokens that count, divided by the counts of the whole minibatch.
 
     batch.advantages are whitened already if they are to be; kl_coef is read where the KL is in the loss; hidden is the
-    trunk's, where it is known.
+    trunk's, where it is known; reference_params where `setup.loss_reads_reference`.
     """
     config, mask, old = setup.config, experience_mask(batch), batch.rollout.logprobs
-    stats = response_stats(setup.policy, params, batch.rollout, config.temperature or 1.0, hidden)
+    temperature = config.temperature or 1.0
+    hidden = response_hidden(setup.policy, params, batch.rollout) if hidden is None else hidden
+    stats = response_stats(setup.policy, params, batch.rollout, temperature, hidden)
     per_token, surrogate = _surrogate(config, stats.logprobs, old, batch.advantages, mask)
     if config.sampler_correction != "none":
         per_token = jnp.where(mask > 0, batch.importance, 0) * per_token
-    if config.kl_in == "loss":
+    if setup.loss_reads_reference:
+        if reference_params is None:
+            raise ValueError("kl_estimator 'full' in the loss needs the parameters of the reference")
+        kl = response_kl(setup, params, reference_params, batch.rollout, temperature, hidden)
+        per_token = per_token + kl_coef * jnp.where(mask > 0, kl, 0)
+    elif config.kl_in == "loss":
         per_token = per_token + kl_coef * kl_loss(stats.logprobs, batch.reference_logprobs, config.kl_estimator, mask)
     if config.entropy_coef:
         per_token = per_token - config.entropy_coef * jnp.where(mask > 0, stats.entropy, 0)
@@ -88,18 +95,21 @@ def value_loss(setup: PPOSetup, params, batch: Experience, whole: Totals, hidden
     return config.value_coef * loss, Aux(sums)
 
 
-def joint_loss(setup: PPOSetup, params, batch: Experience, whole: Totals, kl_coef):
+def joint_loss(setup: PPOSetup, params, batch: Experience, whole: Totals, kl_coef, reference_params=None):
     """(policy loss + value_coef * value loss, Aux) of one trunk with both heads."""
     hidden = response_hidden(setup.policy, params, batch.rollout)
-    loss, policy = policy_loss(setup, params, batch, whole, kl_coef, hidden)
+    loss, policy = policy_loss(setup, params, batch, whole, kl_coef, hidden, reference_params)
     value, critic = value_loss(setup, params, batch, whole, hidden)
     return loss + value, Aux({**policy.sums, **critic.sums}, policy.maxima)
 
 
-def minibatch_update(setup: PPOSetup, policy, critic, batch: Experience, kl_coef, learn_policy=True, frozen=None):
+def minibatch_update(
+    setup: PPOSetup, policy, critic, batch: Experience, kl_coef, learn_policy=True, frozen=None, reference_params=None
+):
     """One update of policy and critic: (policy, critic, metrics). Whitening is over the whole minibatch (Pitfall 7).
 
     learn_policy: a bool; where False the policy stays as it is. frozen: of models with adapters, the base of both.
+    reference_params: where `setup.loss_reads_reference`.
     """
     config, mask = setup.config, experience_mask(batch)
     whole = totals(setup, batch)
@@ -107,7 +117,7 @@ def minibatch_update(setup: PPOSetup, policy, critic, batch: Experience, kl_coef
         batch = dataclasses.replace(batch, advantages=whiten(batch.advantages, mask))
     loss_fn = joint_loss if setup.shares_trunk else policy_loss
     (_, aux), gradients = accumulate(
-        lambda params, part: loss_fn(setup, join(frozen, params), part, whole, kl_coef),
+        lambda params, part: loss_fn(setup, join(frozen, params), part, whole, kl_coef, reference_params=reference_params),
         policy.params, batch, config.micro_batches,
     )  # fmt: skip
     learnt, updated = apply_gradients(policy, gradients, setup.policy_optimizer)
@@ -125,8 +135,9 @@ def minibatch_update(setup: PPOSetup, policy, critic, batch: Experience, kl_coef
 
 
 @functools.partial(jax.jit, static_argnames=("setup",), donate_argnames=("state",))
-def ppo_update(setup: PPOSetup, state: PPOState, batch: Experience, frozen=None):
-    """All epochs over one buffer of B rows: (state, metrics). frozen: of models with adapters, the base of both.
+def ppo_update(setup: PPOSetup, state: PPOState, batch: Experience, frozen=None, reference_params=None):
+    """All epochs over one buffer of B rows: (state, metrics). frozen: of models with adapters, the base of both;
+    reference_params: where `setup.loss_reads_reference`.
 
     Each epoch visits every row once in a fresh order, keyed by (run key, iteration, epoch). When `target_kl` is set and a
     minibatch's approx_kl exceeds it, the minibatches left in this iteration change nothing; metrics are means over
@@ -143,7 +154,9 @@ def ppo_update(setup: PPOSetup, state: PPOState, batch: Experience, frozen=None)
     def run(carry, rows):
         policy, critic, _ = carry
         part = jax.tree.map(lambda x: setup.policy.constrain(x[rows], ("batch",) + (None,) * (x.ndim - 1)), batch)
-        policy, critic, metrics = minibatch_update(setup, policy, critic, part, state.kl_coef, learn_policy, frozen)
+        policy, critic, metrics = minibatch_update(
+            setup, policy, critic, part, state.kl_coef, learn_policy, frozen, reference_params
+        )
         stop = metrics["approx_kl"] > config.target_kl if config.target_kl is not None else jnp.bool_(False)
         return (policy, critic, stop), {**metrics, "ran": jnp.float32(1.0)}
 
@@ -166,6 +179,7 @@ def ppo_update(setup: PPOSetup, state: PPOState, batch: Experience, frozen=None)
     means |= {"kl_coef": state.kl_coef}
     if setup.has_critic:
         means |= {"explained_variance": explained_variance(batch.values, batch.returns, mask)}
+    # Whatever the penalty is, the controller steers by k1, the KL itself in expectation.
     kl = masked_sum(batch.rollout.logprobs - batch.reference_logprobs, mask, axis=1)
     measured = masked_mean(kl, batch.weight)
     kl_coef = update_kl_coef(

@@ -1,13 +1,15 @@
-"""Chunked log-probabilities and entropies equal plain ones, values and gradients."""
+"""Chunked log-probabilities, entropies and divergences equal plain ones, values and gradients."""
 
 from __future__ import annotations
+
+import re
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxalign.models.heads import gather_positions, length_mask, response_positions, token_stats
+from jaxalign.models.heads import gather_positions, length_mask, response_positions, token_kl, token_stats
 
 B, T, D, V = 3, 7, 5, 11
 
@@ -94,6 +96,78 @@ def test_large_logits_do_not_overflow():
     found = token_stats(np.full((1, 1, 1), 1e4, np.float32), np.array([[1.0, -1.0]], np.float32), np.array([[1]]))
     np.testing.assert_allclose(found.logprobs, [[-2e4]])
     np.testing.assert_allclose(found.entropy, [[0.0]], atol=1e-6)
+
+
+@pytest.fixture(scope="module")
+def reference():
+    """Another trunk and another head."""
+    rng = np.random.default_rng(7)
+    return rng.normal(size=(B, T, D)).astype(np.float32), 2 * rng.normal(size=(D, V)).astype(np.float32)
+
+
+def numpy_kl(hidden, weight, reference, temperature, cap=None):
+    """KL(policy || reference) [B, T] from all logits at once, in float64."""
+
+    def logp(hidden, weight):
+        logits = np.asarray(hidden, np.float64) @ np.asarray(weight, np.float64)
+        logits = (logits if cap is None else cap * np.tanh(logits / cap)) / temperature
+        return logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+
+    p, q = logp(hidden, weight), logp(*reference)
+    return (np.exp(p) * (p - q)).sum(-1)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 100])
+@pytest.mark.parametrize(("temperature", "cap"), [(0.7, None), (1.0, 3.0), (1.3, None)])
+def test_the_kl_equals_numpy_in_float64(inputs, reference, temperature, cap, size):
+    hidden, weight, _ = inputs
+    found = token_kl(hidden, weight, *reference, temperature, 2 * chunk(size), cap)
+    assert found.dtype == jnp.float32
+    np.testing.assert_allclose(found, numpy_kl(hidden, weight, reference, temperature, cap), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("size", [1, 3, 7])
+@pytest.mark.parametrize("cap", [None, 3.0])
+def test_the_kls_gradient_is_that_of_finite_differences(inputs, reference, size, cap):
+    """Along random directions of the states and of the head, in float64 numpy; tokens weighed unevenly."""
+    hidden, weight, _ = inputs
+    rng = np.random.default_rng(2)
+    w = rng.normal(size=(B, T))
+    loss = lambda h, u: jnp.sum(w.astype(np.float32) * token_kl(h, u, *reference, 0.7, 2 * chunk(size), cap))  # noqa: E731
+    gradients = jax.grad(loss, argnums=(0, 1))(hidden, weight)
+    whole = lambda h, u: np.sum(w * numpy_kl(h, u, reference, 0.7, cap))  # noqa: E731
+    for which in range(2):
+        direction = rng.normal(size=(hidden, weight)[which].shape)
+        moved = [[x + sign * 1e-5 * direction if i == which else x for i, x in enumerate((hidden, weight))] for sign in (1, -1)]
+        expected = (whole(*moved[0]) - whole(*moved[1])) / 2e-5
+        assert np.sum(np.asarray(gradients[which], np.float64) * direction) == pytest.approx(expected, rel=1e-4, abs=1e-3)
+
+
+def test_no_gradient_of_the_kl_reaches_the_reference(inputs, reference):
+    hidden, weight, _ = inputs
+    found = jax.grad(lambda r: jnp.sum(token_kl(hidden, weight, *r, 0.7)))(reference)
+    assert not any(np.asarray(x).any() for x in found)
+
+
+@pytest.mark.parametrize("temperature", [0.5, 0.9, 2.0])
+def test_equal_heads_have_a_kl_of_exactly_0_and_no_gradient(inputs, temperature):
+    hidden, weight, _ = inputs
+    assert not np.asarray(token_kl(hidden, weight, hidden, weight, temperature, 2 * chunk(3))).any()
+    gradient = jax.grad(lambda h: jnp.sum(token_kl(h, weight, hidden, weight, temperature)))(hidden)
+    # p (1 - sum of p) a logit: 2^-23 times the head's weights, up to 6, over the temperature.
+    np.testing.assert_allclose(gradient, np.zeros_like(hidden), atol=V * 2**-23 * 6 / temperature)
+
+
+def test_all_logits_at_once_are_never_formed(inputs, reference):
+    """Nothing in the program of value and gradient has as many numbers as [B, T, V], neither in one piece nor stacked."""
+    hidden, weight, targets = inputs
+
+    def loss(h, u):
+        return jnp.sum(token_kl(h, u, *reference, 0.7, 2 * chunk(2)) + token_stats(h, u, targets, 0.7, chunk(2)).logprobs)
+
+    program = str(jax.make_jaxpr(jax.value_and_grad(loss, argnums=(0, 1)))(hidden, weight))
+    sizes = [np.prod([int(n) for n in shape.split(",")]) for shape in re.findall(r"f32\[([0-9,]+)\]", program)]
+    assert B * 2 * V in sizes and max(sizes) < B * T * V
 
 
 def test_positions_and_masks_come_from_lengths():

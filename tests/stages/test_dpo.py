@@ -23,7 +23,8 @@ STAGES = ("pretrain", "revise", "sft", "compare", "dpo", "online_dpo", "evaluate
 CHANGES = {
     "stages": STAGES,
     "dpo": {"batch": 8, "epochs": 2, "max_length": 192, "held_out_share": 0.2, "checkpoint_every": 2},
-    "online_dpo": {"iterations": 3, "batch": 8, "prompts": 16, "max_new_tokens": 24, "checkpoint_every": 2},
+    "online_dpo": {"iterations": 3, "batch": 8, "prompts": 16, "max_new_tokens": 24, "checkpoint_every": 2,
+                   "temperature": 0.9},
 }
 
 
@@ -65,6 +66,20 @@ def test_both_stages_train_and_are_evaluated(direct):
     last = [json.loads(line) for line in (direct / "online_dpo" / "rows-00002.jsonl").read_text().splitlines()]
     assert len(last) == 8 and all(0 <= row["label"] <= 1 for row in last)
     assert "Online direct preference optimisation" in (direct / "report.html").read_text(encoding="utf-8")
+
+
+def test_online_pairs_are_sampled_by_what_is_trained(direct):
+    """At the sampling temperature, which is not 1 here; the trainer's own log-probabilities are at 1."""
+    (check,) = read(direct / "online_dpo" / "summary.json")["checks"]
+    assert check["name"] == "sampler gap" and check["passed"] and 0 < check["value"] < 1e-4
+
+
+def test_a_gap_of_the_sampler_stops_the_run_where_asked(direct, tmp_path):
+    again = tmp_path / "again"
+    shutil.copytree(direct, again, ignore=shutil.ignore_patterns("online_dpo", "evaluate", "report"))
+    changes = {"sampler_tolerance": 1e-12, "checks": {"sampler_gap": "stop"}}
+    with pytest.raises(UserError, match="online_dpo: check 'sampler gap' is .*config.online_dpo.checks.sampler_gap is 'stop'"):
+        run(again, **CHANGES | {"stages": STAGES[:6], "online_dpo": CHANGES["online_dpo"] | changes})
 
 
 def test_the_first_step_meets_a_policy_that_is_its_reference(direct):
@@ -141,7 +156,7 @@ def test_kto_skips_answers_to_the_same_prompt(tokenizer):
     pairs = [pair(0.9), pair(0.9), pair(0.9, prompt=1)]
     found = arrays(tokenizer, pairs, "compact", Dpo(objective="kto"), kto=True)
     assert found.label.shape == (6,)
-    with pytest.raises(UserError, match="all pairs are about one prompt"):
+    with pytest.raises(UserError, match="all answers are to one prompt"):
         arrays(tokenizer, pairs[:2], "compact", Dpo(objective="kto"), kto=True)
 
 

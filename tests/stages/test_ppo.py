@@ -9,11 +9,13 @@ import logging
 import numpy as np
 import pytest
 
-from jaxalign.config import Config
+from jaxalign.config import Checks, Config
 from jaxalign.errors import UserError
+from jaxalign.stages import ppo as stage
 from jaxalign.stages.base import StageContext
 from jaxalign.stages.ppo import CHECKS, Iteration
 from jaxalign.stages.rewards import learnt_reward
+from jaxalign.training.ppo_step import ppo_update
 from tests import tiny
 from tests.feedback.fakes import WordTokenizer
 
@@ -32,6 +34,7 @@ def iterate(directory, steps=2, prompts=tiny.PROMPTS, **changes):
     for step in range(steps):
         state, row = iteration(state, step)
         metrics.append({name: float(value) for name, value in row.items()})
+    iteration.settle()
     return state, metrics
 
 
@@ -43,7 +46,7 @@ def test_a_step_reports_all_that_the_formats_page_promises(tmp_path):
     assert set(promised) <= set(metrics[0])
     assert all(np.isfinite(list(row.values())).all() for row in metrics)
     assert int(state.step) == int(state.policy.step) == 2
-    assert [check["passed"] for check in json.loads((tmp_path / CHECKS).read_text())] == [True] * 4
+    assert [check["passed"] for check in json.loads((tmp_path / CHECKS).read_text())] == [True] * 5
 
 
 def test_pitfall_10_the_samplers_gap_is_reported_at_every_step(tmp_path):
@@ -57,19 +60,49 @@ def test_pitfall_10_a_gap_above_the_tolerance_warns_at_every_step(tmp_path, capl
         iterate(tmp_path, steps=3, sampler_tolerance=TINIEST)
     told = [record.getMessage() for record in caplog.records]
     assert any("check 'ratio'" in text for text in told)
-    assert [step for step in (0, 1) if any(f"at iteration {step}" in text for text in told)] == [0, 1]
+    assert [step for step in (0, 1, 2) if any(f"at iteration {step}" in text for text in told)] == [0, 1, 2]
 
 
-def test_pitfall_10_old_log_probs_are_recomputed_when_asked(tmp_path):
+@pytest.mark.parametrize("check", ["sampler_gap", "ratio"])
+def test_pitfall_10_old_log_probs_are_recomputed_when_asked(tmp_path, check):
     """The ratio before the first update is then exactly 1: the same program on the same weights."""
-    _, metrics = iterate(tmp_path, sampler_tolerance=TINIEST, on_sampler_gap="recompute")
+    _, metrics = iterate(tmp_path, sampler_tolerance=TINIEST, checks=Checks(**{check: "recompute"}))
     assert [row["ratio_mean"] for row in metrics] == pytest.approx([1, 1], abs=2e-7)
     assert [row["ratio_max"] for row in metrics] == pytest.approx([1, 1], abs=5e-7)
 
 
-def test_pitfall_10_or_the_run_stops(tmp_path):
-    with pytest.raises(UserError, match="above its tolerance 1e-12.*config.ppo.on_sampler_gap is 'stop'"):
-        iterate(tmp_path, sampler_tolerance=TINIEST, on_sampler_gap="stop")
+@pytest.mark.parametrize("check", ["sampler_gap", "ratio"])
+def test_pitfall_10_or_the_run_stops(tmp_path, check):
+    with pytest.raises(UserError, match=f"at iteration 0.*config.ppo.checks.{check} is 'stop'"):
+        iterate(tmp_path, sampler_tolerance=TINIEST, checks=Checks(**{check: "stop"}))
+
+
+def spoiled_updates(monkeypatch):
+    """The updates of the second iteration have gradients that are not finite: the critic has an infinite return to learn."""
+
+    def update(setup, state, experience, *rest):
+        if int(state.step) == 1:
+            bad = np.array(experience.returns)
+            bad[0, 0] = np.inf
+            experience = dataclasses.replace(experience, returns=bad)
+        return ppo_update(setup, state, experience, *rest)
+
+    monkeypatch.setattr(stage, "ppo_update", update)
+
+
+def test_a_gradient_that_is_not_finite_is_left_out_and_told_at_the_last_iteration_too(tmp_path, caplog, monkeypatch):
+    spoiled_updates(monkeypatch)
+    with caplog.at_level(logging.WARNING, logger="jaxalign"):
+        _, metrics = iterate(tmp_path)
+    assert [row["skipped"] for row in metrics] == [0, 1]  # the critic's only update; the policy's is sound
+    told = [record.getMessage() for record in caplog.records]
+    assert [text for text in told if "check 'finite gradients' is 0.5" in text and "iteration 1" in text]
+
+
+def test_or_the_run_stops_at_once(tmp_path, monkeypatch):
+    spoiled_updates(monkeypatch)
+    with pytest.raises(UserError, match="iteration 1 .*config.ppo.checks.finite_gradients is 'stop'"):
+        iterate(tmp_path, steps=3, checks=Checks(finite_gradients="stop"))
 
 
 def test_every_iteration_samples_afresh(tmp_path):

@@ -1,4 +1,4 @@
-"""The four numbers of step 0: right on a fresh state, wrong when something is."""
+"""The checks of step 0: right on a fresh state, wrong when something is; each acts by its own policy."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ import jax
 import numpy as np
 import pytest
 
+from jaxalign.config import Checks
 from jaxalign.errors import UserError
-from jaxalign.training.checks import Check, act_on, sampler_gap, step_zero_checks
+from jaxalign.training.checks import Check, act_on, gradients_check, sampler_difference, step_zero_checks
 from tests import tiny
 
-NAMES = ["ratio", "reference KL", "sampler gap", "micro-batches"]
+NAMES = ["ratio", "reference KL", "sampler gap", "micro-batches", "finite gradients"]
 
 
 def checked(setup, reference_seed=0, temperature=None, spoil=None):
@@ -85,19 +86,46 @@ def test_garbage_behind_a_response_is_not_a_gap():
     behind = np.arange(8)[None] >= np.asarray(sampled.response_length)[:, None]
     assert behind.any()
     garbage = dataclasses.replace(sampled, logprobs=np.where(behind, -50.0, sampled.logprobs).astype(np.float32))
-    assert float(sampler_gap(setup, state.policy.params, garbage)) < 1e-4
+    found = sampler_difference(setup.policy, setup.config.temperature, state.policy.params, garbage)
+    assert float(found.gap) < 1e-4 and float(found.ratio) < 1e-4
+
+
+def test_a_gradient_that_is_not_finite_is_found():
+    setup = tiny.setup(whiten_advantages=False)
+    state, frozen = tiny.state(setup), tiny.roles(setup)
+    sampled = tiny.rollout(setup, state.policy.params)
+    experience, _ = tiny.experience(setup, state, frozen, sampled)
+    experience = dataclasses.replace(experience, advantages=experience.advantages.at[2, 0].set(np.inf))
+    checks = step_zero_checks(setup, frozen.reference, state.policy.params, sampled, experience, state.kl_coef)
+    assert "finite gradients" in failed(checks)
+    assert 0 < checks[4].value <= 1
 
 
 BAD = Check("ratio", 0.5, 1e-3, False, "why it matters")
 GOOD = Check("reference KL", 0.0, 1e-5, True, "why it matters")
 
 
-def test_a_failed_check_warns_or_stops_as_configured(caplog):
+def test_a_failed_check_warns_stops_or_asks_for_log_probs_as_its_own_policy_says(caplog):
     with caplog.at_level(logging.WARNING, logger="jaxalign"):
-        act_on((GOOD, BAD), "warn", "ppo")
+        assert not act_on((GOOD, BAD), Checks(reference_kl="stop", sampler_gap="stop"), "ppo")
+        assert act_on((BAD,), Checks(ratio="recompute"), "ppo")
+    told = "ppo: check 'ratio' is 0.5, above its tolerance 0.001 (why it matters)"
     assert [record.getMessage() for record in caplog.records] == [
-        "ppo: check 'ratio' is 0.5, above its tolerance 0.001 (why it matters)"
-    ]
-    with pytest.raises(UserError, match="check 'ratio' is 0.5.*config.ppo.on_sampler_gap is 'stop'"):
-        act_on((GOOD, BAD), "stop", "ppo")
-    act_on((GOOD,), "stop", "ppo")
+        told, f"{told}; the old log-probabilities are computed again"
+    ]  # fmt: skip
+    with pytest.raises(UserError, match="check 'ratio' is 0.5.*config.ppo.checks.ratio is 'stop'"):
+        act_on((GOOD, BAD), Checks(ratio="stop"), "ppo")
+    assert not act_on((GOOD,), Checks(reference_kl="stop"), "ppo")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_check_of_step_0_has_a_policy_of_its_own(name):
+    field = {"reference KL": "reference_kl", "sampler gap": "sampler_gap", "micro-batches": "micro_batches",
+             "finite gradients": "finite_gradients"}.get(name, name)  # fmt: skip
+    bad = Check(name, float("nan"), 1e-3, False, "why it matters")
+    with pytest.raises(UserError, match=f"config.ppo.checks.{field} is 'stop'"):
+        act_on((bad,), dataclasses.replace(Checks(), **{field: "stop"}), "ppo")
+
+
+def test_one_update_left_out_fails_the_check_of_gradients():
+    assert gradients_check(0.0, "share").passed and not gradients_check(0.25, "share").passed

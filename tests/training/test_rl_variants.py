@@ -34,6 +34,9 @@ VARIANTS = {
     "dual_clip": {"dual_clip": 3.0},
     "shared": {"critic": "shared", "value_coef": 0.5},
     "vtrace": {"advantages": "vtrace"},
+    "full": {"kl_in": "loss", "kl_estimator": "full"},
+    "full shared": {"kl_in": "loss", "kl_estimator": "full", "critic": "shared"},
+    "full in the reward": {"kl_estimator": "full"},
     "corrected": {"sampler_correction": "truncate", "correction_cap": 1.01},
 }  # fmt: skip
 
@@ -55,13 +58,18 @@ def collected(setup):
     return state, *tiny.experience(setup, state, frozen, tiny.rollout(setup, state.policy.params))
 
 
+def other(setup):
+    """The parameters of the reference, which is another model, where the update reads them."""
+    return tiny.roles(setup, reference_seed=1).reference if setup.loss_reads_reference else None
+
+
 def gradients(setup, experience, micro_batches=1):
     """(the policy's gradient, the critic's, metrics) of one minibatch."""
     config = dataclasses.replace(setup.config, micro_batches=micro_batches)
     setup = dataclasses.replace(setup, config=config, policy_optimizer=SGD, critic_optimizer=SGD)
     state = fresh(setup)
     policy, critic, metrics = jax.jit(minibatch_update, static_argnums=0, compiler_options=tiny.COMPILE_FAST)(
-        setup, state.policy, state.critic, tiny.rows(setup.policy, experience), state.kl_coef
+        setup, state.policy, state.critic, tiny.rows(setup.policy, experience), state.kl_coef, reference_params=other(setup)
     )
     learnt = jax.tree.map(np.subtract, start(setup), tiny.to_host(policy.params))
     if critic is not None:
@@ -120,7 +128,9 @@ def test_a_mesh_changes_nothing(mesh):
 
 
 @pytest.mark.parametrize(
-    ("mesh", "name"), [((2, 2, 2), "rloo"), ((8, 1, 1), "reinforce_pp"), ((1, 4, 2), "gspo"), ((4, 2, 1), "dr_grpo")]
+    ("mesh", "name"),
+    [((2, 2, 2), "rloo"), ((8, 1, 1), "reinforce_pp"), ((1, 4, 2), "gspo"), ((4, 2, 1), "dr_grpo"), ((2, 2, 2), "full"),
+     ((2, 2, 2), "full in the reward")],
 )
 def test_a_mesh_changes_neither_advantages_nor_gradients(mesh, name):
     """Groups and whole batches are spread over devices: their means and deviations are not those of a device."""

@@ -1,0 +1,110 @@
+"""Files of single judged answers: every row is one, or is counted and listed under its reason."""
+
+from __future__ import annotations
+
+import gzip
+import json
+
+import pytest
+
+from jaxalign.data.jsonl import BrokenLine
+from jaxalign.data.judgements import read_judgements
+from jaxalign.data.preferences import split_by_prompt, unique_prompts
+from jaxalign.errors import UserError
+from jaxalign.records import Message
+
+
+def row(prompt="q", completion="a", label=True):
+    return {"prompt": prompt, "completion": completion, "label": label}
+
+
+def write(path, rows):
+    text = "".join((one if isinstance(one, str) else json.dumps(one)) + "\n" for one in rows)
+    data = text.encode("utf-8")
+    path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
+    return path
+
+
+TALK = [{"role": "user", "content": "one"}, {"role": "assistant", "content": "two"}, {"role": "user", "content": "three"}]
+
+
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows.jsonl.gz"])
+def test_prompts_and_completions_are_text_or_messages(tmp_path, name):
+    path = write(tmp_path / name, [
+        row("What?", " That. ", True),
+        row(TALK, [{"role": "assistant", "content": "four"}], False),
+        row("\n\nHuman: one\n\nAssistant: two\n\nHuman: three\n\nAssistant:", "five"),
+        row(TALK, "six", False) | {"score": 3, "id": "kept out of it"},
+    ])  # fmt: skip
+    found, report = read_judgements(path)
+    talk = (Message("user", "one"), Message("assistant", "two"), Message("user", "three"))
+    assert [(one.prompt.messages, one.response, one.desirable) for one in found] == [
+        ((Message("user", "What?"),), "That.", True), (talk, "four", False), (talk, "five", True), (talk, "six", False)
+    ]  # fmt: skip
+    assert [one.prompt.id for one in found] == ["rows:1", "rows:2", "rows:3", "rows:4"]
+    assert (report.rows, report.desirable, report.undesirable) == (4, 2, 2)
+    assert report.sentences() == [f"{path}: 4 rows read, 2 good and 2 bad answers kept"]
+
+
+@pytest.mark.parametrize(("bad", "reason"), [
+    ("{", "not JSON"),
+    ("[1]", "an object"),
+    ({"prompt": "q", "completion": "a"}, "the key 'label' is missing"),
+    ({"prompt": "q", "label": True}, "the key 'completion' is missing"),
+    ({"completion": "a", "label": True}, "the key 'prompt' is missing"),
+    (row(label=1), "label is '1'; true or false is expected"),
+    (row(label="true"), "label is 'true'; true or false is expected"),
+    (row(label=None), "label is 'None'"),
+    (row(prompt=None), "prompt: a NoneType"),
+    (row(prompt=7), "prompt: a int"),
+    (row(prompt=[]), "does not end with the user's turn"),
+    (row(prompt=TALK[:2]), "does not end with the user's turn"),
+    (row(prompt=[{"role": "system", "content": "x"}]), "prompt: message 1"),
+    (row(completion=None), "completion: a NoneType"),
+    (row(completion=[]), "does not begin and end with the assistant's turn"),
+    (row(completion=TALK[:1]), "does not begin and end with the assistant's turn"),
+    (row(completion=[{"role": "assistant"}]), "completion: message 1"),
+])  # fmt: skip
+def test_a_broken_row_is_left_out_with_its_line_and_reason(tmp_path, bad, reason):
+    path = write(tmp_path / "rows.jsonl", [row(), bad, row(label=False)])
+    found, report = read_judgements(path, max_bad_share=0.5)
+    assert [one.prompt.id for one in found] == ["rows:1", "rows:3"]
+    (broken,) = report.broken
+    assert isinstance(broken, BrokenLine) and broken.line == 2 and reason in broken.reason
+    assert report.sentences()[1].startswith("1 broken") and json.dumps(report.to_dict())
+    with pytest.raises(UserError, match=r"1 of 3 lines of .* are broken.*rows.jsonl:2: "):
+        read_judgements(path, max_bad_share=0.1)
+
+
+def test_empty_prompts_and_answers_are_counted_and_may_be_kept(tmp_path):
+    path = write(tmp_path / "rows.jsonl", [row(), row(" "), row("q2", " "), row("q3", "", False)])
+    found, report = read_judgements(path)
+    assert (len(found), report.empty_prompts, report.empty_answers) == (1, (2,), (3, 4))
+    found, report = read_judgements(path, empty_answers="keep")
+    assert [one.response for one in found] == ["a", "", ""]
+    assert (report.desirable, report.undesirable, report.empty_answers) == (2, 1, (3, 4))
+
+
+def test_long_dialogues_lose_their_oldest_turns(tmp_path):
+    path = write(tmp_path / "rows.jsonl", [row(TALK, "four"), row("a long question", "yes"), row("short", "ok", False)])
+    count = lambda messages, answer: sum(len(m.content) for m in messages) + len(answer)  # noqa: E731
+    found, report = read_judgements(path, count_tokens=count, max_tokens=10)
+    assert [one.prompt.messages[0].content for one in found] == ["three", "short"]
+    assert (report.cut, report.too_long) == ((1,), (2,))
+
+
+def test_several_answers_to_a_prompt_stay_together_in_the_split(tmp_path):
+    rows = [row(f"q{i % 5}", f"a{i}", i % 2 == 0) for i in range(20)]
+    found, _ = read_judgements(write(tmp_path / "rows.jsonl", rows))
+    assert len(found) == 20 and len(unique_prompts(found)) == 5
+    train, held = split_by_prompt(found, 0.2, 3)
+    assert len(train) == 16 and len(held) == 4 and len(unique_prompts(held)) == 1
+
+
+def test_a_limit_stops_and_nothing_usable_is_an_error(tmp_path):
+    path = write(tmp_path / "rows.jsonl", [row()] * 5)
+    assert len(read_judgements(path, limit=2)[0]) == 2
+    with pytest.raises(UserError, match="no judged answer is left: .*1 rows read, 0 good and 0 bad"):
+        read_judgements(write(tmp_path / "none.jsonl", [row(" ")]))
+    with pytest.raises(UserError, match="does not exist"):
+        read_judgements(tmp_path / "absent.jsonl")
