@@ -66,6 +66,8 @@ class Model:
                                 at_least(1))
     max_length: int = field(320, "Longest prompt and response together, in tokens; longer dialogues are cut at a turn.",
                             at_least(8))
+    remat: bool = field(False, "Compute each layer again in the backward pass, and keep only what goes into it: less memory, about "
+                        "a third more work.")
     load_balance_coef: float = field(0.0, "Weight of the load-balancing loss of a model with experts, in supervised training.",
                                      at_least(0))
     compute_dtype: str = field("float32", "Type of activations and matrix products; parameters stay float32.",

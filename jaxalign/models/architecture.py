@@ -63,6 +63,7 @@ class DecoderConfig:
       sandwich_norms: attention and MLP are normed before and after.
       parallel_residual: attention and MLP read the same activations.
       scale_embeddings: embeddings are multiplied by the root of their width.
+      remat: the backward pass computes each layer again and keeps only what goes into it.
     """
 
     vocab: int
@@ -96,6 +97,7 @@ class DecoderConfig:
     parallel_residual: bool = False
     scale_embeddings: bool = False
     experts: Experts | None = None
+    remat: bool = False
 
     def __post_init__(self):
         if self.heads % self.kv_heads:

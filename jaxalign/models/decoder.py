@@ -153,6 +153,8 @@ class Decoder(nnx.Module):
             )
             return x, (kept, load)
 
+        if self.config.remat and not keep_cache:
+            body = jax.checkpoint(body, prevent_cse=False)
         x, (kept, loads) = jax.lax.scan(body, self._embed(tokens_BxT, constrain), (self._local(), layers, adapters.tree))
         load = None if loads is None else jax.tree.map(lambda x: jnp.sum(x, axis=0), loads)
         return Output(self.final_norm(x), Cache(*kept) if keep_cache else None, load)
