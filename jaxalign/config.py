@@ -84,8 +84,8 @@ class Lora:
                                      '"q_proj" ... "down_proj".')
     rank_stabilised: bool = field(False, "rsLoRA: alpha / sqrt(rank) in place of alpha / rank.")
     dora: bool = field(False, "DoRA: the length of each weight vector is trained apart.")
-    base: str = field("float32", "How the frozen base is stored: int8 with a scale for each output of a layer, nf4 in 4 bits "
-                      "with one for each 64 numbers of its input.", one_of("float32", "bfloat16", "int8", "nf4"))
+    base: str = field("float32", "How the frozen base is stored: int8 with a scale for each output, nf4 in 4 bits with "
+                      "one for each 64 numbers of its input.", one_of("float32", "bfloat16", "int8", "nf4"))
     path: str = field("", "PEFT folder (adapter_config.json, adapter_model.safetensors) that policy and reference start from, "
                       "for model.source=huggingface. It says rank, alpha, targets and kind; those here stay as they are.")
 

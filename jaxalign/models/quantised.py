@@ -35,12 +35,17 @@ def quantise(params: dict[str, Any], kind: str) -> dict[str, Any]:
             found = jax.jit(lambda x: x.astype(jnp.bfloat16))(leaf)
         else:
             return leaf
-        jax.block_until_ready(found)
-        if isinstance(leaf, jax.Array):
+        if isinstance(leaf, jax.Array) and not isinstance(leaf, jax.core.Tracer):
+            jax.block_until_ready(found)
             leaf.delete()
         return found
 
     return _map(convert, params, ())
+
+
+def quantise_abstract(params: dict[str, Any], kind: str) -> dict[str, Any]:
+    """The shapes of `quantise`'s result on one device, from those of a base."""
+    return jax.eval_shape(lambda tree: quantise(tree, kind), params)
 
 
 def _map(convert, tree, path: tuple):

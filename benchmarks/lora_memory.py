@@ -1,0 +1,111 @@
+"""Device memory of PPO with adapters against PPO of all weights: by role, and as the compiler counts one update.
+
+    python benchmarks/lora_memory.py [--shape=50m|1b] [--update] [--rank=16] [--runs=full,lora,...] [--json]
+
+No weights are needed, only shapes: those of Llama-3.2-1B, or of a model of 50 million weights. Resident bytes are those that
+a run holds between updates: weights, optimizer states, reference, preference model. What many roles share is counted once,
+with the policy. With --update `ppo_update` is also compiled for the default backend, not run: its arguments are the trained
+states, the frozen base and one buffer of experience; temporary bytes are what it needs on top while it runs. The compiler
+takes minutes for the larger shape on a CPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import sys
+
+import jax
+import jax.numpy as jnp
+
+from jaxalign.config import Optimizer, Ppo
+from jaxalign.models.architecture import DecoderConfig, RopeScaling
+from jaxalign.models.lora import Lora
+from jaxalign.models.model import Model
+from jaxalign.models.quantised import quantise_abstract, stored_bytes
+from jaxalign.records import Experience, Rollout
+from jaxalign.training.optimizer import make_optimizer
+from jaxalign.training.ppo_state import PPOSetup, abstract_ppo_state
+from jaxalign.training.ppo_step import ppo_update
+
+LLAMA_1B = DecoderConfig(
+    vocab=128256, layers=16, embed=2048, heads=32, kv_heads=8, head_dim=64, mlp=8192, rope_base=500000.0, norm_eps=1e-5,
+    tie_embeddings=True, rope_scaling=RopeScaling("llama3", 32.0, 1.0, 4.0, 8192),
+)  # fmt: skip
+SHAPES = {
+    "1b": LLAMA_1B,
+    "50m": dataclasses.replace(LLAMA_1B, vocab=8192, layers=8, embed=640, heads=10, kv_heads=5, mlp=2560),
+}
+FAST = {"xla_backend_optimization_level": 0}  # Buffers are the same: they are assigned before code is made.
+RUNS = {"full": None, "lora": "float32", "lora-bfloat16": "bfloat16", "lora-int8": "int8", "lora-nf4": "nf4"}
+
+
+def make_setup(args, lora: Lora | None) -> PPOSetup:
+    config = Ppo(batch=args.batch, max_new_tokens=args.response, epochs=1, minibatches=1, micro_batches=args.micro_batches)
+    optimizer = make_optimizer(Optimizer(), 100)
+    policy = Model(dataclasses.replace(SHAPES[args.shape], compute_dtype=args.dtype), lora=lora)
+    return PPOSetup(policy, policy.with_head("scalar"), optimizer, optimizer, config)
+
+
+def experience(args) -> Experience:
+    B, T, N = args.batch, args.prompt + args.response, args.response
+    of = lambda dtype, *shape: jax.ShapeDtypeStruct(shape, dtype)  # noqa: E731
+    row, floats = of(jnp.int32, B), of(jnp.float32, B, N)
+    rollout = Rollout(of(jnp.int32, B, T), row, row, floats, of(jnp.bool_, B))
+    return Experience(rollout, of(jnp.float32, B), *(floats,) * 6)
+
+
+def measure(args, kind: str | None) -> dict[str, dict[str, int]]:
+    """{"resident": bytes by role, "update": bytes by kind} of one way to train; kind: how the base is stored, None: all
+    weights are trained."""
+    lora = None if kind is None else Lora(args.rank, 2.0 * args.rank, ("*",))
+    setup = make_setup(args, lora)
+    state = abstract_ppo_state(setup)
+    frozen = None if lora is None else quantise_abstract(setup.policy.base.abstract(), kind)
+    resident = {
+        "policy": stored_bytes(state.policy.params) + (0 if lora is None else stored_bytes(frozen)),
+        "reference": stored_bytes(setup.policy.abstract()),  # The policy's start: with adapters, the same base again.
+        "critic": stored_bytes(state.critic.params),
+        "preference model": stored_bytes(setup.critic.abstract()),
+        "optimizer states": stored_bytes((state.policy.opt_state, state.critic.opt_state)),
+    }
+    found = {"resident": resident | {"together": sum(resident.values())}}
+    if not args.update:
+        return found
+    counted = ppo_update.lower(setup, state, experience(args), frozen).compile(FAST).memory_analysis()
+    peak = counted.argument_size_in_bytes + counted.temp_size_in_bytes + counted.output_size_in_bytes
+    update = {
+        "arguments": counted.argument_size_in_bytes, "temporary": counted.temp_size_in_bytes,
+        "peak": peak - counted.alias_size_in_bytes,
+    }  # fmt: skip
+    return found | {"update": update}
+
+
+def main(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    for name, default in (("rank", 16), ("batch", 8), ("prompt", 128), ("response", 128), ("micro-batches", 8)):
+        parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--shape", default="50m", choices=SHAPES)
+    parser.add_argument("--update", action="store_true", help="compile the update too")
+    parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"), help="of activations")
+    parser.add_argument("--runs", default=",".join(RUNS), help="some of these")
+    parser.add_argument("--json", action="store_true", help="print bytes as one JSON object")
+    args = parser.parse_args(argv)
+    found = {}
+    for name in args.runs.split(","):
+        found[name] = measure(args, RUNS[name])
+        print(f"{name}: done", file=sys.stderr, flush=True)
+    if args.json:
+        print(json.dumps({"backend": jax.default_backend(), "args": vars(args), "bytes": found}))
+        return 0
+    print("| GB | " + " | ".join(found) + " |\n|---|" + "---|" * len(found))
+    for group, roles in next(iter(found.values())).items():
+        for role in roles:
+            cells = " | ".join(f"{run[group][role] / 1e9:.3f}" for run in found.values())
+            print(f"| {group}: {role} | {cells} |")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
