@@ -19,7 +19,7 @@ _RL_CURVES = (
     Curves("Parts of the score", {"score_preference": "preference", "score_distilled": "distilled",
                                   "score_callable": "callable", "score_verifier": "verifier",
                                   "score_ai_feedback": "ai_feedback", "score_length": "length"}),
-    Curves("KL to the reference", {"kl_k1": "k1", "kl_k3": "k3"}),
+    Curves("KL to the reference", {"kl_k1": "k1", "kl_k3": "k3", "kl_full": "full"}),
     Curves("Response length", {"response_length": "tokens"}),
     Curves("Entropy", {"entropy": "nats"}),
     Curves("Clipped share", {"clip_fraction": "policy", "value_clip_fraction": "value"}),
