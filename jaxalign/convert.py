@@ -40,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         from jaxalign.stages.conversion import convert  # JAX is not loaded for a mistyped flag.
 
         source, target = (Path(folder).expanduser() for folder in (values.source, values.target))
-        shard_bytes, mesh = int(values.shard_gb * 1e9), _mesh(values.mesh)
+        shard_bytes, mesh = int(values.shard_gb * 1e9), mesh_sizes(values.mesh)
         for sentence in convert(source, target, values.dtype, shard_bytes, mesh, values.adapters):
             print(sentence)
         return 0
@@ -74,7 +74,8 @@ def _read_arguments(argv: Sequence[str]) -> flags.FlagValues:
     return values
 
 
-def _mesh(text: str) -> tuple[int, int, int]:
+def mesh_sizes(text: str) -> tuple[int, int, int]:
+    """The sizes of data, fsdp and tensor in "D,F,T". Raises UserError for anything else."""
     try:
         data, fsdp, tensor = (int(part) for part in text.split(","))
     except ValueError:

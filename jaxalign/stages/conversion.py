@@ -50,6 +50,16 @@ class Found(NamedTuple):
     notes: tuple[str, ...] = ()
 
 
+class FinishedStage(NamedTuple):
+    """A stage's name, its folder, that of the weights (another one for a member of an ensemble), and the run's config as the
+    stage was made with it, without its mesh."""
+
+    name: str
+    directory: Path
+    weights: Path
+    config: Config
+
+
 def convert(
     source: Path, target: Path, dtype: str | None, shard_bytes: int, mesh: tuple[int, int, int], adapters: bool = False
 ) -> list[str]:
@@ -77,11 +87,11 @@ def convert(
         return [_export_adapters(source, target, sharding)]
     if not (source / "params").is_dir():
         config = huggingface.read_config(source)
-        dtype = dtype or _own_dtype(config.raw)
+        dtype = dtype or own_dtype(config.raw)
         model = Model(config.decoder, config.head, sharding)
         _write_orbax(target, Found(model, huggingface.load_params(source, model, dtype), config.raw, source), dtype)
         return [f"{source} ({_named(config.raw)}) is now in Orbax's layout in {target}, in {dtype}"]
-    found, dtype = (_read_orbax if _is_model(source) else _read_stage)(source, sharding, dtype)
+    found, dtype = (_read_orbax if is_model(source) else _read_stage)(source, sharding, dtype)
     export(
         target, found.model, found.params, config=found.config, source=found.texts, files=found.files, dtype=dtype,
         shard_bytes=shard_bytes,
@@ -94,12 +104,14 @@ def _named(raw: Mapping[str, Any]) -> str:
     return ", ".join(raw.get("architectures") or [raw["model_type"]])
 
 
-def _own_dtype(raw: Mapping[str, Any]) -> str:
+def own_dtype(raw: Mapping[str, Any]) -> str:
+    """The dtype of the weights beside a config.json."""
     found = raw.get("dtype", raw.get("torch_dtype"))
     return found if found in DTYPES else "float32"
 
 
-def _is_model(folder: Path) -> bool:
+def is_model(folder: Path) -> bool:
+    """Whether the folder has a model's config.json."""
     return "model_type" in _json(folder / "config.json")
 
 
@@ -122,7 +134,7 @@ def _write_orbax(target: Path, found: Found, dtype: str) -> None:
 
 def _read_orbax(source: Path, sharding: Sharding | None, dtype: str | None) -> tuple[Found, str]:
     config = huggingface.read_config(source)
-    dtype = dtype or _own_dtype(config.raw)
+    dtype = dtype or own_dtype(config.raw)
     model = Model(config.decoder, config.head, sharding)
     huggingface.check_mesh(model)
     return Found(model, load_params(source / "params", model, dtype), config.raw, source), dtype
@@ -130,7 +142,7 @@ def _read_orbax(source: Path, sharding: Sharding | None, dtype: str | None) -> t
 
 def _read_stage(source: Path, sharding: Sharding | None, dtype: str | None) -> tuple[Found, str]:
     """The weights that a stage of a run has written; adapters merged into their base."""
-    folder, stage, config, kind = _stage_of(source)
+    kind, stage, folder, config = finished_stage(source)
     raw, texts, vocab = _base(config, stage.parent)
     model, notes = _stage_model(config, kind, vocab, sharding), ()
     if kind == "reward_distill":
@@ -155,7 +167,7 @@ def _frozen(config: Config, workdir: Path, model: Model) -> Params:
 
 
 def _export_adapters(source: Path, target: Path, sharding: Sharding | None) -> str:
-    folder, stage, config, kind = _stage_of(source)
+    kind, stage, folder, config = finished_stage(source)
     _, _, vocab = _base(config, stage.parent)
     model = _stage_model(config, kind, vocab, sharding)
     if model.lora is None:
@@ -166,8 +178,12 @@ def _export_adapters(source: Path, target: Path, sharding: Sharding | None) -> s
     return f"the adapters of {source} are now in PEFT's layout in {target}"
 
 
-def _stage_of(source: Path) -> tuple[Path, Path, Config, str]:
-    """(the folder with params, the stage's, the run's config, the stage's name) of a stage that is done."""
+def finished_stage(source: Path) -> FinishedStage:
+    """What `source`, the folder of a finished stage or of a member of its ensemble, was made with.
+
+    Raises:
+      UserError: no stage has written it, or one that is half done.
+    """
     folder = source.absolute()
     stage = folder.parent if folder.name.startswith("member-") else folder
     manifest = read_manifest(stage)
@@ -176,7 +192,7 @@ def _stage_of(source: Path) -> tuple[Path, Path, Config, str]:
                         "that jaxalign.convert made, or a stage's folder of a run")  # fmt: skip
     if manifest.status != DONE:
         raise UserError(f"stage {manifest.stage} is half done in {stage}; run it to its end first")
-    return folder, stage, _run_config(stage.parent, manifest.config), manifest.stage
+    return FinishedStage(manifest.stage, stage, folder, _run_config(stage.parent, manifest.config))
 
 
 def _run_config(workdir: Path, made_with: Mapping[str, Any]) -> Config:

@@ -1,0 +1,250 @@
+"""The entry point, `python -m jaxalign.sample`: what a model answers, to one prompt, a file of them, or in a dialogue.
+
+Exit codes: 0 done, 2 a mistake the user can mend (one sentence on stderr, no traceback), 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from absl import flags
+
+from jaxalign.convert import mesh_sizes
+from jaxalign.data.dialogues import parse_messages
+from jaxalign.data.jsonl import BrokenLine, check_bad_share, iterate_jsonl
+from jaxalign.errors import UserError
+from jaxalign.records import Message
+
+_STYLES = ("plain", "chat", "hh", "compact")
+_MOST_TOKENS = 256
+_MOST_ROWS = 16
+_USAGE = """usage: python -m jaxalign.sample --model=DIR (--prompt=TEXT | --prompts=FILE | --chat) [options]
+
+  --model=DIR           a Hugging Face folder, an Orbax folder made by jaxalign.convert, or a stage's folder of a run, such as
+                        runs/quickstart/ppo
+  --prompt=TEXT         prints the answer
+  --prompts=FILE        answers each line of a text file, or each object of a .jsonl (or .jsonl.gz) file: its "prompt" is a
+                        text or a list of {"role", "content"}
+  --chat                a dialogue on the terminal, or over a pipe; /reset begins anew, /quit or the end of the input ends it
+  --json                one JSON object a line and answer; further fields of a prompt's row are kept
+  --n=COUNT             answers to each prompt; default 1
+  --max_new_tokens=N    default 256, or half the model's positions where that is less
+  --temperature=T       0 is greedy; default 1
+  --top_k=K, --top_p=P  draw from the K likeliest tokens, or from those that have P together; default all
+  --seed=SEED           default 0; equal seeds give equal answers, on any mesh
+  --style=STYLE         chat (the model's own template), hh (Human: / Assistant:), compact (the project's markers) or plain (the
+                        text goes on); default: the run's, else chat where there is a template, else plain
+  --system=TEXT         a system message before the dialogue, in style chat
+  --mesh=D,F,T          sizes of data, fsdp and tensor; default 1,1,1
+  --dtype=NAME          of the parameters: float32, bfloat16 or float16; default: the files' own
+  --compute_dtype=NAME  of activations: float32 or bfloat16; default: the run's, else float32
+"""
+
+
+class Asked(NamedTuple):
+    """One prompt of a file: its dialogue, its place, what its row says beside it, and the prompt as it was written."""
+
+    messages: tuple[Message, ...]
+    place: str
+    columns: dict[str, Any]
+    prompt: Any
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Answers, and returns the exit code. `argv` includes the program's name; default sys.argv."""
+    argv = list(sys.argv if argv is None else argv)
+    if any(argument in ("-h", "--help", "-help", "--helpfull", "--helpshort") for argument in argv[1:]):
+        print(_USAGE, end="")
+        return 0
+    for stream in (sys.stdin, sys.stdout):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # For pipes that are no UTF-8, and terminals that cannot show every character.
+    try:
+        values = _read_arguments(argv)
+        asked = [] if values.chat else _asked(values)
+        _run(values, asked)
+        sys.stdout.flush()
+        return 0
+    except UserError as error:
+        return _say(str(error), 2)
+    except KeyboardInterrupt:
+        return _say("interrupted", 130)
+    except BrokenPipeError:  # Whoever reads has had enough. What is left must not be flushed into the pipe at the end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def _run(values: flags.FlagValues, asked: list[Asked]) -> None:
+    from jaxalign.config import Mesh  # JAX is not loaded for a mistyped flag.
+    from jaxalign.stages import serving
+
+    loaded = serving.load(Path(values.model).expanduser(), Mesh(*mesh_sizes(values.mesh)), values.dtype, values.compute_dtype)
+    style = serving.choose_style(loaded, values.style)
+    if values.system and style != "chat":
+        raise UserError(f"--system needs --style=chat; the style here is {style}, which has no system messages")
+    if values.max_new_tokens is None:
+        values.max_new_tokens = min(_MOST_TOKENS, max(1, (loaded.positions or 2 * _MOST_TOKENS) // 2))
+    if values.chat:
+        if style == "plain":
+            raise UserError("--chat needs a style with turns, and the model's folder has no chat template; give --style=hh, or "
+                            "compact for a model trained from scratch here")
+        _chat(serving.make_answerer(loaded, style, values, 1), values)
+    else:
+        rows = min(_MOST_ROWS, len(asked) * values.n)
+        _answer_all(serving.make_answerer(loaded, style, values, rows), values, asked)
+
+
+def _answer_all(answerer, values: flags.FlagValues, asked: list[Asked]) -> None:
+    """Prints what each prompt is answered, some batches at a time."""
+    import jax
+
+    prompts = []
+    for item in asked:
+        if answerer.style == "plain" and len(item.messages) > 1:
+            raise UserError(f"{item.place} is a dialogue of {len(item.messages)} messages; --style=plain goes on with one text")
+        ids = answerer.encode(_with_system(values, item.messages))
+        if not ids:
+            raise UserError(f"{item.place} is empty; at least one token is expected")
+        if len(ids) > answerer.room:
+            raise UserError(f"{item.place} has {len(ids)} tokens; the model's {answerer.loaded.positions} positions less "
+                            f"{values.max_new_tokens} new tokens leave room for {answerer.room}: shorten it, or lower "
+                            "--max_new_tokens")
+        prompts.append(ids)
+    key, count = jax.random.key(values.seed), len(prompts) * values.n
+    for start in range(0, count, 4 * answerer.batch):
+        rows = range(start, min(count, start + 4 * answerer.batch))
+        responses = answerer.respond([prompts[row // values.n] for row in rows], key, rows)
+        for row, response in zip(rows, responses, strict=True):
+            number, sample = divmod(row, values.n)
+            text = answerer.text(prompts[number], response.ids[:-1] if response.ended else response.ids)
+            if values.json:
+                item = asked[number]
+                found = {"prompt": item.prompt, "sample": sample, "response": text, "ended": response.ended,
+                         "tokens": len(response.ids), "logprob": response.logprob}  # fmt: skip
+                print(json.dumps(item.columns | found, ensure_ascii=False), flush=True)
+            else:
+                print(f"--- prompt {number + 1}, answer {sample + 1}\n{text}" if count > 1 else text, flush=True)
+
+
+def _chat(answerer, values: flags.FlagValues) -> None:
+    """Reads turns from stdin and prints answers as they come, until the input ends."""
+    import jax
+
+    asking = "> " if sys.stdin.isatty() else ""
+    if asking:
+        import readline  # noqa: F401 (input() then has a history)
+
+        print("/reset begins anew, /quit ends", file=sys.stderr)
+    key, turns, answered = jax.random.key(values.seed), [], 0
+    while True:
+        try:
+            said = input(asking)
+        except EOFError:
+            return
+        if said.strip() == "/quit":
+            return
+        if said.strip() == "/reset":
+            turns = []
+        elif said.strip():
+            asked = _with_system(values, [*turns, Message("user", said)])
+            fitting = answerer.fitting(asked)
+            if fitting is None:
+                print(f"this leaves no room for an answer: a prompt may have {answerer.room} tokens; say less, or lower "
+                      "--max_new_tokens", file=sys.stderr, flush=True)
+                continue
+            if len(fitting) < len(asked):
+                print(f"(the oldest {len(asked) - len(fitting)} messages no longer fit and are forgotten)", file=sys.stderr)
+            text = answerer.say(answerer.encode(fitting), key, answered, lambda piece: print(piece, end="", flush=True))
+            print(flush=True)
+            turns = [*(m for m in fitting if m.role != "system"), Message("assistant", text)]
+            answered += 1
+
+
+def _with_system(values: flags.FlagValues, messages: Sequence[Message]) -> list[Message]:
+    return [*([Message("system", values.system)] if values.system else []), *messages]
+
+
+def _asked(values: flags.FlagValues) -> list[Asked]:
+    """What is to be answered. Raises UserError where the file cannot be read, or a row holds no prompt."""
+    if values.prompt is not None:
+        return [Asked((Message("user", values.prompt),), "--prompt", {}, values.prompt)]
+    path = Path(values.prompts).expanduser()
+    if not path.name.endswith((".jsonl", ".jsonl.gz")):
+        try:
+            lines = path.read_text(encoding="utf-8").split("\n")
+        except (OSError, ValueError) as error:
+            raise UserError(f"--prompts={path} cannot be read ({error}); give a text or a .jsonl file") from None
+        found = [Asked((Message("user", line),), f"{path}, line {number},", {}, line)
+                 for number, line in enumerate((line.rstrip("\r") for line in lines), start=1) if line.strip()]
+    else:
+        rows = [_row(path, row) for row in iterate_jsonl(path)]
+        found = [row for row in rows if isinstance(row, Asked)]
+        check_bad_share(path, [row for row in rows if isinstance(row, BrokenLine)], len(rows), 0.0)
+    if not found:
+        raise UserError(f"--prompts={path} holds no prompts; one a line is expected")
+    return found
+
+
+def _row(path: Path, row) -> Asked | BrokenLine:
+    if isinstance(row, BrokenLine):
+        return row
+    prompt, place = row.value.get("prompt"), f"{path}, line {row.line},"
+    columns = {name: value for name, value in row.value.items() if name != "prompt"}
+    if isinstance(prompt, str) and prompt.strip():
+        return Asked((Message("user", prompt),), place, columns, prompt)
+    try:
+        messages = parse_messages(prompt) if isinstance(prompt, list) else ()
+    except ValueError as error:
+        return BrokenLine(row.line, str(error))
+    if not messages or messages[-1].role != "user":
+        return BrokenLine(row.line, 'no "prompt" that is a text, or a list of messages that ends with the user\'s')
+    return Asked(messages, place, columns, prompt)
+
+
+def _read_arguments(argv: Sequence[str]) -> flags.FlagValues:
+    values = flags.FlagValues()
+    for name in ("model", "prompt", "prompts"):
+        flags.DEFINE_string(name, None, "", flag_values=values)
+    for name in ("chat", "json"):
+        flags.DEFINE_bool(name, False, "", flag_values=values)
+    flags.DEFINE_integer("n", 1, "", lower_bound=1, flag_values=values)
+    flags.DEFINE_integer("max_new_tokens", None, "", lower_bound=1, flag_values=values)
+    flags.DEFINE_float("temperature", 1.0, "", lower_bound=0.0, flag_values=values)
+    flags.DEFINE_integer("top_k", 0, "", lower_bound=0, flag_values=values)
+    flags.DEFINE_float("top_p", 1.0, "", lower_bound=1e-9, upper_bound=1.0, flag_values=values)
+    flags.DEFINE_integer("seed", 0, "", flag_values=values)
+    flags.DEFINE_enum("style", None, _STYLES, "", flag_values=values)
+    flags.DEFINE_string("system", "", "", flag_values=values)
+    flags.DEFINE_string("mesh", "1,1,1", "", flag_values=values)
+    flags.DEFINE_enum("dtype", None, ("float32", "bfloat16", "float16"), "", flag_values=values)
+    flags.DEFINE_enum("compute_dtype", None, ("float32", "bfloat16"), "", flag_values=values)
+    try:
+        unused = values(list(argv))[1:]
+    except flags.Error as error:
+        raise UserError(f"{error}; --help lists the flags") from None
+    if unused:
+        raise UserError(f"{unused[0]!r} is not expected on the command line; --help lists the flags")
+    if not values.model:
+        raise UserError("--model is not given; it must be a folder")
+    if sum((values.prompt is not None, values.prompts is not None, values.chat)) != 1:
+        raise UserError("one of --prompt=TEXT, --prompts=FILE and --chat is expected")
+    if values.chat and (values.json or values.n > 1):
+        raise UserError(f"--{'json' if values.json else 'n'} does not go with --chat; give --prompt or --prompts")
+    mesh_sizes(values.mesh)
+    return values
+
+
+def _say(message: str, code: int) -> int:
+    sys.stdout.flush()
+    print(message, file=sys.stderr, flush=True)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,245 @@
+"""`python -m jaxalign.sample`: every kind of folder, styles, files of prompts, a dialogue over a pipe, and mistakes."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import io
+import json
+import os
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxalign.config import Config, to_dict
+from jaxalign.convert import main as convert
+from jaxalign.data.tokenizer import load_tokenizer
+from jaxalign.data.tokenizer_sentencepiece import train_tokenizer
+from jaxalign.models.export import export
+from jaxalign.models.families.llama import config_json
+from jaxalign.models.lora import merge
+from jaxalign.models.model import Model
+from jaxalign.records import Message
+from jaxalign.rollout.engine import Engine
+from jaxalign.rollout.sampling import Sampling
+from jaxalign.sample import main
+from jaxalign.stages import common
+from jaxalign.stages.base import DONE, new_manifest, write_json
+from jaxalign.stages.sources import encode_prompt
+from jaxalign.training.checkpoint import save_params
+from tests import made_tokenizers
+
+_SIZES = {"layers": 2, "embed": 16, "heads": 4, "kv_heads": 2, "head_dim": 4, "mlp": 20, "max_length": 96}
+_PROMPT = "the cat sat on a mat"
+
+
+def _run(*arguments):
+    return main(["sample", *map(str, arguments)])
+
+
+def _random(model: Model, seed: int = 0):
+    """Weights large enough that greedy answers are not all one token."""
+    shapes = jax.tree.leaves_with_path(model.abstract())
+    rng, tree = np.random.default_rng(seed), {}
+    for path, leaf in shapes:
+        node = tree
+        for part in path[:-1]:
+            node = node.setdefault(part.key, {})
+        node[path[-1].key] = jnp.asarray(rng.normal(0, 0.4, leaf.shape), jnp.float32)
+    return tree
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A random Llama in Hugging Face layout, with a ChatML template."""
+    folder = tmp_path_factory.mktemp("model") / "hf"
+    texts = made_tokenizers.qwen(tmp_path_factory.mktemp("texts") / "tokenizer")
+    tokenizer = load_tokenizer(texts)
+    config = dataclasses.replace(Config().model, **_SIZES)
+    model = common.make_model(dataclasses.replace(Config(), model=config), tokenizer.vocab_size)
+    raw = config_json(model.config, _SIZES["max_length"]) | {"eos_token_id": tokenizer.eos_id, "bos_token_id": None}
+    export(folder, model, _random(model), config=raw, source=texts, dtype="float32")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def workdir(tmp_path_factory):
+    """A LoRA run's folder: a base from scratch, and adapters as if PPO had trained them."""
+    workdir = tmp_path_factory.mktemp("runs") / "tiny"
+    config = Config()
+    lora = dataclasses.replace(config.lora, rank=2, alpha=4.0)
+    config = dataclasses.replace(config, model=dataclasses.replace(config.model, **_SIZES), lora=lora)
+    train_tokenizer(made_tokenizers.TEXTS, 150, workdir / "pretrain" / "tokenizer.model")
+    model = common.make_model(config, 150)
+    base, own = _random(model.base, 1), _random(model, 2)
+    for name, params in {"pretrain": base, "ppo": own, "preference": own | {"score": np.ones(16, np.float32)}}.items():
+        (workdir / name).mkdir(exist_ok=True)
+        save_params(workdir / name / "params", params)
+        manifest = new_manifest(importlib.import_module(f"jaxalign.stages.{name}").STAGE, config, {})
+        dataclasses.replace(manifest, status=DONE).write(workdir / name)
+    write_json(workdir / "config.json", to_dict(config))
+    return workdir, model, base, own
+
+
+def _answers(capsys):
+    return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+
+
+@pytest.mark.parametrize("style", ["plain", "chat"])
+def test_greedy_answers_are_those_of_transformers(folder, capsys, style):
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    if style == "plain":
+        ids = tokenizer(_PROMPT, return_tensors="pt").input_ids
+    else:
+        dialogue = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": _PROMPT}]
+        text = tokenizer.apply_chat_template(dialogue, tokenize=False, add_generation_prompt=True)
+        ids = tokenizer(text, return_tensors="pt", add_special_tokens=False).input_ids
+    out = theirs.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=24)[0, ids.shape[1] :]
+    expected = tokenizer.decode(out, skip_special_tokens=True)
+    system = ["--system=Be brief."] if style == "chat" else []
+    given = [f"--model={folder}", f"--prompt={_PROMPT}", "--temperature=0", "--max_new_tokens=24", f"--style={style}", *system]
+    assert _run(*given, "--json") == 0
+    (found,) = _answers(capsys)
+    assert len(set(out.tolist())) > 3
+    assert found["response"].strip(" ") == expected.strip(" ") and found["tokens"] == len(out)
+    assert _run(*given) == 0
+    assert capsys.readouterr().out == found["response"] + "\n"
+
+
+def test_a_mesh_of_eight_devices_and_orbax_change_nothing(folder, tmp_path, capsys):
+    given = [f"--prompt={_PROMPT}", "--n=3", "--max_new_tokens=12", "--seed=5", "--json"]
+    assert _run(f"--model={folder}", *given) == 0
+    alone = _answers(capsys)
+    assert len({answer["response"] for answer in alone}) == 3
+    assert _run(f"--model={folder}", *given, "--mesh=2,2,2") == 0
+    for here, there in zip(alone, _answers(capsys), strict=True):
+        assert here.pop("logprob") == pytest.approx(there.pop("logprob"), abs=1e-3)
+        assert here == there
+    assert convert(["convert", f"--source={folder}", f"--target={tmp_path / 'orbax'}"]) == 0
+    capsys.readouterr()
+    assert _run(f"--model={tmp_path / 'orbax'}", *given) == 0
+    assert [answer["response"] for answer in _answers(capsys)] == [answer["response"] for answer in alone]
+
+
+def test_a_stage_of_a_lora_run_answers_as_its_base_with_the_adapters_merged(workdir, capsys):
+    folder, model, base, own = workdir
+    tokenizer = load_tokenizer(folder / "pretrain" / "tokenizer.model")
+    ids = encode_prompt(tokenizer, [Message("user", _PROMPT)], "compact")
+    sampling = Sampling(16, tokenizer.stop_ids, 0.0)
+    texts = []
+    for stage, params in {"ppo": merge(model.lora, {**base, **own}), "pretrain": base}.items():
+        response = Engine(model.base, 1, 96).respond(params, [ids], jax.random.key(0), sampling, [0])[0]
+        texts.append(tokenizer.decode(response.ids))
+        assert _run(f"--model={folder / stage}", f"--prompt={_PROMPT}", "--temperature=0", "--max_new_tokens=16") == 0
+        assert capsys.readouterr().out == texts[-1] + "\n"
+    assert texts[0] != texts[1]
+
+
+def test_a_file_of_prompts_is_answered_row_by_row(folder, tmp_path, capsys):
+    (tmp_path / "a.txt").write_text("the cat\n\na dog ran to the house\n")
+    rows = [{"prompt": "the cat", "id": 7}, {"prompt": [{"role": "user", "content": "a dog ran to the house"}], "id": 8}]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    given = [f"--model={folder}", "--max_new_tokens=8", "--json", "--n=2"]
+    assert _run(*given, f"--prompts={tmp_path / 'a.txt'}") == 0
+    lines = _answers(capsys)
+    assert [(line["prompt"], line["sample"]) for line in lines[1:3]] == [("the cat", 1), ("a dog ran to the house", 0)]
+    assert _run(*given, f"--prompts={tmp_path / 'a.jsonl'}") == 0
+    found = _answers(capsys)
+    assert [line["id"] for line in found] == [7, 7, 8, 8] and found[2]["prompt"] == rows[1]["prompt"]
+    assert [line["response"] for line in found] == [line["response"] for line in lines]
+    assert _run(f"--model={folder}", "--max_new_tokens=8", "--n=2", "--prompt=the cat") == 0
+    first, second = (line["response"] for line in lines[:2])
+    assert capsys.readouterr().out == f"--- prompt 1, answer 1\n{first}\n--- prompt 1, answer 2\n{second}\n"
+
+
+def test_a_chat_over_a_pipe_remembers_what_was_said_until_it_is_reset(folder):
+    given = ["--temperature=0", "--max_new_tokens=40"]
+    command = [sys.executable, "-m", "jaxalign.sample", f"--model={folder}", *given]
+    said = "the cat\nwhy\n/reset\nthe cat\n/quit\nnever read\n"
+    done = subprocess.run([*command, "--chat"], input=said, capture_output=True, text=True, timeout=300, env=dict(os.environ))
+    assert done.returncode == 0, done.stderr
+    first = subprocess.run([*command, "--prompt=the cat"], capture_output=True, text=True, timeout=300).stdout
+    assert done.stdout.startswith(first) and done.stdout.endswith(first) and len(done.stdout) > 2 * len(first)
+    assert done.stdout.count(first) == 2
+
+
+def _chat(monkeypatch, capsys, said: str, *arguments):
+    monkeypatch.setattr(sys, "stdin", io.StringIO(said))
+    assert _run(*arguments, "--chat") == 0
+    return capsys.readouterr()
+
+
+def test_a_long_chat_forgets_its_oldest_turns(folder, monkeypatch, capsys):
+    given = [f"--model={folder}", "--temperature=0", "--max_new_tokens=20"]
+    long = _chat(monkeypatch, capsys, "the cat sat\na dog ran to the house\nthe cat sat on a mat\n", *given)
+    assert "oldest 2 messages no longer fit and are forgotten" in long.err
+    huge = _chat(monkeypatch, capsys, "the cat " * 60 + "\nthe cat sat\n", *given)
+    assert "this leaves no room for an answer: a prompt may have 76 tokens" in huge.err
+    assert long.out.startswith(huge.out)
+
+
+def test_an_interrupted_chat_ends_with_130(folder, monkeypatch, capsys):
+    class Interrupted(io.StringIO):
+        def readline(self, *_):
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(sys, "stdin", Interrupted())
+    assert _run(f"--model={folder}", "--chat") == 130
+    assert capsys.readouterr().err == "interrupted\n"
+
+
+def test_a_real_model_tells_its_published_story(real_data, capsys):
+    stories = real_data / "stories260K"
+    if not stories.is_dir():
+        pytest.skip("the stories260K checkpoint is absent")
+    golden = json.loads((stories / "golden_greedy.json").read_text())
+    count = len(golden["greedy_ids"]) - len(golden["prompt_ids"])
+    given = [f"--model={stories / 'hf'}", "--prompt=Once upon a time", "--temperature=0", f"--max_new_tokens={count}"]
+    assert _run(*given) == 0
+    assert "Once upon a time" + capsys.readouterr().out == golden["text"] + "\n"
+
+
+def test_mistakes_are_one_sentence(folder, workdir, tmp_path, capsys):
+    (tmp_path / "bad.jsonl").write_text('{"prompt": 3}\n')
+    (tmp_path / "empty.txt").write_text("\n")
+    (tmp_path / "long.txt").write_text("the cat\n" + "the cat " * 60)
+    model, prompt, run = f"--model={folder}", "--prompt=the cat", workdir[0]
+    cases = [
+        ([prompt], "--model is not given; it must be a folder"),
+        ([model], "one of --prompt=TEXT, --prompts=FILE and --chat is expected"),
+        ([model, prompt, "--chat"], "one of --prompt=TEXT, --prompts=FILE and --chat is expected"),
+        ([model, "--chat", "--n=2"], "--n does not go with --chat"),
+        ([f"--model={tmp_path / 'none'}", prompt], "none is not a folder; give a model's folder"),
+        ([f"--model={tmp_path}", prompt], "config.json does not exist"),
+        ([f"--model={run / 'preference'}", prompt], "is of the stage preference, which makes no language model; give one of"),
+        ([model, prompt, "--style=compact"], "the tokenizer has no symbol '<user>', which --style=compact needs"),
+        ([f"--model={run / 'ppo'}", prompt, "--style=chat"], "has no chat template; give --style=plain, hh or compact"),
+        ([model, prompt, "--style=hh", "--system=x"], "--system needs --style=chat; the style here is hh"),
+        ([model, "--chat", "--style=plain"], "--chat needs a style with turns"),
+        ([model, prompt, "--max_new_tokens=96"], "max_new_tokens is 96, but the model was made for 96 positions"),
+        ([model, prompt, "--top_p=2"], "flag --top_p=2"),
+        ([model, prompt, "--mesh=2,2"], "--mesh is '2,2'; three numbers are expected"),
+        ([model, prompt, "--mesh=1,5,1"], "mesh.fsdp is 5; it must divide the checkpoint's hidden size (16)"),
+        ([model, f"--prompts={tmp_path / 'bad.jsonl'}"], 'bad.jsonl:1: no "prompt" that is a text'),
+        ([model, f"--prompts={tmp_path / 'empty.txt'}"], "empty.txt holds no prompts; one a line is expected"),
+        ([model, f"--prompts={tmp_path / 'long.txt'}"], "long.txt, line 2, has"),
+        ([model, f"--prompts={tmp_path / 'no.txt'}"], "no.txt cannot be read"),
+        ([model, prompt, "more"], "'more' is not expected on the command line"),
+    ]
+    for arguments, message in cases:
+        assert _run(*arguments) == 2, arguments
+        captured = capsys.readouterr()
+        assert message in captured.err and captured.err.count("\n") == 1 and not captured.out, captured.err
+
+
+def test_help_lists_the_flags_without_loading_jax():
+    code = "import sys\nfrom jaxalign.sample import main\nassert main(['sample', '--help']) == 0 and main(['sample']) == 2\n"
+    done = subprocess.run([sys.executable, "-c", code + "assert 'jax' not in sys.modules"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert all(f"--{flag}" in done.stdout for flag in ("model", "prompts", "chat", "top_p", "style", "compute_dtype"))
