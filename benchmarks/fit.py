@@ -13,7 +13,6 @@ preference model, the reference where it is not the base, the optimizers.
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import json
 import runpy
 import sys
@@ -63,8 +62,9 @@ def plan(args) -> dict:
     sharding = Sharding(Mesh(devices[: int(np.prod(sizes))].reshape(sizes), AXES, axis_types=(AxisType.Auto,) * 3))
     of = config.lora
     lora = Lora(of.rank, of.alpha, of.targets, of.rank_stabilised, of.dora) if of.rank else None
+    chosen = config.model
     architecture = decoder(
-        args.shape, compute_dtype=config.model.compute_dtype, remat=config.model.remat, vocab_multiple=config.model.vocab_multiple
+        args.shape, compute_dtype=chosen.compute_dtype, remat=chosen.remat, vocab_multiple=chosen.vocab_multiple
     )
     policy = Model(architecture, "lm", sharding, lora)
     optimizer = make_optimizer(section.optimizer, section.iterations)

@@ -34,7 +34,7 @@ PAIRWISE_OBJECTIVES = (
 )
 """DPO and its relatives: the names of `jaxalign.algorithms.direct_preference.DPO_KINDS`."""
 ADVANTAGES_WITH_CRITIC = ("gae", "reinforce", "vtrace")
-REWARD_SOURCES = ("preference", "distilled", "callable", "verifier", "ai_feedback")
+REWARD_SOURCES = ("preference", "distilled", "model", "callable", "verifier", "ai_feedback")
 DIRECT_OBJECTIVES = (*PAIRWISE_OBJECTIVES, "kto", "orpo", "cpo", "simpo")
 
 
@@ -66,8 +66,8 @@ class Model:
                                 at_least(1))
     max_length: int = field(320, "Longest prompt and response together, in tokens; longer dialogues are cut at a turn.",
                             at_least(8))
-    remat: bool = field(False, "Compute each layer again in the backward pass, and keep only what goes into it: less memory, about "
-                        "a third more work.")
+    remat: bool = field(False, "Compute each layer again in the backward pass, keeping only what goes into it: less memory for "
+                        "about a third more work.")
     load_balance_coef: float = field(0.0, "Weight of the load-balancing loss of a model with experts, in supervised training.",
                                      at_least(0))
     compute_dtype: str = field("float32", "Type of activations and matrix products; parameters stay float32.",
@@ -362,13 +362,23 @@ class OnlineDpo:
 class Reward:
     """What RL is rewarded by."""
 
-    source: str = field("preference", "preference (the preference model), distilled (its small student), callable (your own), "
-                        "verifier (the wanted answer), ai_feedback (the base's rating), or a sum of these, as in "
-                        "preference+callable; docs/rewards.md.",
+    source: str = field("preference", "preference (the preference model), distilled (its small student), model (a reward model "
+                        "from outside), callable (your own), verifier (the wanted answer), ai_feedback (the base's rating), "
+                        "or a sum of these, as in preference+callable; docs/rewards.md.",
                         sum_of(*REWARD_SOURCES))
     weights: tuple[float, ...] = field((), "Weight of each part of a sum, in its order; empty: 1 each.")
     length_coef: float = field(0.0, "What a token beyond length_free costs.", at_least(0))
     length_free: int = field(0, "Tokens of a response that cost nothing.", at_least(0))
+    model: str = field("", "For model: folder of a ...ForSequenceClassification with one label, in Hugging Face layout, with "
+                       "its own tokenizer.")
+    model_style: str = field("auto", "For model: how dialogues are written for it; auto: its chat template where there is one, "
+                             "else hh.", one_of("auto", "chat", "hh", "compact"))
+    model_max_length: int = field(0, "For model: tokens it reads at most, longer dialogues lose their oldest turns; 0: all its "
+                                  "positions.", at_least(0))
+    model_batch: int = field(16, "For model: texts in one forward pass, made a multiple of what the mesh splits.", at_least(1))
+    model_dtype: str = field("float32", "For model: type of its parameters and activations.", one_of("float32", "bfloat16"))
+    model_shift: float = field(0.0, "For model: taken off its raw score.")
+    model_scale: float = field(1.0, "For model: what the shifted score is divided by; ppo.score_clip then clips it.", above(0))
     callable: str = field("", "For callable: 'package.module:function' or 'FILE.py:function', called as "
                           "(prompts, responses, **columns) -> scores.")
     verifier: str = field("number_match", "For verifier: the last number is the answer's, the text is the answer, or a "

@@ -337,9 +337,12 @@ def _check_reward(config: Config) -> None:
         raise UserError(f"config.reward.weights has {len(reward.weights)} entries; config.reward.source {reward.source!r} has "
                         f"{len(parts)}: give one weight each, or none")
     learnt = not {"preference", "distilled"}.isdisjoint(parts)
-    if config.ppo.score_clip is not None and not learnt:
+    if config.ppo.score_clip is not None and not learnt and "model" not in parts:
         raise UserError(f"config.ppo.score_clip is {config.ppo.score_clip}; it clips a reward model's scores, and "
                         f"config.reward.source is {reward.source!r}: leave score_clip at None")
+    if ("model" in parts) != bool(reward.model):
+        mend = "set model to its folder" if "model" in parts else "set source to 'model', or leave model empty"
+        raise UserError(f"config.reward.model is {reward.model!r} but config.reward.source is {reward.source!r}; {mend}")
     if "callable" not in parts and reward.callable:
         raise UserError(f"config.reward.callable is {reward.callable!r} but config.reward.source is "
                         f"{reward.source!r}; set source to 'callable', or leave callable empty")
@@ -349,7 +352,7 @@ def _check_reward(config: Config) -> None:
                         "'package.module:function' or 'FILE.py:function'")
     if learnt and config.data.source in _STAGES_OF_SOURCE:
         raise UserError(f"config.reward.source is {reward.source!r}; with config.data.source {config.data.source!r} there is "
-                        "no preference model: set it to 'verifier' or 'callable'")
+                        "no preference model: set it to 'verifier', 'callable' or 'model'")
     if "verifier" in parts and reward.verifier == "regex_match" and config.data.source == "arithmetic":
         raise UserError("config.reward.verifier is 'regex_match', which reads a column of patterns; arithmetic has answers: "
                         "use 'number_match' or 'exact_match'")

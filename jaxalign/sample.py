@@ -11,15 +11,11 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
 
 from absl import flags
 
 from jaxalign.convert import mesh_sizes
-from jaxalign.data.dialogues import parse_messages
-from jaxalign.data.jsonl import BrokenLine, check_bad_share, iterate_jsonl
 from jaxalign.errors import UserError
-from jaxalign.records import Message
 
 _STYLES = ("plain", "chat", "hh", "compact")
 _MOST_TOKENS = 256
@@ -47,15 +43,6 @@ _USAGE = """usage: python -m jaxalign.sample --model=DIR (--prompt=TEXT | --prom
 """
 
 
-class Asked(NamedTuple):
-    """One prompt of a file: its dialogue, its place, what its row says beside it, and the prompt as it was written."""
-
-    messages: tuple[Message, ...]
-    place: str
-    columns: dict[str, Any]
-    prompt: Any
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Answers, and returns the exit code. `argv` includes the program's name; default sys.argv."""
     argv = list(sys.argv if argv is None else argv)
@@ -66,9 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # For pipes that are no UTF-8, and terminals that cannot show every character.
     try:
-        values = _read_arguments(argv)
-        asked = [] if values.chat else _asked(values)
-        _run(values, asked)
+        _run(_read_arguments(argv))
         sys.stdout.flush()
         return 0
     except UserError as error:
@@ -80,10 +65,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
 
 
-def _run(values: flags.FlagValues, asked: list[Asked]) -> None:
+def _run(values: flags.FlagValues) -> None:
     from jaxalign.config import Mesh  # JAX is not loaded for a mistyped flag.
+    from jaxalign.data.asked import one_prompt, read_asked
     from jaxalign.stages import serving
 
+    asked = [] if values.chat else [one_prompt(values.prompt)] if values.prompts is None else read_asked(values.prompts)
     loaded = serving.load(Path(values.model).expanduser(), Mesh(*mesh_sizes(values.mesh)), values.dtype, values.compute_dtype)
     style = serving.choose_style(loaded, values.style)
     if values.system and style != "chat":
@@ -100,7 +87,7 @@ def _run(values: flags.FlagValues, asked: list[Asked]) -> None:
         _answer_all(serving.make_answerer(loaded, style, values, rows), values, asked)
 
 
-def _answer_all(answerer, values: flags.FlagValues, asked: list[Asked]) -> None:
+def _answer_all(answerer, values: flags.FlagValues, asked: list) -> None:
     """Prints what each prompt is answered, some batches at a time."""
     import jax
 
@@ -136,6 +123,8 @@ def _chat(answerer, values: flags.FlagValues) -> None:
     """Reads turns from stdin and prints answers as they come, until the input ends."""
     import jax
 
+    from jaxalign.records import Message
+
     asking = "> " if sys.stdin.isatty() else ""
     if asking:
         import readline  # noqa: F401 (input() then has a history)
@@ -166,45 +155,10 @@ def _chat(answerer, values: flags.FlagValues) -> None:
             answered += 1
 
 
-def _with_system(values: flags.FlagValues, messages: Sequence[Message]) -> list[Message]:
+def _with_system(values: flags.FlagValues, messages: Sequence) -> list:
+    from jaxalign.records import Message
+
     return [*([Message("system", values.system)] if values.system else []), *messages]
-
-
-def _asked(values: flags.FlagValues) -> list[Asked]:
-    """What is to be answered. Raises UserError where the file cannot be read, or a row holds no prompt."""
-    if values.prompt is not None:
-        return [Asked((Message("user", values.prompt),), "--prompt", {}, values.prompt)]
-    path = Path(values.prompts).expanduser()
-    if not path.name.endswith((".jsonl", ".jsonl.gz")):
-        try:
-            lines = path.read_text(encoding="utf-8").split("\n")
-        except (OSError, ValueError) as error:
-            raise UserError(f"--prompts={path} cannot be read ({error}); give a text or a .jsonl file") from None
-        found = [Asked((Message("user", line),), f"{path}, line {number},", {}, line)
-                 for number, line in enumerate((line.rstrip("\r") for line in lines), start=1) if line.strip()]
-    else:
-        rows = [_row(path, row) for row in iterate_jsonl(path)]
-        found = [row for row in rows if isinstance(row, Asked)]
-        check_bad_share(path, [row for row in rows if isinstance(row, BrokenLine)], len(rows), 0.0)
-    if not found:
-        raise UserError(f"--prompts={path} holds no prompts; one a line is expected")
-    return found
-
-
-def _row(path: Path, row) -> Asked | BrokenLine:
-    if isinstance(row, BrokenLine):
-        return row
-    prompt, place = row.value.get("prompt"), f"{path}, line {row.line},"
-    columns = {name: value for name, value in row.value.items() if name != "prompt"}
-    if isinstance(prompt, str) and prompt.strip():
-        return Asked((Message("user", prompt),), place, columns, prompt)
-    try:
-        messages = parse_messages(prompt) if isinstance(prompt, list) else ()
-    except ValueError as error:
-        return BrokenLine(row.line, str(error))
-    if not messages or messages[-1].role != "user":
-        return BrokenLine(row.line, 'no "prompt" that is a text, or a list of messages that ends with the user\'s')
-    return Asked(messages, place, columns, prompt)
 
 
 def _read_arguments(argv: Sequence[str]) -> flags.FlagValues:

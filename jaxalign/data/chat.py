@@ -96,6 +96,11 @@ def encode_dialogue(tokenizer: Tokenizer, messages: Sequence[Message]) -> tuple[
     return encoded.ids, _mask(encoded, answers)
 
 
+def encode_whole(tokenizer: Tokenizer, messages: Sequence[Message]) -> list[int]:
+    """The ids of a whole dialogue, to its last character as the template writes it. Raises UserError where it fails."""
+    return _encode(tokenizer, _rendered(tokenizer, messages)).ids
+
+
 def stop_ids(tokenizer: Tokenizer) -> tuple[int, ...]:
     """The ids that end an answer: the template's end of a turn, and the tokenizer's own."""
     answered = _answered(tokenizer, "Hello.")

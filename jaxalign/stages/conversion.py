@@ -82,7 +82,7 @@ def convert(
     made = make_mesh(*mesh)
     sharding = None if made.size == 1 else Sharding(made)
     if adapters:
-        if _is_model(source) or not (source / "params").is_dir():
+        if is_model(source) or not (source / "params").is_dir():
             raise UserError(f"--adapters asks for those that a stage has trained, but {source} is a whole model; leave it out")
         return [_export_adapters(source, target, sharding)]
     if not (source / "params").is_dir():

@@ -21,6 +21,7 @@ from jaxalign.models.model import Model, Params, scalar_from_lm
 from jaxalign.rollout.engine import Engine
 from jaxalign.stages import common, rewards, sources
 from jaxalign.stages.base import Stage, StageContext, write_json
+from jaxalign.stages.reward_model import model_files
 from jaxalign.stages.rewards import Reward
 from jaxalign.tracking.metrics import read_metrics
 from jaxalign.training.checkpoint import copy_params, load_params, save_params
@@ -49,7 +50,7 @@ class PPO(Stage):
         return tuple(dict.fromkeys((*base, *common.policy_stages(config, self.name), *learnt, *student)))
 
     def files(self, config: Config):
-        own = rewards.callable_files(config)
+        own = rewards.callable_files(config) | model_files(config)
         if "ai_feedback" in rewards.reward_sources(config):
             own |= common.constitution_files(config)
         return common.base_files(config) | sources.data_files(config) | own

@@ -1,4 +1,5 @@
-"""What scores the responses of RL: the preference model or its student, a callable, a verifier, a rating, or a sum."""
+"""What scores the responses of RL: the run's preference model or its student, a model from outside, a callable, a verifier, a
+rating, or a sum."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxalign.algorithms.labels import direct_reward
-from jaxalign.algorithms.rewards import combine_scores, length_penalty
+from jaxalign.algorithms.rewards import combine_scores, length_penalty, normalise_scores
 from jaxalign.config import Config
 from jaxalign.data.reward_callables import call_reward, load_callable
 from jaxalign.data.tokenizer import Tokenizer
@@ -23,6 +24,7 @@ from jaxalign.models.model import Model, Params
 from jaxalign.records import Prompt, Rollout
 from jaxalign.stages import common, sources
 from jaxalign.stages.base import StageContext
+from jaxalign.stages.reward_model import load_reward_model
 from jaxalign.stages.scorers import load_scorer
 from jaxalign.training.scorer import Scorer, rollout_scores
 
@@ -64,6 +66,7 @@ def make_reward(context: StageContext, policy: Model, tokenizer: Tokenizer, prom
     makers = {
         "preference": lambda: _learnt(context, "preference", policy),
         "distilled": lambda: _learnt(context, "distilled", policy),
+        "model": lambda: ModelReward(context, prompts, tokenizer),
         "callable": lambda: FunctionReward(
             config, config.reward.callable, load_callable(config.reward.callable), prompts, tokenizer
         ),
@@ -162,6 +165,23 @@ class FunctionReward(_Guarded):
         )
         self._tell(report.dropped, report.rows, report.first_error)
         return Scored(scores, kept)
+
+
+class ModelReward(_Guarded):
+    """Normalised scores of config.reward.model: responses become text, and are encoded anew with its own tokenizer."""
+
+    def __init__(self, context: StageContext, prompts: Sequence[Prompt], tokenizer: Tokenizer):
+        config = context.config
+        super().__init__(config, "reward.model", prompts, tokenizer)
+        self.model = load_reward_model(config.reward, common.sharding(config), config.ppo.score_clip)
+
+    def __call__(self, rollout: Rollout, index: Sequence[int], first_row: int) -> Scored:
+        asked, texts = self._asked(rollout, index)
+        raw = self.model.score([prompt.messages for prompt in asked], texts)
+        scored, scorer = np.isfinite(raw), self.model.scorer
+        self._tell(int(np.sum(~scored)), len(scored), "the last question and the answer are too long for it, its chat template "
+                   "refuses the dialogue, or its score is not finite")
+        return Scored(normalise_scores(np.where(scored, raw, 0), scorer.shift, scorer.scale, scorer.clip), scored)
 
 
 class RatedReward(_Guarded):
