@@ -54,9 +54,19 @@ def device_bytes(tree) -> int:
     return sum(size(leaf) for leaf in jax.tree.leaves(tree))
 
 
+def _frozen(base, kind: str):
+    """The base as adapters find it, sharded. A plan is made of whole kernels only."""
+    if kind not in ("float32", "bfloat16"):
+        raise SystemExit(f"config.lora.base is {kind!r}; a plan is made for float32 and bfloat16")
+    found = quantise_abstract(base, kind)
+    return jax.tree.map(lambda x, whole: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=whole.sharding), found, base)
+
+
 def plan(args) -> dict:
     """{"resident": bytes by role, program: bytes by kind} of a device."""
-    config = from_config_dict(runpy.run_path(args.config)["get_config"]())
+    values = runpy.run_path(args.config)["get_config"]()
+    values.model.path = values.data.train = "not read by a plan"
+    config = from_config_dict(values)
     section, sizes = config.ppo, (config.mesh.data, config.mesh.fsdp, config.mesh.tensor)
     devices = np.asarray(topologies.get_topology_desc(args.topology, "tpu").devices)
     sharding = Sharding(Mesh(devices[: int(np.prod(sizes))].reshape(sizes), AXES, axis_types=(AxisType.Auto,) * 3))
@@ -70,7 +80,7 @@ def plan(args) -> dict:
     optimizer = make_optimizer(section.optimizer, section.iterations)
     setup = PPOSetup(policy, policy.with_head("scalar"), optimizer, optimizer, section)
     state = abstract_ppo_state(setup)
-    frozen = None if lora is None else quantise_abstract(policy.base.abstract(), of.base)
+    frozen = None if lora is None else _frozen(policy.base.abstract(), of.base)
     reference = policy.abstract() if frozen is None else join(frozen, policy.abstract())
     B, P, N = section.batch, args.prompt, section.max_new_tokens
     batch = lambda dtype, *shape: jax.ShapeDtypeStruct(  # noqa: E731
@@ -99,7 +109,7 @@ def plan(args) -> dict:
         "reference": 0 if frozen is not None else device_bytes(policy.abstract()),
     }  # fmt: skip
     found = {"resident": roles | {"together": sum(roles.values())}}
-    for name in args.programs.split(","):
+    for name in filter(None, args.programs.split(",")):
         began = time.perf_counter()
         memory = programs[name]().compile().memory_analysis()
         found[name] = {
@@ -119,7 +129,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--shape", required=True, choices=SHAPES)
     parser.add_argument("--topology", required=True, help="as in v5e:4x4")
     parser.add_argument("--prompt", type=int, default=512, help="longest prompt, in tokens")
-    parser.add_argument("--programs", default="sampling,scoring,update")
+    parser.add_argument("--programs", default="sampling,scoring,update", help="some of these; empty: what stays resident alone")
     parser.add_argument("--json", action="store_true", help="print bytes as one JSON object")
     args = parser.parse_args(argv)
     found = plan(args)

@@ -1,4 +1,16 @@
-"""DRAFT"""
+"""LoRA PPO of Qwen3-0.6B on one device of 16 GB, from a file of preferences.
+
+For one device (a v5e chip, a 16 GB GPU):
+
+    python -m jaxalign.train --config=configs/qwen3_0_6b_lora.py \
+        --config.model.path=FOLDER --config.data.train=FILE.jsonl.gz
+
+FOLDER is that of Qwen3-0.6B with a chat template; FILE has preferences (chosen / rejected). Never run so far: no such
+device was at hand. Resident on each device by the plan of its shapes
+(benchmarks/fit.py --config=configs/qwen3_0_6b_lora.py --shape=Qwen3-0.6B --topology=v5e:2x2 --programs=):
+1.47 GB: bfloat16 base 1.19, adapters of policy, critic and preference model 0.12, their optimizers 0.16.
+What sampling, scoring and update need on top is what that program compiles without `--programs=`; it has not been compiled.
+"""
 
 from jaxalign.config import default_config
 
