@@ -1,6 +1,6 @@
 """Device memory of PPO with adapters against PPO of all weights: by role, and as the compiler counts one update.
 
-    python benchmarks/lora_memory.py [--shape=50m|1b] [--update] [--rank=16] [--runs=full,lora,...] [--json]
+    python benchmarks/lora_memory.py [--shape=50m|1b] [--update] [--remat] [--rank=16] [--runs=full,lora,...] [--json]
 
 No weights are needed, only shapes: those of Llama-3.2-1B, or of a model of 50 million weights. Resident bytes are those that
 a run holds between updates: weights, optimizer states, reference, preference model. What many roles share is counted once,
@@ -44,7 +44,7 @@ RUNS = {"full": None, "lora": "float32", "lora-bfloat16": "bfloat16", "lora-int8
 def make_setup(args, lora: Lora | None) -> PPOSetup:
     config = Ppo(batch=args.batch, max_new_tokens=args.response, epochs=1, minibatches=1, micro_batches=args.micro_batches)
     optimizer = make_optimizer(Optimizer(), 100)
-    policy = Model(dataclasses.replace(SHAPES[args.shape], compute_dtype=args.dtype), lora=lora)
+    policy = Model(dataclasses.replace(SHAPES[args.shape], compute_dtype=args.dtype, remat=args.remat), lora=lora)
     return PPOSetup(policy, policy.with_head("scalar"), optimizer, optimizer, config)
 
 
@@ -88,6 +88,7 @@ def main(argv: list[str]) -> int:
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--shape", default="50m", choices=SHAPES)
     parser.add_argument("--update", action="store_true", help="compile the update too")
+    parser.add_argument("--remat", action="store_true", help="layers are computed again in the backward pass")
     parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"), help="of activations")
     parser.add_argument("--runs", default=",".join(RUNS), help="some of these")
     parser.add_argument("--json", action="store_true", help="print bytes as one JSON object")
