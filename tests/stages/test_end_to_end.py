@@ -130,7 +130,7 @@ def test_the_kl_of_the_model_rl_started_from_is_0_to_itself(done):
 
 def test_the_four_checks_passed_and_are_in_the_summary(done):
     checks = read(done / "ppo" / "summary.json")["checks"]
-    assert [check["name"] for check in checks] == ["ratio", "reference KL", "sampler gap", "micro-batches"]
+    assert [check["name"] for check in checks] == ["ratio", "reference KL", "sampler gap", "micro-batches", "finite gradients"]
     assert all(check["passed"] for check in checks)
     first = read_metrics(done / "ppo" / "metrics.jsonl")[0]
     assert first["sampler_gap"] < 1e-3 and abs(first["kl_k1"]) < 1e-3
