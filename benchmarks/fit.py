@@ -1,7 +1,7 @@
 """Does a run fit? Compiles the steps of PPO for a TPU topology, with no TPU and no weights, and prints bytes a device.
 
     pip install libtpu
-    JAX_PLATFORMS=cpu python benchmarks/fit.py --config=configs/llama31_8b_v5e16.py --shape=Llama-3.1-8B \
+    JAX_PLATFORMS=cpu python benchmarks/fit.py --config=configs/real_size.py:llama31_8b_v5e16 --shape=Llama-3.1-8B \
         --topology=v5e:4x4 [--prompt=512] [--json]
 
 Three programs of an iteration are compiled: sampling, scoring (log-probs of policy and reference, values) and the update. The
@@ -64,7 +64,8 @@ def _frozen(base, kind: str):
 
 def plan(args) -> dict:
     """{"resident": bytes by role, program: bytes by kind} of a device."""
-    values = runpy.run_path(args.config)["get_config"]()
+    file, _, variant = args.config.partition(":")
+    values = runpy.run_path(file)["get_config"](*([variant] if variant else []))
     values.model.path = values.data.train = "not read by a plan"
     config = from_config_dict(values)
     section, sizes = config.ppo, (config.mesh.data, config.mesh.fsdp, config.mesh.tensor)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from absl import flags
 
-from jaxalign.errors import UserError
+from jaxalign.errors import UserError, tell
 
 _DTYPES = ("float32", "bfloat16", "float16")
 _USAGE = """usage: python -m jaxalign.convert --source=DIR --target=DIR [--adapters] [--dtype=NAME] [--shard_gb=SIZE]
@@ -45,13 +45,13 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(sentence)
         return 0
     except UserError as error:
-        return _say(str(error), 2)
+        return tell(str(error), 2)
     except KeyboardInterrupt:
-        return _say("interrupted; nothing was written", 130)
+        return tell("interrupted; nothing was written", 130)
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
-        return _say(f"the disk is full ({error}); nothing was written: make room and run the same command again", 2)
+        return tell(f"the disk is full ({error}); nothing was written: make room and run the same command again", 2)
 
 
 def _read_arguments(argv: Sequence[str]) -> flags.FlagValues:
@@ -83,12 +83,6 @@ def mesh_sizes(text: str) -> tuple[int, int, int]:
     if min(data, fsdp, tensor) < 1:
         raise UserError(f"--mesh is {text!r}; its sizes must be at least 1")
     return data, fsdp, tensor
-
-
-def _say(message: str, code: int) -> int:
-    sys.stdout.flush()
-    print(message, file=sys.stderr, flush=True)
-    return code
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from pathlib import Path
 from absl import flags
 
 from jaxalign.convert import mesh_sizes
-from jaxalign.errors import UserError
+from jaxalign.errors import UserError, tell
 
 _STYLES = ("plain", "chat", "hh", "compact")
 _MOST_TOKENS = 256
@@ -57,9 +57,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return 0
     except UserError as error:
-        return _say(str(error), 2)
+        return tell(str(error), 2)
     except KeyboardInterrupt:
-        return _say("interrupted", 130)
+        return tell("interrupted", 130)
     except BrokenPipeError:  # Whoever reads has had enough. What is left must not be flushed into the pipe at the end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
@@ -192,12 +192,6 @@ def _read_arguments(argv: Sequence[str]) -> flags.FlagValues:
         raise UserError(f"--{'json' if values.json else 'n'} does not go with --chat; give --prompt or --prompts")
     mesh_sizes(values.mesh)
     return values
-
-
-def _say(message: str, code: int) -> int:
-    sys.stdout.flush()
-    print(message, file=sys.stderr, flush=True)
-    return code
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from ml_collections import config_dict, config_flags
 
 from jaxalign import config_schema, pipeline
 from jaxalign.config import Config, from_config_dict
-from jaxalign.errors import UserError
+from jaxalign.errors import UserError, tell
 
 _DEFAULT = "configs/quickstart.py"
 _OVERRIDE = re.compile(r"--?(?P<no>no)?config\.(?P<name>[^=]*)(?:=(?P<value>.*))?", re.DOTALL)
@@ -46,13 +46,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         pipeline.run(config, workdir, overwrite)
         return 0
     except UserError as error:
-        return _say(str(error), 2)
+        return tell(str(error), 2)
     except KeyboardInterrupt:
-        return _say("interrupted; run the same command again to continue where it was", 130)
+        return tell("interrupted; run the same command again to continue where it was", 130)
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
-        return _say(f"the disk is full ({error}); make room and run the same command again to continue", 2)
+        return tell(f"the disk is full ({error}); make room and run the same command again to continue", 2)
     finally:
         signal.signal(signal.SIGTERM, previous)
 
@@ -180,12 +180,6 @@ def _field_type(name: str) -> Any:
 
 def _interrupt(signum: int, frame: Any) -> None:
     raise KeyboardInterrupt
-
-
-def _say(sentence: str, code: int) -> int:
-    sys.stdout.flush()
-    print(sentence, file=sys.stderr, flush=True)
-    return code
 
 
 if __name__ == "__main__":

@@ -59,6 +59,17 @@ def read_jsonl(path: str | pathlib.Path, max_bad_share: float = 0.0) -> tuple[li
     return rows, broken
 
 
+def read_object(path: pathlib.Path) -> dict[str, Any]:
+    """The object that a whole JSON file is. Raises UserError where it is broken, or something else."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} is not JSON ({error}); get it again") from error
+    if not isinstance(value, dict):
+        raise UserError(f"{path} holds a {type(value).__name__}; an object is expected: get it again")
+    return value
+
+
 def iterate_jsonl(path: str | pathlib.Path) -> Iterator[Row | BrokenLine]:
     """Yields each line that is not blank as a Row or a BrokenLine, in file order.
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from jaxalign.data.jsonl import read_object
 from jaxalign.errors import UserError
 
 NAMES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
@@ -95,15 +95,7 @@ def read_tokenizer_files(folder: Path) -> TokenizerFiles:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path} is not JSON ({error}); get it again") from error
-    if not isinstance(value, dict):
-        raise UserError(f"{path} holds a {type(value).__name__}; an object is expected: get it again")
-    return value
+    return read_object(path) if path.is_file() else {}
 
 
 def _content(folder: Path, part: str, value: Any) -> str:

@@ -7,7 +7,6 @@ block, so the host holds no more than a few blocks whatever the size of the mode
 from __future__ import annotations
 
 import dataclasses
-import json
 import pathlib
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -15,6 +14,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from jaxalign.data.jsonl import read_object
 from jaxalign.data.tokenizer import Tokenizer, load_tokenizer
 from jaxalign.errors import UserError
 from jaxalign.models.architecture import DecoderConfig
@@ -100,11 +100,7 @@ def read_config(folder: str | pathlib.Path, compute_dtype: str = "float32", voca
     path = pathlib.Path(folder).expanduser() / "config.json"
     if not path.is_file():
         raise UserError(f"{path} does not exist; model.path must be a folder in Hugging Face layout, with config.json")
-    try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path} is not JSON ({error}); get it again") from error
-    return parse_config(path, raw, compute_dtype, vocab_multiple)
+    return parse_config(path, read_object(path), compute_dtype, vocab_multiple)
 
 
 def parse_config(path: pathlib.Path, raw: Any, compute_dtype: str = "float32", vocab_multiple: int = 1) -> ModelConfig:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import json
 import logging
 import pathlib
 import re
@@ -15,6 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from jaxalign.data.jsonl import read_object
 from jaxalign.errors import UserError
 from jaxalign.models.families.base import Family
 from jaxalign.models.lora import LINEAR, Lora
@@ -148,13 +148,7 @@ def read_adapted(folder: str | pathlib.Path, family: Family, model: Model) -> Ad
 def _read(path: pathlib.Path) -> dict[str, Any]:
     if not path.is_file():
         raise UserError(f"{path} does not exist; a PEFT directory has {CONFIG} and adapter_model.safetensors")
-    try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path} is not JSON ({error}); get it again") from error
-    if not isinstance(raw, dict):
-        raise UserError(f"{path} is not the config of adapters; an object with peft_type is expected")
-    return raw
+    return read_object(path)
 
 
 def _refuse(path: pathlib.Path, raw: dict[str, Any]) -> None:

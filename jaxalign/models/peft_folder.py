@@ -9,12 +9,8 @@ Letters: r rank, L layers; A [r, inputs] and B [outputs, r] are the stored weigh
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 import pathlib
-import shutil
-from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -24,6 +20,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from jaxalign.errors import UserError
+from jaxalign.models.export import check_target, whole_folder
 from jaxalign.models.families.base import Family
 from jaxalign.models.lora import Lora
 from jaxalign.models.model import Model, Params
@@ -134,8 +131,7 @@ def export_adapters(folder: str | pathlib.Path, family: Family, model: Model, pa
       UserError: the folder exists and is not empty, or DoRA is on some parts only of a module of several kernels.
     """
     folder = pathlib.Path(folder).expanduser().absolute()
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UserError(f"{folder} exists already; give the name of a new folder, or remove it first")
+    check_target(folder)
     own = {name: params[name] for name in model.abstract()}
     if model.sharding is not None:
         own = jax.jit(lambda x: x, out_shardings=model.sharding.replicated)(own)
@@ -143,7 +139,7 @@ def export_adapters(folder: str | pathlib.Path, family: Family, model: Model, pa
     if jax.process_index() != 0:
         return
     tensors, patterns = _tensors(family, model, tree)
-    with _whole(folder) as place:
+    with whole_folder(folder) as place:
         save_file(tensors, place / WEIGHTS, metadata={"format": "pt"})
         content = json.dumps(_config(model, patterns, base_name), indent=2)
         (place / CONFIG).write_text(content + "\n", encoding="utf-8")
@@ -204,16 +200,3 @@ def _config(model: Model, ranks: dict[str, int], base_name: str) -> dict[str, An
         "init_lora_weights": True, "layers_to_transform": None, "layers_pattern": None,
         "modules_to_save": ["score"] if scalar else None,
     }  # fmt: skip
-
-
-@contextlib.contextmanager
-def _whole(folder: pathlib.Path) -> Iterator[pathlib.Path]:
-    """A folder beside `folder` that takes its name at the end, or goes away where the block fails."""
-    temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
-    shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir(parents=True)
-    try:
-        yield temporary
-        os.replace(temporary, folder)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)

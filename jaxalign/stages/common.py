@@ -21,7 +21,6 @@ from jaxalign.feedback.rater import Rater
 from jaxalign.feedback.speaker import Speaker
 from jaxalign.models import huggingface, peft_config, peft_folder
 from jaxalign.models.architecture import DecoderConfig
-from jaxalign.models.families.base import Family
 from jaxalign.models.lora import Lora, join, trained
 from jaxalign.models.model import Model, Params
 from jaxalign.models.quantised import quantise
@@ -110,14 +109,9 @@ def make_model(config: Config, vocab: int, head: str = "lm") -> Model:
         )  # fmt: skip
     section, base = config.lora, Model(dataclasses.replace(decoder, remat=sizes.remat), head, sharding(config))
     if section.path:
-        return dataclasses.replace(base, lora=peft_config.read_adapted(section.path, _family(config), base).lora)
+        return dataclasses.replace(base, lora=peft_config.read_adapted(section.path, found.family, base).lora)
     adapters = Lora(section.rank, section.alpha, section.targets, section.rank_stabilised, section.dora)
     return dataclasses.replace(base, lora=adapters if section.rank else None)
-
-
-def _family(config: Config) -> Family:
-    """The family of an outside base model, by its config.json."""
-    return huggingface.read_config(config.model.path).family
 
 
 _kept_base: dict[tuple, Params] = {}
@@ -162,7 +156,7 @@ def start_params(context: StageContext, model: Model) -> Params:
     base, path = base_params(context, model), context.config.lora.path
     if not path:
         return base
-    _, adapters = peft_folder.load_adapters(path, _family(context.config), model.base)
+    _, adapters = peft_folder.load_adapters(path, huggingface.read_config(context.config.model.path).family, model.base)
     if "score" in adapters:
         raise UserError(f"config.lora.path is {path!r}, whose adapters are of a reward model (modules_to_save has 'score'); "
                         "give those of a language model")

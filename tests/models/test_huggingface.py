@@ -237,7 +237,7 @@ def test_what_the_decoder_does_not_compute_is_refused_by_name(tmp_path, changes,
 
 
 @pytest.mark.parametrize(
-    ("text", "message"), [("{", "is not JSON"), ("[]", "has no model_type"), ("{}", "has no model_type")]
+    ("text", "message"), [("{", "is not JSON"), ("[]", "holds a list; an object is expected"), ("{}", "has no model_type")]
 )
 def test_a_broken_config_is_one_sentence(tmp_path, text, message):
     (tmp_path / "config.json").write_text(text)
