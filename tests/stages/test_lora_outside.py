@@ -34,7 +34,7 @@ def config(real_data, tmp_path, lora, **changes):
         "data": {"source": "prompts_jsonl", "train": str(tmp_path / "prompts.jsonl"), "style": "hh", "held_out_share": 0.0},
         "reward": {"source": "callable", "callable": f"{tmp_path / 'mine.py'}:score"},
         "ppo": {"iterations": 1, "batch": 4, "minibatches": 2, "epochs": 2, "prompts": 4, "max_new_tokens": 8,
-                "on_sampler_gap": "stop", "optimizer": {"learning_rate": 1e-2, "warmup_steps": 0}},
+                "checks": {"sampler_gap": "stop"}, "optimizer": {"learning_rate": 1e-2, "warmup_steps": 0}},
     } | changes)  # fmt: skip
 
 

@@ -53,7 +53,7 @@ def test_every_folder_holds_adapters_alone(done):
 def test_the_checks_passed_and_the_reference_is_where_rl_started(done):
     """The policy starts from dpo's adapters, and so does the reference; the supervised model is sft's."""
     checks = read(done / "ppo" / "summary.json")["checks"]
-    assert [check["name"] for check in checks if check["passed"]] == [check["name"] for check in checks] and len(checks) == 4
+    assert [check["name"] for check in checks if check["passed"]] == [check["name"] for check in checks] and len(checks) == 5
     assert abs(read_metrics(done / "ppo" / "metrics.jsonl")[0]["kl_k1"]) < 1e-3
     kl = read(done / "summary.json")["kl"]
     assert abs(kl["sft"]) < 1e-3 and len(rows(done, "evaluate")) == 4 * 16
