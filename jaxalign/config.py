@@ -45,6 +45,15 @@ class Mesh:
     data: int = field(1, "Ways the batch is split, each with a whole copy of the parameters.", at_least(1))
     fsdp: int = field(1, "Ways the batch and also parameters and optimizer state are split.", at_least(1))
     tensor: int = field(1, "Ways heads, MLP and vocabulary are split.", at_least(1))
+    context: int = field(1, "Ways the tokens of each row are split, for long sequences.", at_least(1))
+    pipeline: int = field(1, "Ways the layers are split.", at_least(1))
+    slices: int = field(1, "Groups of devices joined by a slower network; data is split over them.", at_least(1))
+    zero: int = field(3, "What fsdp splits beside the batch: 1 the optimizer state, 2 gradients too, 3 parameters too.",
+                      one_of(1, 2, 3))
+    sequence_parallel: bool = field(False, "Split what passes between layers over tensor, along its length.")
+    generation: str = field("tensor", "Weights while tokens are sampled: gathered over all axes but tensor (tensor), as they "
+                            "lie in training (training), or whole on each device (whole).",
+                            one_of("tensor", "training", "whole"))
 
 
 @dataclasses.dataclass(frozen=True)

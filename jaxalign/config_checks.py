@@ -6,12 +6,17 @@ Only the sections of stages that are to run are judged: a mesh need not divide a
 from __future__ import annotations
 
 import dataclasses
+import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from jaxalign.errors import UserError
 
 if TYPE_CHECKING:
     from jaxalign.config import Config, Model, RewardDistill
+
+
+_GENERATING = ("revise", "compare", "reward_distill", "best_of_n", "online_dpo", "ppo", "evaluate")
 
 
 def check(config: Config) -> None:
@@ -169,12 +174,20 @@ def _check_tensor(config: Config) -> None:
     elif config.data.source == "arithmetic" and mesh.tensor > 1:
         raise UserError(f"config.mesh.tensor is {mesh.tensor}; the vocabulary of arithmetic is a few single characters, "
                         "which it cannot split: use mesh.data or mesh.fsdp")
-    for name, size in sizes.items():
-        if size % mesh.tensor:
-            raise UserError(f"config.mesh.tensor is {mesh.tensor}; it must divide {name} ({size}): change either")
-    for name, size in widths.items():
-        if size % mesh.fsdp:
-            raise UserError(f"config.mesh.fsdp is {mesh.fsdp}; it must divide {name} ({size}): change either")
+    layers = {"config.model.layers": model.layers}
+    for axis, split in {"tensor": sizes, "fsdp": widths, "pipeline": layers}.items():
+        asked = getattr(mesh, axis)
+        for name, size in split.items():
+            if size % asked:
+                near = nearest_divisors(tuple(split.values()), asked)
+                raise UserError(f"config.mesh.{axis} is {asked}; it must divide {name} ({size}): {near} would, or change that")
+
+
+def nearest_divisors(sizes: Sequence[int], asked: int) -> str:
+    """The numbers next to `asked`, below and above, that divide all of `sizes`, in words."""
+    common = math.gcd(*sizes)
+    fits = [number for number in range(1, common + 1) if common % number == 0]
+    return " or ".join(str(n) for n in ([n for n in fits if n < asked][-1:] + [n for n in fits if n > asked][:1]))
 
 
 def _batches(config: Config) -> list[tuple[str, int, dict[str, int]]]:
@@ -205,20 +218,27 @@ def _batches(config: Config) -> list[tuple[str, int, dict[str, int]]]:
 
 
 def _check_batch(config: Config, name: str, rows: int, parts: dict[str, int]) -> None:
-    factors = parts | {"mesh.data": config.mesh.data, "mesh.fsdp": config.mesh.fsdp}
-    product, words = 1, []
-    for factor, size in factors.items():
-        product *= size
-        if size > 1:
-            words.append(f"config.{factor} ({size})")
-    if rows % product:
-        raise UserError(f"config.{name} is {rows}; it must be a multiple of {' x '.join(words)}"
-                        + (f" = {product}" if len(words) > 1 else ""))
+    mesh = config.mesh
+    split = {f"mesh.{axis}": getattr(mesh, axis) for axis in ("data", "fsdp", "pipeline")}
+    ways = [parts | split]
+    if name.partition(".")[0] in _GENERATING:  # No row is split while it is sampled, but rows over all devices.
+        axes = ("context", "tensor") if mesh.generation == "whole" else ("context",)
+        ways.append(split | {f"mesh.{axis}": getattr(mesh, axis) for axis in axes})
+    for factors in ways:
+        product, words = 1, []
+        for factor, size in factors.items():
+            product *= size
+            if size > 1:
+                words.append(f"config.{factor} ({size})")
+        if rows % product:
+            near = " or ".join(str(x) for x in (rows // product * product, -(-rows // product) * product) if x)
+            raise UserError(f"config.{name} is {rows}; it must be a multiple of {' x '.join(words)}"
+                            + (f" = {product}" if len(words) > 1 else "") + f", as {near} is")
 
 
 def _check_lengths(config: Config) -> None:
     """A response must leave room for a prompt before it."""
-    for stage in ("revise", "compare", "reward_distill", "best_of_n", "online_dpo", "ppo", "evaluate"):
+    for stage in _GENERATING:
         if stage in config.stages:
             tokens = getattr(config, stage).max_new_tokens
             if tokens >= config.model.max_length:

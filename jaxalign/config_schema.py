@@ -42,8 +42,8 @@ def between(low: float, high: float) -> Check:
     return Check(f"between {low} and {high}", lambda value: low <= value <= high)
 
 
-def one_of(*choices: str) -> Check:
-    return Check("one of " + ", ".join(choices), lambda value: value in choices, choices)
+def one_of(*choices: str | int) -> Check:
+    return Check("one of " + ", ".join(map(str, choices)), lambda value: value in choices, choices)
 
 
 def some_of(*choices: str) -> Check:

@@ -9,11 +9,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxalign.config import Optimizer, Ppo
+from jaxalign.config import Mesh, Optimizer, Ppo
 from jaxalign.models.architecture import DecoderConfig
 from jaxalign.models.model import Model
-from jaxalign.parallel.mesh import make_mesh
-from jaxalign.parallel.sharding import Sharding
+from jaxalign.parallel.sharding import make_sharding
 from jaxalign.rollout.engine import Engine
 from jaxalign.rollout.sampling import Sampling
 from jaxalign.training.experience import make_experience
@@ -32,7 +31,7 @@ MESHES = ((2, 2, 2), (8, 1, 1), (1, 4, 2), (4, 2, 1))
 def model(mesh: tuple[int, int, int] | None = None, head: str = "lm", **changes) -> Model:
     """A decoder of 2 layers and width 16. `mesh`: sizes of data, fsdp and tensor; None is one device without a mesh."""
     config = dataclasses.replace(DECODER, **changes)
-    return Model(config, head, None if mesh is None else Sharding(make_mesh(*mesh)))
+    return Model(config, head, None if mesh is None else make_sharding(Mesh(*mesh)))
 
 
 @functools.cache

@@ -72,7 +72,7 @@ class Block(nnx.Module):
         attended = self.attention.merge(heads, own)
         if config.sandwich_norms:
             attended = self.after_attention_norm(attended)
-        after = constrain(x_BxTxD + attended, ("batch", "length", "embed"))
+        after = constrain(x_BxTxD + attended, ("batch", "residual", "embed"))
         normed = self.mlp_norm(x_BxTxD if config.parallel_residual else after)
         load = None
         if config.experts is None:
@@ -81,7 +81,7 @@ class Block(nnx.Module):
             out, load = self.mlp(normed, counted_BxT, constrain)
         if config.sandwich_norms:
             out = self.after_mlp_norm(out)
-        return constrain(after + out, ("batch", "length", "embed")), extra, load
+        return constrain(after + out, ("batch", "residual", "embed")), extra, load
 
 
 class Decoder(nnx.Module):
@@ -112,7 +112,7 @@ class Decoder(nnx.Module):
         x = table[tokens]
         if self.config.scale_embeddings:
             x = x * jnp.asarray(self.config.embed**0.5, x.dtype)
-        return constrain(x, ("batch", "length", "embed"))
+        return constrain(x, ("batch", "residual", "embed"))
 
     def _local(self) -> jax.Array | None:
         """bool [L]: which layers have the window; None where they are all alike."""

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from jaxalign.config_checks import nearest_divisors
 from jaxalign.data.jsonl import read_object
 from jaxalign.data.tokenizer import Tokenizer, load_tokenizer
 from jaxalign.errors import UserError
@@ -223,10 +224,11 @@ def check_mesh(model: Model) -> None:
     c, mesh = model.config, model.sharding.mesh.shape
     inner = {"MLP width": c.mlp} if c.experts is None else {"experts": c.experts.count}
     tensor = {"query heads": c.heads, "key/value heads": c.kv_heads, **inner, "vocabulary": c.table_rows}
-    for axis, sizes in {"tensor": tensor, "fsdp": {"hidden size": c.embed}}.items():
+    for axis, sizes in {"tensor": tensor, "fsdp": {"hidden size": c.embed}, "pipeline": {"layers": c.layers}}.items():
         for name, size in sizes.items():
             if size % mesh[axis]:
-                mend = ", or set model.vocab_multiple to it" if name == "vocabulary" else ""
+                mend = "; or set model.vocab_multiple to it" if name == "vocabulary" else ""
+                near = nearest_divisors(tuple(sizes.values()), mesh[axis])
                 raise UserError(
-                    f"mesh.{axis} is {mesh[axis]}; it must divide the checkpoint's {name} ({size}): give another mesh{mend}"
+                    f"mesh.{axis} is {mesh[axis]}; it must divide the checkpoint's {name} ({size}): {near} would{mend}"
                 )

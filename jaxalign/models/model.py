@@ -9,13 +9,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.sharding import NamedSharding
 
 from jaxalign.models.architecture import DecoderConfig
 from jaxalign.models.decoder import Cache, Decoder
 from jaxalign.models.experts import load_balance
 from jaxalign.models.heads import lm_logits
 from jaxalign.models.layers import Constrain
-from jaxalign.models.lora import Adapters, Lora, adapter_axes, adapter_shapes, init_adapters
+from jaxalign.models.lora import TRAINED, Adapters, Lora, adapter_axes, adapter_shapes, init_adapters, is_quantised
+from jaxalign.models.quantised import fitting
 from jaxalign.parallel.sharding import Sharding
 
 Params = Any  # A nested dict of arrays.
@@ -124,6 +126,37 @@ class Model:
         return nnx.merge(graph, state)
 
     @property
+    def generation(self) -> Model:
+        """This model as it samples: its weights, rows and caches lie by the rules of generation."""
+        return self if self.sharding is None else dataclasses.replace(self, sharding=self.sharding.generation)
+
+    def generation_abstract(self, params: Params) -> Params:
+        """ShapeDtypeStructs of `for_generation`'s result. params: arrays, or ShapeDtypeStructs."""
+        return _for_generation(self, params, {**self.base.axes(), **self.axes()}, trained=False)
+
+    def for_generation(self, params: Params) -> Params:
+        """Parameters (joined) as `generation` reads them: gathered as its rules say, kernels and tables in the compute dtype.
+        What is so already stays the same array."""
+        leaves, structure = jax.tree.flatten(params)
+        targets = jax.tree.leaves(self.generation_abstract(params))
+        changed = [
+            i for i, (leaf, target) in enumerate(zip(leaves, targets, strict=True))
+            if leaf.dtype != target.dtype
+            or (self.sharding is not None and not leaf.sharding.is_equivalent_to(target.sharding, leaf.ndim))
+        ]  # fmt: skip
+        if changed:
+            move = _mover(tuple((targets[i].dtype, targets[i].sharding) for i in changed))
+            for i, moved in zip(changed, move([leaves[i] for i in changed]), strict=True):
+                leaves[i] = moved
+        return jax.tree.unflatten(structure, leaves)
+
+    def constrain_gradients(self, gradients: Params) -> Params:
+        """Gradients of the model's own parameters, split as `config.mesh.zero` says."""
+        if self.sharding is None:
+            return gradients
+        return jax.lax.with_sharding_constraint(gradients, self.sharding.gradients.tree(self.axes()))
+
+    @property
     def constrain(self) -> Constrain:
         """Says how activations lie on the model's mesh: `constrain(x, axes)`."""
         return Constrain(self.sharding)
@@ -143,10 +176,16 @@ class Model:
         return out.hidden, jnp.float32(0.0) if out.load is None else load_balance(out.load)
 
     def _run(self, params: Params, tokens, positions, segment_ids, keep_cache: bool = False):
+        T = tokens.shape[1]
         positions = default_positions(tokens) if positions is None else positions
         counted = jnp.ones(tokens.shape) if segment_ids is None else (segment_ids > 0).astype(jnp.float32)
+        short = 0 if self.sharding is None else -T % self.sharding.length_multiple
+        if short:  # Nothing sees what follows it.
+            tokens, positions, counted = (jnp.pad(x, ((0, 0), (0, short))) for x in (tokens, positions, counted))
+            segment_ids = None if segment_ids is None else jnp.pad(segment_ids, ((0, 0), (0, short)))
         mask = causal_mask(tokens.shape, segment_ids)
-        return self._merge(params).hidden(tokens, positions, mask, counted, self.constrain, keep_cache, self._adapters(params))
+        out = self._merge(params).hidden(tokens, positions, mask, counted, self.constrain, keep_cache, self._adapters(params))
+        return out._replace(hidden=out.hidden[:, :T]) if short else out
 
     def prefill(self, params: Params, tokens, slots: int) -> tuple[jax.Array, Cache]:
         """Hidden states [B, P, D] of right-padded prompts and a cache with room for `slots` tokens."""
@@ -180,6 +219,29 @@ class Model:
         """The scalar head, float32 [...]: hidden [..., D] times `score` [D]."""
         weight = params["score"]
         return jnp.einsum("...d,d->...", hidden.astype(jnp.float32), weight.astype(jnp.float32))
+
+
+def _for_generation(model: Model, params, axes, trained: bool):
+    """The targets of `for_generation`, part by part. Adapters and scalar heads keep their dtype: their sums need it."""
+    if isinstance(params, dict):
+        return {
+            name: _for_generation(model, value, axes[name], trained or name in TRAINED) for name, value in params.items()
+        }
+    sharding = None if model.sharding is None else model.sharding.generation.named(axes)
+    if is_quantised(params):
+        where = lambda x: None if sharding is None else NamedSharding(sharding.mesh, fitting(sharding, x.shape))  # noqa: E731
+        return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where(x)), params)
+    matrix = len(axes) - (axes[0] == "layers") >= 2
+    dtype = model.config.compute_dtype if matrix and not trained else params.dtype
+    return jax.ShapeDtypeStruct(params.shape, dtype, sharding=sharding)
+
+
+@functools.lru_cache(maxsize=32)
+def _mover(targets: tuple):
+    """A jitted function of a list of arrays: each in its target's dtype, lying by its target's sharding."""
+    move = lambda arrays: [x.astype(dtype) for x, (dtype, _) in zip(arrays, targets, strict=True)]  # noqa: E731
+    where = [sharding for _, sharding in targets]
+    return jax.jit(move, out_shardings=where if where[0] is not None else None)
 
 
 def default_positions(tokens: jax.Array) -> jax.Array:

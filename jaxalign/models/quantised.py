@@ -77,11 +77,11 @@ def _quantised(kernel: jax.Array, kind: str, inputs: tuple[int, ...], last: int)
     here = getattr(kernel, "sharding", None)
     if not isinstance(here, NamedSharding):
         return jax.jit(compute)(kernel)
-    where = jax.tree.map(lambda x: NamedSharding(here.mesh, _fitting(here, x.shape)), jax.eval_shape(compute, kernel))
+    where = jax.tree.map(lambda x: NamedSharding(here.mesh, fitting(here, x.shape)), jax.eval_shape(compute, kernel))
     return jax.jit(compute, out_shardings=where)(kernel)
 
 
-def _fitting(sharding: NamedSharding, shape: tuple[int, ...]) -> PartitionSpec:
+def fitting(sharding: NamedSharding, shape: tuple[int, ...]) -> PartitionSpec:
     """The kernel's own split, but for axes too short for it: scales are fewer than weights."""
     entries = []
     for axis, size in enumerate(shape):

@@ -2,23 +2,64 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
 import jax
 import numpy as np
+from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh
 
 from jaxalign.errors import UserError
 
-AXES = ("data", "fsdp", "tensor")
+# Outer to inner: neighbours along the last axes are neighbours in the network, and tensor talks most.
+AXES = ("pipeline", "data", "fsdp", "context", "tensor")
 
 
-def make_mesh(data: int = 1, fsdp: int = 1, tensor: int = 1) -> Mesh:
-    """A mesh of the first data*fsdp*tensor devices. Raises UserError when there are fewer."""
-    need, have = data * fsdp * tensor, jax.device_count()
+def make_mesh(
+    data: int = 1, fsdp: int = 1, tensor: int = 1, context: int = 1, pipeline: int = 1, slices: int = 1,
+    devices: Sequence[jax.Device] | None = None,
+) -> Mesh:  # fmt: skip
+    """A mesh of the first data*fsdp*tensor*context*pipeline devices, `AXES` its axes, each there even if of size 1.
+
+    slices: groups of devices that a slower network joins; `data` is split over them, all else stays within one.
+    devices: default those of this run; those of a topology for compiling ahead of time.
+
+    Raises:
+        UserError: there are fewer devices, or slices do not divide data.
+    """
+    sizes = {"pipeline": pipeline, "data": data, "fsdp": fsdp, "context": context, "tensor": tensor}
+    devices = jax.devices() if devices is None else devices
+    need, have = math.prod(sizes.values()), len(devices)
     if need > have:
+        asked = " x ".join(f"{name}={size}" for name, size in sizes.items() if size > 1)
         hint = f"; for a CPU, set XLA_FLAGS=--xla_force_host_platform_device_count={need}"
         raise UserError(
-            f"config.mesh asks for data={data} x fsdp={fsdp} x tensor={tensor} = {need} devices, but {have} "
-            f"{'is' if have == 1 else 'are'} here{hint if jax.default_backend() == 'cpu' else ''}"
+            f"config.mesh asks for {asked} = {need} devices, but {have} {'is' if have == 1 else 'are'} here; "
+            f"{_smaller(sizes, have)} would fit{hint if devices[0].platform == 'cpu' else ''}"
         )
-    devices = np.asarray(jax.devices()[:need]).reshape(data, fsdp, tensor)
-    return Mesh(devices, AXES, axis_types=(AxisType.Auto,) * len(AXES))
+    if data % slices:
+        raise UserError(f"config.mesh.slices is {slices}; it must divide config.mesh.data ({data}), which is split over them")
+    return Mesh(_arranged(list(devices)[:need], tuple(sizes.values()), slices), AXES, axis_types=(AxisType.Auto,) * len(AXES))
+
+
+def _arranged(devices: list[jax.Device], shape: tuple[int, ...], slices: int) -> np.ndarray:
+    """The devices [pipeline, data, fsdp, context, tensor], so that what talks much is near."""
+    pipeline, data, *inner = shape
+    within = (pipeline, data // slices, *inner)
+    if slices == 1 and devices[0].platform == "tpu" and len(devices) > 1:
+        return mesh_utils.create_device_mesh(shape, devices, allow_split_physical_axes=True)
+    if slices > 1 and len({getattr(device, "slice_index", 0) for device in devices}) == slices:
+        return mesh_utils.create_hybrid_device_mesh(within, (1, slices, 1, 1, 1), devices, allow_split_physical_axes=True)
+    # Devices that do not say where they are: in their order, a slice after the other.
+    apart = np.asarray(devices).reshape(slices, *within)
+    return apart.swapaxes(0, 1).reshape(shape)
+
+
+def _smaller(sizes: dict[str, int], have: int) -> str:
+    """The mesh nearest to the one asked for that so many devices hold: its largest axes are cut."""
+    found = dict(sizes)
+    while math.prod(found.values()) > have:
+        largest = max(found, key=lambda name: found[name])
+        found[largest] = max(size for size in range(1, found[largest]) if found[largest] % size == 0)
+    return " x ".join(f"{name}={size}" for name, size in found.items() if size > 1) or "one device"

@@ -1,41 +1,92 @@
-"""Logical axes to mesh axes: one rules table, applied to parameters and activations alike."""
+"""Logical axes to mesh axes: one table of rules for each phase, applied to parameters and activations alike."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from jaxalign.config import Mesh as MeshConfig
+from jaxalign.parallel.mesh import make_mesh
+
 # A logical axis takes every mesh axis of its entry that an earlier axis of the same array has not taken. So `embed` of a
 # weight is split over fsdp, while `embed` of an activation is not: its `batch` has fsdp already.
 RULES: dict[str, tuple[str, ...]] = {
     "batch": ("data", "fsdp"),
+    "length": ("context",),
+    "residual": ("context",),  # the length of what passes from layer to layer
     "vocab": ("tensor",),
     "heads": ("tensor",),
     "kv_heads": ("tensor",),
     "expert": ("tensor",),
     "mlp": ("tensor",),
     "embed": ("fsdp",),
-    "length": (),
+    "layers": ("pipeline",),
     "head_dim": (),
-    "layers": (),
     "norm": (),
     "rank": (),
+}
+_GATHERED = {"embed": (), "layers": (), "length": (), "residual": ()}
+# How weights lie, and over which axes rows are split, while tokens are sampled.
+_GENERATION: dict[str, dict[str, tuple[str, ...]]] = {
+    "tensor": _GATHERED | {"batch": ("pipeline", "data", "fsdp", "context")},
+    "training": {"length": (), "residual": (), "batch": ("pipeline", "data", "fsdp", "context")},
+    "whole": {name: () for name in RULES} | {"batch": ("pipeline", "data", "fsdp", "context", "tensor")},
 }
 
 
 @dataclasses.dataclass(frozen=True)
 class Sharding:
-    """A mesh with its rules. Hashable, so it can be closed over by jitted functions."""
+    """A mesh with its rules. Hashable, so it can be closed over by jitted functions.
+
+    zero: 3 splits parameters, gradients and optimizer state over fsdp, 2 the last two, 1 the optimizer state alone.
+    sequence_parallel: what passes between layers is split over tensor too, along its length.
+    generation_rules: as `config.mesh.generation`.
+    """
 
     mesh: Mesh
-    rules: tuple[tuple[str, tuple[str, ...]], ...] = tuple(RULES.items())
+    zero: int = 3
+    sequence_parallel: bool = False
+    generation_rules: str = "tensor"
+    phase: str = "training"
+
+    @functools.cached_property
+    def rules(self) -> dict[str, tuple[str, ...]]:
+        """The mesh axes of each logical axis in this phase."""
+        table = dict(RULES)
+        if self.sequence_parallel:
+            table["residual"] = ("context", "tensor")
+        if self.phase == "generation":
+            return table | _GENERATION[self.generation_rules]
+        split = {"training": 3, "gradients": 2, "optimizer": 1}[self.phase] <= self.zero
+        return table if split else table | {"embed": ()}
+
+    def _in(self, phase: str) -> Sharding:
+        return dataclasses.replace(self, phase=phase)
+
+    @property
+    def generation(self) -> Sharding:
+        """How weights, rows and caches lie while tokens are sampled."""
+        return self._in("generation")
+
+    @property
+    def gradients(self) -> Sharding:
+        """How gradients lie, for the names of their parameters."""
+        return self._in("gradients")
+
+    @property
+    def optimizer(self) -> Sharding:
+        """How the optimizer's moments lie, for the names of their parameters."""
+        return self._in("optimizer")
 
     def spec(self, axes: tuple[str | None, ...]) -> PartitionSpec:
         """The PartitionSpec of an array whose dimensions have these logical names (None: not split)."""
-        table, used, entries = dict(self.rules), set(), []
+        table, used, entries = self.rules, set(), []
         for axis in axes:
             if axis is not None and axis not in table:
                 raise ValueError(f"logical axis {axis!r} has no rule; known: {sorted(table)}")
@@ -64,6 +115,24 @@ class Sharding:
         return self.named(("batch",))
 
     @property
+    def length_multiple(self) -> int:
+        """What the length of a row is padded to a multiple of, inside a model."""
+        return math.prod(self.mesh.shape[axis] for axis in self.rules["residual"])
+
+    @property
     def batch_size(self) -> int:
         """How many parts the batch is split into."""
-        return self.mesh.shape["data"] * self.mesh.shape["fsdp"]
+        return math.prod(self.mesh.shape[axis] for axis in self.rules["batch"])
+
+
+def make_sharding(settings: MeshConfig, devices: Sequence[jax.Device] | None = None) -> Sharding | None:
+    """The mesh of `config.mesh` with its rules; None for one device, where there is nothing to place.
+
+    devices: as in `make_mesh`. Raises UserError as it does.
+    """
+    mesh = make_mesh(
+        settings.data, settings.fsdp, settings.tensor, settings.context, settings.pipeline, settings.slices, devices
+    )
+    if mesh.size == 1 and devices is None:
+        return None
+    return Sharding(mesh, settings.zero, settings.sequence_parallel, settings.generation)

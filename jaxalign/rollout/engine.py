@@ -37,9 +37,11 @@ def generate(model: Model, params, prompts, prompt_length, key, rows, sampling: 
 
     prompts int32 [B, P], right-padded; prompt_length int32 [B] >= 1 (0 marks a row that is only there to fill the
     batch: it ends at once); key: a run's key folded with its step; rows int32 [B]: global row numbers.
-    Returns a Rollout with T = P + max_new_tokens and N = max_new_tokens.
+    params lie as `Model.for_generation` puts them. Returns a Rollout with T = P + max_new_tokens and N = max_new_tokens, its
+    rows split as in training.
     """
     B, P = prompts.shape
+    training, model = model, model.generation
     N = sampling.max_new_tokens
     unembedding = model.unembedding(params).astype(model.config.compute_dtype)
     keys = row_keys(key, rows)
@@ -76,7 +78,8 @@ def generate(model: Model, params, prompts, prompt_length, key, rows, sampling: 
 
     start = _Loop(jnp.int32(1), token, stopped | filler, tokens, logprobs, cache)
     end = jax.lax.while_loop(lambda loop: (loop.t < N) & ~jnp.all(loop.done), step, start)
-    return _assemble(prompts, prompt_length, end.tokens, end.logprobs, stop_ids, end.t)
+    rollout = _assemble(prompts, prompt_length, end.tokens, end.logprobs, stop_ids, end.t)
+    return jax.tree.map(lambda x: training.constrain(x, ("batch",) + (None,) * (x.ndim - 1)), rollout)
 
 
 def _assemble(prompts, prompt_length, tokens, logprobs, stop_ids, steps) -> Rollout:
@@ -108,8 +111,8 @@ class Response:
 class Engine:
     """Feeds `generate` from a list of prompts.
 
-    batch: rows in one call (a multiple of what the mesh splits a batch into). bucket: prompt lengths are padded up to a
-    multiple of this, so that few shapes are compiled. max_length: prompt and response together.
+    batch: rows in one call (a multiple of what the mesh splits a batch into while it samples). bucket: prompt lengths are
+    padded up to a multiple of this, so that few shapes are compiled. max_length: prompt and response together.
     """
 
     model: Model
@@ -141,8 +144,8 @@ class Engine:
         numbers[: len(rows)] = rows
         arrays = (tokens, length, numbers)
         if self.model.sharding is not None:
-            arrays = jax.device_put(arrays, self.model.sharding.batch)
-        return generate(self.model, params, arrays[0], arrays[1], key, arrays[2], sampling)
+            arrays = jax.device_put(arrays, self.model.sharding.generation.batch)
+        return generate(self.model, self.model.for_generation(params), arrays[0], arrays[1], key, arrays[2], sampling)
 
     def respond(self, params, prompts, key, sampling: Sampling, rows: Sequence[int], progress=None) -> list[Response]:
         """Responses to a queue of any length, in its order. `progress(rows, tokens)` is called after each batch.
@@ -150,6 +153,7 @@ class Engine:
         Prompt i has the global row number rows[i], whatever batch it falls into. An empty queue has no responses.
         """
         order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
+        params = self.model.for_generation(params)
         out: list[Response | None] = [None] * len(prompts)
         for start in range(0, len(order), self.batch):
             index = order[start : start + self.batch]

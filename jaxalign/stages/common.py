@@ -25,8 +25,7 @@ from jaxalign.models.lora import Lora, join, trained
 from jaxalign.models.model import Model, Params
 from jaxalign.models.quantised import quantise
 from jaxalign.models.safetensors import weight_files
-from jaxalign.parallel.mesh import make_mesh
-from jaxalign.parallel.sharding import Sharding
+from jaxalign.parallel.sharding import Sharding, make_sharding
 from jaxalign.records import Principle
 from jaxalign.rollout.engine import Engine
 from jaxalign.rollout.sampling import Sampling
@@ -82,9 +81,7 @@ def stage_key(config: Config, stage: str, stream: int = 0) -> jax.Array:
 @functools.cache
 def sharding(config: Config) -> Sharding | None:
     """The run's mesh with its rules; None on one device, where there is nothing to place."""
-    shape = config.mesh
-    mesh = make_mesh(shape.data, shape.fsdp, shape.tensor)
-    return None if mesh.size == 1 else Sharding(mesh)
+    return make_sharding(config.mesh)
 
 
 def load_tokenizer(context: StageContext) -> Tokenizer:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jaxalign import config_schema
-from jaxalign.config import POLICY_STAGES, Config
+from jaxalign.config import POLICY_STAGES, Config, Mesh
 from jaxalign.data.tokenizer import load_tokenizer
 from jaxalign.data.tokenizer_export import tokenizer_files
 from jaxalign.errors import UserError
@@ -25,8 +25,7 @@ from jaxalign.models.lora import join, merge
 from jaxalign.models.model import Model, Params
 from jaxalign.models.peft_folder import export_adapters
 from jaxalign.models.quantised import quantise
-from jaxalign.parallel.mesh import make_mesh
-from jaxalign.parallel.sharding import Sharding
+from jaxalign.parallel.sharding import Sharding, make_sharding
 from jaxalign.stages import common
 from jaxalign.stages.base import DONE, read_manifest
 from jaxalign.stages.scorers import student_model
@@ -79,8 +78,7 @@ def convert(
     if not source.is_dir():
         raise UserError(f"--source={source} is not a folder; give a model folder, or a stage's folder of a run")
     check_target(target)
-    made = make_mesh(*mesh)
-    sharding = None if made.size == 1 else Sharding(made)
+    sharding = make_sharding(Mesh(*mesh))
     if adapters:
         if is_model(source) or not (source / "params").is_dir():
             raise UserError(f"--adapters asks for those that a stage has trained, but {source} is a whole model; leave it out")

@@ -17,8 +17,7 @@ from jaxalign.errors import UserError
 from jaxalign.feedback.speaker import begin
 from jaxalign.models import huggingface
 from jaxalign.models.model import Model, Params
-from jaxalign.parallel.mesh import make_mesh
-from jaxalign.parallel.sharding import Sharding
+from jaxalign.parallel.sharding import make_sharding
 from jaxalign.records import Message
 from jaxalign.rollout.engine import Engine, Response
 from jaxalign.rollout.sampling import Sampling
@@ -67,8 +66,7 @@ def load(folder: Path, mesh: Mesh, dtype: str | None = None, compute_dtype: str 
     config = huggingface.read_config(folder, compute_dtype or "float32", 1 if orbax else mesh.tensor)
     if config.head != "lm":
         raise UserError(f"{folder} holds a {config.family.classifier}, which scores texts; a language model is expected")
-    made = make_mesh(mesh.data, mesh.fsdp, mesh.tensor)
-    model = Model(config.decoder, "lm", None if made.size == 1 else Sharding(made))
+    model = Model(config.decoder, "lm", make_sharding(mesh))
     huggingface.check_mesh(model)
     tokenizer = load_tokenizer(folder)
     huggingface.check_vocabulary(folder, config, tokenizer)
@@ -200,7 +198,7 @@ class Answerer:
 
 def make_answerer(loaded: Loaded, style: str, settings, rows: int) -> Answerer:
     """settings has max_new_tokens, temperature, top_k and top_p; rows: how many answers are wanted at once at most."""
-    parts = 1 if loaded.model.sharding is None else loaded.model.sharding.batch_size
+    parts = 1 if loaded.model.sharding is None else loaded.model.sharding.generation.batch_size
     sampling = common.sampling(settings, loaded.tokenizer, style)
     if loaded.positions is not None and sampling.max_new_tokens >= loaded.positions:
         raise UserError(f"max_new_tokens is {sampling.max_new_tokens}, but the model was made for {loaded.positions} positions "

@@ -40,6 +40,6 @@ def distill_step(
         loss = sum(losses.values())
         return loss, Aux({"loss": loss, "agreement": jnp.sum(alike) / rows})
 
-    (_, aux), gradients = accumulate(loss_fn, state.params, batch, micro_batches)
-    state, metrics = apply_gradients(state, gradients, optimizer)
+    (_, aux), gradients = accumulate(loss_fn, state.params, batch, micro_batches, model.constrain_gradients)
+    state, metrics = apply_gradients(model, state, gradients, optimizer)
     return state, {**aux.sums, **metrics}

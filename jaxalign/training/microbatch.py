@@ -29,12 +29,17 @@ def _combine(first, second):
     return (loss + other_loss, Aux(sums, maxima)), jax.tree.map(jnp.add, gradients, other_gradients)
 
 
-def accumulate(loss_fn: Callable, params, batch, micro_batches: int):
+def accumulate(loss_fn: Callable, params, batch, micro_batches: int, place: Callable | None = None):
     """(loss, Aux), gradients of `loss_fn(params, batch) -> (loss, Aux)`, combined over micro-batches.
 
     The loss and `Aux.sums` must be sums over the rows given, divided by totals of the whole batch, taken before the split.
+    place: says how gradients lie (`Model.constrain_gradients`), those of each micro-batch.
     """
-    grad_fn = jax.value_and_grad(loss_fn, has_aux=True)
+
+    def grad_fn(params, part):
+        out, gradients = jax.value_and_grad(loss_fn, has_aux=True)(params, part)
+        return out, gradients if place is None else place(gradients)
+
     if micro_batches == 1:
         return grad_fn(params, batch)
     parts = split(batch, micro_batches)

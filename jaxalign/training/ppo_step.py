@@ -118,18 +118,18 @@ def minibatch_update(
     loss_fn = joint_loss if setup.shares_trunk else policy_loss
     (_, aux), gradients = accumulate(
         lambda params, part: loss_fn(setup, join(frozen, params), part, whole, kl_coef, reference_params=reference_params),
-        policy.params, batch, config.micro_batches,
+        policy.params, batch, config.micro_batches, setup.policy.constrain_gradients,
     )  # fmt: skip
-    learnt, updated = apply_gradients(policy, gradients, setup.policy_optimizer)
+    learnt, updated = apply_gradients(setup.policy, policy, gradients, setup.policy_optimizer)
     if config.critic_warmup:
         learnt = jax.tree.map(lambda new, old: jnp.where(learn_policy, new, old), learnt, policy)
     metrics = {**aux.sums, **aux.maxima, "grad_norm": updated["grad_norm"], "skipped": updated["skipped"]}
     if setup.has_critic and not setup.shares_trunk:
         (_, aux), gradients = accumulate(
             lambda params, part: value_loss(setup, join(frozen, params), part, whole),
-            critic.params, batch, config.micro_batches,
+            critic.params, batch, config.micro_batches, setup.critic.constrain_gradients,
         )  # fmt: skip
-        critic, updated = apply_gradients(critic, gradients, setup.critic_optimizer)
+        critic, updated = apply_gradients(setup.critic, critic, gradients, setup.critic_optimizer)
         metrics |= {**aux.sums, "critic_grad_norm": updated["grad_norm"], "skipped": metrics["skipped"] + updated["skipped"]}
     return learnt, critic, metrics
 

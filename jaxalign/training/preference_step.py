@@ -52,6 +52,6 @@ def preference_step(
         loss = jnp.sum(loss * part.weight) / total
         return loss, Aux({"loss": loss, "accuracy": jnp.sum(right * counted) / total_decided})
 
-    (_, aux), gradients = accumulate(loss_fn, state.params, batch, micro_batches)
-    state, metrics = apply_gradients(state, gradients, optimizer)
+    (_, aux), gradients = accumulate(loss_fn, state.params, batch, micro_batches, model.constrain_gradients)
+    state, metrics = apply_gradients(model, state, gradients, optimizer)
     return state, {**aux.sums, **metrics}

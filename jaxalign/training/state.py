@@ -25,7 +25,8 @@ class TrainState:
 
 
 def optimizer_shardings(model: Model, optimizer: optax.GradientTransformation):
-    """Shardings of the optimizer state: moments lie like their parameters, the rest is replicated. None on one device."""
+    """Shardings of the optimizer state: moments lie like their parameters, or more split (`mesh.zero`), the rest is
+    replicated. None on one device."""
     if model.sharding is None:
         return None
     shapes = jax.eval_shape(optimizer.init, model.abstract())
@@ -33,7 +34,7 @@ def optimizer_shardings(model: Model, optimizer: optax.GradientTransformation):
         optimizer,
         lambda _, sharding: sharding,
         shapes,
-        model.shardings(),
+        model.sharding.optimizer.tree(model.axes()),
         transform_non_params=lambda _: model.sharding.replicated,
     )
 
@@ -62,12 +63,19 @@ def abstract_state(model: Model, optimizer: optax.GradientTransformation) -> Tra
     return TrainState(step, key, model.abstract(), opt_state)
 
 
-def apply_gradients(state: TrainState, gradients, optimizer) -> tuple[TrainState, dict[str, jax.Array]]:
+def apply_gradients(model: Model, state: TrainState, gradients, optimizer) -> tuple[TrainState, dict[str, jax.Array]]:
     """One update. Gradients that are not finite change nothing but the step, and are counted in `skipped`."""
     norm = optax.tree.norm(gradients)
     finite = jnp.isfinite(norm)
-    updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)
-    params = optax.apply_updates(state.params, updates)
+    start = state.params
+    if model.sharding is not None:  # Each device updates the part whose moments it has.
+        parts = model.sharding.optimizer.tree(model.axes())
+        gradients, start = jax.lax.with_sharding_constraint((gradients, start), (parts, parts))
+    updates, opt_state = optimizer.update(gradients, state.opt_state, start)
+    params = optax.apply_updates(start, updates)
     keep = lambda new, old: jax.tree.map(lambda n, o: jnp.where(finite, n, o), new, old)  # noqa: E731
-    new = TrainState(state.step + 1, state.key, keep(params, state.params), keep(opt_state, state.opt_state))
+    params = keep(params, start)
+    if model.sharding is not None:
+        params = jax.lax.with_sharding_constraint(params, model.shardings())
+    new = TrainState(state.step + 1, state.key, params, keep(opt_state, state.opt_state))
     return new, {"grad_norm": norm, "skipped": 1.0 - finite.astype(jnp.float32)}

@@ -15,6 +15,7 @@ from jaxalign.errors import UserError
 from jaxalign.models.huggingface import load_params, load_pretrained, read_config
 from jaxalign.models.layout import places, stored_shapes
 from jaxalign.models.model import Model
+from jaxalign.parallel.mesh import make_mesh
 from jaxalign.parallel.sharding import Sharding
 from jaxalign.rollout.engine import Engine
 from jaxalign.rollout.sampling import Sampling
@@ -121,8 +122,7 @@ def test_logits_equal_an_independent_forward_pass(tmp_path, tied):
 
 def test_a_sharded_model_is_loaded_onto_its_mesh(tmp_path):
     folder = _write(tmp_path / "hf")
-    mesh = jax.make_mesh((2, 2, 2), ("data", "fsdp", "tensor"))
-    model = Model(read_config(folder).decoder, sharding=Sharding(mesh))
+    model = Model(read_config(folder).decoder, sharding=Sharding(make_mesh(2, 2, 2)))
     sharded, whole = load_params(folder, model), load_params(folder, Model(model.config))
     assert jax.tree.map(lambda x: x.sharding, sharded) == model.shardings()
     query = sharded["blocks"]["attention"]["query"]
@@ -139,10 +139,8 @@ def test_a_sharded_model_is_loaded_onto_its_mesh(tmp_path):
 )
 def test_a_mesh_that_does_not_divide_the_checkpoint_is_refused(tmp_path, shape, message):
     folder = _write(tmp_path / "hf")
-    devices = np.array(jax.devices()[: int(np.prod(shape))]).reshape(shape)
-    mesh = jax.sharding.Mesh(devices, ("data", "fsdp", "tensor"))
     with pytest.raises(UserError, match=message):
-        load_params(folder, Model(read_config(folder).decoder, sharding=Sharding(mesh)))
+        load_params(folder, Model(read_config(folder).decoder, sharding=Sharding(make_mesh(*shape))))
 
 
 def test_the_tree_is_the_decoders(tmp_path):
