@@ -5,7 +5,6 @@ Every mesh is of 8 CPU devices. The model's sizes are the least that all of them
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 
 import jax
@@ -77,7 +76,8 @@ def result(mesh: Mesh):
     """(updated parameters, moments, metrics, log-probs, sampled tokens and their log-probs), on the host."""
     model = Model(DECODER, sharding=make_sharding(mesh))
     params, rows = tiny.place(model, start()), tiny.rows(model, ROWS)
-    sampled = Engine(model, 8, 40, bucket=8).rollout(params, PROMPTS, jax.random.key(5), range(8), Sampling(32, (64,), 1.0, 0, 1.0))
+    engine, sampling = Engine(model, 8, 40, bucket=8), Sampling(32, (64,), 1.0, 0, 1.0)
+    sampled = engine.rollout(params, PROMPTS, jax.random.key(5), range(8), sampling)
     found = logprobs(model, params, rows)
     state, metrics = lm_step(model, OPTIMIZER, 1, init_state(model, OPTIMIZER, params, jax.random.key(0)), rows)
     if model.sharding is not None:
