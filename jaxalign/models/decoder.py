@@ -1,8 +1,8 @@
 """One decoder-only transformer in Flax NNX, for every family of models that `architecture.DecoderConfig` describes.
 
 The modules describe the architecture; `jaxalign.models.model.Model` splits them once and runs them as pure functions.
-Layers are stacked on a leading axis and scanned, so compile time does not grow with depth; where some have a window and
-others do not, both masks are made once and each layer takes its own.
+Layers are stacked on a leading axis and scanned, so compile time does not grow with depth. How they attend is given to them
+(`jaxalign.models.attention`).
 
 Dimension letters: B batch, T time, S cache slots, D model, H query heads, K key/value heads, h head dim, F mlp, L layers,
 V vocab.
@@ -18,8 +18,10 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jaxalign.models.architecture import DecoderConfig
+from jaxalign.models.attention import Attend
+from jaxalign.models.attention_plain import attend_cache, windowed
 from jaxalign.models.experts import Load, MixtureMLP
-from jaxalign.models.layers import MLP, Attention, Constrain, Norm, attend, attend_cache, param
+from jaxalign.models.layers import MLP, Attention, Constrain, Norm, param
 from jaxalign.models.lora import NO_ADAPTERS, Adapters
 
 
@@ -123,30 +125,19 @@ class Decoder(nnx.Module):
             return jnp.where(local, self.config.frequencies(True), self.config.frequencies(False))
         return self.config.frequencies(bool(self.config.local_layers) and all(self.config.local_layers))
 
-    def _mask(self, local, mask: jax.Array, age: Callable[[], jax.Array]) -> jax.Array:
-        """`mask` less the keys that are out of a layer's window. age() is by how much a query is later than a key."""
-        window = self.config.windows(True)
-        if window is None or (local is None and self.config.windows(False) is None):
-            return mask
-        near = mask & (age() < window)
-        return near if local is None else jnp.where(local, near, mask)
-
     def hidden(
-        self, tokens_BxT, positions_BxT, mask_BxTxT, counted_BxT, constrain: Constrain, keep_cache: bool = False,
+        self, tokens_BxT, positions_BxT, attend: Attend, counted_BxT, constrain: Constrain, keep_cache: bool = False,
         adapters: Adapters = NO_ADAPTERS,
     ):  # fmt: skip
-        """An `Output`. mask: what each query sees before windows; the tokens of a document stand side by side in a row.
+        """An `Output`. attend: over these rows; the tokens of a document stand side by side in a row.
         counted [B, T]: which tokens count in the experts' load. adapters: of all layers, their leaves stacked."""
         graph, layers = nnx.split(self.blocks)
-        place = jnp.arange(tokens_BxT.shape[1])
 
         def body(x, indexed):
             local, layer, own = indexed
-            mask = self._mask(local, mask_BxTxT, lambda: (place[:, None] - place[None, :])[None])
 
             def attention(q, k, v):
-                heads = attend(q, k, v, mask, self.config.scale, self.config.attention_softcap)
-                return heads, (_as_keys(k), _as_values(v)) if keep_cache else None
+                return attend(q, k, v, local), (_as_keys(k), _as_values(v)) if keep_cache else None
 
             x, kept, load = nnx.merge(graph, layer)(
                 x, positions_BxT, self._frequency(local), counted_BxT, Adapters(adapters.lora, own), constrain, attention
@@ -171,7 +162,7 @@ class Decoder(nnx.Module):
         def body(carry, indexed):
             x, cache = carry
             index, local, layer, own = indexed
-            mask = self._mask(local, mask_BxS, lambda: positions_B[:, None] + 1 - jnp.cumsum(mask_BxS, axis=1))
+            mask = windowed(self.config, local, mask_BxS, lambda: positions_B[:, None] + 1 - jnp.cumsum(mask_BxS, axis=1))
 
             def attention(q, k, v):
                 keys = jax.lax.dynamic_update_slice(cache.keys, _as_keys(k)[None], (index, 0, 0, 0, slot))

@@ -1,6 +1,6 @@
-"""The parts of a decoder layer in Flax NNX: norms, rotary positions, grouped-query attention, the MLP.
+"""The parts of a decoder layer in Flax NNX: norms, rotary positions, the projections of attention, the MLP.
 
-Dimension letters: B batch, T time, S cache slots, D model, H query heads, K key/value heads, h head dim, F mlp.
+Dimension letters: B batch, T time, D model, H query heads, K key/value heads, h head dim, F mlp.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from jaxalign.models.architecture import DecoderConfig
 from jaxalign.models.lora import Adapters, dense, is_quantised
 from jaxalign.parallel.sharding import Sharding
 
-_NEGATIVE = -1e30  # Finite, so that a row without any visible key gives numbers and not NaN.
 _ACTIVATIONS = {
     "silu": jax.nn.silu,
     "gelu": lambda x: jax.nn.gelu(x, approximate=False),
@@ -50,33 +49,6 @@ def rotate(x_BxTxHxh: jax.Array, positions_BxT: jax.Array, frequency: jax.Array)
 def softcap(x: jax.Array, cap: float | None) -> jax.Array:
     """cap * tanh(x / cap) (Gemma 2, arXiv 2408.00118); x itself without a cap."""
     return x if cap is None else cap * jnp.tanh(x / cap)
-
-
-def attend(q_BxTxHxh, k_BxSxKxh, v_BxSxKxh, mask_BxTxS, scale: float | None = None, cap: float | None = None) -> jax.Array:
-    """Grouped-query attention, softmax in float32. mask is True where query t may see key s. Returns [B, T, H, h].
-
-    scale is h ** -0.5 unless given; cap bounds the scores softly.
-    """
-    B, T, H, h = q_BxTxHxh.shape
-    K = k_BxSxKxh.shape[2]
-    q = q_BxTxHxh.reshape(B, T, K, H // K, h)
-    scores = jnp.einsum("btkgh,bskh->bkgts", q, k_BxSxKxh, preferred_element_type=jnp.float32)
-    scores = softcap(scores * (h**-0.5 if scale is None else scale), cap)
-    scores = jnp.where(mask_BxTxS[:, None, None, :, :], scores, _NEGATIVE)
-    weights = jax.nn.softmax(scores, axis=-1).astype(v_BxSxKxh.dtype)
-    return jnp.einsum("bkgts,bskh->btkgh", weights, v_BxSxKxh).reshape(B, T, H, h)
-
-
-def attend_cache(q_Bx1xHxh, k_BxKxhxS, v_BxKxSxh, mask_BxS, scale: float | None = None, cap: float | None = None) -> jax.Array:
-    """`attend` for one query a row, over keys and values as a `Cache` holds them. Returns [B, 1, H, h]."""
-    B, _, H, h = q_Bx1xHxh.shape
-    K = k_BxKxhxS.shape[1]
-    q = q_Bx1xHxh.reshape(B, K, H // K, h)
-    scores = jnp.einsum("bkgh,bkhs->bkgs", q, k_BxKxhxS, preferred_element_type=jnp.float32)
-    scores = softcap(scores * (h**-0.5 if scale is None else scale), cap)
-    scores = jnp.where(mask_BxS[:, None, None, :], scores, _NEGATIVE)
-    weights = jax.nn.softmax(scores, axis=-1).astype(v_BxKxSxh.dtype)
-    return jnp.einsum("bkgs,bksh->bkgh", weights, v_BxKxSxh).reshape(B, 1, H, h)
 
 
 def activate(name: str, x: jax.Array) -> jax.Array:

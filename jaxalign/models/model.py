@@ -12,6 +12,7 @@ from flax import nnx
 from jax.sharding import NamedSharding
 
 from jaxalign.models.architecture import DecoderConfig
+from jaxalign.models.attention import attention
 from jaxalign.models.decoder import Cache, Decoder
 from jaxalign.models.experts import load_balance
 from jaxalign.models.heads import lm_logits
@@ -183,8 +184,8 @@ class Model:
         if short:  # Nothing sees what follows it.
             tokens, positions, counted = (jnp.pad(x, ((0, 0), (0, short))) for x in (tokens, positions, counted))
             segment_ids = None if segment_ids is None else jnp.pad(segment_ids, ((0, 0), (0, short)))
-        mask = causal_mask(tokens.shape, segment_ids)
-        out = self._merge(params).hidden(tokens, positions, mask, counted, self.constrain, keep_cache, self._adapters(params))
+        attend, adapters = attention(self.config, tokens.shape, segment_ids), self._adapters(params)
+        out = self._merge(params).hidden(tokens, positions, attend, counted, self.constrain, keep_cache, adapters)
         return out._replace(hidden=out.hidden[:, :T]) if short else out
 
     def prefill(self, params: Params, tokens, slots: int) -> tuple[jax.Array, Cache]:
@@ -246,15 +247,6 @@ def _mover(targets: tuple):
 
 def default_positions(tokens: jax.Array) -> jax.Array:
     return jnp.broadcast_to(jnp.arange(tokens.shape[1], dtype=jnp.int32)[None, :], tokens.shape)
-
-
-def causal_mask(shape: tuple[int, int], segment_ids: jax.Array | None) -> jax.Array:
-    """bool [B, T, T] (or [1, T, T] without segments): query t sees key s <= t of its own segment."""
-    T = shape[1]
-    causal = jnp.tril(jnp.ones((T, T), bool))[None]
-    if segment_ids is None:
-        return causal
-    return causal & (segment_ids[:, :, None] == segment_ids[:, None, :])
 
 
 def scalar_from_lm(params: Params, scalar_params: Params) -> Params:

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from jaxalign.errors import UserError
+from jaxalign.models.attention_plain import attend
 from jaxalign.models.decoder import Decoder
-from jaxalign.models.layers import attend, rotate
+from jaxalign.models.layers import rotate
 from tests import tiny
 
 
