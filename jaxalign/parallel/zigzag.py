@@ -1,0 +1,67 @@
+"""How rows lie over the mesh's axis `context`: each is cut in 2n chunks for n devices, and device i holds chunks i and 2n-1-i.
+
+So every device has as many earlier as later tokens and, where a token sees what stands before it, the same work as the others;
+in the order of the row the last device would have 2n-1 times that of the first. A row is dealt out so once, before a model,
+and put back once, after it.
+
+Source: the load-balanced ring of Striped Attention (arXiv 2311.09431) in the two-chunk form that Llama 3 trained with
+(arXiv 2407.21783, section 3.3.2).
+"""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec
+
+from jaxalign.parallel.sharding import Sharding
+
+CONTEXT = "context"
+
+
+def context_size(sharding: Sharding | None) -> int:
+    """Over how many devices the rules split a row."""
+    split = None if sharding is None else sharding.spec(("length",))[0]
+    return sharding.mesh.shape[CONTEXT] if split and CONTEXT in split else 1
+
+
+def holder(chunk: int, size: int) -> int:
+    """Which of `size` devices holds a chunk."""
+    return min(chunk, 2 * size - 1 - chunk)
+
+
+def deal(sharding: Sharding, x: jax.Array) -> jax.Array:
+    """x [B, T, ...], rows in their order, as they lie on the devices. T is a multiple of twice the devices."""
+    return _moved(sharding, True, x)
+
+
+def collect(sharding: Sharding, x: jax.Array) -> jax.Array:
+    """The inverse of `deal`."""
+    return _moved(sharding, False, x)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _moved(sharding: Sharding, out: bool, x: jax.Array) -> jax.Array:
+    """Half of what a device holds moves at once: its even chunk, of which each device has one in either order, and its odd."""
+    size = context_size(sharding)
+    routes = [[(n // 2, holder(n, size)) for n in range(parity, 2 * size, 2)] for parity in (0, 1)]
+    if not out:
+        routes = [[(there, here) for here, there in route] for route in routes]
+
+    def local(x):
+        swapped = jax.lax.axis_index(CONTEXT) % 2 == 1
+        turn = lambda a, b: (jnp.where(swapped, b, a), jnp.where(swapped, a, b))  # noqa: E731
+        even_odd = jnp.split(x, 2, axis=1)
+        even_odd = even_odd if out else turn(*even_odd)
+        moved = [jax.lax.ppermute(half, CONTEXT, route) for half, route in zip(even_odd, routes, strict=True)]
+        return jnp.concatenate(turn(*moved) if out else moved, axis=1)
+
+    spec = PartitionSpec(*sharding.spec(("batch", "length")))
+    return jax.shard_map(local, mesh=sharding.mesh, in_specs=spec, out_specs=spec, check_vma=False)(x)
+
+
+# A permutation's transpose is its inverse. Said here, since shard_map would add up over the axes that x is not split over.
+_moved.defvjp(lambda sharding, out, x: (_moved(sharding, out, x), None),
+              lambda sharding, out, _, ct: (_moved(sharding, not out, ct),))
