@@ -77,6 +77,9 @@ class Model:
                             at_least(8))
     remat: bool = field(False, "Compute each layer again in the backward pass, keeping only what goes into it: less memory for "
                         "about a third more work.")
+    attention: str = field("auto", "auto: a fused kernel where the platform has one, ring attention where mesh.context splits "
+                           "rows; plain: the formula; fused: refused where there is no kernel.",
+                           one_of("auto", "plain", "fused"))
     load_balance_coef: float = field(0.0, "Weight of the load-balancing loss of a model with experts, in supervised training.",
                                      at_least(0))
     compute_dtype: str = field("float32", "Type of activations and matrix products; parameters stay float32.",

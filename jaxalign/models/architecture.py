@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jaxalign.errors import UserError
 
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu")
+ATTENTION = ("auto", "plain", "fused")
 NORMS = ("rms", "rms_plus_one", "layer")
 
 
@@ -63,6 +64,7 @@ class DecoderConfig:
       sandwich_norms: attention and MLP are normed before and after.
       parallel_residual: attention and MLP read the same activations.
       scale_embeddings: embeddings are multiplied by the root of their width.
+      attention: "plain", "fused", or what suits the platform (`jaxalign.models.attention`).
       remat: the backward pass computes each layer again and keeps only what goes into it.
     """
 
@@ -98,6 +100,7 @@ class DecoderConfig:
     scale_embeddings: bool = False
     experts: Experts | None = None
     remat: bool = False
+    attention: str = "auto"
 
     def __post_init__(self):
         if self.heads % self.kv_heads:
@@ -109,6 +112,8 @@ class DecoderConfig:
             )
         if self.activation not in ACTIVATIONS or self.norm not in NORMS:
             raise ValueError(f"activation {self.activation!r} of {ACTIVATIONS} and norm {self.norm!r} of {NORMS} are expected")
+        if self.attention not in ATTENTION:
+            raise ValueError(f"attention {self.attention!r} of {ATTENTION} is expected")
         if self.local_layers and (len(self.local_layers) != self.layers or self.window is None):
             raise ValueError("local_layers needs one entry a layer, and a window")
 

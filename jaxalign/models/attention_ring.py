@@ -1,17 +1,17 @@
 """Ring attention: rows split over the mesh's axis `context`, keys and values handed round it, step by step.
 
-Each of n devices holds chunks i and 2n-1-i of a row (`jaxalign.parallel.zigzag`). At step s it has the keys and values of device
-j = i - s (mod n). Of the four products of their chunks two are never seen. The later queries see the earlier keys always;
-the other product is that of the earlier chunks where j < i, and of the later ones where j > i. So every device does two
-products at each step, without a branch, and three at step 0, of which two are half masked: 2n+1 in place of the 4n of a row in
-its order with all its masked products. While it computes, the next keys and values are on their way.
+Each of n devices holds chunks i and 2n-1-i of a row (`jaxalign.parallel.zigzag`). At step s it has the keys and values of
+device j = i - s (mod n). Of the four products of their chunks two are never seen. The later queries see the earlier keys
+always; the other product is that of the earlier chunks where j < i, and of the later ones where j > i. So every device does two
+products at each step, without a branch, and three at step 0, of which two are half masked: 2n+1, where all keys for all
+queries would be 4n. While it computes, the next keys and values are on their way.
 
 The softmax is gathered as it goes (Milakov and Gimelshein, arXiv 1805.02867), in float32. The backward pass keeps q, k, v, the
 result and the logarithm of each softmax's sum; it hands keys, values and their gradients round once more.
 Source: Ring Attention, arXiv 2310.01889; the gradients as in FlashAttention-2, arXiv 2307.08691, section 3.1.
 
-Dimension letters: B batch, T time, c tokens of a chunk, H query heads, K key/value heads, G = H / K, h head dim; 2 stands for the
-two chunks of a device. Inside `shard_map` all are one device's.
+Dimension letters: B batch, T time, c tokens of a chunk, H query heads, K key/value heads, G = H / K, h head dim; 2 stands for
+the two chunks of a device. Inside `shard_map` all are one device's.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ import jax.numpy as jnp
 from jaxalign.models.architecture import DecoderConfig
 from jaxalign.models.attention_plain import NEGATIVE
 from jaxalign.models.layers import softcap
+from jaxalign.parallel.manual import on_each_device
 from jaxalign.parallel.sharding import Sharding
 from jaxalign.parallel.zigzag import CONTEXT, context_size
 
@@ -34,7 +35,7 @@ BLOCK = 1024  # Keys whose scores exist at once; longer chunks are gone through 
 
 
 def length_multiple(size: int, T: int) -> int:
-    """What rows of T tokens are padded to a multiple of: chunks are equal, and of whole blocks where they are longer than one."""
+    """What rows of T tokens are padded to a multiple of: chunks are equal, and whole blocks where longer than one."""
     chunk = -(-T // (2 * size))
     return 2 * size * (BLOCK if chunk > BLOCK else 1)
 
@@ -83,9 +84,6 @@ class Ring:
         spec = self.sharding.spec
         q, k = spec(("batch", "length", "heads", None)), spec(("batch", "length", "kv_heads", None))
         return (q, k, k, spec(("batch", "length")), spec(())), k
-
-    def over_mesh(self, fn, in_specs, out_specs) -> Callable:
-        return jax.shard_map(fn, mesh=self.sharding.mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
 
     @property
     def size(self) -> int:
@@ -262,7 +260,7 @@ def _forward(ring: Ring, q, k, v, segments, window):
         return _whole(out).reshape(shape), _whole(sums.top + jnp.log(sums.total))
 
     specs, lse = ring.specs()
-    return ring.over_mesh(local, specs, (specs[0], lse))(q, k, v, segments, window)
+    return on_each_device(ring.sharding, local, specs, (specs[0], lse))(q, k, v, segments, window)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -297,7 +295,7 @@ def _attend_backward(ring: Ring, kept, d_out):
         return _whole(dq).reshape(shape).astype(q.dtype), _whole(dk).astype(k.dtype), _whole(dv).astype(v.dtype)
 
     specs, lse = ring.specs()
-    split = ring.over_mesh(local, (*specs, specs[0], lse, specs[0]), (specs[0], specs[1], specs[2]))
+    split = on_each_device(ring.sharding, local, (*specs, specs[0], lse, specs[0]), specs[:3])
     return *split(*kept, d_out), None, None
 
 

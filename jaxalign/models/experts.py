@@ -18,6 +18,7 @@ from jax.sharding import PartitionSpec
 from jaxalign.models.architecture import DecoderConfig
 from jaxalign.models.layers import Constrain, activate, param
 from jaxalign.models.lora import dense
+from jaxalign.parallel.manual import on_each_device
 
 
 class Load(NamedTuple):
@@ -65,11 +66,8 @@ class MixtureMLP(nnx.Module):
             first = jax.lax.axis_index("tensor") * gate.shape[0]
             return jax.lax.psum(self._mix(x, weight, expert, gate, up, down, first), "tensor")
 
-        rows, experts = constrain.sharding.spec(("batch", None, None)), PartitionSpec("tensor")
-        # With check_vma the gradient of what every device reads whole (x) lacks the other devices' parts (seen in jax 0.10).
-        split = jax.shard_map(
-            local, mesh=constrain.sharding.mesh, in_specs=(rows,) * 3 + (experts,) * 3, out_specs=rows, check_vma=False
-        )
+        rows, experts = constrain.sharding.spec(("batch", "length", None)), PartitionSpec("tensor")
+        split = on_each_device(constrain.sharding, local, (rows,) * 3 + (experts,) * 3, rows)
         return split(*routed, *kernels), load
 
     def _mix(self, x_BxTxD, weight_BxTxk, expert_BxTxk, gate, up, down, first) -> jax.Array:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from typing import Any
 
 import jax
@@ -12,7 +13,8 @@ from flax import nnx
 from jax.sharding import NamedSharding
 
 from jaxalign.models.architecture import DecoderConfig
-from jaxalign.models.attention import attention
+from jaxalign.models.attention import attention, kind_of_attention
+from jaxalign.models.attention_ring import length_multiple
 from jaxalign.models.decoder import Cache, Decoder
 from jaxalign.models.experts import load_balance
 from jaxalign.models.heads import lm_logits
@@ -20,6 +22,7 @@ from jaxalign.models.layers import Constrain
 from jaxalign.models.lora import TRAINED, Adapters, Lora, adapter_axes, adapter_shapes, init_adapters, is_quantised
 from jaxalign.models.quantised import fitting
 from jaxalign.parallel.sharding import Sharding
+from jaxalign.parallel.zigzag import collect, context_size, deal
 
 Params = Any  # A nested dict of arrays.
 
@@ -180,13 +183,22 @@ class Model:
         T = tokens.shape[1]
         positions = default_positions(tokens) if positions is None else positions
         counted = jnp.ones(tokens.shape) if segment_ids is None else (segment_ids > 0).astype(jnp.float32)
-        short = 0 if self.sharding is None else -T % self.sharding.length_multiple
+        sharding = self.sharding
+        kind = kind_of_attention(self.config, sharding, *tokens.shape, keep_cache)
+        multiple = 1 if sharding is None else sharding.length_multiple
+        if kind == "ring":
+            multiple = math.lcm(multiple, length_multiple(context_size(sharding), T))
+        rows, short = (tokens, positions, counted, segment_ids), -T % multiple
         if short:  # Nothing sees what follows it.
-            tokens, positions, counted = (jnp.pad(x, ((0, 0), (0, short))) for x in (tokens, positions, counted))
-            segment_ids = None if segment_ids is None else jnp.pad(segment_ids, ((0, 0), (0, short)))
-        attend, adapters = attention(self.config, tokens.shape, segment_ids), self._adapters(params)
+            rows = jax.tree.map(lambda x: jnp.pad(x, ((0, 0), (0, short))), rows)
+        if kind == "ring":
+            rows = jax.tree.map(functools.partial(deal, sharding), rows)
+        tokens, positions, counted, segment_ids = rows
+        attend = attention(kind, self.config, sharding, tokens.shape, segment_ids)
+        adapters = self._adapters(params)
         out = self._merge(params).hidden(tokens, positions, attend, counted, self.constrain, keep_cache, adapters)
-        return out._replace(hidden=out.hidden[:, :T]) if short else out
+        hidden = collect(sharding, out.hidden) if kind == "ring" else out.hidden
+        return out._replace(hidden=hidden[:, :T]) if short else out._replace(hidden=hidden)
 
     def prefill(self, params: Params, tokens, slots: int) -> tuple[jax.Array, Cache]:
         """Hidden states [B, P, D] of right-padded prompts and a cache with room for `slots` tokens."""

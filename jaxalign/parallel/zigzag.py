@@ -14,8 +14,8 @@ import functools
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import PartitionSpec
 
+from jaxalign.parallel.manual import on_each_device
 from jaxalign.parallel.sharding import Sharding
 
 CONTEXT = "context"
@@ -58,10 +58,10 @@ def _moved(sharding: Sharding, out: bool, x: jax.Array) -> jax.Array:
         moved = [jax.lax.ppermute(half, CONTEXT, route) for half, route in zip(even_odd, routes, strict=True)]
         return jnp.concatenate(turn(*moved) if out else moved, axis=1)
 
-    spec = PartitionSpec(*sharding.spec(("batch", "length")))
-    return jax.shard_map(local, mesh=sharding.mesh, in_specs=spec, out_specs=spec, check_vma=False)(x)
+    spec = sharding.spec(("batch", "length"))
+    return on_each_device(sharding, local, spec, spec)(x)
 
 
-# A permutation's transpose is its inverse. Said here, since shard_map would add up over the axes that x is not split over.
+# A permutation's transpose is its inverse; said here, so that nothing is added up over the axes that x is not split over.
 _moved.defvjp(lambda sharding, out, x: (_moved(sharding, out, x), None),
               lambda sharding, out, _, ct: (_moved(sharding, not out, ct),))

@@ -104,7 +104,8 @@ def make_model(config: Config, vocab: int, head: str = "lm") -> Model:
             vocab, sizes.layers, sizes.embed, sizes.heads, sizes.kv_heads, sizes.head_dim, sizes.mlp, sizes.rope_base,
             sizes.norm_eps, sizes.tie_embeddings, sizes.compute_dtype, sizes.vocab_multiple,
         )  # fmt: skip
-    section, base = config.lora, Model(dataclasses.replace(decoder, remat=sizes.remat), head, sharding(config))
+    decoder = dataclasses.replace(decoder, remat=sizes.remat, attention=sizes.attention)
+    section, base = config.lora, Model(decoder, head, sharding(config))
     if section.path:
         return dataclasses.replace(base, lora=peft_config.read_adapted(section.path, found.family, base).lora)
     adapters = Lora(section.rank, section.alpha, section.targets, section.rank_stabilised, section.dora)
