@@ -13,7 +13,6 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jax.sharding import PartitionSpec
 
 from jaxalign.models.architecture import DecoderConfig
 from jaxalign.models.layers import Constrain, activate, param
@@ -62,11 +61,13 @@ class MixtureMLP(nnx.Module):
         if constrain.sharding is None:
             return self._mix(*routed, *kernels, jnp.int32(0)), load
 
-        def local(x, weight, expert, gate, up, down):
-            first = jax.lax.axis_index("tensor") * gate.shape[0]
-            return jax.lax.psum(self._mix(x, weight, expert, gate, up, down, first), "tensor")
+        rows, experts = (constrain.sharding.spec(axes) for axes in (("batch", "length", None), ("expert", None, None)))
+        axes = experts[0] or ()  # None where each device has all the experts, as for sampling by rules "whole".
 
-        rows, experts = constrain.sharding.spec(("batch", "length", None)), PartitionSpec("tensor")
+        def local(x, weight, expert, gate, up, down):
+            first = jax.lax.axis_index(axes) * gate.shape[0] if axes else jnp.int32(0)
+            return jax.lax.psum(self._mix(x, weight, expert, gate, up, down, first), axes)
+
         split = on_each_device(constrain.sharding, local, (rows,) * 3 + (experts,) * 3, rows)
         return split(*routed, *kernels), load
 

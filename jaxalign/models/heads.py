@@ -9,9 +9,11 @@ import jax
 import jax.numpy as jnp
 
 from jaxalign.algorithms.kl import full_kl
-from jaxalign.models.layers import softcap
+from jaxalign.models.layers import Constrain, softcap
+from jaxalign.parallel.zigzag import context_size
 
 CHUNK_FLOATS = 1 << 22  # At most this many logits exist at once (16 MB in float32), if a row's share allows it.
+_NO_MESH = Constrain()
 
 
 class TokenStats(NamedTuple):
@@ -27,12 +29,14 @@ def lm_logits(hidden, unembedding, cap: float | None = None) -> jax.Array:
 
 
 def token_stats(
-    hidden, unembedding, targets, temperature: float = 1.0, chunk_floats: int = CHUNK_FLOATS, cap: float | None = None
-) -> TokenStats:
+    hidden, unembedding, targets, temperature: float = 1.0, chunk_floats: int = CHUNK_FLOATS, cap: float | None = None,
+    constrain: Constrain = _NO_MESH,
+) -> TokenStats:  # fmt: skip
     """Statistics of softmax(logits / temperature) at `targets`, the logits being `lm_logits` with `cap`.
 
     hidden [B, T, D] (any float dtype), unembedding [D, V], targets int [B, T]. The softmax is in float32. Chunks run over
-    T, so a batch sharded over B stays so; each is recomputed in the backward pass.
+    T, of each device's own part of it where `constrain` splits rows, so what lies on a mesh stays where it is; each is
+    recomputed in the backward pass.
     """
     weight = unembedding.astype(hidden.dtype)
 
@@ -45,12 +49,13 @@ def token_stats(
         entropy = logz - jnp.sum(jnp.exp(logits - logz[..., None]) * logits, axis=-1)
         return chosen - logz, entropy
 
-    return TokenStats(*_in_chunks(one, chunk_floats // max(1, hidden.shape[0] * weight.shape[1]), hidden, targets))
+    size = chunk_floats // max(1, hidden.shape[0] * weight.shape[1])
+    return TokenStats(*_in_chunks(one, size, constrain, hidden, targets))
 
 
 def token_kl(
     hidden, unembedding, reference_hidden, reference_unembedding, temperature: float = 1.0,
-    chunk_floats: int = CHUNK_FLOATS, cap: float | None = None,
+    chunk_floats: int = CHUNK_FLOATS, cap: float | None = None, constrain: Constrain = _NO_MESH,
 ) -> jax.Array:  # fmt: skip
     """float32 [B, T], nats: KL(policy || reference), both softmax(logits / temperature), summed over the vocabulary.
 
@@ -66,24 +71,34 @@ def token_kl(
 
     # Of two heads' logits each has half the room.
     size = chunk_floats // max(1, 2 * hidden.shape[0] * weight.shape[1])
-    return _in_chunks(one, size, hidden, reference_hidden)
+    return _in_chunks(one, size, constrain, hidden, reference_hidden)
 
 
-def _in_chunks(fn: Callable, size: int, *arrays):
-    """fn of arrays [B, T, ...], whose results are [B, T], over at most `size` positions at a time, at least 1; each chunk is
-    recomputed in the backward pass."""
+def _in_chunks(fn: Callable, size: int, constrain: Constrain, *arrays):
+    """fn of arrays [B, T, ...], whose results are [B, T], over at most `size` positions at a time, at least 1 a device; each
+    chunk is recomputed in the backward pass."""
     B, T = arrays[0].shape[:2]
-    size = max(1, min(T, size))
-    chunks, one = -(-T // size), jax.checkpoint(fn)
-    if chunks == 1:
+    parts = context_size(constrain.sharding)
+    own = -(-T // parts)
+    size = max(1, min(own, size // parts))
+    chunks, one = -(-own // size), jax.checkpoint(fn)
+    if parts * chunks == 1:
         return one(*arrays)
 
+    def place(x, axes):
+        return constrain(x, axes + (None,) * (x.ndim - len(axes))) if parts > 1 else x
+
     def cut(x):
-        padded = jnp.pad(x, ((0, 0), (0, chunks * size - T)) + ((0, 0),) * (x.ndim - 2))
-        return padded.reshape(B, chunks, size, *x.shape[2:]).swapaxes(0, 1)
+        padded = jnp.pad(x, ((0, 0), (0, parts * chunks * size - T)) + ((0, 0),) * (x.ndim - 2))
+        padded = place(padded, ("batch", "length")).reshape(B, parts, chunks, size, *x.shape[2:])
+        return place(jnp.moveaxis(padded, 2, 0).reshape(chunks, B, parts * size, *x.shape[2:]), (None, "batch", "length"))
+
+    def join(x):
+        x = jnp.moveaxis(x.reshape(chunks, B, parts, size), 0, 2)
+        return place(x, ("batch", "length")).reshape(B, parts * chunks * size)[:, :T]
 
     _, out = jax.lax.scan(lambda _, x: (None, one(*x)), None, tuple(cut(x) for x in arrays))
-    return jax.tree.map(lambda x: x.swapaxes(0, 1).reshape(B, chunks * size)[:, :T], out)
+    return jax.tree.map(join, out)
 
 
 def response_positions(prompt_length: jax.Array, N: int) -> jax.Array:

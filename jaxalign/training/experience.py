@@ -33,7 +33,8 @@ def response_stats(model: Model, params, rollout: Rollout, temperature: float, h
     hidden = response_hidden(model, params, rollout) if hidden is None else hidden
     place = response_positions(rollout.prompt_length, rollout.logprobs.shape[1])
     targets = gather_positions(rollout.tokens, place)
-    return token_stats(hidden, model.unembedding(params), targets, temperature, cap=model.config.final_softcap)
+    cap, constrain = model.config.final_softcap, model.constrain
+    return token_stats(hidden, model.unembedding(params), targets, temperature, cap=cap, constrain=constrain)
 
 
 def response_kl(setup: PPOSetup, params, reference_params, rollout: Rollout, temperature: float, hidden=None):
@@ -41,7 +42,8 @@ def response_kl(setup: PPOSetup, params, reference_params, rollout: Rollout, tem
     hidden = response_hidden(setup.policy, params, rollout) if hidden is None else hidden
     reference = jax.lax.stop_gradient(response_hidden(setup.reference, reference_params, rollout))
     weights = setup.policy.unembedding(params), setup.reference.unembedding(reference_params)
-    return token_kl(hidden, weights[0], reference, weights[1], temperature, cap=setup.policy.config.final_softcap)
+    cap, constrain = setup.policy.config.final_softcap, setup.policy.constrain
+    return token_kl(hidden, weights[0], reference, weights[1], temperature, cap=cap, constrain=constrain)
 
 
 def response_values(model: Model, params, rollout: Rollout, hidden=None):

@@ -19,7 +19,8 @@ def lm_loss(model: Model, params, batch: PackedBatch, total, balance_coef: float
     """Summed negative log-likelihood (nats) of the weighted tokens of `batch`, divided by `total`, and balance_coef times the
     experts' load-balancing loss, weighed by the batch's share of `total`. The latter is each micro-batch's own."""
     hidden, balance = model.hidden_and_balance(params, batch.tokens, batch.positions, batch.segment_ids)
-    stats = token_stats(hidden[:, :-1], model.unembedding(params), batch.tokens[:, 1:], cap=model.config.final_softcap)
+    cap, constrain = model.config.final_softcap, model.constrain
+    stats = token_stats(hidden[:, :-1], model.unembedding(params), batch.tokens[:, 1:], cap=cap, constrain=constrain)
     weight = batch.loss_mask[:, 1:]
     loss = -jnp.sum(stats.logprobs * weight) / jnp.maximum(total, 1.0)
     if model.config.experts is None:
