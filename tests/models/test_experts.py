@@ -7,8 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxalign.config import Mesh
 from jaxalign.models.architecture import Experts
 from jaxalign.models.experts import Load, load_balance
+from jaxalign.models.model import Model
+from jaxalign.parallel.sharding import make_sharding
 from tests import tiny
 
 CHANGES = {"experts": Experts(4, 2), "window": 4, "local_layers": (True, False)}
@@ -20,7 +23,7 @@ def _loss(model, params):
     return jnp.einsum("btd,d->", jnp.sin(hidden), jnp.arange(16.0)) + balance
 
 
-@pytest.mark.parametrize("mesh", [(2, 2, 2), (4, 1, 2), (1, 4, 2)])
+@pytest.mark.parametrize("mesh", [(2, 2, 2), (4, 1, 2), (1, 4, 2), (1, 2, 2, 2)])
 def test_experts_split_over_a_mesh_compute_and_learn_the_same(mesh):
     alone, split = tiny.model(**CHANGES), tiny.model(mesh, **CHANGES)
     params = alone.init(jax.random.key(0))
@@ -49,3 +52,13 @@ def test_the_balance_by_hand():
     """Two experts, three tokens, one choice each: shares (2/3, 1/3), mean probabilities (.6, .4): 2 * (.4 + .1333)."""
     load = Load(jnp.array([2.0, 1.0]), jnp.array([1.8, 1.2]), jnp.float32(3))
     assert float(load_balance(load)) == pytest.approx(2 * (2 / 3 * 0.6 + 1 / 3 * 0.4))
+
+
+def test_experts_that_each_device_has_whole_sample_the_same():
+    """Sampling by rules "whole": rows are split over all devices, the experts over none."""
+    alone = tiny.model(**CHANGES)
+    params = alone.init(jax.random.key(0))
+    split = Model(alone.config, sharding=make_sharding(Mesh(fsdp=2, tensor=2, generation="whole")))
+    placed = split.for_generation(tiny.place(split, jax.tree.map(np.asarray, params)))
+    found, _ = jax.jit(split.generation.prefill, static_argnums=2)(placed, TOKENS, 16)
+    np.testing.assert_allclose(found, jax.jit(alone.hidden)(params, TOKENS), atol=1e-5)

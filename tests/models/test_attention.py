@@ -1,0 +1,85 @@
+"""Which implementation of attention serves when, and what is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+
+import jax
+import numpy as np
+import pytest
+
+from jaxalign.config import Mesh
+from jaxalign.errors import UserError
+from jaxalign.models import attention
+from jaxalign.models.attention import kind_of_attention
+from jaxalign.models.model import Model
+from jaxalign.parallel.sharding import make_sharding
+from tests import tiny
+
+BFLOAT16 = dataclasses.replace(tiny.DECODER, compute_dtype="bfloat16", head_dim=64)
+
+
+def on(monkeypatch, platform: str, version: str = "") -> None:
+    monkeypatch.setattr(jax, "default_backend", lambda: platform)
+    monkeypatch.setattr(attention, "get_backend", lambda platform: types.SimpleNamespace(platform_version=version))
+
+
+def kind(config, T: int = 256, setting: str = "auto") -> str:
+    return kind_of_attention(dataclasses.replace(config, attention=setting), None, 2, T)
+
+
+def test_a_cpu_has_the_plain_one():
+    assert kind(BFLOAT16, 4096) == "plain"
+    with pytest.raises(UserError, match="'fused', but the platform here, cpu, has no fused kernel .* set it to 'auto'"):
+        kind(BFLOAT16, setting="fused")
+
+
+def test_a_tpu_has_splash_attention_for_rows_of_a_block_or_more(monkeypatch):
+    on(monkeypatch, "tpu")
+    capped = dataclasses.replace(tiny.DECODER, attention_softcap=30.0, window=4)
+    assert kind(tiny.DECODER) == kind(capped) == kind(BFLOAT16, 128) == kind(BFLOAT16, 100, "fused") == "splash"
+    assert kind(BFLOAT16, 100) == kind(BFLOAT16, setting="plain") == "plain"
+
+
+@pytest.mark.parametrize(("changes", "reason"), [
+    ({"compute_dtype": "float32"}, "computes in bfloat16 or float16, and model.compute_dtype is float32"),
+    ({"attention_softcap": 30.0}, "no soft cap"),
+    ({"head_dim": 256}, "up to 128, and this model's have 256"),
+    ({"head_dim": 20}, "a multiple of 8 up to 128, and this model's have 20"),
+])  # fmt: skip
+def test_an_nvidia_gpu_has_cudnns_kernel_where_the_model_fits_it(monkeypatch, changes, reason):
+    on(monkeypatch, "gpu", "PJRT C API\ncuda 12090")
+    config = dataclasses.replace(BFLOAT16, **changes)
+    assert kind(BFLOAT16) == kind(dataclasses.replace(BFLOAT16, window=9)) == "cudnn" and kind(config) == "plain"
+    with pytest.raises(UserError, match=reason):
+        kind(config, setting="fused")
+
+
+def test_another_gpu_has_the_plain_one(monkeypatch):
+    on(monkeypatch, "gpu", "PJRT C API\nrocm 60300")
+    assert kind(BFLOAT16) == "plain"
+    with pytest.raises(UserError, match="not one of NVIDIA's"):
+        kind(BFLOAT16, setting="fused")
+
+
+def test_rows_split_over_context_are_served_by_the_ring_and_sampled_from_without_it():
+    sharding = make_sharding(Mesh(context=2))
+    assert kind_of_attention(tiny.DECODER, sharding, 2, 64) == "ring"
+    assert kind_of_attention(tiny.DECODER, sharding.generation, 2, 64) == "plain"
+    assert kind_of_attention(tiny.DECODER, sharding, 2, 64, keep_cache=True) == "plain"
+    with pytest.raises(UserError, match="'fused', but config.mesh.context splits the rows.*'auto' .ring attention."):
+        kind_of_attention(dataclasses.replace(tiny.DECODER, attention="fused"), sharding, 2, 64)
+
+
+def test_a_model_asked_to_use_what_is_not_here_says_so():
+    with pytest.raises(UserError, match="config.model.attention is 'fused'"):
+        tiny.model(attention="fused").hidden(tiny.host_params(), np.zeros((1, 4), np.int32))
+
+
+def test_the_plain_formula_serves_rows_split_over_context_too():
+    """Slow, but nothing else: the compiler gathers keys and values."""
+    tokens = np.random.default_rng(0).integers(0, 32, (2, 11)).astype(np.int32)
+    split = Model(dataclasses.replace(tiny.DECODER, attention="plain"), sharding=make_sharding(Mesh(context=2)))
+    found = jax.jit(split.hidden)(tiny.place(split, tiny.host_params()), tokens)
+    np.testing.assert_allclose(found, jax.jit(tiny.model().hidden)(tiny.host_params(), tokens), atol=1e-5)
