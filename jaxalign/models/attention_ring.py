@@ -107,12 +107,12 @@ class Ring:
         (carry, keys), _ = jax.lax.scan(body, (carry, following), jnp.arange(1, self.size - 1))
         return after(fn(carry, keys, self.size - 1))
 
-    def products(self, step):
-        """The chunks (of the queries, of the keys) that are multiplied at a step, each 0 or 1, and whether a causal mask is
-        needed."""
+    def products(self, here, step):
+        """The chunks (of the queries, of the keys) that device `here` multiplies at a step, each 0 or 1, and whether a causal
+        mask is needed."""
         if isinstance(step, int) and step == 0:
             return ((0, 0, True), (1, 0, False), (1, 1, True))
-        both = jnp.where(step <= jax.lax.axis_index(CONTEXT), 0, 1)  # j = i - step >= 0: those keys are earlier.
+        both = jnp.where(step <= here, 0, 1)  # j = i - step >= 0: those keys are earlier.
         return ((1, 0, False), (both, both, False))
 
     def places(self, holder, chunk, c: int):
@@ -226,38 +226,49 @@ def _gradients(product: _Product, d_out, lse, delta):
     return dq, dk, dv
 
 
-def _product(ring: Ring, q, own: Keys, keys: Keys, step, qi, ki, causal: bool, window) -> _Product:
-    here, c = jax.lax.axis_index(CONTEXT), q.shape[2]
-    there = (here - step) % ring.size
-    return _Product(
-        ring, causal, _pick(q, qi), _pick(keys.k, ki), _pick(keys.v, ki), _pick(own.segments, qi), _pick(keys.segments, ki),
-        ring.places(here, qi, c), ring.places(there, ki, c), window,
-    )  # fmt: skip
+class _Device(NamedTuple):
+    """What a device starts from, by chunks: its place in the ring, its queries [2, B, c, K, G, h] and its keys."""
 
+    ring: Ring
+    here: jax.Array
+    q: jax.Array
+    own: Keys
+    window: jax.Array | None
 
-def _arrange(q, k, v, segments):
-    """One device's arrays by chunks: q [2, B, c, K, G, h] and its Keys."""
-    q, k, v, segments = (_halves(x) for x in (q, k, v, segments))
-    return q.reshape(*q.shape[:3], k.shape[3], -1, q.shape[-1]), Keys(k, v, segments)
+    @classmethod
+    def of(cls, ring: Ring, q, k, v, segments, window) -> _Device:
+        # What masks are made of is tied to the queries, or the masks of all steps would be made once for all layers, and kept.
+        here = jax.lax.axis_index(CONTEXT)
+        q, segments, window, here = jax.lax.optimization_barrier((q, segments, window, here))
+        q, k, v, segments = (_halves(x) for x in (q, k, v, segments))
+        return cls(ring, here, q.reshape(*q.shape[:3], k.shape[3], -1, q.shape[-1]), Keys(k, v, segments), window)
+
+    def products(self, keys: Keys, step):
+        """(chunk of the queries, chunk of the keys, _Product) of a step."""
+        c, there = self.q.shape[2], (self.here - step) % self.ring.size
+        for qi, ki, causal in self.ring.products(self.here, step):
+            yield qi, ki, _Product(
+                self.ring, causal, _pick(self.q, qi), _pick(keys.k, ki), _pick(keys.v, ki), _pick(self.own.segments, qi),
+                _pick(keys.segments, ki), self.ring.places(self.here, qi, c), self.ring.places(there, ki, c), self.window,
+            )  # fmt: skip
 
 
 def _forward(ring: Ring, q, k, v, segments, window):
     """(result [B, T, H, h] in the dtype of v, lse float32 [B, T, K, G]) on the mesh."""
 
     def local(q, k, v, segments, window):
-        shape, (q, own) = q.shape, _arrange(q, k, v, segments)
+        device = _Device.of(ring, q, k, v, segments, window)
 
         def step(sums, keys, number):
-            for qi, ki, causal in ring.products(number):
-                product = _product(ring, q, own, keys, number, qi, ki, causal, window)
+            for qi, _, product in device.products(keys, number):
                 part = _add(product, jax.tree.map(lambda x: _pick(x, qi), sums))  # noqa: B023
                 sums = jax.tree.map(lambda x, new: _put(x, new, qi), sums, part)  # noqa: B023
             return sums
 
-        start = jnp.zeros(q.shape[:-1], jnp.float32)
-        sums = ring.round(step, Sums(jnp.zeros(q.shape, jnp.float32), start + NEGATIVE, start), own)
+        zero = jnp.zeros(device.q.shape, jnp.float32)
+        sums = ring.round(step, Sums(zero, zero[..., 0] + NEGATIVE, zero[..., 0]), device.own)
         out = (sums.out / sums.total[..., None]).astype(v.dtype)
-        return _whole(out).reshape(shape), _whole(sums.top + jnp.log(sums.total))
+        return _whole(out).reshape(q.shape), _whole(sums.top + jnp.log(sums.total))
 
     specs, lse = ring.specs()
     return on_each_device(ring.sharding, local, specs, (specs[0], lse))(q, k, v, segments, window)
@@ -276,23 +287,22 @@ def _attend_forward(ring: Ring, q, k, v, segments, window):
 def _attend_backward(ring: Ring, kept, d_out):
     def local(q, k, v, segments, window, out, lse, d_out):
         delta = jnp.sum(out.astype(jnp.float32) * d_out.astype(jnp.float32), axis=-1)
-        shape, (q, own) = q.shape, _arrange(q, k, v, segments)
-        d_out, lse = _halves(d_out).reshape(q.shape), _halves(lse)
+        device = _Device.of(ring, q, k, v, segments, window)
+        d_out, lse = _halves(d_out).reshape(device.q.shape), _halves(lse)
         delta = _halves(delta).reshape(lse.shape)
 
         def step(carry, keys, number):
             dq, (dk, dv) = carry
-            for qi, ki, causal in ring.products(number):
-                product = _product(ring, q, own, keys, number, qi, ki, causal, window)
+            for qi, ki, product in device.products(keys, number):
                 parts = _gradients(product, *(_pick(x, qi) for x in (d_out, lse, delta)))
                 dq = _put(dq, _pick(dq, qi) + parts[0], qi)
                 dk, dv = (_put(x, _pick(x, ki) + part, ki) for x, part in ((dk, parts[1]), (dv, parts[2])))
             return dq, (dk, dv)
 
-        start = jnp.zeros(q.shape, jnp.float32), (jnp.zeros(own.k.shape, jnp.float32),) * 2
+        start = jnp.zeros(device.q.shape, jnp.float32), (jnp.zeros(device.own.k.shape, jnp.float32),) * 2
         # The keys' gradients travel with them, and one step further: home.
-        dq, (dk, dv) = ring.round(step, start, own, lambda carry: (carry[0], ring.send(carry[1])))
-        return _whole(dq).reshape(shape).astype(q.dtype), _whole(dk).astype(k.dtype), _whole(dv).astype(v.dtype)
+        dq, (dk, dv) = ring.round(step, start, device.own, lambda carry: (carry[0], ring.send(carry[1])))
+        return _whole(dq).reshape(q.shape).astype(q.dtype), _whole(dk).astype(k.dtype), _whole(dv).astype(v.dtype)
 
     specs, lse = ring.specs()
     split = on_each_device(ring.sharding, local, (*specs, specs[0], lse, specs[0]), specs[:3])
