@@ -47,6 +47,9 @@ class Mesh:
     tensor: int = field(1, "Ways heads, MLP and vocabulary are split.", at_least(1))
     context: int = field(1, "Ways the tokens of each row are split, for long sequences.", at_least(1))
     pipeline: int = field(1, "Ways the layers are split.", at_least(1))
+    pipeline_micro_batches: int = field(0, "Parts of a batch that pass through the pipeline one after another; 0 is as many as "
+                                        "stages. More leave less of it idle.", at_least(0))
+    pipeline_repeats: int = field(1, "Blocks of layers a stage holds: above 1 the schedule is interleaved.", at_least(1))
     slices: int = field(1, "Groups of devices joined by a slower network; data is split over them.", at_least(1))
     zero: int = field(3, "What fsdp splits beside the batch: 1 the optimizer state, 2 gradients too, 3 parameters too.",
                       one_of(1, 2, 3))
