@@ -27,6 +27,7 @@ def check(config: Config) -> None:
     _check_distill(config)
     _check_data(config)
     _check_mesh(config)
+    _check_optimizers(config)
     _check_tensor(config)
     for name, rows, parts in _batches(config):
         _check_batch(config, name, rows, parts)
@@ -38,6 +39,9 @@ def check(config: Config) -> None:
 
 def _check_model(config: Config) -> None:
     model = config.model
+    if model.remat_saves != "nothing" and not model.remat:
+        raise UserError(f"config.model.remat_saves is {model.remat_saves!r} but config.model.remat is False, so all is kept: "
+                        "set remat to True, or remat_saves to 'nothing'")
     if model.source == "huggingface":
         if not model.path:
             raise UserError("config.model.source is 'huggingface' but config.model.path is empty; set it to the folder "
@@ -176,6 +180,23 @@ def _check_mesh(config: Config) -> None:
     if mesh.pipeline_repeats > 1 and parts < mesh.pipeline:
         raise UserError(f"config.mesh.pipeline_repeats is {mesh.pipeline_repeats} and config.mesh.pipeline_micro_batches "
                         f"{parts}; interleaving needs at least as many micro-batches as stages ({mesh.pipeline})")
+
+
+_UNUSED = {"adamw": (), "lion": ("eps", "eps_inside"), "muon": ("eps_inside",), "adafactor": ("b1", "b2", "eps", "eps_inside")}
+
+
+def _check_optimizers(config: Config) -> None:
+    """A setting that the chosen kind does not read is refused."""
+    usual = type(config)()
+    for stage in config.stages:
+        section = getattr(config, stage, None)
+        for name in ("optimizer", "critic_optimizer"):
+            chosen = getattr(section, name, None)
+            for unused in () if chosen is None else _UNUSED[chosen.kind]:
+                value, default = getattr(chosen, unused), getattr(getattr(getattr(usual, stage), name), unused)
+                if value != default:
+                    raise UserError(f"config.{stage}.{name}.{unused} is {value}, which {chosen.kind} does not read: leave it "
+                                    f"at {default}")
 
 
 def _check_tensor(config: Config) -> None:

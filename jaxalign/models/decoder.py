@@ -37,6 +37,9 @@ class Cache(NamedTuple):
     values: jax.Array
 
 
+_SAVED = {"nothing": None, "products": jax.checkpoint_policies.dots_with_no_batch_dims_saveable}
+
+
 class Rows(NamedTuple):
     """What layers know of the tokens: positions int32 [B, T]; counted float32 [B, T], 1 where a token counts in the experts'
     load; segment_ids int32 [B, T], or None where a row is one document."""
@@ -159,7 +162,7 @@ class Decoder(nnx.Module):
                 return x, (kept, load)
 
             if self.config.remat and not keep_cache:
-                body = jax.checkpoint(body, prevent_cse=False)
+                body = jax.checkpoint(body, prevent_cse=False, policy=_SAVED[self.config.remat_saves])
             x, (kept, loads) = jax.lax.scan(body, x, stacked)
             return x, (kept, None if loads is None else jax.tree.map(lambda x: jnp.sum(x, axis=0), loads))
 
