@@ -47,6 +47,9 @@ class Mesh:
     tensor: int = field(1, "Ways heads, MLP and vocabulary are split.", at_least(1))
     context: int = field(1, "Ways the tokens of each row are split, for long sequences.", at_least(1))
     pipeline: int = field(1, "Ways the layers are split.", at_least(1))
+    pipeline_micro_batches: int = field(0, "Parts of a batch that pass through the pipeline one after another; 0 is as many as "
+                                        "stages. More leave less of it idle.", at_least(0))
+    pipeline_repeats: int = field(1, "Blocks of layers a stage holds: above 1 the schedule is interleaved.", at_least(1))
     slices: int = field(1, "Groups of devices joined by a slower network; data is split over them.", at_least(1))
     zero: int = field(3, "What fsdp splits beside the batch: 1 the optimizer state, 2 gradients too, 3 parameters too.",
                       one_of(1, 2, 3))
@@ -77,6 +80,8 @@ class Model:
                             at_least(8))
     remat: bool = field(False, "Compute each layer again in the backward pass, keeping only what goes into it: less memory for "
                         "about a third more work.")
+    remat_saves: str = field("nothing", "With remat: keep nothing else of a layer, or the results of its products with weights "
+                             "too (products): more memory, less computed twice.", one_of("nothing", "products"))
     attention: str = field("auto", "auto: a fused kernel where the platform has one, ring attention where mesh.context splits "
                            "rows; plain: the formula; fused: refused where there is no kernel.",
                            one_of("auto", "plain", "fused"))
@@ -151,13 +156,15 @@ class Arithmetic:
 
 @dataclasses.dataclass(frozen=True)
 class Optimizer:
-    """AdamW with gradient clipping and a learning-rate schedule over the stage's steps."""
+    """An optimizer with gradient clipping and a learning-rate schedule over the stage's steps (docs/memory.md)."""
 
+    kind: str = field("adamw", "The optimizer; adafactor's rate is relative to a weight's size.",
+                      one_of("adamw", "lion", "adafactor", "muon"))
     learning_rate: float = field(1e-3, "Peak learning rate; 0 keeps the weights.", at_least(0))
     schedule: str = field("cosine", "After the warm-up: constant, or down to 0 on a line or a half cosine.",
                           one_of("constant", "linear", "cosine"))
     warmup_steps: int = field(0, "Steps of linear warm-up from 0.", at_least(0))
-    b1: float = field(0.9, "Decay of the first moment.", between(0.0, 0.9999999))
+    b1: float = field(0.9, "Decay of the first moment (Muon: of the momentum).", between(0.0, 0.9999999))
     b2: float = field(0.95, "Decay of the second moment.", between(0.0, 0.9999999))
     eps: float = field(1e-8, "Adam's epsilon.", above(0))
     eps_inside: bool = field(False, "TensorFlow's form of Adam: epsilon joins before the bias correction.")

@@ -26,6 +26,8 @@ def check(config: Config) -> None:
     _check_preference(config)
     _check_distill(config)
     _check_data(config)
+    _check_mesh(config)
+    _check_optimizers(config)
     _check_tensor(config)
     for name, rows, parts in _batches(config):
         _check_batch(config, name, rows, parts)
@@ -37,6 +39,9 @@ def check(config: Config) -> None:
 
 def _check_model(config: Config) -> None:
     model = config.model
+    if model.remat_saves != "nothing" and not model.remat:
+        raise UserError(f"config.model.remat_saves is {model.remat_saves!r} but config.model.remat is False, so all is kept: "
+                        "set remat to True, or remat_saves to 'nothing'")
     if model.source == "huggingface":
         if not model.path:
             raise UserError("config.model.source is 'huggingface' but config.model.path is empty; set it to the folder "
@@ -158,6 +163,42 @@ def _check_mixture(config: Config) -> None:
                         "to be used")
 
 
+def _check_mesh(config: Config) -> None:
+    """Choices that act on an axis alone are refused where there is none."""
+    mesh, usual = config.mesh, type(config.mesh)()
+    needs = [("zero", "fsdp"), ("sequence_parallel", "tensor"), ("pipeline_micro_batches", "pipeline"),
+             ("pipeline_repeats", "pipeline")]
+    for name, axis in needs:
+        value, default = getattr(mesh, name), getattr(usual, name)
+        if value != default and getattr(mesh, axis) == 1:
+            raise UserError(f"config.mesh.{name} is {value} but config.mesh.{axis} is 1, so nothing would follow from it: set "
+                            f"mesh.{axis} above 1, or mesh.{name} to {default}")
+    if mesh.data % mesh.slices:
+        raise UserError(f"config.mesh.slices is {mesh.slices}; it must divide config.mesh.data ({mesh.data}), which is split "
+                        f"over them: {nearest_divisors((mesh.data,), mesh.slices)} would")
+    parts = mesh.pipeline_micro_batches or mesh.pipeline
+    if mesh.pipeline_repeats > 1 and parts < mesh.pipeline:
+        raise UserError(f"config.mesh.pipeline_repeats is {mesh.pipeline_repeats} and config.mesh.pipeline_micro_batches "
+                        f"{parts}; interleaving needs at least as many micro-batches as stages ({mesh.pipeline})")
+
+
+_UNUSED = {"adamw": (), "lion": ("eps", "eps_inside"), "muon": ("eps_inside",), "adafactor": ("b1", "b2", "eps", "eps_inside")}
+
+
+def _check_optimizers(config: Config) -> None:
+    """A setting that the chosen kind does not read is refused."""
+    usual = type(config)()
+    for stage in config.stages:
+        section = getattr(config, stage, None)
+        for name in ("optimizer", "critic_optimizer"):
+            chosen = getattr(section, name, None)
+            for unused in () if chosen is None else _UNUSED[chosen.kind]:
+                value, default = getattr(chosen, unused), getattr(getattr(getattr(usual, stage), name), unused)
+                if value != default:
+                    raise UserError(f"config.{stage}.{name}.{unused} is {value}, which {chosen.kind} does not read: leave it "
+                                    f"at {default}")
+
+
 def _check_tensor(config: Config) -> None:
     """What the mesh splits must split evenly. A checkpoint's sizes are known only once it is read."""
     if config.model.source == "huggingface":
@@ -175,8 +216,13 @@ def _check_tensor(config: Config) -> None:
         raise UserError(f"config.mesh.tensor is {mesh.tensor}; the vocabulary of arithmetic is a few single characters, "
                         "which it cannot split: use mesh.data or mesh.fsdp")
     layers = {"config.model.layers": model.layers}
-    for axis, split in {"tensor": sizes, "fsdp": widths, "pipeline": layers}.items():
-        asked = getattr(mesh, axis)
+    if "reward_distill" in config.stages:
+        layers["config.reward_distill.layers"] = config.reward_distill.layers
+    stages = mesh.pipeline * mesh.pipeline_repeats
+    for axis, (asked, split) in {
+        "tensor": (mesh.tensor, sizes), "fsdp": (mesh.fsdp, widths),
+        "pipeline" + (" x pipeline_repeats" if mesh.pipeline_repeats > 1 else ""): (stages, layers),
+    }.items():  # fmt: skip
         for name, size in split.items():
             if size % asked:
                 near = nearest_divisors(tuple(split.values()), asked)
@@ -219,10 +265,10 @@ def _batches(config: Config) -> list[tuple[str, int, dict[str, int]]]:
 
 def _check_batch(config: Config, name: str, rows: int, parts: dict[str, int]) -> None:
     mesh = config.mesh
-    split = {f"mesh.{axis}": getattr(mesh, axis) for axis in ("data", "fsdp", "pipeline")}
-    ways = [parts | split]
+    split = {f"mesh.{axis}": getattr(mesh, axis) for axis in ("data", "fsdp")}
+    ways = [parts | split | {"mesh.pipeline_micro_batches": mesh.pipeline_micro_batches or mesh.pipeline}]
     if name.partition(".")[0] in _GENERATING:  # No row is split while it is sampled, but rows over all devices.
-        axes = ("context", "tensor") if mesh.generation == "whole" else ("context",)
+        axes = ("pipeline", "context", "tensor") if mesh.generation == "whole" else ("pipeline", "context")
         ways.append(split | {f"mesh.{axis}": getattr(mesh, axis) for axis in axes})
     for factors in ways:
         product, words = 1, []

@@ -65,7 +65,8 @@ class DecoderConfig:
       parallel_residual: attention and MLP read the same activations.
       scale_embeddings: embeddings are multiplied by the root of their width.
       attention: "plain", "fused", or what suits the platform (`jaxalign.models.attention`).
-      remat: the backward pass computes each layer again and keeps only what goes into it.
+      remat: the backward pass computes each layer again and keeps only what goes into it,
+      remat_saves: and, with "products", the results of its matrix products with weights.
     """
 
     vocab: int
@@ -100,6 +101,7 @@ class DecoderConfig:
     scale_embeddings: bool = False
     experts: Experts | None = None
     remat: bool = False
+    remat_saves: str = "nothing"
     attention: str = "auto"
 
     def __post_init__(self):

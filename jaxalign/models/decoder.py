@@ -23,6 +23,7 @@ from jaxalign.models.attention_plain import attend_cache, windowed
 from jaxalign.models.experts import Load, MixtureMLP
 from jaxalign.models.layers import MLP, Attention, Constrain, Norm, param
 from jaxalign.models.lora import NO_ADAPTERS, Adapters
+from jaxalign.parallel.pipeline import is_pipelined, run_stages
 
 
 class Cache(NamedTuple):
@@ -34,6 +35,18 @@ class Cache(NamedTuple):
 
     keys: jax.Array
     values: jax.Array
+
+
+_SAVED = {"nothing": None, "products": jax.checkpoint_policies.dots_with_no_batch_dims_saveable}
+
+
+class Rows(NamedTuple):
+    """What layers know of the tokens: positions int32 [B, T]; counted float32 [B, T], 1 where a token counts in the experts'
+    load; segment_ids int32 [B, T], or None where a row is one document."""
+
+    positions: jax.Array
+    counted: jax.Array
+    segment_ids: jax.Array | None
 
 
 class Output(NamedTuple):
@@ -126,28 +139,39 @@ class Decoder(nnx.Module):
         return self.config.frequencies(bool(self.config.local_layers) and all(self.config.local_layers))
 
     def hidden(
-        self, tokens_BxT, positions_BxT, attend: Attend, counted_BxT, constrain: Constrain, keep_cache: bool = False,
+        self, tokens_BxT, rows: Rows, attention_of: Callable[[Rows], Attend], constrain: Constrain, keep_cache: bool = False,
         adapters: Adapters = NO_ADAPTERS,
     ):  # fmt: skip
-        """An `Output`. attend: over these rows; the tokens of a document stand side by side in a row.
-        counted [B, T]: which tokens count in the experts' load. adapters: of all layers, their leaves stacked."""
+        """An `Output`. attention_of: how these rows, or some of them, attend; the tokens of a document stand side by side in a
+        row. adapters: of all layers, their leaves stacked."""
         graph, layers = nnx.split(self.blocks)
 
-        def body(x, indexed):
-            local, layer, own = indexed
+        def run(stacked, x, rows: Rows):
+            """(x, (what a cache keeps, the experts' load)) after the layers given."""
+            attend = attention_of(rows)
 
-            def attention(q, k, v):
-                return attend(q, k, v, local), (_as_keys(k), _as_values(v)) if keep_cache else None
+            def body(x, indexed):
+                local, layer, own = indexed
 
-            x, kept, load = nnx.merge(graph, layer)(
-                x, positions_BxT, self._frequency(local), counted_BxT, Adapters(adapters.lora, own), constrain, attention
-            )
-            return x, (kept, load)
+                def attention(q, k, v):
+                    return attend(q, k, v, local), (_as_keys(k), _as_values(v)) if keep_cache else None
 
-        if self.config.remat and not keep_cache:
-            body = jax.checkpoint(body, prevent_cse=False)
-        x, (kept, loads) = jax.lax.scan(body, self._embed(tokens_BxT, constrain), (self._local(), layers, adapters.tree))
-        load = None if loads is None else jax.tree.map(lambda x: jnp.sum(x, axis=0), loads)
+                x, kept, load = nnx.merge(graph, layer)(
+                    x, rows.positions, self._frequency(local), rows.counted, Adapters(adapters.lora, own), constrain, attention
+                )
+                return x, (kept, load)
+
+            if self.config.remat and not keep_cache:
+                body = jax.checkpoint(body, prevent_cse=False, policy=_SAVED[self.config.remat_saves])
+            x, (kept, loads) = jax.lax.scan(body, x, stacked)
+            return x, (kept, None if loads is None else jax.tree.map(lambda x: jnp.sum(x, axis=0), loads))
+
+        stacked, x = (self._local(), layers, adapters.tree), self._embed(tokens_BxT, constrain)
+        if is_pipelined(constrain.sharding) and not keep_cache:
+            x, (kept, load) = run_stages(constrain.sharding, run, stacked, x, rows)
+            x = constrain(x, ("rows", "residual", "embed"))
+        else:
+            x, (kept, load) = run(stacked, x, rows)
         return Output(self.final_norm(x), Cache(*kept) if keep_cache else None, load)
 
     def decode(

@@ -15,7 +15,7 @@ from jax.sharding import NamedSharding
 from jaxalign.models.architecture import DecoderConfig
 from jaxalign.models.attention import attention, kind_of_attention
 from jaxalign.models.attention_ring import length_multiple
-from jaxalign.models.decoder import Cache, Decoder
+from jaxalign.models.decoder import Cache, Decoder, Rows
 from jaxalign.models.experts import load_balance
 from jaxalign.models.heads import lm_logits
 from jaxalign.models.layers import Constrain
@@ -188,15 +188,16 @@ class Model:
         multiple = 1 if sharding is None else sharding.length_multiple
         if kind == "ring":
             multiple = math.lcm(multiple, length_multiple(context_size(sharding), T))
-        rows, short = (tokens, positions, counted, segment_ids), -T % multiple
+        given, short = (tokens, Rows(positions, counted, segment_ids)), -T % multiple
         if short:  # Nothing sees what follows it.
-            rows = jax.tree.map(lambda x: jnp.pad(x, ((0, 0), (0, short))), rows)
+            given = jax.tree.map(lambda x: jnp.pad(x, ((0, 0), (0, short))), given)
         if kind == "ring":
-            rows = jax.tree.map(functools.partial(deal, sharding), rows)
-        tokens, positions, counted, segment_ids = rows
-        attend = attention(kind, self.config, sharding, tokens.shape, segment_ids)
-        adapters = self._adapters(params)
-        out = self._merge(params).hidden(tokens, positions, attend, counted, self.constrain, keep_cache, adapters)
+            given = jax.tree.map(functools.partial(deal, sharding), given)
+
+        def attention_of(rows: Rows):
+            return attention(kind, self.config, sharding, rows.positions.shape, rows.segment_ids)
+
+        out = self._merge(params).hidden(*given, attention_of, self.constrain, keep_cache, self._adapters(params))
         hidden = collect(sharding, out.hidden) if kind == "ring" else out.hidden
         return out._replace(hidden=hidden[:, :T]) if short else out._replace(hidden=hidden)
 

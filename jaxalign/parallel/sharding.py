@@ -18,6 +18,7 @@ from jaxalign.parallel.mesh import make_mesh
 # weight is split over fsdp, while `embed` of an activation is not: its `batch` has fsdp already.
 RULES: dict[str, tuple[str, ...]] = {
     "batch": ("data", "fsdp"),
+    "rows": ("data", "fsdp", "pipeline"),  # of final hidden states: with pipeline, heads share them out too
     "length": ("context",),
     "residual": ("context",),  # the length of what passes from layer to layer
     "vocab": ("tensor",),
@@ -31,12 +32,13 @@ RULES: dict[str, tuple[str, ...]] = {
     "norm": (),
     "rank": (),
 }
+_SAMPLED = ("pipeline", "data", "fsdp", "context")
 _GATHERED = {"embed": (), "layers": (), "length": (), "residual": ()}
 # How weights lie, and over which axes rows are split, while tokens are sampled.
 _GENERATION: dict[str, dict[str, tuple[str, ...]]] = {
-    "tensor": _GATHERED | {"batch": ("pipeline", "data", "fsdp", "context")},
-    "training": {"length": (), "residual": (), "batch": ("pipeline", "data", "fsdp", "context")},
-    "whole": {name: () for name in RULES} | {"batch": ("pipeline", "data", "fsdp", "context", "tensor")},
+    "tensor": _GATHERED | {"batch": _SAMPLED, "rows": _SAMPLED},
+    "training": {"length": (), "residual": (), "batch": _SAMPLED, "rows": _SAMPLED},
+    "whole": {name: () for name in RULES} | {"batch": (*_SAMPLED, "tensor"), "rows": (*_SAMPLED, "tensor")},
 }
 
 
@@ -46,13 +48,15 @@ class Sharding:
 
     zero: 3 splits parameters, gradients and optimizer state over fsdp, 2 the last two, 1 the optimizer state alone.
     sequence_parallel: what passes between layers is split over tensor too, along its length.
-    generation_rules: as `config.mesh.generation`.
+    generation_rules: as `config.mesh.generation`. pipeline_micro_batches, pipeline_repeats: see `parallel/pipeline.py`.
     """
 
     mesh: Mesh
     zero: int = 3
     sequence_parallel: bool = False
     generation_rules: str = "tensor"
+    pipeline_micro_batches: int = 1
+    pipeline_repeats: int = 1
     phase: str = "training"
 
     @functools.cached_property
@@ -99,7 +103,9 @@ class Sharding:
         return NamedSharding(self.mesh, self.spec(axes))
 
     def constrain(self, x: jax.Array, axes: tuple[str | None, ...]) -> jax.Array:
-        return jax.lax.with_sharding_constraint(x, self.named(axes))
+        # Inside a `shard_map` over some axes its own mesh is in force, which knows them as taken.
+        around = jax.sharding.get_abstract_mesh()
+        return jax.lax.with_sharding_constraint(x, NamedSharding(around if around.manual_axes else self.mesh, self.spec(axes)))
 
     def tree(self, axes_tree: Any) -> Any:
         """NamedShardings for a pytree of logical-axis tuples."""
@@ -135,4 +141,7 @@ def make_sharding(settings: MeshConfig, devices: Sequence[jax.Device] | None = N
     )
     if mesh.size == 1 and devices is None:
         return None
-    return Sharding(mesh, settings.zero, settings.sequence_parallel, settings.generation)
+    return Sharding(
+        mesh, settings.zero, settings.sequence_parallel, settings.generation,
+        settings.pipeline_micro_batches or settings.pipeline, settings.pipeline_repeats,
+    )  # fmt: skip

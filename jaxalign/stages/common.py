@@ -104,7 +104,7 @@ def make_model(config: Config, vocab: int, head: str = "lm") -> Model:
             vocab, sizes.layers, sizes.embed, sizes.heads, sizes.kv_heads, sizes.head_dim, sizes.mlp, sizes.rope_base,
             sizes.norm_eps, sizes.tie_embeddings, sizes.compute_dtype, sizes.vocab_multiple,
         )  # fmt: skip
-    decoder = dataclasses.replace(decoder, remat=sizes.remat, attention=sizes.attention)
+    decoder = dataclasses.replace(decoder, remat=sizes.remat, remat_saves=sizes.remat_saves, attention=sizes.attention)
     section, base = config.lora, Model(decoder, head, sharding(config))
     if section.path:
         return dataclasses.replace(base, lora=peft_config.read_adapted(section.path, found.family, base).lora)

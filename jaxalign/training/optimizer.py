@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import math
+
 import jax
 import jax.numpy as jnp
 import optax
+import optax.contrib
 
 from jaxalign.config import Optimizer
+from jaxalign.models.lora import LINEAR
+
+_STACKED = ("blocks", "adapters")
 
 
 def make_schedule(config: Optimizer, total_steps: int) -> optax.Schedule:
@@ -46,17 +52,100 @@ def _decays(params):
     """Weight decay acts on matrices only: norms, biases, lengths of DoRA and the scalar head are none."""
 
     def decays(path, leaf):
-        stacked, name = path[0].key in ("blocks", "adapters"), path[-1].key
+        stacked, name = path[0].key in _STACKED, path[-1].key
         return leaf.ndim - stacked >= 2 and name != "magnitude" and not name.endswith("bias")
 
     return jax.tree_util.tree_map_with_path(decays, params)
 
 
+def _adam(config: Optimizer) -> optax.GradientTransformation:
+    return (scale_by_adam_eps_inside if config.eps_inside else optax.scale_by_adam)(config.b1, config.b2, config.eps)
+
+
+def _lion(config: Optimizer) -> optax.GradientTransformation:
+    return optax.scale_by_lion(config.b1, config.b2)
+
+
+def _adafactor(config: Optimizer) -> optax.GradientTransformation:
+    """Without momentum, as published; rates are relative to a weight's own size."""
+    return _by_layer(optax.chain(
+        optax.scale_by_factored_rms(), optax.clip_by_block_rms(1.0), optax.scale_by_param_block_rms(1e-3)
+    ))  # fmt: skip
+
+
+def _muon(config: Optimizer) -> optax.GradientTransformation:
+    """Updates of kernels are made orthogonal and brought to the size of Adam's (arXiv 2502.16982); the rest has Adam."""
+    matrices = optax.chain(
+        optax.contrib.scale_by_muon(beta=config.b1, weight_dimension_numbers=_dimensions), optax.stateless(_as_large_as_adams)
+    )
+    kind = lambda path, _: "adam" if _inputs(path) is None else "muon"  # noqa: E731
+    labels = lambda params: jax.tree_util.tree_map_with_path(kind, params)  # noqa: E731
+    return optax.partition({"muon": matrices, "adam": _adam(config)}, labels)
+
+
+def _inputs(path) -> int | None:
+    """How many axes of a leaf, after its layer's, are a linear layer's inputs; None where it is no linear layer's."""
+    names = tuple(part.key for part in path)
+    if names[0] == "blocks" and names[1:] in LINEAR:
+        return LINEAR[names[1:]][0]
+    if names[0] == "adapters" and names[-1] in ("a", "b"):
+        return LINEAR[names[1:3]][0] if names[-1] == "a" else 1
+    return None
+
+
+def _dimensions(tree):
+    """Muon's view of each leaf: its inputs, its outputs, and layers (and experts) before them."""
+
+    def numbers(path, leaf):
+        names, first = tuple(part.key for part in path), 1
+        if names[:2] == ("blocks", "mlp") and leaf.ndim == 4:  # [L, E, in, out]
+            first = 2
+        split = first + _inputs(path)
+        return optax.contrib.MuonDimensionNumbers(tuple(range(first, split)), tuple(range(split, leaf.ndim)))
+
+    return jax.tree_util.tree_map_with_path(numbers, tree)
+
+
+def _as_large_as_adams(updates, params=None):
+    """Orthogonal matrices times 0.2 sqrt(the larger side): a root mean square of 0.2, as Adam's updates have it."""
+    del params
+
+    def scale(update, dimensions):
+        sides = (math.prod(update.shape[axis] for axis in axes) for axes in dimensions)
+        return update * (0.2 * max(sides) ** 0.5)
+
+    is_dimensions = lambda x: isinstance(x, optax.contrib.MuonDimensionNumbers)  # noqa: E731
+    return jax.tree.map(scale, updates, _dimensions(updates), is_leaf=is_dimensions)
+
+
+def _by_layer(inner: optax.GradientTransformation) -> optax.GradientTransformation:
+    """`inner` for every layer of a stacked tree apart, as if they had not been stacked."""
+
+    def split(tree):
+        stacked = {name: value for name, value in tree.items() if name in _STACKED}
+        return stacked, {name: value for name, value in tree.items() if name not in _STACKED}
+
+    def init(params):
+        stacked, rest = split(params)
+        return jax.vmap(inner.init)(stacked), inner.init(rest)
+
+    def update(updates, state, params=None):
+        (stacked, rest), (own, others) = split(updates), split(params)
+        first, second = state
+        stacked, first = jax.vmap(inner.update)(stacked, first, own)
+        rest, second = inner.update(rest, second, others)
+        return {**rest, **stacked}, (first, second)
+
+    return optax.GradientTransformation(init, update)
+
+
+_DIRECTIONS = {"adamw": _adam, "lion": _lion, "adafactor": _adafactor, "muon": _muon}
+
+
 def make_optimizer(config: Optimizer, total_steps: int) -> optax.GradientTransformation:
-    """AdamW after clipping by the global norm (clip_norm None: no clipping)."""
-    adam = scale_by_adam_eps_inside if config.eps_inside else optax.scale_by_adam
+    """The optimizer of config.kind after clipping by the global norm (clip_norm None: no clipping), with decoupled decay."""
     parts = [optax.clip_by_global_norm(config.clip_norm)] if config.clip_norm else []
-    parts.append(adam(config.b1, config.b2, config.eps))
+    parts.append(_DIRECTIONS[config.kind](config))
     if config.weight_decay:
         parts.append(optax.add_decayed_weights(config.weight_decay, mask=_decays))
     parts.append(optax.scale_by_learning_rate(make_schedule(config, total_steps)))

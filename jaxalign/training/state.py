@@ -25,18 +25,27 @@ class TrainState:
 
 
 def optimizer_shardings(model: Model, optimizer: optax.GradientTransformation):
-    """Shardings of the optimizer state: moments lie like their parameters, or more split (`mesh.zero`), the rest is
-    replicated. None on one device."""
+    """Shardings of the optimizer state: moments lie like their parameters, or more split (`mesh.zero`); counts and the sums of
+    factored moments, which are small, are replicated. None on one device."""
     if model.sharding is None:
         return None
-    shapes = jax.eval_shape(optimizer.init, model.abstract())
-    return optax.tree_map_params(
-        optimizer,
-        lambda _, sharding: sharding,
-        shapes,
-        model.sharding.optimizer.tree(model.axes()),
-        transform_non_params=lambda _: model.sharding.replicated,
-    )
+    shapes, parts = model.abstract(), model.sharding.optimizer.tree(model.axes())
+    own = {
+        _names(path): (leaf.shape, part)
+        for (path, leaf), part in zip(jax.tree_util.tree_leaves_with_path(shapes), jax.tree.leaves(parts), strict=True)
+    }
+
+    def place(path, leaf):
+        names = _names(path)
+        found = [own[names[i:]] for i in range(len(names)) if names[i:] in own]
+        return found[0][1] if found and found[0][0] == leaf.shape else model.sharding.replicated
+
+    return jax.tree_util.tree_map_with_path(place, jax.eval_shape(optimizer.init, shapes))
+
+
+def _names(path) -> tuple[str, ...]:
+    """The keys on the way to a leaf; of an optimizer's state they end with those of its parameter, where it has one."""
+    return tuple(part.key for part in path if isinstance(part, jax.tree_util.DictKey))
 
 
 def init_state(model: Model, optimizer: optax.GradientTransformation, params, seed_key: jax.Array) -> TrainState:

@@ -48,6 +48,7 @@ MESHES = {
     "pipeline2-data4": Mesh(pipeline=2, data=4),
     "pipeline2-fsdp2-tensor2": Mesh(pipeline=2, fsdp=2, tensor=2),
     "pipeline2-context2-tensor2": Mesh(pipeline=2, context=2, tensor=2),
+    "pipeline2-interleaved-fsdp4": Mesh(pipeline=2, fsdp=4, pipeline_repeats=2),
     "slices2": Mesh(data=4, fsdp=2, slices=2),
     "fsdp4-tensor2-sampling-as-training": Mesh(fsdp=4, tensor=2, generation="training"),
     "fsdp4-tensor2-sampling-whole": Mesh(fsdp=4, tensor=2, generation="whole"),

@@ -8,10 +8,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import optax.contrib
 import pytest
 
 from jaxalign.config import Optimizer
 from jaxalign.training.optimizer import make_optimizer, make_schedule
+from jaxalign.training.state import apply_gradients, init_state
 from tests import tiny
 
 
@@ -111,3 +113,71 @@ def test_weight_decay_is_on_matrices_alone(head):
 def test_a_rate_of_0_keeps_the_weights():
     config = Optimizer(learning_rate=0.0, schedule="cosine", warmup_steps=2, weight_decay=0.1)
     np.testing.assert_array_equal(descend(config, GRADIENTS, np.ones(3, np.float32)), np.ones(3))
+
+
+UP = np.array([[[0.5, -1.0, 0.2], [2.0, 0.1, -0.3]], [[1.0, 0.4, -2.0], [0.3, 0.6, 0.9]]], np.float32)
+TWO = {"blocks": {"mlp": {"up": UP}}, "embedding": np.array([[0.3, -0.7], [1.1, 0.2], [0.4, -0.5]], np.float32)}
+
+
+def one_by_one(optimizer, steps):
+    """The same weights in a flat tree, layers apart, after `steps` of the optimizer given on gradients that are the weights."""
+    params = {"0": UP[0], "1": UP[1], "embedding": TWO["embedding"]}
+    state = optimizer.init(params)
+    for _ in range(steps):
+        updates, state = optimizer.update(params, state, params)
+        params = optax.apply_updates(params, updates)
+    return params
+
+
+def stacked(config, steps):
+    optimizer, params = make_optimizer(config, steps), TWO
+    state = optimizer.init(params)
+    for _ in range(steps):
+        updates, state = optimizer.update(params, state, params)
+        params = optax.apply_updates(params, updates)
+    return {"0": params["blocks"]["mlp"]["up"][0], "1": params["blocks"]["mlp"]["up"][1], "embedding": params["embedding"]}
+
+
+SETTINGS = {"learning_rate": 0.1, "schedule": "constant", "clip_norm": None}
+
+
+@pytest.mark.parametrize(
+    ("kind", "theirs"),
+    [
+        ("lion", optax.lion(0.1, 0.9, 0.95, weight_decay=0.0)),
+        ("adafactor", optax.adafactor(0.1, min_dim_size_to_factor=128)),
+        # Tables have plain Adam.
+        ("muon", optax.partition(
+            {"kernel": optax.contrib.muon(0.1, beta=0.9, consistent_rms=0.2), "table": optax.adam(0.1, 0.9, 0.95)},
+            {"0": "kernel", "1": "kernel", "embedding": "table"},
+        )),
+    ],
+)  # fmt: skip
+def test_stacked_layers_learn_as_optaxs_optimizer_teaches_them_one_by_one(kind, theirs):
+    tiny.assert_trees_close(stacked(Optimizer(kind=kind, **SETTINGS), 3), one_by_one(theirs, 3), 1e-5, 1e-6)
+
+
+def test_a_large_matrix_has_a_factored_moment():
+    """Of [2, 256, 512] Adafactor keeps 256 + 512 numbers a layer, and not their product."""
+    shapes = {"blocks": {"mlp": {"up": jax.ShapeDtypeStruct((2, 256, 512), jnp.float32)}}}
+    state = jax.eval_shape(make_optimizer(Optimizer(kind="adafactor"), 10).init, shapes)
+    assert sum(leaf.size for leaf in jax.tree.leaves(state)) < 2 * (256 + 512) + 10
+
+
+@pytest.mark.parametrize(("kind", "numbers"), [("adamw", 2), ("lion", 1), ("muon", 1), ("adafactor", 0)])
+def test_numbers_kept_for_each_number_of_a_large_kernel(kind, numbers):
+    """What docs/memory.md says of each: 8, 4, 4 and nearly 0 bytes a parameter."""
+    shapes = {"blocks": {"mlp": {"up": jax.ShapeDtypeStruct((2, 512, 1024), jnp.float32)}}}
+    state = jax.eval_shape(make_optimizer(Optimizer(kind=kind), 10).init, shapes)
+    assert sum(leaf.size for leaf in jax.tree.leaves(state)) / (2 * 512 * 1024) == pytest.approx(numbers, abs=0.004)
+
+
+@pytest.mark.parametrize("kind", ["lion", "adafactor", "muon"])
+def test_every_optimizer_learns_on_a_mesh_as_on_one_device(kind):
+    found = []
+    for mesh in (None, (2, 2, 2)):
+        model, optimizer = tiny.model(mesh), make_optimizer(Optimizer(kind=kind, learning_rate=1e-2, weight_decay=0.1), 10)
+        state = init_state(model, optimizer, tiny.place(model, tiny.host_params()), jax.random.key(0))
+        state, _ = jax.jit(apply_gradients, static_argnums=(0, 3))(model, state, state.params, optimizer)
+        found.append(tiny.to_host(state.params))
+    tiny.assert_trees_close(found[1], found[0], 1e-5, 1e-6)

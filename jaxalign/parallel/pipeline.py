@@ -1,0 +1,124 @@
+"""Pipelined layers: the mesh's axis `pipeline` splits the layers into stages, and micro-batches pass from one to the next.
+
+With S stages, M micro-batches and R repeats, a stage holds R blocks of layers: stage s the blocks s, S+s, 2S+s ... With R = 1
+that is the plain schedule (GPipe, arXiv 1811.06965), with more the interleaved one (Megatron-LM, arXiv 2104.04473, section
+2.2). At step t stage s computes the (t - s)-th of the R*M pieces of work, in the order of repeats, then of micro-batches, so
+that all are done after R*M + S - 1 steps: the share of steps in which a stage has nothing of use to do is
+(S-1) / (R*M + S-1). The backward pass is the transpose of the forward and has the same share.
+
+A stage's parameters lie with it as the layers are stored, L/S after each other; with R > 1 they are exchanged once a pass.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import NamedSharding, PartitionSpec
+
+from jaxalign.errors import UserError
+from jaxalign.parallel.sharding import Sharding
+
+PIPELINE = "pipeline"
+
+
+def is_pipelined(sharding: Sharding | None) -> bool:
+    """Whether layers run as stages: they are split, and each is where it was stored."""
+    return sharding is not None and sharding.phase == "training" and sharding.mesh.shape[PIPELINE] > 1
+
+
+def bubble(stages: int, micro_batches: int, repeats: int = 1) -> float:
+    """The share of a pass in which a stage has nothing of use to do."""
+    return (stages - 1) / (repeats * micro_batches + stages - 1)
+
+
+def micro_batches(sharding: Sharding, rows: int) -> int:
+    """Into how many parts `rows` rows are cut: `pipeline_micro_batches`, or fewer where the rows are few."""
+    return math.gcd(rows // sharding.batch_size, sharding.pipeline_micro_batches)
+
+
+def run_stages(sharding: Sharding, stage: Callable, layers: Any, x: jax.Array, rows: Any) -> tuple[jax.Array, Any]:
+    """x [B, ...] through all layers, and the sum over them of what a stage reports beside.
+
+    stage(layers of one block, x [B/M, ...], rows of those) -> (x, sums or None). layers: leaves [L, ...]; rows: leaves
+    [B, ...]. The result's rows are split over `pipeline` too where S divides M, so that what follows is not done S times.
+
+    Raises:
+        UserError: the layers do not make R*S equal blocks, or there are fewer micro-batches than stages and R > 1.
+    """
+    S, R, M = sharding.mesh.shape[PIPELINE], sharding.pipeline_repeats, micro_batches(sharding, len(x))
+    L = len(jax.tree.leaves(layers)[0])
+    if L % (S * R):
+        raise UserError(f"config.mesh.pipeline ({S}) x pipeline_repeats ({R}) = {S * R}; it must divide the layers ({L})")
+    if R > 1 and M < S:
+        raise UserError(f"config.mesh.pipeline_repeats is {R}; it needs as many micro-batches as stages ({S}), and {len(x)} "
+                        f"rows make {M}: give more rows, or set it to 1")  # fmt: skip
+    parts, rows = _deal(sharding, x, M), jax.tree.map(lambda leaf: _deal(sharding, leaf, M), rows)
+    split = M % S == 0
+
+    def local(layers, parts, rows):
+        here = jax.lax.axis_index(PIPELINE)
+
+        def step(carry, t):
+            kept, arrived, sums = carry
+            kept = _keep(kept, arrived, (t - S) % M, (here == 0) & (t >= S))
+            work = t - here
+            useful, part, repeat = (work >= 0) & (work < R * M), work % M, jnp.clip(work // M, 0, R - 1)
+            given = jnp.where(here == 0, _at(kept, t % M), arrived)
+            block = jax.tree.map(lambda leaf: _at(leaf[0], repeat), layers)
+            out, own = stage(block, given, jax.tree.map(lambda leaf: _at(leaf, part), rows))
+            sums = jax.tree.map(lambda a, b: a + jnp.where(useful, b, 0), sums, own)
+            arrived = jax.lax.ppermute(out, PIPELINE, [(i, (i + 1) % S) for i in range(S)])
+            return (kept, arrived, sums), None
+
+        first = jax.tree.map(lambda leaf: leaf[0, 0], layers), parts[0], jax.tree.map(lambda leaf: leaf[0], rows)
+        none = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(stage, *first)[1])
+        start = (parts, jnp.zeros_like(parts[0]), none)
+        (kept, arrived, sums), _ = jax.lax.scan(step, start, jnp.arange(R * M + S - 1))
+        kept = _keep(kept, arrived, M - 1, here == 0)
+        done = jnp.where(here == 0, kept, 0)
+        done = jax.lax.psum_scatter(done, PIPELINE, tiled=True) if split else jax.lax.psum(done, PIPELINE)
+        return done, jax.lax.psum(sums, PIPELINE)
+
+    stages, whole = PartitionSpec(PIPELINE), PartitionSpec()
+    piped = jax.shard_map(
+        local, mesh=sharding.mesh, in_specs=(stages, whole, whole), out_specs=(stages if split else whole, whole),
+        axis_names={PIPELINE}, check_vma=False,
+    )  # fmt: skip
+    done, sums = piped(_by_stage(sharding, layers, S, R), parts, rows)
+    return _collect(sharding, done), sums
+
+
+def _at(x: jax.Array, index) -> jax.Array:
+    return jax.lax.dynamic_index_in_dim(x, index, 0, keepdims=False)
+
+
+def _keep(kept, part, index, wanted):
+    """`kept` with `part` at `index` where that is wanted; only that part is written."""
+    return jax.lax.dynamic_update_index_in_dim(kept, jnp.where(wanted, part, _at(kept, index)), index, 0)
+
+
+def _by_stage(sharding: Sharding, layers, S: int, R: int):
+    """Leaves [S, R, L / (S R), ...], split over the stages."""
+
+    def arrange(leaf):
+        blocks = leaf.reshape(R, S, -1, *leaf.shape[1:]).swapaxes(0, 1)
+        spec = PartitionSpec(PIPELINE, *(PartitionSpec.UNCONSTRAINED,) * (blocks.ndim - 1))
+        return jax.lax.with_sharding_constraint(blocks, NamedSharding(sharding.mesh, spec))
+
+    return jax.tree.map(arrange, layers)
+
+
+def _deal(sharding: Sharding, x: jax.Array, M: int) -> jax.Array:
+    """[B, ...] as [M, B/M, ...], each device keeping the rows it has."""
+    D = sharding.batch_size
+    return x.reshape(D, M, -1, *x.shape[1:]).swapaxes(0, 1).reshape(M, len(x) // M, *x.shape[1:])
+
+
+def _collect(sharding: Sharding, parts: jax.Array) -> jax.Array:
+    """The inverse of `_deal`."""
+    M, D = len(parts), sharding.batch_size
+    return parts.reshape(M, D, -1, *parts.shape[2:]).swapaxes(0, 1).reshape(M * parts.shape[1], *parts.shape[2:])
