@@ -142,11 +142,11 @@ class Watch:
             failure = _failure(state)
             if failure is None:
                 continue
-            state.client.key_value_set(f"{_HEARD}{state.process_id}", "", allow_overwrite=True)
             if self._over.is_set():  # This one has failed too, and tells so itself.
                 return
             print(f"process {state.process_id} ends, since process {failure['process']} has: {failure['why']}",
                   file=sys.stderr, flush=True)
+            _until_heard(state)
             os._exit(failure["code"])
 
 
@@ -158,16 +158,21 @@ def _failure(state: Any) -> dict | None:
 
 
 def tell_failure(code: int, why: str) -> None:
-    """Tells all other processes that this one ends with the exit code `code`, and waits until they have heard."""
+    """Tells all other processes that this one ends with the exit code `code`."""
     state = _state()
     if state is None:
         return
     with contextlib.suppress(RuntimeError):  # Another was faster, or the service has gone: then all know.
         state.client.key_value_set(_FAILED, json.dumps({"process": state.process_id, "code": code, "why": why}))
+    _until_heard(state)
+
+
+def _until_heard(state: Any) -> None:
+    """Says that this process has heard of the failure. The first one, which has the service, returns when all others have."""
     until = time.monotonic() + _GRACE_SECONDS
     with contextlib.suppress(RuntimeError):
         state.client.key_value_set(f"{_HEARD}{state.process_id}", "", allow_overwrite=True)
-        while len(state.client.key_value_dir_get(_HEARD)) < state.num_processes and time.monotonic() < until:
-            time.sleep(0.1)
-    if state.process_id == 0:
-        time.sleep(2 * _POLL_SECONDS)  # The last to hear ends before its service does.
+        if state.process_id == 0:
+            while len(state.client.key_value_dir_get(_HEARD)) < state.num_processes and time.monotonic() < until:
+                time.sleep(0.1)
+            time.sleep(_POLL_SECONDS)

@@ -45,6 +45,7 @@ def _is_here(leaf: Any) -> bool:
 
 def check_all_used(mesh: Mesh) -> None:
     """Raises UserError where several processes run and the mesh leaves devices out: each must have its part in every step."""
-    if jax.process_count() > 1 and mesh.size != jax.device_count():
-        raise UserError(f"the mesh takes {mesh.size} of the {jax.device_count()} devices of {jax.process_count()} processes; the "
-                        "product of its sizes must be the number of all devices")
+    processes, devices = jax.process_count(), jax.device_count()
+    if processes > 1 and mesh.size != devices:
+        raise UserError(f"the mesh takes {mesh.size} of the {devices} devices of {processes} processes; set the product of its "
+                        "sizes to the number of all devices")
