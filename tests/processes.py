@@ -41,7 +41,9 @@ def flags(count: int, number: int, port: int) -> list[str]:
 
 
 @contextlib.contextmanager
-def started(count: int, command: Sequence[str], each: Sequence[Sequence[str]] | None = None) -> Iterator[list[subprocess.Popen]]:
+def started(
+    count: int, command: Sequence[str], each: Sequence[Sequence[str]] | None = None
+) -> Iterator[list[subprocess.Popen]]:
     """`python COMMAND...` in `count` processes, each with the flags of its place and its own further arguments `each[i]`."""
     port, running = free_port(), []
     environment = os.environ | {

@@ -7,9 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
-from jax.sharding import Mesh
 
-from jaxalign.errors import UserError
 from jaxalign.parallel.sharding import Sharding
 
 
@@ -41,11 +39,3 @@ def fetch(tree: Any) -> Any:
 
 def _is_here(leaf: Any) -> bool:
     return not isinstance(leaf, jax.Array) or leaf.is_fully_addressable or leaf.is_fully_replicated
-
-
-def check_all_used(mesh: Mesh) -> None:
-    """Raises UserError where several processes run and the mesh leaves devices out: each must have its part in every step."""
-    processes, devices = jax.process_count(), jax.device_count()
-    if processes > 1 and mesh.size != devices:
-        raise UserError(f"the mesh takes {mesh.size} of the {devices} devices of {processes} processes; set the product of its "
-                        "sizes to the number of all devices")
