@@ -75,7 +75,8 @@ def rows(workdir: pathlib.Path, stage: str) -> list[dict]:
 
 def test_both_leave_the_same_files(runs):
     def names(workdir):
-        own = [path.relative_to(workdir) for path in workdir.rglob("*") if path.suffix in (".json", ".jsonl", ".html", ".model")]
+        kinds = (".json", ".jsonl", ".html", ".model")
+        own = [path.relative_to(workdir) for path in workdir.rglob("*") if path.suffix in kinds]
         return {str(path) for path in own if not {"checkpoints", "params"} & set(path.parts)}
 
     assert names(runs[1][0]) == names(runs[2][0]) and "report.html" in names(runs[2][0])
