@@ -16,7 +16,7 @@ policy and reference, critic, preference model, optimizers. What sampling, scori
 | llama31_8b_v5e16 | Llama-3.1-8B | v5e-16, 16 GB a chip | LoRA, bfloat16 base | fsdp 16 | 1.79 |
 | llama31_70b_v5p128 | Llama-3.1-70B | v5p-128: 64 chips of 95 GB | LoRA, bfloat16 base | fsdp 8, tensor 8 | 2.93 |
 
-The last two need several hosts, which this version does not start: they are plans. Each figure is by
+The last two run on several hosts, which docs/hosts.md says how to start. Each figure is by
 
     python benchmarks/fit.py --config=configs/real_size.py:VARIANT --shape=MODEL --topology=TPU --programs=
 

@@ -13,10 +13,11 @@ from pathlib import Path
 from absl import flags
 
 from jaxalign.errors import UserError, tell
+from jaxalign.parallel import distributed
 
 _DTYPES = ("float32", "bfloat16", "float16")
 _USAGE = """usage: python -m jaxalign.convert --source=DIR --target=DIR [--adapters] [--dtype=NAME] [--shard_gb=SIZE]
-                                  [--mesh=D,F,T]
+                                  [--mesh=D,F,T] [--coordinator=HOST:PORT --processes=N --process=I]
 
   --source=DIR     a Hugging Face folder (becomes an Orbax one); an Orbax folder made by this command, or a stage's folder
                    of a run, such as runs/quickstart/ppo (become Hugging Face ones)
@@ -26,7 +27,7 @@ _USAGE = """usage: python -m jaxalign.convert --source=DIR --target=DIR [--adapt
   --dtype=NAME     float32, bfloat16 or float16, for the weights written; default: the source's own
   --shard_gb=SIZE  largest safetensors file in GB (1e9 bytes); default 4
   --mesh=D,F,T     sizes of data, fsdp and tensor of the mesh that the weights pass through; default 1,1,1
-"""
+""" + distributed.USAGE
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -36,22 +37,32 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(_USAGE, end="")
         return 0
     try:
-        values = _read_arguments(argv)
-        from jaxalign.stages.conversion import convert  # JAX is not loaded for a mistyped flag.
+        group, rest = distributed.take_flags(argv[1:])
+        values = _read_arguments([argv[0], *rest])
+        with distributed.running(group, _explain):
+            from jaxalign.stages.conversion import convert  # JAX is not loaded for a mistyped flag.
 
-        source, target = (Path(folder).expanduser() for folder in (values.source, values.target))
-        shard_bytes, mesh = int(values.shard_gb * 1e9), mesh_sizes(values.mesh)
-        for sentence in convert(source, target, values.dtype, shard_bytes, mesh, values.adapters):
-            print(sentence)
+            source, target = (Path(folder).expanduser() for folder in (values.source, values.target))
+            shard_bytes, mesh = int(values.shard_gb * 1e9), mesh_sizes(values.mesh)
+            for sentence in convert(source, target, values.dtype, shard_bytes, mesh, values.adapters):
+                print(sentence)
         return 0
-    except UserError as error:
-        return tell(str(error), 2)
-    except KeyboardInterrupt:
-        return tell("interrupted; nothing was written", 130)
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+    except BaseException as error:
+        told = _explain(error)
+        if told is None:
             raise
-        return tell(f"the disk is full ({error}); nothing was written: make room and run the same command again", 2)
+        return tell(*told)
+
+
+def _explain(error: BaseException) -> tuple[str, int] | None:
+    """What the user is told of an error, and the exit code; None where it is not the user's to mend."""
+    if isinstance(error, UserError):
+        return str(error), 2
+    if isinstance(error, KeyboardInterrupt):
+        return "interrupted; nothing was written", 130
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return f"the disk is full ({error}); nothing was written: make room and run the same command again", 2
+    return None
 
 
 def _read_arguments(argv: Sequence[str]) -> flags.FlagValues:

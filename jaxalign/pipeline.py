@@ -8,6 +8,7 @@ import fcntl
 import importlib
 import json
 import os
+import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -16,18 +17,21 @@ from typing import Any
 from jaxalign import config_schema
 from jaxalign.config import STAGES, Config, to_dict
 from jaxalign.errors import UserError
+from jaxalign.parallel import hosts
 from jaxalign.stages.base import (
     DONE,
     Manifest,
     Stage,
     StageContext,
     file_fingerprint,
+    fingerprint,
     new_manifest,
     read_manifest,
     write_json,
 )
 from jaxalign.tracking import table
 
+_SEEN_SECONDS = 30.0
 _SHOWN = 12  # differences of a stage that an error spells out; the rest is counted
 
 Load = Callable[[str], Stage]
@@ -51,20 +55,52 @@ def run(config: Config, workdir: str | os.PathLike, overwrite: bool = False, loa
         UserError: the directory is in use, a stage there was made with other settings, or an input is missing.
     """
     workdir = Path(workdir)
-    with _lock(workdir):
-        changed = find_changes(config, workdir, load)
-        if changed and not overwrite:
-            raise UserError(_refusal(workdir, changed))
-        for name in changed:
-            if name not in config.stages:
-                raise UserError(f"stage {name} in {workdir} was made with another config and is to be redone; "
-                                f"add {name} to config.stages")
-        for name in changed:
-            print(f"[{name}] changed; what was there is now in {_move_aside(workdir / name)}", flush=True)
-        write_json(workdir / "config.json", to_dict(config))
+    with hosts.first_alone(lambda: _lock(workdir)):
+        _check_alike(config, workdir)
+        hosts.once(lambda: _make_ready(config, workdir, overwrite, load))
         for name in config.stages:
             _bring_to_done(name, config, workdir, load)
-        _print_results(config, workdir)
+        hosts.once(lambda: _print_results(config, workdir))
+
+
+def _check_alike(config: Config, workdir: Path) -> None:
+    """Raises UserError in a process that has another config than the first one, or does not see its work directory."""
+    if hosts.count() == 1:
+        return
+    mark = f".processes-{os.getpid()}"
+    hosts.once(lambda: (workdir / mark).touch())
+    mark, wanted = hosts.once(lambda: [mark, fingerprint(to_dict(config))])
+    if fingerprint(to_dict(config)) != wanted:
+        raise UserError("this process has another config than process 0; give all the same command, and the same config file")
+    if not _appears(workdir / mark):
+        raise UserError(f"the work directory {workdir} is not that of process 0; --workdir must name a folder that all hosts "
+                        "share, by the same path on each")
+    hosts.wait()
+    hosts.once(lambda: (workdir / mark).unlink())
+
+
+def _appears(path: Path) -> bool:
+    """Whether a file is seen within the time for which a shared file system may still show its folder as it was."""
+    until = time.monotonic() + _SEEN_SECONDS
+    while not path.exists():
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.2)
+    return True
+
+
+def _make_ready(config: Config, workdir: Path, overwrite: bool, load: Load) -> None:
+    """Refuses what cannot be done, and moves aside what is to be redone."""
+    changed = find_changes(config, workdir, load)
+    if changed and not overwrite:
+        raise UserError(_refusal(workdir, changed))
+    for name in changed:
+        if name not in config.stages:
+            raise UserError(f"stage {name} in {workdir} was made with another config and is to be redone; "
+                            f"add {name} to config.stages")
+    for name in changed:
+        print(f"[{name}] changed; what was there is now in {_move_aside(workdir / name)}", flush=True)
+    write_json(workdir / "config.json", to_dict(config))
 
 
 def find_changes(config: Config, workdir: Path, load: Load = load_stage) -> dict[str, list[str]]:
@@ -130,14 +166,25 @@ def _sources(config: Config, manifests: Mapping[str, Manifest | None], load: Loa
 
 def _bring_to_done(name: str, config: Config, workdir: Path, load: Load) -> None:
     directory = workdir / name
+    resumed = hosts.once(lambda: _begin(name, config, workdir, load))
+    if resumed is None:
+        return
+    _use_compile_cache(config.compile_cache)
+    load(name).run(StageContext(config=config, workdir=workdir, directory=directory, resumed=resumed))
+    hosts.wait()
+    hosts.once(lambda: _finish(name, directory))
+
+
+def _begin(name: str, config: Config, workdir: Path, load: Load) -> bool | None:
+    """Marks a stage as running. Whether it goes on with what is there; None where it is done."""
+    directory = workdir / name
     manifest = read_manifest(directory)
     if manifest is not None and manifest.status == DONE:
         print(f"[{name}] done, nothing to compute", flush=True)
-        return
-    _use_compile_cache(config.compile_cache)
-    stage = load(name)
+        return None
     resumed = manifest is not None
     if manifest is None:
+        stage = load(name)
         inputs = {source: read_manifest(workdir / source).output_hash for source in stage.inputs(config)}
         manifest = new_manifest(stage, config, inputs)
         directory.mkdir(parents=True, exist_ok=True)
@@ -145,8 +192,11 @@ def _bring_to_done(name: str, config: Config, workdir: Path, load: Load) -> None
     manifest = dataclasses.replace(manifest, mesh=config_schema.to_plain(config.mesh))
     manifest.write(directory)
     print(f"[{name}] {'continuing' if resumed else 'starting'}", flush=True)
-    stage.run(StageContext(config=config, workdir=workdir, directory=directory, resumed=resumed))
-    dataclasses.replace(manifest, status=DONE).write(directory)
+    return resumed
+
+
+def _finish(name: str, directory: Path) -> None:
+    dataclasses.replace(read_manifest(directory), status=DONE).write(directory)
     print(f"[{name}] finished", flush=True)
 
 

@@ -16,6 +16,7 @@ from absl import flags
 
 from jaxalign.convert import mesh_sizes
 from jaxalign.errors import UserError, tell
+from jaxalign.parallel import distributed, hosts
 
 _STYLES = ("plain", "chat", "hh", "compact")
 _MOST_TOKENS = 256
@@ -40,7 +41,7 @@ _USAGE = """usage: python -m jaxalign.sample --model=DIR (--prompt=TEXT | --prom
   --mesh=D,F,T          sizes of data, fsdp and tensor; default 1,1,1
   --dtype=NAME          of the parameters: float32, bfloat16 or float16; default: the files' own
   --compute_dtype=NAME  of activations: float32 or bfloat16; default: the run's, else float32
-"""
+""" + distributed.USAGE
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -53,16 +54,24 @@ def main(argv: Sequence[str] | None = None) -> int:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # For pipes that are no UTF-8, and terminals that cannot show every character.
     try:
-        _run(_read_arguments(argv))
-        sys.stdout.flush()
+        group, rest = distributed.take_flags(argv[1:])
+        values = _read_arguments([argv[0], *rest])
+        with distributed.running(group, _explain):
+            _run(values)
+            sys.stdout.flush()
         return 0
-    except UserError as error:
-        return tell(str(error), 2)
-    except KeyboardInterrupt:
-        return tell("interrupted", 130)
+    except (UserError, KeyboardInterrupt) as error:
+        return tell(*_explain(error))
     except BrokenPipeError:  # Whoever reads has had enough. What is left must not be flushed into the pipe at the end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+
+
+def _explain(error: BaseException) -> tuple[str, int] | None:
+    """What the user is told of an error, and the exit code; None where it is not the user's to mend."""
+    if isinstance(error, UserError):
+        return str(error), 2
+    return ("interrupted", 130) if isinstance(error, KeyboardInterrupt) else None
 
 
 def _run(values: flags.FlagValues) -> None:
@@ -70,6 +79,8 @@ def _run(values: flags.FlagValues) -> None:
     from jaxalign.data.asked import one_prompt, read_asked
     from jaxalign.stages import serving
 
+    if values.chat and hosts.count() > 1:
+        raise UserError("--chat is for one process, since it reads a terminal; give --prompt or --prompts")
     asked = [] if values.chat else [one_prompt(values.prompt)] if values.prompts is None else read_asked(values.prompts)
     loaded = serving.load(Path(values.model).expanduser(), Mesh(*mesh_sizes(values.mesh)), values.dtype, values.compute_dtype)
     style = serving.choose_style(loaded, values.style)

@@ -22,16 +22,18 @@ from ml_collections import config_dict, config_flags
 from jaxalign import config_schema, pipeline
 from jaxalign.config import Config, from_config_dict
 from jaxalign.errors import UserError, tell
+from jaxalign.parallel import distributed
 
 _DEFAULT = "configs/quickstart.py"
 _OVERRIDE = re.compile(r"--?(?P<no>no)?config\.(?P<name>[^=]*)(?:=(?P<value>.*))?", re.DOTALL)
 _USAGE = f"""usage: python -m jaxalign.train [--config=FILE] [--workdir=DIR] [--overwrite] [--config.FIELD=VALUE ...]
+                                [--coordinator=HOST:PORT --processes=N --process=I]
 
   --config=FILE         a Python file with get_config(); default {_DEFAULT}
   --workdir=DIR         where everything is written, and an interrupted run is continued; default runs/<name of FILE>
   --overwrite           redo stages whose config or inputs changed; the old folders are kept as STAGE.old-N
   --config.FIELD=VALUE  set a field of the config, as in --config.ppo.kl_coef=0.1; docs/config.md lists them
-"""
+{distributed.USAGE}"""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -42,19 +44,29 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     previous = signal.signal(signal.SIGTERM, _interrupt)
     try:
-        config, workdir, overwrite = read_arguments(argv)
-        pipeline.run(config, workdir, overwrite)
+        group, rest = distributed.take_flags(argv[1:])
+        config, workdir, overwrite = read_arguments([argv[0], *rest])
+        with distributed.running(group, _explain):
+            pipeline.run(config, workdir, overwrite)
         return 0
-    except UserError as error:
-        return tell(str(error), 2)
-    except KeyboardInterrupt:
-        return tell("interrupted; run the same command again to continue where it was", 130)
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+    except BaseException as error:
+        told = _explain(error)
+        if told is None:
             raise
-        return tell(f"the disk is full ({error}); make room and run the same command again to continue", 2)
+        return tell(*told)
     finally:
         signal.signal(signal.SIGTERM, previous)
+
+
+def _explain(error: BaseException) -> tuple[str, int] | None:
+    """What the user is told of an error, and the exit code; None where it is not the user's to mend."""
+    if isinstance(error, UserError):
+        return str(error), 2
+    if isinstance(error, KeyboardInterrupt):
+        return "interrupted; run the same command again to continue where it was", 130
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return f"the disk is full ({error}); make room and run the same command again to continue", 2
+    return None
 
 
 def read_arguments(argv: Sequence[str]) -> tuple[Config, Path, bool]:
@@ -84,7 +96,8 @@ def _parse(values: flags.FlagValues, arguments: list[str]) -> list[str]:
     try:
         return values(arguments)[1:]
     except flags.UnrecognizedFlagError as error:
-        known = ["config", "workdir", "overwrite", *(f"config.{name}" for name in config_schema.flatten(Config()))]
+        fields = (f"config.{name}" for name in config_schema.flatten(Config()))
+        known = ["config", "workdir", "overwrite", *distributed.FLAGS, *fields]
         near = get_close_matches(error.flagname, known, n=1)
         hint = f"did you mean --{near[0]}?" if near else "--help lists the flags"
         raise UserError(f"--{error.flagname} is not a flag; {hint}") from None

@@ -13,6 +13,7 @@ import pytest
 
 from jaxalign import config_schema, pipeline
 from jaxalign.config import DIRECT_OBJECTIVES, Config, Ppo
+from jaxalign.parallel.distributed import take_flags
 from jaxalign.train import read_arguments
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -47,7 +48,7 @@ def commands(text: str) -> list[list[str]]:
 def config_of(arguments: list[str]) -> Config:
     """The config of a command, read in the repository's root."""
     with contextlib.chdir(ROOT):
-        return read_arguments(["train", *arguments])[0]
+        return read_arguments(["train", *take_flags(arguments)[1]])[0]
 
 
 def same(stated: str, value) -> bool:

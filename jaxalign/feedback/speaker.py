@@ -13,6 +13,7 @@ import numpy as np
 from jaxalign.data.tokenizer import Tokenizer
 from jaxalign.models.heads import gather_positions
 from jaxalign.models.model import Model
+from jaxalign.parallel.rows import fetch, place_rows
 from jaxalign.rollout.engine import Engine
 from jaxalign.rollout.sampling import Sampling
 
@@ -65,10 +66,8 @@ class Speaker:
         for start in range(0, len(order), engine.batch):
             index = order[start : start + engine.batch]
             ids, length = engine.pad([prompts[i] for i in index], 1)
-            arrays = (ids, np.maximum(length, 1))
-            if engine.model.sharding is not None:
-                arrays = jax.device_put(arrays, engine.model.sharding.batch)
-            out[index] = np.asarray(next_logprobs(engine.model, self.params, *arrays, tokens))[: len(index)]
+            arrays = place_rows(engine.model.sharding, (ids, np.maximum(length, 1)))
+            out[index] = fetch(next_logprobs(engine.model, self.params, *arrays, tokens))[: len(index)]
         return out
 
     def fits(self, prompt: Sequence[int], max_new_tokens: int) -> bool:

@@ -13,7 +13,6 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.experimental import multihost_utils
 
 from jaxalign.errors import UserError
 from jaxalign.models.blocks import fetch, row_blocks
@@ -21,6 +20,7 @@ from jaxalign.models.huggingface import parse_config
 from jaxalign.models.layout import Place, places
 from jaxalign.models.model import Model, Params
 from jaxalign.models.safetensors_writer import Planned, plan, write_file, write_index
+from jaxalign.parallel import hosts
 
 SHARD_BYTES = 4_000_000_000
 DTYPES = ("float32", "bfloat16", "float16")
@@ -69,8 +69,8 @@ def export(
     for place, number in sorted(((p, n) for p in places(family, model) for n in p.numbers), key=lambda both: both[1][:1]):
         found.setdefault(place.name(number), []).append((place, number))
     planned = plan([Planned(name, parts[0][0].layout.stored_shape) for name, parts in found.items()], kind, shard_bytes)
-    writes = jax.process_index() == 0
-    with whole_folder(folder) if writes else contextlib.nullcontext(folder) as temporary:
+    writes = hosts.is_first()
+    with whole_folder(folder) as temporary:
         for file, tensors in planned.items():
             blocks = (block for tensor in tensors for block in _blocks(params, tensor.name, found[tensor.name], kind))
             if writes:
@@ -81,28 +81,33 @@ def export(
         if writes:
             write_index(temporary, planned, kind)
             write_texts(temporary, config, source, files or {}, generates=model.head == "lm")
-    if jax.process_count() > 1:
-        multihost_utils.sync_global_devices(f"export {folder}")
 
 
 def check_target(folder: pathlib.Path) -> None:
     """Raises UserError unless a checkpoint can be written there."""
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+    if hosts.once(lambda: folder.exists() and (not folder.is_dir() or any(folder.iterdir()))):
         raise UserError(f"{folder} exists already; give the name of a new folder, or remove it first")
 
 
 @contextlib.contextmanager
 def whole_folder(folder: pathlib.Path) -> Iterator[pathlib.Path]:
-    """A folder beside `folder` that takes its name at the end, or goes away where the block fails."""
+    """A folder beside `folder` that takes its name at the end, or goes away where the block fails. Several processes share it,
+    and the first one makes and renames it."""
     folder = folder.absolute()
-    temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
-    shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir(parents=True)
+    temporary = folder.with_name(f".{folder.name}.{hosts.once(os.getpid)}.tmp")
+
+    def make() -> None:
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir(parents=True)
+
+    hosts.once(make)
     try:
         yield temporary
-        os.replace(temporary, folder)
+        hosts.wait()
+        hosts.once(lambda: os.replace(temporary, folder))
     finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+        if hosts.is_first():
+            shutil.rmtree(temporary, ignore_errors=True)
 
 
 def _blocks(params: Params, name: str, parts: Sequence[tuple[Place, tuple[int, ...]]], dtype: np.dtype) -> Iterator[np.ndarray]:

@@ -25,6 +25,7 @@ from jaxalign.models.families.base import Family
 from jaxalign.models.lora import Lora
 from jaxalign.models.model import Model, Params
 from jaxalign.models.peft_config import CONFIG, Adapted, Linear, linear_modules, read_adapted, some
+from jaxalign.parallel import hosts
 
 WEIGHTS = "adapter_model.safetensors"
 _PREFIX = "base_model.model."
@@ -136,13 +137,12 @@ def export_adapters(folder: str | pathlib.Path, family: Family, model: Model, pa
     if model.sharding is not None:
         own = jax.jit(lambda x: x, out_shardings=model.sharding.replicated)(own)
     tree = jax.tree.map(np.asarray, own)
-    if jax.process_index() != 0:
-        return
     tensors, patterns = _tensors(family, model, tree)
+    content = json.dumps(_config(model, patterns, base_name), indent=2)
     with whole_folder(folder) as place:
-        save_file(tensors, place / WEIGHTS, metadata={"format": "pt"})
-        content = json.dumps(_config(model, patterns, base_name), indent=2)
-        (place / CONFIG).write_text(content + "\n", encoding="utf-8")
+        if hosts.is_first():
+            save_file(tensors, place / WEIGHTS, metadata={"format": "pt"})
+            (place / CONFIG).write_text(content + "\n", encoding="utf-8")
 
 
 def _tensors(family: Family, model: Model, tree: Params) -> tuple[dict[str, np.ndarray], dict[str, int]]:

@@ -12,6 +12,7 @@ import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxalign.config import Mesh as MeshConfig
+from jaxalign.errors import UserError
 from jaxalign.parallel.mesh import make_mesh
 
 # A logical axis takes every mesh axis of its entry that an earlier axis of the same array has not taken. So `embed` of a
@@ -134,14 +135,24 @@ class Sharding:
 def make_sharding(settings: MeshConfig, devices: Sequence[jax.Device] | None = None) -> Sharding | None:
     """The mesh of `config.mesh` with its rules; None for one device, where there is nothing to place.
 
-    devices: as in `make_mesh`. Raises UserError as it does.
+    devices: as in `make_mesh`. Raises UserError as it does, and where several processes run and the mesh leaves devices out.
     """
     mesh = make_mesh(
         settings.data, settings.fsdp, settings.tensor, settings.context, settings.pipeline, settings.slices, devices
     )
-    if mesh.size == 1 and devices is None:
-        return None
+    if devices is None:
+        _check_all_used(mesh)
+        if mesh.size == 1:
+            return None
     return Sharding(
         mesh, settings.zero, settings.sequence_parallel, settings.generation,
         settings.pipeline_micro_batches or settings.pipeline, settings.pipeline_repeats,
     )  # fmt: skip
+
+
+def _check_all_used(mesh: Mesh) -> None:
+    """Each process must have its part in every step."""
+    processes, devices = jax.process_count(), jax.device_count()
+    if processes > 1 and mesh.size != devices:
+        raise UserError(f"the mesh takes {mesh.size} of the {devices} devices of {processes} processes; set the product of its "
+                        "sizes to the number of all devices")

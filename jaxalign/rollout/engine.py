@@ -18,6 +18,7 @@ import numpy as np
 from jaxalign.errors import UserError
 from jaxalign.models.heads import gather_positions, lm_logits
 from jaxalign.models.model import Model
+from jaxalign.parallel.rows import fetch, place_rows
 from jaxalign.records import Rollout
 from jaxalign.rollout.sampling import Sampling, row_keys, sample
 
@@ -142,10 +143,9 @@ class Engine:
         tokens, length = self.pad(prompts, sampling.max_new_tokens)
         numbers = np.zeros(self.batch, np.int32)
         numbers[: len(rows)] = rows
-        arrays = (tokens, length, numbers)
-        if self.model.sharding is not None:
-            arrays = jax.device_put(arrays, self.model.sharding.generation.batch)
-        return generate(self.model, self.model.for_generation(params), arrays[0], arrays[1], key, arrays[2], sampling)
+        where = None if self.model.sharding is None else self.model.sharding.generation
+        tokens, length, numbers = place_rows(where, (tokens, length, numbers))
+        return generate(self.model, self.model.for_generation(params), tokens, length, key, numbers, sampling)
 
     def respond(self, params, prompts, key, sampling: Sampling, rows: Sequence[int], progress=None) -> list[Response]:
         """Responses to a queue of any length, in its order. `progress(rows, tokens)` is called after each batch.
@@ -158,7 +158,7 @@ class Engine:
         for start in range(0, len(order), self.batch):
             index = order[start : start + self.batch]
             rollout = self.rollout(params, [prompts[i] for i in index], key, [rows[i] for i in index], sampling)
-            rollout = jax.device_get(rollout)
+            rollout = fetch(rollout)
             for row, i in enumerate(index):
                 begin, count = int(rollout.prompt_length[row]), int(rollout.response_length[row])
                 ids = tuple(int(x) for x in rollout.tokens[row, begin : begin + count])

@@ -18,6 +18,7 @@ from typing import Any
 from jaxalign import config_schema
 from jaxalign.config import Config
 from jaxalign.errors import UserError
+from jaxalign.parallel import hosts
 from jaxalign.tracking.jsonl import write_atomically
 
 RUNNING, DONE = "running", "done"
@@ -132,5 +133,5 @@ def file_fingerprint(path: Path, field: str) -> str:
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Replaces a JSON file in one step."""
-    write_atomically(path, json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+    """Replaces a JSON file in one step. Of several processes the first one writes, and all return when it has."""
+    hosts.once(lambda: write_atomically(path, json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n"))

@@ -7,7 +7,6 @@ best answer scores below it teaches nothing. Sources: Stiennon et al. 2020 (arXi
 
 from __future__ import annotations
 
-import jax
 import numpy as np
 
 from jaxalign.algorithms.best_of_n import analytic_kl, expected_best_of, rejection_sample
@@ -17,6 +16,7 @@ from jaxalign.data.packing import pack
 from jaxalign.data.tokenizer import Tokenizer
 from jaxalign.errors import UserError
 from jaxalign.models.model import Model
+from jaxalign.parallel.rows import fetch
 from jaxalign.records import Prompt, Rollout
 from jaxalign.rollout.engine import Engine
 from jaxalign.stages import common, sources
@@ -73,7 +73,7 @@ def _choose(context: StageContext, model: Model, tokenizer: Tokenizer, shards: S
     config, section = context.config, context.config.best_of_n
     prompts = sources.prompts(context, tokenizer, "rl", section.prompts, section.max_new_tokens)
     work = chunks(len(prompts), section.batch // section.n)
-    done = [shards.finished(number) for number in range(len(work))]
+    done = shards.finished(len(work))
     start = sum(len(rows) for rows, ready in zip(work, done, strict=True) if ready)
     timing = Timing(context.directory / "timing.jsonl")
     with Progress("best_of_n", len(prompts), start, unit="prompt") as progress:
@@ -91,8 +91,8 @@ def _choose(context: StageContext, model: Model, tokenizer: Tokenizer, shards: S
             numbers = range(rows.start * section.n, rows.stop * section.n)
             with timing.phase("generate") as phase:
                 rollout = engine.rollout(policy, ids, key, numbers, sampling)
-                scores = np.asarray(raw_rollout_scores(scorer, preference, rollout))
-                rollout = jax.device_get(rollout)
+                scores = fetch(raw_rollout_scores(scorer, preference, rollout))
+                rollout = fetch(rollout)
                 phase.tokens = int(rollout.response_length.sum())
             shards.write(number, _rows(chunk, rollout, scores, section.n, section.threshold, tokenizer))
             progress.update(len(rows), phase.tokens)

@@ -42,7 +42,7 @@ class Compare(Stage):
         prompts = common.world_of(config).prompts("compare", section.prompts)
         shards, timing = Shards(context.directory), Timing(context.directory / "timing.jsonl")
         work = chunks(len(prompts), section.batch)
-        done = [shards.finished(number) for number in range(len(work))]
+        done = shards.finished(len(work))
         start = sum(len(rows) for rows, ready in zip(work, done, strict=True) if ready)
         with Progress(self.name, len(prompts), start, unit="pair") as progress:
             if not all(done):

@@ -25,6 +25,7 @@ from jaxalign.models.lora import join, merge
 from jaxalign.models.model import Model, Params
 from jaxalign.models.peft_folder import export_adapters
 from jaxalign.models.quantised import quantise
+from jaxalign.parallel import hosts
 from jaxalign.parallel.sharding import Sharding, make_sharding
 from jaxalign.stages import common
 from jaxalign.stages.base import DONE, read_manifest
@@ -127,7 +128,8 @@ def _write_orbax(target: Path, found: Found, dtype: str) -> None:
     with whole_folder(target) as temporary:
         save_params(temporary / "params", found.params)
         config = config_fields(found.model, found.config, dtype)
-        write_texts(temporary, config, found.texts, {}, generates=found.model.head == "lm")
+        if hosts.is_first():
+            write_texts(temporary, config, found.texts, {}, generates=found.model.head == "lm")
 
 
 def _read_orbax(source: Path, sharding: Sharding | None, dtype: str | None) -> tuple[Found, str]:

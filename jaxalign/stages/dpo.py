@@ -17,12 +17,13 @@ import numpy as np
 
 from jaxalign.algorithms.statistics import wilson_interval
 from jaxalign.config import Config, Dpo
-from jaxalign.data.loader import take
 from jaxalign.data.preferences import split_by_prompt
 from jaxalign.data.tokenizer import Tokenizer
 from jaxalign.errors import UserError
 from jaxalign.models.lora import join
 from jaxalign.models.model import Model
+from jaxalign.parallel import hosts
+from jaxalign.parallel.rows import fetch
 from jaxalign.records import AnswerPairs, Comparison, Judgement
 from jaxalign.stages import common, sources
 from jaxalign.stages.base import Stage, StageContext, write_json
@@ -75,9 +76,9 @@ class DPO(Stage):
         optimizer = make_optimizer(section.optimizer, steps)
 
         def step_fn(state, step: int):
-            batch = take(train, loader.indices(step))
-            tokens = int(batch.length.sum())
-            state, metrics = direct_step(model, optimizer, section, state, place(model, batch), frozen)
+            index = loader.indices(step)
+            tokens = int(train.length[index].sum())
+            state, metrics = direct_step(model, optimizer, section, state, place(model, train, index), frozen)
             return state, {**metrics, "tokens": tokens}
 
         loop = Loop(self.name, context.directory, steps, section.checkpoint_every, shown=("loss", "accuracy"))
@@ -202,11 +203,15 @@ def with_reference(context: StageContext, section: Dpo, model: Model, params, pa
     for x in (pairs.tokens, pairs.prompt_length, pairs.length):
         digest.update(np.ascontiguousarray(x).tobytes())
     path = context.directory / f"reference-{name}-{digest.hexdigest()[:16]}.npy"
-    if not path.exists():
-        written = path.with_suffix(".tmp")
-        with open(written, "wb") as file:
-            np.save(file, all_logprobs(model, params, pairs, section.batch))
-        os.replace(written, path)
+    if not hosts.once(path.exists):
+        found, written = all_logprobs(model, params, pairs, section.batch), path.with_suffix(".tmp")
+
+        def write() -> None:
+            with open(written, "wb") as file:
+                np.save(file, found)
+            os.replace(written, path)
+
+        hosts.once(write)
     return dataclasses.replace(pairs, reference=np.load(path))
 
 
@@ -214,8 +219,8 @@ def all_logprobs(model: Model, params, pairs: AnswerPairs, batch: int) -> np.nda
     """float32 [B, 2]: the log-probability of every answer."""
     out = []
     for start in range(0, len(pairs.label), batch):
-        part = take(pairs, np.minimum(np.arange(start, start + batch), len(pairs.label) - 1))
-        out.append(np.asarray(answer_logprobs(model, params, place(model, part)).logprobs))
+        index = np.minimum(np.arange(start, start + batch), len(pairs.label) - 1)
+        out.append(fetch(answer_logprobs(model, params, place(model, pairs, index)).logprobs))
     return np.concatenate(out)[: len(pairs.label)] if out else np.zeros((0, 2), np.float32)
 
 

@@ -19,6 +19,7 @@ from jaxalign.config import POLICY_STAGES, Config
 from jaxalign.data.world import gold
 from jaxalign.feedback.labeller import Pair
 from jaxalign.models.model import Model
+from jaxalign.parallel.rows import fetch
 from jaxalign.records import Prompt, Rollout
 from jaxalign.rollout.engine import Engine
 from jaxalign.stages import common, rewards, sources
@@ -57,7 +58,7 @@ class Evaluate(Stage):
         prompts = sources.prompts(context, tokenizer, "evaluate", section.prompts, section.max_new_tokens)
         shards = Shards(context.directory)
         names, work = evaluated(config), chunks(len(prompts), section.batch)
-        done = [shards.finished(number) for number in range(len(names) * len(work))]
+        done = shards.finished(len(names) * len(work))
         with Progress(self.name, len(names) * len(prompts), self._count(done, work), unit="answer") as progress:
             for m, name in enumerate(names):
                 missing = [c for c in range(len(work)) if not done[m * len(work) + c]]
@@ -110,9 +111,9 @@ class Answering:
         with self.timing.phase("generate") as phase:
             numbers = range(first_row, first_row + len(prompts))
             rollout = self.engine.rollout(self.params, ids, key, numbers, self.sampling)
-            kl = np.asarray(sequence_kl(self.model, self.reference, rollout, self.sampling.logprob_temperature))
+            kl = fetch(sequence_kl(self.model, self.reference, rollout, self.sampling.logprob_temperature))
             score = self._scores(rollout)
-            rollout = jax.device_get(rollout)
+            rollout = fetch(rollout)
             phase.tokens = int(rollout.response_length.sum())
         texts, out = sources.response_texts(self.tokenizer, rollout), []
         judged = self._judged(prompts, texts[: len(prompts)])
@@ -127,7 +128,7 @@ class Answering:
     def _scores(self, rollout: Rollout) -> list[float | None]:
         if self.scorer is None:
             return [None] * self.engine.batch
-        return [float(x) for x in np.asarray(raw_rollout_scores(*self.scorer, rollout))]
+        return [float(x) for x in fetch(raw_rollout_scores(*self.scorer, rollout))]
 
     def _judged(self, prompts: Sequence[Prompt], texts: Sequence[str]) -> list[dict]:
         """What each answer is by rules: the gold judge's verdict in the world, "correct" where an answer is wanted."""

@@ -11,6 +11,7 @@ from jaxalign.config import BestOfN, Pretrain, Sft
 from jaxalign.data.loader import EpochLoader, take
 from jaxalign.models.lora import join
 from jaxalign.models.model import Model, Params
+from jaxalign.parallel.rows import place_rows
 from jaxalign.records import PackedBatch
 from jaxalign.stages import common
 from jaxalign.stages.base import StageContext, write_json
@@ -43,7 +44,7 @@ def train_lm(
     key = common.stage_key(context.config, stage)
 
     def step_fn(state, step: int):
-        batch = place(model, take(train, loader.indices(step)))
+        batch = place(model, train, loader.indices(step))
         return lm_step(model, optimizer, section.micro_batches, state, batch, frozen, context.config.model.load_balance_coef)
 
     loop = Loop(stage, context.directory, steps, section.checkpoint_every)
@@ -70,6 +71,6 @@ def held_out_loss(model: Model, params, rows: PackedBatch, batch: int) -> float:
     return loss / max(tokens, 1.0)
 
 
-def place(model: Model, batch):
-    """Puts a batch on the devices, its leading axis split over the mesh."""
-    return batch if model.sharding is None else jax.device_put(batch, model.sharding.batch)
+def place(model: Model, batch, index: np.ndarray | None = None):
+    """Puts a batch, or rows `index` of it, on the model's devices, its leading axis split over the mesh."""
+    return place_rows(model.sharding, batch, index)

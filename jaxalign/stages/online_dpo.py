@@ -14,10 +14,12 @@ import jax
 import numpy as np
 
 from jaxalign.config import Config
-from jaxalign.data.loader import EpochLoader, take
+from jaxalign.data.loader import EpochLoader
 from jaxalign.feedback.labeller import Pair
 from jaxalign.models.lora import join
 from jaxalign.models.model import Model, Params
+from jaxalign.parallel import hosts
+from jaxalign.parallel.rows import fetch
 from jaxalign.records import AnswerPairs, Comparison, Rollout
 from jaxalign.rollout.engine import Engine
 from jaxalign.stages import common, sources
@@ -71,7 +73,7 @@ class OnlineDPO(Stage):
         rows = read_metrics(context.directory / "metrics.jsonl")
         decided = sum(row["decided"] for row in rows)
         summary = {"iterations": len(rows), "pairs": len(rows) * section.batch, "decided": int(decided)}
-        if (context.directory / CHECKS).exists():  # Not of a run that an older version began.
+        if hosts.once((context.directory / CHECKS).exists):  # Not of a run that an older version began.
             summary["checks"] = json.loads((context.directory / CHECKS).read_text(encoding="utf-8"))
         write_json(context.directory / "summary.json", summary | {"kl_last": rows[-1]["kl"], "loss_last": rows[-1]["loss"]})
 
@@ -107,7 +109,7 @@ class _Iteration:
         totals = {name: sum(row[name] for row in measured) for name in ("decided", "tokens")}
         learnt = []
         for rows in self._minibatches(step):
-            batch = place(self.model, take(pairs, rows))
+            batch = place(self.model, pairs, rows)
             state, metrics = direct_step(self.model, self.optimizer, self.config.dpo, state, batch, self.frozen)
             learnt.append(metrics)
         metrics = {name: sum(m[name] for m in learnt) / len(learnt) for name in learnt[0]}
@@ -134,15 +136,15 @@ class _Iteration:
         sampled = self.engine.rollout(params, twice, key, rows, self.sampling)
         if first_row == 0:
             self._check(params, sampled)
-        rollout = jax.device_get(sampled)
+        rollout = fetch(sampled)
         texts = sources.response_texts(self.tokenizer, rollout)
         pairs = [Pair(self.prompts[i], texts[2 * n], texts[2 * n + 1]) for n, i in enumerate(index)]
         key = common.stage_key(self.config, "online_dpo", 2)
         labelled = self.labeller.label(pairs, key, first_row, self.config.feedback.invert)
         answered = answer_pairs(rollout, labelled, self.config.feedback.undecided)
         batch = place(self.model, answered)
-        start = np.asarray(answer_logprobs(self.model, self.start, batch).logprobs)
-        now = np.asarray(answer_logprobs(self.model, params, batch).logprobs)
+        start = fetch(answer_logprobs(self.model, self.start, batch).logprobs)
+        now = fetch(answer_logprobs(self.model, params, batch).logprobs)
         metrics = {
             "decided": float(sum(c.decided for c in labelled)),
             "kl": float(np.mean(now - start)),

@@ -18,11 +18,13 @@ from jaxalign.algorithms.rewards import score_statistics
 from jaxalign.algorithms.statistics import wilson_interval
 from jaxalign.config import Config
 from jaxalign.config import Preference as Section
-from jaxalign.data.loader import EpochLoader, take
+from jaxalign.data.loader import EpochLoader
 from jaxalign.data.preferences import MixtureReport, PreferenceReport, split_by_prompt
 from jaxalign.data.tokenizer import Tokenizer
 from jaxalign.models.lora import join
 from jaxalign.models.model import Model, Params, scalar_from_lm
+from jaxalign.parallel import hosts
+from jaxalign.parallel.rows import fetch
 from jaxalign.records import Comparison, PairBatch
 from jaxalign.stages import common, sources
 from jaxalign.stages.base import Stage, StageContext, write_json
@@ -79,7 +81,7 @@ class Preference(Stage):
         """The weights of one member. It differs from the others by its head and by the order of the pairs."""
         config, section, model = context.config, context.config.preference, policy.with_head("scalar")
         directory = member_directory(context.directory, number)
-        directory.mkdir(exist_ok=True)
+        hosts.once(lambda: directory.mkdir(exist_ok=True))
         steps = loader.steps(section.epochs)
         optimizer = make_optimizer(section.optimizer, steps)
 
@@ -90,8 +92,8 @@ class Preference(Stage):
             return init_state(model, optimizer, params, common.stage_key(config, self.name))
 
         def step_fn(state, step: int):
-            batch = place(model, take(train, loader.indices(step)))
-            tokens = int(batch.length.sum())
+            index = loader.indices(step)
+            batch, tokens = place(model, train, index), int(train.length[index].sum())
             state, metrics = preference_step(
                 model, optimizer, section.micro_batches, section.centering_coef, state, batch, frozen
             )
@@ -173,8 +175,8 @@ def all_scores(scorer: Scorer, params, pairs: PairBatch, batch: int) -> np.ndarr
     """float32 [B, 2]: the raw scores of every pair."""
     out = []
     for start in range(0, len(pairs.label), batch):
-        part = take(pairs, np.minimum(np.arange(start, start + batch), len(pairs.label) - 1))
-        out.append(np.asarray(raw_pair_scores(scorer, params, place(scorer.model, part))))
+        index = np.minimum(np.arange(start, start + batch), len(pairs.label) - 1)
+        out.append(fetch(raw_pair_scores(scorer, params, place(scorer.model, pairs, index))))
     return np.concatenate(out)[: len(pairs.label)] if out else np.zeros((0, 2), np.float32)
 
 

@@ -16,6 +16,7 @@ from jaxalign.data.packing import pack
 from jaxalign.data.tokenizer import Tokenizer, load_tokenizer
 from jaxalign.data.tokenizer_sentencepiece import PRINTABLE, train_tokenizer
 from jaxalign.feedback.speaker import begin
+from jaxalign.parallel import hosts
 from jaxalign.records import PackedBatch
 from jaxalign.stages import common
 from jaxalign.stages.base import Stage, StageContext, write_json
@@ -36,12 +37,15 @@ class Pretrain(Stage):
         config = context.config
         train, held_out, size, alphabet = _text(config)
         path = context.directory / "tokenizer.model"
-        if path.exists():
-            tokenizer = load_tokenizer(path)
-        else:
+
+        def make_tokenizer() -> None:
             special = {*MARKERS, END}
             texts = (segment for document in train for segment in document if segment not in special)
-            tokenizer = train_tokenizer(texts, size, path, alphabet)
+            if not path.exists():
+                train_tokenizer(texts, size, path, alphabet)
+
+        hosts.once(make_tokenizer)
+        tokenizer = load_tokenizer(path)
         model = common.make_model(config, tokenizer.vocab_size).base
         init = lambda: model.init(jax.random.fold_in(common.stage_key(config, self.name), 1))  # noqa: E731
         if not config.pretrain.steps:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from jaxalign.config import STAGES, Config
+from jaxalign.parallel import hosts
 from jaxalign.stages.base import Stage, StageContext
 from jaxalign.tracking.report import render_report
 
@@ -15,7 +16,7 @@ class Report(Stage):
         return tuple(stage for stage in STAGES if stage in config.stages and stage != self.name)
 
     def run(self, context: StageContext) -> None:
-        render_report(context.workdir, context.config.evaluate.examples)
+        hosts.once(lambda: str(render_report(context.workdir, context.config.evaluate.examples)))
 
 
 STAGE = Report()

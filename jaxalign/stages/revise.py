@@ -38,7 +38,7 @@ class Revise(Stage):
         work = [(red_team, rows) for rows in chunks(len(red_team), section.batch)]
         work += [(helpful, rows) for rows in chunks(len(helpful), section.batch)]
         sampling, speaking = common.sampling(section, tokenizer), None
-        done = [shards.finished(number) for number in range(len(work))]
+        done = shards.finished(len(work))
         start = sum(len(rows) for (_, rows), ready in zip(work, done, strict=True) if ready)
         with Progress(self.name, len(red_team) + len(helpful), start, unit="prompt") as progress:
             for number, (prompts, rows) in enumerate(work):

@@ -18,12 +18,13 @@ import numpy as np
 from jaxalign.algorithms.rewards import score_statistics
 from jaxalign.algorithms.statistics import pearson, spearman, wilson_interval
 from jaxalign.config import Config
-from jaxalign.data.loader import EpochLoader, take
+from jaxalign.data.loader import EpochLoader
 from jaxalign.data.preferences import split_by_prompt
 from jaxalign.data.tokenizer import Tokenizer
 from jaxalign.errors import UserError
 from jaxalign.models.lora import merge, trained
 from jaxalign.models.model import Model, Params
+from jaxalign.parallel.rows import fetch
 from jaxalign.records import Comparison, PairBatch, ScoredPairs
 from jaxalign.rollout.engine import Engine
 from jaxalign.stages import common, sources
@@ -106,10 +107,10 @@ class RewardDistill(Stage):
             return init_state(model, optimizer, params, common.stage_key(config, self.name, 2))
 
         def step_fn(state, step: int):
-            batch = take(train, loader.indices(step))
-            tokens = int(batch.length.sum())
+            index = loader.indices(step)
+            batch, tokens = place(model, train, index), int(train.length[index].sum())
             state, metrics = distill_step(
-                model, optimizer, section.objective, teacher[0].scale, section.micro_batches, state, place(model, batch)
+                model, optimizer, section.objective, teacher[0].scale, section.micro_batches, state, batch
             )
             return state, {**metrics, "tokens": tokens}
 
@@ -125,7 +126,7 @@ def _answer(context: StageContext, policy: Model, tokenizer: Tokenizer) -> None:
     shards = Shards(context.directory)
     prompts = sources.prompts(context, tokenizer, "rl", section.prompts, section.max_new_tokens)
     work = chunks(len(prompts), section.batch // section.samples)
-    done = [shards.finished(number) for number in range(len(work))]
+    done = shards.finished(len(work))
     start = sum(len(rows) for rows, ready in zip(work, done, strict=True) if ready)
     timing = Timing(context.directory / "timing.jsonl")
     with Progress("reward_distill", len(prompts), start, unit="prompt") as progress:
@@ -141,7 +142,7 @@ def _answer(context: StageContext, policy: Model, tokenizer: Tokenizer) -> None:
             ids = [sources.encode_prompt(tokenizer, p.messages, config.data.style) for p in chunk for _ in range(n)]
             with timing.phase("generate") as phase:
                 rollout = engine.rollout(params, ids, key, range(rows.start * n, rows.stop * n), sampling)
-                rollout = jax.device_get(rollout)
+                rollout = fetch(rollout)
                 phase.tokens = int(rollout.response_length.sum())
             texts = sources.response_texts(tokenizer, rollout)
             made = [prompt_row(p) | {"responses": texts[i * n : (i + 1) * n]} for i, p in enumerate(chunk)]

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-import jax
 import numpy as np
 
 from jaxalign.config import Config, Reward
@@ -19,6 +18,7 @@ from jaxalign.errors import UserError
 from jaxalign.models import huggingface
 from jaxalign.models.model import Model, Params
 from jaxalign.models.safetensors import weight_files
+from jaxalign.parallel.rows import fetch, place_rows
 from jaxalign.parallel.sharding import Sharding
 from jaxalign.records import Message
 from jaxalign.stages.sources import encode_answer, encode_prompt
@@ -78,10 +78,8 @@ class RewardModel(NamedTuple):
             tokens, length = np.zeros((self.batch, room), np.int32), np.zeros(self.batch, np.int32)
             for row, i in enumerate(index):
                 tokens[row, : len(ids[i])], length[row] = ids[i], len(ids[i])
-            arrays = (tokens, length)
-            if self.scorer.model.sharding is not None:
-                arrays = jax.device_put(arrays, self.scorer.model.sharding.batch)
-            scores[index] = np.asarray(raw_sequence_scores(self.scorer, self.params, *arrays))[: len(index)]
+            arrays = place_rows(self.scorer.model.sharding, (tokens, length))
+            scores[index] = fetch(raw_sequence_scores(self.scorer, self.params, *arrays))[: len(index)]
         return scores
 
 

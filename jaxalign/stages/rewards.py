@@ -21,6 +21,8 @@ from jaxalign.data.verifiers import VERIFIERS
 from jaxalign.errors import UserError
 from jaxalign.feedback.rater import Rater
 from jaxalign.models.model import Model, Params
+from jaxalign.parallel import hosts
+from jaxalign.parallel.rows import fetch
 from jaxalign.records import Prompt, Rollout
 from jaxalign.stages import common, sources
 from jaxalign.stages.base import StageContext
@@ -132,7 +134,7 @@ class _Guarded:
 
     def _asked(self, rollout: Rollout, index: Sequence[int]) -> tuple[list[Prompt], list[str]]:
         asked = [self.prompts[i] for i in index]
-        return asked, sources.response_texts(self.tokenizer, jax.device_get(rollout))[: len(asked)]
+        return asked, sources.response_texts(self.tokenizer, fetch(rollout))[: len(asked)]
 
     def _tell(self, dropped: int, rows: int, why: str) -> None:
         if not dropped:
@@ -149,6 +151,7 @@ class _Guarded:
 class FunctionReward(_Guarded):
     """A function `(prompts, responses, **columns) -> scores`, the user's or a verifier, called through `call_reward`.
 
+    Of several processes the first one calls it, for all rows, since it may reach out of the run.
     prompts are dialogues as lists of {"role", "content"}; columns are "prompt_id", "source" and those of the prompts.
     """
 
@@ -160,11 +163,16 @@ class FunctionReward(_Guarded):
         asked, texts = self._asked(rollout, index)
         dialogues = [[{"role": m.role, "content": m.content} for m in prompt.messages] for prompt in asked]
         config = self.config
-        scores, kept, report = call_reward(
-            self.fn, dialogues, texts, columns_of(asked), config.retries, config.timeout_s, config.backoff_s
-        )
-        self._tell(report.dropped, report.rows, report.first_error)
-        return Scored(scores, kept)
+
+        def ask() -> list:
+            scores, kept, report = call_reward(
+                self.fn, dialogues, texts, columns_of(asked), config.retries, config.timeout_s, config.backoff_s
+            )
+            return [scores.tolist(), kept.tolist(), report.dropped, report.rows, report.first_error]
+
+        scores, kept, dropped, rows, first_error = hosts.once(ask)
+        self._tell(dropped, rows, first_error)
+        return Scored(np.asarray(scores, np.float32), np.asarray(kept, bool))
 
 
 class ModelReward(_Guarded):

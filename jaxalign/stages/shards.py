@@ -8,24 +8,28 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from jaxalign.parallel import hosts
 from jaxalign.records import Message, Prompt
 from jaxalign.tracking.jsonl import write_atomically
 
 
 @dataclasses.dataclass(frozen=True)
 class Shards:
-    """rows-00000.jsonl, rows-00001.jsonl ... of a stage's directory."""
+    """rows-00000.jsonl, rows-00001.jsonl ... of a stage's directory. Of several processes the first one writes."""
 
     directory: Path
 
     def path(self, chunk: int) -> Path:
         return self.directory / f"rows-{chunk:05d}.jsonl"
 
-    def finished(self, chunk: int) -> bool:
-        return self.path(chunk).exists()
+    def finished(self, count: int) -> list[bool]:
+        """Of each of the first `count` chunks, whether it is there: what the first process sees, on all."""
+        return hosts.once(lambda: [self.path(chunk).exists() for chunk in range(count)])
 
     def write(self, chunk: int, rows: Sequence[Mapping[str, Any]]) -> None:
-        write_atomically(self.path(chunk), "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+        """Returns, on all processes, when the chunk is there."""
+        lines = (json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+        hosts.once(lambda: write_atomically(self.path(chunk), "".join(lines)))
 
     def read(self) -> Iterator[dict[str, Any]]:
         """Every row, in the order of the chunks."""

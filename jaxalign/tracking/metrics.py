@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
 
+from jaxalign.parallel import hosts
 from jaxalign.tracking import jsonl
 
 _NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
@@ -23,11 +24,11 @@ class MetricWriter:
     """Appends rows to `path`; a torn last line of a killed run is dropped when the file is opened.
 
     Every row reaches the operating system as it is written (so a killed process loses none) and the disk at `flush`,
-    which belongs beside each checkpoint. Usable as a context manager.
+    which belongs beside each checkpoint. Usable as a context manager. Of several processes the first one writes.
     """
 
     def __init__(self, path: str | os.PathLike):
-        self.path = Path(path)
+        self.path = Path(path) if hosts.is_first() else Path(os.devnull)
         self._file = jsonl.open_append(self.path)
 
     def truncate(self, step: int) -> None:
@@ -58,7 +59,8 @@ class MetricWriter:
     def flush(self) -> None:
         """Returns once every row is on disk."""
         self._file.flush()
-        os.fsync(self._file.fileno())
+        if self.path != Path(os.devnull):
+            os.fsync(self._file.fileno())
 
     def close(self) -> None:
         """Flushes and closes. Closing twice is harmless."""

@@ -1,4 +1,7 @@
-"""Progress of a stage on stderr: a bar on a terminal, a plain line every few seconds anywhere else."""
+"""Progress of a stage on stderr: a bar on a terminal, a plain line every few seconds anywhere else.
+
+Of several processes the first one shows it.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ from typing import Any, Self
 
 import tqdm
 
+from jaxalign.parallel import hosts
 from jaxalign.tracking import formatting
 
 _BAR_SECONDS = 0.2
@@ -41,16 +45,17 @@ class Progress:
                  stream: Any = None, clock: Callable[[], float] = time.monotonic):
         self.stage, self.total, self.unit, self.count = stage, total, unit, start
         self._stream = sys.stderr if stream is None else stream
+        self._shows = hosts.is_first()
         self._clock = clock
         self._terminal = bool(getattr(self._stream, "isatty", lambda: False)())
         self._began = self._shown = clock()
         self._tokens, self._values, self._text = 0, {}, ""
         self._marks = collections.deque([(self._began, start, 0)])
         self._bar = None
-        if self._terminal:
+        if self._terminal and self._shows:
             self._bar = tqdm.tqdm(total=total, initial=start, desc=f"[{stage}]", unit=unit, file=self._stream,
                                   dynamic_ncols=True, mininterval=0, miniters=1, bar_format=_BAR_FORMAT)
-        elif start:
+        elif start and self._shows:
             self._line(f"[{stage}] goes on at {self.unit} {start:,} of {total:,}")
 
     def update(self, n: int = 1, tokens: int = 0, **values: Any) -> None:
@@ -60,12 +65,14 @@ class Progress:
         if values:
             self._values = values
         now = self._clock()
-        if now - self._shown >= (_BAR_SECONDS if self._terminal else _LINE_SECONDS):
+        if self._shows and now - self._shown >= (_BAR_SECONDS if self._terminal else _LINE_SECONDS):
             self._show(now)
 
     def close(self, failed: bool = False) -> None:
         """Prints the last line. After a failure the values are not asked for again: they may hold the failure."""
         now = self._clock()
+        if not self._shows:
+            return
         if not failed:
             self._text = self._describe()
         if self._bar is not None:

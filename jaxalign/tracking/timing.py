@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypedDict
 
+from jaxalign.parallel import hosts
 from jaxalign.tracking import jsonl
 
 
@@ -53,7 +54,9 @@ class Timing:
             self.add(name, self._clock() - began, phase.tokens)
 
     def add(self, name: str, seconds: float, tokens: int = 0) -> None:
-        """Appends a row that was timed elsewhere, for phases too short to write one by one."""
+        """Appends a row that was timed elsewhere, for phases too short to write one by one. The first process's time counts."""
+        if not hosts.is_first():
+            return
         row = {"phase": name, "seconds": round(seconds, 6), "tokens": int(tokens)}
         with jsonl.open_append(self.path) as file:
             file.write(json.dumps(row) + "\n")

@@ -9,6 +9,7 @@ import orbax.checkpoint as ocp
 
 from jaxalign.errors import UserError
 from jaxalign.models.model import Model
+from jaxalign.parallel import hosts
 
 
 class Checkpointer:
@@ -36,12 +37,13 @@ class Checkpointer:
 
 
 def save_params(directory: Path, params) -> None:
-    """Writes final parameters, whole or not at all; a complete earlier copy is left as it is."""
+    """Writes final parameters, whole or not at all; a complete earlier copy is left as it is. Returns when they are there."""
     directory = Path(directory).absolute()
-    if directory.exists():
+    if hosts.once(directory.exists):
         return
     with ocp.StandardCheckpointer() as checkpointer:
         checkpointer.save(directory, params)
+    hosts.wait()
 
 
 def load_params(directory: Path, model: Model, dtype: str = "float32"):

@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxalign.parallel import hosts
 from jaxalign.tracking.metrics import MetricWriter
 from jaxalign.tracking.progress import Progress
 from jaxalign.tracking.timing import Timing
@@ -52,6 +53,7 @@ class Loop:
                 writer.truncate(start)
                 with Progress(self.stage, self.total_steps, start) as progress:
                     state = self._steps(state, start, step_fn, writer, progress, checkpointer, timing)
+            hosts.once(lambda: None)  # From here on all may read the metrics.
             return state
         finally:
             checkpointer.close()

@@ -1,0 +1,237 @@
+"""Start and end of a run of several processes: who the others are, from flags, the environment or the launcher.
+
+JAX's own detection is used for TPU pods, GKE, Kubernetes and Slurm. Added is what it lacks: Open MPI 5, hosts where one process
+has several GPUs, and a roll call before JAX's start, which ends the process with a stack trace where another one is missing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import logging
+import os
+import re
+import sys
+import traceback
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from jaxalign.errors import UserError, tell
+from jaxalign.parallel import hosts
+from jaxalign.parallel.roll_call import call
+
+FLAGS = ("coordinator", "processes", "process", "start_timeout")
+USAGE = """\
+  --coordinator=HOST:PORT, --processes=N, --process=I
+                        of a run of several processes: where process 0 listens, how many there are, and which one this is;
+                        found by itself on TPU pods, GKE, Slurm and Open MPI (docs/hosts.md); --processes=1: this one is alone
+  --start_timeout=S     seconds to wait for all processes; default 300
+"""
+_TIMEOUT = 300.0
+_ENVIRONMENT = {"coordinator": "JAX_COORDINATOR_ADDRESS", "processes": "JAX_NUM_PROCESSES", "process": "JAX_PROCESS_ID"}
+_SLURM = ("SLURM_JOB_ID", "SLURM_STEP_NODELIST", "SLURM_NTASKS", "SLURM_PROCID", "SLURM_LOCALID")
+_FIRST_PORT, _PORTS = 61440, 4096  # Ephemeral ports, as JAX chooses them for Slurm.
+_watch: hosts.Watch | None = None
+
+
+class Group(NamedTuple):
+    """The processes of a run, as far as known. devices: the accelerators of this host that are this process's; None for all."""
+
+    coordinator: str | None = None
+    processes: int | None = None
+    process: int | None = None
+    timeout: float = _TIMEOUT
+    devices: tuple[int, ...] | None = None
+
+
+def take_flags(arguments: Sequence[str]) -> tuple[Group, list[str]]:
+    """What the flags of this file say, and the other arguments.
+
+    Raises:
+        UserError: a value that does not fit.
+    """
+    given, rest, waiting = {}, [], iter(arguments)
+    for argument in waiting:
+        name, equals, value = argument.lstrip("-").partition("=")
+        if argument.startswith("-") and name in FLAGS:
+            given[name] = value if equals else next(waiting, "")
+        else:
+            rest.append(argument)
+    return _checked(given, {name: f"--{name}" for name in FLAGS}), rest
+
+
+def _checked(given: Mapping[str, str], called: Mapping[str, str]) -> Group:
+    """`given` as a group. called: what the user knows each value as."""
+    found: dict[str, Any] = {}
+    for name, value in given.items():
+        if name == "coordinator":
+            host, _, port = value.rpartition(":")
+            if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+                raise UserError(f"{called[name]} is {value!r}; HOST:PORT is expected, the host of process 0 and a free port "
+                                "there, such as node-0:8476")
+            found[name] = value
+        elif name == "start_timeout":
+            if not re.fullmatch(r"\d+(\.\d*)?", value) or float(value) <= 0:
+                raise UserError(f"{called[name]} is {value!r}; a number of seconds above 0 is expected")
+            found["timeout"] = float(value)
+        else:
+            if not value.isdecimal() or int(value) < (name == "processes"):
+                least = "at least 1" if name == "processes" else "0 or above"
+                raise UserError(f"{called[name]} is {value!r}; a whole number of {least} is expected")
+            found[name] = int(value)
+    group = Group(**found)
+    if group.process is not None and group.processes is not None:
+        _check_range(group, called["process"], called["processes"])
+    return group
+
+
+def _check_range(group: Group, process: str, processes: str) -> None:
+    if group.process >= group.processes:
+        raise UserError(f"{process} is {group.process}, but {processes} is {group.processes}: processes are numbered from 0 to "
+                        f"{group.processes - 1}")
+
+
+def find(given: Group, environ: Mapping[str, str] | None = None) -> Group | None:
+    """The whole group: what is not given comes from JAX's own variables, then from the launcher. None: this process is alone.
+
+    Raises:
+        UserError: a part of it cannot be found.
+    """
+    environ = os.environ if environ is None else environ
+    if given.processes == 1:
+        return None
+    own = {name: environ[variable] for name, variable in _ENVIRONMENT.items() if variable in environ}
+    known = _filled(given, _checked(own, _ENVIRONMENT))
+    if known.processes == 1:
+        return None
+    missing = [name for name in _ENVIRONMENT if getattr(known, name) is None]
+    launcher = ""
+    if missing:
+        launcher, found = _launched(known, environ)
+        if found is not None:
+            known = _filled(known, found)
+        if known.processes == 1 or known[:3] == (None, None, None):
+            return None
+        missing = [name for name in _ENVIRONMENT if getattr(known, name) is None]
+    if missing:
+        there = ", ".join(f"--{name}" for name in _ENVIRONMENT if name not in missing)
+        what = " and ".join(f"--{name}" for name in missing)
+        told = f"{launcher} tells {there}" if launcher else f"{there} is known"
+        raise UserError(f"{told}, but not {what}: give --coordinator=HOST:PORT, --processes=N and --process=I to each process, "
+                        "or none of them for a run of one process")
+    _check_range(known, "--process", "--processes")
+    return known
+
+
+def _filled(group: Group, other: Group) -> Group:
+    names = ("coordinator", "processes", "process", "devices")
+    return group._replace(**{name: getattr(other, name) for name in names if getattr(group, name) is None})
+
+
+def _launched(known: Group, environ: Mapping[str, str]) -> tuple[str, Group | None]:
+    """(what has started this process, what it tells), or ("", None)."""
+    if "OMPI_COMM_WORLD_SIZE" in environ:
+        return "Open MPI", _open_mpi(known, environ)
+    if all(name in environ for name in _SLURM):
+        if environ["SLURM_NTASKS"] == "1":
+            return "Slurm", Group(processes=1)
+        each = re.fullmatch(r"1(\(x\d+\))?", environ.get("SLURM_STEP_TASKS_PER_NODE", ""))
+        return "Slurm", _detected(known)._replace(devices=None if each else (int(environ["SLURM_LOCALID"]),))
+    if _on_tpu(environ):
+        return "the TPU", _detected(known)
+    if "KUBERNETES_SERVICE_HOST" in environ and "JOB_COMPLETION_INDEX" in environ:
+        return "Kubernetes", _detected(known)
+    return "", None
+
+
+def _open_mpi(known: Group, environ: Mapping[str, str]) -> Group:
+    """Up to version 4 JAX finds the first host; version 5 does not tell it, but whether all processes are on this one."""
+    size, rank, here, local = (
+        int(environ.get(f"OMPI_COMM_WORLD_{name}", missing))
+        for name, missing in (("SIZE", 1), ("RANK", 0), ("LOCAL_SIZE", 1), ("LOCAL_RANK", 0))
+    )
+    found = Group(None, size, rank, devices=(local,) if here > 1 else None)
+    if size == 1:
+        return found
+    if "OMPI_MCA_orte_hnp_uri" in environ:
+        return found._replace(coordinator=_detected(known).coordinator)
+    if size == here:
+        job = environ.get("PMIX_NAMESPACE", str(os.getppid()))
+        return found._replace(coordinator=f"localhost:{_FIRST_PORT + zlib.crc32(job.encode()) % _PORTS}")
+    return found
+
+
+def _on_tpu(environ: Mapping[str, str]) -> bool:
+    if "tpu" not in environ.get("JAX_PLATFORMS", "tpu"):
+        return False
+    named = any(name in environ for name in ("TPU_WORKER_HOSTNAMES", "TPU_PROCESS_ADDRESSES"))
+    return named or bool(glob.glob("/dev/accel[0-9]*") or glob.glob("/dev/vfio/[0-9]*"))
+
+
+def _detected(known: Group) -> Group:
+    """What JAX finds. Raises UserError where it sees its launcher but cannot read it."""
+    from jax._src import clusters  # There is no public door to it but the start itself.
+
+    try:
+        found = clusters.ClusterEnv.auto_detect_unset_distributed_params(None, None, None, (), None, int(known.timeout))
+    except Exception as error:
+        why = " ".join(str(error).split())
+        raise UserError(f"the launcher of this process was recognised, but JAX cannot read it ({why}); "
+                        "give --coordinator=HOST:PORT, --processes=N and --process=I, or --processes=1 to run alone") from error
+    return Group(*found[:3])
+
+
+def start(given: Group) -> None:
+    """Joins the other processes of the run, where there are any. To be called before JAX computes anything.
+
+    Raises:
+        UserError: the group is not whole, or the others do not come in time.
+    """
+    global _watch
+    group = find(given)
+    if group is None:
+        return
+    call(group.coordinator, group.processes, group.process, group.timeout)
+    import jax
+
+    # A signal is to interrupt, as in a run of one process.
+    jax.config.update("jax_enable_preemption_service", False)
+    devices = None if "JAX_LOCAL_DEVICE_IDS" in os.environ else group.devices
+    jax.distributed.initialize(
+        group.coordinator, group.processes, group.process, devices, cluster_detection_method="deactivate",
+        initialization_timeout=int(max(group.timeout, 1)),
+    )
+    _watch = hosts.Watch()
+    if not hosts.is_first():
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 (open to the end of the process)
+        logging.getLogger("jaxalign").setLevel(logging.ERROR)
+
+
+@contextlib.contextmanager
+def running(given: Group, explain: Callable[[BaseException], tuple[str, int] | None]) -> Iterator[None]:
+    """A program's whole work, begun by `start`. Where one of several processes fails, it says why, and all end with its code.
+
+    explain: what the user is told of an error, and the exit code; None for a fault of the program, which ends with 1.
+    """
+    start(given)
+    if _watch is None:
+        yield
+        return
+    try:
+        yield
+        hosts.wait()
+    except BaseException as error:
+        why, code = explain(error) or (f"{type(error).__name__}: {error}", 1)
+        _watch.stop()
+        if explain(error) is None:
+            traceback.print_exc()
+        else:
+            tell(f"process {hosts.index()}: {why}", code)
+        hosts.tell_failure(code, why)
+        sys.stderr.flush()
+        os._exit(code)  # JAX's own end would wait for the others, which have gone.
+    _watch.stop()
+    import jax
+
+    jax.distributed.shutdown()

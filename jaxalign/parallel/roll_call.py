@@ -1,0 +1,138 @@
+"""All processes of a run meet at the coordinator's address before JAX starts, so that a missing one is named.
+
+Each sends one line of JSON to process 0, which answers all at once: that everyone is here, or what is wrong.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from jaxalign.errors import UserError
+
+_LINE_SECONDS = 5.0
+_RETRY_SECONDS = 0.5
+_LONGEST_LINE = 4096
+_WORD = "jaxalign"
+
+
+def call(coordinator: str, processes: int, process: int, timeout: float) -> None:
+    """Returns when all `processes` have called. `coordinator` is "HOST:PORT", of process 0; `timeout` is in seconds.
+
+    Raises:
+        UserError: some do not come in time, two have the same number, or they were told different numbers of processes.
+    """
+    host, _, port = coordinator.rpartition(":")
+    until = time.monotonic() + timeout
+    if process == 0:
+        _receive(coordinator, int(port), processes, timeout, until)
+    else:
+        _report((host.strip("[]"), int(port)), coordinator, processes, process, timeout, until)
+
+
+def _receive(coordinator: str, port: int, processes: int, timeout: float, until: float) -> None:
+    here: dict[int, socket.socket] = {}
+    with contextlib.ExitStack() as stack:
+        server = stack.enter_context(_listening(coordinator, port))
+        while len(here) < processes - 1:
+            server.settimeout(max(0.01, until - time.monotonic()))
+            try:
+                caller, _ = server.accept()
+            except TimeoutError:
+                missing = [str(i) for i in range(1, processes) if i not in here]
+                _refuse(here, f"{len(here) + 1} of {processes} processes have come to {coordinator} within {timeout:g} s; "
+                              f"missing: {', '.join(missing[:16])}{', ...' if len(missing) > 16 else ''}. Start them, or raise "
+                              "--start_timeout")
+            stack.enter_context(caller)
+            said = _line(caller)
+            number = said.get("process")
+            if said.get("word") != _WORD or not isinstance(number, int):
+                continue  # Not one of ours.
+            known = here.pop(number, None)
+            here[number] = caller
+            if said.get("processes") != processes:
+                _refuse(here, f"process {number} was started for {said.get('processes')} processes, process 0 for {processes}; "
+                              "give all the same --processes")
+            if known is not None and not _has_left(known):
+                here[-1] = known
+                _refuse(here, f"two processes say that they are process {number}; give each its own --process")
+        for caller in here.values():
+            _answer(caller, {"word": _WORD})
+
+
+@contextlib.contextmanager
+def _listening(coordinator: str, port: int) -> Iterator[socket.socket]:
+    both = socket.has_dualstack_ipv6()
+    try:
+        server = socket.create_server(("", port), family=socket.AF_INET6 if both else socket.AF_INET, dualstack_ipv6=both,
+                                      backlog=1024)
+    except OSError as error:
+        raise UserError(f"process 0 cannot listen at {coordinator} ({error.strerror or error}); choose another port for "
+                        "--coordinator") from None
+    with server:
+        yield server
+
+
+def _refuse(here: dict[int, socket.socket], sentence: str) -> None:
+    for caller in here.values():
+        _answer(caller, {"word": _WORD, "error": sentence})
+    raise UserError(sentence)
+
+
+def _report(address: tuple[str, int], coordinator: str, processes: int, process: int, timeout: float, until: float) -> None:
+    why: Any = "no answer"
+    while time.monotonic() < until:
+        left = until - time.monotonic()
+        try:
+            with socket.create_connection(address, timeout=max(0.01, min(_LINE_SECONDS, left))) as caller:
+                _answer(caller, {"word": _WORD, "process": process, "processes": processes})
+                # Process 0 began to wait at another time than this one: it tells who is missing.
+                caller.settimeout(timeout + _LINE_SECONDS)
+                said = _line(caller)
+        except OSError as error:
+            why = error.strerror or error
+        else:
+            if "error" in said:
+                raise UserError(f"process {process}: {said['error']}")
+            if said.get("word") == _WORD:
+                return
+            why = "it answers, but is not process 0 of this run"
+        time.sleep(max(0.0, min(_RETRY_SECONDS, until - time.monotonic())))
+    raise UserError(f"process {process} cannot reach process 0 at {coordinator} within {timeout:g} s ({why}); start process 0 "
+                    "there, and see that --coordinator names its host and a port that is open between the hosts")
+
+
+def _answer(caller: socket.socket, said: dict[str, Any]) -> None:
+    with contextlib.suppress(OSError):  # It has left; it will call again, or is missed.
+        caller.sendall(json.dumps(said).encode() + b"\n")
+
+
+def _line(caller: socket.socket) -> dict[str, Any]:
+    """One line as an object; {} for anything else, or for none within the socket's time, by default _LINE_SECONDS."""
+    if caller.gettimeout() is None:
+        caller.settimeout(_LINE_SECONDS)
+    text = b""
+    try:
+        while not text.endswith(b"\n") and len(text) < _LONGEST_LINE:
+            part = caller.recv(_LONGEST_LINE)
+            if not part:
+                break
+            text += part
+        said = json.loads(text)
+    except (OSError, ValueError):
+        return {}
+    return said if isinstance(said, dict) else {}
+
+
+def _has_left(caller: socket.socket) -> bool:
+    caller.setblocking(False)
+    try:
+        return not caller.recv(1)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True

@@ -1,0 +1,41 @@
+"""From rows on the hosts to rows on the devices and back. The one door for both, whatever the number of processes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+
+from jaxalign.parallel.sharding import Sharding
+
+
+def place_rows(sharding: Sharding | None, rows: Any, index: np.ndarray | None = None) -> Any:
+    """A record of numpy arrays [N, ...] on the devices, its leading axis split over the mesh's batch axes.
+
+    Each process copies only the rows of its own devices, so `rows` must be there, and equal, on all. index int [B] says which
+    rows make up the batch, in its order; None for all of them. Without a mesh the batch stays on the host.
+    """
+    if sharding is None:
+        return rows if index is None else jax.tree.map(lambda x: x[index], rows)
+
+    def placed(x: np.ndarray) -> jax.Array:
+        def part(window: tuple[slice, ...]) -> np.ndarray:
+            return x[window] if index is None else x[index[window[0]]][:, *window[1:]]
+
+        size = len(x) if index is None else len(index)
+        return jax.make_array_from_callback((size, *x.shape[1:]), sharding.batch, part)
+
+    return jax.tree.map(placed, rows)
+
+
+def fetch(tree: Any) -> Any:
+    """The whole of every array as numpy, on every process; numpy arrays stay as they are."""
+    if all(_is_here(leaf) for leaf in jax.tree.leaves(tree)):
+        return jax.device_get(tree)
+    return jax.tree.map(lambda x: jax.device_get(x) if _is_here(x) else multihost_utils.process_allgather(x, tiled=True), tree)
+
+
+def _is_here(leaf: Any) -> bool:
+    return not isinstance(leaf, jax.Array) or leaf.is_fully_addressable or leaf.is_fully_replicated

@@ -1,0 +1,177 @@
+"""What several processes owe each other: one acts, all learn the result; one fails, all end."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import signal
+import sys
+import time
+
+import jax
+import numpy as np
+import pytest
+
+from jaxalign.errors import UserError
+from jaxalign.parallel import distributed, hosts
+from jaxalign.parallel.rows import fetch, place_rows
+from jaxalign.parallel.sharding import make_sharding
+from jaxalign.tracking.metrics import MetricWriter
+from jaxalign.tracking.progress import Progress
+from tests import processes, tiny
+
+CALLS = 200  # More than are kept at a time.
+
+
+def test_a_process_alone_is_first_and_acts_itself():
+    assert (hosts.count(), hosts.index(), hosts.is_first()) == (1, 0, True)
+    assert hosts.once(lambda: {"a": (1, 2)}) == {"a": (1, 2)}
+    with pytest.raises(UserError, match="no"):
+        hosts.once(refuse)
+    hosts.wait()
+
+
+def refuse():
+    raise UserError("no")
+
+
+def explain(error):
+    if isinstance(error, UserError):
+        return str(error), 2
+    return ("interrupted", 130) if isinstance(error, KeyboardInterrupt) else None
+
+
+class Counting(np.ndarray):
+    """An array that notes which of its rows are read."""
+
+    read: set[int] = set()  # noqa: RUF012
+
+    def __getitem__(self, index):
+        if isinstance(index, np.ndarray):
+            Counting.read |= set(index.tolist())
+        return np.asarray(self)[index]
+
+
+def program() -> None:
+    """What each of two processes does; each writes what it saw."""
+    group, (folder,) = distributed.take_flags(sys.argv[1:])
+    folder = pathlib.Path(folder)
+    with distributed.running(group, explain):
+        number, seen = hosts.index(), {"count": hosts.count(), "first": hosts.is_first()}
+        acted = []
+        seen["told"] = [hosts.once(lambda i=i: acted.append(i) or [i, number]) for i in range(CALLS)]
+        seen["acted"] = len(acted)
+        seen["inside"] = hosts.once(lambda: hosts.once(lambda: hosts.once(lambda: number)))
+        try:
+            hosts.once(refuse)
+        except UserError as error:
+            seen["refused"] = str(error)
+        began = time.monotonic()
+        hosts.once(lambda: time.sleep(3))  # Longer than one look: the others wait on.
+        seen["waited"] = time.monotonic() - began
+        sharding = make_sharding(tiny.Mesh(2, 2, 2))
+        rows, index = np.arange(40).reshape(20, 2).view(Counting), np.asarray([3, 3, 19, 0, 7, 8, 9, 4])
+        placed = place_rows(sharding, {"x": rows, "y": np.arange(20)}, index)
+        seen["rows"] = sorted(Counting.read)
+        seen["here"] = placed["x"].is_fully_addressable
+        whole = fetch(placed)
+        seen["x"], seen["y"] = whole["x"].tolist(), whole["y"].tolist()
+        seen["sum"] = int(jax.jit(lambda tree: tree["x"].sum() + tree["y"].sum())(placed))
+        try:
+            make_sharding(tiny.Mesh(2, 2, 1))
+        except UserError as error:
+            seen["mesh"] = str(error)
+        with MetricWriter(folder / "metrics.jsonl") as writer, Progress("stage", 1) as progress:
+            writer.write(0, {"loss": number})
+            writer.flush()
+            progress.update(loss=number)
+        print(f"printed by {number}")
+        (folder / f"{number}.json").write_text(json.dumps(seen))
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory):
+    """(folder, what each of two processes saw, how each ended)."""
+    folder = tmp_path_factory.mktemp("pair")
+    ended = processes.run_well(2, ["-c", f"from {__name__} import program; program()", str(folder)])
+    return folder, [json.loads((folder / f"{i}.json").read_text()) for i in range(2)], ended
+
+
+def test_the_first_acts_and_both_learn_the_result(pair):
+    _, (first, second), _ = pair
+    assert (first["count"], first["first"], second["count"], second["first"]) == (2, True, 2, False)
+    assert first["told"] == second["told"] == [[i, 0] for i in range(CALLS)]
+    assert (first["acted"], second["acted"]) == (CALLS, 0)
+    assert first["inside"] == second["inside"] == 0
+
+
+def test_both_learn_of_a_refusal_and_wait_for_slow_work(pair):
+    for seen in pair[1]:
+        assert seen["refused"] == "no"
+        assert seen["waited"] > 2.5
+
+
+def test_each_reads_only_its_rows_of_one_global_batch(pair):
+    """Mesh (data 2, fsdp 2, tensor 2): the first process holds the first half of the batch, and of it alone."""
+    _, (first, second), _ = pair
+    assert first["rows"] == [0, 3, 19] and second["rows"] == [4, 7, 8, 9]
+    assert not first["here"] and not second["here"]
+    index = [3, 3, 19, 0, 7, 8, 9, 4]
+    for seen in (first, second):
+        assert seen["x"] == [[2 * i, 2 * i + 1] for i in index] and seen["y"] == index
+        assert seen["sum"] == sum(5 * i + 1 for i in index)
+
+
+def test_a_mesh_that_leaves_a_process_out_is_refused(pair):
+    for seen in pair[1]:
+        assert seen["mesh"].startswith("the mesh takes 4 of the 8 devices of 2 processes")
+
+
+def test_the_first_alone_writes_and_prints(pair):
+    folder, _, (first, second) = pair
+    assert (folder / "metrics.jsonl").read_text() == '{"step": 0, "loss": 0}\n'
+    assert "printed by 0" in first.out and "[stage] finished" in first.err
+    assert "printed by" not in second.out and "[stage]" not in second.err
+
+
+def failing() -> None:
+    """Process 1 fails as it is told to while process 0 waits for it, or for a signal."""
+    group, (how,) = distributed.take_flags(sys.argv[1:])
+    signal.signal(signal.SIGTERM, lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    with distributed.running(group, explain):
+        print("up", file=sys.stderr, flush=True)
+        if hosts.index() == 1 and how == "refusal":
+            raise UserError("this host lacks the data")
+        if hosts.index() == 1 and how == "fault":
+            raise ZeroDivisionError("a bug")
+        if hosts.index() == 1 and how == "signal":
+            time.sleep(300)
+        hosts.wait()
+        time.sleep(300)
+
+
+@pytest.mark.parametrize(("how", "code", "said"), [
+    ("refusal", 2, "this host lacks the data"), ("fault", 1, "ZeroDivisionError: a bug"), ("signal", 130, "interrupted"),
+])  # fmt: skip
+def test_where_one_fails_all_end_and_say_why(how, code, said):
+    with processes.started(2, ["-c", f"from {__name__} import failing; failing()", how]) as running:
+        if how == "signal":
+            for line in running[1].stderr:
+                if line == "up\n":
+                    break
+            running[1].send_signal(signal.SIGTERM)
+        waiting, failed = processes.ends(running, timeout=120)
+    assert (waiting.code, failed.code) == (code, code)
+    assert f"process 0 ends, since process 1 has: {said}" in waiting.err
+    assert said in failed.err and ("Traceback" in failed.err) == (how == "fault")
+
+
+def test_rows_are_placed_as_the_mesh_splits_a_batch():
+    sharding = make_sharding(tiny.Mesh(2, 2, 2))
+    rows, index = np.arange(48).reshape(12, 4), np.asarray([11, 0, 3, 3])
+    for placed, expected in ((place_rows(sharding, rows[:8]), rows[:8]), (place_rows(sharding, rows, index), rows[index])):
+        assert placed.sharding == sharding.batch
+        for shard in placed.addressable_shards:
+            assert len(shard.data) == len(expected) // 4
+            np.testing.assert_array_equal(shard.data, expected[shard.index])
+    assert place_rows(None, rows, index).tolist() == rows[index].tolist()

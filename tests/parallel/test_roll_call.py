@@ -1,0 +1,123 @@
+"""Before JAX starts, all processes of a run are counted; who is missing or wrong is named."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+
+import pytest
+
+from jaxalign.errors import UserError
+from jaxalign.parallel.roll_call import call
+from tests.processes import free_port
+
+
+def together(callers, timeout=10.0, address="localhost"):
+    """What each caller (its number of processes, its own number) was told: None, or the sentence; after how long."""
+    coordinator, told = f"{address}:{free_port()}", [None] * len(callers)
+
+    def run(at, processes, process):
+        try:
+            call(coordinator, processes, process, timeout)
+        except UserError as error:
+            told[at] = str(error)
+
+    threads = [threading.Thread(target=run, args=(at, *caller)) for at, caller in enumerate(callers)]
+    began = time.monotonic()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return [sentence and sentence.replace(coordinator, "HOST:PORT") for sentence in told], time.monotonic() - began
+
+
+@pytest.mark.parametrize("address", ["localhost", "127.0.0.1"])
+def test_all_go_on_when_all_have_come_in_any_order(address):
+    told, seconds = together([(4, 2), (4, 3), (4, 0), (4, 1)], address=address)
+    assert told == [None] * 4
+    assert seconds < 5
+
+
+def test_a_missing_process_is_named_to_all():
+    told, seconds = together([(4, 0), (4, 2)], timeout=1.5)
+    assert told[0] == ("2 of 4 processes have come to HOST:PORT within 1.5 s; missing: 1, 3. Start them, or raise "
+                       "--start_timeout")  # fmt: skip
+    assert told[1] == f"process 2: {told[0]}"
+    assert seconds < 6
+
+
+def test_without_process_0_the_address_is_named():
+    (told,), seconds = together([(2, 1)], timeout=1.0)
+    assert told.startswith("process 1 cannot reach process 0 at HOST:PORT within 1 s (Connection refused); start process 0")
+    assert seconds < 3
+
+
+def test_a_host_that_does_not_exist_is_named():
+    with pytest.raises(UserError, match="process 1 cannot reach process 0 at nowhere.invalid:1234 within 1 s"):
+        call("nowhere.invalid:1234", 2, 1, 1.0)
+
+
+def test_two_with_one_number_are_refused():
+    told, _ = together([(3, 0), (3, 1), (3, 1)])
+    assert told[0] == "two processes say that they are process 1; give each its own --process"
+    assert told[1:] == [f"process 1: {told[0]}"] * 2
+
+
+def test_different_numbers_of_processes_are_refused():
+    told, _ = together([(2, 0), (3, 1)])
+    assert told[0] == "process 1 was started for 3 processes, process 0 for 2; give all the same --processes"
+    assert told[1] == f"process 1: {told[0]}"
+
+
+def test_a_port_in_use_is_told():
+    with socket.create_server(("", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(UserError, match=f"process 0 cannot listen at localhost:{port} .*choose another port"):
+            call(f"localhost:{port}", 2, 0, 1.0)
+
+
+def test_strangers_at_the_port_do_not_count():
+    port = free_port()
+    told = []
+
+    def first():
+        call(f"localhost:{port}", 2, 0, 10.0)
+        told.append(0)
+
+    thread = threading.Thread(target=first)
+    thread.start()
+    for words in (b"GET / HTTP/1.1\r\n\r\n", b"[1]\n", b'{"process": 1, "processes": 2}\n', b""):
+        until = time.monotonic() + 5
+        while True:
+            try:
+                with socket.create_connection(("localhost", port), timeout=1) as stranger:
+                    stranger.sendall(words)
+                break
+            except OSError:
+                assert time.monotonic() < until
+                time.sleep(0.05)
+    call(f"localhost:{port}", 2, 1, 10.0)
+    thread.join()
+    assert told == [0]
+
+
+def test_a_process_that_was_started_again_takes_its_old_place():
+    port = free_port()
+    thread = threading.Thread(target=call, args=(f"localhost:{port}", 3, 0, 10.0))
+    thread.start()
+    until = time.monotonic() + 5
+    while True:
+        try:
+            with socket.create_connection(("localhost", port), timeout=1) as gone:
+                gone.sendall(b'{"word": "jaxalign", "process": 1, "processes": 3}\n')
+            break
+        except OSError:
+            assert time.monotonic() < until
+            time.sleep(0.05)
+    other = threading.Thread(target=call, args=(f"localhost:{port}", 3, 2, 10.0))
+    other.start()
+    call(f"localhost:{port}", 3, 1, 10.0)
+    for each in (thread, other):
+        each.join(5)
+        assert not each.is_alive()

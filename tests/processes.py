@@ -1,0 +1,84 @@
+"""Runs one program in several real processes on this machine, which share eight CPU devices."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pathlib
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+DEVICES = 8
+# Programs of tests run once: what they compute is the same, and they are there sooner.
+_XLA = "--xla_backend_optimization_level=0 --xla_cpu_collective_call_terminate_timeout_seconds=600"
+
+
+class Ended(NamedTuple):
+    """How one process ended: its exit code, what it wrote, and after how many seconds all had ended."""
+
+    code: int
+    out: str
+    err: str
+    seconds: float
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("localhost", 0))
+        return found.getsockname()[1]
+
+
+def flags(count: int, number: int, port: int) -> list[str]:
+    """The flags of one process; none for a run of one."""
+    if count == 1:
+        return []
+    return [f"--coordinator=localhost:{port}", f"--processes={count}", f"--process={number}"]
+
+
+@contextlib.contextmanager
+def started(
+    count: int, command: Sequence[str], each: Sequence[Sequence[str]] | None = None
+) -> Iterator[list[subprocess.Popen]]:
+    """`python COMMAND...` in `count` processes, each with the flags of its place and its own further arguments `each[i]`."""
+    port, running = free_port(), []
+    environment = os.environ | {
+        "XLA_FLAGS": f"--xla_force_host_platform_device_count={DEVICES // count} {_XLA}",
+        "JAX_PLATFORMS": "cpu", "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path]),
+    }  # fmt: skip
+    try:
+        for number in range(count):
+            own = each[number] if each else ()
+            running.append(subprocess.Popen(
+                [sys.executable, *command, *flags(count, number, port), *own], env=environment, cwd=ROOT, text=True,
+                stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            ))  # fmt: skip
+        yield running
+    finally:
+        for process in running:
+            process.kill()
+            process.communicate()
+
+
+def ends(running: Sequence[subprocess.Popen], timeout: float = 400.0) -> list[Ended]:
+    """Waits for all of them."""
+    began = time.monotonic()
+    said = [process.communicate(timeout=timeout) for process in running]
+    seconds = time.monotonic() - began
+    return [Ended(process.returncode, out, err, seconds) for process, (out, err) in zip(running, said, strict=True)]
+
+
+def run(count: int, command: Sequence[str], each: Sequence[Sequence[str]] | None = None) -> list[Ended]:
+    with started(count, command, each) as running:
+        return ends(running)
+
+
+def run_well(count: int, command: Sequence[str]) -> list[Ended]:
+    """`run`, of which every process must end with 0."""
+    found = run(count, command)
+    assert [one.code for one in found] == [0] * count, "\n".join(one.err[-3000:] for one in found)
+    return found

@@ -1,0 +1,89 @@
+"""The launch files are well formed, and what they run is a command line that the program takes."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+import yaml
+
+from jaxalign.parallel.distributed import take_flags
+from jaxalign.train import read_arguments
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+LAUNCH = ROOT / "launch"
+FLAGS = ["--config=configs/ppo.py", "--workdir=a folder/of $mine", "--config.mesh.fsdp=4"]
+# Stands for gcloud and srun: it writes the arguments it was given, one a line.
+SHOW = "#!/bin/sh\nfor argument in \"$@\"; do printf '%s\\n' \"$argument\"; done\n"
+
+
+def taken(arguments):
+    config, workdir, _ = read_arguments(["train", *take_flags(arguments)[1]])
+    return config.mesh.fsdp, str(workdir)
+
+
+def ran(tmp_path, command: str, script: str, *arguments: str, python: str = "python3") -> subprocess.CompletedProcess:
+    """What a script gives to `command`, which is not there."""
+    (tmp_path / command).write_text(SHOW)
+    (tmp_path / command).chmod(0o755)
+    environment = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}", "PYTHON": python}
+    return subprocess.run(["bash", str(LAUNCH / script), *arguments], env=environment, capture_output=True, text=True, cwd=ROOT)
+
+
+@pytest.mark.parametrize("script", ["tpu_pod.sh", "slurm.sbatch"])
+def test_scripts_are_bash(script):
+    assert subprocess.run(["bash", "-n", str(LAUNCH / script)], capture_output=True, text=True).stderr == ""
+
+
+def test_the_pod_script_runs_the_flags_on_every_host(tmp_path, monkeypatch):
+    lines = ran(tmp_path, "gcloud", "tpu_pod.sh", "pod", "zone-b", "/my repo", *FLAGS).stdout.splitlines()
+    assert lines[:7] == ["compute", "tpus", "tpu-vm", "ssh", "pod", "--zone=zone-b", "--worker=all"]
+    remote = lines[7].removeprefix("--command=")
+    # A host's shell makes of it what was meant.
+    (tmp_path / "python3").write_text(SHOW)
+    (tmp_path / "python3").chmod(0o755)
+    (tmp_path / "my repo").mkdir()
+    there = remote.replace("cd /my\\ repo", f"cd '{tmp_path}/my repo'")
+    assert there != remote
+    done = subprocess.run(["bash", "-c", there], env={"PATH": f"{tmp_path}:/bin:/usr/bin"}, capture_output=True, text=True)
+    assert done.stdout.splitlines() == ["-m", "jaxalign.train", *FLAGS]
+    monkeypatch.chdir(ROOT)
+    assert taken(done.stdout.splitlines()[2:]) == (4, "a folder/of $mine")
+
+
+def test_the_pod_script_says_how_it_is_used(tmp_path):
+    done = ran(tmp_path, "gcloud", "tpu_pod.sh", "pod")
+    assert done.returncode == 2 and "launch/tpu_pod.sh NAME ZONE FOLDER" in done.stderr and done.stdout == ""
+
+
+def test_the_slurm_script_runs_the_flags_in_every_task(tmp_path):
+    done = ran(tmp_path, "srun", "slurm.sbatch", *FLAGS, python=sys.executable)
+    assert done.stdout.splitlines() == ["--kill-on-bad-exit=1", sys.executable, "-m", "jaxalign.train", *FLAGS]
+    options = [line for line in (LAUNCH / "slurm.sbatch").read_text().splitlines() if line.startswith("#SBATCH")]
+    assert "#SBATCH --ntasks-per-node=1" in options
+    first = (LAUNCH / "slurm.sbatch").read_text().index("\nset ")
+    assert all((LAUNCH / "slurm.sbatch").read_text().index(option) < first for option in options)
+
+
+def test_the_kubernetes_objects_fit_each_other(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    service, job = yaml.safe_load_all((LAUNCH / "gke.yaml").read_text())
+    assert (service["kind"], job["kind"]) == ("Service", "Job")
+    spec, pod = job["spec"], job["spec"]["template"]["spec"]
+    assert pod["subdomain"] == service["metadata"]["name"]
+    assert service["spec"]["selector"] == {"job-name": job["metadata"]["name"]} and service["spec"]["clusterIP"] == "None"
+    assert spec["completionMode"] == "Indexed" and spec["completions"] == spec["parallelism"]
+    (container,) = pod["containers"]
+    rule = spec["podFailurePolicy"]["rules"][0]["onExitCodes"]
+    assert rule["containerName"] == container["name"] and pod["restartPolicy"] == "Never"
+    assert container["resources"]["limits"] == container["resources"]["requests"]
+    chips = spec["completions"] * container["resources"]["limits"]["google.com/tpu"]
+    rows, columns = map(int, pod["nodeSelector"]["cloud.google.com/gke-tpu-topology"].split("x"))
+    assert container["command"][:3] == ["python3", "-m", "jaxalign.train"]
+    fsdp, workdir = taken(container["command"][3:])
+    assert chips == rows * columns == fsdp
+    assert workdir.startswith(container["volumeMounts"][0]["mountPath"])
+    assert {mount["name"] for mount in container["volumeMounts"]} == {volume["name"] for volume in pod["volumes"]}

@@ -1,0 +1,150 @@
+"""The command line in several processes: a run ends as in one process on the same mesh, and mistakes are told at once."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+
+import numpy as np
+import pytest
+
+from jaxalign.tracking.metrics import read_metrics
+from tests import processes
+
+MESH = ["--config.mesh.data=2", "--config.mesh.fsdp=4"]
+STAGES = ("pretrain", "ppo", "evaluate", "report")
+# Small, but with all that processes do together: training, sampling, a callable of the user's, checks, shards, the report.
+CONFIG = {
+    "compile_cache": None,
+    "stages": STAGES,
+    "data": {"source": "arithmetic"},
+    "arithmetic": {"largest": 9, "examples": 200},
+    "model": {"layers": 1, "embed": 16, "mlp": 32, "heads": 2, "kv_heads": 2, "head_dim": 8, "max_length": 64},
+    "pretrain": {"steps": 4, "batch_rows": 8, "row_length": 32, "checkpoint_every": 2,
+                 "optimizer": {"learning_rate": 2e-2, "warmup_steps": 2}},
+    "reward": {"source": "callable"},
+    "ppo": {"iterations": 2, "advantages": "grpo", "group_size": 4, "batch": 8, "minibatches": 1, "epochs": 1, "prompts": 8,
+            "max_new_tokens": 4, "checkpoint_every": 1},
+    "evaluate": {"prompts": 8, "batch": 8, "max_new_tokens": 4, "examples": 2},
+}  # fmt: skip
+REWARD = """
+import pathlib, os
+def digits(prompts, responses, **columns):
+    with open(pathlib.Path(__file__).with_name("calls"), "a") as file:
+        file.write(f"{os.getpid()} {len(prompts)} {len(responses)} {len(columns['prompt_id'])}\\n")
+    return [sum(letter.isdigit() for letter in text) / 3 for text in responses]
+"""
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory) -> pathlib.Path:
+    """A folder with a config file and a reward."""
+    folder = tmp_path_factory.mktemp("many")
+    (folder / "reward.py").write_text(REWARD)
+    config = CONFIG | {"reward": CONFIG["reward"] | {"callable": f"{folder / 'reward.py'}:digits"}}
+    (folder / "small.py").write_text(
+        "from jaxalign.config import default_config\n"
+        f"def get_config():\n    config = default_config()\n    config.update({config!r})\n    return config\n"
+    )
+    return folder
+
+
+def command(made: pathlib.Path, *more: str) -> list[str]:
+    return ["-m", "jaxalign.train", f"--config={made / 'small.py'}", *more]
+
+
+@pytest.fixture(scope="module")
+def runs(made):
+    """By number of processes: the work directory, how each process ended, and the lines that the reward wrote."""
+    found = {}
+    for count in (1, 2):
+        workdir = made / f"run-{count}"
+        ended = processes.run_well(count, command(made, f"--workdir={workdir}", *MESH))
+        found[count] = workdir, ended, (made / "calls").read_text().splitlines()
+        (made / "calls").unlink()
+    return found
+
+
+def read(path: pathlib.Path):
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def rows(workdir: pathlib.Path, stage: str) -> list[dict]:
+    return [json.loads(line) for path in sorted((workdir / stage).glob("rows-*.jsonl")) for line in open(path)]
+
+
+def test_both_leave_the_same_files(runs):
+    def names(workdir):
+        kinds = (".json", ".jsonl", ".html", ".model")
+        own = [path.relative_to(workdir) for path in workdir.rglob("*") if path.suffix in kinds]
+        return {str(path) for path in own if not {"checkpoints", "params"} & set(path.parts)}
+
+    assert names(runs[1][0]) == names(runs[2][0]) and "report.html" in names(runs[2][0])
+    for stage in STAGES:
+        assert read(runs[2][0] / stage / "manifest.json") == read(runs[1][0] / stage / "manifest.json")
+        assert read(runs[2][0] / stage / "manifest.json")["status"] == "done"
+
+
+@pytest.mark.parametrize("stage", ["pretrain", "ppo"])
+def test_metrics_agree_to_rounding(runs, stage):
+    expected, found = (read_metrics(runs[count][0] / stage / "metrics.jsonl") for count in (1, 2))
+    assert [row["step"] for row in found] == [row["step"] for row in expected] and len(found) in (2, 4)
+    for one, other in zip(found, expected, strict=True):
+        assert one.keys() == other.keys()
+        for name, value in other.items():
+            np.testing.assert_allclose(one[name], value, rtol=1e-4, atol=2e-6, err_msg=name)
+
+
+def test_the_same_words_are_sampled(runs):
+    expected, found = (rows(runs[count][0], "evaluate") for count in (1, 2))
+    fields = ("model", "prompt_id", "response", "tokens", "gold", "complete")
+    assert [[row[name] for name in fields] for row in found] == [[row[name] for name in fields] for row in expected]
+    assert len(found) == 16
+    assert any(row["response"] for row in found)
+    np.testing.assert_allclose([row["kl"] for row in found], [row["kl"] for row in expected], rtol=1e-3, atol=1e-5)
+    assert read(runs[2][0] / "evaluate" / "summary.json")["length"] == read(runs[1][0] / "evaluate" / "summary.json")["length"]
+
+
+def test_a_reward_of_the_user_s_is_called_once_for_all_rows(runs):
+    for _, _, calls in runs.values():
+        assert len(calls) == CONFIG["ppo"]["iterations"] and len({line.split()[0] for line in calls}) == 1
+        assert {line.split(" ", 1)[1] for line in calls} == {"8 8 8"}
+
+
+def test_the_first_process_alone_speaks(runs):
+    first, second = runs[2][1]
+    assert first.out.splitlines()[0] == "[pretrain] starting" and "Report: " in first.out
+    assert "[ppo] finished 2/2 steps" in first.err
+    assert "[" + "pretrain]" not in second.out + second.err and "Report" not in second.out
+
+
+def test_a_finished_run_is_told_so(made, runs):
+    first, second = processes.run_well(2, command(made, f"--workdir={runs[1][0]}", *MESH))
+    assert first.out.splitlines()[: len(STAGES)] == [f"[{stage}] done, nothing to compute" for stage in STAGES]
+    assert second.out == ""
+
+
+def test_another_config_in_one_process_is_refused(made, tmp_path):
+    each = [["--config.seed=0"], ["--config.seed=1"]]
+    first, second = processes.run(2, command(made, f"--workdir={tmp_path}", *MESH), each)
+    assert (first.code, second.code) == (2, 2)
+    assert "process 1: this process has another config than process 0" in second.err
+    assert "process 0 ends, since process 1 has: this process has another config" in first.err
+    assert not list(tmp_path.glob("*/manifest.json"))
+
+
+def test_a_work_directory_that_is_not_shared_is_refused(made, tmp_path):
+    program = "import sys; from jaxalign import pipeline, train; pipeline._SEEN_SECONDS = 0.5; sys.exit(train.main(sys.argv))"
+    each = [[f"--workdir={tmp_path / 'a'}"], [f"--workdir={tmp_path / 'b'}"]]
+    arguments = ["-c", program, f"--config={made / 'small.py'}", *MESH]
+    first, second = processes.run(2, arguments, each)
+    assert (first.code, second.code) == (2, 2)
+    assert f"process 1: the work directory {tmp_path / 'b'} is not that of process 0" in second.err
+    assert not list(tmp_path.glob("*/*/manifest.json"))
+
+
+def test_a_refusal_by_the_first_process_is_told_by_all(made, runs):
+    found = processes.run(2, command(made, f"--workdir={runs[1][0]}", *MESH, "--config.ppo.kl_coef=0.7"))
+    for number, one in enumerate(found):
+        assert one.code == 2
+        assert "holds stages made with another config" in one.err and f"process {number}" in one.err
