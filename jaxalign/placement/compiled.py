@@ -11,11 +11,7 @@ Every figure is of one device. Nothing is run, and no weight or tokenizer is rea
 from __future__ import annotations
 
 import dataclasses
-import time
 from collections.abc import Callable, Sequence
-from typing import Any
-
-import jax
 
 from jaxalign.config import Config
 from jaxalign.models.model import Model
