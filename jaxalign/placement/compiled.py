@@ -11,11 +11,24 @@ Every figure is of one device. Nothing is run, and no weight or tokenizer is rea
 from __future__ import annotations
 
 import dataclasses
+import inspect
+import time
 from collections.abc import Callable, Sequence
+
+import jax
+from jax.sharding import NamedSharding
 
 from jaxalign.config import Config
 from jaxalign.models.model import Model
-from jaxalign.placement.hlo import Collective
+from jaxalign.placement import hlo_text
+from jaxalign.placement.hlo import Collective, collectives
+from jaxalign.placement.ppo_programs import ppo
+from jaxalign.placement.programs import Program, Run, device_bytes
+from jaxalign.placement.stage_programs import STAGES
+from jaxalign.placement.surprises import surprises
+
+REFUSAL_LINES = 40
+STAGE_PROGRAMS = STAGES | {"ppo": ppo}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,4 +105,78 @@ def compile_run(
       programs: only those whose "stage phase" contains one of these; empty: all.
       progress: told of each program before it is compiled ("ppo update").
     """
-    raise NotImplementedError
+    found = []
+    for program in run_programs(config, policy, prompt):
+        if programs and not any(wanted in program.name for wanted in programs):
+            continue
+        if progress is not None:
+            progress(program.name)
+        found.append(compile_program(program, usable))
+    return found
+
+
+def run_programs(config: Config, policy: Model, prompt: int | None = None) -> list[Program]:
+    """Every jitted step of the run's stages, in their order."""
+    run = Run(config, policy, prompt)
+    return [made for stage in config.stages if stage in STAGE_PROGRAMS for made in STAGE_PROGRAMS[stage](run)]
+
+
+def compile_program(program: Program, usable: int | None = None) -> CompiledProgram:
+    """Lowers and compiles one program. That it does not fit is a result; any other failure of the compiler is raised."""
+    began = time.perf_counter()
+    named = {"stage": program.stage, "phase": program.phase, "role": program.role, "usable": usable}
+    try:
+        compiled = program.lower().compile()
+    except jax.errors.JaxRuntimeError as error:
+        if not str(error).startswith("RESOURCE_EXHAUSTED"):
+            raise
+        held = {role: device_bytes(tree) for role, tree in program.held.items()}
+        words = "\n".join(str(error).splitlines()[:REFUSAL_LINES])
+        return CompiledProgram(
+            **named, seconds=time.perf_counter() - began, memory=None, refusal=words, flops=0.0, bytes_accessed=0.0,
+            collectives=(), resident=held, warnings=(),
+        )  # fmt: skip
+    seconds = time.perf_counter() - began
+    kept = _kept(compiled, program.arguments, program.step)
+    arrays = [*kept, *_results(compiled)]
+    mesh = next((x.sharding.mesh for _, x in kept if isinstance(x.sharding, NamedSharding)), None)
+    traffic = ()
+    if mesh is not None and mesh.size > 1:
+        traffic = collectives(hlo_text.parse(compiled.as_text()), dict(mesh.shape), program.turns)
+    counted, cost = compiled.memory_analysis(), compiled.cost_analysis()
+    memory = Memory(
+        counted.argument_size_in_bytes, counted.output_size_in_bytes, counted.alias_size_in_bytes,
+        counted.temp_size_in_bytes, counted.generated_code_size_in_bytes,
+    )  # fmt: skip
+    own = {id(leaf) for _, leaf in kept}
+    beside = {
+        role: device_bytes([leaf for leaf in jax.tree.leaves(tree) if id(leaf) not in own])
+        for role, tree in program.held.items()
+    }
+    told = surprises(program.phase, traffic, ((name, x.shape, x.dtype, x.sharding) for name, x in arrays))
+    return CompiledProgram(
+        **named, seconds=seconds, memory=memory, refusal="", flops=cost.get("flops", 0.0),
+        bytes_accessed=cost.get("bytes accessed", 0.0), collectives=traffic,
+        resident={role: size for role, size in beside.items() if size}, warnings=told,
+    )  # fmt: skip
+
+
+def _kept(compiled, arguments: tuple, step: Callable) -> list[tuple[str, jax.ShapeDtypeStruct]]:
+    """(path, array) of the arguments that the compiled program reads: the others are not passed to it."""
+    paths = []
+    for name, argument in zip(inspect.signature(step).parameters, arguments, strict=False):
+        for path, leaf in jax.tree_util.tree_flatten_with_path(argument)[0]:
+            if isinstance(leaf, jax.ShapeDtypeStruct):
+                paths.append((name + jax.tree_util.keystr(path), leaf))
+    used = compiled.in_tree.flatten_up_to(compiled.input_shardings)
+    return [entry for entry, sharding in zip(paths, used, strict=True) if sharding is not None]
+
+
+def _results(compiled) -> list[tuple[str, jax.ShapeDtypeStruct]]:
+    """(path, array) of what the program returns, as the compiler has placed it."""
+    shardings = compiled.out_tree.flatten_up_to(compiled.output_shardings)
+    infos = jax.tree_util.tree_flatten_with_path(compiled.out_info)[0]
+    return [
+        ("result" + jax.tree_util.keystr(path), jax.ShapeDtypeStruct(info.shape, info.dtype, sharding=sharding))
+        for (path, info), sharding in zip(infos, shardings, strict=True)
+    ]

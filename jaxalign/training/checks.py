@@ -79,7 +79,8 @@ def gradients_check(value: float, when: str) -> Check:
 
 
 @functools.partial(jax.jit, static_argnames=("setup",))
-def _values(setup: PPOSetup, own_params, frozen, reference_params, experience: Experience, kl_coef):
+def step_zero_values(setup: PPOSetup, own_params, frozen, reference_params, experience: Experience, kl_coef):
+    """What `step_zero_checks` judges, float32 [] each: ratio, KL, gap of the micro-batches, share that is not finite."""
     policy_params = join(frozen, own_params)
     rollout, mask = experience.rollout, response_mask(experience.rollout)
     temperature = setup.config.temperature or 1.0
@@ -120,7 +121,7 @@ def step_zero_checks(
     `sampled` is the rollout as the sampler gave it; `experience` holds the old log-probs in use. With `frozen`
     policy_params are those that are trained.
     """
-    measured = _values(setup, policy_params, frozen, reference_params, experience, kl_coef)
+    measured = step_zero_values(setup, policy_params, frozen, reference_params, experience, kl_coef)
     ratio, kl, loss_gap, spoilt = (float(x) for x in measured)
     config, params = setup.config, join(frozen, policy_params)
     # Fresh DoRA scales each output by a length over itself, which is 1 but for rounding, at every token.
