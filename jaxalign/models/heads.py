@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jaxalign.algorithms.kl import full_kl
 from jaxalign.models.layers import softcap
 
-CHUNK_FLOATS = 1 << 22  # At most this many logits exist at once (16 MB in float32), if a row's share allows it.
+CHUNK_FLOATS = 1 << 22  # At most this many logits exist at once on a device (16 MB in float32), if a row's share allows it.
 
 
 class TokenStats(NamedTuple):

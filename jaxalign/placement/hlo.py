@@ -16,6 +16,7 @@ _MOVES = ("copy", "bitcast", "convert", "reshape", "transpose", "slice", "dynami
           "opt-barrier", "pad", "all-gather-start", "all-gather")
 _IOTA = re.compile(r"\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
 _MESH = re.compile(r"mesh\[([^\]]*)\](?:\W*(?:device_ids=)?\(?" + _IOTA.pattern + r"\)?)?\s*\{([^}]*)\}")
+_BETWEEN = re.compile(r'_xla_megascale_transfer_type="(\w+)"')
 _AXIS = re.compile(r"'([^']+)'(?::\((\d+)\)(\d+))?")
 
 
@@ -27,7 +28,7 @@ class Collective:
     axes. group: devices of a group. times: how often it happens in one run of the program; certain: whether that is known,
     and not a bound. loop: how many loops it is in. weight: the argument that it gathers, where it is one, as
     "params['blocks']['mlp']['up']". op_name: the JAX operation it comes from. rematerialised: the compiler does it anew to
-    save memory.
+    save memory. between_slices: over the slower network, part of a collective whose rest is within a slice.
     """
 
     kind: str
@@ -42,12 +43,15 @@ class Collective:
     weight: str
     op_name: str
     rematerialised: bool
+    between_slices: bool = False
 
     @property
     def wire(self) -> float:
         """Bytes that a device sends in one go on a ring: all but its own part of what is gathered or scattered; an all-reduce
         is a reduce-scatter and an all-gather."""
         others = (self.group - 1) / self.group
+        if self.between_slices:  # What is handed to the host to be sent.
+            return float(self.operand)
         return {
             "all-gather": self.result * others, "all-reduce": 2 * self.operand * others,
             "reduce-scatter": self.operand * others, "all-to-all": self.operand * others,
@@ -69,8 +73,10 @@ def collectives(module: Module, mesh: Mapping[str, int], unknown_trips: int = 1)
         if not computation.entry and computation.name not in module.callers:
             continue
         for instruction in computation.instructions.values():
-            kind = instruction.opcode.removesuffix("-start")
-            if kind not in KINDS:
+            kind, apart = instruction.opcode.removesuffix("-start"), _BETWEEN.search(instruction.attributes)
+            if instruction.opcode == "send" and apart:
+                kind = apart[1].lower().replace("_", "-")
+            elif kind not in KINDS:
                 continue
             one = _collective(module, computation, instruction, kind, mesh, unknown_trips)
             # What the TPU compiler spreads over other work stands in several places of the text, with one channel.
@@ -89,13 +95,17 @@ def _collective(module, computation: Computation, instruction: Instruction, kind
     elif kind == "all-reduce" and computation.root.opcode == "dynamic-slice":
         if computation.root.operands[0] == instruction.name:  # How the TPU compiler writes a reduce-scatter.
             kind, result = "reduce-scatter", computation.root.bytes
-    axes, group = _axes(instruction.attributes, mesh)
+    between = instruction.opcode == "send"
+    if between:  # Slices split the axis data, and no other.
+        result, axes, group = operand, ("data",), mesh["data"]
+    else:
+        axes, group = _axes(instruction.attributes, mesh)
     times, certain = module.times(computation, unknown)
     weight = argument(module, computation, instruction) if kind == "all-gather" else ""
     op_name = instruction.op_name or _callers_op_name(module, computation)
     return Collective(
         kind, instruction.name, operand, result, axes, group, times, certain, len(module.loops(computation)), weight, op_name,
-        ".remat" in instruction.name,
+        ".remat" in instruction.name, between,
     )  # fmt: skip
 
 

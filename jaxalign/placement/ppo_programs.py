@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import pathlib
 
 import jax
@@ -55,7 +56,7 @@ def ppo(run: Run) -> list[Program]:
         Program("ppo", "checks", "policy, reference", step_zero_values, checks, held),
         Program("ppo", "update", roles, ppo_update, update, held),
     ]
-    return [Program(p.stage, p.phase, p.role, p.step, p.arguments, held, p.turns) for p in made]
+    return [dataclasses.replace(program, held={**held, **program.held}) for program in made]
 
 
 def _rewards(run: Run, held) -> tuple[list[Program], bool]:

@@ -20,7 +20,7 @@ from jaxalign.config import POLICY_STAGES, STAGES, Config, Preference
 from jaxalign.errors import UserError
 from jaxalign.feedback.speaker import next_logprobs
 from jaxalign.models.lora import join, trained
-from jaxalign.models.model import Model, Params
+from jaxalign.models.model import CACHE_AXES, Model, Params
 from jaxalign.models.quantised import quantise_abstract
 from jaxalign.rollout.engine import generate
 from jaxalign.rollout.sampling import Sampling, section_sampling
@@ -90,9 +90,10 @@ class Run:
                             f"config.model.max_length ({self.config.model.max_length}); raise it, or shorten the prompt")
         return self.prompt or room
 
-    def rows(self, dtype, *shape: int) -> jax.ShapeDtypeStruct:
-        """An array whose first dimension is the batch's, as `device_put(x, sharding.batch)` leaves it."""
+    def rows(self, dtype, *shape: int, sampling: bool = False) -> jax.ShapeDtypeStruct:
+        """An array whose first dimension is the batch's, as `device_put(x, sharding.batch)` leaves it; or the engine."""
         sharding = self.policy.sharding
+        sharding = sharding.generation if sharding and sampling else sharding
         return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding and sharding.batch)
 
     def scalar(self, dtype=jnp.float32, shape: tuple[int, ...] = ()) -> jax.ShapeDtypeStruct:
@@ -105,37 +106,59 @@ class Run:
 
 
 def sampling_programs(run: Run, stage: str, role: str, model: Model, params, section, batch: int, held) -> list[Program]:
-    """Sampling as the engine calls it, and its two parts alone: the prefill, and one step of decoding without the head.
+    """Sampling as the engine calls it: its weights brought to where it wants them, if they are not there, and `generate`; and
+    its two parts alone, the prefill, and one step of decoding without the head.
 
     section: has temperature, top_k, top_p and max_new_tokens.
     """
     N = section.max_new_tokens
     P = run.prompt_length(N)
-    row, prompts = run.rows(jnp.int32, batch), run.rows(jnp.int32, batch, P)
-    sampling = section_sampling(section, STOP_IDS)
-    prefill, decode = prefill_step(model, P + N), decode_step(model)
-    _, cache = jax.eval_shape(prefill, params, prompts)
-    cache = _placed_cache(model, cache)
-    seen = run.rows(jnp.bool_, batch, P + N)
+    moving, params, moved = resharding(stage, role, model, params, held)
+    held = {**held, **moved}
+    rows = functools.partial(run.rows, sampling=True)
+    row, prompts = rows(jnp.int32, batch), rows(jnp.int32, batch, P)
+    prefill, decode = prefill_step(model.generation, P + N), decode_step(model.generation)
+    cache = _placed_cache(model.generation, jax.eval_shape(prefill, params, prompts)[1])
+    step = (params, row, row, rows(jnp.bool_, batch, P + N), cache, run.scalar(jnp.int32))
+    arguments = (model, params, prompts, row, run.key(), row, section_sampling(section, STOP_IDS))
     return [
-        Program(stage, "sampling", role, generate, (model, params, prompts, row, run.key(), row, sampling), held, N - 1),
+        *moving,
+        Program(stage, "sampling", role, generate, arguments, held, N - 1),
         Program(stage, "prefill", role, prefill, (params, prompts), held),
-        Program(stage, "decode", role, decode, (params, row, row, seen, cache, run.scalar(jnp.int32)), held),
+        Program(stage, "decode", role, decode, step, held),
     ]
+
+
+def resharding(stage: str, role: str, model: Model, params, held) -> tuple[list[Program], Params, dict[str, Any]]:
+    """(the program that brings weights to where sampling wants them, the weights as it leaves them, what it adds to the
+    devices)."""
+    changed, move = model.generation_moves(params)
+    if not changed:
+        return [], params, {}
+    leaves, structure = jax.tree.flatten(params)
+    given = [leaves[i] for i in changed]
+    targets = jax.tree.leaves(model.generation_abstract(params))
+    for i in changed:
+        leaves[i] = targets[i]
+    program = Program(stage, "resharding", role, move, (given,), held)
+    return [program], jax.tree.unflatten(structure, leaves), {f"{role} for sampling": [leaves[i] for i in changed]}
 
 
 def judging_programs(run: Run, stage: str, model: Model, params, batch: int, held) -> list[Program]:
     """What the feedback model runs: its reasoning, if it reasons, and the log-probabilities of its options."""
-    feedback, made = run.config.feedback, []
-    if feedback.reasoning:
-        N = feedback.max_reasoning_tokens
-        row = run.rows(jnp.int32, batch)
-        sampling = Sampling(N, STOP_IDS, feedback.reasoning_temperature)
-        arguments = (model, params, run.rows(jnp.int32, batch, run.prompt_length(N)), row, run.key(), row, sampling)
-        made.append(Program(stage, "reasoning", "feedback model", generate, arguments, held, N - 1))
-    T = run.config.model.max_length - 1
+    feedback, T = run.config.feedback, run.config.model.max_length - 1
     asked = (model, params, run.rows(jnp.int32, batch, T), run.rows(jnp.int32, batch), run.scalar(jnp.int32, (2,)))
-    return [*made, Program(stage, "labelling", "feedback model", next_logprobs, asked, held)]
+    labelling = Program(stage, "labelling", "feedback model", next_logprobs, asked, held)
+    if not feedback.reasoning:
+        return [labelling]
+    N = feedback.max_reasoning_tokens
+    moving, params, moved = resharding(stage, "feedback model", model, params, held)
+    row, prompts = run.rows(jnp.int32, batch, sampling=True), run.rows(jnp.int32, batch, run.prompt_length(N), sampling=True)
+    sampling = Sampling(N, STOP_IDS, feedback.reasoning_temperature)
+    arguments = (model, params, prompts, row, run.key(), row, sampling)
+    return [
+        *moving, Program(stage, "reasoning", "feedback model", generate, arguments, {**held, **moved}, N - 1), labelling,
+    ]  # fmt: skip
 
 
 def stacked_members(section: Preference, scorer: Scorer, params: Params) -> tuple[Scorer, Params]:
@@ -169,9 +192,8 @@ def decode_step(model: Model) -> Callable:
 def _placed_cache(model: Model, cache):
     if model.sharding is None:
         return cache
-    axes = (("layers", "batch", "kv_heads", "head_dim", "length"), ("layers", "batch", "kv_heads", "length", "head_dim"))
     place = lambda x, names: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=model.sharding.named(names))  # noqa: E731
-    return type(cache)(*(place(x, names) for x, names in zip(cache, axes, strict=True)))
+    return type(cache)(*(place(x, names) for x, names in zip(cache, CACHE_AXES, strict=True)))
 
 
 def device_bytes(tree) -> int:

@@ -33,7 +33,8 @@ def _answer_logprobs(model: Model, params, pairs: AnswerPairs) -> AnswerLogprobs
     tokens, start, length = (x.reshape(2 * B, *x.shape[2:]) for x in (pairs.tokens, pairs.prompt_length, pairs.length))
     place = response_positions(start, T)
     hidden = gather_positions(model.hidden(params, tokens), place - 1)
-    stats = token_stats(hidden, model.unembedding(params), gather_positions(tokens, place), cap=model.config.final_softcap)
+    weight, cap = model.head_weight(params, hidden.dtype), model.config.final_softcap
+    stats = token_stats(hidden, weight, gather_positions(tokens, place), chunk_floats=model.chunk_floats, cap=cap)
     mask = length_mask(length - start, T)
     return AnswerLogprobs(jnp.sum(stats.logprobs * mask, axis=1).reshape(B, 2), jnp.sum(mask, axis=1).reshape(B, 2))
 

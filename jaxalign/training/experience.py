@@ -33,15 +33,17 @@ def response_stats(model: Model, params, rollout: Rollout, temperature: float, h
     hidden = response_hidden(model, params, rollout) if hidden is None else hidden
     place = response_positions(rollout.prompt_length, rollout.logprobs.shape[1])
     targets = gather_positions(rollout.tokens, place)
-    return token_stats(hidden, model.unembedding(params), targets, temperature, cap=model.config.final_softcap)
+    weight = model.head_weight(params, hidden.dtype)
+    return token_stats(hidden, weight, targets, temperature, model.chunk_floats, model.config.final_softcap)
 
 
 def response_kl(setup: PPOSetup, params, reference_params, rollout: Rollout, temperature: float, hidden=None):
     """The whole KL(policy || reference) [B, N] at the state before each response token, with its gradient into params."""
     hidden = response_hidden(setup.policy, params, rollout) if hidden is None else hidden
     reference = jax.lax.stop_gradient(response_hidden(setup.reference, reference_params, rollout))
-    weights = setup.policy.unembedding(params), setup.reference.unembedding(reference_params)
-    return token_kl(hidden, weights[0], reference, weights[1], temperature, cap=setup.policy.config.final_softcap)
+    weights = setup.policy.head_weight(params, hidden.dtype), setup.reference.head_weight(reference_params, reference.dtype)
+    room, cap = setup.policy.chunk_floats, setup.policy.config.final_softcap
+    return token_kl(hidden, weights[0], reference, weights[1], temperature, room, cap)
 
 
 def response_values(model: Model, params, rollout: Rollout, hidden=None):

@@ -19,12 +19,13 @@ def lm_loss(model: Model, params, batch: PackedBatch, total, balance_coef: float
     """Summed negative log-likelihood (nats) of the weighted tokens of `batch`, divided by `total`, and balance_coef times the
     experts' load-balancing loss, weighed by the batch's share of `total`. The latter is each micro-batch's own."""
     hidden, balance = model.hidden_and_balance(params, batch.tokens, batch.positions, batch.segment_ids)
-    stats = token_stats(hidden[:, :-1], model.unembedding(params), batch.tokens[:, 1:], cap=model.config.final_softcap)
-    weight = batch.loss_mask[:, 1:]
-    loss = -jnp.sum(stats.logprobs * weight) / jnp.maximum(total, 1.0)
+    weight, cap = model.head_weight(params, hidden.dtype), model.config.final_softcap
+    stats = token_stats(hidden[:, :-1], weight, batch.tokens[:, 1:], chunk_floats=model.chunk_floats, cap=cap)
+    counted = batch.loss_mask[:, 1:]
+    loss = -jnp.sum(stats.logprobs * counted) / jnp.maximum(total, 1.0)
     if model.config.experts is None:
         return loss, Aux({"loss": loss})
-    balance = balance * jnp.sum(weight) / jnp.maximum(total, 1.0)
+    balance = balance * jnp.sum(counted) / jnp.maximum(total, 1.0)
     return loss + balance_coef * balance, Aux({"loss": loss, "load_balance": balance})
 
 
