@@ -34,6 +34,8 @@ setuptools.setup(
         "tqdm",
     ],
     extras_require={
+        # The TPU compiler, for programs that are compiled where no TPU is.
+        "aot": ["libtpu"],
         "test": ["hypothesis", "import-linter", "pytest", "pytest-xdist", "ruff"],
         # What the tests hold models, weights and tokenizers against; jaxalign itself never imports it.
         "parity": ["peft", "torch==2.13.0", "transformers>=5"],

@@ -29,9 +29,10 @@ from jaxalign.config import default_config
 VARIANTS = {
     "qwen3_0_6b": ((1, 1, 1), 32, 8, False),
     "llama32_1b": ((1, 1, 1), 32, 8, False),
-    "gemma2_9b": ((1, 8, 1), 64, 4, False),
+    "gemma2_9b": ((1, 2, 4), 64, 4, False),
     "llama31_8b_h100x8": ((1, 8, 1), 64, 4, True),
-    "llama31_8b_v5e16": ((1, 16, 1), 64, 2, False),
+    "llama31_8b_v5e16": ((1, 4, 4), 64, 2, False),
+    "llama31_8b_v6e64": ((1, 16, 4), 64, 2, True),
     "llama31_70b_v5p128": ((1, 8, 8), 64, 4, False),
 }
 

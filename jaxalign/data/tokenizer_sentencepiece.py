@@ -154,6 +154,11 @@ PRINTABLE = "".join(chr(code) for code in range(33, 127))
 """The visible characters of ASCII."""
 
 
+def least_vocabulary(alphabet: str) -> int:
+    """Ids of markers, the four specials, the mark of a space and single characters."""
+    return len(MARKERS) + 4 + 1 + len(set(alphabet))
+
+
 def train_tokenizer(texts: Iterable[str], vocab_size: int | None, path: str | Path, alphabet: str = PRINTABLE) -> Tokenizer:
     """Trains the project's own tokenizer (BPE, markers as single symbols) and writes it to `path` in one move.
 
@@ -171,8 +176,7 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int | None, path: str | Pa
     """
     path = Path(path)
     model = io.BytesIO()
-    if vocab_size is None:  # The four specials, and the mark of a space.
-        vocab_size = len(MARKERS) + 4 + 1 + len(set(alphabet))
+    vocab_size = least_vocabulary(alphabet) if vocab_size is None else vocab_size
     try:
         sentencepiece.SentencePieceTrainer.train(
             sentence_iterator=iter(texts),

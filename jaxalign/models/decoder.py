@@ -23,7 +23,7 @@ from jaxalign.models.attention_plain import attend_cache, windowed
 from jaxalign.models.experts import Load, MixtureMLP
 from jaxalign.models.layers import MLP, Attention, Constrain, Norm, param
 from jaxalign.models.lora import NO_ADAPTERS, Adapters
-from jaxalign.parallel.pipeline import is_pipelined, run_stages
+from jaxalign.parallel.pipeline import is_pipelined, micro_batches, run_stages
 
 
 class Cache(NamedTuple):
@@ -169,7 +169,8 @@ class Decoder(nnx.Module):
         stacked, x = (self._local(), layers, adapters.tree), self._embed(tokens_BxT, constrain)
         if is_pipelined(constrain.sharding) and not keep_cache:
             x, (kept, load) = run_stages(constrain.sharding, run, stacked, x, rows)
-            x = constrain(x, ("rows", "residual", "embed"))
+            shared = micro_batches(constrain.sharding, len(x)) % constrain.sharding.mesh.shape["pipeline"] == 0
+            x = constrain(x, ("rows" if shared else "batch", "residual", "embed"))
         else:
             x, (kept, load) = run(stacked, x, rows)
         return Output(self.final_norm(x), Cache(*kept) if keep_cache else None, load)

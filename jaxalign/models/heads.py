@@ -12,7 +12,7 @@ from jaxalign.algorithms.kl import full_kl
 from jaxalign.models.layers import Constrain, softcap
 from jaxalign.parallel.zigzag import context_size
 
-CHUNK_FLOATS = 1 << 22  # At most this many logits exist at once (16 MB in float32), if a row's share allows it.
+CHUNK_FLOATS = 1 << 22  # At most this many logits exist at once on a device (16 MB in float32), if a row's share allows it.
 _NO_MESH = Constrain()
 
 

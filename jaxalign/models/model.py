@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -17,7 +18,7 @@ from jaxalign.models.attention import attention, kind_of_attention
 from jaxalign.models.attention_ring import length_multiple
 from jaxalign.models.decoder import Cache, Decoder, Rows
 from jaxalign.models.experts import load_balance
-from jaxalign.models.heads import lm_logits
+from jaxalign.models.heads import CHUNK_FLOATS, TokenStats, lm_logits, token_stats
 from jaxalign.models.layers import Constrain
 from jaxalign.models.lora import TRAINED, Adapters, Lora, adapter_axes, adapter_shapes, init_adapters, is_quantised
 from jaxalign.models.quantised import fitting
@@ -25,6 +26,7 @@ from jaxalign.parallel.sharding import Sharding
 from jaxalign.parallel.zigzag import collect, context_size, deal
 
 Params = Any  # A nested dict of arrays.
+CACHE_AXES = Cache(("layers", "batch", "kv_heads", "head_dim", "length"), ("layers", "batch", "kv_heads", "length", "head_dim"))
 
 
 @functools.cache
@@ -142,17 +144,21 @@ class Model:
         """Parameters (joined) as `generation` reads them: gathered as its rules say, kernels and tables in the compute dtype.
         What is so already stays the same array."""
         leaves, structure = jax.tree.flatten(params)
-        targets = jax.tree.leaves(self.generation_abstract(params))
+        changed, move = self.generation_moves(params)
+        if changed:
+            for i, moved in zip(changed, move([leaves[i] for i in changed]), strict=True):
+                leaves[i] = moved
+        return jax.tree.unflatten(structure, leaves)
+
+    def generation_moves(self, params: Params) -> tuple[list[int], Callable | None]:
+        """(which leaves `for_generation` changes, the jitted function that takes them as a list and gives the new ones)."""
+        leaves, targets = jax.tree.leaves(params), jax.tree.leaves(self.generation_abstract(params))
         changed = [
             i for i, (leaf, target) in enumerate(zip(leaves, targets, strict=True))
             if leaf.dtype != target.dtype
             or (self.sharding is not None and not leaf.sharding.is_equivalent_to(target.sharding, leaf.ndim))
         ]  # fmt: skip
-        if changed:
-            move = _mover(tuple((targets[i].dtype, targets[i].sharding) for i in changed))
-            for i, moved in zip(changed, move([leaves[i] for i in changed]), strict=True):
-                leaves[i] = moved
-        return jax.tree.unflatten(structure, leaves)
+        return changed, _mover(tuple((targets[i].dtype, targets[i].sharding) for i in changed)) if changed else None
 
     def constrain_gradients(self, gradients: Params) -> Params:
         """Gradients of the model's own parameters, split as `config.mesh.zero` says."""
@@ -216,14 +222,32 @@ class Model:
         return hidden, self._constrain_cache(cache)
 
     def _constrain_cache(self, cache: Cache) -> Cache:
-        keys = self.constrain(cache.keys, ("layers", "batch", "kv_heads", "head_dim", "length"))
-        values = self.constrain(cache.values, ("layers", "batch", "kv_heads", "length", "head_dim"))
-        return Cache(keys, values)
+        return Cache(*(self.constrain(x, axes) for x, axes in zip(cache, CACHE_AXES, strict=True)))
 
     def unembedding(self, params: Params) -> jax.Array:
         """The LM head's weight [D, V], without the rows that pad the table."""
         weight = params["embedding"].T if self.config.tie_embeddings else params["unembedding"]
         return weight if weight.shape[1] == self.config.vocab else weight[:, : self.config.vocab]
+
+    def head_weight(self, params: Params, dtype) -> jax.Array:
+        """`unembedding` in `dtype`, as heads in chunks read it: gathered once, so that no chunk gathers it again, and split
+        over the vocabulary alone."""
+        weight = params["embedding"].T if self.config.tie_embeddings else params["unembedding"]
+        weight = _gathered(self.constrain, weight.astype(dtype))
+        return weight if weight.shape[1] == self.config.vocab else weight[:, : self.config.vocab]
+
+    @property
+    def chunk_floats(self) -> int:
+        """How many logits exist at once: `heads.CHUNK_FLOATS` on each device."""
+        if self.sharding is None:
+            return CHUNK_FLOATS
+        rules, sizes = self.sharding.rules, self.sharding.mesh.shape
+        return CHUNK_FLOATS * math.prod(sizes[axis] for name in ("rows", "length", "vocab") for axis in rules[name])
+
+    def token_stats(self, params: Params, hidden: jax.Array, targets: jax.Array, temperature: float = 1.0) -> TokenStats:
+        """Log-probs of targets int32 [B, T] and entropies, float32 [B, T], by the LM head on hidden [B, T, D]."""
+        weight, cap = self.head_weight(params, hidden.dtype), self.config.final_softcap
+        return token_stats(hidden, weight, targets, temperature, self.chunk_floats, cap, self.constrain)
 
     def logits(self, params: Params, hidden: jax.Array) -> jax.Array:
         """The LM head, float32 [..., V]: hidden [..., D] in its own dtype times `unembedding`, capped where the model caps."""
@@ -248,6 +272,15 @@ def _for_generation(model: Model, params, axes, trained: bool):
     matrix = len(axes) - (axes[0] == "layers") >= 2
     dtype = model.config.compute_dtype if matrix and not trained else params.dtype
     return jax.ShapeDtypeStruct(params.shape, dtype, sharding=sharding)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _gathered(constrain: Constrain, weight: jax.Array) -> jax.Array:
+    return constrain(weight, (None, "vocab"))
+
+
+# The gradient need not be gathered: it may lie as the weight itself does.
+_gathered.defvjp(lambda constrain, weight: (_gathered(constrain, weight), None), lambda constrain, _, gradient: (gradient,))
 
 
 @functools.lru_cache(maxsize=32)

@@ -29,13 +29,8 @@ def quantise(params: dict[str, Any], kind: str) -> dict[str, Any]:
         return params
 
     def convert(path: tuple, leaf: jax.Array):
-        if kind != "bfloat16" and path[0] == "blocks" and path[1:] in LINEAR and "router" not in path:
-            found = _quantised(leaf, kind, *_axes(path, leaf.ndim))
-        elif path[0] in _TABLES or (path[0] == "blocks" and path[1:] in LINEAR):
-            found = jax.jit(lambda x: x.astype(jnp.bfloat16))(leaf)
-        else:
-            return leaf
-        if isinstance(leaf, jax.Array) and not isinstance(leaf, jax.core.Tracer):
+        found = _converted(path, leaf, kind)
+        if found is not leaf and isinstance(leaf, jax.Array) and not isinstance(leaf, jax.core.Tracer):
             jax.block_until_ready(found)
             leaf.delete()
         return found
@@ -44,8 +39,27 @@ def quantise(params: dict[str, Any], kind: str) -> dict[str, Any]:
 
 
 def quantise_abstract(params: dict[str, Any], kind: str) -> dict[str, Any]:
-    """The shapes of `quantise`'s result on one device, from those of a base."""
-    return jax.eval_shape(lambda tree: quantise(tree, kind), params)
+    """The shapes of `quantise`'s result, from those of a base; with its shardings where those of the base are known."""
+    if kind == "float32":
+        return params
+
+    def convert(path: tuple, leaf: jax.ShapeDtypeStruct):
+        found = jax.eval_shape(lambda x: _converted(path, x, kind), jax.ShapeDtypeStruct(leaf.shape, leaf.dtype))
+        if not isinstance(leaf.sharding, NamedSharding):
+            return found
+        where = lambda x: NamedSharding(leaf.sharding.mesh, fitting(leaf.sharding, x.shape))  # noqa: E731
+        return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where(x)), found)
+
+    return _map(convert, params, ())
+
+
+def _converted(path: tuple, leaf: jax.Array, kind: str):
+    """One weight of a base as `kind` says; the very same where it says nothing of it."""
+    if kind != "bfloat16" and path[0] == "blocks" and path[1:] in LINEAR and "router" not in path:
+        return _quantised(leaf, kind, *_axes(path, leaf.ndim))
+    if path[0] in _TABLES or (path[0] == "blocks" and path[1:] in LINEAR):
+        return jax.jit(lambda x: x.astype(jnp.bfloat16))(leaf)
+    return leaf
 
 
 def _map(convert, tree, path: tuple):

@@ -36,6 +36,11 @@ class Sampling:
         return self.temperature or 1.0
 
 
+def section_sampling(section, stop_ids: tuple[int, ...]) -> Sampling:
+    """The sampling of a config section that has temperature, top_k, top_p and max_new_tokens."""
+    return Sampling(section.max_new_tokens, stop_ids, section.temperature, section.top_k, section.top_p)
+
+
 def row_keys(key: jax.Array, rows_B: jax.Array) -> jax.Array:
     """One key a row, folded from the global row number (Decision 6)."""
     return jax.vmap(lambda row: jax.random.fold_in(key, row))(rows_B)

@@ -20,15 +20,15 @@ from jaxalign.feedback.labeller import Labeller
 from jaxalign.feedback.rater import Rater
 from jaxalign.feedback.speaker import Speaker
 from jaxalign.models import huggingface, peft_config, peft_folder
-from jaxalign.models.architecture import DecoderConfig
-from jaxalign.models.lora import Lora, join, trained
+from jaxalign.models.configured import configured_model
+from jaxalign.models.lora import join, trained
 from jaxalign.models.model import Model, Params
 from jaxalign.models.quantised import quantise
 from jaxalign.models.safetensors import weight_files
 from jaxalign.parallel.sharding import Sharding, make_sharding
 from jaxalign.records import Principle
 from jaxalign.rollout.engine import Engine
-from jaxalign.rollout.sampling import Sampling
+from jaxalign.rollout.sampling import Sampling, section_sampling
 from jaxalign.stages.base import StageContext, read_manifest
 from jaxalign.training.checkpoint import copy_params, load_params
 
@@ -93,23 +93,7 @@ def load_tokenizer(context: StageContext) -> Tokenizer:
 def make_model(config: Config, vocab: int, head: str = "lm") -> Model:
     """The run's architecture, with its adapters. vocab is the tokenizer's size; an outside model says its own, which may be
     larger."""
-    sizes = config.model
-    if sizes.source == "huggingface":
-        found = huggingface.read_config(sizes.path, sizes.compute_dtype, sizes.vocab_multiple)
-        if found.head != "lm":
-            raise UserError(f"model.path is {sizes.path}, a {found.family.classifier}; a language model is expected")
-        decoder = found.decoder
-    else:
-        decoder = DecoderConfig(
-            vocab, sizes.layers, sizes.embed, sizes.heads, sizes.kv_heads, sizes.head_dim, sizes.mlp, sizes.rope_base,
-            sizes.norm_eps, sizes.tie_embeddings, sizes.compute_dtype, sizes.vocab_multiple,
-        )  # fmt: skip
-    decoder = dataclasses.replace(decoder, remat=sizes.remat, remat_saves=sizes.remat_saves, attention=sizes.attention)
-    section, base = config.lora, Model(decoder, head, sharding(config))
-    if section.path:
-        return dataclasses.replace(base, lora=peft_config.read_adapted(section.path, found.family, base).lora)
-    adapters = Lora(section.rank, section.alpha, section.targets, section.rank_stabilised, section.dora)
-    return dataclasses.replace(base, lora=adapters if section.rank else None)
+    return configured_model(config, vocab, head, sharding(config))
 
 
 _kept_base: dict[tuple, Params] = {}
@@ -229,7 +213,4 @@ def rater(context: StageContext, speaking: Speaker, principles: int) -> Rater:
 def sampling(section, tokenizer: Tokenizer, style: str = "compact") -> Sampling:
     """The sampling of a config section that has temperature, top_k, top_p and max_new_tokens. It stops where answers in this
     style end."""
-    return Sampling(
-        section.max_new_tokens, chat.stop_ids(tokenizer) if style == "chat" else tokenizer.stop_ids, section.temperature,
-        section.top_k, section.top_p,
-    )  # fmt: skip
+    return section_sampling(section, chat.stop_ids(tokenizer) if style == "chat" else tokenizer.stop_ids)

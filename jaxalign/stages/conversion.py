@@ -29,8 +29,8 @@ from jaxalign.parallel import hosts
 from jaxalign.parallel.sharding import Sharding, make_sharding
 from jaxalign.stages import common
 from jaxalign.stages.base import DONE, read_manifest
-from jaxalign.stages.scorers import student_model
 from jaxalign.training.checkpoint import load_params, save_params
+from jaxalign.training.scorer import student_model
 
 _STUDENT = {
     "num_hidden_layers": "layers", "hidden_size": "embed", "num_attention_heads": "heads", "num_key_value_heads": "kv_heads",

@@ -14,10 +14,10 @@ import jax
 import jax.numpy as jnp
 
 from jaxalign.algorithms.masked import masked_mean
-from jaxalign.config import ADVANTAGES_WITH_CRITIC, Config
+from jaxalign.config import Config
 from jaxalign.data.loader import EpochLoader
 from jaxalign.models.lora import join
-from jaxalign.models.model import Model, Params, scalar_from_lm
+from jaxalign.models.model import Params, scalar_from_lm
 from jaxalign.rollout.engine import Engine
 from jaxalign.stages import common, rewards, sources
 from jaxalign.stages.base import Stage, StageContext, write_json
@@ -28,8 +28,7 @@ from jaxalign.training.checkpoint import copy_params, load_params, save_params
 from jaxalign.training.checks import act_on, gap_check, gradients_check, ratio_check, sampler_difference, step_zero_checks
 from jaxalign.training.experience import greedy_baseline, make_experience
 from jaxalign.training.loop import Loop
-from jaxalign.training.optimizer import make_optimizer
-from jaxalign.training.ppo_state import PPOSetup, PPOState, abstract_ppo_state, init_ppo_state
+from jaxalign.training.ppo_state import PPOSetup, PPOState, abstract_ppo_state, init_ppo_state, make_ppo_setup
 from jaxalign.training.ppo_step import ppo_update
 
 CHECKS = "checks.json"
@@ -59,7 +58,7 @@ class PPO(Stage):
         config, section = context.config, context.config.ppo
         tokenizer = common.load_tokenizer(context)
         policy = common.make_model(config, tokenizer.vocab_size)
-        setup = make_setup(context, policy)
+        setup = make_ppo_setup(section, policy)
         prompts = sources.prompts(context, tokenizer, "rl", section.prompts, section.max_new_tokens)
         encoded = [sources.encode_prompt(tokenizer, p.messages, config.data.style) for p in prompts]
         start = common.policy_params(context, policy, self.name)
@@ -106,20 +105,6 @@ class PPO(Stage):
         summary |= {"reward_first": rows[0]["reward"], "reward_last": rows[-1]["reward"], "kl_last": rows[-1]["kl_k1"]}
         summary |= {"score_first": rows[0]["score"], "score_last": rows[-1]["score"]}
         return summary | {"sampler_gap_max": max(row["sampler_gap"] for row in rows)}
-
-
-def make_setup(context: StageContext, policy: Model) -> PPOSetup:
-    """Models, and optimizers over all updates of the run."""
-    section = context.config.ppo
-    updates = section.iterations * section.epochs * section.minibatches
-    shared = section.critic == "shared" and section.advantages in ADVANTAGES_WITH_CRITIC
-    return PPOSetup(
-        policy.with_head("lm_scalar") if shared else policy,
-        policy.with_head("lm_scalar" if shared else "scalar"),
-        make_optimizer(section.optimizer, updates - section.critic_warmup * section.epochs * section.minibatches),
-        make_optimizer(section.critic_optimizer, updates),
-        section,
-    )
 
 
 def without_value_head(params: Params) -> Params:

@@ -31,7 +31,7 @@ from jaxalign.stages import common, sources
 from jaxalign.stages.base import Stage, StageContext, write_json
 from jaxalign.stages.lm import place
 from jaxalign.stages.preference import accuracy, all_scores, labelled_split, pair_arrays
-from jaxalign.stages.scorers import load_scorer, student_model
+from jaxalign.stages.scorers import load_scorer
 from jaxalign.stages.shards import Shards, chunks, prompt_row, row_prompt
 from jaxalign.tracking.progress import Progress
 from jaxalign.tracking.timing import Timing
@@ -39,7 +39,7 @@ from jaxalign.training.checkpoint import copy_params, save_params
 from jaxalign.training.distill_step import distill_step
 from jaxalign.training.loop import Loop
 from jaxalign.training.optimizer import make_optimizer
-from jaxalign.training.scorer import Scorer, raw_sequence_scores
+from jaxalign.training.scorer import Scorer, raw_sequence_scores, student_model
 from jaxalign.training.state import abstract_state, init_state
 
 SPEED = "speed.json"

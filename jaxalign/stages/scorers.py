@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from pathlib import Path
 
-from jaxalign.config import RewardDistill
 from jaxalign.models.model import Model, Params
 from jaxalign.stages import common
 from jaxalign.stages.base import StageContext
 from jaxalign.training.checkpoint import load_params
-from jaxalign.training.scorer import Ensemble, Scorer, stack_members
+from jaxalign.training.scorer import Ensemble, Scorer, stack_members, student_model
 
 
 def load_scorer(
@@ -41,10 +39,3 @@ def load_scorer(
 def member_directory(directory: Path, number: int) -> Path:
     """Where a member of the preference stage's ensemble is; the first is what stands alone without an ensemble."""
     return directory if number == 0 else directory / f"member-{number}"
-
-
-def student_model(section: RewardDistill, policy: Model) -> Model:
-    """The student's architecture: its own sizes, all else as the policy's."""
-    names = ("layers", "embed", "heads", "kv_heads", "head_dim", "mlp")
-    decoder = dataclasses.replace(policy.config, **{name: getattr(section, name) for name in names})
-    return Model(decoder, "scalar", policy.sharding)

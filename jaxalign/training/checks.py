@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import logging
+import math
 from typing import NamedTuple
 
 import jax
@@ -16,7 +17,7 @@ from jaxalign.errors import UserError
 from jaxalign.models.lora import join
 from jaxalign.models.model import Model
 from jaxalign.records import Experience, Rollout
-from jaxalign.training.experience import response_kl, response_mask, response_stats
+from jaxalign.training.experience import response_hidden, response_kl, response_mask, response_stats
 from jaxalign.training.microbatch import accumulate
 from jaxalign.training.ppo_state import PPOSetup
 from jaxalign.training.ppo_step import policy_loss, totals
@@ -79,30 +80,34 @@ def gradients_check(value: float, when: str) -> Check:
 
 
 @functools.partial(jax.jit, static_argnames=("setup",))
-def _values(setup: PPOSetup, own_params, frozen, reference_params, experience: Experience, kl_coef):
+def step_zero_values(setup: PPOSetup, own_params, frozen, reference_params, experience: Experience, kl_coef):
+    """What `step_zero_checks` judges, float32 [] each: ratio, KL, gap of the micro-batches, share that is not finite."""
     policy_params = join(frozen, own_params)
     rollout, mask = experience.rollout, response_mask(experience.rollout)
     temperature = setup.config.temperature or 1.0
-    mine = response_stats(setup.policy, policy_params, rollout, temperature).logprobs
+    hidden = response_hidden(setup.policy, policy_params, rollout)
+    reference_hidden = response_hidden(setup.reference, reference_params, rollout)
+    mine = response_stats(setup.policy, policy_params, rollout, temperature, hidden).logprobs
     ratio = jnp.max(jnp.abs(jnp.exp(mine - rollout.logprobs) - 1.0) * mask)
     kl = jnp.float32(0.0)
     for at in (*KL_TEMPERATURES, temperature):
-        ours = response_stats(setup.policy, policy_params, rollout, at).logprobs
-        theirs = response_stats(setup.reference, reference_params, rollout, at).logprobs
+        ours = response_stats(setup.policy, policy_params, rollout, at, hidden).logprobs
+        theirs = response_stats(setup.reference, reference_params, rollout, at, reference_hidden).logprobs
         kl = jnp.maximum(kl, jnp.max(jnp.sum(kl_penalty(ours, theirs, "abs") * mask, axis=1)))
         if setup.config.kl_estimator == "full":
-            full = response_kl(setup, policy_params, reference_params, rollout, at)
+            full = response_kl(setup, policy_params, reference_params, rollout, at, hidden)
             kl = jnp.maximum(kl, jnp.max(jnp.sum(jnp.abs(full) * mask, axis=1)))
-    counts = totals(setup, experience)
     reference = reference_params if setup.loss_reads_reference else None
+    rows = checked_rows(setup, len(rollout.response_length))
+    part = jax.tree.map(lambda x: setup.policy.constrain(x[:rows], ("batch",) + (None,) * (x.ndim - 1)), experience)
+    counts = totals(setup, part)
 
     def loss_fn(params, part):
         return policy_loss(setup, join(frozen, params), part, counts, kl_coef, reference_params=reference)
 
-    (whole, _), whole_gradients = accumulate(loss_fn, own_params, experience, 1)
-    rows = len(rollout.response_length)
+    (whole, _), whole_gradients = accumulate(loss_fn, own_params, part, 1)
     split = CHECKED_MICRO_BATCHES if rows % CHECKED_MICRO_BATCHES == 0 else rows
-    (parts, _), part_gradients = accumulate(loss_fn, own_params, experience, split)
+    (parts, _), part_gradients = accumulate(loss_fn, own_params, part, split)
     largest = lambda tree: jnp.max(jnp.stack([jnp.max(jnp.abs(x)) for x in jax.tree.leaves(tree)]))  # noqa: E731
     difference = largest(jax.tree.map(jnp.subtract, whole_gradients, part_gradients))
     scale = jnp.maximum(largest(whole_gradients), 1e-8)
@@ -110,6 +115,14 @@ def _values(setup: PPOSetup, own_params, frozen, reference_params, experience: E
     spoilt = sum(jnp.sum(~jnp.isfinite(x)) for x in leaves) / sum(x.size for x in leaves)
     loss_gap = jnp.maximum(jnp.abs(whole - parts) / jnp.maximum(jnp.abs(whole), 1e-2), difference / scale)
     return ratio, kl, loss_gap, spoilt
+
+
+def checked_rows(setup: PPOSetup, batch: int) -> int:
+    """How many rows the gradients of step 0 are checked on: a micro-batch, which is what the update has room for, or as many
+    of them as two parts can be split over the mesh."""
+    part = batch // (setup.config.minibatches * setup.config.micro_batches)
+    ways = CHECKED_MICRO_BATCHES * (1 if setup.policy.sharding is None else setup.policy.sharding.batch_size)
+    return min(batch, math.lcm(part, ways))
 
 
 def step_zero_checks(
@@ -120,7 +133,7 @@ def step_zero_checks(
     `sampled` is the rollout as the sampler gave it; `experience` holds the old log-probs in use. With `frozen`
     policy_params are those that are trained.
     """
-    measured = _values(setup, policy_params, frozen, reference_params, experience, kl_coef)
+    measured = step_zero_values(setup, policy_params, frozen, reference_params, experience, kl_coef)
     ratio, kl, loss_gap, spoilt = (float(x) for x in measured)
     config, params = setup.config, join(frozen, policy_params)
     # Fresh DoRA scales each output by a length over itself, which is 1 but for rounding, at every token.

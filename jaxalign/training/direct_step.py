@@ -13,7 +13,7 @@ from jaxalign.algorithms.kto import kto, kto_baseline
 from jaxalign.algorithms.masked import masked_sum
 from jaxalign.algorithms.reference_free import cpo, orpo, simpo
 from jaxalign.config import Dpo
-from jaxalign.models.heads import gather_positions, length_mask, response_positions, token_stats
+from jaxalign.models.heads import gather_positions, length_mask, response_positions
 from jaxalign.models.lora import join
 from jaxalign.models.model import Model
 from jaxalign.records import AnswerPairs
@@ -33,8 +33,7 @@ def _answer_logprobs(model: Model, params, pairs: AnswerPairs) -> AnswerLogprobs
     tokens, start, length = (x.reshape(2 * B, *x.shape[2:]) for x in (pairs.tokens, pairs.prompt_length, pairs.length))
     place = response_positions(start, T)
     hidden = gather_positions(model.hidden(params, tokens), place - 1)
-    targets, cap = gather_positions(tokens, place), model.config.final_softcap
-    stats = token_stats(hidden, model.unembedding(params), targets, cap=cap, constrain=model.constrain)
+    stats = model.token_stats(params, hidden, gather_positions(tokens, place))
     mask = length_mask(length - start, T)
     return AnswerLogprobs(jnp.sum(stats.logprobs * mask, axis=1).reshape(B, 2), jnp.sum(mask, axis=1).reshape(B, 2))
 

@@ -14,7 +14,7 @@ from jaxalign.algorithms.kl import kl_penalty
 from jaxalign.algorithms.masked import masked_mean, masked_sum
 from jaxalign.algorithms.rewards import overlong_penalty, shape_rewards
 from jaxalign.config import Ppo
-from jaxalign.models.heads import TokenStats, gather_positions, length_mask, response_positions, token_kl, token_stats
+from jaxalign.models.heads import TokenStats, gather_positions, length_mask, response_positions, token_kl
 from jaxalign.models.model import Model
 from jaxalign.records import Experience, Rollout
 from jaxalign.training.ppo_state import PPOSetup
@@ -33,17 +33,16 @@ def response_stats(model: Model, params, rollout: Rollout, temperature: float, h
     hidden = response_hidden(model, params, rollout) if hidden is None else hidden
     place = response_positions(rollout.prompt_length, rollout.logprobs.shape[1])
     targets = gather_positions(rollout.tokens, place)
-    cap, constrain = model.config.final_softcap, model.constrain
-    return token_stats(hidden, model.unembedding(params), targets, temperature, cap=cap, constrain=constrain)
+    return model.token_stats(params, hidden, targets, temperature)
 
 
 def response_kl(setup: PPOSetup, params, reference_params, rollout: Rollout, temperature: float, hidden=None):
     """The whole KL(policy || reference) [B, N] at the state before each response token, with its gradient into params."""
     hidden = response_hidden(setup.policy, params, rollout) if hidden is None else hidden
     reference = jax.lax.stop_gradient(response_hidden(setup.reference, reference_params, rollout))
-    weights = setup.policy.unembedding(params), setup.reference.unembedding(reference_params)
-    cap, constrain = setup.policy.config.final_softcap, setup.policy.constrain
-    return token_kl(hidden, weights[0], reference, weights[1], temperature, cap=cap, constrain=constrain)
+    weights = setup.policy.head_weight(params, hidden.dtype), setup.reference.head_weight(reference_params, reference.dtype)
+    room, cap, constrain = setup.policy.chunk_floats, setup.policy.config.final_softcap, setup.policy.constrain
+    return token_kl(hidden, weights[0], reference, weights[1], temperature, room, cap, constrain)
 
 
 def response_values(model: Model, params, rollout: Rollout, hidden=None):

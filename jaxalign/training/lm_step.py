@@ -7,7 +7,6 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from jaxalign.models.heads import token_stats
 from jaxalign.models.lora import join
 from jaxalign.models.model import Model
 from jaxalign.records import PackedBatch
@@ -19,13 +18,12 @@ def lm_loss(model: Model, params, batch: PackedBatch, total, balance_coef: float
     """Summed negative log-likelihood (nats) of the weighted tokens of `batch`, divided by `total`, and balance_coef times the
     experts' load-balancing loss, weighed by the batch's share of `total`. The latter is each micro-batch's own."""
     hidden, balance = model.hidden_and_balance(params, batch.tokens, batch.positions, batch.segment_ids)
-    cap, constrain = model.config.final_softcap, model.constrain
-    stats = token_stats(hidden[:, :-1], model.unembedding(params), batch.tokens[:, 1:], cap=cap, constrain=constrain)
-    weight = batch.loss_mask[:, 1:]
-    loss = -jnp.sum(stats.logprobs * weight) / jnp.maximum(total, 1.0)
+    stats = model.token_stats(params, hidden[:, :-1], batch.tokens[:, 1:])
+    counted = batch.loss_mask[:, 1:]
+    loss = -jnp.sum(stats.logprobs * counted) / jnp.maximum(total, 1.0)
     if model.config.experts is None:
         return loss, Aux({"loss": loss})
-    balance = balance * jnp.sum(weight) / jnp.maximum(total, 1.0)
+    balance = balance * jnp.sum(counted) / jnp.maximum(total, 1.0)
     return loss + balance_coef * balance, Aux({"loss": loss, "load_balance": balance})
 
 

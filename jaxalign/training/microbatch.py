@@ -43,6 +43,11 @@ def accumulate(loss_fn: Callable, params, batch, micro_batches: int, place: Call
     if micro_batches == 1:
         return grad_fn(params, batch)
     parts = split(batch, micro_batches)
-    first, rest = jax.tree.map(lambda x: x[0], parts), jax.tree.map(lambda x: x[1:], parts)
-    total, _ = jax.lax.scan(lambda acc, part: (_combine(acc, grad_fn(params, part)), None), grad_fn(params, first), rest)
+    # From zeros, and not from the first part: the loss is then compiled once, and not twice.
+    (loss, aux), gradients = jax.eval_shape(grad_fn, params, jax.tree.map(lambda x: x[0], parts))
+    zeros = lambda tree: jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), tree)  # noqa: E731
+    least = jax.tree.map(lambda x: jnp.full(x.shape, -jnp.inf, x.dtype), aux.maxima)
+    gradients = zeros(gradients)
+    start = (zeros(loss), Aux(zeros(aux.sums), least)), gradients if place is None else place(gradients)
+    total, _ = jax.lax.scan(lambda acc, part: (_combine(acc, grad_fn(params, part)), None), start, parts)
     return total

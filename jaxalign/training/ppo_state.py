@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from jaxalign.config import ADVANTAGES_WITH_CRITIC, Ppo
 from jaxalign.models.model import Model
+from jaxalign.training.optimizer import make_optimizer
 from jaxalign.training.state import TrainState, abstract_state, init_state
 
 
@@ -62,6 +63,19 @@ class PPOSetup:
     def recomputes(self) -> bool:
         """Whether the old log-probs are always the trainer's, the sampler's being needed for a ratio between the two."""
         return self.config.sampler_correction != "none" or self.config.advantages == "vtrace"
+
+
+def make_ppo_setup(section: Ppo, policy: Model) -> PPOSetup:
+    """Models, and optimizers over all updates of the run."""
+    updates = section.iterations * section.epochs * section.minibatches
+    shared = section.critic == "shared" and section.advantages in ADVANTAGES_WITH_CRITIC
+    return PPOSetup(
+        policy.with_head("lm_scalar") if shared else policy,
+        policy.with_head("lm_scalar" if shared else "scalar"),
+        make_optimizer(section.optimizer, updates - section.critic_warmup * section.epochs * section.minibatches),
+        make_optimizer(section.critic_optimizer, updates),
+        section,
+    )
 
 
 def init_ppo_state(setup: PPOSetup, policy_params, critic_params, key: jax.Array) -> PPOState:

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from jaxalign.algorithms.ensembles import combine
 from jaxalign.algorithms.rewards import normalise_scores
+from jaxalign.config import RewardDistill
 from jaxalign.models.lora import TRAINED, trained
 from jaxalign.models.model import Model
 from jaxalign.records import PairBatch, Rollout, ScoredPairs
@@ -52,6 +53,13 @@ class Scorer:
     scale: float = 1.0
     clip: float | None = None
     ensemble: Ensemble | None = None
+
+
+def student_model(section: RewardDistill, policy: Model) -> Model:
+    """The student's architecture: its own sizes, all else as the policy's."""
+    names = ("layers", "embed", "heads", "kv_heads", "head_dim", "mlp")
+    decoder = dataclasses.replace(policy.config, **{name: getattr(section, name) for name in names})
+    return Model(decoder, "scalar", policy.sharding)
 
 
 def member_scores(model: Model, stacked, tokens, length):

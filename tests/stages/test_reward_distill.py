@@ -13,9 +13,8 @@ from jaxalign.config import RewardDistill, from_config_dict
 from jaxalign.errors import UserError
 from jaxalign.stages.preference import accuracy
 from jaxalign.stages.reward_distill import agreement, first_layers, fresh_pairs
-from jaxalign.stages.scorers import student_model
 from jaxalign.tracking.metrics import read_metrics
-from jaxalign.training.scorer import Scorer
+from jaxalign.training.scorer import Scorer, student_model
 from tests import tiny
 from tests.stages.test_end_to_end import CONFIG, done, read, rows, run  # noqa: F401
 

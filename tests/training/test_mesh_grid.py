@@ -15,7 +15,6 @@ import pytest
 from jaxalign.config import Mesh
 from jaxalign.data.packing import pack
 from jaxalign.models.architecture import DecoderConfig
-from jaxalign.models.heads import token_stats
 from jaxalign.models.model import Model
 from jaxalign.parallel.sharding import make_sharding
 from jaxalign.rollout.engine import Engine
@@ -64,7 +63,7 @@ PROMPTS = [RNG.integers(0, 64, n).tolist() for n in (3, 1, 5, 2, 6, 4, 1, 7)]
 @functools.partial(jax.jit, static_argnums=0, compiler_options=tiny.COMPILE_FAST)
 def logprobs(model: Model, params, rows):
     hidden = model.hidden(params, rows.tokens, rows.positions, rows.segment_ids)
-    return token_stats(hidden[:, :-1], model.unembedding(params), rows.tokens[:, 1:]).logprobs
+    return model.token_stats(params, hidden[:, :-1], rows.tokens[:, 1:]).logprobs
 
 
 @functools.cache

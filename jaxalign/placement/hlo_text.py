@@ -1,0 +1,253 @@
+"""The text of a compiled program (XLA's HLO) as records: computations, their instructions, and how often each runs.
+
+Only what the traffic of a program follows from is read. The form is that of `jax.stages.Compiled.as_text`, by the CPU, GPU
+and TPU compilers.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import re
+
+_HEADER = re.compile(r"^(?P<entry>ENTRY )?%?(?P<name>[\w.\-]+) \(.*\) -> .* \{$")
+_INSTRUCTION = re.compile(r"^\s+(?P<root>ROOT )?%?(?P<name>[\w.\-]+) = ")
+_ARRAY = re.compile(r"\b(?P<type>pred|token|[a-z]+\d+\w*)\[(?P<sizes>[\d,<= ]*)\]")
+_BITS = re.compile(r"\D+(\d+)")
+_OPERAND = re.compile(r"%([\w.\-]+)")
+_CALLED = re.compile(r"(?:calls|to_apply|body|condition|true_computation|false_computation|branch_computations|"
+                     r"called_computations)=(\{[^}]*\}|%?[\w.\-]+)")
+_TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
+_OP_NAME = re.compile(r'op_name="((?:[^"\\]|\\.)*)"')
+
+
+@dataclasses.dataclass(frozen=True)
+class Instruction:
+    """`%name = type opcode(operands), attributes`. called: computations by attribute, in their order."""
+
+    name: str
+    type: str
+    opcode: str
+    operands: tuple[str, ...]
+    inside: str  # What stands between the brackets: of a constant its value.
+    attributes: str
+    root: bool
+
+    @property
+    def bytes(self) -> int:
+        """Of the result; of a tuple, of all its parts."""
+        return type_bytes(self.type)
+
+    @functools.cached_property
+    def called(self) -> tuple[tuple[str, str], ...]:
+        """(attribute, computation) of every computation that it names."""
+        found = []
+        for match in _CALLED.finditer(self.attributes):
+            kind = match[0].partition("=")[0]
+            found += [(kind, name.strip().lstrip("%")) for name in match[1].strip("{}").split(",") if name.strip()]
+        return tuple(found)
+
+    @property
+    def op_name(self) -> str:
+        """The JAX operation that it was made for; of a parameter, its path in the arguments."""
+        found = _OP_NAME.search(self.attributes)
+        return found[1].replace("\\'", "'") if found else ""
+
+    @property
+    def index(self) -> int:
+        """Of a get-tuple-element."""
+        return int(re.search(r"index=(\d+)", self.attributes)[1])
+
+    def calls(self, kind: str) -> str | None:
+        return next((name for attribute, name in self.called if attribute == kind), None)
+
+
+@dataclasses.dataclass(frozen=True)
+class Computation:
+    """Instructions by name, in the order of the text."""
+
+    name: str
+    entry: bool
+    instructions: dict[str, Instruction]
+
+    @functools.cached_property
+    def root(self) -> Instruction:
+        return next(x for x in self.instructions.values() if x.root)
+
+    @functools.cached_property
+    def parameters(self) -> dict[int, Instruction]:
+        return {int(x.inside): x for x in self.instructions.values() if x.opcode == "parameter"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Module:
+    """A whole program. Raises ValueError where it has no entry."""
+
+    computations: dict[str, Computation]
+
+    @functools.cached_property
+    def entry(self) -> Computation:
+        found = [x for x in self.computations.values() if x.entry]
+        if not found:
+            raise ValueError("the text has no ENTRY computation")
+        return found[0]
+
+    @functools.cached_property
+    def callers(self) -> dict[str, list[tuple[Computation, Instruction, str]]]:
+        """(where, by which instruction, as what) each computation is called. A reduction's own is not a call of interest."""
+        found: dict[str, list[tuple[Computation, Instruction, str]]] = {}
+        for computation in self.computations.values():
+            for instruction in computation.instructions.values():
+                for kind, name in instruction.called:
+                    # An asynchronous call is made by its start; update and done only name it again.
+                    if kind != "to_apply" and instruction.opcode not in ("async-update", "async-done"):
+                        found.setdefault(name, []).append((computation, instruction, kind))
+        return found
+
+    def loops(self, computation: Computation) -> tuple[Instruction, ...]:
+        """The while instructions that a computation runs within, outermost first, by its first caller all the way."""
+        found, here = [], computation
+        while not here.entry and here.name in self.callers:
+            here, instruction, kind = self.callers[here.name][0]
+            if instruction.opcode == "while":
+                found.append(instruction)
+        return tuple(reversed(found))
+
+    def home(self, loop: Instruction) -> Computation:
+        """The computation that has this while instruction."""
+        return self.callers[loop.calls("body")][0][0]
+
+    def kept(self, loop: Instruction, place: int) -> bool:
+        """Whether part `place` of what a loop carries is the same in every turn."""
+        body = self.computations[loop.calls("body")]
+        if body.root.opcode != "tuple":
+            return False
+        return _tuple_place(body, body.instructions[body.root.operands[place]]) == place
+
+    def trips(self, loop: Instruction) -> int | None:
+        """How often a while loop turns; None where the text does not say. By the compiler's note, or a counter that starts
+        at a constant, grows by a constant and is compared with one."""
+        noted = _TRIPS.search(loop.attributes)
+        if noted:
+            return int(noted[1])
+        condition = self.computations[loop.calls("condition")]
+        compare, names = condition.root, condition.root.operands
+        if compare.opcode != "compare" or "direction=LT" not in compare.attributes or len(names) != 2:
+            return None
+        place = _tuple_place(condition, condition.instructions[names[0]])
+        limit = self._constant(condition, condition.instructions[names[1]], loop)
+        if place is None or limit is None:
+            return None
+        home = self.home(loop)
+        start = _element(home, home.instructions[loop.operands[0]], place)
+        first, step = None if start is None else self._constant(home, start), self._step(loop, place)
+        return None if first is None or step is None else max(0, -(-(limit - first) // step))
+
+    def _step(self, loop: Instruction, place: int) -> int | None:
+        """By how much part `place` of what a loop carries grows in each turn."""
+        body = self.computations[loop.calls("body")]
+        made = None if body.root.opcode != "tuple" else _uncopied(body, body.instructions[body.root.operands[place]])
+        if made is None or made.opcode != "add" or len(made.operands) != 2:
+            return None
+        parts = [body.instructions[name] for name in made.operands]
+        if _tuple_place(body, parts[0]) != place:
+            parts.reverse()
+        step = self._constant(body, parts[1], loop) if _tuple_place(body, parts[0]) == place else None
+        return step if step is not None and step > 0 else None
+
+    def _constant(self, where: Computation, instruction: Instruction, loop: Instruction | None = None) -> int | None:
+        """The integer that an instruction stands for, through copies; within `loop` also one that the loop is handed."""
+        instruction = _uncopied(where, instruction)
+        if instruction.opcode == "constant" and re.fullmatch(r"-?\d+", instruction.inside):
+            return int(instruction.inside)
+        place = _tuple_place(where, instruction)
+        if place is None or loop is None:
+            return None
+        home = self.home(loop)
+        handed = _element(home, home.instructions[loop.operands[0]], place)
+        return None if handed is None else self._constant(home, handed)
+
+    def times(self, computation: Computation, unknown: int = 1) -> tuple[int, bool]:
+        """(how often a computation runs in one run of the program, whether that is certain). A loop whose turns are not known
+        counts `unknown` times, a branch as if it were always taken."""
+        found, certain = 1, True
+        for loop in self.loops(computation):
+            trips = self.trips(loop)
+            certain &= trips is not None
+            found *= unknown if trips is None else trips
+        return found, certain
+
+
+def _uncopied(where: Computation, instruction: Instruction) -> Instruction:
+    while instruction.opcode in ("copy", "bitcast", "convert", "reshape"):
+        instruction = where.instructions[instruction.operands[0]]
+    return instruction
+
+
+def _tuple_place(where: Computation, instruction: Instruction) -> int | None:
+    """Which part of the computation's own parameter an instruction is."""
+    instruction = _uncopied(where, instruction)
+    if instruction.opcode != "get-tuple-element" or where.instructions[instruction.operands[0]].opcode != "parameter":
+        return None
+    return instruction.index
+
+
+def _element(where: Computation, made: Instruction, place: int) -> Instruction | None:
+    """Part `place` of a tuple that is made in this computation."""
+    return where.instructions[made.operands[place]] if made.opcode == "tuple" else None
+
+
+def parse(text: str) -> Module:
+    """The module of `Compiled.as_text()`."""
+    computations, name, entry, held = {}, None, False, {}
+    for line in text.splitlines():
+        if name is None:
+            header = _HEADER.match(line)
+            if header:
+                name, entry, held = header["name"], bool(header["entry"]), {}
+        elif line.startswith("}"):
+            computations[name], name = Computation(name, entry, held), None
+        else:
+            instruction = _instruction(line)
+            if instruction is not None:
+                held[instruction.name] = instruction
+    return Module(computations)
+
+
+def _instruction(line: str) -> Instruction | None:
+    start = _INSTRUCTION.match(line)
+    if start is None:
+        return None
+    rest = line[start.end() :]
+    end = _closing(rest, 0) + 1 if rest.startswith("(") else 0
+    space = rest.index(" ", end)
+    opening = rest.index("(", space)
+    closing = _closing(rest, opening)
+    inside = rest[opening + 1 : closing]
+    return Instruction(
+        start["name"], rest[:space], rest[space + 1 : opening], tuple(_OPERAND.findall(inside)), inside, rest[closing + 1 :],
+        bool(start["root"]),
+    )  # fmt: skip
+
+
+def _closing(text: str, opening: int) -> int:
+    """Where the bracket that opens at `opening` closes."""
+    depth = 0
+    for place in range(opening, len(text)):
+        depth += (text[place] == "(") - (text[place] == ")")
+        if depth == 0:
+            return place
+    raise ValueError(f"a bracket does not close in {text[:80]!r}")
+
+
+def type_bytes(text: str) -> int:
+    """Bytes of a type as it is written, `bf16[16,1024]{1,0}` or a tuple of such, without the padding of its layout."""
+    total = 0
+    for found in _ARRAY.finditer(text):
+        if found["type"] == "token":
+            continue
+        count = math.prod(int(size.strip(" <=")) for size in found["sizes"].split(",") if size.strip(" <="))
+        bits = 8 if found["type"] == "pred" else int(_BITS.match(found["type"])[1])
+        total += -(-count * bits // 8)
+    return total

@@ -1,0 +1,207 @@
+"""Every jitted step of a run, with the shapes that the run would call it with: what the compiler is given.
+
+The functions and their static arguments are the stages' own. What follows only from data (how many steps, how long prompts
+are) is assumed: steps change constants of a schedule alone, and prompts are as long as they may be.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+
+from jaxalign.config import POLICY_STAGES, STAGES, Config, Preference
+from jaxalign.errors import UserError
+from jaxalign.feedback.speaker import next_logprobs
+from jaxalign.models.lora import join, trained
+from jaxalign.models.model import CACHE_AXES, Model, Params
+from jaxalign.models.quantised import quantise_abstract
+from jaxalign.rollout.engine import generate
+from jaxalign.rollout.sampling import Sampling, section_sampling
+from jaxalign.training.scorer import Ensemble, Scorer
+
+STEPS = 1000
+"""Of a schedule whose length follows from the data."""
+STOP_IDS = (2,)
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """One jitted step. arguments: in their order, arrays as ShapeDtypeStructs with shardings; held: all that lies on the
+    devices while it runs, by role, its arguments or not; turns: the most turns of its loop that ends by itself."""
+
+    stage: str
+    phase: str
+    role: str
+    step: Callable
+    arguments: tuple
+    held: Mapping[str, Any]
+    turns: int = 1
+
+    @property
+    def name(self) -> str:
+        return f"{self.stage} {self.phase} ({self.role})"
+
+    def lower(self):
+        return self.step.lower(*self.arguments)
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """A run as its programs are made from it. prompt: tokens of the longest prompt; None: what max_length leaves."""
+
+    config: Config
+    policy: Model
+    prompt: int | None = None
+
+    @functools.cached_property
+    def frozen(self) -> Params | None:
+        """The base under adapters, as it is stored."""
+        return None if self.policy.lora is None else quantise_abstract(self.policy.base.abstract(), self.config.lora.base)
+
+    @property
+    def base(self) -> dict[str, Any]:
+        """What every stage holds: the base under adapters."""
+        return {} if self.frozen is None else {"base": self.frozen}
+
+    def start(self, stage: str) -> Params:
+        """The weights that a stage starts from: trained ones of an earlier stage, or the base."""
+        earlier = STAGES[: STAGES.index(stage)]
+        made = self.config.lora.path or any(name in POLICY_STAGES for name in self.config.stages if name in earlier)
+        if self.frozen is None or made:
+            return join(self.frozen, self.policy.abstract())
+        return self.frozen
+
+    def own(self, params: Params) -> Params:
+        """The part of joined parameters that is not the base's."""
+        return params if self.frozen is None else {name: x for name, x in params.items() if name not in self.frozen}
+
+    def prompt_length(self, new_tokens: int) -> int:
+        """Tokens of a prompt beside so many of a response. Raises UserError where they do not fit."""
+        room = self.config.model.max_length - new_tokens
+        if room < 1 or (self.prompt or 1) > room:
+            raise UserError(f"prompts of {self.prompt or 1} tokens and {new_tokens} new ones are more than "
+                            f"config.model.max_length ({self.config.model.max_length}); raise it, or shorten the prompt")
+        return self.prompt or room
+
+    def rows(self, dtype, *shape: int, sampling: bool = False) -> jax.ShapeDtypeStruct:
+        """An array whose first dimension is the batch's, as `device_put(x, sharding.batch)` leaves it; or the engine."""
+        sharding = self.policy.sharding
+        sharding = sharding.generation if sharding and sampling else sharding
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding and sharding.batch)
+
+    def scalar(self, dtype=jnp.float32, shape: tuple[int, ...] = ()) -> jax.ShapeDtypeStruct:
+        sharding = self.policy.sharding
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding and sharding.replicated)
+
+    def key(self) -> jax.ShapeDtypeStruct:
+        found = jax.eval_shape(lambda: jax.random.key(0))
+        return self.scalar(found.dtype)
+
+
+def sampling_programs(run: Run, stage: str, role: str, model: Model, params, section, batch: int, held) -> list[Program]:
+    """Sampling as the engine calls it: its weights brought to where it wants them, if they are not there, and `generate`; and
+    its two parts alone, the prefill, and one step of decoding without the head.
+
+    section: has temperature, top_k, top_p and max_new_tokens.
+    """
+    N = section.max_new_tokens
+    P = run.prompt_length(N)
+    moving, params, moved = resharding(stage, role, model, params, held)
+    held = {**held, **moved}
+    rows = functools.partial(run.rows, sampling=True)
+    row, prompts = rows(jnp.int32, batch), rows(jnp.int32, batch, P)
+    prefill, decode = prefill_step(model.generation, P + N), decode_step(model.generation)
+    cache = _placed_cache(model.generation, jax.eval_shape(prefill, params, prompts)[1])
+    step = (params, row, row, rows(jnp.bool_, batch, P + N), cache, run.scalar(jnp.int32))
+    arguments = (model, params, prompts, row, run.key(), row, section_sampling(section, STOP_IDS))
+    return [
+        *moving,
+        Program(stage, "sampling", role, generate, arguments, held, N - 1),
+        Program(stage, "prefill", role, prefill, (params, prompts), held),
+        Program(stage, "decode", role, decode, step, held),
+    ]
+
+
+def resharding(stage: str, role: str, model: Model, params, held) -> tuple[list[Program], Params, dict[str, Any]]:
+    """(the program that brings weights to where sampling wants them, the weights as it leaves them, what it adds to the
+    devices)."""
+    changed, move = model.generation_moves(params)
+    if not changed:
+        return [], params, {}
+    leaves, structure = jax.tree.flatten(params)
+    given = [leaves[i] for i in changed]
+    targets = jax.tree.leaves(model.generation_abstract(params))
+    for i in changed:
+        leaves[i] = targets[i]
+    program = Program(stage, "resharding", role, move, (given,), held)
+    return [program], jax.tree.unflatten(structure, leaves), {f"{role} for sampling": [leaves[i] for i in changed]}
+
+
+def judging_programs(run: Run, stage: str, model: Model, params, batch: int, held) -> list[Program]:
+    """What the feedback model runs: its reasoning, if it reasons, and the log-probabilities of its options."""
+    feedback, T = run.config.feedback, run.config.model.max_length - 1
+    asked = (model, params, run.rows(jnp.int32, batch, T), run.rows(jnp.int32, batch), run.scalar(jnp.int32, (2,)))
+    labelling = Program(stage, "labelling", "feedback model", next_logprobs, asked, held)
+    if not feedback.reasoning:
+        return [labelling]
+    N = feedback.max_reasoning_tokens
+    moving, params, moved = resharding(stage, "feedback model", model, params, held)
+    row, prompts = run.rows(jnp.int32, batch, sampling=True), run.rows(jnp.int32, batch, run.prompt_length(N), sampling=True)
+    sampling = Sampling(N, STOP_IDS, feedback.reasoning_temperature)
+    arguments = (model, params, prompts, row, run.key(), row, sampling)
+    return [
+        *moving, Program(stage, "reasoning", "feedback model", generate, arguments, {**held, **moved}, N - 1), labelling,
+    ]  # fmt: skip
+
+
+def stacked_members(section: Preference, scorer: Scorer, params: Params) -> tuple[Scorer, Params]:
+    """The scorer and its weights as an ensemble, where the preference model is one: each leaf [K, ...] but for those that
+    members with adapters share."""
+    K = section.members
+    if K == 1:
+        return scorer, params
+    ensemble = Ensemble((0.0,) * K, (1.0,) * K, section.combine, section.std_weight)
+
+    def stack(leaf: jax.ShapeDtypeStruct):
+        here = leaf.sharding and NamedSharding(leaf.sharding.mesh, PartitionSpec(None, *leaf.sharding.spec))
+        return jax.ShapeDtypeStruct((K, *leaf.shape), leaf.dtype, sharding=here)
+
+    own = trained(params) if "adapters" in params else params
+    return dataclasses.replace(scorer, ensemble=ensemble), {**params, **jax.tree.map(stack, own)}
+
+
+@functools.cache
+def prefill_step(model: Model, slots: int) -> Callable:
+    """The engine's prefill alone: (params, prompts [B, P]) -> (hidden states, cache)."""
+    return jax.jit(lambda params, prompts: model.prefill(params, prompts, slots))
+
+
+@functools.cache
+def decode_step(model: Model) -> Callable:
+    """One step of the engine's loop without head and draw; the cache is donated, as the loop's is."""
+    return jax.jit(model.decode, donate_argnums=4)
+
+
+def _placed_cache(model: Model, cache):
+    if model.sharding is None:
+        return cache
+    place = lambda x, names: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=model.sharding.named(names))  # noqa: E731
+    return type(cache)(*(place(x, names) for x, names in zip(cache, CACHE_AXES, strict=True)))
+
+
+def device_bytes(tree) -> int:
+    """What one device holds of a pytree of ShapeDtypeStructs."""
+    return sum(_leaf_bytes(leaf) for leaf in jax.tree.leaves(tree))
+
+
+def _leaf_bytes(leaf: jax.ShapeDtypeStruct) -> int:
+    shape = leaf.shape if leaf.sharding is None else leaf.sharding.shard_shape(leaf.shape)
+    bits = 4 if leaf.dtype in (jnp.uint4, jnp.int4) else np.dtype(leaf.dtype).itemsize * 8
+    return -(-int(np.prod(shape)) * bits // 8)

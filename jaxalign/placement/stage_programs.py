@@ -1,0 +1,184 @@
+"""The programs of every stage but PPO: sampling and labelling, supervised training, preference models and direct preference
+optimisation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax.numpy as jnp
+
+from jaxalign.config import BestOfN, Dpo, OnlineDpo, Optimizer, Pretrain, Sft
+from jaxalign.models.lora import join
+from jaxalign.models.model import Model
+from jaxalign.placement.programs import STEPS, Program, Run, judging_programs, sampling_programs, stacked_members
+from jaxalign.records import AnswerPairs, PackedBatch, PairBatch, Rollout, ScoredPairs
+from jaxalign.training.direct_step import answer_logprobs, direct_step
+from jaxalign.training.distill_step import distill_step
+from jaxalign.training.lm_step import lm_step
+from jaxalign.training.optimizer import make_optimizer
+from jaxalign.training.preference_step import preference_step
+from jaxalign.training.scorer import Scorer, raw_pair_scores, raw_rollout_scores, student_model
+from jaxalign.training.state import abstract_state
+
+
+def pretrain(run: Run) -> list[Program]:
+    section = run.config.pretrain
+    return [_lm(run, "pretrain", section, run.policy.base, section.steps)] if section.steps else []
+
+
+def sft(run: Run) -> list[Program]:
+    return [_lm(run, "sft", run.config.sft, run.policy, STEPS)]
+
+
+def _lm(run: Run, stage: str, section: Pretrain | Sft | BestOfN, model: Model, steps: int) -> Program:
+    optimizer = make_optimizer(section.optimizer, steps)
+    state, shape = abstract_state(model, optimizer), (section.batch_rows, section.row_length)
+    ids = run.rows(jnp.int32, *shape)
+    batch = PackedBatch(ids, ids, ids, run.rows(jnp.float32, *shape))
+    frozen, held = (None, {}) if model.lora is None else (run.frozen, run.base)
+    arguments = (model, optimizer, section.micro_batches, state, batch, frozen, run.config.model.load_balance_coef)
+    return Program(stage, "update", "policy", lm_step, arguments, held | trained_roles("policy", state))
+
+
+def trained_roles(role: str, state) -> dict:
+    """What a training state holds."""
+    return {role: state.params, f"{role} optimizer": state.opt_state}
+
+
+def revise(run: Run) -> list[Program]:
+    section, base = run.config.revise, _base(run)
+    return sampling_programs(run, "revise", "base", run.policy, base, section, section.batch, {"base": base})
+
+
+def _base(run: Run):
+    return run.policy.abstract() if run.frozen is None else run.frozen
+
+
+def compare(run: Run) -> list[Program]:
+    section, policy, base = run.config.compare, run.start("compare"), _base(run)
+    held = {"base": base, "policy": run.own(policy)}
+    sampled = sampling_programs(run, "compare", "policy", run.policy, policy, section, section.batch, held)
+    return sampled + judging_programs(run, "compare", run.policy, base, section.batch, held)
+
+
+def preference(run: Run) -> list[Program]:
+    section, model = run.config.preference, run.policy.with_head("scalar")
+    optimizer = make_optimizer(section.optimizer, STEPS)
+    state = abstract_state(model, optimizer)
+    batch = pair_batch(run, section.batch, section.max_length, section.margin_weight > 0)
+    arguments = (model, optimizer, section.micro_batches, section.centering_coef, state, batch, run.frozen)
+    held = run.base | trained_roles("preference model", state)
+    made = join(run.frozen, model.abstract())
+    scorer, params = stacked_members(section, Scorer(model), made)
+    scoring = (scorer, params, pair_batch(run, section.batch, section.max_length))
+    return [
+        Program("preference", "update", "preference model", preference_step, arguments, held),
+        Program("preference", "scoring", "preference model", raw_pair_scores, scoring,
+                run.base | {"preference model": run.own(params)}),
+    ]  # fmt: skip
+
+
+def pair_batch(run: Run, rows: int, length: int, margin: bool = False) -> PairBatch:
+    floats = run.rows(jnp.float32, rows)
+    tokens, lengths = run.rows(jnp.int32, rows, 2, length), run.rows(jnp.int32, rows, 2)
+    return PairBatch(tokens, lengths, floats, floats, floats if margin else None)
+
+
+def reward_distill(run: Run) -> list[Program]:
+    section, policy = run.config.reward_distill, run.start("reward_distill")
+    held = run.base | {"policy": run.own(policy)}
+    sampled = sampling_programs(run, "reward_distill", "policy", run.policy, policy, section, section.batch, held)
+    student = student_model(section, run.policy)
+    optimizer = make_optimizer(section.optimizer, STEPS)
+    state, scale = abstract_state(student, optimizer), 1.0
+    pairs = pair_batch(run, section.batch_pairs, run.config.preference.max_length)
+    scored = ScoredPairs(pairs.tokens, pairs.length, run.rows(jnp.float32, section.batch_pairs, 2))
+    arguments = (student, optimizer, section.objective, scale, section.micro_batches, state, scored)
+    scorer, teacher = preference_scorer(run)
+    held = run.base | {"preference model": run.own(teacher)}
+    return [
+        *sampled,
+        Program("reward_distill", "scoring", "preference model", raw_pair_scores, (scorer, teacher, pairs), held),
+        Program("reward_distill", "update", "student", distill_step, arguments, held | trained_roles("student", state)),
+    ]
+
+
+def preference_scorer(run: Run, clip: float | None = None):
+    """(Scorer, weights) of the preference model, an ensemble if it is one."""
+    model = run.policy.with_head("scalar")
+    return stacked_members(run.config.preference, Scorer(model, clip=clip), join(run.frozen, model.abstract()))
+
+
+def best_of_n(run: Run) -> list[Program]:
+    section, policy = run.config.best_of_n, run.start("best_of_n")
+    scorer, weights = preference_scorer(run)
+    held = run.base | {"policy": run.own(policy), "preference model": run.own(weights)}
+    rollout = sampled_rollout(run, section.batch, section.max_new_tokens)
+    return [
+        *sampling_programs(run, "best_of_n", "policy", run.policy, policy, section, section.batch, held),
+        Program("best_of_n", "reward", "preference model", raw_rollout_scores, (scorer, weights, rollout), held),
+        _lm(run, "best_of_n", section, run.policy, STEPS),
+    ]
+
+
+def sampled_rollout(run: Run, batch: int, new_tokens: int) -> Rollout:
+    row = run.rows(jnp.int32, batch)
+    tokens = run.rows(jnp.int32, batch, run.prompt_length(new_tokens) + new_tokens)
+    return Rollout(tokens, row, row, run.rows(jnp.float32, batch, new_tokens), run.rows(jnp.bool_, batch))
+
+
+def dpo(run: Run) -> list[Program]:
+    section, start = run.config.dpo, run.start("dpo")
+    pairs = _answer_pairs(run, section.batch, section.max_length)
+    reference = {"reference": run.own(start)}
+    update = _direct(run, "dpo", section, section.optimizer, pairs, reference)
+    if section.reference == "none":
+        return [update]
+    scored = (run.policy, start, pairs)
+    return [Program("dpo", "scoring", "reference", answer_logprobs, scored, run.base | reference), update]
+
+
+def _answer_pairs(run: Run, rows: int, length: int) -> AnswerPairs:
+    sides, floats = run.rows(jnp.int32, rows, 2), run.rows(jnp.float32, rows)
+    return AnswerPairs(run.rows(jnp.int32, rows, 2, length), sides, sides, floats, floats, run.rows(jnp.float32, rows, 2))
+
+
+def _direct(run: Run, stage: str, section: Dpo, settings: Optimizer, pairs: AnswerPairs, held) -> Program:
+    optimizer = make_optimizer(settings, STEPS)
+    state = abstract_state(run.policy, optimizer)
+    arguments = (run.policy, optimizer, section, state, pairs, run.frozen)
+    return Program(stage, "update", "policy", direct_step, arguments, run.base | held | trained_roles("policy", state))
+
+
+def online_dpo(run: Run) -> list[Program]:
+    section: OnlineDpo = run.config.online_dpo
+    start, base, size = run.start("online_dpo"), _base(run), section.batch // section.minibatches
+    pairs = _answer_pairs(run, size, run.prompt_length(section.max_new_tokens) + section.max_new_tokens)
+    other = {"base": base, "reference": run.own(start)}
+    update = _direct(run, "online_dpo", run.config.dpo, section.optimizer, pairs, other)
+    policy = join(run.frozen, update.arguments[3].params)
+    return [
+        *sampling_programs(run, "online_dpo", "policy", run.policy, policy, section, 2 * size, update.held),
+        *judging_programs(run, "online_dpo", run.policy, base, section.batch, update.held),
+        Program("online_dpo", "scoring", "policy", answer_logprobs, (run.policy, policy, pairs), update.held),
+        update,
+    ]
+
+
+def evaluate(run: Run) -> list[Program]:
+    section, policy, start = run.config.evaluate, run.start("report"), run.start("preference")
+    held = run.base | {"policy": run.own(policy), "reference": run.own(start)}
+    made = []
+    if "preference" in run.config.stages:
+        scorer, weights = preference_scorer(run)
+        held |= {"preference model": run.own(weights)}
+        rollout = sampled_rollout(run, section.batch, section.max_new_tokens)
+        made = [Program("evaluate", "reward", "preference model", raw_rollout_scores, (scorer, weights, rollout), held)]
+    return sampling_programs(run, "evaluate", "policy", run.policy, policy, section, section.batch, held) + made
+
+
+STAGES: dict[str, Callable[[Run], list[Program]]] = {
+    fn.__name__: fn
+    for fn in (pretrain, revise, sft, compare, preference, reward_distill, best_of_n, dpo, online_dpo, evaluate)
+}
+"""The stages that run anything on a device, but for ppo."""

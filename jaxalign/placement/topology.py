@@ -1,0 +1,117 @@
+"""TPU devices that are not here: a topology by name, for the TPU compiler that `libtpu` brings to any Linux machine."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import importlib.util
+import math
+import os
+import re
+
+import jax
+from jax.experimental import topologies
+
+from jaxalign.errors import UserError
+
+GIB = 1 << 30
+_FORM = re.compile(r"(?P<generation>[a-z0-9]+):(?P<sizes>\d+(?:x\d+)*)")
+
+
+@dataclasses.dataclass(frozen=True)
+class Generation:
+    """axes: of the torus or mesh of chips; usable: bytes of a chip's memory that the compiler gives a program, by its own
+    words when it refuses one (libtpu 0.0.52); options: what the compiler has to be told beside the shape."""
+
+    axes: int
+    usable: int
+    options: tuple[tuple[str, str], ...] = ()
+
+
+# The two cores of a v4 or v5p chip are one device, as on the machines themselves.
+_MEGACORE = (("chip_config_name", "megacore"),)
+GENERATIONS = {
+    "v4": Generation(3, int(30.75 * GIB), _MEGACORE),
+    "v5e": Generation(2, int(15.75 * GIB)),
+    "v5p": Generation(3, int(95.73 * GIB), _MEGACORE),
+    "v6e": Generation(2, int(31.24 * GIB)),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Topology:
+    """A slice by name, as `v5e:4x4`; slices: how many of them are joined by the slower network. `sizes` in chips."""
+
+    generation: str
+    sizes: tuple[int, ...]
+    slices: int = 1
+
+    @property
+    def chips(self) -> int:
+        return math.prod(self.sizes) * self.slices
+
+    @property
+    def name(self) -> str:
+        return f"{self.generation}:{'x'.join(map(str, self.sizes))}"
+
+    @property
+    def usable(self) -> int:
+        """Bytes of one chip's memory that a program may use."""
+        return GENERATIONS[self.generation].usable
+
+
+def parse_topology(text: str, slices: int = 1) -> Topology:
+    """The topology that `text` names, as in v5e:4x4, v6e:8x8, v4:2x2x4 or v5p:4x4x8.
+
+    Raises:
+      UserError: the text has another form, or names a generation or a shape that there is not.
+    """
+    found = _FORM.fullmatch(text.strip())
+    if found is None:
+        raise UserError(f"topology is {text!r}; a generation and the chips along each axis are expected, as in v5e:4x4 or "
+                        "v5p:4x4x8")
+    generation, sizes = found["generation"], tuple(map(int, found["sizes"].split("x")))
+    if generation not in GENERATIONS:
+        near = difflib.get_close_matches(generation, GENERATIONS, n=1, cutoff=0.5)
+        raise UserError(f"topology is {text!r}, but {generation!r} is not a generation of TPU known here: "
+                        f"{', '.join(GENERATIONS)}{f'; did you mean {near[0]}?' if near else ''}")
+    axes = GENERATIONS[generation].axes
+    if len(sizes) != axes:
+        raise UserError(f"topology is {text!r} with {len(sizes)} axes; {generation} has {axes}, as in "
+                        f"{generation}:{'x'.join(('4', '4', '8')[:axes])}")
+    small = axes == 2 and sizes in ((1, 1), (2, 1))
+    if 0 in sizes or not (small or all(size % 2 == 0 for size in sizes[:2])):
+        # A host has 2 x 2 chips; of v5e and v6e there are also machines of one chip.
+        near = tuple(max(2, size + size % 2) if axis < 2 else max(1, size) for axis, size in enumerate(sizes))
+        raise UserError(f"topology is {text!r}; the first two axes must be multiples of 2, as a host has 2 x 2 chips: "
+                        f"{generation}:{'x'.join(map(str, near))}, for example")
+    return Topology(generation, sizes, slices)
+
+
+def topology_devices(topology: Topology, needed: int | None = None) -> list[jax.Device]:
+    """The devices of a topology, in the compiler's order; they compile but hold and run nothing.
+
+    needed: of how many the mesh is, all by default.
+
+    Raises:
+      UserError: the compiler is not installed or refuses the shape, or the mesh has more devices than the topology.
+    """
+    if needed is not None and needed > topology.chips:
+        raise UserError(f"the mesh has {needed} devices, but topology {topology.name} has {topology.chips}; make config.mesh "
+                        "smaller or the topology larger")
+    if importlib.util.find_spec("libtpu") is None:
+        raise UserError("the TPU compiler is not installed, without which nothing can be compiled for "
+                        f"{topology.name}; run: pip install 'jaxalign[aot]'")
+    # Several processes may compile at once, since none of them holds a TPU; and there is no machine to ask about its TPU.
+    os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
+    os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
+    options = dict(GENERATIONS[topology.generation].options)
+    if topology.sizes in ((1, 1), (2, 1)):
+        options["chips_per_host_bounds"] = (*topology.sizes, 1)
+    if topology.slices > 1:
+        options["num_slices"] = topology.slices
+    try:
+        devices = topologies.get_topology_desc(topology.name, "tpu", **options).devices
+    except jax.errors.JaxRuntimeError as error:
+        raise UserError(f"the TPU compiler refuses topology {topology.name}: {str(error).splitlines()[0]}") from error
+    return list(devices)[:needed]
