@@ -25,7 +25,8 @@ class Chip:
     memory: bytes; bf16_flops, f32_flops: peak FLOP/s of matrix products, as JAX multiplies by default (float32 in one pass of
     bfloat16 on TPUs, in TF32 on GPUs); hbm: bytes/s of its memory; link: bytes/s one way of a torus link, or of a GPU's NVLink
     or PCIe; torus_axes: of a TPU slice, 0 for GPUs; host_network: bytes/s out of a host, None where the vendor sells none with
-    it; wrap: when the torus closes: "cubes" (every axis a multiple of 4), "sixteen" (an axis of 16) or "".
+    it; wrap: when the torus closes: "cubes" (every axis a multiple of 4), "sixteen" (an axis of 16) or ""; largest: chips of
+    the largest slice there is, or of GPUs that is planned.
     """
 
     name: str
@@ -39,6 +40,7 @@ class Chip:
     chips_per_host: int
     host_network: float | None
     wrap: str
+    largest: int
     source: str
 
     def flops(self, dtype: str) -> float:
@@ -54,7 +56,8 @@ def chips() -> dict[str, Chip]:
         name: Chip(
             name, row["kind"], row["memory_gb"] * _GIB_OF[row["kind"]], row["bf16_tflops"] * 1e12, row["f32_tflops"] * 1e12,
             row["hbm_gbs"] * 1e9, row["link_gbs"] * 1e9, row.get("torus_axes", 0), row["chips_per_host"],
-            None if row["host_network_gbs"] is None else row["host_network_gbs"] * 1e9, row.get("wrap", ""), row["source"],
+            None if row["host_network_gbs"] is None else row["host_network_gbs"] * 1e9, row.get("wrap", ""), row["largest"],
+            row["source"],
         )
         for name, row in table.items()
     }  # fmt: skip
@@ -101,8 +104,12 @@ class Cluster:
 
 
 def tpu_cluster(topology: Topology) -> Cluster:
-    """The chips of a topology (`placement.topology.parse_topology`)."""
-    return Cluster(chips()[topology.generation], topology.sizes, topology.slices, topology.usable)
+    """The chips of a topology (`placement.topology.parse_topology`). Raises UserError where no slice is so large."""
+    chip = chips()[topology.generation]
+    if topology.chips // topology.slices > chip.largest:
+        raise UserError(f"topology {topology.name} has {topology.chips // topology.slices} chips; the largest slice of "
+                        f"{chip.name} has {chip.largest}: join several with config.mesh.slices")
+    return Cluster(chip, topology.sizes, topology.slices, topology.usable)
 
 
 def gpu_cluster(text: str) -> Cluster:

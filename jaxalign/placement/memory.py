@@ -121,7 +121,7 @@ def update(model: Model, weights: Weights, rows: Rows, micro: int, lm_head: bool
     backward = kept + layer_backward(at) + 2 / 3 * weights.layer
     grads = weights.gradients * (2 if micro > 1 else 1)
     trained_tables = model.lora is None
-    lookup = 2 * weights.table if trained_tables else 0.0
+    lookup = 2 * weights.table if trained_tables else weights.copies[1]
     head = 0.0
     if lm_head:
         positions, _ = chunk(model, part)
@@ -129,7 +129,7 @@ def update(model: Model, weights: Weights, rows: Rows, micro: int, lm_head: bool
     hoisted = weights.table if micro > 1 else 0.0
     return {
         "gradients": grads,
-        "casts": weights.casts + hoisted + beside,
+        "casts": weights.casts + weights.copies[0] + hoisted + beside,
         "activations": max(backward, head, lookup),
     }
 
@@ -140,14 +140,16 @@ def scoring(models: list[tuple[Model, Weights]], rows: Rows, counted: int) -> Pa
     A table that is the LM head as well is kept from the lookup to the head; the others are gone when the layers run.
     """
     at, config = local(models[0][0], rows), models[0][0].config
-    held = {} if models[0][0].lora is not None else {id(own): own.casts for _, own in models}
-    tables = [own.table for model, own in models]
+    adapted = models[0][0].lora is not None
+    held = {} if adapted else {id(own): own.casts for _, own in models}
+    copies = sum(own.copies[0] for _, own in (models[:1] if adapted else models))
+    tables = [own.table + own.copies[1] for _, own in models]
     layer = layer_forward(at) + max(own.layer for _, own in models) / 3
     if config.tie_embeddings:
-        kept = sum(tables[:1] if models[0][0].lora is not None else tables)
-        return {"casts": sum(held.values()) + kept, "activations": layer}
+        kept = sum(own.table for _, own in (models[:1] if adapted else models))
+        return {"casts": sum(held.values()) + copies + kept, "activations": max(layer, models[0][1].copies[1])}
     head = max(own.head for _, own in models) if counted else 0.0
-    return {"casts": sum(held.values()), "activations": max(layer, *tables, head) + at.tokens * at.D * at.size}
+    return {"casts": sum(held.values()) + copies, "activations": max(layer, *tables, head) + at.tokens * at.D * at.size}
 
 
 def generation(model: Model, weights: Weights, rows: Rows) -> Parts:

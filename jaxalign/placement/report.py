@@ -26,8 +26,8 @@ def text(run: RunEstimate, weights: dict[str, Weights], name: str, assumptions: 
         f"mesh: {mesh_words(mesh)}" + (f" ({used} of {cluster.devices} devices)" if used < cluster.devices else ""),
         "", "Weights, GB on each device", *_ruled(_weight_rows(run, weights)),
         "", f"Memory at the peak, GB on each device, {cluster.usable / GB:.1f} usable", *_ruled(_memory_rows(run)),
-        "", f"Time, at {assumptions.mfu:.0%} of peak FLOP/s, {assumptions.hbm:.0%} and {assumptions.network:.0%} of the bandwidth "
-        "of memory and network", *_ruled(_time_rows(run)),
+        "", f"Time of a call, at {assumptions.mfu:.0%} of peak FLOP/s, {assumptions.hbm:.0%} of the memory's and "
+        f"{assumptions.network:.0%} of the network's bandwidth", *_ruled(_time_rows(run)),
         "", *_totals(run, prices),
     ]  # fmt: skip
     return "\n".join(lines)
@@ -76,6 +76,10 @@ def _weight_rows(run: RunEstimate, weights: dict[str, Weights]) -> list[list[str
     return rows
 
 
+def _short(value: float) -> str:
+    return f"{value:.3g}" if value < 1000 else f"{value:,.0f}"
+
+
 def _count(number: float) -> str:
     return f"{number / 1e9:.2f}B" if number >= 1e9 else f"{number / 1e6:.2f}M"
 
@@ -97,15 +101,15 @@ def _memory_rows(run: RunEstimate) -> list[list[str]]:
 def _time_rows(run: RunEstimate) -> list[list[str]]:
     axes = [axis for axis in ("pipeline", "data", "slices", "fsdp", "context", "tensor")
             if any(task.work.sent.get(axis) for task in run.tasks)]
-    rows = [["task", "seconds", "bound by", "compute s", "memory s", "network s", "TFLOP", *(f"GB over {axis}" for axis in axes),
+    rows = [["task", "seconds", "bound by", "compute", "memory", "network", "TFLOP", *(f"GB over {axis}" for axis in axes),
              "tokens/s", "calls", "hours"]]
     for task in run.tasks:
         calls = task.task.calls
         rows.append([
-            task.task.name, f"{task.seconds:.3g}", task.bound, f"{task.compute:.3g}", f"{task.memory:.3g}", f"{task.network:.3g}",
-            f"{task.work.flops / 1e12:.3g}", *(_number(task.work.sent.get(axis, 0.0) / GB) for axis in axes),
+            task.task.name, _short(task.seconds), task.bound, _short(task.compute), _short(task.memory), _short(task.network),
+            _short(task.work.flops / 1e12), *(_number(task.work.sent.get(axis, 0.0) / GB) for axis in axes),
             f"{task.tokens_per_second:,.0f}", "?" if calls is None else f"{calls:,}",
-            "?" if calls is None else f"{task.seconds * calls / 3600:.3g}",
+            "?" if calls is None else _short(task.seconds * calls / 3600),
         ])  # fmt: skip
     return rows
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterator
 
 from jaxalign import config_checks
@@ -13,7 +14,10 @@ from jaxalign.models.model import Model
 from jaxalign.placement.estimate import Assumptions, RunEstimate, estimate
 from jaxalign.placement.hardware import Cluster
 
-STAGES_WITH_PARTS = ("pretrain", "sft", "preference", "best_of_n", "dpo", "ppo")
+_LENGTHS = (("model", "max_length"), ("pretrain", "row_length"), ("sft", "row_length"), ("preference", "max_length"),
+            ("best_of_n", "row_length"), ("dpo", "max_length"), ("online_dpo", "max_new_tokens"), ("ppo", "max_new_tokens"),
+            ("evaluate", "max_new_tokens"))
+_PARTED = ("pretrain", "sft", "preference", "best_of_n", "dpo", "ppo")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,7 +126,7 @@ def _try(changes: list[Change]) -> tuple[str, RunEstimate] | None:
 
 
 def _changes(given: Given) -> list[Callable[[Given], list[Change]]]:
-    return [_other_mesh, _remat, _parts, _one_more_device_axis, _adapters, _quantised, _smaller_batch, _shorter]
+    return [_other_mesh, _remat, _parts, _larger, _adapters, _quantised, _smaller_batch, _shorter]
 
 
 def _with(given: Given, **sections) -> Given:
@@ -131,8 +135,10 @@ def _with(given: Given, **sections) -> Given:
 
 def _other_mesh(given: Given) -> list[Change]:
     best = possible(given)[:1]
-    return [Change(f"config.mesh: {mesh_words(run.config.mesh)}", dataclasses.replace(given, config=run.config)) for run in best
-            if run.config.mesh != given.config.mesh]
+    return [
+        Change(f"config.mesh: {mesh_words(run.config.mesh)}", dataclasses.replace(given, config=run.config))
+        for run in best if run.config.mesh != given.config.mesh
+    ]  # fmt: skip
 
 
 def _remat(given: Given) -> list[Change]:
@@ -148,7 +154,7 @@ def _parts(given: Given) -> list[Change]:
     found = []
     for times in (2, 4, 8, 16):
         sections, words = {}, []
-        for stage in STAGES_WITH_PARTS:
+        for stage in _PARTED:
             section = getattr(given.config, stage)
             if stage in given.config.stages:
                 sections[stage] = dataclasses.replace(section, micro_batches=section.micro_batches * times)
@@ -157,13 +163,14 @@ def _parts(given: Given) -> list[Change]:
     return found
 
 
-def _one_more_device_axis(given: Given) -> list[Change]:
-    """The same chips, twice or four times as many, with their fastest mesh."""
-    found = []
-    for times in (2, 4, 8):
-        shape = list(given.cluster.shape)
-        for _ in range(times.bit_length() - 1):
-            shape[shape.index(min(shape))] *= 2
+def _larger(given: Given) -> list[Change]:
+    """Twice, four or eight times as many of the same chips, with their fastest mesh."""
+    found, shape, chip = [], list(given.cluster.shape), given.cluster.chip
+    for _ in range(3):
+        shape[shape.index(min(shape))] *= 2
+        devices = math.prod(shape)
+        if devices > chip.largest or (chip.host_network is None and devices > chip.chips_per_host):
+            break
         larger = dataclasses.replace(given, cluster=dataclasses.replace(given.cluster, shape=tuple(sorted(shape))))
         best = possible(larger)[:1]
         found += [
@@ -197,22 +204,20 @@ def _smaller_batch(given: Given) -> list[Change]:
     if "ppo" not in given.config.stages:
         return []
     ppo = given.config.ppo
-    return [Change(f"config.ppo.batch={ppo.batch // times}",
-                   _with(given, ppo=dataclasses.replace(ppo, batch=ppo.batch // times))) for times in (2, 4) if ppo.batch % times == 0]
+    return [
+        Change(f"config.ppo.batch={ppo.batch // times}", _with(given, ppo=dataclasses.replace(ppo, batch=ppo.batch // times)))
+        for times in (2, 4) if ppo.batch % times == 0
+    ]  # fmt: skip
 
 
 def _shorter(given: Given) -> list[Change]:
     """Half as long rows, wherever rows have a length."""
-    config, sections = given.config, {"model": dataclasses.replace(given.config.model, max_length=given.config.model.max_length // 2)}
-    words = [f"config.model.max_length={sections['model'].max_length}"]
-    for stage, name in (("pretrain", "row_length"), ("sft", "row_length"), ("preference", "max_length"), ("best_of_n", "row_length"),
-                        ("dpo", "max_length")):
-        if stage in config.stages:
-            sections[stage] = dataclasses.replace(getattr(config, stage), **{name: getattr(getattr(config, stage), name) // 2})
-            words.append(f"config.{stage}.{name}={getattr(sections[stage], name)}")
-    if "ppo" in config.stages:
-        sections["ppo"] = dataclasses.replace(config.ppo, max_new_tokens=max(1, config.ppo.max_new_tokens // 2))
-        words.append(f"config.ppo.max_new_tokens={sections['ppo'].max_new_tokens}")
+    config, sections, words = given.config, {}, []
+    for stage, name in _LENGTHS:
+        if stage == "model" or stage in config.stages:
+            half = max(1, getattr(getattr(config, stage), name) // 2)
+            sections[stage] = dataclasses.replace(getattr(config, stage), **{name: half})
+            words.append(f"config.{stage}.{name}={half}")
     made = _with(given, **sections)
     if given.prompt is not None:
         made = dataclasses.replace(made, prompt=max(1, given.prompt // 2))

@@ -16,6 +16,8 @@ from jaxalign.models.quantised import BLOCK
 from jaxalign.parallel.sharding import Sharding
 
 _TABLES = ("embedding", "unembedding")
+LANES = 128
+"""The width of a TPU's vector registers."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,6 +33,8 @@ class Weights:
     layer: the kernels of one layer, whole but for tensor, in the compute dtype.
     generation: all that sampling reads, in the form that config.mesh.generation says; moved: those of them that are copies
     made for it.
+    copies: what a TPU holds once more in another layout, where the part of the width that a device has is no multiple of its
+    128 lanes: (attention kernels in the compute dtype, the gathered embedding while it is made).
     learnt: what is trained, whole but for tensor, in the compute dtype, as gradients are before they are split.
     """
 
@@ -47,6 +51,7 @@ class Weights:
     layer: float
     generation: float
     moved: float
+    copies: tuple[float, float]
     learnt: float
 
 
@@ -88,8 +93,20 @@ def measure(model: Model, stored: str) -> Weights:
         layer=layer,
         generation=sampled + (own.bytes(sharding.generation, lambda *_: 4) if adapted else 0.0),
         moved=0.0 if as_stored else sampled,
+        copies=_copies(model, base, table, compute),
         learnt=own.bytes(whole(sharding), lambda *_: compute),
     )
+
+
+def _copies(model: Model, base: _Tree, table: float, compute: int) -> tuple[float, float]:
+    ways = 1
+    for axis in model.sharding.rules["embed"]:
+        ways *= model.sharding.mesh.shape[axis]
+    if ways == 1 or model.config.embed // ways % LANES == 0:
+        return 0.0, 0.0
+    return base.only(lambda path: path[:2] == ("blocks", "attention") and path[1:] in LINEAR).bytes(
+        model.sharding, lambda *_: compute
+    ), table
 
 
 class _Tree:
@@ -98,7 +115,8 @@ class _Tree:
     def __init__(self, shapes: Any, axes: Any):
         leaves = jax.tree_util.tree_flatten_with_path(shapes)[0]
         names = jax.tree.leaves(axes, is_leaf=lambda x: isinstance(x, tuple))
-        self.rows = [(tuple(key.key for key in path), leaf.shape, name) for (path, leaf), name in zip(leaves, names, strict=True)]
+        paths = (tuple(key.key for key in path) for path, _ in leaves)
+        self.rows = [(path, leaf.shape, name) for path, (_, leaf), name in zip(paths, leaves, names, strict=True)]
 
     def only(self, wanted: Callable[[tuple], bool]) -> _Tree:
         found = object.__new__(_Tree)
@@ -120,9 +138,10 @@ def _stored(kind: str, path: tuple, shape: tuple[int, ...]) -> float:
         return 4
     if kind == "bfloat16" or not kernel:
         return 2
+    first, inputs = (2 if path[1] == "mlp" and len(shape) == 4 else 1), LINEAR[path[1:]][0]  # An expert's have an axis more.
     if kind == "nf4":
-        return 0.5 + 4 / math.gcd(BLOCK, shape[LINEAR[path[1:]][0]])
-    return 1 + 4 / math.prod(shape[1 : 1 + LINEAR[path[1:]][0]])
+        return 0.5 + 4 / math.gcd(BLOCK, shape[first + inputs - 1])
+    return 1 + 4 / math.prod(shape[first : first + inputs])
 
 
 def _matmul(model: Model, base: _Tree) -> int:

@@ -60,7 +60,8 @@ def update(model: Model, weights: Weights, task: Task, slices: int) -> Work:
     passes = 3 if model.config.remat else 2
     work = _pass(model, weights, at, passes) + _head(model, weights, part, task.counted, trained=model.lora is None, again=True)
     work = work * task.micro + _gradients(model, weights, task.micro, slices)
-    states = 2 * weights.gradients * task.micro + 3.5 * weights.optimizer  # Parameter, gradient and moments read, three written.
+    # Parameter, gradient and two moments are read, all but the gradient written.
+    states = 2 * weights.gradients * task.micro + 3.5 * weights.optimizer
     return Work(flops / devices, work.hbm + states, work.sent)
 
 
@@ -79,10 +80,10 @@ def generate(model: Model, weights: Weights, task: Task) -> tuple[Work, Work, Wo
     at = memory.local(model, rows, "generation")
     rules = model.sharding.generation.rules
     split = {axis: size for axis, size in mesh.items() if size > 1}
-    ways = len_of(rules["batch"], mesh) * len_of(rules["heads"], mesh)
+    ways = _ways(rules["batch"], mesh) * _ways(rules["heads"], mesh)
     placing = Work()
     if weights.moved:
-        gathered_over = len_of(("pipeline", "fsdp"), mesh) if "fsdp" not in rules["embed"] else 1
+        gathered_over = _ways(("pipeline", "fsdp"), mesh) if "fsdp" not in rules["embed"] else 1
         axis = "fsdp" if mesh["fsdp"] > 1 else "pipeline"
         sent = {axis: gathered(weights.moved, gathered_over)} if gathered_over > 1 else {}
         placing = Work(0.0, 2 * weights.moved, sent)
@@ -96,7 +97,7 @@ def generate(model: Model, weights: Weights, task: Task) -> tuple[Work, Work, Wo
     return placing, filled, step
 
 
-def len_of(axes, mesh) -> int:
+def _ways(axes, mesh) -> int:
     """Devices along those mesh axes."""
     found = 1
     for axis in axes:
@@ -107,8 +108,8 @@ def len_of(axes, mesh) -> int:
 def _generation_sent(model: Model, weights: Weights, at: Local, tokens: float, split, rules) -> dict[str, float]:
     sent = {}
     if "tensor" in split and "tensor" in rules["heads"]:
-        sent["tensor"] = 2 * at.L * reduced(tokens * at.D * at.size, split["tensor"]) + gathered(at.B * model.config.vocab * 4,
-                                                                                                 split["tensor"])
+        logits = gathered(at.B * model.config.vocab * 4, split["tensor"])
+        sent["tensor"] = 2 * at.L * reduced(tokens * at.D * at.size, split["tensor"]) + logits
     if "fsdp" in split and "fsdp" in rules["embed"]:
         sent["fsdp"] = gathered(weights.layer * at.L + weights.head, split["fsdp"])
     return sent

@@ -63,8 +63,8 @@ def _prompt(config: Config, new: int, prompt: int | None) -> int:
 
 
 def _generate(config: Config, stage: str, rows: int, new: int, prompt: int | None, calls: int | None, stays, role="policy"):
-    return Task(stage, "generate", (role,), (), tuple(dict.fromkeys((role, *stays))), Rows(rows, _prompt(config, new, prompt), new),
-                1, calls)
+    lengths = Rows(rows, _prompt(config, new, prompt), new)
+    return Task(stage, "generate", (role,), (), tuple(dict.fromkeys((role, *stays))), lengths, 1, calls)
 
 
 def _times(total: float | None, batch: int) -> int | None:
@@ -130,13 +130,14 @@ def _online_dpo(config: Config, prompt, examples):
     section = config.online_dpo
     stays = ("policy", "reference", *_reward_roles(config))
     length = _prompt(config, section.max_new_tokens, prompt) + section.max_new_tokens
-    part = 2 * section.batch // section.minibatches
-    found = [_generate(config, "online_dpo", part, section.max_new_tokens, prompt, section.iterations * section.minibatches, stays)]
-    found.append(Task("online_dpo", "score", ("reference",), (), stays, Rows(part, length), length,
-                      section.iterations * section.minibatches))
-    found.append(Task("online_dpo", "update", ("policy",), ("policy",), stays, Rows(part, length), length,
-                      section.iterations * section.minibatches * section.epochs, config.dpo.micro_batches))
-    return found
+    part, calls = 2 * section.batch // section.minibatches, section.iterations * section.minibatches
+    rows = Rows(part, length)
+    return [
+        _generate(config, "online_dpo", part, section.max_new_tokens, prompt, calls, stays),
+        Task("online_dpo", "score", ("reference",), (), stays, rows, length, calls),
+        Task("online_dpo", "update", ("policy",), ("policy",), stays, rows, length, calls * section.epochs,
+             config.dpo.micro_batches),
+    ]  # fmt: skip
 
 
 def _reward_roles(config: Config) -> tuple[str, ...]:
