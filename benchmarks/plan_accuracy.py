@@ -47,28 +47,55 @@ class Case:
 
 def mesh(**sizes) -> tuple[str, ...]:
     sizes = dict(data=1, fsdp=1, tensor=1) | sizes
-    return tuple(f"--config.mesh.{name}={value}" for name, value in sizes.items())
+    return flags(**{f"mesh__{name}": size for name, size in sizes.items()})
+
+
+def flags(**values) -> tuple[str, ...]:
+    """--config.FIELD=VALUE, with __ for a dot."""
+    return tuple(f"--config.{name.replace('__', '.')}={value}" for name, value in values.items())
 
 
 CASES = {
     "1b-one": Case(f"{REAL}:llama32_1b", "Llama-3.2-1B", "v5e:1x1", (), ("ppo generate", "ppo update")),
-    "1b-fsdp4": Case(f"{REAL}:llama32_1b", "Llama-3.2-1B", "v5e:2x2", (*FULL, *mesh(fsdp=4), "--config.preference.micro_batches=2"),
-                     ("sft update", "preference update", "ppo score")),
-    "8b-fsdp16": Case(f"{REAL}:llama31_8b_v5e16", "Llama-3.1-8B", "v5e:4x4", ("--config.mesh.generation=training",),
-                      ("ppo generate", "ppo score", "ppo update")),
-    "8b-data4-tensor4": Case(f"{REAL}:llama31_8b_v5e16", "Llama-3.1-8B", "v5e:4x4", mesh(data=4, tensor=4),
-                             ("ppo generate", "ppo update")),
+    "1b-fsdp4": Case(
+        f"{REAL}:llama32_1b", "Llama-3.2-1B", "v5e:2x2",
+        (*FULL, *mesh(fsdp=4), *flags(preference__micro_batches=2, ppo__micro_batches=4)),
+        ("sft update", "preference update", "ppo score"),
+    ),
+    "8b-fsdp16": Case(
+        f"{REAL}:llama31_8b_v5e16", "Llama-3.1-8B", "v5e:4x4", flags(mesh__generation="training"),
+        ("ppo generate", "ppo score", "ppo update"),
+    ),
+    "8b-data4-tensor4": Case(
+        f"{REAL}:llama31_8b_v5e16", "Llama-3.1-8B", "v5e:4x4", mesh(data=4, tensor=4), ("ppo generate", "ppo update")
+    ),
+    "8b-nf4-fsdp16": Case(
+        f"{REAL}:llama31_8b_v5e16", "Llama-3.1-8B", "v5e:4x4", flags(mesh__generation="training", lora__base="nf4"),
+        ("ppo update",),
+    ),
     "9b-fsdp8": Case(f"{REAL}:gemma2_9b", "gemma-2-9b", "v5e:2x4", (), ("preference update",)),
-    "8b-full-fsdp8-tensor2": Case(f"{REAL}:llama31_8b_h100x8", "Llama-3.1-8B", "v5p:2x2x4", mesh(fsdp=8, tensor=2),
-                                  ("ppo update", "ppo generate")),
-    "1b-zero1": Case(f"{REAL}:llama32_1b", "Llama-3.2-1B", "v5e:2x4", (*FULL, *mesh(fsdp=8), "--config.mesh.zero=1",
-                     "--config.sft.batch_rows=8", "--config.preference.micro_batches=1"), ("sft update",)),
-    "06b-no-remat": Case(f"{REAL}:qwen3_0_6b", "Qwen3-0.6B", "v6e:2x2", (*FULL, *mesh(data=2, fsdp=2), "--config.model.remat=False",
-                         "--config.preference.micro_batches=4"), ("sft update",)),
-    "1b-context2": Case(f"{REAL}:llama32_1b", "Llama-3.2-1B", "v5e:2x4", (*FULL, *mesh(fsdp=4, context=2),
-                        "--config.preference.micro_batches=2"), ("ppo update",)),
-    "70b-fsdp8-tensor8": Case(f"{REAL}:llama31_70b_v5p128", "Llama-3.1-70B", "v5p:4x4x4", (), ("ppo update", "ppo generate")),
-}
+    "8b-full-fsdp8-tensor2": Case(
+        f"{REAL}:llama31_8b_h100x8", "Llama-3.1-8B", "v5p:2x2x4", mesh(fsdp=8, tensor=2), ("ppo update", "ppo generate")
+    ),
+    "1b-zero1": Case(
+        f"{REAL}:llama32_1b", "Llama-3.2-1B", "v5e:2x4",
+        (*FULL, *mesh(fsdp=8), *flags(mesh__zero=1, sft__batch_rows=8, preference__micro_batches=1, ppo__micro_batches=2)),
+        ("sft update",),
+    ),
+    "06b-no-remat": Case(
+        f"{REAL}:qwen3_0_6b", "Qwen3-0.6B", "v6e:2x2",
+        (*FULL, *mesh(data=2, fsdp=2), *flags(model__remat=False, preference__micro_batches=4, ppo__micro_batches=4)),
+        ("sft update",),
+    ),
+    "1b-context2": Case(
+        f"{REAL}:llama32_1b", "Llama-3.2-1B", "v5e:2x4",
+        (*FULL, *mesh(fsdp=4, context=2), *flags(preference__micro_batches=2, ppo__micro_batches=4)),
+        ("ppo update",),
+    ),
+    "70b-fsdp8-tensor8": Case(
+        f"{REAL}:llama31_70b_v5p128", "Llama-3.1-70B", "v5p:4x4x4", (), ("ppo update", "ppo generate")
+    ),
+}  # fmt: skip
 PHASES = {"generate": "sampling", "score": "scoring", "reward": "reward", "update": "update"}
 
 

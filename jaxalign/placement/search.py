@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Iterator
 
@@ -52,12 +53,13 @@ def _divisors(number: int) -> list[int]:
     return [n for n in range(1, number + 1) if number % n == 0]
 
 
-def possible(given: Given) -> list[RunEstimate]:
+@functools.lru_cache(maxsize=32)
+def possible(given: Given) -> tuple[RunEstimate, ...]:
     """Estimates of every mesh of the whole cluster that divides the model and the batches, for each way to hold weights in
     generation, the fastest that fit first, then the others by their peak. pipeline and zero are left as they are."""
     mesh, found = given.config.mesh, []
     if given.cluster.devices % mesh.pipeline:
-        return []
+        return ()
     for sizes in meshes(given.cluster.devices, mesh.pipeline, mesh.slices):
         for generation in ("tensor", "training"):
             if generation == "training" and sizes["fsdp"] == 1:
@@ -69,7 +71,7 @@ def possible(given: Given) -> list[RunEstimate]:
                 continue
     # Of meshes about as fast, the one with fewer kinds of split.
     simple = lambda run: sum(getattr(run.config.mesh, axis) > 1 for axis in ("data", "fsdp", "context", "tensor"))  # noqa: E731
-    return sorted(found, key=lambda run: (not run.fits, _speed(run) if run.fits else run.peak, simple(run)))
+    return tuple(sorted(found, key=lambda run: (not run.fits, _speed(run) if run.fits else run.peak, simple(run))))
 
 
 def _speed(run: RunEstimate) -> float:

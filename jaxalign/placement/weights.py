@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -60,6 +61,7 @@ def whole(sharding: Sharding) -> Sharding:
     return dataclasses.replace(sharding, phase="generation", generation_rules="tensor")
 
 
+@functools.lru_cache(maxsize=4096)
 def measure(model: Model, stored: str) -> Weights:
     """The Weights of a model on the mesh of its sharding (an AbstractMesh will do). stored: `config.lora.base`."""
     sharding, config = model.sharding, model.config
@@ -71,6 +73,7 @@ def measure(model: Model, stored: str) -> Weights:
     kernels = base.only(lambda path: path[0] == "blocks" and path[1:] in LINEAR)
     held = stored if adapted else "float32"
     stays = held in ("float32", "bfloat16") and np.dtype(held).itemsize == compute
+    cast = held in ("float32", "bfloat16") and not stays  # What is quantised becomes an array layer by layer.
     table = base.only(lambda path: path[0] == "embedding").bytes(whole(sharding), lambda *_: compute)
     untied = base.only(lambda path: path[0] == "unembedding").bytes(whole(sharding), lambda *_: compute)
     layer = kernels.bytes(whole(sharding), lambda *_: compute) / config.layers
@@ -87,7 +90,7 @@ def measure(model: Model, stored: str) -> Weights:
         frozen=base.bytes(sharding, lambda path, shape: _stored(held, path, shape)) if adapted else 0.0,
         gradients=own.bytes(sharding.gradients, lambda *_: 4),
         optimizer=own.bytes(sharding.optimizer, lambda *_: 8),
-        casts=0.0 if stays else kernels.bytes(sharding, lambda *_: compute),
+        casts=0.0 if not cast else kernels.bytes(sharding, lambda *_: compute),
         table=table,
         head=untied or table,
         layer=layer,
