@@ -118,20 +118,22 @@ def update(model: Model, weights: Weights, rows: Rows, micro: int, lm_head: bool
     kept = residuals(at, config.remat)
     if model.lora is None and not config.remat:
         kept += weights.casts  # The slices that each layer multiplied by are kept as well.
-    backward = kept + layer_backward(at) + 2 / 3 * weights.layer
-    grads = weights.gradients * (2 if micro > 1 else 1)
-    trained_tables = model.lora is None
-    lookup = 2 * weights.table if trained_tables else weights.copies[1]
-    head = 0.0
+    # The head comes first, before any gradient; then the layers, whose gradients lie there whole; the embedding's come last.
+    # (gradients, casts and tables, all else) at each time:
+    casts = weights.casts + weights.copies[0] + (weights.table if micro > 1 else 0.0) + beside
+    heaped = weights.gradients if micro > 1 else 0.0
+    layers = heaped + weights.gradients - weights.table_gradient
+    times = {
+        "layers": (layers, casts, kept + layer_backward(at) + 2 / 3 * weights.layer),
+        "lookup": (layers, casts, 2 * weights.table if model.lora is None else weights.copies[1]),
+        # Where each device updates a part of what it holds whole, the new parameters are gathered beside the old.
+        "step": (heaped + weights.gradients, beside, 0.0 if model.sharding.zero == 3 else weights.parameters),
+    }
     if lm_head:
         positions, _ = chunk(model, part)
-        head = weights.head * (1 + (4 / at.size if trained_tables else 0)) + 3 * at.B * positions * at.V * 4 + kept
-    hoisted = weights.table if micro > 1 else 0.0
-    return {
-        "gradients": grads,
-        "casts": weights.casts + weights.copies[0] + hoisted + beside,
-        "activations": max(backward, head, lookup),
-    }
+        gradient = 4 / at.size * weights.head if model.lora is None else 0.0  # float32, before it is split
+        times["head"] = (heaped, casts, weights.head + gradient + 3 * at.B * positions * at.V * 4 + kept)
+    return dict(zip(("gradients", "casts", "activations"), max(times.values(), key=sum), strict=True))
 
 
 def scoring(models: list[tuple[Model, Weights]], rows: Rows, counted: int) -> Parts:

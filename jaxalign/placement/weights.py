@@ -27,8 +27,8 @@ class Weights:
 
     count: parameters of the whole model, not of a device; trained: those that are learnt; matmul: those that multiply each
     token (no embedding lookup, no norms; of experts those at work).
-    parameters: what is learnt, float32; frozen: the base under adapters, as it is stored; gradients and optimizer (two
-    moments) as config.mesh.zero splits them.
+    parameters: what is learnt, float32; frozen: the base under adapters, as it is stored; gradients, of which table_gradient
+    is the embedding's, and optimizer (two moments) as config.mesh.zero splits them.
     casts: the blocks once more in the compute dtype, split as they are stored, where they are stored otherwise.
     table: the embedding whole but for tensor, in the compute dtype, which a lookup reads; head: the same of the LM head.
     layer: the kernels of one layer, whole but for tensor, in the compute dtype.
@@ -45,6 +45,7 @@ class Weights:
     parameters: float
     frozen: float
     gradients: float
+    table_gradient: float
     optimizer: float
     casts: float
     table: float
@@ -89,6 +90,7 @@ def measure(model: Model, stored: str) -> Weights:
         parameters=own.bytes(sharding, lambda *_: 4),
         frozen=base.bytes(sharding, lambda path, shape: _stored(held, path, shape)) if adapted else 0.0,
         gradients=own.bytes(sharding.gradients, lambda *_: 4),
+        table_gradient=own.only(lambda path: path[0] == "embedding").bytes(sharding.gradients, lambda *_: 4),
         optimizer=own.bytes(sharding.optimizer, lambda *_: 8),
         casts=0.0 if not cast else kernels.bytes(sharding, lambda *_: compute),
         table=table,
