@@ -66,7 +66,7 @@ def read_config(argv: Sequence[str], shape: str) -> Config:
 
 def _plan(config: Config, own: dict[str, Any]) -> int:
     # JAX is not loaded for a mistyped flag.
-    from jaxalign.placement import report, search, shapes
+    from jaxalign.placement import compiled_report, report, search, shapes
     from jaxalign.placement.estimate import Assumptions, abstract_sharding
     from jaxalign.placement.prices import read_prices
     from jaxalign.placement.weights import measure
@@ -91,10 +91,12 @@ def _plan(config: Config, own: dict[str, Any]) -> int:
     }
     advice = [] if run.fits else search.advice(given)
     faster = _faster(run, best)
+    compiled = _compiled(given.config, own) if own["compile"] else []
     if own["json"]:
         found = report.to_json(run, weights, assumptions, prices)
         found["advice"] = [{"change": words, "peak_bytes": other.peak, "seconds": other.seconds} for words, other in advice]
         found["faster_mesh"] = None if faster is None else search.mesh_words(faster.config.mesh)
+        found["compiled"] = compiled_report.to_json(compiled)
         print(json.dumps(found, indent=1))
     else:
         print(report.text(run, weights, own["shape"] or config.model.path or "The model", assumptions, prices))
@@ -104,7 +106,25 @@ def _plan(config: Config, own: dict[str, Any]) -> int:
                   f"{faster.peak / report.GB:.1f} GB); --search plans it.")
         for line in [] if run.fits else report.advised(advice):
             print(line)
-    return 0 if run.fits else 1
+        if compiled:
+            print("\n" + compiled_report.text(compiled))
+    return 0 if run.fits and all(program.fits for program in compiled) else 1
+
+
+def _compiled(config: Config, own: dict[str, Any]):
+    """Every step of the run, compiled for the topology. Raises UserError where that cannot be."""
+    from jaxalign.parallel.sharding import make_sharding
+    from jaxalign.placement import shapes
+    from jaxalign.placement.compiled import compile_run
+    from jaxalign.placement.topology import parse_topology, topology_devices
+
+    if not own["topology"]:
+        raise UserError("--compile is for TPUs: give a --topology; for GPUs there is no compiler without one")
+    mesh, topology = config.mesh, parse_topology(own["topology"], config.mesh.slices)
+    devices = topology_devices(topology, mesh.data * mesh.fsdp * mesh.tensor * mesh.context * mesh.pipeline)
+    policy = shapes.policy_model(config, make_sharding(mesh, devices), own["shape"] or None)
+    tell = lambda name: print(f"compiling {name}", file=sys.stderr, flush=True)  # noqa: E731
+    return compile_run(config, policy, prompt=own["prompt"], usable=topology.usable, progress=tell)
 
 
 def _faster(run, best):

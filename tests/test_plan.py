@@ -31,8 +31,8 @@ def test_search_plans_a_mesh_that_fits(capsys):
 def test_json_has_every_number_of_the_table(capsys):
     assert plan(*RUN, "--topology=v5e:4x4", "--config.mesh.generation=training", "--examples=1000", "--json") == 0
     found = json.loads(capsys.readouterr().out)
-    assert {"cluster", "mesh", "assumptions", "weights", "tasks", "fits", "peak_bytes", "seconds", "uncounted", "money", "advice",
-            "faster_mesh"} == set(found)  # fmt: skip
+    assert {"cluster", "mesh", "assumptions", "weights", "tasks", "fits", "peak_bytes", "seconds", "uncounted", "money",
+            "advice", "faster_mesh", "compiled"} == set(found)  # fmt: skip
     assert found["fits"] is True and found["uncounted"] == [] and found["mesh"]["fsdp"] == 16
     assert set(found["weights"]) == {"policy", "preference model", "critic", "reference"}
     for task in found["tasks"]:
@@ -58,6 +58,7 @@ def test_gpus_and_a_model_from_scratch(capsys):
     (("--topology=v5e:4x4", "--config.mesh.fsdpp=2"), "did you mean fsdp?"),
     (("--topology=v5e:2x2",), "asks for 16 devices, but v5e:2x2 has 4"),
     (("--topology=v5e:4x4", "--serach"), "--serach is not a flag"),
+    (("--gpus=H100x16", "--compile"), "--compile is for TPUs"),
 ])  # fmt: skip
 def test_mistakes_end_with_2_and_one_sentence(capsys, arguments, sentence):
     given = [argument for argument in arguments if argument.startswith("--shape")] or [RUN[1]]
