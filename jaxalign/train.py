@@ -75,6 +75,12 @@ def read_arguments(argv: Sequence[str]) -> tuple[Config, Path, bool]:
     Raises:
         UserError: an unknown flag or field, a value that does not fit, or a config file that is missing or fails.
     """
+    config, workdir, overwrite = read_values(argv)
+    return from_config_dict(config), workdir, overwrite
+
+
+def read_values(argv: Sequence[str]) -> tuple[config_dict.ConfigDict, Path, bool]:
+    """As `read_arguments`, with the config's values as they were given, not checked yet."""
     file, variant, rest = _take_config_file(argv[1:])
     config = _load(file, variant)
     arguments = [argv[0], *_normalise_overrides(rest)]
@@ -88,7 +94,7 @@ def read_arguments(argv: Sequence[str]) -> tuple[Config, Path, bool]:
     if unused:
         raise UserError(f"{unused[0]!r} is not expected on the command line; a field is set as --config.FIELD=VALUE")
     name = "-".join(part for part in (file.stem, variant) if part)
-    return from_config_dict(config), Path(workdir.value or f"runs/{name}"), overwrite.value
+    return config, Path(workdir.value or f"runs/{name}"), overwrite.value
 
 
 def _parse(values: flags.FlagValues, arguments: list[str]) -> list[str]:

@@ -31,7 +31,7 @@ def render(summary: Mapping[str, Any], stages: Collection[str] = ("pretrain", "r
         values = summary.get(field) or {}
         if any(values.get(model) is not None for model in models):
             rows.append([title, *(_number(values.get(model), digits) for model in models)])
-    lines = _align(rows)
+    lines = align(rows)
     return "\n".join([lines[0], "-" * max(map(len, lines)), *lines[1:]])
 
 
@@ -45,6 +45,7 @@ def _number(value: float | None, digits: int) -> str:
     return "-" if value is None else f"{value:z.{digits}f}"
 
 
-def _align(rows: list[list[str]]) -> list[str]:
+def align(rows: list[list[str]]) -> list[str]:
+    """Lines of a table: the first column to the left, the others to the right."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return ["  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in rows]

@@ -1,0 +1,181 @@
+"""How near the plan's memory comes to the compiler's: both for the same programs, as a table.
+
+    pip install 'jaxalign[aot]'
+    JAX_PLATFORMS=cpu python benchmarks/plan_accuracy.py --compile [NAME ...]
+    JAX_PLATFORMS=cpu python benchmarks/plan_accuracy.py > TABLE.md
+
+With --compile the cases named (default: all that are not there yet) are compiled for their topology, a minute or two each, and
+what the compiler says is kept in benchmarks/plan_accuracy.json. Without it that file is set against the plan as it is now. No
+TPU and no weights are needed. Figures are bytes of one device: all that lies there while the program runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import importlib.metadata
+import json
+import sys
+from pathlib import Path
+
+import jax
+
+from jaxalign.config import from_config_dict
+from jaxalign.parallel.sharding import make_sharding
+from jaxalign.placement import search, shapes
+from jaxalign.placement.compiled import compile_program, run_programs
+from jaxalign.placement.hardware import tpu_cluster
+from jaxalign.placement.programs import device_bytes
+from jaxalign.placement.topology import parse_topology, topology_devices
+from jaxalign.train import read_values
+
+KEPT = Path(__file__).with_suffix(".json")
+REAL = "configs/real_size.py"
+FULL = ("--config.lora.rank=0", "--config.lora.base=float32")
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """config: file and variant; flags: as on the command line; programs: "stage phase" of the plan."""
+
+    config: str
+    shape: str
+    topology: str
+    flags: tuple[str, ...]
+    programs: tuple[str, ...]
+
+
+def mesh(**sizes) -> tuple[str, ...]:
+    sizes = dict(data=1, fsdp=1, tensor=1) | sizes
+    return flags(**{f"mesh__{name}": size for name, size in sizes.items()})
+
+
+def flags(**values) -> tuple[str, ...]:
+    """--config.FIELD=VALUE, with __ for a dot."""
+    return tuple(f"--config.{name.replace('__', '.')}={value}" for name, value in values.items())
+
+
+CASES = {
+    "1b-one": Case(f"{REAL}:llama32_1b", "Llama-3.2-1B", "v5e:1x1", (), ("ppo generate", "ppo update")),
+    "1b-fsdp4": Case(
+        f"{REAL}:llama32_1b", "Llama-3.2-1B", "v5e:2x2",
+        (*FULL, *mesh(fsdp=4), *flags(preference__micro_batches=2, ppo__micro_batches=4)),
+        ("sft update", "preference update", "ppo score"),
+    ),
+    "8b-fsdp16": Case(
+        f"{REAL}:llama31_8b_v5e16", "Llama-3.1-8B", "v5e:4x4", flags(mesh__generation="training"),
+        ("ppo generate", "ppo score", "ppo update"),
+    ),
+    "8b-data4-tensor4": Case(
+        f"{REAL}:llama31_8b_v5e16", "Llama-3.1-8B", "v5e:4x4", mesh(data=4, tensor=4), ("ppo generate", "ppo update")
+    ),
+    "8b-nf4-fsdp16": Case(
+        f"{REAL}:llama31_8b_v5e16", "Llama-3.1-8B", "v5e:4x4", flags(mesh__generation="training", lora__base="nf4"),
+        ("ppo update",),
+    ),
+    "9b-fsdp8": Case(f"{REAL}:gemma2_9b", "gemma-2-9b", "v5e:2x4", (), ("preference update",)),
+    "8b-full-fsdp8-tensor2": Case(
+        f"{REAL}:llama31_8b_h100x8", "Llama-3.1-8B", "v5p:2x2x4", mesh(fsdp=8, tensor=2), ("ppo update", "ppo generate")
+    ),
+    "1b-zero1": Case(
+        f"{REAL}:llama32_1b", "Llama-3.2-1B", "v5e:2x4",
+        (*FULL, *mesh(fsdp=8), *flags(mesh__zero=1, sft__batch_rows=8, preference__micro_batches=1, ppo__micro_batches=2)),
+        ("sft update",),
+    ),
+    "06b-no-remat": Case(
+        f"{REAL}:qwen3_0_6b", "Qwen3-0.6B", "v6e:2x2",
+        (*FULL, *mesh(data=2, fsdp=2), *flags(model__remat=False, preference__micro_batches=4, ppo__micro_batches=4)),
+        ("sft update",),
+    ),
+    "1b-context2": Case(
+        f"{REAL}:llama32_1b", "Llama-3.2-1B", "v5e:2x4",
+        (*FULL, *mesh(fsdp=4, context=2), *flags(preference__micro_batches=2, ppo__micro_batches=4)),
+        ("ppo update",),
+    ),
+    "70b-fsdp8-tensor8": Case(
+        f"{REAL}:llama31_70b_v5p128", "Llama-3.1-70B", "v5p:4x4x4", (), ("ppo update", "ppo generate")
+    ),
+}  # fmt: skip
+PHASES = {"generate": "sampling", "score": "scoring", "reward": "reward", "update": "update"}
+
+
+def given(case: Case) -> search.Given:
+    values, _, _ = read_values(["plan_accuracy", f"--config={case.config}", *case.flags])
+    values.model.path = values.data.train = "not read by a plan"
+    config = from_config_dict(values)
+    cluster = tpu_cluster(parse_topology(case.topology, config.mesh.slices))
+    return search.Given(config, shapes.policy_model(config, None, case.shape), cluster)
+
+
+def doubled(program) -> int:
+    """Bytes of the arrays that a program is passed more than once: a device has them once."""
+    leaves = [leaf for leaf in jax.tree.leaves(program.arguments) if isinstance(leaf, jax.ShapeDtypeStruct)]
+    return device_bytes(leaves) - device_bytes(list({id(leaf): leaf for leaf in leaves}.values()))
+
+
+def compile_case(name: str) -> dict[str, dict]:
+    case = CASES[name]
+    plan, topology = given(case), parse_topology(case.topology)
+    sizes = plan.config.mesh
+    needed = sizes.data * sizes.fsdp * sizes.tensor * sizes.context * sizes.pipeline
+    policy = shapes.policy_model(plan.config, make_sharding(sizes, topology_devices(topology, needed)), case.shape)
+    found = {}
+    for program in run_programs(plan.config, policy):
+        wanted = next((p for p in case.programs if p == f"{program.stage} {_phase(program.phase)}"), None)
+        if wanted is None:
+            continue
+        compiled = compile_program(program)
+        if compiled.memory is None:
+            raise SystemExit(f"{name} {program.name}: {compiled.refusal}")
+        twice = doubled(program) if program.phase == "scoring" else 0
+        found[wanted] = {"total": compiled.total - twice, "temporary": compiled.memory.temporary, "seconds": compiled.seconds}
+        print(f"{name} {wanted}: {compiled.seconds:.0f} s", file=sys.stderr, flush=True)
+    return found
+
+
+def _phase(phase: str) -> str | None:
+    return next((ours for ours, theirs in PHASES.items() if theirs == phase), None)
+
+
+def table(kept: dict) -> str:
+    """Markdown: a line for each program."""
+    versions = kept["versions"]
+    lines = [
+        f"`libtpu` {versions['libtpu']}, `jax` {versions['jax']}.", "",
+        "| model | mesh | topology | weights | program | plan, GB | compiler, GB | difference |",
+        "|---|---|---|---|---|---|---|---|",
+    ]  # fmt: skip
+    for name, case in CASES.items():
+        if name not in kept["cases"]:
+            continue
+        plan = given(case)
+        run = plan.estimate()
+        config = plan.config
+        weights = "all" if not config.lora.rank else f"LoRA, {config.lora.base} base"
+        weights += "" if config.model.remat else ", no remat"
+        for program, said in kept["cases"][name].items():
+            task = next(task for task in run.tasks if task.task.name == program)
+            lines.append(
+                f"| {case.shape} | {search.mesh_words(config.mesh)} | {case.topology} | {weights} | {program} | "
+                f"{task.peak / 1e9:.2f} | {said['total'] / 1e9:.2f} | {task.peak / said['total'] - 1:+.1%} |"
+            )
+    return "\n".join(lines)
+
+
+def main(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--compile", action="store_true", help="compile the cases that are named, or all that are not kept")
+    parser.add_argument("names", nargs="*", choices=[[], *CASES], help="cases to compile")
+    args = parser.parse_args(argv)
+    kept = json.loads(KEPT.read_text(encoding="utf-8")) if KEPT.exists() else {"cases": {}}
+    if args.compile:
+        for name in args.names or [name for name in CASES if name not in kept["cases"]]:
+            kept["cases"][name] = compile_case(name)
+            kept["versions"] = {package: importlib.metadata.version(package) for package in ("jax", "libtpu")}
+            KEPT.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
+    print(table(kept))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,166 @@
+"""The peak memory of each program on one device, from what XLA is seen to keep (docs/plan.md says how each part was found).
+
+Dimension letters: B rows of a device, T tokens of a row on a device, S keys of a row, D model, H query heads, K key/value
+heads, h head dim, F mlp, V vocab, L layers; H, K, F and V are those of one device.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+from jaxalign.models.heads import CHUNK_FLOATS
+from jaxalign.models.model import Model
+from jaxalign.placement.weights import Weights
+
+Parts = dict[str, float]
+"""Bytes of one device by what they are."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Rows:
+    """What passes through a model at once: `rows` of `length` tokens over all devices; new: tokens sampled beyond."""
+
+    rows: int
+    length: int
+    new: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Local:
+    """One device's share of a model's sizes and of Rows."""
+
+    B: float
+    T: float
+    S: int
+    D: int
+    H: float
+    K: float
+    h: int
+    F: float
+    V: float
+    L: float
+    size: int  # bytes of a number in the compute dtype
+    share: float  # of a row's tokens that a device keeps between layers
+    gated: bool
+
+    @property
+    def tokens(self) -> float:
+        return self.B * self.T
+
+
+def local(model: Model, rows: Rows, phase: str = "training") -> Local:
+    """The shares of one device in training, or in "generation"."""
+    config, sharding = model.config, dataclasses.replace(model.sharding, phase=phase)
+
+    def ways(name: str) -> int:
+        found = 1
+        for axis in sharding.rules[name]:
+            found *= sharding.mesh.shape[axis]
+        return found
+
+    work = config.mlp if config.experts is None else config.mlp * config.experts.per_token
+    return Local(
+        max(1.0, rows.rows / ways("batch")), rows.length / ways("length"), rows.length, config.embed,
+        config.heads / ways("heads"), config.kv_heads / ways("kv_heads"), config.head_dim, work / ways("mlp"),
+        config.table_rows / ways("vocab"), config.layers / ways("layers"), np.dtype(config.compute_dtype).itemsize,
+        ways("length") / ways("residual"), config.gated,
+    )  # fmt: skip
+
+
+def scores(at: Local) -> float:
+    """Attention scores of one layer in float32, and their softmax in the compute dtype: both are whole [B, H, T, S]."""
+    return at.B * at.H * at.T * at.S * (4 + at.size)
+
+
+def layer_forward(at: Local) -> float:
+    """The largest of what a layer needs at once, forward: its attention, or its MLP."""
+    mlp = (3 if at.gated else 2) * at.tokens * at.F * at.size
+    heads = at.tokens * 2 * (at.H + at.K) * at.h * at.size
+    return 3 * at.tokens * at.D * at.size + max(scores(at) + heads, mlp)
+
+
+def layer_backward(at: Local) -> float:
+    """The same, backward: the MLP's two products stay while the attention is gone through."""
+    kept = (2 if at.gated else 1) * at.tokens * at.F * at.size
+    heads = at.tokens * 3 * (at.H + at.K) * at.h * at.size
+    return 6 * at.tokens * at.D * at.size + kept + max(scores(at) + heads, kept)
+
+
+def residuals(at: Local, remat: bool) -> float:
+    """What the forward pass leaves for the backward pass, of all layers."""
+    if remat:
+        return at.L * at.tokens * at.share * at.D * at.size
+    norms = 6 * at.tokens * at.D * 4  # float32, three for each norm
+    mlp = (6 if at.gated else 4) * at.tokens * at.F * at.size
+    heads = at.tokens * (2 * at.H + 2 * at.K) * at.h * at.size
+    return at.L * (scores(at) + norms + mlp + heads + 3 * at.tokens * at.D * at.size)
+
+
+def cache(at: Local, slots: int) -> float:
+    """Keys and values of all layers."""
+    return 2 * at.L * at.B * at.K * at.h * slots * at.size
+
+
+def chunk(model: Model, rows: Rows) -> tuple[int, int]:
+    """(positions of a row in one chunk of the LM head, how many chunks), as `models/heads.py` cuts them."""
+    positions = max(1, min(rows.length, CHUNK_FLOATS // max(1, rows.rows * model.config.vocab)))
+    return positions, -(-rows.length // positions)
+
+
+def update(model: Model, weights: Weights, rows: Rows, micro: int, lm_head: bool, beside: float = 0.0) -> Parts:
+    """Temporaries of one update, whose minibatch is `rows` in `micro` parts. beside: bytes of casts and tables that another
+    model, updated in the same program, holds meanwhile."""
+    config = model.config
+    part = Rows(max(1, rows.rows // micro), rows.length)
+    at = local(model, part)
+    kept = residuals(at, config.remat)
+    if model.lora is None and not config.remat:
+        kept += weights.casts  # The slices that each layer multiplied by are kept as well.
+    # The head comes first, before any gradient; then the layers, whose gradients lie there whole; the embedding's come last.
+    # (gradients, casts and tables, all else) at each time:
+    casts = weights.casts + weights.copies[0] + (weights.table if micro > 1 else 0.0) + beside
+    heaped = weights.gradients if micro > 1 else 0.0
+    layers = heaped + weights.gradients - weights.table_gradient
+    times = {
+        "layers": (layers, casts, kept + layer_backward(at) + 2 / 3 * weights.layer),
+        "lookup": (layers, casts, 2 * weights.table if model.lora is None else weights.copies[1]),
+        # Where each device updates a part of what it holds whole, the new parameters are gathered beside the old.
+        "step": (heaped + weights.gradients, beside, 0.0 if model.sharding.zero == 3 else weights.parameters),
+    }
+    if lm_head:
+        positions, _ = chunk(model, part)
+        gradient = 4 / at.size * weights.head if model.lora is None else 0.0  # float32, before it is split
+        times["head"] = (heaped, casts, weights.head + gradient + 3 * at.B * positions * at.V * 4 + kept)
+    return dict(zip(("gradients", "casts", "activations"), max(times.values(), key=sum), strict=True))
+
+
+def scoring(models: list[tuple[Model, Weights]], rows: Rows, counted: int) -> Parts:
+    """Temporaries of one program that runs several models forward over the same rows, their heads at `counted` positions.
+
+    A table that is the LM head as well is kept from the lookup to the head; the others are gone when the layers run.
+    """
+    at, config = local(models[0][0], rows), models[0][0].config
+    adapted = models[0][0].lora is not None
+    held = {} if adapted else {id(own): own.casts for _, own in models}
+    copies = sum(own.copies[0] for _, own in (models[:1] if adapted else models))
+    tables = [own.table + own.copies[1] for _, own in models]
+    layer = layer_forward(at) + max(own.layer for _, own in models) / 3
+    if config.tie_embeddings:
+        kept = sum(own.table for _, own in (models[:1] if adapted else models))
+        return {"casts": sum(held.values()) + copies + kept, "activations": max(layer, models[0][1].copies[1])}
+    head = max(own.head for _, own in models) if counted else 0.0
+    return {"casts": sum(held.values()) + copies, "activations": max(layer, *tables, head) + at.tokens * at.D * at.size}
+
+
+def generation(model: Model, weights: Weights, rows: Rows) -> Parts:
+    """Temporaries of sampling: the cache, and the largest of what the prompt, its cache's move into a longer one and a step
+    need beside it. Where weights lie as in training, both tables are gathered once."""
+    at = local(model, rows, "generation")
+    whole, prompt = cache(at, rows.length + rows.new), cache(at, rows.length)
+    peak = max(prompt + layer_forward(at), prompt + whole, whole + 3 * at.B * at.V * 4)
+    found = {"KV cache": whole, "activations": peak - whole}
+    if model.sharding.generation_rules == "training" and model.sharding.mesh.shape["fsdp"] > 1:
+        found["tables"] = weights.table + (0.0 if model.config.tie_embeddings else weights.head)
+    return found

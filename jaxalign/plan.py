@@ -1,0 +1,184 @@
+"""The entry point, `python -m jaxalign.plan`: does a run fit, how long does it take and what does it cost (docs/plan.md).
+
+Exit codes: 0 it fits, 1 it does not, 2 a mistake the user can mend (one sentence on stderr, no traceback), 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from jaxalign import train
+from jaxalign.config import Config, from_config_dict
+from jaxalign.errors import UserError, tell
+
+_USAGE = """usage: python -m jaxalign.plan --config=FILE --topology=NAME [--config.FIELD=VALUE ...]
+
+Prints, by arithmetic alone, the memory, the work and the time of each task of a run on devices that need not be here.
+
+  --config=FILE         a config file as for jaxalign.train, with any --config.FIELD=VALUE
+  --topology=NAME       TPUs: a generation (v4, v5e, v5p, v6e) and the chips along each axis, as in v5p:4x4x8
+  --gpus=NAMExCOUNT     in its place, GPUs, as in H100x8
+  --shape=NAME          the sizes of a published model, as in Llama-3.1-8B, without its files
+  --search              plan the fastest mesh that fits, in place of that of config.mesh
+  --compile             compile every step for the topology as well (minutes; pip install 'jaxalign[aot]')
+  --prompt=N            tokens of the longest prompt; default: what model.max_length leaves beside the new ones
+  --examples=N          rows of the data file, from which the number of steps follows
+  --prices=FILE         JSON with prices and their date, as configs/prices_example.json is
+  --mfu=SHARE           share of peak FLOP/s that matrix products reach; default 0.5
+  --hbm=SHARE           the same of the memory's bandwidth; default 0.8
+  --network=SHARE       the same of the network's; default 0.8
+  --json                print one JSON object
+
+Exit codes: 0 it fits, 1 it does not, 2 a mistake in what was given.
+"""
+_VALUES = ("topology", "gpus", "shape", "prompt", "examples", "prices", "mfu", "hbm", "network")
+_SWITCHES = ("search", "compile", "json")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Prints the plan and returns the exit code. `argv` includes the program's name; default sys.argv."""
+    argv = list(sys.argv if argv is None else argv)
+    if any(argument in ("-h", "--help", "-help") for argument in argv[1:]):
+        print(_USAGE, end="")
+        return 0
+    try:
+        own, rest = _take_own(argv[1:])
+        config = read_config([argv[0], *rest], own["shape"])
+        return _plan(config, own)
+    except UserError as error:
+        return tell(str(error), 2)
+    except KeyboardInterrupt:
+        return tell("interrupted", 130)
+
+
+def read_config(argv: Sequence[str], shape: str) -> Config:
+    """The checked config. Files that a plan does not read may be left open: the data's, and with `shape` the model's."""
+    values, _, _ = train.read_values(argv)
+    values.data.train = values.data.train or "not read by a plan"
+    if shape:
+        values.model.source, values.model.path = "huggingface", values.model.path or shape
+    return from_config_dict(values)
+
+
+def _plan(config: Config, own: dict[str, Any]) -> int:
+    # JAX is not loaded for a mistyped flag.
+    from jaxalign.placement import compiled_report, report, search, shapes
+    from jaxalign.placement.estimate import Assumptions, abstract_sharding
+    from jaxalign.placement.prices import read_prices
+    from jaxalign.placement.weights import measure
+
+    cluster = _cluster(own, config.mesh.slices)
+    prices = read_prices(own["prices"]) if own["prices"] else None
+    assumptions = Assumptions(own["mfu"], own["hbm"], own["network"])
+    policy = shapes.policy_model(config, None, own["shape"] or None)
+    given = search.Given(config, policy, cluster, assumptions, own["prompt"], own["examples"])
+    best = search.possible(given)
+    if own["search"]:
+        if not best:
+            raise UserError(f"no mesh of all {cluster.devices} devices of {cluster.name} divides this model and its batches; "
+                            "make the batches multiples of more devices, or choose another topology")
+        given = dataclasses.replace(given, config=best[0].config)
+    run = given.estimate()
+    sharded = dataclasses.replace(policy, sharding=abstract_sharding(given.config.mesh))
+    roles = dict.fromkeys(role for task in run.tasks for role in task.task.stays)
+    weights = {
+        role: measure(sharded.with_head("scalar" if role in ("critic", "preference model") else "lm"), config.lora.base)
+        for role in roles
+    }
+    advice = [] if run.fits else search.advice(given)
+    faster = _faster(run, best)
+    compiled = _compiled(given.config, own) if own["compile"] else []
+    if own["json"]:
+        found = report.to_json(run, weights, assumptions, prices)
+        found["advice"] = [{"change": words, "peak_bytes": other.peak, "seconds": other.seconds} for words, other in advice]
+        found["faster_mesh"] = None if faster is None else search.mesh_words(faster.config.mesh)
+        found["compiled"] = compiled_report.to_json(compiled)
+        print(json.dumps(found, indent=1))
+    else:
+        print(report.text(run, weights, own["shape"] or config.model.path or "The model", assumptions, prices))
+        print(report.verdict(run))
+        if faster is not None:
+            print(f"A faster mesh that fits: {search.mesh_words(faster.config.mesh)} ({faster.seconds / 3600:.3g} hours, peak "
+                  f"{faster.peak / report.GB:.1f} GB); --search plans it.")
+        for line in [] if run.fits else report.advised(advice):
+            print(line)
+        if compiled:
+            print("\n" + compiled_report.text(compiled))
+    return 0 if run.fits and all(program.fits for program in compiled) else 1
+
+
+def _compiled(config: Config, own: dict[str, Any]):
+    """Every step of the run, compiled for the topology. Raises UserError where that cannot be."""
+    from jaxalign.parallel.sharding import make_sharding
+    from jaxalign.placement import shapes
+    from jaxalign.placement.compiled import compile_run
+    from jaxalign.placement.topology import parse_topology, topology_devices
+
+    if not own["topology"]:
+        raise UserError("--compile is for TPUs: give a --topology; for GPUs there is no compiler without one")
+    mesh, topology = config.mesh, parse_topology(own["topology"], config.mesh.slices)
+    devices = topology_devices(topology, mesh.data * mesh.fsdp * mesh.tensor * mesh.context * mesh.pipeline)
+    policy = shapes.policy_model(config, make_sharding(mesh, devices), own["shape"] or None)
+    tell = lambda name: print(f"compiling {name}", file=sys.stderr, flush=True)  # noqa: E731
+    return compile_run(config, policy, prompt=own["prompt"], usable=topology.usable, progress=tell)
+
+
+def _faster(run, best):
+    """The fastest mesh that fits, where it takes a twentieth less time than that of `run`."""
+    if not best or not best[0].fits or (run.fits and best[0].seconds > 0.95 * run.seconds):
+        return None
+    return best[0]
+
+
+def _cluster(own: dict[str, Any], slices: int):
+    from jaxalign.placement.hardware import gpu_cluster, tpu_cluster
+    from jaxalign.placement.topology import parse_topology
+
+    if bool(own["topology"]) == bool(own["gpus"]):
+        raise UserError("exactly one of --topology (TPUs, as in v5e:4x4) and --gpus (as in H100x8) is expected")
+    return tpu_cluster(parse_topology(own["topology"], slices)) if own["topology"] else gpu_cluster(own["gpus"])
+
+
+def _take_own(arguments: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
+    """This command's flags, and the rest, which are train's.
+
+    Raises:
+        UserError: a flag without a value, or with one that does not fit.
+    """
+    own: dict[str, Any] = dict.fromkeys(_VALUES, "") | dict.fromkeys(_SWITCHES, False)
+    rest, waiting = [], iter(arguments)
+    for argument in waiting:
+        name, equals, value = argument.lstrip("-").partition("=")
+        if argument.startswith("-") and name in _SWITCHES and not equals:
+            own[name] = True
+        elif argument.startswith("-") and name in _VALUES:
+            own[name] = value if equals else next(waiting, "")
+            if not own[name]:
+                raise UserError(f"--{name} has no value; set it as --{name}=VALUE")
+        else:
+            rest.append(argument)
+    for name in ("prompt", "examples"):
+        if own[name] and (not own[name].isdecimal() or not int(own[name])):
+            raise UserError(f"--{name} is {own[name]!r}; a number of at least 1 is expected")
+        own[name] = int(own[name]) if own[name] else None
+    for name, usual in (("mfu", 0.5), ("hbm", 0.8), ("network", 0.8)):
+        own[name] = _share(name, own[name]) if own[name] else usual
+    return own, rest
+
+
+def _share(name: str, text: str) -> float:
+    try:
+        found = float(text)
+    except ValueError:
+        found = 0.0
+    if not 0 < found <= 1:
+        raise UserError(f"--{name} is {text!r}; a share above 0 and at most 1 is expected")
+    return found
+
+
+if __name__ == "__main__":
+    sys.exit(main())

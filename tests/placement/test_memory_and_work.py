@@ -1,0 +1,116 @@
+"""What a program needs, against hand calculations."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from placement.planned import model
+
+from jaxalign.placement import memory, work
+from jaxalign.placement.memory import Rows
+from jaxalign.placement.weights import measure
+from jaxalign.placement.workload import Task
+
+KERNELS = 32 * (2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 14336)
+
+
+def task(rows: Rows, counted: int = 0, micro: int = 1) -> Task:
+    return Task("ppo", "update", ("policy",), ("policy",), ("policy",), rows, counted, 1, micro)
+
+
+def test_a_token_of_llama_8b_takes_131072_bytes_of_cache():
+    at = memory.local(model(), Rows(1, 1000), "generation")
+    assert memory.cache(at, 1000) == 131072 * 1000
+
+
+def test_tensor_splits_the_cache_by_heads_and_rows_go_over_all_other_axes():
+    at = memory.local(model(data=2, fsdp=2, tensor=4), Rows(8, 1000), "generation")
+    assert memory.cache(at, 1000) == 131072 * 1000 * 2 / 4
+    whole = memory.local(model(fsdp=2, tensor=4, generation="whole"), Rows(8, 1000), "generation")
+    assert memory.cache(whole, 1000) == 131072 * 1000
+
+
+def test_scores_are_float32_and_their_softmax_bfloat16():
+    at = memory.local(model(fsdp=2, tensor=4), Rows(4, 512))
+    assert memory.scores(at) == 2 * (32 / 4) * 512 * 512 * (4 + 2)
+
+
+def test_remat_keeps_the_layers_inputs_alone_and_less_than_without():
+    at = memory.local(model(fsdp=2), Rows(4, 512))
+    assert memory.residuals(at, True) == 32 * 2 * 512 * 4096 * 2
+    assert memory.residuals(at, False) > 10 * memory.residuals(at, True)
+
+
+def test_context_splits_a_rows_tokens_and_sequence_parallelism_what_passes_between_layers():
+    both = memory.local(model(context=2, tensor=4, sequence_parallel=True), Rows(1, 4096))
+    assert (both.T, both.S, both.share) == (2048, 4096, 1 / 4)
+
+
+def test_two_parts_of_a_minibatch_hold_two_sets_of_gradients_and_half_the_activations():
+    at, own = model(fsdp=8), measure(model(fsdp=8), "float32")
+    one, two = (memory.update(at, own, Rows(64, 2048), micro, lm_head=False) for micro in (1, 2))
+    # The embedding's own come last, when the layers' activations are gone.
+    assert one["gradients"] == own.gradients - 4 * 128256 * 4096 / 8 and two["gradients"] == one["gradients"] + own.gradients
+    # The layer's own weights are the same in both.
+    assert two["activations"] - 2 / 3 * own.layer == pytest.approx((one["activations"] - 2 / 3 * own.layer) / 2)
+
+
+def test_chunks_of_the_head_are_as_the_head_cuts_them():
+    assert memory.chunk(model(), Rows(1, 512)) == (32, 16)  # 2 ** 22 // 128256 positions
+    assert memory.chunk(model(), Rows(64, 512)) == (1, 512)
+
+
+def test_forward_is_two_operations_a_parameter_and_token_with_attention_and_head_beside():
+    own = measure(model(), "float32")
+    tokens, T = 4 * 1024, 1024
+    attention = 4 * T * 32 * 128 * 32
+    assert work.forward_flops(model(), own, Rows(4, T), 0) == tokens * (2 * KERNELS + attention)
+    assert work.forward_flops(model(), own, Rows(4, T), T) - work.forward_flops(model(), own, Rows(4, T), 0) == (
+        2 * 4096 * 128256 * tokens
+    )
+
+
+def test_backward_is_twice_forward_and_remat_once_more_and_half_for_frozen_kernels():
+    rows, plain = Rows(4, 1024), dataclasses.replace(model(), config=dataclasses.replace(model().config, remat=False))
+    own = measure(plain, "float32")
+    forward = work.forward_flops(plain, own, rows, 0)
+    assert work.backward_flops(plain, own, rows, 0) == 2 * forward
+    assert work.backward_flops(model(), own, rows, 0) == 3 * forward
+    adapted = model(rank=16)
+    few = measure(adapted, "bfloat16")
+    attention = 4 * 1024 * 32 * 128 * 32 * 4 * 1024
+    kernels = 2 * few.matmul * 4 * 1024
+    assert work.backward_flops(adapted, few, rows, 0) == kernels + 2 * attention + kernels + attention
+
+
+def test_fsdp_gathers_the_layers_in_each_of_three_passes_and_the_embedding_and_scatters_the_gradients_once():
+    at = model(fsdp=16)
+    own = measure(at, "float32")
+    sent = work.update(at, own, task(Rows(16, 1024)), 1).sent["fsdp"]
+    share, learnt = 15 / 16, 2 * own.count
+    assert sent == pytest.approx(share * (3 * 2 * KERNELS + 2 * 128256 * 4096 + learnt))
+
+
+def test_tensor_adds_up_activations_twice_a_layer_in_each_pass():
+    at = model(tensor=8)
+    sent = work.update(at, measure(at, "float32"), task(Rows(2, 1024)), 1).sent
+    assert sent == {"tensor": 3 * 2 * 32 * 2 * (2 * 1024 * 4096 * 2) * 7 / 8}
+
+
+def test_data_adds_up_whole_gradients_and_slices_only_what_is_left_of_them():
+    at = model(data=4, fsdp=2)
+    own = measure(at, "float32")
+    sent = work.update(at, own, task(Rows(8, 64)), 2).sent
+    shard = 2 * own.count / 2
+    assert sent["data"] == pytest.approx(2 * shard / 2)
+    assert sent["slices"] == pytest.approx(2 * (shard / 2) / 2)
+
+
+def test_decoding_reads_all_weights_and_the_cache_at_every_token():
+    at = model(tensor=4)
+    own = measure(at, "float32")
+    generate = Task("ppo", "generate", ("policy",), (), ("policy",), Rows(8, 512, 256), 1, 1)
+    _, _, step = work.generate(at, own, generate)
+    assert step.hbm == own.generation + 131072 * 768 * 8 / 4
+    assert step.flops == 8 * (2 * KERNELS + 4 * 768 * 32 * 128 * 32 + 2 * 4096 * 128256) / 4

@@ -1,0 +1,72 @@
+"""The command `python -m jaxalign.plan`: flags, exit codes, the table and the JSON object."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from jaxalign.plan import main
+
+RUN = ("--config=configs/real_size.py:llama31_8b_v5e16", "--shape=Llama-3.1-8B")
+
+
+def plan(*arguments: str) -> int:
+    return main(["plan", *arguments])
+
+
+def test_a_run_that_does_not_fit_ends_with_1_and_says_what_would(capsys):
+    assert plan(*RUN, "--topology=v5e:4x4") == 1
+    told = capsys.readouterr().out
+    assert "Llama-3.1-8B on v5e:4x4: 16 devices on 2 hosts" in told and "mesh: fsdp=16" in told
+    assert "It does not fit: ppo generate needs" in told and "config.mesh: " in told and "--examples=N" in told
+
+
+def test_search_plans_a_mesh_that_fits(capsys):
+    assert plan(*RUN, "--topology=v5e:4x4", "--search", "--prices=configs/prices_example.json") == 0
+    told = capsys.readouterr().out
+    assert "It fits: " in told and "USD, at 1 for a device and hour on 2026-01-01" in told
+
+
+def test_json_has_every_number_of_the_table(capsys):
+    assert plan(*RUN, "--topology=v5e:4x4", "--config.mesh.generation=training", "--examples=1000", "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert {"cluster", "mesh", "assumptions", "weights", "tasks", "fits", "peak_bytes", "seconds", "uncounted", "money",
+            "advice", "faster_mesh", "compiled"} == set(found)  # fmt: skip
+    assert found["fits"] is True and found["uncounted"] == [] and found["mesh"]["fsdp"] == 16
+    assert set(found["weights"]) == {"policy", "preference model", "critic", "reference"}
+    for task in found["tasks"]:
+        parts = [*task["resident_bytes"].values(), *task["temporary_bytes"].values()]
+        assert task["peak_bytes"] == pytest.approx(sum(parts))
+        assert task["seconds"] > 0 and task["flops"] > 0 and task["bound"] in ("compute", "memory", "network")
+
+
+def test_gpus_and_a_model_from_scratch(capsys):
+    assert plan(*RUN[1:], "--config=configs/real_size.py:llama31_8b_h100x8", "--gpus=H100x8") == 0
+    assert plan("--config=configs/quickstart.py", "--gpus=L4x1") == 0
+    assert "pretrain update" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("arguments", "sentence"), [
+    ((), "exactly one of --topology"),
+    (("--topology=v5e:4x4", "--gpus=H100x8"), "exactly one of --topology"),
+    (("--topology=v5x:4x4",), "'v5x' is not a generation of TPU known here"),
+    (("--topology=v5e:4x4", "--shape=Llama-9"), "shape is 'Llama-9'; it must be one of"),
+    (("--topology=v5e:4x4", "--mfu=2"), "--mfu is '2'; a share above 0 and at most 1"),
+    (("--topology=v5e:4x4", "--prompt=0"), "--prompt is '0'; a number of at least 1"),
+    (("--topology=v5e:4x4", "--prices=nowhere.json"), "--prices=nowhere.json cannot be read"),
+    (("--topology=v5e:4x4", "--config.mesh.fsdpp=2"), "did you mean fsdp?"),
+    (("--topology=v5e:2x2",), "asks for 16 devices, but v5e:2x2 has 4"),
+    (("--topology=v5e:4x4", "--serach"), "--serach is not a flag"),
+    (("--gpus=H100x16", "--compile"), "--compile is for TPUs"),
+])  # fmt: skip
+def test_mistakes_end_with_2_and_one_sentence(capsys, arguments, sentence):
+    given = [argument for argument in arguments if argument.startswith("--shape")] or [RUN[1]]
+    assert plan(RUN[0], *given, *[a for a in arguments if not a.startswith("--shape")]) == 2
+    told = capsys.readouterr()
+    assert sentence in told.err and told.err.count("\n") == 1 and not told.out
+
+
+def test_help(capsys):
+    assert plan("--help") == 0
+    assert "--topology=NAME" in capsys.readouterr().out
