@@ -47,8 +47,8 @@ _GENERATION: dict[str, dict[str, tuple[str, ...]]] = {
 class Sharding:
     """A mesh with its rules. Hashable, so it can be closed over by jitted functions.
 
-    zero: 3 splits parameters, gradients and optimizer state over fsdp, 2 the last two, 1 the optimizer state alone.
-    sequence_parallel: what passes between layers is split over tensor too, along its length.
+    zero: 3 splits parameters, gradients and optimizer state over fsdp, 2 the last two, 1 the optimizer state alone (ZeRO, arXiv
+    1910.02054). sequence_parallel: what passes between layers is split over tensor too, along its length (arXiv 2205.05198).
     generation_rules: as `config.mesh.generation`. pipeline_micro_batches, pipeline_repeats: see `parallel/pipeline.py`.
     """
 

@@ -63,11 +63,12 @@ def _adam(config: Optimizer) -> optax.GradientTransformation:
 
 
 def _lion(config: Optimizer) -> optax.GradientTransformation:
+    """arXiv 2302.06675."""
     return optax.scale_by_lion(config.b1, config.b2)
 
 
 def _adafactor(config: Optimizer) -> optax.GradientTransformation:
-    """Without momentum, as published; rates are relative to a weight's own size."""
+    """Without momentum, as published (arXiv 1804.04235); rates are relative to a weight's own size."""
     return _by_layer(optax.chain(
         optax.scale_by_factored_rms(), optax.clip_by_block_rms(1.0), optax.scale_by_param_block_rms(1e-3)
     ))  # fmt: skip
