@@ -84,7 +84,8 @@ def apply_gradients(model: Model, state: TrainState, gradients, optimizer) -> tu
     params = optax.apply_updates(start, updates)
     keep = lambda new, old: jax.tree.map(lambda n, o: jnp.where(finite, n, o), new, old)  # noqa: E731
     params = keep(params, start)
-    if model.sharding is not None:
+    if model.sharding is not None:  # Twice: else what is chosen from is gathered, and not the choice.
+        params = jax.lax.with_sharding_constraint(params, parts)
         params = jax.lax.with_sharding_constraint(params, model.shardings())
     new = TrainState(state.step + 1, state.key, params, keep(opt_state, state.opt_state))
     return new, {"grad_norm": norm, "skipped": 1.0 - finite.astype(jnp.float32)}

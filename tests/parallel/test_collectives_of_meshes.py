@@ -1,0 +1,105 @@
+"""What the devices of a compiled step send each other: no weights while tokens are sampled, each parameter's share with FSDP,
+none on the way back with ZeRO-1."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import optax
+import pytest
+
+from jaxalign.config import Mesh
+from jaxalign.models.model import Model
+from jaxalign.parallel.mesh import AXES
+from jaxalign.parallel.sharding import make_sharding
+from jaxalign.placement.hlo import collectives
+from jaxalign.placement.hlo_text import parse
+from jaxalign.placement.topology import parse_topology, topology_devices
+from jaxalign.records import PackedBatch
+from jaxalign.rollout.engine import generate
+from jaxalign.rollout.sampling import Sampling
+from jaxalign.training.lm_step import lm_step
+from jaxalign.training.state import abstract_state
+from tests.training.test_mesh_grid import DECODER
+
+OPTIMIZER = optax.adam(1e-3)
+KERNELS = ("query", "key", "value", "out", "gate", "up", "down")
+
+
+def found(lowered, model: Model, options=None):
+    sizes = {axis: model.sharding.mesh.shape[axis] for axis in AXES}
+    return collectives(parse(lowered.compile(options).as_text()), sizes, unknown_trips=31)
+
+
+def update(model: Model, rows: int = 16, length: int = 16):
+    """The collectives of one step of supervised training."""
+    array = lambda dtype: jax.ShapeDtypeStruct((rows, length), dtype, sharding=model.sharding.batch)  # noqa: E731
+    batch = PackedBatch(
+        tokens=array(jnp.int32), loss_mask=array(jnp.float32), segment_ids=array(jnp.int32), positions=array(jnp.int32)
+    )
+    return found(lm_step.lower(model, OPTIMIZER, 1, abstract_state(model, OPTIMIZER), batch), model)
+
+
+@functools.cache
+def updated(mesh: Mesh):
+    return update(Model(DECODER, sharding=make_sharding(mesh)))
+
+
+def gathered(found, loop: bool) -> set[str]:
+    """The names of the parameters that are gathered, in a loop over layers or outside."""
+    return {one.weight for one in found if one.kind == "all-gather" and "params" in one.weight and bool(one.loop) == loop}
+
+
+def test_fsdp_gathers_each_layers_kernels_when_it_comes_to_it():
+    names = gathered(updated(Mesh(fsdp=8)), loop=True)
+    assert {name.split("'")[-2] for name in names} >= set(KERNELS)
+    assert all(one.axes == ("fsdp",) for one in updated(Mesh(fsdp=8)) if one.weight)
+
+
+@pytest.mark.parametrize("zero", [1, 2])
+def test_zero_1_and_2_gather_no_parameter_for_the_forward_or_the_backward_pass(zero):
+    """What is updated in parts is gathered once, after the update: 4 bytes of each number of a kernel or a table."""
+    every = [one for one in updated(Mesh(fsdp=8, zero=zero)) if one.kind == "all-gather"]
+    assert not gathered(every, loop=True) and not gathered(every, loop=False)
+    assert not [one for one in every if one.loop]
+    split = [leaf for leaf in jax.tree.leaves(Model(DECODER).abstract()) if leaf.size > 1000]
+    assert sum(one.result for one in every) == 4 * sum(leaf.size for leaf in split)
+
+
+@pytest.mark.parametrize("mesh", [Mesh(fsdp=8), Mesh(data=2, fsdp=2, tensor=2), Mesh(pipeline=2, context=2, tensor=2)], ids=str)
+@pytest.mark.parametrize("rules", ["tensor", "whole"])
+def test_sampling_gathers_no_weights(mesh, rules):
+    every = sampled(dataclasses.replace(mesh, generation=rules))
+    assert not gathered(every, loop=True) and not gathered(every, loop=False)
+    assert rules == "tensor" or {one.kind for one in every if one.loop} == {"all-reduce"}  # Have all rows ended?
+
+
+def test_sampling_as_in_training_gathers_weights_at_every_token():
+    """What the other rules spare."""
+    every = sampled(Mesh(fsdp=8, generation="training"))
+    assert {one.weight.split("'")[-2] for one in every if one.weight and one.loop > 1} >= set(KERNELS)
+
+
+@functools.cache
+def sampled(mesh: Mesh):
+    """The collectives of sampling 32 tokens for 8 prompts."""
+    model = Model(DECODER, sharding=make_sharding(mesh))
+    params, where = model.generation_abstract(model.abstract()), model.sharding.generation.batch
+    row = jax.ShapeDtypeStruct((8,), jnp.int32, sharding=where)
+    prompts = jax.ShapeDtypeStruct((8, 8), jnp.int32, sharding=where)
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    lowered = generate.lower(model, params, prompts, row, key, row, Sampling(32, (64,), 1.0, 0, 1.0))
+    return found(lowered, model)
+
+
+def test_fsdp_scatters_the_gradients_on_a_tpu():
+    """The CPU's compiler has no such step: there they are added up whole, and cut."""
+    pytest.importorskip("libtpu")
+    devices = topology_devices(parse_topology("v5e:2x4"))
+    decoder = dataclasses.replace(DECODER, embed=1024, head_dim=128, mlp=4096, vocab=1024, compute_dtype="bfloat16")
+    every = update(Model(decoder, sharding=make_sharding(Mesh(fsdp=8), devices)), 8, 256)
+    assert {one.axes for one in every if one.kind == "reduce-scatter"} == {("fsdp",)}
+    assert gathered(every, loop=True)
