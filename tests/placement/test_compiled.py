@@ -11,6 +11,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+import jaxalign.models.model
 from jaxalign.config import Mesh as MeshConfig
 from jaxalign.parallel.sharding import make_sharding
 from jaxalign.placement.compiled import compile_program, compile_run
@@ -83,6 +84,16 @@ def test_a_run_on_cpu_devices_tells_each_program_and_fsdp_shows_in_its_traffic()
     assert "all-gather" in kinds and all(one.axes == ("fsdp",) for one in found.collectives)
     assert any(one.weight.startswith("state.params['blocks']") and one.times == 2 for one in found.collectives)  # 2 layers
     assert found.seconds > 0 and compile_run(changes, policy, programs=["ppo"]) == []
+
+
+def test_the_heads_weight_is_gathered_once_however_many_chunks_there_are(monkeypatch):
+    """The compiler's own account showed each of 383 chunks gathering it anew. With adapters it has no gradient either."""
+    monkeypatch.setattr(jaxalign.models.model, "CHUNK_FLOATS", 400)  # a position of one row a device, 16 chunks
+    changes = config(stages=["sft"], mesh={"data": 1, "fsdp": 4, "tensor": 1}, lora={"rank": 2},
+                     model={"tie_embeddings": False})  # fmt: skip
+    (found,) = compile_run(changes, policy_model(changes, make_sharding(changes.mesh)))
+    gathers = [one for one in found.collectives if one.weight == "frozen['unembedding']"]
+    assert [(one.times, one.axes, one.result) for one in gathers] == [(1, ("fsdp",), 400 * 16 * 4)]
 
 
 @needs_libtpu
