@@ -65,6 +65,17 @@ def test_a_program_that_the_compiler_refuses_keeps_its_words():
     assert found.refusal == "RESOURCE_EXHAUSTED: Ran out of memory\nby 3G" and found.resident == {"policy": 4 * KB}
 
 
+def test_a_program_whose_text_jax_cannot_write_out_is_told_and_still_counted(monkeypatch):
+    def fail(self):
+        raise jax.errors.JaxRuntimeError("INTERNAL: async-update instruction should have 1 operands but sees 3")
+
+    monkeypatch.setattr(jax.stages.Compiled, "as_text", fail)
+    state = array(jax.devices(), P("fsdp"), 8, KB)
+    found = compile_program(made(jax.jit(jnp.sin), state), usable=KB * KB)
+    assert found.fits and found.memory.arguments == 4 * KB and found.collectives == ()
+    assert "its collectives are not known" in found.warnings[0] and "async-update" in found.warnings[0]
+
+
 def test_any_other_failure_is_raised():
     class Broken:
         def lower(self, *arguments):
