@@ -140,9 +140,12 @@ def compile_program(program: Program, usable: int | None = None) -> CompiledProg
     kept = _kept(compiled, program.arguments, program.step)
     arrays = [*kept, *_results(compiled)]
     mesh = next((x.sharding.mesh for _, x in kept if isinstance(x.sharding, NamedSharding)), None)
-    traffic = ()
+    traffic, unread = (), ()
     if mesh is not None and mesh.size > 1:
-        traffic = collectives(hlo_text.parse(compiled.as_text()), dict(mesh.shape), program.turns)
+        try:
+            traffic = collectives(hlo_text.parse(compiled.as_text()), dict(mesh.shape), program.turns)
+        except jax.errors.JaxRuntimeError as error:  # Of a newer compiler JAX may not know every instruction.
+            unread = (f"its collectives are not known: JAX cannot write out what this TPU compiler made ({error})",)
     counted, cost = compiled.memory_analysis(), compiled.cost_analysis()
     memory = Memory(
         counted.argument_size_in_bytes, counted.output_size_in_bytes, counted.alias_size_in_bytes,
@@ -157,7 +160,7 @@ def compile_program(program: Program, usable: int | None = None) -> CompiledProg
     return CompiledProgram(
         **named, seconds=seconds, memory=memory, refusal="", flops=cost.get("flops", 0.0),
         bytes_accessed=cost.get("bytes accessed", 0.0), collectives=traffic,
-        resident={role: size for role, size in beside.items() if size}, warnings=told,
+        resident={role: size for role, size in beside.items() if size}, warnings=unread + told,
     )  # fmt: skip
 
 

@@ -200,25 +200,23 @@ def _element(where: Computation, made: Instruction, place: int) -> Instruction |
 
 def parse(text: str) -> Module:
     """The module of `Compiled.as_text()`."""
-    computations, name, entry, held = {}, None, False, {}
+    computations, header, lines = {}, None, []
     for line in text.splitlines():
-        if name is None:
-            header = _HEADER.match(line)
-            if header:
-                name, entry, held = header["name"], bool(header["entry"]), {}
-        elif line.startswith("}"):
-            computations[name], name = Computation(name, entry, held), None
-        else:
-            instruction = _instruction(line)
-            if instruction is not None:
-                held[instruction.name] = instruction
+        if header is None:
+            header, lines = _HEADER.match(line), []
+        elif line.rstrip() == "}":
+            held = {one.name: one for one in map(_instruction, lines)}
+            computations[header["name"]] = Computation(header["name"], bool(header["entry"]), held)
+            header = None
+        elif _INSTRUCTION.match(line):
+            lines.append(line)
+        elif lines:  # A constant of several rows, or the settings of a kernel.
+            lines[-1] += " " + line
     return Module(computations)
 
 
-def _instruction(line: str) -> Instruction | None:
+def _instruction(line: str) -> Instruction:
     start = _INSTRUCTION.match(line)
-    if start is None:
-        return None
     rest = line[start.end() :]
     end = _closing(rest, 0) + 1 if rest.startswith("(") else 0
     space = rest.index(" ", end)

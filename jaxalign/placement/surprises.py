@@ -39,17 +39,28 @@ def surprises(
     if again:
         told.append(f"the compiler gathers again, to save memory, what was gathered before: {_sizes(again)}; smaller "
                     "micro-batches leave it room to keep it")
+    whole, devices = {}, 1
     for name, shape, dtype, sharding in arrays:
         if not isinstance(sharding, NamedSharding) or sharding.mesh.size == 1 or not sharding.is_fully_replicated:
             continue
         size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
         if size >= large:
-            told.append(f"{name} {list(shape)}, {size / 1e9:.2f} GB, is whole on each of the {sharding.mesh.size} devices")
+            whole[f"{name} {list(shape)}"], devices = size, sharding.mesh.size
+    if whole:
+        told.append(f"whole on each of the {devices} devices: {_listed(whole)}, {sum(whole.values()) / 1e9:.2f} GB")
     return tuple(told)
 
 
-def _sizes(found: Sequence[Collective], turns: int = 1) -> str:
-    names = [one.weight or one.op_name or one.name for one in sorted(found, key=lambda one: -one.total)]
+def _listed(sizes: dict[str, float]) -> str:
+    """The largest by name, and how many more."""
+    names = sorted(sizes, key=lambda name: -sizes[name])
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    total = sum(one.result * (one.times if turns > 1 else 1) for one in found)
-    return f"{len(found)} all-gathers, {total / 1e6:.1f} MB ({', '.join(names[:_SHOWN])}{more})"
+    return ", ".join(names[:_SHOWN]) + more
+
+
+def _sizes(found: Sequence[Collective], turns: int = 1) -> str:
+    totals: dict[str, float] = {}
+    for one in found:
+        name = one.weight or one.op_name or one.name
+        totals[name] = totals.get(name, 0.0) + one.result * (one.times if turns > 1 else 1)
+    return f"{len(found)} all-gathers, {sum(totals.values()) / 1e6:.1f} MB ({_listed(totals)})"

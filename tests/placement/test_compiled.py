@@ -11,6 +11,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+import jaxalign.models.model
 from jaxalign.config import Mesh as MeshConfig
 from jaxalign.parallel.sharding import make_sharding
 from jaxalign.placement.compiled import compile_program, compile_run
@@ -64,6 +65,17 @@ def test_a_program_that_the_compiler_refuses_keeps_its_words():
     assert found.refusal == "RESOURCE_EXHAUSTED: Ran out of memory\nby 3G" and found.resident == {"policy": 4 * KB}
 
 
+def test_a_program_whose_text_jax_cannot_write_out_is_told_and_still_counted(monkeypatch):
+    def fail(self):
+        raise jax.errors.JaxRuntimeError("INTERNAL: async-update instruction should have 1 operands but sees 3")
+
+    monkeypatch.setattr(jax.stages.Compiled, "as_text", fail)
+    state = array(jax.devices(), P("fsdp"), 8, KB)
+    found = compile_program(made(jax.jit(jnp.sin), state), usable=KB * KB)
+    assert found.fits and found.memory.arguments == 4 * KB and found.collectives == ()
+    assert "its collectives are not known" in found.warnings[0] and "async-update" in found.warnings[0]
+
+
 def test_any_other_failure_is_raised():
     class Broken:
         def lower(self, *arguments):
@@ -83,6 +95,16 @@ def test_a_run_on_cpu_devices_tells_each_program_and_fsdp_shows_in_its_traffic()
     assert "all-gather" in kinds and all(one.axes == ("fsdp",) for one in found.collectives)
     assert any(one.weight.startswith("state.params['blocks']") and one.times == 2 for one in found.collectives)  # 2 layers
     assert found.seconds > 0 and compile_run(changes, policy, programs=["ppo"]) == []
+
+
+def test_the_heads_weight_is_gathered_once_however_many_chunks_there_are(monkeypatch):
+    """The compiler's own account showed each of 383 chunks gathering it anew. With adapters it has no gradient either."""
+    monkeypatch.setattr(jaxalign.models.model, "CHUNK_FLOATS", 400)  # a position of one row a device, 16 chunks
+    changes = config(stages=["sft"], mesh={"data": 1, "fsdp": 4, "tensor": 1}, lora={"rank": 2},
+                     model={"tie_embeddings": False})  # fmt: skip
+    (found,) = compile_run(changes, policy_model(changes, make_sharding(changes.mesh)))
+    gathers = [one for one in found.collectives if one.weight == "frozen['unembedding']"]
+    assert [(one.times, one.axes, one.result) for one in gathers] == [(1, ("fsdp",), 400 * 16 * 4)]
 
 
 @needs_libtpu

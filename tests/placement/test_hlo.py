@@ -176,6 +176,13 @@ ENTRY %main (w.1: bf16[1,8], g.1: f32[64]) -> f32[64] {
   %made = (s32[], bf16[1,8], f32[64]) tuple(%copied, %w.1, %g.1)
   %loop = (s32[], bf16[1,8], f32[64]) while(%made), condition=%condition, body=%body
   %gather.7.remat = bf16[1,64]{1,0} all-gather(%w.1), channel_id=9, replica_groups=[1,8]<=[8], dimensions={1}
+  %table = s32[2,2]{1,0} constant({
+    { 1, 2 },
+    { 3, 4 }
+  })
+  %kernel = f32[64]{0} custom-call(%g.1), custom_call_target="tpu_custom_call", frontend_attributes={kernel_metadata={
+"xprof_metadata":"{}"
+}}, metadata={op_name="jit(f)/kernel"}
   ROOT %last = f32[64]{0} get-tuple-element(%loop), index=2
 }
 """
@@ -199,6 +206,13 @@ def test_as_the_tpu_compiler_writes_it():
     assert told.startswith("the compiler gathers again") and "params['w']" in told
 
 
+def test_an_instruction_may_take_several_lines():
+    """Kernels have their settings written out, and constants their rows."""
+    entry = parse(TPU).entry
+    assert entry.root.name == "last" and entry.instructions["kernel"].op_name == "jit(f)/kernel"
+    assert entry.instructions["table"].bytes == 16
+
+
 def test_a_text_without_an_entry_is_refused():
     with pytest.raises(ValueError, match="no ENTRY"):
         _ = parse("HloModule empty\n").entry
@@ -210,4 +224,4 @@ def test_a_large_array_that_is_whole_everywhere_is_told():
               ("params['b']", (1024, 8), dtype, NamedSharding(mesh(), P("data"))),
               ("params['small']", (8,), dtype, NamedSharding(mesh(), P()))]  # fmt: skip
     (told,) = surprises("update", (), arrays, large=32768)
-    assert told.startswith("params['a'] [1024, 8], 0.00 GB, is whole on each of the 8 devices")
+    assert told == "whole on each of the 8 devices: params['a'] [1024, 8], 0.00 GB"
