@@ -134,6 +134,15 @@ def test_keys_go_round_and_nothing_is_gathered():
     assert "all-gather" in compiled(plain, Mesh(context=4), 32).as_text()
 
 
+def test_masks_are_not_made_once_for_all_layers_and_kept():
+    """They would be [T, T] again, in parts: JAX takes what only depends on segments and places out of a scan over layers."""
+    model = Model(dataclasses.replace(GEMMA, remat=True), sharding=make_sharding(Mesh(context=4)))
+    rows = jax.tree.map(lambda x: jax.ShapeDtypeStruct((2, 32), x.dtype), ROWS)
+    program = jax.make_jaxpr(jax.grad(lambda p, rows: lm_loss(model, p, rows, 1.0)[0]))(model.abstract(), rows)
+    kept = [x.aval for equation in program.eqns for x in equation.outvars if x.aval.dtype == bool]
+    assert all(x.size <= 2 * 32 for x in kept), kept
+
+
 def product_flops(jaxpr, times: int = 1) -> int:
     """FLOPs of all matrix products of a program, those of a scan as often as it runs; inside shard_map of one device."""
     total = 0
