@@ -9,6 +9,7 @@ import importlib
 import json
 import os
 import time
+import uuid
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -30,6 +31,7 @@ from jaxalign.stages.base import (
     write_json,
 )
 from jaxalign.tracking import table
+from jaxalign.tracking.jsonl import write_atomically
 
 _SEEN_SECONDS = 30.0
 _SHOWN = 12  # differences of a stage that an error spells out; the rest is counted
@@ -67,26 +69,27 @@ def _check_alike(config: Config, workdir: Path) -> None:
     """Raises UserError in a process that has another config than the first one, or does not see its work directory."""
     if hosts.count() == 1:
         return
-    mark = f".processes-{os.getpid()}"
-    hosts.once(lambda: (workdir / mark).touch())
-    mark, wanted = hosts.once(lambda: [mark, fingerprint(to_dict(config))])
+    mark = workdir / ".processes"
+    word, wanted = hosts.once(lambda: [uuid.uuid4().hex, fingerprint(to_dict(config))])
+    hosts.once(lambda: write_atomically(mark, word))
     if fingerprint(to_dict(config)) != wanted:
         raise UserError("this process has another config than process 0; give all the same command, and the same config file")
-    if not _appears(workdir / mark):
+    if not _appears(mark, word):
         raise UserError(f"the work directory {workdir} is not that of process 0; --workdir must name a folder that all hosts "
                         "share, by the same path on each")
     hosts.wait()
-    hosts.once(lambda: (workdir / mark).unlink())
+    hosts.once(mark.unlink)
 
 
-def _appears(path: Path) -> bool:
+def _appears(path: Path, content: str) -> bool:
     """Whether a file is seen within the time for which a shared file system may still show its folder as it was."""
     until = time.monotonic() + _SEEN_SECONDS
-    while not path.exists():
-        if time.monotonic() > until:
-            return False
+    while time.monotonic() < until:
+        with contextlib.suppress(OSError):
+            if path.read_text(encoding="utf-8") == content:
+                return True
         time.sleep(0.2)
-    return True
+    return False
 
 
 def _make_ready(config: Config, workdir: Path, overwrite: bool, load: Load) -> None:

@@ -4,7 +4,7 @@ Every process runs the same program in the same order. What touches the world (f
 `once`, and all learn the result there. JAX is not loaded here: where it is not, or was not told of others, a process is alone.
 
 Words go through the service that JAX's processes keep with each other, not through the devices: a process that waits for the
-first one's slow work stands in no collective, which would give up.
+first one's slow work stands in no collective, whose backend may have a limit.
 """
 
 from __future__ import annotations
