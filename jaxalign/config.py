@@ -85,8 +85,9 @@ class Model:
                            one_of("auto", "plain", "fused"))
     load_balance_coef: float = field(0.0, "Weight of the load-balancing loss of a model with experts, in supervised training.",
                                      at_least(0))
-    compute_dtype: str = field("float32", "Type of activations and matrix products; parameters stay float32.",
-                               one_of("float32", "bfloat16"))
+    compute_dtype: str = field("float32", "Type of activations and matrix products; parameters stay float32. float16 is for "
+                               "GPUs without bfloat16, and scales the loss: docs/memory.md.",
+                               one_of("float32", "bfloat16", "float16"))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -27,7 +27,7 @@ from jaxalign.stages.lm import place
 from jaxalign.stages.shards import Shards
 from jaxalign.tracking.metrics import read_metrics
 from jaxalign.training.checkpoint import save_params
-from jaxalign.training.checks import act_on, gap_check, gradients_check, sampler_difference
+from jaxalign.training.checks import act_on, gap_check, gradients_check, sampler_difference, unexplained
 from jaxalign.training.direct_step import answer_logprobs, direct_step
 from jaxalign.training.loop import Loop
 from jaxalign.training.optimizer import make_optimizer
@@ -113,7 +113,7 @@ class _Iteration:
         metrics = {name: sum(m[name] for m in learnt) / len(learnt) for name in learnt[0]}
         # Sampling waits for the update anyway.
         told = f"share of the updates of iteration {step} whose gradient is not finite"
-        act_on((gradients_check(float(metrics["skipped"]), told),), section.checks, "online_dpo")
+        act_on((gradients_check(float(unexplained(metrics)), told),), section.checks, "online_dpo")
         return state, means | totals | metrics
 
     def _check(self, params: Params, sampled: Rollout) -> None:

@@ -25,7 +25,15 @@ from jaxalign.stages.reward_model import model_files
 from jaxalign.stages.rewards import Reward
 from jaxalign.tracking.metrics import read_metrics
 from jaxalign.training.checkpoint import copy_params, load_params, save_params
-from jaxalign.training.checks import act_on, gap_check, gradients_check, ratio_check, sampler_difference, step_zero_checks
+from jaxalign.training.checks import (
+    act_on,
+    gap_check,
+    gradients_check,
+    ratio_check,
+    sampler_difference,
+    step_zero_checks,
+    unexplained,
+)  # fmt: skip
 from jaxalign.training.experience import greedy_baseline, make_experience
 from jaxalign.training.loop import Loop
 from jaxalign.training.optimizer import make_optimizer
@@ -178,14 +186,17 @@ class Iteration:
             act_on((gap,), config.checks, "ppo")
         reference = self.reference if setup.loss_reads_reference else None
         state, learnt = ppo_update(setup, state, experience, self.frozen, reference)
-        self.pending = (step, learnt["sampler_gap"], learnt["skipped"])
+        self.pending = (step, learnt["sampler_gap"], unexplained(learnt))
         if config.checks.finite_gradients == "stop":
             self.settle()
         # Where they are recomputed, what is learnt from are the trainer's own log-probs; the gap is that of the rollout.
         return state, {**learnt, **metrics} if setup.recomputes else {**metrics, **learnt}
 
     def settle(self) -> None:
-        """Checks the last iteration that was not checked. Called one late, when it has been computed, so that nothing waits."""
+        """Checks the last iteration that was not checked. Called one late, when it has been computed, so that nothing waits.
+
+        In float16 an overflow that only halves the loss scale is no failed check (`checks.unexplained`).
+        """
         if self.pending is None:
             return
         config, (step, gap, skipped) = self.context.config.ppo, self.pending
