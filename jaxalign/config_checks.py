@@ -27,6 +27,7 @@ def check(config: Config) -> None:
     _check_distill(config)
     _check_data(config)
     _check_mesh(config)
+    _check_offload(config)
     _check_tensor(config)
     for name, rows, parts in _batches(config):
         _check_batch(config, name, rows, parts)
@@ -176,6 +177,19 @@ def _check_mesh(config: Config) -> None:
     if mesh.pipeline_repeats > 1 and parts < mesh.pipeline:
         raise UserError(f"config.mesh.pipeline_repeats is {mesh.pipeline_repeats} and config.mesh.pipeline_micro_batches "
                         f"{parts}; interleaving needs at least as many micro-batches as stages ({mesh.pipeline})")
+
+
+def _check_offload(config: Config) -> None:
+    """Moving between phases is for stages that have some, and for what is not shared by all of them."""
+    offload = config.mesh.offload
+    if offload and not {"ppo", "online_dpo"}.intersection(config.stages):
+        raise UserError(f"config.mesh.offload is {offload}, which moves arrays between the phases of ppo and online_dpo; "
+                        "neither is in config.stages, and the others need all they hold at every step: leave it empty")
+    adapted = config.lora.rank or config.lora.path
+    own_models = "ppo" in config.stages and not {"model", "distilled"}.isdisjoint(config.reward.source.split("+"))
+    if "frozen" in offload and adapted and not own_models:
+        raise UserError("config.mesh.offload has 'frozen', but with adapters the reference and what scores are the base that "
+                        "the policy stands on, which every phase needs: leave 'frozen' out, or set config.lora.rank to 0")
 
 
 def _check_tensor(config: Config) -> None:

@@ -16,6 +16,7 @@ from jaxalign.stages.base import StageContext
 from jaxalign.stages.ppo import CHECKS, Iteration
 from jaxalign.stages.rewards import learnt_reward
 from jaxalign.training import loss_scale
+from jaxalign.training.offload import FrozenRole
 from jaxalign.training.ppo_step import ppo_update
 from tests import tiny
 from tests.feedback.fakes import WordTokenizer
@@ -29,8 +30,8 @@ def iterate(directory, steps=2, prompts=tiny.PROMPTS, **changes):
     config = dataclasses.replace(Config(), ppo=setup.config)
     context = StageContext(config, directory, directory, False)
     frozen = tiny.roles(setup)
-    reward = learnt_reward(tiny.scorer(setup), frozen.preference)
-    iteration = Iteration(context, setup, frozen.reference, reward, prompts, WordTokenizer())
+    reward = learnt_reward(tiny.scorer(setup), FrozenRole(frozen.preference))
+    iteration = Iteration(context, setup, FrozenRole(frozen.reference), reward, prompts, WordTokenizer())
     state, metrics = tiny.state(setup), []
     for step in range(steps):
         state, row = iteration(state, step)
