@@ -43,6 +43,7 @@ from jaxalign.stages.base import read_manifest, write_json
 from jaxalign.stages.ppo import Iteration
 from jaxalign.training.checkpoint import copy_params
 from jaxalign.training.experience import response_mask, response_stats
+from jaxalign.training.offload import FrozenRole
 from jaxalign.training.ppo_state import init_ppo_state
 from jaxalign.training.scorer import Scorer, raw_rollout_scores
 
@@ -129,7 +130,7 @@ def reinforce(study: Study, proxy: Scored, gold: Scored, folder: Path) -> list[d
         return rewards.Scored(proxy.normal(raw_rollout_scores(Scorer(proxy.model), proxy.params, rollout)))
 
     context = dataclasses.replace(study.context, directory=folder)
-    iteration = Iteration(context, study.setup, study.start, reward, study.ids["rl"], study.tokenizer)
+    iteration = Iteration(context, study.setup, FrozenRole(study.start), reward, study.ids["rl"], study.tokenizer)
     state = init_ppo_state(study.setup, copy_params(study.start), None, study.key(30))
     points = []
     for step in range(settings.measured_at[-1] + 1):

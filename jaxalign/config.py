@@ -20,7 +20,7 @@ from typing import Any
 from ml_collections import config_dict
 
 from jaxalign import config_checks, config_schema
-from jaxalign.config_schema import above, at_least, between, field, one_of, section, some_of, sum_of
+from jaxalign.config_schema import above, at_least, between, field, none_or_some_of, one_of, section, some_of, sum_of
 
 STAGES = ("pretrain", "revise", "sft", "compare", "preference", "reward_distill", "best_of_n", "dpo", "online_dpo", "ppo",
           "evaluate", "report")
@@ -57,6 +57,9 @@ class Mesh:
     generation: str = field("tensor", "Weights while tokens are sampled: gathered over all axes but tensor (tensor), as they "
                             "lie in training (training), or whole on each device (whole).",
                             one_of("tensor", "training", "whole"))
+    offload: tuple[str, ...] = field((), "In ppo and online_dpo, what lies in host memory in the phases that do not need it: "
+                                     "optimizer state, and frozen roles (reference, reward models). docs/memory.md.",
+                                     none_or_some_of("optimizer", "frozen"))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,8 +90,9 @@ class Model:
                            one_of("auto", "plain", "fused"))
     load_balance_coef: float = field(0.0, "Weight of the load-balancing loss of a model with experts, in supervised training.",
                                      at_least(0))
-    compute_dtype: str = field("float32", "Type of activations and matrix products; parameters stay float32.",
-                               one_of("float32", "bfloat16"))
+    compute_dtype: str = field("float32", "Type of activations and matrix products; parameters stay float32. float16 is for "
+                               "GPUs without bfloat16, and scales the loss: docs/memory.md.",
+                               one_of("float32", "bfloat16", "float16"))
 
 
 @dataclasses.dataclass(frozen=True)

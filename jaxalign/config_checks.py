@@ -28,6 +28,7 @@ def check(config: Config) -> None:
     _check_data(config)
     _check_mesh(config)
     _check_optimizers(config)
+    _check_offload(config)
     _check_tensor(config)
     for name, rows, parts in _batches(config):
         _check_batch(config, name, rows, parts)
@@ -197,6 +198,19 @@ def _check_optimizers(config: Config) -> None:
                 if value != default:
                     raise UserError(f"config.{stage}.{name}.{unused} is {value}, which {chosen.kind} does not read: leave it "
                                     f"at {default}")
+
+
+def _check_offload(config: Config) -> None:
+    """Moving between phases is for stages that have some, and for what is not shared by all of them."""
+    offload = config.mesh.offload
+    if offload and not {"ppo", "online_dpo"}.intersection(config.stages):
+        raise UserError(f"config.mesh.offload is {offload}, which moves arrays between the phases of ppo and online_dpo; "
+                        "neither is in config.stages, and the others need all they hold at every step: leave it empty")
+    adapted = config.lora.rank or config.lora.path
+    own_models = "ppo" in config.stages and not {"model", "distilled"}.isdisjoint(config.reward.source.split("+"))
+    if "frozen" in offload and adapted and not own_models:
+        raise UserError("config.mesh.offload has 'frozen', but with adapters the reference and what scores are the base that "
+                        "the policy stands on, which every phase needs: leave 'frozen' out, or set config.lora.rank to 0")
 
 
 def _check_tensor(config: Config) -> None:

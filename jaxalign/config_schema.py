@@ -52,6 +52,12 @@ def some_of(*choices: str) -> Check:
                  lambda value: bool(value) and value == tuple(choice for choice in choices if choice in value), choices)
 
 
+def none_or_some_of(*choices: str) -> Check:
+    """As `some_of`, or no entry at all."""
+    some = some_of(*choices)
+    return Check(f"empty, or {some.text}", lambda value: not value or some.holds(value), choices)
+
+
 def sum_of(*choices: str) -> Check:
     """For a string: choices joined by "+", none twice."""
 

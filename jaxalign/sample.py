@@ -40,7 +40,7 @@ _USAGE = """usage: python -m jaxalign.sample --model=DIR (--prompt=TEXT | --prom
   --system=TEXT         a system message before the dialogue, in style chat
   --mesh=D,F,T          sizes of data, fsdp and tensor; default 1,1,1
   --dtype=NAME          of the parameters: float32, bfloat16 or float16; default: the files' own
-  --compute_dtype=NAME  of activations: float32 or bfloat16; default: the run's, else float32
+  --compute_dtype=NAME  of activations: float32, bfloat16 or float16; default: the run's, else float32
 """ + distributed.USAGE
 
 
@@ -188,7 +188,7 @@ def _read_arguments(argv: Sequence[str]) -> flags.FlagValues:
     flags.DEFINE_string("system", "", "", flag_values=values)
     flags.DEFINE_string("mesh", "1,1,1", "", flag_values=values)
     flags.DEFINE_enum("dtype", None, ("float32", "bfloat16", "float16"), "", flag_values=values)
-    flags.DEFINE_enum("compute_dtype", None, ("float32", "bfloat16"), "", flag_values=values)
+    flags.DEFINE_enum("compute_dtype", None, ("float32", "bfloat16", "float16"), "", flag_values=values)
     try:
         unused = values(list(argv))[1:]
     except flags.Error as error:

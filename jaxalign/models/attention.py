@@ -52,6 +52,8 @@ def _kernel(config: DecoderConfig, sharding: Sharding | None, rows: int) -> tupl
     if platform == "tpu":
         split = 1 if sharding is None else _parts(sharding, "batch")
         uneven = f"splash attention needs rows that the mesh splits evenly, and {rows} are not a multiple of {split}"
+        if config.compute_dtype == "float16":
+            return "splash", "splash attention computes in bfloat16 or float32, and config.model.compute_dtype is float16"
         return "splash", uneven if rows % split else None
     if platform == "gpu":
         nvidia = "cuda" in get_backend("gpu").platform_version

@@ -52,8 +52,9 @@ def softcap(x: jax.Array, cap: float | None) -> jax.Array:
 
 
 def activate(name: str, x: jax.Array) -> jax.Array:
-    """The activation function of that name."""
-    return _ACTIVATIONS[name](x)
+    """The activation function of that name, in the dtype of x. float16 is widened in between: the cube in gelu_tanh would
+    overflow beyond 40."""
+    return _ACTIVATIONS[name](x.astype(jnp.float32)).astype(x.dtype) if x.dtype == jnp.float16 else _ACTIVATIONS[name](x)
 
 
 def param(rngs: nnx.Rngs, shape: tuple[int, ...], axes: tuple[str, ...], std: float) -> nnx.Param:

@@ -31,6 +31,7 @@ from jaxalign.rollout.engine import Engine
 from jaxalign.rollout.sampling import Sampling, section_sampling
 from jaxalign.stages.base import StageContext, read_manifest
 from jaxalign.training.checkpoint import copy_params, load_params
+from jaxalign.training.offload import FrozenRole
 
 BASE_FIELDS = ("model", "seed")
 MODEL_FIELDS = (*BASE_FIELDS, "lora")
@@ -160,6 +161,11 @@ def with_base(context: StageContext, model: Model, params: Params) -> Params:
 def frozen_params(context: StageContext, model: Model) -> Params | None:
     """The parameters that training leaves as they are: a base under adapters, or none."""
     return None if model.lora is None else base_params(context, model)
+
+
+def frozen_role(context: StageContext, model: Model, params: Params) -> FrozenRole:
+    """Parameters that are never trained, offloaded where the config says so. What adapters stand on, every phase reads."""
+    return FrozenRole(params, "frozen" in context.config.mesh.offload, frozen_params(context, model))
 
 
 def trained_params(context: StageContext, model: Model, params: Params, stage: str, shared: bool = True) -> Params:

@@ -15,7 +15,7 @@ import numpy as np
 
 from jaxalign.config import Config
 from jaxalign.data.loader import EpochLoader
-from jaxalign.feedback.labeller import Pair
+from jaxalign.feedback.labeller import Labeller, Pair
 from jaxalign.models.lora import join
 from jaxalign.models.model import Model, Params
 from jaxalign.parallel import hosts
@@ -29,9 +29,10 @@ from jaxalign.stages.lm import place
 from jaxalign.stages.shards import Shards
 from jaxalign.tracking.metrics import read_metrics
 from jaxalign.training.checkpoint import save_params
-from jaxalign.training.checks import act_on, gap_check, gradients_check, sampler_difference
+from jaxalign.training.checks import act_on, gap_check, gradients_check, sampler_difference, unexplained
 from jaxalign.training.direct_step import answer_logprobs, direct_step
 from jaxalign.training.loop import Loop
+from jaxalign.training.offload import FrozenRole, check_host_memory, optimizer_to_device, optimizer_to_host
 from jaxalign.training.optimizer import make_optimizer
 from jaxalign.training.state import TrainState, abstract_state, init_state
 
@@ -54,21 +55,21 @@ class OnlineDPO(Stage):
 
     def run(self, context: StageContext) -> None:
         config, section = context.config, context.config.online_dpo
+        check_host_memory(config.mesh)
         tokenizer = common.load_tokenizer(context)
         model = common.make_model(config, tokenizer.vocab_size)
-        start = common.policy_params(context, model, self.name)
+        reference = common.frozen_role(context, model, common.policy_params(context, model, self.name))
         judge = common.speaker(context, model, common.base_params(context, model), section.batch)
-        frozen = common.frozen_params(context, model)
-        iteration = _Iteration(context, model, start, frozen, common.labeller(context, judge), tokenizer)
+        iteration = _Iteration(context, model, reference, common.labeller(context, judge), tokenizer)
         shown = ("loss", "decided", "kl")
         loop = Loop(self.name, context.directory, section.iterations, section.checkpoint_every, shown=shown)
-        state = loop.run(
-            lambda: init_state(
-                model, iteration.optimizer, common.trained_params(context, model, start, self.name),
-                common.stage_key(config, self.name),
-            ),
-            abstract_state(model, iteration.optimizer), iteration,
-        )  # fmt: skip
+
+        def init() -> TrainState:
+            with reference.on_device() as start:
+                params = common.trained_params(context, model, start, self.name)
+            return iteration.rest(init_state(model, iteration.optimizer, params, common.stage_key(config, self.name)))
+
+        state = loop.run(init, iteration.rest(abstract_state(model, iteration.optimizer)), iteration)
         save_params(context.directory / "params", state.params)
         rows = read_metrics(context.directory / "metrics.jsonl")
         decided = sum(row["decided"] for row in rows)
@@ -81,10 +82,12 @@ class OnlineDPO(Stage):
 class _Iteration:
     """One round as the loop calls it: two answers a prompt, their labels, then the updates."""
 
-    def __init__(self, context: StageContext, model: Model, reference: Params, frozen: Params | None, labeller, tokenizer):
+    def __init__(self, context: StageContext, model: Model, reference: FrozenRole, labeller: Labeller, tokenizer):
         config, section = context.config, context.config.online_dpo
-        self.frozen, self.checks_path = frozen, context.directory / CHECKS
+        self.frozen, self.checks_path = common.frozen_params(context, model), context.directory / CHECKS
+        self.offloads_optimizer = "optimizer" in config.mesh.offload
         self.config, self.model, self.start, self.labeller, self.tokenizer = config, model, reference, labeller, tokenizer
+        self.judge = common.frozen_role(context, model, labeller.speaker.params)
         self.prompts = sources.prompts(context, tokenizer, "rl", section.prompts, section.max_new_tokens)
         self.encoded = [sources.encode_prompt(tokenizer, p.messages, config.data.style) for p in self.prompts]
         self.loader = EpochLoader(len(self.prompts), section.batch, config.seed, stream=400)
@@ -108,15 +111,21 @@ class _Iteration:
         means = {name: float(np.mean([row[name] for row in measured])) for name in ("kl", "length")}
         totals = {name: sum(row[name] for row in measured) for name in ("decided", "tokens")}
         learnt = []
+        state = optimizer_to_device(state) if self.offloads_optimizer else state
         for rows in self._minibatches(step):
             batch = place(self.model, pairs, rows)
             state, metrics = direct_step(self.model, self.optimizer, self.config.dpo, state, batch, self.frozen)
             learnt.append(metrics)
+        state = self.rest(state)
         metrics = {name: sum(m[name] for m in learnt) / len(learnt) for name in learnt[0]}
         # Sampling waits for the update anyway.
         told = f"share of the updates of iteration {step} whose gradient is not finite"
-        act_on((gradients_check(float(metrics["skipped"]), told),), section.checks, "online_dpo")
+        act_on((gradients_check(float(unexplained(metrics)), told),), section.checks, "online_dpo")
         return state, means | totals | metrics
+
+    def rest(self, state: TrainState) -> TrainState:
+        """A state, or its description, as it is outside of the updates."""
+        return optimizer_to_host(state) if self.offloads_optimizer else state
 
     def _check(self, params: Params, sampled: Rollout) -> None:
         """The sampler against the trainer, on the first rollout of the run."""
@@ -140,10 +149,14 @@ class _Iteration:
         texts = sources.response_texts(self.tokenizer, rollout)
         pairs = [Pair(self.prompts[i], texts[2 * n], texts[2 * n + 1]) for n, i in enumerate(index)]
         key = common.stage_key(self.config, "online_dpo", 2)
-        labelled = self.labeller.label(pairs, key, first_row, self.config.feedback.invert)
+        with self.judge.on_device() as judging:
+            speaking = dataclasses.replace(self.labeller.speaker, params=judging)
+            labeller = dataclasses.replace(self.labeller, speaker=speaking)
+            labelled = labeller.label(pairs, key, first_row, self.config.feedback.invert)
         answered = answer_pairs(rollout, labelled, self.config.feedback.undecided)
         batch = place(self.model, answered)
-        start = fetch(answer_logprobs(self.model, self.start, batch).logprobs)
+        with self.start.on_device() as reference:
+            start = fetch(answer_logprobs(self.model, reference, batch).logprobs)
         now = fetch(answer_logprobs(self.model, params, batch).logprobs)
         metrics = {
             "decided": float(sum(c.decided for c in labelled)),

@@ -7,6 +7,7 @@ Writes checkpoints, params (the policy's), metrics, the step-0 checks and a summ
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 
@@ -25,9 +26,18 @@ from jaxalign.stages.reward_model import model_files
 from jaxalign.stages.rewards import Reward
 from jaxalign.tracking.metrics import read_metrics
 from jaxalign.training.checkpoint import copy_params, load_params, save_params
-from jaxalign.training.checks import act_on, gap_check, gradients_check, ratio_check, sampler_difference, step_zero_checks
+from jaxalign.training.checks import (
+    act_on,
+    gap_check,
+    gradients_check,
+    ratio_check,
+    sampler_difference,
+    step_zero_checks,
+    unexplained,
+)  # fmt: skip
 from jaxalign.training.experience import greedy_baseline, make_experience
 from jaxalign.training.loop import Loop
+from jaxalign.training.offload import FrozenRole, check_host_memory, optimizer_to_device, optimizer_to_host
 from jaxalign.training.ppo_state import PPOSetup, PPOState, abstract_ppo_state, init_ppo_state, make_ppo_setup
 from jaxalign.training.ppo_step import ppo_update
 
@@ -56,6 +66,7 @@ class PPO(Stage):
 
     def run(self, context: StageContext) -> None:
         config, section = context.config, context.config.ppo
+        check_host_memory(config.mesh)
         tokenizer = common.load_tokenizer(context)
         policy = common.make_model(config, tokenizer.vocab_size)
         setup = make_ppo_setup(section, policy)
@@ -64,16 +75,16 @@ class PPO(Stage):
         start = common.policy_params(context, policy, self.name)
         frozen = common.frozen_params(context, policy)
         reward = rewards.make_reward(context, policy, tokenizer, prompts)
-        iteration = Iteration(context, setup, start, reward, encoded, tokenizer, frozen)
+        reference = common.frozen_role(context, policy, start)
+        iteration = Iteration(context, setup, reference, reward, encoded, tokenizer, frozen)
         loop = Loop(self.name, context.directory, section.iterations, section.checkpoint_every, shown=("score", "kl_k1"))
-        state = loop.run(
-            lambda: init_ppo_state(
-                setup, self._policy(context, setup, start), self._critic(context, setup, start),
-                common.stage_key(config, self.name),
-            ),
-            abstract_ppo_state(setup),
-            iteration,
-        )
+
+        def init() -> PPOState:
+            with reference.on_device() as start:
+                policy, critic = self._policy(context, setup, start), self._critic(context, setup, start)
+            return iteration.rest(init_ppo_state(setup, policy, critic, common.stage_key(config, self.name)))
+
+        state = loop.run(init, iteration.rest(abstract_ppo_state(setup)), iteration)
         iteration.settle()
         save_params(context.directory / "params", without_value_head(state.policy.params))
         write_json(context.directory / "summary.json", self._summary(context))
@@ -116,11 +127,11 @@ class Iteration:
     """One iteration as the loop calls it: (state, step) -> (state, metrics)."""
 
     def __init__(
-        self, context: StageContext, setup: PPOSetup, reference: Params, reward: Reward, prompts, tokenizer,
+        self, context: StageContext, setup: PPOSetup, reference: FrozenRole, reward: Reward, prompts, tokenizer,
         frozen: Params | None = None,
     ):  # fmt: skip
         self.context, self.setup, self.reference, self.reward, self.prompts = context, setup, reference, reward, prompts
-        self.frozen = frozen
+        self.frozen, self.offloads_optimizer = frozen, "optimizer" in context.config.mesh.offload
         section = context.config.ppo
         self.sampling = common.sampling(section, tokenizer, context.config.data.style)
         self.pending: tuple[int, jax.Array, jax.Array] | None = None
@@ -149,28 +160,42 @@ class Iteration:
             if greedy_scored.kept is not None:
                 kept = greedy_scored.kept if kept is None else kept & greedy_scored.kept
         critic = policy if setup.shares_trunk else join(self.frozen, state.critic.params) if setup.has_critic else None
-        experience, metrics = make_experience(
-            setup, recompute, self.reference, policy, critic, state.kl_coef, sampled, scored.scores, kept,
-            baseline,
-        )  # fmt: skip
+        with self.reference.on_device() as reference:
+            experience, metrics = make_experience(
+                setup, recompute, reference, policy, critic, state.kl_coef, sampled, scored.scores, kept, baseline
+            )
+            if step == 0:
+                self._check(state, sampled, experience, reference)
         counted = sampled.prompt_length > 0 if kept is None else (sampled.prompt_length > 0) & jnp.asarray(kept)
         metrics |= {f"score_{name}": masked_mean(values, counted) for name, values in scored.parts.items()}
-        if step == 0:
-            self._check(state, sampled, experience)
         self.settle()
         if setup.recomputes and config.checks.sampler_gap == "stop":
             gap = gap_check(float(metrics["sampler_gap"]), config.sampler_tolerance, f" at iteration {step}")
             act_on((gap,), config.checks, "ppo")
-        reference = self.reference if setup.loss_reads_reference else None
-        state, learnt = ppo_update(setup, state, experience, self.frozen, reference)
-        self.pending = (step, learnt["sampler_gap"], learnt["skipped"])
+        state, learnt = self._update(state, experience)
+        self.pending = (step, learnt["sampler_gap"], unexplained(learnt))
         if config.checks.finite_gradients == "stop":
             self.settle()
         # Where they are recomputed, what is learnt from are the trainer's own log-probs; the gap is that of the rollout.
         return state, {**learnt, **metrics} if setup.recomputes else {**metrics, **learnt}
 
+    def rest(self, state: PPOState) -> PPOState:
+        """A state, or its description, as it is outside of the update."""
+        return optimizer_to_host(state) if self.offloads_optimizer else state
+
+    def _update(self, state: PPOState, experience):
+        if self.offloads_optimizer:
+            state = optimizer_to_device(state)
+        read = self.reference.on_device() if self.setup.loss_reads_reference else contextlib.nullcontext()
+        with read as reference:
+            state, metrics = ppo_update(self.setup, state, experience, self.frozen, reference)
+        return self.rest(state), metrics
+
     def settle(self) -> None:
-        """Checks the last iteration that was not checked. Called one late, when it has been computed, so that nothing waits."""
+        """Checks the last iteration that was not checked. Called one late, when it has been computed, so that nothing waits.
+
+        In float16 an overflow that only halves the loss scale is no failed check (`checks.unexplained`).
+        """
         if self.pending is None:
             return
         config, (step, gap, skipped) = self.context.config.ppo, self.pending
@@ -196,9 +221,9 @@ class Iteration:
         ratio = ratio_check(float(found.ratio), config.sampler_tolerance, when)
         return policies.ratio != "warn" and act_on((ratio,), policies, "ppo")
 
-    def _check(self, state: PPOState, sampled, experience) -> None:
+    def _check(self, state: PPOState, sampled, experience, reference: Params) -> None:
         checks = step_zero_checks(
-            self.setup, self.reference, state.policy.params, sampled, experience, state.kl_coef, self.frozen
+            self.setup, reference, state.policy.params, sampled, experience, state.kl_coef, self.frozen
         )
         write_json(self.context.directory / CHECKS, [dataclasses.asdict(check) for check in checks])
         policies = self.context.config.ppo.checks

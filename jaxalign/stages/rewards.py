@@ -3,6 +3,7 @@ rating, or a sum."""
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -20,7 +21,7 @@ from jaxalign.data.tokenizer import Tokenizer
 from jaxalign.data.verifiers import VERIFIERS
 from jaxalign.errors import UserError
 from jaxalign.feedback.rater import Rater
-from jaxalign.models.model import Model, Params
+from jaxalign.models.model import Model
 from jaxalign.parallel import hosts
 from jaxalign.parallel.rows import fetch
 from jaxalign.records import Prompt, Rollout
@@ -28,6 +29,7 @@ from jaxalign.stages import common, sources
 from jaxalign.stages.base import StageContext
 from jaxalign.stages.reward_model import load_reward_model
 from jaxalign.stages.scorers import load_scorer
+from jaxalign.training.offload import FrozenRole
 from jaxalign.training.scorer import Scorer, rollout_scores
 
 Columns = dict[str, list]
@@ -89,18 +91,25 @@ def verifier(config: Config) -> Callable[..., Sequence[float]]:
 
 
 def _learnt(context: StageContext, source: str, policy: Model) -> Reward:
-    return learnt_reward(*load_scorer(context, source, policy, context.config.ppo.score_clip))
+    scorer, params = load_scorer(context, source, policy, context.config.ppo.score_clip)
+    return learnt_reward(scorer, common.frozen_role(context, policy, params))
 
 
-def learnt_reward(scorer: Scorer, params: Params) -> Reward:
+def learnt_reward(scorer: Scorer, role: FrozenRole) -> Reward:
     """Normalised scores of a reward model."""
-    return lambda rollout, *_: Scored(rollout_scores(scorer, params, rollout))
+
+    def reward(rollout: Rollout, *_) -> Scored:
+        with role.on_device() as params:
+            return Scored(rollout_scores(scorer, params, rollout))
+
+    return reward
 
 
 def _ai_feedback(context: StageContext, policy: Model, prompts: Sequence[Prompt], tokenizer: Tokenizer) -> Reward:
     judge = common.speaker(context, policy, common.base_params(context, policy), context.config.ppo.batch)
     rating = common.rater(context, judge, context.config.reward.principles)
-    return RatedReward(context.config, rating, prompts, tokenizer, common.stage_key(context.config, "ppo", 2))
+    role = common.frozen_role(context, policy, judge.params)
+    return RatedReward(context.config, rating, prompts, tokenizer, common.stage_key(context.config, "ppo", 2), role)
 
 
 class SummedReward:
@@ -181,11 +190,13 @@ class ModelReward(_Guarded):
     def __init__(self, context: StageContext, prompts: Sequence[Prompt], tokenizer: Tokenizer):
         config = context.config
         super().__init__(config, "reward.model", prompts, tokenizer)
-        self.model = load_reward_model(config.reward, common.sharding(config), config.ppo.score_clip)
+        model = load_reward_model(config.reward, common.sharding(config), config.ppo.score_clip)
+        self.model, self.role = model._replace(params=None), FrozenRole(model.params, "frozen" in config.mesh.offload)
 
     def __call__(self, rollout: Rollout, index: Sequence[int], first_row: int) -> Scored:
         asked, texts = self._asked(rollout, index)
-        raw = self.model.score([prompt.messages for prompt in asked], texts)
+        with self.role.on_device() as params:
+            raw = self.model._replace(params=params).score([prompt.messages for prompt in asked], texts)
         scored, scorer = np.isfinite(raw), self.model.scorer
         self._tell(int(np.sum(~scored)), len(scored), "the last question and the answer are too long for it, its chat template "
                    "refuses the dialogue, or its score is not finite")
@@ -195,13 +206,17 @@ class ModelReward(_Guarded):
 class RatedReward(_Guarded):
     """The feedback model's expected rating of each response, brought from 1..10 to -1..1."""
 
-    def __init__(self, config: Config, rater: Rater, prompts: Sequence[Prompt], tokenizer: Tokenizer, key: jax.Array):
+    def __init__(
+        self, config: Config, rater: Rater, prompts: Sequence[Prompt], tokenizer: Tokenizer, key: jax.Array, role: FrozenRole
+    ):
         super().__init__(config, "ai_feedback", prompts, tokenizer)
-        self.rater, self.key = rater, key
+        self.rater, self.key, self.role = rater, key, role
 
     def __call__(self, rollout: Rollout, index: Sequence[int], first_row: int) -> Scored:
         asked, texts = self._asked(rollout, index)
-        ratings = self.rater.rate(asked, texts, self.key, first_row)
+        with self.role.on_device() as params:
+            speaking = dataclasses.replace(self.rater.speaker, params=params)
+            ratings = dataclasses.replace(self.rater, speaker=speaking).rate(asked, texts, self.key, first_row)
         rated = np.isfinite(ratings)
         self._tell(int(np.sum(~rated)), len(rated), "its reasoning did not end, or the dialogue left no room for it")
         return Scored(np.asarray(direct_reward(np.where(rated, ratings, 5.5))), rated)

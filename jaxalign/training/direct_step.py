@@ -107,6 +107,8 @@ def direct_step(model: Model, optimizer, section: Dpo, state: TrainState, batch:
         mean = lambda x: masked_sum(x, part.weight) / total  # noqa: E731
         return mean(loss), Aux({"loss": mean(loss)} | {name: mean(x) for name, x in reported.items()})
 
-    (_, aux), gradients = accumulate(loss_fn, state.params, batch, section.micro_batches, model.constrain_gradients)
-    state, metrics = apply_gradients(model, state, gradients, optimizer)
+    (loss, aux), gradients = accumulate(
+        loss_fn, state.params, batch, section.micro_batches, model.constrain_gradients, state.loss_scale
+    )
+    state, metrics = apply_gradients(model, state, gradients, optimizer, loss)
     return state, {**aux.sums, **metrics, "anchor": anchor}

@@ -40,6 +40,8 @@ def distill_step(
         loss = sum(losses.values())
         return loss, Aux({"loss": loss, "agreement": jnp.sum(alike) / rows})
 
-    (_, aux), gradients = accumulate(loss_fn, state.params, batch, micro_batches, model.constrain_gradients)
-    state, metrics = apply_gradients(model, state, gradients, optimizer)
+    (loss, aux), gradients = accumulate(
+        loss_fn, state.params, batch, micro_batches, model.constrain_gradients, state.loss_scale
+    )
+    state, metrics = apply_gradients(model, state, gradients, optimizer, loss)
     return state, {**aux.sums, **metrics}

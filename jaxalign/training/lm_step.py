@@ -39,8 +39,10 @@ def lm_step(
     """
     total = jnp.sum(batch.loss_mask[:, 1:])
     loss_fn = lambda params, part: lm_loss(model, join(frozen, params), part, total, balance_coef)  # noqa: E731
-    (_, aux), gradients = accumulate(loss_fn, state.params, batch, micro_batches, model.constrain_gradients)
-    state, metrics = apply_gradients(model, state, gradients, optimizer)
+    (loss, aux), gradients = accumulate(
+        loss_fn, state.params, batch, micro_batches, model.constrain_gradients, state.loss_scale
+    )
+    state, metrics = apply_gradients(model, state, gradients, optimizer, loss)
     return state, {**aux.sums, **metrics, "tokens": jnp.sum(batch.segment_ids > 0)}
 
 

@@ -8,6 +8,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from jaxalign.training.loss_scale import LossScale
+
 
 def split(batch, micro_batches: int):
     """[B, ...] to [m, B/m, ...]. Rows are dealt out in turn, so that a batch sharded over B stays where it is."""
@@ -29,15 +31,25 @@ def _combine(first, second):
     return (loss + other_loss, Aux(sums, maxima)), jax.tree.map(jnp.add, gradients, other_gradients)
 
 
-def accumulate(loss_fn: Callable, params, batch, micro_batches: int, place: Callable | None = None):
+def accumulate(
+    loss_fn: Callable, params, batch, micro_batches: int, place: Callable | None = None, loss_scale: LossScale | None = None
+):
     """(loss, Aux), gradients of `loss_fn(params, batch) -> (loss, Aux)`, combined over micro-batches.
 
     The loss and `Aux.sums` must be sums over the rows given, divided by totals of the whole batch, taken before the split.
     place: says how gradients lie (`Model.constrain_gradients`), those of each micro-batch.
+    loss_scale: that of the training state. It acts in here alone: loss, `Aux` and gradients are as without one, but where the
+    backward pass would have lost small numbers or, with too high a scale, overflows.
     """
 
+    def scaled_loss(params, part):
+        loss, aux = loss_fn(params, part)
+        return loss if loss_scale is None else loss * loss_scale.scale, (loss, aux)
+
     def grad_fn(params, part):
-        out, gradients = jax.value_and_grad(loss_fn, has_aux=True)(params, part)
+        (_, out), gradients = jax.value_and_grad(scaled_loss, has_aux=True)(params, part)
+        if loss_scale is not None:
+            gradients = jax.tree.map(lambda x: x / loss_scale.scale, gradients)
         return out, gradients if place is None else place(gradients)
 
     if micro_batches == 1:

@@ -116,21 +116,22 @@ def minibatch_update(
     if config.whiten_advantages:
         batch = dataclasses.replace(batch, advantages=whiten(batch.advantages, mask))
     loss_fn = joint_loss if setup.shares_trunk else policy_loss
-    (_, aux), gradients = accumulate(
+    (loss, aux), gradients = accumulate(
         lambda params, part: loss_fn(setup, join(frozen, params), part, whole, kl_coef, reference_params=reference_params),
-        policy.params, batch, config.micro_batches, setup.policy.constrain_gradients,
+        policy.params, batch, config.micro_batches, setup.policy.constrain_gradients, policy.loss_scale,
     )  # fmt: skip
-    learnt, updated = apply_gradients(setup.policy, policy, gradients, setup.policy_optimizer)
+    learnt, updated = apply_gradients(setup.policy, policy, gradients, setup.policy_optimizer, loss)
     if config.critic_warmup:
         learnt = jax.tree.map(lambda new, old: jnp.where(learn_policy, new, old), learnt, policy)
-    metrics = {**aux.sums, **aux.maxima, "grad_norm": updated["grad_norm"], "skipped": updated["skipped"]}
+    metrics = {**aux.sums, **aux.maxima, **updated}
     if setup.has_critic and not setup.shares_trunk:
-        (_, aux), gradients = accumulate(
+        (loss, aux), gradients = accumulate(
             lambda params, part: value_loss(setup, join(frozen, params), part, whole),
-            critic.params, batch, config.micro_batches, setup.critic.constrain_gradients,
+            critic.params, batch, config.micro_batches, setup.critic.constrain_gradients, critic.loss_scale,
         )  # fmt: skip
-        critic, updated = apply_gradients(setup.critic, critic, gradients, setup.critic_optimizer)
-        metrics |= {**aux.sums, "critic_grad_norm": updated["grad_norm"], "skipped": metrics["skipped"] + updated["skipped"]}
+        critic, updated = apply_gradients(setup.critic, critic, gradients, setup.critic_optimizer, loss)
+        both = {name: metrics[name] + updated.pop(name) for name in ("skipped", "overflowed") if name in updated}
+        metrics |= {**aux.sums, **both, **{f"critic_{name}": value for name, value in updated.items()}}
     return learnt, critic, metrics
 
 

@@ -52,6 +52,8 @@ def preference_step(
         loss = jnp.sum(loss * part.weight) / total
         return loss, Aux({"loss": loss, "accuracy": jnp.sum(right * counted) / total_decided})
 
-    (_, aux), gradients = accumulate(loss_fn, state.params, batch, micro_batches, model.constrain_gradients)
-    state, metrics = apply_gradients(model, state, gradients, optimizer)
+    (loss, aux), gradients = accumulate(
+        loss_fn, state.params, batch, micro_batches, model.constrain_gradients, state.loss_scale
+    )
+    state, metrics = apply_gradients(model, state, gradients, optimizer, loss)
     return state, {**aux.sums, **metrics}

@@ -10,18 +10,32 @@ import jax.numpy as jnp
 import optax
 
 from jaxalign.models.model import Model
+from jaxalign.training.loss_scale import LossScale, first_scale, scales_loss
 
 
-@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class TrainState:
     """step int32 []: updates done, which is also the data cursor; key uint32 [2]: the run's PRNG key, never advanced,
-    only folded with the step; params and opt_state: float32, sharded by the model's rules."""
+    only folded with the step; params and opt_state: float32, sharded by the model's rules; loss_scale: of models that compute
+    in float16, else None."""
 
     step: jax.Array
     key: jax.Array
     params: Any
     opt_state: Any
+    loss_scale: LossScale | None = None
+
+
+def _parts(state: TrainState) -> list[tuple[jax.tree_util.GetAttrKey, Any]]:
+    """Without a loss scale a state has no such part, not even an empty one: checkpoints know the parts by name."""
+    names = [entry.name for entry in dataclasses.fields(state) if entry.name != "loss_scale" or state.loss_scale is not None]
+    return [(jax.tree_util.GetAttrKey(name), getattr(state, name)) for name in names]
+
+
+jax.tree_util.register_pytree_with_keys(
+    TrainState, lambda state: (_parts(state), None), lambda _, parts: TrainState(*parts),
+    lambda state: ([part for _, part in _parts(state)], None),
+)  # fmt: skip
 
 
 def optimizer_shardings(model: Model, optimizer: optax.GradientTransformation):
@@ -51,29 +65,39 @@ def _names(path) -> tuple[str, ...]:
 def init_state(model: Model, optimizer: optax.GradientTransformation, params, seed_key: jax.Array) -> TrainState:
     """A fresh state around `params` (which may be donated by the first step)."""
     opt_state = jax.jit(optimizer.init, out_shardings=optimizer_shardings(model, optimizer))(params)
-    step, key = jnp.zeros((), jnp.int32), jax.random.key_data(seed_key)
+    small = jnp.zeros((), jnp.int32), jax.random.key_data(seed_key), first_scale() if scales_loss(model) else None
     if model.sharding is not None:
-        step, key = jax.device_put((step, key), model.sharding.replicated)
-    return TrainState(step, key, params, opt_state)
+        small = jax.device_put(small, model.sharding.replicated)
+    step, key, loss_scale = small
+    return TrainState(step, key, params, opt_state, loss_scale)
 
 
 def abstract_state(model: Model, optimizer: optax.GradientTransformation) -> TrainState:
     """ShapeDtypeStructs (with shardings on a mesh) of `init_state`'s result: what a restore needs."""
     opt_state = jax.eval_shape(optimizer.init, model.abstract())
     step, key = jax.ShapeDtypeStruct((), jnp.int32), jax.ShapeDtypeStruct((2,), jnp.uint32)
+    small = step, key, jax.eval_shape(first_scale) if scales_loss(model) else None
     if model.sharding is not None:
         here = model.sharding.replicated
-        step, key = (jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=here) for x in (step, key))
+        small = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=here), small)
         opt_state = jax.tree.map(
             lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
             opt_state,
             optimizer_shardings(model, optimizer),
         )
-    return TrainState(step, key, model.abstract(), opt_state)
+    step, key, loss_scale = small
+    return TrainState(step, key, model.abstract(), opt_state, loss_scale)
 
 
-def apply_gradients(model: Model, state: TrainState, gradients, optimizer) -> tuple[TrainState, dict[str, jax.Array]]:
-    """One update. Gradients that are not finite change nothing but the step, and are counted in `skipped`."""
+def apply_gradients(
+    model: Model, state: TrainState, gradients, optimizer, loss: jax.Array
+) -> tuple[TrainState, dict[str, jax.Array]]:
+    """One update, of gradients as `accumulate` gives them with this state's loss scale; loss: what it gives beside.
+
+    Gradients that are not finite change nothing but the step and the loss scale, and are counted in `skipped`. With a loss
+    scale `loss_scale` is the one that this step used, and `overflowed` counts of those skipped the ones that it may be to blame
+    for (`LossScale.explains`): now and then one is how the scale finds its level, and no fault of the run's.
+    """
     norm = optax.tree.norm(gradients)
     finite = jnp.isfinite(norm)
     start = state.params
@@ -87,5 +111,8 @@ def apply_gradients(model: Model, state: TrainState, gradients, optimizer) -> tu
     if model.sharding is not None:  # Twice: else what is chosen from is gathered, and not the choice.
         params = jax.lax.with_sharding_constraint(params, parts)
         params = jax.lax.with_sharding_constraint(params, model.shardings())
-    new = TrainState(state.step + 1, state.key, params, keep(opt_state, state.opt_state))
-    return new, {"grad_norm": norm, "skipped": 1.0 - finite.astype(jnp.float32)}
+    metrics, scale = {"grad_norm": norm, "skipped": 1.0 - finite.astype(jnp.float32)}, state.loss_scale
+    if scale is not None:
+        metrics |= {"loss_scale": scale.scale, "overflowed": (~finite & scale.explains(loss)).astype(jnp.float32)}
+    scale = None if scale is None else scale.after(finite)
+    return TrainState(state.step + 1, state.key, params, keep(opt_state, state.opt_state), scale), metrics

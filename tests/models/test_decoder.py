@@ -12,7 +12,7 @@ import pytest
 from jaxalign.errors import UserError
 from jaxalign.models.attention_plain import attend
 from jaxalign.models.decoder import Decoder
-from jaxalign.models.layers import rotate
+from jaxalign.models.layers import activate, rotate
 from tests import tiny
 
 
@@ -177,6 +177,25 @@ def test_bfloat16_computes_in_bfloat16_and_keeps_float32_parameters_and_gradient
     np.testing.assert_allclose(hidden.astype(np.float32), full, atol=10 * 2**-9 * 4)
     gradients = jax.grad(lambda p: model.hidden(p, tokens, positions, segments).astype(jnp.float32).sum())(params)
     assert {leaf.dtype for leaf in jax.tree.leaves(gradients)} == {jnp.dtype("float32")}
+
+
+def test_float16_is_near_float32_and_has_float32_logits(packed):
+    tokens, positions, segments = packed
+    params, model = tiny.host_params(), tiny.model(compute_dtype="float16")
+    hidden = model.hidden(params, tokens, positions, segments)
+    assert hidden.dtype == jnp.float16 and model.logits(params, hidden).dtype == jnp.float32
+    # As above, of 11 bits.
+    full = tiny.model().hidden(params, tokens, positions, segments)
+    np.testing.assert_allclose(hidden.astype(np.float32), full, atol=10 * 2**-12 * 4)
+
+
+@pytest.mark.parametrize("name", ["silu", "gelu", "gelu_tanh", "relu"])
+def test_activations_of_large_numbers_do_not_overflow_in_float16(name):
+    """x^3, in gelu_tanh, would beyond 40."""
+    value, slope = jax.vmap(jax.value_and_grad(lambda x: activate(name, x)))(jnp.array([300.0, -300.0, 6e4], jnp.float16))
+    assert value.dtype == jnp.float16
+    np.testing.assert_array_equal(value, np.array([300.0, 0.0, 6e4], np.float16))
+    np.testing.assert_array_equal(slope, [1, 0, 1])
 
 
 @pytest.mark.parametrize(("field", "value", "message"), [

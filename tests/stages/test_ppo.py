@@ -15,6 +15,8 @@ from jaxalign.stages import ppo as stage
 from jaxalign.stages.base import StageContext
 from jaxalign.stages.ppo import CHECKS, Iteration
 from jaxalign.stages.rewards import learnt_reward
+from jaxalign.training import loss_scale
+from jaxalign.training.offload import FrozenRole
 from jaxalign.training.ppo_step import ppo_update
 from tests import tiny
 from tests.feedback.fakes import WordTokenizer
@@ -28,8 +30,8 @@ def iterate(directory, steps=2, prompts=tiny.PROMPTS, **changes):
     config = dataclasses.replace(Config(), ppo=setup.config)
     context = StageContext(config, directory, directory, False)
     frozen = tiny.roles(setup)
-    reward = learnt_reward(tiny.scorer(setup), frozen.preference)
-    iteration = Iteration(context, setup, frozen.reference, reward, prompts, WordTokenizer())
+    reward = learnt_reward(tiny.scorer(setup), FrozenRole(frozen.preference))
+    iteration = Iteration(context, setup, FrozenRole(frozen.reference), reward, prompts, WordTokenizer())
     state, metrics = tiny.state(setup), []
     for step in range(steps):
         state, row = iteration(state, step)
@@ -103,6 +105,24 @@ def test_or_the_run_stops_at_once(tmp_path, monkeypatch):
     spoiled_updates(monkeypatch)
     with pytest.raises(UserError, match="iteration 1 .*config.ppo.checks.finite_gradients is 'stop'"):
         iterate(tmp_path, steps=3, checks=Checks(finite_gradients="stop"))
+
+
+HALF = {"compute_dtype": "float16", "sampler_tolerance": 0.01, "checks": Checks(finite_gradients="stop")}
+
+
+def test_in_float16_an_overflow_that_halves_the_loss_scale_is_no_failed_check(tmp_path, monkeypatch):
+    """Under so high a first scale the first updates overflow; a run that is to stop at gradients not finite goes on."""
+    monkeypatch.setattr(loss_scale, "START", 2.0**24)
+    state, metrics = iterate(tmp_path, **HALF)
+    assert [row["skipped"] for row in metrics] == [row["overflowed"] for row in metrics] == [2, 2]
+    assert [row["loss_scale"] for row in metrics] == [row["critic_loss_scale"] for row in metrics] == [2.0**24, 2.0**23]
+    assert float(state.policy.loss_scale.scale) == float(state.critic.loss_scale.scale) == 2.0**22
+
+
+def test_but_a_loss_that_is_not_finite_is(tmp_path, monkeypatch):
+    spoiled_updates(monkeypatch)
+    with pytest.raises(UserError, match="iteration 1 .*config.ppo.checks.finite_gradients is 'stop'"):
+        iterate(tmp_path, steps=3, **HALF)
 
 
 def test_every_iteration_samples_afresh(tmp_path):

@@ -11,6 +11,7 @@ import pytest
 
 from jaxalign.config import Checks
 from jaxalign.errors import UserError
+from jaxalign.training import loss_scale
 from jaxalign.training.checks import Check, act_on, gradients_check, sampler_difference, step_zero_checks
 from tests import tiny
 
@@ -59,6 +60,13 @@ def test_bfloat16_passes_where_its_rounding_is_allowed_for():
     assert {leaf.dtype for leaf in jax.tree.leaves(tiny.state(tiny.setup(compute_dtype="bfloat16")).policy.params)} == {
         np.dtype("float32")
     }
+
+
+def test_float16_passes_with_the_loss_scale_that_fits(monkeypatch):
+    """Under the first scale, here a high one, gradients overflow: the check goes down to one where they do not, as training
+    does."""
+    monkeypatch.setattr(loss_scale, "START", 2.0**24)
+    assert failed(checked(tiny.setup(compute_dtype="float16", sampler_tolerance=0.01))) == []
 
 
 def test_another_temperature_in_the_sampler_is_found():

@@ -178,6 +178,6 @@ def test_every_optimizer_learns_on_a_mesh_as_on_one_device(kind):
     for mesh in (None, (2, 2, 2)):
         model, optimizer = tiny.model(mesh), make_optimizer(Optimizer(kind=kind, learning_rate=1e-2, weight_decay=0.1), 10)
         state = init_state(model, optimizer, tiny.place(model, tiny.host_params()), jax.random.key(0))
-        state, _ = jax.jit(apply_gradients, static_argnums=(0, 3))(model, state, state.params, optimizer)
+        state, _ = jax.jit(apply_gradients, static_argnums=(0, 3))(model, state, state.params, optimizer, jnp.float32(1))
         found.append(tiny.to_host(state.params))
     tiny.assert_trees_close(found[1], found[0], 1e-5, 1e-6)

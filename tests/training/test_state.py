@@ -65,12 +65,12 @@ def test_a_step_that_is_not_finite_changes_nothing_and_is_counted():
     before = tiny.to_host(state)
     gradients = jax.tree.map(jnp.ones_like, state.params)
     gradients["final_norm"]["scale"] = gradients["final_norm"]["scale"].at[3].set(jnp.nan)
-    new, metrics = jax.jit(apply_gradients, static_argnums=(0, 3))(model, state, gradients, OPTIMIZER)
+    new, metrics = jax.jit(apply_gradients, static_argnums=(0, 3))(model, state, gradients, OPTIMIZER, jnp.float32(1))
     tiny.assert_trees_equal(tiny.to_host(new.params), before.params)
     tiny.assert_trees_equal(tiny.to_host(new.opt_state), before.opt_state)
     assert int(new.step) == 1 and float(metrics["skipped"]) == 1
     ones = jax.tree.map(jnp.ones_like, state.params)
-    new, metrics = jax.jit(apply_gradients, static_argnums=(0, 3))(model, state, ones, OPTIMIZER)
+    new, metrics = jax.jit(apply_gradients, static_argnums=(0, 3))(model, state, ones, OPTIMIZER, jnp.float32(1))
     assert float(metrics["skipped"]) == 0
     count = sum(leaf.size for leaf in jax.tree.leaves(ones))
     assert float(metrics["grad_norm"]) == pytest.approx(np.sqrt(count), rel=1e-5)

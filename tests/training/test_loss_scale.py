@@ -1,0 +1,215 @@
+"""float16: the rule of the loss scale, and training that it must not change but for rounding."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from jaxalign.config import Optimizer
+from jaxalign.data.packing import pack
+from jaxalign.training import loss_scale
+from jaxalign.training.checkpoint import Checkpointer
+from jaxalign.training.checks import unexplained
+from jaxalign.training.lm_step import lm_step
+from jaxalign.training.loss_scale import LossScale
+from jaxalign.training.microbatch import Aux, accumulate
+from jaxalign.training.optimizer import make_optimizer
+from jaxalign.training.ppo_step import ppo_update
+from jaxalign.training.state import abstract_state, init_state
+from tests import tiny
+
+HALF = "float16"
+EPS = 2.0**-11  # float16 rounds by at most this share
+SGD = optax.sgd(1.0)  # an update is the gradient
+RNG = np.random.default_rng(0)
+ROWS = pack([(RNG.integers(0, 32, n).tolist(), [1.0] * n) for n in (12, 9, 3, 11, 7, 10, 12, 5)], 12)[0]
+ROWS = jax.tree.map(lambda x: np.pad(x, ((0, 8 - len(ROWS.tokens)), (0, 0))), ROWS)
+
+
+def scale(value: float, steps: int = 0) -> LossScale:
+    return LossScale(jnp.float32(value), jnp.int32(steps))
+
+
+def start(mesh=None, dtype=HALF, optimizer=SGD, first: float | None = None):
+    model = tiny.model(mesh, compute_dtype=dtype)
+    state = init_state(model, optimizer, tiny.place(model, tiny.host_params()), jax.random.key(0))
+    return model, state if first is None else dataclasses.replace(state, loss_scale=scale(first))
+
+
+def largest(tree) -> float:
+    return max(float(np.abs(leaf).max()) for leaf in jax.tree.leaves(tree))
+
+
+def test_the_scale_follows_its_rule():
+    """Halved by every step that is not finite, down to 1; doubled by each 2000th finite one in a row, up to 2^24."""
+    finite = np.concatenate([RNG.random(300) > 0.1, RNG.random(60) > 0.8, np.ones(60_000, bool), [False], np.ones(2001, bool)])
+    want, value, steps = [], 2.0**15, 0
+    for one in finite:
+        if not one:
+            value, steps = max(value / 2, 1.0), 0
+        elif steps == 1999:
+            value, steps = min(value * 2, 2.0**24), 0
+        else:
+            steps += 1
+        want.append((value, steps))
+
+    def step(now, one):
+        now = now.after(one)
+        return now, (now.scale, now.finite_steps)
+
+    _, found = jax.lax.scan(step, loss_scale.first_scale(), finite)
+    np.testing.assert_array_equal(np.stack(found, 1), np.array(want))
+    assert min(want)[0] == 1.0 and max(want)[0] == 2.0**24
+
+
+def test_gradients_are_those_without_a_scale_and_small_ones_survive():
+    """The gradient of sum(float16(w) * x) is x. Where the loss is divided by 1e8, x / 1e8 is below what float16 holds."""
+    x = np.array([[1.0, 2.0, -3.0, 0.5], [4.0, -5.0, 6.0, 1.5]], np.float16)
+
+    def loss_fn(w, batch):
+        loss = jnp.sum((w.astype(jnp.float16)[None] * batch).astype(jnp.float32)) / 1e8
+        return loss, Aux({"loss": loss})
+
+    w = jnp.ones(4)
+    for micro_batches in (1, 2):
+        (loss, aux), gradient = accumulate(loss_fn, w, x, micro_batches, loss_scale=scale(2.0**20))
+        assert float(loss) == float(aux.sums["loss"]) == pytest.approx(x.astype(float).sum() / 1e8, rel=1e-6)
+        # Of each product one rounding, and of their sum one: by 2^-11 of what is added up.
+        np.testing.assert_allclose(gradient, x.astype(float).sum(0) / 1e8, rtol=0, atol=2 * EPS * 10 / 1e8)
+    _, lost = accumulate(loss_fn, w, x, 1)
+    assert not np.asarray(lost).any()
+
+
+def test_the_gradient_is_that_of_float32():
+    """Some 20 roundings on the way through two layers and back, each by at most 2^-11 of the largest numbers."""
+    gradients = {}
+    for dtype in ("float32", HALF):
+        model, state = start(dtype=dtype)
+        new, _ = lm_step(model, SGD, 1, state, ROWS)
+        gradients[dtype] = jax.tree.map(np.subtract, tiny.host_params(), tiny.to_host(new.params))
+    for found, want in zip(jax.tree.leaves(gradients[HALF]), jax.tree.leaves(gradients["float32"]), strict=True):
+        np.testing.assert_allclose(found, want, atol=20 * EPS * np.abs(want).max())
+        assert np.abs(found - want).max() > 0
+
+
+def test_an_overflow_halves_and_skips_and_then_learning_goes_on():
+    model, state = start(first=2.0**24)
+    before, rows = tiny.to_host(state.params), []
+    for _ in range(30):
+        state, metrics = lm_step(model, SGD, 1, state, ROWS)
+        rows.append({name: float(value) for name, value in metrics.items()})
+        if all(row["skipped"] for row in rows):
+            tiny.assert_trees_equal(tiny.to_host(state.params), before)
+    skipped = np.array([row["skipped"] for row in rows])
+    assert skipped[0] == 1 and skipped[-10:].sum() == 0 and skipped.sum() < 12
+    np.testing.assert_array_equal([row["loss_scale"] for row in rows], 2.0 ** (24 - (np.cumsum(skipped) - skipped)))
+    assert int(state.loss_scale.finite_steps) == 29 - np.flatnonzero(skipped)[-1] and int(state.step) == 30
+    assert np.isfinite([row["loss"] for row in rows]).all() and rows[-1]["loss"] < 0.9 * rows[0]["loss"]
+
+
+def test_micro_batches_change_nothing_but_rounding():
+    found = {}
+    for number in (1, 4):
+        model, state = start()
+        new, metrics = lm_step(model, SGD, number, state, ROWS)
+        found[number] = jax.tree.map(np.subtract, tiny.host_params(), tiny.to_host(new.params)), float(metrics["loss"])
+    (whole, loss), (parts, parts_loss) = found[1], found[4]
+    assert parts_loss == pytest.approx(loss, rel=4 * EPS)
+    # The embedding's sums over tokens are rounded to float16 within a micro-batch, and exact between them.
+    tiny.assert_trees_close(parts, whole, 0, 8 * EPS * largest(whole))
+
+
+def test_a_mesh_equals_one_device():
+    """Three steps that overflow by far, then five that do not. In between a mesh may overflow a step earlier or later: each
+    device adds up fewer rows in float16."""
+    mesh, optimizer = (2, 2, 2), make_optimizer(Optimizer(learning_rate=1e-2, schedule="constant"), 20)
+    states, rows = {}, {}
+    for where in (None, mesh):
+        model, state = start(where, optimizer=optimizer, first=2.0**24)
+        for step in range(8):
+            if step == 3:
+                small = loss_scale.first_scale()
+                small = small if where is None else jax.device_put(small, model.sharding.replicated)
+                state = dataclasses.replace(state, loss_scale=small)
+            state, metrics = lm_step(model, optimizer, 1, state, tiny.rows(model, ROWS))
+            rows.setdefault(where, []).append([float(metrics[name]) for name in ("loss", "loss_scale", "skipped")])
+        states[where] = state
+    assert states[mesh].loss_scale.scale.sharding.is_fully_replicated
+    tiny.assert_trees_equal(tiny.to_host(states[mesh].loss_scale), tiny.to_host(states[None].loss_scale))
+    np.testing.assert_array_equal(np.array(rows[mesh])[:, 1:], np.array(rows[None])[:, 1:])
+    np.testing.assert_allclose(np.array(rows[mesh])[:, 0], np.array(rows[None])[:, 0], rtol=20 * EPS)
+
+
+def test_a_resumed_run_keeps_its_scale(tmp_path):
+    model, state = start()
+    state = dataclasses.replace(state, loss_scale=scale(64.0, 1234))
+    checkpointer = Checkpointer(tmp_path)
+    checkpointer.save(3, state)
+    checkpointer.close()
+    for mesh in (None, (2, 2, 2)):
+        checkpointer = Checkpointer(tmp_path)
+        found = checkpointer.restore(abstract_state(tiny.model(mesh, compute_dtype=HALF), SGD))
+        checkpointer.close()
+        assert (float(found.loss_scale.scale), int(found.loss_scale.finite_steps)) == (64.0, 1234)
+        tiny.assert_trees_equal(tiny.to_host(found), tiny.to_host(state))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_other_types_have_no_scale_and_their_old_checkpoints_are_read(tmp_path, dtype):
+    """As they were written before there was a loss scale: four parts."""
+    model, state = start(dtype=dtype)
+    old = {name: getattr(state, name) for name in ("step", "key", "params", "opt_state")}
+    checkpointer = Checkpointer(tmp_path)
+    checkpointer.save(1, old)
+    checkpointer.close()
+    checkpointer = Checkpointer(tmp_path)
+    found = checkpointer.restore(abstract_state(model, SGD))
+    checkpointer.close()
+    assert found.loss_scale is None
+    tiny.assert_trees_equal(tiny.to_host(found), tiny.to_host(state))
+    assert {path[0].name for path, _ in jax.tree_util.tree_leaves_with_path(state)} <= set(old)
+    _, metrics = lm_step(model, SGD, 1, state, ROWS)
+    assert {"loss_scale", "overflowed"}.isdisjoint(metrics)
+
+
+def test_a_tiny_model_learns_as_well_as_in_float32():
+    optimizer = make_optimizer(Optimizer(learning_rate=1e-2, schedule="constant"), 20)
+    last = {}
+    for dtype in ("float32", HALF):
+        model, state = start(dtype=dtype, optimizer=optimizer)
+        for _ in range(20):
+            state, metrics = lm_step(model, optimizer, 1, state, ROWS)
+        last[dtype] = float(metrics["loss"])
+        assert last[dtype] < 2.5  # from log 32 = 3.5 and more
+    assert last[HALF] == pytest.approx(last["float32"], rel=0.03)
+
+
+def test_policy_and_critic_have_a_scale_each():
+    setup = tiny.setup(compute_dtype=HALF)
+    state = tiny.state(setup)
+    state = dataclasses.replace(state, critic=dataclasses.replace(state.critic, loss_scale=scale(4.0)))
+    experience, _ = tiny.experience(setup, state, tiny.roles(setup), tiny.rollout(setup, state.policy.params))
+    state, metrics = ppo_update(setup, state, experience)
+    assert float(metrics["loss_scale"]) == 2.0**15 and float(metrics["critic_loss_scale"]) == 4.0
+    assert float(metrics["skipped"]) == float(metrics["overflowed"]) == 0
+    assert int(state.policy.loss_scale.finite_steps) == int(state.critic.loss_scale.finite_steps) == 4
+
+
+def test_an_overflow_is_explained_by_the_scale_but_not_a_loss_that_is_not_finite():
+    """What the run-time check of RL counts."""
+    model, state = start(first=2.0**24)
+    _, metrics = lm_step(model, SGD, 1, state, ROWS)
+    assert float(metrics["skipped"]) == 1 and float(unexplained(metrics)) == 0
+    for spoilt, first in ((np.nan, 2.0**15), (np.nan, 1.0)):
+        model, state = start(first=first)
+        bad = dataclasses.replace(ROWS, loss_mask=np.where(ROWS.loss_mask > 0, spoilt, 0).astype(np.float32))
+        state, metrics = lm_step(model, SGD, 1, state, bad)
+        assert float(unexplained(metrics)) == 1
+        assert float(state.loss_scale.scale) == max(first / 2, 1.0)
+    floor = scale(1.0)
+    assert not floor.explains(jnp.float32(2.0)) and scale(2.0).explains(jnp.float32(2.0))
