@@ -96,7 +96,7 @@ class Ring:
 
     def round(self, fn: Callable, carry, keys: Keys, after: Callable = lambda carry: carry):
         """carry after fn(carry, keys, step) at each step, with the keys of that step; `after` is done to it after each."""
-        following = self.send(keys)
+        arriving = self.send(keys)
         carry = after(fn(carry, keys, 0))
 
         def body(state, step):
@@ -104,7 +104,9 @@ class Ring:
             following = self.send(keys)
             return (after(fn(carry, keys, step)), following), None
 
-        (carry, keys), _ = jax.lax.scan(body, (carry, following), jnp.arange(1, self.size - 1))
+        keys = arriving
+        if self.size > 2:
+            (carry, keys), _ = jax.lax.scan(body, (carry, keys), jnp.arange(1, self.size - 1))
         return after(fn(carry, keys, self.size - 1))
 
     def products(self, here, step):
