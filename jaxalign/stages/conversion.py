@@ -83,14 +83,14 @@ def convert(
     if adapters:
         if is_model(source) or not (source / "params").is_dir():
             raise UserError(f"--adapters asks for those that a stage has trained, but {source} is a whole model; leave it out")
-        return [_export_adapters(source, target, sharding)]
+        return [_export_adapters(source, target, Mesh(*mesh))]
     if not (source / "params").is_dir():
         config = huggingface.read_config(source)
         dtype = dtype or own_dtype(config.raw)
         model = Model(config.decoder, config.head, sharding)
         _write_orbax(target, Found(model, huggingface.load_params(source, model, dtype), config.raw, source), dtype)
         return [f"{source} ({_named(config.raw)}) is now in Orbax's layout in {target}, in {dtype}"]
-    found, dtype = (_read_orbax if is_model(source) else _read_stage)(source, sharding, dtype)
+    found, dtype = _read_orbax(source, sharding, dtype) if is_model(source) else _read_stage(source, Mesh(*mesh), dtype)
     export(
         target, found.model, found.params, config=found.config, source=found.texts, files=found.files, dtype=dtype,
         shard_bytes=shard_bytes,
@@ -140,11 +140,12 @@ def _read_orbax(source: Path, sharding: Sharding | None, dtype: str | None) -> t
     return Found(model, load_params(source / "params", model, dtype), config.raw, source), dtype
 
 
-def _read_stage(source: Path, sharding: Sharding | None, dtype: str | None) -> tuple[Found, str]:
+def _read_stage(source: Path, mesh: Mesh, dtype: str | None) -> tuple[Found, str]:
     """The weights that a stage of a run has written; adapters merged into their base."""
     kind, stage, folder, config = finished_stage(source)
+    config = dataclasses.replace(config, mesh=mesh)
     raw, texts, vocab = _base(config, stage.parent)
-    model, notes = _stage_model(config, kind, vocab, sharding), ()
+    model, notes = _stage_model(config, kind, vocab), ()
     if kind == "reward_distill":
         raw |= {name: getattr(model.config, ours) for name, ours in _STUDENT.items() if ours != "kv_heads" or name in raw}
     files = tokenizer_files(texts / "tokenizer.model") if config.model.source == "scratch" else {}
@@ -166,10 +167,11 @@ def _frozen(config: Config, workdir: Path, model: Model) -> Params:
     return quantise(load_params(workdir / "pretrain" / "params", model.base), config.lora.base)
 
 
-def _export_adapters(source: Path, target: Path, sharding: Sharding | None) -> str:
+def _export_adapters(source: Path, target: Path, mesh: Mesh) -> str:
     kind, stage, folder, config = finished_stage(source)
+    config = dataclasses.replace(config, mesh=mesh)
     _, _, vocab = _base(config, stage.parent)
-    model = _stage_model(config, kind, vocab, sharding)
+    model = _stage_model(config, kind, vocab)
     if model.lora is None:
         raise UserError(f"{source} trained all weights (config.lora.rank is 0); leave out --adapters")
     outside = config.model.source == "huggingface"
@@ -223,12 +225,12 @@ def _base(config: Config, workdir: Path) -> tuple[dict[str, Any], Path, int]:
     return raw | ids, texts, tokenizer.vocab_size
 
 
-def _stage_model(config: Config, stage: str, vocab: int, sharding: Sharding | None) -> Model:
+def _stage_model(config: Config, stage: str, vocab: int) -> Model:
     head = "lm" if stage in ("pretrain", *POLICY_STAGES) else "scalar"
     made = common.make_model(config, vocab, head)
     if stage == "reward_distill":
         made = student_model(config.reward_distill, made)
-    model = Model(made.config, head, sharding, None if stage == "pretrain" else made.lora)
+    model = Model(made.config, head, made.sharding, None if stage == "pretrain" else made.lora)
     huggingface.check_mesh(model)
     return model
 
