@@ -12,7 +12,7 @@ from jaxalign.errors import UserError
 from jaxalign.models.huggingface import read_config
 from jaxalign.models.lora import join
 from jaxalign.models.model import Model
-from jaxalign.placement.programs import Program, Run, judging_programs, sampling_programs
+from jaxalign.placement.programs import Program, Run, judging_programs, offloaded, sampling_programs
 from jaxalign.placement.stage_programs import preference_scorer, sampled_rollout, trained_roles
 from jaxalign.records import Experience
 from jaxalign.training.checks import step_zero_values
@@ -56,7 +56,7 @@ def ppo(run: Run) -> list[Program]:
         Program("ppo", "checks", "policy, reference", step_zero_values, checks, held),
         Program("ppo", "update", roles, ppo_update, update, held),
     ]
-    return [dataclasses.replace(program, held={**held, **program.held}) for program in made]
+    return offloaded(run, [dataclasses.replace(program, held={**held, **program.held}) for program in made])
 
 
 def _rewards(run: Run, held) -> tuple[list[Program], bool]:

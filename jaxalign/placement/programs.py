@@ -196,6 +196,26 @@ def _placed_cache(model: Model, cache):
     return type(cache)(*(place(x, names) for x, names in zip(cache, CACHE_AXES, strict=True)))
 
 
+FROZEN = ("reference", "preference model", "student", "reward model", "feedback model")
+"""Roles that `mesh.offload` keeps in host memory but for the program that reads them, with "frozen" among it."""
+
+
+def offloaded(run: Run, programs: list[Program]) -> list[Program]:
+    """The programs without what lies in host memory meanwhile, as `training/offload.py` moves it."""
+    out = run.config.mesh.offload
+
+    def stays(role: str, phase: str) -> bool:
+        if role.endswith(" optimizer"):
+            return "optimizer" not in out or phase == "update"
+        return "frozen" not in out or role not in FROZEN
+
+    def left(program: Program) -> Program:
+        held = {role: tree for role, tree in program.held.items() if stays(role, program.phase)}
+        return dataclasses.replace(program, held=held)
+
+    return [left(program) for program in programs]
+
+
 def device_bytes(tree) -> int:
     """What one device holds of a pytree of ShapeDtypeStructs."""
     return sum(_leaf_bytes(leaf) for leaf in jax.tree.leaves(tree))

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jaxalign.config import BestOfN, Dpo, OnlineDpo, Optimizer, Pretrain, Sft
 from jaxalign.models.lora import join
 from jaxalign.models.model import Model
-from jaxalign.placement.programs import STEPS, Program, Run, judging_programs, sampling_programs, stacked_members
+from jaxalign.placement.programs import STEPS, Program, Run, judging_programs, offloaded, sampling_programs, stacked_members
 from jaxalign.records import AnswerPairs, PackedBatch, PairBatch, Rollout, ScoredPairs
 from jaxalign.training.direct_step import answer_logprobs, direct_step
 from jaxalign.training.distill_step import distill_step
@@ -154,15 +154,15 @@ def online_dpo(run: Run) -> list[Program]:
     section: OnlineDpo = run.config.online_dpo
     start, base, size = run.start("online_dpo"), _base(run), section.batch // section.minibatches
     pairs = _answer_pairs(run, size, run.prompt_length(section.max_new_tokens) + section.max_new_tokens)
-    other = {"base": base, "reference": run.own(start)}
+    other = {"feedback model": run.own(base), "reference": run.own(start)}
     update = _direct(run, "online_dpo", run.config.dpo, section.optimizer, pairs, other)
     policy = join(run.frozen, update.arguments[3].params)
-    return [
+    return offloaded(run, [
         *sampling_programs(run, "online_dpo", "policy", run.policy, policy, section, 2 * size, update.held),
         *judging_programs(run, "online_dpo", run.policy, base, section.batch, update.held),
         Program("online_dpo", "scoring", "policy", answer_logprobs, (run.policy, policy, pairs), update.held),
         update,
-    ]
+    ])  # fmt: skip
 
 
 def evaluate(run: Run) -> list[Program]:

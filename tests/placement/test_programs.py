@@ -141,6 +141,15 @@ def test_what_a_device_holds():
     assert device_bytes(update.held["reference"]) == 0
 
 
+def test_what_is_offloaded_lies_there_only_while_it_is_read():
+    found = {p.phase: p for p in programs(mesh={"offload": ["optimizer", "frozen"]}, stages=["preference", "ppo"])
+             if p.stage == "ppo"}  # fmt: skip
+    trained = {"policy", "critic"}
+    assert set(found["sampling"].held) == trained | {"policy for sampling"}
+    assert set(found["scoring"].held) == trained  # the reference is an argument of its own
+    assert set(found["update"].held) == trained | {"policy optimizer", "critic optimizer"}
+
+
 def test_prompts_that_leave_no_room_are_refused():
     made = config(stages=["ppo"])
     policy = policy_model(made, make_sharding(made.mesh))
