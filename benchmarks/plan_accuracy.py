@@ -16,6 +16,8 @@ import dataclasses
 import importlib.metadata
 import json
 import sys
+import time
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 import jax
@@ -23,7 +25,7 @@ import jax
 from jaxalign.config import from_config_dict
 from jaxalign.parallel.sharding import make_sharding
 from jaxalign.placement import search, shapes
-from jaxalign.placement.compiled import compile_program, run_programs
+from jaxalign.placement.compiled import run_programs
 from jaxalign.placement.hardware import tpu_cluster
 from jaxalign.placement.programs import device_bytes
 from jaxalign.placement.topology import parse_topology, topology_devices
@@ -56,30 +58,22 @@ def flags(**values) -> tuple[str, ...]:
 
 
 CASES = {
-    "1b-one": Case(f"{REAL}:llama32_1b", "Llama-3.2-1B", "v5e:1x1", (), ("ppo generate", "ppo update")),
     "1b-fsdp4": Case(
         f"{REAL}:llama32_1b", "Llama-3.2-1B", "v5e:2x2",
         (*FULL, *mesh(fsdp=4), *flags(preference__micro_batches=2, ppo__micro_batches=4)),
-        ("sft update", "preference update", "ppo score"),
+        ("sft update", "ppo score", "preference update"),
     ),
     "8b-fsdp16": Case(
-        f"{REAL}:llama31_8b_v5e16", "Llama-3.1-8B", "v5e:4x4", flags(mesh__generation="training"),
+        f"{REAL}:llama31_8b_v5e16", "Llama-3.1-8B", "v5e:4x4",
+        (*mesh(fsdp=16), *flags(mesh__generation="training", sft__batch_rows=16, preference__micro_batches=1)),
         ("ppo generate", "ppo score", "ppo update"),
     ),
     "8b-data4-tensor4": Case(
-        f"{REAL}:llama31_8b_v5e16", "Llama-3.1-8B", "v5e:4x4", mesh(data=4, tensor=4), ("ppo generate", "ppo update")
+        f"{REAL}:llama31_8b_v5e16", "Llama-3.1-8B", "v5e:4x4", mesh(data=4, tensor=4), ("ppo generate", "sft update")
     ),
-    "8b-nf4-fsdp16": Case(
-        f"{REAL}:llama31_8b_v5e16", "Llama-3.1-8B", "v5e:4x4", flags(mesh__generation="training", lora__base="nf4"),
-        ("ppo update",),
-    ),
-    "9b-fsdp8": Case(f"{REAL}:gemma2_9b", "gemma-2-9b", "v5e:2x4", (), ("preference update",)),
-    "8b-full-fsdp8-tensor2": Case(
-        f"{REAL}:llama31_8b_h100x8", "Llama-3.1-8B", "v5p:2x2x4", mesh(fsdp=8, tensor=2), ("ppo update", "ppo generate")
-    ),
-    "1b-zero1": Case(
-        f"{REAL}:llama32_1b", "Llama-3.2-1B", "v5e:2x4",
-        (*FULL, *mesh(fsdp=8), *flags(mesh__zero=1, sft__batch_rows=8, preference__micro_batches=1, ppo__micro_batches=2)),
+    "1b-plain": Case(
+        f"{REAL}:llama32_1b", "Llama-3.2-1B", "v5e:2x2",
+        (*FULL, *mesh(fsdp=2, tensor=2), *flags(model__attention="plain", preference__micro_batches=4, ppo__micro_batches=4)),
         ("sft update",),
     ),
     "06b-no-remat": Case(
@@ -87,13 +81,26 @@ CASES = {
         (*FULL, *mesh(data=2, fsdp=2), *flags(model__remat=False, preference__micro_batches=4, ppo__micro_batches=4)),
         ("sft update",),
     ),
+    "1b-zero1": Case(
+        f"{REAL}:llama32_1b", "Llama-3.2-1B", "v5e:2x4",
+        (*FULL, *mesh(fsdp=8), *flags(mesh__zero=1, sft__batch_rows=8, preference__micro_batches=1, ppo__micro_batches=2)),
+        ("sft update",),
+    ),
+    "8b-full-fsdp8-tensor2": Case(
+        f"{REAL}:llama31_8b_h100x8", "Llama-3.1-8B", "v5p:2x2x4", mesh(fsdp=8, tensor=2), ("sft update", "ppo generate")
+    ),
+    "9b-fsdp2-tensor4": Case(f"{REAL}:gemma2_9b", "gemma-2-9b", "v5e:2x4", (), ("preference update",)),
     "1b-context2": Case(
         f"{REAL}:llama32_1b", "Llama-3.2-1B", "v5e:2x4",
         (*FULL, *mesh(fsdp=4, context=2), *flags(preference__micro_batches=2, ppo__micro_batches=4)),
-        ("ppo update",),
+        ("sft update",),
     ),
-    "70b-fsdp8-tensor8": Case(
-        f"{REAL}:llama31_70b_v5p128", "Llama-3.1-70B", "v5p:4x4x4", (), ("ppo update", "ppo generate")
+    "70b-fsdp8-tensor8": Case(f"{REAL}:llama31_70b_v5p128", "Llama-3.1-70B", "v5p:4x4x4", (), ("ppo generate",)),
+    "8b-nf4-fsdp16": Case(
+        f"{REAL}:llama31_8b_v5e16", "Llama-3.1-8B", "v5e:4x4",
+        (*mesh(fsdp=16), *flags(mesh__generation="training", lora__base="nf4", sft__batch_rows=16),
+         *flags(preference__micro_batches=1)),
+        ("sft update",),
     ),
 }  # fmt: skip
 PHASES = {"generate": "sampling", "score": "scoring", "reward": "reward", "update": "update"}
@@ -107,30 +114,32 @@ def given(case: Case) -> search.Given:
     return search.Given(config, shapes.policy_model(config, None, case.shape), cluster)
 
 
-def doubled(program) -> int:
-    """Bytes of the arrays that a program is passed more than once: a device has them once."""
-    leaves = [leaf for leaf in jax.tree.leaves(program.arguments) if isinstance(leaf, jax.ShapeDtypeStruct)]
-    return device_bytes(leaves) - device_bytes(list({id(leaf): leaf for leaf in leaves}.values()))
+def total(program, memory) -> int:
+    """Bytes that lie on a device while a program runs: all that it is passed or that lies beside, each array once, what it
+    needs on top and itself."""
+    known = jax.tree.leaves((program.arguments, dict(program.held)))
+    leaves = [leaf for leaf in known if isinstance(leaf, jax.ShapeDtypeStruct)]
+    own = memory.output_size_in_bytes - memory.alias_size_in_bytes
+    lying = device_bytes(list({id(leaf): leaf for leaf in leaves}.values()))
+    return lying + own + memory.temp_size_in_bytes + memory.generated_code_size_in_bytes
 
 
-def compile_case(name: str) -> dict[str, dict]:
+def compile_case(name: str, known: Collection[str]) -> Iterator[tuple[str, dict]]:
+    """(program, what the compiler says of it) of those programs of a case that are not known yet."""
     case = CASES[name]
     plan, topology = given(case), parse_topology(case.topology)
     sizes = plan.config.mesh
     needed = sizes.data * sizes.fsdp * sizes.tensor * sizes.context * sizes.pipeline
     policy = shapes.policy_model(plan.config, make_sharding(sizes, topology_devices(topology, needed)), case.shape)
-    found = {}
     for program in run_programs(plan.config, policy):
-        wanted = next((p for p in case.programs if p == f"{program.stage} {_phase(program.phase)}"), None)
-        if wanted is None:
+        wanted = f"{program.stage} {_phase(program.phase)}"
+        if wanted not in case.programs or wanted in known:
             continue
-        compiled = compile_program(program)
-        if compiled.memory is None:
-            raise SystemExit(f"{name} {program.name}: {compiled.refusal}")
-        twice = doubled(program) if program.phase == "scoring" else 0
-        found[wanted] = {"total": compiled.total - twice, "temporary": compiled.memory.temporary, "seconds": compiled.seconds}
-        print(f"{name} {wanted}: {compiled.seconds:.0f} s", file=sys.stderr, flush=True)
-    return found
+        began = time.perf_counter()
+        memory = program.lower().compile().memory_analysis()
+        seconds = round(time.perf_counter() - began)
+        print(f"{name} {wanted}: {seconds} s", file=sys.stderr, flush=True)
+        yield wanted, {"total": total(program, memory), "temporary": memory.temp_size_in_bytes, "seconds": seconds}
 
 
 def _phase(phase: str) -> str | None:
@@ -169,10 +178,12 @@ def main(argv: list[str]) -> int:
     args = parser.parse_args(argv)
     kept = json.loads(KEPT.read_text(encoding="utf-8")) if KEPT.exists() else {"cases": {}}
     if args.compile:
-        for name in args.names or [name for name in CASES if name not in kept["cases"]]:
-            kept["cases"][name] = compile_case(name)
-            kept["versions"] = {package: importlib.metadata.version(package) for package in ("jax", "libtpu")}
-            KEPT.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
+        kept["versions"] = {package: importlib.metadata.version(package) for package in ("jax", "libtpu")}
+        for name in args.names or CASES:
+            known = kept["cases"].setdefault(name, {})
+            for program, said in compile_case(name, known):
+                known[program] = said
+                KEPT.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
     print(table(kept))
     return 0
 

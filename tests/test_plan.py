@@ -8,7 +8,8 @@ import pytest
 
 from jaxalign.plan import main
 
-RUN = ("--config=configs/real_size.py:llama31_8b_v5e16", "--shape=Llama-3.1-8B")
+RUN = ("--config=configs/real_size.py:llama31_8b_v5e16", "--shape=Llama-3.1-8B", "--config.mesh.fsdp=16",
+       "--config.mesh.tensor=1", "--config.sft.batch_rows=16", "--config.preference.micro_batches=1")
 
 
 def plan(*arguments: str) -> int:
@@ -42,7 +43,7 @@ def test_json_has_every_number_of_the_table(capsys):
 
 
 def test_gpus_and_a_model_from_scratch(capsys):
-    assert plan(*RUN[1:], "--config=configs/real_size.py:llama31_8b_h100x8", "--gpus=H100x8") == 0
+    assert plan("--config=configs/real_size.py:llama31_8b_h100x8", RUN[1], "--gpus=H100x8") == 0
     assert plan("--config=configs/quickstart.py", "--gpus=L4x1") == 0
     assert "pretrain update" in capsys.readouterr().out
 
@@ -62,7 +63,7 @@ def test_gpus_and_a_model_from_scratch(capsys):
 ])  # fmt: skip
 def test_mistakes_end_with_2_and_one_sentence(capsys, arguments, sentence):
     given = [argument for argument in arguments if argument.startswith("--shape")] or [RUN[1]]
-    assert plan(RUN[0], *given, *[a for a in arguments if not a.startswith("--shape")]) == 2
+    assert plan(RUN[0], *RUN[2:], *given, *[a for a in arguments if not a.startswith("--shape")]) == 2
     told = capsys.readouterr()
     assert sentence in told.err and told.err.count("\n") == 1 and not told.out
 

@@ -9,8 +9,10 @@ from jax.sharding import AbstractMesh, AxisType
 from jaxalign.config import Config
 from jaxalign.config import Mesh as MeshConfig
 from jaxalign.errors import UserError
+from jaxalign.models.attention_fused import cudnn_refusal
 from jaxalign.models.model import Model
 from jaxalign.parallel.mesh import AXES
+from jaxalign.parallel.pipeline import bubble, micro_batches
 from jaxalign.parallel.sharding import Sharding
 from jaxalign.placement import memory, weights, work
 from jaxalign.placement.hardware import Cluster
@@ -93,8 +95,20 @@ def abstract_sharding(mesh: MeshConfig) -> Sharding:
     """The rules of config.mesh on devices that need not be anywhere."""
     sizes = tuple(getattr(mesh, axis) for axis in AXES)
     return Sharding(
-        AbstractMesh(sizes, AXES, axis_types=(AxisType.Auto,) * len(AXES)), mesh.zero, mesh.sequence_parallel, mesh.generation
-    )
+        AbstractMesh(sizes, AXES, axis_types=(AxisType.Auto,) * len(AXES)), mesh.zero, mesh.sequence_parallel, mesh.generation,
+        mesh.pipeline_micro_batches or mesh.pipeline, mesh.pipeline_repeats,
+    )  # fmt: skip
+
+
+def with_attention(policy: Model, cluster: Cluster) -> Model:
+    """The model with the attention that the platform has: "plain" where config.model.attention asks for it, or where a GPU has
+    no kernel for such a model, else "fused". Raises UserError where it asks for a kernel that there is not."""
+    config = policy.config
+    refusal = cudnn_refusal(config) if cluster.chip.kind == "gpu" else None
+    if refusal is not None and config.attention == "fused":
+        raise UserError(f"config.model.attention is 'fused', but {refusal}; set it to 'auto' or 'plain'")
+    kind = "plain" if config.attention == "plain" or refusal is not None else "fused"
+    return dataclasses.replace(policy, config=dataclasses.replace(config, attention=kind))
 
 
 def check_divides(model: Model, mesh: MeshConfig) -> None:
@@ -130,12 +144,18 @@ def estimate(
         raise UserError(f"config.mesh asks for {sharding.mesh.size} devices, but {cluster.name} has {cluster.devices}; "
                         "make it smaller, or leave it to --search")
     check_divides(policy, mesh)
-    run = _Run(config, dataclasses.replace(policy, sharding=sharding), cluster, assumptions)
+    run = _Run(config, dataclasses.replace(with_attention(policy, cluster), sharding=sharding), cluster, assumptions)
     found = tasks(config, prompt, examples)
     trained = {task.stage: () for task in found}
     for task in found:
         trained[task.stage] += task.trains
     return RunEstimate(config, cluster, tuple(run.of(task, trained[task.stage]) for task in found))
+
+
+def optimizer_kind(config: Config, stage: str, role: str) -> str:
+    """What trains a role in a stage."""
+    section = getattr(config, stage)
+    return section.critic_optimizer.kind if role == "critic" else section.optimizer.kind
 
 
 class _Run:
@@ -164,7 +184,7 @@ class _Run:
             if role == "labeller" and self.policy.lora is not None:
                 found[role] = 0.0  # The base alone.
             if role in trained:
-                found[f"{role}'s optimizer"] = own.optimizer
+                found[f"{role}'s optimizer"] = own.optimizer[optimizer_kind(self.config, task.stage, role)]
         if self.policy.lora is not None:
             found["frozen base"] = self.weights("policy").frozen
         return {role: size for role, size in found.items() if size}
@@ -173,8 +193,9 @@ class _Run:
         models = [(self.model(role), self.weights(role)) for role in task.runs]
         slices = self.config.mesh.slices
         if task.phase == "update":
-            parts, steps = self._update_memory(task, models), [sum((work.update(*m, task, slices) for m in models), Work())]
-            counts = [task.steps]
+            kinds = [optimizer_kind(self.config, task.stage, role) for role in task.runs]
+            parts, counts = self._update_memory(task, models), [task.steps]
+            steps = [sum((work.update(*m, task, slices, kind) for m, kind in zip(models, kinds, strict=True)), Work())]
         elif task.phase == "generate":
             (model, own), = models
             parts = memory.generation(model, own, task.rows) | ({"weights to sample": own.moved} if own.moved else {})
@@ -203,7 +224,9 @@ class _Run:
         chip, assume = self.cluster.chip, self.assume
         compute = step.flops / (chip.flops(self.policy.config.compute_dtype) * assume.mfu)
         if task.phase == "update":
-            compute *= 1 + (self.sizes["pipeline"] - 1) / task.micro  # The bubble of a pipeline: (m + p - 1) / m.
+            sharding = self.policy.sharding
+            parts = micro_batches(sharding, max(sharding.batch_size, task.rows.rows // task.micro))
+            compute /= 1 - bubble(self.sizes["pipeline"], parts, sharding.pipeline_repeats)
         network = 0.0
         for axis, size in step.sent.items():
             if size and axis in self.bandwidth:

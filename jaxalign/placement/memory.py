@@ -10,8 +10,8 @@ import dataclasses
 
 import numpy as np
 
-from jaxalign.models.heads import CHUNK_FLOATS
 from jaxalign.models.model import Model
+from jaxalign.parallel.pipeline import is_pipelined, micro_batches
 from jaxalign.placement.weights import Weights
 
 Parts = dict[str, float]
@@ -44,6 +44,7 @@ class Local:
     size: int  # bytes of a number in the compute dtype
     share: float  # of a row's tokens that a device keeps between layers
     gated: bool
+    attention: str  # "plain", "ring" or "fused"
 
     @property
     def tokens(self) -> float:
@@ -65,13 +66,30 @@ def local(model: Model, rows: Rows, phase: str = "training") -> Local:
         max(1.0, rows.rows / ways("batch")), rows.length / ways("length"), rows.length, config.embed,
         config.heads / ways("heads"), config.kv_heads / ways("kv_heads"), config.head_dim, work / ways("mlp"),
         config.table_rows / ways("vocab"), config.layers / ways("layers"), np.dtype(config.compute_dtype).itemsize,
-        ways("length") / ways("residual"), config.gated,
+        ways("length") / ways("residual"), config.gated, attention_kind(model, rows, phase),
     )  # fmt: skip
 
 
+LANES = 128
+"""Shorter rows have no fused kernel."""
+
+
+def attention_kind(model: Model, rows: Rows, phase: str = "training") -> str:
+    """What serves rows of this length: "plain", "ring" or "fused". The model's own attention is "plain" where its platform has
+    no kernel for it (`estimate.with_attention`)."""
+    if model.config.attention == "plain":
+        return "plain"
+    if phase == "training" and model.sharding.mesh.shape["context"] > 1:
+        return "ring"
+    return "fused" if rows.length >= LANES else "plain"
+
+
 def scores(at: Local) -> float:
-    """Attention scores of one layer in float32, and their softmax in the compute dtype: both are whole [B, H, T, S]."""
-    return at.B * at.H * at.T * at.S * (4 + at.size)
+    """Attention scores of one layer in float32 with their softmax in the compute dtype: all of them [B, H, T, S], of a ring
+    those of one device's keys at a time, of a fused kernel a float32 for each query alone."""
+    if at.attention == "fused":
+        return at.tokens * at.H * 4
+    return at.B * at.H * at.T * (at.S if at.attention == "plain" else at.T) * (4 + at.size)
 
 
 def layer_forward(at: Local) -> float:
@@ -88,10 +106,12 @@ def layer_backward(at: Local) -> float:
     return 6 * at.tokens * at.D * at.size + kept + max(scores(at) + heads, kept)
 
 
-def residuals(at: Local, remat: bool) -> float:
-    """What the forward pass leaves for the backward pass, of all layers."""
+def residuals(at: Local, remat: str) -> float:
+    """What the forward pass leaves for the backward pass, of all layers. remat: "" without, else what it saves beside the
+    layers' inputs: "nothing", or the "products" with weights."""
     if remat:
-        return at.L * at.tokens * at.share * at.D * at.size
+        products = (at.H + 2 * at.K) * at.h + 2 * at.D + (2 if at.gated else 1) * at.F if remat == "products" else 0
+        return at.L * at.tokens * (at.share * at.D + products) * at.size
     norms = 6 * at.tokens * at.D * 4  # float32, three for each norm
     mlp = (6 if at.gated else 4) * at.tokens * at.F * at.size
     heads = at.tokens * (2 * at.H + 2 * at.K) * at.h * at.size
@@ -104,9 +124,11 @@ def cache(at: Local, slots: int) -> float:
 
 
 def chunk(model: Model, rows: Rows) -> tuple[int, int]:
-    """(positions of a row in one chunk of the LM head, how many chunks), as `models/heads.py` cuts them."""
-    positions = max(1, min(rows.length, CHUNK_FLOATS // max(1, rows.rows * model.config.vocab)))
-    return positions, -(-rows.length // positions)
+    """(positions of a row that a device has in one chunk of the LM head, how many chunks), as `models/heads.py` cuts them."""
+    parts = model.sharding.mesh.shape["context"]
+    own = -(-rows.length // parts)
+    positions = max(1, min(own, model.chunk_floats // max(1, rows.rows * model.config.vocab) // parts))
+    return positions, -(-own // positions)
 
 
 def update(model: Model, weights: Weights, rows: Rows, micro: int, lm_head: bool, beside: float = 0.0) -> Parts:
@@ -115,7 +137,10 @@ def update(model: Model, weights: Weights, rows: Rows, micro: int, lm_head: bool
     config = model.config
     part = Rows(max(1, rows.rows // micro), rows.length)
     at = local(model, part)
-    kept = residuals(at, config.remat)
+    kept = residuals(at, config.remat_saves if config.remat else "")
+    layer = at  # In a pipeline a stage has one part of the rows at a time, but keeps what all of them leave.
+    if is_pipelined(model.sharding):
+        layer = dataclasses.replace(at, B=at.B / micro_batches(model.sharding, part.rows))
     if model.lora is None and not config.remat:
         kept += weights.casts  # The slices that each layer multiplied by are kept as well.
     # The head comes first, before any gradient; then the layers, whose gradients lie there whole; the embedding's come last.
@@ -124,7 +149,7 @@ def update(model: Model, weights: Weights, rows: Rows, micro: int, lm_head: bool
     heaped = weights.gradients if micro > 1 else 0.0
     layers = heaped + weights.gradients - weights.table_gradient
     times = {
-        "layers": (layers, casts, kept + layer_backward(at) + 2 / 3 * weights.layer),
+        "layers": (layers, casts, kept + layer_backward(layer) + 2 / 3 * weights.layer),
         "lookup": (layers, casts, 2 * weights.table if model.lora is None else weights.copies[1]),
         # Where each device updates a part of what it holds whole, the new parameters are gathered beside the old.
         "step": (heaped + weights.gradients, beside, 0.0 if model.sharding.zero == 3 else weights.parameters),

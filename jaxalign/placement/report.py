@@ -70,10 +70,15 @@ def _weight_rows(run: RunEstimate, weights: dict[str, Weights]) -> list[list[str
         learns = role in trained
         rows.append([
             role, _count(own.count), _count(own.trained) if learns else "-", _number(own.parameters / GB),
-            _number(own.gradients / GB * learns), _number(own.optimizer / GB * learns), _number(own.frozen / GB),
+            _number(own.gradients / GB * learns), _number(_optimizer(run, role) / GB), _number(own.frozen / GB),
             _number(own.generation / GB * (role in sampled)),
         ])  # fmt: skip
     return rows
+
+
+def _optimizer(run: RunEstimate, role: str) -> float:
+    """The most that a stage holds of a role's optimizer."""
+    return max((task.resident.get(f"{role}'s optimizer", 0.0) for task in run.tasks), default=0.0)
 
 
 def _short(value: float) -> str:

@@ -28,7 +28,7 @@ class Weights:
     count: parameters of the whole model, not of a device; trained: those that are learnt; matmul: those that multiply each
     token (no embedding lookup, no norms; of experts those at work).
     parameters: what is learnt, float32; frozen: the base under adapters, as it is stored; gradients, of which table_gradient
-    is the embedding's, and optimizer (two moments) as config.mesh.zero splits them.
+    is the embedding's, and optimizer (by its kind) as config.mesh.zero splits them.
     casts: the blocks once more in the compute dtype, split as they are stored, where they are stored otherwise.
     table: the embedding whole but for tensor, in the compute dtype, which a lookup reads; head: the same of the LM head.
     layer: the kernels of one layer, whole but for tensor, in the compute dtype.
@@ -46,7 +46,7 @@ class Weights:
     frozen: float
     gradients: float
     table_gradient: float
-    optimizer: float
+    optimizer: dict[str, float]
     casts: float
     table: float
     head: float
@@ -91,7 +91,7 @@ def measure(model: Model, stored: str) -> Weights:
         frozen=base.bytes(sharding, lambda path, shape: _stored(held, path, shape)) if adapted else 0.0,
         gradients=own.bytes(sharding.gradients, lambda *_: 4),
         table_gradient=own.only(lambda path: path[0] == "embedding").bytes(sharding.gradients, lambda *_: 4),
-        optimizer=own.bytes(sharding.optimizer, lambda *_: 8),
+        optimizer={kind: own.bytes(sharding.optimizer, of) for kind, of in MOMENTS.items()},
         casts=0.0 if not cast else kernels.bytes(sharding, lambda *_: compute),
         table=table,
         head=untied or table,
@@ -112,6 +112,25 @@ def _copies(model: Model, base: _Tree, table: float, compute: int) -> tuple[floa
     return base.only(lambda path: path[:2] == ("blocks", "attention") and path[1:] in LINEAR).bytes(
         model.sharding, lambda *_: compute
     ), table
+
+
+def _muon(path: tuple, shape: tuple) -> float:
+    """One momentum of a kernel, Adam's two moments of all else."""
+    return 4 if (path[0] == "blocks" and path[1:] in LINEAR) or (path[0] == "adapters" and path[-1] in ("a", "b")) else 8
+
+
+def _adafactor(path: tuple, shape: tuple) -> float:
+    """Sums over the two largest axes of a matrix of each layer; of what has none so large, the squares themselves."""
+    large = sorted(shape[1:] if path[0] in ("blocks", "adapters") else shape)[-2:]
+    if len(large) < 2 or large[0] < FACTORED:
+        return 4
+    return 4 * (large[0] + large[1]) / (large[0] * large[1])
+
+
+FACTORED = 128
+"""optax factors axes of at least this size."""
+MOMENTS = {"adamw": lambda *_: 8, "lion": lambda *_: 4, "adafactor": _adafactor, "muon": _muon}
+"""Bytes of optimizer state for each parameter, float32, by config's `kind`."""
 
 
 class _Tree:

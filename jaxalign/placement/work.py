@@ -33,10 +33,10 @@ class Work:
 
 
 def forward_flops(model: Model, weights: Weights, rows: Rows, counted: int) -> float:
-    """Operations of all devices: 2 for each parameter and token, attention over the whole square of a row as it is computed,
-    and the LM head at `counted` positions of a row."""
+    """Operations of all devices: 2 for each parameter and token, attention over the whole square of a row, or over half of it
+    where what no query sees is skipped, and the LM head at `counted` positions of a row."""
     config, tokens = model.config, rows.rows * rows.length
-    attention = 4 * rows.length * config.heads * config.head_dim * config.layers
+    attention = _attention_flops(model, rows)
     head = 2 * config.embed * config.vocab * rows.rows * counted
     return tokens * (2 * weights.matmul + attention) + head
 
@@ -44,15 +44,22 @@ def forward_flops(model: Model, weights: Weights, rows: Rows, counted: int) -> f
 def backward_flops(model: Model, weights: Weights, rows: Rows, counted: int) -> float:
     """The same of a backward pass: twice the forward's, but once for frozen kernels, and what is computed again."""
     config, tokens = model.config, rows.rows * rows.length
-    attention = 4 * rows.length * config.heads * config.head_dim * config.layers
+    attention = _attention_flops(model, rows)
     head = 2 * config.embed * config.vocab * rows.rows * counted
     kernels = 2 * weights.matmul * (2 if model.lora is None else 1)
-    again = (2 * weights.matmul + attention) if config.remat else 0
+    again = attention + (2 * weights.matmul if config.remat_saves == "nothing" else 0) if config.remat else 0
     return tokens * (kernels + 2 * attention + again) + head * (3 if model.lora is None else 2)
 
 
-def update(model: Model, weights: Weights, task: Task, slices: int) -> Work:
-    """One model's share of an optimizer step, all its parts."""
+def _attention_flops(model: Model, rows: Rows) -> float:
+    """Of one token, forward."""
+    config = model.config
+    seen = 1.0 if memory.attention_kind(model, rows) == "plain" else 0.5
+    return 4 * seen * rows.length * config.heads * config.head_dim * config.layers
+
+
+def update(model: Model, weights: Weights, task: Task, slices: int, optimizer: str = "adamw") -> Work:
+    """One model's share of an optimizer step, all its parts. optimizer: its kind."""
     mesh, part = model.sharding.mesh, Rows(max(1, task.rows.rows // task.micro), task.rows.length)
     devices = mesh.size
     flops = (forward_flops(model, weights, task.rows, task.counted) + backward_flops(model, weights, task.rows, task.counted))
@@ -60,8 +67,8 @@ def update(model: Model, weights: Weights, task: Task, slices: int) -> Work:
     passes = 3 if model.config.remat else 2
     work = _pass(model, weights, at, passes) + _head(model, weights, part, task.counted, trained=model.lora is None, again=True)
     work = work * task.micro + _gradients(model, weights, task.micro, slices)
-    # Parameter, gradient and two moments are read, all but the gradient written.
-    states = 2 * weights.gradients * task.micro + 3.5 * weights.optimizer
+    # Parameter, gradient and moments are read, all but the gradient written.
+    states = 2 * weights.gradients * task.micro + 3 * weights.gradients + 2 * weights.optimizer[optimizer]
     return Work(flops / devices, work.hbm + states, work.sent)
 
 
@@ -134,12 +141,12 @@ def _pass(model: Model, weights: Weights, at: Local, passes: int) -> Work:
         blocks = 2 * at.L * at.tokens * at.K * at.h * at.size * (mesh["context"] - 1)
         sent["context"] = blocks * (passes + (1 if passes > 1 else 0))  # Backward, their gradients go round as well.
     if mesh["pipeline"] > 1:
-        sent["pipeline"] = min(passes, 2) * at.tokens * at.D * at.size
+        sent["pipeline"] = min(passes, 2) * model.sharding.pipeline_repeats * at.tokens * at.D * at.size
     return Work(0.0, passes * (layers + _activations(at, 1)), sent)
 
 
 def _head(model: Model, weights: Weights, rows: Rows, counted: int, trained: bool, again: bool) -> Work:
-    """The LM head in chunks: each of them gathers it over fsdp, and sends its gradient (docs/plan.md)."""
+    """The LM head: gathered over fsdp once; its gradient is sent by each chunk (docs/plan.md)."""
     if not counted:
         return Work()
     mesh = model.sharding.mesh.shape
@@ -149,7 +156,7 @@ def _head(model: Model, weights: Weights, rows: Rows, counted: int, trained: boo
     logits = at.B * counted / mesh["context"] * at.V * 4 * 2
     sent = {}
     if mesh["fsdp"] > 1 and model.sharding.zero == 3:
-        sent["fsdp"] = chunks * (2 if again else 1) * gathered(weights.head, mesh["fsdp"])
+        sent["fsdp"] = gathered(weights.head, mesh["fsdp"])
     if trained and again and mesh["fsdp"] > 1:
         sent["fsdp"] = sent.get("fsdp", 0.0) + chunks * gathered(2 * weights.head, mesh["fsdp"])
     return Work(0.0, reads * (chunks * weights.head + logits), sent)

@@ -15,10 +15,14 @@ from jaxalign.placement.search import Given
 from jaxalign.placement.topology import parse_topology
 from jaxalign.train import read_values
 
+FSDP16 = ("--config.mesh.fsdp=16", "--config.mesh.tensor=1", "--config.sft.batch_rows=16",
+          "--config.preference.micro_batches=1")
+
 
 def config(*flags: str, file: str = "configs/real_size.py:llama31_8b_v5e16") -> Config:
-    """A config for models of real size, whose files are nowhere."""
-    values, _, _ = read_values(["plan", f"--config={file}", *flags])
+    """A config for models of real size, whose files are nowhere; of the 8B model on fsdp 16 unless the flags say else."""
+    own = FSDP16 if file.endswith("v5e16") else ()
+    values, _, _ = read_values(["plan", f"--config={file}", *own, *flags])
     values.model.path = values.data.train = "nowhere"
     return from_config_dict(values)
 

@@ -15,6 +15,10 @@ from jaxalign.placement.workload import Task
 KERNELS = 32 * (2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 14336)
 
 
+def plainly(made):
+    return dataclasses.replace(made, config=dataclasses.replace(made.config, attention="plain"))
+
+
 def task(rows: Rows, counted: int = 0, micro: int = 1) -> Task:
     return Task("ppo", "update", ("policy",), ("policy",), ("policy",), rows, counted, 1, micro)
 
@@ -31,15 +35,22 @@ def test_tensor_splits_the_cache_by_heads_and_rows_go_over_all_other_axes():
     assert memory.cache(whole, 1000) == 131072 * 1000
 
 
-def test_scores_are_float32_and_their_softmax_bfloat16():
-    at = memory.local(model(fsdp=2, tensor=4), Rows(4, 512))
-    assert memory.scores(at) == 2 * (32 / 4) * 512 * 512 * (4 + 2)
+def test_plain_scores_are_float32_and_their_softmax_bfloat16_and_a_kernel_keeps_one_number_a_query():
+    rows = Rows(4, 512)
+    assert memory.scores(memory.local(plainly(model(fsdp=2, tensor=4)), rows)) == 2 * (32 / 4) * 512 * 512 * (4 + 2)
+    assert memory.scores(memory.local(model(fsdp=2, tensor=4), rows)) == 2 * (32 / 4) * 512 * 4
+    ring = memory.local(model(context=4), rows)
+    assert ring.attention == "ring" and memory.scores(ring) == 4 * 32 * 128 * 128 * (4 + 2)
+    assert memory.local(model(), Rows(4, 127)).attention == "plain"
 
 
 def test_remat_keeps_the_layers_inputs_alone_and_less_than_without():
     at = memory.local(model(fsdp=2), Rows(4, 512))
-    assert memory.residuals(at, True) == 32 * 2 * 512 * 4096 * 2
-    assert memory.residuals(at, False) > 10 * memory.residuals(at, True)
+    assert memory.residuals(at, "nothing") == 32 * 2 * 512 * 4096 * 2
+    # The products of a layer: queries, keys and values, the attention's and the MLP's outputs, gate and up.
+    beside = 4096 + 2 * 1024 + 2 * 4096 + 2 * 14336
+    assert memory.residuals(at, "products") == 32 * 2 * 512 * (4096 + beside) * 2
+    assert memory.residuals(at, "") > memory.residuals(at, "products")
 
 
 def test_context_splits_a_rows_tokens_and_sequence_parallelism_what_passes_between_layers():
@@ -59,13 +70,16 @@ def test_two_parts_of_a_minibatch_hold_two_sets_of_gradients_and_half_the_activa
 def test_chunks_of_the_head_are_as_the_head_cuts_them():
     assert memory.chunk(model(), Rows(1, 512)) == (32, 16)  # 2 ** 22 // 128256 positions
     assert memory.chunk(model(), Rows(64, 512)) == (1, 512)
+    assert memory.chunk(model(fsdp=16), Rows(64, 512)) == (8, 64)  # Each device has its own room.
 
 
 def test_forward_is_two_operations_a_parameter_and_token_with_attention_and_head_beside():
     own = measure(model(), "float32")
     tokens, T = 4 * 1024, 1024
     attention = 4 * T * 32 * 128 * 32
-    assert work.forward_flops(model(), own, Rows(4, T), 0) == tokens * (2 * KERNELS + attention)
+    assert work.forward_flops(plainly(model()), own, Rows(4, T), 0) == tokens * (2 * KERNELS + attention)
+    # A kernel skips what no query sees.
+    assert work.forward_flops(model(), own, Rows(4, T), 0) == tokens * (2 * KERNELS + attention / 2)
     assert work.forward_flops(model(), own, Rows(4, T), T) - work.forward_flops(model(), own, Rows(4, T), 0) == (
         2 * 4096 * 128256 * tokens
     )
@@ -79,7 +93,7 @@ def test_backward_is_twice_forward_and_remat_once_more_and_half_for_frozen_kerne
     assert work.backward_flops(model(), own, rows, 0) == 3 * forward
     adapted = model(rank=16)
     few = measure(adapted, "bfloat16")
-    attention = 4 * 1024 * 32 * 128 * 32 * 4 * 1024
+    attention = 4 * 1024 * 32 * 128 * 32 * 4 * 1024 / 2
     kernels = 2 * few.matmul * 4 * 1024
     assert work.backward_flops(adapted, few, rows, 0) == kernels + 2 * attention + kernels + attention
 

@@ -23,17 +23,24 @@ def test_parameters_of_the_published_model():
 
 def test_training_holds_four_bytes_a_parameter_and_eight_for_its_moments_split_over_fsdp():
     whole, split = measure(model(), "float32"), measure(model(fsdp=16), "float32")
-    assert (whole.parameters, whole.gradients, whole.optimizer) == (4 * ALL, 4 * ALL, 8 * ALL)
+    assert (whole.parameters, whole.gradients, whole.optimizer["adamw"]) == (4 * ALL, 4 * ALL, 8 * ALL)
     # Norms are whole everywhere.
     assert split.parameters == 4 * ((ALL - NORMS) / 16 + NORMS)
-    assert split.optimizer == 2 * split.parameters
+    assert split.optimizer["adamw"] == 2 * split.parameters
 
 
 @pytest.mark.parametrize(("zero", "parameters", "gradients", "optimizer"), [(3, 16, 16, 16), (2, 1, 16, 16), (1, 1, 1, 16)])
 def test_zero_says_what_is_split(zero, parameters, gradients, optimizer):
     found = measure(model(fsdp=16, zero=zero), "float32")
     of = lambda ways: (ALL - NORMS) / ways + NORMS  # noqa: E731
-    assert (found.parameters, found.gradients, found.optimizer) == (4 * of(parameters), 4 * of(gradients), 8 * of(optimizer))
+    assert (found.parameters, found.gradients) == (4 * of(parameters), 4 * of(gradients))
+    assert found.optimizer["adamw"] == 8 * of(optimizer)
+
+
+def test_each_optimizer_has_its_own_state():
+    found = measure(model(), "float32").optimizer
+    assert found["lion"] == 4 * ALL and found["muon"] == 4 * KERNELS + 8 * (2 * TABLE + NORMS)
+    assert found["adafactor"] < 0.03 * found["adamw"]
 
 
 def test_what_is_gathered_to_be_used_is_in_the_compute_dtype_and_split_over_tensor_alone():
@@ -56,7 +63,7 @@ def test_adapters_train_alone_on_a_base_that_lies_as_it_is_stored():
     for base, bytes_of_kernels in (("float32", 4), ("bfloat16", 2), ("nf4", 0.5 + 4 / 64)):
         found = measure(model(rank=rank), base)
         tables = 4 if base == "float32" else 2
-        assert found.trained == adapters and found.optimizer == 8 * adapters
+        assert found.trained == adapters and found.optimizer["adamw"] == 8 * adapters
         assert found.frozen == KERNELS * bytes_of_kernels + 2 * TABLE * tables + NORMS * 4
     eight = measure(model(rank=rank), "int8").frozen
     scales = 4 * 32 * (4096 + 2 * 1024 + 4096 + 2 * 14336 + 4096)
