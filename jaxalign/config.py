@@ -163,7 +163,7 @@ class Optimizer:
     """An optimizer with gradient clipping and a learning-rate schedule over the stage's steps (docs/memory.md)."""
 
     kind: str = field("adamw", "The optimizer; adafactor's rate is relative to a weight's size.",
-                      one_of("adamw", "lion", "adafactor", "muon"))
+                      one_of("adamw", "lion", "adafactor", "muon", "sophia"))
     learning_rate: float = field(1e-3, "Peak learning rate; 0 keeps the weights.", at_least(0))
     schedule: str = field("cosine", "After the warm-up: constant, or down to 0 on a line or a half cosine.",
                           one_of("constant", "linear", "cosine"))

@@ -183,7 +183,8 @@ def _check_mesh(config: Config) -> None:
                         f"{parts}; interleaving needs at least as many micro-batches as stages ({mesh.pipeline})")
 
 
-_UNUSED = {"adamw": (), "lion": ("eps", "eps_inside"), "muon": ("eps_inside",), "adafactor": ("b1", "b2", "eps", "eps_inside")}
+_UNUSED = {"adamw": (), "lion": ("eps", "eps_inside"), "muon": ("eps_inside",), "adafactor": ("b1", "b2", "eps", "eps_inside"),
+           "sophia": ("eps_inside",)}
 
 
 def _check_optimizers(config: Config) -> None:
@@ -193,6 +194,9 @@ def _check_optimizers(config: Config) -> None:
         section = getattr(config, stage, None)
         for name in ("optimizer", "critic_optimizer"):
             chosen = getattr(section, name, None)
+            if chosen is not None and chosen.kind == "sophia" and config.model.attention != "plain":
+                raise UserError(f"config.{stage}.{name}.kind is 'sophia', which needs second derivatives, and fused attention "
+                                "has none: set config.model.attention to 'plain'")
             for unused in () if chosen is None else _UNUSED[chosen.kind]:
                 value, default = getattr(chosen, unused), getattr(getattr(getattr(usual, stage), name), unused)
                 if value != default:

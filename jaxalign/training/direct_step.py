@@ -17,8 +17,8 @@ from jaxalign.models.heads import gather_positions, length_mask, response_positi
 from jaxalign.models.lora import join
 from jaxalign.models.model import Model
 from jaxalign.records import AnswerPairs
-from jaxalign.training.microbatch import Aux, accumulate, split
-from jaxalign.training.state import TrainState, apply_gradients
+from jaxalign.training.microbatch import Aux, split
+from jaxalign.training.state import TrainState, gradient_step
 
 
 class AnswerLogprobs(NamedTuple):
@@ -107,8 +107,5 @@ def direct_step(model: Model, optimizer, section: Dpo, state: TrainState, batch:
         mean = lambda x: masked_sum(x, part.weight) / total  # noqa: E731
         return mean(loss), Aux({"loss": mean(loss)} | {name: mean(x) for name, x in reported.items()})
 
-    (loss, aux), gradients = accumulate(
-        loss_fn, state.params, batch, section.micro_batches, model.constrain_gradients, state.loss_scale
-    )
-    state, metrics = apply_gradients(model, state, gradients, optimizer, loss)
+    state, aux, metrics = gradient_step(model, optimizer, state, loss_fn, batch, section.micro_batches)
     return state, {**aux.sums, **metrics, "anchor": anchor}

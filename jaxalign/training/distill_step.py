@@ -10,9 +10,9 @@ import jax.numpy as jnp
 from jaxalign.algorithms.preference_losses import bradley_terry, score_regression
 from jaxalign.models.model import Model
 from jaxalign.records import ScoredPairs
-from jaxalign.training.microbatch import Aux, accumulate
+from jaxalign.training.microbatch import Aux
 from jaxalign.training.preference_step import pair_scores
-from jaxalign.training.state import TrainState, apply_gradients
+from jaxalign.training.state import TrainState, gradient_step
 
 
 @functools.partial(
@@ -40,8 +40,5 @@ def distill_step(
         loss = sum(losses.values())
         return loss, Aux({"loss": loss, "agreement": jnp.sum(alike) / rows})
 
-    (loss, aux), gradients = accumulate(
-        loss_fn, state.params, batch, micro_batches, model.constrain_gradients, state.loss_scale
-    )
-    state, metrics = apply_gradients(model, state, gradients, optimizer, loss)
+    state, aux, metrics = gradient_step(model, optimizer, state, loss_fn, batch, micro_batches)
     return state, {**aux.sums, **metrics}

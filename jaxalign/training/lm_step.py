@@ -10,8 +10,8 @@ import jax.numpy as jnp
 from jaxalign.models.lora import join
 from jaxalign.models.model import Model
 from jaxalign.records import PackedBatch
-from jaxalign.training.microbatch import Aux, accumulate
-from jaxalign.training.state import TrainState, apply_gradients
+from jaxalign.training.microbatch import Aux
+from jaxalign.training.state import TrainState, gradient_step
 
 
 def lm_loss(model: Model, params, batch: PackedBatch, total, balance_coef: float = 0.0):
@@ -39,10 +39,7 @@ def lm_step(
     """
     total = jnp.sum(batch.loss_mask[:, 1:])
     loss_fn = lambda params, part: lm_loss(model, join(frozen, params), part, total, balance_coef)  # noqa: E731
-    (loss, aux), gradients = accumulate(
-        loss_fn, state.params, batch, micro_batches, model.constrain_gradients, state.loss_scale
-    )
-    state, metrics = apply_gradients(model, state, gradients, optimizer, loss)
+    state, aux, metrics = gradient_step(model, optimizer, state, loss_fn, batch, micro_batches)
     return state, {**aux.sums, **metrics, "tokens": jnp.sum(batch.segment_ids > 0)}
 
 

@@ -107,6 +107,11 @@ def _dimensions(tree):
     return jax.tree_util.tree_map_with_path(numbers, tree)
 
 
+def _sophia(config: Optimizer) -> optax.GradientTransformation:
+    """arXiv 2305.14342, its curvature by Hutchinson's estimator (Sophia-H) every 10 updates, from one micro-batch."""
+    return optax.contrib.scale_by_sophia(config.b1, config.b2, config.eps)
+
+
 def _as_large_as_adams(updates, params=None):
     """Orthogonal matrices times 0.2 sqrt(the larger side): a root mean square of 0.2, as Adam's updates have it."""
     del params
@@ -140,7 +145,7 @@ def _by_layer(inner: optax.GradientTransformation) -> optax.GradientTransformati
     return optax.GradientTransformation(init, update)
 
 
-_DIRECTIONS = {"adamw": _adam, "lion": _lion, "adafactor": _adafactor, "muon": _muon}
+_DIRECTIONS = {"adamw": _adam, "lion": _lion, "adafactor": _adafactor, "muon": _muon, "sophia": _sophia}
 
 
 def make_optimizer(config: Optimizer, total_steps: int) -> optax.GradientTransformation:

@@ -17,9 +17,9 @@ from jaxalign.config import Ppo
 from jaxalign.models.lora import join
 from jaxalign.records import Experience
 from jaxalign.training.experience import experience_mask, response_hidden, response_kl, response_stats, response_values
-from jaxalign.training.microbatch import Aux, accumulate
+from jaxalign.training.microbatch import Aux
 from jaxalign.training.ppo_state import PPOSetup, PPOState
-from jaxalign.training.state import apply_gradients
+from jaxalign.training.state import gradient_step
 
 
 class Totals(NamedTuple):
@@ -116,20 +116,19 @@ def minibatch_update(
     if config.whiten_advantages:
         batch = dataclasses.replace(batch, advantages=whiten(batch.advantages, mask))
     loss_fn = joint_loss if setup.shares_trunk else policy_loss
-    (loss, aux), gradients = accumulate(
+    learnt, aux, updated = gradient_step(
+        setup.policy, setup.policy_optimizer, policy,
         lambda params, part: loss_fn(setup, join(frozen, params), part, whole, kl_coef, reference_params=reference_params),
-        policy.params, batch, config.micro_batches, setup.policy.constrain_gradients, policy.loss_scale,
+        batch, config.micro_batches,
     )  # fmt: skip
-    learnt, updated = apply_gradients(setup.policy, policy, gradients, setup.policy_optimizer, loss)
     if config.critic_warmup:
         learnt = jax.tree.map(lambda new, old: jnp.where(learn_policy, new, old), learnt, policy)
     metrics = {**aux.sums, **aux.maxima, **updated}
     if setup.has_critic and not setup.shares_trunk:
-        (loss, aux), gradients = accumulate(
-            lambda params, part: value_loss(setup, join(frozen, params), part, whole),
-            critic.params, batch, config.micro_batches, setup.critic.constrain_gradients, critic.loss_scale,
+        critic, aux, updated = gradient_step(
+            setup.critic, setup.critic_optimizer, critic,
+            lambda params, part: value_loss(setup, join(frozen, params), part, whole), batch, config.micro_batches,
         )  # fmt: skip
-        critic, updated = apply_gradients(setup.critic, critic, gradients, setup.critic_optimizer, loss)
         both = {name: metrics[name] + updated.pop(name) for name in ("skipped", "overflowed") if name in updated}
         metrics |= {**aux.sums, **both, **{f"critic_{name}": value for name, value in updated.items()}}
     return learnt, critic, metrics

@@ -12,8 +12,8 @@ from jaxalign.models.heads import gather_positions
 from jaxalign.models.lora import join
 from jaxalign.models.model import Model
 from jaxalign.records import PairBatch, ScoredPairs
-from jaxalign.training.microbatch import Aux, accumulate
-from jaxalign.training.state import TrainState, apply_gradients
+from jaxalign.training.microbatch import Aux
+from jaxalign.training.state import TrainState, gradient_step
 
 
 def sequence_scores(model: Model, params, tokens, length):
@@ -52,8 +52,5 @@ def preference_step(
         loss = jnp.sum(loss * part.weight) / total
         return loss, Aux({"loss": loss, "accuracy": jnp.sum(right * counted) / total_decided})
 
-    (loss, aux), gradients = accumulate(
-        loss_fn, state.params, batch, micro_batches, model.constrain_gradients, state.loss_scale
-    )
-    state, metrics = apply_gradients(model, state, gradients, optimizer, loss)
+    state, aux, metrics = gradient_step(model, optimizer, state, loss_fn, batch, micro_batches)
     return state, {**aux.sums, **metrics}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -11,6 +12,7 @@ import optax
 
 from jaxalign.models.model import Model
 from jaxalign.training.loss_scale import LossScale, first_scale, scales_loss
+from jaxalign.training.microbatch import Aux, accumulate, split
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,10 +91,29 @@ def abstract_state(model: Model, optimizer: optax.GradientTransformation) -> Tra
     return TrainState(step, key, model.abstract(), opt_state, loss_scale)
 
 
+def gradient_step(
+    model: Model, optimizer, state: TrainState, loss_fn: Callable, batch, micro_batches: int
+) -> tuple[TrainState, Aux, dict[str, jax.Array]]:
+    """One update by the gradients of `loss_fn(params, batch) -> (loss, Aux)` over micro-batches (`accumulate`): the new state,
+    what the loss reports, and what `apply_gradients` does."""
+    (loss, aux), gradients = accumulate(
+        loss_fn, state.params, batch, micro_batches, model.constrain_gradients, state.loss_scale
+    )
+
+    def objective(params) -> jax.Array:
+        """The loss, by its first micro-batch: what an optimizer that looks at its curvature asks for."""
+        part = jax.tree.map(lambda x: x[0], split(batch, micro_batches)) if micro_batches > 1 else batch
+        return micro_batches * loss_fn(params, part)[0]
+
+    state, metrics = apply_gradients(model, state, gradients, optimizer, loss, objective)
+    return state, aux, metrics
+
+
 def apply_gradients(
-    model: Model, state: TrainState, gradients, optimizer, loss: jax.Array
+    model: Model, state: TrainState, gradients, optimizer, loss: jax.Array, objective: Callable | None = None
 ) -> tuple[TrainState, dict[str, jax.Array]]:
-    """One update, of gradients as `accumulate` gives them with this state's loss scale; loss: what it gives beside.
+    """One update, of gradients as `accumulate` gives them with this state's loss scale; loss: what it gives beside; objective:
+    the loss of parameters, for optimizers that need its curvature.
 
     Gradients that are not finite change nothing but the step and the loss scale, and are counted in `skipped`. With a loss
     scale `loss_scale` is the one that this step used, and `overflowed` counts of those skipped the ones that it may be to blame
@@ -104,7 +125,8 @@ def apply_gradients(
     if model.sharding is not None:  # Each device updates the part whose moments it has.
         parts = model.sharding.optimizer.tree(model.axes())
         gradients, start = jax.lax.with_sharding_constraint((gradients, start), (parts, parts))
-    updates, opt_state = optimizer.update(gradients, state.opt_state, start)
+    update = optax.with_extra_args_support(optimizer).update
+    updates, opt_state = update(gradients, state.opt_state, start, obj_fn=objective)
     params = optax.apply_updates(start, updates)
     keep = lambda new, old: jax.tree.map(lambda n, o: jnp.where(finite, n, o), new, old)  # noqa: E731
     params = keep(params, start)

@@ -12,9 +12,11 @@ import optax.contrib
 import pytest
 
 from jaxalign.config import Optimizer
+from jaxalign.training.lm_step import lm_step
 from jaxalign.training.optimizer import make_optimizer, make_schedule
 from jaxalign.training.state import apply_gradients, init_state
 from tests import tiny
+from tests.training.test_meshes import ROWS
 
 
 def rates(total, **fields):
@@ -181,3 +183,34 @@ def test_every_optimizer_learns_on_a_mesh_as_on_one_device(kind):
         state, _ = jax.jit(apply_gradients, static_argnums=(0, 3))(model, state, state.params, optimizer, jnp.float32(1))
         found.append(tiny.to_host(state.params))
     tiny.assert_trees_close(found[1], found[0], 1e-5, 1e-6)
+
+
+def test_sophia_by_hand():
+    """Of a loss sum(h x^2) / 2 the curvature's diagonal is h, and Hutchinson's estimate is exact: x falls by the rate times
+    m / max(0.01 e, eps), cut to 1, e being the average of h that updates 0, 10, 20 ... have seen."""
+    curvature = np.array([4.0, 100.0, 1e4])
+    optimizer = make_optimizer(Optimizer(kind="sophia", learning_rate=0.01, schedule="constant", clip_norm=None), 20)
+    loss = lambda params: jnp.sum(jnp.asarray(curvature, jnp.float32) * params["x"] ** 2) / 2  # noqa: E731
+    params = {"x": jnp.asarray([1.0, -0.5, 0.02], jnp.float32)}
+    state, x, m, e = optimizer.init(params), np.array([1.0, -0.5, 0.02]), np.zeros(3), np.zeros(3)
+    for step in range(12):
+        updates, state = optimizer.update(jax.grad(loss)(params), state, params, obj_fn=loss)
+        params = optax.apply_updates(params, updates)
+        m = 0.9 * m + 0.1 * curvature * x
+        x = x - 0.01 * np.clip(m / (1 - 0.9 ** (step + 1)) / np.maximum(0.01 * e, 1e-8), -1, 1)
+        e = 0.95 * e + 0.05 * curvature if step % 10 == 0 else e
+    np.testing.assert_allclose(params["x"], x, rtol=1e-4)
+
+
+def test_sophia_learns_on_a_mesh_as_on_one_device():
+    found = []
+    for mesh in (None, (2, 2, 2)):
+        model, optimizer = tiny.model(mesh), make_optimizer(Optimizer(kind="sophia", learning_rate=1e-3), 10)
+        state = init_state(model, optimizer, tiny.place(model, tiny.host_params()), jax.random.key(0))
+        for _ in range(2):
+            state, metrics = lm_step(model, optimizer, 2, state, tiny.rows(model, ROWS))
+        found.append(tiny.to_host((state.params, metrics)))
+    tiny.assert_trees_close(found[1][1], found[0][1], 1e-3, 1e-5)
+    # An update is cut to the rate's size, with the sign of a gradient that may be rounding: few may differ.
+    ours, theirs = (np.concatenate([x.ravel() for x in jax.tree.leaves(params)]) for params, _ in found)
+    assert np.mean(np.abs(ours - theirs) > 1e-5) < 0.01
