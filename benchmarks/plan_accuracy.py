@@ -57,7 +57,19 @@ def flags(**values) -> tuple[str, ...]:
     return tuple(f"--config.{name.replace('__', '.')}={value}" for name, value in values.items())
 
 
+PLAIN = flags(model__attention="plain")
 CASES = {
+    "1b-one-plain": Case(f"{REAL}:llama32_1b", "Llama-3.2-1B", "v5e:1x1", PLAIN, ("ppo generate", "ppo update")),
+    "1b-fsdp4-plain": Case(
+        f"{REAL}:llama32_1b", "Llama-3.2-1B", "v5e:2x2",
+        (*FULL, *PLAIN, *mesh(fsdp=4), *flags(preference__micro_batches=2, ppo__micro_batches=4)),
+        ("sft update", "preference update", "ppo score"),
+    ),
+    "8b-fsdp16-plain": Case(
+        f"{REAL}:llama31_8b_v5e16", "Llama-3.1-8B", "v5e:4x4",
+        (*PLAIN, *mesh(fsdp=16), *flags(mesh__generation="training", sft__batch_rows=16, preference__micro_batches=1)),
+        ("ppo generate", "ppo score", "ppo update"),
+    ),
     "1b-fsdp4": Case(
         f"{REAL}:llama32_1b", "Llama-3.2-1B", "v5e:2x2",
         (*FULL, *mesh(fsdp=4), *flags(preference__micro_batches=2, ppo__micro_batches=4)),
@@ -71,9 +83,9 @@ CASES = {
     "8b-data4-tensor4": Case(
         f"{REAL}:llama31_8b_v5e16", "Llama-3.1-8B", "v5e:4x4", mesh(data=4, tensor=4), ("ppo generate", "sft update")
     ),
-    "1b-plain": Case(
+    "1b-fsdp2-tensor2-plain": Case(
         f"{REAL}:llama32_1b", "Llama-3.2-1B", "v5e:2x2",
-        (*FULL, *mesh(fsdp=2, tensor=2), *flags(model__attention="plain", preference__micro_batches=4, ppo__micro_batches=4)),
+        (*FULL, *PLAIN, *mesh(fsdp=2, tensor=2), *flags(preference__micro_batches=4, ppo__micro_batches=4)),
         ("sft update",),
     ),
     "06b-no-remat": Case(
@@ -118,7 +130,8 @@ def total(program, memory) -> int:
     """Bytes that lie on a device while a program runs: all that it is passed or that lies beside, each array once, what it
     needs on top and itself."""
     known = jax.tree.leaves((program.arguments, dict(program.held)))
-    leaves = [leaf for leaf in known if isinstance(leaf, jax.ShapeDtypeStruct)]
+    arrays = [leaf for leaf in known if isinstance(leaf, jax.ShapeDtypeStruct)]
+    leaves = [leaf for leaf in arrays if not jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)]
     own = memory.output_size_in_bytes - memory.alias_size_in_bytes
     lying = device_bytes(list({id(leaf): leaf for leaf in leaves}.values()))
     return lying + own + memory.temp_size_in_bytes + memory.generated_code_size_in_bytes
@@ -162,6 +175,7 @@ def table(kept: dict) -> str:
         config = plan.config
         weights = "all" if not config.lora.rank else f"LoRA, {config.lora.base} base"
         weights += "" if config.model.remat else ", no remat"
+        weights += ", plain attention" if config.model.attention == "plain" else ""
         for program, said in kept["cases"][name].items():
             task = next(task for task in run.tasks if task.task.name == program)
             lines.append(
