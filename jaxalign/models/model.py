@@ -280,7 +280,9 @@ def _gathered(constrain: Constrain, weight: jax.Array) -> jax.Array:
 
 
 # The gradient need not be gathered: it may lie as the weight itself does.
-_gathered.defvjp(lambda constrain, weight: (_gathered(constrain, weight), None), lambda constrain, _, gradient: (gradient,))
+_gathered.defvjp(
+    lambda constrain, weight: (constrain(weight, (None, "vocab")), None), lambda constrain, _, gradient: (gradient,)
+)
 
 
 @functools.lru_cache(maxsize=32)

@@ -109,7 +109,8 @@ def _dimensions(tree):
 
 def _sophia(config: Optimizer) -> optax.GradientTransformation:
     """arXiv 2305.14342, its curvature by Hutchinson's estimator (Sophia-H) every 10 updates, from one micro-batch."""
-    return optax.contrib.scale_by_sophia(config.b1, config.b2, config.eps)
+    descent = optax.contrib.sophia(1.0, config.b1, config.b2, config.eps, weight_decay=0.0)
+    return optax.chain(descent, optax.scale(-1.0))  # A direction, like those of the others: rate and sign come last.
 
 
 def _as_large_as_adams(updates, params=None):
