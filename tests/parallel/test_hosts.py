@@ -144,8 +144,8 @@ def failing() -> None:
             raise UserError("this host lacks the data")
         if hosts.index() == 1 and how == "fault":
             raise ZeroDivisionError("a bug")
-        if hosts.index() == 1 and how == "signal":
-            time.sleep(300)
+        while hosts.index() == 1 and how == "signal":
+            time.sleep(0.1)  # Not for long at once: a signal just before it would only be seen at its end.
         hosts.wait()
         time.sleep(300)
 
