@@ -65,7 +65,8 @@ def test_a_config_cannot_be_changed_once_read():
     ({"ppo": {"on_sampler_gap": "stop"}},
      "config.ppo.on_sampler_gap is not a field of ppo; did you mean config.ppo.checks.sampler_gap?"),
     ({"mesh": {"zzz": 1}}, "config.mesh.zzz is not a field of mesh; its fields are data, fsdp, tensor, "
-     "context, pipeline, pipeline_micro_batches, pipeline_repeats, slices, zero, sequence_parallel, generation"),
+     "context, pipeline, pipeline_micro_batches, pipeline_repeats, slices, zero, sequence_parallel, generation, "
+     "offload"),
 ])
 def test_an_unknown_key_names_the_nearest_field(values, sentence):
     assert refusal(**values) == sentence
