@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import json
 import logging
 
+import jax
 import numpy as np
 import pytest
 
-from jaxalign.config import Checks, Config
+from jaxalign.config import Checks, Config, Mesh
 from jaxalign.errors import UserError
+from jaxalign.rollout.engine import Engine
 from jaxalign.stages import ppo as stage
+from jaxalign.stages import rewards
 from jaxalign.stages.base import StageContext
 from jaxalign.stages.ppo import CHECKS, Iteration
 from jaxalign.stages.rewards import learnt_reward
@@ -24,15 +28,16 @@ from tests.feedback.fakes import WordTokenizer
 TINIEST = 1e-12  # any rounding is above it
 
 
-def iterate(directory, steps=2, prompts=tiny.PROMPTS, **changes):
-    """(last state, metrics of each step, tokens sampled in each) of some iterations."""
+def iterate(directory, steps=2, prompts=tiny.PROMPTS, offload=(), **changes):
+    """(last state, metrics of each step) of some iterations."""
     setup = tiny.setup(epochs=1, minibatches=1, **changes)
-    config = dataclasses.replace(Config(), ppo=setup.config)
+    config = dataclasses.replace(Config(), ppo=setup.config, mesh=Mesh(offload=offload))
     context = StageContext(config, directory, directory, False)
     frozen = tiny.roles(setup)
-    reward = learnt_reward(tiny.scorer(setup), FrozenRole(frozen.preference))
-    iteration = Iteration(context, setup, FrozenRole(frozen.reference), reward, prompts, WordTokenizer())
-    state, metrics = tiny.state(setup), []
+    reward = learnt_reward(tiny.scorer(setup), FrozenRole(frozen.preference, "frozen" in offload))
+    reference = FrozenRole(frozen.reference, "frozen" in offload)
+    iteration = Iteration(context, setup, reference, reward, prompts, WordTokenizer())
+    state, metrics = iteration.rest(tiny.state(setup)), []
     for step in range(steps):
         state, row = iteration(state, step)
         metrics.append({name: float(value) for name, value in row.items()})
@@ -123,6 +128,59 @@ def test_but_a_loss_that_is_not_finite_is(tmp_path, monkeypatch):
     spoiled_updates(monkeypatch)
     with pytest.raises(UserError, match="iteration 1 .*config.ppo.checks.finite_gradients is 'stop'"):
         iterate(tmp_path, steps=3, **HALF)
+
+
+def on_devices() -> int:
+    """Bytes of all arrays that lie on the devices."""
+    gc.collect()
+    return sum(x.nbytes for x in jax.live_arrays() if not x.is_deleted() and x.sharding.memory_kind == "device")
+
+
+def bytes_by_phase(monkeypatch, *arguments, **changes):
+    """(result of `iterate`, {phase: bytes on the devices beside what was there before}) of the last iteration."""
+    found, before = {}, on_devices()
+
+    def watch(where, name, phase):
+        inner = getattr(where, name)
+
+        def outer(*given, **named):
+            found[phase] = on_devices() - before
+            return inner(*given, **named)
+
+        monkeypatch.setattr(where, name, outer)
+
+    with monkeypatch.context() as monkeypatch:
+        for where, name, phase in ((Engine, "rollout", "sampling"), (rewards, "rollout_scores", "reward"),
+                                   (stage, "make_experience", "reference"), (stage, "ppo_update", "update")):  # fmt: skip
+            watch(where, name, phase)
+        return iterate(*arguments, **changes), found
+
+
+@pytest.mark.parametrize("mesh", [None, (2, 2, 2)])
+def test_offloading_changes_no_result_and_each_phase_holds_what_it_needs(tmp_path, monkeypatch, mesh):
+    size = lambda tree: sum(x.nbytes for x in jax.tree.leaves(tree) if x.ndim)  # noqa: E731
+    (state, metrics), held = bytes_by_phase(monkeypatch, tmp_path, mesh=mesh)
+    (found, found_metrics), left = bytes_by_phase(monkeypatch, tmp_path, mesh=mesh, offload=("optimizer", "frozen"))
+    assert found_metrics == metrics
+    tiny.assert_trees_equal(tiny.to_host(found), tiny.to_host(state))
+    optimizers = size(state.policy.opt_state) + size(state.critic.opt_state)
+    reference, preference = size(tiny.host_params()), size(tiny.host_params("scalar"))
+    saved = {phase: held[phase] - left[phase] for phase in held}
+    assert saved == {
+        "sampling": optimizers + reference + preference, "reward": optimizers + reference,
+        "reference": optimizers + preference, "update": reference + preference,
+    }  # fmt: skip
+    for trained in (found.policy, found.critic):
+        assert {x.sharding.memory_kind for x in jax.tree.leaves(trained.opt_state) if x.ndim} == {"pinned_host"}
+        assert {x.sharding.memory_kind for x in jax.tree.leaves(trained.params)} == {"device"}
+
+
+def test_a_reference_that_the_loss_runs_is_there_in_the_update(tmp_path, monkeypatch):
+    changes = {"kl_in": "loss", "kl_estimator": "full"}
+    (state, metrics), _ = bytes_by_phase(monkeypatch, tmp_path, **changes)
+    (found, found_metrics), _ = bytes_by_phase(monkeypatch, tmp_path, offload=("frozen",), **changes)
+    assert found_metrics == metrics
+    tiny.assert_trees_equal(tiny.to_host(found), tiny.to_host(state))
 
 
 def test_every_iteration_samples_afresh(tmp_path):
