@@ -6,6 +6,8 @@ Every mesh is of 8 CPU devices. The model's sizes are the least that all of them
 from __future__ import annotations
 
 import functools
+import pathlib
+import re
 
 import jax
 import numpy as np
@@ -109,3 +111,9 @@ def test_a_step_log_probs_and_samples_equal_those_of_one_device(mesh):
         tiny.assert_trees_close(have, want, 2e-4, atol * max(1e-3, max(np.abs(x).max() for x in jax.tree.leaves(want))))
     np.testing.assert_array_equal(found[4], expected[4])
     np.testing.assert_allclose(found[5], expected[5], atol=2e-5)
+
+
+def test_the_page_on_meshes_lists_them_all():
+    page = (pathlib.Path(__file__).parents[2] / "docs" / "meshes.md").read_text()
+    table = page.partition("## Meshes tested")[2]
+    assert set(re.findall(r"^\| ([\w-]+) \|", table, re.M)) - {"mesh", "---"} == set(MESHES)
