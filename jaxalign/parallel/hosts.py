@@ -26,7 +26,7 @@ T = TypeVar("T")
 _SLICE_MS = 2_000  # Between two looks at what the system has signalled.
 _EVER_MS = 7 * 24 * 3_600_000
 _SWEEP = 64  # Results of `once` that are kept before all are known to be read.
-_POLL_SECONDS = 1.0
+_POLLS = 100  # A second that all processes together ask the first one's service for word of a failure.
 _GRACE_SECONDS = 10.0  # For the others to hear of a failure before the process that has their service ends.
 _numbers = itertools.count()
 _inside = False  # Whether the action of `once` is being done.
@@ -138,7 +138,7 @@ class Watch:
 
     def _look(self) -> None:
         state = _state()
-        while not self._over.wait(_POLL_SECONDS):
+        while not self._over.wait(_poll_seconds(state)):
             failure = _failure(state)
             if failure is None:
                 continue
@@ -148,6 +148,10 @@ class Watch:
                   file=sys.stderr, flush=True)
             _until_heard(state)
             os._exit(failure["code"])
+
+
+def _poll_seconds(state: Any) -> float:
+    return max(1.0, state.num_processes / _POLLS)
 
 
 def _failure(state: Any) -> dict | None:
@@ -169,10 +173,10 @@ def tell_failure(code: int, why: str) -> None:
 
 def _until_heard(state: Any) -> None:
     """Says that this process has heard of the failure. The first one, which has the service, returns when all others have."""
-    until = time.monotonic() + _GRACE_SECONDS
+    until = time.monotonic() + _GRACE_SECONDS + _poll_seconds(state)
     with contextlib.suppress(RuntimeError):
         state.client.key_value_set(f"{_HEARD}{state.process_id}", "", allow_overwrite=True)
         if state.process_id == 0:
             while len(state.client.key_value_dir_get(_HEARD)) < state.num_processes and time.monotonic() < until:
                 time.sleep(0.1)
-            time.sleep(_POLL_SECONDS)
+            time.sleep(1.0)  # They are about to end.
