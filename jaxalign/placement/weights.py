@@ -129,7 +129,9 @@ def _adafactor(path: tuple, shape: tuple) -> float:
 
 FACTORED = 128
 """optax factors axes of at least this size."""
-MOMENTS = {"adamw": lambda *_: 8, "lion": lambda *_: 4, "adafactor": _adafactor, "muon": _muon}
+MOMENTS = {
+    "adamw": lambda *_: 8, "lion": lambda *_: 4, "adafactor": _adafactor, "muon": _muon, "sophia": lambda *_: 8,
+}  # fmt: skip
 """Bytes of optimizer state for each parameter, float32, by config's `kind`."""
 
 
