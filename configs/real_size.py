@@ -4,23 +4,26 @@
         --config.model.path=FOLDER --config.data.train=FILE.jsonl.gz
 
 FOLDER is that of the model, with a chat template; FILE has preferences (chosen / rejected). None has been run: no such
-device was at hand. GB are those that stay on each device between the steps of PPO, by a plan of the shapes: base or
-policy and reference, critic, preference model, optimizers. What sampling, scoring and update need on top has not been compiled.
+device was at hand. All figures are GB of one device, for prompts of 512 tokens. "resident" stays there between the steps of
+PPO: base or policy and reference, critic, preference model, optimizers. The peaks, with what is resident, are those of the TPU
+compiler (libtpu 0.0.52, jax 0.10.2) for three programs: weights moved to where sampling wants them, sampling, and the
+update. Where there is none it has not been compiled.
 
-| variant | model | hardware | trains | mesh | GB resident |
-|---|---|---|---|---|---|
-| qwen3_0_6b | Qwen3-0.6B | one device of 16 GB | LoRA, bfloat16 base | one device | 1.47 |
-| llama32_1b | Llama-3.2-1B | one device of 16 GB | LoRA, bfloat16 base | one device | 2.79 |
-| gemma2_9b | Gemma-2-9B | a v5e-8 host, 16 GB a chip | LoRA, bfloat16 base | fsdp 8 | 3.41 |
-| llama31_8b_h100x8 | Llama-3.1-8B | 8 x H100 of 80 GB | all weights, float32 | fsdp 8 | 31.08 |
-| llama31_8b_v5e16 | Llama-3.1-8B | v5e-16, 16 GB a chip | LoRA, bfloat16 base | fsdp 16 | 1.79 |
-| llama31_70b_v5p128 | Llama-3.1-70B | v5p-128: 64 chips of 95 GB | LoRA, bfloat16 base | fsdp 8, tensor 8 | 2.93 |
+| variant | model | hardware | trains | mesh | resident | moved | sampling | update |
+|---|---|---|---|---|---|---|---|---|
+| qwen3_0_6b | Qwen3-0.6B | one device of 16 GB | LoRA on bfloat16 | one device | 1.52 | | | |
+| llama32_1b | Llama-3.2-1B | one device of 16 GB | LoRA on bfloat16 | one device | 2.83 | | | |
+| gemma2_9b | Gemma-2-9B | a v5e-8 host, 16 GB a chip | LoRA on bfloat16 | fsdp 2, tensor 4 | 2.88 | | | |
+| llama31_8b_h100x8 | Llama-3.1-8B | 8 x H100 of 80 GB | all, float32 | fsdp 8 | 31.08 | | | |
+| llama31_8b_v5e16 | Llama-3.1-8B | v5e-16, 16 GB a chip | LoRA on bfloat16 | fsdp 4, tensor 4 | 1.34 | 9.49 | 6.42 | 3.37 |
+| llama31_8b_v6e64 | Llama-3.1-8B | v6e-64, 32 GB a chip | all, float32 | fsdp 16, tensor 4 | 3.89 | 11.86 | 8.37 | 6.65 |
+| llama31_70b_v5p128 | Llama-3.1-70B | 64 v5p chips of 95 GB | LoRA on bfloat16 | fsdp 8, tensor 8 | 3.04 | 38.91 | 22.99 | 5.37 |
 
-The last two run on several hosts, which docs/hosts.md says how to start. Each figure is by
+The last three run on several hosts, which docs/hosts.md says how to start. Each row is by
 
-    python benchmarks/fit.py --config=configs/real_size.py:VARIANT --shape=MODEL --topology=TPU --programs=
+    python -m jaxalign.plan --config=configs/real_size.py:VARIANT --shape=MODEL --topology=TPU --prompt=512 --compile
 
-with the topology v5e:2x2 for one device, v5e:2x4, v5p:2x2x2 in place of 8 GPUs, v5e:4x4 and v5p:4x4x4.
+with the topology v5e:1x1 for one device, v5e:2x4, v5p:2x2x2 in place of 8 GPUs, v5e:4x4, v6e:8x8 and v5p:4x4x4.
 """
 
 from jaxalign.config import default_config
