@@ -22,7 +22,8 @@ SHOW = "#!/bin/sh\nfor argument in \"$@\"; do printf '%s\\n' \"$argument\"; done
 
 def taken(arguments):
     config, workdir, _ = read_arguments(["train", *take_flags(arguments)[1]])
-    return config.mesh.fsdp, str(workdir)
+    mesh = config.mesh
+    return mesh.data * mesh.fsdp * mesh.tensor * mesh.context * mesh.pipeline, str(workdir)
 
 
 def ran(tmp_path, command: str, script: str, *arguments: str, python: str = "python3") -> subprocess.CompletedProcess:
@@ -83,7 +84,7 @@ def test_the_kubernetes_objects_fit_each_other(monkeypatch):
     chips = spec["completions"] * container["resources"]["limits"]["google.com/tpu"]
     rows, columns = map(int, pod["nodeSelector"]["cloud.google.com/gke-tpu-topology"].split("x"))
     assert container["command"][:3] == ["python3", "-m", "jaxalign.train"]
-    fsdp, workdir = taken(container["command"][3:])
-    assert chips == rows * columns == fsdp
+    devices, workdir = taken(container["command"][3:])
+    assert chips == rows * columns == devices
     assert workdir.startswith(container["volumeMounts"][0]["mountPath"])
     assert {mount["name"] for mount in container["volumeMounts"]} == {volume["name"] for volume in pod["volumes"]}

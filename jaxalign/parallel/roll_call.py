@@ -60,6 +60,8 @@ def _receive(coordinator: str, port: int, processes: int, timeout: float, until:
             if known is not None and not _has_left(known):
                 here[-1] = known
                 _refuse(here, f"two processes say that they are process {number}; give each its own --process")
+            if len(here) == processes - 1:
+                here = {number: caller for number, caller in here.items() if not _has_left(caller)}
         for caller in here.values():
             _answer(caller, {"word": _WORD})
 
@@ -136,3 +138,5 @@ def _has_left(caller: socket.socket) -> bool:
         return False
     except OSError:
         return True
+    finally:
+        caller.setblocking(True)

@@ -117,6 +117,8 @@ def test_a_process_that_was_started_again_takes_its_old_place():
             time.sleep(0.05)
     other = threading.Thread(target=call, args=(f"localhost:{port}", 3, 2, 10.0))
     other.start()
+    time.sleep(0.5)  # All would be here, had the first of them not left.
+    assert thread.is_alive() and other.is_alive()
     call(f"localhost:{port}", 3, 1, 10.0)
     for each in (thread, other):
         each.join(5)
