@@ -21,8 +21,8 @@ def text(run: RunEstimate, weights: dict[str, Weights], name: str, assumptions: 
     cluster, mesh = run.cluster, run.config.mesh
     used = mesh.data * mesh.fsdp * mesh.tensor * mesh.context * mesh.pipeline
     lines = [
-        f"{name} on {cluster.name}: {cluster.devices} devices on {cluster.hosts} hosts, {cluster.usable / GB:.1f} GB for a "
-        f"program on each",
+        f"{name} on {cluster.name}: {_many(cluster.devices, 'device')} on {_many(cluster.hosts, 'host')}, "
+        f"{cluster.usable / GB:.1f} GB for a program on each",
         f"mesh: {mesh_words(mesh)}" + (f" ({used} of {cluster.devices} devices)" if used < cluster.devices else ""),
         "", "Weights, GB on each device", *_ruled(_weight_rows(run, weights)),
         "", f"Memory at the peak, GB on each device, {cluster.usable / GB:.1f} usable", *_ruled(_memory_rows(run)),
@@ -51,6 +51,10 @@ def advised(found: list[tuple[str, RunEstimate]]) -> list[str]:
 
 def _hours_words(run: RunEstimate) -> str:
     return f", {run.seconds / 3600:.3g} hours" if run.seconds else ""
+
+
+def _many(count: int, what: str) -> str:
+    return f"{count} {what}" + ("s" if count != 1 else "")
 
 
 def _ruled(rows: list[list[str]]) -> list[str]:
