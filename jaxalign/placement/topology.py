@@ -30,6 +30,12 @@ class Generation:
 
 # The two cores of a v4 or v5p chip are one device, as on the machines themselves.
 _MEGACORE = (("chip_config_name", "megacore"),)
+# Several processes may compile at once, since none of them holds a TPU; and there is no machine to ask about its TPU, which the
+# compiler would otherwise complain of at length.
+_ENVIRONMENT = {
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1", "TPU_SKIP_MDS_QUERY": "1", "TPU_WORKER_HOSTNAMES": "localhost", "TPU_WORKER_ID": "0",
+    "TPU_ACCELERATOR_TYPE": "v5litepod-16",
+}  # fmt: skip
 GENERATIONS = {
     "v4": Generation(3, int(30.75 * GIB), _MEGACORE),
     "v5e": Generation(2, int(15.75 * GIB)),
@@ -102,9 +108,8 @@ def topology_devices(topology: Topology, needed: int | None = None) -> list[jax.
     if importlib.util.find_spec("libtpu") is None:
         raise UserError("the TPU compiler is not installed, without which nothing can be compiled for "
                         f"{topology.name}; run: pip install 'jaxalign[aot]'")
-    # Several processes may compile at once, since none of them holds a TPU; and there is no machine to ask about its TPU.
-    os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
-    os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
+    for name, value in _ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
     options = dict(GENERATIONS[topology.generation].options)
     if topology.sizes in ((1, 1), (2, 1)):
         options["chips_per_host_bounds"] = (*topology.sizes, 1)
