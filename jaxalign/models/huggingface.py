@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jaxalign.config_checks import nearest_divisors
+from jaxalign.config_mesh import nearest_divisors
 from jaxalign.data.jsonl import read_object
 from jaxalign.data.tokenizer import Tokenizer, load_tokenizer
 from jaxalign.errors import UserError
