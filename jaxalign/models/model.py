@@ -29,6 +29,9 @@ Params = Any  # A nested dict of arrays.
 CACHE_AXES = Cache(("layers", "batch", "kv_heads", "head_dim", "length"), ("layers", "batch", "kv_heads", "length", "head_dim"))
 
 
+_MOVED_TOGETHER = 64 << 20  # Bytes on a device from which a parameter moves alone.
+
+
 @functools.cache
 def _abstract(config: DecoderConfig, head: str):
     model = nnx.eval_shape(lambda: Decoder(config, head, rngs=nnx.Rngs(params=0)))
@@ -144,21 +147,24 @@ class Model:
         """Parameters (joined) as `generation` reads them: gathered as its rules say, kernels and tables in the compute dtype.
         What is so already stays the same array."""
         leaves, structure = jax.tree.flatten(params)
-        changed, move = self.generation_moves(params)
-        if changed:
+        for changed, move in self.generation_moves(params):
             for i, moved in zip(changed, move([leaves[i] for i in changed]), strict=True):
                 leaves[i] = moved
         return jax.tree.unflatten(structure, leaves)
 
-    def generation_moves(self, params: Params) -> tuple[list[int], Callable | None]:
-        """(which leaves `for_generation` changes, the jitted function that takes them as a list and gives the new ones)."""
+    def generation_moves(self, params: Params) -> list[tuple[list[int], Callable]]:
+        """What `for_generation` does, step by step: (which leaves, the jitted function that takes them as a list and gives the
+        new ones). Large ones move alone: what is gathered is there twice while it moves."""
         leaves, targets = jax.tree.leaves(params), jax.tree.leaves(self.generation_abstract(params))
         changed = [
             i for i, (leaf, target) in enumerate(zip(leaves, targets, strict=True))
             if leaf.dtype != target.dtype
             or (self.sharding is not None and not leaf.sharding.is_equivalent_to(target.sharding, leaf.ndim))
         ]  # fmt: skip
-        return changed, _mover(tuple((targets[i].dtype, targets[i].sharding) for i in changed)) if changed else None
+        large = [i for i in changed if _device_bytes(targets[i]) > _MOVED_TOGETHER]
+        small = [i for i in changed if i not in large]
+        groups = [[i] for i in large] + ([small] if small else [])
+        return [(group, _mover(tuple((targets[i].dtype, targets[i].sharding) for i in group))) for group in groups]
 
     def constrain_gradients(self, gradients: Params) -> Params:
         """Gradients of the model's own parameters, split as `config.mesh.zero` says."""
@@ -283,6 +289,11 @@ def _gathered(constrain: Constrain, weight: jax.Array) -> jax.Array:
 _gathered.defvjp(
     lambda constrain, weight: (constrain(weight, (None, "vocab")), None), lambda constrain, _, gradient: (gradient,)
 )
+
+
+def _device_bytes(leaf: jax.ShapeDtypeStruct) -> int:
+    shape = leaf.shape if leaf.sharding is None else leaf.sharding.shard_shape(leaf.shape)
+    return math.prod(shape) * jnp.dtype(leaf.dtype).itemsize
 
 
 @functools.lru_cache(maxsize=32)

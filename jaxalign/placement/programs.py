@@ -130,18 +130,19 @@ def sampling_programs(run: Run, stage: str, role: str, model: Model, params, sec
 
 
 def resharding(stage: str, role: str, model: Model, params, held) -> tuple[list[Program], Params, dict[str, Any]]:
-    """(the program that brings weights to where sampling wants them, the weights as it leaves them, what it adds to the
-    devices)."""
-    changed, move = model.generation_moves(params)
-    if not changed:
-        return [], params, {}
+    """(the programs that bring weights to where sampling wants them, the weights as they leave them, what they add to the
+    devices). Large weights move one after another, and those moved before lie there already."""
+    names = [jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in jax.tree_util.tree_leaves_with_path(params)]
     leaves, structure = jax.tree.flatten(params)
-    given = [leaves[i] for i in changed]
-    targets = jax.tree.leaves(model.generation_abstract(params))
-    for i in changed:
-        leaves[i] = targets[i]
-    program = Program(stage, "resharding", role, move, (given,), held)
-    return [program], jax.tree.unflatten(structure, leaves), {f"{role} for sampling": [leaves[i] for i in changed]}
+    targets, programs, moved = jax.tree.leaves(model.generation_abstract(params)), [], []
+    for group, step in model.generation_moves(params):
+        what = f"{role}, {names[group[0]]}" if len(group) == 1 and len(leaves) > 1 else role
+        given = ([leaves[i] for i in group],)
+        programs.append(Program(stage, "resharding", what, step, given, {**held, "weights moved before": tuple(moved)}))
+        moved += [targets[i] for i in group]
+        for i in group:
+            leaves[i] = targets[i]
+    return programs, jax.tree.unflatten(structure, leaves), {f"{role} for sampling": moved} if moved else {}
 
 
 def judging_programs(run: Run, stage: str, model: Model, params, batch: int, held) -> list[Program]:

@@ -63,9 +63,11 @@ PROMPTS = [RNG.integers(0, 64, n).tolist() for n in (3, 1, 5, 2, 6, 4, 1, 7)]
 
 
 @functools.partial(jax.jit, static_argnums=0, compiler_options=tiny.COMPILE_FAST)
-def logprobs(model: Model, params, rows):
-    hidden = model.hidden(params, rows.tokens, rows.positions, rows.segment_ids)
-    return model.token_stats(params, hidden[:, :-1], rows.tokens[:, 1:]).logprobs
+def logprobs_and_step(model: Model, state, rows):
+    """Log-probs of the rows, and a step of training on them, in one program."""
+    hidden = model.hidden(state.params, rows.tokens, rows.positions, rows.segment_ids)
+    found = model.token_stats(state.params, hidden[:, :-1], rows.tokens[:, 1:]).logprobs
+    return found, *lm_step(model, OPTIMIZER, 1, state, rows)
 
 
 @functools.cache
@@ -80,8 +82,7 @@ def result(mesh: Mesh):
     params, rows = tiny.place(model, start()), tiny.rows(model, ROWS)
     engine, sampling = Engine(model, 8, 40, bucket=8), Sampling(32, (64,), 1.0, 0, 1.0)
     sampled = engine.rollout(params, PROMPTS, jax.random.key(5), range(8), sampling)
-    found = logprobs(model, params, rows)
-    state, metrics = lm_step(model, OPTIMIZER, 1, init_state(model, OPTIMIZER, params, jax.random.key(0)), rows)
+    found, state, metrics = logprobs_and_step(model, init_state(model, OPTIMIZER, params, jax.random.key(0)), rows)
     if model.sharding is not None:
         assert_placed(model, state)
     moments = state.opt_state[0].mu
