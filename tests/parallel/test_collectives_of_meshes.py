@@ -95,6 +95,7 @@ def sampled(mesh: Mesh):
     return found(lowered, model)
 
 
+@pytest.mark.filterwarnings("ignore:Error reading persistent")
 def test_fsdp_scatters_the_gradients_on_a_tpu():
     """The CPU's compiler has no such step: there they are added up whole, and cut."""
     pytest.importorskip("libtpu")
