@@ -103,12 +103,13 @@ def advice(given: Given, keep: int = 4) -> list[tuple[str, RunEstimate]]:
         return found
     heaped, words = given, []
     for change in _changes(given):
-        for made in change(heaped):
+        before = words
+        for made in change(heaped):  # Forms of one change, each in place of the one before.
             try:
                 run = made.given.estimate()
             except UserError:
                 continue
-            heaped, words = made.given, [*words, made.words]
+            heaped, words = made.given, [*before, made.words]
             if run.fits:
                 return [(", and ".join(words), run)]
     return []

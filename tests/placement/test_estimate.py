@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 
 import pytest
 from placement.planned import given
@@ -123,3 +124,10 @@ def test_prices_refused(tmp_path, content, sentence):
         read_prices(str(file))
     with pytest.raises(UserError, match="cannot be read"):
         read_prices(str(tmp_path / "none.json"))
+
+
+def test_changes_that_only_together_are_enough_name_each_field_once():
+    """Of several forms of a change the last stands for those before it."""
+    ((words, run),) = search.advice(given("v5e:1x1", "--config.lora.rank=0", "--config.lora.base=float32"))
+    fields = re.findall(r"(config\.[\w.]+)=", words)
+    assert run.fits and len(fields) > 1 and len(fields) == len(set(fields))
