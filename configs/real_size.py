@@ -8,8 +8,8 @@ device was at hand. All figures are GB of one device, for prompts of 512 tokens.
 PPO: base or policy and reference, critic, preference model, optimizers. The peaks, with what is resident, are those of the TPU
 compiler (libtpu 0.0.52, jax 0.10.2) for three programs: weights moved to where sampling wants them (all at once; they have
 moved one by one since, which takes less), sampling, and the update. An empty cell has not been compiled; with - nothing is
-moved. "plan" is the highest peak of the run by the plan's arithmetic, which compiles nothing. LoRA stands on a bfloat16 base; all
-weights are trained in float32.
+moved. "plan" is the highest peak of the run by the plan's arithmetic, which compiles nothing. LoRA stands on a bfloat16 base;
+all weights are trained in float32.
 
 | variant | model | hardware | trains | mesh | plan | resident | moved | sampling | update |
 |---|---|---|---|---|---|---|---|---|---|
