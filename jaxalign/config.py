@@ -88,6 +88,9 @@ class Model:
     attention: str = field("auto", "auto: a fused kernel where the platform has one, ring attention where mesh.context splits "
                            "rows; plain: the formula; fused: refused where there is no kernel.",
                            one_of("auto", "plain", "fused"))
+    cache_dtype: str = field("compute", "Type of the keys and values that sampling keeps: that of activations (compute), or "
+                             "another; int8 has a scale for each token and head, and changes what is sampled a little.",
+                             one_of("compute", "float32", "bfloat16", "int8"))
     load_balance_coef: float = field(0.0, "Weight of the load-balancing loss of a model with experts, in supervised training.",
                                      at_least(0))
     compute_dtype: str = field("float32", "Type of activations and matrix products; parameters stay float32. float16 is for "

@@ -99,20 +99,22 @@ def _run(values: flags.FlagValues) -> None:
 
 
 def _answer_all(answerer, values: flags.FlagValues, asked: list) -> None:
-    """Prints what each prompt is answered, some batches at a time."""
+    """Prints what each prompt is answered, some batches at a time. One that cannot be answered stops no other: it is reported
+    in its place, and by the exit code."""
     import jax
 
-    prompts = []
-    for item in asked:
+    prompts, errors = [], {}
+    for number, item in enumerate(asked):
         if answerer.style == "plain" and len(item.messages) > 1:
             raise UserError(f"{item.place} is a dialogue of {len(item.messages)} messages; --style=plain goes on with one text")
         ids = answerer.encode(_with_system(values, item.messages))
         if not ids:
-            raise UserError(f"{item.place} is empty; at least one token is expected")
-        if len(ids) > answerer.room:
-            raise UserError(f"{item.place} has {len(ids)} tokens; the model's {answerer.loaded.positions} positions less "
-                            f"{values.max_new_tokens} new tokens leave room for {answerer.room}: shorten it, or lower "
-                            "--max_new_tokens")
+            errors[number] = f"{item.place} is empty; at least one token is expected"
+        elif len(ids) > answerer.room:
+            errors[number] = (
+                f"{item.place} has {len(ids)} tokens; the model's {answerer.loaded.positions} positions less "
+                f"{values.max_new_tokens} new tokens leave room for {answerer.room}: shorten it, or lower --max_new_tokens"
+            )
         prompts.append(ids)
     key, count = jax.random.key(values.seed), len(prompts) * values.n
     for start in range(0, count, 4 * answerer.batch):
@@ -120,6 +122,12 @@ def _answer_all(answerer, values: flags.FlagValues, asked: list) -> None:
         responses = answerer.respond([prompts[row // values.n] for row in rows], key, rows)
         for row, response in zip(rows, responses, strict=True):
             number, sample = divmod(row, values.n)
+            if response.error is not None:
+                error = errors.setdefault(number, f"{asked[number].place}: {response.error}")
+                if values.json:
+                    found = {"prompt": asked[number].prompt, "sample": sample, "error": error}
+                    print(json.dumps(asked[number].columns | found, ensure_ascii=False), flush=True)
+                continue
             text = answerer.text(prompts[number], response.ids[:-1] if response.ended else response.ids)
             if values.json:
                 item = asked[number]
@@ -128,6 +136,9 @@ def _answer_all(answerer, values: flags.FlagValues, asked: list) -> None:
                 print(json.dumps(item.columns | found, ensure_ascii=False), flush=True)
             else:
                 print(f"--- prompt {number + 1}, answer {sample + 1}\n{text}" if count > 1 else text, flush=True)
+    if errors:
+        more = f" (and {len(errors) - 1} more of {len(asked)} prompts have no answer)" if len(errors) > 1 else ""
+        raise UserError(next(iter(errors.values())) + more)
 
 
 def _chat(answerer, values: flags.FlagValues) -> None:

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jaxalign.errors import UserError
 
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu")
+CACHE_DTYPES = ("compute", "float32", "bfloat16", "int8")
 ATTENTION = ("auto", "plain", "fused")
 NORMS = ("rms", "rms_plus_one", "layer")
 
@@ -64,6 +65,7 @@ class DecoderConfig:
       sandwich_norms: attention and MLP are normed before and after.
       parallel_residual: attention and MLP read the same activations.
       scale_embeddings: embeddings are multiplied by the root of their width.
+      cache_dtype: of keys and values while tokens are sampled: "compute", "float32", "bfloat16" or "int8".
       attention: "plain", "fused", or what suits the platform (`jaxalign.models.attention`).
       remat: the backward pass computes each layer again and keeps only what goes into it,
       remat_saves: and, with "products", the results of its matrix products with weights.
@@ -103,6 +105,7 @@ class DecoderConfig:
     remat: bool = False
     remat_saves: str = "nothing"
     attention: str = "auto"
+    cache_dtype: str = "compute"
 
     def __post_init__(self):
         if self.heads % self.kv_heads:
@@ -116,6 +119,8 @@ class DecoderConfig:
             raise ValueError(f"activation {self.activation!r} of {ACTIVATIONS} and norm {self.norm!r} of {NORMS} are expected")
         if self.attention not in ATTENTION:
             raise ValueError(f"attention {self.attention!r} of {ATTENTION} is expected")
+        if self.cache_dtype not in CACHE_DTYPES:
+            raise ValueError(f"cache_dtype {self.cache_dtype!r} of {CACHE_DTYPES} is expected")
         if self.local_layers and (len(self.local_layers) != self.layers or self.window is None):
             raise ValueError("local_layers needs one entry a layer, and a window")
 
@@ -123,6 +128,11 @@ class DecoderConfig:
     def table_rows(self) -> int:
         """Rows of the embedding: the vocabulary, and what pads it."""
         return -(-self.vocab // self.vocab_multiple) * self.vocab_multiple
+
+    @property
+    def stored_dtype(self) -> str:
+        """The dtype of cached keys and values."""
+        return self.compute_dtype if self.cache_dtype == "compute" else self.cache_dtype
 
     @property
     def mixed_layers(self) -> bool:

@@ -1,6 +1,6 @@
 """Attention as the formula says, over dense masks: what every other implementation must equal.
 
-Dimension letters: B batch, T time, S keys (or cache slots), H query heads, K key/value heads, h head dim.
+Dimension letters: B batch, T time, S keys, H query heads, K key/value heads, h head dim.
 """
 
 from __future__ import annotations
@@ -59,15 +59,3 @@ def attend(q_BxTxHxh, k_BxSxKxh, v_BxSxKxh, mask_BxTxS, scale: float | None = No
     scores = jnp.where(mask_BxTxS[:, None, None, :, :], scores, NEGATIVE)
     weights = jax.nn.softmax(scores, axis=-1).astype(v_BxSxKxh.dtype)
     return jnp.einsum("bkgts,bskh->btkgh", weights, v_BxSxKxh).reshape(B, T, H, h)
-
-
-def attend_cache(q_Bx1xHxh, k_BxKxhxS, v_BxKxSxh, mask_BxS, scale: float | None = None, cap: float | None = None) -> jax.Array:
-    """`attend` for one query a row, over keys and values as a `Cache` holds them. Returns [B, 1, H, h]."""
-    B, _, H, h = q_Bx1xHxh.shape
-    K = k_BxKxhxS.shape[1]
-    q = q_Bx1xHxh.reshape(B, K, H // K, h)
-    scores = jnp.einsum("bkgh,bkhs->bkgs", q, k_BxKxhxS, preferred_element_type=jnp.float32)
-    scores = softcap(scores * (h**-0.5 if scale is None else scale), cap)
-    scores = jnp.where(mask_BxS[:, None, None, :], scores, NEGATIVE)
-    weights = jax.nn.softmax(scores, axis=-1).astype(v_BxKxSxh.dtype)
-    return jnp.einsum("bkgs,bksh->bkgh", weights, v_BxKxSxh).reshape(B, 1, H, h)

@@ -34,7 +34,8 @@ def configured_decoder(section: schema.Model, vocab: int) -> tuple[DecoderConfig
 
 def with_choices(section: schema.Model, decoder: DecoderConfig) -> DecoderConfig:
     """An architecture with what config.model chooses for any."""
-    return dataclasses.replace(decoder, remat=section.remat, remat_saves=section.remat_saves, attention=section.attention)
+    return dataclasses.replace(decoder, remat=section.remat, remat_saves=section.remat_saves, attention=section.attention,
+                               cache_dtype=section.cache_dtype)  # fmt: skip
 
 
 def adapted(section: schema.Lora, base: Model, family: Family | None) -> Model:

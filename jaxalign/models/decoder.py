@@ -19,23 +19,12 @@ from flax import nnx
 
 from jaxalign.models.architecture import DecoderConfig
 from jaxalign.models.attention import Attend
-from jaxalign.models.attention_plain import attend_cache, windowed
+from jaxalign.models.attention_plain import windowed
+from jaxalign.models.cache import Cache, ages, attend_cache, stored, write
 from jaxalign.models.experts import Load, MixtureMLP
 from jaxalign.models.layers import MLP, Attention, Constrain, Norm, param
 from jaxalign.models.lora import NO_ADAPTERS, Adapters
 from jaxalign.parallel.pipeline import is_pipelined, micro_batches, run_stages
-
-
-class Cache(NamedTuple):
-    """Keys [L, B, K, h, S] and values [L, B, K, S, h] of every layer, in the compute dtype.
-
-    So each is what its matrix product over the slots reads as it lies: with the heads inside the slots, a CPU copies the
-    whole cache at every step.
-    """
-
-    keys: jax.Array
-    values: jax.Array
-
 
 _SAVED = {"nothing": None, "products": jax.checkpoint_policies.dots_with_no_batch_dims_saveable}
 
@@ -56,14 +45,6 @@ class Output(NamedTuple):
     hidden: jax.Array
     cache: Cache | None
     load: Load | None
-
-
-def _as_keys(k_BxTxKxh: jax.Array) -> jax.Array:
-    return k_BxTxKxh.transpose(0, 2, 3, 1)
-
-
-def _as_values(v_BxTxKxh: jax.Array) -> jax.Array:
-    return v_BxTxKxh.transpose(0, 2, 1, 3)
 
 
 class Block(nnx.Module):
@@ -154,7 +135,7 @@ class Decoder(nnx.Module):
                 local, layer, own = indexed
 
                 def attention(q, k, v):
-                    return attend(q, k, v, local), (_as_keys(k), _as_values(v)) if keep_cache else None
+                    return attend(q, k, v, local), stored(self.config, k, v) if keep_cache else None
 
                 x, kept, load = nnx.merge(graph, layer)(
                     x, rows.positions, self._frequency(local), rows.counted, Adapters(adapters.lora, own), constrain, attention
@@ -173,27 +154,24 @@ class Decoder(nnx.Module):
             x = constrain(x, ("rows" if shared else "batch", "residual", "embed"))
         else:
             x, (kept, load) = run(stacked, x, rows)
-        return Output(self.final_norm(x), Cache(*kept) if keep_cache else None, load)
+        return Output(self.final_norm(x), kept, load)
 
-    def decode(
-        self, tokens_B, positions_B, mask_BxS, cache: Cache, slot, constrain: Constrain, adapters: Adapters = NO_ADAPTERS
-    ):
-        """One token a row: writes its keys and values at `slot` of the cache. Returns hidden [B, D] and the new cache.
-
-        The slots a row sees hold its tokens in their order, without one missing.
-        """
+    def decode(self, tokens_B, positions_B, cache: Cache, slot, constrain: Constrain, adapters: Adapters = NO_ADAPTERS):
+        """One token a row: writes its keys and values at `slot` of the cache, and sees as many slots before it as its position
+        says. Returns hidden [B, D] and the new cache."""
         graph, layers = nnx.split(self.blocks)
+        age_1xS = ages(cache.values.shape[3], slot)[None]
+        seen_BxS = age_1xS <= positions_B[:, None]
 
         def body(carry, indexed):
             x, cache = carry
             index, local, layer, own = indexed
-            mask = windowed(self.config, local, mask_BxS, lambda: positions_B[:, None] + 1 - jnp.cumsum(mask_BxS, axis=1))
+            mask = windowed(self.config, local, seen_BxS, lambda: age_1xS)
 
             def attention(q, k, v):
-                keys = jax.lax.dynamic_update_slice(cache.keys, _as_keys(k)[None], (index, 0, 0, 0, slot))
-                values = jax.lax.dynamic_update_slice(cache.values, _as_values(v)[None], (index, 0, 0, slot, 0))
-                heads = attend_cache(q, keys[index], values[index], mask, self.config.scale, self.config.attention_softcap)
-                return heads, Cache(keys, values)
+                new = write(cache, index, slot, stored(self.config, k, v))
+                layer = jax.tree.map(lambda x: x[index], new)
+                return attend_cache(q, layer, mask, self.config.scale, self.config.attention_softcap), new
 
             counted = jnp.ones((len(tokens_B), 1))
             x, cache, _ = nnx.merge(graph, layer)(

@@ -16,7 +16,8 @@ from jax.sharding import NamedSharding
 from jaxalign.models.architecture import DecoderConfig
 from jaxalign.models.attention import attention, kind_of_attention
 from jaxalign.models.attention_ring import length_multiple
-from jaxalign.models.decoder import Cache, Decoder, Rows
+from jaxalign.models.cache import CACHE_AXES, Cache, cache_shapes
+from jaxalign.models.decoder import Decoder, Rows
 from jaxalign.models.experts import load_balance
 from jaxalign.models.heads import CHUNK_FLOATS, TokenStats, lm_logits, token_stats
 from jaxalign.models.layers import Constrain
@@ -26,8 +27,6 @@ from jaxalign.parallel.sharding import Sharding
 from jaxalign.parallel.zigzag import collect, context_size, deal
 
 Params = Any  # A nested dict of arrays.
-CACHE_AXES = Cache(("layers", "batch", "kv_heads", "head_dim", "length"), ("layers", "batch", "kv_heads", "length", "head_dim"))
-
 
 _MOVED_TOGETHER = 64 << 20  # Bytes on a device from which a parameter moves alone.
 
@@ -213,22 +212,35 @@ class Model:
         hidden = collect(sharding, out.hidden) if kind == "ring" else out.hidden
         return out._replace(hidden=hidden[:, :T]) if short else out._replace(hidden=hidden)
 
-    def prefill(self, params: Params, tokens, slots: int) -> tuple[jax.Array, Cache]:
-        """Hidden states [B, P, D] of right-padded prompts and a cache with room for `slots` tokens."""
+    def prefill(self, params: Params, tokens) -> tuple[jax.Array, Cache]:
+        """Hidden states [B, P, D] of right-padded prompts, and their keys and values: a cache of P slots, token i in slot i."""
         hidden, cache, _ = self._run(params, tokens, None, None, keep_cache=True)
-        room, none = (0, slots - tokens.shape[1]), (0, 0)
-        keys = jnp.pad(cache.keys, (none, none, none, none, room))
-        values = jnp.pad(cache.values, (none, none, none, room, none))
-        return hidden, self._constrain_cache(Cache(keys, values))
-
-    def decode(self, params: Params, tokens, positions, mask, cache: Cache, slot) -> tuple[jax.Array, Cache]:
-        """One decode step: tokens and positions [B], mask bool [B, S] (which slots a row sees, its own included)."""
-        adapters = self._adapters(params)
-        hidden, cache = self._merge(params).decode(tokens, positions, mask, cache, slot, self.constrain, adapters)
         return hidden, self._constrain_cache(cache)
 
+    def decode(self, params: Params, tokens, positions, cache: Cache, slot) -> tuple[jax.Array, Cache]:
+        """One decode step over a ring: tokens and positions [B]; the token before a row's own stands one slot before `slot`
+        (before the first slot: in the last), and so on. Returns hidden states [B, D] and the cache with the tokens in it."""
+        adapters = self._adapters(params)
+        hidden, cache = self._merge(params).decode(tokens, positions, cache, slot, self.constrain, adapters)
+        return hidden, self._constrain_cache(cache)
+
+    def empty_cache(self, rows: int, slots: int) -> Cache:
+        """A ring of zeros, lying as this model's rules say."""
+        return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype, device=x.sharding), self.abstract_cache(rows, slots))
+
+    def abstract_cache(self, rows: int, slots: int) -> Cache:
+        """ShapeDtypeStructs of a ring, with their shardings when there is a mesh."""
+        shapes = cache_shapes(self.config, rows, slots)
+        if self.sharding is None:
+            return shapes
+        return self._by_axes(lambda x, axes: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=self.sharding.named(axes)), shapes)
+
     def _constrain_cache(self, cache: Cache) -> Cache:
-        return Cache(*(self.constrain(x, axes) for x, axes in zip(cache, CACHE_AXES, strict=True)))
+        return self._by_axes(self.constrain, cache)
+
+    @staticmethod
+    def _by_axes(fn: Callable, cache: Cache) -> Cache:
+        return Cache(*(x if x is None else fn(x, axes) for x, axes in zip(cache, CACHE_AXES, strict=True)))
 
     def unembedding(self, params: Params) -> jax.Array:
         """The LM head's weight [D, V], without the rows that pad the table."""

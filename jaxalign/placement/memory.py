@@ -13,6 +13,7 @@ import numpy as np
 from jaxalign.models.model import Model
 from jaxalign.parallel.pipeline import is_pipelined, micro_batches
 from jaxalign.placement.weights import Weights
+from jaxalign.rollout.session import prefill_sizes
 
 Parts = dict[str, float]
 """Bytes of one device by what they are."""
@@ -42,6 +43,7 @@ class Local:
     V: float
     L: float
     size: int  # bytes of a number in the compute dtype
+    kept: int  # and in the cache
     share: float  # of a row's tokens that a device keeps between layers
     gated: bool
     attention: str  # "plain", "ring" or "fused"
@@ -66,6 +68,7 @@ def local(model: Model, rows: Rows, phase: str = "training") -> Local:
         max(1.0, rows.rows / ways("batch")), rows.length / ways("length"), rows.length, config.embed,
         config.heads / ways("heads"), config.kv_heads / ways("kv_heads"), config.head_dim, work / ways("mlp"),
         config.table_rows / ways("vocab"), config.layers / ways("layers"), np.dtype(config.compute_dtype).itemsize,
+        np.dtype(config.stored_dtype).itemsize,
         ways("length") / ways("residual"), config.gated, attention_kind(model, rows, phase),
     )  # fmt: skip
 
@@ -119,8 +122,8 @@ def residuals(at: Local, remat: str) -> float:
 
 
 def cache(at: Local, slots: int) -> float:
-    """Keys and values of all layers."""
-    return 2 * at.L * at.B * at.K * at.h * slots * at.size
+    """Keys and values of all layers, and in int8 the scale of each."""
+    return 2 * at.L * at.B * at.K * slots * (at.h * at.kept + (4 if at.kept == 1 else 0))
 
 
 def chunk(model: Model, rows: Rows) -> tuple[int, int]:
@@ -180,11 +183,14 @@ def scoring(models: list[tuple[Model, Weights]], rows: Rows, counted: int) -> Pa
 
 
 def generation(model: Model, weights: Weights, rows: Rows) -> Parts:
-    """Temporaries of sampling: the cache, and the largest of what the prompt, its cache's move into a longer one and a step
-    need beside it. Where weights lie as in training, both tables are gathered once."""
+    """Temporaries of sampling: the ring, and the largest of what prompts that enter, its move from one of half the size and a
+    step need beside it. Where weights lie as in training, both tables are gathered once."""
     at = local(model, rows, "generation")
-    whole, prompt = cache(at, rows.length + rows.new), cache(at, rows.length)
-    peak = max(prompt + layer_forward(at), prompt + whole, whole + 3 * at.B * at.V * 4)
+    parts = model.sharding.generation.batch_size
+    count = prefill_sizes(rows.length, parts, max(1, rows.rows // parts))[1] * parts
+    entering = local(model, Rows(count, rows.length), "generation")
+    whole, prompts = cache(at, rows.length + rows.new), cache(entering, rows.length)
+    peak = max(whole + prompts + layer_forward(entering), 1.5 * whole, whole + 3 * at.B * at.V * 4)
     found = {"KV cache": whole, "activations": peak - whole}
     if model.sharding.generation_rules == "training" and model.sharding.mesh.shape["fsdp"] > 1:
         found["tables"] = weights.table + (0.0 if model.config.tie_embeddings else weights.head)

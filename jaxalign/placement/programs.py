@@ -20,10 +20,13 @@ from jaxalign.config import POLICY_STAGES, STAGES, Config, Preference
 from jaxalign.errors import UserError
 from jaxalign.feedback.speaker import next_logprobs
 from jaxalign.models.lora import join, trained
-from jaxalign.models.model import CACHE_AXES, Model, Params
+from jaxalign.models.model import Model, Params
 from jaxalign.models.quantised import quantise_abstract
-from jaxalign.rollout.engine import generate
+from jaxalign.rollout.decode import decode_chunk
+from jaxalign.rollout.ring import insert, prefill, reroll
 from jaxalign.rollout.sampling import Sampling, section_sampling
+from jaxalign.rollout.session import STEPS as CHUNK
+from jaxalign.rollout.session import prefill_sizes
 from jaxalign.training.scorer import Ensemble, Scorer
 
 STEPS = 1000
@@ -106,27 +109,41 @@ class Run:
 
 
 def sampling_programs(run: Run, stage: str, role: str, model: Model, params, section, batch: int, held) -> list[Program]:
-    """Sampling as the engine calls it: its weights brought to where it wants them, if they are not there, and `generate`; and
-    its two parts alone, the prefill, and one step of decoding without the head.
+    """Sampling as the engine calls it: its weights brought to where it wants them, if they are not there; a chunk of decoding,
+    with the ring as large as it gets; what fills and widens the ring; and one step of decoding without the head.
 
     section: has temperature, top_k, top_p and max_new_tokens.
     """
-    N = section.max_new_tokens
+    N, own = section.max_new_tokens, model.generation
     P = run.prompt_length(N)
     moving, params, moved = resharding(stage, role, model, params, held)
     held = {**held, **moved}
     rows = functools.partial(run.rows, sampling=True)
-    row, prompts = rows(jnp.int32, batch), rows(jnp.int32, batch, P)
-    prefill, decode = prefill_step(model.generation, P + N), decode_step(model.generation)
-    cache = _placed_cache(model.generation, jax.eval_shape(prefill, params, prompts)[1])
-    step = (params, row, row, rows(jnp.bool_, batch, P + N), cache, run.scalar(jnp.int32))
-    arguments = (model, params, prompts, row, run.key(), row, section_sampling(section, STOP_IDS))
+    parts = 1 if own.sharding is None else own.sharding.batch_size
+    count = prefill_sizes(P, parts, batch // parts)[1] * parts
+    cache, half, made = (own.abstract_cache(*size) for size in ((batch, P + N), (batch, -(-(P + N) // 2)), (count, P)))
+    row, prompts, slot = rows(jnp.int32, batch), rows(jnp.int32, count, P), run.scalar(jnp.int32)
+    step = (params, row, row, cache, slot)
+    plan, index = rows(jnp.int32, parts, batch // parts, 3), rows(jnp.int32, parts, batch // parts)
+    chunk = _chunk(run, stage, "sampling", role, model, params, section_sampling(section, STOP_IDS), cache, held)
     return [
         *moving,
-        Program(stage, "sampling", role, generate, arguments, held, N - 1),
-        Program(stage, "prefill", role, prefill, (params, prompts), held),
-        Program(stage, "decode", role, decode, step, held),
+        chunk,
+        Program(stage, "prefill", role, prefill, (own, params, prompts), {**held, "KV cache": cache}),
+        Program(stage, "entering", role, insert, (own, cache, made, plan, slot), held),
+        Program(stage, "widening", role, reroll, (own, half, index, slot, P + N), held),
+        Program(stage, "decode", role, decode_step(own), step, held),
     ]
+
+
+def _chunk(run: Run, stage: str, phase: str, role: str, model: Model, params, sampling: Sampling, cache, held) -> Program:
+    """A chunk of decoding, all rows of `cache`."""
+    own, B = model.generation, cache.values.shape[1]
+    where = own.sharding and own.sharding.named((None, "batch"))
+    rows = jax.ShapeDtypeStruct((4, B), jnp.int32, sharding=where)
+    drawing = dataclasses.replace(sampling, max_new_tokens=1)
+    arguments = (own, params, cache, rows, run.key(), run.scalar(jnp.int32, (3,)), drawing, CHUNK)
+    return Program(stage, phase, role, decode_chunk, arguments, held, CHUNK)
 
 
 def resharding(stage: str, role: str, model: Model, params, held) -> tuple[list[Program], Params, dict[str, Any]]:
@@ -154,12 +171,10 @@ def judging_programs(run: Run, stage: str, model: Model, params, batch: int, hel
         return [labelling]
     N = feedback.max_reasoning_tokens
     moving, params, moved = resharding(stage, "feedback model", model, params, held)
-    row, prompts = run.rows(jnp.int32, batch, sampling=True), run.rows(jnp.int32, batch, run.prompt_length(N), sampling=True)
     sampling = Sampling(N, STOP_IDS, feedback.reasoning_temperature)
-    arguments = (model, params, prompts, row, run.key(), row, sampling)
-    return [
-        *moving, Program(stage, "reasoning", "feedback model", generate, arguments, {**held, **moved}, N - 1), labelling,
-    ]  # fmt: skip
+    cache = model.generation.abstract_cache(batch, run.prompt_length(N) + N)
+    reasoning = _chunk(run, stage, "reasoning", "feedback model", model, params, sampling, cache, {**held, **moved})
+    return [*moving, reasoning, labelling]
 
 
 def stacked_members(section: Preference, scorer: Scorer, params: Params) -> tuple[Scorer, Params]:
@@ -179,22 +194,9 @@ def stacked_members(section: Preference, scorer: Scorer, params: Params) -> tupl
 
 
 @functools.cache
-def prefill_step(model: Model, slots: int) -> Callable:
-    """The engine's prefill alone: (params, prompts [B, P]) -> (hidden states, cache)."""
-    return jax.jit(lambda params, prompts: model.prefill(params, prompts, slots))
-
-
-@functools.cache
 def decode_step(model: Model) -> Callable:
     """One step of the engine's loop without head and draw; the cache is donated, as the loop's is."""
-    return jax.jit(model.decode, donate_argnums=4)
-
-
-def _placed_cache(model: Model, cache):
-    if model.sharding is None:
-        return cache
-    place = lambda x, names: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=model.sharding.named(names))  # noqa: E731
-    return type(cache)(*(place(x, names) for x, names in zip(cache, CACHE_AXES, strict=True)))
+    return jax.jit(model.decode, donate_argnums=3)
 
 
 FROZEN = ("reference", "preference model", "student", "reward model", "feedback model")

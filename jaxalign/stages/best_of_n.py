@@ -16,7 +16,7 @@ from jaxalign.data.packing import pack
 from jaxalign.data.tokenizer import Tokenizer
 from jaxalign.errors import UserError
 from jaxalign.models.model import Model
-from jaxalign.parallel.rows import fetch
+from jaxalign.parallel.rows import fetch, place_rows
 from jaxalign.records import Prompt, Rollout
 from jaxalign.rollout.engine import Engine
 from jaxalign.stages import common, sources
@@ -91,8 +91,7 @@ def _choose(context: StageContext, model: Model, tokenizer: Tokenizer, shards: S
             numbers = range(rows.start * section.n, rows.stop * section.n)
             with timing.phase("generate") as phase:
                 rollout = engine.rollout(policy, ids, key, numbers, sampling)
-                scores = fetch(raw_rollout_scores(scorer, preference, rollout))
-                rollout = fetch(rollout)
+                scores = fetch(raw_rollout_scores(scorer, preference, place_rows(model.sharding, rollout)))
                 phase.tokens = int(rollout.response_length.sum())
             shards.write(number, _rows(chunk, rollout, scores, section.n, section.threshold, tokenizer))
             progress.update(len(rows), phase.tokens)

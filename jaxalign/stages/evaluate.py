@@ -19,7 +19,7 @@ from jaxalign.config import POLICY_STAGES, Config
 from jaxalign.data.world import gold
 from jaxalign.feedback.labeller import Pair
 from jaxalign.models.model import Model
-from jaxalign.parallel.rows import fetch
+from jaxalign.parallel.rows import fetch, place_rows
 from jaxalign.records import Prompt, Rollout
 from jaxalign.rollout.engine import Engine
 from jaxalign.stages import common, rewards, sources
@@ -111,9 +111,9 @@ class Answering:
         with self.timing.phase("generate") as phase:
             numbers = range(first_row, first_row + len(prompts))
             rollout = self.engine.rollout(self.params, ids, key, numbers, self.sampling)
-            kl = fetch(sequence_kl(self.model, self.reference, rollout, self.sampling.logprob_temperature))
-            score = self._scores(rollout)
-            rollout = fetch(rollout)
+            placed = place_rows(self.model.sharding, rollout)
+            kl = fetch(sequence_kl(self.model, self.reference, placed, self.sampling.logprob_temperature))
+            score = self._scores(placed)
             phase.tokens = int(rollout.response_length.sum())
         texts, out = sources.response_texts(self.tokenizer, rollout), []
         judged = self._judged(prompts, texts[: len(prompts)])

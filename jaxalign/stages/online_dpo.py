@@ -19,7 +19,7 @@ from jaxalign.feedback.labeller import Labeller, Pair
 from jaxalign.models.lora import join
 from jaxalign.models.model import Model, Params
 from jaxalign.parallel import hosts
-from jaxalign.parallel.rows import fetch
+from jaxalign.parallel.rows import fetch, place_rows
 from jaxalign.records import AnswerPairs, Comparison, Rollout
 from jaxalign.rollout.engine import Engine
 from jaxalign.stages import common, sources
@@ -142,10 +142,9 @@ class _Iteration:
         rows = range(2 * first_row, 2 * (first_row + len(index)))
         key = common.stage_key(self.config, "online_dpo", 1)
         twice = [self.encoded[i] for i in index for _ in range(2)]
-        sampled = self.engine.rollout(params, twice, key, rows, self.sampling)
+        rollout = self.engine.rollout(params, twice, key, rows, self.sampling)
         if first_row == 0:
-            self._check(params, sampled)
-        rollout = fetch(sampled)
+            self._check(params, place_rows(self.model.sharding, rollout))
         texts = sources.response_texts(self.tokenizer, rollout)
         pairs = [Pair(self.prompts[i], texts[2 * n], texts[2 * n + 1]) for n, i in enumerate(index)]
         key = common.stage_key(self.config, "online_dpo", 2)

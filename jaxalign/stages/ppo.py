@@ -19,7 +19,10 @@ from jaxalign.config import Config
 from jaxalign.data.loader import EpochLoader
 from jaxalign.models.lora import join
 from jaxalign.models.model import Params, scalar_from_lm
+from jaxalign.parallel.rows import place_rows
+from jaxalign.records import Rollout
 from jaxalign.rollout.engine import Engine
+from jaxalign.rollout.sampling import Sampling
 from jaxalign.stages import common, rewards, sources
 from jaxalign.stages.base import Stage, StageContext, write_json
 from jaxalign.stages.reward_model import model_files
@@ -148,13 +151,13 @@ class Iteration:
         key = jax.random.fold_in(jax.random.wrap_key_data(state.policy.key), step)
         rows = range(step * config.batch, (step + 1) * config.batch)
         policy = join(self.frozen, state.policy.params)
-        sampled = self.engine.rollout(policy, batch, key, rows, self.sampling)
+        sampled = self._sample(policy, batch, key, rows, self.sampling)
         recompute = setup.recomputes or self._must_recompute(policy, step, sampled)
         scored, baseline = self.reward(sampled, index, rows.start), None
         kept = scored.kept
         if config.advantages == "remax":
             greedy = dataclasses.replace(self.sampling, temperature=0.0)
-            best = self.engine.rollout(policy, batch, key, rows, greedy)
+            best = self._sample(policy, batch, key, rows, greedy)
             greedy_scored = self.reward(best, index, rows.start)
             baseline = greedy_baseline(config, best, jnp.nan_to_num(jnp.asarray(greedy_scored.scores)))
             if greedy_scored.kept is not None:
@@ -178,6 +181,10 @@ class Iteration:
             self.settle()
         # Where they are recomputed, what is learnt from are the trainer's own log-probs; the gap is that of the rollout.
         return state, {**learnt, **metrics} if setup.recomputes else {**metrics, **learnt}
+
+    def _sample(self, policy: Params, prompts, key: jax.Array, rows: range, sampling: Sampling) -> Rollout:
+        """A rollout on the devices, split over the batch's axes."""
+        return place_rows(self.setup.policy.sharding, self.engine.rollout(policy, prompts, key, rows, sampling))
 
     def rest(self, state: PPOState) -> PPOState:
         """A state, or its description, as it is outside of the update."""

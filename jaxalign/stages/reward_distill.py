@@ -24,7 +24,6 @@ from jaxalign.data.tokenizer import Tokenizer
 from jaxalign.errors import UserError
 from jaxalign.models.lora import merge, trained
 from jaxalign.models.model import Model, Params
-from jaxalign.parallel.rows import fetch
 from jaxalign.records import Comparison, PairBatch, ScoredPairs
 from jaxalign.rollout.engine import Engine
 from jaxalign.stages import common, sources
@@ -142,7 +141,6 @@ def _answer(context: StageContext, policy: Model, tokenizer: Tokenizer) -> None:
             ids = [sources.encode_prompt(tokenizer, p.messages, config.data.style) for p in chunk for _ in range(n)]
             with timing.phase("generate") as phase:
                 rollout = engine.rollout(params, ids, key, range(rows.start * n, rows.stop * n), sampling)
-                rollout = fetch(rollout)
                 phase.tokens = int(rollout.response_length.sum())
             texts = sources.response_texts(tokenizer, rollout)
             made = [prompt_row(p) | {"responses": texts[i * n : (i + 1) * n]} for i, p in enumerate(chunk)]

@@ -28,9 +28,6 @@ from jaxalign.stages.sources import encode_prompt
 from jaxalign.training.checkpoint import load_params
 
 STYLES = ("plain", "chat", "hh", "compact")
-CHUNK = 32
-"""Tokens that are shown at a time while an answer is being made."""
-_LEAST_BUCKET = 32
 _UNBOUNDED = 1 << 20  # Positions of a model whose config names no limit.
 _MAKERS = ("pretrain", *POLICY_STAGES)
 
@@ -146,26 +143,23 @@ class Answerer:
         return None if found is None else (*system, *found)
 
     def respond(self, prompts: Sequence[Sequence[int]], key: jax.Array, rows: Sequence[int]) -> list[Response]:
-        """One answer to each prompt, the i-th under the global row number rows[i]."""
-        if not prompts:
-            return []
-        engine = self._engine(max(map(len, prompts)))
-        return engine.respond(self.loaded.params, prompts, key, self.sampling, rows)
+        """One answer to each prompt, the i-th under the global row number rows[i]. A prompt that cannot be answered has one
+        whose `error` says why."""
+        return self._engine.respond(self.loaded.params, prompts, key, self.sampling, rows)
 
     def stream(self, prompt: Sequence[int], key: jax.Array, row: int) -> Iterator[tuple[int, ...]]:
-        """The ids of one answer, chunk by chunk: those that `respond` gives, since a token's key follows from its place."""
-        left = self.sampling.max_new_tokens
-        prompt = list(prompt)
-        while left:
-            step = min(CHUNK, left)
-            sampling = dataclasses.replace(self.sampling, max_new_tokens=step)
-            engine = self._engine(len(prompt))
-            response = engine.respond(self.loaded.params, [prompt], key, sampling, [row])[0]
-            yield response.ids[:-1] if response.ended else response.ids
-            if response.ended:
-                return
-            prompt += response.ids
-            left -= step
+        """The ids of one answer, chunk by chunk: those that `respond` gives. Raises UserError where it gives an error."""
+        session = self._engine.start(self.loaded.params, [prompt], key, self.sampling, [row])
+        shown = 0
+        while session.unfinished:
+            ended = session.step()
+            ids = session.written(0)
+            for _, response in ended:
+                if response.error is not None:
+                    raise UserError(response.error)
+                ids = response.ids[:-1] if response.ended else response.ids
+            yield ids[shown:]
+            shown = len(ids)
 
     def text(self, prompt: Sequence[int], ids: Sequence[int]) -> str:
         """An answer's text. In style "plain" it is what comes after the prompt's text, its first space included."""
@@ -190,10 +184,9 @@ class Answerer:
         show(text[len(shown) :] if text.startswith(shown) else f"\n{text}")
         return text
 
-    def _engine(self, longest: int) -> Engine:
-        """Prompts are padded to powers of two, so that a growing dialogue compiles few programs."""
-        bucket = max(_LEAST_BUCKET, 1 << (longest - 1).bit_length())
-        return Engine(self.loaded.model, self.batch, self.loaded.positions or _UNBOUNDED, bucket)
+    @property
+    def _engine(self) -> Engine:
+        return Engine(self.loaded.model, self.batch, self.loaded.positions or _UNBOUNDED)
 
 
 def make_answerer(loaded: Loaded, style: str, settings, rows: int) -> Answerer:

@@ -60,5 +60,5 @@ def test_experts_that_each_device_has_whole_sample_the_same():
     params = alone.init(jax.random.key(0))
     split = Model(alone.config, sharding=make_sharding(Mesh(fsdp=2, tensor=2, generation="whole")))
     placed = split.for_generation(tiny.place(split, jax.tree.map(np.asarray, params)))
-    found, _ = jax.jit(split.generation.prefill, static_argnums=2)(placed, TOKENS, 16)
+    found, _ = jax.jit(split.generation.prefill)(placed, TOKENS)
     np.testing.assert_allclose(found, jax.jit(alone.hidden)(params, TOKENS), atol=1e-5)

@@ -18,6 +18,7 @@ from jaxalign.models.huggingface import load_params, read_config
 from jaxalign.models.model import Model
 from jaxalign.records import PackedBatch
 from jaxalign.training.lm_step import lm_loss
+from tests.rings import ring_of
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -128,12 +129,10 @@ def test_cached_decoding_past_the_window(pair):
     tokens, length = _ragged(model.config.vocab)
     P, N = tokens.shape[1], 6
     following = np.random.default_rng(1).integers(0, model.config.vocab, (len(tokens), N)).astype(np.int32)
-    _, cache = jax.jit(model.prefill, static_argnums=2)(params, tokens, P + N)
-    decode = jax.jit(model.decode)
-    slots = np.arange(P + N)[None]
+    _, cache = jax.jit(model.prefill)(params, tokens)
+    cache, decode = ring_of(model, cache, length, P + N, P), jax.jit(model.decode)
     for t in range(N):
-        visible = (slots < length[:, None]) | ((slots >= P) & (slots <= P + t))
-        hidden, cache = decode(params, following[:, t], jnp.asarray(length + t), jnp.asarray(visible), cache, P + t)
+        hidden, cache = decode(params, following[:, t], jnp.asarray(length + t), cache, P + t)
         found = np.asarray(model.logits(params, hidden))
         for row in range(len(tokens)):
             text = np.concatenate([tokens[row, : length[row]], following[row, : t + 1]])[None]

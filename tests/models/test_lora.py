@@ -15,6 +15,7 @@ from jaxalign.models.model import Model
 from jaxalign.training.optimizer import make_optimizer
 from jaxalign.training.state import abstract_state, init_state
 from tests import tiny
+from tests.rings import ring_of
 
 ALL = ("*",)
 LORA = Lora(rank=3, alpha=5.0, targets=ALL)
@@ -127,11 +128,11 @@ def test_a_cached_decode_has_the_adapters_too(variant):
     """Prefill of five tokens, then one by one, equals the full forward."""
     model, params = adapted(VARIANTS[variant])
     expected = logits(model, params)
-    hidden, cache = jax.jit(lambda p: model.prefill(p, TOKENS[:, :5], 9))(params)
+    hidden, cache = jax.jit(lambda p: model.prefill(p, TOKENS[:, :5]))(params)
+    cache = ring_of(model, cache, np.full(4, 5), 9)
     found = [np.asarray(model.logits(params, hidden))]
     step = jax.jit(model.decode)
     for t in range(5, 9):
-        mask = np.broadcast_to(np.arange(9) <= t, (4, 9))
-        hidden, cache = step(params, TOKENS[:, t], np.full(4, t), mask, cache, t)
+        hidden, cache = step(params, TOKENS[:, t], np.full(4, t), cache, t)
         found.append(np.asarray(model.logits(params, hidden))[:, None])
     np.testing.assert_allclose(np.concatenate(found, axis=1), expected, **ROUNDING)

@@ -12,6 +12,7 @@ import pytest
 from jaxalign.models.model import scalar_from_lm
 from jaxalign.parallel.sharding import RULES
 from tests import tiny
+from tests.rings import ring_of
 
 VARIANTS = [("lm", True), ("lm", False), ("scalar", True)]
 
@@ -75,26 +76,24 @@ def test_an_untied_head_has_its_own_weight():
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_prefill_and_cached_decode_equal_the_full_forward(dtype):
-    """Ragged prompts of 5, 2 and 1 tokens, continued token by token behind the padding of the longest."""
+    """Ragged prompts of 5, 2 and 1 tokens, continued token by token in a ring."""
     model, params = tiny.model(compute_dtype=dtype), tiny.host_params()
     rng = np.random.default_rng(0)
     length, P, N = np.array([5, 2, 1], np.int32), 5, 4
     whole = rng.integers(0, 32, (3, P + N)).astype(np.int32)
     prompts = np.where(np.arange(P)[None] < length[:, None], whole[:, :P], 0)
-    hidden, cache = jax.jit(model.prefill, static_argnums=2)(params, prompts, P + N)
+    hidden, cache = jax.jit(model.prefill)(params, prompts)
     full = jax.jit(model.hidden)(params, whole)
     atol = 1e-5 if dtype == "float32" else 0.1  # bfloat16: some ten roundings of 2^-9 of values up to 4
     for b in range(3):
         np.testing.assert_allclose(
             hidden[b, : length[b]].astype(np.float32), full[b, : length[b]].astype(np.float32), atol=atol
         )
-    decode = jax.jit(model.decode)
+    cache, decode = ring_of(model, cache, length, P + N, P), jax.jit(model.decode)
     for n in range(N):
         at = length + n
         tokens = whole[np.arange(3), at]
-        slots = np.arange(P + N)[None]
-        mask = (slots < length[:, None]) | ((slots >= P) & (slots <= P + n))
-        step, cache = decode(params, tokens, at, mask, cache, P + n)
+        step, cache = decode(params, tokens, at, cache, P + n)
         assert cache.keys.shape == (2, 3, 2, 4, P + N) and cache.values.shape == (2, 3, 2, P + N, 4)
         assert cache.keys.dtype == jnp.dtype(dtype)
         np.testing.assert_allclose(step.astype(np.float32), full[np.arange(3), at].astype(np.float32), atol=atol)

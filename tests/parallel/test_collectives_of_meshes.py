@@ -19,7 +19,7 @@ from jaxalign.placement.hlo import collectives
 from jaxalign.placement.hlo_text import parse
 from jaxalign.placement.topology import parse_topology, topology_devices
 from jaxalign.records import PackedBatch
-from jaxalign.rollout.engine import generate
+from jaxalign.rollout.decode import decode_chunk
 from jaxalign.rollout.sampling import Sampling
 from jaxalign.training.lm_step import lm_step
 from jaxalign.training.state import abstract_state
@@ -85,13 +85,12 @@ def test_sampling_as_in_training_gathers_weights_at_every_token():
 
 @functools.cache
 def sampled(mesh: Mesh):
-    """The collectives of sampling 32 tokens for 8 prompts."""
+    """The collectives of a chunk of 32 steps, 8 rows."""
     model = Model(DECODER, sharding=make_sharding(mesh))
-    params, where = model.generation_abstract(model.abstract()), model.sharding.generation.batch
-    row = jax.ShapeDtypeStruct((8,), jnp.int32, sharding=where)
-    prompts = jax.ShapeDtypeStruct((8, 8), jnp.int32, sharding=where)
-    key = jax.eval_shape(lambda: jax.random.key(0))
-    lowered = generate.lower(model, params, prompts, row, key, row, Sampling(32, (64,), 1.0, 0, 1.0))
+    params, own = model.generation_abstract(model.abstract()), model.generation
+    rows = jax.ShapeDtypeStruct((4, 8), jnp.int32, sharding=own.sharding.named((None, "batch")))
+    key, control = jax.eval_shape(lambda: jax.random.key(0)), jax.ShapeDtypeStruct((3,), jnp.int32)
+    lowered = decode_chunk.lower(own, params, own.abstract_cache(8, 40), rows, key, control, Sampling(1, (64,)), 32)
     return found(lowered, model)
 
 

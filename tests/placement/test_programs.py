@@ -16,7 +16,7 @@ from jaxalign.parallel.sharding import make_sharding
 from jaxalign.placement.compiled import run_programs
 from jaxalign.placement.programs import device_bytes
 from jaxalign.placement.shapes import architecture, policy_model, published_shapes
-from jaxalign.rollout import engine
+from jaxalign.rollout import session
 from jaxalign.stages import ppo as stage
 from jaxalign.stages import rewards
 from tests import tiny
@@ -115,7 +115,8 @@ def called(monkeypatch, module, name) -> list:
 
 def test_ppo_calls_its_steps_with_these_shapes(tmp_path, monkeypatch):
     """An iteration of the stage itself, on one device, with its calls written down."""
-    calls = {"generate": called(monkeypatch, engine, "generate"), "scores": called(monkeypatch, rewards, "rollout_scores"),
+    calls = {"chunk": called(monkeypatch, session, "decode_chunk"), "prefill": called(monkeypatch, session, "prefill"),
+             "scores": called(monkeypatch, rewards, "rollout_scores"),
              "scoring": called(monkeypatch, stage, "make_experience"),
              "update": called(monkeypatch, stage, "ppo_update")}  # fmt: skip
     iterate(tmp_path, steps=1)
@@ -123,7 +124,8 @@ def test_ppo_calls_its_steps_with_these_shapes(tmp_path, monkeypatch):
     made = dataclasses.replace(config(), ppo=setup.config, stages=("preference", "ppo"),
                                model=dataclasses.replace(config().model, max_length=Config().model.max_length))  # fmt: skip
     found = {p.phase: p for p in run_programs(made, setup.policy, prompt=8) if p.stage == "ppo"}
-    for phase, name in (("sampling", "generate"), ("reward", "scores"), ("scoring", "scoring"), ("update", "update")):
+    for phase, name in (("sampling", "chunk"), ("prefill", "prefill"), ("reward", "scores"), ("scoring", "scoring"),
+                        ("update", "update")):  # fmt: skip
         expected, given = (jax.tree.leaves(x, is_leaf=lambda x: x is None) for x in (found[phase].arguments, calls[name][0]))
         arrays = [(a, b) for a, b in zip(expected, given, strict=False) if isinstance(a, jax.ShapeDtypeStruct)]
         assert len(arrays) > 3

@@ -5,15 +5,19 @@ from __future__ import annotations
 import dataclasses
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from jaxalign.errors import UserError
-from jaxalign.rollout.engine import Engine, generate
+from jaxalign.models.architecture import Experts
+from jaxalign.models.lora import Lora, join
+from jaxalign.rollout import session
+from jaxalign.rollout.engine import Engine
 from jaxalign.rollout.sampling import Sampling
+from jaxalign.rollout.session import Response
 from jaxalign.training.experience import response_stats
 from tests import tiny
+from tests.rollout import simple
 
 N = 8
 ROWS = [40, 3, 17, 8, 900, 21, 5, 66]
@@ -32,13 +36,27 @@ def respond(params, prompts, rows, batch=8, bucket=8, sampling=SAMPLING, mesh=No
     return engine.respond(params, prompts, jax.random.key(key), sampling, rows)
 
 
+def defined(params, sampling=SAMPLING, **changes) -> list[Response]:
+    """What the definition gives, without a cache."""
+    found = simple.respond(tiny.model(**changes), params, tiny.PROMPTS, jax.random.key(0), sampling, ROWS)
+    return [Response(ids, ids[-1] in sampling.stop_ids, sum(logprobs)) for ids, logprobs in found]
+
+
 @pytest.fixture(scope="module")
 def expected(params):
-    return respond(params, tiny.PROMPTS, ROWS)
+    return defined(params)
 
 
 def ids(responses):
     return [response.ids for response in responses]
+
+
+def assert_same(found, expected) -> None:
+    assert ids(found) == ids(expected)
+    assert [r.ended for r in found] == [r.ended for r in expected] and {r.error for r in found} == {None}
+    np.testing.assert_allclose([r.logprob for r in found], [r.logprob for r in expected], atol=1e-4)
+    np.testing.assert_allclose([sum(r.logprobs) for r in found], [r.logprob for r in found], atol=1e-5)
+    assert all(len(r.logprobs) == len(r.versions) == len(r.ids) for r in found)
 
 
 def test_the_setting_is_telling(expected):
@@ -48,23 +66,78 @@ def test_the_setting_is_telling(expected):
     assert len(set(ids(expected))) >= 7
 
 
-@pytest.mark.parametrize(("batch", "bucket"), [(1, 8), (3, 8), (8, 2), (8, 24)])
-def test_samples_do_not_depend_on_batch_size_or_padding(params, expected, batch, bucket):
-    """Batches of 1 are prompts taken one by one; buckets of 2 and 24 pad them little and much."""
-    found = respond(params, tiny.PROMPTS, ROWS, batch, bucket)
-    assert ids(found) == ids(expected)
-    np.testing.assert_allclose([r.logprob for r in found], [r.logprob for r in expected], atol=1e-4)
+@pytest.mark.parametrize(("batch", "bucket"), [(1, 8), (2, 8), (3, 8), (8, 8), (8, 2), (8, 24)])
+def test_the_engine_samples_what_the_definition_says(params, expected, batch, bucket):
+    """With one slot prompts are taken one by one, with 2 or 3 they follow each other, with 8 all are there at once; buckets of
+    2 and 24 pad them little and much."""
+    assert_same(respond(params, tiny.PROMPTS, ROWS, batch, bucket), expected)
+
+
+@pytest.mark.parametrize("changes", [
+    {"temperature": 1.3, "top_k": 9, "top_p": 0.8}, {"temperature": 0.0}, {"stop_ids": ()},
+    {"stop_ids": tuple(range(0, 32, 3))}, {"max_new_tokens": 1}, {"max_new_tokens": 17},
+], ids=str)  # fmt: skip
+def test_so_it_does_by_every_way_to_sample(params, changes):
+    sampling = dataclasses.replace(SAMPLING, **changes)
+    assert_same(respond(params, tiny.PROMPTS, ROWS, 2, sampling=sampling), defined(params, sampling))
+
+
+@pytest.mark.parametrize("changes", [
+    {"window": 3}, {"window": 3, "local_layers": (True, False), "local_rope_base": 500.0, "attention_softcap": 2.0},
+    {"experts": Experts(4, 2)},
+], ids=str)  # fmt: skip
+def test_so_it_does_with_every_kind_of_layer(changes):
+    """Rows outgrow the windows, and the ring goes round."""
+    model, sampling = tiny.model(**changes), dataclasses.replace(SAMPLING, max_new_tokens=17)
+    params = jax.tree.map(lambda x: 1.5 * x, model.init(jax.random.key(0)))
+    found = Engine(model, 2, 32, 8).respond(params, tiny.PROMPTS, jax.random.key(0), sampling, ROWS)
+    assert_same(found, defined(params, sampling, **changes))
+
+
+def test_so_it_does_with_adapters(params):
+    plain = tiny.model()
+    model = dataclasses.replace(plain, lora=Lora(2, 8.0, ("*",)))
+    fresh = model.init_adapters(params, jax.random.key(1))
+    moved = jax.tree.map(lambda x: x + 0.3 * jax.random.normal(jax.random.key(2), x.shape), fresh)
+    joined = join(params, moved)
+    found = Engine(model, 3, 32, 8).respond(joined, tiny.PROMPTS, jax.random.key(0), SAMPLING, ROWS)
+    expected = simple.respond(model, joined, tiny.PROMPTS, jax.random.key(0), SAMPLING, ROWS)
+    assert ids(found) == [ids for ids, _ in expected] != ids(respond(params, tiny.PROMPTS, ROWS))
+
+
+@pytest.mark.parametrize("kept", ["bfloat16", "int8"])
+def test_a_smaller_cache_changes_log_probabilities_a_little(params, kept):
+    """Greedy, so that the first token tells: keys and values have 8 bits, their sums over 16 numbers an error of 2 ** -8."""
+    model, sampling = tiny.model(cache_dtype=kept), dataclasses.replace(SAMPLING, max_new_tokens=1, temperature=0.0)
+    found = Engine(model, 3, 32, 8).respond(params, tiny.PROMPTS, jax.random.key(0), sampling, ROWS)
+    expected = defined(params, sampling)
+    far = np.abs([a.logprob - b.logprob for a, b in zip(found, expected, strict=True)])
+    assert 0 < far.max() < 0.1 and ids(found) == ids(expected)
 
 
 def test_samples_do_not_depend_on_order_or_company(params, expected):
     order = [5, 2, 7, 0]
     found = respond(params, [tiny.PROMPTS[i] for i in order], [ROWS[i] for i in order])
-    assert found == [expected[i] for i in order]
+    assert_same(found, [expected[i] for i in order])
+
+
+def test_samples_of_one_prompt_share_its_prefill(params, monkeypatch):
+    """Two prompts, 6 samples of each, 4 slots: each prompt is prefilled once, and again only when the other has taken its
+    place."""
+    seen, real = [], session.prefill
+    monkeypatch.setattr(session, "prefill", lambda model, params, prompts: seen.append(prompts) or real(model, params, prompts))
+    prompts, rows = [[1, 4, 7]] * 6 + [[1, 9, 2]] * 6, range(12)
+    found = respond(params, prompts, rows, 4)
+    assert len(seen) == 2
+    monkeypatch.undo()
+    assert_same(found, [respond(params, [prompts[i]], [rows[i]], 1)[0] for i in range(12)])
 
 
 @pytest.mark.parametrize("mesh", [(2, 2, 2), (8, 1, 1)])
-def test_samples_do_not_depend_on_the_mesh(params, expected, mesh):
-    assert ids(respond(params, tiny.PROMPTS, ROWS, mesh=mesh)) == ids(expected)
+def test_samples_do_not_depend_on_the_mesh(params, mesh):
+    """Three rounds of 8 slots, with prompts of several lengths."""
+    prompts, rows = tiny.PROMPTS * 3, range(24)
+    assert ids(respond(params, prompts, rows, mesh=mesh)) == ids(respond(params, prompts, rows))
 
 
 def test_samples_depend_on_the_row_and_on_the_key(params):
@@ -144,17 +217,6 @@ def test_rows_that_only_fill_the_batch_are_empty(params, expected):
     assert (found.response_length[:3] > 0).all()
 
 
-def test_rows_that_only_fill_the_batch_keep_nothing_running(params):
-    """Were they waited for, generation would go on to the last token after all others have stopped."""
-    everything = tuple(range(32))
-    prompts = np.zeros((8, 8), np.int32)
-    prompts[0, :2] = 1
-    length = np.array([2] + [0] * 7, np.int32)
-    sampling = dataclasses.replace(SAMPLING, stop_ids=everything)
-    found = generate(tiny.model(), params, prompts, length, jax.random.key(0), jnp.arange(8), sampling)
-    assert found.response_length.tolist() == [1] + [0] * 7 and bool(found.ended[0])
-
-
 @pytest.mark.parametrize("temperature", [0.7, 1.0, 1.3])
 @pytest.mark.parametrize(("top_k", "top_p"), [(0, 1.0), (5, 0.8)])
 def test_the_samplers_log_probabilities_are_the_trainers(params, temperature, top_k, top_p):
@@ -179,7 +241,7 @@ def test_progress_counts_rows_and_tokens(params, expected):
     seen = []
     engine = Engine(tiny.model(), 3, 32, 8)
     engine.respond(params, tiny.PROMPTS, jax.random.key(0), SAMPLING, ROWS, lambda *counts: seen.append(counts))
-    assert [rows for rows, _ in seen] == [3, 3, 2]
+    assert len(seen) > 2 and sum(rows for rows, _ in seen) == 8
     assert sum(tokens for _, tokens in seen) == sum(len(response.ids) for response in expected)
 
 
@@ -192,6 +254,17 @@ def test_a_prompt_that_leaves_no_room_is_a_sentence(params):
         engine.pad([[1, 2], [1] * 9], N)
     with pytest.raises(UserError, match="a prompt is empty"):
         engine.pad([[1, 2], []], N)
+
+
+def test_a_rollout_has_rows_for_any_number_of_prompts(params):
+    """A multiple of the slots, so that what comes after has few shapes."""
+    engine = Engine(tiny.model(), 3, 32, 8)
+    found = engine.rollout(params, tiny.PROMPTS, jax.random.key(0), ROWS, SAMPLING)
+    whole = rollout(params, SAMPLING)
+    assert found.tokens.shape == (9, 16) and isinstance(found.tokens, np.ndarray)
+    for name in ("tokens", "prompt_length", "response_length", "ended"):
+        np.testing.assert_array_equal(getattr(found, name)[:8], getattr(whole, name))
+    np.testing.assert_allclose(found.logprobs[:8], whole.logprobs, atol=1e-5)
 
 
 def test_prompts_are_padded_to_a_multiple_of_the_bucket_within_the_limit():

@@ -1,0 +1,104 @@
+"""Keys and values of tokens gone by, as decoding reads them: in floats, or in 8 bits with a scale for each token and head.
+
+A cache is a ring: all rows write at one slot, which moves on by one a step and begins anew after the last. So the tokens of a
+row are the last ones written, and which slots it sees follows from how many it has.
+
+Dimension letters: L layers, B rows, K key/value heads, h head dim, S slots, H query heads.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxalign.models.architecture import DecoderConfig
+from jaxalign.models.attention_plain import NEGATIVE
+from jaxalign.models.layers import softcap
+
+
+class Cache(NamedTuple):
+    """Keys [L, B, K, h, S] and values [L, B, K, S, h] of every layer in `DecoderConfig.stored_dtype`, and for int8 the scales
+    they are multiplied by, float32 [L, B, K, S].
+
+    So each is what its matrix product over the slots reads as it lies: with the heads inside the slots, a CPU copies the
+    whole cache at every step.
+    """
+
+    keys: jax.Array
+    values: jax.Array
+    key_scales: jax.Array | None = None
+    value_scales: jax.Array | None = None
+
+
+_SCALES = ("layers", "batch", "kv_heads", "length")
+CACHE_AXES = Cache(
+    ("layers", "batch", "kv_heads", "head_dim", "length"),
+    ("layers", "batch", "kv_heads", "length", "head_dim"),
+    _SCALES,
+    _SCALES,
+)
+SLOT_AXES = Cache(*(axes.index("length") for axes in CACHE_AXES))
+ROW_AXIS = 1
+
+
+def cache_shapes(config: DecoderConfig, rows: int, slots: int) -> Cache:
+    """ShapeDtypeStructs of a cache."""
+    sizes = {"layers": config.layers, "batch": rows, "kv_heads": config.kv_heads, "head_dim": config.head_dim, "length": slots}
+    shapes = [tuple(sizes[axis] for axis in axes) for axes in CACHE_AXES]
+    dtypes = [config.stored_dtype] * 2 + ["float32"] * 2
+    made = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in zip(shapes, dtypes, strict=True)]
+    return Cache(*made) if config.stored_dtype == "int8" else Cache(*made[:2])
+
+
+def quantise(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """int8 and float32 scales [...] of x [..., h]: the largest number of each vector becomes 127 or -127."""
+    x = x.astype(jnp.float32)
+    scale = jnp.max(jnp.abs(x), axis=-1) / 127
+    steps = x / jnp.where(scale == 0, 1, scale)[..., None]
+    return jnp.round(steps).astype(jnp.int8), scale
+
+
+def stored(config: DecoderConfig, k_BxTxKxh: jax.Array, v_BxTxKxh: jax.Array) -> Cache:
+    """Keys and values of one layer as a cache without its first axis holds them, a slot for each of the T tokens."""
+    k, v = k_BxTxKxh.transpose(0, 2, 1, 3), v_BxTxKxh.transpose(0, 2, 1, 3)
+    if config.stored_dtype != "int8":
+        return Cache(k.astype(config.stored_dtype).swapaxes(2, 3), v.astype(config.stored_dtype))
+    (k, key_scales), (v, value_scales) = quantise(k), quantise(v)
+    return Cache(k.swapaxes(2, 3), v, key_scales, value_scales)
+
+
+def write(cache: Cache, layer, slot, token: Cache) -> Cache:
+    """The cache with what `stored` gives of one token a row at that layer and slot."""
+
+    def one(whole, part, axis: int):
+        begin = [0] * whole.ndim
+        begin[0], begin[axis] = layer, slot
+        return jax.lax.dynamic_update_slice(whole, part[None], begin)
+
+    return Cache(*(x if x is None else one(x, part, axis) for x, part, axis in zip(cache, token, SLOT_AXES, strict=True)))
+
+
+def ages(slots: int, slot) -> jax.Array:
+    """int32 [S]: how many steps ago each slot was written when `slot` is written now."""
+    return (slot - jnp.arange(slots)) % slots
+
+
+def attend_cache(
+    q_Bx1xHxh, layer: Cache, mask_BxS, scale: float | None = None, cap: float | None = None
+) -> jax.Array:
+    """`attention_plain.attend` for one query a row over one layer of a cache (without its first axis). Returns [B, 1, H, h]."""
+    B, _, H, h = q_Bx1xHxh.shape
+    K = layer.keys.shape[1]
+    q = q_Bx1xHxh.reshape(B, K, H // K, h)
+    scores = jnp.einsum("bkgh,bkhs->bkgs", q, layer.keys.astype(q.dtype), preferred_element_type=jnp.float32)
+    if layer.key_scales is not None:
+        scores = scores * layer.key_scales[:, :, None, :]
+    scores = softcap(scores * (h**-0.5 if scale is None else scale), cap)
+    scores = jnp.where(mask_BxS[:, None, None, :], scores, NEGATIVE)
+    weights = jax.nn.softmax(scores, axis=-1)
+    if layer.value_scales is not None:
+        weights = weights * layer.value_scales[:, :, None, :]
+    values = layer.values.astype(q.dtype)
+    return jnp.einsum("bkgs,bksh->bkgh", weights.astype(q.dtype), values).reshape(B, 1, H, h)

@@ -1,0 +1,72 @@
+"""Decoding in chunks: some steps of all slots in one program, which ends early when enough rows have."""
+
+from __future__ import annotations
+
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxalign.models.cache import Cache
+from jaxalign.models.heads import lm_logits
+from jaxalign.models.model import Model
+from jaxalign.rollout.sampling import Sampling, row_keys, sample
+
+NOTHING, NOT_FINITE = -1, -2
+"""In place of a token: the row had none to write; its logits were not all finite numbers, and it ended."""
+
+
+class Drawn(NamedTuple):
+    """tokens int32 [C, B]; logprobs float32 [C, B] of what is a token; steps int32 []: how many of the C were made."""
+
+    tokens: jax.Array
+    logprobs: jax.Array
+    steps: jax.Array
+
+
+class _Loop(NamedTuple):
+    t: jax.Array
+    token: jax.Array
+    left: jax.Array
+    drawn: tuple[jax.Array, jax.Array]
+    cache: Cache
+
+
+@functools.partial(jax.jit, static_argnames=("model", "sampling", "steps"), donate_argnames="cache")
+def decode_chunk(
+    model: Model, params, cache: Cache, rows, key, control, sampling: Sampling, steps: int
+) -> tuple[Cache, Drawn]:
+    """Up to `steps` tokens a row. model: as it samples (`Model.generation`); params: as it reads them.
+
+    rows int32 [4, B]: the token to go on from, its position, how many tokens may follow (0: the slot is free), the row's
+    global number. control int32 [3]: the slot of the ring that is written first, how many steps to make at most, and
+    after how many ended rows to stop. Of `sampling`, max_new_tokens does not matter.
+    """
+    token, position, left, numbers = rows
+    keys, stop_ids = row_keys(key, numbers), jnp.asarray(sampling.stop_ids, jnp.int32)
+    unembedding = model.unembedding(params).astype(model.config.compute_dtype)
+    S, live = cache.values.shape[3], jnp.sum(left > 0)
+
+    def goes_on(loop: _Loop):
+        now = jnp.sum(loop.left > 0)
+        return (loop.t < control[1]) & (live - now < control[2]) & (now > 0)
+
+    def step(loop: _Loop) -> _Loop:
+        at = position + loop.t
+        hidden, cache = model.decode(params, loop.token, at, loop.cache, (control[0] + loop.t) % S)
+        token, logprob = sample(lm_logits(hidden, unembedding, model.config.final_softcap), keys, at + 1, sampling)
+        stopped = jnp.any(token[:, None] == stop_ids[None, :], axis=-1)
+        finite, writes = jnp.isfinite(logprob), loop.left > 0
+        made = jnp.where(writes, jnp.where(finite, token, NOT_FINITE), NOTHING), jnp.where(writes & finite, logprob, 0.0)
+        drawn = tuple(
+            jax.lax.dynamic_update_slice(whole, part[None], (loop.t, 0)) for whole, part in zip(loop.drawn, made, strict=True)
+        )
+        left = jnp.where(stopped | ~finite, 0, jnp.maximum(loop.left - 1, 0))
+        return _Loop(loop.t + 1, jnp.maximum(made[0], 0), left, drawn, cache)
+
+    B = len(token)
+    drawn = jnp.full((steps, B), NOTHING, jnp.int32), jnp.zeros((steps, B), jnp.float32)
+    end = jax.lax.while_loop(goes_on, step, _Loop(jnp.int32(0), token, left, drawn, cache))
+    # Whole on every device, so that any process can read them.
+    return end.cache, Drawn(*(model.constrain(x, (None, None)) for x in end.drawn), end.t)

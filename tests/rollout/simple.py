@@ -1,0 +1,37 @@
+"""Sampling as its definition says: a forward of the whole rows for every token, and no cache. What the engine must equal."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxalign.models.model import Model
+from jaxalign.rollout.sampling import Sampling, row_keys, sample
+
+
+def respond(model: Model, params, prompts, key, sampling: Sampling, rows) -> list[tuple[tuple[int, ...], list[float]]]:
+    """(ids, log-probs) of one response a prompt, which has the row number rows[i]."""
+    length = np.asarray([len(prompt) for prompt in prompts])
+    tokens = np.zeros((len(prompts), max(length) + sampling.max_new_tokens), np.int32)
+    for i, prompt in enumerate(prompts):
+        tokens[i, : len(prompt)] = prompt
+    out, running = [((), []) for _ in prompts], set(range(len(prompts)))
+    for _ in range(sampling.max_new_tokens):
+        drawn, logprobs = (np.asarray(x) for x in _next(model, params, tokens, length, key, np.asarray(rows), sampling))
+        for i in sorted(running):
+            ids, before = out[i]
+            out[i] = ((*ids, int(drawn[i])), [*before, float(logprobs[i])])
+            tokens[i, length[i]] = drawn[i]
+            length[i] += 1
+            if drawn[i] in sampling.stop_ids:
+                running.remove(i)
+    return out
+
+
+@functools.partial(jax.jit, static_argnames=("model", "sampling"))
+def _next(model: Model, params, tokens, length, key, rows, sampling: Sampling):
+    hidden = model.hidden(params, tokens)[jnp.arange(len(length)), length - 1]
+    return sample(model.logits(params, hidden), row_keys(key, rows), length, sampling)

@@ -1,0 +1,129 @@
+"""A session step by step: weights swapped in between, bad input, what is compiled, how much is kept."""
+
+from __future__ import annotations
+
+import jax
+import numpy as np
+import pytest
+
+from jaxalign.errors import UserError
+from jaxalign.rollout import session as module
+from jaxalign.rollout.engine import Engine
+from jaxalign.rollout.sampling import Sampling
+from tests import tiny
+
+KEY = jax.random.key(0)
+ENDLESS = Sampling(40, ())
+
+
+@pytest.fixture(scope="module")
+def params():
+    return tiny.place(tiny.model(), tiny.host_params(scale=1.5))
+
+
+@pytest.fixture(scope="module")
+def others():
+    return tiny.place(tiny.model(), tiny.host_params(seed=1, scale=1.5))
+
+
+def finish(session) -> dict:
+    found = {}
+    while session.unfinished:
+        found |= dict(session.step())
+    return found
+
+
+def test_every_token_has_the_version_of_the_weights_that_wrote_it(params, others):
+    """40 tokens are two chunks; the weights change between them, and so does what is written, from there on."""
+    engine = Engine(tiny.model(), 2, 64, 8)
+    session = engine.start(params, [[1, 4]], KEY, ENDLESS, [0])
+    assert session.step() == [] and len(session.written(0)) == module.STEPS
+    session.swap(others)
+    ((index, response),) = session.step()
+    alone = engine.respond(params, [[1, 4]], KEY, ENDLESS, [0])[0]
+    assert index == 0 and session.unfinished == 0
+    assert response.versions == (0,) * module.STEPS + (1,) * (40 - module.STEPS) and alone.versions == (0,) * 40
+    assert response.ids[: module.STEPS] == alone.ids[: module.STEPS] and response.ids != alone.ids
+
+
+def test_the_log_probabilities_after_a_swap_are_those_of_the_new_weights_over_the_old_cache(params):
+    """Equal weights swapped in change nothing."""
+    engine = Engine(tiny.model(), 2, 64, 8)
+    session = engine.start(params, [[1, 4], [1]], KEY, ENDLESS, [0, 1])
+    session.step()
+    session.swap(params)
+    found = finish(session)
+    for i, expected in enumerate(engine.respond(params, [[1, 4], [1]], KEY, ENDLESS, [0, 1])):
+        assert found[i].ids == expected.ids and found[i].logprobs == expected.logprobs
+
+
+def test_prompts_that_come_later_are_answered_alike(params):
+    engine, sampling = Engine(tiny.model(), 3, 64, 8), Sampling(8, tiny.STOPS)
+    session = engine.start(params, tiny.PROMPTS[:3], KEY, sampling, range(3))
+    first = dict(session.step())
+    session.submit(tiny.PROMPTS[3:], range(3, 8))
+    found = first | finish(session)
+    whole = engine.respond(params, tiny.PROMPTS, KEY, sampling, range(8))
+    assert [found[i].ids for i in range(8)] == [response.ids for response in whole]
+
+
+def test_one_bad_prompt_stops_no_other(params):
+    engine, sampling = Engine(tiny.model(), 2, 16, 8), Sampling(8, tiny.STOPS)
+    given = [[1, 7, 9], [], [1] * 9, [1, 4]]
+    found = engine.respond(params, given, KEY, sampling, range(4))
+    good = engine.respond(params, [given[0], given[3]], KEY, sampling, [0, 3])
+    assert [found[0].ids, found[3].ids] == [response.ids for response in good]
+    assert found[1].ids == found[2].ids == () and not found[1].ended
+    assert found[1].error == "a prompt is empty; at least one token is expected"
+    assert found[2].error.startswith("a prompt has 9 tokens, but model.max_length 16 less 8 new tokens leaves room for 8")
+    with pytest.raises(UserError, match="a prompt is empty"):
+        engine.rollout(params, given, KEY, range(4), sampling)
+
+
+def test_a_row_whose_logits_are_not_finite_ends_alone(params):
+    """Token 9 has an embedding of NaN, of a model whose head is another table."""
+    model = tiny.model(tie_embeddings=False)
+    weights = model.init(jax.random.key(0))
+    broken = weights | {"embedding": weights["embedding"].at[9].set(np.nan)}
+    engine, sampling = Engine(model, 2, 32, 8), Sampling(8, (9,))
+    prompts, rows = [[1, 7], [1, 9, 3], [1, 4], [1, 8, 8]], range(4)
+    found = engine.respond(broken, prompts, KEY, sampling, rows)
+    good = engine.respond(weights, prompts, KEY, sampling, rows)
+    assert found[1].error == "the model's logits are not finite numbers" and found[1].ids == ()
+    for i in (0, 2, 3):  # The slot that row 1 had is clean again.
+        assert found[i].ids == good[i].ids and found[i].error is None
+    with pytest.raises(UserError, match="sampling of row 1: the model's logits are not finite numbers"):
+        engine.rollout(broken, prompts, KEY, rows, sampling)
+
+
+def test_slots_that_the_mesh_does_not_divide_are_refused():
+    with pytest.raises(UserError, match="sampled together is 6; the mesh splits them into 8 parts"):
+        Engine(tiny.model((8, 1, 1)), 6, 32)
+
+
+def test_nothing_is_compiled_anew_for_another_queue(params):
+    """Queues and prompts of other lengths: all they need is there after `warm_up`."""
+    engine, rng, sampling = Engine(tiny.model(), 2, 128, 16), np.random.default_rng(0), Sampling(60, (2,))
+
+    def queue(count: int, longest: int):
+        prompts = [rng.integers(0, 32, rng.integers(1, longest + 1)).tolist() for _ in range(count)]
+        assert len(engine.respond(params, prompts, KEY, sampling, range(count))) == count
+
+    def compiled():
+        return [fn._cache_size() for fn in (module.decode_chunk, module.prefill, module.insert, module.reroll)]
+
+    jax.clear_caches()
+    engine.warm_up(params, sampling, 16)
+    before = compiled()
+    for count, longest in ((12, 16), (5, 3), (1, 9), (2, 16), (7, 8)):
+        queue(count, longest)
+    assert compiled() == before
+
+
+def test_a_long_queue_keeps_no_more_than_its_slots(params):
+    session = Engine(tiny.model(), 4, 32, 8).start(params, [[1, 4]] * 200, KEY, Sampling(8, tiny.STOPS), range(200))
+    seen = 0
+    while session.unfinished:
+        seen += len(session.step())
+        assert len(session.live) <= 4 and (session.cache is None or session.cache.values.shape[1] <= 4)
+    assert seen == 200 and session.cache is None and session.kept[0] is None
