@@ -22,11 +22,12 @@ from jaxalign.models.attention import Attend
 from jaxalign.models.attention_plain import windowed
 from jaxalign.models.cache import Cache, ages, attend_cache, stored, write
 from jaxalign.models.experts import Load, MixtureMLP
-from jaxalign.models.layers import MLP, Attention, Constrain, Norm, param
+from jaxalign.models.layers import KEPT, MLP, Attention, Constrain, Norm, param
 from jaxalign.models.lora import NO_ADAPTERS, Adapters
 from jaxalign.parallel.pipeline import is_pipelined, micro_batches, run_stages
 
 _SAVED = {"nothing": None, "products": jax.checkpoint_policies.dots_with_no_batch_dims_saveable}
+_LEAN = jax.checkpoint_policies.save_only_these_names(KEPT)
 
 
 class Rows(NamedTuple):
@@ -121,10 +122,11 @@ class Decoder(nnx.Module):
 
     def hidden(
         self, tokens_BxT, rows: Rows, attention_of: Callable[[Rows], Attend], constrain: Constrain, keep_cache: bool = False,
-        adapters: Adapters = NO_ADAPTERS,
+        adapters: Adapters = NO_ADAPTERS, lean: bool = False,
     ):  # fmt: skip
         """An `Output`. attention_of: how these rows, or some of them, attend; the tokens of a document stand side by side in a
-        row. adapters: of all layers, their leaves stacked."""
+        row. adapters: of all layers, their leaves stacked. lean: without remat the backward pass has what `layers.keep` marks
+        and computes norms, activations and the attention's scores again, as is cheaper than to store and read them."""
         graph, layers = nnx.split(self.blocks)
 
         def run(stacked, x, rows: Rows):
@@ -142,8 +144,9 @@ class Decoder(nnx.Module):
                 )
                 return x, (kept, load)
 
-            if self.config.remat and not keep_cache:
-                body = jax.checkpoint(body, prevent_cse=False, policy=_SAVED[self.config.remat_saves])
+            policy = _SAVED[self.config.remat_saves] if self.config.remat else _LEAN
+            if (self.config.remat or lean) and not keep_cache:
+                body = jax.checkpoint(body, prevent_cse=False, policy=policy)
             x, (kept, loads) = jax.lax.scan(body, x, stacked)
             return x, (kept, None if loads is None else jax.tree.map(lambda x: jnp.sum(x, axis=0), loads))
 

@@ -10,11 +10,13 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.ad_checkpoint import checkpoint_name
 
 from jaxalign.models.architecture import DecoderConfig
 from jaxalign.models.lora import Adapters, dense, is_quantised
 from jaxalign.parallel.sharding import Sharding
 
+KEPT = "kept"  # The name of what `keep` marks.
 _ACTIVATIONS = {
     "silu": jax.nn.silu,
     "gelu": lambda x: jax.nn.gelu(x, approximate=False),
@@ -44,6 +46,11 @@ def rotate(x_BxTxHxh: jax.Array, positions_BxT: jax.Array, frequency: jax.Array)
     first, second = jnp.split(x_BxTxHxh[..., :turned].astype(jnp.float32), 2, axis=-1)
     rotated = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1).astype(x_BxTxHxh.dtype)
     return rotated if turned == x_BxTxHxh.shape[-1] else jnp.concatenate([rotated, x_BxTxHxh[..., turned:]], axis=-1)
+
+
+def keep(x: jax.Array) -> jax.Array:
+    """x itself, marked as one of the few results of a layer that its backward pass cannot be had without cheaply."""
+    return checkpoint_name(x, KEPT)
 
 
 def softcap(x: jax.Array, cap: float | None) -> jax.Array:
@@ -130,10 +137,10 @@ class Attention(Linear):
         v = constrain(v, ("batch", "length", "kv_heads", "head_dim"))
         if self.config.head_norm:
             q, k = self.query_norm(q), self.key_norm(k)
-        return rotate(q, positions_BxT, frequency), rotate(k, positions_BxT, frequency), v
+        return keep(rotate(q, positions_BxT, frequency)), keep(rotate(k, positions_BxT, frequency)), keep(v)
 
     def merge(self, heads_BxTxHxh: jax.Array, adapters: Adapters) -> jax.Array:
-        return self.project("out", heads_BxTxHxh, "btnh,nhd->btd", adapters)
+        return keep(self.project("out", keep(heads_BxTxHxh), "btnh,nhd->btd", adapters))
 
 
 class MLP(Linear):
@@ -152,9 +159,9 @@ class MLP(Linear):
             self.up_bias, self.down_bias = _bias((F,), ("mlp",)), _bias((D,), ("norm",))
 
     def __call__(self, x_BxTxD: jax.Array, adapters: Adapters, constrain: Constrain) -> jax.Array:
-        up = self.project("up", x_BxTxD, "btd,df->btf", adapters)
+        up = keep(self.project("up", x_BxTxD, "btd,df->btf", adapters))
         if self.gated:
-            hidden = activate(self.activation, self.project("gate", x_BxTxD, "btd,df->btf", adapters)) * up
+            hidden = activate(self.activation, keep(self.project("gate", x_BxTxD, "btd,df->btf", adapters))) * up
         else:
             hidden = activate(self.activation, up)
         return self.project("down", constrain(hidden, ("batch", "length", "mlp")), "btf,fd->btd", adapters)

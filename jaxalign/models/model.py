@@ -208,7 +208,8 @@ class Model:
         def attention_of(rows: Rows):
             return attention(kind, self.config, sharding, rows.positions.shape, rows.segment_ids)
 
-        out = self._merge(params).hidden(*given, attention_of, self.constrain, keep_cache, self._adapters(params))
+        lean = kind == "plain" and self.config.experts is None  # A fused kernel keeps what it needs, and no scores.
+        out = self._merge(params).hidden(*given, attention_of, self.constrain, keep_cache, self._adapters(params), lean)
         hidden = collect(sharding, out.hidden) if kind == "ring" else out.hidden
         return out._replace(hidden=hidden[:, :T]) if short else out._replace(hidden=hidden)
 

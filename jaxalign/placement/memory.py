@@ -47,6 +47,7 @@ class Local:
     share: float  # of a row's tokens that a device keeps between layers
     gated: bool
     attention: str  # "plain", "ring" or "fused"
+    experts: bool
 
     @property
     def tokens(self) -> float:
@@ -70,6 +71,7 @@ def local(model: Model, rows: Rows, phase: str = "training") -> Local:
         config.table_rows / ways("vocab"), config.layers / ways("layers"), np.dtype(config.compute_dtype).itemsize,
         np.dtype(config.stored_dtype).itemsize,
         ways("length") / ways("residual"), config.gated, attention_kind(model, rows, phase),
+        config.experts is not None,
     )  # fmt: skip
 
 
@@ -115,6 +117,9 @@ def residuals(at: Local, remat: str) -> float:
     if remat:
         products = (at.H + 2 * at.K) * at.h + 2 * at.D + (2 if at.gated else 1) * at.F if remat == "products" else 0
         return at.L * at.tokens * (at.share * at.D + products) * at.size
+    if at.attention == "plain" and not at.experts:
+        marked = at.D + (2 * at.H + 2 * at.K) * at.h + (2 if at.gated else 1) * at.F
+        return at.L * at.tokens * (at.share * at.D + marked) * at.size
     norms = 6 * at.tokens * at.D * 4  # float32, three for each norm
     mlp = (6 if at.gated else 4) * at.tokens * at.F * at.size
     heads = at.tokens * (2 * at.H + 2 * at.K) * at.h * at.size
