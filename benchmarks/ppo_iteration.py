@@ -125,11 +125,17 @@ def parts(run: Run) -> Iterator[dict[str, list[float]]]:
         Engine.rollout, ppo.make_experience, ppo.ppo_update, run.iteration.reward = kept
 
 
+def workload_parser(doc: str) -> argparse.ArgumentParser:
+    """The flags that `Run` reads, but for `stop`."""
+    parser = make_parser(doc, *FLAGS[5:])
+    parser.add_argument("--micro-batches", type=int, default=1, help="parts of the update")
+    return parser
+
+
 def main(argv: list[str]) -> int:
-    parser = make_parser(__doc__, *FLAGS[5:])
+    parser = workload_parser(__doc__)
     parser.add_argument("--stop", type=lambda x: None if x == "none" else int(x), default=2, help="the token that ends a "
                         "response (the peers' is 2), or none: all responses are --new long")  # fmt: skip
-    parser.add_argument("--micro-batches", type=int, default=1)
     parser.add_argument("--parts", action="store_true", help="time generation, scoring, experience and update apart")
     parser.add_argument("--first-step", action="store_true", help="print when the first step is done, and end")
     add_flags(parser, tunix="", trl="")

@@ -28,7 +28,7 @@ def add_flags(parser: argparse.ArgumentParser, **scripts: str) -> None:
     """--vs, --peer-python, --peer-script and --pairs. scripts: the peers, each with its script in peers/; "" where it is given
     by --peer-script."""
     parser.add_argument("--vs", choices=tuple(scripts), help="run this peer in alternation")
-    parser.add_argument("--peer-python", help="the interpreter that has the peer")
+    parser.add_argument("--peer-python", type=Path, help="the interpreter that has the peer")
     parser.add_argument("--peer-script", type=Path, help="the peer's script, where it is not the one in peers/")
     parser.add_argument("--peer-args", default="", help="more flags for it, in one word")
     parser.add_argument("--pairs", type=int, default=5, help="rounds, each of ours and the peer's")
@@ -86,7 +86,7 @@ def _command(options: argparse.Namespace, flags: Sequence[str], extra: Sequence[
     values = {name: getattr(options, name) for name in flags}
     values["steps"] = values.get("steps", 1) + WARM_UP
     words = [word for name, value in values.items() for word in (f"--{name}", str(value))]
-    return [options.peer_python, str(script.resolve()), *words, *extra, *options.peer_args.split()]
+    return [str(options.peer_python.absolute()), str(script.resolve()), *words, *extra, *options.peer_args.split()]
 
 
 def run_peer(command: Sequence[str]) -> dict[str, Any]:
