@@ -34,9 +34,8 @@ def main(argv: list[str]) -> int:
     parser = workload_parser(__doc__)
     parser.add_argument("--pairs", type=int, default=5, help="rounds")
     options = parser.parse_args(argv)
-    names = (*FLAGS, "dtype", "micro_batches")
-    words = [word for name in names for word in (f"--{name.replace('_', '-')}", str(getattr(options, name)))]
-    words += ["--stop", "none"]
+    words = [word for name in (*FLAGS, "dtype") for word in (f"--{name}", str(getattr(options, name)))]
+    words += ["--stop", "none"] + (["--set", *options.set] if options.set else [])
     rounds = []
     for _ in range(options.pairs):
         with tempfile.TemporaryDirectory() as cache:

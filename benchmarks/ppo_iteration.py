@@ -12,6 +12,7 @@ of one length. With --stop a response ends at that token: of 64 tokens an untrai
 from __future__ import annotations
 
 import argparse
+import ast
 import contextlib
 import sys
 import tempfile
@@ -65,10 +66,14 @@ def make_config(options: argparse.Namespace) -> Config:
     }  # fmt: skip
     section = {
         "batch": options.batch, "max_new_tokens": options.new, "temperature": 1.0, "epochs": 1, "minibatches": 1,
-        "micro_batches": options.micro_batches, "prompts": PROMPTS * options.batch, "iterations": 10**6,
-        "optimizer": optimizer, "critic_optimizer": optimizer,
+        "prompts": PROMPTS * options.batch, "iterations": 10**6, "optimizer": optimizer, "critic_optimizer": optimizer,
     }  # fmt: skip
-    return from_config_dict({"model": model, "ppo": section, "seed": options.seed})
+    values = {"model": model, "ppo": section, "seed": options.seed}
+    for setting in options.set:
+        name, _, value = setting.partition("=")
+        part, _, field = name.partition(".")
+        values[part][field] = ast.literal_eval(value)
+    return from_config_dict(values)
 
 
 class Run:
@@ -104,8 +109,8 @@ class Run:
 
 
 @contextlib.contextmanager
-def parts(run: Run) -> Iterator[dict[str, list[float]]]:
-    """Seconds of each phase, every call of which is waited for."""
+def parts() -> Iterator[dict[str, list[float]]]:
+    """Seconds of the three phases of an iteration that take long, every call of which is waited for."""
     found: dict[str, list[float]] = {}
 
     def watched(name: str, call):
@@ -116,19 +121,19 @@ def parts(run: Run) -> Iterator[dict[str, list[float]]]:
 
         return watch
 
-    kept = Engine.rollout, ppo.make_experience, ppo.ppo_update, run.iteration.reward
-    Engine.rollout, ppo.make_experience = watched("generate", kept[0]), watched("experience", kept[1])
-    ppo.ppo_update, run.iteration.reward = watched("update", kept[2]), watched("score", kept[3])
+    kept = Engine.rollout, ppo.make_experience, ppo.ppo_update
+    Engine.rollout = watched("generate", kept[0])
+    ppo.make_experience, ppo.ppo_update = watched("experience", kept[1]), watched("update", kept[2])
     try:
         yield found
     finally:
-        Engine.rollout, ppo.make_experience, ppo.ppo_update, run.iteration.reward = kept
+        Engine.rollout, ppo.make_experience, ppo.ppo_update = kept
 
 
 def workload_parser(doc: str) -> argparse.ArgumentParser:
     """The flags that `Run` reads, but for `stop`."""
     parser = make_parser(doc, *FLAGS[5:])
-    parser.add_argument("--micro-batches", type=int, default=1, help="parts of the update")
+    parser.add_argument("--set", nargs="+", default=[], metavar="FIELD=VALUE", help="fields of the config, model.remat=True say")
     return parser
 
 
@@ -136,7 +141,7 @@ def main(argv: list[str]) -> int:
     parser = workload_parser(__doc__)
     parser.add_argument("--stop", type=lambda x: None if x == "none" else int(x), default=2, help="the token that ends a "
                         "response (the peers' is 2), or none: all responses are --new long")  # fmt: skip
-    parser.add_argument("--parts", action="store_true", help="time generation, scoring, experience and update apart")
+    parser.add_argument("--parts", action="store_true", help="time generation, experience and update apart")
     parser.add_argument("--first-step", action="store_true", help="print when the first step is done, and end")
     add_flags(parser, tunix="", trl="")
     options = parser.parse_args(argv)
@@ -149,9 +154,10 @@ def main(argv: list[str]) -> int:
         for number in range(WARM_UP):
             progress(f"warm-up {number + 1}: {run.step()[0]:.3f} s")
         if options.parts:
-            with parts(run) as found:
+            with parts() as found:
                 whole = run.steps(options.steps)
             found = {name: sum(seconds) / options.steps for name, seconds in found.items()}
+            found["rest"] = sum(whole["step_s"]) / options.steps - sum(found.values())
             lines = ["| phase | s |", "|---|---|", *(f"| {name} | {seconds:.3f} |" for name, seconds in found.items())]
             return tell(options, "ppo_iteration_parts", {"parts_s": found, "ours": whole}, lines)
         found = compare(options, lambda: run.steps(options.steps), "step", FLAGS)

@@ -83,7 +83,7 @@ def main(argv: list[str]) -> int:
         for _ in range(WARM_UP):
             run.step()
         for _ in range(options.pairs):
-            with parts(run) as found:
+            with parts() as found:
                 run.steps(options.steps)
             update = median(found["update"])
             alone = sum(product.times * product_seconds(product, options.dtype, options.runs) for product in products)
