@@ -26,7 +26,6 @@ from common import (
     WARM_UP,
     Compilations,
     adamw,
-    decoder,
     make_parser,
     parameter_count,
     progress,
@@ -38,7 +37,7 @@ from common import (
 from versus import add_flags, compare, table
 
 from jaxalign.config import Config, from_config_dict
-from jaxalign.models.model import Model
+from jaxalign.models.configured import configured_model
 from jaxalign.rollout.engine import Engine
 from jaxalign.stages import ppo
 from jaxalign.stages.base import StageContext
@@ -81,7 +80,7 @@ class Run:
 
     def __init__(self, options: argparse.Namespace, folder: Path):
         config = make_config(options)
-        self.setup = make_ppo_setup(config.ppo, Model(decoder(options)))
+        self.setup = make_ppo_setup(config.ppo, configured_model(config, options.vocab))
         policy, critic = self.setup.policy, self.setup.critic
         stops = Stops(() if options.stop is None else (options.stop,))
         weights = [random_params(model, seed) for model, seed in ((policy, 1), (policy, 1), (critic, 2), (critic, 3))]
@@ -133,7 +132,7 @@ def parts() -> Iterator[dict[str, list[float]]]:
 def workload_parser(doc: str) -> argparse.ArgumentParser:
     """The flags that `Run` reads, but for `stop`."""
     parser = make_parser(doc, *FLAGS[5:])
-    parser.add_argument("--set", nargs="+", default=[], metavar="FIELD=VALUE", help="fields of the config, model.remat=True say")
+    parser.add_argument("--set", nargs="+", default=[], metavar="FIELD=VALUE", help="of model or ppo, model.remat=True say")
     return parser
 
 
