@@ -75,6 +75,11 @@ def parameter_count(model: Model) -> int:
     return sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(model.abstract()))
 
 
+def product_weights(options: argparse.Namespace) -> int:
+    """Weights that a token is multiplied with, the LM head's among them: two operations each, forward."""
+    return options.layers * (4 * options.dim**2 + 3 * options.dim * options.ffn) + options.dim * options.vocab
+
+
 def adamw(rate: float = 1e-5) -> Optimizer:
     return Optimizer(learning_rate=rate, schedule="constant")
 

@@ -15,7 +15,6 @@ from typing import Any
 
 import jax
 from common import (
-    WARM_UP,
     Compilations,
     decoder,
     make_parser,
@@ -59,9 +58,9 @@ def main(argv: list[str]) -> int:
         seconds, tokens = zip(*(queue() for _ in range(options.steps)), strict=True)
         return {"step_s": list(seconds), "tokens": list(tokens), "compiled": compilations.count - before}
 
-    for number in range(WARM_UP):
+    for number in range(2):
         progress(f"warm-up {number + 1}: {queue()[0]:.3f} s")
-    found = compare(options, ours, "token", FLAGS)
+    found = compare(options, ours, "token", FLAGS, warm_up=1)  # Of a peer: its second batch is warm already.
     found |= {"parameters": parameter_count(model), "new_tokens_per_s": 1 / found["ours_s"]}
     return tell(options, "rollout", found, table(found, options.vs))
 

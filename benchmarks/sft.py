@@ -15,7 +15,19 @@ from typing import Any
 
 import jax
 import ragged
-from common import WARM_UP, Compilations, adamw, decoder, make_parser, parameter_count, progress, random_params, tell, timed
+from common import (
+    WARM_UP,
+    Compilations,
+    adamw,
+    decoder,
+    make_parser,
+    parameter_count,
+    product_weights,
+    progress,
+    random_params,
+    tell,
+    timed,
+)
 from versus import add_flags, compare, table
 
 from jaxalign.data.loader import EpochLoader
@@ -62,8 +74,9 @@ def main(argv: list[str]) -> int:
         path = ragged.write_ids(Path(folder) / "documents.jsonl", told)
         found = compare(options, ours, "token", FLAGS, ("--data", str(path)))
     filled = float((rows.segment_ids > 0).mean())
-    found |= {"parameters": parameter_count(model), "tokens_per_s": 1 / found["ours_s"], "filled": filled, "cut": cut,
-              "documents": len(documents), "source": texts.source}  # fmt: skip
+    rate = 6 * product_weights(options) / found["ours_s"]  # The LM head at all tokens, attention and recomputation not counted.
+    found |= {"parameters": parameter_count(model), "flops_per_s": rate, "tokens_per_s": 1 / found["ours_s"],
+              "filled": filled, "cut": cut, "documents": len(documents), "source": texts.source}  # fmt: skip
     return tell(options, "sft", found, table(found, options.vs))
 
 

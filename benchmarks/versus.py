@@ -1,7 +1,7 @@
 """A peer in alternation with ours: pair after pair, both warm, and the ratio of each pair.
 
 A peer is a script that its own Python runs, from an empty folder, with the workload's flags. Its last line is a JSON object
-with `step_s`, the seconds of its steps, the first `WARM_UP` of which do not count; where work is compared by the token,
+with `step_s`, the seconds of its steps, the first of which do not count (`WARM_UP`); where work is compared by the token,
 `tokens` has those of each step. Ours stays compiled in this process and waits while the peer runs. The order within a pair
 changes from pair to pair.
 """
@@ -46,15 +46,16 @@ def cost(seen: dict[str, Any], per: str, warm_up: int = 0) -> float:
 
 
 def compare(
-    options: argparse.Namespace, ours: Callable[[], dict[str, Any]], per: str, flags: Sequence[str], extra: Sequence[str] = ()
-) -> dict[str, Any]:
+    options: argparse.Namespace, ours: Callable[[], dict[str, Any]], per: str, flags: Sequence[str], extra: Sequence[str] = (),
+    warm_up: int = WARM_UP,
+) -> dict[str, Any]:  # fmt: skip
     """{"per", "ours_s", "pairs"} and with a peer {"peer_s", "ratio"}: medians over the pairs.
 
     ours: runs the timed steps, warm, and says what a peer says, without steps to leave out. per: "step" (the median step),
     "mean" (the mean of steps that differ in size) or "token". flags: which of the workload's the peer takes; extra: other
-    words for it.
+    words for it. warm_up: how many of its steps do not count; it takes so many more.
     """
-    command = _command(options, flags, extra) if options.vs else None
+    command = _command(options, flags, extra, warm_up) if options.vs else None
     pairs = []
     for number in range(options.pairs):
         pair: dict[str, Any] = {}
@@ -64,7 +65,7 @@ def compare(
                 pair["ours_s"] = cost(pair["ours"], per)
             elif command is not None:
                 pair["peer"] = run_peer(command)
-                pair["peer_s"] = cost(pair["peer"], per, WARM_UP)
+                pair["peer_s"] = cost(pair["peer"], per, warm_up)
         if command is not None:
             pair["ratio"] = pair["ours_s"] / pair["peer_s"]
         pairs.append(pair)
@@ -76,7 +77,7 @@ def compare(
     return found
 
 
-def _command(options: argparse.Namespace, flags: Sequence[str], extra: Sequence[str]) -> list[str]:
+def _command(options: argparse.Namespace, flags: Sequence[str], extra: Sequence[str], warm_up: int) -> list[str]:
     script = options.peer_script or (PEERS / options.scripts[options.vs] if options.scripts[options.vs] else None)
     if script is None or options.peer_python is None:
         raise UserError(f"--vs={options.vs} needs --peer-python, an interpreter that has it, and --peer-script where peers/ "
@@ -84,7 +85,7 @@ def _command(options: argparse.Namespace, flags: Sequence[str], extra: Sequence[
     if not script.is_file():
         raise UserError(f"--peer-script {script} is not a file")
     values = {name: getattr(options, name) for name in flags}
-    values["steps"] = values.get("steps", 1) + WARM_UP
+    values["steps"] = options.steps + warm_up
     words = [word for name, value in values.items() for word in (f"--{name}", str(value))]
     return [str(options.peer_python.absolute()), str(script.resolve()), *words, *extra, *options.peer_args.split()]
 
