@@ -3,20 +3,23 @@
 The loop is the common form elsewhere: from the last token to the first, a few array operations over the rows of one column,
 each dispatched on its own, and the columns stacked at the end. It is timed on NumPy, whose dispatch is the cheapest there is,
 and on eager JAX; `gae` is jitted, with its arrays on the device. The contenders take turns, so that what else the machine does
-meets all alike; compilation is not counted. A markdown table goes to the output: medians, and how often the scan fits into the
-loop.
+meets all alike; compilation is not counted. Told are medians, and how often the scan fits into the loop: a markdown table, or
+with --json an object.
 """
 
 from __future__ import annotations
 
 import argparse
 import statistics
+import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from common import tell
 
 from jaxalign.algorithms.advantages import gae
 
@@ -53,18 +56,22 @@ def milliseconds(contenders: dict[str, Callable[[], object]], rounds: int) -> di
     return {name: statistics.median(seen) for name, seen in times.items()}
 
 
-def main() -> None:
+def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--batch", type=int, nargs="+", default=[64, 512], help="rows; one table line a size")
-    parser.add_argument("--length", type=int, nargs="+", default=[64, 256, 1024], help="tokens; one table line a size")
+    parser.add_argument("--new", "--length", type=int, nargs="+", default=[64, 256, 1024], help="tokens; one table line a size")
     parser.add_argument("--rounds", type=int, default=30, help="turns that each contender takes")
     parser.add_argument("--seed", type=int, default=0)
-    options = parser.parse_args()
-    scan = jax.jit(gae)
-    print("| B | T | scan, ms | loop on NumPy, ms | over scan | loop on eager JAX, ms | over scan |")
-    print("|---|---|---|---|---|---|---|")
+    parser.add_argument("--json", action="store_true", help="print one JSON object, and no table")
+    parser.add_argument("--out", type=Path, help="write the same JSON object to this file")
+    options = parser.parse_args(argv)
+    scan, found = jax.jit(gae), []
+    lines = [
+        "| B | T | scan, ms | loop on NumPy, ms | over scan | loop on eager JAX, ms | over scan |",
+        "|---|---|---|---|---|---|---|",
+    ]
     for rows in options.batch:
-        for length in options.length:
+        for length in options.new:
             host = batch(rows, length, options.seed)
             device = jax.device_put(host)
             contenders = {
@@ -76,9 +83,11 @@ def main() -> None:
             for result in results[1:]:
                 np.testing.assert_allclose(result[0], results[0][0], rtol=1e-3, atol=1e-3)
             took = milliseconds(contenders, options.rounds)
+            found.append({"batch": rows, "new": length} | {f"{name}_ms": value for name, value in took.items()})
             loops = (f"{took[name]:.2f} | {took[name] / took['scan']:.1f}" for name in ("numpy", "eager"))
-            print(f"| {rows} | {length} | {took['scan']:.3f} | " + " | ".join(loops) + " |", flush=True)
+            lines.append(f"| {rows} | {length} | {took['scan']:.3f} | " + " | ".join(loops) + " |")
+    return tell(options, "advantages_scan", {"rows": found}, lines)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main(sys.argv[1:]))

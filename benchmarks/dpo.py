@@ -1,0 +1,94 @@
+"""Direct preference optimisation on ragged pairs: `python benchmarks/dpo.py`.
+
+    python benchmarks/dpo.py --data pairs.jsonl.gz --tokenizer tokenizer.model --vs trl --peer-python PYTHON
+
+As the stage does: the reference's log-probs of the answers once, then steps of --batch pairs with AdamW. A step's time holds
+its pairs' share of both; `update_s` and `reference_s` tell them apart. A peer has the same pairs in the same batches.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import ragged
+from common import WARM_UP, Compilations, adamw, decoder, make_parser, parameter_count, progress, random_params, tell, timed
+from versus import add_flags, compare, table
+
+from jaxalign.config import Dpo
+from jaxalign.data.loader import EpochLoader, take
+from jaxalign.models.model import Model
+from jaxalign.stages.dpo import all_logprobs, arrays
+from jaxalign.stages.lm import place
+from jaxalign.training.direct_step import direct_step
+from jaxalign.training.optimizer import make_optimizer
+from jaxalign.training.state import init_state
+
+FLAGS = ("layers", "dim", "heads", "ffn", "vocab", "batch", "length", "steps")
+
+
+def main(argv: list[str]) -> int:
+    parser = make_parser(__doc__, "batch", "steps", batch=8, steps=10)
+    parser.add_argument("--length", type=int, default=512, help="tokens of the longest dialogue with its answer")
+    ragged.add_flags(parser)
+    add_flags(parser, trl="trl_dpo.py")
+    options = parser.parse_args(argv)
+    texts = ragged.read(options, options.length)
+    section = Dpo(batch=options.batch, max_length=options.length, optimizer=adamw())
+    pairs = arrays(texts.tokenizer, texts.pairs, ragged.STYLE, section)
+    loader = EpochLoader(len(pairs.label), options.batch, options.seed)
+    order = np.concatenate([loader.indices(step) for step in range(WARM_UP + options.steps)])
+    pairs, later = take(pairs, order), np.arange(WARM_UP * options.batch, len(order))
+    model, optimizer = Model(decoder(options)), make_optimizer(section.optimizer, 10**6)
+    start = random_params(model, 1)
+    state = init_state(model, optimizer, jax.tree.map(lambda x: x.copy(), start), jax.random.key(options.seed))
+    compilations = Compilations()
+
+    def reference(index: np.ndarray) -> float:
+        nonlocal pairs
+        seconds, found = timed(lambda: all_logprobs(model, start, take(pairs, index), options.batch))
+        whole = np.array(pairs.reference)
+        whole[index] = found
+        pairs = dataclasses.replace(pairs, reference=whole)
+        return seconds / (len(index) / options.batch)
+
+    def step(number: int) -> float:
+        nonlocal state
+        index = np.arange(number * options.batch, (number + 1) * options.batch)
+        seconds, (state, _) = timed(lambda: direct_step(model, optimizer, section, state, place(model, pairs, index), None))
+        return seconds
+
+    def ours() -> dict[str, Any]:
+        before, first = compilations.count, reference(later)
+        updates = [step(WARM_UP + number) for number in range(options.steps)]
+        return {"step_s": [first + update for update in updates], "update_s": updates, "reference_s": first,
+                "compiled": compilations.count - before}  # fmt: skip
+
+    progress(f"warm-up: reference {reference(np.arange(len(order))):.3f} s a step")
+    for number in range(WARM_UP + options.steps):  # All of them: batches of other lengths may be other programs.
+        progress(f"warm-up {number + 1}: {step(number):.3f} s")
+    with tempfile.TemporaryDirectory() as folder:
+        path = ragged.write_ids(Path(folder) / "pairs.jsonl", [_ids(pairs, row) for row in range(len(order))])
+        found = compare(options, ours, "mean", FLAGS, ("--data", str(path)))
+    found |= {"parameters": parameter_count(model), "source": texts.source, "tokens": int(pairs.length[later].sum()),
+              "padded_to": int(np.prod(pairs.tokens[later].shape))}  # fmt: skip
+    return tell(options, "dpo", found, table(found, options.vs))
+
+
+def _ids(pairs, row: int) -> dict[str, list[int]]:
+    """A pair as a peer reads it."""
+    sides = {}
+    for name, side in (("chosen", 0), ("rejected", 1)):
+        start, end = pairs.prompt_length[row, side], pairs.length[row, side]
+        sides["prompt"] = pairs.tokens[row, side, :start].tolist()
+        sides[name] = pairs.tokens[row, side, start:end].tolist()
+    return sides
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

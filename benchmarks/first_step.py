@@ -1,0 +1,54 @@
+"""Time to the first PPO step, with an empty and with a filled compile cache: `python benchmarks/first_step.py`.
+
+Each start is a process of its own, timed from before it is spawned until its first iteration (`ppo_iteration.py`, the stage's
+own code with four models) has come to its end: interpreter and libraries, weights, compilation, the step-0 checks and the
+iteration. A round is a cold start, with a new cache folder, and a warm one with the same folder. Programs that compile within
+0.2 s are not kept, as in a run.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from common import median, progress, tell
+from ppo_iteration import FLAGS, workload_parser
+
+CHILD = Path(__file__).with_name("ppo_iteration.py")
+
+
+def start(words: list[str], cache: str) -> float:
+    """Seconds until the first step of a new process is done."""
+    environment = os.environ | {"JAX_COMPILATION_CACHE_DIR": cache, "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.2"}
+    began = time.time()
+    done = subprocess.run([sys.executable, str(CHILD), *words, "--first-step"], env=environment, check=True,
+                          stdout=subprocess.PIPE, text=True)  # fmt: skip
+    return float(done.stdout.splitlines()[-1]) - began
+
+
+def main(argv: list[str]) -> int:
+    parser = workload_parser(__doc__)
+    parser.add_argument("--pairs", type=int, default=5, help="rounds")
+    options = parser.parse_args(argv)
+    words = [word for name in (*FLAGS, "dtype") for word in (f"--{name}", str(getattr(options, name)))]
+    words += ["--stop", "none"] + (["--set", *options.set] if options.set else [])
+    rounds = []
+    for _ in range(options.pairs):
+        with tempfile.TemporaryDirectory() as cache:
+            row = {name: start(words, cache) for name in ("cold_s", "warm_s")}
+        rounds.append(row | {"ratio": row["warm_s"] / row["cold_s"]})
+        progress(f"round {len(rounds)}: {rounds[-1]}")
+    found = {name: median([row[name] for row in rounds]) for name in ("cold_s", "warm_s", "ratio")}
+    lines = ["| round | cold, s | warm, s | ratio |", "|---|---|---|---|"]
+    for number, row in enumerate([*rounds, found]):
+        title = str(number + 1) if number < len(rounds) else "median"
+        lines.append(f"| {title} | {row['cold_s']:.2f} | {row['warm_s']:.2f} | {row['ratio']:.3f} |")
+    return tell(options, "first_step", {"rounds": rounds, **found}, lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

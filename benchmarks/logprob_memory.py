@@ -1,0 +1,86 @@
+"""Peak memory of log-probs of a large vocabulary, chunked against forming the logits: `python benchmarks/logprob_memory.py`.
+
+`models.heads.token_stats` at [--batch, --length] tokens, against log_softmax of all logits and a lookup, both jitted: their
+values, and their gradients into hidden states and head. Bytes are the compiler's: results and temporary buffers, the
+arguments not counted. With --run each is run too, in a process of its own, and what its peak of resident memory (ru_maxrss)
+rises is told.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+from common import make_parser, progress, tell
+
+from jaxalign.models.heads import lm_logits, token_stats
+
+WAYS, WHAT = ("chunked", "formed"), ("values", "gradients")
+
+
+def formed(hidden, unembedding, targets):
+    """Log-probs [B, T] from logits [B, T, V]."""
+    logprobs = jax.nn.log_softmax(lm_logits(hidden, unembedding), axis=-1)
+    return jnp.take_along_axis(logprobs, targets[..., None], axis=-1)[..., 0]
+
+
+def program(way: str, what: str):
+    """A jitted function of (hidden [B, T, D], unembedding [D, V], targets [B, T])."""
+    logprobs = formed if way == "formed" else lambda *arrays: token_stats(*arrays).logprobs
+    if what == "values":
+        return jax.jit(logprobs)
+    return jax.jit(jax.grad(lambda *arrays: jnp.sum(logprobs(*arrays)), argnums=(0, 1)))
+
+
+def shapes(options: argparse.Namespace) -> tuple[jax.ShapeDtypeStruct, ...]:
+    B, T, of = options.batch, options.length, jax.ShapeDtypeStruct
+    head = of((options.dim, options.vocab), options.dtype)
+    return of((B, T, options.dim), options.dtype), head, of((B, T), jnp.int32)
+
+
+def compiled_bytes(options: argparse.Namespace, way: str, what: str) -> int:
+    counted = program(way, what).lower(*shapes(options)).compile().memory_analysis()
+    return counted.temp_size_in_bytes + counted.output_size_in_bytes
+
+
+def peak_rise(options: argparse.Namespace, way: str, what: str) -> int:
+    """Bytes by which this process's peak of resident memory rises while it runs."""
+    arrays = [jnp.ones(x.shape, x.dtype) for x in shapes(options)]
+    run = program(way, what).lower(*arrays).compile()
+    jax.block_until_ready(arrays)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    jax.block_until_ready(run(*arrays))
+    return 1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+
+
+def main(argv: list[str]) -> int:
+    parser = make_parser(__doc__, "batch", vocab=131072, batch=8)
+    parser.add_argument("--length", type=int, default=1024, help="tokens of a row")
+    parser.add_argument("--run", action="store_true", help="run them too")
+    parser.add_argument("--child", nargs=2, help=argparse.SUPPRESS)
+    options = parser.parse_args(argv)
+    if options.child:
+        print(json.dumps(peak_rise(options, *options.child)))
+        return 0
+    found: dict[str, dict] = {"compiled": {}, "run": {}}
+    for what in WHAT:
+        found["compiled"][what] = {way: compiled_bytes(options, way, what) for way in WAYS}
+        if options.run:
+            children = {way: [sys.executable, __file__, *argv, "--child", way, what] for way in WAYS}
+            found["run"][what] = {way: int(subprocess.check_output(words)) for way, words in children.items()}
+        progress(f"{what}: {[found[kind].get(what) for kind in found]}")
+    lines = ["| | chunked, bytes | formed, bytes | ratio |", "|---|---|---|---|"]
+    for kind, measured in found.items():
+        for what, row in measured.items():
+            row["ratio"] = row["chunked"] / row["formed"]
+            lines.append(f"| {kind}: {what} | {row['chunked']:,} | {row['formed']:,} | {row['ratio']:.4f} |")
+    return tell(options, "logprob_memory", found, lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

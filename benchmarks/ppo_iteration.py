@@ -1,0 +1,168 @@
+"""One PPO iteration with four models of one size, by the stage's own code: `python benchmarks/ppo_iteration.py`.
+
+    python benchmarks/ppo_iteration.py --stop none --vs tunix --peer-python PYTHON --peer-script tunix_ppo.py
+    python benchmarks/ppo_iteration.py --vocab 64 --new 256 --vs trl --peer-python PYTHON --peer-script trl_ppo.py
+
+Samples, scores by a preference model, computes reference log-probs, values and advantages, and updates policy and critic with
+AdamW, one epoch in one minibatch: `stages.ppo.Iteration`, as a run calls it. Prompts and weights are random, all prompts are
+of one length. With --stop a response ends at that token: of 64 tokens an untrained model draws it after 63 on the mean. With
+--parts each phase is waited for and timed, which makes the whole a little slower.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import contextlib
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+from common import (
+    WARM_UP,
+    Compilations,
+    adamw,
+    make_parser,
+    parameter_count,
+    progress,
+    random_params,
+    random_prompts,
+    tell,
+    timed,
+)
+from versus import add_flags, compare, table
+
+from jaxalign.config import Config, from_config_dict
+from jaxalign.models.configured import configured_model
+from jaxalign.rollout.engine import Engine
+from jaxalign.stages import ppo
+from jaxalign.stages.base import StageContext
+from jaxalign.stages.rewards import learnt_reward
+from jaxalign.training.offload import FrozenRole
+from jaxalign.training.ppo_state import init_ppo_state, make_ppo_setup
+from jaxalign.training.scorer import Scorer
+
+FLAGS = ("layers", "dim", "heads", "ffn", "vocab", "batch", "prompt", "new", "steps")
+PROMPTS = 8  # Batches of different prompts.
+
+
+class Stops(NamedTuple):
+    """As much of a tokenizer as sampling asks for."""
+
+    stop_ids: tuple[int, ...]
+
+
+def make_config(options: argparse.Namespace) -> Config:
+    optimizer = vars(adamw())
+    model = {
+        "layers": options.layers, "embed": options.dim, "heads": options.heads, "kv_heads": options.heads,
+        "head_dim": options.dim // options.heads, "mlp": options.ffn, "compute_dtype": options.dtype,
+        "max_length": max(Config().model.max_length, options.prompt + options.new),  # The defaults of other stages want room.
+    }  # fmt: skip
+    section = {
+        "batch": options.batch, "max_new_tokens": options.new, "temperature": 1.0, "epochs": 1, "minibatches": 1,
+        "prompts": PROMPTS * options.batch, "iterations": 10**6, "optimizer": optimizer, "critic_optimizer": optimizer,
+    }  # fmt: skip
+    values = {"model": model, "ppo": section, "seed": options.seed}
+    for setting in options.set:
+        name, _, value = setting.partition("=")
+        part, _, field = name.partition(".")
+        values[part][field] = ast.literal_eval(value)
+    return from_config_dict(values)
+
+
+class Run:
+    """The stage's iteration around random weights; `step()` runs the next one and waits for it."""
+
+    def __init__(self, options: argparse.Namespace, folder: Path):
+        config = make_config(options)
+        self.setup = make_ppo_setup(config.ppo, configured_model(config, options.vocab))
+        policy, critic = self.setup.policy, self.setup.critic
+        stops = Stops(() if options.stop is None else (options.stop,))
+        weights = [random_params(model, seed) for model, seed in ((policy, 1), (policy, 1), (critic, 2), (critic, 3))]
+        context = StageContext(config, folder, folder, False)
+        self.iteration = ppo.Iteration(
+            context, self.setup, FrozenRole(weights[1]), learnt_reward(Scorer(critic), FrozenRole(weights[3])),
+            random_prompts(options, PROMPTS * options.batch), stops,
+        )  # fmt: skip
+        self.state = init_ppo_state(self.setup, weights[0], weights[2], jax.random.key(options.seed))
+        self.number, self.compilations = 0, Compilations()
+
+    def step(self) -> tuple[float, dict[str, float]]:
+        """(seconds, metrics)."""
+        seconds, (self.state, metrics) = timed(lambda: self.iteration(self.state, self.number))
+        self.number += 1
+        return seconds, {name: float(value) for name, value in metrics.items()}
+
+    def steps(self, count: int) -> dict[str, Any]:
+        """What `versus.compare` wants, and beside it new tokens a step and how many programs were compiled meanwhile."""
+        before = self.compilations.count
+        seen = [self.step() for _ in range(count)]
+        tokens = [metrics["tokens"] for _, metrics in seen]
+        seconds = [spent for spent, _ in seen]
+        return {"step_s": seconds, "new_tokens": tokens, "compiled": self.compilations.count - before}
+
+
+@contextlib.contextmanager
+def parts() -> Iterator[dict[str, list[float]]]:
+    """Seconds of the three phases of an iteration that take long, every call of which is waited for."""
+    found: dict[str, list[float]] = {}
+
+    def watched(name: str, call):
+        def watch(*args, **kwargs):
+            spent, result = timed(lambda: call(*args, **kwargs))
+            found.setdefault(name, []).append(spent)
+            return result
+
+        return watch
+
+    kept = Engine.rollout, ppo.make_experience, ppo.ppo_update
+    Engine.rollout = watched("generate", kept[0])
+    ppo.make_experience, ppo.ppo_update = watched("experience", kept[1]), watched("update", kept[2])
+    try:
+        yield found
+    finally:
+        Engine.rollout, ppo.make_experience, ppo.ppo_update = kept
+
+
+def workload_parser(doc: str) -> argparse.ArgumentParser:
+    """The flags that `Run` reads, but for `stop`."""
+    parser = make_parser(doc, *FLAGS[5:])
+    parser.add_argument("--set", nargs="+", default=[], metavar="FIELD=VALUE", help="of model or ppo, model.remat=True say")
+    return parser
+
+
+def main(argv: list[str]) -> int:
+    parser = workload_parser(__doc__)
+    parser.add_argument("--stop", type=lambda x: None if x == "none" else int(x), default=2, help="the token that ends a "
+                        "response (the peers' is 2), or none: all responses are --new long")  # fmt: skip
+    parser.add_argument("--parts", action="store_true", help="time generation, experience and update apart")
+    parser.add_argument("--first-step", action="store_true", help="print when the first step is done, and end")
+    add_flags(parser, tunix="", trl="")
+    options = parser.parse_args(argv)
+    with tempfile.TemporaryDirectory() as folder:
+        run = Run(options, Path(folder))
+        if options.first_step:
+            run.step()
+            print(f"{time.time():.3f}", flush=True)
+            return 0
+        for number in range(WARM_UP):
+            progress(f"warm-up {number + 1}: {run.step()[0]:.3f} s")
+        if options.parts:
+            with parts() as found:
+                whole = run.steps(options.steps)
+            found = {name: sum(seconds) / options.steps for name, seconds in found.items()}
+            found["rest"] = sum(whole["step_s"]) / options.steps - sum(found.values())
+            lines = ["| phase | s |", "|---|---|", *(f"| {name} | {seconds:.3f} |" for name, seconds in found.items())]
+            return tell(options, "ppo_iteration_parts", {"parts_s": found, "ours": whole}, lines)
+        found = compare(options, lambda: run.steps(options.steps), "step", FLAGS)
+    found["parameters"] = parameter_count(run.setup.policy)
+    return tell(options, "ppo_iteration", found, table(found, options.vs))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

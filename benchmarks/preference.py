@@ -1,0 +1,72 @@
+"""Training of a preference model on ragged pairs: `python benchmarks/preference.py`.
+
+    python benchmarks/preference.py --data pairs.jsonl.gz --tokenizer tokenizer.model --vs trl --peer-python PYTHON
+
+`preference_step` with AdamW on --batch pairs a step, as the stage does. A peer has the same pairs in the same batches.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import ragged
+from common import WARM_UP, Compilations, adamw, decoder, make_parser, parameter_count, progress, random_params, tell, timed
+from versus import add_flags, compare, table
+
+from jaxalign.data.loader import EpochLoader, take
+from jaxalign.models.model import Model
+from jaxalign.stages.lm import place
+from jaxalign.stages.preference import pair_arrays
+from jaxalign.training.optimizer import make_optimizer
+from jaxalign.training.preference_step import preference_step
+from jaxalign.training.state import init_state
+
+FLAGS = ("layers", "dim", "heads", "ffn", "vocab", "batch", "length", "steps")
+
+
+def main(argv: list[str]) -> int:
+    parser = make_parser(__doc__, "batch", "steps", batch=8, steps=10)
+    parser.add_argument("--length", type=int, default=512, help="tokens of the longest dialogue with its answer")
+    ragged.add_flags(parser)
+    add_flags(parser, trl="trl_reward.py")
+    options = parser.parse_args(argv)
+    texts = ragged.read(options, options.length)
+    pairs = pair_arrays(texts.tokenizer, texts.pairs, ragged.STYLE, options.length)
+    loader = EpochLoader(len(pairs.label), options.batch, options.seed)
+    pairs = take(pairs, np.concatenate([loader.indices(step) for step in range(WARM_UP + options.steps)]))
+    model, optimizer = Model(decoder(options), "scalar"), make_optimizer(adamw(), 10**6)
+    state = init_state(model, optimizer, random_params(model, 1), jax.random.key(options.seed))
+    compilations = Compilations()
+
+    def step(number: int) -> float:
+        nonlocal state
+        index = np.arange(number * options.batch, (number + 1) * options.batch)
+        seconds, (state, _) = timed(lambda: preference_step(model, optimizer, 1, 0.0, state, place(model, pairs, index), None))
+        return seconds
+
+    def ours() -> dict[str, Any]:
+        before = compilations.count
+        seconds = [step(WARM_UP + number) for number in range(options.steps)]
+        return {"step_s": seconds, "compiled": compilations.count - before}
+
+    for number in range(WARM_UP + options.steps):  # All of them: batches of other lengths may be other programs.
+        progress(f"warm-up {number + 1}: {step(number):.3f} s")
+    with tempfile.TemporaryDirectory() as folder:
+        sides = (("chosen", 0), ("rejected", 1))
+        told = [
+            {name: pairs.tokens[row, side, : pairs.length[row, side]].tolist() for name, side in sides}
+            for row in range(len(pairs.label))
+        ]
+        path = ragged.write_ids(Path(folder) / "pairs.jsonl", told)
+        found = compare(options, ours, "mean", FLAGS, ("--data", str(path)))
+    found |= {"parameters": parameter_count(model), "source": texts.source}
+    return tell(options, "preference", found, table(found, options.vs))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,69 @@
+"""A queue of prompts answered by a fixed number of slots: `python benchmarks/rollout.py`.
+
+    python benchmarks/rollout.py --vs hf --peer-python PYTHON
+    python benchmarks/rollout.py --vs tunix --peer-python PYTHON
+
+`Engine.respond` over --queue random prompts with --batch slots at temperature 1, from random weights; a response ends at --stop
+(of 64 tokens an untrained model draws it after 63 on the mean) or after --new tokens. A step is the whole queue, each with
+other random numbers; compared is the time of a new token. The peers answer such a queue in batches of --batch.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import jax
+from common import (
+    Compilations,
+    decoder,
+    make_parser,
+    parameter_count,
+    progress,
+    random_params,
+    random_prompts,
+    tell,
+    timed,
+)
+from versus import add_flags, compare, table
+
+from jaxalign.models.model import Model
+from jaxalign.rollout.engine import Engine
+from jaxalign.rollout.sampling import Sampling
+
+FLAGS = ("layers", "dim", "heads", "ffn", "vocab", "batch", "prompt", "new", "steps", "queue")
+
+
+def main(argv: list[str]) -> int:
+    parser = make_parser(__doc__, *FLAGS[5:9], vocab=64, new=256, steps=1)
+    parser.add_argument("--queue", type=int, default=512, help="prompts of a step")
+    parser.add_argument("--stop", type=int, default=2, help="the token that ends a response; the peers' is 2")
+    add_flags(parser, tunix="tunix_sampler.py", hf="hf_generate.py")
+    options = parser.parse_args(argv)
+    model = Model(decoder(options))
+    params, prompts = random_params(model, 1), random_prompts(options, options.queue)
+    engine = Engine(model, options.batch, options.prompt + options.new)
+    sampling, compilations, key = Sampling(options.new, (options.stop,)), Compilations(), jax.random.key(options.seed)
+    done = 0
+
+    def queue() -> tuple[float, int]:
+        nonlocal done
+        rows = range(done * options.queue, (done + 1) * options.queue)
+        done += 1
+        seconds, responses = timed(lambda: engine.respond(params, prompts, key, sampling, rows))
+        return seconds, sum(len(response.ids) for response in responses)
+
+    def ours() -> dict[str, Any]:
+        before = compilations.count
+        seconds, tokens = zip(*(queue() for _ in range(options.steps)), strict=True)
+        return {"step_s": list(seconds), "tokens": list(tokens), "compiled": compilations.count - before}
+
+    for number in range(2):
+        progress(f"warm-up {number + 1}: {queue()[0]:.3f} s")
+    found = compare(options, ours, "token", FLAGS, warm_up=1)  # Of a peer: its second batch is warm already.
+    found |= {"parameters": parameter_count(model), "new_tokens_per_s": 1 / found["ours_s"]}
+    return tell(options, "rollout", found, table(found, options.vs))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

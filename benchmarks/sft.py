@@ -1,0 +1,84 @@
+"""Supervised fine-tuning on packed ragged text: `python benchmarks/sft.py`.
+
+    python benchmarks/sft.py --data instruction-data.json --tokenizer tokenizer.model --vs trl --peer-python PYTHON
+
+`lm_step` with AdamW on rows that `data.packing.pack` filled, --batch rows of --length tokens a step, as the stage does; the
+loss is on the answers. Compared is the time of a token of text, padding not counted, over the same documents.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import jax
+import ragged
+from common import (
+    WARM_UP,
+    Compilations,
+    adamw,
+    decoder,
+    make_parser,
+    parameter_count,
+    product_weights,
+    progress,
+    random_params,
+    tell,
+    timed,
+)
+from versus import add_flags, compare, table
+
+from jaxalign.data.loader import EpochLoader
+from jaxalign.data.packing import completion, pack
+from jaxalign.models.model import Model
+from jaxalign.stages.lm import place
+from jaxalign.training.lm_step import lm_step
+from jaxalign.training.optimizer import make_optimizer
+from jaxalign.training.state import init_state
+
+FLAGS = ("layers", "dim", "heads", "ffn", "vocab", "batch", "length", "steps")
+
+
+def main(argv: list[str]) -> int:
+    parser = make_parser(__doc__, "batch", "steps", batch=8, steps=10)
+    parser.add_argument("--length", type=int, default=512, help="tokens of a packed row")
+    ragged.add_flags(parser)
+    add_flags(parser, trl="trl_sft.py")
+    options = parser.parse_args(argv)
+    texts = ragged.read(options, options.length)
+    documents = [completion(texts.prompt_ids(pair), texts.answer_ids(pair.response_a)) for pair in texts.pairs]
+    rows, cut = pack(documents, options.length)
+    loader = EpochLoader(len(rows.tokens), options.batch, options.seed)
+    model, optimizer = Model(decoder(options)), make_optimizer(adamw(), 10**6)
+    state = init_state(model, optimizer, random_params(model, 1), jax.random.key(options.seed))
+    compilations, number = Compilations(), 0
+
+    def step() -> tuple[float, int]:
+        nonlocal state, number
+        batch = loader.indices(number)
+        seconds, (state, metrics) = timed(lambda: lm_step(model, optimizer, 1, state, place(model, rows, batch), None))
+        number += 1
+        return seconds, int(metrics["tokens"])
+
+    def ours() -> dict[str, Any]:
+        before = compilations.count
+        seconds, tokens = zip(*(step() for _ in range(options.steps)), strict=True)
+        return {"step_s": list(seconds), "tokens": list(tokens), "compiled": compilations.count - before}
+
+    for count in range(WARM_UP):
+        progress(f"warm-up {count + 1}: {step()[0]:.3f} s")
+    with tempfile.TemporaryDirectory() as folder:
+        told = [{"ids": ids, "weights": weights} for ids, weights in documents]
+        path = ragged.write_ids(Path(folder) / "documents.jsonl", told)
+        found = compare(options, ours, "token", FLAGS, ("--data", str(path)))
+    filled = float((rows.segment_ids > 0).mean())
+    rate = 6 * product_weights(options) / found["ours_s"]  # The LM head at all tokens, attention and recomputation not counted.
+    found |= {"parameters": parameter_count(model), "flops_per_s": rate, "tokens_per_s": 1 / found["ours_s"],
+              "filled": filled, "cut": cut, "documents": len(documents), "source": texts.source}  # fmt: skip
+    return tell(options, "sft", found, table(found, options.vs))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,105 @@
+"""Operations a second of PPO's update against those of matrix products alone: `python benchmarks/update_rate.py`.
+
+The update is `ppo_update` of a policy and a critic on --batch rows of --prompt and --new tokens, all of them full, within the
+stage's own iteration. Its operations are those that learning needs: three products for each weight and token, causal
+attention, and the LM head at response tokens; AdamW, norms, softmax and what is computed again count as time alone. The
+products are those of the weights with all tokens of a step, forward and backward, each jitted and timed alone; their rate is
+all their operations over all their time. Update and products take turns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from common import WARM_UP, median, progress, tell, timed
+from ppo_iteration import Run, parts, workload_parser
+
+
+class Product(NamedTuple):
+    """[m, k] times [k, n]; `times` of them in an update. turned: the left one is stored [k, m], as in a weight's gradient."""
+
+    m: int
+    k: int
+    n: int
+    times: int
+    turned: bool = False
+
+    @property
+    def flops(self) -> int:
+        return 2 * self.m * self.k * self.n
+
+
+def weight_products(tokens: int, inputs: int, outputs: int, times: int) -> list[Product]:
+    """Forward, and the gradients of activations and weights."""
+    return [
+        Product(tokens, inputs, outputs, times), Product(tokens, outputs, inputs, times),
+        Product(inputs, tokens, outputs, times, turned=True),
+    ]  # fmt: skip
+
+
+def update_products(options: argparse.Namespace) -> list[Product]:
+    """Of the weights of policy and critic, and of the policy's LM head."""
+    D, F, tokens = options.dim, options.ffn, options.batch * (options.prompt + options.new)
+    layers = 2 * options.layers
+    return [
+        *weight_products(tokens, D, D, 4 * layers), *weight_products(tokens, D, F, 2 * layers),
+        *weight_products(tokens, F, D, layers), *weight_products(options.batch * options.new, D, options.vocab, 1),
+    ]  # fmt: skip
+
+
+def attention_flops(options: argparse.Namespace) -> int:
+    """Scores and sums over what each query sees, forward and twice that backward, of policy and critic."""
+    T = options.prompt + options.new
+    return 2 * options.layers * 3 * 4 * options.batch * (T * (T + 1) // 2) * options.dim
+
+
+def product_seconds(product: Product, dtype: str, runs: int) -> float:
+    """The median of a jitted product."""
+    left = jnp.ones((product.k, product.m) if product.turned else (product.m, product.k), dtype)
+    right = jnp.ones((product.k, product.n), dtype)
+    multiply = jax.jit(lambda a, b: jax.lax.dot_general(a, b, (((0 if product.turned else 1,), (0,)), ((), ()))))
+    timed(lambda: multiply(left, right))
+    return median([timed(lambda: multiply(left, right))[0] for _ in range(runs)])
+
+
+def main(argv: list[str]) -> int:
+    parser = workload_parser(__doc__)
+    parser.add_argument("--pairs", type=int, default=5, help="rounds")
+    parser.add_argument("--runs", type=int, default=5, help="of each product in a round; the median counts")
+    options = parser.parse_args(argv)
+    options.stop = None
+    products = update_products(options)
+    flops = sum(product.flops * product.times for product in products)
+    update_flops = flops + attention_flops(options)
+    rounds = []
+    with tempfile.TemporaryDirectory() as folder:
+        run = Run(options, Path(folder))
+        for _ in range(WARM_UP):
+            run.step()
+        for _ in range(options.pairs):
+            with parts() as found:
+                run.steps(options.steps)
+            update = median(found["update"])
+            alone = sum(product.times * product_seconds(product, options.dtype, options.runs) for product in products)
+            rates = {"update": update_flops / update, "products": flops / alone}
+            ratio = rates["update"] / rates["products"]
+            rounds.append({"update_s": update, "products_s": alone, "flops_s": rates, "ratio": ratio})
+            progress(f"round {len(rounds)}: {rounds[-1]}")
+    ratio = median([row["ratio"] for row in rounds])
+    lines = ["| round | update, s | GFLOP/s | products, GFLOP/s | ratio |", "|---|---|---|---|---|"]
+    for number, row in enumerate(rounds):
+        rates = row["flops_s"]
+        cells = f"{row['update_s']:.3f} | {rates['update'] / 1e9:.1f} | {rates['products'] / 1e9:.1f} | {row['ratio']:.3f}"
+        lines.append(f"| {number + 1} | {cells} |")
+    found = {"rounds": rounds, "ratio": ratio, "update_flops": update_flops}
+    return tell(options, "update_rate", found, [*lines, f"| median | | | | {ratio:.3f} |"])
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,128 @@
+"""The benchmarks of speed at their smallest: each runs, says what it promises, and compares with a peer pair by pair."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import math
+import pathlib
+import sys
+
+import pytest
+
+from jaxalign.errors import UserError
+
+FOLDER = pathlib.Path(__file__).resolve().parents[1] / "benchmarks"
+sys.path.insert(0, str(FOLDER))
+import versus  # noqa: E402
+
+MODEL = ["--layers", "1", "--dim", "8", "--heads", "2", "--ffn", "8", "--vocab", "32", "--json"]
+TEXT = ["--batch", "2", "--length", "32", "--documents", "40", "--steps", "2", "--pairs", "2"]
+ROLLS = ["--batch", "4", "--prompt", "4", "--new", "4", "--pairs", "2"]
+PEER = """
+import json, sys
+steps = int(sys.argv[sys.argv.index("--steps") + 1])
+print("a line before")
+print(json.dumps({"step_s": [100.0] * 2 + [2.0] * (steps - 2), "tokens": [1] * steps, "args": sys.argv[1:]}))
+"""
+
+
+def run(name: str, capsys, *words: str) -> dict:
+    assert importlib.import_module(name).main([*MODEL, *words]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+@pytest.fixture
+def peer(tmp_path):
+    """Flags of a peer whose steps take 2 s after two that do not count."""
+    script = tmp_path / "peer.py"
+    script.write_text(PEER)
+    return ["--peer-python", sys.executable, "--peer-script", str(script)]
+
+
+@pytest.mark.parametrize(("name", "words"), [("sft", TEXT), ("dpo", TEXT), ("preference", TEXT),
+                                             ("rollout", [*ROLLS, "--queue", "6"])])  # fmt: skip
+def test_alone_they_tell_every_round_and_the_median(name, words, capsys, tmp_path):
+    found = run(name, capsys, *words, "--out", str(tmp_path / "found.json"))
+    assert json.loads((tmp_path / "found.json").read_text()).keys() == found.keys()
+    assert found["benchmark"] == name and found["args"]["layers"] == 1 and found["machine"]["cores"] >= 1
+    assert len(found["pairs"]) == 2 and all(pair["ours_s"] > 0 and pair["ours"]["compiled"] == 0 for pair in found["pairs"])
+    assert found["ours_s"] == pytest.approx(sum(pair["ours_s"] for pair in found["pairs"]) / 2)
+    assert "peer_s" not in found and "ratio" not in found
+
+
+def test_a_ppo_iteration_against_a_peer(peer, capsys):
+    found = run("ppo_iteration", capsys, *ROLLS, "--steps", "2", "--vs", "trl", *peer)
+    assert found["peer_s"] == 2.0 and len(found["pairs"]) == 2
+    for pair in found["pairs"]:
+        assert pair["ratio"] == pytest.approx(pair["ours_s"] / 2.0)
+        assert all(4 <= tokens <= 16 for tokens in pair["ours"]["new_tokens"])
+    told = found["pairs"][0]["peer"]["args"]
+    assert told[told.index("--steps") + 1] == "4" and told[told.index("--vocab") + 1] == "32"
+    # 2 tables' worth: 32 x 8 embeddings; a layer's 4 x 8 x 8 + 3 x 8 x 8 and 2 norms; the last norm.
+    assert found["parameters"] == 32 * 8 + 7 * 64 + 2 * 8 + 8
+
+
+def test_phases_of_a_ppo_iteration(capsys):
+    found = run("ppo_iteration", capsys, *ROLLS, "--steps", "2", "--stop", "none", "--parts")
+    assert found["parts_s"].keys() == {"generate", "experience", "update", "rest"}
+    assert sum(found["parts_s"].values()) == pytest.approx(sum(found["ours"]["step_s"]) / 2)
+    assert found["ours"]["new_tokens"] == [16.0, 16.0]
+
+
+def test_the_update_is_set_against_products_of_its_own_shapes(capsys):
+    found = run("update_rate", capsys, *ROLLS[:-2], "--steps", "1", "--pairs", "1", "--runs", "1")
+    # By hand: 2 models x (4 x 8 x 8 + 3 x 8 x 8) weights and 32 tokens, an LM head of 8 x 32 at 16 tokens, each 6 operations a
+    # weight and token; causal attention 12 operations for each of 36 pairs, 4 rows, 8 dimensions and 2 models.
+    assert found["update_flops"] == 6 * (2 * 448 * 32 + 256 * 16) + 12 * 36 * 4 * 8 * 2
+    assert found["ratio"] > 0 and len(found["rounds"]) == 1
+
+
+def test_memory_of_logprobs_is_that_of_chunks(capsys):
+    words = ["--vocab", "8192", "--batch", "8", "--length", "1024"]
+    found = run("logprob_memory", capsys, *words)["compiled"]
+    logits = 4 * 8 * 1024 * 8192
+    for what in ("values", "gradients"):
+        assert found[what]["chunked"] < logits / 2 < logits <= found[what]["formed"]
+
+
+def test_time_of_gae(capsys):
+    importlib.import_module("advantages_scan").main(["--batch", "2", "--new", "8", "--rounds", "1", "--json"])
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    assert len(rows) == 1 and rows[0].keys() == {"batch", "new", "scan_ms", "numpy_ms", "eager_ms"}
+
+
+def test_the_first_step_is_timed_in_a_process(capsys, monkeypatch):
+    module = importlib.import_module("first_step")
+    times = iter((9.0, 3.0))
+    monkeypatch.setattr(module, "start", lambda words, cache: next(times))
+    found = run("first_step", capsys, *ROLLS[:-2], "--pairs", "1")
+    assert (found["cold_s"], found["warm_s"], found["ratio"]) == (9.0, 3.0, pytest.approx(1 / 3))
+
+
+def test_what_a_step_costs():
+    seen = {"step_s": [50.0, 1.0, 2.0, 6.0], "tokens": [1, 10, 10, 40]}
+    assert versus.cost(seen, "step", 1) == 2.0
+    assert versus.cost(seen, "mean", 1) == 3.0
+    assert math.isclose(versus.cost(seen, "token", 1), 9 / 60)
+    with pytest.raises(UserError, match="--steps"):
+        versus.cost(seen, "step", 4)
+
+
+def test_a_peer_that_fails_is_told_with_its_last_words(tmp_path):
+    script = tmp_path / "peer.py"
+    script.write_text("raise SystemExit('no such module: peer')")
+    with pytest.raises(UserError, match="no such module: peer"):
+        versus.run_peer([sys.executable, str(script)])
+
+
+def test_all_lists_what_it_was_given_the_means_for(capsys):
+    everything = importlib.import_module("all")
+    assert everything.main(["--list"]) == 0
+    alone = capsys.readouterr().out
+    assert "update_rate: " in alone and "--vs" not in alone
+    given = ["--trl-python", "p", "--tunix-python", "q", "--peers", "r", "--instructions", "s", "--preferences", "t",
+             "--tokenizer", "u"]  # fmt: skip
+    everything.main([*given, "--list"])
+    listed = capsys.readouterr().out
+    assert listed.count("--vs trl") == 5 and listed.count("--vs tunix") == 3 and listed.count("--vs hf") == 1
