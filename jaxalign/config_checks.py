@@ -269,6 +269,9 @@ def _check_ppo(config: Config) -> None:
     if ppo.kl_in == "loss" and ppo.kl_estimator == "k1" and ppo.kl_coef > 0:
         raise UserError("config.ppo.kl_in is 'loss' and config.ppo.kl_estimator is 'k1', whose gradient is 0 on average: "
                         "the policy would not be held back; choose k2, k3, abs or full")
+    if 0 < ppo.micro_batch_tokens <= ppo.max_new_tokens:
+        raise UserError(f"config.ppo.micro_batch_tokens is {ppo.micro_batch_tokens}; a prompt and config.ppo.max_new_tokens "
+                        f"({ppo.max_new_tokens}) must fit: raise it, or set it to 0")
     if ppo.overlong_buffer > ppo.max_new_tokens:
         raise UserError(f"config.ppo.overlong_buffer is {ppo.overlong_buffer}; it must be at most config.ppo.max_new_tokens "
                         f"({ppo.max_new_tokens})")

@@ -114,7 +114,7 @@ def _batches(config: Config) -> list[tuple[str, int, dict[str, int]]]:
         "dpo": [("dpo.batch", config.dpo.batch, {"dpo.micro_batches": config.dpo.micro_batches})],
         "online_dpo": [("online_dpo.batch", config.online_dpo.batch, {"online_dpo.minibatches": config.online_dpo.minibatches,
                                                                       "dpo.micro_batches": config.dpo.micro_batches})],
-        "ppo": [("ppo.batch", ppo.batch, {"ppo.minibatches": ppo.minibatches, "ppo.micro_batches": ppo.micro_batches})],
+        "ppo": [("ppo.batch", ppo.batch, {"ppo.minibatches": ppo.minibatches})],
         "evaluate": [("evaluate.batch", config.evaluate.batch, {})],
     }
     return [batch for stage in config.stages for batch in batches.get(stage, [])]

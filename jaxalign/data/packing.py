@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -51,6 +52,25 @@ def _fill(rows, row_length: int) -> PackedBatch:
             mask[r, at] = 0.0
             at += len(ids)
     return PackedBatch(tokens, segments, positions, mask)
+
+
+def best_fit(lengths: Sequence[int], row_length: int) -> list[list[int]]:
+    """Rows of sequence numbers, each at most `row_length` long in sum: the longest first, each where the least room is left.
+
+    Needs at most 11/9 of the fewest rows there can be, and one more (best-fit decreasing). No length may be above row_length.
+    """
+    rows: list[list[int]] = []
+    room: list[tuple[int, int]] = []  # (what is left, row), sorted
+    for i in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
+        place = bisect.bisect_left(room, (lengths[i], -1))
+        if place < len(room):
+            left, row = room.pop(place)
+        else:
+            left, row = row_length, len(rows)
+            rows.append([])
+        rows[row].append(i)
+        bisect.insort(room, (left - lengths[i], row))
+    return rows
 
 
 def completion(prompt_ids: Sequence[int], response_ids: Sequence[int]) -> tuple[list[int], list[float]]:

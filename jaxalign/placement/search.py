@@ -14,6 +14,7 @@ from jaxalign.models.lora import Lora
 from jaxalign.models.model import Model
 from jaxalign.placement.estimate import Assumptions, RunEstimate, estimate
 from jaxalign.placement.hardware import Cluster
+from jaxalign.placement.workload import ppo_parts
 
 _LENGTHS = (("model", "max_length"), ("pretrain", "row_length"), ("sft", "row_length"), ("preference", "max_length"),
             ("best_of_n", "row_length"), ("dpo", "max_length"), ("online_dpo", "max_new_tokens"), ("ppo", "max_new_tokens"),
@@ -158,12 +159,22 @@ def _parts(given: Given) -> list[Change]:
     for times in (2, 4, 8, 16):
         sections, words = {}, []
         for stage in _PARTED:
+            if stage not in given.config.stages:
+                continue
             section = getattr(given.config, stage)
-            if stage in given.config.stages:
-                sections[stage] = dataclasses.replace(section, micro_batches=section.micro_batches * times)
-                words.append(f"config.{stage}.micro_batches={section.micro_batches * times}")
+            name, value = _smaller_parts(given, times) if stage == "ppo" else ("micro_batches", section.micro_batches * times)
+            sections[stage] = dataclasses.replace(section, **{name: value})
+            words.append(f"config.{stage}.{name}={value}")
         found.append(Change(", ".join(words), _with(given, **sections)))
     return found
+
+
+def _smaller_parts(given: Given, times: int) -> tuple[str, int]:
+    """The tokens of PPO's micro-batches that make them so many times smaller, down to a row for each device."""
+    config, mesh = given.config, given.config.mesh
+    part, _ = ppo_parts(config, given.prompt, config.ppo.batch // config.ppo.minibatches)
+    least = part.length * (mesh.pipeline_micro_batches or mesh.pipeline)
+    return "micro_batch_tokens", max(least, part.rows * part.length // (mesh.data * mesh.fsdp) // times)
 
 
 def _larger(given: Given) -> list[Change]:

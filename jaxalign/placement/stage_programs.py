@@ -5,19 +5,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import jax
 import jax.numpy as jnp
 
 from jaxalign.config import BestOfN, Dpo, OnlineDpo, Optimizer, Pretrain, Sft
 from jaxalign.models.lora import join
 from jaxalign.models.model import Model
 from jaxalign.placement.programs import STEPS, Program, Run, judging_programs, offloaded, sampling_programs, stacked_members
-from jaxalign.records import AnswerPairs, PackedBatch, PairBatch, Rollout, ScoredPairs
+from jaxalign.records import AnswerPairs, AnswerRows, PackedBatch, PackedParts, PairBatch, Rollout, ScoredPairs
 from jaxalign.training.direct_step import answer_logprobs, direct_step
 from jaxalign.training.distill_step import distill_step
 from jaxalign.training.lm_step import lm_step
 from jaxalign.training.optimizer import make_optimizer
+from jaxalign.training.packed import part_rows, rows_split
 from jaxalign.training.preference_step import preference_step
-from jaxalign.training.scorer import Scorer, raw_pair_scores, raw_rollout_scores, student_model
+from jaxalign.training.scorer import Scorer, packed_rollout_scores, raw_pair_scores, student_model
 from jaxalign.training.state import abstract_state
 
 
@@ -113,10 +115,9 @@ def best_of_n(run: Run) -> list[Program]:
     section, policy = run.config.best_of_n, run.start("best_of_n")
     scorer, weights = preference_scorer(run)
     held = run.base | {"policy": run.own(policy), "preference model": run.own(weights)}
-    rollout = sampled_rollout(run, section.batch, section.max_new_tokens)
     return [
         *sampling_programs(run, "best_of_n", "policy", run.policy, policy, section, section.batch, held),
-        Program("best_of_n", "reward", "preference model", raw_rollout_scores, (scorer, weights, rollout), held),
+        scoring_program(run, "best_of_n", section, "preference model", scorer, weights, held),
         _lm(run, "best_of_n", section, run.policy, STEPS),
     ]
 
@@ -125,6 +126,26 @@ def sampled_rollout(run: Run, batch: int, new_tokens: int) -> Rollout:
     row = run.rows(jnp.int32, batch)
     tokens = run.rows(jnp.int32, batch, run.prompt_length(new_tokens) + new_tokens)
     return Rollout(tokens, row, row, run.rows(jnp.float32, batch, new_tokens), run.rows(jnp.bool_, batch))
+
+
+def packed_parts(run: Run, sequences: int, rows: int, most: int, T: int, plans: int | None = None) -> PackedParts:
+    """So many sequences in at most so many parts of so many rows of T tokens; of several minibatches with `plans`."""
+    sharding, more = run.policy.sharding, () if plans is None else (plans,)
+    shape = (*more, most, rows, T)
+    where = sharding and sharding.named((None,) * (len(shape) - 2) + ("batch", None))
+    packed = jax.ShapeDtypeStruct(shape, jnp.int32, sharding=where)
+    own = run.scalar(jnp.int32, (*more, sequences))
+    rows = AnswerRows(packed, packed, packed, packed, own, own, run.scalar(jnp.int32, (*more, most)))
+    return PackedParts(rows, own, run.scalar(jnp.int32, more))
+
+
+def scoring_program(run: Run, stage: str, section, role: str, scorer: Scorer, weights, held) -> Program:
+    """A reward model over a batch of rollouts. section: has batch and max_new_tokens."""
+    rollout = sampled_rollout(run, section.batch, section.max_new_tokens)
+    T = rollout.tokens.shape[1]
+    rows, most = part_rows(section.batch, T, 0, *rows_split(run.policy.sharding))
+    parts = packed_parts(run, section.batch, rows, most, T)
+    return Program(stage, "reward", role, packed_rollout_scores, (scorer, weights, rollout, parts), held, most)
 
 
 def dpo(run: Run) -> list[Program]:
@@ -172,8 +193,7 @@ def evaluate(run: Run) -> list[Program]:
     if "preference" in run.config.stages:
         scorer, weights = preference_scorer(run)
         held |= {"preference model": run.own(weights)}
-        rollout = sampled_rollout(run, section.batch, section.max_new_tokens)
-        made = [Program("evaluate", "reward", "preference model", raw_rollout_scores, (scorer, weights, rollout), held)]
+        made = [scoring_program(run, "evaluate", section, "preference model", scorer, weights, held)]
     return sampling_programs(run, "evaluate", "policy", run.policy, policy, section, section.batch, held) + made
 
 

@@ -7,6 +7,7 @@ import math
 
 from jaxalign.config import ADVANTAGES_WITH_CRITIC, POLICY_STAGES, STAGES, Config
 from jaxalign.placement.memory import Rows
+from jaxalign.training.packed import part_rows
 
 UNPLANNED = ("reward_distill", "report")
 """Stages that no task is made for."""
@@ -156,23 +157,32 @@ def _best_of_n(config: Config, prompt, examples):
     ]  # fmt: skip
 
 
+def ppo_parts(config: Config, prompt: int | None, sequences: int) -> tuple[Rows, int]:
+    """(a part of so many packed responses, how many parts where all are as long as they may be)."""
+    section, mesh = config.ppo, config.mesh
+    length, ways = _prompt(config, section.max_new_tokens, prompt) + section.max_new_tokens, mesh.data * mesh.fsdp
+    unit = ways * (mesh.pipeline_micro_batches or mesh.pipeline)
+    rows, parts = part_rows(sequences, length, section.micro_batch_tokens, ways, unit)
+    return Rows(rows, length), parts
+
+
 def _ppo(config: Config, prompt, examples):
     section = config.ppo
     reward, new = _reward_roles(config), section.max_new_tokens
-    length = _prompt(config, new, prompt) + new
     critic = ("critic",) if section.advantages in ADVANTAGES_WITH_CRITIC and section.critic == "separate" else ()
     stays = ("policy", *critic, "reference", *reward)
-    whole = Rows(section.batch, length)
+    part, parts = ppo_parts(config, prompt, section.batch)
     rounds = 2 if section.advantages == "remax" else 1
     found = [_generate(config, "ppo", section.batch, new, prompt, section.iterations * rounds, stays)]
     if reward:
-        found.append(Task("ppo", "reward", reward, (), stays, whole, 0, section.iterations * rounds))
+        found.append(Task("ppo", "reward", reward, (), stays, part, 0, section.iterations * parts * rounds))
     recomputes = section.sampler_correction != "none" or section.advantages == "vtrace"
     scored = ("reference", *(("policy",) if recomputes else ()), *critic)
-    found.append(Task("ppo", "score", scored, (), stays, whole, new, section.iterations))
+    found.append(Task("ppo", "score", scored, (), stays, part, new, section.iterations * parts))
     trained = ("policy", *critic)
-    found.append(Task("ppo", "update", trained, trained, stays, Rows(section.batch // section.minibatches, length), new,
-                      section.iterations, section.micro_batches, section.epochs * section.minibatches))
+    part, parts = ppo_parts(config, prompt, section.batch // section.minibatches)
+    found.append(Task("ppo", "update", trained, trained, stays, Rows(part.rows * parts, part.length), new, section.iterations,
+                      parts, section.epochs * section.minibatches))
     return found
 
 

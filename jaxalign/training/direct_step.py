@@ -17,7 +17,7 @@ from jaxalign.models.heads import gather_positions, length_mask, response_positi
 from jaxalign.models.lora import join
 from jaxalign.models.model import Model
 from jaxalign.records import AnswerPairs
-from jaxalign.training.microbatch import Aux, split
+from jaxalign.training.microbatch import Aux, parts_of, split
 from jaxalign.training.state import TrainState, gradient_step
 
 
@@ -107,5 +107,5 @@ def direct_step(model: Model, optimizer, section: Dpo, state: TrainState, batch:
         mean = lambda x: masked_sum(x, part.weight) / total  # noqa: E731
         return mean(loss), Aux({"loss": mean(loss)} | {name: mean(x) for name, x in reported.items()})
 
-    state, aux, metrics = gradient_step(model, optimizer, state, loss_fn, batch, section.micro_batches)
+    state, aux, metrics = gradient_step(model, optimizer, state, loss_fn, parts_of(batch, section.micro_batches))
     return state, {**aux.sums, **metrics, "anchor": anchor}

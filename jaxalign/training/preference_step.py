@@ -12,7 +12,7 @@ from jaxalign.models.heads import gather_positions
 from jaxalign.models.lora import join
 from jaxalign.models.model import Model
 from jaxalign.records import PairBatch, ScoredPairs
-from jaxalign.training.microbatch import Aux
+from jaxalign.training.microbatch import Aux, parts_of
 from jaxalign.training.state import TrainState, gradient_step
 
 
@@ -52,5 +52,5 @@ def preference_step(
         loss = jnp.sum(loss * part.weight) / total
         return loss, Aux({"loss": loss, "accuracy": jnp.sum(right * counted) / total_decided})
 
-    state, aux, metrics = gradient_step(model, optimizer, state, loss_fn, batch, micro_batches)
+    state, aux, metrics = gradient_step(model, optimizer, state, loss_fn, parts_of(batch, micro_batches))
     return state, {**aux.sums, **metrics}
