@@ -70,7 +70,7 @@ def get_config(variant="qwen3_0_6b"):
 
     config.preference.max_length = 768
     config.preference.batch = 16
-    config.preference.micro_batches = 16 // max(2, mesh[1])
+    config.preference.micro_batch_tokens = 2 * config.preference.max_length
     config.preference.optimizer.learning_rate = 5e-6 if whole else 1e-4
 
     config.ppo.iterations = 200

@@ -270,7 +270,8 @@ class Preference:
                                   "as they are.")
     optimizer: Optimizer = section(Optimizer(learning_rate=5e-4, schedule="linear", warmup_steps=10), "Its optimizer.")
     checkpoint_every: int = field(50, "Steps between checkpoints.", at_least(1))
-    micro_batches: int = field(1, "Parts a step is computed in, to save memory; results are the same.", at_least(1))
+    micro_batch_tokens: int = field(0, "Most tokens of packed pairs that a device computes at once; results are the same. 0: "
+                                    "an eighth of what a batch could need, at least 512.", at_least(0))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -347,7 +348,8 @@ class Dpo:
                                    between(0.0, 0.9))
     optimizer: Optimizer = section(Optimizer(learning_rate=2e-4, schedule="linear", warmup_steps=10), "Its optimizer.")
     checkpoint_every: int = field(50, "Steps between checkpoints.", at_least(1))
-    micro_batches: int = field(1, "Parts a step is computed in, to save memory; results are the same.", at_least(1))
+    micro_batch_tokens: int = field(0, "Most tokens of packed pairs that a device computes at once; results are the same. 0: "
+                                    "an eighth of what a batch could need, at least 512.", at_least(0))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -231,9 +231,9 @@ def _check_dpo(config: Config) -> None:
     smoothed = [part for part in parts if part in ("conservative", "robust", "exo_pair")]
     if smoothed and dpo.label_smoothing == 0:
         raise UserError(f"config.dpo.label_smoothing is 0; objective {smoothed[0]!r} needs it above 0 (0.1, say)")
-    if any(part.startswith("aot") for part in parts) and dpo.micro_batches > 1:
-        raise UserError(f"config.dpo.micro_batches is {dpo.micro_batches}; objective {dpo.objective!r} sorts the whole "
-                        "batch, so it must be 1")
+    if any(part.startswith("aot") for part in parts) and dpo.micro_batch_tokens:
+        raise UserError(f"config.dpo.micro_batch_tokens is {dpo.micro_batch_tokens}; objective {dpo.objective!r} sorts the "
+                        "whole batch, which is computed at once: leave it at 0")
     if "online_dpo" not in config.stages:
         return
     if dpo.objective == "kto":

@@ -148,8 +148,8 @@ def checked_parts(setup: PPOSetup, rollout: Rollout) -> PackedParts:
     B, T = rollout.tokens.shape
     sharding = setup.policy.sharding
     rows, split, most = checked_rows(setup.config, B, T, *rows_split(sharding))
-    here = jax.tree.map(lambda x: np.asarray(x)[:rows], rollout)
-    plan = pack_answers(here, [np.arange(rows)], here.prompt_length > 0, split, most)
+    tokens, prompts, answers = (x[:rows] for x in (rollout.tokens, rollout.prompt_length, rollout.response_length))
+    plan = pack_answers(tokens, prompts, answers, [np.arange(rows)], prompts > 0, split, most)
     return place_parts(sharding, jax.tree.map(lambda x: x[0], plan))
 
 

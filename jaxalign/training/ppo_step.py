@@ -20,7 +20,7 @@ from jaxalign.parallel.rows import fetch
 from jaxalign.records import AnswerRows, Experience, PackedParts
 from jaxalign.training.experience import experience_mask, response_hidden, response_kl, response_stats, response_values
 from jaxalign.training.microbatch import Aux, Parts
-from jaxalign.training.packed import alone, pack_answers, part_rows, place_parts, rows_split, take_part
+from jaxalign.training.packed import alone, pack_groups, take_part
 from jaxalign.training.ppo_state import PPOSetup, PPOState
 from jaxalign.training.state import gradient_step
 
@@ -171,13 +171,11 @@ def ppo_update(setup: PPOSetup, state: PPOState, batch: Experience, frozen=None,
     """
     config, sharding = setup.config, setup.policy.sharding
     here, weight, key, step = fetch((batch.rollout, batch.weight, state.policy.key, state.step))
-    B, T = here.tokens.shape
-    order = np.asarray(_orders(config.epochs, B, key, step)).reshape(config.epochs * config.minibatches, -1)
-    rows = part_rows(order.shape[1], T, config.micro_batch_tokens, *rows_split(sharding))
-    packed = pack_answers(here, order, weight > 0, *rows)
+    order = np.asarray(_orders(config.epochs, len(weight), key, step)).reshape(config.epochs * config.minibatches, -1)
+    packed = pack_groups(here, order, weight > 0, config.micro_batch_tokens, sharding)
     if sharding is not None:
         order = jax.make_array_from_callback(order.shape, sharding.replicated, lambda window: order[window])
-    return packed_update(setup, state, batch, order, place_parts(sharding, packed), frozen, reference_params)
+    return packed_update(setup, state, batch, order, packed, frozen, reference_params)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))

@@ -16,8 +16,8 @@ from jaxalign.config import RewardDistill
 from jaxalign.models.lora import TRAINED, trained
 from jaxalign.models.model import Model
 from jaxalign.records import AnswerRows, PackedParts, PairBatch, Rollout, ScoredPairs
-from jaxalign.training.packed import each_part, pack_rollout
-from jaxalign.training.preference_step import sequence_scores
+from jaxalign.training.packed import each_part, pack_rollout, pairs_alone
+from jaxalign.training.preference_step import row_scores, sequence_scores
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,13 +98,8 @@ def raw_scores(scorer: Scorer, params, tokens, length):
 
 def raw_row_scores(scorer: Scorer, params, rollout: Rollout, rows: AnswerRows):
     """float32 [B]: `raw_scores` of prompt and response out of packed rows; of sequences in other rows they mean nothing."""
-    last = rows.start + jnp.maximum(rollout.prompt_length + rollout.response_length, 1) - 1
-
-    def score(own):
-        scores = scorer.model.scores(own, scorer.model.hidden(own, rows.tokens, rows.positions, rows.segment_ids))
-        return scores.reshape(-1)[jnp.clip(last, 0, scores.size - 1)]
-
-    return _raw(scorer, params, score)
+    length = jnp.maximum(rollout.prompt_length + rollout.response_length, 1)
+    return _raw(scorer, params, lambda own: row_scores(scorer.model, own, rows, length))
 
 
 def normalised(scorer: Scorer, raw):
@@ -125,10 +120,15 @@ def raw_sequence_scores(scorer: Scorer, params, tokens, length):
 
 
 @functools.partial(jax.jit, static_argnames=("scorer",))
-def raw_pair_scores(scorer: Scorer, params, pairs: PairBatch | ScoredPairs):
-    """float32 [B, 2]: raw scores of both sequences of each pair."""
-    B, _, T = pairs.tokens.shape
-    return raw_scores(scorer, params, pairs.tokens.reshape(2 * B, T), pairs.length.reshape(2 * B)).reshape(B, 2)
+def raw_pair_scores(scorer: Scorer, params, pairs: PairBatch | ScoredPairs, packed: PackedParts | None = None):
+    """float32 [B, 2]: raw scores of both sequences of each pair. packed: as `pack_pairs` makes it, and then pairs.tokens is not
+    read; None: each sequence in a row of its own."""
+    length = pairs.length.reshape(-1)
+
+    def score(rows: AnswerRows):
+        return _raw(scorer, params, lambda own: row_scores(scorer.model, own, rows, length))
+
+    return (score(pairs_alone(pairs)) if packed is None else each_part(packed, score)).reshape(-1, 2)
 
 
 def raw_rollout_scores(scorer: Scorer, params, rollout: Rollout):

@@ -28,7 +28,8 @@ def rollout(seed: int, B: int) -> Rollout:
 def test_rows_hold_every_counted_token_once_and_each_answer_is_found(seed, rows):
     made, counted = rollout(seed, 32), np.random.default_rng(seed).random(32) < 0.8
     groups = np.random.default_rng(seed).permutation(32).reshape(2, 16)
-    plan = pack_answers(made, groups, counted, rows, 16 // rows)
+    given = made.tokens, made.prompt_length, made.response_length
+    plan = pack_answers(*given, groups, counted, rows, 16 // rows)
     for g, group in enumerate(groups):
         own, inside = jax.tree.map(lambda x: x[g], plan), counted[group]  # noqa: B023
         real = own.rows.segment_ids > 0
@@ -56,15 +57,24 @@ def test_little_room_is_left():
     """1000 lengths from 1 to T, half of T on average: all rows but a few are full."""
     lengths = np.random.default_rng(0).integers(1, T // 2 + 1, 1000).astype(np.int32)
     tokens = np.ones((1000, T), np.int32)
-    made = Rollout(tokens, lengths, np.zeros(1000, np.int32), np.zeros((1000, N)), np.ones(1000, bool))
-    plan = pack_answers(made, [np.arange(1000)], np.ones(1000, bool), 1, 1000)
+    plan = pack_answers(tokens, lengths, 0 * lengths, [np.arange(1000)], np.ones(1000, bool), 1, 1000)
     assert int(plan.count[0]) <= 1.01 * -(-lengths.sum() // T)
+
+
+@pytest.mark.parametrize("ways", [1, 2, 4])
+def test_pairs_stay_together_and_devices_have_about_equally_many_tokens(ways):
+    made, counted = rollout(7, 64), np.repeat(np.random.default_rng(7).random(32) < 0.8, 2)
+    prompts, answers = made.prompt_length, made.response_length
+    plan = pack_answers(made.tokens, prompts, answers, [np.arange(64)], counted, 8, 8, ways, 2)
+    np.testing.assert_array_equal(plan.part[0, ::2], plan.part[0, 1::2])
+    filled = (plan.rows.segment_ids[0, : plan.count[0] - 1] > 0).sum(-1).reshape(-1, ways, 8 // ways).sum(-1)
+    assert (filled > 0).all() and (np.ptp(filled, axis=1) <= T).all()
 
 
 def test_the_devices_take_each_part_and_leave_what_is_in_none():
     made = rollout(5, 8)
-    counted = np.arange(8) != 3
-    plan = jax.tree.map(lambda x: jnp.asarray(x[0]), pack_answers(made, [np.arange(8)], counted, 2, 4))
+    counted, given = np.arange(8) != 3, (made.tokens, made.prompt_length, made.response_length)
+    plan = jax.tree.map(lambda x: jnp.asarray(x[0]), pack_answers(*given, [np.arange(8)], counted, 2, 4))
 
     def fn(rows):
         following = jnp.take_along_axis(rows.tokens, jnp.minimum(rows.heads + 1, T - 1), axis=1)
@@ -91,7 +101,7 @@ def test_the_size_of_a_part(sequences, T, tokens, ways, unit, expected):
 
 
 def test_a_part_with_room_for_no_row_is_refused():
-    with pytest.raises(UserError, match="micro_batch_tokens is 99; a device needs room for 100"):
+    with pytest.raises(UserError, match="micro_batch_tokens is 99; a device needs room for 100, in rows of 100"):
         part_rows(8, 100, 99)
     with pytest.raises(UserError, match="a device needs room for 200"):
         part_rows(8, 100, 199, 4, 8)

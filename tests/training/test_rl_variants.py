@@ -13,7 +13,7 @@ from jaxalign.config import from_config_dict
 from jaxalign.errors import UserError
 from jaxalign.records import Experience, Rollout
 from jaxalign.training.experience import greedy_baseline, make_experience
-from jaxalign.training.packed import pack_answers, place_parts
+from jaxalign.training.packed import pack_answers, place_parts, rows_split
 from jaxalign.training.ppo_state import abstract_ppo_state, init_ppo_state
 from jaxalign.training.ppo_step import joint_loss, minibatch_update, policy_loss, ppo_update, totals, value_loss
 from jaxalign.training.scorer import rollout_scores
@@ -67,7 +67,9 @@ def other(setup):
 def packed(setup, experience, rows: int):
     """The rows that count, packed into parts of so many rows."""
     B, sharding = len(experience.weight), setup.policy.sharding
-    plan = pack_answers(experience.rollout, [np.arange(B)], experience.weight > 0, rows, -(-B // rows))
+    own = experience.rollout
+    given = own.tokens, own.prompt_length, own.response_length
+    plan = pack_answers(*given, [np.arange(B)], experience.weight > 0, rows, -(-B // rows), rows_split(sharding)[0])
     assert int(plan.count[0]) > 1
     return place_parts(sharding, jax.tree.map(lambda x: x[0], plan))
 
