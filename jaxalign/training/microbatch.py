@@ -43,7 +43,7 @@ def parts_of(batch, micro_batches: int) -> Parts:
     if micro_batches == 1:
         return Parts(lambda _: batch, 1)
     parts = split(batch, micro_batches)
-    return Parts(lambda i: jax.tree.map(lambda x: x[i], parts), micro_batches)
+    return Parts(lambda i: jax.tree.map(lambda x: jnp.asarray(x)[i], parts), micro_batches)
 
 
 def accumulate(
