@@ -24,10 +24,11 @@ from jaxalign.models.architecture import DecoderConfig, RopeScaling
 from jaxalign.models.lora import Lora
 from jaxalign.models.model import Model
 from jaxalign.models.quantised import quantise_abstract, stored_bytes
-from jaxalign.records import Experience, Rollout
+from jaxalign.records import AnswerRows, Experience, PackedParts, Rollout
 from jaxalign.training.optimizer import make_optimizer
+from jaxalign.training.packed import part_rows
 from jaxalign.training.ppo_state import PPOSetup, abstract_ppo_state
-from jaxalign.training.ppo_step import ppo_update
+from jaxalign.training.ppo_step import packed_update
 
 LLAMA_1B = DecoderConfig(
     vocab=128256, layers=16, embed=2048, heads=32, kv_heads=8, head_dim=64, mlp=8192, rope_base=500000.0, norm_eps=1e-5,
@@ -42,7 +43,8 @@ RUNS = {"full": None, "lora": "float32", "lora-bfloat16": "bfloat16", "lora-int8
 
 
 def make_setup(args, lora: Lora | None) -> PPOSetup:
-    config = Ppo(batch=args.batch, max_new_tokens=args.response, epochs=1, minibatches=1, micro_batches=args.micro_batches)
+    config = Ppo(batch=args.batch, max_new_tokens=args.response, epochs=1, minibatches=1,
+                 micro_batch_tokens=args.micro_batch_tokens)
     optimizer = make_optimizer(Optimizer(), 100)
     policy = Model(dataclasses.replace(SHAPES[args.shape], compute_dtype=args.dtype, remat=args.remat), lora=lora)
     return PPOSetup(policy, policy.with_head("scalar"), optimizer, optimizer, config)
@@ -54,6 +56,15 @@ def experience(args) -> Experience:
     row, floats = of(jnp.int32, B), of(jnp.float32, B, N)
     rollout = Rollout(of(jnp.int32, B, T), row, row, floats, of(jnp.bool_, B))
     return Experience(rollout, of(jnp.float32, B), *(floats,) * 6)
+
+
+def plan(args) -> tuple[jax.ShapeDtypeStruct, PackedParts]:
+    """The shapes of the order and of the packed rows of the one minibatch."""
+    T = args.prompt + args.response
+    rows, most = part_rows(args.batch, T, args.micro_batch_tokens)
+    of = lambda *shape: jax.ShapeDtypeStruct((1, *shape), jnp.int32)  # noqa: E731
+    packed, own = of(most, rows, T), of(args.batch)
+    return own, PackedParts(AnswerRows(packed, packed, packed, packed, own, own, of(most)), own, of())
 
 
 def measure(args, kind: str | None) -> dict[str, dict[str, int]]:
@@ -73,7 +84,8 @@ def measure(args, kind: str | None) -> dict[str, dict[str, int]]:
     found = {"resident": resident | {"together": sum(resident.values())}}
     if not args.update:
         return found
-    counted = ppo_update.lower(setup, state, experience(args), frozen).compile(FAST).memory_analysis()
+    order, packed = plan(args)
+    counted = packed_update.lower(setup, state, experience(args), order, packed, frozen).compile(FAST).memory_analysis()
     peak = counted.argument_size_in_bytes + counted.temp_size_in_bytes + counted.output_size_in_bytes
     update = {
         "arguments": counted.argument_size_in_bytes, "temporary": counted.temp_size_in_bytes,
@@ -84,7 +96,7 @@ def measure(args, kind: str | None) -> dict[str, dict[str, int]]:
 
 def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    for name, default in (("rank", 16), ("batch", 8), ("prompt", 128), ("response", 128), ("micro-batches", 8)):
+    for name, default in (("rank", 16), ("batch", 8), ("prompt", 128), ("response", 128), ("micro-batch-tokens", 256)):
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--shape", default="50m", choices=SHAPES)
     parser.add_argument("--update", action="store_true", help="compile the update too")

@@ -135,7 +135,7 @@ class Study:
         loader = EpochLoader(len(pairs.label), self.settings.pair_batch, self.settings.seed, stream)
         state, last = init_state(model, optimizer, params, self.key(stream)), []
         for step in range(steps):
-            state, metrics = preference_step(model, optimizer, 1, 0.01, state, take(pairs, loader.indices(step)))
+            state, metrics = preference_step(model, optimizer, 0.01, state, take(pairs, loader.indices(step)))
             last = [*last[-9:], metrics]
         means = {name: float(np.mean([float(row[name]) for row in last])) for name in ("loss", "accuracy")}
         return state.params, means

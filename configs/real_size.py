@@ -31,22 +31,22 @@ plan of the GPUs is by --gpus=H100x8: nothing can be compiled for them without o
 
 from jaxalign.config import default_config
 
-# data, fsdp, tensor; rows of a PPO batch; parts of a minibatch; whether all weights are trained.
+# data, fsdp, tensor; rows of a PPO batch; rows of a micro-batch on a device; whether all weights are trained.
 VARIANTS = {
-    "qwen3_0_6b": ((1, 1, 1), 32, 8, False),
-    "llama32_1b": ((1, 1, 1), 32, 8, False),
+    "qwen3_0_6b": ((1, 1, 1), 32, 2, False),
+    "llama32_1b": ((1, 1, 1), 32, 2, False),
     "gemma2_9b": ((1, 2, 4), 64, 4, False),
-    "llama31_8b_h100x8": ((1, 8, 1), 64, 4, True),
-    "llama31_8b_v5e16": ((1, 4, 4), 64, 2, False),
-    "llama31_8b_v6e64": ((1, 16, 4), 64, 2, True),
-    "llama31_70b_v5p128": ((1, 8, 8), 64, 4, False),
+    "llama31_8b_h100x8": ((1, 8, 1), 64, 1, True),
+    "llama31_8b_v5e16": ((1, 4, 4), 64, 4, False),
+    "llama31_8b_v6e64": ((1, 16, 4), 64, 1, True),
+    "llama31_70b_v5p128": ((1, 8, 8), 64, 1, False),
 }
 
 
 def get_config(variant="qwen3_0_6b"):
     if variant not in VARIANTS:
         raise ValueError(f"{variant!r} is not a variant; choose one of {', '.join(VARIANTS)}")
-    mesh, rows, parts, whole = VARIANTS[variant]
+    mesh, rows, at_once, whole = VARIANTS[variant]
     config = default_config()
     config.stages = ("sft", "preference", "ppo", "evaluate", "report")
     config.mesh.data, config.mesh.fsdp, config.mesh.tensor = mesh
@@ -70,13 +70,13 @@ def get_config(variant="qwen3_0_6b"):
 
     config.preference.max_length = 768
     config.preference.batch = 16
-    config.preference.micro_batches = 16 // max(2, mesh[1])
+    config.preference.micro_batch_tokens = 2 * config.preference.max_length
     config.preference.optimizer.learning_rate = 5e-6 if whole else 1e-4
 
     config.ppo.iterations = 200
     config.ppo.batch = rows
     config.ppo.minibatches = 2
-    config.ppo.micro_batches = parts
+    config.ppo.micro_batch_tokens = at_once * config.model.max_length
     config.ppo.max_new_tokens = 256
     config.ppo.optimizer.learning_rate = 1e-6 if whole else 3e-5
     config.ppo.critic_optimizer.learning_rate = 5e-6 if whole else 1e-4

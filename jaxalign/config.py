@@ -273,7 +273,8 @@ class Preference:
                                   "as they are.")
     optimizer: Optimizer = section(Optimizer(learning_rate=5e-4, schedule="linear", warmup_steps=10), "Its optimizer.")
     checkpoint_every: int = field(50, "Steps between checkpoints.", at_least(1))
-    micro_batches: int = field(1, "Parts a step is computed in, to save memory; results are the same.", at_least(1))
+    micro_batch_tokens: int = field(0, "Most tokens of packed pairs that a device computes at once; results are the same. 0: "
+                                    "an eighth of what a batch could need, at least 512.", at_least(0))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -350,7 +351,8 @@ class Dpo:
                                    between(0.0, 0.9))
     optimizer: Optimizer = section(Optimizer(learning_rate=2e-4, schedule="linear", warmup_steps=10), "Its optimizer.")
     checkpoint_every: int = field(50, "Steps between checkpoints.", at_least(1))
-    micro_batches: int = field(1, "Parts a step is computed in, to save memory; results are the same.", at_least(1))
+    micro_batch_tokens: int = field(0, "Most tokens of packed pairs that a device computes at once; results are the same. 0: "
+                                    "an eighth of what a batch could need, at least 512.", at_least(0))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -444,7 +446,8 @@ class Ppo:
     top_p: float = field(1.0, "Sample from the smallest set of this probability.", between(1e-6, 1.0))
     epochs: int = field(2, "Passes over the rollout buffer, freshly shuffled each.", at_least(1))
     minibatches: int = field(2, "Optimizer steps a pass.", at_least(1))
-    micro_batches: int = field(1, "Parts a minibatch is computed in, to save memory only.", at_least(1))
+    micro_batch_tokens: int = field(0, "Most tokens, of prompts and responses packed together, that a device computes at once; "
+                                    "results are the same. 0: an eighth of what they could need, at least 512.", at_least(0))
     advantages: str = field("gae", "With a critic: gae, reinforce (returns less the value), vtrace; without one: rloo, grpo, "
                             "reinforce_pp, remax.",
                             one_of(*ADVANTAGES_WITH_CRITIC, "rloo", "grpo", "reinforce_pp", "remax"))

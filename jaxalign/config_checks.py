@@ -231,9 +231,9 @@ def _check_dpo(config: Config) -> None:
     smoothed = [part for part in parts if part in ("conservative", "robust", "exo_pair")]
     if smoothed and dpo.label_smoothing == 0:
         raise UserError(f"config.dpo.label_smoothing is 0; objective {smoothed[0]!r} needs it above 0 (0.1, say)")
-    if any(part.startswith("aot") for part in parts) and dpo.micro_batches > 1:
-        raise UserError(f"config.dpo.micro_batches is {dpo.micro_batches}; objective {dpo.objective!r} sorts the whole "
-                        "batch, so it must be 1")
+    if any(part.startswith("aot") for part in parts) and dpo.micro_batch_tokens:
+        raise UserError(f"config.dpo.micro_batch_tokens is {dpo.micro_batch_tokens}; objective {dpo.objective!r} sorts the "
+                        "whole batch, which is computed at once: leave it at 0")
     if "online_dpo" not in config.stages:
         return
     if dpo.objective == "kto":
@@ -269,6 +269,9 @@ def _check_ppo(config: Config) -> None:
     if ppo.kl_in == "loss" and ppo.kl_estimator == "k1" and ppo.kl_coef > 0:
         raise UserError("config.ppo.kl_in is 'loss' and config.ppo.kl_estimator is 'k1', whose gradient is 0 on average: "
                         "the policy would not be held back; choose k2, k3, abs or full")
+    if 0 < ppo.micro_batch_tokens <= ppo.max_new_tokens:
+        raise UserError(f"config.ppo.micro_batch_tokens is {ppo.micro_batch_tokens}; a prompt and config.ppo.max_new_tokens "
+                        f"({ppo.max_new_tokens}) must fit: raise it, or set it to 0")
     if ppo.overlong_buffer > ppo.max_new_tokens:
         raise UserError(f"config.ppo.overlong_buffer is {ppo.overlong_buffer}; it must be at most config.ppo.max_new_tokens "
                         f"({ppo.max_new_tokens})")

@@ -137,6 +137,41 @@ class Experience:
 
 
 @_array_record
+class AnswerRows:
+    """Rows in which answered prompts stand side by side, and where the answers are found. R rows of T tokens; M: most answer
+    tokens of a row.
+
+    tokens, segment_ids (0 is padding) and positions int32 [R, T], the last two None where each row is one sequence; heads int32
+    [R, M]: where in its row the token before each answer token stands, answer after answer. start and first int32 [B]: a
+    sequence's first token among all R * T, and its first entry among all R * M of heads. used int32 []: the most entries of
+    heads that a row has; None: M.
+    """
+
+    tokens: Any
+    segment_ids: Any
+    positions: Any
+    heads: Any
+    start: Any
+    first: Any
+    used: Any = None
+
+
+@_array_record
+class PackedParts:
+    """The rows of B sequences in parts of one shape, for programs that take one part after another.
+
+    rows: `AnswerRows` whose first four fields are [K, R, ...] and used is [K], and whose start and first are those in a
+    sequence's own part.
+    part int32 [B]: which part that is, -1 for a sequence that is in none. count int32 []: how many of the K are in use, at
+    least 1. Plans of several minibatches have one more leading axis everywhere.
+    """
+
+    rows: AnswerRows
+    part: Any
+    count: Any
+
+
+@_array_record
 class AnswerPairs:
     """Pairs of answered prompts for direct preference optimisation; the first answer is the better one, as far as known.
 

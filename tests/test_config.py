@@ -128,10 +128,9 @@ def test_an_int_may_stand_for_a_float_and_becomes_one():
      ["config.sft.batch_rows is 6", "config.mesh.data (2) x config.mesh.fsdp (2) = 4"]),
     ({"stages": ("ppo",), "ppo": {"batch": 10, "minibatches": 4}},
      ["config.ppo.batch is 10", "config.ppo.minibatches (4)"]),
-    # 32 rows fall into 4 minibatches of 8, which 16 micro-batches do not divide.
-    ({"stages": ("ppo",), "ppo": {"batch": 32, "minibatches": 4, "micro_batches": 16}},
-     ["config.ppo.batch is 32", "config.ppo.minibatches (4) x config.ppo.micro_batches (16) = 64"]),
-    ({"preference": {"batch": 9, "micro_batches": 2}}, ["config.preference.batch is 9", "(2)"]),
+    ({"stages": ("ppo",), "ppo": {"max_new_tokens": 40, "micro_batch_tokens": 40}},
+     ["config.ppo.micro_batch_tokens is 40", "config.ppo.max_new_tokens (40)", "or set it to 0"]),
+    ({"pretrain": {"batch_rows": 9, "micro_batches": 2}}, ["config.pretrain.batch_rows is 9", "(2)"]),
     ({"mesh": {"tensor": 4}, "model": {"heads": 4, "kv_heads": 2}},
      ["config.mesh.tensor is 4", "config.model.kv_heads (2)"]),
     ({"mesh": {"tensor": 2}, "model": {"mlp": 351}}, ["config.mesh.tensor is 2", "config.model.mlp (351)"]),

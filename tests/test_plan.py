@@ -9,7 +9,7 @@ import pytest
 from jaxalign.plan import main
 
 RUN = ("--config=configs/real_size.py:llama31_8b_v5e16", "--shape=Llama-3.1-8B", "--config.mesh.fsdp=16",
-       "--config.mesh.tensor=1", "--config.sft.batch_rows=16", "--config.preference.micro_batches=1")
+       "--config.mesh.tensor=1", "--config.sft.batch_rows=16", "--config.preference.micro_batch_tokens=1536")
 
 
 def plan(*arguments: str) -> int:

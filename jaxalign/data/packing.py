@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -51,6 +52,44 @@ def _fill(rows, row_length: int) -> PackedBatch:
             mask[r, at] = 0.0
             at += len(ids)
     return PackedBatch(tokens, segments, positions, mask)
+
+
+def fit(lengths: np.ndarray, row_length: int, rows: int, together: int = 1) -> list[list[list[int]]]:
+    """Sequence numbers by part and by row of it, where at most `rows` rows of a part may each hold row_length in sum.
+
+    Units of `together` neighbouring sequences come into one part; the longest first, each into the first part that has room,
+    there each sequence where the least is left (best-fit decreasing). No length may be above row_length.
+    """
+    parts: list[tuple[list[list[int]], list[tuple[int, int]]]] = []  # (rows, what is left of each with its number, sorted)
+    units = lengths.reshape(-1, together)
+    for unit in np.argsort(-units.sum(axis=1), kind="stable").tolist():
+        members = sorted(range(unit * together, (unit + 1) * together), key=lambda i: -lengths[i])
+        tried = ((content, _room(room, lengths, members, row_length, rows)) for content, room in parts)
+        content, where = next((found for found in tried if found[1] is not None), (None, None))
+        if content is None:
+            parts.append((content := [], room := []))
+            where = _room(room, lengths, members, row_length, rows)
+        for i, row in zip(members, where, strict=True):
+            content.extend([] for _ in range(len(content), row + 1))
+            content[row].append(i)
+    return [content for content, _ in parts]
+
+
+def _room(room: list[tuple[int, int]], lengths, members: list[int], row_length: int, rows: int) -> list[int] | None:
+    """The row of each member, whose place is then taken; None where they do not all fit."""
+    left, where = list(room) if len(members) > 1 else room, []
+    for i in members:
+        at = bisect.bisect_left(left, (lengths[i], -1))
+        if at < len(left):
+            free, row = left.pop(at)
+        elif len(left) < rows:
+            free, row = row_length, len(left)
+        else:
+            return None
+        bisect.insort(left, (free - lengths[i], row))
+        where.append(row)
+    room[:] = left
+    return where
 
 
 def completion(prompt_ids: Sequence[int], response_ids: Sequence[int]) -> tuple[list[int], list[float]]:

@@ -13,6 +13,8 @@ import jax.numpy as jnp
 from jaxalign.models.architecture import DecoderConfig
 from jaxalign.models.layers import softcap
 
+LEAST_BLOCK = 64  # Queries of a block: fewer make products slow.
+MOST_BLOCKS = 8  # What is compiled grows with them.
 NEGATIVE = -1e30  # Finite, so that a row without any visible key gives numbers and not NaN.
 
 
@@ -35,13 +37,27 @@ def windowed(config: DecoderConfig, local, mask: jax.Array, age: Callable[[], ja
     return near if local is None else jnp.where(local, near, mask)
 
 
-def plain_attention(config: DecoderConfig, shape: tuple[int, int], segment_ids: jax.Array | None) -> Callable:
-    """`attend(q, k, v, local)` over rows of this shape [B, T]: see `jaxalign.models.attention`."""
-    mask_BxTxT, place = causal_mask(shape, segment_ids), jnp.arange(shape[1])
+def plain_attention(
+    config: DecoderConfig, shape: tuple[int, int], segment_ids: jax.Array | None, whole: bool = False
+) -> Callable:
+    """`attend(q, k, v, local)` over rows of this shape [B, T]: see `jaxalign.models.attention`.
+
+    Queries go block by block, each over the keys up to its end alone: of the square of scores what stands right of the diagonal
+    is left out, and a block's are all there is at a time. whole: all at once, as where the mesh splits a row.
+    """
+    T = shape[1]
+    mask_BxTxT, place = causal_mask(shape, segment_ids), jnp.arange(T)
+    blocks = 1 if whole else max(1, min(MOST_BLOCKS, T // LEAST_BLOCK))
+    ends = [T * (i + 1) // blocks for i in range(blocks)]
 
     def attend_layer(q, k, v, local):
         mask = windowed(config, local, mask_BxTxT, lambda: (place[:, None] - place[None, :])[None])
-        return attend(q, k, v, mask, config.scale, config.attention_softcap)
+
+        def block(start: int, end: int):
+            seen = mask[:, start:end, :end]
+            return attend(q[:, start:end], k[:, :end], v[:, :end], seen, config.scale, config.attention_softcap)
+
+        return jnp.concatenate([block(start, end) for start, end in zip([0, *ends[:-1]], ends, strict=True)], axis=1)
 
     return attend_layer
 

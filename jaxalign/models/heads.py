@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.custom_derivatives import SymbolicZero
 
 from jaxalign.algorithms.kl import full_kl
 from jaxalign.models.layers import Constrain, softcap
 from jaxalign.parallel.zigzag import context_size
 
 CHUNK_FLOATS = 1 << 22  # At most this many logits exist at once on a device (16 MB in float32), if a row's share allows it.
+USED_CHUNKS = 8  # Where it is known only at run time how many positions are used, they are cut into at least so many chunks.
 _NO_MESH = Constrain()
 
 
@@ -28,38 +31,115 @@ def lm_logits(hidden, unembedding, cap: float | None = None) -> jax.Array:
     return softcap(jnp.einsum("...d,dv->...v", hidden, unembedding, preferred_element_type=jnp.float32), cap)
 
 
+class _Way(NamedTuple):
+    """How the statistics are computed: in `chunks` chunks of `size` positions of each of the `parts` of a row."""
+
+    temperature: float
+    cap: float | None
+    constrain: Constrain
+    parts: int
+    chunks: int
+    size: int
+
+
 def token_stats(
     hidden, unembedding, targets, temperature: float = 1.0, chunk_floats: int = CHUNK_FLOATS, cap: float | None = None,
-    constrain: Constrain = _NO_MESH,
+    constrain: Constrain = _NO_MESH, used=None,
 ) -> TokenStats:  # fmt: skip
     """Statistics of softmax(logits / temperature) at `targets`, the logits being `lm_logits` with `cap`.
 
     hidden [B, T, D] (any float dtype), unembedding [D, V], targets int [B, T]. The softmax is in float32. Chunks run over
-    T, of each device's own part of it where `constrain` splits rows, so what lies on a mesh stays where it is; each is
-    recomputed in the backward pass.
+    T, of each device's own part of it where `constrain` splits rows, so what lies on a mesh stays where it is. The backward
+    pass makes each chunk's logits again; their gradient is rounded to the dtype of hidden before it is multiplied. used int32
+    []: positions from there on mean nothing, and chunks of them alone are not computed.
     """
-    weight = unembedding.astype(hidden.dtype)
+    B, T, V = *targets.shape, unembedding.shape[1]
+    parts = context_size(constrain.sharding)
+    own = -(-T // parts)
+    size = max(1, min(own, chunk_floats // max(1, B * V) // parts))
+    if used is not None and parts == 1:
+        size = min(size, -(-own // USED_CHUNKS))
+    way = _Way(temperature, cap, constrain, parts, -(-own // size), size)
+    count = way.chunks if used is None or parts > 1 else -(-used // size)
+    return TokenStats(*_stats(way, hidden, unembedding.astype(hidden.dtype), targets, count))
 
-    def one(hidden_BxCxD, targets_BxC):
-        logits = lm_logits(hidden_BxCxD, weight, cap) / temperature
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _stats(way: _Way, hidden, weight, targets, count):
+    """(log-probs, entropies) [B, T] of the first `count` chunks."""
+    return _stats_forward(way, hidden, weight, targets, count)[0]
+
+
+def _scaled(way: _Way, hidden_BxCxD, weight):
+    return lm_logits(hidden_BxCxD, weight, way.cap) / way.temperature
+
+
+def _stats_forward(way: _Way, hidden, weight, targets, count):
+    T = targets.shape[1]
+    cut = functools.partial(_cut, way.constrain, way.parts, way.chunks, way.size)
+    chunks, wanted = cut(hidden), cut(targets)
+
+    def one(i, found):
+        raw = _scaled(way, chunks[i], weight)
         # The maximum goes off first, or the logits' common level takes up the digits of all that follows.
-        logits = logits - jax.lax.stop_gradient(jnp.max(logits, axis=-1, keepdims=True))
+        top = jnp.max(raw, axis=-1, keepdims=True)
+        logits = raw - top
         logz = jnp.log(jnp.sum(jnp.exp(logits), axis=-1))
-        chosen = jnp.take_along_axis(logits, targets_BxC[..., None], axis=-1)[..., 0]
+        chosen = jnp.take_along_axis(logits, wanted[i][..., None], axis=-1)[..., 0]
         entropy = logz - jnp.sum(jnp.exp(logits - logz[..., None]) * logits, axis=-1)
-        return chosen - logz, entropy
+        new = chosen - logz, entropy, top[..., 0] + logz
+        return tuple(x.at[i].set(y) for x, y in zip(found, new, strict=True))
 
-    size = chunk_floats // max(1, hidden.shape[0] * weight.shape[1])
-    return TokenStats(*_in_chunks(one, size, constrain, hidden, targets))
+    logprobs, entropy, logz = jax.lax.fori_loop(0, count, one, (jnp.zeros(wanted.shape),) * 3)
+    join = functools.partial(_join, way.constrain, way.parts, way.chunks, way.size, T)
+    return (join(logprobs), join(entropy)), (hidden, weight, targets, count, entropy, logz)
+
+
+def _stats_backward(way: _Way, saved, given):
+    """With p = softmax(l) and H its entropy, d log p_y / d l_v = [v = y] - p_v and d H / d l_v = -p_v (log p_v + H)."""
+    hidden, weight, targets, count, entropy, logz = saved
+    cut = functools.partial(_cut, way.constrain, way.parts, way.chunks, way.size)
+    chunks, wanted = cut(hidden), cut(targets)
+    for_logprobs, for_entropy = (None if isinstance(x, SymbolicZero) else cut(x) for x in given)
+    dtype = hidden.dtype
+
+    def one(i, found):
+        hidden_gradient, weight_gradient = found
+        logits = _scaled(way, chunks[i], weight)
+        logp = logits - logz[i][..., None]
+        p = jnp.exp(logp)
+        gradient = jnp.zeros_like(p)
+        if for_logprobs is not None:
+            chosen = jax.lax.broadcasted_iota(jnp.int32, p.shape, 2) == wanted[i][..., None]
+            gradient += for_logprobs[i][..., None] * (chosen.astype(p.dtype) - p)
+        if for_entropy is not None:
+            gradient -= for_entropy[i][..., None] * p * (logp + entropy[i][..., None])
+        gradient /= way.temperature
+        if way.cap is not None:  # d (cap tanh(x / cap)) = 1 - tanh^2
+            gradient *= 1 - jnp.square(logits * way.temperature / way.cap)
+        gradient = gradient.astype(dtype)
+        to_hidden = jnp.einsum("bcv,dv->bcd", gradient, weight, preferred_element_type=jnp.float32)
+        to_weight = jnp.einsum("bcd,bcv->dv", chunks[i], gradient, preferred_element_type=jnp.float32)
+        return hidden_gradient.at[i].set(to_hidden.astype(dtype)), weight_gradient + to_weight
+
+    start = jnp.zeros_like(chunks), way.constrain(jnp.zeros(weight.shape), (None, "vocab"))
+    hidden_gradient, weight_gradient = jax.lax.fori_loop(0, count, one, start)
+    hidden_gradient = _join(way.constrain, way.parts, way.chunks, way.size, targets.shape[1], hidden_gradient)
+    return hidden_gradient, weight_gradient.astype(dtype), None, None
+
+
+_stats.defvjp(
+    lambda way, *inputs: _stats_forward(way, *(x.value for x in inputs)), _stats_backward, symbolic_zeros=True
+)
 
 
 def token_kl(
     hidden, unembedding, reference_hidden, reference_unembedding, temperature: float = 1.0,
-    chunk_floats: int = CHUNK_FLOATS, cap: float | None = None, constrain: Constrain = _NO_MESH,
+    chunk_floats: int = CHUNK_FLOATS, cap: float | None = None, constrain: Constrain = _NO_MESH, used=None,
 ) -> jax.Array:  # fmt: skip
     """float32 [B, T], nats: KL(policy || reference), both softmax(logits / temperature), summed over the vocabulary.
 
-    hidden and reference_hidden [B, T, D], unembeddings [D, V]; the logits are `lm_logits` with `cap`. Chunked as in
+    hidden and reference_hidden [B, T, D], unembeddings [D, V]; the logits are `lm_logits` with `cap`. Chunks and `used` as in
     `token_stats`. No gradient flows into the reference.
     """
     weight, reference_weight = unembedding.astype(hidden.dtype), reference_unembedding.astype(reference_hidden.dtype)
@@ -71,34 +151,50 @@ def token_kl(
 
     # Of two heads' logits each has half the room.
     size = chunk_floats // max(1, 2 * hidden.shape[0] * weight.shape[1])
-    return _in_chunks(one, size, constrain, hidden, reference_hidden)
+    return _in_chunks(one, size, constrain, used, hidden, reference_hidden)
 
 
-def _in_chunks(fn: Callable, size: int, constrain: Constrain, *arrays):
-    """fn of arrays [B, T, ...], whose results are [B, T], over at most `size` positions at a time, at least 1 a device; each
-    chunk is recomputed in the backward pass."""
-    B, T = arrays[0].shape[:2]
+def _in_chunks(fn: Callable, size: int, constrain: Constrain, used, *arrays):
+    """fn of arrays [B, T, ...], whose result is float32 [B, T], over at most `size` positions at a time, at least 1 a device;
+    each chunk is recomputed in the backward pass."""
+    T = arrays[0].shape[1]
     parts = context_size(constrain.sharding)
     own = -(-T // parts)
     size = max(1, min(own, size // parts))
+    if used is not None and parts == 1:
+        size = min(size, -(-own // USED_CHUNKS))
     chunks, one = -(-own // size), jax.checkpoint(fn)
     if parts * chunks == 1:
         return one(*arrays)
 
-    def place(x, axes):
-        return constrain(x, axes + (None,) * (x.ndim - len(axes))) if parts > 1 else x
+    def step(i, x):
+        if used is None or parts > 1:
+            return i + 1, one(*x)
+        return i + 1, jax.lax.cond(i * size < used, one, lambda *x: jnp.zeros(x[0].shape[:2]), *x)
 
-    def cut(x):
-        padded = jnp.pad(x, ((0, 0), (0, parts * chunks * size - T)) + ((0, 0),) * (x.ndim - 2))
-        padded = place(padded, ("batch", "length")).reshape(B, parts, chunks, size, *x.shape[2:])
-        return place(jnp.moveaxis(padded, 2, 0).reshape(chunks, B, parts * size, *x.shape[2:]), (None, "batch", "length"))
+    given = tuple(_cut(constrain, parts, chunks, size, x) for x in arrays)
+    _, out = jax.lax.scan(step, jnp.int32(0), given)
+    return _join(constrain, parts, chunks, size, T, out)
 
-    def join(x):
-        x = jnp.moveaxis(x.reshape(chunks, B, parts, size), 0, 2)
-        return place(x, ("batch", "length")).reshape(B, parts * chunks * size)[:, :T]
 
-    _, out = jax.lax.scan(lambda _, x: (None, one(*x)), None, tuple(cut(x) for x in arrays))
-    return jax.tree.map(join, out)
+def _placed(constrain: Constrain, parts: int, x, axes):
+    return constrain(x, axes + (None,) * (x.ndim - len(axes))) if parts > 1 else x
+
+
+def _cut(constrain: Constrain, parts: int, chunks: int, size: int, x) -> jax.Array:
+    """[B, T, ...] to [chunks, B, parts * size, ...]: each chunk has as many positions of each of the parts of T."""
+    B, T = x.shape[:2]
+    padded = jnp.pad(x, ((0, 0), (0, parts * chunks * size - T)) + ((0, 0),) * (x.ndim - 2))
+    padded = _placed(constrain, parts, padded, ("batch", "length")).reshape(B, parts, chunks, size, *x.shape[2:])
+    moved = jnp.moveaxis(padded, 2, 0).reshape(chunks, B, parts * size, *x.shape[2:])
+    return _placed(constrain, parts, moved, (None, "batch", "length"))
+
+
+def _join(constrain: Constrain, parts: int, chunks: int, size: int, T: int, x) -> jax.Array:
+    """The inverse of `_cut`."""
+    B = x.shape[1]
+    x = jnp.moveaxis(x.reshape(chunks, B, parts, size, *x.shape[3:]), 0, 2)
+    return _placed(constrain, parts, x.reshape(B, parts * chunks * size, *x.shape[4:]), ("batch", "length"))[:, :T]
 
 
 def response_positions(prompt_length: jax.Array, N: int) -> jax.Array:

@@ -263,10 +263,13 @@ class Model:
         rules, sizes = self.sharding.rules, self.sharding.mesh.shape
         return CHUNK_FLOATS * math.prod(sizes[axis] for name in ("rows", "length", "vocab") for axis in rules[name])
 
-    def token_stats(self, params: Params, hidden: jax.Array, targets: jax.Array, temperature: float = 1.0) -> TokenStats:
-        """Log-probs of targets int32 [B, T] and entropies, float32 [B, T], by the LM head on hidden [B, T, D]."""
+    def token_stats(
+        self, params: Params, hidden: jax.Array, targets: jax.Array, temperature: float = 1.0, used=None
+    ) -> TokenStats:
+        """Log-probs of targets int32 [B, T] and entropies, float32 [B, T], by the LM head on hidden [B, T, D]. used: see
+        `heads.token_stats`."""
         weight, cap = self.head_weight(params, hidden.dtype), self.config.final_softcap
-        return token_stats(hidden, weight, targets, temperature, self.chunk_floats, cap, self.constrain)
+        return token_stats(hidden, weight, targets, temperature, self.chunk_floats, cap, self.constrain, used)
 
     def logits(self, params: Params, hidden: jax.Array) -> jax.Array:
         """The LM head, float32 [..., V]: hidden [..., D] in its own dtype times `unembedding`, capped where the model caps."""

@@ -14,6 +14,7 @@ from jaxalign.models.lora import Lora
 from jaxalign.models.model import Model
 from jaxalign.placement.estimate import Assumptions, RunEstimate, estimate
 from jaxalign.placement.hardware import Cluster
+from jaxalign.placement.workload import micro_batches
 
 _LENGTHS = (("model", "max_length"), ("pretrain", "row_length"), ("sft", "row_length"), ("preference", "max_length"),
             ("best_of_n", "row_length"), ("dpo", "max_length"), ("online_dpo", "max_new_tokens"), ("ppo", "max_new_tokens"),
@@ -158,12 +159,25 @@ def _parts(given: Given) -> list[Change]:
     for times in (2, 4, 8, 16):
         sections, words = {}, []
         for stage in _PARTED:
+            if stage not in given.config.stages:
+                continue
             section = getattr(given.config, stage)
-            if stage in given.config.stages:
-                sections[stage] = dataclasses.replace(section, micro_batches=section.micro_batches * times)
-                words.append(f"config.{stage}.micro_batches={section.micro_batches * times}")
+            if stage in ("preference", "dpo", "ppo"):
+                name, value = _smaller_parts(given, stage, times)
+            else:
+                name, value = "micro_batches", section.micro_batches * times
+            sections[stage] = dataclasses.replace(section, **{name: value})
+            words.append(f"config.{stage}.{name}={value}")
         found.append(Change(", ".join(words), _with(given, **sections)))
     return found
+
+
+def _smaller_parts(given: Given, stage: str, times: int) -> tuple[str, int]:
+    """The tokens of a stage's packed micro-batches that make them so many times smaller, down to what must have room."""
+    mesh, (part, _) = given.config.mesh, micro_batches(given.config, stage, given.prompt)
+    ways, turns = mesh.data * mesh.fsdp, mesh.pipeline_micro_batches or mesh.pipeline
+    unit = ways * turns if stage == "ppo" else math.lcm(ways * turns, 2)
+    return "micro_batch_tokens", max(part.length * unit // ways, part.rows * part.length // ways // times)
 
 
 def _larger(given: Given) -> list[Change]:

@@ -7,6 +7,8 @@ import math
 
 from jaxalign.config import ADVANTAGES_WITH_CRITIC, POLICY_STAGES, STAGES, Config
 from jaxalign.placement.memory import Rows
+from jaxalign.training.direct_step import sorts_the_batch
+from jaxalign.training.packed import pair_rows, part_rows
 
 UNPLANNED = ("reward_distill", "report")
 """Stages that no task is made for."""
@@ -111,18 +113,19 @@ def _pairs(config: Config, examples: int | None) -> int | None:
 def _preference(config: Config, prompt, examples):
     section, pairs = config.preference, _pairs(config, examples)
     learnt = None if pairs is None else pairs * (1 - section.held_out_share) * section.epochs * section.members
-    return [Task("preference", "update", ("preference model",), ("preference model",), ("preference model",),
-                 Rows(2 * section.batch, section.max_length), 0, _times(learnt, section.batch), section.micro_batches)]
+    role = ("preference model",)
+    return [_update(config, "preference", role, role, 0, None, _times(learnt, section.batch))]
 
 
 def _dpo(config: Config, prompt, examples):
     section, pairs = config.dpo, _pairs(config, examples)
-    rows = Rows(2 * section.batch, section.max_length)
+    rows, parts = micro_batches(config, "dpo")
     reference = section.reference == "start"
     steps = _times(None if pairs is None else pairs * section.epochs, section.batch)
     stays = ("policy", "reference") if reference else ("policy",)
-    score = [Task("dpo", "score", ("reference",), (), stays, rows, section.max_length, _times(pairs, section.batch))]
-    update = Task("dpo", "update", ("policy",), ("policy",), stays, rows, section.max_length, steps, section.micro_batches)
+    score = [Task("dpo", "score", ("reference",), (), stays, rows, section.max_length,
+                  None if pairs is None else parts * _times(pairs, section.batch))]
+    update = _update(config, "dpo", ("policy",), stays, section.max_length, None, steps)
     return [*(score if reference else []), update]
 
 
@@ -131,12 +134,11 @@ def _online_dpo(config: Config, prompt, examples):
     stays = ("policy", "reference", *_reward_roles(config))
     length = _prompt(config, section.max_new_tokens, prompt) + section.max_new_tokens
     part, calls = 2 * section.batch // section.minibatches, section.iterations * section.minibatches
-    rows = Rows(part, length)
+    rows, parts = micro_batches(config, "online_dpo", prompt)
     return [
         _generate(config, "online_dpo", part, section.max_new_tokens, prompt, calls, stays),
-        Task("online_dpo", "score", ("reference",), (), stays, rows, length, calls),
-        Task("online_dpo", "update", ("policy",), ("policy",), stays, rows, length, calls * section.epochs,
-             config.dpo.micro_batches),
+        Task("online_dpo", "score", ("reference",), (), stays, rows, length, calls * parts),
+        _update(config, "online_dpo", ("policy",), stays, length, prompt, calls * section.epochs),
     ]  # fmt: skip
 
 
@@ -156,23 +158,58 @@ def _best_of_n(config: Config, prompt, examples):
     ]  # fmt: skip
 
 
+def micro_batches(config: Config, stage: str, prompt: int | None = None) -> tuple[Rows, int]:
+    """(a micro-batch of packed sequences of "ppo", "preference", "dpo" or "online_dpo", how many an update has where all are as
+    long as they may be)."""
+    if stage == "ppo":
+        length, sequences = _ppo_length(config, prompt), config.ppo.batch // config.ppo.minibatches
+        return _parts(config, sequences, length, config.ppo.micro_batch_tokens)
+    if stage == "preference":
+        section = config.preference
+        return _parts(config, section.batch, section.max_length, section.micro_batch_tokens, pairs=True)
+    pairs, length, whole = config.dpo.batch, config.dpo.max_length, sorts_the_batch(config.dpo)
+    if stage == "online_dpo":
+        section = config.online_dpo
+        pairs = section.batch // section.minibatches
+        length = _prompt(config, section.max_new_tokens, prompt) + section.max_new_tokens
+    return _parts(config, pairs, length, config.dpo.micro_batch_tokens, pairs=True, whole=whole)
+
+
+def _ppo_length(config: Config, prompt: int | None) -> int:
+    return _prompt(config, config.ppo.max_new_tokens, prompt) + config.ppo.max_new_tokens
+
+
+def _parts(config: Config, count: int, length: int, tokens: int, pairs: bool = False, whole: bool = False):
+    """(Rows of a part, most parts) of so many sequences or pairs."""
+    mesh = config.mesh
+    split = mesh.data * mesh.fsdp, mesh.data * mesh.fsdp * (mesh.pipeline_micro_batches or mesh.pipeline)
+    rows, parts = pair_rows(count, length, tokens, *split, whole) if pairs else part_rows(count, length, tokens, *split)
+    return Rows(rows, length), parts
+
+
+def _update(config: Config, stage: str, trained: tuple[str, ...], stays, counted: int, prompt, calls, steps=1) -> Task:
+    """An update over packed micro-batches, all of them."""
+    part, parts = micro_batches(config, stage, prompt)
+    rows = Rows(part.rows * parts, part.length)
+    return Task(stage, "update", trained, trained, stays, rows, counted, calls, parts, steps)
+
+
 def _ppo(config: Config, prompt, examples):
     section = config.ppo
     reward, new = _reward_roles(config), section.max_new_tokens
-    length = _prompt(config, new, prompt) + new
     critic = ("critic",) if section.advantages in ADVANTAGES_WITH_CRITIC and section.critic == "separate" else ()
     stays = ("policy", *critic, "reference", *reward)
-    whole = Rows(section.batch, length)
+    length = _ppo_length(config, prompt)
+    part, parts = _parts(config, section.batch, length, section.micro_batch_tokens)
     rounds = 2 if section.advantages == "remax" else 1
     found = [_generate(config, "ppo", section.batch, new, prompt, section.iterations * rounds, stays)]
     if reward:
-        found.append(Task("ppo", "reward", reward, (), stays, whole, 0, section.iterations * rounds))
+        found.append(Task("ppo", "reward", reward, (), stays, part, 0, section.iterations * parts * rounds))
     recomputes = section.sampler_correction != "none" or section.advantages == "vtrace"
     scored = ("reference", *(("policy",) if recomputes else ()), *critic)
-    found.append(Task("ppo", "score", scored, (), stays, whole, new, section.iterations))
+    found.append(Task("ppo", "score", scored, (), stays, part, new, section.iterations * parts))
     trained = ("policy", *critic)
-    found.append(Task("ppo", "update", trained, trained, stays, Rows(section.batch // section.minibatches, length), new,
-                      section.iterations, section.micro_batches, section.epochs * section.minibatches))
+    found.append(_update(config, "ppo", trained, stays, new, prompt, section.iterations, section.epochs * section.minibatches))
     return found
 
 

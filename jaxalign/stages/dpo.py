@@ -13,6 +13,7 @@ import logging
 import os
 from collections.abc import Sequence
 
+import jax
 import numpy as np
 
 from jaxalign.algorithms.statistics import wilson_interval
@@ -24,16 +25,17 @@ from jaxalign.models.lora import join
 from jaxalign.models.model import Model
 from jaxalign.parallel import hosts
 from jaxalign.parallel.rows import fetch
-from jaxalign.records import AnswerPairs, Comparison, Judgement
+from jaxalign.records import AnswerPairs, Comparison, Judgement, PackedParts
 from jaxalign.stages import common, sources
 from jaxalign.stages.base import Stage, StageContext, write_json
 from jaxalign.stages.compare import labelled_pairs
 from jaxalign.stages.lm import place
 from jaxalign.tracking.metrics import read_metrics
 from jaxalign.training.checkpoint import save_params
-from jaxalign.training.direct_step import answer_logprobs, direct_step
+from jaxalign.training.direct_step import answer_logprobs, direct_step, sorts_the_batch
 from jaxalign.training.loop import Loop
 from jaxalign.training.optimizer import make_optimizer
+from jaxalign.training.packed import pack_pairs
 from jaxalign.training.state import abstract_state, init_state
 
 BUCKET = 32
@@ -78,7 +80,8 @@ class DPO(Stage):
         def step_fn(state, step: int):
             index = loader.indices(step)
             tokens = int(train.length[index].sum())
-            state, metrics = direct_step(model, optimizer, section, state, place(model, train, index), frozen)
+            pairs, parts = packed(section, model, train, index)
+            state, metrics = direct_step(model, optimizer, section, state, pairs, frozen, parts)
             return state, {**metrics, "tokens": tokens}
 
         loop = Loop(self.name, context.directory, steps, section.checkpoint_every, shown=("loss", "accuracy"))
@@ -204,7 +207,7 @@ def with_reference(context: StageContext, section: Dpo, model: Model, params, pa
         digest.update(np.ascontiguousarray(x).tobytes())
     path = context.directory / f"reference-{name}-{digest.hexdigest()[:16]}.npy"
     if not hosts.once(path.exists):
-        found, written = all_logprobs(model, params, pairs, section.batch), path.with_suffix(".tmp")
+        found, written = all_logprobs(section, model, params, pairs), path.with_suffix(".tmp")
 
         def write() -> None:
             with open(written, "wb") as file:
@@ -215,12 +218,19 @@ def with_reference(context: StageContext, section: Dpo, model: Model, params, pa
     return dataclasses.replace(pairs, reference=np.load(path))
 
 
-def all_logprobs(model: Model, params, pairs: AnswerPairs, batch: int) -> np.ndarray:
+def packed(section: Dpo, model: Model, pairs: AnswerPairs, index: np.ndarray) -> tuple[AnswerPairs, PackedParts]:
+    """The pairs `index` on the devices, without their tokens, and these packed."""
+    own = jax.tree.map(lambda x: x[index], pairs)
+    parts = pack_pairs(own, section.micro_batch_tokens, model.sharding, sorts_the_batch(section))
+    return place(model, dataclasses.replace(own, tokens=None)), parts
+
+
+def all_logprobs(section: Dpo, model: Model, params, pairs: AnswerPairs) -> np.ndarray:
     """float32 [B, 2]: the log-probability of every answer."""
-    out = []
+    out, batch = [], section.batch
     for start in range(0, len(pairs.label), batch):
         index = np.minimum(np.arange(start, start + batch), len(pairs.label) - 1)
-        out.append(fetch(answer_logprobs(model, params, place(model, pairs, index)).logprobs))
+        out.append(fetch(answer_logprobs(model, params, *packed(section, model, pairs, index)).logprobs))
     return np.concatenate(out)[: len(pairs.label)] if out else np.zeros((0, 2), np.float32)
 
 
@@ -230,7 +240,7 @@ def accuracy(section: Dpo, model: Model, params, pairs: AnswerPairs) -> dict | N
     leaning = pairs.label > 0.5
     if not leaning.any():
         return None
-    reward = all_logprobs(model, params, pairs, section.batch) - pairs.reference
+    reward = all_logprobs(section, model, params, pairs) - pairs.reference
     if section.objective in ("ipo_mean", "orpo", "simpo"):  # They are about the mean of a token, not the sum.
         reward = reward / (pairs.length - pairs.prompt_length)
     reward = reward[leaning]
@@ -246,7 +256,7 @@ def separation(section: Dpo, model: Model, params, judged: AnswerPairs) -> dict 
     good = judged.label > 0.5
     if not good.any() or good.all():
         return None
-    reward = (all_logprobs(model, params, judged, section.batch) - judged.reference)[:, 0]
+    reward = (all_logprobs(section, model, params, judged) - judged.reference)[:, 0]
     bad = np.sort(reward[~good])
     below = (np.searchsorted(bad, reward[good], "left") + np.searchsorted(bad, reward[good], "right")) / 2
     return {

@@ -25,7 +25,7 @@ from jaxalign.rollout.engine import Engine
 from jaxalign.stages import common, sources
 from jaxalign.stages.base import Stage, StageContext, write_json
 from jaxalign.stages.compare import comparison_row
-from jaxalign.stages.lm import place
+from jaxalign.stages.dpo import packed
 from jaxalign.stages.shards import Shards
 from jaxalign.tracking.metrics import read_metrics
 from jaxalign.training.checkpoint import save_params
@@ -44,7 +44,7 @@ class OnlineDPO(Stage):
     config_fields = (
         *common.MODEL_FIELDS, *common.WORLD_FIELDS, *common.LABEL_FIELDS, "feedback.invert", "feedback.undecided",
         "data.style", "online_dpo", "dpo.objective", "dpo.weights", "dpo.beta", "dpo.label_smoothing", "dpo.margin",
-        "dpo.sft_weight", "dpo.reference", "dpo.micro_batches",
+        "dpo.sft_weight", "dpo.reference", "dpo.micro_batch_tokens",
     )  # fmt: skip
 
     def inputs(self, config: Config) -> tuple[str, ...]:
@@ -113,8 +113,8 @@ class _Iteration:
         learnt = []
         state = optimizer_to_device(state) if self.offloads_optimizer else state
         for rows in self._minibatches(step):
-            batch = place(self.model, pairs, rows)
-            state, metrics = direct_step(self.model, self.optimizer, self.config.dpo, state, batch, self.frozen)
+            batch, own = packed(self.config.dpo, self.model, pairs, rows)
+            state, metrics = direct_step(self.model, self.optimizer, self.config.dpo, state, batch, self.frozen, own)
             learnt.append(metrics)
         state = self.rest(state)
         metrics = {name: sum(m[name] for m in learnt) / len(learnt) for name in learnt[0]}
@@ -153,10 +153,11 @@ class _Iteration:
             labeller = dataclasses.replace(self.labeller, speaker=speaking)
             labelled = labeller.label(pairs, key, first_row, self.config.feedback.invert)
         answered = answer_pairs(rollout, labelled, self.config.feedback.undecided)
-        batch = place(self.model, answered)
+        every = dataclasses.replace(answered, weight=np.ones_like(answered.weight))
+        own = packed(self.config.dpo, self.model, every, np.arange(len(labelled)))
         with self.start.on_device() as reference:
-            start = fetch(answer_logprobs(self.model, reference, batch).logprobs)
-        now = fetch(answer_logprobs(self.model, params, batch).logprobs)
+            start = fetch(answer_logprobs(self.model, reference, *own).logprobs)
+        now = fetch(answer_logprobs(self.model, params, *own).logprobs)
         metrics = {
             "decided": float(sum(c.decided for c in labelled)),
             "kl": float(np.mean(now - start)),

@@ -26,7 +26,7 @@ from jaxalign.rollout.sampling import Sampling
 from jaxalign.stages import common, rewards, sources
 from jaxalign.stages.base import Stage, StageContext, write_json
 from jaxalign.stages.reward_model import model_files
-from jaxalign.stages.rewards import Reward
+from jaxalign.stages.rewards import LearntReward, Reward, Scored
 from jaxalign.tracking.metrics import read_metrics
 from jaxalign.training.checkpoint import copy_params, load_params, save_params
 from jaxalign.training.checks import (
@@ -41,8 +41,10 @@ from jaxalign.training.checks import (
 from jaxalign.training.experience import greedy_baseline, make_experience
 from jaxalign.training.loop import Loop
 from jaxalign.training.offload import FrozenRole, check_host_memory, optimizer_to_device, optimizer_to_host
+from jaxalign.training.packed import part_rows, rows_split
 from jaxalign.training.ppo_state import PPOSetup, PPOState, abstract_ppo_state, init_ppo_state, make_ppo_setup
 from jaxalign.training.ppo_step import ppo_update
+from jaxalign.training.scorer import LearntScore
 
 CHECKS = "checks.json"
 
@@ -135,13 +137,18 @@ class Iteration:
     ):  # fmt: skip
         self.context, self.setup, self.reference, self.reward, self.prompts = context, setup, reference, reward, prompts
         self.frozen, self.offloads_optimizer = frozen, "optimizer" in context.config.mesh.offload
+        # A reward model alone scores with all else that is computed of a rollout, unless it is to be there by itself.
+        self.scores_later = isinstance(reward, LearntReward) and "frozen" not in context.config.mesh.offload
         section = context.config.ppo
         self.sampling = common.sampling(section, tokenizer, context.config.data.style)
         self.pending: tuple[int, jax.Array, jax.Array] | None = None
         self.loader = EpochLoader(len(prompts), section.batch // section.group_size, context.config.seed, stream=200)
         longest = max(len(prompt) for prompt in prompts)
         # One prompt length for the whole run: one compilation.
-        self.engine = Engine(setup.policy, section.batch, context.config.model.max_length, bucket=-(-longest // 8) * 8)
+        bucket, most = -(-longest // 8) * 8, context.config.model.max_length
+        self.engine = Engine(setup.policy, section.batch, most, bucket)
+        row_length = min(bucket + section.max_new_tokens, most)
+        part_rows(section.batch, row_length, section.micro_batch_tokens, *rows_split(setup.policy.sharding))
 
     def __call__(self, state: PPOState, step: int):
         config, setup = self.context.config.ppo, self.setup
@@ -153,8 +160,8 @@ class Iteration:
         policy = join(self.frozen, state.policy.params)
         sampled = self._sample(policy, batch, key, rows, self.sampling)
         recompute = setup.recomputes or self._must_recompute(policy, step, sampled)
-        scored, baseline = self.reward(sampled, index, rows.start), None
-        kept = scored.kept
+        scored, baseline = None if self.scores_later else self.reward(sampled, index, rows.start), None
+        kept = None if scored is None else scored.kept
         if config.advantages == "remax":
             greedy = dataclasses.replace(self.sampling, temperature=0.0)
             best = self._sample(policy, batch, key, rows, greedy)
@@ -163,14 +170,15 @@ class Iteration:
             if greedy_scored.kept is not None:
                 kept = greedy_scored.kept if kept is None else kept & greedy_scored.kept
         critic = policy if setup.shares_trunk else join(self.frozen, state.critic.params) if setup.has_critic else None
-        with self.reference.on_device() as reference:
+        with self.reference.on_device() as reference, self._scores(scored) as scores:
             experience, metrics = make_experience(
-                setup, recompute, reference, policy, critic, state.kl_coef, sampled, scored.scores, kept, baseline
+                setup, recompute, reference, policy, critic, state.kl_coef, sampled, scores, kept, baseline
             )
             if step == 0:
                 self._check(state, sampled, experience, reference)
         counted = sampled.prompt_length > 0 if kept is None else (sampled.prompt_length > 0) & jnp.asarray(kept)
-        metrics |= {f"score_{name}": masked_mean(values, counted) for name, values in scored.parts.items()}
+        parts = {} if scored is None else scored.parts
+        metrics |= {f"score_{name}": masked_mean(values, counted) for name, values in parts.items()}
         self.settle()
         if setup.recomputes and config.checks.sampler_gap == "stop":
             gap = gap_check(float(metrics["sampler_gap"]), config.sampler_tolerance, f" at iteration {step}")
@@ -189,6 +197,15 @@ class Iteration:
     def rest(self, state: PPOState) -> PPOState:
         """A state, or its description, as it is outside of the update."""
         return optimizer_to_host(state) if self.offloads_optimizer else state
+
+    @contextlib.contextmanager
+    def _scores(self, scored: Scored | None):
+        """What `make_experience` takes: the scores, or the model that gives them with its weights on the devices."""
+        if scored is not None:
+            yield scored.scores
+            return
+        with self.reward.role.on_device() as params:
+            yield LearntScore(self.reward.scorer, params)
 
     def _update(self, state: PPOState, experience):
         if self.offloads_optimizer:

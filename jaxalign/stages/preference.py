@@ -7,6 +7,7 @@ ensemble: the first member is written as if it were alone, the others into membe
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
 import jax
@@ -25,7 +26,7 @@ from jaxalign.models.lora import join
 from jaxalign.models.model import Model, Params, scalar_from_lm
 from jaxalign.parallel import hosts
 from jaxalign.parallel.rows import fetch
-from jaxalign.records import Comparison, PairBatch
+from jaxalign.records import Comparison, PackedParts, PairBatch
 from jaxalign.stages import common, sources
 from jaxalign.stages.base import Stage, StageContext, write_json
 from jaxalign.stages.compare import labelled_pairs
@@ -34,6 +35,7 @@ from jaxalign.stages.scorers import member_directory
 from jaxalign.training.checkpoint import save_params
 from jaxalign.training.loop import Loop
 from jaxalign.training.optimizer import make_optimizer
+from jaxalign.training.packed import pack_pairs
 from jaxalign.training.preference_step import preference_step
 from jaxalign.training.scorer import Ensemble, Scorer, raw_pair_scores, stack_members
 from jaxalign.training.state import abstract_state, init_state
@@ -93,10 +95,9 @@ class Preference(Stage):
 
         def step_fn(state, step: int):
             index = loader.indices(step)
-            batch, tokens = place(model, train, index), int(train.length[index].sum())
-            state, metrics = preference_step(
-                model, optimizer, section.micro_batches, section.centering_coef, state, batch, frozen
-            )
+            batch, parts = packed(model, train, index, section.micro_batch_tokens)
+            state, metrics = preference_step(model, optimizer, section.centering_coef, state, batch, frozen, parts)
+            tokens = int(train.length[index].sum())
             return state, {**metrics, "tokens": tokens}
 
         shown = self.name if section.members == 1 else f"{self.name} {number + 1}/{section.members}"
@@ -171,12 +172,18 @@ def pair_arrays(
     return PairBatch(tokens, length, label, np.ones(len(rows), np.float32), margin)
 
 
+def packed(model: Model, pairs: PairBatch, index: np.ndarray, tokens: int = 0) -> tuple[PairBatch, PackedParts]:
+    """The pairs `index` on the devices, without their tokens, and these packed: at most so many at once on one; 0 chooses."""
+    own = jax.tree.map(lambda x: x[index], pairs)
+    return place(model, dataclasses.replace(own, tokens=None)), pack_pairs(own, tokens, model.sharding)
+
+
 def all_scores(scorer: Scorer, params, pairs: PairBatch, batch: int) -> np.ndarray:
     """float32 [B, 2]: the raw scores of every pair."""
     out = []
     for start in range(0, len(pairs.label), batch):
         index = np.minimum(np.arange(start, start + batch), len(pairs.label) - 1)
-        out.append(fetch(raw_pair_scores(scorer, params, place(scorer.model, pairs, index))))
+        out.append(fetch(raw_pair_scores(scorer, params, *packed(scorer.model, pairs, index))))
     return np.concatenate(out)[: len(pairs.label)] if out else np.zeros((0, 2), np.float32)
 
 

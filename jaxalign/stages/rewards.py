@@ -92,17 +92,19 @@ def verifier(config: Config) -> Callable[..., Sequence[float]]:
 
 def _learnt(context: StageContext, source: str, policy: Model) -> Reward:
     scorer, params = load_scorer(context, source, policy, context.config.ppo.score_clip)
-    return learnt_reward(scorer, common.frozen_role(context, policy, params))
+    return LearntReward(scorer, common.frozen_role(context, policy, params))
 
 
-def learnt_reward(scorer: Scorer, role: FrozenRole) -> Reward:
-    """Normalised scores of a reward model."""
+@dataclasses.dataclass(frozen=True)
+class LearntReward:
+    """Normalised scores of a reward model that reads the policy's tokens."""
 
-    def reward(rollout: Rollout, *_) -> Scored:
-        with role.on_device() as params:
-            return Scored(rollout_scores(scorer, params, rollout))
+    scorer: Scorer
+    role: FrozenRole
 
-    return reward
+    def __call__(self, rollout: Rollout, *_) -> Scored:
+        with self.role.on_device() as params:
+            return Scored(rollout_scores(self.scorer, params, rollout))
 
 
 def _ai_feedback(context: StageContext, policy: Model, prompts: Sequence[Prompt], tokenizer: Tokenizer) -> Reward:

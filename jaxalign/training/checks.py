@@ -11,21 +11,23 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxalign.algorithms.kl import kl_penalty
-from jaxalign.config import Checks, OnlineChecks
+from jaxalign.config import Checks, OnlineChecks, Ppo
 from jaxalign.errors import UserError
 from jaxalign.models.lora import join
 from jaxalign.models.model import Model
-from jaxalign.records import Experience, Rollout
+from jaxalign.parallel.rows import fetch
+from jaxalign.records import Experience, PackedParts, Rollout
 from jaxalign.training.experience import response_hidden, response_kl, response_mask, response_stats
 from jaxalign.training.loss_scale import LossScale, first_scale, scales_loss
 from jaxalign.training.microbatch import accumulate
+from jaxalign.training.packed import alone, pack_answers, part_rows, place_parts, rows_split
 from jaxalign.training.ppo_state import PPOSetup
-from jaxalign.training.ppo_step import policy_loss, totals
+from jaxalign.training.ppo_step import experience_parts, policy_loss, totals
 
 KL_TEMPERATURES = (0.7, 1.0, 1.3)
-CHECKED_MICRO_BATCHES = 2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,13 +90,18 @@ def gradients_check(value: float, when: str) -> Check:
 
 
 @functools.partial(jax.jit, static_argnames=("setup",))
-def step_zero_values(setup: PPOSetup, own_params, frozen, reference_params, experience: Experience, kl_coef):
-    """What `step_zero_checks` judges, float32 [] each: ratio, KL, gap of the micro-batches, share that is not finite."""
+def step_zero_values(
+    setup: PPOSetup, own_params, frozen, reference_params, experience: Experience, kl_coef, packed: PackedParts
+):
+    """What `step_zero_checks` judges, float32 [] each: ratio, KL, gap of the micro-batches, share that is not finite.
+
+    packed: the first of the experience's rows, as many as the gradients are checked on, in micro-batches.
+    """
     policy_params = join(frozen, own_params)
     rollout, mask = experience.rollout, response_mask(experience.rollout)
     temperature = setup.config.temperature or 1.0
-    hidden = response_hidden(setup.policy, policy_params, rollout)
-    reference_hidden = response_hidden(setup.reference, reference_params, rollout)
+    hidden = response_hidden(setup.policy, policy_params, alone(rollout))
+    reference_hidden = response_hidden(setup.reference, reference_params, alone(rollout))
     mine = response_stats(setup.policy, policy_params, rollout, temperature, hidden).logprobs
     ratio = jnp.max(jnp.abs(jnp.exp(mine - rollout.logprobs) - 1.0) * mask)
     kl = jnp.float32(0.0)
@@ -106,17 +113,19 @@ def step_zero_values(setup: PPOSetup, own_params, frozen, reference_params, expe
             full = response_kl(setup, policy_params, reference_params, rollout, at, hidden)
             kl = jnp.maximum(kl, jnp.max(jnp.sum(jnp.abs(full) * mask, axis=1)))
     reference = reference_params if setup.loss_reads_reference else None
-    rows = checked_rows(setup, len(rollout.response_length))
+    rows = len(packed.part)
     part = jax.tree.map(lambda x: setup.policy.constrain(x[:rows], ("batch",) + (None,) * (x.ndim - 1)), experience)
     counts = totals(setup, part)
 
     def loss_fn(params, part):
-        return policy_loss(setup, join(frozen, params), part, counts, kl_coef, reference_params=reference)
+        return policy_loss(setup, join(frozen, params), part[0], counts, kl_coef, reference_params=reference, rows=part[1])
 
-    loss_scale = _fitting_scale(lambda scale: accumulate(loss_fn, own_params, part, 1, loss_scale=scale)[1], setup.policy)
-    (whole, _), whole_gradients = accumulate(loss_fn, own_params, part, 1, loss_scale=loss_scale)
-    split = CHECKED_MICRO_BATCHES if rows % CHECKED_MICRO_BATCHES == 0 else rows
-    (parts, _), part_gradients = accumulate(loss_fn, own_params, part, split, loss_scale=loss_scale)
+    def gradients(scale, packed=None):
+        return accumulate(loss_fn, own_params, experience_parts(part, packed), loss_scale=scale)
+
+    loss_scale = _fitting_scale(lambda scale: gradients(scale)[1], setup.policy)
+    (whole, _), whole_gradients = gradients(loss_scale)
+    (parts, _), part_gradients = gradients(loss_scale, packed)
     largest = lambda tree: jnp.max(jnp.stack([jnp.max(jnp.abs(x)) for x in jax.tree.leaves(tree)]))  # noqa: E731
     difference = largest(jax.tree.map(jnp.subtract, whole_gradients, part_gradients))
     scale = jnp.maximum(largest(whole_gradients), 1e-8)
@@ -125,12 +134,23 @@ def step_zero_values(setup: PPOSetup, own_params, frozen, reference_params, expe
     return ratio, kl, loss_gap, spoilt
 
 
-def checked_rows(setup: PPOSetup, batch: int) -> int:
-    """How many rows the gradients of step 0 are checked on: a micro-batch, which is what the update has room for, or as many
-    of them as two parts can be split over the mesh."""
-    part = batch // (setup.config.minibatches * setup.config.micro_batches)
-    ways = CHECKED_MICRO_BATCHES * (1 if setup.policy.sharding is None else setup.policy.sharding.batch_size)
-    return min(batch, math.lcm(part, ways))
+def checked_rows(section: Ppo, batch: int, T: int, ways: int = 1, unit: int = 1) -> tuple[int, int, int]:
+    """(how many rows of T tokens the gradients of step 0 are checked on, the rows of a part of them, the most parts)."""
+    part, _ = part_rows(batch // section.minibatches, T, section.micro_batch_tokens, ways, unit)
+    rows = min(batch, math.lcm(part, 2 * ways))
+    split = -(-rows // (2 * ways)) * ways
+    return rows, split, -(-rows // split)
+
+
+def checked_parts(setup: PPOSetup, rollout: Rollout) -> PackedParts:
+    """The first rows of a rollout, packed: a micro-batch of them, which is what the update has room for, or as many as two
+    parts can be split over the mesh; in two parts, where they need as much."""
+    B, T = rollout.tokens.shape
+    sharding = setup.policy.sharding
+    rows, split, most = checked_rows(setup.config, B, T, *rows_split(sharding))
+    tokens, prompts, answers = (x[:rows] for x in (rollout.tokens, rollout.prompt_length, rollout.response_length))
+    plan = pack_answers(tokens, prompts, answers, [np.arange(rows)], prompts > 0, split, most)
+    return place_parts(sharding, jax.tree.map(lambda x: x[0], plan))
 
 
 def _spoilt(gradients) -> jax.Array:
@@ -157,7 +177,8 @@ def step_zero_checks(
     `sampled` is the rollout as the sampler gave it; `experience` holds the old log-probs in use. With `frozen`
     policy_params are those that are trained.
     """
-    measured = step_zero_values(setup, policy_params, frozen, reference_params, experience, kl_coef)
+    packed = checked_parts(setup, fetch(experience.rollout))
+    measured = step_zero_values(setup, policy_params, frozen, reference_params, experience, kl_coef, packed)
     ratio, kl, loss_gap, spoilt = (float(x) for x in measured)
     config, params = setup.config, join(frozen, policy_params)
     # Fresh DoRA scales each output by a length over itself, which is 1 but for rounding, at every token.
@@ -170,8 +191,8 @@ def step_zero_checks(
                "not start from the same weights"),
         gap_check(gap, config.sampler_tolerance),
         _check("micro-batches", loss_gap, 1e-3 if setup.policy.config.compute_dtype == "float32" else 5e-2,
-               "relative difference of loss and gradients between one micro-batch and several: above this, something is "
-               "divided by the counts of a part"),
+               "relative difference of loss and gradients between responses apart and packed into micro-batches: above this, "
+               "something is divided by the counts of a part, or responses of one row see each other"),
         gradients_check(spoilt, "share of the policy's gradient that is not finite before any update"),
     )  # fmt: skip
 

@@ -13,11 +13,12 @@ from jaxalign.algorithms.kto import kto, kto_baseline
 from jaxalign.algorithms.masked import masked_sum
 from jaxalign.algorithms.reference_free import cpo, orpo, simpo
 from jaxalign.config import Dpo
-from jaxalign.models.heads import gather_positions, length_mask, response_positions
+from jaxalign.models.heads import gather_positions, length_mask
 from jaxalign.models.lora import join
 from jaxalign.models.model import Model
-from jaxalign.records import AnswerPairs
-from jaxalign.training.microbatch import Aux, split
+from jaxalign.records import AnswerPairs, AnswerRows, PackedParts
+from jaxalign.training.microbatch import Aux
+from jaxalign.training.packed import each_part, of_answers, pair_parts, pairs_alone
 from jaxalign.training.state import TrainState, gradient_step
 
 
@@ -28,17 +29,35 @@ class AnswerLogprobs(NamedTuple):
     tokens: jax.Array
 
 
-def _answer_logprobs(model: Model, params, pairs: AnswerPairs) -> AnswerLogprobs:
-    B, _, T = pairs.tokens.shape
-    tokens, start, length = (x.reshape(2 * B, *x.shape[2:]) for x in (pairs.tokens, pairs.prompt_length, pairs.length))
-    place = response_positions(start, T)
-    hidden = gather_positions(model.hidden(params, tokens), place - 1)
-    stats = model.token_stats(params, hidden, gather_positions(tokens, place))
-    mask = length_mask(length - start, T)
-    return AnswerLogprobs(jnp.sum(stats.logprobs * mask, axis=1).reshape(B, 2), jnp.sum(mask, axis=1).reshape(B, 2))
+def _answer_logprobs(model: Model, params, pairs: AnswerPairs, rows: AnswerRows) -> AnswerLogprobs:
+    """Of the answers that stand in these rows; those of others mean nothing."""
+    B, T = len(pairs.length), rows.tokens.shape[1]
+    hidden = model.hidden(params, rows.tokens, rows.positions, rows.segment_ids)
+    targets = gather_positions(rows.tokens, rows.heads + 1)
+    stats = model.token_stats(params, gather_positions(hidden, rows.heads), targets, used=rows.used)
+    mask = length_mask((pairs.length - pairs.prompt_length).reshape(2 * B), T)
+    logprobs = jnp.where(mask > 0, of_answers(stats.logprobs, rows.first, T), 0)
+    return AnswerLogprobs(jnp.sum(logprobs, axis=1).reshape(B, 2), jnp.sum(mask, axis=1).reshape(B, 2))
 
 
-answer_logprobs = jax.jit(_answer_logprobs, static_argnums=0)
+def _each_answer(model: Model, params, pairs: AnswerPairs, packed: PackedParts | None) -> AnswerLogprobs:
+    if packed is None:
+        return _answer_logprobs(model, params, pairs, pairs_alone(pairs))
+    B = len(pairs.length)
+    flat = each_part(packed, lambda rows: _answer_logprobs(model, params, pairs, rows).logprobs.reshape(2 * B))
+    return AnswerLogprobs(flat.reshape(B, 2), (pairs.length - pairs.prompt_length).astype(jnp.float32))
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def answer_logprobs(model: Model, params, pairs: AnswerPairs, packed: PackedParts | None = None) -> AnswerLogprobs:
+    """Of both answers of each pair. packed: as `pack_pairs` makes it, and then pairs.tokens is not read; None: each answer in a
+    row of its own."""
+    return _each_answer(model, params, pairs, packed)
+
+
+def sorts_the_batch(section: Dpo) -> bool:
+    """Whether the objective compares the pairs of a batch with each other, so that they must all be there at once."""
+    return any(part.startswith("aot") for part in section.objective.split("+"))
 
 
 def _objective(section: Dpo, policy: AnswerLogprobs, pairs: AnswerPairs, anchor) -> tuple[jax.Array, dict[str, jax.Array]]:
@@ -81,31 +100,34 @@ def _objective(section: Dpo, policy: AnswerLogprobs, pairs: AnswerPairs, anchor)
     return loss + weight * nll, reported
 
 
-def _anchor(model: Model, section: Dpo, params, batch: AnswerPairs) -> jax.Array:
+def _anchor(model: Model, section: Dpo, params, batch: AnswerPairs, packed: PackedParts | None) -> jax.Array:
     """What an objective takes from the whole batch before it is split: KTO's KL and BCO's mean reward; else 0."""
     if {"kto", "bco_pair"}.isdisjoint(section.objective.split("+")):
         return jnp.float32(0.0)
-    parts = split(batch, section.micro_batches)
-    logprobs = jax.lax.map(lambda part: _answer_logprobs(model, params, part).logprobs, parts).reshape(-1, 2)
-    reference, mask = parts.reference.reshape(-1, 2), parts.weight.reshape(-1)
+    logprobs, reference, mask = _each_answer(model, params, batch, packed).logprobs, batch.reference, batch.weight
     if section.objective == "kto":
         return kto_baseline(logprobs[:, 1], reference[:, 1], mask)
     return bco_baseline(*logprobs.T, *reference.T, section.beta, mask)
 
 
 @functools.partial(jax.jit, static_argnames=("model", "optimizer", "section"), donate_argnames=("state",))
-def direct_step(model: Model, optimizer, section: Dpo, state: TrainState, batch: AnswerPairs, frozen=None):
+def direct_step(
+    model: Model, optimizer, section: Dpo, state: TrainState, batch: AnswerPairs, frozen=None,
+    packed: PackedParts | None = None,
+):  # fmt: skip
     """One update: (state, metrics). All are means over the rows of the whole batch that count (Decision 7).
 
-    frozen: the parameters that are not trained, of a model with adapters.
+    frozen: the parameters that are not trained, of a model with adapters. packed: as in `answer_logprobs`; its parts are the
+    micro-batches.
     """
     total = jnp.maximum(jnp.sum(batch.weight), 1.0)
-    anchor = _anchor(model, section, join(frozen, state.params), batch)
+    anchor = _anchor(model, section, join(frozen, state.params), batch, packed)
 
-    def loss_fn(params, part: AnswerPairs):
-        loss, reported = _objective(section, _answer_logprobs(model, join(frozen, params), part), part, anchor)
-        mean = lambda x: masked_sum(x, part.weight) / total  # noqa: E731
+    def loss_fn(params, part):
+        pairs, rows = part
+        loss, reported = _objective(section, _answer_logprobs(model, join(frozen, params), pairs, rows), pairs, anchor)
+        mean = lambda x: masked_sum(x, pairs.weight) / total  # noqa: E731
         return mean(loss), Aux({"loss": mean(loss)} | {name: mean(x) for name, x in reported.items()})
 
-    state, aux, metrics = gradient_step(model, optimizer, state, loss_fn, batch, section.micro_batches)
+    state, aux, metrics = gradient_step(model, optimizer, state, loss_fn, pair_parts(batch, packed))
     return state, {**aux.sums, **metrics, "anchor": anchor}

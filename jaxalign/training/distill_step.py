@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jaxalign.algorithms.preference_losses import bradley_terry, score_regression
 from jaxalign.models.model import Model
 from jaxalign.records import ScoredPairs
-from jaxalign.training.microbatch import Aux
+from jaxalign.training.microbatch import Aux, parts_of
 from jaxalign.training.preference_step import pair_scores
 from jaxalign.training.state import TrainState, gradient_step
 
@@ -40,5 +40,5 @@ def distill_step(
         loss = sum(losses.values())
         return loss, Aux({"loss": loss, "agreement": jnp.sum(alike) / rows})
 
-    state, aux, metrics = gradient_step(model, optimizer, state, loss_fn, batch, micro_batches)
+    state, aux, metrics = gradient_step(model, optimizer, state, loss_fn, parts_of(batch, micro_batches))
     return state, {**aux.sums, **metrics}

@@ -1,4 +1,4 @@
-"""From a scored rollout to experience: log-probs, values, rewards and advantages, in one jitted call."""
+"""From a rollout to experience: scores, log-probs, values, rewards and advantages, in one jitted call over packed rows."""
 
 from __future__ import annotations
 
@@ -14,40 +14,54 @@ from jaxalign.algorithms.kl import kl_penalty
 from jaxalign.algorithms.masked import masked_mean, masked_sum
 from jaxalign.algorithms.rewards import overlong_penalty, shape_rewards
 from jaxalign.config import Ppo
-from jaxalign.models.heads import TokenStats, gather_positions, length_mask, response_positions, token_kl
+from jaxalign.models.heads import TokenStats, gather_positions, length_mask, token_kl
 from jaxalign.models.model import Model
-from jaxalign.records import Experience, Rollout
+from jaxalign.records import AnswerRows, Experience, PackedParts, Rollout
+from jaxalign.training.packed import alone, each_part, of_answers, pack_rollout
 from jaxalign.training.ppo_state import PPOSetup
+from jaxalign.training.scorer import LearntScore, Scorer, normalised, raw_row_scores
 
 
-def response_hidden(model: Model, params, rollout: Rollout):
-    """The trunk's last hidden state [B, N, D] before each response token."""
-    place = response_positions(rollout.prompt_length, rollout.logprobs.shape[1])
-    return gather_positions(model.hidden(params, rollout.tokens), place - 1)
+def response_hidden(model: Model, params, rows: AnswerRows):
+    """The trunk's last hidden states [R, T, D]."""
+    return model.hidden(params, rows.tokens, rows.positions, rows.segment_ids)
 
 
-def response_stats(model: Model, params, rollout: Rollout, temperature: float, hidden=None) -> TokenStats:
+def response_stats(
+    model: Model, params, rollout: Rollout, temperature: float, hidden=None, rows: AnswerRows | None = None
+) -> TokenStats:
     """Log-probs and entropies [B, N] of the response's tokens, at the sampling temperature: the same for the policy and
-    its reference, so that equal weights give a KL of 0 (Pitfall 2). The head sees response positions only. hidden: what
-    `response_hidden` gives, where it is known."""
-    hidden = response_hidden(model, params, rollout) if hidden is None else hidden
-    place = response_positions(rollout.prompt_length, rollout.logprobs.shape[1])
-    targets = gather_positions(rollout.tokens, place)
-    return model.token_stats(params, hidden, targets, temperature)
+    its reference, so that equal weights give a KL of 0 (Pitfall 2). The head sees response positions only.
+
+    rows: where the rollout's rows stand; None: each in a row of its own. hidden: what `response_hidden` gives for them, where
+    it is known. Numbers behind a response's end mean nothing, here and in the two functions that follow.
+    """
+    rows = alone(rollout) if rows is None else rows
+    hidden = response_hidden(model, params, rows) if hidden is None else hidden
+    targets = gather_positions(rows.tokens, rows.heads + 1)
+    stats = model.token_stats(params, gather_positions(hidden, rows.heads), targets, temperature, rows.used)
+    return TokenStats(*(of_answers(x, rows.first, rollout.logprobs.shape[1]) for x in stats))
 
 
-def response_kl(setup: PPOSetup, params, reference_params, rollout: Rollout, temperature: float, hidden=None):
+def response_kl(
+    setup: PPOSetup, params, reference_params, rollout: Rollout, temperature: float, hidden=None, rows: AnswerRows | None = None
+):
     """The whole KL(policy || reference) [B, N] at the state before each response token, with its gradient into params."""
-    hidden = response_hidden(setup.policy, params, rollout) if hidden is None else hidden
-    reference = jax.lax.stop_gradient(response_hidden(setup.reference, reference_params, rollout))
+    rows = alone(rollout) if rows is None else rows
+    hidden = response_hidden(setup.policy, params, rows) if hidden is None else hidden
+    reference = jax.lax.stop_gradient(response_hidden(setup.reference, reference_params, rows))
+    hidden, reference = (gather_positions(x, rows.heads) for x in (hidden, reference))
     weights = setup.policy.head_weight(params, hidden.dtype), setup.reference.head_weight(reference_params, reference.dtype)
     room, cap, constrain = setup.policy.chunk_floats, setup.policy.config.final_softcap, setup.policy.constrain
-    return token_kl(hidden, weights[0], reference, weights[1], temperature, room, cap, constrain)
+    found = token_kl(hidden, weights[0], reference, weights[1], temperature, room, cap, constrain, rows.used)
+    return of_answers(found, rows.first, rollout.logprobs.shape[1])
 
 
-def response_values(model: Model, params, rollout: Rollout, hidden=None):
+def response_values(model: Model, params, rollout: Rollout, hidden=None, rows: AnswerRows | None = None):
     """The critic's value [B, N] of the state before each response token."""
-    return model.scores(params, response_hidden(model, params, rollout) if hidden is None else hidden)
+    rows = alone(rollout) if rows is None else rows
+    values = model.scores(params, response_hidden(model, params, rows) if hidden is None else hidden)
+    return of_answers(values, rows.start + rollout.prompt_length - 1, rollout.logprobs.shape[1])
 
 
 def response_mask(rollout: Rollout):
@@ -78,32 +92,61 @@ def greedy_baseline(config: Ppo, rollout: Rollout, scores):
     return jnp.sum(_rewards(config, rollout, scores, none, 0.0, config.overlong_buffer), axis=1)
 
 
-@functools.partial(jax.jit, static_argnames=("setup", "recompute"))
 def make_experience(
     setup: PPOSetup, recompute: bool, reference_params, policy_params, critic_params, kl_coef, rollout: Rollout, scores,
     kept=None, baseline=None,
 ):  # fmt: skip
     """(Experience, metrics) of a scored rollout.
 
-    scores float32 [B]; kept bool [B] or None: rows whose score was dropped do not count; baseline float32 [B], the
-    `greedy_baseline` of the same prompts, for "remax". critic_params are None without a critic, and the
-    policy's where it is a head of the policy's. With `recompute` the old log-probs are the trainer's, not the sampler's.
+    scores float32 [B], or the `LearntScore` that gives them; kept bool [B] or None: rows whose score was dropped do not count;
+    baseline float32 [B], the `greedy_baseline` of the same prompts, for "remax". critic_params are None without a critic, and
+    the policy's where it is a head of the policy's. With `recompute` the old log-probs are the trainer's, not the sampler's.
     """
+    rollout, parts = pack_rollout(rollout, setup.config.micro_batch_tokens, setup.policy.sharding)
+    scorer = scorer_params = None
+    if isinstance(scores, LearntScore):
+        (scorer, scorer_params), scores = scores, None
+    return packed_experience(
+        setup, recompute, scorer, reference_params, policy_params, critic_params, kl_coef, rollout, parts, scores, kept,
+        baseline, scorer_params,
+    )  # fmt: skip
+
+
+@functools.partial(jax.jit, static_argnames=("setup", "recompute", "scorer"))
+def packed_experience(
+    setup: PPOSetup, recompute: bool, scorer: Scorer | None, reference_params, policy_params, critic_params, kl_coef,
+    rollout: Rollout, parts: PackedParts, scores, kept=None, baseline=None, scorer_params=None,
+):  # fmt: skip
+    """`make_experience` over packed rows: all models run here, part by part."""
     config, mask = setup.config, response_mask(rollout) > 0
     real = rollout.prompt_length > 0
     scored = real if kept is None else real & kept
-    kept, scores = scored, jnp.where(scored, scores, 0.0)
     temperature = config.temperature or 1.0
     zeroed = lambda x: jnp.where(mask, x, 0.0)  # noqa: E731
-    reference = zeroed(response_stats(setup.reference, reference_params, rollout, temperature).logprobs)
-    logprobs = rollout.logprobs
-    if recompute:
-        logprobs = zeroed(response_stats(setup.policy, policy_params, rollout, temperature).logprobs)
-    values = zeroed(response_values(setup.critic, critic_params, rollout)) if setup.has_critic else jnp.zeros_like(reference)
+    full_in_reward = config.kl_estimator == "full" and config.kl_in == "reward"
+
+    def forward(rows: AnswerRows) -> dict[str, jax.Array]:
+        found = {"reference": response_stats(setup.reference, reference_params, rollout, temperature, None, rows).logprobs}
+        hidden = response_hidden(setup.policy, policy_params, rows) if recompute or full_in_reward else None
+        if recompute:
+            found["logprobs"] = response_stats(setup.policy, policy_params, rollout, temperature, hidden, rows).logprobs
+        if full_in_reward:
+            found["kl"] = response_kl(setup, policy_params, reference_params, rollout, temperature, hidden, rows)
+        if setup.has_critic:
+            found["values"] = response_values(setup.critic, critic_params, rollout, None, rows)
+        if scorer is not None:
+            found["scores"] = normalised(scorer, raw_row_scores(scorer, scorer_params, rollout, rows))
+        return found
+
+    found = each_part(parts, forward)
+    kept, scores = scored, jnp.where(scored, found["scores"] if scorer is not None else scores, 0.0)
+    reference = zeroed(found["reference"])
+    logprobs = zeroed(found["logprobs"]) if recompute else rollout.logprobs
+    values = zeroed(found["values"]) if setup.has_critic else jnp.zeros_like(reference)
     if config.kl_estimator != "full":
         kl = zeroed(kl_penalty(logprobs, reference, config.kl_estimator))
     elif config.kl_in == "reward":
-        kl = zeroed(response_kl(setup, policy_params, reference_params, rollout, temperature))
+        kl = zeroed(found["kl"])
     else:  # It is measured where it is learnt from, in the loss.
         kl = jnp.zeros_like(reference)
     rewards = _rewards(config, rollout, scores, kl, kl_coef if config.kl_in == "reward" else 0.0, config.overlong_buffer)
@@ -120,7 +163,7 @@ def make_experience(
         "response_length": mean(rollout.response_length), "eos_rate": mean(rollout.ended),
         "kept": jnp.sum(kept).astype(jnp.float32), "tokens": jnp.sum(rollout.response_length).astype(jnp.float32),
     }  # fmt: skip
-    if config.kl_estimator == "full" and config.kl_in == "reward":
+    if full_in_reward:
         metrics["kl_full"] = mean(masked_sum(kl, mask, axis=1))
     if setup.recomputes:
         metrics["sampler_gap"] = jnp.max(jnp.where(mask, jnp.abs(log_ratios), 0))

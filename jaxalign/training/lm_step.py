@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jaxalign.models.lora import join
 from jaxalign.models.model import Model
 from jaxalign.records import PackedBatch
-from jaxalign.training.microbatch import Aux
+from jaxalign.training.microbatch import Aux, parts_of
 from jaxalign.training.state import TrainState, gradient_step
 
 
@@ -39,7 +39,7 @@ def lm_step(
     """
     total = jnp.sum(batch.loss_mask[:, 1:])
     loss_fn = lambda params, part: lm_loss(model, join(frozen, params), part, total, balance_coef)  # noqa: E731
-    state, aux, metrics = gradient_step(model, optimizer, state, loss_fn, batch, micro_batches)
+    state, aux, metrics = gradient_step(model, optimizer, state, loss_fn, parts_of(batch, micro_batches))
     return state, {**aux.sums, **metrics, "tokens": jnp.sum(batch.segment_ids > 0)}
 
 

@@ -1,9 +1,9 @@
-"""Gradient accumulation in a scan: sums over micro-batches of a loss already divided by the global count (Decision 7)."""
+"""Gradient accumulation in a loop: sums over micro-batches of a loss already divided by the global count (Decision 7)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -31,12 +31,27 @@ def _combine(first, second):
     return (loss + other_loss, Aux(sums, maxima)), jax.tree.map(jnp.add, gradients, other_gradients)
 
 
-def accumulate(
-    loss_fn: Callable, params, batch, micro_batches: int, place: Callable | None = None, loss_scale: LossScale | None = None
-):
-    """(loss, Aux), gradients of `loss_fn(params, batch) -> (loss, Aux)`, combined over micro-batches.
+class Parts(NamedTuple):
+    """The micro-batches of a batch: `of(i)` is the i-th. count: how many there are, a number or int32 []; at least 1."""
 
-    The loss and `Aux.sums` must be sums over the rows given, divided by totals of the whole batch, taken before the split.
+    of: Callable[[Any], Any]
+    count: Any
+
+
+def parts_of(batch, micro_batches: int) -> Parts:
+    """A batch in equal parts, by `split`."""
+    if micro_batches == 1:
+        return Parts(lambda _: batch, 1)
+    parts = split(batch, micro_batches)
+    return Parts(lambda i: jax.tree.map(lambda x: jnp.asarray(x)[i], parts), micro_batches)
+
+
+def accumulate(
+    loss_fn: Callable, params, parts: Parts, place: Callable | None = None, loss_scale: LossScale | None = None
+):
+    """(loss, Aux), gradients of `loss_fn(params, part) -> (loss, Aux)`, combined over the parts of a batch.
+
+    The loss and `Aux.sums` must be sums over the part given, divided by totals of the whole batch, taken before the split.
     place: says how gradients lie (`Model.constrain_gradients`), those of each micro-batch.
     loss_scale: that of the training state. It acts in here alone: loss, `Aux` and gradients are as without one, but where the
     backward pass would have lost small numbers or, with too high a scale, overflows.
@@ -52,14 +67,12 @@ def accumulate(
             gradients = jax.tree.map(lambda x: x / loss_scale.scale, gradients)
         return out, gradients if place is None else place(gradients)
 
-    if micro_batches == 1:
-        return grad_fn(params, batch)
-    parts = split(batch, micro_batches)
+    if isinstance(parts.count, int) and parts.count == 1:
+        return grad_fn(params, parts.of(0))
     # From zeros, and not from the first part: the loss is then compiled once, and not twice.
-    (loss, aux), gradients = jax.eval_shape(grad_fn, params, jax.tree.map(lambda x: x[0], parts))
+    (loss, aux), gradients = jax.eval_shape(lambda: grad_fn(params, parts.of(0)))
     zeros = lambda tree: jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), tree)  # noqa: E731
     least = jax.tree.map(lambda x: jnp.full(x.shape, -jnp.inf, x.dtype), aux.maxima)
     gradients = zeros(gradients)
     start = (zeros(loss), Aux(zeros(aux.sums), least)), gradients if place is None else place(gradients)
-    total, _ = jax.lax.scan(lambda acc, part: (_combine(acc, grad_fn(params, part)), None), start, parts)
-    return total
+    return jax.lax.fori_loop(0, parts.count, lambda i, total: _combine(total, grad_fn(params, parts.of(i))), start)

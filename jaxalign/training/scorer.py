@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -13,8 +15,9 @@ from jaxalign.algorithms.rewards import normalise_scores
 from jaxalign.config import RewardDistill
 from jaxalign.models.lora import TRAINED, trained
 from jaxalign.models.model import Model
-from jaxalign.records import PairBatch, Rollout, ScoredPairs
-from jaxalign.training.preference_step import sequence_scores
+from jaxalign.records import AnswerRows, PackedParts, PairBatch, Rollout, ScoredPairs
+from jaxalign.training.packed import each_part, pack_rollout, pairs_alone
+from jaxalign.training.preference_step import row_scores, sequence_scores
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,19 +65,46 @@ def student_model(section: RewardDistill, policy: Model) -> Model:
     return Model(decoder, "scalar", policy.sharding)
 
 
+class LearntScore(NamedTuple):
+    """Scores that are still to be computed: by whom, and with which weights."""
+
+    scorer: Scorer
+    params: Any
+
+
 def member_scores(model: Model, stacked, tokens, length):
     """float32 [K, B]: the raw score of every member, in one batched forward. Each leaf of stacked is [K, ...], but for those
     that members with adapters share."""
+    return _by_member(model, stacked, lambda params: sequence_scores(model, params, tokens, length))
+
+
+def _by_member(model: Model, stacked, score: Callable):
     axes = {name: 0 if model.lora is None or name in TRAINED else None for name in stacked}
-    return jax.vmap(lambda params: sequence_scores(model, params, tokens, length), in_axes=(axes,))(stacked)
+    return jax.vmap(score, in_axes=(axes,))(stacked)
+
+
+def _raw(scorer: Scorer, params, score: Callable):
+    """What one model's `score(params) -> [B]` is of the scorer's model or of all its members together."""
+    if scorer.ensemble is None:
+        return score(params)
+    return scorer.ensemble.combined(_by_member(scorer.model, params, score))
 
 
 def raw_scores(scorer: Scorer, params, tokens, length):
     """float32 [B]: scores of whole sequences before normalisation. tokens int32 [B, T], length int32 [B]."""
     length = jnp.maximum(length, 1)
-    if scorer.ensemble is None:
-        return sequence_scores(scorer.model, params, tokens, length)
-    return scorer.ensemble.combined(member_scores(scorer.model, params, tokens, length))
+    return _raw(scorer, params, lambda own: sequence_scores(scorer.model, own, tokens, length))
+
+
+def raw_row_scores(scorer: Scorer, params, rollout: Rollout, rows: AnswerRows):
+    """float32 [B]: `raw_scores` of prompt and response out of packed rows; of sequences in other rows they mean nothing."""
+    length = jnp.maximum(rollout.prompt_length + rollout.response_length, 1)
+    return _raw(scorer, params, lambda own: row_scores(scorer.model, own, rows, length))
+
+
+def normalised(scorer: Scorer, raw):
+    """What RL is rewarded by."""
+    return normalise_scores(raw, scorer.shift, scorer.scale, scorer.clip)
 
 
 def stack_members(members):
@@ -90,20 +120,28 @@ def raw_sequence_scores(scorer: Scorer, params, tokens, length):
 
 
 @functools.partial(jax.jit, static_argnames=("scorer",))
-def raw_pair_scores(scorer: Scorer, params, pairs: PairBatch | ScoredPairs):
-    """float32 [B, 2]: raw scores of both sequences of each pair."""
-    B, _, T = pairs.tokens.shape
-    return raw_scores(scorer, params, pairs.tokens.reshape(2 * B, T), pairs.length.reshape(2 * B)).reshape(B, 2)
+def raw_pair_scores(scorer: Scorer, params, pairs: PairBatch | ScoredPairs, packed: PackedParts | None = None):
+    """float32 [B, 2]: raw scores of both sequences of each pair. packed: as `pack_pairs` makes it, and then pairs.tokens is not
+    read; None: each sequence in a row of its own."""
+    length = pairs.length.reshape(-1)
+
+    def score(rows: AnswerRows):
+        return _raw(scorer, params, lambda own: row_scores(scorer.model, own, rows, length))
+
+    return (score(pairs_alone(pairs)) if packed is None else each_part(packed, score)).reshape(-1, 2)
 
 
-@functools.partial(jax.jit, static_argnames=("scorer",))
 def raw_rollout_scores(scorer: Scorer, params, rollout: Rollout):
-    """float32 [B]: raw scores of prompt and response."""
-    return raw_scores(scorer, params, rollout.tokens, rollout.prompt_length + rollout.response_length)
+    """float32 [B]: raw scores of prompt and response, packed."""
+    return packed_rollout_scores(scorer, params, *pack_rollout(rollout, 0, scorer.model.sharding))
+
+
+def rollout_scores(scorer: Scorer, params, rollout: Rollout):
+    """float32 [B]: normalised scores of prompt and response, packed."""
+    return normalised(scorer, raw_rollout_scores(scorer, params, rollout))
 
 
 @functools.partial(jax.jit, static_argnames=("scorer",))
-def rollout_scores(scorer: Scorer, params, rollout: Rollout):
-    """float32 [B]: normalised scores of prompt and response, what RL is rewarded by."""
-    raw = raw_scores(scorer, params, rollout.tokens, rollout.prompt_length + rollout.response_length)
-    return normalise_scores(raw, scorer.shift, scorer.scale, scorer.clip)
+def packed_rollout_scores(scorer: Scorer, params, rollout: Rollout, parts: PackedParts):
+    """`raw_rollout_scores` of packed rows."""
+    return each_part(parts, lambda rows: raw_row_scores(scorer, params, rollout, rows))

@@ -12,7 +12,7 @@ import optax
 
 from jaxalign.models.model import Model
 from jaxalign.training.loss_scale import LossScale, first_scale, scales_loss
-from jaxalign.training.microbatch import Aux, accumulate, split
+from jaxalign.training.microbatch import Aux, Parts, accumulate
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,18 +92,15 @@ def abstract_state(model: Model, optimizer: optax.GradientTransformation) -> Tra
 
 
 def gradient_step(
-    model: Model, optimizer, state: TrainState, loss_fn: Callable, batch, micro_batches: int
+    model: Model, optimizer, state: TrainState, loss_fn: Callable, parts: Parts
 ) -> tuple[TrainState, Aux, dict[str, jax.Array]]:
-    """One update by the gradients of `loss_fn(params, batch) -> (loss, Aux)` over micro-batches (`accumulate`): the new state,
+    """One update by the gradients of `loss_fn(params, part) -> (loss, Aux)` over micro-batches (`accumulate`): the new state,
     what the loss reports, and what `apply_gradients` does."""
-    (loss, aux), gradients = accumulate(
-        loss_fn, state.params, batch, micro_batches, model.constrain_gradients, state.loss_scale
-    )
+    (loss, aux), gradients = accumulate(loss_fn, state.params, parts, model.constrain_gradients, state.loss_scale)
 
     def objective(params) -> jax.Array:
         """The loss, by its first micro-batch: what an optimizer that looks at its curvature asks for."""
-        part = jax.tree.map(lambda x: x[0], split(batch, micro_batches)) if micro_batches > 1 else batch
-        return micro_batches * loss_fn(params, part)[0]
+        return parts.count * loss_fn(params, parts.of(0))[0]
 
     state, metrics = apply_gradients(model, state, gradients, optimizer, loss, objective)
     return state, aux, metrics

@@ -11,7 +11,7 @@ import pytest
 
 from jaxalign.config import Mesh
 from jaxalign.errors import UserError
-from jaxalign.models import attention
+from jaxalign.models import attention, attention_plain
 from jaxalign.models.attention import kind_of_attention
 from jaxalign.models.model import Model
 from jaxalign.parallel.sharding import make_sharding
@@ -83,3 +83,21 @@ def test_the_plain_formula_serves_rows_split_over_context_too():
     split = Model(dataclasses.replace(tiny.DECODER, attention="plain"), sharding=make_sharding(Mesh(context=2)))
     found = jax.jit(split.hidden)(tiny.place(split, tiny.host_params()), tokens)
     np.testing.assert_allclose(found, jax.jit(tiny.model().hidden)(tiny.host_params(), tokens), atol=1e-5)
+
+
+@pytest.mark.parametrize("local", [None, False, True])
+def test_blocks_of_queries_see_what_the_formula_says(local):
+    """Rows of several blocks with documents of any length, against float64 numpy, one query at a time."""
+    B, T, H, K, h, window = 2, 201, 4, 2, 4, 70
+    rng = np.random.default_rng(0)
+    q, k, v = (rng.normal(size=(B, T, n, h)).astype(np.float32) for n in (H, K, K))
+    segments = np.sort(rng.integers(1, 4, (B, T)), axis=1).astype(np.int32)
+    layers = (False, False) if local is None else (True, False)
+    config = dataclasses.replace(tiny.DECODER, head_dim=h, window=window, local_layers=layers)
+    attend = attention_plain.plain_attention(config, (B, T), segments)
+    found = jax.jit(attend)(q, k, v, None if local is None else np.bool_(local))
+    for b, t, head in np.ndindex(B, T, H):
+        seen = [s for s in range(t + 1) if segments[b, s] == segments[b, t] and (not local or t - s < window)]
+        scores = k[b, seen, head // 2].astype(np.float64) @ q[b, t, head] * config.scale
+        weights = np.exp(scores - scores.max())
+        np.testing.assert_allclose(found[b, t, head], weights / weights.sum() @ v[b, seen, head // 2], atol=1e-5)

@@ -158,6 +158,24 @@ def test_equal_heads_have_a_kl_of_exactly_0_and_no_gradient(inputs, temperature)
     np.testing.assert_allclose(gradient, np.zeros_like(hidden), atol=V * 2**-23 * 6 / temperature)
 
 
+@pytest.mark.parametrize("used", [1, 4, 7])
+def test_positions_that_are_not_used_cost_no_gradient_and_change_none(inputs, reference, used):
+    hidden, weight, targets = inputs
+    w = np.random.default_rng(1).normal(size=(3, B, T)).astype(np.float32) * (np.arange(T) < used)
+
+    def total(h, u, **changes):
+        stats = token_stats(h, u, targets, 0.7, **changes)
+        kl = token_kl(h, u, *reference, 0.7, **changes)
+        return jnp.sum(w[0] * stats.logprobs + w[1] * stats.entropy + w[2] * kl)
+
+    fn = jax.jit(jax.value_and_grad(total, argnums=(0, 1)))
+    few, all_ = (jax.tree.leaves(fn(hidden, weight, **changes)) for changes in ({"used": jnp.int32(used)}, {}))
+    for a, b in zip(few, all_, strict=True):
+        np.testing.assert_allclose(a, b, atol=2e-5)
+    found = token_stats(hidden, weight, targets, used=jnp.int32(used))
+    assert not np.asarray(found.logprobs)[:, used:].any()  # chunks of one position here
+
+
 def test_all_logits_at_once_are_never_formed(inputs, reference):
     """Nothing in the program of value and gradient has as many numbers as [B, T, V], neither in one piece nor stacked."""
     hidden, weight, targets = inputs

@@ -16,7 +16,7 @@ from jaxalign.placement.topology import parse_topology
 from jaxalign.train import read_values
 
 FSDP16 = ("--config.mesh.fsdp=16", "--config.mesh.tensor=1", "--config.sft.batch_rows=16",
-          "--config.preference.micro_batches=1")
+          "--config.preference.micro_batch_tokens=1536")
 
 
 def config(*flags: str, file: str = "configs/real_size.py:llama31_8b_v5e16") -> Config:

@@ -43,7 +43,7 @@ def test_what_lies_on_a_device_all_through_ppo():
 def test_more_of_each_way_to_save_memory_takes_less():
     of = lambda *flags: peaks(given("v5p:2x2x4", "--config.ppo.batch=1024", *flags))["ppo update"]  # noqa: E731
     base = of()
-    assert of("--config.ppo.micro_batches=16") < base < of("--config.ppo.micro_batches=1")
+    assert of("--config.ppo.micro_batch_tokens=768") < base < of(f"--config.ppo.micro_batch_tokens={1 << 16}")
     assert of("--config.model.remat=False") > base
     assert of("--config.lora.rank=0", "--config.lora.base=float32") > base > of("--config.lora.base=nf4")
 
@@ -58,8 +58,8 @@ def test_time_is_the_largest_of_three_and_falls_with_better_hardware_shares():
 
 def test_a_pipeline_has_a_bubble():
     """(m + p - 1) / m of the time of one stage, m micro-batches in p stages."""
-    flags = ("--config.mesh.fsdp=4", "--config.ppo.micro_batches=4", "--config.sft.batch_rows=16",
-             "--config.preference.micro_batches=1", "--config.ppo.minibatches=1")
+    flags = ("--config.mesh.fsdp=4", f"--config.ppo.micro_batch_tokens={4 * 768}", "--config.sft.batch_rows=16",
+             "--config.preference.micro_batch_tokens=1536", "--config.ppo.minibatches=1")
     plain = given("v5p:2x2x4", *flags, "--config.mesh.data=4").estimate()
     staged = given("v5p:2x2x4", *flags, "--config.mesh.pipeline=4").estimate()
     of = lambda run: next(task.compute / task.work.flops for task in run.tasks if task.task.name == "ppo update")  # noqa: E731

@@ -17,8 +17,7 @@ from jaxalign.placement.compiled import run_programs
 from jaxalign.placement.programs import device_bytes
 from jaxalign.placement.shapes import architecture, policy_model, published_shapes
 from jaxalign.rollout import session
-from jaxalign.stages import ppo as stage
-from jaxalign.stages import rewards
+from jaxalign.training import checks, experience, ppo_step
 from tests import tiny
 from tests.stages.test_ppo import iterate
 
@@ -60,8 +59,8 @@ def test_every_stage_has_its_steps_and_each_can_be_lowered():
     for wanted in ("pretrain update (policy)", "sft update (policy)", "preference update (preference model)",
                    "dpo scoring (reference)", "dpo update (policy)", "compare labelling (feedback model)",
                    "online_dpo update (policy)", "reward_distill update (student)", "ppo resharding (policy)",
-                   "ppo sampling (policy)", "ppo prefill (policy)", "ppo decode (policy)", "ppo reward (preference model)",
-                   "ppo scoring (reference, policy, critic)", "ppo checks (policy, reference)",
+                   "ppo sampling (policy)", "ppo prefill (policy)", "ppo decode (policy)",
+                   "ppo scoring (reference, policy, critic, preference model)", "ppo checks (policy, reference)",
                    "ppo update (policy, critic)"):  # fmt: skip
         assert names(found).count(wanted) == 1, wanted
     for program in found:
@@ -70,7 +69,9 @@ def test_every_stage_has_its_steps_and_each_can_be_lowered():
 
 @pytest.mark.parametrize(("changes", "wanted"), [
     ({"lora": {"rank": 2, "base": "nf4"}}, "ppo update (policy, critic)"),
-    ({"lora": {"rank": 2, "base": "int8"}, "preference": {"members": 2}}, "ppo reward (preference model)"),
+    ({"lora": {"rank": 2, "base": "int8"}, "preference": {"members": 2}},
+     "ppo scoring (reference, policy, critic, preference model)"),
+    ({"mesh": {"offload": ["frozen"]}}, "ppo reward (preference model)"),
     ({"ppo": {"critic": "shared"}}, "ppo update (policy, critic)"),
     ({"ppo": {"advantages": "remax", "kl_in": "loss", "kl_estimator": "full"}}, "ppo update (policy)"),
     ({"reward": {"source": "distilled+ai_feedback"}, "world": {"ratings": 0.1}}, "ppo labelling (feedback model)"),
@@ -116,15 +117,15 @@ def called(monkeypatch, module, name) -> list:
 def test_ppo_calls_its_steps_with_these_shapes(tmp_path, monkeypatch):
     """An iteration of the stage itself, on one device, with its calls written down."""
     calls = {"chunk": called(monkeypatch, session, "decode_chunk"), "prefill": called(monkeypatch, session, "prefill"),
-             "scores": called(monkeypatch, rewards, "rollout_scores"),
-             "scoring": called(monkeypatch, stage, "make_experience"),
-             "update": called(monkeypatch, stage, "ppo_update")}  # fmt: skip
+             "scoring": called(monkeypatch, experience, "packed_experience"),
+             "checks": called(monkeypatch, checks, "step_zero_values"),
+             "update": called(monkeypatch, ppo_step, "packed_update")}  # fmt: skip
     iterate(tmp_path, steps=1)
     setup = tiny.setup(epochs=1, minibatches=1)
     made = dataclasses.replace(config(), ppo=setup.config, stages=("preference", "ppo"),
                                model=dataclasses.replace(config().model, max_length=Config().model.max_length))  # fmt: skip
     found = {p.phase: p for p in run_programs(made, setup.policy, prompt=8) if p.stage == "ppo"}
-    for phase, name in (("sampling", "chunk"), ("prefill", "prefill"), ("reward", "scores"), ("scoring", "scoring"),
+    for phase, name in (("sampling", "chunk"), ("prefill", "prefill"), ("scoring", "scoring"), ("checks", "checks"),
                         ("update", "update")):  # fmt: skip
         expected, given = (jax.tree.leaves(x, is_leaf=lambda x: x is None) for x in (found[phase].arguments, calls[name][0]))
         arrays = [(a, b) for a, b in zip(expected, given, strict=False) if isinstance(a, jax.ShapeDtypeStruct)]

@@ -175,9 +175,8 @@ def test_fresh_pairs_are_turned_and_those_that_do_not_count_weigh_nothing():
     ("changes", "message"),
     [
         ({"objective": "robust"}, "label_smoothing is 0"),
-        ({"objective": "aot", "micro_batches": 2}, "sorts the whole batch"),
+        ({"objective": "aot", "micro_batch_tokens": 1024}, "sorts the whole batch"),
         ({"objective": "kto"}, "learns from single answers"),
-        ({"batch": 10, "micro_batches": 4}, "config.dpo.batch is 10"),
         ({"objective": "sigmod"}, "sigmoid"),
         ({"objective": "simpo", "label_smoothing": 0.1}, "has no such setting"),
     ],

@@ -18,7 +18,7 @@ from jaxalign.stages import ppo as stage
 from jaxalign.stages import rewards
 from jaxalign.stages.base import StageContext
 from jaxalign.stages.ppo import CHECKS, Iteration
-from jaxalign.stages.rewards import learnt_reward
+from jaxalign.stages.rewards import LearntReward
 from jaxalign.training import loss_scale
 from jaxalign.training.offload import FrozenRole
 from jaxalign.training.ppo_step import ppo_update
@@ -34,7 +34,7 @@ def iterate(directory, steps=2, prompts=tiny.PROMPTS, offload=(), **changes):
     config = dataclasses.replace(Config(), ppo=setup.config, mesh=Mesh(offload=offload))
     context = StageContext(config, directory, directory, False)
     frozen = tiny.roles(setup)
-    reward = learnt_reward(tiny.scorer(setup), FrozenRole(frozen.preference, "frozen" in offload))
+    reward = LearntReward(tiny.scorer(setup), FrozenRole(frozen.preference, "frozen" in offload))
     reference = FrozenRole(frozen.reference, "frozen" in offload)
     iteration = Iteration(context, setup, reference, reward, prompts, WordTokenizer())
     state, metrics = iteration.rest(tiny.state(setup)), []
@@ -161,15 +161,18 @@ def test_offloading_changes_no_result_and_each_phase_holds_what_it_needs(tmp_pat
     size = lambda tree: sum(x.nbytes for x in jax.tree.leaves(tree) if x.ndim)  # noqa: E731
     (state, metrics), held = bytes_by_phase(monkeypatch, tmp_path, mesh=mesh)
     (found, found_metrics), left = bytes_by_phase(monkeypatch, tmp_path, mesh=mesh, offload=("optimizer", "frozen"))
-    assert found_metrics == metrics
-    tiny.assert_trees_equal(tiny.to_host(found), tiny.to_host(state))
+    # The scores are computed in a program of their own, and rounded by it.
+    assert found_metrics == pytest.approx(metrics, rel=1e-4, abs=1e-6)
+    tiny.assert_trees_close(tiny.to_host(found), tiny.to_host(state), 1e-3, 1e-5)
     optimizers = size(state.policy.opt_state) + size(state.critic.opt_state)
     reference, preference = size(tiny.host_params()), size(tiny.host_params("scalar"))
     saved = {phase: held[phase] - left[phase] for phase in held}
     assert saved == {
-        "sampling": optimizers + reference + preference, "reward": optimizers + reference,
-        "reference": optimizers + preference, "update": reference + preference,
+        "sampling": optimizers + reference + preference, "reference": optimizers + preference,
+        "update": reference + preference,
     }  # fmt: skip
+    # A reward model that is to be there by itself scores before the reference does, else beside it.
+    assert held["reference"] - left["reward"] == optimizers + reference
     for trained in (found.policy, found.critic):
         assert {x.sharding.memory_kind for x in jax.tree.leaves(trained.opt_state) if x.ndim} == {"pinned_host"}
         assert {x.sharding.memory_kind for x in jax.tree.leaves(trained.params)} == {"device"}
@@ -179,8 +182,8 @@ def test_a_reference_that_the_loss_runs_is_there_in_the_update(tmp_path, monkeyp
     changes = {"kl_in": "loss", "kl_estimator": "full"}
     (state, metrics), _ = bytes_by_phase(monkeypatch, tmp_path, **changes)
     (found, found_metrics), _ = bytes_by_phase(monkeypatch, tmp_path, offload=("frozen",), **changes)
-    assert found_metrics == metrics
-    tiny.assert_trees_equal(tiny.to_host(found), tiny.to_host(state))
+    assert found_metrics == pytest.approx(metrics, rel=1e-4, abs=1e-6)
+    tiny.assert_trees_close(tiny.to_host(found), tiny.to_host(state), 1e-3, 1e-5)
 
 
 def test_every_iteration_samples_afresh(tmp_path):

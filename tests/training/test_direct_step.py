@@ -14,8 +14,9 @@ import pytest
 from jaxalign.algorithms.direct_preference import DPO_KINDS
 from jaxalign.config import DIRECT_OBJECTIVES, PAIRWISE_OBJECTIVES, Dpo, Optimizer
 from jaxalign.records import AnswerPairs
-from jaxalign.training.direct_step import answer_logprobs, direct_step
+from jaxalign.training.direct_step import answer_logprobs, direct_step, sorts_the_batch
 from jaxalign.training.optimizer import make_optimizer
+from jaxalign.training.packed import pack_pairs
 from jaxalign.training.state import init_state
 from tests import tiny
 
@@ -63,13 +64,16 @@ def section(objective: str = "sigmoid", **changes) -> Dpo:
     return Dpo(**({"objective": objective, "batch": 4, "label_smoothing": smoothing, "beta": 0.3} | changes))
 
 
-def step(section: Dpo, batch: AnswerPairs, mesh=None):
-    """(gradient, metrics) of one step."""
+def step(section: Dpo, batch: AnswerPairs, mesh=None, packed=False):
+    """(gradient, metrics) of one step, by packed micro-batches or without."""
     model = tiny.model(mesh)
-    state = init_state(model, SGD, tiny.place(model, tiny.host_params()), jax.random.key(0))
+    state, parts = init_state(model, SGD, tiny.place(model, tiny.host_params()), jax.random.key(0)), None
+    if packed:
+        parts = pack_pairs(batch, section.micro_batch_tokens, model.sharding, sorts_the_batch(section))
+        batch = dataclasses.replace(batch, tokens=None)
     batch = tiny.rows(model, batch)
-    program = direct_step.lower(model, SGD, section, state, batch).compile(compiler_options=tiny.COMPILE_FAST)
-    state, metrics = program(state, batch)
+    program = direct_step.lower(model, SGD, section, state, batch, None, parts).compile(compiler_options=tiny.COMPILE_FAST)
+    state, metrics = program(state, batch, None, parts)
     gradient = jax.tree.map(np.subtract, tiny.host_params(), tiny.to_host(state.params))
     return gradient, {name: float(value) for name, value in metrics.items()}
 
@@ -90,6 +94,8 @@ def test_the_names_of_the_config_are_those_of_the_objectives():
 def test_answer_logprobs_are_those_of_the_full_softmax():
     model, params, batch = tiny.model(), tiny.host_params(scale=3.0), pairs()
     found = answer_logprobs(model, params, batch)
+    packed = answer_logprobs(model, params, dataclasses.replace(batch, tokens=None), pack_pairs(batch, 24, None))
+    tiny.assert_trees_close(packed, found, 1e-5, 1e-5)
     for i in range(4):
         for side in range(2):
             start, end = batch.prompt_length[i, side], batch.length[i, side]
@@ -112,12 +118,12 @@ def test_a_policy_that_is_its_own_reference_has_loss_log_2():
 
 
 @pytest.mark.parametrize("objective", DIRECT_OBJECTIVES)
-def test_pitfall_08_micro_batches_padding_and_rows_that_do_not_count_change_nothing(objective):
+def test_pitfall_08_packed_micro_batches_and_rows_that_do_not_count_change_nothing(objective):
     """Nor does what stands there, though KTO's KL and BCO's mean reward are taken over the whole batch."""
     batch = judged(pairs(), objective)
-    # The transport kinds sort the whole batch, and are refused with micro-batches.
-    parts = 1 if objective.startswith("aot") else 2
-    found = step(section(objective, batch=8, micro_batches=parts), scattered(batch))
+    # The transport kinds sort the whole batch, and have no micro-batches. Else each is a row for each answer of a pair.
+    tokens = 0 if objective.startswith("aot") else 2 * 20
+    found = step(section(objective, batch=8, micro_batch_tokens=tokens), scattered(batch), packed=True)
     assert_same(found, step(section(objective), batch))
 
 
@@ -128,7 +134,7 @@ def test_pitfall_08_micro_batches_padding_and_rows_that_do_not_count_change_noth
 )  # fmt: skip
 def test_pitfall_21_a_mesh_changes_nothing(mesh, objective):
     batch = judged(pairs(rows=8), objective)
-    assert_same(step(section(objective, batch=8), batch, mesh), step(section(objective, batch=8), batch))
+    assert_same(step(section(objective, batch=8), batch, mesh, packed=True), step(section(objective, batch=8), batch))
 
 
 @pytest.mark.parametrize("objective", ["kto", "sigmoid", "orpo"])
@@ -150,10 +156,10 @@ def test_a_sum_of_objectives_is_the_sum_of_their_losses():
     weights = {"sigmoid": 0.8, "bco_pair": 0.2}
     alone = {name: step(section(name), pairs())[1]["loss"] for name in weights}
     nll = step(section(), pairs())[1]["nll"]
-    for micro_batches in (1, 2):
-        mixed = section("sigmoid+bco_pair", weights=(0.8, 0.2), sft_weight=0.5, micro_batches=micro_batches)
-        expected = sum(weights[name] * alone[name] for name in weights) + 0.5 * nll
-        assert step(mixed, pairs())[1]["loss"] == pytest.approx(expected, abs=1e-5)
+    mixed = section("sigmoid+bco_pair", weights=(0.8, 0.2), sft_weight=0.5, micro_batch_tokens=24)
+    expected = sum(weights[name] * alone[name] for name in weights) + 0.5 * nll
+    for packed in (False, True):
+        assert step(mixed, pairs(), packed=packed)[1]["loss"] == pytest.approx(expected, abs=1e-5)
 
 
 def test_an_sft_term_adds_the_better_answers_likelihood():

@@ -55,7 +55,7 @@ def direct(model, params, base):
 
 
 def preference(model, params, base):
-    return preference_step(model, SGD, 1, 0.01, init_state(model, SGD, params, jax.random.key(0)), PAIRS, base)
+    return preference_step(model, SGD, 0.01, init_state(model, SGD, params, jax.random.key(0)), PAIRS, base)
 
 
 STEPS = {"lm": (language, "lm"), "direct": (direct, "lm"), "preference": (preference, "scalar")}

@@ -17,7 +17,7 @@ from jaxalign.training.checkpoint import Checkpointer
 from jaxalign.training.checks import unexplained
 from jaxalign.training.lm_step import lm_step
 from jaxalign.training.loss_scale import LossScale
-from jaxalign.training.microbatch import Aux, accumulate
+from jaxalign.training.microbatch import Aux, accumulate, parts_of
 from jaxalign.training.optimizer import make_optimizer
 from jaxalign.training.ppo_step import ppo_update
 from jaxalign.training.state import abstract_state, init_state
@@ -77,11 +77,11 @@ def test_gradients_are_those_without_a_scale_and_small_ones_survive():
 
     w = jnp.ones(4)
     for micro_batches in (1, 2):
-        (loss, aux), gradient = accumulate(loss_fn, w, x, micro_batches, loss_scale=scale(2.0**20))
+        (loss, aux), gradient = accumulate(loss_fn, w, parts_of(x, micro_batches), loss_scale=scale(2.0**20))
         assert float(loss) == float(aux.sums["loss"]) == pytest.approx(x.astype(float).sum() / 1e8, rel=1e-6)
         # Of each product one rounding, and of their sum one: by 2^-11 of what is added up.
         np.testing.assert_allclose(gradient, x.astype(float).sum(0) / 1e8, rtol=0, atol=2 * EPS * 10 / 1e8)
-    _, lost = accumulate(loss_fn, w, x, 1)
+    _, lost = accumulate(loss_fn, w, parts_of(x, 1))
     assert not np.asarray(lost).any()
 
 

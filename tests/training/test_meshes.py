@@ -41,7 +41,7 @@ def all_steps(setup, language, pairs, policy, critic, batches):
     """One step of each kind of training, in one program."""
     rows, comparisons, experience = batches
     language, first = lm_step(setup.policy, SGD, 1, language, rows)
-    pairs, second = preference_step(setup.critic, SGD, 1, 0.01, pairs, comparisons)
+    pairs, second = preference_step(setup.critic, SGD, 0.01, pairs, comparisons)
     policy, critic, third = minibatch_update(setup, policy, critic, experience, 0.05)
     return [state.params for state in (language, pairs, policy, critic)], (first, second, third)
 

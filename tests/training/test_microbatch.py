@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxalign.training.microbatch import Aux, accumulate, split
+from jaxalign.training.microbatch import Aux, Parts, accumulate, parts_of, split
+from tests import tiny
 
 X = np.random.default_rng(0).normal(size=(8, 3)).astype(np.float32)
 W = np.array([1.0, -2.0, 0.5], np.float32)
@@ -22,13 +23,26 @@ def loss_fn(w, batch):
 
 @pytest.mark.parametrize("micro_batches", [1, 2, 4, 8])
 def test_sums_add_up_maxima_stay_maxima(micro_batches):
-    fn = jax.jit(lambda w, x: accumulate(loss_fn, w, {"x": x}, micro_batches))
+    fn = jax.jit(lambda w, x: accumulate(loss_fn, w, parts_of({"x": x}, micro_batches)))
     (loss, aux), gradient = fn(W, X)
     product = X.astype(np.float64) @ W
     np.testing.assert_allclose(loss, (product**2).mean(), rtol=1e-5)
     np.testing.assert_allclose(aux.sums["mean"], product.mean(), rtol=1e-5)
     np.testing.assert_allclose(aux.maxima["largest"], product.max(), rtol=1e-6)
     np.testing.assert_allclose(gradient, (2 * product[:, None] * X / 8).sum(0), rtol=1e-5)
+
+
+def test_how_many_parts_there_are_may_be_known_only_at_run_time():
+    parts = X.reshape(4, 2, -1)
+
+    @jax.jit
+    def fn(w, count):
+        return accumulate(loss_fn, w, Parts(lambda i: {"x": jnp.asarray(parts)[i]}, count))
+
+    for count in (1, 3):
+        (loss, aux), gradient = fn(W, count)
+        (expected, expected_aux), wanted = accumulate(loss_fn, W, parts_of({"x": X[: 2 * count]}, 1))
+        tiny.assert_trees_close((loss, aux, gradient), (expected, expected_aux, wanted), 1e-5, 1e-6)
 
 
 def test_every_row_is_in_one_part_and_each_device_keeps_its_own():

@@ -65,19 +65,24 @@ def test_later_updates_move_the_ratio_and_are_clipped(buffer):
 
 
 @pytest.mark.parametrize("whiten", [True, False])
-def test_micro_batches_change_nothing(buffer, whiten):
+def test_packed_micro_batches_of_any_size_change_nothing(buffer, whiten):
     """Responses of unequal length: means of the parts' means would differ, statistics of the parts too."""
+    T = buffer.rollout.tokens.shape[1]
 
-    def update(micro_batches):
-        setup = tiny.setup(micro_batches=micro_batches, whiten_advantages=whiten)
+    def fresh(micro_batch_tokens):
+        setup = tiny.setup(epochs=1, minibatches=1, micro_batch_tokens=micro_batch_tokens, whiten_advantages=whiten)
         setup = dataclasses.replace(setup, policy_optimizer=SGD, critic_optimizer=SGD)
         policy, critic = tiny.place(setup.policy, tiny.host_params()), tiny.host_params("scalar", seed=3)
-        state = init_ppo_state(setup, policy, tiny.place(setup.critic, critic), jax.random.key(0))
-        fn = jax.jit(minibatch_update, static_argnums=0)
-        policy, critic, metrics = fn(setup, state.policy, state.critic, buffer, state.kl_coef)
-        return tiny.to_host((policy.params, critic.params, metrics))
+        return setup, init_ppo_state(setup, policy, tiny.place(setup.critic, critic), jax.random.key(0))
 
-    tiny.assert_trees_close(update(4), update(1), 1e-4, 2e-6)
+    setup, state = fresh(0)
+    fn = jax.jit(minibatch_update, static_argnums=0)
+    policy, critic, expected = fn(setup, state.policy, state.critic, buffer, state.kl_coef)  # each in a row of its own
+    expected = tiny.to_host((policy.params, critic.params, expected))
+    for tokens in (T, 8 * T):
+        state, metrics = ppo_update(*fresh(tokens), buffer)
+        found = {name: metrics[name] for name in expected[2]}
+        tiny.assert_trees_close(tiny.to_host((state.policy.params, state.critic.params, found)), expected, 1e-4, 2e-6)
 
 
 def test_the_kl_stop_leaves_the_rest_of_the_iteration_undone(buffer):

@@ -10,6 +10,7 @@ import optax
 import pytest
 
 from jaxalign.records import PairBatch
+from jaxalign.training.packed import pack_pairs
 from jaxalign.training.preference_step import pair_scores, preference_step, sequence_scores
 from jaxalign.training.state import init_state
 from tests import tiny
@@ -28,9 +29,11 @@ def pairs():
     return PairBatch(rng.integers(0, 32, (8, 2, 10)).astype(np.int32), length, label, weight)
 
 
-def step(batch, micro_batches=1):
+def step(batch, tokens=None):
+    """(gradient, metrics) of one step; with tokens by packed micro-batches of so many."""
+    packed = None if tokens is None else pack_pairs(batch, tokens, None)
     state = init_state(MODEL, SGD, tiny.place(MODEL, tiny.host_params("scalar")), jax.random.key(0))
-    new, metrics = preference_step(MODEL, SGD, micro_batches, CENTERING, state, batch)
+    new, metrics = preference_step(MODEL, SGD, CENTERING, state, batch, None, packed)
     return jax.tree.map(np.subtract, tiny.host_params("scalar"), tiny.to_host(new.params)), tiny.to_host(metrics)
 
 
@@ -70,14 +73,14 @@ def test_a_margin_by_hand(pairs):
     _, metrics = step(dataclasses.replace(pairs, margin=margin))
     assert metrics["loss"] == pytest.approx(loss[counted].mean(), rel=1e-5)
     _, none = step(pairs)
-    _, zeros = step(dataclasses.replace(pairs, margin=np.zeros(8, np.float32)), 2)
+    _, zeros = step(dataclasses.replace(pairs, margin=np.zeros(8, np.float32)), 20)
     assert zeros["loss"] == pytest.approx(none["loss"], rel=1e-5)
 
 
-@pytest.mark.parametrize("micro_batches", [2, 4])
-def test_micro_batches_change_nothing(pairs, micro_batches):
+@pytest.mark.parametrize("tokens", [20, 40, 0])
+def test_packed_micro_batches_change_nothing(pairs, tokens):
     gradient, metrics = step(pairs)
-    found, found_metrics = step(pairs, micro_batches)
+    found, found_metrics = step(pairs, tokens)
     tiny.assert_trees_close(found_metrics, metrics, 1e-5, 1e-6)
     tiny.assert_trees_close(found, gradient, 1e-4, 1e-6)
 

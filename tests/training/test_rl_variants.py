@@ -13,6 +13,7 @@ from jaxalign.config import from_config_dict
 from jaxalign.errors import UserError
 from jaxalign.records import Experience, Rollout
 from jaxalign.training.experience import greedy_baseline, make_experience
+from jaxalign.training.packed import pack_answers, place_parts, rows_split
 from jaxalign.training.ppo_state import abstract_ppo_state, init_ppo_state
 from jaxalign.training.ppo_step import joint_loss, minibatch_update, policy_loss, ppo_update, totals, value_loss
 from jaxalign.training.scorer import rollout_scores
@@ -63,14 +64,25 @@ def other(setup):
     return tiny.roles(setup, reference_seed=1).reference if setup.loss_reads_reference else None
 
 
-def gradients(setup, experience, micro_batches=1):
-    """(the policy's gradient, the critic's, metrics) of one minibatch."""
-    config = dataclasses.replace(setup.config, micro_batches=micro_batches)
-    setup = dataclasses.replace(setup, config=config, policy_optimizer=SGD, critic_optimizer=SGD)
-    state = fresh(setup)
+def packed(setup, experience, rows: int):
+    """The rows that count, packed into parts of so many rows."""
+    B, sharding = len(experience.weight), setup.policy.sharding
+    own = experience.rollout
+    given = own.tokens, own.prompt_length, own.response_length
+    plan = pack_answers(*given, [np.arange(B)], experience.weight > 0, rows, -(-B // rows), rows_split(sharding)[0])
+    assert int(plan.count[0]) > 1
+    return place_parts(sharding, jax.tree.map(lambda x: x[0], plan))
+
+
+def gradients(setup, experience, rows=None):
+    """(the policy's gradient, the critic's, metrics) of one minibatch, packed into parts of so many rows or, without, as it
+    is."""
+    setup = dataclasses.replace(setup, policy_optimizer=SGD, critic_optimizer=SGD)
+    state, parts = fresh(setup), None if rows is None else packed(setup, experience, rows)
     policy, critic, metrics = jax.jit(minibatch_update, static_argnums=0, compiler_options=tiny.COMPILE_FAST)(
-        setup, state.policy, state.critic, tiny.rows(setup.policy, experience), state.kl_coef, reference_params=other(setup)
-    )
+        setup, state.policy, state.critic, tiny.rows(setup.policy, experience), state.kl_coef, reference_params=other(setup),
+        packed=parts,
+    )  # fmt: skip
     learnt = jax.tree.map(np.subtract, start(setup), tiny.to_host(policy.params))
     if critic is not None:
         critic = jax.tree.map(np.subtract, tiny.host_params("scalar", seed=3), tiny.to_host(critic.params))
@@ -95,11 +107,11 @@ def scattered(experience: Experience) -> Experience:
 
 
 @pytest.mark.parametrize("name", VARIANTS)
-def test_micro_batches_padding_and_rows_that_do_not_count_change_nothing(name):
+def test_packing_micro_batches_and_rows_that_do_not_count_change_nothing(name):
     setup = tiny.setup(**VARIANTS[name])
     _, experience, _ = collected(setup)
     experience = tiny.to_host(experience)
-    whole, parts = gradients(setup, experience), gradients(setup, scattered(experience), 2)
+    whole, parts = gradients(setup, experience), gradients(setup, scattered(experience), 1)
     assert float(whole[2]["grad_norm"]) > 0
     tiny.assert_trees_close(parts, whole, 1e-4, 2e-6)
 
@@ -141,7 +153,8 @@ def test_a_mesh_changes_neither_advantages_nor_gradients(mesh, name):
     found, found_metrics = tiny.experience(meshed, state, frozen, tiny.rows(meshed.policy, sampled))
     tiny.assert_trees_close(tiny.to_host(found), experience, 1e-4, 1e-4)
     tiny.assert_trees_close(tiny.to_host(found_metrics), tiny.to_host(metrics), 1e-4, 1e-5)
-    tiny.assert_trees_close(gradients(meshed, experience), gradients(alone, experience), 1e-3, 5e-6)
+    rows = meshed.policy.sharding.batch_size
+    tiny.assert_trees_close(gradients(meshed, experience, rows if rows < 4 else None), gradients(alone, experience), 1e-3, 5e-6)
 
 
 def test_where_every_score_was_dropped_nothing_is_learnt():
