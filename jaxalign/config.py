@@ -522,6 +522,7 @@ class Config:
     seed: int = field(0, "Every random number of the run follows from it.", between(0, 2**31 - 1))
     stages: tuple[str, ...] = field(DEFAULT_STAGES, "The stages to run, in this order.", some_of(*STAGES))
     compile_cache: str | None = field("", "Folder of compiled programs; empty: ~/.cache/jaxalign, None: off.")
+    profile: str = field("", "Steps to trace, as STAGE:STEP:COUNT (ppo:10:3), into the stage's folder `profile`; empty: none.")
     mesh: Mesh = section(Mesh(), "")
     model: Model = section(Model(), "")
     lora: Lora = section(Lora(), "")

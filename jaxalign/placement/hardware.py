@@ -63,6 +63,22 @@ def chips() -> dict[str, Chip]:
     }  # fmt: skip
 
 
+_KINDS = {
+    "v4": ("TPU v4",), "v5e": ("TPU v5 lite", "TPU v5e"), "v5p": ("TPU v5", "TPU v5p"), "v6e": ("TPU v6 lite", "TPU v6e"),
+    "A100-40": ("A100-SXM4-40GB", "A100-PCIE-40GB"), "A100-80": ("A100-SXM4-80GB", "A100 80GB"), "H100-80": ("H100 80GB",),
+    "H200": ("H200",), "L4": ("NVIDIA L4",), "RTX4090": ("RTX 4090",),
+}  # fmt: skip
+
+
+def chip_of(device_kind: str) -> Chip | None:
+    """The chip that JAX calls so (`device.device_kind`), or None where it is not known here."""
+    for name, kinds in _KINDS.items():
+        chip = chips()[name]
+        if device_kind in kinds or (chip.kind == "gpu" and any(kind in device_kind for kind in kinds)):
+            return chip
+    return None
+
+
 @dataclasses.dataclass(frozen=True)
 class Cluster:
     """Equal chips: `shape` is a TPU slice's torus, or (count,) of GPUs; slices of that shape are joined by the hosts' network.

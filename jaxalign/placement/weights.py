@@ -11,7 +11,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxalign.models.lora import LINEAR, TRAINED
+from jaxalign.models.flops import multiplied
+from jaxalign.models.lora import LINEAR
 from jaxalign.models.model import Model
 from jaxalign.models.quantised import BLOCK
 from jaxalign.parallel.sharding import Sharding
@@ -86,7 +87,7 @@ def measure(model: Model, stored: str) -> Weights:
     return Weights(
         count=base.count() + (own.count() if adapted else 0),
         trained=own.count(),
-        matmul=_matmul(model, base),
+        matmul=multiplied(model),
         parameters=own.bytes(sharding, lambda *_: 4),
         frozen=base.bytes(sharding, lambda path, shape: _stored(held, path, shape)) if adapted else 0.0,
         gradients=own.bytes(sharding.gradients, lambda *_: 4),
@@ -168,18 +169,3 @@ def _stored(kind: str, path: tuple, shape: tuple[int, ...]) -> float:
     if kind == "nf4":
         return 0.5 + 4 / math.gcd(BLOCK, shape[first + inputs - 1])
     return 1 + 4 / math.prod(shape[first : first + inputs])
-
-
-def _matmul(model: Model, base: _Tree) -> int:
-    """Parameters that multiply a token in the trunk and its adapters; heads are counted where they are used."""
-    experts = model.config.experts
-    share = 1.0 if experts is None else experts.per_token / experts.count
-    total = 0.0
-    for path, shape, _ in base.rows:
-        if path[0] == "blocks" and (path[1:] in LINEAR or "router" in path):
-            of_experts = experts is not None and path[1] == "mlp" and "router" not in path
-            total += math.prod(shape) * (share if of_experts else 1.0)
-    if model.lora is not None:
-        own = _Tree(model.abstract(), model.axes())
-        total += own.only(lambda path: path[0] in TRAINED and path[-1] in ("a", "b")).count()
-    return round(total)

@@ -26,10 +26,12 @@ from jaxalign.models.model import Model, Params
 from jaxalign.models.quantised import quantise
 from jaxalign.models.safetensors import weight_files
 from jaxalign.parallel.sharding import Sharding, make_sharding
+from jaxalign.placement.hardware import chip_of
 from jaxalign.records import Principle
 from jaxalign.rollout.engine import Engine
 from jaxalign.rollout.sampling import Sampling, section_sampling
 from jaxalign.stages.base import StageContext, read_manifest
+from jaxalign.tracking.timing import Timeline
 from jaxalign.training.checkpoint import copy_params, load_params
 from jaxalign.training.offload import FrozenRole
 
@@ -194,6 +196,13 @@ def arithmetic_of(config: Config) -> Arithmetic:
 def speaker(context: StageContext, model: Model, params: Params, batch: int, progress=None) -> Speaker:
     engine = Engine(model, batch, context.config.model.max_length)
     return Speaker(engine, params, load_tokenizer(context), progress)
+
+
+def timeline(model: Model) -> Timeline:
+    """For the phases of a stage's steps, with what this run's devices can do at most."""
+    devices = jax.devices()[:1] if model.sharding is None else list(model.sharding.mesh.devices.flat)
+    chip = chip_of(devices[0].device_kind)
+    return Timeline(0.0 if chip is None else len(devices) * chip.flops(model.config.compute_dtype))
 
 
 def constitution(config: Config) -> tuple[Principle, ...]:

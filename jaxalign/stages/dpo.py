@@ -84,7 +84,7 @@ class DPO(Stage):
             state, metrics = direct_step(model, optimizer, section, state, pairs, frozen, parts)
             return state, {**metrics, "tokens": tokens}
 
-        loop = Loop(self.name, context.directory, steps, section.checkpoint_every, shown=("loss", "accuracy"))
+        loop = Loop(self.name, context.directory, steps, section.checkpoint_every, ("loss", "accuracy"), profile=config.profile)
         state = loop.run(
             lambda: init_state(
                 model, optimizer, common.trained_params(context, model, start, self.name), common.stage_key(config, self.name)

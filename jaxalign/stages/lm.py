@@ -47,7 +47,7 @@ def train_lm(
         batch = place(model, train, loader.indices(step))
         return lm_step(model, optimizer, section.micro_batches, state, batch, frozen, context.config.model.load_balance_coef)
 
-    loop = Loop(stage, context.directory, steps, section.checkpoint_every)
+    loop = Loop(stage, context.directory, steps, section.checkpoint_every, profile=context.config.profile)
     state = loop.run(lambda: init_state(model, optimizer, init(), key), abstract_state(model, optimizer), step_fn)
     save_params(context.directory / "params", state.params)
     rows = read_metrics(context.directory / "metrics.jsonl")

@@ -62,7 +62,7 @@ class OnlineDPO(Stage):
         judge = common.speaker(context, model, common.base_params(context, model), section.batch)
         iteration = _Iteration(context, model, reference, common.labeller(context, judge), tokenizer)
         shown = ("loss", "decided", "kl")
-        loop = Loop(self.name, context.directory, section.iterations, section.checkpoint_every, shown=shown)
+        loop = Loop(self.name, context.directory, section.iterations, section.checkpoint_every, shown, profile=config.profile)
 
         def init() -> TrainState:
             with reference.on_device() as start:

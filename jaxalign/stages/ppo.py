@@ -13,10 +13,12 @@ import json
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxalign.algorithms.masked import masked_mean
 from jaxalign.config import Config
 from jaxalign.data.loader import EpochLoader
+from jaxalign.models import flops
 from jaxalign.models.lora import join
 from jaxalign.models.model import Params, scalar_from_lm
 from jaxalign.parallel.rows import place_rows
@@ -82,7 +84,10 @@ class PPO(Stage):
         reward = rewards.make_reward(context, policy, tokenizer, prompts)
         reference = common.frozen_role(context, policy, start)
         iteration = Iteration(context, setup, reference, reward, encoded, tokenizer, frozen)
-        loop = Loop(self.name, context.directory, section.iterations, section.checkpoint_every, shown=("score", "kl_k1"))
+        loop = Loop(
+            self.name, context.directory, section.iterations, section.checkpoint_every, shown=("score", "kl_k1"),
+            timeline=iteration.timeline, profile=config.profile,
+        )  # fmt: skip
 
         def init() -> PPOState:
             with reference.on_device() as start:
@@ -142,6 +147,7 @@ class Iteration:
         section = context.config.ppo
         self.sampling = common.sampling(section, tokenizer, context.config.data.style)
         self.pending: tuple[int, jax.Array, jax.Array] | None = None
+        self.timeline = common.timeline(setup.policy)
         self.loader = EpochLoader(len(prompts), section.batch // section.group_size, context.config.seed, stream=200)
         longest = max(len(prompt) for prompt in prompts)
         # One prompt length for the whole run: one compilation.
@@ -159,12 +165,40 @@ class Iteration:
         rows = range(step * config.batch, (step + 1) * config.batch)
         policy = join(self.frozen, state.policy.params)
         sampled = self._sample(policy, batch, key, rows, self.sampling)
+        with self.timeline.phase("score") as phase:
+            experience, metrics = jax.block_until_ready(self._score(state, policy, batch, key, rows, index, step, sampled))
+            phase.tokens, phase.flops = self._scoring()
+        self.settle()
+        if setup.recomputes and config.checks.sampler_gap == "stop":
+            gap = gap_check(float(metrics["sampler_gap"]), config.sampler_tolerance, f" at iteration {step}")
+            act_on((gap,), config.checks, "ppo")
+        with self.timeline.phase("update") as phase:
+            state, learnt = jax.block_until_ready(self._update(state, experience))
+            epochs = float(learnt["epochs_run"])
+            phase.tokens, phase.flops = round(epochs * np.sum(self.lengths)), epochs * self._learning()
+        self.pending = (step, learnt["sampler_gap"], unexplained(learnt))
+        if config.checks.finite_gradients == "stop":
+            self.settle()
+        # Where they are recomputed, what is learnt from are the trainer's own log-probs; the gap is that of the rollout.
+        return state, {**learnt, **metrics} if setup.recomputes else {**metrics, **learnt}
+
+    def _sample(self, policy: Params, prompts, key: jax.Array, rows: range, sampling: Sampling) -> Rollout:
+        """A rollout on the devices, split over the batch's axes."""
+        with self.timeline.phase("generate") as phase:
+            sampled = self.engine.rollout(policy, prompts, key, rows, sampling)
+            self.lengths, phase.tokens = sampled.prompt_length + sampled.response_length, int(np.sum(sampled.response_length))
+            self.answered, phase.flops = phase.tokens, flops.forward(self.setup.reference, self.lengths, phase.tokens)
+            return place_rows(self.setup.policy.sharding, sampled)
+
+    def _score(self, state: PPOState, policy: Params, prompts, key, rows: range, index, step: int, sampled: Rollout):
+        """(experience, metrics) of a rollout: scores, log-probs, values, advantages."""
+        config, setup = self.context.config.ppo, self.setup
         recompute = setup.recomputes or self._must_recompute(policy, step, sampled)
         scored, baseline = None if self.scores_later else self.reward(sampled, index, rows.start), None
         kept = None if scored is None else scored.kept
         if config.advantages == "remax":
             greedy = dataclasses.replace(self.sampling, temperature=0.0)
-            best = self._sample(policy, batch, key, rows, greedy)
+            best = place_rows(setup.policy.sharding, self.engine.rollout(policy, prompts, key, rows, greedy))
             greedy_scored = self.reward(best, index, rows.start)
             baseline = greedy_baseline(config, best, jnp.nan_to_num(jnp.asarray(greedy_scored.scores)))
             if greedy_scored.kept is not None:
@@ -178,21 +212,23 @@ class Iteration:
                 self._check(state, sampled, experience, reference)
         counted = sampled.prompt_length > 0 if kept is None else (sampled.prompt_length > 0) & jnp.asarray(kept)
         parts = {} if scored is None else scored.parts
-        metrics |= {f"score_{name}": masked_mean(values, counted) for name, values in parts.items()}
-        self.settle()
-        if setup.recomputes and config.checks.sampler_gap == "stop":
-            gap = gap_check(float(metrics["sampler_gap"]), config.sampler_tolerance, f" at iteration {step}")
-            act_on((gap,), config.checks, "ppo")
-        state, learnt = self._update(state, experience)
-        self.pending = (step, learnt["sampler_gap"], unexplained(learnt))
-        if config.checks.finite_gradients == "stop":
-            self.settle()
-        # Where they are recomputed, what is learnt from are the trainer's own log-probs; the gap is that of the rollout.
-        return state, {**learnt, **metrics} if setup.recomputes else {**metrics, **learnt}
+        return experience, metrics | {f"score_{name}": masked_mean(values, counted) for name, values in parts.items()}
 
-    def _sample(self, policy: Params, prompts, key: jax.Array, rows: range, sampling: Sampling) -> Rollout:
-        """A rollout on the devices, split over the batch's axes."""
-        return place_rows(self.setup.policy.sharding, self.engine.rollout(policy, prompts, key, rows, sampling))
+    def _scoring(self) -> tuple[int, float]:
+        """(tokens, operations) of scoring the last rollout: by reference, critic and the run's own reward model."""
+        setup = self.setup
+        own = flops.forward(setup.critic, self.lengths) if setup.has_critic else 0.0
+        if self.scores_later:
+            scorer = self.reward.scorer
+            members = 1 if scorer.ensemble is None else len(scorer.ensemble.shift)
+            own += members * flops.forward(scorer.model, self.lengths)
+        return int(np.sum(self.lengths)), own + flops.forward(setup.reference, self.lengths, self.answered)
+
+    def _learning(self) -> float:
+        """Operations of one epoch over the last rollout."""
+        setup = self.setup
+        critic = flops.learning(setup.critic, self.lengths) if setup.has_critic and not setup.shares_trunk else 0.0
+        return critic + flops.learning(setup.policy, self.lengths, self.answered)
 
     def rest(self, state: PPOState) -> PPOState:
         """A state, or its description, as it is outside of the update."""

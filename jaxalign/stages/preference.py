@@ -101,7 +101,8 @@ class Preference(Stage):
             return state, {**metrics, "tokens": tokens}
 
         shown = self.name if section.members == 1 else f"{self.name} {number + 1}/{section.members}"
-        loop = Loop(shown, directory, steps, section.checkpoint_every, ("loss", "accuracy"), timing=context.directory)
+        loop = Loop(shown, directory, steps, section.checkpoint_every, ("loss", "accuracy"), timing=context.directory,
+                    profile=context.config.profile)
         state = loop.run(init, abstract_state(model, optimizer), step_fn)
         save_params(directory / "params", state.params)
         return join(frozen, state.params)

@@ -113,7 +113,8 @@ class RewardDistill(Stage):
             )
             return state, {**metrics, "tokens": tokens}
 
-        loop = Loop(self.name, context.directory, steps, section.checkpoint_every, shown=("loss", "agreement"))
+        shown = ("loss", "agreement")
+        loop = Loop(self.name, context.directory, steps, section.checkpoint_every, shown, profile=config.profile)
         state = loop.run(init, abstract_state(model, optimizer), step_fn)
         save_params(context.directory / "params", state.params)
         return state.params, steps

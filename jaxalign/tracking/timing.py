@@ -1,7 +1,7 @@
 """Where a stage's time goes: `timing.jsonl`, the only file of a run that holds clocks.
 
-A row is {"phase", "seconds", "tokens"}. Each phase appends a row each time it runs, in every process that worked on
-the stage, so totals over the file are the time the stage cost in all, interruptions included.
+A row is {"phase", "seconds", "tokens", "flops", "peak"}. Each phase appends a row each time it runs, or a sum of several times,
+in every process that worked on the stage, so totals over the file are the time the stage cost in all, interruptions included.
 """
 
 from __future__ import annotations
@@ -19,18 +19,21 @@ from jaxalign.tracking import jsonl
 
 
 class PhaseTotal(TypedDict):
-    """What one phase cost: wall-clock seconds, tokens handled, times run."""
+    """What one phase cost: wall-clock seconds, tokens handled, operations the models needed (0: not counted), times run; peak:
+    operations a second of all devices by their vendor (0: not known)."""
 
     seconds: float
     tokens: int
+    flops: float
+    peak: float
     runs: int
 
 
 class Phase:
-    """A phase that is running; set `tokens` when the count is known only at the end."""
+    """A phase that is running; set `tokens` and `flops` when they are known only at the end."""
 
-    def __init__(self, tokens: int = 0):
-        self.tokens = tokens
+    def __init__(self, tokens: int = 0, flops: float = 0.0):
+        self.tokens, self.flops = tokens, flops
 
 
 class Timing:
@@ -51,15 +54,46 @@ class Timing:
         try:
             yield phase
         finally:
-            self.add(name, self._clock() - began, phase.tokens)
+            self.add(name, self._clock() - began, phase.tokens, phase.flops)
 
-    def add(self, name: str, seconds: float, tokens: int = 0) -> None:
+    def add(self, name: str, seconds: float, tokens: int = 0, flops: float = 0.0, peak: float = 0.0) -> None:
         """Appends a row that was timed elsewhere, for phases too short to write one by one. The first process's time counts."""
         if not hosts.is_first():
             return
-        row = {"phase": name, "seconds": round(seconds, 6), "tokens": int(tokens)}
+        row = {"phase": name, "seconds": round(seconds, 6), "tokens": int(tokens), "flops": flops, "peak": peak}
         with jsonl.open_append(self.path) as file:
             file.write(json.dumps(row) + "\n")
+
+
+class Timeline:
+    """Times the phases of a loop's steps, which are too short to be written one by one: sums until `write`. peak: operations a
+    second of all devices, 0 where it is not known."""
+
+    def __init__(self, peak: float = 0.0, clock: Callable[[], float] = time.perf_counter):
+        self._peak, self._clock = peak, clock
+        self._sums: dict[str, tuple[float, Phase]] = {}
+
+    @contextlib.contextmanager
+    def phase(self, name: str) -> Iterator[Phase]:
+        """Times the body, which must wait for what it computes. Tokens and operations set on what it yields are added up."""
+        phase, began = Phase(), self._clock()
+        yield phase
+        seconds, sums = self._sums.get(name, (0.0, Phase()))
+        sums.tokens, sums.flops = sums.tokens + phase.tokens, sums.flops + phase.flops
+        self._sums[name] = seconds + self._clock() - began, sums
+
+    def clear(self) -> None:
+        """Forgets what was timed so far."""
+        self._sums.clear()
+
+    def write(self, timing: Timing, seconds: float, rest: str, tokens: int) -> None:
+        """A row for each phase; and what of these `seconds` is in none, under the name `rest`: with the tokens, where there are
+        no other phases."""
+        for name, (spent, phase) in self._sums.items():
+            timing.add(name, spent, phase.tokens, phase.flops, self._peak)
+            seconds -= spent
+        timing.add(rest, max(0.0, seconds), 0 if self._sums else tokens)
+        self.clear()
 
 
 def read_timing(path: str | os.PathLike) -> dict[str, PhaseTotal]:
@@ -70,8 +104,10 @@ def read_timing(path: str | os.PathLike) -> dict[str, PhaseTotal]:
     """
     totals: dict[str, PhaseTotal] = {}
     for row in jsonl.read_rows(path):
-        total = totals.setdefault(str(row.get("phase")), PhaseTotal(seconds=0.0, tokens=0, runs=0))
+        total = totals.setdefault(str(row.get("phase")), PhaseTotal(seconds=0.0, tokens=0, flops=0.0, peak=0.0, runs=0))
         total["seconds"] += float(row.get("seconds") or 0.0)
         total["tokens"] += int(row.get("tokens") or 0)
+        total["flops"] += float(row.get("flops") or 0.0)
+        total["peak"] = float(row.get("peak") or total["peak"])
         total["runs"] += 1
     return totals

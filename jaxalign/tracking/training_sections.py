@@ -130,21 +130,26 @@ def costs(run: RunFiles) -> Section:
     rows = [row for name, timing in timed.items() for row in _cost_rows(name, timing)]
     figure = Figure("Time by stage", Markup(plots.time_bars("Time by stage", list(totals.items()))),
                     f"{seconds(sum(totals.values()))} in all.")
-    table = Table("Wall-clock time and tokens, over every start of the run",
-                  ["Stage", "Phase", "Time", "Tokens", "Tokens a second"], rows)
+    table = Table("Wall-clock time and tokens, over every start of the run. Operations are those that the models need, "
+                  "whatever else is computed; the peak is what the devices' vendor says they can do.",
+                  ["Stage", "Phase", "Time", "Tokens", "Tokens a second", "TFLOP/s", "Of the peak"], rows)
     return Section("time", title, figures=(figure,), tables=(table,))
 
 
 def _cost_rows(name: str, timing: Mapping[str, PhaseTotal]) -> list[list[str]]:
     """A row for the stage, and one for each phase where it has several."""
-    spent = sum(phase["seconds"] for phase in timing.values())
-    rows = [[name, "all" if len(timing) > 1 else next(iter(timing)),
-             *_cost_cells(spent, sum(phase["tokens"] for phase in timing.values()))]]
-    if len(timing) > 1:
-        rows += [[f"{name}:", phase, *_cost_cells(total["seconds"], total["tokens"])]
-                 for phase, total in timing.items()]
-    return rows
+    whole = PhaseTotal(
+        seconds=sum(phase["seconds"] for phase in timing.values()), tokens=sum(phase["tokens"] for phase in timing.values()),
+        flops=0.0, peak=0.0, runs=0,
+    )  # fmt: skip
+    if len(timing) == 1:
+        return [[name, next(iter(timing)), *_cost_cells(next(iter(timing.values())))]]
+    return [[name, "all", *_cost_cells(whole)], *([f"{name}:", phase, *_cost_cells(total)] for phase, total in timing.items())]
 
 
-def _cost_cells(spent: float, tokens: int) -> list[str]:
-    return [seconds(spent), f"{tokens:,}" if tokens else "-", f"{tokens / spent:,.0f}" if tokens and spent > 0 else "-"]
+def _cost_cells(total: PhaseTotal) -> list[str]:
+    spent, tokens, rate = total["seconds"], total["tokens"], total["flops"] / max(total["seconds"], 1e-9)
+    return [
+        seconds(spent), f"{tokens:,}" if tokens else "-", f"{tokens / spent:,.0f}" if tokens and spent > 0 else "-",
+        f"{rate / 1e12:.3g}" if rate else "-", f"{rate / total['peak']:.1%}" if rate and total["peak"] else "-",
+    ]  # fmt: skip

@@ -13,8 +13,9 @@ import numpy as np
 
 from jaxalign.parallel import hosts
 from jaxalign.tracking.metrics import MetricWriter
+from jaxalign.tracking.profile import Profiler
 from jaxalign.tracking.progress import Progress
-from jaxalign.tracking.timing import Timing
+from jaxalign.tracking.timing import Timeline, Timing
 from jaxalign.training.checkpoint import Checkpointer
 
 
@@ -24,7 +25,8 @@ class Loop:
 
     total_steps: how many steps in all. checkpoint_every: steps between checkpoints. shown: the metrics that the progress
     bar shows. tokens_metric: the metric that counts a step's tokens (for tokens/s), kept out of the metric file when
-    it starts with an underscore. timing: the folder whose timing.jsonl counts the time, where it is another one.
+    it starts with an underscore. timing: the folder whose timing.jsonl counts the time, where it is another one. timeline: what
+    step_fn times its phases by. profile: which steps of which stage to trace (`tracking.profile`).
     """
 
     stage: str
@@ -34,6 +36,8 @@ class Loop:
     shown: tuple[str, ...] = ("loss",)
     tokens_metric: str = "tokens"
     timing: Path | None = None
+    timeline: Timeline | None = None
+    profile: str = ""
 
     def run(self, init: Callable[[], Any], abstract: Any, step_fn: Callable[[Any, int], tuple[Any, dict]]) -> Any:
         """Trains to `total_steps` and returns the final state.
@@ -60,6 +64,7 @@ class Loop:
 
     def _steps(self, state, start, step_fn, writer, progress, checkpointer, timing):
         pending: tuple[int, dict] | None = None
+        timeline, profiler = self.timeline or Timeline(), Profiler(self.profile, self.stage, self.directory / "profile")
         began, tokens = time.perf_counter(), 0
 
         def settle() -> int:
@@ -73,14 +78,22 @@ class Loop:
             return count
 
         for step in range(start, self.total_steps):
-            state, metrics = step_fn(state, step)
+            with profiler.step(step) as traced:
+                state, metrics = step_fn(state, step)
+                if traced:
+                    jax.block_until_ready((state, metrics))
             tokens += settle()
             pending = (step, metrics)
+            if step == start:  # It waits for compilers, and would spoil every rate.
+                tokens, pending = settle(), None
+                timing.add("first step", time.perf_counter() - began, tokens)
+                timeline.clear()
+                began, tokens = time.perf_counter(), 0
             if (step + 1) % self.checkpoint_every == 0 or step + 1 == self.total_steps:
                 tokens += settle()
                 pending = None
                 writer.flush()
-                timing.add("train", time.perf_counter() - began, tokens)
+                timeline.write(timing, time.perf_counter() - began, "train" if self.timeline is None else "other", tokens)
                 began, tokens = time.perf_counter(), 0
                 checkpointer.save(step + 1, state)
                 timing.add("checkpoint", time.perf_counter() - began)

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from jaxalign.tracking.timing import Timing, read_timing
+from jaxalign.tracking.timing import Timeline, Timing, read_timing
 
 
 def _clock(*times):
     return iter(times).__next__
+
+
+def _total(seconds, tokens, runs, flops=0.0, peak=0.0):
+    return {"seconds": seconds, "tokens": tokens, "flops": flops, "peak": peak, "runs": runs}
 
 
 def test_totals_are_over_every_start(tmp_path):
@@ -21,7 +25,7 @@ def test_totals_are_over_every_start(tmp_path):
     with Timing(path, clock=_clock(0.0, 0.25)).phase("train") as phase:
         phase.tokens = 40
     assert read_timing(path) == {
-        "compile": {"seconds": 2.5, "tokens": 0, "runs": 1}, "train": {"seconds": 1.25, "tokens": 140, "runs": 2}}
+        "compile": _total(2.5, 0, 1), "train": _total(1.25, 140, 2)}
 
 
 def test_phase_that_raises_is_still_counted(tmp_path):
@@ -34,8 +38,20 @@ def test_torn_row_of_a_killed_process_is_dropped(tmp_path):
     path = tmp_path / "timing.jsonl"
     path.write_text('{"phase": "train", "seconds": 1.0, "tokens": 5}\n{"phase": "tr')
     Timing(path).add("train", 2.0, tokens=7)
-    assert read_timing(path) == {"train": {"seconds": 3.0, "tokens": 12, "runs": 2}}
+    assert read_timing(path) == {"train": _total(3.0, 12, 2)}
 
 
 def test_missing_file_has_no_phases(tmp_path):
     assert read_timing(tmp_path / "timing.jsonl") == {}
+
+
+def test_phases_of_steps_are_summed_and_what_is_left_has_a_name(tmp_path):
+    timeline, timing = Timeline(peak=8.0, clock=_clock(0.0, 1.0, 1.0, 4.0, 5.0, 6.5)), Timing(tmp_path / "timing.jsonl")
+    for name, tokens, flops in (("generate", 10, 2.0), ("update", 30, 12.0), ("generate", 5, 1.0)):
+        with timeline.phase(name) as phase:
+            phase.tokens, phase.flops = tokens, flops
+    timeline.write(timing, 7.0, "other", 99)
+    timeline.write(timing, 2.0, "other", 99)  # Nothing was timed since.
+    assert read_timing(timing.path) == {
+        "generate": _total(2.5, 15, 1, 3.0, 8.0), "update": _total(3.0, 30, 1, 12.0, 8.0), "other": _total(3.5, 99, 2),
+    }  # fmt: skip

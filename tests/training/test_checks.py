@@ -51,7 +51,7 @@ def test_a_fresh_state_passes(settings):
     """Also with filters: they change what is sampled, not what its log-probability is."""
     checks = checked(tiny.setup(**settings))
     assert failed(checks) == []
-    assert checks[1].value == 0  # equal weights and one function: not a rounding apart
+    assert checks[1].value < 2e-6  # equal weights: a rounding of a log-prob of a few nats apart, in one program compiled twice
 
 
 def test_bfloat16_passes_where_its_rounding_is_allowed_for():

@@ -103,7 +103,7 @@ def test_every_step_is_in_the_metrics_once_and_time_is_kept_apart(tmp_path):
     assert [row["step"] for row in rows] == list(range(STEPS))
     assert set(rows[0]) == {"step", "loss", "grad_norm", "skipped", "tokens"}
     timing = [json.loads(line) for line in (tmp_path / "timing.jsonl").read_text().splitlines()]
-    assert [row["phase"] for row in timing] == ["start"] + ["train", "checkpoint"] * 4
+    assert [row["phase"] for row in timing] == ["start", "first step"] + ["train", "checkpoint"] * 4
     assert sum(row["tokens"] for row in timing) == sum(row["tokens"] for row in rows)
 
 

@@ -1,0 +1,49 @@
+"""Operations that a model needs for its tokens: what utilisation is measured by. Nothing that is computed twice counts."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+
+import jax
+
+from jaxalign.models.lora import LINEAR, TRAINED
+from jaxalign.models.model import Model
+
+
+@functools.lru_cache(maxsize=256)
+def multiplied(model: Model) -> int:
+    """Parameters that multiply a token in the trunk and its adapters: no lookups, no norms, of experts those at work; heads are
+    counted where they are used."""
+    experts = model.config.experts
+    share = 1.0 if experts is None else experts.per_token / experts.count
+    total = 0.0
+    for path, leaf in _leaves(model.base):
+        if path[0] == "blocks" and (path[1:] in LINEAR or "router" in path):
+            of_experts = experts is not None and path[1] == "mlp" and "router" not in path
+            total += math.prod(leaf.shape) * (share if of_experts else 1.0)
+    if model.lora is not None:
+        total += sum(math.prod(leaf.shape) for path, leaf in _leaves(model) if path[0] in TRAINED and path[-1] in ("a", "b"))
+    return round(total)
+
+
+def _leaves(model: Model):
+    for path, leaf in jax.tree_util.tree_leaves_with_path(model.abstract()):
+        yield tuple(str(key.key) for key in path), leaf
+
+
+def forward(model: Model, lengths: Sequence[int], heads: int = 0) -> float:
+    """Of documents of these lengths: two for each parameter and token, the scores and sums of attention to what stands before
+    (a window counts as none), and the LM head at `heads` positions."""
+    config = model.config
+    attention = sum(2.0 * n * (n + 1) for n in map(float, lengths)) * config.heads * config.head_dim * config.layers
+    return 2.0 * multiplied(model) * float(sum(lengths)) + attention + 2.0 * config.embed * config.vocab * heads
+
+
+def learning(model: Model, lengths: Sequence[int], heads: int = 0) -> float:
+    """Forward and backward: three times the forward's, but twice for frozen kernels, which have no gradient of their own."""
+    whole = 3.0 * forward(model, lengths, heads)
+    if model.lora is None:
+        return whole
+    return whole - 2.0 * multiplied(model.base) * float(sum(lengths)) - 2.0 * model.config.embed * model.config.vocab * heads
