@@ -206,10 +206,20 @@ def test_a_real_model_tells_its_published_story(real_data, capsys):
     assert "Once upon a time" + capsys.readouterr().out == golden["text"] + "\n"
 
 
+def test_a_prompt_that_is_too_long_stops_no_other(folder, tmp_path, capsys):
+    """It is reported in its place with --json, and in any case at the end, by the exit code 2."""
+    (tmp_path / "long.txt").write_text("the cat " * 60 + "\nthe cat\n")
+    given = [f"--model={folder}", "--max_new_tokens=8"]
+    assert _run(*given, "--json", f"--prompts={tmp_path / 'long.txt'}") == 2
+    captured = capsys.readouterr()
+    refused, answered = (json.loads(line) for line in captured.out.splitlines())
+    assert "long.txt, line 1, has" in refused["error"] and "response" not in refused and answered["response"]
+    assert captured.err.count("\n") == 1 and "long.txt, line 1, has" in captured.err
+
+
 def test_mistakes_are_one_sentence(folder, workdir, tmp_path, capsys):
     (tmp_path / "bad.jsonl").write_text('{"prompt": 3}\n')
     (tmp_path / "empty.txt").write_text("\n")
-    (tmp_path / "long.txt").write_text("the cat\n" + "the cat " * 60)
     model, prompt, run = f"--model={folder}", "--prompt=the cat", workdir[0]
     cases = [
         ([prompt], "--model is not given; it must be a folder"),
@@ -229,7 +239,6 @@ def test_mistakes_are_one_sentence(folder, workdir, tmp_path, capsys):
         ([model, prompt, "--mesh=1,5,1"], "mesh.fsdp is 5; it must divide the checkpoint's hidden size (16)"),
         ([model, f"--prompts={tmp_path / 'bad.jsonl'}"], 'bad.jsonl:1: no "prompt" that is a text'),
         ([model, f"--prompts={tmp_path / 'empty.txt'}"], "empty.txt holds no prompts; one a line is expected"),
-        ([model, f"--prompts={tmp_path / 'long.txt'}"], "long.txt, line 2, has"),
         ([model, f"--prompts={tmp_path / 'no.txt'}"], "no.txt cannot be read"),
         ([model, prompt, "more"], "'more' is not expected on the command line"),
     ]

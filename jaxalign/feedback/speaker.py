@@ -11,6 +11,7 @@ import jax
 import numpy as np
 
 from jaxalign.data.tokenizer import Tokenizer
+from jaxalign.errors import UserError
 from jaxalign.models.heads import gather_positions
 from jaxalign.models.model import Model
 from jaxalign.parallel.rows import fetch, place_rows
@@ -46,7 +47,8 @@ class Speaker:
     ) -> list[Utterance]:
         """One continuation for each list of segments; the i-th is sampled under the global row number numbers[i].
 
-        A prompt that leaves no room for max_new_tokens gets an empty answer that did not end; it stops no other.
+        A prompt that leaves no room for max_new_tokens gets an empty answer that did not end; it stops no other. Raises
+        UserError on an empty prompt, and on logits that are not finite.
         """
         ids = [self.prompt_ids(segments) for segments in prompts]
         rows = [i for i, prompt in enumerate(ids) if self.fits(prompt, sampling.max_new_tokens)]
@@ -55,6 +57,8 @@ class Speaker:
             self.params, [ids[i] for i in rows], key, sampling, [numbers[i] for i in rows], self.progress
         )
         for i, response in zip(rows, responses, strict=True):
+            if response.error is not None:
+                raise UserError(f"sampling of row {numbers[i]}: {response.error}")
             words = response.ids[:-1] if response.ended else response.ids
             out[i] = Utterance(self.tokenizer.decode(words), response.ids, response.ended, response.logprob)
         return out

@@ -69,4 +69,4 @@ def decode_chunk(
     drawn = jnp.full((steps, B), NOTHING, jnp.int32), jnp.zeros((steps, B), jnp.float32)
     end = jax.lax.while_loop(goes_on, step, _Loop(jnp.int32(0), token, left, drawn, cache))
     # Whole on every device, so that any process can read them.
-    return end.cache, Drawn(*(model.constrain(x, (None, None)) for x in end.drawn), end.t)
+    return end.cache, Drawn(*(model.constrain(x, (None,) * x.ndim) for x in (*end.drawn, end.t)))

@@ -9,6 +9,9 @@ import jax.numpy as jnp
 
 from jaxalign.errors import UserError
 
+BLOCK = 128
+"""Tokens of the vocabulary whose probabilities are cumulated together."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Sampling:
@@ -60,6 +63,30 @@ def filter_logits(logits_BxV: jax.Array, top_k: int, top_p: float) -> jax.Array:
     return logits_BxV
 
 
+def draw(logits_BxV: jax.Array, keys_B: jax.Array) -> jax.Array:
+    """int32 [B]: a token of each row's softmax, by one uniform number a row looked up in the cumulated probabilities, block by
+    block, then in its block. Noise for every token of the vocabulary would take most of a small model's step."""
+    B, V = logits_BxV.shape
+    weights = jnp.exp(logits_BxV - jnp.max(logits_BxV, axis=-1, keepdims=True))
+    blocks = jnp.pad(weights, ((0, 0), (0, -V % BLOCK))).reshape(B, -1, BLOCK)
+    sums = jnp.sum(blocks, axis=-1)
+    until = jnp.cumsum(sums, axis=-1)
+    wanted = jax.vmap(jax.random.uniform)(keys_B) * until[:, -1]
+    block = _first(until > wanted[:, None], sums)
+    before = jnp.where(block > 0, jnp.take_along_axis(until, jnp.maximum(block - 1, 0), axis=-1), 0.0)
+    own = jnp.take_along_axis(blocks, block[:, :, None], axis=1)[:, 0]
+    place = _first(jnp.cumsum(own, axis=-1) > wanted[:, None] - before, own)
+    return (block * BLOCK + place)[:, 0].astype(jnp.int32)
+
+
+def _first(reached_BxN: jax.Array, weights_BxN: jax.Array) -> jax.Array:
+    """int [B, 1]: the first place that is reached and has any weight; where rounding leaves none, the last that has any."""
+    positive = weights_BxN > 0
+    found = reached_BxN & positive
+    last = positive.shape[1] - 1 - jnp.argmax(positive[:, ::-1], axis=-1, keepdims=True)
+    return jnp.where(jnp.any(found, axis=-1, keepdims=True), jnp.argmax(found, axis=-1, keepdims=True), last)
+
+
 def sample(logits_BxV, row_keys_B, positions_B, sampling: Sampling) -> tuple[jax.Array, jax.Array]:
     """Tokens int32 [B] and their log-probabilities float32 [B].
 
@@ -73,6 +100,8 @@ def sample(logits_BxV, row_keys_B, positions_B, sampling: Sampling) -> tuple[jax
     else:
         keys = jax.vmap(jax.random.fold_in)(row_keys_B, positions_B)
         filtered = filter_logits(scaled, sampling.top_k, sampling.top_p)
-        tokens = jax.vmap(jax.random.categorical)(keys, filtered)
-    logprobs = jnp.take_along_axis(jax.nn.log_softmax(scaled, axis=-1), tokens[:, None], axis=-1)[:, 0]
+        tokens = draw(filtered, keys)
+    # The maximum goes off first, or the logits' common level takes up the digits of all that follows.
+    scaled = scaled - jnp.max(scaled, axis=-1, keepdims=True)
+    logprobs = jnp.take_along_axis(scaled, tokens[:, None], axis=-1)[:, 0] - jnp.log(jnp.sum(jnp.exp(scaled), axis=-1))
     return tokens.astype(jnp.int32), logprobs

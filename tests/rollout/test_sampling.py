@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jaxalign.errors import UserError
-from jaxalign.rollout.sampling import Sampling, filter_logits, row_keys, sample
+from jaxalign.rollout.sampling import Sampling, draw, filter_logits, row_keys, sample
 
 V = 10
 LOGITS = np.random.default_rng(0).normal(size=(6, V)).astype(np.float32) * 2
@@ -69,6 +69,23 @@ def test_frequencies_and_log_probabilities(temperature, top_k, top_p):
     frequency = np.bincount(tokens, minlength=V) / len(tokens)
     # Five deviations of a binomial share; what is filtered out never comes.
     assert (np.abs(frequency - kept) <= 5 * np.sqrt(kept * (1 - kept) / len(tokens))).all()
+
+
+@pytest.mark.parametrize("vocab", [1, 127, 128, 129, 1000])
+def test_any_vocabulary_is_drawn_from_by_its_weights(vocab):
+    """Half of the weight on the last token, half on the others alike; every third of them is out. Five deviations."""
+    count, logits = 4000, np.zeros(vocab, np.float32)
+    logits[::3] = -np.inf
+    logits[-1] = np.log(max(1, np.isfinite(logits[:-1]).sum()))
+    keys = row_keys(jax.random.key(1), jnp.arange(count))
+    tokens = np.asarray(jax.jit(draw)(jnp.broadcast_to(logits[None], (count, vocab)), keys))
+    assert np.isfinite(logits[tokens]).all()
+    assert abs((tokens == vocab - 1).mean() - (0.5 if vocab > 1 else 1)) <= 5 * 0.5 / np.sqrt(count)
+    others = tokens[tokens < vocab - 1]
+    for low, high in ((0, vocab // 2), (vocab // 2, vocab - 1)):
+        share = np.isfinite(logits[low:high]).sum() / max(1, np.isfinite(logits[:-1]).sum())
+        found = ((others >= low) & (others < high)).mean() if len(others) else share
+        assert abs(found - share) <= 5 * np.sqrt(share * (1 - share) / max(1, len(others)))
 
 
 def test_greedy_takes_the_likeliest_with_its_log_probability_at_temperature_1():
