@@ -5,6 +5,7 @@ Dimension letters: B batch, T time, S keys, H query heads, K key/value heads, h 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 import jax
@@ -43,21 +44,44 @@ def plain_attention(
     """`attend(q, k, v, local)` over rows of this shape [B, T]: see `jaxalign.models.attention`.
 
     Queries go block by block, each over the keys up to its end alone: of the square of scores what stands right of the diagonal
-    is left out, and a block's are all there is at a time. whole: all at once, as where the mesh splits a row.
+    is left out. Where no document of a block began before the block before it, older keys are left out too. A block's scores
+    are computed again in the backward pass. whole: all at once, as where the mesh splits a row.
     """
     T = shape[1]
     mask_BxTxT, place = causal_mask(shape, segment_ids), jnp.arange(T)
     blocks = 1 if whole else max(1, min(MOST_BLOCKS, T // LEAST_BLOCK))
     ends = [T * (i + 1) // blocks for i in range(blocks)]
+    starts = [0, *ends[:-1]]
+
+    def reaches_back(start: int, low: int) -> jax.Array:
+        """Whether a document has tokens before `low` and at `start`; its tokens stand side by side."""
+        here = segment_ids[:, start]
+        return jnp.any((segment_ids[:, low - 1] == here) & (here > 0))
+
+    packed = segment_ids is not None
+    far = [packed and i > 1 and reaches_back(starts[i], starts[i - 1]) for i in range(blocks)]
 
     def attend_layer(q, k, v, local):
         mask = windowed(config, local, mask_BxTxT, lambda: (place[:, None] - place[None, :])[None])
 
-        def block(start: int, end: int):
-            seen = mask[:, start:end, :end]
-            return attend(q[:, start:end], k[:, :end], v[:, :end], seen, config.scale, config.attention_softcap)
+        def over(low: int, start: int, end: int) -> Callable:
+            @functools.partial(jax.checkpoint, prevent_cse=False)
+            def block(q, k, v, mask):
+                rows, keys = slice(start, end), slice(low, end)
+                seen = mask[:, rows, keys]
+                return attend(q[:, rows], k[:, keys], v[:, keys], seen, config.scale, config.attention_softcap)
 
-        return jnp.concatenate([block(start, end) for start, end in zip([0, *ends[:-1]], ends, strict=True)], axis=1)
+            return block
+
+        def block(i: int):
+            whole = over(0, starts[i], ends[i])
+            if far[i] is False:
+                return whole(q, k, v, mask)
+            return jax.lax.cond(far[i], whole, over(starts[i - 1], starts[i], ends[i]), q, k, v, mask)
+
+        if blocks == 1:
+            return attend(q, k, v, mask, config.scale, config.attention_softcap)
+        return jnp.concatenate([block(i) for i in range(blocks)], axis=1)
 
     return attend_layer
 

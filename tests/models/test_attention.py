@@ -85,13 +85,14 @@ def test_the_plain_formula_serves_rows_split_over_context_too():
     np.testing.assert_allclose(found, jax.jit(tiny.model().hidden)(tiny.host_params(), tokens), atol=1e-5)
 
 
-@pytest.mark.parametrize("local", [None, False, True])
-def test_blocks_of_queries_see_what_the_formula_says(local):
-    """Rows of several blocks with documents of any length, against float64 numpy, one query at a time."""
+@pytest.mark.parametrize(("local", "documents"), [(None, 1), (None, 4), (False, 3), (True, 9)])
+def test_blocks_of_queries_see_what_the_formula_says(local, documents):
+    """Rows of several blocks with documents of any length, against float64 numpy, one query at a time; and its gradient against
+    that of all queries at once."""
     B, T, H, K, h, window = 2, 201, 4, 2, 4, 70
     rng = np.random.default_rng(0)
     q, k, v = (rng.normal(size=(B, T, n, h)).astype(np.float32) for n in (H, K, K))
-    segments = np.sort(rng.integers(1, 4, (B, T)), axis=1).astype(np.int32)
+    segments = np.sort(rng.integers(1, 1 + documents, (B, T)), axis=1).astype(np.int32)
     layers = (False, False) if local is None else (True, False)
     config = dataclasses.replace(tiny.DECODER, head_dim=h, window=window, local_layers=layers)
     attend = attention_plain.plain_attention(config, (B, T), segments)
@@ -101,3 +102,7 @@ def test_blocks_of_queries_see_what_the_formula_says(local):
         scores = k[b, seen, head // 2].astype(np.float64) @ q[b, t, head] * config.scale
         weights = np.exp(scores - scores.max())
         np.testing.assert_allclose(found[b, t, head], weights / weights.sum() @ v[b, seen, head // 2], atol=1e-5)
+    given = None if local is None else np.bool_(local)
+    total = lambda attend: jax.jit(jax.grad(lambda *x: (attend(*x, given) ** 2).sum(), (0, 1, 2)))(q, k, v)  # noqa: E731
+    at_once = attention_plain.plain_attention(config, (B, T), segments, whole=True)
+    tiny.assert_trees_close(total(attend), total(at_once), 1e-4, 1e-5)
