@@ -144,7 +144,7 @@ def _commit() -> str:
 
 def tell(options: argparse.Namespace, name: str, result: dict[str, Any], lines: list[str]) -> int:
     """Writes and prints a result: {"benchmark", "args", "machine", **result}, or its table `lines`. Returns 0."""
-    plain = {key: value.name if isinstance(value, Path) else value for key, value in vars(options).items()}
+    plain = {key: value.name if isinstance(value, Path) else value for key, value in vars(options).items() if key != "scripts"}
     text = json.dumps({"benchmark": name, "args": plain, "machine": machine(), **result})
     if options.out is not None:
         options.out.parent.mkdir(parents=True, exist_ok=True)

@@ -23,8 +23,7 @@ from versus import add_flags, compare, table
 from jaxalign.config import Dpo
 from jaxalign.data.loader import EpochLoader, take
 from jaxalign.models.model import Model
-from jaxalign.stages.dpo import all_logprobs, arrays
-from jaxalign.stages.lm import place
+from jaxalign.stages.dpo import all_logprobs, arrays, packed
 from jaxalign.training.direct_step import direct_step
 from jaxalign.training.optimizer import make_optimizer
 from jaxalign.training.state import init_state
@@ -35,11 +34,14 @@ FLAGS = ("layers", "dim", "heads", "ffn", "vocab", "batch", "length", "steps")
 def main(argv: list[str]) -> int:
     parser = make_parser(__doc__, "batch", "steps", batch=8, steps=10)
     parser.add_argument("--length", type=int, default=512, help="tokens of the longest dialogue with its answer")
+    parser.add_argument("--micro-batch-tokens", type=int, default=0, help="as in the config; 0 chooses")
     ragged.add_flags(parser)
     add_flags(parser, trl="trl_dpo.py")
     options = parser.parse_args(argv)
     texts = ragged.read(options, options.length)
-    section = Dpo(batch=options.batch, max_length=options.length, optimizer=adamw())
+    section = Dpo(
+        batch=options.batch, max_length=options.length, optimizer=adamw(), micro_batch_tokens=options.micro_batch_tokens
+    )
     pairs = arrays(texts.tokenizer, texts.pairs, ragged.STYLE, section)
     loader = EpochLoader(len(pairs.label), options.batch, options.seed)
     order = np.concatenate([loader.indices(step) for step in range(WARM_UP + options.steps)])
@@ -51,7 +53,7 @@ def main(argv: list[str]) -> int:
 
     def reference(index: np.ndarray) -> float:
         nonlocal pairs
-        seconds, found = timed(lambda: all_logprobs(model, start, take(pairs, index), options.batch))
+        seconds, found = timed(lambda: all_logprobs(section, model, start, take(pairs, index)))
         whole = np.array(pairs.reference)
         whole[index] = found
         pairs = dataclasses.replace(pairs, reference=whole)
@@ -60,7 +62,12 @@ def main(argv: list[str]) -> int:
     def step(number: int) -> float:
         nonlocal state
         index = np.arange(number * options.batch, (number + 1) * options.batch)
-        seconds, (state, _) = timed(lambda: direct_step(model, optimizer, section, state, place(model, pairs, index), None))
+
+        def update():
+            batch, parts = packed(section, model, pairs, index)
+            return direct_step(model, optimizer, section, state, batch, None, parts)
+
+        seconds, (state, _) = timed(update)
         return seconds
 
     def ours() -> dict[str, Any]:

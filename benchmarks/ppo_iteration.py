@@ -41,7 +41,7 @@ from jaxalign.models.configured import configured_model
 from jaxalign.rollout.engine import Engine
 from jaxalign.stages import ppo
 from jaxalign.stages.base import StageContext
-from jaxalign.stages.rewards import learnt_reward
+from jaxalign.stages.rewards import LearntReward
 from jaxalign.training.offload import FrozenRole
 from jaxalign.training.ppo_state import init_ppo_state, make_ppo_setup
 from jaxalign.training.scorer import Scorer
@@ -86,11 +86,18 @@ class Run:
         weights = [random_params(model, seed) for model, seed in ((policy, 1), (policy, 1), (critic, 2), (critic, 3))]
         context = StageContext(config, folder, folder, False)
         self.iteration = ppo.Iteration(
-            context, self.setup, FrozenRole(weights[1]), learnt_reward(Scorer(critic), FrozenRole(weights[3])),
+            context, self.setup, FrozenRole(weights[1]), LearntReward(Scorer(critic), FrozenRole(weights[3])),
             random_prompts(options, PROMPTS * options.batch), stops,
         )  # fmt: skip
         self.state = init_ppo_state(self.setup, weights[0], weights[2], jax.random.key(options.seed))
         self.number, self.compilations = 0, Compilations()
+
+    def warm_up(self) -> None:
+        """Compiles all that sampling can need, and runs the first iterations."""
+        longest = max(map(len, self.iteration.prompts))
+        self.iteration.engine.warm_up(self.state.policy.params, self.iteration.sampling, longest)
+        for number in range(WARM_UP):
+            progress(f"warm-up {number + 1}: {self.step()[0]:.3f} s")
 
     def step(self) -> tuple[float, dict[str, float]]:
         """(seconds, metrics)."""
@@ -150,8 +157,7 @@ def main(argv: list[str]) -> int:
             run.step()
             print(f"{time.time():.3f}", flush=True)
             return 0
-        for number in range(WARM_UP):
-            progress(f"warm-up {number + 1}: {run.step()[0]:.3f} s")
+        run.warm_up()
         if options.parts:
             with parts() as found:
                 whole = run.steps(options.steps)

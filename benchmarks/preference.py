@@ -20,8 +20,7 @@ from versus import add_flags, compare, table
 
 from jaxalign.data.loader import EpochLoader, take
 from jaxalign.models.model import Model
-from jaxalign.stages.lm import place
-from jaxalign.stages.preference import pair_arrays
+from jaxalign.stages.preference import packed, pair_arrays
 from jaxalign.training.optimizer import make_optimizer
 from jaxalign.training.preference_step import preference_step
 from jaxalign.training.state import init_state
@@ -32,6 +31,7 @@ FLAGS = ("layers", "dim", "heads", "ffn", "vocab", "batch", "length", "steps")
 def main(argv: list[str]) -> int:
     parser = make_parser(__doc__, "batch", "steps", batch=8, steps=10)
     parser.add_argument("--length", type=int, default=512, help="tokens of the longest dialogue with its answer")
+    parser.add_argument("--micro-batch-tokens", type=int, default=0, help="as in the config; 0 chooses")
     ragged.add_flags(parser)
     add_flags(parser, trl="trl_reward.py")
     options = parser.parse_args(argv)
@@ -46,7 +46,12 @@ def main(argv: list[str]) -> int:
     def step(number: int) -> float:
         nonlocal state
         index = np.arange(number * options.batch, (number + 1) * options.batch)
-        seconds, (state, _) = timed(lambda: preference_step(model, optimizer, 1, 0.0, state, place(model, pairs, index), None))
+
+        def update():
+            batch, parts = packed(model, pairs, index, options.micro_batch_tokens)
+            return preference_step(model, optimizer, 0.0, state, batch, None, parts)
+
+        seconds, (state, _) = timed(update)
         return seconds
 
     def ours() -> dict[str, Any]:

@@ -58,6 +58,7 @@ def main(argv: list[str]) -> int:
         seconds, tokens = zip(*(queue() for _ in range(options.steps)), strict=True)
         return {"step_s": list(seconds), "tokens": list(tokens), "compiled": compilations.count - before}
 
+    engine.warm_up(params, sampling, options.prompt)
     for number in range(2):
         progress(f"warm-up {number + 1}: {queue()[0]:.3f} s")
     found = compare(options, ours, "token", FLAGS, warm_up=1)  # Of a peer: its second batch is warm already.

@@ -44,6 +44,7 @@ FLAGS = ("layers", "dim", "heads", "ffn", "vocab", "batch", "length", "steps")
 def main(argv: list[str]) -> int:
     parser = make_parser(__doc__, "batch", "steps", batch=8, steps=10)
     parser.add_argument("--length", type=int, default=512, help="tokens of a packed row")
+    parser.add_argument("--micro-batches", type=int, default=1, help="parts of a step")
     ragged.add_flags(parser)
     add_flags(parser, trl="trl_sft.py")
     options = parser.parse_args(argv)
@@ -58,7 +59,8 @@ def main(argv: list[str]) -> int:
     def step() -> tuple[float, int]:
         nonlocal state, number
         batch = loader.indices(number)
-        seconds, (state, metrics) = timed(lambda: lm_step(model, optimizer, 1, state, place(model, rows, batch), None))
+        parts = options.micro_batches
+        seconds, (state, metrics) = timed(lambda: lm_step(model, optimizer, parts, state, place(model, rows, batch), None))
         number += 1
         return seconds, int(metrics["tokens"])
 

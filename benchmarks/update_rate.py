@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from common import WARM_UP, median, progress, tell, timed
+from common import median, progress, tell, timed
 from ppo_iteration import Run, parts, workload_parser
 
 
@@ -80,8 +80,7 @@ def main(argv: list[str]) -> int:
     rounds = []
     with tempfile.TemporaryDirectory() as folder:
         run = Run(options, Path(folder))
-        for _ in range(WARM_UP):
-            run.step()
+        run.warm_up()
         for _ in range(options.pairs):
             with parts() as found:
                 run.steps(options.steps)
