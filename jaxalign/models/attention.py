@@ -76,4 +76,4 @@ def attention(
         return splash_attention(config, sharding, segment_ids)
     if kind == "cudnn":
         return cudnn_attention(config, segment_ids)
-    return plain_attention(config, shape, segment_ids, whole=context_size(sharding) > 1)
+    return plain_attention(config, shape, segment_ids, context_size(sharding) > 1, sharding is not None)

@@ -39,13 +39,14 @@ def windowed(config: DecoderConfig, local, mask: jax.Array, age: Callable[[], ja
 
 
 def plain_attention(
-    config: DecoderConfig, shape: tuple[int, int], segment_ids: jax.Array | None, whole: bool = False
+    config: DecoderConfig, shape: tuple[int, int], segment_ids: jax.Array | None, whole: bool = False, split: bool = False
 ) -> Callable:
     """`attend(q, k, v, local)` over rows of this shape [B, T]: see `jaxalign.models.attention`.
 
     Queries go block by block, each over the keys up to its end alone: of the square of scores what stands right of the diagonal
     is left out. Where no document of a block began before the block before it, older keys are left out too. A block's scores
-    are computed again in the backward pass. whole: all at once, as where the mesh splits a row.
+    are computed again in the backward pass. whole: all at once, as where the mesh splits a row. split: the mesh splits the rows,
+    so that whether older keys are needed is not known on a device alone, and they are never left out.
     """
     T = shape[1]
     mask_BxTxT, place = causal_mask(shape, segment_ids), jnp.arange(T)
@@ -58,7 +59,7 @@ def plain_attention(
         here = segment_ids[:, start]
         return jnp.any((segment_ids[:, low - 1] == here) & (here > 0))
 
-    packed = segment_ids is not None
+    packed = segment_ids is not None and not split
     far = [packed and i > 1 and reaches_back(starts[i], starts[i - 1]) for i in range(blocks)]
 
     def attend_layer(q, k, v, local):
