@@ -45,8 +45,8 @@ def plain_attention(
 
     Queries go block by block, each over the keys up to its end alone: of the square of scores what stands right of the diagonal
     is left out. Where no document of a block began before the block before it, older keys are left out too. A block's scores
-    are computed again in the backward pass. whole: all at once, as where the mesh splits a row. split: the mesh splits the rows,
-    so that whether older keys are needed is not known on a device alone, and they are never left out.
+    are computed again in the backward pass. whole: all at once, as where the mesh splits a row. split: the mesh splits the
+    rows, so that no device knows alone whether older keys are needed, and they are never left out.
     """
     T = shape[1]
     mask_BxTxT, place = causal_mask(shape, segment_ids), jnp.arange(T)
