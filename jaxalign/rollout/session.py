@@ -189,7 +189,7 @@ class Session:
         self.rows, self.live, self.slot = rows, live, 0
 
     def _refill(self) -> None:
-        """Fills free slots from the queue."""
+        """Fills free slots from the queue. Each part of the mesh prefills what enters its own slots."""
         size = self._size
         free = [[slot for slot in range(part * size, (part + 1) * size) if slot not in self.live] for part in range(self.parts)]
         kept, known = self.kept
@@ -212,7 +212,7 @@ class Session:
             self.enter(kept, again)
         del kept
         for group in self._groups(fresh):
-            self._prefill(group, fresh)
+            self._prefill(*group, fresh)
         if not any(prompt in self.waiting for _, prompt in self.kept[1]):
             self.kept = (None, {})
 
@@ -221,8 +221,8 @@ class Session:
         if not self.waiting[prompt]:
             del self.waiting[prompt]
 
-    def _groups(self, fresh: list[dict]) -> list[tuple[int, list[list]]]:
-        """(padded length, the prompts of each part) of each prefill."""
+    def _groups(self, fresh: list[dict]) -> list[tuple[int, int, list[list]]]:
+        """(padded length, how many rows of a part, the prompts of each part) of each prefill."""
         lengths = sorted({self.padded(len(prompt)) for part in fresh for prompt in part})
         groups = []
         for length in lengths:
@@ -234,8 +234,7 @@ class Session:
                 left = [prompts[rows:] for prompts in left]
         return groups
 
-    def _prefill(self, group, fresh: list[dict]) -> None:
-        length, count, prompts = group
+    def _prefill(self, length: int, count: int, prompts: list[list], fresh: list[dict]) -> None:
         tokens = np.zeros((self.parts, count, length), np.int32)
         plan, known = [[] for _ in prompts], {}
         for part, own in enumerate(prompts):
