@@ -162,7 +162,7 @@ def test_offloading_changes_no_result_and_each_phase_holds_what_it_needs(tmp_pat
     (state, metrics), held = bytes_by_phase(monkeypatch, tmp_path, mesh=mesh)
     (found, found_metrics), left = bytes_by_phase(monkeypatch, tmp_path, mesh=mesh, offload=("optimizer", "frozen"))
     # The scores are computed in a program of their own, and rounded by it.
-    assert found_metrics == pytest.approx(metrics, rel=1e-4, abs=1e-6)
+    tiny.assert_trees_close(found_metrics, metrics, 1e-4, 1e-6)
     tiny.assert_trees_close(tiny.to_host(found), tiny.to_host(state), 1e-3, 1e-5)
     optimizers = size(state.policy.opt_state) + size(state.critic.opt_state)
     reference, preference = size(tiny.host_params()), size(tiny.host_params("scalar"))
@@ -182,7 +182,7 @@ def test_a_reference_that_the_loss_runs_is_there_in_the_update(tmp_path, monkeyp
     changes = {"kl_in": "loss", "kl_estimator": "full"}
     (state, metrics), _ = bytes_by_phase(monkeypatch, tmp_path, **changes)
     (found, found_metrics), _ = bytes_by_phase(monkeypatch, tmp_path, offload=("frozen",), **changes)
-    assert found_metrics == pytest.approx(metrics, rel=1e-4, abs=1e-6)
+    tiny.assert_trees_close(found_metrics, metrics, 1e-4, 1e-6)
     tiny.assert_trees_close(tiny.to_host(found), tiny.to_host(state), 1e-3, 1e-5)
 
 
