@@ -9,8 +9,6 @@ import importlib.metadata
 import os
 import pathlib
 
-from jaxalign.parallel.simulated import spare_threads
-
 _DEVICES = "--xla_force_host_platform_device_count=8"
 # Most programs of tests run once or twice: what they compute is the same, and they are there in two thirds of the time.
 _COMPILE_FAST = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
@@ -21,8 +19,7 @@ if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", "")
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_DEVICES} {_COMPILE_FAST}".strip()
 if importlib.metadata.version("jaxlib").startswith("0.10."):
     # Eight devices on a busy machine may wait for each other longer than the 40 seconds after which XLA ends the process.
-    os.environ["XLA_FLAGS"] += " --xla_cpu_collective_call_terminate_timeout_seconds=240"
-spare_threads()
+    os.environ["XLA_FLAGS"] += " --xla_cpu_collective_call_terminate_timeout_seconds=150"
 # Through the environment, so that the child processes which tests start share the cache.
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(_CACHE))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.2")

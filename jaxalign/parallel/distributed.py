@@ -20,7 +20,6 @@ from typing import Any, NamedTuple
 from jaxalign.errors import UserError, tell
 from jaxalign.parallel import hosts
 from jaxalign.parallel.roll_call import call
-from jaxalign.parallel.simulated import spare_threads
 
 FLAGS = ("coordinator", "processes", "process", "start_timeout")
 USAGE = """\
@@ -190,7 +189,6 @@ def start(given: Group) -> None:
         UserError: the group is not whole, or the others do not come in time.
     """
     global _watch
-    spare_threads()
     group = find(given)
     if group is None:
         return
