@@ -19,7 +19,7 @@ if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", "")
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_DEVICES} {_COMPILE_FAST}".strip()
 if importlib.metadata.version("jaxlib").startswith("0.10."):
     # Eight devices on a busy machine may wait for each other longer than the 40 seconds after which XLA ends the process.
-    os.environ["XLA_FLAGS"] += " --xla_cpu_collective_call_terminate_timeout_seconds=150"
+    os.environ["XLA_FLAGS"] += " --xla_cpu_collective_call_terminate_timeout_seconds=240"
 # Through the environment, so that the child processes which tests start share the cache.
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(_CACHE))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.2")
