@@ -193,7 +193,7 @@ def test_any_id_of_the_stop_set_ends_a_response_and_stays_in_it(params):
         np.testing.assert_array_equal(found.tokens[row, : len(prompt)], prompt)
         np.testing.assert_array_equal(found.tokens[row, len(prompt) : len(prompt) + length], unstopped[:length])
         assert not found.tokens[row, len(prompt) + length :].any()
-        np.testing.assert_allclose(found.logprobs[row, :length], free.logprobs[row, :length], atol=1e-6)
+        np.testing.assert_allclose(found.logprobs[row, :length], free.logprobs[row, :length], atol=3e-6)
         assert not found.logprobs[row, length:].any()
     last = found.tokens[np.arange(8), found.prompt_length + found.response_length - 1]
     assert len(set(last[found.ended])) > 1, "only one id of the stop set was met; choose others"
