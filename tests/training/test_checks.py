@@ -79,7 +79,9 @@ def test_another_reference_is_found():
 
 def test_one_wrong_log_probability_is_found():
     def spoil(sampled):
-        return dataclasses.replace(sampled, logprobs=sampled.logprobs.at[3, 0].add(0.01))
+        logprobs = sampled.logprobs.copy()
+        logprobs[3, 0] += 0.01
+        return dataclasses.replace(sampled, logprobs=logprobs)
 
     checks = checked(tiny.setup(), spoil=spoil)
     assert failed(checks) == ["ratio", "sampler gap"]
