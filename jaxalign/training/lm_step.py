@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 
 import jax
@@ -9,6 +10,7 @@ import jax.numpy as jnp
 
 from jaxalign.models.lora import join
 from jaxalign.models.model import Model
+from jaxalign.parallel.ordered import after
 from jaxalign.records import PackedBatch
 from jaxalign.training.microbatch import Aux, parts_of
 from jaxalign.training.state import TrainState, gradient_step
@@ -37,10 +39,11 @@ def lm_step(
 
     frozen: the parameters that are not trained, of a model with adapters.
     """
-    total = jnp.sum(batch.loss_mask[:, 1:])
+    total, count = jnp.sum(batch.loss_mask[:, 1:]), jnp.sum(batch.segment_ids > 0)
+    batch = dataclasses.replace(batch, tokens=after(model.sharding, batch.tokens, total, count))
     loss_fn = lambda params, part: lm_loss(model, join(frozen, params), part, total, balance_coef)  # noqa: E731
     state, aux, metrics = gradient_step(model, optimizer, state, loss_fn, parts_of(batch, micro_batches))
-    return state, {**aux.sums, **metrics, "tokens": jnp.sum(batch.segment_ids > 0)}
+    return state, {**aux.sums, **metrics, "tokens": count}
 
 
 @functools.partial(jax.jit, static_argnames=("model",))
