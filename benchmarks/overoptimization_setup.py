@@ -160,8 +160,14 @@ def read_config(workdir: Path) -> Config:
 
 
 def agreement(study: Study, model: Model, params: Params, pairs: PairBatch) -> dict:
-    """How often a reward model prefers the answer that the labels prefer, where they lean one way."""
+    """How often a reward model prefers the answer that the labels prefer, where they lean one way.
+
+    Raises UserError where they lean nowhere.
+    """
     decided = np.abs(pairs.label - 0.5) > 0.1
+    if not decided.any():
+        raise UserError(f"none of {len(pairs.label)} held-out pairs has a better answer: the supervised policy writes no "
+                        "answers that the truth tells apart; train it longer, or hold out more prompts")  # fmt: skip
     tokens, length = pairs.tokens[decided], pairs.length[decided]
     flat = Answers(tokens.reshape(-1, tokens.shape[-1]), length.reshape(-1))
     scores = study.scores(model, params, flat).reshape(-1, 2)

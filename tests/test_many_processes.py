@@ -23,8 +23,9 @@ CONFIG = {
     "pretrain": {"steps": 4, "batch_rows": 8, "row_length": 32, "checkpoint_every": 2,
                  "optimizer": {"learning_rate": 2e-2, "warmup_steps": 2}},
     "reward": {"source": "callable"},
+    # The KL in the reward would tell equal scores of a group apart by rounding alone, which grpo divides by its own size.
     "ppo": {"iterations": 2, "advantages": "grpo", "group_size": 4, "batch": 8, "minibatches": 1, "epochs": 1, "prompts": 8,
-            "max_new_tokens": 4, "checkpoint_every": 1},
+            "max_new_tokens": 4, "checkpoint_every": 1, "kl_in": "loss", "kl_estimator": "k3"},
     "evaluate": {"prompts": 8, "batch": 8, "max_new_tokens": 4, "examples": 2},
 }  # fmt: skip
 REWARD = """

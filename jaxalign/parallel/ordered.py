@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-import functools
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
 
 from jaxalign.parallel.sharding import Sharding
 
+Tree = TypeVar("Tree")
+NEVER = -1.2345678e38  # No sum of anything that a step computes.
 
-def after(sharding: Sharding | None, x: jax.Array, *first: jax.Array) -> jax.Array:
-    """x (integers), on a mesh of CPU devices not there before all of `first`, which are scalars of at least 0.
+
+def after(sharding: Sharding | None, tree: Tree, first) -> Tree:
+    """A pytree of arrays, on a mesh of CPU devices not there before all arrays of the pytree `first`.
 
     XLA's executor for CPUs keeps the order of the collectives of one computation, but not that of one in a loop's body and one
-    beside the loop: two devices may each start another first, and both wait for ever. Elsewhere x is returned as it is.
+    beside the loop, or in another loop: two devices may each start another first, and both wait for ever. Elsewhere the tree is
+    returned as it is.
     """
     if sharding is None or sharding.mesh.devices.flat[0].platform != "cpu":
-        return x
-    there = functools.reduce(jnp.logical_and, [scalar >= 0 for scalar in first])
-    return jnp.where(there, x, 0)
+        return tree
+    sums = jnp.stack([jax.lax.stop_gradient(jnp.sum(x.astype(jnp.float32))) for x in jax.tree.leaves(first)])
+    there = jnp.all(sums != NEVER)
+    return jax.tree.map(lambda x: jnp.where(there, x, jnp.zeros_like(x)), tree)

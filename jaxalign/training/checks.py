@@ -18,6 +18,7 @@ from jaxalign.config import Checks, OnlineChecks, Ppo
 from jaxalign.errors import UserError
 from jaxalign.models.lora import join
 from jaxalign.models.model import Model
+from jaxalign.parallel.ordered import after
 from jaxalign.parallel.rows import fetch
 from jaxalign.records import Experience, PackedParts, Rollout
 from jaxalign.training.experience import response_hidden, response_kl, response_mask, response_stats
@@ -100,8 +101,11 @@ def step_zero_values(
     policy_params = join(frozen, own_params)
     rollout, mask = experience.rollout, response_mask(experience.rollout)
     temperature = setup.config.temperature or 1.0
+    sharding = setup.policy.sharding
     hidden = response_hidden(setup.policy, policy_params, alone(rollout))
+    rollout = after(sharding, rollout, hidden)
     reference_hidden = response_hidden(setup.reference, reference_params, alone(rollout))
+    rollout = after(sharding, rollout, reference_hidden)
     mine = response_stats(setup.policy, policy_params, rollout, temperature, hidden).logprobs
     ratio = jnp.max(jnp.abs(jnp.exp(mine - rollout.logprobs) - 1.0) * mask)
     kl = jnp.float32(0.0)
@@ -109,12 +113,14 @@ def step_zero_values(
         ours = response_stats(setup.policy, policy_params, rollout, at, hidden).logprobs
         theirs = response_stats(setup.reference, reference_params, rollout, at, reference_hidden).logprobs
         kl = jnp.maximum(kl, jnp.max(jnp.sum(kl_penalty(ours, theirs, "abs") * mask, axis=1)))
+        rollout = after(sharding, rollout, kl)
         if setup.config.kl_estimator == "full":
             full = response_kl(setup, policy_params, reference_params, rollout, at, hidden)
             kl = jnp.maximum(kl, jnp.max(jnp.sum(jnp.abs(full) * mask, axis=1)))
     reference = reference_params if setup.loss_reads_reference else None
     rows = len(packed.part)
     part = jax.tree.map(lambda x: setup.policy.constrain(x[:rows], ("batch",) + (None,) * (x.ndim - 1)), experience)
+    part = after(sharding, part, (part, ratio, kl))
     counts = totals(setup, part)
 
     def loss_fn(params, part):
@@ -125,6 +131,7 @@ def step_zero_values(
 
     loss_scale = _fitting_scale(lambda scale: gradients(scale)[1], setup.policy)
     (whole, _), whole_gradients = gradients(loss_scale)
+    packed = after(sharding, packed, whole_gradients)
     (parts, _), part_gradients = gradients(loss_scale, packed)
     largest = lambda tree: jnp.max(jnp.stack([jnp.max(jnp.abs(x)) for x in jax.tree.leaves(tree)]))  # noqa: E731
     difference = largest(jax.tree.map(jnp.subtract, whole_gradients, part_gradients))

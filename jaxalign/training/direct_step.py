@@ -16,6 +16,7 @@ from jaxalign.config import Dpo
 from jaxalign.models.heads import gather_positions, length_mask
 from jaxalign.models.lora import join
 from jaxalign.models.model import Model
+from jaxalign.parallel.ordered import after
 from jaxalign.records import AnswerPairs, AnswerRows, PackedParts
 from jaxalign.training.microbatch import Aux
 from jaxalign.training.packed import each_part, of_answers, pair_parts, pairs_alone
@@ -121,7 +122,9 @@ def direct_step(
     micro-batches.
     """
     total = jnp.maximum(jnp.sum(batch.weight), 1.0)
+    batch, packed = after(model.sharding, (batch, packed), total)
     anchor = _anchor(model, section, join(frozen, state.params), batch, packed)
+    batch, packed = after(model.sharding, (batch, packed), anchor)
 
     def loss_fn(params, part):
         pairs, rows = part

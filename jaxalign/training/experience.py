@@ -16,6 +16,7 @@ from jaxalign.algorithms.rewards import overlong_penalty, shape_rewards
 from jaxalign.config import Ppo
 from jaxalign.models.heads import TokenStats, gather_positions, length_mask, token_kl
 from jaxalign.models.model import Model
+from jaxalign.parallel.ordered import after
 from jaxalign.records import AnswerRows, Experience, PackedParts, Rollout
 from jaxalign.training.packed import alone, each_part, of_answers, pack_rollout
 from jaxalign.training.ppo_state import PPOSetup
@@ -49,7 +50,8 @@ def response_kl(
     """The whole KL(policy || reference) [B, N] at the state before each response token, with its gradient into params."""
     rows = alone(rollout) if rows is None else rows
     hidden = response_hidden(setup.policy, params, rows) if hidden is None else hidden
-    reference = jax.lax.stop_gradient(response_hidden(setup.reference, reference_params, rows))
+    reference_rows = after(setup.policy.sharding, rows, hidden)
+    reference = jax.lax.stop_gradient(response_hidden(setup.reference, reference_params, reference_rows))
     hidden, reference = (gather_positions(x, rows.heads) for x in (hidden, reference))
     weights = setup.policy.head_weight(params, hidden.dtype), setup.reference.head_weight(reference_params, reference.dtype)
     room, cap, constrain = setup.policy.chunk_floats, setup.policy.config.final_softcap, setup.policy.constrain
@@ -118,27 +120,32 @@ def packed_experience(
     rollout: Rollout, parts: PackedParts, scores, kept=None, baseline=None, scorer_params=None,
 ):  # fmt: skip
     """`make_experience` over packed rows: all models run here, part by part."""
-    config, mask = setup.config, response_mask(rollout) > 0
+    config, sharding = setup.config, setup.policy.sharding
     real = rollout.prompt_length > 0
     scored = real if kept is None else real & kept
     temperature = config.temperature or 1.0
-    zeroed = lambda x: jnp.where(mask, x, 0.0)  # noqa: E731
     full_in_reward = config.kl_estimator == "full" and config.kl_in == "reward"
 
     def forward(rows: AnswerRows) -> dict[str, jax.Array]:
         found = {"reference": response_stats(setup.reference, reference_params, rollout, temperature, None, rows).logprobs}
+        rows = after(sharding, rows, found)
         hidden = response_hidden(setup.policy, policy_params, rows) if recompute or full_in_reward else None
         if recompute:
             found["logprobs"] = response_stats(setup.policy, policy_params, rollout, temperature, hidden, rows).logprobs
         if full_in_reward:
             found["kl"] = response_kl(setup, policy_params, reference_params, rollout, temperature, hidden, rows)
+        rows = after(sharding, rows, found)
         if setup.has_critic:
             found["values"] = response_values(setup.critic, critic_params, rollout, None, rows)
         if scorer is not None:
+            rows = after(sharding, rows, found)
             found["scores"] = normalised(scorer, raw_row_scores(scorer, scorer_params, rollout, rows))
         return found
 
     found = each_part(parts, forward)
+    rollout, scored, scores, baseline = after(sharding, (rollout, scored, scores, baseline), found)
+    mask = response_mask(rollout) > 0
+    zeroed = lambda x: jnp.where(mask, x, 0.0)  # noqa: E731
     kept, scores = scored, jnp.where(scored, found["scores"] if scorer is not None else scores, 0.0)
     reference = zeroed(found["reference"])
     logprobs = zeroed(found["logprobs"]) if recompute else rollout.logprobs

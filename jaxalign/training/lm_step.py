@@ -40,7 +40,7 @@ def lm_step(
     frozen: the parameters that are not trained, of a model with adapters.
     """
     total, count = jnp.sum(batch.loss_mask[:, 1:]), jnp.sum(batch.segment_ids > 0)
-    batch = dataclasses.replace(batch, tokens=after(model.sharding, batch.tokens, total, count))
+    batch = dataclasses.replace(batch, tokens=after(model.sharding, batch.tokens, (total, count)))
     loss_fn = lambda params, part: lm_loss(model, join(frozen, params), part, total, balance_coef)  # noqa: E731
     state, aux, metrics = gradient_step(model, optimizer, state, loss_fn, parts_of(batch, micro_batches))
     return state, {**aux.sums, **metrics, "tokens": count}

@@ -16,6 +16,7 @@ from jaxalign.algorithms.policy_losses import cispo, clipped_surrogate, gspo, po
 from jaxalign.algorithms.value_losses import clipped_value_loss, explained_variance, huber_value_loss
 from jaxalign.config import Ppo
 from jaxalign.models.lora import join
+from jaxalign.parallel.ordered import after
 from jaxalign.parallel.rows import fetch
 from jaxalign.records import AnswerRows, Experience, PackedParts
 from jaxalign.training.experience import experience_mask, response_hidden, response_kl, response_stats, response_values
@@ -129,6 +130,7 @@ def minibatch_update(
     if config.whiten_advantages:
         batch = dataclasses.replace(batch, advantages=whiten(batch.advantages, mask))
     loss_fn = joint_loss if setup.shares_trunk else policy_loss
+    batch, packed = after(setup.policy.sharding, (batch, packed), (batch, whole))
     parts = experience_parts(batch, packed)
     learnt, aux, updated = gradient_step(
         setup.policy, setup.policy_optimizer, policy,
@@ -140,6 +142,7 @@ def minibatch_update(
         learnt = jax.tree.map(lambda new, old: jnp.where(learn_policy, new, old), learnt, policy)
     metrics = {**aux.sums, **aux.maxima, **updated}
     if setup.has_critic and not setup.shares_trunk:
+        parts = experience_parts(*after(setup.policy.sharding, (batch, packed), (learnt.params, metrics)))
         critic, aux, updated = gradient_step(
             setup.critic, setup.critic_optimizer, critic,
             lambda params, part: value_loss(setup, join(frozen, params), part[0], whole, rows=part[1]), parts,
@@ -218,6 +221,7 @@ def packed_update(
     largest = {"ratio_max": jnp.max(metrics.pop("ratio_max")), "sampler_gap": metrics.pop("sampler_gap")[0]}
     means = largest | {name: jnp.sum(values * ran) / jnp.sum(ran) for name, values in metrics.items()}
     means |= {"epochs_run": jnp.sum(ran) / config.minibatches, "stopped_early": stopped.astype(jnp.float32)}
+    batch = after(setup.policy.sharding, batch, means)
     mask = experience_mask(batch)
     means |= {"kl_coef": state.kl_coef}
     if setup.has_critic:

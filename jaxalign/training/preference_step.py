@@ -11,6 +11,7 @@ from jaxalign.algorithms.preference_losses import bradley_terry
 from jaxalign.models.heads import gather_positions
 from jaxalign.models.lora import join
 from jaxalign.models.model import Model
+from jaxalign.parallel.ordered import after
 from jaxalign.records import AnswerRows, PackedParts, PairBatch, ScoredPairs
 from jaxalign.training.microbatch import Aux
 from jaxalign.training.packed import pair_parts, pairs_alone
@@ -49,6 +50,7 @@ def preference_step(
     total = jnp.maximum(jnp.sum(batch.weight), 1.0)
     decided = jnp.abs(batch.label - 0.5) > 1e-6
     total_decided = jnp.maximum(jnp.sum(batch.weight * decided), 1.0)
+    batch, packed = after(model.sharding, (batch, packed), (total, total_decided))
 
     def loss_fn(params, given):
         part, rows = given

@@ -14,10 +14,10 @@ def found(*flags: str, **how):
 
 
 def test_ppo_of_two_hundred_iterations():
-    ppo = found()
+    ppo = found("--config.ppo.micro_batch_tokens=768")
     assert [name for name in ppo if name.startswith("ppo")] == ["ppo generate", "ppo reward", "ppo score", "ppo update"]
     assert ppo["ppo generate"].rows == Rows(64, 768 - 256, 256) and ppo["ppo generate"].calls == 200
-    update = ppo["ppo update"]  # 64 rows in 2 minibatches of 2 parts, twice over.
+    update = ppo["ppo update"]  # 64 rows in 2 minibatches of 2 parts of 16 devices' rows, twice over.
     assert (update.rows, update.micro, update.steps, update.counted) == (Rows(32, 768), 2, 4, 256)
     assert update.trains == ("policy", "critic")
     assert set(update.stays) == {"policy", "critic", "reference", "preference model"}

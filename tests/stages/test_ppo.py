@@ -156,7 +156,6 @@ def bytes_by_phase(monkeypatch, *arguments, **changes):
         return iterate(*arguments, **changes), found
 
 
-@pytest.mark.skip(reason="the bytes of each phase have not been counted anew since rows are packed; the last count failed")
 def test_offloading_changes_no_result_and_each_phase_holds_what_it_needs(tmp_path, monkeypatch):
     mesh = (2, 2, 2)
     size = lambda tree: sum(x.nbytes for x in jax.tree.leaves(tree) if x.ndim)  # noqa: E731
@@ -168,12 +167,11 @@ def test_offloading_changes_no_result_and_each_phase_holds_what_it_needs(tmp_pat
     optimizers = size(state.policy.opt_state) + size(state.critic.opt_state)
     reference, preference = size(tiny.host_params()), size(tiny.host_params("scalar"))
     saved = {phase: held[phase] - left[phase] for phase in held}
-    assert saved == {
-        "sampling": optimizers + reference + preference, "reference": optimizers + preference,
-        "update": reference + preference,
-    }  # fmt: skip
+    assert saved["sampling"] == optimizers + reference + preference and saved["update"] == reference + preference
+    # There are the scores already, and the rows that were packed for them.
+    assert 0 <= optimizers + preference - saved["reference"] <= 4096 < min(reference, preference) / 4
     # A reward model that is to be there by itself scores before the reference does, else beside it.
-    assert held["reference"] - left["reward"] == optimizers + reference
+    assert held["reference"] - left["reward"] == optimizers + reference  # Nothing of the kind yet.
     for trained in (found.policy, found.critic):
         assert {x.sharding.memory_kind for x in jax.tree.leaves(trained.opt_state) if x.ndim} == {"pinned_host"}
         assert {x.sharding.memory_kind for x in jax.tree.leaves(trained.params)} == {"device"}

@@ -1,0 +1,34 @@
+"""`after` changes no number, whatever it waits for, and is not there where nothing is to be ordered."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxalign.parallel.ordered import after
+from tests import tiny
+
+TREE = {"tokens": np.arange(6, dtype=np.int32).reshape(2, 3), "mask": np.array([True, False]),
+        "score": np.array([-1.5, np.nan], np.float32)}  # fmt: skip
+
+
+@pytest.mark.parametrize("first", [0.0, -3.0, np.nan, np.inf, -np.inf, np.int32(7), np.array([True]), np.zeros((0,))])
+def test_what_comes_first_does_not_matter(first):
+    sharding = tiny.model(mesh=(2, 2, 2)).sharding
+    found = jax.jit(lambda tree, first: after(sharding, tree, {"first": first}))(TREE, jnp.asarray(first))
+    for name, expected in TREE.items():
+        assert found[name].dtype == jnp.asarray(expected).dtype
+        np.testing.assert_array_equal(found[name], expected)
+
+
+def test_without_a_mesh_nothing_is_done():
+    assert after(None, TREE, 1.0) is TREE
+
+
+def test_gradients_pass_through_the_tree_alone():
+    sharding = tiny.model(mesh=(2, 2, 2)).sharding
+    found = jax.grad(lambda x, y: jnp.sum(after(sharding, x, y**2) ** 2), argnums=(0, 1))(jnp.array([1.0, 2.0]), jnp.array(3.0))
+    np.testing.assert_array_equal(found[0], [2.0, 4.0])
+    assert found[1] == 0
