@@ -274,7 +274,7 @@ class Preference:
     optimizer: Optimizer = section(Optimizer(learning_rate=5e-4, schedule="linear", warmup_steps=10), "Its optimizer.")
     checkpoint_every: int = field(50, "Steps between checkpoints.", at_least(1))
     micro_batch_tokens: int = field(0, "Most tokens of packed pairs that a device computes at once; results are the same. 0: "
-                                    "an eighth of what a batch could need, at least 512.", at_least(0))
+                                    "a sixteenth of what a batch could need, at least 768.", at_least(0))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -352,7 +352,7 @@ class Dpo:
     optimizer: Optimizer = section(Optimizer(learning_rate=2e-4, schedule="linear", warmup_steps=10), "Its optimizer.")
     checkpoint_every: int = field(50, "Steps between checkpoints.", at_least(1))
     micro_batch_tokens: int = field(0, "Most tokens of packed pairs that a device computes at once; results are the same. 0: "
-                                    "an eighth of what a batch could need, at least 512.", at_least(0))
+                                    "a sixteenth of what a batch could need, at least 768.", at_least(0))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -447,7 +447,7 @@ class Ppo:
     epochs: int = field(2, "Passes over the rollout buffer, freshly shuffled each.", at_least(1))
     minibatches: int = field(2, "Optimizer steps a pass.", at_least(1))
     micro_batch_tokens: int = field(0, "Most tokens, of prompts and responses packed together, that a device computes at once; "
-                                    "results are the same. 0: an eighth of what they could need, at least 512.", at_least(0))
+                                    "results are the same. 0: a sixteenth of what they could need, at least 768.", at_least(0))
     advantages: str = field("gae", "With a critic: gae, reinforce (returns less the value), vtrace; without one: rloo, grpo, "
                             "reinforce_pp, remax.",
                             one_of(*ADVANTAGES_WITH_CRITIC, "rloo", "grpo", "reinforce_pp", "remax"))

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from jaxalign.models.cache import Cache
+from jaxalign.models.cache import Caches
 from jaxalign.models.model import Model
 from jaxalign.rollout.ring import insert
 
 
-def ring_of(model: Model, prompts: Cache, length, slots: int, slot: int | None = None) -> Cache:
+def ring_of(model: Model, prompts: Caches, length, slots: int, slot: int | None = None) -> Caches:
     """A ring of all the prompts that `Model.prefill` gives, which ends before `slot` (by default, where the first one does)."""
     plan = np.stack([np.arange(len(length)), np.arange(len(length)), length], axis=1).astype(np.int32)[None]
     slot = np.int32(length[0] if slot is None else slot)

@@ -19,7 +19,7 @@ from jaxalign.models.layers import softcap
 
 
 class Cache(NamedTuple):
-    """Keys [L, B, K, h, S] and values [L, B, K, S, h] of every layer in `DecoderConfig.stored_dtype`, and for int8 the scales
+    """Keys [L, B, K, h, S] and values [L, B, K, S, h] of some layers in `DecoderConfig.stored_dtype`, and for int8 the scales
     they are multiplied by, float32 [L, B, K, S].
 
     So each is what its matrix product over the slots reads as it lies: with the heads inside the slots, a CPU copies the
@@ -32,6 +32,9 @@ class Cache(NamedTuple):
     value_scales: jax.Array | None = None
 
 
+Caches = tuple[Cache, ...]
+"""Of all layers: one Cache, or one for each layer (`Model.layered`)."""
+
 _SCALES = ("layers", "batch", "kv_heads", "length")
 CACHE_AXES = Cache(
     ("layers", "batch", "kv_heads", "head_dim", "length"),
@@ -43,9 +46,12 @@ SLOT_AXES = Cache(*(axes.index("length") for axes in CACHE_AXES))
 ROW_AXIS = 1
 
 
-def cache_shapes(config: DecoderConfig, rows: int, slots: int) -> Cache:
-    """ShapeDtypeStructs of a cache."""
-    sizes = {"layers": config.layers, "batch": rows, "kv_heads": config.kv_heads, "head_dim": config.head_dim, "length": slots}
+def cache_shapes(config: DecoderConfig, rows: int, slots: int, layers: int | None = None) -> Cache:
+    """ShapeDtypeStructs of a cache, of all layers or so many."""
+    sizes = {
+        "layers": config.layers if layers is None else layers, "batch": rows, "kv_heads": config.kv_heads,
+        "head_dim": config.head_dim, "length": slots,
+    }  # fmt: skip
     shapes = [tuple(sizes[axis] for axis in axes) for axes in CACHE_AXES]
     dtypes = [config.stored_dtype] * 2 + ["float32"] * 2
     made = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in zip(shapes, dtypes, strict=True)]
@@ -70,10 +76,14 @@ def stored(config: DecoderConfig, k_BxTxKxh: jax.Array, v_BxTxKxh: jax.Array) ->
 
 
 def write(cache: Cache, layer, slot, token: Cache) -> Cache:
-    """The cache with what `stored` gives of one token a row at that layer and slot."""
+    """The cache with what `stored` gives of one token a row at that layer and slot. layer None: of a cache without its first
+    axis."""
 
     def one(whole, part, axis: int):
         begin = [0] * whole.ndim
+        if layer is None:
+            begin[axis - 1] = slot
+            return jax.lax.dynamic_update_slice(whole, part, begin)
         begin[0], begin[axis] = layer, slot
         return jax.lax.dynamic_update_slice(whole, part[None], begin)
 

@@ -20,7 +20,7 @@ from flax import nnx
 from jaxalign.models.architecture import DecoderConfig
 from jaxalign.models.attention import Attend
 from jaxalign.models.attention_plain import windowed
-from jaxalign.models.cache import Cache, ages, attend_cache, stored, write
+from jaxalign.models.cache import Cache, Caches, ages, attend_cache, stored, write
 from jaxalign.models.experts import Load, MixtureMLP
 from jaxalign.models.layers import KEPT, MLP, Attention, Constrain, Norm, param
 from jaxalign.models.lora import NO_ADAPTERS, Adapters
@@ -159,11 +159,22 @@ class Decoder(nnx.Module):
             x, (kept, load) = run(stacked, x, rows)
         return Output(self.final_norm(x), kept, load)
 
-    def decode(self, tokens_B, positions_B, cache: Cache, slot, constrain: Constrain, adapters: Adapters = NO_ADAPTERS):
-        """One token a row: writes its keys and values at `slot` of the cache, and sees as many slots before it as its position
-        says. Returns hidden [B, D] and the new cache."""
-        graph, layers = nnx.split(self.blocks)
-        age_1xS = ages(cache.values.shape[3], slot)[None]
+    def layers_apart(self, adapters: Adapters = NO_ADAPTERS) -> list:
+        """The layers one by one, as `decode` takes them: (whether it has the window, its parameters, its adapters) each."""
+        stacked = self._local(), nnx.split(self.blocks)[1], adapters.tree
+        return [jax.tree.map(lambda leaf: leaf[i], stacked) for i in range(self.config.layers)]  # noqa: B023
+
+    def decode(
+        self, tokens_B, positions_B, caches: Caches, slot, constrain: Constrain, adapters: Adapters = NO_ADAPTERS, layers=None
+    ) -> tuple[jax.Array, Caches]:
+        """One token a row: writes its keys and values at `slot` of the caches, and sees as many slots before it as its position
+        says. Returns hidden [B, D] and the new caches.
+
+        layers: None, and they are scanned; or those of `layers_apart`, with a cache for each, without its first axis. Then they
+        stand in the program one after another, and nothing is copied to be read.
+        """
+        graph, stacked = nnx.split(self.blocks)
+        age_1xS = ages(caches[0].values.shape[-2], slot)[None]
         seen_BxS = age_1xS <= positions_B[:, None]
 
         def body(carry, indexed):
@@ -173,7 +184,7 @@ class Decoder(nnx.Module):
 
             def attention(q, k, v):
                 new = write(cache, index, slot, stored(self.config, k, v))
-                layer = jax.tree.map(lambda x: x[index], new)
+                layer = new if index is None else jax.tree.map(lambda x: x[index], new)
                 return attend_cache(q, layer, mask, self.config.scale, self.config.attention_softcap), new
 
             counted = jnp.ones((len(tokens_B), 1))
@@ -182,7 +193,13 @@ class Decoder(nnx.Module):
             )
             return (x, cache), None
 
-        start = (self._embed(tokens_B[:, None], constrain), cache)
-        numbers = jnp.arange(self.config.layers)
-        (x, cache), _ = jax.lax.scan(body, start, (numbers, self._local(), layers, adapters.tree))
-        return self.final_norm(x)[:, 0], cache
+        x = self._embed(tokens_B[:, None], constrain)
+        if layers is None:
+            numbered = jnp.arange(self.config.layers), self._local(), stacked, adapters.tree
+            (x, cache), _ = jax.lax.scan(body, (x, *caches), numbered)
+            return self.final_norm(x)[:, 0], (cache,)
+        made = []
+        for layer, own in zip(layers, caches, strict=True):
+            (x, own), _ = body((x, own), (None, *layer))
+            made.append(own)
+        return self.final_norm(x)[:, 0], tuple(made)

@@ -6,11 +6,14 @@ Dimension letters: B batch, T time, D model, H query heads, K key/value heads, h
 from __future__ import annotations
 
 import dataclasses
+import functools
+import math
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
+from jax.custom_derivatives import SymbolicZero
 
 from jaxalign.models.architecture import DecoderConfig
 from jaxalign.models.lora import Adapters, dense, is_quantised
@@ -51,6 +54,41 @@ def rotate(x_BxTxHxh: jax.Array, positions_BxT: jax.Array, frequency: jax.Array)
 def keep(x: jax.Array) -> jax.Array:
     """x itself, marked as one of the few results of a layer that its backward pass cannot be had without cheaply."""
     return checkpoint_name(x, KEPT)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def linear(equation: str, x: jax.Array, kernel: jax.Array) -> jax.Array:
+    """einsum(equation, x, kernel), in whose gradient of the kernel the narrower of x and the cotangent is transposed.
+
+    A CPU transposes it in the loop that computes it. By itself that is the cotangent, and of an MLP's first kernels: the
+    derivative of an activation, F wide, which takes longer so than the product does.
+    """
+    return jnp.einsum(equation, x, kernel)
+
+
+def _linear(equation: str, x, kernel):
+    # What is not trained needs no gradient, and so nothing is kept for it.
+    kept = x.value if kernel.perturbed else None, kernel.value if x.perturbed else None
+    return jnp.einsum(equation, x.value, kernel.value), kept
+
+
+def _linear_gradients(equation: str, kept, g):
+    if isinstance(g, SymbolicZero):
+        return None, None
+    (left, right), out = equation.split("->")[0].split(","), equation.split("->")[1]
+    x, kernel = kept
+    of_x = None if kernel is None else jnp.einsum(f"{out},{right}->{left}", g, kernel)
+    if x is None:
+        return of_x, None
+    into, made = ("".join(axis for axis in right if axis in of) for of in (left, out))
+    width = lambda of, array, axes: math.prod(array.shape[of.index(axis)] for axis in axes)  # noqa: E731
+    if width(left, x, into) <= width(out, g, made):
+        return of_x, jnp.einsum(f"{left},{out}->{right}", x, g)
+    turned = jnp.einsum(f"{out},{left}->{made}{into}", g, x)
+    return of_x, turned.transpose([(made + into).index(axis) for axis in right])
+
+
+linear.defvjp(_linear, _linear_gradients, symbolic_zeros=True)
 
 
 def softcap(x: jax.Array, cap: float | None) -> jax.Array:
@@ -102,7 +140,7 @@ class Linear(nnx.Module):
         kernel = getattr(self, name)[...]
 
         def product(x, kernel):
-            return jnp.einsum(equation, x, dense(kernel, x.dtype))
+            return linear(equation, x, dense(kernel, x.dtype))
 
         if is_quantised(kernel) or (adapters.lora is not None and kernel.dtype != x.dtype):
             # Made again in the backward pass: a scan would keep the arrays of all layers for it.

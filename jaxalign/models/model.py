@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +16,7 @@ from jax.sharding import NamedSharding
 from jaxalign.models.architecture import DecoderConfig
 from jaxalign.models.attention import attention, kind_of_attention
 from jaxalign.models.attention_ring import length_multiple
-from jaxalign.models.cache import CACHE_AXES, Cache, cache_shapes
+from jaxalign.models.cache import CACHE_AXES, Cache, Caches, cache_shapes
 from jaxalign.models.decoder import Decoder, Rows
 from jaxalign.models.experts import load_balance
 from jaxalign.models.heads import CHUNK_FLOATS, TokenStats, lm_logits, token_stats
@@ -29,6 +29,16 @@ from jaxalign.parallel.zigzag import collect, context_size, deal
 Params = Any  # A nested dict of arrays.
 
 _MOVED_TOGETHER = 64 << 20  # Bytes on a device from which a parameter moves alone.
+_LAYERED = 16  # Layers up to which a CPU decodes them one after another.
+
+
+class Decoding(NamedTuple):
+    """A loop that decodes: begin(caches) gives what `step(tokens, positions, carried, slot) -> (hidden, carried)` carries, and
+    end(carried) the caches; see `Model.decode`."""
+
+    begin: Callable
+    step: Callable
+    end: Callable
 
 
 @functools.cache
@@ -213,31 +223,58 @@ class Model:
         hidden = collect(sharding, out.hidden) if kind == "ring" else out.hidden
         return out._replace(hidden=hidden[:, :T]) if short else out._replace(hidden=hidden)
 
-    def prefill(self, params: Params, tokens) -> tuple[jax.Array, Cache]:
-        """Hidden states [B, P, D] of right-padded prompts, and their keys and values: a cache of P slots, token i in slot i."""
+    def prefill(self, params: Params, tokens) -> tuple[jax.Array, Caches]:
+        """Hidden states [B, P, D] of right-padded prompts, and their keys and values: caches of P slots, token i in slot i."""
         hidden, cache, _ = self._run(params, tokens, None, None, keep_cache=True)
-        return hidden, self._constrain_cache(cache)
+        numbers = range(self.config.layers)
+        apart = [jax.tree.map(lambda x: x[i : i + 1], cache) for i in numbers] if self.layered else [cache]  # noqa: B023
+        return hidden, self._constrain_caches(apart)
 
-    def decode(self, params: Params, tokens, positions, cache: Cache, slot) -> tuple[jax.Array, Cache]:
+    @property
+    def layered(self) -> bool:
+        """Whether decoding has a cache for each layer, and layers one after another in its program. On a CPU, which copies what
+        a scan takes out of a stack; but not for deep models, since compiling would take long."""
+        platform = jax.default_backend() if self.sharding is None else self.sharding.mesh.devices.flat[0].platform
+        return platform == "cpu" and self.config.layers <= _LAYERED
+
+    def decode(self, params: Params, tokens, positions, caches: Caches, slot) -> tuple[jax.Array, Caches]:
         """One decode step over a ring: tokens and positions [B]; the token before a row's own stands one slot before `slot`
-        (before the first slot: in the last), and so on. Returns hidden states [B, D] and the cache with the tokens in it."""
-        adapters = self._adapters(params)
-        hidden, cache = self._merge(params).decode(tokens, positions, cache, slot, self.constrain, adapters)
-        return hidden, self._constrain_cache(cache)
+        (before the first slot: in the last), and so on. Returns hidden states [B, D] and the caches with the tokens in them."""
+        loop = self.decoding(params)
+        hidden, carried = loop.step(tokens, positions, loop.begin(caches), slot)
+        return hidden, loop.end(carried)
 
-    def empty_cache(self, rows: int, slots: int) -> Cache:
+    def decoding(self, params: Params) -> Decoding:
+        """`decode` for a loop, with what needs to be done but once before and after it."""
+        adapters, merged = self._adapters(params), self._merge(params)
+        layers = merged.layers_apart(adapters) if self.layered else None
+
+        def step(tokens, positions, caches, slot):
+            hidden, caches = merged.decode(tokens, positions, caches, slot, self.constrain, adapters, layers)
+            return hidden, self._constrain_caches(caches, skip=0 if layers is None else 1)
+
+        if layers is None:
+            return Decoding(lambda caches: caches, step, lambda caches: caches)
+        # Their first axis, of 1, is not there in the loop: with it a CPU copies a cache that it writes to.
+        return Decoding(
+            lambda caches: jax.tree.map(lambda x: x[0], caches), step, lambda caches: jax.tree.map(lambda x: x[None], caches)
+        )
+
+    def empty_cache(self, rows: int, slots: int) -> Caches:
         """A ring of zeros, lying as this model's rules say."""
         return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype, device=x.sharding), self.abstract_cache(rows, slots))
 
-    def abstract_cache(self, rows: int, slots: int) -> Cache:
+    def abstract_cache(self, rows: int, slots: int) -> Caches:
         """ShapeDtypeStructs of a ring, with their shardings when there is a mesh."""
-        shapes = cache_shapes(self.config, rows, slots)
-        if self.sharding is None:
-            return shapes
-        return self._by_axes(lambda x, axes: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=self.sharding.named(axes)), shapes)
+        shapes = cache_shapes(self.config, rows, slots, 1 if self.layered else None)
+        if self.sharding is not None:
+            shapes = self._by_axes(
+                lambda x, axes: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=self.sharding.named(axes)), shapes
+            )
+        return (shapes,) * (self.config.layers if self.layered else 1)
 
-    def _constrain_cache(self, cache: Cache) -> Cache:
-        return self._by_axes(self.constrain, cache)
+    def _constrain_caches(self, caches: Sequence[Cache], skip: int = 0) -> Caches:
+        return tuple(self._by_axes(lambda x, axes: self.constrain(x, axes[skip:]), cache) for cache in caches)
 
     @staticmethod
     def _by_axes(fn: Callable, cache: Cache) -> Cache:

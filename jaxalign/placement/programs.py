@@ -138,7 +138,7 @@ def sampling_programs(run: Run, stage: str, role: str, model: Model, params, sec
 
 def _chunk(run: Run, stage: str, phase: str, role: str, model: Model, params, sampling: Sampling, cache, held) -> Program:
     """A chunk of decoding, all rows of `cache`."""
-    own, B = model.generation, cache.values.shape[1]
+    own, B = model.generation, cache[0].values.shape[1]
     where = own.sharding and own.sharding.named((None, "batch"))
     rows = jax.ShapeDtypeStruct((4, B), jnp.int32, sharding=where)
     drawing = dataclasses.replace(sampling, max_new_tokens=1)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxalign.models.cache import Cache
+from jaxalign.models.cache import Caches
 from jaxalign.models.heads import lm_logits
 from jaxalign.models.model import Model
 from jaxalign.rollout.sampling import Sampling, row_keys, sample
@@ -30,13 +30,13 @@ class _Loop(NamedTuple):
     token: jax.Array
     left: jax.Array
     drawn: tuple[jax.Array, jax.Array]
-    cache: Cache
+    cache: Caches
 
 
 @functools.partial(jax.jit, static_argnames=("model", "sampling", "steps"), donate_argnames="cache")
 def decode_chunk(
-    model: Model, params, cache: Cache, rows, key, control, sampling: Sampling, steps: int
-) -> tuple[Cache, Drawn]:
+    model: Model, params, cache: Caches, rows, key, control, sampling: Sampling, steps: int
+) -> tuple[Caches, Drawn]:
     """Up to `steps` tokens a row. model: as it samples (`Model.generation`); params: as it reads them.
 
     rows int32 [4, B]: the token to go on from, its position, how many tokens may follow (0: the slot is free), the row's
@@ -46,7 +46,8 @@ def decode_chunk(
     token, position, left, numbers = rows
     keys, stop_ids = row_keys(key, numbers), jnp.asarray(sampling.stop_ids, jnp.int32)
     unembedding = model.unembedding(params).astype(model.config.compute_dtype)
-    S, live = cache.values.shape[3], jnp.sum(left > 0)
+    S, live = cache[0].values.shape[3], jnp.sum(left > 0)
+    decoding = model.decoding(params)
 
     def goes_on(loop: _Loop):
         now = jnp.sum(loop.left > 0)
@@ -54,7 +55,7 @@ def decode_chunk(
 
     def step(loop: _Loop) -> _Loop:
         at = position + loop.t
-        hidden, cache = model.decode(params, loop.token, at, loop.cache, (control[0] + loop.t) % S)
+        hidden, cache = decoding.step(loop.token, at, loop.cache, (control[0] + loop.t) % S)
         token, logprob = sample(lm_logits(hidden, unembedding, model.config.final_softcap), keys, at + 1, sampling)
         stopped = jnp.any(token[:, None] == stop_ids[None, :], axis=-1)
         finite, writes = jnp.isfinite(logprob), loop.left > 0
@@ -67,6 +68,6 @@ def decode_chunk(
 
     B = len(token)
     drawn = jnp.full((steps, B), NOTHING, jnp.int32), jnp.zeros((steps, B), jnp.float32)
-    end = jax.lax.while_loop(goes_on, step, _Loop(jnp.int32(0), token, left, drawn, cache))
+    end = jax.lax.while_loop(goes_on, step, _Loop(jnp.int32(0), token, left, drawn, decoding.begin(cache)))
     # Whole on every device, so that any process can read them.
-    return end.cache, Drawn(*(model.constrain(x, (None,) * x.ndim) for x in (*end.drawn, end.t)))
+    return decoding.end(end.cache), Drawn(*(model.constrain(x, (None,) * x.ndim) for x in (*end.drawn, end.t)))

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import jax
 import numpy as np
 
-from jaxalign.models.cache import Cache
+from jaxalign.models.cache import Caches
 from jaxalign.models.model import Model
 from jaxalign.rollout.decode import NOT_FINITE, Drawn, decode_chunk
 from jaxalign.rollout.ring import insert, prefill, reroll
@@ -87,7 +87,7 @@ class Session:
         self.submitted, self.longest = 0, 0
         self.live: dict[int, _Row] = {}
         self.rows, self.cache, self.slot = np.zeros((4, 0), np.int32), None, 0
-        self.kept: tuple[Cache | None, dict] = (None, {})
+        self.kept: tuple[Caches | None, dict] = (None, {})
 
     @property
     def unfinished(self) -> int:
@@ -142,7 +142,7 @@ class Session:
 
     @property
     def _slots(self) -> int:
-        return 0 if self.cache is None else self.cache.values.shape[3]
+        return 0 if self.cache is None else self.cache[0].values.shape[3]
 
     def padded(self, length: int) -> int:
         """The length a prompt is padded to."""
@@ -248,12 +248,12 @@ class Session:
         if known:
             self.kept = made, known
 
-    def prefill(self, tokens: np.ndarray) -> Cache:
+    def prefill(self, tokens: np.ndarray) -> Caches:
         """Keys and values of prompts int32 [parts, R, P]."""
         tokens = self._place(tokens.reshape(-1, tokens.shape[-1]), ("batch", None))
         return prefill(self.model, self.params, tokens)
 
-    def enter(self, made: Cache, plan: list[list[tuple[int, int, int]]]) -> None:
+    def enter(self, made: Caches, plan: list[list[tuple[int, int, int]]]) -> None:
         """Puts prefilled prompts into slots: for each part (row, which prompt, how many of its tokens)."""
         table = np.full((self.parts, self._size, 3), -1, np.int32)
         for part, entries in enumerate(plan):

@@ -23,8 +23,8 @@ from jaxalign.parallel.sharding import Sharding
 from jaxalign.records import AnswerPairs, AnswerRows, PackedParts, PairBatch, Rollout, ScoredPairs
 from jaxalign.training.microbatch import Parts
 
-PARTS = 8  # A part has by itself this share of what the sequences could need, so that little is computed in vain.
-LEAST_TOKENS = 512  # Of a part by itself, on a device: below, matrix products are slow.
+PARTS = 16  # A part has by itself this share of what the sequences could need, so that little is computed in vain.
+LEAST_TOKENS = 768  # Of a part by itself, on a device: below, matrix products are slow.
 
 
 def part_rows(sequences: int, T: int, tokens: int, ways: int = 1, unit: int = 1) -> tuple[int, int]:

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxalign.models import model as model_module
 from jaxalign.models.model import scalar_from_lm
 from jaxalign.parallel.sharding import RULES
 from tests import tiny
@@ -74,9 +75,11 @@ def test_an_untied_head_has_its_own_weight():
     np.testing.assert_array_equal(tied.unembedding(params), params["embedding"].T)
 
 
+@pytest.mark.parametrize("layered", [True, False])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_prefill_and_cached_decode_equal_the_full_forward(dtype):
-    """Ragged prompts of 5, 2 and 1 tokens, continued token by token in a ring."""
+def test_prefill_and_cached_decode_equal_the_full_forward(dtype, layered, monkeypatch):
+    """Ragged prompts of 5, 2 and 1 tokens, continued token by token in a ring: of each layer, or of all, which are scanned."""
+    monkeypatch.setattr(model_module, "_LAYERED", 16 if layered else 0)
     model, params = tiny.model(compute_dtype=dtype), tiny.host_params()
     rng = np.random.default_rng(0)
     length, P, N = np.array([5, 2, 1], np.int32), 5, 4
@@ -94,8 +97,9 @@ def test_prefill_and_cached_decode_equal_the_full_forward(dtype):
         at = length + n
         tokens = whole[np.arange(3), at]
         step, cache = decode(params, tokens, at, cache, P + n)
-        assert cache.keys.shape == (2, 3, 2, 4, P + N) and cache.values.shape == (2, 3, 2, P + N, 4)
-        assert cache.keys.dtype == jnp.dtype(dtype)
+        shapes = [(layers.keys.shape, layers.values.shape) for layers in cache]
+        assert shapes == [((count, 3, 2, 4, P + N), (count, 3, 2, P + N, 4)) for count in ((1, 1) if layered else (2,))]
+        assert cache[0].keys.dtype == jnp.dtype(dtype)
         np.testing.assert_allclose(step.astype(np.float32), full[np.arange(3), at].astype(np.float32), atol=atol)
 
 

@@ -12,6 +12,7 @@ import optax
 import pytest
 
 from jaxalign.config import Mesh
+from jaxalign.models import model as model_module
 from jaxalign.models.model import Model
 from jaxalign.parallel.mesh import AXES
 from jaxalign.parallel.sharding import make_sharding
@@ -85,12 +86,14 @@ def test_sampling_as_in_training_gathers_weights_at_every_token():
 
 @functools.cache
 def sampled(mesh: Mesh):
-    """The collectives of a chunk of 32 steps, 8 rows."""
+    """The collectives of a chunk of 32 steps, 8 rows, the layers scanned as on a TPU."""
     model = Model(DECODER, sharding=make_sharding(mesh))
     params, own = model.generation_abstract(model.abstract()), model.generation
     rows = jax.ShapeDtypeStruct((4, 8), jnp.int32, sharding=own.sharding.named((None, "batch")))
     key, control = jax.eval_shape(lambda: jax.random.key(0)), jax.ShapeDtypeStruct((3,), jnp.int32)
-    lowered = decode_chunk.lower(own, params, own.abstract_cache(8, 40), rows, key, control, Sampling(1, (64,)), 32)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(model_module, "_LAYERED", 0)
+        lowered = decode_chunk.lower(own, params, own.abstract_cache(8, 40), rows, key, control, Sampling(1, (64,)), 32)
     return found(lowered, model)
 
 

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from jaxalign.models.cache import Cache
+from jaxalign.models.cache import Cache, Caches
 from jaxalign.rollout.ring import insert, reroll
 from tests import tiny
 
@@ -14,12 +14,13 @@ L, K, h = 2, 2, 4
 RNG = np.random.default_rng(0)
 
 
-def caches(rows: int, slots: int) -> Cache:
-    return Cache(*(RNG.normal(size=shape).astype(np.float32) for shape in ((L, rows, K, h, slots), (L, rows, K, slots, h))))
+def caches(rows: int, slots: int) -> Caches:
+    return (Cache(*(RNG.normal(size=shape).astype(np.float32) for shape in ((L, rows, K, h, slots), (L, rows, K, slots, h)))),)
 
 
-def token(cache: Cache, row: int, slot: int) -> np.ndarray:
+def token(caches: Caches, row: int, slot: int) -> np.ndarray:
     """All that a slot holds of a row."""
+    (cache,) = caches
     return np.concatenate([np.asarray(cache.keys)[:, row, :, :, slot], np.asarray(cache.values)[:, row, :, slot]], axis=-1)
 
 
@@ -40,7 +41,7 @@ def test_a_prompt_ends_where_the_ring_goes_on(slot):
 def test_another_size_keeps_the_latest_tokens_in_their_order(slots):
     ring, slot = caches(4, 8), 3
     found = reroll(tiny.model(), ring, np.asarray([[2, 0]], np.int32), np.int32(slot), slots)
-    assert found.values.shape == (L, 2, K, slots, h)
+    assert found[0].values.shape == (L, 2, K, slots, h)
     for new, old in enumerate((2, 0)):
         for age in range(1, min(slots, 8) + 1):
             np.testing.assert_array_equal(token(found, new, slots - age), token(ring, old, (slot - age) % 8))

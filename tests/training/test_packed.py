@@ -87,9 +87,10 @@ def test_the_devices_take_each_part_and_leave_what_is_in_none():
 
 
 @pytest.mark.parametrize(("sequences", "T", "tokens", "ways", "unit", "expected"), [
-    (64, 96, 0, 1, 1, (8, 8)),  # an eighth
-    (16, 96, 0, 1, 1, (6, 3)),  # at least 512 tokens, evenly
-    (64, 96, 0, 8, 8, (32, 2)),  # 512 of each device
+    (64, 288, 0, 1, 1, (4, 16)),  # a sixteenth
+    (64, 96, 0, 1, 1, (8, 8)),  # at least 768 tokens
+    (17, 96, 0, 1, 1, (6, 3)),  # evenly
+    (128, 96, 0, 8, 8, (64, 2)),  # 768 of each device
     (64, 100, 1000, 1, 1, (10, 7)),
     (64, 100, 250, 4, 4, (8, 8)),  # two rows a device
     (64, 100, 10**9, 1, 1, (64, 1)),

@@ -1,0 +1,56 @@
+"""`linear` is its einsum, with the same gradients, and none for what is not trained."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxalign.models.layers import linear
+
+CASES = [
+    ("btd,df->btf", (2, 3, 4), (4, 6)),  # wide: x is turned
+    ("btf,fd->btd", (2, 3, 6), (6, 4)),  # narrow: the cotangent is
+    ("btd,dnh->btnh", (2, 3, 4), (4, 2, 3)),
+    ("btnh,nhd->btd", (2, 3, 4, 5), (4, 5, 6)),
+    ("btnh,nhd->btd", (2, 3, 1, 5), (1, 5, 6)),
+]
+
+
+def arrays(x, kernel):
+    rng = np.random.default_rng(0)
+    return tuple(jnp.asarray(rng.normal(size=shape), jnp.float32) for shape in (x, kernel))
+
+
+@pytest.mark.parametrize(("equation", "x", "kernel"), CASES)
+def test_values_and_gradients_are_those_of_the_einsum(equation, x, kernel):
+    given = arrays(x, kernel)
+
+    def loss(product):
+        return lambda x, kernel: jnp.sum(jnp.sin(product(equation, x, kernel)))
+
+    found, gradients = jax.value_and_grad(loss(linear), argnums=(0, 1))(*given)
+    expected, wanted = jax.value_and_grad(loss(jnp.einsum), argnums=(0, 1))(*given)
+    np.testing.assert_array_equal(found, expected)
+    for one, other in zip(gradients, wanted, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("trained", [0, 1])
+def test_what_is_not_trained_has_no_gradient_and_nothing_is_kept_for_it(trained):
+    """Of the two products of the backward pass one is there, as its jaxpr says; in a scan of layers too."""
+    x, kernels = jnp.ones((2, 3, 4)), jnp.ones((2, 4, 4))
+
+    def loss(*given):
+        scan = jax.lax.scan(lambda x, kernel: (linear("btd,df->btf", x, kernel), None), *given)
+        return jnp.sum(scan[0])
+
+    def products(argnums):
+        jaxpr = jax.make_jaxpr(jax.grad(loss, argnums=argnums))(x, kernels)
+        return str(jaxpr).count("dot_general[")
+
+    if trained == 0:
+        assert products(0) == products((0, 1)) - 1
+    else:  # The gradient of x is what the gradients of earlier layers' kernels come by.
+        assert products(1) == products((0, 1))
