@@ -17,7 +17,7 @@ from jaxalign.models.architecture import DecoderConfig
 from jaxalign.models.attention_fused import LANES, cudnn_attention, cudnn_refusal, splash_attention
 from jaxalign.models.attention_plain import plain_attention
 from jaxalign.models.attention_ring import ring_attention
-from jaxalign.parallel.sharding import Sharding
+from jaxalign.parallel.sharding import Sharding, platform_of
 from jaxalign.parallel.zigzag import context_size
 
 # attend(q [B, T, H, h], k [B, T, K, h], v [B, T, K, h], local) -> [B, T, H, h] in the dtype of v. local: bool [], whether the
@@ -48,7 +48,7 @@ def kind_of_attention(config: DecoderConfig, sharding: Sharding | None, rows: in
 
 def _kernel(config: DecoderConfig, sharding: Sharding | None, rows: int) -> tuple[str, str | None]:
     """The platform's kernel, and why it cannot serve, if it cannot."""
-    platform = jax.default_backend() if sharding is None else sharding.mesh.devices.flat[0].platform
+    platform = platform_of(sharding)
     if platform == "tpu":
         split = 1 if sharding is None else _parts(sharding, "batch")
         uneven = f"splash attention needs rows that the mesh splits evenly, and {rows} are not a multiple of {split}"

@@ -23,7 +23,7 @@ from jaxalign.models.heads import CHUNK_FLOATS, TokenStats, lm_logits, token_sta
 from jaxalign.models.layers import Constrain
 from jaxalign.models.lora import TRAINED, Adapters, Lora, adapter_axes, adapter_shapes, init_adapters, is_quantised
 from jaxalign.models.quantised import fitting
-from jaxalign.parallel.sharding import Sharding
+from jaxalign.parallel.sharding import Sharding, platform_of
 from jaxalign.parallel.zigzag import collect, context_size, deal
 
 Params = Any  # A nested dict of arrays.
@@ -234,8 +234,7 @@ class Model:
     def layered(self) -> bool:
         """Whether decoding has a cache for each layer, and layers one after another in its program. On a CPU, which copies what
         a scan takes out of a stack; but not for deep models, since compiling would take long."""
-        platform = jax.default_backend() if self.sharding is None else self.sharding.mesh.devices.flat[0].platform
-        return platform == "cpu" and self.config.layers <= _LAYERED
+        return platform_of(self.sharding) == "cpu" and self.config.layers <= _LAYERED
 
     def decode(self, params: Params, tokens, positions, caches: Caches, slot) -> tuple[jax.Array, Caches]:
         """One decode step over a ring: tokens and positions [B]; the token before a row's own stands one slot before `slot`

@@ -7,7 +7,7 @@ from typing import TypeVar
 import jax
 import jax.numpy as jnp
 
-from jaxalign.parallel.sharding import Sharding
+from jaxalign.parallel.sharding import Sharding, platform_of
 
 Tree = TypeVar("Tree")
 NEVER = -1.2345678e38  # No sum of anything that a step computes.
@@ -20,7 +20,7 @@ def after(sharding: Sharding | None, tree: Tree, first) -> Tree:
     beside the loop, or in another loop: two devices may each start another first, and both wait for ever. Elsewhere the tree is
     returned as it is.
     """
-    if sharding is None or sharding.mesh.devices.flat[0].platform != "cpu":
+    if sharding is None or platform_of(sharding) != "cpu":
         return tree
     sums = jnp.stack([jax.lax.stop_gradient(jnp.sum(x.astype(jnp.float32))) for x in jax.tree.leaves(first)])
     there = jnp.all(sums != NEVER)

@@ -132,6 +132,11 @@ class Sharding:
         return math.prod(self.mesh.shape[axis] for axis in self.rules["batch"])
 
 
+def platform_of(sharding: Sharding | None) -> str:
+    """"cpu", "gpu" or "tpu": where arrays lie that are sharded so, or, without a mesh, by default."""
+    return jax.default_backend() if sharding is None else sharding.mesh.devices.flat[0].platform
+
+
 def make_sharding(settings: MeshConfig, devices: Sequence[jax.Device] | None = None) -> Sharding | None:
     """The mesh of `config.mesh` with its rules; None for one device, where there is nothing to place.
 

@@ -174,19 +174,25 @@ def packed_experience(
         metrics["kl_full"] = mean(masked_sum(kl, mask, axis=1))
     if setup.recomputes:
         metrics["sampler_gap"] = jnp.max(jnp.where(mask, jnp.abs(log_ratios), 0))
-    importance = mask.astype(jnp.float32)
-    if config.sampler_correction != "none":
-        importance, weights = importance_weights(
-            logprobs, rollout.logprobs, mask, config.correction_level, config.sampler_correction, high=config.correction_cap
-        )
-        metrics["correction_outside"] = masked_mean(weights.outside.astype(jnp.float32), counted)
-        metrics["effective_sample_share"] = (
-            effective_sample_share(importance, counted) if config.correction_level == "token"
-            else effective_sample_share(importance[:, 0], kept)
-        )  # fmt: skip
+    importance, found = _importance(config, logprobs, rollout.logprobs, mask, counted, kept)
+    metrics |= found
     rollout = Rollout(rollout.tokens, rollout.prompt_length, rollout.response_length, logprobs, rollout.ended)
     weight = kept.astype(jnp.float32)
     return Experience(rollout, weight, reference, values, rewards, advantages, returns, importance), metrics
+
+
+def _importance(config: Ppo, logprobs, sampled, mask, counted, kept):
+    """(weights [B, N] of tokens by the policy's log-probs and those they were sampled with, metrics)."""
+    if config.sampler_correction == "none":
+        return mask.astype(jnp.float32), {}
+    importance, weights = importance_weights(
+        logprobs, sampled, mask, config.correction_level, config.sampler_correction, high=config.correction_cap
+    )
+    each = (importance, counted) if config.correction_level == "token" else (importance[:, 0], kept)
+    return importance, {
+        "correction_outside": masked_mean(weights.outside.astype(jnp.float32), counted),
+        "effective_sample_share": effective_sample_share(*each),
+    }
 
 
 def _advantages(setup: PPOSetup, rewards, values, log_ratios, mask, kept, baseline):
