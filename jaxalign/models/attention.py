@@ -14,9 +14,11 @@ from jax.extend.backend import get_backend
 
 from jaxalign.errors import UserError
 from jaxalign.models.architecture import DecoderConfig
+from jaxalign.models.attention_blocked import blocked_attention
 from jaxalign.models.attention_fused import LANES, cudnn_attention, cudnn_refusal, splash_attention
 from jaxalign.models.attention_plain import plain_attention
 from jaxalign.models.attention_ring import ring_attention
+from jaxalign.models.layers import keep
 from jaxalign.parallel.sharding import Sharding, platform_of
 from jaxalign.parallel.zigzag import context_size
 
@@ -70,10 +72,14 @@ def attention(
 ) -> Attend:
     """Attention of this kind over rows of this shape [B, T] with these segments, int32 [B, T] (None: each row is one). What
     all layers share is made here, once. Of the kind "ring" rows are dealt out by `zigzag.deal`."""
+    if kind == "plain" and context_size(sharding) == 1:
+        return blocked_attention(config, shape, segment_ids, sharding is not None)
     if kind == "ring":
-        return ring_attention(config, sharding, segment_ids)
-    if kind == "splash":
-        return splash_attention(config, sharding, segment_ids)
-    if kind == "cudnn":
-        return cudnn_attention(config, segment_ids)
-    return plain_attention(config, shape, segment_ids, context_size(sharding) > 1, sharding is not None)
+        attend = ring_attention(config, sharding, segment_ids)
+    elif kind == "splash":
+        attend = splash_attention(config, sharding, segment_ids)
+    elif kind == "cudnn":
+        attend = cudnn_attention(config, segment_ids)
+    else:
+        attend = plain_attention(config, shape, segment_ids)
+    return lambda q, k, v, local: keep(attend(q, k, v, local))

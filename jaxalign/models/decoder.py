@@ -22,7 +22,7 @@ from jaxalign.models.attention import Attend
 from jaxalign.models.attention_plain import windowed
 from jaxalign.models.cache import Cache, Caches, ages, attend_cache, stored, write
 from jaxalign.models.experts import Load, MixtureMLP
-from jaxalign.models.layers import KEPT, MLP, Attention, Constrain, Norm, param
+from jaxalign.models.layers import KEPT, MLP, Attention, Constrain, Norm, Turn, param, turn
 from jaxalign.models.lora import NO_ADAPTERS, Adapters
 from jaxalign.parallel.pipeline import is_pipelined, micro_batches, run_stages
 
@@ -59,12 +59,12 @@ class Block(nnx.Module):
             self.after_attention_norm, self.after_mlp_norm = Norm(config), Norm(config)
 
     def __call__(
-        self, x_BxTxD, positions_BxT, frequency, counted_BxT, adapters: Adapters, constrain: Constrain, attention: Callable
+        self, x_BxTxD, by: Turn, counted_BxT, adapters: Adapters, constrain: Constrain, attention: Callable
     ):
         """`attention(q, k, v) -> (heads, extra)`; returns the new activations, `extra` (what a cache keeps) and the Load."""
         config = self.config
         own = adapters.part("attention")
-        q, k, v = self.attention.heads(self.attention_norm(x_BxTxD), positions_BxT, frequency, own, constrain)
+        q, k, v = self.attention.heads(self.attention_norm(x_BxTxD), by, own, constrain)
         heads, extra = attention(q, k, v)
         attended = self.attention.merge(heads, own)
         if config.sandwich_norms:
@@ -115,10 +115,14 @@ class Decoder(nnx.Module):
         """bool [L]: which layers have the window; None where they are all alike."""
         return jnp.asarray(self.config.local_layers) if self.config.mixed_layers else None
 
-    def _frequency(self, local) -> jax.Array:
-        if local is not None:
-            return jnp.where(local, self.config.frequencies(True), self.config.frequencies(False))
-        return self.config.frequencies(bool(self.config.local_layers) and all(self.config.local_layers))
+    def _turns(self, positions_BxT: jax.Array) -> Callable[[jax.Array | None], Turn]:
+        """How a layer turns queries and keys, given whether it has the window."""
+        config = self.config
+        if not config.mixed_layers:
+            by = turn(positions_BxT, config.frequencies(bool(config.local_layers) and all(config.local_layers)))
+            return lambda local: by
+        near, far = (turn(positions_BxT, config.frequencies(local)) for local in (True, False))
+        return lambda local: jax.tree.map(lambda *both: jnp.where(local, *both), near, far)
 
     def hidden(
         self, tokens_BxT, rows: Rows, attention_of: Callable[[Rows], Attend], constrain: Constrain, keep_cache: bool = False,
@@ -131,7 +135,7 @@ class Decoder(nnx.Module):
 
         def run(stacked, x, rows: Rows):
             """(x, (what a cache keeps, the experts' load)) after the layers given."""
-            attend = attention_of(rows)
+            attend, turns = attention_of(rows), self._turns(rows.positions)
 
             def body(x, indexed):
                 local, layer, own = indexed
@@ -139,9 +143,8 @@ class Decoder(nnx.Module):
                 def attention(q, k, v):
                     return attend(q, k, v, local), stored(self.config, k, v) if keep_cache else None
 
-                x, kept, load = nnx.merge(graph, layer)(
-                    x, rows.positions, self._frequency(local), rows.counted, Adapters(adapters.lora, own), constrain, attention
-                )
+                own = Adapters(adapters.lora, own)
+                x, kept, load = nnx.merge(graph, layer)(x, turns(local), rows.counted, own, constrain, attention)
                 return x, (kept, load)
 
             policy = _SAVED[self.config.remat_saves] if self.config.remat else _LEAN
@@ -176,6 +179,7 @@ class Decoder(nnx.Module):
         graph, stacked = nnx.split(self.blocks)
         age_1xS = ages(caches[0].values.shape[-2], slot)[None]
         seen_BxS = age_1xS <= positions_B[:, None]
+        turns = self._turns(positions_B[:, None])
 
         def body(carry, indexed):
             x, cache = carry
@@ -188,9 +192,8 @@ class Decoder(nnx.Module):
                 return attend_cache(q, layer, mask, self.config.scale, self.config.attention_softcap), new
 
             counted = jnp.ones((len(tokens_B), 1))
-            x, cache, _ = nnx.merge(graph, layer)(
-                x, positions_B[:, None], self._frequency(local), counted, Adapters(adapters.lora, own), constrain, attention
-            )
+            own = Adapters(adapters.lora, own)
+            x, cache, _ = nnx.merge(graph, layer)(x, turns(local), counted, own, constrain, attention)
             return (x, cache), None
 
         x = self._embed(tokens_B[:, None], constrain)

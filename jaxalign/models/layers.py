@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -38,16 +39,27 @@ class Constrain:
         return x if self.sharding is None else self.sharding.constrain(x, axes)
 
 
-def rotate(x_BxTxHxh: jax.Array, positions_BxT: jax.Array, frequency: jax.Array) -> jax.Array:
-    """Rotary position embedding, halves convention (RoFormer, arXiv 2104.09864; layout of Hugging Face Llama).
+class Turn(NamedTuple):
+    """By how much rotary positions turn: cosine and sine, float32 [B, T, 1, n]. Made once for all layers: they take longer to
+    compute than to read."""
 
-    frequency float32 [n]: the first 2n of a head's dimensions are turned, dimension i with i + n.
-    """
-    turned = 2 * len(frequency)
+    cosine: jax.Array
+    sine: jax.Array
+
+
+def turn(positions_BxT: jax.Array, frequency: jax.Array) -> Turn:
+    """frequency float32 [n]: by how many radians a position turns each pair."""
     angle = positions_BxT[:, :, None, None].astype(jnp.float32) * frequency[None, None, None, :]
-    sin, cos = jnp.sin(angle), jnp.cos(angle)
+    return Turn(jnp.cos(angle), jnp.sin(angle))
+
+
+def rotate(x_BxTxHxh: jax.Array, by: Turn) -> jax.Array:
+    """Rotary position embedding, halves convention (RoFormer, arXiv 2104.09864; layout of Hugging Face Llama): the first 2n of a
+    head's dimensions are turned, dimension i with i + n."""
+    turned = 2 * by.sine.shape[-1]
     first, second = jnp.split(x_BxTxHxh[..., :turned].astype(jnp.float32), 2, axis=-1)
-    rotated = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1).astype(x_BxTxHxh.dtype)
+    parts = [first * by.cosine - second * by.sine, second * by.cosine + first * by.sine]
+    rotated = jnp.concatenate(parts, axis=-1).astype(x_BxTxHxh.dtype)
     return rotated if turned == x_BxTxHxh.shape[-1] else jnp.concatenate([rotated, x_BxTxHxh[..., turned:]], axis=-1)
 
 
@@ -167,7 +179,7 @@ class Attention(Linear):
         if config.head_norm:
             self.query_norm, self.key_norm = Norm(config, h), Norm(config, h)
 
-    def heads(self, x_BxTxD, positions_BxT, frequency, adapters: Adapters, constrain: Constrain):
+    def heads(self, x_BxTxD, by: Turn, adapters: Adapters, constrain: Constrain):
         """Rotated queries [B, T, H, h] and keys, and values [B, T, K, h]."""
         q, k, v = (self.project(name, x_BxTxD, "btd,dnh->btnh", adapters) for name in ("query", "key", "value"))
         q = constrain(q, ("batch", "length", "heads", "head_dim"))
@@ -175,10 +187,10 @@ class Attention(Linear):
         v = constrain(v, ("batch", "length", "kv_heads", "head_dim"))
         if self.config.head_norm:
             q, k = self.query_norm(q), self.key_norm(k)
-        return keep(rotate(q, positions_BxT, frequency)), keep(rotate(k, positions_BxT, frequency)), keep(v)
+        return keep(rotate(q, by)), keep(rotate(k, by)), keep(v)
 
     def merge(self, heads_BxTxHxh: jax.Array, adapters: Adapters) -> jax.Array:
-        return keep(self.project("out", keep(heads_BxTxHxh), "btnh,nhd->btd", adapters))
+        return keep(self.project("out", heads_BxTxHxh, "btnh,nhd->btd", adapters))
 
 
 class MLP(Linear):

@@ -11,7 +11,7 @@ import pytest
 
 from jaxalign.config import Mesh
 from jaxalign.errors import UserError
-from jaxalign.models import attention, attention_plain
+from jaxalign.models import attention, attention_blocked, attention_plain
 from jaxalign.models.attention import kind_of_attention
 from jaxalign.models.model import Model
 from jaxalign.parallel.sharding import make_sharding
@@ -95,7 +95,7 @@ def test_blocks_of_queries_see_what_the_formula_says(local, documents):
     segments = np.sort(rng.integers(1, 1 + documents, (B, T)), axis=1).astype(np.int32)
     layers = (False, False) if local is None else (True, False)
     config = dataclasses.replace(tiny.DECODER, head_dim=h, window=window, local_layers=layers)
-    attend = attention_plain.plain_attention(config, (B, T), segments)
+    attend = attention_blocked.blocked_attention(config, (B, T), segments)
     found = jax.jit(attend)(q, k, v, None if local is None else np.bool_(local))
     for b, t, head in np.ndindex(B, T, H):
         seen = [s for s in range(t + 1) if segments[b, s] == segments[b, t] and (not local or t - s < window)]
@@ -104,5 +104,5 @@ def test_blocks_of_queries_see_what_the_formula_says(local, documents):
         np.testing.assert_allclose(found[b, t, head], weights / weights.sum() @ v[b, seen, head // 2], atol=1e-5)
     given = None if local is None else np.bool_(local)
     total = lambda attend: jax.jit(jax.grad(lambda *x: (attend(*x, given) ** 2).sum(), (0, 1, 2)))(q, k, v)  # noqa: E731
-    at_once = attention_plain.plain_attention(config, (B, T), segments, whole=True)
+    at_once = attention_plain.plain_attention(config, (B, T), segments)
     tiny.assert_trees_close(total(attend), total(at_once), 1e-4, 1e-5)

@@ -12,7 +12,7 @@ import pytest
 from jaxalign.errors import UserError
 from jaxalign.models.attention_plain import attend
 from jaxalign.models.decoder import Decoder
-from jaxalign.models.layers import activate, rotate
+from jaxalign.models.layers import activate, rotate, turn
 from tests import tiny
 
 
@@ -70,7 +70,7 @@ def packed():
 def test_rotary_positions_turn_each_pair_by_its_own_frequency():
     x = np.random.default_rng(1).normal(size=(2, 3, 2, 6)).astype(np.float32)
     positions = np.array([[0, 1, 2], [5, 90, 1000]], np.int32)
-    found = rotate(jnp.asarray(x), jnp.asarray(positions), 100.0 ** (-jnp.arange(3) / 3))
+    found = rotate(jnp.asarray(x), turn(jnp.asarray(positions), 100.0 ** (-jnp.arange(3) / 3)))
     for b, t, n in np.ndindex(2, 3, 2):
         np.testing.assert_allclose(found[b, t, n], numpy_rotate(x[b, t, n], positions[b, t], 100.0), atol=2e-4)
 
@@ -78,7 +78,7 @@ def test_rotary_positions_turn_each_pair_by_its_own_frequency():
 def test_a_rotated_product_depends_on_the_distance_alone():
     q, k = np.random.default_rng(2).normal(size=(2, 1, 1, 1, 8)).astype(np.float32)
     frequency = 10000.0 ** (-jnp.arange(4) / 4)
-    at = lambda x, p: rotate(jnp.asarray(x), jnp.full((1, 1), p, jnp.int32), frequency)[0, 0, 0]  # noqa: E731
+    at = lambda x, p: rotate(jnp.asarray(x), turn(jnp.full((1, 1), p, jnp.int32), frequency))[0, 0, 0]  # noqa: E731
     np.testing.assert_allclose(at(q, 9) @ at(k, 4), at(q, 105) @ at(k, 100), atol=1e-4)
 
 
