@@ -47,7 +47,7 @@ def entries(options: argparse.Namespace) -> dict[str, Entry]:
         "ppo_natural_trl": Entry((*natural, *trl, *script("trl")), 0.30),
         "rollout_tunix": Entry(("rollout.py", *pairs, *tunix), 0.30),
         "rollout_hf": Entry(("rollout.py", *pairs, *hf), 0.30),
-        "sft_trl": Entry(("sft.py", "--micro-batches", "4", *pairs, *text(options.instructions), *trl), 0.85),
+        "sft_trl": Entry(("sft.py", *pairs, *text(options.instructions), *trl), 0.85),
         "dpo_trl": Entry(("dpo.py", *pairs, *text(options.preferences), *trl), 0.50),
         "preference_trl": Entry(("preference.py", *pairs, *text(options.preferences), *trl)),
         "update_rate": Entry(("update_rate.py", *pairs), 0.60, at_least=True),

@@ -35,6 +35,7 @@ from jaxalign.data.packing import completion, pack
 from jaxalign.models.model import Model
 from jaxalign.stages.lm import place
 from jaxalign.training.lm_step import lm_step
+from jaxalign.training.microbatch import chosen
 from jaxalign.training.optimizer import make_optimizer
 from jaxalign.training.state import init_state
 
@@ -44,7 +45,7 @@ FLAGS = ("layers", "dim", "heads", "ffn", "vocab", "batch", "length", "steps")
 def main(argv: list[str]) -> int:
     parser = make_parser(__doc__, "batch", "steps", batch=8, steps=10)
     parser.add_argument("--length", type=int, default=512, help="tokens of a packed row")
-    parser.add_argument("--micro-batches", type=int, default=1, help="parts of a step")
+    parser.add_argument("--micro-batches", type=int, default=0, help="parts of a step; 0: as the stage chooses")
     ragged.add_flags(parser)
     add_flags(parser, trl="trl_sft.py")
     options = parser.parse_args(argv)
@@ -54,12 +55,12 @@ def main(argv: list[str]) -> int:
     loader = EpochLoader(len(rows.tokens), options.batch, options.seed)
     model, optimizer = Model(decoder(options)), make_optimizer(adamw(), 10**6)
     state = init_state(model, optimizer, random_params(model, 1), jax.random.key(options.seed))
+    parts = chosen(options.micro_batches, options.batch, options.length, None)
     compilations, number = Compilations(), 0
 
     def step() -> tuple[float, int]:
         nonlocal state, number
         batch = loader.indices(number)
-        parts = options.micro_batches
         seconds, (state, metrics) = timed(lambda: lm_step(model, optimizer, parts, state, place(model, rows, batch), None))
         number += 1
         return seconds, int(metrics["tokens"])

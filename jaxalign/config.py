@@ -193,7 +193,10 @@ class Pretrain:
         0.1, "Weight in the loss of what a model is given (requests, principles); what it writes weighs 1.", between(0.0, 1.0)
     )
     checkpoint_every: int = field(150, "Steps between checkpoints.", at_least(1))
-    micro_batches: int = field(1, "Parts a step is computed in, to save memory; results are the same.", at_least(1))
+    micro_batches: int = field(
+        0, "Parts a step is computed in, to save memory; results are the same. 0: one; on a CPU, parts of 1,024 tokens or so.",
+        at_least(0),
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -248,7 +251,10 @@ class Sft:
     batch_rows: int = field(4, "Rows of a step.", at_least(1))
     optimizer: Optimizer = section(Optimizer(learning_rate=5e-4, schedule="linear"), "Its optimizer.")
     checkpoint_every: int = field(50, "Steps between checkpoints.", at_least(1))
-    micro_batches: int = field(1, "Parts a step is computed in, to save memory; results are the same.", at_least(1))
+    micro_batches: int = field(
+        0, "Parts a step is computed in, to save memory; results are the same. 0: one; on a CPU, parts of 1,024 tokens or so.",
+        at_least(0),
+    )
     rounds_used: str = field("all", "Learn from the revisions of all rounds, or of the last.", one_of("all", "last"))
 
 
@@ -324,7 +330,10 @@ class BestOfN:
     batch_rows: int = field(4, "Rows of a step.", at_least(1))
     optimizer: Optimizer = section(Optimizer(learning_rate=5e-4, schedule="linear"), "Its optimizer.")
     checkpoint_every: int = field(50, "Steps between checkpoints.", at_least(1))
-    micro_batches: int = field(1, "Parts a step is computed in, to save memory; results are the same.", at_least(1))
+    micro_batches: int = field(
+        0, "Parts a step is computed in, to save memory; results are the same. 0: one; on a CPU, parts of 1,024 tokens or so.",
+        at_least(0),
+    )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -98,9 +98,9 @@ def _batches(config: Config) -> list[tuple[str, int, dict[str, int]]]:
     ppo = config.ppo
     batches = {
         "pretrain": [("pretrain.batch_rows", config.pretrain.batch_rows,
-                      {"pretrain.micro_batches": config.pretrain.micro_batches})],
+                      {"pretrain.micro_batches": config.pretrain.micro_batches or 1})],
         "revise": [("revise.batch", config.revise.batch, {})],
-        "sft": [("sft.batch_rows", config.sft.batch_rows, {"sft.micro_batches": config.sft.micro_batches})],
+        "sft": [("sft.batch_rows", config.sft.batch_rows, {"sft.micro_batches": config.sft.micro_batches or 1})],
         "compare": [("compare.batch", config.compare.batch, {})],
         "preference": [("preference.batch", config.preference.batch, {})],
         "reward_distill": [("reward_distill.batch", config.reward_distill.batch,
@@ -109,7 +109,7 @@ def _batches(config: Config) -> list[tuple[str, int, dict[str, int]]]:
                             {"reward_distill.micro_batches": config.reward_distill.micro_batches})],
         "best_of_n": [("best_of_n.batch", config.best_of_n.batch, {"best_of_n.n": config.best_of_n.n}),
                       ("best_of_n.batch_rows", config.best_of_n.batch_rows,
-                       {"best_of_n.micro_batches": config.best_of_n.micro_batches})],
+                       {"best_of_n.micro_batches": config.best_of_n.micro_batches or 1})],
         "dpo": [("dpo.batch", config.dpo.batch, {})],
         "online_dpo": [("online_dpo.batch", config.online_dpo.batch,
                         {"online_dpo.minibatches": config.online_dpo.minibatches})],

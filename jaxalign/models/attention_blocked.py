@@ -52,8 +52,10 @@ class Blocked:
 def blocked_attention(
     config: DecoderConfig, shape: tuple[int, int], segment_ids: jax.Array | None, split: bool = False
 ) -> Callable:
-    """`attend(q, k, v, local)` over rows of this shape [B, T]: see `jaxalign.models.attention`. split: the mesh splits the rows,
-    so that no device knows alone how long documents are; then each block sees all before it."""
+    """`attend(q, k, v, local)` over rows of this shape [B, T]: see `jaxalign.models.attention`.
+
+    split: the mesh splits the rows, so that no device knows alone how long documents are; then each block sees all before it.
+    """
     T = shape[1]
     bands = bands_of(T) if segment_ids is not None and not split else ()
     blocks = max(1, min(MOST_BLOCKS, T // BLOCK))
@@ -71,8 +73,10 @@ def bands_of(T: int) -> tuple[int, ...]:
 
 
 def way_of(segment_ids: jax.Array, bands: Sequence[int]) -> jax.Array:
-    """int32 []: the index of the narrowest band in which all documents are whole; len(bands) where they are in none. A document's
-    tokens stand side by side; those of segment 0 are padding."""
+    """int32 []: the index of the narrowest band in which all documents are whole; len(bands) where they are in none.
+
+    The tokens of a document stand side by side; those of segment 0 are padding.
+    """
     T = segment_ids.shape[1]
 
     def too_narrow(band: int) -> jax.Array:
@@ -84,23 +88,24 @@ def way_of(segment_ids: jax.Array, bands: Sequence[int]) -> jax.Array:
 
 
 class _Cut(NamedTuple):
-    """Queries start to end of the rows in N blocks, the first of which sees the keys low to high, each next one as many, C later.
-    Keys before the row's first and queries after its last are made up."""
+    """Queries start to end of the rows in blocks of C, the first of which sees the keys low to high, each next one as many keys, C
+    later. Keys before the row's first and queries after its last are made up."""
 
     start: int
     end: int
     low: int
     high: int
-    N: int
+    C: int
 
     @property
-    def C(self) -> int:
-        return -(-(self.end - self.start) // self.N)
+    def N(self) -> int:
+        return -(-(self.end - self.start) // self.C)
 
     def queries(self, x_BxTxHxd: jax.Array, K: int) -> jax.Array:
         """[B, K, N, M, d]"""
         B, _, H, d = x_BxTxHxd.shape
-        x = jnp.pad(x_BxTxHxd[:, self.start : self.end], ((0, 0), (0, self.N * self.C - (self.end - self.start)), (0, 0), (0, 0)))
+        spare = self.N * self.C - (self.end - self.start)
+        x = jnp.pad(x_BxTxHxd[:, self.start : self.end], ((0, 0), (0, spare), (0, 0), (0, 0)))
         x = x.reshape(B, self.N, self.C, K, H // K, d).transpose(0, 3, 1, 4, 2, 5)
         return x.reshape(B, K, self.N, -1, d)
 
@@ -153,8 +158,8 @@ class _Cut(NamedTuple):
 
 def _cuts(how: Blocked, band: int | None) -> list[_Cut]:
     if band is not None:
-        return [_Cut(0, how.T, -band * BLOCK, BLOCK, -(-how.T // BLOCK))]
-    return [_Cut(start, end, 0, end, 1) for start, end in how.spans]
+        return [_Cut(0, how.T, -band * BLOCK, BLOCK, BLOCK)]
+    return [_Cut(start, end, 0, end, end - start) for start, end in how.spans]
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))

@@ -53,15 +53,36 @@ def token_stats(
     pass makes each chunk's logits again; their gradient is rounded to the dtype of hidden before it is multiplied. used int32
     []: positions from there on mean nothing, and chunks of them alone are not computed.
     """
-    B, T, V = *targets.shape, unembedding.shape[1]
+    way, count = _way(targets.shape, unembedding.shape[1], temperature, chunk_floats, cap, constrain, used)
+    return TokenStats(*_stats(way, hidden, unembedding.astype(hidden.dtype), targets, count))
+
+
+def weighted_nll(
+    hidden, unembedding, targets, weights, chunk_floats: int = CHUNK_FLOATS, cap: float | None = None,
+    constrain: Constrain = _NO_MESH, used=None,
+) -> jax.Array:  # fmt: skip
+    """float32 []: the negative log-likelihood (nats) of the targets, each times its weight, added up; for the rest see
+    `token_stats`. weights float32 [B, T] are constants.
+
+    As the gradient does not depend on what comes after, it is made with the loss, and each chunk's logits but once.
+    """
+    if hidden.dtype == jnp.float16:  # Whose gradients must be made after the loss was scaled, or they are lost.
+        stats = token_stats(hidden, unembedding, targets, 1.0, chunk_floats, cap, constrain, used)
+        return -jnp.sum(stats.logprobs * weights)
+    way, count = _way(targets.shape, unembedding.shape[1], 1.0, chunk_floats, cap, constrain, used)
+    return _nll(way, hidden, unembedding.astype(hidden.dtype), targets, jax.lax.stop_gradient(weights), count)
+
+
+def _way(shape: tuple[int, int], V: int, temperature: float, chunk_floats: int, cap, constrain: Constrain, used):
+    """(how the statistics are computed, how many chunks)."""
+    B, T = shape
     parts = context_size(constrain.sharding)
     own = -(-T // parts)
     size = max(1, min(own, chunk_floats // max(1, B * V) // parts))
     if used is not None and parts == 1:
         size = min(size, -(-own // USED_CHUNKS))
     way = _Way(temperature, cap, constrain, parts, -(-own // size), size)
-    count = way.chunks if used is None or parts > 1 else -(-used // size)
-    return TokenStats(*_stats(way, hidden, unembedding.astype(hidden.dtype), targets, count))
+    return way, way.chunks if used is None or parts > 1 else -(-used // size)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -131,6 +152,49 @@ def _stats_backward(way: _Way, saved, given):
 _stats.defvjp(
     lambda way, *inputs: _stats_forward(way, *(x.value for x in inputs)), _stats_backward, symbolic_zeros=True
 )
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _nll(way: _Way, hidden, weight, targets, weights, count):
+    (logprobs, _), _ = _stats_forward(way, hidden, weight, targets, count)
+    return -jnp.sum(logprobs * weights)
+
+
+def _nll_forward(way: _Way, hidden, weight, targets, weights, count):
+    cut = functools.partial(_cut, way.constrain, way.parts, way.chunks, way.size)
+    chunks, wanted, weighed = cut(hidden.value), cut(targets.value), cut(weights.value)
+    dtype, weight, trained = hidden.value.dtype, weight.value, weight.perturbed
+
+    def one(i, found):
+        loss, hidden_gradient, weight_gradient = found
+        raw = _scaled(way, chunks[i], weight)
+        logits = raw - jnp.max(raw, axis=-1, keepdims=True)
+        odds = jnp.exp(logits)
+        total = jnp.sum(odds, axis=-1, keepdims=True)
+        chosen = jax.lax.broadcasted_iota(jnp.int32, odds.shape, 2) == wanted[i][..., None]
+        logprobs = jnp.take_along_axis(logits, wanted[i][..., None], axis=-1)[..., 0] - jnp.log(total[..., 0])
+        gradient = weighed[i][..., None] * (odds / total - chosen.astype(odds.dtype))
+        if way.cap is not None:
+            gradient *= 1 - jnp.square(raw / way.cap)
+        gradient = gradient.astype(dtype)
+        to_hidden = jnp.einsum("bcv,dv->bcd", gradient, weight, preferred_element_type=jnp.float32)
+        if trained:
+            weight_gradient += jnp.einsum("bcd,bcv->dv", chunks[i], gradient, preferred_element_type=jnp.float32)
+        return loss - jnp.sum(weighed[i] * logprobs), hidden_gradient.at[i].set(to_hidden.astype(dtype)), weight_gradient
+
+    start = way.constrain(jnp.zeros(weight.shape), (None, "vocab")) if trained else None
+    loss, of_hidden, of_weight = jax.lax.fori_loop(0, count.value, one, (jnp.float32(0), jnp.zeros_like(chunks), start))
+    of_hidden = _join(way.constrain, way.parts, way.chunks, way.size, targets.value.shape[1], of_hidden)
+    return loss, (of_hidden, None if of_weight is None else of_weight.astype(dtype))
+
+
+def _nll_backward(way: _Way, kept, g):
+    if isinstance(g, SymbolicZero):
+        return (None,) * 5
+    return *(None if x is None else (x * g).astype(x.dtype) for x in kept), None, None, None
+
+
+_nll.defvjp(_nll_forward, _nll_backward, symbolic_zeros=True)
 
 
 def token_kl(
@@ -206,6 +270,26 @@ def gather_positions(x: jax.Array, positions: jax.Array) -> jax.Array:
     """x [B, T] or [B, T, D] at positions [B, N], clipped into the row: the caller masks by length."""
     index = jnp.clip(positions, 0, x.shape[1] - 1)
     return jnp.take_along_axis(x, index if x.ndim == 2 else index[..., None], axis=1)
+
+
+def counted_first(counted, *arrays) -> tuple[jax.Array, tuple[jax.Array, ...]]:
+    """(used, arrays): `arrays` [B, T, ...] with the positions where counted [B, T] is not 0 before all others, which is what
+    `token_stats` asks of `used`, int32 []: up to where there are any."""
+    counts = counted != 0
+    order = jnp.argsort(~counts, axis=1, stable=True)
+    return jnp.max(jnp.sum(counts, axis=1, dtype=jnp.int32)), tuple(_permuted(x, order) for x in arrays)
+
+
+@jax.custom_vjp
+def _permuted(x: jax.Array, order_BxT: jax.Array) -> jax.Array:
+    return gather_positions(x, order_BxT)
+
+
+# Of a permutation the gradient is a gather too, which costs less than what is made of a gather in general.
+_permuted.defvjp(
+    lambda x, order: (gather_positions(x, order), order),
+    lambda order, g: (gather_positions(g, jnp.argsort(order, axis=1)), None),
+)
 
 
 def length_mask(length: jax.Array, N: int) -> jax.Array:

@@ -54,8 +54,10 @@ def turn(positions_BxT: jax.Array, frequency: jax.Array) -> Turn:
 
 
 def rotate(x_BxTxHxh: jax.Array, by: Turn) -> jax.Array:
-    """Rotary position embedding, halves convention (RoFormer, arXiv 2104.09864; layout of Hugging Face Llama): the first 2n of a
-    head's dimensions are turned, dimension i with i + n."""
+    """Rotary position embedding, halves convention (RoFormer, arXiv 2104.09864; layout of Hugging Face Llama).
+
+    The first 2n of a head's dimensions are turned, dimension i with i + n.
+    """
     turned = 2 * by.sine.shape[-1]
     first, second = jnp.split(x_BxTxHxh[..., :turned].astype(jnp.float32), 2, axis=-1)
     parts = [first * by.cosine - second * by.sine, second * by.cosine + first * by.sine]

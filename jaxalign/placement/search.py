@@ -165,7 +165,7 @@ def _parts(given: Given) -> list[Change]:
             if stage in ("preference", "dpo", "ppo"):
                 name, value = _smaller_parts(given, stage, times)
             else:
-                name, value = "micro_batches", section.micro_batches * times
+                name, value = "micro_batches", (section.micro_batches or 1) * times
             sections[stage] = dataclasses.replace(section, **{name: value})
             words.append(f"config.{stage}.{name}={value}")
         found.append(Change(", ".join(words), _with(given, **sections)))

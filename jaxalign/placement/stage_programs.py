@@ -39,7 +39,7 @@ def _lm(run: Run, stage: str, section: Pretrain | Sft | BestOfN, model: Model, s
     ids = run.rows(jnp.int32, *shape)
     batch = PackedBatch(ids, ids, ids, run.rows(jnp.float32, *shape))
     frozen, held = (None, {}) if model.lora is None else (run.frozen, run.base)
-    arguments = (model, optimizer, section.micro_batches, state, batch, frozen, run.config.model.load_balance_coef)
+    arguments = (model, optimizer, section.micro_batches or 1, state, batch, frozen, run.config.model.load_balance_coef)
     return Program(stage, "update", "policy", lm_step, arguments, held | trained_roles("policy", state))
 
 

@@ -75,7 +75,7 @@ def _times(total: float | None, batch: int) -> int | None:
 
 def _lm(config: Config, stage: str, section, calls: int | None) -> Task:
     return Task(stage, "update", ("policy",), ("policy",), ("policy",), Rows(section.batch_rows, section.row_length),
-                section.row_length - 1, calls, section.micro_batches)
+                section.row_length - 1, calls, section.micro_batches or 1)
 
 
 def _pretrain(config: Config, prompt, examples):

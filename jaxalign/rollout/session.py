@@ -23,7 +23,7 @@ STEPS = 32
 LEAST_SLOTS = 64
 PREFILLED = 2048
 """Tokens of prompts, padding included, that are prefilled at once at most, if they are not one prompt."""
-SHARES = (1, 2, 8)
+SHARES = (1, 2, 4, 8)
 """Of the slots there are all, a half or an eighth at work."""
 FEW = 4
 """More prompts than so many small prefills take go into a large one."""

@@ -19,6 +19,7 @@ from jaxalign.tracking.metrics import read_metrics
 from jaxalign.training.checkpoint import save_params
 from jaxalign.training.lm_step import lm_evaluate, lm_step
 from jaxalign.training.loop import Loop
+from jaxalign.training.microbatch import chosen
 from jaxalign.training.optimizer import make_optimizer
 from jaxalign.training.state import abstract_state, init_state
 
@@ -43,9 +44,11 @@ def train_lm(
     loader = EpochLoader(len(train.tokens), section.batch_rows, context.config.seed, stream=len(stage))
     key = common.stage_key(context.config, stage)
 
+    parts = chosen(section.micro_batches, section.batch_rows, train.tokens.shape[1], model.sharding)
+
     def step_fn(state, step: int):
         batch = place(model, train, loader.indices(step))
-        return lm_step(model, optimizer, section.micro_batches, state, batch, frozen, context.config.model.load_balance_coef)
+        return lm_step(model, optimizer, parts, state, batch, frozen, context.config.model.load_balance_coef)
 
     loop = Loop(stage, context.directory, steps, section.checkpoint_every, profile=context.config.profile)
     state = loop.run(lambda: init_state(model, optimizer, init(), key), abstract_state(model, optimizer), step_fn)

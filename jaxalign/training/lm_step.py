@@ -8,9 +8,11 @@ import functools
 import jax
 import jax.numpy as jnp
 
+from jaxalign.models.heads import counted_first
 from jaxalign.models.lora import join
 from jaxalign.models.model import Model
 from jaxalign.parallel.ordered import after
+from jaxalign.parallel.zigzag import context_size
 from jaxalign.records import PackedBatch
 from jaxalign.training.microbatch import Aux, parts_of
 from jaxalign.training.state import TrainState, gradient_step
@@ -20,9 +22,13 @@ def lm_loss(model: Model, params, batch: PackedBatch, total, balance_coef: float
     """Summed negative log-likelihood (nats) of the weighted tokens of `batch`, divided by `total`, and balance_coef times the
     experts' load-balancing loss, weighed by the batch's share of `total`. The latter is each micro-batch's own."""
     hidden, balance = model.hidden_and_balance(params, batch.tokens, batch.positions, batch.segment_ids)
-    stats = model.token_stats(params, hidden[:, :-1], batch.tokens[:, 1:])
-    counted = batch.loss_mask[:, 1:]
-    loss = -jnp.sum(stats.logprobs * counted) / jnp.maximum(total, 1.0)
+    given, used = (hidden[:, :-1], batch.tokens[:, 1:], batch.loss_mask[:, 1:]), None
+    if context_size(model.sharding) == 1:  # The head works where the loss is alone.
+        if model.sharding is None:
+            given = tuple(x.reshape(1, -1, *x.shape[2:]) for x in given)
+        used, given = counted_first(given[2], *given)
+    hidden, targets, counted = given
+    loss = model.weighted_nll(params, hidden, targets, counted / jnp.maximum(total, 1.0), used)
     if model.config.experts is None:
         return loss, Aux({"loss": loss})
     balance = balance * jnp.sum(counted) / jnp.maximum(total, 1.0)

@@ -8,12 +8,25 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from jaxalign.parallel.sharding import Sharding, platform_of
 from jaxalign.training.loss_scale import LossScale
 
 
 def split(batch, micro_batches: int):
     """[B, ...] to [m, B/m, ...]. Rows are dealt out in turn, so that a batch sharded over B stays where it is."""
     return jax.tree.map(lambda x: x.reshape(x.shape[0] // micro_batches, micro_batches, *x.shape[1:]).swapaxes(0, 1), batch)
+
+
+LEAST_TOKENS = 1024  # Of a part chosen on a CPU: below, matrix products are slow; above, what a layer makes leaves its caches.
+
+
+def chosen(micro_batches: int, rows: int, length: int, sharding: Sharding | None) -> int:
+    """In how many parts to compute a step of `rows` rows of `length` tokens: micro_batches, if it is not 0; else one, but on a
+    CPU as many as leave each at least `LEAST_TOKENS` tokens and two rows."""
+    if micro_batches or sharding is not None or platform_of(sharding) != "cpu":
+        return micro_batches or 1
+    fits = [n for n in range(1, rows // 2 + 1) if rows % n == 0 and rows // n * length >= LEAST_TOKENS]
+    return max(fits, default=1)
 
 
 class Aux(NamedTuple):

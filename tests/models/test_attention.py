@@ -6,6 +6,7 @@ import dataclasses
 import types
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -106,3 +107,31 @@ def test_blocks_of_queries_see_what_the_formula_says(local, documents):
     total = lambda attend: jax.jit(jax.grad(lambda *x: (attend(*x, given) ** 2).sum(), (0, 1, 2)))(q, k, v)  # noqa: E731
     at_once = attention_plain.plain_attention(config, (B, T), segments)
     tiny.assert_trees_close(total(attend), total(at_once), 1e-4, 1e-5)
+
+
+@pytest.mark.parametrize(("lengths", "way"), [
+    ([60] * 13, 0), ([128, 128, 60, 60, 200], 1), ([10, 200, 190, 200, 60], 1), ([700, 100], 2), ([40, 0, 257, 400], 2),
+])  # fmt: skip
+@pytest.mark.parametrize("cap", [None, 3.0])
+def test_documents_of_any_length_go_the_narrowest_way_that_holds_them(lengths, way, cap):
+    """Rows of 800 tokens, the second of one short document; heads that share keys; values and gradients against all at once.
+    A length of 0 stands for padding of 60 tokens, which does not count."""
+    B, T, H, K, h = 2, 800, 4, 2, 4
+    rng = np.random.default_rng(1)
+    q, k, v = (rng.normal(size=(B, T, n, h)).astype(np.float32) for n in (H, K, K))
+    segments = np.zeros((B, T), np.int32)
+    row = np.concatenate([np.full(length or 60, number + 1 if length else 0) for number, length in enumerate(lengths)])[:T]
+    segments[0, : len(row)], segments[1, :30] = row, 1
+    bands = attention_blocked.bands_of(T)
+    assert bands == (1, 3) and attention_blocked.way_of(jnp.asarray(segments), bands) == way
+    config = dataclasses.replace(tiny.DECODER, head_dim=h, attention_softcap=cap)
+    counted = (segments > 0)[..., None, None]
+
+    def found(make):
+        attend = make(config, (B, T), jnp.asarray(segments))
+        fn = lambda *x: (counted * attend(*x, None), jnp.sum(counted * attend(*x, None) ** 2))  # noqa: E731
+        return jax.jit(jax.grad(lambda *x: fn(*x)[1], (0, 1, 2)))(q, k, v), fn(q, k, v)[0]
+
+    tiny.assert_trees_close(
+        found(attention_blocked.blocked_attention), found(attention_plain.plain_attention), 1e-4, 1e-5
+    )

@@ -9,7 +9,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxalign.models.heads import gather_positions, length_mask, response_positions, token_kl, token_stats
+from jaxalign.models.heads import (
+    counted_first,
+    gather_positions,
+    length_mask,
+    response_positions,
+    token_kl,
+    token_stats,
+    weighted_nll,
+)
 
 B, T, D, V = 3, 7, 5, 11
 
@@ -197,3 +205,45 @@ def test_gathering_clips_into_the_row():
     x = jnp.arange(8).reshape(2, 4)
     np.testing.assert_array_equal(gather_positions(x, jnp.array([[0, 3, 9], [-2, 1, 2]])), [[0, 3, 3], [4, 5, 6]])
     np.testing.assert_array_equal(gather_positions(x[..., None], jnp.array([[2], [0]])), [[[2]], [[4]]])
+
+
+@pytest.mark.parametrize(("size", "cap"), [(1, None), (3, None), (100, None), (3, 2.0)])
+@pytest.mark.parametrize("used", [None, 4])
+def test_a_weighted_loss_and_its_gradients_equal_those_of_all_logits_at_once(inputs, size, cap, used):
+    """Times 3, as a loss may be scaled. Of the positions from `used` on nothing is asked."""
+    hidden, weight, targets = inputs
+    weights = np.random.default_rng(2).normal(size=(B, T)).astype(np.float32)
+    weights[:, used:] = 0
+
+    def whole(hidden, weight):
+        logits = hidden @ weight
+        logits = logits if cap is None else cap * jnp.tanh(logits / cap)
+        logprobs = jnp.take_along_axis(jax.nn.log_softmax(logits), targets[..., None], -1)[..., 0]
+        return -3 * jnp.sum(weights * logprobs)
+
+    def chunked(hidden, weight):
+        return 3 * weighted_nll(hidden, weight, targets, weights, chunk(size), cap, used=used and jnp.int32(used))
+
+    np.testing.assert_allclose(chunked(hidden, weight), whole(hidden, weight), rtol=1e-5)
+    for a, b in zip(*(jax.grad(fn, (0, 1))(hidden, weight) for fn in (chunked, whole)), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-4)
+
+
+def test_of_a_frozen_head_no_gradient_is_computed(inputs):
+    """Nor held: the loop carries none."""
+    hidden, weight, targets = inputs
+    loss = lambda hidden: weighted_nll(hidden, weight, targets, jnp.ones((B, T)), chunk(2))  # noqa: E731
+    text = str(jax.make_jaxpr(jax.grad(loss))(hidden))
+    assert f"f32[{B},2,{V}]" in text and f"f32[{D},{V}] = dot_general" not in text
+
+
+def test_positions_that_count_come_first_and_gradients_go_back_where_they_came_from():
+    counted = np.asarray([[0, 1.0, 0, -2.0], [0, 0, 0, 0], [1, 1, 1, 0]], np.float32)
+    x = np.random.default_rng(3).normal(size=(3, 4, 2)).astype(np.float32)
+    used, (found, weights) = counted_first(counted, x, counted)
+    assert used == 3
+    np.testing.assert_array_equal(found, np.stack([x[0][[1, 3, 0, 2]], x[1], x[2]]))
+    np.testing.assert_array_equal(weights, [[1, -2, 0, 0], [0, 0, 0, 0], [1, 1, 1, 0]])
+    factor = np.arange(8, dtype=np.float32).reshape(1, 4, 2)
+    gradient = jax.grad(lambda x: jnp.sum(counted_first(counted, x)[1][0] * factor))(x)
+    np.testing.assert_array_equal(gradient, np.concatenate([factor[:, [2, 0, 3, 1]], factor, factor]))

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxalign.training.microbatch import Aux, Parts, accumulate, parts_of, split
+from jaxalign.training.microbatch import Aux, Parts, accumulate, chosen, parts_of, split
 from tests import tiny
 
 X = np.random.default_rng(0).normal(size=(8, 3)).astype(np.float32)
@@ -51,3 +51,11 @@ def test_every_row_is_in_one_part_and_each_device_keeps_its_own():
     assert sorted(parts.reshape(-1)) == list(range(8))
     for part in parts:
         assert sorted(row // 2 for row in part) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(("asked", "rows", "length", "parts"), [
+    (0, 8, 512, 4), (0, 16, 256, 4), (0, 4, 256, 1), (0, 3, 2048, 1), (0, 12, 512, 6), (3, 12, 512, 3), (1, 8, 512, 1),
+])  # fmt: skip
+def test_a_cpu_takes_parts_of_a_thousand_tokens_where_none_are_asked_for(asked, rows, length, parts):
+    assert chosen(asked, rows, length, None) == parts
+    assert chosen(asked, rows, length, tiny.model((2, 2, 2)).sharding) == (asked or 1)
