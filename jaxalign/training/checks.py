@@ -161,9 +161,11 @@ def checked_parts(setup: PPOSetup, rollout: Rollout) -> PackedParts:
 
 
 def _spoilt(gradients) -> jax.Array:
-    """float32 []: the share of the numbers that is not finite."""
+    """float32 []: the share of the numbers that is not finite. No count of them is formed: of a large model it is more than
+    an int32 holds, and would come out as a share below 0 or of 0."""
     leaves = jax.tree.leaves(gradients)
-    return sum(jnp.sum(~jnp.isfinite(x)) for x in leaves) / sum(x.size for x in leaves)
+    total = sum(x.size for x in leaves)
+    return sum(jnp.mean(~jnp.isfinite(x), dtype=jnp.float32) * (x.size / total) for x in leaves)
 
 
 def _fitting_scale(gradients_of: Callable, model: Model) -> LossScale | None:
