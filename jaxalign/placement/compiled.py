@@ -25,6 +25,7 @@ from jaxalign.config import Config
 from jaxalign.models.model import Model
 from jaxalign.placement import hlo_text
 from jaxalign.placement.hlo import Collective, collectives
+from jaxalign.placement.hlo_work import flops
 from jaxalign.placement.ppo_programs import ppo
 from jaxalign.placement.programs import Program, Run, device_bytes
 from jaxalign.placement.stage_programs import STAGES
@@ -59,6 +60,8 @@ class CompiledProgram:
     seconds: of lowering and compiling.
     memory: None where the compiler refused; `refusal` has its first lines then, else it is "".
     flops, bytes_accessed: of one device, by the compiler's cost analysis. It counts the body of a loop once.
+    products: FLOPs of the matrix products outside of kernels, those in a loop counted as often as it turns; None where the
+      compiler's text cannot be had.
     collectives: what the devices send each other, those in a loop counted as often as it turns; None where that is not known,
       since the compiler's text cannot be had.
     resident: bytes by role of what lies on the device meanwhile and is no argument of the program.
@@ -74,6 +77,7 @@ class CompiledProgram:
     refusal: str
     flops: float
     bytes_accessed: float
+    products: int | None
     collectives: tuple[Collective, ...] | None
     resident: dict[str, int]
     usable: int | None
@@ -138,17 +142,18 @@ def compile_program(program: Program, usable: int | None = None) -> CompiledProg
         words = "\n".join(str(error).splitlines()[:REFUSAL_LINES])
         return CompiledProgram(
             **named, seconds=time.perf_counter() - began, memory=None, refusal=words, flops=0.0, bytes_accessed=0.0,
-            collectives=(), resident=held, warnings=(),
+            products=None, collectives=(), resident=held, warnings=(),
         )  # fmt: skip
     seconds = time.perf_counter() - began
     kept = _kept(compiled, program.arguments, program.step)
     arrays = [*kept, *_results(compiled)]
     mesh = next((x.sharding.mesh for _, x in kept if isinstance(x.sharding, NamedSharding)), None)
+    module = None if text is None else hlo_text.parse(text)
     traffic, unread = (), ()
-    if text is None:
+    if module is None:
         traffic, unread = None, ("its collectives are not known: neither the compiler nor JAX has written out what it made",)
     elif mesh is not None and mesh.size > 1:
-        traffic = collectives(hlo_text.parse(text), dict(mesh.shape), program.turns)
+        traffic = collectives(module, dict(mesh.shape), program.turns)
     counted, cost = compiled.memory_analysis(), compiled.cost_analysis()
     memory = Memory(
         counted.argument_size_in_bytes, counted.output_size_in_bytes, counted.alias_size_in_bytes,
@@ -163,6 +168,7 @@ def compile_program(program: Program, usable: int | None = None) -> CompiledProg
     return CompiledProgram(
         **named, seconds=seconds, memory=memory, refusal="", flops=cost.get("flops", 0.0),
         bytes_accessed=cost.get("bytes accessed", 0.0), collectives=traffic,
+        products=None if module is None else flops(module, program.turns),
         resident={role: size for role, size in beside.items() if size}, warnings=unread + told,
     )  # fmt: skip
 

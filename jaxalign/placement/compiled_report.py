@@ -54,6 +54,7 @@ def to_json(programs: Sequence[CompiledProgram]) -> list[dict[str, Any]]:
             "peak_bytes": program.total,
             "memory_bytes": None if program.memory is None else dataclasses.asdict(program.memory),
             "resident_bytes": program.resident, "flops": program.flops, "bytes_accessed": program.bytes_accessed,
+            "product_flops": program.products,
             "sent_bytes": None if program.collectives is None else sent(program), "warnings": list(program.warnings),
             "refusal": program.refusal, "compile_seconds": program.seconds,
         }
