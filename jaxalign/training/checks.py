@@ -128,7 +128,7 @@ def step_zero_values(
         return policy_loss(setup, join(frozen, params), part[0], counts, kl_coef, reference_params=reference, rows=part[1])
 
     def gradients(scale, packed=None):
-        return accumulate(loss_fn, own_params, experience_parts(part, packed), loss_scale=scale)
+        return accumulate(loss_fn, own_params, experience_parts(part, packed), setup.policy.constrain_gradients, scale)
 
     loss_scale = _fitting_scale(lambda scale: gradients(scale)[1], setup.policy)
     (whole, _), whole_gradients = gradients(loss_scale)

@@ -121,6 +121,16 @@ def test_the_heads_weight_is_gathered_once_however_many_chunks_there_are(monkeyp
     assert [(one.times, one.axes, one.result) for one in gathers] == [(1, ("fsdp",), 400 * 16 * 4)]
 
 
+def test_the_checks_of_step_0_hold_no_whole_gradient():
+    """Two sets of gradients, each device with its eighth; whole they would be twice the model's bytes and more."""
+    changes = config(stages=["ppo"], mesh={"data": 1, "fsdp": 8, "tensor": 1}, ppo={"batch": 16, "minibatches": 1},
+                     model={"layers": 8, "embed": 32, "mlp": 8192, "remat": True})  # fmt: skip
+    policy = policy_model(changes, make_sharding(changes.mesh))
+    (found,) = compile_run(changes, policy, programs=["ppo checks"])
+    whole = sum(4 * leaf.size for leaf in jax.tree.leaves(policy.abstract()))
+    assert found.memory.temporary < 1.5 * whole
+
+
 @needs_libtpu
 def test_the_tpu_compiler_counts_the_memory_and_the_traffic_of_a_program():
     devices = topology_devices(parse_topology("v5e:2x2"))
