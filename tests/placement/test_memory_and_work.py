@@ -106,6 +106,14 @@ def test_fsdp_gathers_the_layers_in_each_of_three_passes_and_the_embedding_and_s
     assert sent == pytest.approx(share * (3 * 2 * KERNELS + 2 * 128256 * 4096 + learnt))
 
 
+def test_each_chunk_of_the_head_adds_up_its_gradient_over_fsdp():
+    """1024 positions in 32 chunks: the head is gathered once in bfloat16, its gradient all-reduced 32 times in float32."""
+    at = model(fsdp=16)
+    own = measure(at, "float32")
+    with_head, without = (work.update(at, own, task(Rows(16, 1024), n), 1).sent["fsdp"] for n in (1024, 0))
+    assert with_head - without == pytest.approx(15 / 16 * 128256 * 4096 * (2 + 32 * 2 * 4))
+
+
 def test_tensor_adds_up_activations_twice_a_layer_in_each_pass():
     at = model(tensor=8)
     sent = work.update(at, measure(at, "float32"), task(Rows(2, 1024)), 1).sent
