@@ -59,16 +59,12 @@ def flags(**values) -> tuple[str, ...]:
 
 PLAIN = flags(model__attention="plain")
 CASES = {
-    "1b-one-plain": Case(f"{REAL}:llama32_1b", "Llama-3.2-1B", "v5e:1x1", PLAIN, ("ppo generate", "ppo update")),
+    "06b-one": Case(f"{REAL}:qwen3_0_6b", "Qwen3-0.6B", "v5e:1x1", (), ("ppo generate", "ppo update")),
+    "1b-one": Case(f"{REAL}:llama32_1b", "Llama-3.2-1B", "v5e:1x1", (), ("ppo generate", "ppo update")),
     "1b-fsdp4-plain": Case(
         f"{REAL}:llama32_1b", "Llama-3.2-1B", "v5e:2x2",
         (*FULL, *PLAIN, *mesh(fsdp=4), *flags(preference__micro_batch_tokens=1536, ppo__micro_batch_tokens=768)),
         ("sft update", "preference update", "ppo score"),
-    ),
-    "8b-fsdp16-plain": Case(
-        f"{REAL}:llama31_8b_v5e16", "Llama-3.1-8B", "v5e:4x4",
-        (*PLAIN, *mesh(fsdp=16), *flags(mesh__generation="training", sft__batch_rows=16, preference__micro_batch_tokens=1536)),
-        ("ppo generate", "ppo score", "ppo update"),
     ),
     "1b-fsdp4": Case(
         f"{REAL}:llama32_1b", "Llama-3.2-1B", "v5e:2x2",
@@ -82,11 +78,6 @@ CASES = {
     ),
     "8b-data4-tensor4": Case(
         f"{REAL}:llama31_8b_v5e16", "Llama-3.1-8B", "v5e:4x4", mesh(data=4, tensor=4), ("ppo generate", "sft update")
-    ),
-    "1b-fsdp2-tensor2-plain": Case(
-        f"{REAL}:llama32_1b", "Llama-3.2-1B", "v5e:2x2",
-        (*FULL, *PLAIN, *mesh(fsdp=2, tensor=2), *flags(preference__micro_batch_tokens=1536, ppo__micro_batch_tokens=768)),
-        ("sft update",),
     ),
     "06b-no-remat": Case(
         f"{REAL}:qwen3_0_6b", "Qwen3-0.6B", "v6e:2x2",
@@ -107,7 +98,7 @@ CASES = {
         (*FULL, *mesh(fsdp=4, context=2), *flags(preference__micro_batch_tokens=1536, ppo__micro_batch_tokens=768)),
         ("sft update",),
     ),
-    "70b-fsdp8-tensor8": Case(f"{REAL}:llama31_70b_v5p128", "Llama-3.1-70B", "v5p:4x4x4", (), ("ppo generate",)),
+    "70b-fsdp8-tensor8": Case(f"{REAL}:llama31_70b_v5p128", "Llama-3.1-70B", "v5p:4x4x4", (), ("ppo generate", "ppo update")),
     "8b-nf4-fsdp16": Case(
         f"{REAL}:llama31_8b_v5e16", "Llama-3.1-8B", "v5e:4x4",
         (*mesh(fsdp=16), *flags(mesh__generation="training", lora__base="nf4", sft__batch_rows=16),

@@ -1,18 +1,23 @@
-"""Weak and strong scaling of a training step over 8 to 512 devices, from the plan: tables for docs/scaling.md.
+"""Weak and strong scaling of a training step over 8 to 512 devices, by the plan and by the compiler: tables for
+docs/scaling.md.
 
-    JAX_PLATFORMS=cpu python benchmarks/scaling.py [--shape=Llama-3.1-8B] [--mfu=0.5]
-    JAX_PLATFORMS=cpu python benchmarks/scaling.py --compile 8 64 512     (pip install 'jaxalign[aot]')
+    JAX_PLATFORMS=cpu python benchmarks/scaling.py [--mfu=0.5]
+    JAX_PLATFORMS=cpu python benchmarks/scaling.py --compile [DEVICES ...]     (pip install 'jaxalign[aot]')
 
-The step is supervised fine-tuning of all weights on rows of 2048 tokens, with remat, on TPU v5p. Weak: every device has 2 rows.
-Strong: the step has 128 rows; where fsdp alone would leave a device less than a row, the mesh is the plan's. With --compile the
-step is compiled for so many devices too (weak scaling, fsdp alone), and what the compiler counts is kept in
-benchmarks/scaling.json and set beside the plan's figures.
+The step is supervised fine-tuning of all weights of Llama-3.1-8B on rows of 2048 tokens, with remat, on TPU v5p. Weak: every
+device has 2 rows. Strong: the step has 128 rows; where fsdp alone would leave a device less than a row, the mesh is the plan's.
+
+With --compile the step of each row of both tables, or of those with so many devices, is compiled for its topology too, which
+takes a minute, and what the compiler says is kept in benchmarks/scaling.json: FLOPs of the matrix products (those in loops as
+often as the loops turn; those of fused attention are within a kernel and not counted), bytes sent by the collectives of the
+compiled text, and the memory's peak. The time on the network follows from those bytes.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import importlib.metadata
 import json
 import sys
 from pathlib import Path
@@ -22,7 +27,6 @@ from jaxalign.errors import UserError
 from jaxalign.parallel.sharding import make_sharding
 from jaxalign.placement import estimate, search, shapes, work
 from jaxalign.placement.compiled import compile_run
-from jaxalign.placement.compiled_report import sent
 from jaxalign.placement.hardware import tpu_cluster
 from jaxalign.placement.network import bandwidths
 from jaxalign.placement.topology import parse_topology, topology_devices
@@ -31,7 +35,12 @@ from jaxalign.train import read_values
 
 TOPOLOGIES = {8: "2x2x2", 16: "2x2x4", 32: "2x4x4", 64: "4x4x4", 128: "4x4x8", 256: "4x8x8", 512: "8x8x8"}
 KEPT = Path(__file__).with_suffix(".json")
+SHAPE = "Llama-3.1-8B"
 LENGTH = 2048
+SCALINGS = {"weak": lambda devices: 2 * devices, "strong": lambda devices: 128}
+"""Rows of a step on so many devices."""
+HEAD = ("...d,dv->...v", "bcv,dv->bcd", "bcd,bcv->dv")
+"""The products of models/heads.py, as their collectives are named."""
 
 
 def sft(rows: int) -> Config:
@@ -71,11 +80,24 @@ def given(args, devices: int, rows: int) -> search.Given:
     config = dataclasses.replace(config, mesh=dataclasses.replace(config.mesh, fsdp=devices))
     cluster = tpu_cluster(parse_topology(f"v5p:{TOPOLOGIES[devices]}"))
     assume = estimate.Assumptions(args.mfu, args.hbm, args.network)
-    return search.Given(config, shapes.policy_model(config, None, args.shape), cluster, assume)
+    return search.Given(config, shapes.policy_model(config, None, SHAPE), cluster, assume)
+
+
+def runs(args, devices: int, rows: int) -> tuple[search.Given, dict[str, estimate.RunEstimate]]:
+    """The step with fsdp over all devices, and with the mesh that the plan finds faster, where there is one."""
+    plan, found = given(args, devices, rows), {}
+    try:
+        found["fsdp"] = plan.estimate()
+    except UserError:  # Fewer rows than devices.
+        pass
+    best = search.possible(plan)
+    if best and best[0].fits and ("fsdp" not in found or best[0].seconds < 0.99 * found["fsdp"].seconds):
+        found["best"] = best[0]
+    return plan, found
 
 
 def table(args, rows_of) -> list[str]:
-    """Markdown: fsdp over all devices, and the mesh that the plan finds the fastest."""
+    """Markdown: what the plan says."""
     lines = [
         "| devices | topology | tokens a device | mesh | compute, s | network for layers, s | for the LM head, s | step, s | "
         "tokens/s | efficiency |",
@@ -84,16 +106,8 @@ def table(args, rows_of) -> list[str]:
     first: dict[str, float] = {}
     for devices in TOPOLOGIES:
         rows = rows_of(devices)
-        plan = given(args, devices, rows)
-        runs = {}
-        try:
-            runs["fsdp"] = plan.estimate()
-        except UserError:  # Fewer rows than devices.
-            pass
-        best = search.possible(plan)
-        if best and best[0].fits and ("fsdp" not in runs or best[0].seconds < 0.99 * runs["fsdp"].seconds):
-            runs["best"] = best[0]
-        for kind, run in runs.items():
+        plan, planned = runs(args, devices, rows)
+        for kind, run in planned.items():
             found = step(plan, run)
             speed = rows * LENGTH / found.seconds
             share = speed / devices / first.setdefault(kind, speed / devices)
@@ -104,41 +118,77 @@ def table(args, rows_of) -> list[str]:
     return lines
 
 
-def compile_step(args, devices: int) -> dict:
-    """What the compiler counts of the weak step on so many devices."""
-    plan = given(args, devices, 2 * devices)
-    topology = parse_topology(f"v5p:{TOPOLOGIES[devices]}")
-    policy = shapes.policy_model(plan.config, make_sharding(plan.config.mesh, topology_devices(topology)), args.shape)
-    (found,) = compile_run(plan.config, policy, programs=("sft update",))
-    return {"sent": sent(found), "peak": found.total, "seconds": found.seconds}
+def key(run: estimate.RunEstimate) -> str:
+    """Of a compiled step in the file that is kept."""
+    return f"{run.cluster.name} {search.mesh_words(run.config.mesh)} {run.config.sft.batch_rows} rows"
 
 
-def compared(args, kept: dict) -> list[str]:
-    lines = ["| devices | sent, plan, GB | sent, compiler, GB | peak, plan, GB | peak, compiler, GB |", "|---|---|---|---|---|"]
-    for devices, said in sorted(kept.items(), key=lambda item: int(item[0])):
-        task = given(args, int(devices), 2 * int(devices)).estimate().tasks[0]
-        lines.append(
-            f"| {devices} | {sum(task.work.sent.values()) / 1e9:.1f} | {sum(said['sent'].values()) / 1e9:.1f} | "
-            f"{task.peak / 1e9:.2f} | {said['peak'] / 1e9:.2f} |"
-        )
+def compile_step(run: estimate.RunEstimate) -> dict:
+    """What the compiler counts of one step, on each device."""
+    topology = parse_topology(run.cluster.name)
+    policy = shapes.policy_model(run.config, make_sharding(run.config.mesh, topology_devices(topology)), SHAPE)
+    (found,) = compile_run(run.config, policy, programs=("sft update",))
+    sent: dict[str, dict[str, float]] = {"layers": {}, "head": {}}
+    for one in found.collectives:
+        part = sent["head" if any(name in one.op_name for name in HEAD) else "layers"]
+        axes = "+".join(one.axes)
+        part[axes] = part.get(axes, 0.0) + one.total
+    return {"flops": found.products, "sent": sent, "peak": found.total, "seconds": round(found.seconds)}
+
+
+def network(args, run: estimate.RunEstimate, sent: dict[str, float]) -> float:
+    """Seconds that these bytes take; those over several axes at once go at the slowest of them."""
+    speed = bandwidths(run.cluster, {axis: getattr(run.config.mesh, axis) for axis in estimate.AXES})
+    slowest = lambda axes: min(speed[axis] for axis in (axes.split("+") if axes else speed))  # noqa: E731
+    return sum(size / (slowest(axes) * args.network) for axes, size in sent.items())
+
+
+def compared(args, kept: dict, rows_of) -> list[str]:
+    """Markdown: the compiler's figures beside the plan's, and the time that follows from the compiler's alone."""
+    lines = [
+        "| devices | mesh | tokens a device | TFLOP: plan | compiler | GB sent: plan | compiler | of it LM head | "
+        "peak, GB: plan | compiler | compute, s | network for layers, s | for the LM head, s | equal at, tokens |",
+        "|---|---|---|---|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for devices in TOPOLOGIES:
+        rows = rows_of(devices)
+        plan, planned = runs(args, devices, rows)
+        for run in planned.values():
+            said = kept.get(key(run))
+            if said is None:
+                continue
+            task, tokens = run.tasks[0], rows * LENGTH // devices
+            compute = said["flops"] / (plan.cluster.chip.bf16_flops * args.mfu)
+            layers, head = (network(args, run, said["sent"][part]) for part in ("layers", "head"))
+            sent = {part: sum(sizes.values()) / 1e9 for part, sizes in said["sent"].items()}
+            lines.append(
+                f"| {devices} | {search.mesh_words(run.config.mesh)} | {tokens:,} | {task.work.flops / 1e12:.0f} | "
+                f"{said['flops'] / 1e12:.0f} | {sum(task.work.sent.values()) / 1e9:.0f} | {sum(sent.values()):.0f} | "
+                f"{sent['head']:.0f} | {task.peak / 1e9:.1f} | {said['peak'] / 1e9:.1f} | {compute:.2f} | {layers:.2f} | "
+                f"{head:.2f} | {tokens * layers / compute:,.0f} |"
+            )
     return lines
 
 
 def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--shape", default="Llama-3.1-8B")
     parser.add_argument("--mfu", type=float, default=0.5)
     parser.add_argument("--hbm", type=float, default=0.8)
     parser.add_argument("--network", type=float, default=0.8)
-    parser.add_argument("--compile", type=int, nargs="*", default=[], metavar="DEVICES", help="compile for so many devices too")
+    parser.add_argument("--compile", type=int, nargs="*", metavar="DEVICES", help="compile the steps on so many, or all")
     args = parser.parse_args(argv)
     kept = json.loads(KEPT.read_text(encoding="utf-8")) if KEPT.exists() else {}
-    for devices in args.compile:
-        kept[str(devices)] = compile_step(args, devices)
-        KEPT.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
-    print("\n".join(["Weak", "", *table(args, lambda devices: 2 * devices), "", "Strong", "", *table(args, lambda _: 128)]))
-    if kept:
-        print("\n".join(["", "Against the compiler", "", *compared(args, kept)]))
+    if args.compile is not None:
+        versions = {package: importlib.metadata.version(package) for package in ("jax", "libtpu")}
+        for devices in args.compile or TOPOLOGIES:
+            for rows_of in SCALINGS.values():
+                for run in runs(args, devices, rows_of(devices))[1].values():
+                    kept |= {key(run): compile_step(run), "versions": versions}
+                    KEPT.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
+                    print(f"{key(run)}: {kept[key(run)]['seconds']} s", file=sys.stderr, flush=True)
+    for name, rows_of in SCALINGS.items():
+        print("\n".join([f"{name}, by the plan", "", *table(args, rows_of), ""]))
+        print("\n".join([f"{name}, by the compiler", "", *compared(args, kept, rows_of), ""]))
     return 0
 
 

@@ -6,27 +6,27 @@
 FOLDER is that of the model, with a chat template; FILE has preferences (chosen / rejected). None has been run: no such
 device was at hand. All figures are GB of one device, for prompts of 512 tokens. "resident" stays there between the steps of
 PPO: base or policy and reference, critic, preference model, optimizers. The peaks, with what is resident, are those of the TPU
-compiler (libtpu 0.0.52, jax 0.10.2) for three programs: weights moved to where sampling wants them (all at once; they have
-moved one by one since, which takes less), sampling, and the update. An empty cell has not been compiled; with - nothing is
-moved. "plan" is the highest peak of the run by the plan's arithmetic, which compiles nothing. LoRA stands on a bfloat16 base;
-all weights are trained in float32.
+compiler (libtpu 0.0.52, jax 0.10.2) for three programs: weights moved to where sampling wants them (one by one; the highest
+peak of these), sampling, and the update. With - nothing is moved. "plan" is the highest peak of the run by the plan's
+arithmetic, which compiles nothing. LoRA stands on a bfloat16 base; all weights are trained in float32.
 
 | variant | model | hardware | trains | mesh | plan | resident | moved | sampling | update |
 |---|---|---|---|---|---|---|---|---|---|
-| qwen3_0_6b | Qwen3-0.6B | one device of 16 GB | LoRA | one device | 6.2 | 1.52 | - | | |
-| llama32_1b | Llama-3.2-1B | one device of 16 GB | LoRA | one device | 4.9 | 2.83 | - | 5.57 | 3.70 |
-| gemma2_9b | Gemma-2-9B | a v5e-8 host, 16 GB a chip | LoRA | fsdp 2, tensor 4 | 11.0 | 2.88 | 12.26 | 11.16 | |
-| llama31_8b_h100x8 | Llama-3.1-8B | 8 x H100 of 80 GB | all | fsdp 8 | 48.5 | 31.08 | 63.40 | | |
-| llama31_8b_v5e16 | Llama-3.1-8B | v5e-16, 16 GB a chip | LoRA | fsdp 4, tensor 4 | 6.0 | 1.34 | 9.49 | 6.42 | 3.37 |
-| llama31_8b_v6e64 | Llama-3.1-8B | 64 x v6e of 32 GB | all | fsdp 16, tensor 4 | 8.1 | 3.89 | 11.86 | 8.37 | 6.65 |
-| llama31_70b_v5p128 | Llama-3.1-70B | 64 x v5p of 95 GB | LoRA | fsdp 8, tensor 8 | 21.1 | 3.04 | 38.91 | 22.99 | 5.37 |
+| qwen3_0_6b | Qwen3-0.6B | one device of 16 GB | LoRA | one device | 7.2 | 1.52 | - | 7.41 | 2.35 |
+| llama32_1b | Llama-3.2-1B | one device of 16 GB | LoRA | one device | 5.3 | 2.83 | - | 5.28 | 3.71 |
+| gemma2_9b | Gemma-2-9B | a v5e-8 host, 16 GB a chip | LoRA | fsdp 2, tensor 4 | 11.8 | 2.88 | @M | @S | @U |
+| llama31_8b_h100x8 | Llama-3.1-8B | 8 x H100 of 80 GB | all | fsdp 8 | 50.9 | 31.08 | 49.27 | 50.38 | 51.35 |
+| llama31_8b_v5e16 | Llama-3.1-8B | v5e-16, 16 GB a chip | LoRA | fsdp 4, tensor 4 | 6.3 | 1.34 | 5.64 | 6.57 | 3.33 |
+| llama31_8b_v6e64 | Llama-3.1-8B | 64 x v6e of 32 GB | all | fsdp 16, tensor 4 | 8.8 | 3.89 | 8.19 | 8.47 | 6.64 |
+| llama31_70b_v5p128 | Llama-3.1-70B | 64 x v5p of 95 GB | LoRA | fsdp 8, tensor 8 | 25.4 | 3.04 | 24.85 | 23.01 | 5.37 |
 
 The last three run on several hosts, which docs/hosts.md says how to start. Each row is by
 
     python -m jaxalign.plan --config=configs/real_size.py:VARIANT --shape=MODEL --topology=TPU --prompt=512 --compile
 
 with the topology v5e:1x1 for one device, v5e:2x4, v5p:2x2x2 in place of 8 GPUs, v5e:4x4, v6e:8x8 and v5p:4x4x4. The
-plan of the GPUs is by --gpus=H100x8: nothing can be compiled for them without one.
+plan of the GPUs is by --gpus=H100x8: nothing can be compiled for them without one. With --search the 70B gets the mesh data 8,
+tensor 8, whose peaks by the compiler are 22.57 for sampling, where nothing is moved, and 24.33 for the update (the plan: 22.8).
 """
 
 from jaxalign.config import default_config

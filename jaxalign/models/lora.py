@@ -76,6 +76,18 @@ def join(frozen: dict[str, Any] | None, params: dict[str, Any]) -> dict[str, Any
     return params if frozen is None else {**frozen, **params}
 
 
+def apart(frozen: dict[str, Any] | None, params: dict[str, Any] | None) -> dict[str, Any] | None:
+    """The inverse of `join`: parameters without those that are the frozen ones' own arrays.
+
+    For programs that run several models on one base, which are handed it once: whatever is passed to a compiled program counts
+    as often as it is passed against the memory of a TPU.
+    """
+    if frozen is None or params is None:
+        return params
+    kept = {id(leaf) for leaf in jax.tree.leaves(frozen)}
+    return {name: x for name, x in params.items() if not all(id(leaf) in kept for leaf in jax.tree.leaves(x))}
+
+
 def trained(params: dict[str, Any]) -> dict[str, Any]:
     """The part of an adapted model's parameters that is trained."""
     return {name: value for name, value in params.items() if name in TRAINED}

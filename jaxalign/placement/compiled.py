@@ -11,7 +11,10 @@ Every figure is of one device. Nothing is run, and no weight or tokenizer is rea
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
+import pathlib
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 
@@ -22,6 +25,7 @@ from jaxalign.config import Config
 from jaxalign.models.model import Model
 from jaxalign.placement import hlo_text
 from jaxalign.placement.hlo import Collective, collectives
+from jaxalign.placement.hlo_work import flops
 from jaxalign.placement.ppo_programs import ppo
 from jaxalign.placement.programs import Program, Run, device_bytes
 from jaxalign.placement.stage_programs import STAGES
@@ -56,7 +60,10 @@ class CompiledProgram:
     seconds: of lowering and compiling.
     memory: None where the compiler refused; `refusal` has its first lines then, else it is "".
     flops, bytes_accessed: of one device, by the compiler's cost analysis. It counts the body of a loop once.
-    collectives: what the devices send each other, those in a loop counted as often as it turns.
+    products: FLOPs of the matrix products outside of kernels, those in a loop counted as often as it turns; None where the
+      compiler's text cannot be had.
+    collectives: what the devices send each other, those in a loop counted as often as it turns; None where that is not known,
+      since the compiler's text cannot be had.
     resident: bytes by role of what lies on the device meanwhile and is no argument of the program.
     usable: bytes that a device has for all; None where that is not known.
     warnings: sentences about surprises.
@@ -70,7 +77,8 @@ class CompiledProgram:
     refusal: str
     flops: float
     bytes_accessed: float
-    collectives: tuple[Collective, ...]
+    products: int | None
+    collectives: tuple[Collective, ...] | None
     resident: dict[str, int]
     usable: int | None
     warnings: tuple[str, ...]
@@ -126,7 +134,7 @@ def compile_program(program: Program, usable: int | None = None) -> CompiledProg
     began = time.perf_counter()
     named = {"stage": program.stage, "phase": program.phase, "role": program.role, "usable": usable}
     try:
-        compiled = program.lower().compile()
+        compiled, text = _compile(program.step, *_hashable(program.arguments))
     except jax.errors.JaxRuntimeError as error:
         if not str(error).startswith("RESOURCE_EXHAUSTED"):
             raise
@@ -134,18 +142,18 @@ def compile_program(program: Program, usable: int | None = None) -> CompiledProg
         words = "\n".join(str(error).splitlines()[:REFUSAL_LINES])
         return CompiledProgram(
             **named, seconds=time.perf_counter() - began, memory=None, refusal=words, flops=0.0, bytes_accessed=0.0,
-            collectives=(), resident=held, warnings=(),
+            products=None, collectives=(), resident=held, warnings=(),
         )  # fmt: skip
     seconds = time.perf_counter() - began
     kept = _kept(compiled, program.arguments, program.step)
     arrays = [*kept, *_results(compiled)]
     mesh = next((x.sharding.mesh for _, x in kept if isinstance(x.sharding, NamedSharding)), None)
+    module = None if text is None else hlo_text.parse(text)
     traffic, unread = (), ()
-    if mesh is not None and mesh.size > 1:
-        try:
-            traffic = collectives(hlo_text.parse(compiled.as_text()), dict(mesh.shape), program.turns)
-        except jax.errors.JaxRuntimeError as error:  # Of a newer compiler JAX may not know every instruction.
-            unread = (f"its collectives are not known: JAX cannot write out what this TPU compiler made ({error})",)
+    if module is None:
+        traffic, unread = None, ("its collectives are not known: neither the compiler nor JAX has written out what it made",)
+    elif mesh is not None and mesh.size > 1:
+        traffic = collectives(module, dict(mesh.shape), program.turns)
     counted, cost = compiled.memory_analysis(), compiled.cost_analysis()
     memory = Memory(
         counted.argument_size_in_bytes, counted.output_size_in_bytes, counted.alias_size_in_bytes,
@@ -156,12 +164,37 @@ def compile_program(program: Program, usable: int | None = None) -> CompiledProg
         role: device_bytes([leaf for leaf in jax.tree.leaves(tree) if id(leaf) not in own])
         for role, tree in program.held.items()
     }
-    told = surprises(program.phase, traffic, ((name, x.shape, x.dtype, x.sharding) for name, x in arrays))
+    told = surprises(program.phase, traffic or (), ((name, x.shape, x.dtype, x.sharding) for name, x in arrays))
     return CompiledProgram(
         **named, seconds=seconds, memory=memory, refusal="", flops=cost.get("flops", 0.0),
         bytes_accessed=cost.get("bytes accessed", 0.0), collectives=traffic,
+        products=None if module is None else flops(module, program.turns),
         resident={role: size for role, size in beside.items() if size}, warnings=unread + told,
     )  # fmt: skip
+
+
+def _hashable(arguments: tuple) -> tuple:
+    """What `_compile` takes in the arguments' place."""
+    leaves, structure = jax.tree.flatten(arguments)
+    return structure, tuple(leaves)
+
+
+@functools.lru_cache(maxsize=16)  # Stages that sample share their programs.
+def _compile(step: Callable, structure, leaves: tuple) -> tuple[jax.stages.Compiled, str | None]:
+    """(the compiled program, its text, or None where there is none).
+
+    The text is the compiler's own: JAX does not know every instruction of a TPU compiler newer than itself.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        options = {"xla_dump_to": folder, "xla_dump_hlo_as_text": True}
+        compiled = step.lower(*jax.tree.unflatten(structure, leaves)).compile(compiler_options=options)
+        written = sorted(pathlib.Path(folder).glob("*after_optimizations.txt"), key=lambda path: path.stat().st_size)
+        if written:
+            return compiled, written[-1].read_text(encoding="utf-8")
+    try:
+        return compiled, compiled.as_text()
+    except jax.errors.JaxRuntimeError:
+        return compiled, None
 
 
 def _kept(compiled, arguments: tuple, step: Callable) -> list[tuple[str, jax.ShapeDtypeStruct]]:

@@ -15,7 +15,7 @@ GB = 1e9
 def sent(program: CompiledProgram) -> dict[str, float]:
     """Bytes that a device sends, by the mesh axes that it sends them over ("fsdp", "data+fsdp", "" where they follow none)."""
     found: dict[str, float] = {}
-    for one in program.collectives:
+    for one in program.collectives or ():
         axes = "+".join(one.axes)
         found[axes] = found.get(axes, 0.0) + one.total
     return found
@@ -29,10 +29,11 @@ def text(programs: Sequence[CompiledProgram]) -> str:
         if program.memory is None:
             rows.append([name, "-", "refused", "-", _gb(sum(program.resident.values())), "-", "-", f"{program.seconds:.0f}"])
             continue
+        known = program.collectives is not None
         rows.append([
             name, _gb(program.total), "" if program.fits else "too much", _gb(program.memory.temporary),
-            _gb(sum(program.resident.values())), str(len(program.collectives)), _gb(sum(sent(program).values())),
-            f"{program.seconds:.0f}",
+            _gb(sum(program.resident.values())), str(len(program.collectives)) if known else "?",
+            _gb(sum(sent(program).values())) if known else "?", f"{program.seconds:.0f}",
         ])  # fmt: skip
     lines = align(rows)
     lines = ["By the compiler, GB on each device", lines[0], "-" * max(map(len, lines)), *lines[1:]]
@@ -53,8 +54,9 @@ def to_json(programs: Sequence[CompiledProgram]) -> list[dict[str, Any]]:
             "peak_bytes": program.total,
             "memory_bytes": None if program.memory is None else dataclasses.asdict(program.memory),
             "resident_bytes": program.resident, "flops": program.flops, "bytes_accessed": program.bytes_accessed,
-            "sent_bytes": sent(program), "warnings": list(program.warnings), "refusal": program.refusal,
-            "compile_seconds": program.seconds,
+            "product_flops": program.products,
+            "sent_bytes": None if program.collectives is None else sent(program), "warnings": list(program.warnings),
+            "refusal": program.refusal, "compile_seconds": program.seconds,
         }
         for program in programs
     ]  # fmt: skip

@@ -12,6 +12,7 @@ import math
 import re
 
 _HEADER = re.compile(r"^(?P<entry>ENTRY )?%?(?P<name>[\w.\-]+) \(.*\) -> .* \{$")
+_END = re.compile(r"^\}(?:, execution_thread=.*)?\s*$")
 _INSTRUCTION = re.compile(r"^\s+(?P<root>ROOT )?%?(?P<name>[\w.\-]+) = ")
 _ARRAY = re.compile(r"\b(?P<type>pred|token|[a-z]+\d+\w*)\[(?P<sizes>[\d,<= ]*)\]")
 _BITS = re.compile(r"\D+(\d+)")
@@ -204,7 +205,7 @@ def parse(text: str) -> Module:
     for line in text.splitlines():
         if header is None:
             header, lines = _HEADER.match(line), []
-        elif line.rstrip() == "}":
+        elif _END.match(line):
             held = {one.name: one for one in map(_instruction, lines)}
             computations[header["name"]] = Computation(header["name"], bool(header["entry"]), held)
             header = None

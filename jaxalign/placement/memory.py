@@ -76,7 +76,7 @@ def local(model: Model, rows: Rows, phase: str = "training") -> Local:
 
 
 LANES = 128
-"""Shorter rows have no fused kernel."""
+"""Of a TPU, which pads an array's last axis to so many in many orders; shorter rows have no fused kernel."""
 
 
 def attention_kind(model: Model, rows: Rows, phase: str = "training") -> str:
@@ -188,14 +188,17 @@ def scoring(models: list[tuple[Model, Weights]], rows: Rows, counted: int) -> Pa
 
 
 def generation(model: Model, weights: Weights, rows: Rows) -> Parts:
-    """Temporaries of sampling: the ring, and the largest of what prompts that enter, its move from one of half the size and a
-    step need beside it. Where weights lie as in training, both tables are gathered once."""
+    """Temporaries of sampling: the ring, and the larger of what prompts that enter and a chunk of tokens need beside it. A TPU
+    copies the ring for a chunk into an order in which a token is written to one place, its heads padded to whole lanes; more
+    than the ring's move from one of half the size takes. Before there is a ring, weights are moved, the largest of them there
+    twice. Where weights lie as in training, both tables are gathered once."""
     at = local(model, rows, "generation")
     parts = model.sharding.generation.batch_size
     count = prefill_sizes(rows.length, parts, max(1, rows.rows // parts))[1] * parts
     entering = local(model, Rows(count, rows.length), "generation")
     whole, prompts = cache(at, rows.length + rows.new), cache(entering, rows.length)
-    peak = max(whole + prompts + layer_forward(entering), 1.5 * whole, whole + 3 * at.B * at.V * 4)
+    copy = whole * -(-at.h // LANES) * LANES / at.h
+    peak = max(whole + prompts + layer_forward(entering), whole + copy + 3 * at.B * at.V * 4, weights.moving)
     found = {"KV cache": whole, "activations": peak - whole}
     if model.sharding.generation_rules == "training" and model.sharding.mesh.shape["fsdp"] > 1:
         found["tables"] = weights.table + (0.0 if model.config.tie_embeddings else weights.head)

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jaxalign.config import Config
 from jaxalign.errors import UserError
 from jaxalign.models.huggingface import read_config
-from jaxalign.models.lora import join
+from jaxalign.models.lora import apart, join
 from jaxalign.models.model import Model
 from jaxalign.placement.programs import Program, Run, judging_programs, offloaded, sampling_programs
 from jaxalign.placement.stage_programs import packed_parts, preference_scorer, sampled_rollout, scoring_program, trained_roles
@@ -40,16 +40,18 @@ def ppo(run: Run) -> list[Program]:
         held |= made.held
     alone = _scored_with_all_else(run.config)
     policy = join(run.frozen, state.policy.params)
-    critic = policy if setup.shares_trunk else None if state.critic is None else join(run.frozen, state.critic.params)
+    critic = None if state.critic is None else state.critic.params  # None too where it is a head of the policy's.
     rollout = sampled_rollout(run, section.batch, section.max_new_tokens)
     scores = run.rows(jnp.float32, section.batch)
     T, split = rollout.tokens.shape[1], rows_split(run.policy.sharding)
     rows, turns = part_rows(section.batch, T, section.micro_batch_tokens, *split)
     parts = packed_parts(run, section.batch, rows, turns, T)
     scorer, weights = rewards[0].arguments[:2] if alone else (None, None)
+    own_reference, weights = (apart(run.frozen, params) for params in (reference, weights))
     scoring = (
-        setup, setup.recomputes, scorer, reference, policy, critic, state.kl_coef, rollout, parts, None if alone else scores,
-        run.rows(jnp.bool_, section.batch) if kept else None, scores if section.advantages == "remax" else None, weights,
+        setup, setup.recomputes, scorer, own_reference, state.policy.params, critic, state.kl_coef, rollout, parts,
+        None if alone else scores, run.rows(jnp.bool_, section.batch) if kept else None,
+        scores if section.advantages == "remax" else None, weights, run.frozen,
     )  # fmt: skip
     floats = run.rows(jnp.float32, section.batch, section.max_new_tokens)
     experience = Experience(rollout, scores, *(floats,) * 6)
@@ -58,11 +60,11 @@ def ppo(run: Run) -> list[Program]:
     packed = packed_parts(run, order[1], rows, part_turns, T, order[0])
     update = (
         setup, state, experience, run.scalar(jnp.int32, order), packed, run.frozen,
-        reference if setup.loss_reads_reference else None,
+        own_reference if setup.loss_reads_reference else None,
     )  # fmt: skip
     some, rows, most = checked_rows(section, section.batch, T, *split)
     checked = packed_parts(run, some, rows, most, T)
-    checks = (setup, state.policy.params, run.frozen, reference, experience, state.kl_coef, checked)
+    checks = (setup, state.policy.params, run.frozen, own_reference, experience, state.kl_coef, checked)
     roles = "policy, critic" if setup.has_critic else "policy"
     scored = f"reference, {roles}" + (f", {rewards[0].role}" if alone else "")
     if alone and section.advantages != "remax":  # Else the greedy responses are scored by themselves.

@@ -34,7 +34,7 @@ class Weights:
     table: the embedding whole but for tensor, in the compute dtype, which a lookup reads; head: the same of the LM head.
     layer: the kernels of one layer, whole but for tensor, in the compute dtype.
     generation: all that sampling reads, in the form that config.mesh.generation says; moved: those of them that are copies
-    made for it.
+    made for it; moving: the largest array of those, which is there twice while it is made.
     copies: what a TPU holds once more in another layout, where the part of the width that a device has is no multiple of its
     128 lanes: (attention kernels in the compute dtype, the gathered embedding while it is made).
     learnt: what is trained, whole but for tensor, in the compute dtype, as gradients are before they are split.
@@ -54,6 +54,7 @@ class Weights:
     layer: float
     generation: float
     moved: float
+    moving: float
     copies: tuple[float, float]
     learnt: float
 
@@ -99,6 +100,7 @@ def measure(model: Model, stored: str) -> Weights:
         layer=layer,
         generation=sampled + (own.bytes(sharding.generation, lambda *_: 4) if adapted else 0.0),
         moved=0.0 if as_stored else sampled,
+        moving=0.0 if as_stored else base.largest(sharding.generation, lambda *_: compute),
         copies=_copies(model, base, table, compute),
         learnt=own.bytes(whole(sharding), lambda *_: compute),
     )
@@ -155,7 +157,14 @@ class _Tree:
 
     def bytes(self, sharding: Sharding, size: Callable[[tuple, tuple], float]) -> float:
         """size(path, shape): bytes of one number."""
-        return sum(math.prod(sharding.named(axes).shard_shape(shape)) * size(path, shape) for path, shape, axes in self.rows)
+        return sum(self._each(sharding, size))
+
+    def largest(self, sharding: Sharding, size: Callable[[tuple, tuple], float]) -> float:
+        """`bytes` of the largest array alone."""
+        return max(self._each(sharding, size), default=0.0)
+
+    def _each(self, sharding: Sharding, size: Callable[[tuple, tuple], float]) -> list[float]:
+        return [math.prod(sharding.named(axes).shard_shape(shape)) * size(path, shape) for path, shape, axes in self.rows]
 
 
 def _stored(kind: str, path: tuple, shape: tuple[int, ...]) -> float:

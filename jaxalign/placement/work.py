@@ -146,7 +146,7 @@ def _pass(model: Model, weights: Weights, at: Local, passes: int) -> Work:
 
 
 def _head(model: Model, weights: Weights, rows: Rows, counted: int, trained: bool, again: bool) -> Work:
-    """The LM head: gathered over fsdp once; its gradient is sent by each chunk (docs/plan.md)."""
+    """The LM head: gathered over fsdp once; its gradient is added up over fsdp by each chunk (docs/scaling.md)."""
     if not counted:
         return Work()
     mesh = model.sharding.mesh.shape
@@ -158,7 +158,7 @@ def _head(model: Model, weights: Weights, rows: Rows, counted: int, trained: boo
     if mesh["fsdp"] > 1 and model.sharding.zero == 3:
         sent["fsdp"] = gathered(weights.head, mesh["fsdp"])
     if trained and again and mesh["fsdp"] > 1:
-        sent["fsdp"] = sent.get("fsdp", 0.0) + chunks * gathered(2 * weights.head, mesh["fsdp"])
+        sent["fsdp"] = sent.get("fsdp", 0.0) + chunks * reduced(2 * weights.head, mesh["fsdp"])
     return Work(0.0, reads * (chunks * weights.head + logits), sent)
 
 

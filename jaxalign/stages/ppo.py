@@ -206,7 +206,7 @@ class Iteration:
         critic = policy if setup.shares_trunk else join(self.frozen, state.critic.params) if setup.has_critic else None
         with self.reference.on_device() as reference, self._scores(scored) as scores:
             experience, metrics = make_experience(
-                setup, recompute, reference, policy, critic, state.kl_coef, sampled, scores, kept, baseline
+                setup, recompute, reference, policy, critic, state.kl_coef, sampled, scores, kept, baseline, self.frozen
             )
             if step == 0:
                 self._check(state, sampled, experience, reference)

@@ -16,7 +16,7 @@ import numpy as np
 from jaxalign.algorithms.kl import kl_penalty
 from jaxalign.config import Checks, OnlineChecks, Ppo
 from jaxalign.errors import UserError
-from jaxalign.models.lora import join
+from jaxalign.models.lora import apart, join
 from jaxalign.models.model import Model
 from jaxalign.parallel.ordered import after
 from jaxalign.parallel.rows import fetch
@@ -96,9 +96,10 @@ def step_zero_values(
 ):
     """What `step_zero_checks` judges, float32 [] each: ratio, KL, gap of the micro-batches, share that is not finite.
 
-    packed: the first of the experience's rows, as many as the gradients are checked on, in micro-batches.
+    reference_params: without `frozen`; packed: the first of the experience's rows, as many as the gradients are checked on, in
+    micro-batches.
     """
-    policy_params = join(frozen, own_params)
+    policy_params, reference_params = join(frozen, own_params), join(frozen, reference_params)
     rollout, mask = experience.rollout, response_mask(experience.rollout)
     temperature = setup.config.temperature or 1.0
     sharding = setup.policy.sharding
@@ -127,7 +128,7 @@ def step_zero_values(
         return policy_loss(setup, join(frozen, params), part[0], counts, kl_coef, reference_params=reference, rows=part[1])
 
     def gradients(scale, packed=None):
-        return accumulate(loss_fn, own_params, experience_parts(part, packed), loss_scale=scale)
+        return accumulate(loss_fn, own_params, experience_parts(part, packed), setup.policy.constrain_gradients, scale)
 
     loss_scale = _fitting_scale(lambda scale: gradients(scale)[1], setup.policy)
     (whole, _), whole_gradients = gradients(loss_scale)
@@ -161,9 +162,11 @@ def checked_parts(setup: PPOSetup, rollout: Rollout) -> PackedParts:
 
 
 def _spoilt(gradients) -> jax.Array:
-    """float32 []: the share of the numbers that is not finite."""
+    """float32 []: the share of the numbers that is not finite. No count of them is formed: of a large model it is more than
+    an int32 holds, and would come out as a share below 0 or of 0."""
     leaves = jax.tree.leaves(gradients)
-    return sum(jnp.sum(~jnp.isfinite(x)) for x in leaves) / sum(x.size for x in leaves)
+    total = sum(x.size for x in leaves)
+    return sum(jnp.mean(~jnp.isfinite(x), dtype=jnp.float32) * (x.size / total) for x in leaves)
 
 
 def _fitting_scale(gradients_of: Callable, model: Model) -> LossScale | None:
@@ -185,7 +188,8 @@ def step_zero_checks(
     policy_params are those that are trained.
     """
     packed = checked_parts(setup, fetch(experience.rollout))
-    measured = step_zero_values(setup, policy_params, frozen, reference_params, experience, kl_coef, packed)
+    reference = apart(frozen, reference_params)
+    measured = step_zero_values(setup, policy_params, frozen, reference, experience, kl_coef, packed)
     ratio, kl, loss_gap, spoilt = (float(x) for x in measured)
     config, params = setup.config, join(frozen, policy_params)
     # Fresh DoRA scales each output by a length over itself, which is 1 but for rounding, at every token.

@@ -15,6 +15,7 @@ from jaxalign.algorithms.masked import masked_mean, masked_sum
 from jaxalign.algorithms.rewards import overlong_penalty, shape_rewards
 from jaxalign.config import Ppo
 from jaxalign.models.heads import TokenStats, gather_positions, length_mask, token_kl
+from jaxalign.models.lora import apart, join
 from jaxalign.models.model import Model
 from jaxalign.parallel.ordered import after
 from jaxalign.records import AnswerRows, Experience, PackedParts, Rollout
@@ -96,30 +97,38 @@ def greedy_baseline(config: Ppo, rollout: Rollout, scores):
 
 def make_experience(
     setup: PPOSetup, recompute: bool, reference_params, policy_params, critic_params, kl_coef, rollout: Rollout, scores,
-    kept=None, baseline=None,
+    kept=None, baseline=None, frozen=None,
 ):  # fmt: skip
     """(Experience, metrics) of a scored rollout.
 
     scores float32 [B], or the `LearntScore` that gives them; kept bool [B] or None: rows whose score was dropped do not count;
     baseline float32 [B], the `greedy_baseline` of the same prompts, for "remax". critic_params are None without a critic, and
     the policy's where it is a head of the policy's. With `recompute` the old log-probs are the trainer's, not the sampler's.
+    frozen: the base that models with adapters share; all parameters are joined with it.
     """
     rollout, parts = pack_rollout(rollout, setup.config.micro_batch_tokens, setup.policy.sharding)
     scorer = scorer_params = None
     if isinstance(scores, LearntScore):
         (scorer, scorer_params), scores = scores, None
+    critic_params = None if setup.shares_trunk else critic_params
+    own = (apart(frozen, params) for params in (reference_params, policy_params, critic_params))
     return packed_experience(
-        setup, recompute, scorer, reference_params, policy_params, critic_params, kl_coef, rollout, parts, scores, kept,
-        baseline, scorer_params,
-    )  # fmt: skip
+        setup, recompute, scorer, *own, kl_coef, rollout, parts, scores, kept, baseline, apart(frozen, scorer_params), frozen
+    )
 
 
 @functools.partial(jax.jit, static_argnames=("setup", "recompute", "scorer"))
 def packed_experience(
     setup: PPOSetup, recompute: bool, scorer: Scorer | None, reference_params, policy_params, critic_params, kl_coef,
-    rollout: Rollout, parts: PackedParts, scores, kept=None, baseline=None, scorer_params=None,
+    rollout: Rollout, parts: PackedParts, scores, kept=None, baseline=None, scorer_params=None, frozen=None,
 ):  # fmt: skip
-    """`make_experience` over packed rows: all models run here, part by part."""
+    """`make_experience` over packed rows: all models run here, part by part. Parameters are without `frozen`, and
+    critic_params None where the policy's have the critic's head: nothing is passed twice."""
+    reference_params, policy_params = join(frozen, reference_params), join(frozen, policy_params)
+    if setup.has_critic:
+        critic_params = policy_params if setup.shares_trunk else join(frozen, critic_params)
+    if scorer is not None:
+        scorer_params = join(frozen, scorer_params)
     config, sharding = setup.config, setup.policy.sharding
     real = rollout.prompt_length > 0
     scored = real if kept is None else real & kept

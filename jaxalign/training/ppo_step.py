@@ -15,7 +15,7 @@ from jaxalign.algorithms.masked import aggregate, aggregate_total, masked_mean, 
 from jaxalign.algorithms.policy_losses import cispo, clipped_surrogate, gspo, policy_gradient
 from jaxalign.algorithms.value_losses import clipped_value_loss, explained_variance, huber_value_loss
 from jaxalign.config import Ppo
-from jaxalign.models.lora import join
+from jaxalign.models.lora import apart, join
 from jaxalign.parallel.ordered import after
 from jaxalign.parallel.rows import fetch
 from jaxalign.records import AnswerRows, Experience, PackedParts
@@ -178,7 +178,7 @@ def ppo_update(setup: PPOSetup, state: PPOState, batch: Experience, frozen=None,
     packed = pack_groups(here, order, weight > 0, config.micro_batch_tokens, sharding)
     if sharding is not None:
         order = jax.make_array_from_callback(order.shape, sharding.replicated, lambda window: order[window])
-    return packed_update(setup, state, batch, order, packed, frozen, reference_params)
+    return packed_update(setup, state, batch, order, packed, frozen, apart(frozen, reference_params))
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
@@ -192,8 +192,11 @@ def _orders(epochs: int, B: int, key, step) -> jax.Array:
 def packed_update(
     setup: PPOSetup, state: PPOState, batch: Experience, order, packed: PackedParts, frozen=None, reference_params=None
 ):
-    """`ppo_update` by minibatches whose rows are order int32 [epochs * minibatches, ...] and stand as `packed` says."""
+    """`ppo_update` by minibatches whose rows are order int32 [epochs * minibatches, ...] and stand as `packed` says.
+    reference_params: without `frozen`."""
     config = setup.config
+    if reference_params is not None:
+        reference_params = join(frozen, reference_params)
     learn_policy = state.step >= config.critic_warmup
 
     def run(carry, minibatch):

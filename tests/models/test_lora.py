@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from jaxalign.errors import UserError
-from jaxalign.models.lora import Lora, frozen, join, merge, trained
+from jaxalign.models.lora import Lora, apart, frozen, join, merge, trained
 from jaxalign.models.model import Model
 from jaxalign.training.optimizer import make_optimizer
 from jaxalign.training.state import abstract_state, init_state
@@ -70,6 +70,16 @@ def test_fresh_adapters_change_nothing(variant):
     a = np.asarray(fresh["adapters"]["attention"]["out"]["a"])
     assert a.shape == (2, 4, 4, 3) and a.std() > 0 and np.abs(a).max() <= 16**-0.5
     assert not np.any(np.asarray(fresh["adapters"]["attention"]["out"]["b"]))
+
+
+def test_apart_is_the_inverse_of_join():
+    """By the arrays themselves: equal ones that lie elsewhere are no part of the base."""
+    base, own = tiny.host_params(), {"adapters": {"a": np.ones(3)}}
+    joined = jax.tree.map(lambda x: x, join(base, own))  # the same arrays in other containers
+    assert apart(base, joined) == own and apart(base, base) == {}
+    assert apart(None, joined) is joined and apart(base, None) is None
+    copied = jax.tree.map(np.copy, base)
+    assert apart(base, copied) == copied
 
 
 def test_own_parameters_are_the_adapters_and_the_head_alone():

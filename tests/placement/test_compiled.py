@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import pathlib
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +16,7 @@ import jaxalign.models.model
 from jaxalign.config import Mesh as MeshConfig
 from jaxalign.parallel.sharding import make_sharding
 from jaxalign.placement.compiled import compile_program, compile_run
+from jaxalign.placement.compiled_report import text, to_json
 from jaxalign.placement.programs import Program, device_bytes
 from jaxalign.placement.shapes import policy_model
 from jaxalign.placement.topology import parse_topology, topology_devices
@@ -65,15 +67,27 @@ def test_a_program_that_the_compiler_refuses_keeps_its_words():
     assert found.refusal == "RESOURCE_EXHAUSTED: Ran out of memory\nby 3G" and found.resident == {"policy": 4 * KB}
 
 
-def test_a_program_whose_text_jax_cannot_write_out_is_told_and_still_counted(monkeypatch):
-    def fail(self):
-        raise jax.errors.JaxRuntimeError("INTERNAL: async-update instruction should have 1 operands but sees 3")
+def no_text(self):
+    raise jax.errors.JaxRuntimeError("INTERNAL: async-update instruction should have 1 operands but sees 3")
 
-    monkeypatch.setattr(jax.stages.Compiled, "as_text", fail)
+
+def test_traffic_is_read_where_jax_cannot_write_a_programs_text(monkeypatch):
+    """Of a TPU compiler newer than itself JAX does not know every instruction; the compiler writes the text too."""
+    monkeypatch.setattr(jax.stages.Compiled, "as_text", no_text)
+    found = compile_program(made(jax.jit(jnp.sum), array(jax.devices(), P("fsdp"), 8, KB)))
+    assert [(one.kind, one.axes, one.operand) for one in found.collectives] == [("all-reduce", ("fsdp",), 4)]
+
+
+def test_a_program_without_a_text_is_told_and_still_counted(monkeypatch):
+    monkeypatch.setattr(jax.stages.Compiled, "as_text", no_text)
+    monkeypatch.setattr(pathlib.Path, "glob", lambda *_: [])
     state = array(jax.devices(), P("fsdp"), 8, KB)
     found = compile_program(made(jax.jit(jnp.sin), state), usable=KB * KB)
-    assert found.fits and found.memory.arguments == 4 * KB and found.collectives == ()
-    assert "its collectives are not known" in found.warnings[0] and "async-update" in found.warnings[0]
+    assert found.fits and found.memory.arguments == 4 * KB and found.collectives is None
+    assert "its collectives are not known" in found.warnings[0]
+    line = next(line for line in text([found]).splitlines() if line.startswith("ppo update"))
+    assert line.split()[-3:-1] == ["?", "?"]  # and not 0
+    assert to_json([found])[0]["sent_bytes"] is None
 
 
 def test_any_other_failure_is_raised():
@@ -105,6 +119,16 @@ def test_the_heads_weight_is_gathered_once_however_many_chunks_there_are(monkeyp
     (found,) = compile_run(changes, policy_model(changes, make_sharding(changes.mesh)))
     gathers = [one for one in found.collectives if one.weight == "frozen['unembedding']"]
     assert [(one.times, one.axes, one.result) for one in gathers] == [(1, ("fsdp",), 400 * 16 * 4)]
+
+
+def test_the_checks_of_step_0_hold_no_whole_gradient():
+    """Two sets of gradients, each device with its eighth; whole they would be twice the model's bytes and more."""
+    changes = config(stages=["ppo"], mesh={"data": 1, "fsdp": 8, "tensor": 1}, ppo={"batch": 16, "minibatches": 1},
+                     model={"layers": 8, "embed": 32, "mlp": 8192, "remat": True})  # fmt: skip
+    policy = policy_model(changes, make_sharding(changes.mesh))
+    (found,) = compile_run(changes, policy, programs=["ppo checks"])
+    whole = sum(4 * leaf.size for leaf in jax.tree.leaves(policy.abstract()))
+    assert found.memory.temporary < 1.5 * whole
 
 
 @needs_libtpu

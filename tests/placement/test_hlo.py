@@ -213,6 +213,32 @@ def test_an_instruction_may_take_several_lines():
     assert entry.instructions["table"].bytes == 16
 
 
+def test_what_runs_on_another_core_is_a_computation_like_others():
+    """A gather that a TPU leaves to its sparse cores, in a thread of its own."""
+    module = parse("""HloModule jit_f
+
+%inner (a: f32[8]) -> f32[64] {
+  %a = f32[8]{0} parameter(0)
+  ROOT %g = f32[64]{0} all-gather(%a), channel_id=1, replica_groups=[1,8]<=[8], dimensions={0}
+}, execution_thread="sparsecore"
+
+%outer (b: f32[8]) -> f32[64] {
+  %b = f32[8]{0} parameter(0)
+  ROOT %f = f32[64]{0} fusion(%b), kind=kCustom, calls=%inner
+}, execution_thread="sparsecore"
+
+ENTRY %main (c: f32[8]) -> f32[64] {
+  %c = f32[8]{0} parameter(0), metadata={op_name="params"}
+  %begun = ((f32[8]), f32[64], u32[]) async-start(%c), async_execution_thread="sparsecore", calls=%outer
+  ROOT %ended = f32[64]{0} async-done(%begun)
+}
+""")
+    assert list(module.computations) == ["inner", "outer", "main"]
+    assert [len(one.instructions) for one in module.computations.values()] == [2, 2, 3]
+    (one,) = collectives(module, AXES)
+    assert (one.kind, one.times, one.axes) == ("all-gather", 1, ("data", "tensor"))
+
+
 def test_a_text_without_an_entry_is_refused():
     with pytest.raises(ValueError, match="no ENTRY"):
         _ = parse("HloModule empty\n").entry

@@ -106,6 +106,14 @@ def test_fsdp_gathers_the_layers_in_each_of_three_passes_and_the_embedding_and_s
     assert sent == pytest.approx(share * (3 * 2 * KERNELS + 2 * 128256 * 4096 + learnt))
 
 
+def test_each_chunk_of_the_head_adds_up_its_gradient_over_fsdp():
+    """1024 positions in 32 chunks: the head is gathered once in bfloat16, its gradient all-reduced 32 times in float32."""
+    at = model(fsdp=16)
+    own = measure(at, "float32")
+    with_head, without = (work.update(at, own, task(Rows(16, 1024), n), 1).sent["fsdp"] for n in (1024, 0))
+    assert with_head - without == pytest.approx(15 / 16 * 128256 * 4096 * (2 + 32 * 2 * 4))
+
+
 def test_tensor_adds_up_activations_twice_a_layer_in_each_pass():
     at = model(tensor=8)
     sent = work.update(at, measure(at, "float32"), task(Rows(2, 1024)), 1).sent
@@ -128,3 +136,20 @@ def test_decoding_reads_all_weights_and_the_cache_at_every_token():
     _, _, step = work.generate(at, own, generate)
     assert step.hbm == own.generation + 131072 * 768 * 8 / 4
     assert step.flops == 8 * (2 * KERNELS + 4 * 768 * 32 * 128 * 32 + 2 * 4096 * 128256) / 4
+
+
+def test_sampling_holds_the_ring_twice_with_its_heads_in_whole_lanes():
+    """Of Llama-3.2-1B, whose heads are of 64, the copy is twice the ring: 32 rows of 768 tokens, 32,768 bytes each."""
+    small = model("Llama-3.2-1B", rank=16)
+    ring = 32 * 768 * 32768
+    found = memory.generation(small, measure(small, "bfloat16"), Rows(32, 512, 256))
+    assert found["KV cache"] == ring and found["activations"] == 2 * ring + 3 * 32 * 128256 * 4
+
+
+def test_the_largest_weight_that_is_moved_is_there_twice():
+    """Of Llama-3.1-70B over tensor 8: 80 layers' gates in bfloat16, more than the ring of 64 rows."""
+    large = model("Llama-3.1-70B", rank=16, fsdp=8, tensor=8)
+    own = measure(large, "bfloat16")
+    assert own.moving == 80 * 8192 * 28672 * 2 / 8
+    assert sum(memory.generation(large, own, Rows(64, 512, 256)).values()) == own.moving
+    assert measure(model("Llama-3.1-70B", rank=16, tensor=8), "bfloat16").moving == 0

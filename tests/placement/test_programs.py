@@ -144,6 +144,22 @@ def test_what_a_device_holds():
     assert device_bytes(update.held["reference"]) == 0
 
 
+@pytest.mark.parametrize("changes", [{}, {"ppo": {"kl_estimator": "full", "kl_in": "loss"}}])
+def test_a_base_is_passed_to_a_program_once(changes):
+    """Several models stand on it, but what is passed twice counts twice against a device's memory."""
+    for program in programs(lora={"rank": 2}, **changes):
+        base = {id(leaf) for leaf in jax.tree.leaves(program.held.get("base", {}))}
+        passed = [id(leaf) for leaf in jax.tree.leaves(program.arguments) if id(leaf) in base]
+        assert len(passed) == len(set(passed)), program.name
+
+
+def test_a_shared_trunk_is_passed_to_scoring_once():
+    for program in programs(stages=["ppo"], ppo={"critic": "shared"}):
+        own = {id(leaf) for leaf in jax.tree.leaves(program.held["policy"])}
+        passed = [id(leaf) for leaf in jax.tree.leaves(program.arguments) if id(leaf) in own]
+        assert len(passed) == len(set(passed)), program.name
+
+
 def test_what_is_offloaded_lies_there_only_while_it_is_read():
     found = {p.phase: p for p in programs(mesh={"offload": ["optimizer", "frozen"]}, stages=["preference", "ppo"])
              if p.stage == "ppo"}  # fmt: skip

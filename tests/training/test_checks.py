@@ -12,7 +12,7 @@ import pytest
 from jaxalign.config import Checks
 from jaxalign.errors import UserError
 from jaxalign.training import loss_scale
-from jaxalign.training.checks import Check, act_on, gradients_check, sampler_difference, step_zero_checks
+from jaxalign.training.checks import Check, _spoilt, act_on, gradients_check, sampler_difference, step_zero_checks
 from tests import tiny
 
 NAMES = ["ratio", "reference KL", "sampler gap", "micro-batches", "finite gradients"]
@@ -40,6 +40,20 @@ def test_an_odd_number_of_rows_is_split_too():
     three = jax.tree.map(lambda x: x[:3], (sampled, experience))
     found = step_zero_checks(setup, frozen.reference, state.policy.params, *three, state.kl_coef)
     assert all(check.passed for check in found)
+
+
+def test_the_share_of_numbers_that_are_not_finite():
+    """One of 2 and none of 6 are one of 8."""
+    found = _spoilt({"a": np.array([1.0, np.nan], np.float32), "b": np.ones((2, 3), np.float32)})
+    assert float(found) == 0.125
+
+
+def test_the_share_is_of_models_of_any_size():
+    """8e9 numbers are more than an int32 counts: neither their number nor how many are spoilt may be one."""
+    gradients = {"up": jax.ShapeDtypeStruct((2**17, 2**16), np.float32), "bias": jax.ShapeDtypeStruct((3,), np.float32)}
+    equations = jax.make_jaxpr(_spoilt)(gradients).eqns
+    assert jax.eval_shape(_spoilt, gradients).dtype == np.float32
+    assert not [x for x in equations if x.primitive.name == "reduce_sum" and x.outvars[0].aval.dtype != np.float32]
 
 
 def failed(checks):
