@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -67,9 +68,11 @@ def blocked_attention(
 
 
 def bands_of(T: int) -> tuple[int, ...]:
-    """The bands that save rows of T tokens work: of two blocks, and the widest doubling of it within a third of a row."""
-    doublings = [2 * BLOCK << i for i in range(T.bit_length()) if 2 * BLOCK << i <= T // 3]
-    return tuple(keys // BLOCK - 1 for keys in dict.fromkeys(doublings[:1] + doublings[-1:]))
+    """The bands that save rows of T tokens work: of two blocks, of as many as see seven tenths of the keys that they would see
+    without a band, and one between them. None where there is no such."""
+    blocks = max(1, min(MOST_BLOCKS, T // BLOCK))
+    widest = int(0.7 * T * (blocks + 1) / (2 * blocks)) // BLOCK - 1
+    return tuple(sorted({1, math.isqrt(widest - 1) + 1, widest})) if widest > 0 else ()
 
 
 def way_of(segment_ids: jax.Array, bands: Sequence[int]) -> jax.Array:
@@ -88,8 +91,8 @@ def way_of(segment_ids: jax.Array, bands: Sequence[int]) -> jax.Array:
 
 
 class _Cut(NamedTuple):
-    """Queries start to end of the rows in blocks of C, the first of which sees the keys low to high, each next one as many keys, C
-    later. Keys before the row's first and queries after its last are made up."""
+    """Queries start to end of the rows in blocks of C, the first of which sees the keys low to high, each next one as many, C later.
+    Keys before the row's first and queries after its last are made up."""
 
     start: int
     end: int
