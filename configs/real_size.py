@@ -14,7 +14,7 @@ arithmetic, which compiles nothing. LoRA stands on a bfloat16 base; all weights 
 |---|---|---|---|---|---|---|---|---|---|
 | qwen3_0_6b | Qwen3-0.6B | one device of 16 GB | LoRA | one device | 7.2 | 1.52 | - | 7.41 | 2.35 |
 | llama32_1b | Llama-3.2-1B | one device of 16 GB | LoRA | one device | 5.3 | 2.83 | - | 5.28 | 3.71 |
-| gemma2_9b | Gemma-2-9B | a v5e-8 host, 16 GB a chip | LoRA | fsdp 2, tensor 4 | 11.8 | 2.88 | @M | @S | @U |
+| gemma2_9b | Gemma-2-9B | a v5e-8 host, 16 GB a chip | LoRA | fsdp 2, tensor 4 | 11.8 | 2.88 | 8.12 | 12.46 | 5.41 |
 | llama31_8b_h100x8 | Llama-3.1-8B | 8 x H100 of 80 GB | all | fsdp 8 | 50.9 | 31.08 | 49.27 | 50.38 | 51.35 |
 | llama31_8b_v5e16 | Llama-3.1-8B | v5e-16, 16 GB a chip | LoRA | fsdp 4, tensor 4 | 6.3 | 1.34 | 5.64 | 6.57 | 3.33 |
 | llama31_8b_v6e64 | Llama-3.1-8B | 64 x v6e of 32 GB | all | fsdp 16, tensor 4 | 8.8 | 3.89 | 8.19 | 8.47 | 6.64 |

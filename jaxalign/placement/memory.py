@@ -172,19 +172,19 @@ def update(model: Model, weights: Weights, rows: Rows, micro: int, lm_head: bool
 def scoring(models: list[tuple[Model, Weights]], rows: Rows, counted: int) -> Parts:
     """Temporaries of one program that runs several models forward over the same rows, their heads at `counted` positions.
 
-    A table that is the LM head as well is kept from the lookup to the head; the others are gone when the layers run.
+    The rows come part by part, in a loop before which XLA gathers what every turn needs: all tables and heads, those of
+    one base once.
     """
-    at, config = local(models[0][0], rows), models[0][0].config
-    adapted = models[0][0].lora is not None
+    at, first = local(models[0][0], rows), models[0][0]
+    adapted = first.lora is not None
     held = {} if adapted else {id(own): own.casts for _, own in models}
-    copies = sum(own.copies[0] for _, own in (models[:1] if adapted else models))
-    tables = [own.table + own.copies[1] for _, own in models]
+    each = models[:1] if adapted else models
+    kept = sum(own.copies[0] + own.table for _, own in each)
+    if counted and not first.config.tie_embeddings:
+        kept += sum(own.head for model, own in each if model.head != "scalar")
     layer = layer_forward(at) + max(own.layer for _, own in models) / 3
-    if config.tie_embeddings:
-        kept = sum(own.table for _, own in (models[:1] if adapted else models))
-        return {"casts": sum(held.values()) + copies + kept, "activations": max(layer, models[0][1].copies[1])}
-    head = max(own.head for _, own in models) if counted else 0.0
-    return {"casts": sum(held.values()) + copies, "activations": max(layer, *tables, head) + at.tokens * at.D * at.size}
+    beside = 0.0 if first.config.tie_embeddings else at.tokens * at.D * at.size
+    return {"casts": sum(held.values()) + kept, "activations": max(layer, models[0][1].copies[1]) + beside}
 
 
 def generation(model: Model, weights: Weights, rows: Rows) -> Parts:
