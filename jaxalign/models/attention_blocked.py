@@ -91,7 +91,7 @@ def way_of(segment_ids: jax.Array, bands: Sequence[int]) -> jax.Array:
 
 
 class _Cut(NamedTuple):
-    """Queries start to end of the rows in blocks of C, the first of which sees the keys low to high, each next one as many, C later.
+    """Queries start to end of the rows in blocks of C. The first sees the keys low to high, each next one as many, C later.
     Keys before the row's first and queries after its last are made up."""
 
     start: int

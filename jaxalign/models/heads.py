@@ -17,6 +17,7 @@ from jaxalign.parallel.zigzag import context_size
 CHUNK_FLOATS = 1 << 22  # At most this many logits exist at once on a device (16 MB in float32), if a row's share allows it.
 USED_CHUNKS = 8  # Where it is known only at run time how many positions are used, they are cut into at least so many chunks.
 _NO_MESH = Constrain()
+_APART = ("batch", "length", None, "vocab")
 
 
 class TokenStats(NamedTuple):
@@ -71,6 +72,11 @@ def weighted_nll(
         return -jnp.sum(stats.logprobs * weights)
     way, count = _way(targets.shape, unembedding.shape[1], 1.0, chunk_floats, cap, constrain, used)
     return _nll(way, hidden, unembedding.astype(hidden.dtype), targets, jax.lax.stop_gradient(weights), count)
+
+
+def chunk_count(shape: tuple[int, int], V: int, chunk_floats: int, constrain: Constrain) -> int:
+    """Into how many chunks positions [B, T] of V logits are cut where it is told which are used."""
+    return _way(shape, V, 1.0, chunk_floats, None, constrain, 0)[0].chunks
 
 
 def _way(shape: tuple[int, int], V: int, temperature: float, chunk_floats: int, cap, constrain: Constrain, used):
@@ -140,11 +146,11 @@ def _stats_backward(way: _Way, saved, given):
             gradient *= 1 - jnp.square(logits * way.temperature / way.cap)
         gradient = gradient.astype(dtype)
         to_hidden = jnp.einsum("bcv,dv->bcd", gradient, weight, preferred_element_type=jnp.float32)
-        to_weight = jnp.einsum("bcd,bcv->dv", chunks[i], gradient, preferred_element_type=jnp.float32)
-        return hidden_gradient.at[i].set(to_hidden.astype(dtype)), weight_gradient + to_weight
+        return hidden_gradient.at[i].set(to_hidden.astype(dtype)), _add(way, weight_gradient, chunks[i], gradient)
 
-    start = jnp.zeros_like(chunks), way.constrain(jnp.zeros(weight.shape), (None, "vocab"))
+    start = jnp.zeros_like(chunks), _no_sum(way, len(targets), weight.shape)
     hidden_gradient, weight_gradient = jax.lax.fori_loop(0, count, one, start)
+    weight_gradient = _sum(way, weight_gradient)
     hidden_gradient = _join(way.constrain, way.parts, way.chunks, way.size, targets.shape[1], hidden_gradient)
     return hidden_gradient, weight_gradient.astype(dtype), None, None
 
@@ -179,13 +185,13 @@ def _nll_forward(way: _Way, hidden, weight, targets, weights, count):
         gradient = gradient.astype(dtype)
         to_hidden = jnp.einsum("bcv,dv->bcd", gradient, weight, preferred_element_type=jnp.float32)
         if trained:
-            weight_gradient += jnp.einsum("bcd,bcv->dv", chunks[i], gradient, preferred_element_type=jnp.float32)
+            weight_gradient = _add(way, weight_gradient, chunks[i], gradient)
         return loss - jnp.sum(weighed[i] * logprobs), hidden_gradient.at[i].set(to_hidden.astype(dtype)), weight_gradient
 
-    start = way.constrain(jnp.zeros(weight.shape), (None, "vocab")) if trained else None
+    start = _no_sum(way, len(targets.value), weight.shape) if trained else None
     loss, of_hidden, of_weight = jax.lax.fori_loop(0, count.value, one, (jnp.float32(0), jnp.zeros_like(chunks), start))
     of_hidden = _join(way.constrain, way.parts, way.chunks, way.size, targets.value.shape[1], of_hidden)
-    return loss, (of_hidden, None if of_weight is None else of_weight.astype(dtype))
+    return loss, (of_hidden, _sum(way, of_weight).astype(dtype) if trained else None)
 
 
 def _nll_backward(way: _Way, kept, g):
@@ -195,6 +201,27 @@ def _nll_backward(way: _Way, kept, g):
 
 
 _nll.defvjp(_nll_forward, _nll_backward, symbolic_zeros=True)
+
+
+def _no_sum(way: _Way, B: int, shape: tuple[int, int]) -> jax.Array:
+    """Where `_add` adds up the gradient of a weight of this shape [D, V], float32. On a mesh [P, parts, D, V]: for each part of
+    the rows and of their length by itself, so that nothing is sent until `_sum` adds up the parts."""
+    sharding = way.constrain.sharding
+    if sharding is None:
+        return jnp.zeros(shape)
+    ways = sharding.batch_size if B % sharding.batch_size == 0 else 1
+    return way.constrain(jnp.zeros((ways, way.parts, *shape)), _APART)
+
+
+def _add(way: _Way, total: jax.Array, hidden_BxCxD, gradient_BxCxV) -> jax.Array:
+    if total.ndim == 2:
+        return total + jnp.einsum("bcd,bcv->dv", hidden_BxCxD, gradient_BxCxV, preferred_element_type=jnp.float32)
+    apart = [x.reshape(len(total), -1, way.parts, way.size, x.shape[-1]) for x in (hidden_BxCxD, gradient_BxCxV)]
+    return way.constrain(total + jnp.einsum("pbqcd,pbqcv->pqdv", *apart, preferred_element_type=jnp.float32), _APART)
+
+
+def _sum(way: _Way, total: jax.Array) -> jax.Array:
+    return total if total.ndim == 2 else way.constrain(jnp.sum(total, axis=(0, 1)), ("embed", "vocab"))
 
 
 def token_kl(

@@ -19,7 +19,7 @@ from jaxalign.models.attention_ring import length_multiple
 from jaxalign.models.cache import CACHE_AXES, Cache, Caches, cache_shapes
 from jaxalign.models.decoder import Decoder, Rows
 from jaxalign.models.experts import load_balance
-from jaxalign.models.heads import CHUNK_FLOATS, TokenStats, lm_logits, token_stats, weighted_nll
+from jaxalign.models.heads import CHUNK_FLOATS, TokenStats, chunk_count, lm_logits, token_stats, weighted_nll
 from jaxalign.models.layers import Constrain
 from jaxalign.models.lora import TRAINED, Adapters, Lora, adapter_axes, adapter_shapes, init_adapters, is_quantised
 from jaxalign.models.quantised import fitting
@@ -311,6 +311,10 @@ class Model:
         """float32 []: `heads.weighted_nll` of targets int32 [B, T] with weights float32 [B, T] by the LM head."""
         weight, cap = self.head_weight(params, hidden.dtype), self.config.final_softcap
         return weighted_nll(hidden, weight, targets, weights, self.chunk_floats, cap, self.constrain, used)
+
+    def head_chunks(self, rows: int, length: int) -> int:
+        """The most chunks in which `weighted_nll` computes so many positions, if it is told which are used."""
+        return chunk_count((rows, length), self.config.vocab, self.chunk_floats, self.constrain)
 
     def logits(self, params: Params, hidden: jax.Array) -> jax.Array:
         """The LM head, float32 [..., V]: hidden [..., D] in its own dtype times `unembedding`, capped where the model caps."""

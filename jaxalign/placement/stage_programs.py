@@ -40,7 +40,8 @@ def _lm(run: Run, stage: str, section: Pretrain | Sft | BestOfN, model: Model, s
     batch = PackedBatch(ids, ids, ids, run.rows(jnp.float32, *shape))
     frozen, held = (None, {}) if model.lora is None else (run.frozen, run.base)
     arguments = (model, optimizer, section.micro_batches or 1, state, batch, frozen, run.config.model.load_balance_coef)
-    return Program(stage, "update", "policy", lm_step, arguments, held | trained_roles("policy", state))
+    turns = model.head_chunks(section.batch_rows // (section.micro_batches or 1), section.row_length - 1)
+    return Program(stage, "update", "policy", lm_step, arguments, held | trained_roles("policy", state), turns)
 
 
 def trained_roles(role: str, state) -> dict:

@@ -60,6 +60,15 @@ def test_fsdp_gathers_each_layers_kernels_when_it_comes_to_it():
     assert all(one.axes == ("fsdp",) for one in updated(Mesh(fsdp=8)) if one.weight)
 
 
+@pytest.mark.parametrize("mesh", [Mesh(fsdp=8), Mesh(data=8), Mesh(data=2, fsdp=2, tensor=2), Mesh(fsdp=2, context=4)], ids=str)
+def test_the_gradient_of_the_head_is_not_sent_by_every_chunk(mesh):
+    """The loop over chunks is the one whose turns the program decides."""
+    sums = [one for one in updated(mesh) if one.kind in ("all-reduce", "reduce-scatter")]
+    table = 4 * DECODER.embed * DECODER.vocab // mesh.tensor
+    assert max([one.result for one in sums if not one.certain], default=0) < table // 2
+    assert max(one.result for one in sums if not one.loop) >= table // 8
+
+
 @pytest.mark.parametrize("zero", [1, 2])
 def test_zero_1_and_2_gather_no_parameter_for_the_forward_or_the_backward_pass(zero):
     """What is updated in parts is gathered once, after the update: 4 bytes of each number of a kernel or a table."""
