@@ -32,6 +32,9 @@ class Work:
         return Work(self.flops * times, self.hbm * times, {axis: size * times for axis, size in self.sent.items()})
 
 
+_SUPERVISED = ("pretrain", "sft", "best_of_n")  # Whose loss makes the head's gradient with the logits at hand.
+
+
 def forward_flops(model: Model, weights: Weights, rows: Rows, counted: int) -> float:
     """Operations of all devices: 2 for each parameter and token, attention over the whole square of a row, or over half of it
     where what no query sees is skipped, and the LM head at `counted` positions of a row."""
@@ -41,14 +44,15 @@ def forward_flops(model: Model, weights: Weights, rows: Rows, counted: int) -> f
     return tokens * (2 * weights.matmul + attention) + head
 
 
-def backward_flops(model: Model, weights: Weights, rows: Rows, counted: int) -> float:
-    """The same of a backward pass: twice the forward's, but once for frozen kernels, and what is computed again."""
+def backward_flops(model: Model, weights: Weights, rows: Rows, counted: int, logits_again: bool = True) -> float:
+    """The same of a backward pass: twice the forward's, but once for frozen kernels, and what is computed again, of the LM head
+    too where logits_again says so."""
     config, tokens = model.config, rows.rows * rows.length
     attention = _attention_flops(model, rows)
     head = 2 * config.embed * config.vocab * rows.rows * counted
     kernels = 2 * weights.matmul * (2 if model.lora is None else 1)
     again = attention + (2 * weights.matmul if config.remat_saves == "nothing" else 0) if config.remat else 0
-    return tokens * (kernels + 2 * attention + again) + head * (3 if model.lora is None else 2)
+    return tokens * (kernels + 2 * attention + again) + head * (logits_again + (2 if model.lora is None else 1))
 
 
 def _attention_flops(model: Model, rows: Rows) -> float:
@@ -62,10 +66,12 @@ def update(model: Model, weights: Weights, task: Task, slices: int, optimizer: s
     """One model's share of an optimizer step, all its parts. optimizer: its kind."""
     mesh, part = model.sharding.mesh, Rows(max(1, task.rows.rows // task.micro), task.rows.length)
     devices = mesh.size
-    flops = (forward_flops(model, weights, task.rows, task.counted) + backward_flops(model, weights, task.rows, task.counted))
+    again = task.stage not in _SUPERVISED
+    flops = forward_flops(model, weights, task.rows, task.counted)
+    flops += backward_flops(model, weights, task.rows, task.counted, again)
     at = memory.local(model, part)
     passes = 3 if model.config.remat else 2
-    work = _pass(model, weights, at, passes) + _head(model, weights, part, task.counted, trained=model.lora is None, again=True)
+    work = _pass(model, weights, at, passes) + _head(model, weights, part, task.counted, 3 if again else 2)
     work = work * task.micro + _gradients(model, weights, task.micro, slices)
     # Parameter, gradient and moments are read, all but the gradient written.
     states = 2 * weights.gradients * task.micro + 3 * weights.gradients + 2 * weights.optimizer[optimizer]
@@ -77,7 +83,7 @@ def forward(model: Model, weights: Weights, task: Task) -> Work:
     at = memory.local(model, task.rows)
     work = _pass(model, weights, at, 1)
     if task.counted:
-        work = work + _head(model, weights, task.rows, task.counted, trained=False, again=False)
+        work = work + _head(model, weights, task.rows, task.counted, 1)
     return Work(forward_flops(model, weights, task.rows, task.counted) / model.sharding.mesh.size, work.hbm, work.sent)
 
 
@@ -145,20 +151,17 @@ def _pass(model: Model, weights: Weights, at: Local, passes: int) -> Work:
     return Work(0.0, passes * (layers + _activations(at, 1)), sent)
 
 
-def _head(model: Model, weights: Weights, rows: Rows, counted: int, trained: bool, again: bool) -> Work:
-    """The LM head: gathered over fsdp once; its gradient is added up over fsdp by each chunk (docs/scaling.md)."""
+def _head(model: Model, weights: Weights, rows: Rows, counted: int, reads: int) -> Work:
+    """The LM head, read so many times by each chunk: gathered over fsdp once; its gradient is among `_gradients`."""
     if not counted:
         return Work()
     mesh = model.sharding.mesh.shape
     at = memory.local(model, rows)
     _, chunks = memory.chunk(model, Rows(rows.rows, counted))
-    reads = 3 if again else 1
     logits = at.B * counted / mesh["context"] * at.V * 4 * 2
     sent = {}
     if mesh["fsdp"] > 1 and model.sharding.zero == 3:
         sent["fsdp"] = gathered(weights.head, mesh["fsdp"])
-    if trained and again and mesh["fsdp"] > 1:
-        sent["fsdp"] = sent.get("fsdp", 0.0) + chunks * reduced(2 * weights.head, mesh["fsdp"])
     return Work(0.0, reads * (chunks * weights.head + logits), sent)
 
 
