@@ -39,7 +39,7 @@ SHAPE = "Llama-3.1-8B"
 LENGTH = 2048
 SCALINGS = {"weak": lambda devices: 2 * devices, "strong": lambda devices: 128}
 """Rows of a step on so many devices."""
-HEAD = ("...d,dv->...v", "bcv,dv->bcd", "bcd,bcv->dv")
+HEAD = ("...d,dv->...v", "bcv,dv->bcd", "pbqcd,pbqcv->pqdv")
 """The products of models/heads.py, as their collectives are named."""
 
 
