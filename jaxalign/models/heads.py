@@ -17,7 +17,7 @@ from jaxalign.parallel.zigzag import context_size
 CHUNK_FLOATS = 1 << 22  # At most this many logits exist at once on a device (16 MB in float32), if a row's share allows it.
 USED_CHUNKS = 8  # Where it is known only at run time how many positions are used, they are cut into at least so many chunks.
 _NO_MESH = Constrain()
-_APART = ("batch", "length", None, "vocab")
+_APART = ("batch", "length", None, "vocab")  # How what `_no_sum` makes lies on a mesh.
 
 
 class TokenStats(NamedTuple):
