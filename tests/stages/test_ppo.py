@@ -13,13 +13,14 @@ import pytest
 
 from jaxalign.config import Checks, Config, Mesh
 from jaxalign.errors import UserError
+from jaxalign.rollout import decode, ring
 from jaxalign.rollout.engine import Engine
 from jaxalign.stages import ppo as stage
 from jaxalign.stages import rewards
 from jaxalign.stages.base import StageContext
 from jaxalign.stages.ppo import CHECKS, Iteration
 from jaxalign.stages.rewards import LearntReward
-from jaxalign.training import loss_scale
+from jaxalign.training import experience, loss_scale, ppo_step
 from jaxalign.training.offload import FrozenRole
 from jaxalign.training.ppo_step import ppo_update
 from tests import tiny
@@ -54,6 +55,17 @@ def test_a_step_reports_all_that_the_formats_page_promises(tmp_path):
     assert all(np.isfinite(list(row.values())).all() for row in metrics)
     assert int(state.step) == int(state.policy.step) == 2
     assert [check["passed"] for check in json.loads((tmp_path / CHECKS).read_text())] == [True] * 5
+
+
+def test_every_program_of_an_iteration_is_compiled_once(tmp_path, monkeypatch):
+    """Weights that were read have a device. What stands beside them in a fresh state once had none, and all was compiled again
+    for the state that the first update gave back."""
+    programs = (decode.decode_chunk, ring.insert, ring.prefill, experience.packed_experience, ppo_step.packed_update)
+    here = jax.devices()[0]
+    monkeypatch.setattr(tiny, "place", lambda _, params: jax.device_put(jax.tree.map(jax.numpy.array, params), here))
+    jax.clear_caches()
+    iterate(tmp_path, steps=3)
+    assert [fn._cache_size() for fn in programs] == [1] * 5
 
 
 def test_pitfall_10_the_samplers_gap_is_reported_at_every_step(tmp_path):
