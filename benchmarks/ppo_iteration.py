@@ -38,10 +38,12 @@ from versus import add_flags, compare, table
 
 from jaxalign.config import Config, from_config_dict
 from jaxalign.models.configured import configured_model
+from jaxalign.parallel.rows import placed
 from jaxalign.rollout.engine import Engine
 from jaxalign.stages import ppo
 from jaxalign.stages.base import StageContext
 from jaxalign.stages.rewards import LearntReward
+from jaxalign.training.ahead import Ahead
 from jaxalign.training.offload import FrozenRole
 from jaxalign.training.ppo_state import init_ppo_state, make_ppo_setup
 from jaxalign.training.scorer import Scorer
@@ -76,18 +78,24 @@ def make_config(options: argparse.Namespace) -> Config:
 
 
 class Run:
-    """The stage's iteration around random weights; `step()` runs the next one and waits for it."""
+    """The stage's iteration around random weights; `step()` runs the next one and waits for it. ahead: compiles meanwhile, as
+    the stage does."""
 
-    def __init__(self, options: argparse.Namespace, folder: Path):
+    def __init__(self, options: argparse.Namespace, folder: Path, ahead: Ahead | None = None):
         config = make_config(options)
         self.setup = make_ppo_setup(config.ppo, configured_model(config, options.vocab))
         policy, critic = self.setup.policy, self.setup.critic
         stops = Stops(() if options.stop is None else (options.stop,))
-        weights = [random_params(model, seed) for model, seed in ((policy, 1), (policy, 1), (critic, 2), (critic, 3))]
+        prompts = random_prompts(options, PROMPTS * options.batch)
+        if ahead is not None:
+            engine, sampling = ppo.engine_of(config, self.setup, prompts), ppo.common.sampling(config.ppo, stops)
+            ppo.compile_ahead(ahead, config, self.setup, engine, sampling, Scorer(critic), checked=False)
+        roles = (policy, 1), (policy, 1), (critic, 2), (critic, 3)
+        weights = [placed(random_params(model, seed)) for model, seed in roles]  # As weights that were read.
         context = StageContext(config, folder, folder, False)
         self.iteration = ppo.Iteration(
             context, self.setup, FrozenRole(weights[1]), LearntReward(Scorer(critic), FrozenRole(weights[3])),
-            random_prompts(options, PROMPTS * options.batch), stops,
+            prompts, stops,
         )  # fmt: skip
         self.state = init_ppo_state(self.setup, weights[0], weights[2], jax.random.key(options.seed))
         self.number, self.compilations = 0, Compilations()
@@ -152,11 +160,12 @@ def main(argv: list[str]) -> int:
     add_flags(parser, tunix="", trl="")
     options = parser.parse_args(argv)
     with tempfile.TemporaryDirectory() as folder:
-        run = Run(options, Path(folder))
         if options.first_step:
-            run.step()
-            print(f"{time.time():.3f}", flush=True)
+            with Ahead() as ahead:
+                Run(options, Path(folder), ahead).step()
+                print(f"{time.time():.3f}", flush=True)
             return 0
+        run = Run(options, Path(folder))
         run.warm_up()
         if options.parts:
             with parts() as found:

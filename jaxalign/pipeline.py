@@ -303,7 +303,8 @@ def _use_compile_cache(folder: str | None) -> None:
     import jax  # not at the top: a finished run is told so without loading JAX
 
     jax.config.update("jax_compilation_cache_dir", str(Path(folder or "~/.cache/jaxalign").expanduser()))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
+    # A run starts with tens of small programs: read back they take a third of the time that they take to compile.
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     # A process killed while it wrote an entry leaves it torn; JAX then compiles anew, and would tell so at every run.
     warnings.filterwarnings("ignore", message="Error reading persistent compilation cache entry")
 

@@ -23,6 +23,7 @@ from jaxalign.models.heads import CHUNK_FLOATS, TokenStats, chunk_count, lm_logi
 from jaxalign.models.layers import Constrain
 from jaxalign.models.lora import TRAINED, Adapters, Lora, adapter_axes, adapter_shapes, init_adapters, is_quantised
 from jaxalign.models.quantised import fitting
+from jaxalign.parallel.rows import placed
 from jaxalign.parallel.sharding import Sharding, platform_of
 from jaxalign.parallel.zigzag import collect, context_size, deal
 
@@ -261,7 +262,7 @@ class Model:
 
     def empty_cache(self, rows: int, slots: int) -> Caches:
         """A ring of zeros, lying as this model's rules say."""
-        return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype, device=x.sharding), self.abstract_cache(rows, slots))
+        return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype, device=x.sharding), placed(self.abstract_cache(rows, slots)))
 
     def abstract_cache(self, rows: int, slots: int) -> Caches:
         """ShapeDtypeStructs of a ring, with their shardings when there is a mesh."""

@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
+from jax.sharding import SingleDeviceSharding
 
 from jaxalign.parallel.sharding import Sharding
 
@@ -28,6 +29,22 @@ def place_rows(sharding: Sharding | None, rows: Any, index: np.ndarray | None = 
         return jax.make_array_from_callback((size, *x.shape[1:]), sharding.batch, part)
 
     return jax.tree.map(placed, rows)
+
+
+def placed(tree: Any) -> Any:
+    """A pytree whose arrays all have a place: those that JAX may put anywhere get the first device of this process.
+
+    Steps give all that they return a place, and compile for arguments with a place and without one apart: a state that had
+    none would have every step compiled twice. No array is copied. ShapeDtypeStructs are told so.
+    """
+    device = SingleDeviceSharding(jax.local_devices()[0])
+
+    def one(leaf):
+        if isinstance(leaf, jax.ShapeDtypeStruct):
+            return leaf if leaf.sharding is not None else jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=device)
+        return leaf if isinstance(leaf, jax.Array) and leaf.committed else jax.device_put(leaf, device)
+
+    return jax.tree.map(one, tree)
 
 
 def fetch(tree: Any) -> Any:

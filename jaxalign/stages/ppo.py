@@ -21,15 +21,18 @@ from jaxalign.data.loader import EpochLoader
 from jaxalign.models import flops
 from jaxalign.models.lora import join
 from jaxalign.models.model import Params, scalar_from_lm
+from jaxalign.parallel import hosts
 from jaxalign.parallel.rows import place_rows
 from jaxalign.records import Rollout
 from jaxalign.rollout.engine import Engine
 from jaxalign.rollout.sampling import Sampling
 from jaxalign.stages import common, rewards, sources
 from jaxalign.stages.base import Stage, StageContext, write_json
+from jaxalign.stages.ppo_ahead import compile_ahead, scores_of
 from jaxalign.stages.reward_model import model_files
 from jaxalign.stages.rewards import LearntReward, Reward, Scored
 from jaxalign.tracking.metrics import read_metrics
+from jaxalign.training.ahead import Ahead
 from jaxalign.training.checkpoint import copy_params, load_params, save_params
 from jaxalign.training.checks import (
     act_on,
@@ -72,6 +75,10 @@ class PPO(Stage):
         return common.base_files(config) | sources.data_files(config) | own
 
     def run(self, context: StageContext) -> None:
+        with Ahead() as ahead:
+            self._run(context, ahead)
+
+    def _run(self, context: StageContext, ahead: Ahead) -> None:
         config, section = context.config, context.config.ppo
         check_host_memory(config.mesh)
         tokenizer = common.load_tokenizer(context)
@@ -79,6 +86,10 @@ class PPO(Stage):
         setup = make_ppo_setup(section, policy)
         prompts = sources.prompts(context, tokenizer, "rl", section.prompts, section.max_new_tokens)
         encoded = [sources.encode_prompt(tokenizer, p.messages, config.data.style) for p in prompts]
+        compile_ahead(
+            ahead, config, setup, engine_of(config, setup, encoded), common.sampling(section, tokenizer, config.data.style),
+            scores_of(context, setup), checked=hosts.once((context.directory / CHECKS).exists),
+        )  # fmt: skip
         start = common.policy_params(context, policy, self.name)
         frozen = common.frozen_params(context, policy)
         reward = rewards.make_reward(context, policy, tokenizer, prompts)
@@ -133,6 +144,12 @@ def without_value_head(params: Params) -> Params:
     return {name: value for name, value in params.items() if name != "score"}
 
 
+def engine_of(config: Config, setup: PPOSetup, prompts) -> Engine:
+    """Samples for all iterations, at one prompt length: one compilation."""
+    bucket = -(-max(len(prompt) for prompt in prompts) // 8) * 8
+    return Engine(setup.policy, config.ppo.batch, config.model.max_length, bucket)
+
+
 class Iteration:
     """One iteration as the loop calls it: (state, step) -> (state, metrics)."""
 
@@ -149,11 +166,8 @@ class Iteration:
         self.pending: tuple[int, jax.Array, jax.Array] | None = None
         self.timeline = common.timeline(setup.policy)
         self.loader = EpochLoader(len(prompts), section.batch // section.group_size, context.config.seed, stream=200)
-        longest = max(len(prompt) for prompt in prompts)
-        # One prompt length for the whole run: one compilation.
-        bucket, most = -(-longest // 8) * 8, context.config.model.max_length
-        self.engine = Engine(setup.policy, section.batch, most, bucket)
-        row_length = min(bucket + section.max_new_tokens, most)
+        self.engine = engine_of(context.config, setup, prompts)
+        row_length = min(self.engine.bucket + section.max_new_tokens, self.engine.max_length)
         part_rows(section.batch, row_length, section.micro_batch_tokens, *rows_split(setup.policy.sharding))
 
     def __call__(self, state: PPOState, step: int):

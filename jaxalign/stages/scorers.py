@@ -15,10 +15,22 @@ from jaxalign.training.scorer import Ensemble, Scorer, stack_members, student_mo
 def load_scorer(
     context: StageContext, source: str, policy: Model, clip: float | None = None
 ) -> tuple[Scorer, Params]:
-    """A reward model of this run, with the normalisation that its stage measured.
+    """A reward model of this run, with the normalisation that its stage measured; the weights of an ensemble are stacked.
+
+    The arguments are those of `find_scorer`.
+    """
+    scorer, folders = find_scorer(context, source, policy, clip)
+    members = [common.with_base(context, scorer.model, load_params(folder / "params", scorer.model)) for folder in folders]
+    return scorer, members[0] if scorer.ensemble is None else stack_members(members)
+
+
+def find_scorer(
+    context: StageContext, source: str, policy: Model, clip: float | None = None
+) -> tuple[Scorer, list[Path]]:
+    """(a reward model of this run without its weights, the folder of each member).
 
     source is "preference" or "distilled" (its student); policy is the run's architecture; clip bounds normalised scores to
-    +-clip, None does not. The weights of an ensemble are stacked.
+    +-clip, None does not.
     """
     ensemble = None
     if source == "preference":
@@ -31,9 +43,7 @@ def load_scorer(
         shift, scale = (tuple(member[name] for member in found["members"]) for name in ("shift", "scale"))
         ensemble = Ensemble(shift, scale, found["combine"], found["std_weight"])
         folders = [member_directory(directory, number) for number in range(len(shift))]
-    members = [common.with_base(context, model, load_params(folder / "params", model)) for folder in folders]
-    params = members[0] if ensemble is None else stack_members(members)
-    return Scorer(model, found["shift"], found["scale"], clip, ensemble), params
+    return Scorer(model, found["shift"], found["scale"], clip, ensemble), folders
 
 
 def member_directory(directory: Path, number: int) -> Path:

@@ -10,6 +10,7 @@ import orbax.checkpoint as ocp
 from jaxalign.errors import UserError
 from jaxalign.models.model import Model
 from jaxalign.parallel import hosts
+from jaxalign.parallel.rows import placed
 
 
 class Checkpointer:
@@ -27,8 +28,12 @@ class Checkpointer:
         self._manager.save(step, args=ocp.args.StandardSave(state))
 
     def restore(self, abstract):
-        """The newest checkpoint, as `abstract` (ShapeDtypeStructs, with shardings on a mesh)."""
-        return self._manager.restore(self.latest(), args=ocp.args.StandardRestore(_placed(abstract)))
+        """The newest checkpoint, as `abstract` (ShapeDtypeStructs, with shardings on a mesh).
+
+        Without shardings Orbax would put arrays where they were saved from, and the devices of a mesh need not be here, or are
+        not meant to be used now: `placed`.
+        """
+        return self._manager.restore(self.latest(), args=ocp.args.StandardRestore(placed(abstract)))
 
     def close(self) -> None:
         """Waits for what is being written."""
@@ -59,19 +64,12 @@ def load_params(directory: Path, model: Model, dtype: str = "float32"):
                 raise UserError(f"the parameters at {directory} do not fit config.model: {name} is {there} in the file "
                                 f"and {expected} by the config")  # fmt: skip
         abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, dtype, sharding=x.sharding), model.abstract())
-        return checkpointer.restore(directory, _placed(abstract))
+        return checkpointer.restore(directory, placed(abstract))
 
 
 def _shapes(tree) -> dict[str, tuple[int, ...]]:
     leaves = jax.tree_util.tree_leaves_with_path(tree)
     return {jax.tree_util.keystr(path, simple=True, separator="."): tuple(leaf.shape) for path, leaf in leaves}
-
-
-def _placed(abstract):
-    """`abstract` with the first device where no sharding is given. Orbax would put such arrays where they were saved
-    from, and the devices of a mesh need not be here, or are not meant to be used now."""
-    device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
-    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding or device), abstract)
 
 
 def copy_params(params):

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from jaxalign.config import ADVANTAGES_WITH_CRITIC, Ppo
 from jaxalign.models.model import Model
+from jaxalign.parallel.rows import placed
 from jaxalign.training.optimizer import make_optimizer
 from jaxalign.training.state import TrainState, abstract_state, init_state
 
@@ -90,7 +91,7 @@ def init_ppo_state(setup: PPOSetup, policy_params, critic_params, key: jax.Array
         critic = init_state(setup.critic, setup.critic_optimizer, critic_params, key)
         # Small arrays of equal value may share a buffer, and one buffer cannot be donated twice.
         critic = dataclasses.replace(critic, step=critic.step.copy(), key=critic.key.copy())
-    return PPOState(policy.step.copy(), policy, critic, coef)
+    return PPOState(policy.step.copy(), policy, critic, placed(coef))
 
 
 def abstract_ppo_state(setup: PPOSetup) -> PPOState:

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import optax
 
 from jaxalign.models.model import Model
+from jaxalign.parallel.rows import placed
 from jaxalign.training.loss_scale import LossScale, first_scale, scales_loss
 from jaxalign.training.microbatch import Aux, Parts, accumulate
 
@@ -65,13 +66,13 @@ def _names(path) -> tuple[str, ...]:
 
 
 def init_state(model: Model, optimizer: optax.GradientTransformation, params, seed_key: jax.Array) -> TrainState:
-    """A fresh state around `params` (which may be donated by the first step)."""
+    """A fresh state around `params` (which may be donated by the first step), placed."""
     opt_state = jax.jit(optimizer.init, out_shardings=optimizer_shardings(model, optimizer))(params)
     small = jnp.zeros((), jnp.int32), jax.random.key_data(seed_key), first_scale() if scales_loss(model) else None
     if model.sharding is not None:
         small = jax.device_put(small, model.sharding.replicated)
     step, key, loss_scale = small
-    return TrainState(step, key, params, opt_state, loss_scale)
+    return placed(TrainState(step, key, params, opt_state, loss_scale))
 
 
 def abstract_state(model: Model, optimizer: optax.GradientTransformation) -> TrainState:

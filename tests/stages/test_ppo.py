@@ -13,13 +13,15 @@ import pytest
 
 from jaxalign.config import Checks, Config, Mesh
 from jaxalign.errors import UserError
+from jaxalign.rollout import decode, ring
 from jaxalign.rollout.engine import Engine
 from jaxalign.stages import ppo as stage
 from jaxalign.stages import rewards
 from jaxalign.stages.base import StageContext
 from jaxalign.stages.ppo import CHECKS, Iteration
 from jaxalign.stages.rewards import LearntReward
-from jaxalign.training import loss_scale
+from jaxalign.training import checks, experience, loss_scale, ppo_step
+from jaxalign.training.ahead import Ahead
 from jaxalign.training.offload import FrozenRole
 from jaxalign.training.ppo_step import ppo_update
 from tests import tiny
@@ -54,6 +56,43 @@ def test_a_step_reports_all_that_the_formats_page_promises(tmp_path):
     assert all(np.isfinite(list(row.values())).all() for row in metrics)
     assert int(state.step) == int(state.policy.step) == 2
     assert [check["passed"] for check in json.loads((tmp_path / CHECKS).read_text())] == [True] * 5
+
+
+def test_every_program_of_an_iteration_is_compiled_once(tmp_path, monkeypatch):
+    """Weights that were read have a device. What stands beside them in a fresh state once had none, and all was compiled again
+    for the state that the first update gave back."""
+    programs = (decode.decode_chunk, ring.insert, ring.prefill, experience.packed_experience, ppo_step.packed_update)
+    here = jax.devices()[0]
+    monkeypatch.setattr(tiny, "place", lambda _, params: jax.device_put(jax.tree.map(jax.numpy.array, params), here))
+    jax.clear_caches()
+    iterate(tmp_path, steps=3)
+    assert [fn._cache_size() for fn in programs] == [1] * 5
+
+
+@pytest.mark.parametrize("changes", [{}, {"advantages": "grpo", "group_size": 2}, {"kl_in": "loss"}])
+def test_what_is_compiled_ahead_is_what_the_iterations_call(tmp_path, monkeypatch, changes):
+    here, programs = jax.devices()[0], (experience.packed_experience, ppo_step.packed_update, checks.step_zero_values)
+    monkeypatch.setattr(tiny, "place", lambda _, params: jax.device_put(jax.tree.map(jax.numpy.array, params), here))
+    setup, lowered, called = tiny.setup(epochs=1, minibatches=1, **changes), [], []
+    config = dataclasses.replace(Config(), ppo=setup.config)
+    jax.clear_caches()
+    with Ahead() as ahead:
+        add = ahead.add
+        monkeypatch.setattr(ahead, "add", lambda *program: lowered.append((program[0], add(*program))))
+        sampling = stage.common.sampling(setup.config, WordTokenizer())
+        engine = stage.engine_of(config, setup, tiny.PROMPTS)
+        stage.compile_ahead(ahead, config, setup, engine, sampling, tiny.scorer(setup), checked=False)
+        assert all(future.result() is not None for _, future in lowered)
+    assert {*programs, decode.decode_chunk, ring.insert, ring.prefill} <= {fn for fn, _ in lowered}
+    names = [f"jit({fn.__name__})" for fn, _ in lowered]
+
+    def heard(event, _, fun_name="", **__):
+        if event == "/jax/core/compile/backend_compile_duration" and fun_name in names:
+            called.append(fun_name)
+
+    jax.monitoring.register_event_duration_secs_listener(heard)
+    iterate(tmp_path, **changes)
+    assert called == []
 
 
 def test_pitfall_10_the_samplers_gap_is_reported_at_every_step(tmp_path):

@@ -1,0 +1,87 @@
+"""Programs compiled in threads: once, found by the call, and never in its way."""
+
+from __future__ import annotations
+
+import logging
+import threading
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxalign.parallel.rows import placed
+from jaxalign.training.ahead import Ahead
+
+X = jax.ShapeDtypeStruct((3,), jnp.float32)
+SEEN: list[tuple[str, str]] = []  # (function, thread) of every compilation
+jax.monitoring.register_event_duration_secs_listener(
+    lambda event, _, **about: SEEN.append((about.get("fun_name", ""), threading.current_thread().name))
+    if event == "/jax/core/compile/backend_compile_duration" else None
+)  # fmt: skip
+
+
+def compiled(name: str) -> list[str]:
+    """The threads that compiled it."""
+    return [thread for function, thread in SEEN if name in function]
+
+
+@pytest.mark.parametrize("has_place", [False, True])
+def test_the_call_finds_what_was_compiled_ahead(has_place):
+    def found_ahead(x):
+        return 2 * x + 1
+
+    step = jax.jit(found_ahead)
+    SEEN.clear()
+    with Ahead() as ahead:
+        ahead.add(step, (placed(X) if has_place else X,)).result()
+    x = np.arange(3, dtype=np.float32)
+    assert step(placed(jnp.asarray(x)) if has_place else x).tolist() == [1, 3, 5]
+    (thread,) = compiled("found_ahead")
+    assert thread.startswith("compile")
+
+
+def test_a_call_that_comes_early_waits_and_compiles_nothing_again():
+    def called_early(x):
+        for _ in range(300):
+            x = jnp.tanh(x) + jnp.sin(x)
+        return x
+
+    step = jax.jit(called_early)
+    SEEN.clear()
+    with Ahead(1) as ahead:
+        future = ahead.add(step, (X,))
+        step(np.zeros(3, np.float32))
+        future.result()
+    assert len(compiled("called_early")) == 1
+
+
+def test_arguments_may_be_known_later():
+    step = jax.jit(lambda x: x + 1)
+    with Ahead() as ahead:
+        assert ahead.add(step, lambda: (X,)).result().out_info.shape == (3,)
+
+
+def test_a_program_that_cannot_be_compiled_is_told_and_ends_nothing(caplog):
+    def broken(x):
+        return x @ jnp.zeros((7, 7))
+
+    with caplog.at_level(logging.WARNING, logger="jaxalign"), Ahead() as ahead:
+        assert ahead.add(jax.jit(broken), (X,)).result() is None
+        assert ahead.add(jax.jit(lambda x: x), (X,)).result() is not None
+    assert "broken could not be compiled ahead" in caplog.text and "dot_general" in caplog.text
+
+
+def test_what_has_not_begun_is_forgotten_at_the_end():
+    begun, gate = threading.Event(), threading.Event()
+
+    def slow():
+        begun.set()
+        gate.wait()
+        return (X,)
+
+    with Ahead(1) as ahead:
+        first, second = ahead.add(jax.jit(lambda x: x), slow), ahead.add(jax.jit(lambda x: x), (X,))
+        begun.wait()
+    gate.set()
+    assert first.result() is not None and second.cancelled()
