@@ -22,7 +22,7 @@ from jaxalign.rollout.warm_up import Described, described
 from jaxalign.stages import rewards
 from jaxalign.stages.base import StageContext
 from jaxalign.stages.scorers import find_scorer
-from jaxalign.training.ahead import Ahead
+from jaxalign.training.ahead import Ahead, told_only
 from jaxalign.training.checks import checked_rows, sampler_difference, step_zero_values
 from jaxalign.training.experience import packed_experience
 from jaxalign.training.packed import part_rows
@@ -52,19 +52,21 @@ def compile_ahead(
     """Begins to compile what an iteration calls, in the order in which it does; needs no weights.
 
     setup: the run's own, since optimizers equal only themselves. engine: as wide as the longest prompt. checked: the checks of
-    step 0 are done. Does nothing on a mesh or with offloading: there, programs are compiled when they are called.
+    step 0 are done. Does nothing on a mesh or with offloading: there, programs are compiled when they are called. What cannot
+    be described is told, and no error.
     """
     if setup.policy.sharding is not None or config.mesh.offload:
         return
-    programs = Programs(ahead, config, setup, engine, scores)
-    later = programs.sample(sampling)
-    if scores != "unknown" and config.ppo.advantages != "remax":
-        programs.score()
-    if not checked:
-        programs.check()
-    programs.learn()
-    for program in later:
-        ahead.add(*program)
+    with told_only("ppo"):
+        programs = Programs(ahead, config, setup, engine, scores)
+        later = programs.sample(sampling)
+        if scores != "unknown" and config.ppo.advantages != "remax":
+            programs.score()
+        if not checked:
+            programs.check()
+        programs.learn()
+        for program in later:
+            ahead.add(*program)
 
 
 class Programs:

@@ -7,9 +7,10 @@ before compiles by itself, and the thread finds that. So nothing is compiled twi
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Self
 
@@ -45,13 +46,19 @@ class Ahead:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _compiled(step: Callable, arguments: tuple | Callable[[], tuple]) -> jax.stages.Compiled | None:
+@contextlib.contextmanager
+def told_only(what: str) -> Iterator[None]:
+    """Within it an error is only told: what was to be compiled ahead is compiled when it is called."""
     try:
+        yield
+    except Exception as error:
+        logging.getLogger("jaxalign").warning(
+            f"{what} could not be compiled ahead of its first call, which will compile it: {type(error).__name__}: {error}"
+        )
+
+
+def _compiled(step: Callable, arguments: tuple | Callable[[], tuple]) -> jax.stages.Compiled | None:
+    with told_only(getattr(step, "__name__", repr(step))):
         given = arguments() if callable(arguments) else arguments
         return step.lower(*given).compile()
-    except Exception as error:
-        name = getattr(step, "__name__", repr(step))
-        logging.getLogger("jaxalign").warning(
-            f"{name} could not be compiled ahead of its first call, which will compile it: {type(error).__name__}: {error}"
-        )
-        return None
+    return None
