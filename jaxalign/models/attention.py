@@ -1,7 +1,8 @@
 """The one door to attention over whole rows: the decoder's layers call what `attention` gives and never see a mask.
 
 A query sees the keys of its own segment that stand before it in the row or where it stands itself, and of those, in a layer
-with a window, the nearest `window`. docs/attention.md says which implementation serves when, and what each needs.
+with a window, the nearest `window`. A segment may be a branch (`attention_plain.STEM`), which sees its stem too, where
+`reads_branches` says so. docs/attention.md says which implementation serves when, and what each needs.
 """
 
 from __future__ import annotations
@@ -46,6 +47,13 @@ def kind_of_attention(config: DecoderConfig, sharding: Sharding | None, rows: in
             raise UserError(f"config.model.attention is 'fused', but {refusal}; set it to 'auto' or 'plain'")
         return kernel
     return kernel if refusal is None and T >= LANES else "plain"
+
+
+def reads_branches(config: DecoderConfig, sharding: Sharding | None) -> bool:
+    """Whether rows may hold documents that part into branches: where no kernel can serve, since the kernels know of segments
+    alone; not with a window, which counts the slots between, nor with experts, whose load counts what stands in the rows."""
+    plain = config.attention == "plain" or (platform_of(sharding) == "cpu" and config.attention != "fused")
+    return plain and context_size(sharding) == 1 and config.windows(True) is None and config.experts is None
 
 
 def _kernel(config: DecoderConfig, sharding: Sharding | None, rows: int) -> tuple[str, str | None]:

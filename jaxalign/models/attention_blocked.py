@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxalign.models.architecture import DecoderConfig
-from jaxalign.models.attention_plain import NEGATIVE
+from jaxalign.models.attention_plain import NEGATIVE, STEM, same_text
 from jaxalign.models.layers import keep
 
 BLOCK = 64  # Queries of a block: fewer make products slow.
@@ -78,14 +78,14 @@ def bands_of(T: int) -> tuple[int, ...]:
 def way_of(segment_ids: jax.Array, bands: Sequence[int]) -> jax.Array:
     """int32 []: the index of the narrowest band in which all documents are whole; len(bands) where they are in none.
 
-    The tokens of a document stand side by side; those of segment 0 are padding.
+    The tokens of a document stand side by side, its branches' too; those of segment 0 are padding.
     """
-    T = segment_ids.shape[1]
+    documents, T = segment_ids % STEM, segment_ids.shape[1]
 
     def too_narrow(band: int) -> jax.Array:
         starts = jnp.arange((band + 1) * BLOCK, T, BLOCK)
-        here = segment_ids[:, starts]
-        return jnp.any((segment_ids[:, starts - (band * BLOCK + 1)] == here) & (here > 0))
+        here = documents[:, starts]
+        return jnp.any((documents[:, starts - (band * BLOCK + 1)] == here) & (here > 0))
 
     return sum(too_narrow(band).astype(jnp.int32) for band in bands)
 
@@ -150,7 +150,7 @@ class _Cut(NamedTuple):
             return seen
         ids = rows.segment_ids[:, None, :, None]
         own = self.queries(ids.swapaxes(1, 2), 1)[:, 0]
-        return seen & (own == self.keys(ids)[:, 0, :, None, :, 0])
+        return seen & same_text(own, self.keys(ids)[:, 0, :, None, :, 0])
 
     def hide(self, how: Blocked, rows: Rows, scores_BxKxNxMxS: jax.Array) -> jax.Array:
         B, K, N, M, S = scores_BxKxNxMxS.shape

@@ -16,13 +16,23 @@ from jaxalign.models.layers import softcap
 NEGATIVE = -1e30  # Finite, so that a row without any visible key gives numbers and not NaN.
 
 
+STEM = 1 << 20
+"""Segment ids below it are documents. Document d may part into branches d + n * STEM, n = 1, 2, ...: each follows on what
+stands of d itself, the stem, and sees nothing of the others (prefix sharing, arXiv 2410.20305)."""
+
+
+def same_text(queries: jax.Array, keys: jax.Array) -> jax.Array:
+    """bool: whether keys of these segments stand in the text of queries of those: in their own segment, or in its stem."""
+    return (queries == keys) | (queries % STEM == keys)
+
+
 def causal_mask(shape: tuple[int, int], segment_ids: jax.Array | None) -> jax.Array:
-    """bool [B, T, T] (or [1, T, T] without segments): query t sees key s <= t of its own segment."""
+    """bool [B, T, T] (or [1, T, T] without segments): query t sees key s <= t of its own segment, or its stem."""
     T = shape[1]
     causal = jnp.tril(jnp.ones((T, T), bool))[None]
     if segment_ids is None:
         return causal
-    return causal & (segment_ids[:, :, None] == segment_ids[:, None, :])
+    return causal & same_text(segment_ids[:, :, None], segment_ids[:, None, :])
 
 
 def windowed(config: DecoderConfig, local, mask: jax.Array, age: Callable[[], jax.Array]) -> jax.Array:

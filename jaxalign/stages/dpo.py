@@ -21,6 +21,7 @@ from jaxalign.config import Config, Dpo
 from jaxalign.data.preferences import split_by_prompt
 from jaxalign.data.tokenizer import Tokenizer
 from jaxalign.errors import UserError
+from jaxalign.models.attention import reads_branches
 from jaxalign.models.lora import join
 from jaxalign.models.model import Model
 from jaxalign.parallel import hosts
@@ -221,7 +222,8 @@ def with_reference(context: StageContext, section: Dpo, model: Model, params, pa
 def packed(section: Dpo, model: Model, pairs: AnswerPairs, index: np.ndarray) -> tuple[AnswerPairs, PackedParts]:
     """The pairs `index` on the devices, without their tokens, and these packed."""
     own = jax.tree.map(lambda x: x[index], pairs)
-    parts = pack_pairs(own, section.micro_batch_tokens, model.sharding, sorts_the_batch(section))
+    branches = reads_branches(model.config, model.sharding)
+    parts = pack_pairs(own, section.micro_batch_tokens, model.sharding, sorts_the_batch(section), branches)
     return place(model, dataclasses.replace(own, tokens=None)), parts
 
 

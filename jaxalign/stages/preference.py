@@ -22,6 +22,7 @@ from jaxalign.config import Preference as Section
 from jaxalign.data.loader import EpochLoader
 from jaxalign.data.preferences import MixtureReport, PreferenceReport, split_by_prompt
 from jaxalign.data.tokenizer import Tokenizer
+from jaxalign.models.attention import reads_branches
 from jaxalign.models.lora import join
 from jaxalign.models.model import Model, Params, scalar_from_lm
 from jaxalign.parallel import hosts
@@ -176,7 +177,8 @@ def pair_arrays(
 def packed(model: Model, pairs: PairBatch, index: np.ndarray, tokens: int = 0) -> tuple[PairBatch, PackedParts]:
     """The pairs `index` on the devices, without their tokens, and these packed: at most so many at once on one; 0 chooses."""
     own = jax.tree.map(lambda x: x[index], pairs)
-    return place(model, dataclasses.replace(own, tokens=None)), pack_pairs(own, tokens, model.sharding)
+    parts = pack_pairs(own, tokens, model.sharding, branches=reads_branches(model.config, model.sharding))
+    return place(model, dataclasses.replace(own, tokens=None)), parts
 
 
 def all_scores(scorer: Scorer, params, pairs: PairBatch, batch: int) -> np.ndarray:

@@ -1,8 +1,9 @@
 """Packed answers: which sequence goes into which row of which part, made on the host, and what the device makes of it.
 
 Prompts with their answers stand side by side in rows of one length, so that nothing is computed for padding but the ends of
-rows. Rows are cut into parts of one shape; a program takes as many of them as there are (`PackedParts.count`), so that fewer
-tokens cost less and nothing is compiled anew. What belongs to answer tokens one by one stays [B, N].
+rows; what both sequences of a pair begin with may stand there once. Rows are cut into parts of one shape; a program takes as
+many of them as there are (`PackedParts.count`), so that fewer tokens cost less and nothing is compiled anew. What belongs to
+answer tokens one by one stays [B, N].
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import numpy as np
 
 from jaxalign.data.packing import fit
 from jaxalign.errors import UserError
+from jaxalign.models.attention_plain import STEM
 from jaxalign.models.heads import response_positions
 from jaxalign.parallel.rows import fetch, place_rows
 from jaxalign.parallel.sharding import Sharding
@@ -52,15 +54,18 @@ def rows_split(sharding: Sharding | None) -> tuple[int, int]:
 
 def pack_answers(
     tokens: np.ndarray, prompts: np.ndarray, answers: np.ndarray, groups: Sequence[np.ndarray], counted, rows: int, most: int,
-    ways: int = 1, together: int = 1,
+    ways: int = 1, together: int = 1, common: np.ndarray | None = None,
 ) -> PackedParts:  # fmt: skip
     """A plan of numpy arrays, one for each group of sequence numbers, which are equally many.
 
     tokens int [S, T]: prompts with their answers, of prompts and answers [S] tokens; packed rows are as long. counted bool [S]:
     sequences that are left out where it is not so. rows, most: see `part_rows`. ways: devices that share out a part's rows, and
-    get about as many tokens each. Units of `together` neighbours in a group, which count or do not, stay in one part.
+    get about as many tokens each. Units of `together` neighbours in a group, which count or do not, stay in one part. common
+    int [S], of neighbours by two: with how many tokens both begin that stand there once, as a stem (`attention_plain.STEM`);
+    0: each has its own.
     """
     T, G, B = tokens.shape[1], len(groups), len(groups[0])
+    common = np.zeros(len(tokens), np.int64) if common is None else common
     packed, segment_ids, positions, heads = (np.zeros((G, most, rows, T), np.int32) for _ in range(4))
     start, first, part = np.zeros((G, B), np.int32), np.zeros((G, B), np.int32), np.full((G, B), -1, np.int32)
     count, used = np.ones(G, np.int32), np.ones((G, most), np.int32)
@@ -69,18 +74,23 @@ def pack_answers(
         if not len(inside):
             continue
         own = np.asarray(group)[inside]
-        P, A = prompts[own].astype(np.int64), answers[own].astype(np.int64)
-        offset, head, segment, row = (np.zeros(len(own), np.int64) for _ in range(4))  # row: of all parts
-        fitted = fit(P + A, T, rows, together)
+        P, A, stem = (x[own].astype(np.int64) for x in (prompts, answers, common))
+        follows = (stem > 0) & (np.arange(len(own)) % 2 == 1)  # The stem before it stands with its neighbour.
+        skipped = np.where(follows, stem, 0)
+        length = P + A - skipped
+        offset, head, document, row = (np.zeros(len(own), np.int64) for _ in range(4))  # row: of all parts
+        fitted = _fit(length, follows, T, rows, together)
         count[g] = len(fitted)
         for k, content in enumerate(fitted):
-            fullest = sorted(content, key=lambda line: -sum(P[line] + A[line]))
+            fullest = sorted(content, key=lambda line: -sum(length[line]))
             for line, place in zip(fullest, _dealt(rows, ways), strict=False):
-                offset[line], head[line] = np.cumsum(P[line] + A[line]) - (P + A)[line], np.cumsum(A[line]) - A[line]
-                segment[line], row[line] = np.arange(1, len(line) + 1), k * rows + place
-        of, at = _ranges(P + A)
+                offset[line], head[line] = np.cumsum(length[line]) - (length + skipped)[line], np.cumsum(A[line]) - A[line]
+                document[line], row[line] = np.cumsum(~follows[line]), k * rows + place
+        of, at = _ranges(length)
+        at = at + skipped[of]
         place = (row * T + offset)[of] + at
-        packed[g].reshape(-1)[place], segment_ids[g].reshape(-1)[place] = tokens[own[of], at], segment[of]
+        branch = np.where((stem > 0)[of] & (at >= stem[of]), 1 + follows[of], 0)
+        packed[g].reshape(-1)[place], segment_ids[g].reshape(-1)[place] = tokens[own[of], at], document[of] + STEM * branch
         positions[g].reshape(-1)[place] = at
         of, at = _ranges(A)
         heads[g].reshape(-1)[(row * T + head)[of] + at] = (offset + P - 1)[of] + at
@@ -88,6 +98,16 @@ def pack_answers(
         np.maximum.at(used[g], row // rows, head + A)
         start[g, inside], first[g, inside] = row % rows * T + offset, row % rows * T + head
     return PackedParts(AnswerRows(packed, segment_ids, positions, heads, start, first, used), part, count)
+
+
+def _fit(length: np.ndarray, follows: np.ndarray, T: int, rows: int, together: int) -> list[list[list[int]]]:
+    """`fit`, where a sequence that follows its neighbour's stem stands right behind it."""
+    whole = np.where(follows, 0, length + np.where(np.roll(follows, -1), np.roll(length, -1), 0))
+    parts = fit(whole, T, rows, together)
+    if not follows.any():
+        return parts
+    both = lambda i: (i, i + 1) if i + 1 < len(follows) and follows[i + 1] else (i,)  # noqa: E731
+    return [[[j for i in line if not follows[i] for j in both(i)] for line in content] for content in parts]
 
 
 def _dealt(rows: int, ways: int) -> list[int]:
@@ -116,18 +136,28 @@ def pack_rollout(rollout: Rollout, tokens: int, sharding: Sharding | None) -> tu
 
 
 def pack_pairs(
-    pairs: AnswerPairs | PairBatch, tokens: int, sharding: Sharding | None, whole: bool = False
+    pairs: AnswerPairs | PairBatch, tokens: int, sharding: Sharding | None, whole: bool = False, branches: bool = False
 ) -> PackedParts:
-    """The 2 B sequences of the pairs (numpy) that count, on the devices; both of a pair in one part. whole: all in one."""
+    """The 2 B sequences of the pairs (numpy) that count, on the devices; both of a pair in one part. whole: all in one.
+    branches: what both of a pair begin with stands there once, if both then fit into a row (`attention.reads_branches`)."""
     B, _, T = pairs.tokens.shape
     length, (ways, unit) = pairs.length.reshape(-1), rows_split(sharding)
     prompts = pairs.prompt_length.reshape(-1) if isinstance(pairs, AnswerPairs) else length
     rows = pair_rows(B, T, tokens, ways, unit, whole)
     plan = pack_answers(
         pairs.tokens.reshape(2 * B, T), prompts, length - prompts, [np.arange(2 * B)], np.repeat(pairs.weight > 0, 2), *rows,
-        ways, 2,
+        ways, 2, np.repeat(_common(pairs.tokens, pairs.length, prompts.reshape(B, 2)), 2) if branches else None,
     )  # fmt: skip
     return place_parts(sharding, jax.tree.map(lambda x: x[0], plan))
+
+
+def _common(tokens: np.ndarray, length: np.ndarray, prompts: np.ndarray) -> np.ndarray:
+    """int [B]: with how many tokens both of each pair begin, of tokens [B, 2, T], without the one before the first answer token
+    and the last one, which each has for itself; 0 where both do not fit into a row of T so."""
+    T = tokens.shape[2]
+    equal = np.cumprod(tokens[:, 0] == tokens[:, 1], axis=1).sum(axis=1)
+    common = np.minimum(equal, np.minimum(length, prompts).min(axis=1) - 1)
+    return np.where(length.sum(axis=1) - common <= T, np.maximum(common, 0), 0)
 
 
 def pair_rows(B: int, T: int, tokens: int, ways: int = 1, unit: int = 1, whole: bool = False) -> tuple[int, int]:

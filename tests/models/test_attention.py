@@ -109,6 +109,30 @@ def test_blocks_of_queries_see_what_the_formula_says(local, documents):
     tiny.assert_trees_close(total(attend), total(at_once), 1e-4, 1e-5)
 
 
+@pytest.mark.parametrize(("stem", "branches", "way"), [(20, (15, 30), 0), (100, (60, 90), 3)])
+def test_a_branch_sees_its_stem_and_nothing_of_the_other(stem, branches, way):
+    """Rows of documents in two branches, against each branch behind its stem alone, by the formula; and no other document."""
+    B, T, H, K, h = 2, 800, 4, 2, 4
+    rng = np.random.default_rng(2)
+    q, k, v = (rng.normal(size=(B, T, n, h)).astype(np.float32) for n in (H, K, K))
+    whole = stem + sum(branches)
+    one = np.repeat([0, 1, 2], [stem, *branches]) * attention_plain.STEM
+    documents = T // whole
+    segments = np.zeros((B, T), np.int32)
+    segments[:, : documents * whole] = np.repeat(np.arange(1, documents + 1), whole) + np.tile(one, documents)
+    config = dataclasses.replace(tiny.DECODER, head_dim=h)
+    assert attention_blocked.way_of(jnp.asarray(segments), attention_blocked.bands_of(T)) == way
+    alone = attention_plain.plain_attention(config, (B, stem + max(branches)), None)
+    for make in (attention_blocked.blocked_attention, attention_plain.plain_attention):
+        found = jax.jit(make(config, (B, T), jnp.asarray(segments)))(q, k, v, None)
+        for first in range(0, documents * whole, whole):
+            for number, length in enumerate(branches):
+                start = first + stem + sum(branches[:number])
+                own = np.r_[first : first + stem, start : start + length]
+                given = (np.pad(x[:, own], ((0, 0), (0, max(branches) - length), (0, 0), (0, 0))) for x in (q, k, v))
+                np.testing.assert_allclose(found[:, own], alone(*given, None)[:, : len(own)], atol=1e-5)
+
+
 @pytest.mark.parametrize(("lengths", "way"), [
     ([60] * 13, 0), ([64, 128, 128], 0), ([30, 128, 128], 1), ([40, 193, 60], 2), ([128, 128, 60, 60, 200], 2), ([700, 100], 3),
     ([40, 0, 400], 3), ([0, 0, 0, 0], 0),

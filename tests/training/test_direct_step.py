@@ -64,12 +64,28 @@ def section(objective: str = "sigmoid", **changes) -> Dpo:
     return Dpo(**({"objective": objective, "batch": 4, "label_smoothing": smoothing, "beta": 0.3} | changes))
 
 
+def begun_alike(rows: int = 8, width: int = 24) -> AnswerPairs:
+    """Pairs with a prompt in common, but the second, whose prompts differ from the third token on, and the third, whose answers
+    do not fit into a row with it; the last one's answers are equal."""
+    rng = np.random.default_rng(1)
+    prompt, length = rng.integers(2, 9, rows), rng.integers(10, 14, (rows, 2))
+    prompt[2], length[2] = 6, width
+    filled = rng.integers(1, 32, (rows, 2, width))
+    alike = np.where(np.arange(rows) == 1, 2, prompt)
+    filled[:, 1] = np.where(np.arange(width) < alike[:, None], filled[:, 0], filled[:, 1])
+    filled[-1, 1], length[-1] = filled[-1, 0], 13
+    tokens = np.where(np.arange(width) < length[..., None], filled, 0).astype(np.int32)
+    reference = rng.normal(-20, 3, (rows, 2)).astype(np.float32)
+    both = np.stack([prompt, prompt], axis=1).astype(np.int32)
+    return AnswerPairs(tokens, both, length.astype(np.int32), np.resize(LABEL, rows), np.ones(rows, np.float32), reference)
+
+
 def step(section: Dpo, batch: AnswerPairs, mesh=None, packed=False):
     """(gradient, metrics) of one step, by packed micro-batches or without."""
     model = tiny.model(mesh)
     state, parts = init_state(model, SGD, tiny.place(model, tiny.host_params()), jax.random.key(0)), None
     if packed:
-        parts = pack_pairs(batch, section.micro_batch_tokens, model.sharding, sorts_the_batch(section))
+        parts = pack_pairs(batch, section.micro_batch_tokens, model.sharding, sorts_the_batch(section), branches=True)
         batch = dataclasses.replace(batch, tokens=None)
     batch = tiny.rows(model, batch)
     program = direct_step.lower(model, SGD, section, state, batch, None, parts).compile(compiler_options=tiny.COMPILE_FAST)
@@ -135,6 +151,16 @@ def test_pitfall_08_packed_micro_batches_and_rows_that_do_not_count_change_nothi
 def test_pitfall_21_a_mesh_changes_nothing(mesh, objective):
     batch = judged(pairs(rows=8), objective)
     assert_same(step(section(objective, batch=8), batch, mesh, packed=True), step(section(objective, batch=8), batch))
+
+
+@pytest.mark.parametrize(
+    ("mesh", "objective", "tokens"),
+    [(None, "sigmoid", 48), (None, "kto", 0), (None, "orpo", 96), ((2, 2, 2), "sigmoid", 0), ((4, 1, 2), "bco_pair", 48)],
+)  # fmt: skip
+def test_a_prompt_that_stands_once_for_both_answers_changes_nothing(mesh, objective, tokens):
+    batch = judged(begun_alike(), objective)
+    found = step(section(objective, batch=8, micro_batch_tokens=tokens), batch, mesh, packed=True)
+    assert_same(found, step(section(objective, batch=8), batch))
 
 
 @pytest.mark.parametrize("objective", ["kto", "sigmoid", "orpo"])

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from jaxalign.errors import UserError
+from jaxalign.models.attention_plain import STEM
 from jaxalign.records import Rollout
 from jaxalign.training.packed import each_part, of_answers, pack_answers, part_rows
 
@@ -69,6 +70,31 @@ def test_pairs_stay_together_and_devices_have_about_equally_many_tokens(ways):
     np.testing.assert_array_equal(plan.part[0, ::2], plan.part[0, 1::2])
     filled = (plan.rows.segment_ids[0, : plan.count[0] - 1] > 0).sum(-1).reshape(-1, ways, 8 // ways).sum(-1)
     assert (filled > 0).all() and (np.ptp(filled, axis=1) <= T).all()
+
+
+def test_what_a_pair_begins_with_stands_once():
+    """All tokens differ but those that a pair has in common: 3 of the second pair, and of the third all but the last two."""
+    tokens = np.arange(1, 6 * T + 1, dtype=np.int32).reshape(6, T)
+    prompts, answers = np.asarray([4, 5, 8, 6, 9, 9], np.int32), np.asarray([9, 3, 2, 11, 1, 1], np.int32)
+    common = np.asarray([0, 0, 3, 3, 8, 8])
+    tokens[3, :3], tokens[5, :8] = tokens[2, :3], tokens[4, :8]
+    every = [np.arange(6)], np.ones(6, bool)
+    plan = jax.tree.map(lambda x: x[0], pack_answers(tokens, prompts, answers, *every, 2, 3, 1, 2, common))
+    length = prompts + answers
+    written, counts = np.unique(plan.rows.tokens[plan.rows.segment_ids > 0], return_counts=True)
+    expected = {int(token) for i in range(6) for token in tokens[i, : length[i]]}
+    assert set(written.tolist()) == expected and (counts == 1).all()
+    rows, ids, positions = (x.reshape(3, -1) for x in (plan.rows.tokens, plan.rows.segment_ids, plan.rows.positions))
+    for i in range(6):
+        part, stem, first = plan.part[i], common[i], plan.rows.start[i - i % 2]
+        own = np.r_[first : first + stem, plan.rows.start[i] + stem : plan.rows.start[i] + length[i]]
+        np.testing.assert_array_equal(rows[part, own], tokens[i, : length[i]])
+        np.testing.assert_array_equal(positions[part, own], np.arange(length[i]))
+        document, branch = ids[part, own] % STEM, ids[part, own] // STEM
+        assert len(set(document)) == 1 and own[0] // T == own[-1] // T
+        np.testing.assert_array_equal(branch, np.where(np.arange(length[i]) < stem, 0, 1 + i % 2 if stem else 0))
+        heads = plan.rows.heads[part].reshape(-1)[plan.rows.first[i] : plan.rows.first[i] + answers[i]]
+        np.testing.assert_array_equal(rows[part, heads + own[-1] // T * T + 1], tokens[i, prompts[i] : length[i]])
 
 
 def test_the_devices_take_each_part_and_leave_what_is_in_none():
