@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from jaxalign.models.cache import Caches
+from jaxalign.models.cache import Caches, Tiers
 from jaxalign.models.model import Model
 from jaxalign.rollout.ring import insert
 
 
-def ring_of(model: Model, prompts: Caches, length, slots: int, slot: int | None = None) -> Caches:
+def ring_of(model: Model, prompts: Caches, length, slots: int, slot: int | None = None) -> Tiers:
     """A ring of all the prompts that `Model.prefill` gives, which ends before `slot` (by default, where the first one does)."""
-    plan = np.stack([np.arange(len(length)), np.arange(len(length)), length], axis=1).astype(np.int32)[None]
+    plan = np.stack([np.arange(len(length)), np.arange(len(length)), length], axis=1).astype(np.int32)[None, None]
     slot = np.int32(length[0] if slot is None else slot)
-    return insert(model, model.empty_cache(len(length), slots), prompts, plan, slot)
+    return insert(model, (model.empty_cache(len(length), slots),), prompts, plan, slot)

@@ -8,6 +8,7 @@ Dimension letters: L layers, B rows, K key/value heads, h head dim, S slots, H q
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
@@ -34,6 +35,8 @@ class Cache(NamedTuple):
 
 Caches = tuple[Cache, ...]
 """Of all layers: one Cache, or one for each layer (`Model.layered`)."""
+Tiers = tuple[Caches, ...]
+"""Rings of the rows of each tier; all of a model's rows, where there is one. See `by_tier`."""
 
 _SCALES = ("layers", "batch", "kv_heads", "length")
 CACHE_AXES = Cache(
@@ -93,6 +96,24 @@ def write(cache: Cache, layer, slot, token: Cache) -> Cache:
 def ages(slots: int, slot) -> jax.Array:
     """int32 [S]: how many steps ago each slot was written when `slot` is written now."""
     return (slot - jnp.arange(slots)) % slots
+
+
+def by_tier(rows: Sequence[int], parts: int, x_Bx: jax.Array) -> list[jax.Array]:
+    """The rows [B, ...] of each tier, `rows` of them. Each of the parts that rows are split into has its share of every tier,
+    those of the first tier first."""
+    if len(rows) == 1:
+        return [x_Bx]
+    own = x_Bx.reshape(parts, -1, *x_Bx.shape[1:])
+    ends = [sum(rows[: i + 1]) // parts for i in range(len(rows))]
+    return [own[:, end - n // parts : end].reshape(n, *x_Bx.shape[1:]) for n, end in zip(rows, ends, strict=True)]
+
+
+def all_tiers(parts: int, tiers: Sequence[jax.Array]) -> jax.Array:
+    """What `by_tier` took apart."""
+    if len(tiers) == 1:
+        return tiers[0]
+    own = jnp.concatenate([x.reshape(parts, -1, *x.shape[1:]) for x in tiers], axis=1)
+    return own.reshape(-1, *own.shape[2:])
 
 
 def attend_cache(

@@ -20,7 +20,7 @@ from flax import nnx
 from jaxalign.models.architecture import DecoderConfig
 from jaxalign.models.attention import Attend
 from jaxalign.models.attention_plain import windowed
-from jaxalign.models.cache import Cache, Caches, ages, attend_cache, stored, write
+from jaxalign.models.cache import ROW_AXIS, Cache, Tiers, ages, all_tiers, attend_cache, by_tier, stored, write
 from jaxalign.models.experts import Load, MixtureMLP
 from jaxalign.models.layers import KEPT, MLP, Attention, Constrain, Norm, Turn, param, turn
 from jaxalign.models.lora import NO_ADAPTERS, Adapters
@@ -168,41 +168,49 @@ class Decoder(nnx.Module):
         return [jax.tree.map(lambda leaf: leaf[i], stacked) for i in range(self.config.layers)]  # noqa: B023
 
     def decode(
-        self, tokens_B, positions_B, caches: Caches, slot, constrain: Constrain, adapters: Adapters = NO_ADAPTERS, layers=None
-    ) -> tuple[jax.Array, Caches]:
-        """One token a row: writes its keys and values at `slot` of the caches, and sees as many slots before it as its position
-        says. Returns hidden [B, D] and the new caches.
+        self, tokens_B, positions_B, tiers: Tiers, slot, constrain: Constrain, adapters: Adapters = NO_ADAPTERS, layers=None
+    ) -> tuple[jax.Array, Tiers]:
+        """One token a row: writes its keys and values at `slot` of its tier's caches, begun anew after their last, and sees as
+        many slots before it as its position says. Returns hidden [B, D] and the new caches.
 
         layers: None, and they are scanned; or those of `layers_apart`, with a cache for each, without its first axis. Then they
         stand in the program one after another, and nothing is copied to be read.
         """
         graph, stacked = nnx.split(self.blocks)
-        age_1xS = ages(caches[0].values.shape[-2], slot)[None]
-        seen_BxS = age_1xS <= positions_B[:, None]
+        parts = 1 if constrain.sharding is None else constrain.sharding.batch_size
+        rows = [caches[0].values.shape[ROW_AXIS if layers is None else 0] for caches in tiers]
+        slots = [caches[0].values.shape[-2] for caches in tiers]
+        age_1xS = [ages(S, slot % S)[None] for S in slots]
+        seen_BxS = [age <= own[:, None] for age, own in zip(age_1xS, by_tier(rows, parts, positions_B), strict=True)]
         turns = self._turns(positions_B[:, None])
 
         def body(carry, indexed):
-            x, cache = carry
+            x, caches = carry
             index, local, layer, own = indexed
-            mask = windowed(self.config, local, seen_BxS, lambda: age_1xS)
 
             def attention(q, k, v):
-                new = write(cache, index, slot, stored(self.config, k, v))
-                layer = new if index is None else jax.tree.map(lambda x: x[index], new)
-                return attend_cache(q, layer, mask, self.config.scale, self.config.attention_softcap), new
+                made, heads = [], []
+                qkv = zip(*(by_tier(rows, parts, x) for x in (q, k, v)), strict=True)
+                for cache, (q, k, v), S, age, seen in zip(caches, qkv, slots, age_1xS, seen_BxS, strict=True):
+                    new = write(cache, index, slot % S, stored(self.config, k, v))
+                    layer = new if index is None else jax.tree.map(lambda x: x[index], new)
+                    mask = windowed(self.config, local, seen, lambda age=age: age)
+                    heads.append(attend_cache(q, layer, mask, self.config.scale, self.config.attention_softcap))
+                    made.append(new)
+                return all_tiers(parts, heads), tuple(made)
 
             counted = jnp.ones((len(tokens_B), 1))
             own = Adapters(adapters.lora, own)
-            x, cache, _ = nnx.merge(graph, layer)(x, turns(local), counted, own, constrain, attention)
-            return (x, cache), None
+            x, caches, _ = nnx.merge(graph, layer)(x, turns(local), counted, own, constrain, attention)
+            return (x, caches), None
 
         x = self._embed(tokens_B[:, None], constrain)
         if layers is None:
             numbered = jnp.arange(self.config.layers), self._local(), stacked, adapters.tree
-            (x, cache), _ = jax.lax.scan(body, (x, *caches), numbered)
-            return self.final_norm(x)[:, 0], (cache,)
+            (x, caches), _ = jax.lax.scan(body, (x, tuple(cache for (cache,) in tiers)), numbered)
+            return self.final_norm(x)[:, 0], tuple((cache,) for cache in caches)
         made = []
-        for layer, own in zip(layers, caches, strict=True):
-            (x, own), _ = body((x, own), (None, *layer))
-            made.append(own)
-        return self.final_norm(x)[:, 0], tuple(made)
+        for layer, *own in zip(layers, *tiers, strict=True):
+            (x, caches), _ = body((x, tuple(own)), (None, *layer))
+            made.append(caches)
+        return self.final_norm(x)[:, 0], tuple(zip(*made, strict=True))

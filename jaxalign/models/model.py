@@ -16,7 +16,7 @@ from jax.sharding import NamedSharding
 from jaxalign.models.architecture import DecoderConfig
 from jaxalign.models.attention import attention, kind_of_attention
 from jaxalign.models.attention_ring import length_multiple
-from jaxalign.models.cache import CACHE_AXES, Cache, Caches, cache_shapes
+from jaxalign.models.cache import CACHE_AXES, Cache, Caches, Tiers, cache_shapes
 from jaxalign.models.decoder import Decoder, Rows
 from jaxalign.models.experts import load_balance
 from jaxalign.models.heads import CHUNK_FLOATS, TokenStats, chunk_count, lm_logits, token_stats, weighted_nll
@@ -34,8 +34,8 @@ _LAYERED = 16  # Layers up to which a CPU decodes them one after another.
 
 
 class Decoding(NamedTuple):
-    """A loop that decodes: begin(caches) gives what `step(tokens, positions, carried, slot) -> (hidden, carried)` carries, and
-    end(carried) the caches; see `Model.decode`."""
+    """A loop that decodes: begin(tiers) gives what `step(tokens, positions, carried, slot) -> (hidden, carried)` carries, and
+    end(carried) the tiers; see `Model.decode`."""
 
     begin: Callable
     step: Callable
@@ -237,11 +237,12 @@ class Model:
         a scan takes out of a stack; but not for deep models, since compiling would take long."""
         return platform_of(self.sharding) == "cpu" and self.config.layers <= _LAYERED
 
-    def decode(self, params: Params, tokens, positions, caches: Caches, slot) -> tuple[jax.Array, Caches]:
-        """One decode step over a ring: tokens and positions [B]; the token before a row's own stands one slot before `slot`
-        (before the first slot: in the last), and so on. Returns hidden states [B, D] and the caches with the tokens in them."""
+    def decode(self, params: Params, tokens, positions, tiers: Tiers, slot) -> tuple[jax.Array, Tiers]:
+        """One decode step over a ring, or over those of several tiers (`cache.by_tier`): tokens and positions [B]; the token
+        before a row's own stands one slot before `slot` (before the first slot: in the last), and so on; a shorter tier's
+        slots are counted on from its first. Returns hidden states [B, D] and the tiers with the tokens in them."""
         loop = self.decoding(params)
-        hidden, carried = loop.step(tokens, positions, loop.begin(caches), slot)
+        hidden, carried = loop.step(tokens, positions, loop.begin(tiers), slot)
         return hidden, loop.end(carried)
 
     def decoding(self, params: Params) -> Decoding:
@@ -249,15 +250,15 @@ class Model:
         adapters, merged = self._adapters(params), self._merge(params)
         layers = merged.layers_apart(adapters) if self.layered else None
 
-        def step(tokens, positions, caches, slot):
-            hidden, caches = merged.decode(tokens, positions, caches, slot, self.constrain, adapters, layers)
-            return hidden, self._constrain_caches(caches, skip=0 if layers is None else 1)
+        def step(tokens, positions, tiers, slot):
+            hidden, tiers = merged.decode(tokens, positions, tiers, slot, self.constrain, adapters, layers)
+            return hidden, tuple(self._constrain_caches(caches, skip=0 if layers is None else 1) for caches in tiers)
 
         if layers is None:
-            return Decoding(lambda caches: caches, step, lambda caches: caches)
+            return Decoding(lambda tiers: tiers, step, lambda tiers: tiers)
         # Their first axis, of 1, is not there in the loop: with it a CPU copies a cache that it writes to.
         return Decoding(
-            lambda caches: jax.tree.map(lambda x: x[0], caches), step, lambda caches: jax.tree.map(lambda x: x[None], caches)
+            lambda tiers: jax.tree.map(lambda x: x[0], tiers), step, lambda tiers: jax.tree.map(lambda x: x[None], tiers)
         )
 
     def empty_cache(self, rows: int, slots: int) -> Caches:

@@ -13,7 +13,7 @@ import numpy as np
 from jaxalign.models.model import Model
 from jaxalign.parallel.pipeline import is_pipelined, micro_batches
 from jaxalign.placement.weights import Weights
-from jaxalign.rollout.session import prefill_sizes
+from jaxalign.rollout.layouts import prefill_sizes
 
 Parts = dict[str, float]
 """Bytes of one device by what they are."""

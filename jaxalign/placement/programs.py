@@ -23,10 +23,10 @@ from jaxalign.models.lora import join, trained
 from jaxalign.models.model import Model, Params
 from jaxalign.models.quantised import quantise_abstract
 from jaxalign.rollout.decode import decode_chunk
+from jaxalign.rollout.layouts import prefill_sizes, single
 from jaxalign.rollout.ring import insert, prefill, reroll
 from jaxalign.rollout.sampling import Sampling, section_sampling
 from jaxalign.rollout.session import STEPS as CHUNK
-from jaxalign.rollout.session import prefill_sizes
 from jaxalign.training.scorer import Ensemble, Scorer
 
 STEPS = 1000
@@ -123,15 +123,15 @@ def sampling_programs(run: Run, stage: str, role: str, model: Model, params, sec
     count = prefill_sizes(P, parts, batch // parts)[1] * parts
     cache, half, made = (own.abstract_cache(*size) for size in ((batch, P + N), (batch, -(-(P + N) // 2)), (count, P)))
     row, prompts, slot = rows(jnp.int32, batch), rows(jnp.int32, count, P), run.scalar(jnp.int32)
-    step = (params, row, row, cache, slot)
-    plan, index = rows(jnp.int32, parts, batch // parts, 3), rows(jnp.int32, parts, batch // parts)
+    step = (params, row, row, (cache,), slot)
+    plan, index = rows(jnp.int32, parts, 1, batch // parts, 3), rows(jnp.int32, parts, batch // parts)
     chunk = _chunk(run, stage, "sampling", role, model, params, section_sampling(section, STOP_IDS), cache, held)
     return [
         *moving,
         chunk,
         Program(stage, "prefill", role, prefill, (own, params, prompts), {**held, "KV cache": cache}),
-        Program(stage, "entering", role, insert, (own, cache, made, plan, slot), held),
-        Program(stage, "widening", role, reroll, (own, half, index, slot, P + N), held),
+        Program(stage, "entering", role, insert, (own, (cache,), made, plan, slot), held),
+        Program(stage, "widening", role, reroll, (own, (half,), index, slot, single(batch // parts, P + N)), held),
         Program(stage, "decode", role, decode_step(own), step, held),
     ]
 
@@ -142,7 +142,7 @@ def _chunk(run: Run, stage: str, phase: str, role: str, model: Model, params, sa
     where = own.sharding and own.sharding.named((None, "batch"))
     rows = jax.ShapeDtypeStruct((4, B), jnp.int32, sharding=where)
     drawing = dataclasses.replace(sampling, max_new_tokens=1)
-    arguments = (own, params, cache, rows, run.key(), run.scalar(jnp.int32, (3,)), drawing, CHUNK)
+    arguments = (own, params, (cache,), rows, run.key(), run.scalar(jnp.int32, (3,)), drawing, CHUNK)
     return Program(stage, phase, role, decode_chunk, arguments, held, CHUNK)
 
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxalign.models.cache import Caches
+from jaxalign.models.cache import Tiers
 from jaxalign.models.heads import lm_logits
 from jaxalign.models.model import Model
 from jaxalign.rollout.sampling import Sampling, row_keys, sample
@@ -30,23 +30,23 @@ class _Loop(NamedTuple):
     token: jax.Array
     left: jax.Array
     drawn: tuple[jax.Array, jax.Array]
-    cache: Caches
+    tiers: Tiers
 
 
-@functools.partial(jax.jit, static_argnames=("model", "sampling", "steps"), donate_argnames="cache")
+@functools.partial(jax.jit, static_argnames=("model", "sampling", "steps"), donate_argnames="tiers")
 def decode_chunk(
-    model: Model, params, cache: Caches, rows, key, control, sampling: Sampling, steps: int
-) -> tuple[Caches, Drawn]:
+    model: Model, params, tiers: Tiers, rows, key, control, sampling: Sampling, steps: int
+) -> tuple[Tiers, Drawn]:
     """Up to `steps` tokens a row. model: as it samples (`Model.generation`); params: as it reads them.
 
     rows int32 [4, B]: the token to go on from, its position, how many tokens may follow (0: the slot is free), the row's
-    global number. control int32 [3]: the slot of the ring that is written first, how many steps to make at most, and
+    global number. control int32 [3]: the slot of the longest ring that is written first, how many steps to make at most, and
     after how many ended rows to stop. Of `sampling`, max_new_tokens does not matter.
     """
     token, position, left, numbers = rows
     keys, stop_ids = row_keys(key, numbers), jnp.asarray(sampling.stop_ids, jnp.int32)
     unembedding = model.unembedding(params).astype(model.config.compute_dtype)
-    S, live = cache[0].values.shape[3], jnp.sum(left > 0)
+    S, live = tiers[-1][0].values.shape[3], jnp.sum(left > 0)
     decoding = model.decoding(params)
 
     def goes_on(loop: _Loop):
@@ -55,7 +55,7 @@ def decode_chunk(
 
     def step(loop: _Loop) -> _Loop:
         at = position + loop.t
-        hidden, cache = decoding.step(loop.token, at, loop.cache, (control[0] + loop.t) % S)
+        hidden, tiers = decoding.step(loop.token, at, loop.tiers, (control[0] + loop.t) % S)
         token, logprob = sample(lm_logits(hidden, unembedding, model.config.final_softcap), keys, at + 1, sampling)
         stopped = jnp.any(token[:, None] == stop_ids[None, :], axis=-1)
         finite, writes = jnp.isfinite(logprob), loop.left > 0
@@ -64,10 +64,10 @@ def decode_chunk(
             jax.lax.dynamic_update_slice(whole, part[None], (loop.t, 0)) for whole, part in zip(loop.drawn, made, strict=True)
         )
         left = jnp.where(stopped | ~finite, 0, jnp.maximum(loop.left - 1, 0))
-        return _Loop(loop.t + 1, jnp.maximum(made[0], 0), left, drawn, cache)
+        return _Loop(loop.t + 1, jnp.maximum(made[0], 0), left, drawn, tiers)
 
     B = len(token)
     drawn = jnp.full((steps, B), NOTHING, jnp.int32), jnp.zeros((steps, B), jnp.float32)
-    end = jax.lax.while_loop(goes_on, step, _Loop(jnp.int32(0), token, left, drawn, decoding.begin(cache)))
+    end = jax.lax.while_loop(goes_on, step, _Loop(jnp.int32(0), token, left, drawn, decoding.begin(tiers)))
     # Whole on every device, so that any process can read them.
-    return decoding.end(end.cache), Drawn(*(model.constrain(x, (None,) * x.ndim) for x in (*end.drawn, end.t)))
+    return decoding.end(end.tiers), Drawn(*(model.constrain(x, (None,) * x.ndim) for x in (*end.drawn, end.t)))

@@ -1,6 +1,8 @@
-"""A cache as a ring that rows enter and leave: prompts are written into it, and it is cut to what lives.
+"""A cache as a ring that rows enter and leave, or two (`layouts.Layout`): prompts are written into it, rows change their tier,
+and it is cut to what lives.
 
-Pure functions; the host decides (`session.py`). On a mesh each device changes its own rows: a prompt is prefilled on the
+Pure functions; the host decides (`session.py`). `slot` is one of the longest ring, where all rows write next; a shorter one's
+are counted on from its first. On a mesh each device changes its own rows: a prompt is prefilled on the
 devices that have the slot it enters, so nothing is sent. parts: how many parts the mesh splits rows into.
 """
 
@@ -12,9 +14,10 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from jaxalign.models.cache import CACHE_AXES, ROW_AXIS, SLOT_AXES, Cache, Caches
+from jaxalign.models.cache import CACHE_AXES, ROW_AXIS, SLOT_AXES, Cache, Caches, Tiers
 from jaxalign.models.model import Model
 from jaxalign.parallel.manual import on_each_device
+from jaxalign.rollout.layouts import Layout
 
 
 @functools.partial(jax.jit, static_argnames="model")
@@ -23,33 +26,43 @@ def prefill(model: Model, params, prompts) -> Caches:
     return model.prefill(params, prompts)[1]
 
 
-@functools.partial(jax.jit, static_argnames="model", donate_argnames="cache")
-def insert(model: Model, cache: Caches, prompts: Caches, plan, slot) -> Caches:
-    """The ring with prompts in some of its rows, their last tokens in the slot before `slot`, where all rows write next.
+@functools.partial(jax.jit, static_argnames="model", donate_argnames="tiers")
+def insert(model: Model, tiers: Tiers, prompts: Caches, plan, slot) -> Tiers:
+    """The rings with prompts in some of their rows, their last tokens in the slot before `slot`.
 
-    prompts: as `prefill` gives them. plan int32 [parts, n, 3]: for each part of the rows, (row, which of its prompts, how many
-    tokens of it) n times; a row of -1 ends the list. What stood in such a row before is gone.
+    prompts: as `prefill` gives them. plan int32 [parts, tiers, n, 3]: for each part of the rows and each tier, (row of the
+    tier, which of the part's prompts, how many tokens of it) n times; a row of -1 ends the list. What stood there is gone.
     """
-    return _by_part(model, _insert, (cache, prompts), plan, slot)
+    return _by_part(model, _insert, (tiers, prompts), plan, slot)
 
 
-@functools.partial(jax.jit, static_argnames=("model", "slots"))
-def reroll(model: Model, cache: Caches, index, slot, slots: int) -> Caches:
-    """A ring of `slots` slots whose next one is 0, with the latest tokens of some of its rows. index int32 [parts, n]: which
-    rows of each part become the new ones."""
-    return _by_part(model, functools.partial(_reroll, slots=slots), (cache,), index, slot)
+@functools.partial(jax.jit, static_argnames="model", donate_argnames="tiers")
+def exchange(model: Model, tiers: Tiers, plan, slot) -> Tiers:
+    """Two tiers with rows that have changed places. plan int32 [parts, n, 2]: for each part (row of the short tier, row of the
+    long one) n times; a row of -1 ends the list. Of the long tier's row the latest tokens stay that the short one has room for.
+    """
+    return _by_part(model, _exchange, (tiers,), plan, slot)
 
 
-def _by_part(model: Model, fn, caches: tuple[Caches, ...], plan, slot) -> Caches:
-    """fn(*caches, plan [n, ...], slot) of each part of the rows."""
+@functools.partial(jax.jit, static_argnames=("model", "layout"))
+def reroll(model: Model, tiers: Tiers, index, slot, layout: Layout) -> Tiers:
+    """Rings in that layout whose next slot is 0, with the latest tokens of some of the rows. index int32 [parts, n]: which
+    rows of each part, counted through its tiers, become the new ones."""
+    return _by_part(model, functools.partial(_reroll, layout=layout), (tiers,), index, slot, len(layout.rows))
+
+
+def _by_part(model: Model, fn, caches: tuple, plan, slot, tiers: int | None = None) -> Tiers:
+    """fn(*caches, plan [n, ...], slot) of each part of the rows. tiers: of the result, if not as many as `caches[0]` has."""
     if model.sharding is None:
         return fn(*caches, plan[0], slot)
     names = lambda cache: Cache(  # noqa: E731
         *(None if x is None else model.sharding.spec(axes) for x, axes in zip(cache, CACHE_AXES, strict=True))
     )
     own = model.sharding.spec(("batch",) + (None,) * (plan.ndim - 1))
-    specs = (*(tuple(map(names, layers)) for layers in caches), own, PartitionSpec())
-    return on_each_device(model.sharding, lambda *x: fn(*x[:-2], x[-2][0], x[-1]), specs, specs[0])(*caches, plan, slot)
+    given = jax.tree.map(names, caches, is_leaf=lambda x: isinstance(x, Cache))
+    made = given[0] if tiers is None else given[0][:1] * tiers
+    specs = (*given, own, PartitionSpec())
+    return on_each_device(model.sharding, lambda *x: fn(*x[:-2], x[-2][0], x[-1]), specs, made)(*caches, plan, slot)
 
 
 def _map(fn, *caches: Caches) -> Caches:
@@ -60,8 +73,17 @@ def _map(fn, *caches: Caches) -> Caches:
     return tuple(map(one, *caches))
 
 
-def _insert(cache: Caches, prompts: Caches, plan_nx3, slot) -> Caches:
-    S = cache[0].values.shape[SLOT_AXES.values]
+def _slots(caches: Caches) -> int:
+    return caches[0].values.shape[SLOT_AXES.values]
+
+
+def _insert(tiers: Tiers, prompts: Caches, plan, slot) -> Tiers:
+    """plan int32 [tiers, n, 3]."""
+    return tuple(_enter(cache, prompts, own, slot % _slots(cache)) for cache, own in zip(tiers, plan, strict=True))
+
+
+def _enter(cache: Caches, prompts: Caches, plan_nx3, slot) -> Caches:
+    S = _slots(cache)
 
     def enter(i, cache: Caches) -> Caches:
         row, source, length = plan_nx3[i]
@@ -80,12 +102,55 @@ def _insert(cache: Caches, prompts: Caches, plan_nx3, slot) -> Caches:
     return jax.lax.fori_loop(0, jnp.sum(plan_nx3[:, 0] >= 0), enter, cache)
 
 
-def _reroll(cache: Caches, index_n, slot, slots: int) -> Caches:
-    def one(whole, axis: int):
-        S = whole.shape[axis]
-        rows = jnp.roll(jnp.take(whole, index_n, axis=ROW_AXIS), -slot, axis)
-        if slots <= S:
-            return jax.lax.slice_in_dim(rows, S - slots, S, axis=axis)
-        return jnp.pad(rows, [(slots - S, 0) if a == axis else (0, 0) for a in range(rows.ndim)])
+def _exchange(tiers: Tiers, plan_nx2, slot) -> Tiers:
+    half = _slots(tiers[0])
+    # A slot of the short ring has the token of that slot, or of half the long ring later: of the two, the one written last.
+    later = jnp.where(slot < half, jnp.arange(half) >= slot, jnp.arange(half) < slot - half)
 
-    return _map(one, cache)
+    def read(tiers: Tiers, row, other) -> Tiers:
+        """What the two rows are to be."""
+        def one(short, long, axis: int):
+            own = jax.lax.dynamic_slice_in_dim(short, row, 1, ROW_AXIS)
+            first, second = jnp.split(jax.lax.dynamic_slice_in_dim(long, other, 1, ROW_AXIS), 2, axis=axis)
+            latest = jnp.where(later.reshape([half if a == axis else 1 for a in range(short.ndim)]), second, first)
+            # In both halves: in one of them a token has its age, in the other it is too old to be looked at.
+            return latest, jnp.concatenate([own, own], axis=axis)
+
+        pairs = _map(one, *tiers)
+        return tuple(tuple(Cache(*(x and x[tier] for x in cache)) for cache in pairs) for tier in range(2))
+
+    def swap(i, carried: tuple[Tiers, Tiers]) -> tuple[Tiers, Tiers]:
+        tiers, rows = carried
+        write = lambda at: lambda whole, row, axis: jax.lax.dynamic_update_slice_in_dim(whole, row, at, ROW_AXIS)  # noqa: E731
+        tiers = tuple(_map(write(at), *both) for at, *both in zip(plan_nx2[i], tiers, rows, strict=True))
+        # The next are read in the same turn, after what is written: with what is read before XLA copies whole rings.
+        return tiers, read(tiers, *plan_nx2[jnp.minimum(i + 1, len(plan_nx2) - 1)])
+
+    return jax.lax.fori_loop(0, jnp.sum(plan_nx2[:, 0] >= 0), swap, (tiers, read(tiers, *plan_nx2[0])))[0]
+
+
+def _reroll(tiers: Tiers, index_n, slot, layout: Layout) -> Tiers:
+    made, begin = [], 0
+    for rows, slots in zip(*layout, strict=True):
+        index = index_n[begin : begin + rows]
+        begin += rows
+
+        def one(*leaves, index=index, slots=slots):
+            *wholes, axis = leaves
+            if len(wholes) == 1:
+                return _latest(jnp.take(wholes[0], index, axis=ROW_AXIS), slot, slots, axis)
+            return jnp.take(
+                jnp.concatenate([_latest(whole, slot, slots, axis) for whole in wholes], axis=ROW_AXIS), index, axis=ROW_AXIS
+            )
+
+        made.append(_map(one, *tiers))
+    return tuple(made)
+
+
+def _latest(ring, slot, slots: int, axis: int):
+    """The last `slots` slots before `slot`, in their order."""
+    S = ring.shape[axis]
+    rows = jnp.roll(ring, -(slot % S), axis)
+    if slots <= S:
+        return jax.lax.slice_in_dim(rows, S - slots, S, axis=axis)
+    return jnp.pad(rows, [(slots - S, 0) if a == axis else (0, 0) for a in range(rows.ndim)])

@@ -12,21 +12,19 @@ from collections.abc import Sequence
 import jax
 import numpy as np
 
-from jaxalign.models.cache import Caches
+from jaxalign.models.cache import Caches, Tiers
 from jaxalign.models.model import Model
 from jaxalign.rollout.decode import NOT_FINITE, Drawn, decode_chunk
-from jaxalign.rollout.ring import insert, prefill, reroll
+from jaxalign.rollout.layouts import Layout, in_tiers, prefill_sizes, row_counts, single, slot_counts, step_towards
+from jaxalign.rollout.ring import exchange, insert, prefill, reroll
 from jaxalign.rollout.sampling import Sampling
 
 STEPS = 32
 """Steps of decoding between two looks at the host."""
-LEAST_SLOTS = 64
-PREFILLED = 2048
-"""Tokens of prompts, padding included, that are prefilled at once at most, if they are not one prompt."""
-SHARES = (1, 2, 4, 8)
-"""Of the slots there are all, a half or an eighth at work."""
 FEW = 4
 """More prompts than so many small prefills take go into a large one."""
+AHEAD = 8
+"""Steps that a row of the short tier has room for when a chunk begins."""
 _TOKEN, _POSITION, _LEFT, _NUMBER = range(4)
 
 
@@ -80,13 +78,14 @@ class Session:
         self.sampling = dataclasses.replace(sampling, max_new_tokens=1)
         self.parts = 1 if model.sharding is None else self.model.sharding.batch_size
         most = batch // self.parts
-        self.sizes = sorted({-(-most // share) for share in SHARES})  # Rows of a part.
+        self.sizes = row_counts(most)  # Rows of a part.
         self.queue: collections.deque[_Row] = collections.deque()
         self.waiting: collections.Counter[tuple[int, ...]] = collections.Counter()
         self.refused: list[tuple[int, Response]] = []
         self.submitted, self.longest = 0, 0
         self.live: dict[int, _Row] = {}
-        self.rows, self.cache, self.slot = np.zeros((4, 0), np.int32), None, 0
+        self.tiers: Tiers | None = None
+        self.layout, self.rows, self.slot = Layout((), ()), np.zeros((4, 0), np.int32), 0
         self.kept: tuple[Caches | None, dict] = (None, {})
 
     @property
@@ -125,9 +124,11 @@ class Session:
         self._fit()
         if self.queue and len(self.live) < self._size * self.parts:
             self._refill()
+        if self.layout.tiered:
+            self._exchange()
         ended += self._decode()
         if not self.queue and not self.live:
-            self.cache = None
+            self.tiers = None
         return ended
 
     def written(self, index: int) -> tuple[int, ...]:
@@ -138,11 +139,12 @@ class Session:
     @property
     def _size(self) -> int:
         """Rows of a part, now."""
-        return self.rows.shape[1] // self.parts
+        return self.layout.size
 
     @property
-    def _slots(self) -> int:
-        return 0 if self.cache is None else self.cache[0].values.shape[3]
+    def counts(self) -> list[int]:
+        """How many slots the ring may have."""
+        return slot_counts(self.longest + self.new)
 
     def padded(self, length: int) -> int:
         """The length a prompt is padded to."""
@@ -159,34 +161,79 @@ class Session:
         entering = [len(row.prompt) for _, row in zip(range(size * self.parts - len(self.live)), self.queue, strict=False)]
         need = max([length - 1 + min(self.new, STEPS) for length in entering], default=1)
         if self.live:
-            need = max(need, int(np.max(self.rows[_POSITION] + np.minimum(self.rows[_LEFT], STEPS))))
-        slots = max(self._slots, next(slots for slots in slot_counts(self.longest + self.new) if slots >= need))
-        if self.cache is None:
-            self.empty(size, slots)
-        while self._slots < slots:  # Step by step, so that few programs are needed.
-            self.resize(self._size, next(larger for larger in slot_counts(self.longest + self.new) if larger > self._slots))
-        while self._size != size:
-            at = self.sizes.index(self._size)
-            self.resize(self.sizes[at + 1 if size > self._size else at - 1], slots)
+            need = max(need, int(self._reach(STEPS).max()))
+        slots = next(slots for slots in self.counts if slots >= need)
+        if self.tiers is not None:
+            slots = max(slots, self.layout.slots[-1])
+        target = self._in_tiers(size, slots, entering) or single(size, slots)
+        if self.tiers is None:
+            self.empty(target)
+        while self.layout != target:
+            self.relayout(step_towards(target, self.layout, self.sizes, self.counts))
 
-    def empty(self, size: int, slots: int) -> None:
-        """A ring without a row."""
-        self.cache = self.model.empty_cache(size * self.parts, slots)
-        self.rows, self.slot = np.zeros((4, size * self.parts), np.int32), 0
+    def _reach(self, steps: int) -> np.ndarray:
+        """int32: how many tokens each row has after so many steps, if it goes on."""
+        return self.rows[_POSITION] + np.minimum(self.rows[_LEFT], steps)
 
-    def resize(self, size: int, slots: int) -> None:
-        """The live rows in a ring with other numbers of rows of a part, or of slots."""
-        index, live = np.zeros((self.parts, size), np.int32), {}
-        rows = np.zeros((4, self.parts * size), np.int32)
-        taken = [0] * self.parts
-        for slot in sorted(self.live):
-            part, place = divmod(slot, self._size)
-            index[part, taken[part]] = place
-            rows[:, part * size + taken[part]] = self.rows[:, slot]
-            live[part * size + taken[part]] = self.live[slot]
-            taken[part] += 1
-        self.cache = reroll(self.model, self.cache, self._place(index, ("batch", None)), np.int32(self.slot), slots)
-        self.rows, self.live, self.slot = rows, live, 0
+    def _in_tiers(self, size: int, slots: int, entering: list[int]) -> Layout | None:
+        """So many rows and slots in two tiers, if what lives and what enters fits; longer ahead if it is not so already. Where
+        nothing ends a response all rows become equally long."""
+        layout = in_tiers(size, slots) if slots == self.counts[-1] and self.sampling.stop_ids else None
+        if layout is None or max(entering, default=1) - 1 + min(self.new, AHEAD) > layout.slots[0]:
+            return None
+        steps = AHEAD if self.layout.tiered else 2 * AHEAD
+        long = collections.Counter(slot // self._size for slot in np.flatnonzero(self._reach(steps) > layout.slots[0]).tolist())
+        return layout if max(long.values(), default=0) <= layout.rows[1] else None
+
+    def empty(self, layout: Layout) -> None:
+        """Rings without a row."""
+        rings = zip(layout.rows, layout.slots, strict=True)
+        self.tiers = tuple(self.model.empty_cache(rows * self.parts, slots) for rows, slots in rings)
+        self.layout, self.rows, self.slot = layout, np.zeros((4, layout.size * self.parts), np.int32), 0
+
+    def relayout(self, layout: Layout) -> None:
+        """The live rows in rings of another layout."""
+        index, live = np.zeros((self.parts, layout.size), np.int32), {}
+        rows = np.zeros((4, self.parts * layout.size), np.int32)
+        for part in range(self.parts):
+            for new, old in self._places(part, layout).items():
+                slot, at = part * self._size + old, part * layout.size + new
+                index[part, new] = old
+                rows[:, at], live[at] = self.rows[:, slot], self.live[slot]
+        self.tiers = reroll(self.model, self.tiers, self._place(index, ("batch", None)), np.int32(self.slot), layout)
+        self.layout, self.rows, self.live, self.slot = layout, rows, live, 0
+
+    def _places(self, part: int, layout: Layout) -> dict[int, int]:
+        """Where a part's live rows are to be, and where they are. In two tiers the short ones are in the short one."""
+        begin = part * self._size
+        old = [slot - begin for slot in sorted(self.live) if slot // self._size == part]
+        if not layout.tiered:
+            return dict(enumerate(old))
+        reach = self._reach(AHEAD)
+        old.sort(key=lambda place: int(reach[begin + place]))
+        short = sum(int(reach[begin + place]) <= layout.slots[0] for place in old)
+        short = min(short, layout.rows[0])
+        return dict(enumerate(old[:short])) | dict(enumerate(old[short:], layout.rows[0]))
+
+    def _exchange(self) -> None:
+        """Rows that outgrow the short tier change places with free or short ones of the long tier."""
+        short, most = self.layout.rows[0], self.layout.slots[0]
+        reach = np.where(self.rows[_LEFT] > 0, self._reach(AHEAD), 0).reshape(self.parts, -1)
+        plan = np.full((self.parts, self.layout.rows[1], 2), -1, np.int32)
+        for part, own in enumerate(reach):
+            outgrown = np.flatnonzero(own[:short] > most)
+            room = short + np.argsort(own[short:], kind="stable")[: len(outgrown)]
+            plan[part, : len(outgrown)] = np.stack([outgrown, room - short], axis=1)
+            for pair in zip((outgrown + part * self._size).tolist(), (room + part * self._size).tolist(), strict=True):
+                self.rows[:, pair] = self.rows[:, pair[::-1]]
+                here, there = (self.live.pop(slot, None) for slot in pair)
+                self.live |= {slot: row for slot, row in zip(pair, (there, here), strict=True) if row is not None}
+        if (plan >= 0).any():
+            self.exchange(plan)
+
+    def exchange(self, plan: np.ndarray) -> None:
+        """Rows change their tier, by the plan that `ring.exchange` takes."""
+        self.tiers = exchange(self.model, self.tiers, self._place(plan, ("batch", None, None)), np.int32(self.slot))
 
     def _refill(self) -> None:
         """Fills free slots from the queue. Each part of the mesh prefills what enters its own slots."""
@@ -255,22 +302,35 @@ class Session:
 
     def enter(self, made: Caches, plan: list[list[tuple[int, int, int]]]) -> None:
         """Puts prefilled prompts into slots: for each part (row, which prompt, how many of its tokens)."""
-        table = np.full((self.parts, self._size, 3), -1, np.int32)
+        tiers = len(self.layout.rows)
+        table = np.full((self.parts, tiers, max(self.layout.rows), 3), -1, np.int32)
         for part, entries in enumerate(plan):
-            table[part, : len(entries)] = np.asarray(entries, np.int32).reshape(-1, 3)
-        table = self._place(table, ("batch", None, None))
-        self.cache = insert(self.model, self.cache, made, table, np.int32(self.slot))
+            taken = [0] * tiers
+            for row, *rest in entries:
+                tier, place = self.layout.tier(row)
+                table[part, tier, taken[tier]] = place, *rest
+                taken[tier] += 1
+        table = self._place(table, ("batch", None, None, None))
+        self.tiers = insert(self.model, self.tiers, made, table, np.int32(self.slot))
 
     def chunk(self) -> Drawn:
         """Decodes all rows for a while; on the host."""
-        control = np.asarray([self.slot, min(STEPS, int(self.rows[_LEFT].max())), self._quota()], np.int32)
+        control = np.asarray([self.slot, min(self._room(), int(self.rows[_LEFT].max())), self._quota()], np.int32)
         rows = self._place(self.rows, (None, "batch"))
-        self.cache, drawn = decode_chunk(
-            self.model, self.params, self.cache, rows, self.key, control, self.sampling, STEPS
+        self.tiers, drawn = decode_chunk(
+            self.model, self.params, self.tiers, rows, self.key, control, self.sampling, STEPS
         )
         drawn = jax.device_get(drawn)
-        self.slot = (self.slot + int(drawn.steps)) % self._slots
+        self.slot = (self.slot + int(drawn.steps)) % self.layout.slots[-1]
         return drawn
+
+    def _room(self) -> int:
+        """For how many steps all rows have room."""
+        if not self.layout.tiered:
+            return STEPS
+        short = self.rows.reshape(4, self.parts, -1)[:, :, : self.layout.rows[0]]
+        outgrow = short[_POSITION] + np.minimum(short[_LEFT], STEPS) > self.layout.slots[0]
+        return int(np.min(self.layout.slots[0] - short[_POSITION], initial=STEPS, where=outgrow))
 
     def _decode(self) -> list[tuple[int, Response]]:
         drawn = self.chunk()
@@ -305,22 +365,6 @@ class Session:
         if sharding is None:
             return array
         return jax.make_array_from_callback(array.shape, sharding.named(axes), lambda index: array[index])
-
-
-def slot_counts(most: int) -> list[int]:
-    """The sizes of a ring that grows up to `most` slots."""
-    counts = [LEAST_SLOTS]
-    while counts[-1] < most:
-        counts.append(2 * counts[-1])
-    return [*counts[:-1], most]
-
-
-def prefill_sizes(length: int, parts: int, slots: int) -> tuple[int, int]:
-    """How many prompts of this length each part of the rows, with so many slots, prefills at once: a few, or the most that
-    there are. Powers of two."""
-    most = min(PREFILLED // (length * parts), slots)
-    most = 1 << max(0, most.bit_length() - 1)
-    return max(1, most // 16), most
 
 
 def refuse(prompt: Sequence[int], new: int, max_length: int) -> str | None:

@@ -11,8 +11,9 @@ import numpy as np
 
 from jaxalign.parallel.rows import placed
 from jaxalign.rollout.decode import decode_chunk
-from jaxalign.rollout.ring import insert, prefill, reroll
-from jaxalign.rollout.session import FEW, STEPS, Session, prefill_sizes, slot_counts
+from jaxalign.rollout.layouts import Layout, in_tiers, neighbours, prefill_sizes, single, slot_counts
+from jaxalign.rollout.ring import exchange, insert, prefill, reroll
+from jaxalign.rollout.session import FEW, STEPS, Session
 
 
 def warm_up(session: Session, longest: int) -> None:
@@ -23,22 +24,17 @@ def warm_up(session: Session, longest: int) -> None:
     for length in lengths:
         for count in sorted(set(prefill_sizes(length, parts, most))):
             made.append(session.prefill(np.zeros((parts, count, length), np.int32)))
-    rings = _rings(session, lengths)
-    for at, size in enumerate(session.sizes):
-        for slots in rings:
-            session.empty(size, slots)
-            for prompts in made:
-                session.enter(prompts, [[] for _ in range(parts)])
-            session.chunk()
-            for length in lengths:
-                larger = [other for other in slot_counts(length + session.new) if other > slots]
-                if larger:
-                    session.resize(size, larger[0])
-                    session.empty(size, slots)
-            for other in session.sizes[max(0, at - 1) : at + 2]:
-                session.resize(other, slots)
-                session.empty(size, slots)
-    session.cache = None
+    for layout, others in _layouts(session, lengths).items():
+        session.empty(layout)
+        for prompts in made:
+            session.enter(prompts, [[] for _ in range(parts)])
+        if layout.tiered:
+            session.exchange(np.full((parts, layout.rows[1], 2), -1, np.int32))
+        session.chunk()
+        for other in others:
+            session.relayout(other)
+            session.empty(layout)
+    session.tiers = None
 
 
 def _lengths(session: Session, longest: int) -> list[int]:
@@ -49,9 +45,16 @@ def _lengths(session: Session, longest: int) -> list[int]:
     return lengths
 
 
-def _rings(session: Session, lengths: list[int]) -> list[int]:
-    """Slots of a ring, which is as large as the longest prompt of a queue asks for."""
-    return sorted({slots for length in lengths for slots in slot_counts(length + session.new)})
+def _layouts(session: Session, lengths: list[int]) -> dict[Layout, set[Layout]]:
+    """Every layout, with what it may become. The ring is as large as the longest prompt of a queue asks for."""
+    found: dict[Layout, set[Layout]] = {}
+    for length in lengths:
+        counts = slot_counts(length + session.new)
+        made = [single(size, slots) for size in session.sizes for slots in counts]
+        made += [layout for size in session.sizes if (layout := in_tiers(size, counts[-1]))]
+        for layout in made:
+            found.setdefault(layout, set()).update(neighbours(layout, session.sizes, counts))
+    return found
 
 
 Described = list[tuple[Callable, tuple]]
@@ -65,29 +68,41 @@ def described(session: Session, longest: int, fresh: int) -> tuple[Described, De
     sampling reads them; on one device. Nothing is run.
     """
     model, slot = session.model, jax.ShapeDtypeStruct((), jnp.int32)
-    length, size = session.padded(longest), session.sizes[-1]
-    few, most = prefill_sizes(length, 1, size)
+    length, sizes = session.padded(longest), session.sizes
+    few, most = prefill_sizes(length, 1, sizes[-1])
     count = few if fresh <= FEW * few else most
+    counts = [x for x in slot_counts(length + session.new) if x >= longest - 1 + min(session.new, STEPS)]
     numbers = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.int32)  # noqa: E731
     cache = lambda rows, slots: placed(model.abstract_cache(rows, slots))  # noqa: E731
+    rings = lambda layout: tuple(itertools.starmap(cache, zip(*layout, strict=True)))  # noqa: E731
 
-    def chunk(rows: int, slots: int) -> tuple[Callable, tuple]:
-        control = numbers(4, rows), session.key, numbers(3)
-        return decode_chunk, (model, session.params, cache(rows, slots), *control, session.sampling, STEPS)
+    def chunk(layout: Layout) -> tuple[Callable, tuple]:
+        control = numbers(4, layout.size), session.key, numbers(3)
+        return decode_chunk, (model, session.params, rings(layout), *control, session.sampling, STEPS)
 
-    def resize(rows: int, slots: int, smaller: int, larger: int) -> tuple[Callable, tuple]:
-        return reroll, (model, cache(rows, slots), numbers(1, smaller), slot, larger)
+    def relayout(layout: Layout, other: Layout) -> tuple[Callable, tuple]:
+        return reroll, (model, rings(layout), numbers(1, other.size), slot, other)
 
-    rings = [x for x in slot_counts(length + session.new) if x >= longest - 1 + min(session.new, STEPS)]
-    entering = (model, cache(size, rings[0]), cache(count, length), numbers(1, size, 3), slot)
-    first = [(prefill, (model, session.params, numbers(count, length))), (insert, entering), chunk(size, rings[0])]
-    for ring, larger in itertools.pairwise(rings):
-        first += [resize(size, ring, size, larger), chunk(size, larger)]
+    def enter(layout: Layout) -> tuple[Callable, tuple]:
+        plan = numbers(1, len(layout.rows), max(layout.rows), 3)
+        return insert, (model, rings(layout), cache(count, length), plan, slot)
+
+    growing = [single(sizes[-1], slots) for slots in counts]
+    first = [(prefill, (model, session.params, numbers(count, length))), enter(growing[0]), chunk(growing[0])]
+    tiered = in_tiers(sizes[-1], counts[-1])
+    if session.sampling.stop_ids and tiered and len(counts) > 1:  # Rows of all lengths: few of them are long.
+        growing[-1] = tiered
+        first.append((exchange, (model, rings(tiered), numbers(1, tiered.rows[1], 2), slot)))
+    for layout, larger in itertools.pairwise(growing):
+        first += [relayout(layout, larger), chunk(larger)]
     if not session.sampling.stop_ids:  # All rows end together.
         return first, []
     later = []
-    for larger, smaller in itertools.pairwise(reversed(session.sizes)):
-        for ring in reversed(rings):
-            later += [resize(larger, ring, smaller, ring), chunk(smaller, ring)]
-        later += [resize(smaller, ring, smaller, wider) for ring, wider in itertools.pairwise(rings)]
+    for larger, smaller in itertools.pairwise(reversed(sizes)):
+        for slots in reversed(counts):
+            one, other = single(larger, slots), single(smaller, slots)
+            if growing[-1].tiered and larger == sizes[-1] and slots == counts[-1]:
+                later.append(relayout(growing[-1], one))
+            later += [relayout(one, other), chunk(other)]
+        later += [relayout(single(smaller, slots), single(smaller, wider)) for slots, wider in itertools.pairwise(counts)]
     return first, later

@@ -129,8 +129,9 @@ def test_logits_and_gradients_on_a_mesh_equal_those_of_one_device(variant, mesh)
             same = jax.tree.map(lambda x, s: x.sharding.is_equivalent_to(s, x.ndim), own, model.shardings())
             assert all(jax.tree.leaves(same))
         found[where] = tiny.to_host((out, gradients))
-    tiny.assert_trees_close(found[mesh], found[None], 1e-4, 2e-6)
-    assert all(np.abs(leaf).max() > 1e-6 for leaf in jax.tree.leaves(found[None][1]))
+    # Logits up to 3 and gradients above 1e-3, by processors of several kinds.
+    tiny.assert_trees_close(found[mesh], found[None], 1e-4, 3e-5)
+    assert all(np.abs(leaf).max() > 1e-3 for leaf in jax.tree.leaves(found[None][1]))
 
 
 @pytest.mark.parametrize("variant", ["lora", "dora"])

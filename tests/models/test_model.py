@@ -97,9 +97,9 @@ def test_prefill_and_cached_decode_equal_the_full_forward(dtype, layered, monkey
         at = length + n
         tokens = whole[np.arange(3), at]
         step, cache = decode(params, tokens, at, cache, P + n)
-        shapes = [(layers.keys.shape, layers.values.shape) for layers in cache]
+        shapes = [(layers.keys.shape, layers.values.shape) for layers in cache[0]]
         assert shapes == [((count, 3, 2, 4, P + N), (count, 3, 2, P + N, 4)) for count in ((1, 1) if layered else (2,))]
-        assert cache[0].keys.dtype == jnp.dtype(dtype)
+        assert cache[0][0].keys.dtype == jnp.dtype(dtype)
         np.testing.assert_allclose(step.astype(np.float32), full[np.arange(3), at].astype(np.float32), atol=atol)
 
 

@@ -102,7 +102,7 @@ def sampled(mesh: Mesh):
     key, control = jax.eval_shape(lambda: jax.random.key(0)), jax.ShapeDtypeStruct((3,), jnp.int32)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(model_module, "_LAYERED", 0)
-        lowered = decode_chunk.lower(own, params, own.abstract_cache(8, 40), rows, key, control, Sampling(1, (64,)), 32)
+        lowered = decode_chunk.lower(own, params, (own.abstract_cache(8, 40),), rows, key, control, Sampling(1, (64,)), 32)
     return found(lowered, model)
 
 

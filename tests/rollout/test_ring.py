@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from jaxalign.models.cache import Cache, Caches
-from jaxalign.rollout.ring import insert, reroll
+from jaxalign.rollout.layouts import Layout, single
+from jaxalign.rollout.ring import exchange, insert, reroll
 from tests import tiny
 
 L, K, h = 2, 2, 4
@@ -27,9 +28,9 @@ def token(caches: Caches, row: int, slot: int) -> np.ndarray:
 @pytest.mark.parametrize("slot", [0, 3, 7])
 def test_a_prompt_ends_where_the_ring_goes_on(slot):
     ring, prompts = caches(4, 8), caches(3, 5)
-    plan = np.asarray([[[2, 1, 5], [0, 0, 2], [-1, 0, 0]]], np.int32)
-    found = insert(tiny.model(), jax.tree.map(np.copy, ring), prompts, plan, np.int32(slot))
-    for row, source, length in plan[0, :2]:
+    plan = np.asarray([[[[2, 1, 5], [0, 0, 2], [-1, 0, 0]]]], np.int32)
+    (found,) = insert(tiny.model(), (jax.tree.map(np.copy, ring),), prompts, plan, np.int32(slot))
+    for row, source, length in plan[0, 0, :2]:
         for i in range(length):
             np.testing.assert_array_equal(token(found, row, (slot - length + i) % 8), token(prompts, source, i))
     for row in (1, 3):
@@ -40,8 +41,39 @@ def test_a_prompt_ends_where_the_ring_goes_on(slot):
 @pytest.mark.parametrize("slots", [4, 8, 13])
 def test_another_size_keeps_the_latest_tokens_in_their_order(slots):
     ring, slot = caches(4, 8), 3
-    found = reroll(tiny.model(), ring, np.asarray([[2, 0]], np.int32), np.int32(slot), slots)
+    (found,) = reroll(tiny.model(), (ring,), np.asarray([[2, 0]], np.int32), np.int32(slot), single(2, slots))
     assert found[0].values.shape == (L, 2, K, slots, h)
     for new, old in enumerate((2, 0)):
         for age in range(1, min(slots, 8) + 1):
             np.testing.assert_array_equal(token(found, new, slots - age), token(ring, old, (slot - age) % 8))
+
+
+@pytest.mark.parametrize("slot", [0, 3, 4, 11])
+def test_rows_change_their_tier_with_their_latest_tokens(slot):
+    """A short ring of 6 slots, a long one of 12; slot counts through the long one."""
+    before, plan = (caches(3, 6), caches(2, 12)), np.asarray([[[2, 0], [0, 1], [-1, 0]]], np.int32)
+    short, long = exchange(tiny.model(), jax.tree.map(np.copy, before), plan, np.int32(slot))
+    for row, other in plan[0, :2]:
+        for age in range(1, 7):
+            here, there = (slot - age) % 6, (slot - age) % 12
+            np.testing.assert_array_equal(token(short, row, here), token(before[1], other, there))
+            np.testing.assert_array_equal(token(long, other, there), token(before[0], row, here))
+    for at in range(6):
+        np.testing.assert_array_equal(token(short, 1, at), token(before[0], 1, at))
+
+
+@pytest.mark.parametrize("slot", [0, 5, 8])
+def test_two_tiers_become_one_and_back(slot):
+    """Rows 0 to 2 are of the short tier, 3 and 4 of the long one; which of them come is said by number."""
+    before, index = (caches(3, 6), caches(2, 12)), np.asarray([[4, 1, 3]], np.int32)
+    (found,) = reroll(tiny.model(), before, index, np.int32(slot), single(3, 12))
+    for new, old in enumerate(index[0]):
+        for age in range(1, (13 if old > 2 else 7)):
+            expected = token(before[1], old - 3, (slot - age) % 12) if old > 2 else token(before[0], old, (slot - age) % 6)
+            np.testing.assert_array_equal(token(found, new, 12 - age), expected)
+    apart = reroll(tiny.model(), (found,), np.asarray([[1, 0, 2]], np.int32), np.int32(slot), Layout((1, 2), (6, 12)))
+    for tier, rows in enumerate(((1,), (0, 2))):
+        for new, old in enumerate(rows):
+            for age in range(1, (6, 12)[tier] + 1):
+                expected = token(found, old, (slot - age) % 12)
+                np.testing.assert_array_equal(token(apart[tier], new, (6, 12)[tier] - age), expected)

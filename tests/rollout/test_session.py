@@ -125,5 +125,5 @@ def test_a_long_queue_keeps_no_more_than_its_slots(params):
     seen = 0
     while session.unfinished:
         seen += len(session.step())
-        assert len(session.live) <= 4 and (session.cache is None or session.cache[0].values.shape[1] <= 4)
-    assert seen == 200 and session.cache is None and session.kept[0] is None
+        assert len(session.live) <= 4 and (session.tiers is None or session.layout.size <= 4)
+    assert seen == 200 and session.tiers is None and session.kept[0] is None

@@ -1,0 +1,104 @@
+"""How a session's rows lie: how many there are, in rings of how many slots, and by which steps one layout becomes another."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+LEAST_SLOTS = 64
+PREFILLED = 2048
+"""Tokens of prompts, padding included, that are prefilled at once at most, if they are not one prompt."""
+SHARES = (1, 2, 4, 8)
+"""Of the slots there are all, a half, a quarter or an eighth at work."""
+LEAST_TIERED = 8, 256
+"""Rows of a part, and slots, from which there are two tiers."""
+SHORT = 5, 8
+"""The share of a part's rows that lie in the short tier."""
+
+
+class Layout(NamedTuple):
+    """One ring, or two tiers: a short ring, and a long one of twice its slots.
+
+    rows: of a part, in each tier; slots: of each tier. A part's first rows are those of the first tier.
+    """
+
+    rows: tuple[int, ...]
+    slots: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        """Rows of a part."""
+        return sum(self.rows)
+
+    @property
+    def tiered(self) -> bool:
+        return len(self.rows) > 1
+
+    def tier(self, row: int) -> tuple[int, int]:
+        """(which tier a row of a part is in, the how manieth it is there)."""
+        return (0, row) if row < self.rows[0] else (1, row - self.rows[0])
+
+
+def single(size: int, slots: int) -> Layout:
+    return Layout((size,), (slots,))
+
+
+def in_tiers(size: int, slots: int) -> Layout | None:
+    """So many rows of a part, the longest of `slots`, in two tiers; None where they are too few, or too short."""
+    least, fewest = LEAST_TIERED
+    if size < least or slots < fewest or slots % 2:
+        return None
+    short = size * SHORT[0] // SHORT[1]
+    return Layout((short, size - short), (slots // 2, slots))
+
+
+def row_counts(rows: int) -> list[int]:
+    """How many rows of a part, of so many, may be at work."""
+    return sorted({-(-rows // share) for share in SHARES})
+
+
+def slot_counts(most: int) -> list[int]:
+    """The sizes of a ring that grows up to `most` slots, made even; the last but one is not close to it."""
+    most, counts = most + most % 2, [LEAST_SLOTS]
+    while counts[-1] < most:
+        counts.append(2 * counts[-1])
+    below = [count for count in counts[:-1] if 4 * count < 3 * most]
+    return [*below, most]
+
+
+def neighbours(layout: Layout, sizes: Sequence[int], counts: Sequence[int]) -> list[Layout]:
+    """What a layout may become in one step; any becomes any other by few steps, so that few programs are needed. sizes,
+    counts: of rows and of slots, ascending; in two tiers are only rings of the most slots."""
+    size, slots = layout.size, layout.slots[-1]
+    tiered = lambda size, slots: in_tiers(size, slots) if slots == counts[-1] else None  # noqa: E731
+    found: list[Layout | None] = [other for other in (single(size, slots), tiered(size, slots)) if other != layout]
+    larger = next((count for count in counts if count > slots), None)
+    if larger is not None:
+        found += [single(size, larger), tiered(size, larger)]
+    at = sizes.index(size)
+    for other in (*sizes[max(0, at - 1) : at], *sizes[at + 1 : at + 2]):
+        found.append(tiered(other, slots) if layout.tiered else single(other, slots))
+    return [layout for layout in found if layout is not None]
+
+
+def step_towards(target: Layout, layout: Layout, sizes: Sequence[int], counts: Sequence[int]) -> Layout:
+    """The neighbour of a layout by which it comes to be `target`: more slots first, then the rows."""
+    around = neighbours(layout, sizes, counts)
+    slots, at, end = layout.slots[-1], sizes.index(layout.size), sizes.index(target.size)
+    if slots < target.slots[-1]:
+        wider = [other for other in around if other.slots[-1] > slots]
+        return wider[-1] if target.tiered and at == end else wider[0]
+    if at != end and not (layout.tiered and not target.tiered):
+        size = sizes[at + (1 if end > at else -1)]
+        for other in around:
+            if other.size == size and other.tiered == layout.tiered:
+                return other
+    return next(other for other in around if other.size == layout.size and other.slots[-1] == slots)
+
+
+def prefill_sizes(length: int, parts: int, slots: int) -> tuple[int, int]:
+    """How many prompts of this length each part of the rows, with so many slots, prefills at once: a few, or the most that
+    there are. Powers of two."""
+    most = min(PREFILLED // (length * parts), slots)
+    most = 1 << max(0, most.bit_length() - 1)
+    return max(1, most // 16), most

@@ -1,0 +1,143 @@
+"""Two tiers of rows: what is sampled is what one ring samples, rows outgrow the short tier, and layouts follow each other."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+
+from jaxalign.models import model as model_module
+from jaxalign.rollout import layouts
+from jaxalign.rollout import session as module
+from jaxalign.rollout.engine import Engine
+from jaxalign.rollout.layouts import Layout, in_tiers, neighbours, row_counts, single, slot_counts, step_towards
+from jaxalign.rollout.sampling import Sampling
+from jaxalign.rollout.session import Session
+from tests import tiny
+from tests.rollout import simple
+
+NEW, QUEUE, ROWS = 38, tiny.PROMPTS * 6, range(100, 148)
+SAMPLING = Sampling(NEW, tiny.STOPS)
+
+
+@pytest.fixture(scope="module")
+def params():
+    return tiny.place(tiny.model(), tiny.host_params(scale=1.5))
+
+
+@pytest.fixture(scope="module")
+def expected(params):
+    return simple.respond(tiny.model(), params, QUEUE, jax.random.key(0), SAMPLING, ROWS)
+
+
+@pytest.fixture
+def small(monkeypatch) -> collections.Counter:
+    """Tiers from 4 rows and 16 slots on. Counted: the chunks of every number of tiers, and the rows that changed theirs."""
+    monkeypatch.setattr(layouts, "LEAST_TIERED", (4, 16))
+    seen = collections.Counter()
+    chunk, exchange = Session.chunk, Session.exchange
+
+    def counted_chunk(self):
+        seen[f"{len(self.layout.rows)} tiers"] += 1
+        return chunk(self)
+
+    def counted_exchange(self, plan):
+        seen["rows"] += int((plan[..., 0] >= 0).sum())
+        exchange(self, plan)
+
+    monkeypatch.setattr(Session, "chunk", counted_chunk)
+    monkeypatch.setattr(Session, "exchange", counted_exchange)
+    return seen
+
+
+def test_the_setting_is_telling(expected):
+    """The short tier has room for 22 tokens: many responses end before, and several after."""
+    lengths = [len(prompt) + len(ids) for prompt, (ids, _) in zip(QUEUE, expected, strict=True)]
+    assert sum(length > 22 for length in lengths) > 8 and sum(length < 20 for length in lengths) > 20
+
+
+@pytest.mark.parametrize(("mesh", "batch"), [(None, 4), (None, 8), (None, 12), ((2, 1, 1), 8), ((1, 2, 2), 12)])
+def test_two_tiers_sample_what_the_definition_says(params, expected, small, mesh, batch):
+    """Rows that outgrow the short tier go on in the long one; with the last prompts there are fewer rows, of one tier."""
+    model = tiny.model(mesh)
+    placed = params if mesh is None else tiny.place(model, tiny.host_params(scale=1.5))
+    found = Engine(model, batch, 64, 8).respond(placed, QUEUE, jax.random.key(0), SAMPLING, ROWS)
+    assert [response.ids for response in found] == [ids for ids, _ in expected]
+    np.testing.assert_allclose([r.logprob for r in found], [sum(logprobs) for _, logprobs in expected], atol=3e-4)
+    assert small["2 tiers"] > 2 and small["1 tiers"] > 0 and small["rows"] > 1
+
+
+@pytest.mark.parametrize("changes", [
+    {"window": 9, "local_layers": (True, False), "local_rope_base": 500.0}, {"cache_dtype": "int8"},
+], ids=str)  # fmt: skip
+@pytest.mark.parametrize("layered", [True, False])
+def test_so_they_do_with_every_kind_of_cache(small, changes, layered, monkeypatch):
+    if not layered:
+        monkeypatch.setattr(model_module, "_LAYERED", 0)
+        jax.clear_caches()
+    model = tiny.model(**changes)
+    params = jax.tree.map(lambda x: 1.5 * x, model.init(jax.random.key(0)))
+    found = Engine(model, 8, 64, 8).respond(params, QUEUE, jax.random.key(0), SAMPLING, ROWS)
+    assert small["2 tiers"] > 2 and small["rows"] > 2
+    monkeypatch.setattr(layouts, "LEAST_TIERED", (99, 99))
+    alone = Engine(model, 8, 64, 8).respond(params, QUEUE, jax.random.key(0), SAMPLING, ROWS)
+    jax.clear_caches()  # How layers lie is not part of a model.
+    assert [response.ids for response in found] == [response.ids for response in alone]
+
+
+def test_rows_that_become_equally_long_have_one_tier(params, small):
+    endless = dataclasses.replace(SAMPLING, stop_ids=())
+    found = Engine(tiny.model(), 8, 64, 8).respond(params, QUEUE, jax.random.key(0), endless, ROWS)
+    assert {len(response.ids) for response in found} == {NEW}
+    assert small["1 tiers"] > 0 == small["2 tiers"]
+
+
+def test_a_prompt_that_the_short_tier_has_no_room_for(params, small):
+    """Then all rows have one tier, while it enters; the others are sampled as ever."""
+    long = [[1, *range(3, 30)] if i == 20 else prompt for i, prompt in enumerate(QUEUE)]
+    found = Engine(tiny.model(), 8, 96, 8).respond(params, long, jax.random.key(0), SAMPLING, ROWS)
+    alone = Engine(tiny.model(), 1, 96, 8).respond(params, [long[20]], jax.random.key(0), SAMPLING, [ROWS[20]])
+    assert found[20].ids == alone[0].ids and small["2 tiers"] > 0 < small["1 tiers"]
+
+
+def test_nothing_is_compiled_anew_with_tiers(params, small):
+    engine = Engine(tiny.model(), 8, 64, 8)
+
+    def compiled():
+        jitted = module.decode_chunk, module.prefill, module.insert, module.reroll, module.exchange
+        return [fn._cache_size() for fn in jitted]
+
+    jax.clear_caches()
+    engine.warm_up(params, SAMPLING, 8)
+    before = compiled()
+    for count in (32, 9, 20, 3):
+        engine.respond(params, QUEUE[:count], jax.random.key(count), SAMPLING, ROWS[:count])
+    assert compiled() == before and small["rows"] > 2
+
+
+def test_every_layout_comes_to_be_any_other_by_neighbours_that_its_rows_fit():
+    """From each of a session's layouts to each with no fewer slots; two tiers only where all rows fit, the largest ones or
+    those that both have."""
+    sizes, counts = row_counts(64), slot_counts(320)
+    assert (sizes, counts) == ([8, 16, 32, 64], [64, 128, 320])
+    every = [single(size, slots) for size in sizes for slots in counts] + [in_tiers(size, 320) for size in sizes]
+    for layout in every:
+        for target in every:
+            if target.slots[-1] < layout.slots[-1]:
+                continue
+            at, steps = layout, 0
+            while at != target:
+                following = step_towards(target, at, sizes, counts)
+                assert following in neighbours(at, sizes, counts)
+                assert not following.tiered or following.size >= target.size if layout.size > target.size else True
+                at, steps = following, steps + 1
+            assert steps <= 8, (layout, target)
+
+
+def test_tiers_are_of_even_slots_and_enough_rows():
+    assert in_tiers(64, 320) == Layout((40, 24), (160, 320))
+    assert in_tiers(7, 320) is None and in_tiers(64, 254) is None and in_tiers(64, 301) is None
+    assert slot_counts(301)[-1] == 302 and slot_counts(40) == [40] and slot_counts(150) == [64, 150]
