@@ -64,7 +64,7 @@ def ppo(run: Run) -> list[Program]:
     )  # fmt: skip
     some, rows, most = checked_rows(section, section.batch, T, *split)
     checked = packed_parts(run, some, rows, most, T)
-    checks = (setup, state.policy.params, run.frozen, own_reference, experience, state.kl_coef, checked)
+    checks = (setup, state.policy.params, run.frozen, own_reference, experience, state.kl_coef, checked, rollout.logprobs)
     roles = "policy, critic" if setup.has_critic else "policy"
     scored = f"reference, {roles}" + (f", {rewards[0].role}" if alone else "")
     if alone and section.advantages != "remax":  # Else the greedy responses are scored by themselves.

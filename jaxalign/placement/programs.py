@@ -141,8 +141,8 @@ def _chunk(run: Run, stage: str, phase: str, role: str, model: Model, params, sa
     own, B = model.generation, cache[0].values.shape[1]
     where = own.sharding and own.sharding.named((None, "batch"))
     rows = jax.ShapeDtypeStruct((4, B), jnp.int32, sharding=where)
-    drawing = dataclasses.replace(sampling, max_new_tokens=1)
-    arguments = (own, params, (cache,), rows, run.key(), run.scalar(jnp.int32, (3,)), drawing, CHUNK)
+    control = run.key(), run.scalar(jnp.int32, (3,)), run.scalar()
+    arguments = (own, params, (cache,), rows, *control, sampling.compiled, CHUNK)
     return Program(stage, phase, role, decode_chunk, arguments, held, CHUNK)
 
 

@@ -35,13 +35,13 @@ class _Loop(NamedTuple):
 
 @functools.partial(jax.jit, static_argnames=("model", "sampling", "steps"), donate_argnames="tiers")
 def decode_chunk(
-    model: Model, params, tiers: Tiers, rows, key, control, sampling: Sampling, steps: int
+    model: Model, params, tiers: Tiers, rows, key, control, temperature, sampling: Sampling, steps: int
 ) -> tuple[Tiers, Drawn]:
     """Up to `steps` tokens a row. model: as it samples (`Model.generation`); params: as it reads them.
 
     rows int32 [4, B]: the token to go on from, its position, how many tokens may follow (0: the slot is free), the row's
     global number. control int32 [3]: the slot of the longest ring that is written first, how many steps to make at most, and
-    after how many ended rows to stop. Of `sampling`, max_new_tokens does not matter.
+    after how many ended rows to stop. temperature float32 []: what logits are divided by. sampling: `Sampling.compiled`.
     """
     token, position, left, numbers = rows
     keys, stop_ids = row_keys(key, numbers), jnp.asarray(sampling.stop_ids, jnp.int32)
@@ -56,7 +56,7 @@ def decode_chunk(
     def step(loop: _Loop) -> _Loop:
         at = position + loop.t
         hidden, tiers = decoding.step(loop.token, at, loop.tiers, (control[0] + loop.t) % S)
-        token, logprob = sample(lm_logits(hidden, unembedding, model.config.final_softcap), keys, at + 1, sampling)
+        token, logprob = sample(lm_logits(hidden, unembedding, model.config.final_softcap), keys, at + 1, sampling, temperature)
         stopped = jnp.any(token[:, None] == stop_ids[None, :], axis=-1)
         finite, writes = jnp.isfinite(logprob), loop.left > 0
         made = jnp.where(writes, jnp.where(finite, token, NOT_FINITE), NOTHING), jnp.where(writes & finite, logprob, 0.0)

@@ -38,6 +38,11 @@ class Sampling:
         """The temperature that log-probabilities are taken at: 1 for greedy decoding, where none is defined."""
         return self.temperature or 1.0
 
+    @property
+    def compiled(self) -> Sampling:
+        """What a program of it hangs on: of the temperature, whether there is one; not how many tokens are asked for."""
+        return dataclasses.replace(self, max_new_tokens=1, temperature=1.0 if self.temperature else 0.0)
+
 
 def section_sampling(section, stop_ids: tuple[int, ...]) -> Sampling:
     """The sampling of a config section that has temperature, top_k, top_p and max_new_tokens."""
@@ -87,14 +92,17 @@ def _first(reached_BxN: jax.Array, weights_BxN: jax.Array) -> jax.Array:
     return jnp.where(jnp.any(found, axis=-1, keepdims=True), jnp.argmax(found, axis=-1, keepdims=True), last)
 
 
-def sample(logits_BxV, row_keys_B, positions_B, sampling: Sampling) -> tuple[jax.Array, jax.Array]:
-    """Tokens int32 [B] and their log-probabilities float32 [B].
+def sample(
+    logits_BxV, row_keys_B, positions_B, sampling: Sampling, temperature: jax.Array | None = None
+) -> tuple[jax.Array, jax.Array]:
+    """Tokens int32 [B] and their log-probabilities float32 [B]. temperature float32 []: `sampling.logprob_temperature`, where
+    it is not to be part of the program (`Sampling.compiled`).
 
     The log-probability is that of the softmax at the sampling temperature *before* top-k and top-p: what a trainer
     recomputes for the policy and for its reference alike, so that equal weights give a KL of 0 under every setting.
     The key of a token is folded from its row's key and its position.
     """
-    scaled = logits_BxV.astype(jnp.float32) / sampling.logprob_temperature
+    scaled = logits_BxV.astype(jnp.float32) / (sampling.logprob_temperature if temperature is None else temperature)
     if sampling.temperature == 0:
         tokens = jnp.argmax(scaled, axis=-1)
     else:

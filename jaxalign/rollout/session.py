@@ -74,8 +74,7 @@ class Session:
         self.model, self.key, self.max_length, self.bucket = model.generation, key, max_length, bucket
         self.source, self.params, self.version = model, model.for_generation(params), 0
         self.new = sampling.max_new_tokens
-        # What is compiled does not hang on how many tokens are asked for.
-        self.sampling = dataclasses.replace(sampling, max_new_tokens=1)
+        self.sampling, self.temperature = sampling.compiled, np.float32(sampling.logprob_temperature)
         self.parts = 1 if model.sharding is None else self.model.sharding.batch_size
         most = batch // self.parts
         self.sizes = row_counts(most)  # Rows of a part.
@@ -318,7 +317,7 @@ class Session:
         control = np.asarray([self.slot, min(self._room(), int(self.rows[_LEFT].max())), self._quota()], np.int32)
         rows = self._place(self.rows, (None, "batch"))
         self.tiers, drawn = decode_chunk(
-            self.model, self.params, self.tiers, rows, self.key, control, self.sampling, STEPS
+            self.model, self.params, self.tiers, rows, self.key, control, self.temperature, self.sampling, STEPS
         )
         drawn = jax.device_get(drawn)
         self.slot = (self.slot + int(drawn.steps)) % self.layout.slots[-1]

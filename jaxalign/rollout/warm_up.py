@@ -77,7 +77,7 @@ def described(session: Session, longest: int, fresh: int) -> tuple[Described, De
     rings = lambda layout: tuple(itertools.starmap(cache, zip(*layout, strict=True)))  # noqa: E731
 
     def chunk(layout: Layout) -> tuple[Callable, tuple]:
-        control = numbers(4, layout.size), session.key, numbers(3)
+        control = numbers(4, layout.size), session.key, numbers(3), jax.ShapeDtypeStruct((), jnp.float32)
         return decode_chunk, (model, session.params, rings(layout), *control, session.sampling, STEPS)
 
     def relayout(layout: Layout, other: Layout) -> tuple[Callable, tuple]:

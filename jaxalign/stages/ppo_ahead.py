@@ -23,7 +23,7 @@ from jaxalign.stages import rewards
 from jaxalign.stages.base import StageContext
 from jaxalign.stages.scorers import find_scorer
 from jaxalign.training.ahead import Ahead, told_only
-from jaxalign.training.checks import checked_rows, sampler_difference, step_zero_values
+from jaxalign.training.checks import checked_rows, step_zero_values
 from jaxalign.training.experience import packed_experience
 from jaxalign.training.packed import part_rows
 from jaxalign.training.ppo_state import PPOSetup, abstract_ppo_state
@@ -128,8 +128,7 @@ class Programs:
         some, rows, most = checked_rows(self.section, B, T)
         packed, state = packed_parts(self.run, some, rows, most, T), self.state
         own = self.setup, state.policy.params, self.frozen, self.reference
-        self.ahead.add(step_zero_values, lambda: (*own, self.experience, state.kl_coef, packed))
-        self.ahead.add(sampler_difference, (self.setup.policy, self.section.temperature, self.policy, self.rollout))
+        self.ahead.add(step_zero_values, lambda: (*own, self.experience, state.kl_coef, packed, self.rollout.logprobs))
 
     def learn(self) -> None:
         updates, size = self.section.epochs * self.section.minibatches, self.section.batch // self.section.minibatches

@@ -92,12 +92,13 @@ def gradients_check(value: float, when: str) -> Check:
 
 @functools.partial(jax.jit, static_argnames=("setup",))
 def step_zero_values(
-    setup: PPOSetup, own_params, frozen, reference_params, experience: Experience, kl_coef, packed: PackedParts
+    setup: PPOSetup, own_params, frozen, reference_params, experience: Experience, kl_coef, packed: PackedParts, sampled
 ):
-    """What `step_zero_checks` judges, float32 [] each: ratio, KL, gap of the micro-batches, share that is not finite.
+    """What `step_zero_checks` judges, float32 [] each: ratio, KL, gap of the sampler's log-probs, gap of the micro-batches,
+    share that is not finite.
 
     reference_params: without `frozen`; packed: the first of the experience's rows, as many as the gradients are checked on, in
-    micro-batches.
+    micro-batches; sampled: the sampler's own log-probs, float32 [B, N].
     """
     policy_params, reference_params = join(frozen, own_params), join(frozen, reference_params)
     rollout, mask = experience.rollout, response_mask(experience.rollout)
@@ -109,9 +110,12 @@ def step_zero_values(
     rollout = after(sharding, rollout, reference_hidden)
     mine = response_stats(setup.policy, policy_params, rollout, temperature, hidden).logprobs
     ratio = jnp.max(jnp.abs(jnp.exp(mine - rollout.logprobs) - 1.0) * mask)
+    gap = jnp.max(jnp.abs(jnp.where(mask > 0, mine - sampled, 0)))
     kl = jnp.float32(0.0)
-    for at in (*KL_TEMPERATURES, temperature):
-        ours = response_stats(setup.policy, policy_params, rollout, at, hidden).logprobs
+    for at in dict.fromkeys((temperature, *KL_TEMPERATURES)):
+        ours = mine
+        if at != temperature:
+            ours = response_stats(setup.policy, policy_params, rollout, at, hidden).logprobs
         theirs = response_stats(setup.reference, reference_params, rollout, at, reference_hidden).logprobs
         kl = jnp.maximum(kl, jnp.max(jnp.sum(kl_penalty(ours, theirs, "abs") * mask, axis=1)))
         rollout = after(sharding, rollout, kl)
@@ -139,7 +143,7 @@ def step_zero_values(
     scale = jnp.maximum(largest(whole_gradients), 1e-8)
     spoilt = _spoilt(whole_gradients)
     loss_gap = jnp.maximum(jnp.abs(whole - parts) / jnp.maximum(jnp.abs(whole), 1e-2), difference / scale)
-    return ratio, kl, loss_gap, spoilt
+    return ratio, kl, gap, loss_gap, spoilt
 
 
 def checked_rows(section: Ppo, batch: int, T: int, ways: int = 1, unit: int = 1) -> tuple[int, int, int]:
@@ -189,12 +193,11 @@ def step_zero_checks(
     """
     packed = checked_parts(setup, fetch(experience.rollout))
     reference = apart(frozen, reference_params)
-    measured = step_zero_values(setup, policy_params, frozen, reference, experience, kl_coef, packed)
-    ratio, kl, loss_gap, spoilt = (float(x) for x in measured)
-    config, params = setup.config, join(frozen, policy_params)
+    measured = step_zero_values(setup, policy_params, frozen, reference, experience, kl_coef, packed, sampled.logprobs)
+    ratio, kl, gap, loss_gap, spoilt = (float(x) for x in measured)
+    config = setup.config
     # Fresh DoRA scales each output by a length over itself, which is 1 but for rounding, at every token.
     kl_limit = 1e-5 * (sampled.logprobs.shape[1] if setup.policy.lora is not None and setup.policy.lora.dora else 1)
-    gap = float(sampler_difference(setup.policy, config.temperature, params, sampled).gap)
     return (
         ratio_check(ratio, config.sampler_tolerance),
         _check("reference KL", kl, kl_limit, "largest |KL| of a response against an equal reference at temperatures "

@@ -87,6 +87,12 @@ def test_sampling_gathers_no_weights(mesh, rules):
     assert rules == "tensor" or {one.kind for one in every if one.loop} == {"all-reduce"}  # Have all rows ended?
 
 
+@pytest.mark.parametrize("mesh", [Mesh(fsdp=8), Mesh(data=2, fsdp=2, tensor=2)])
+def test_two_tiers_of_rows_send_no_more_than_one(mesh):
+    one, two = sampled(mesh, ((2, 40),)), sampled(mesh, ((1, 20), (1, 40)))
+    assert sorted((x.kind, x.axes, x.loop) for x in one) == sorted((x.kind, x.axes, x.loop) for x in two)
+
+
 def test_sampling_as_in_training_gathers_weights_at_every_token():
     """What the other rules spare."""
     every = sampled(Mesh(fsdp=8, generation="training"))
@@ -94,15 +100,18 @@ def test_sampling_as_in_training_gathers_weights_at_every_token():
 
 
 @functools.cache
-def sampled(mesh: Mesh):
-    """The collectives of a chunk of 32 steps, 8 rows, the layers scanned as on a TPU."""
+def sampled(mesh: Mesh, layout=((1, 40),)):
+    """The collectives of a chunk of 32 steps, the layers scanned as on a TPU. layout: of each tier how many times 8 rows, and
+    its slots."""
     model = Model(DECODER, sharding=make_sharding(mesh))
     params, own = model.generation_abstract(model.abstract()), model.generation
-    rows = jax.ShapeDtypeStruct((4, 8), jnp.int32, sharding=own.sharding.named((None, "batch")))
+    lying = own.sharding.named((None, "batch"))
+    rows = jax.ShapeDtypeStruct((4, 8 * sum(parts for parts, _ in layout)), jnp.int32, sharding=lying)
     key, control = jax.eval_shape(lambda: jax.random.key(0)), jax.ShapeDtypeStruct((3,), jnp.int32)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(model_module, "_LAYERED", 0)
-        lowered = decode_chunk.lower(own, params, (own.abstract_cache(8, 40),), rows, key, control, Sampling(1, (64,)), 32)
+        tiers, draw = tuple(own.abstract_cache(8 * parts, slots) for parts, slots in layout), (1.0, Sampling(1, (64,)), 32)
+        lowered = decode_chunk.lower(own, params, tiers, rows, key, control, *draw)
     return found(lowered, model)
 
 
