@@ -97,25 +97,26 @@ def step_zero_values(
     """What `step_zero_checks` judges, float32 [] each: ratio, KL, gap of the sampler's log-probs, gap of the micro-batches,
     share that is not finite.
 
-    reference_params: without `frozen`; packed: the first of the experience's rows, as many as the gradients are checked on, in
-    micro-batches; sampled: the sampler's own log-probs, float32 [B, N].
+    reference_params: without `frozen`; packed: the first of the experience's rows, as many as the KL and the gradients are
+    checked on, in micro-batches; sampled: the sampler's own log-probs, float32 [B, N].
     """
     policy_params, reference_params = join(frozen, own_params), join(frozen, reference_params)
     rollout, mask = experience.rollout, response_mask(experience.rollout)
     temperature = setup.config.temperature or 1.0
     sharding = setup.policy.sharding
+    mine = response_stats(setup.policy, policy_params, rollout, temperature).logprobs
+    ratio = jnp.max(jnp.abs(jnp.exp(mine - rollout.logprobs) - 1.0) * mask)
+    gap = jnp.max(jnp.abs(jnp.where(mask > 0, mine - sampled, 0)))
+    rows = len(packed.part)
+    part = jax.tree.map(lambda x: setup.policy.constrain(x[:rows], ("batch",) + (None,) * (x.ndim - 1)), experience)
+    part = after(sharding, part, (part, ratio, gap))
+    kl, rollout, mask = jnp.float32(0.0), part.rollout, response_mask(part.rollout)
     hidden = response_hidden(setup.policy, policy_params, alone(rollout))
     rollout = after(sharding, rollout, hidden)
     reference_hidden = response_hidden(setup.reference, reference_params, alone(rollout))
     rollout = after(sharding, rollout, reference_hidden)
-    mine = response_stats(setup.policy, policy_params, rollout, temperature, hidden).logprobs
-    ratio = jnp.max(jnp.abs(jnp.exp(mine - rollout.logprobs) - 1.0) * mask)
-    gap = jnp.max(jnp.abs(jnp.where(mask > 0, mine - sampled, 0)))
-    kl = jnp.float32(0.0)
-    for at in dict.fromkeys((temperature, *KL_TEMPERATURES)):
-        ours = mine
-        if at != temperature:
-            ours = response_stats(setup.policy, policy_params, rollout, at, hidden).logprobs
+    for at in dict.fromkeys((*KL_TEMPERATURES, temperature)):
+        ours = response_stats(setup.policy, policy_params, rollout, at, hidden).logprobs
         theirs = response_stats(setup.reference, reference_params, rollout, at, reference_hidden).logprobs
         kl = jnp.maximum(kl, jnp.max(jnp.sum(kl_penalty(ours, theirs, "abs") * mask, axis=1)))
         rollout = after(sharding, rollout, kl)
@@ -123,9 +124,7 @@ def step_zero_values(
             full = response_kl(setup, policy_params, reference_params, rollout, at, hidden)
             kl = jnp.maximum(kl, jnp.max(jnp.sum(jnp.abs(full) * mask, axis=1)))
     reference = reference_params if setup.loss_reads_reference else None
-    rows = len(packed.part)
-    part = jax.tree.map(lambda x: setup.policy.constrain(x[:rows], ("batch",) + (None,) * (x.ndim - 1)), experience)
-    part = after(sharding, part, (part, ratio, kl))
+    part = after(sharding, part, kl)
     counts = totals(setup, part)
 
     def loss_fn(params, part):
