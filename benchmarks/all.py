@@ -6,7 +6,7 @@
 --peers is the folder with tunix_ppo.py and trl_ppo.py. Each benchmark is a process of its own that writes NAME.json and
 NAME.log (tables and progress) into --results; a failure stops that one alone. Without a peer's Python, or without the text,
 what needs it is left out. --list prints the commands and runs nothing. What --results holds already is done anew only with
---again, so that a run that was cut off goes on.
+--again, so that a run that was cut off goes on. --sizes deep wide ... adds the benchmarks against peers at other sizes.
 """
 
 from __future__ import annotations
@@ -21,6 +21,13 @@ from typing import NamedTuple
 
 HERE = Path(__file__).parent
 NATURAL = ("--vocab", "64", "--new", "256")
+SIZES = {
+    "deep": ("--layers", "12", "--dim", "192", "--heads", "6", "--ffn", "512"),
+    "wide": ("--layers", "3", "--dim", "512", "--heads", "8", "--ffn", "1376"),
+    "vocab": ("--vocab", "16384"),
+    "lengths": ("--prompt", "96", "--new", "128", "--batch", "32"),
+}
+"""Flags of other sizes: of the model, of the vocabulary, of rows and how many there are."""
 
 
 class Entry(NamedTuple):
@@ -57,6 +64,13 @@ def entries(options: argparse.Namespace) -> dict[str, Entry]:
         "ppo_fixed_parts": Entry((*fixed, "--parts")),
         "ppo_natural_parts": Entry((*natural, "--parts")),
     }
+    against = {name: entry for name, entry in found.items() if "--vs" in entry.words}
+    for size in options.sizes:
+        fitting = {"vocab": ("dpo", "sft", "preference", "ppo_fixed"), "lengths": ("ppo", "rollout")}.get(size, ("",))
+        found |= {
+            f"{name}_{size}": entry._replace(words=(*entry.words, *SIZES[size]))
+            for name, entry in against.items() if name.startswith(fitting)
+        }  # fmt: skip
     return {name: entry for name, entry in found.items() if "None" not in entry.words}
 
 
@@ -90,6 +104,7 @@ def main(argv: list[str]) -> int:
         parser.add_argument(flag, type=lambda text: Path(text).absolute())
     parser.add_argument("--pairs", type=int, default=5)
     parser.add_argument("--results", type=Path, default=HERE / "results")
+    parser.add_argument("--sizes", nargs="+", default=[], choices=SIZES, help="other sizes, added: NAME_deep and so on")
     parser.add_argument("--only", nargs="+", help="some of these")
     parser.add_argument("--again", action="store_true", help="what is there already is measured anew")
     parser.add_argument("--list", action="store_true", help="print the commands, and run nothing")
