@@ -13,7 +13,7 @@ import numpy as np
 from jaxalign.models.model import Model
 from jaxalign.parallel.pipeline import is_pipelined, micro_batches
 from jaxalign.placement.weights import Weights
-from jaxalign.rollout.layouts import prefill_sizes
+from jaxalign.rollout.layouts import prefill_sizes, slot_counts
 
 Parts = dict[str, float]
 """Bytes of one device by what they are."""
@@ -196,7 +196,7 @@ def generation(model: Model, weights: Weights, rows: Rows) -> Parts:
     parts = model.sharding.generation.batch_size
     count = prefill_sizes(rows.length, parts, max(1, rows.rows // parts))[1] * parts
     entering = local(model, Rows(count, rows.length), "generation")
-    whole, prompts = cache(at, rows.length + rows.new), cache(entering, rows.length)
+    whole, prompts = cache(at, slot_counts(rows.length + rows.new)[-1]), cache(entering, rows.length)
     copy = whole * -(-at.h // LANES) * LANES / at.h
     peak = max(whole + prompts + layer_forward(entering), whole + copy + 3 * at.B * at.V * 4, weights.moving)
     found = {"KV cache": whole, "activations": peak - whole}

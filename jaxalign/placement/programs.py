@@ -23,7 +23,7 @@ from jaxalign.models.lora import join, trained
 from jaxalign.models.model import Model, Params
 from jaxalign.models.quantised import quantise_abstract
 from jaxalign.rollout.decode import decode_chunk
-from jaxalign.rollout.layouts import prefill_sizes, single
+from jaxalign.rollout.layouts import prefill_sizes, single, slot_counts
 from jaxalign.rollout.ring import insert, prefill, reroll
 from jaxalign.rollout.sampling import Sampling, section_sampling
 from jaxalign.rollout.session import STEPS as CHUNK
@@ -121,7 +121,8 @@ def sampling_programs(run: Run, stage: str, role: str, model: Model, params, sec
     rows = functools.partial(run.rows, sampling=True)
     parts = 1 if own.sharding is None else own.sharding.batch_size
     count = prefill_sizes(P, parts, batch // parts)[1] * parts
-    cache, half, made = (own.abstract_cache(*size) for size in ((batch, P + N), (batch, -(-(P + N) // 2)), (count, P)))
+    slots = slot_counts(P + N)[-1]
+    cache, half, made = (own.abstract_cache(*size) for size in ((batch, slots), (batch, -(-slots // 2)), (count, P)))
     row, prompts, slot = rows(jnp.int32, batch), rows(jnp.int32, count, P), run.scalar(jnp.int32)
     step = (params, row, row, (cache,), slot)
     plan, index = rows(jnp.int32, parts, 1, batch // parts, 3), rows(jnp.int32, parts, batch // parts)
@@ -131,7 +132,7 @@ def sampling_programs(run: Run, stage: str, role: str, model: Model, params, sec
         chunk,
         Program(stage, "prefill", role, prefill, (own, params, prompts), {**held, "KV cache": cache}),
         Program(stage, "entering", role, insert, (own, (cache,), made, plan, slot), held),
-        Program(stage, "widening", role, reroll, (own, (half,), index, slot, single(batch // parts, P + N)), held),
+        Program(stage, "widening", role, reroll, (own, (half,), index, slot, single(batch // parts, slots)), held),
         Program(stage, "decode", role, decode_step(own), step, held),
     ]
 
@@ -172,7 +173,7 @@ def judging_programs(run: Run, stage: str, model: Model, params, batch: int, hel
     N = feedback.max_reasoning_tokens
     moving, params, moved = resharding(stage, "feedback model", model, params, held)
     sampling = Sampling(N, STOP_IDS, feedback.reasoning_temperature)
-    cache = model.generation.abstract_cache(batch, run.prompt_length(N) + N)
+    cache = model.generation.abstract_cache(batch, slot_counts(run.prompt_length(N) + N)[-1])
     reasoning = _chunk(run, stage, "reasoning", "feedback model", model, params, sampling, cache, {**held, **moved})
     return [*moving, reasoning, labelling]
 

@@ -13,6 +13,7 @@ from jaxalign.placement.memory import Local, Rows
 from jaxalign.placement.network import gathered, reduced
 from jaxalign.placement.weights import Weights
 from jaxalign.placement.workload import Task
+from jaxalign.rollout.layouts import slot_counts
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,7 +104,7 @@ def generate(model: Model, weights: Weights, task: Task) -> tuple[Work, Work, Wo
     prefill = forward_flops(model, weights, rows, 1) / ways
     read = weights.generation * (1 if "fsdp" not in rules["embed"] else mesh["fsdp"])
     filled = Work(prefill, read + _activations(at, 1), _generation_sent(model, weights, at, at.tokens, split, rules))
-    slots = rows.length + rows.new
+    slots = slot_counts(rows.length + rows.new)[-1]
     step_flops = rows.rows * (2 * weights.matmul + 4 * slots * config.heads * config.head_dim * config.layers
                               + 2 * config.embed * config.vocab) / ways
     step = Work(step_flops, read + memory.cache(at, slots), _generation_sent(model, weights, at, at.B, split, rules))

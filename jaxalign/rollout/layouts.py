@@ -14,6 +14,8 @@ LEAST_TIERED = 8, 256
 """Rows of a part, and slots, from which there are two tiers."""
 SHORT = 5, 8
 """The share of a part's rows that lie in the short tier."""
+STRIDE = 32
+"""Of the slots of large rings, so that queues of about one length have the same programs."""
 
 
 class Layout(NamedTuple):
@@ -58,8 +60,8 @@ def row_counts(rows: int) -> list[int]:
 
 
 def slot_counts(most: int) -> list[int]:
-    """The sizes of a ring that grows up to `most` slots, made even; the last but one is not close to it."""
-    most, counts = most + most % 2, [LEAST_SLOTS]
+    """The sizes of a ring that grows up to `most` slots or a few more; the last but one is not close to it."""
+    most, counts = most + -most % (STRIDE if most > LEAST_SLOTS else 2), [LEAST_SLOTS]
     while counts[-1] < most:
         counts.append(2 * counts[-1])
     below = [count for count in counts[:-1] if 4 * count < 3 * most]
@@ -68,16 +70,16 @@ def slot_counts(most: int) -> list[int]:
 
 def neighbours(layout: Layout, sizes: Sequence[int], counts: Sequence[int]) -> list[Layout]:
     """What a layout may become in one step; any becomes any other by few steps, so that few programs are needed. sizes,
-    counts: of rows and of slots, ascending; in two tiers are only rings of the most slots."""
+    counts: of rows and of slots, ascending; only the most rows with the most slots come in two tiers."""
     size, slots = layout.size, layout.slots[-1]
-    tiered = lambda size, slots: in_tiers(size, slots) if slots == counts[-1] else None  # noqa: E731
+    tiered = lambda size, slots: in_tiers(size, slots) if (size, slots) == (sizes[-1], counts[-1]) else None  # noqa: E731
     found: list[Layout | None] = [other for other in (single(size, slots), tiered(size, slots)) if other != layout]
     larger = next((count for count in counts if count > slots), None)
     if larger is not None:
         found += [single(size, larger), tiered(size, larger)]
     at = sizes.index(size)
-    for other in (*sizes[max(0, at - 1) : at], *sizes[at + 1 : at + 2]):
-        found.append(tiered(other, slots) if layout.tiered else single(other, slots))
+    if not layout.tiered:
+        found += [single(other, slots) for other in (*sizes[max(0, at - 1) : at], *sizes[at + 1 : at + 2])]
     return [layout for layout in found if layout is not None]
 
 
@@ -88,11 +90,8 @@ def step_towards(target: Layout, layout: Layout, sizes: Sequence[int], counts: S
     if slots < target.slots[-1]:
         wider = [other for other in around if other.slots[-1] > slots]
         return wider[-1] if target.tiered and at == end else wider[0]
-    if at != end and not (layout.tiered and not target.tiered):
-        size = sizes[at + (1 if end > at else -1)]
-        for other in around:
-            if other.size == size and other.tiered == layout.tiered:
-                return other
+    if at != end and not layout.tiered:
+        return single(sizes[at + (1 if end > at else -1)], slots)
     return next(other for other in around if other.size == layout.size and other.slots[-1] == slots)
 
 

@@ -177,7 +177,8 @@ class Session:
     def _in_tiers(self, size: int, slots: int, entering: list[int]) -> Layout | None:
         """So many rows and slots in two tiers, if what lives and what enters fits; longer ahead if it is not so already. Where
         nothing ends a response all rows become equally long."""
-        layout = in_tiers(size, slots) if slots == self.counts[-1] and self.sampling.stop_ids else None
+        largest = (size, slots) == (self.sizes[-1], self.counts[-1])
+        layout = in_tiers(size, slots) if largest and self.sampling.stop_ids else None
         if layout is None or max(entering, default=1) - 1 + min(self.new, AHEAD) > layout.slots[0]:
             return None
         steps = AHEAD if self.layout.tiered else 2 * AHEAD

@@ -51,7 +51,7 @@ def _layouts(session: Session, lengths: list[int]) -> dict[Layout, set[Layout]]:
     for length in lengths:
         counts = slot_counts(length + session.new)
         made = [single(size, slots) for size in session.sizes for slots in counts]
-        made += [layout for size in session.sizes if (layout := in_tiers(size, counts[-1]))]
+        made += [layout for layout in [in_tiers(session.sizes[-1], counts[-1])] if layout]
         for layout in made:
             found.setdefault(layout, set()).update(neighbours(layout, session.sizes, counts))
     return found

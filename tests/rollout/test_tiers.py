@@ -97,9 +97,9 @@ def test_rows_that_become_equally_long_have_one_tier(params, small):
 
 def test_a_prompt_that_the_short_tier_has_no_room_for(params, small):
     """Then all rows have one tier, while it enters; the others are sampled as ever."""
-    long = [[1, *range(3, 30)] if i == 20 else prompt for i, prompt in enumerate(QUEUE)]
-    found = Engine(tiny.model(), 8, 96, 8).respond(params, long, jax.random.key(0), SAMPLING, ROWS)
-    alone = Engine(tiny.model(), 1, 96, 8).respond(params, [long[20]], jax.random.key(0), SAMPLING, [ROWS[20]])
+    long = [[1, 5] + [7, 9] * 12 if i == 20 else prompt for i, prompt in enumerate(QUEUE)]
+    found = Engine(tiny.model(), 8, 64, 8).respond(params, long, jax.random.key(0), SAMPLING, ROWS)
+    alone = Engine(tiny.model(), 1, 64, 8).respond(params, [long[20]], jax.random.key(0), SAMPLING, [ROWS[20]])
     assert found[20].ids == alone[0].ids and small["2 tiers"] > 0 < small["1 tiers"]
 
 
@@ -119,11 +119,11 @@ def test_nothing_is_compiled_anew_with_tiers(params, small):
 
 
 def test_every_layout_comes_to_be_any_other_by_neighbours_that_its_rows_fit():
-    """From each of a session's layouts to each with no fewer slots; two tiers only where all rows fit, the largest ones or
-    those that both have."""
+    """From each of a session's layouts to each with no fewer slots; two tiers at the ends alone, since what is between may
+    have rows that do not fit."""
     sizes, counts = row_counts(64), slot_counts(320)
     assert (sizes, counts) == ([8, 16, 32, 64], [64, 128, 320])
-    every = [single(size, slots) for size in sizes for slots in counts] + [in_tiers(size, 320) for size in sizes]
+    every = [single(size, slots) for size in sizes for slots in counts] + [in_tiers(64, 320)]
     for layout in every:
         for target in every:
             if target.slots[-1] < layout.slots[-1]:
@@ -132,7 +132,7 @@ def test_every_layout_comes_to_be_any_other_by_neighbours_that_its_rows_fit():
             while at != target:
                 following = step_towards(target, at, sizes, counts)
                 assert following in neighbours(at, sizes, counts)
-                assert not following.tiered or following.size >= target.size if layout.size > target.size else True
+                assert following == target or not following.tiered
                 at, steps = following, steps + 1
             assert steps <= 8, (layout, target)
 
@@ -140,4 +140,4 @@ def test_every_layout_comes_to_be_any_other_by_neighbours_that_its_rows_fit():
 def test_tiers_are_of_even_slots_and_enough_rows():
     assert in_tiers(64, 320) == Layout((40, 24), (160, 320))
     assert in_tiers(7, 320) is None and in_tiers(64, 254) is None and in_tiers(64, 301) is None
-    assert slot_counts(301)[-1] == 302 and slot_counts(40) == [40] and slot_counts(150) == [64, 150]
+    assert slot_counts(301)[-1] == 320 and slot_counts(39) == [40] and slot_counts(150) == [64, 160]
