@@ -328,9 +328,9 @@ class Session:
         """For how many steps all rows have room."""
         if not self.layout.tiered:
             return STEPS
-        short = self.rows.reshape(4, self.parts, -1)[:, :, : self.layout.rows[0]]
-        outgrow = short[_POSITION] + np.minimum(short[_LEFT], STEPS) > self.layout.slots[0]
-        return int(np.min(self.layout.slots[0] - short[_POSITION], initial=STEPS, where=outgrow))
+        own = lambda x: x.reshape(self.parts, -1)[:, : self.layout.rows[0]]  # noqa: E731
+        slots, outgrow = self.layout.slots[0], own(self._reach(STEPS)) > self.layout.slots[0]
+        return int(np.min(slots - own(self.rows[_POSITION]), initial=STEPS, where=outgrow))
 
     def _decode(self) -> list[tuple[int, Response]]:
         drawn = self.chunk()
