@@ -24,6 +24,10 @@ if importlib.metadata.version("jaxlib").startswith("0.10."):
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(_CACHE))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.2")
 
+from jaxalign.parallel.simulated import enough_threads  # noqa: E402
+
+enough_threads()
+
 import jax  # noqa: E402
 import pytest  # noqa: E402
 

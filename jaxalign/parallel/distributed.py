@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 from jaxalign.errors import UserError, tell
 from jaxalign.parallel import hosts
 from jaxalign.parallel.roll_call import call
+from jaxalign.parallel.simulated import enough_threads
 
 FLAGS = ("coordinator", "processes", "process", "start_timeout")
 USAGE = """\
@@ -214,6 +215,7 @@ def running(given: Group, explain: Callable[[BaseException], tuple[str, int] | N
 
     explain: what the user is told of an error, and the exit code; None for a fault of the program, which ends with 1.
     """
+    enough_threads()
     start(given)
     if _watch is None:
         yield
