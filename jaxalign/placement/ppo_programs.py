@@ -40,7 +40,7 @@ def ppo(run: Run) -> list[Program]:
         held |= made.held
     alone = _scored_with_all_else(run.config)
     policy = join(run.frozen, state.policy.params)
-    critic = None if state.critic is None else state.critic.params  # None too where it is a head of the policy's.
+    critic = None if state.critic is None or setup.values_in_update else state.critic.params  # None too where it is a head.
     rollout = sampled_rollout(run, section.batch, section.max_new_tokens)
     scores = run.rows(jnp.float32, section.batch)
     T, split = rollout.tokens.shape[1], rows_split(run.policy.sharding)
@@ -66,7 +66,7 @@ def ppo(run: Run) -> list[Program]:
     checked = packed_parts(run, some, rows, most, T)
     checks = (setup, state.policy.params, run.frozen, own_reference, experience, state.kl_coef, checked, rollout.logprobs)
     roles = "policy, critic" if setup.has_critic else "policy"
-    scored = f"reference, {roles}" + (f", {rewards[0].role}" if alone else "")
+    scored = f"reference, {'policy' if setup.values_in_update else roles}" + (f", {rewards[0].role}" if alone else "")
     if alone and section.advantages != "remax":  # Else the greedy responses are scored by themselves.
         rewards = []
     made = [

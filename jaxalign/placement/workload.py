@@ -9,6 +9,7 @@ from jaxalign.config import ADVANTAGES_WITH_CRITIC, POLICY_STAGES, STAGES, Confi
 from jaxalign.placement.memory import Rows
 from jaxalign.training.direct_step import sorts_the_batch
 from jaxalign.training.packed import pair_rows, part_rows
+from jaxalign.training.ppo_state import values_in_update
 
 UNPLANNED = ("reward_distill", "report")
 """Stages that no task is made for."""
@@ -206,7 +207,7 @@ def _ppo(config: Config, prompt, examples):
     if reward:
         found.append(Task("ppo", "reward", reward, (), stays, part, 0, section.iterations * parts * rounds))
     recomputes = section.sampler_correction != "none" or section.advantages == "vtrace"
-    scored = ("reference", *(("policy",) if recomputes else ()), *critic)
+    scored = ("reference", *(("policy",) if recomputes else ()), *(() if values_in_update(section) else critic))
     found.append(Task("ppo", "score", scored, (), stays, part, new, section.iterations * parts))
     trained = ("policy", *critic)
     found.append(_update(config, "ppo", trained, stays, new, prompt, section.iterations, section.epochs * section.minibatches))

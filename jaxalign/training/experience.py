@@ -105,12 +105,14 @@ def make_experience(
     baseline float32 [B], the `greedy_baseline` of the same prompts, for "remax". critic_params are None without a critic, and
     the policy's where it is a head of the policy's. With `recompute` the old log-probs are the trainer's, not the sampler's.
     frozen: the base that models with adapters share; all parameters are joined with it.
+
+    Where `setup.values_in_update` the critic is not run: values are 0, and advantages and returns what they are of such.
     """
     rollout, parts = pack_rollout(rollout, setup.config.micro_batch_tokens, setup.policy.sharding)
     scorer = scorer_params = None
     if isinstance(scores, LearntScore):
         (scorer, scorer_params), scores = scores, None
-    critic_params = None if setup.shares_trunk else critic_params
+    critic_params = None if setup.shares_trunk or setup.values_in_update else critic_params
     own = (apart(frozen, params) for params in (reference_params, policy_params, critic_params))
     return packed_experience(
         setup, recompute, scorer, *own, kl_coef, rollout, parts, scores, kept, baseline, apart(frozen, scorer_params), frozen
@@ -123,9 +125,10 @@ def packed_experience(
     rollout: Rollout, parts: PackedParts, scores, kept=None, baseline=None, scorer_params=None, frozen=None,
 ):  # fmt: skip
     """`make_experience` over packed rows: all models run here, part by part. Parameters are without `frozen`, and
-    critic_params None where the policy's have the critic's head: nothing is passed twice."""
+    critic_params None where the policy's have the critic's head, for nothing is passed twice, or where it is not run."""
     reference_params, policy_params = join(frozen, reference_params), join(frozen, policy_params)
-    if setup.has_critic:
+    runs_critic = setup.has_critic and not setup.values_in_update
+    if runs_critic:
         critic_params = policy_params if setup.shares_trunk else join(frozen, critic_params)
     if scorer is not None:
         scorer_params = join(frozen, scorer_params)
@@ -144,7 +147,7 @@ def packed_experience(
         if full_in_reward:
             found["kl"] = response_kl(setup, policy_params, reference_params, rollout, temperature, hidden, rows)
         rows = after(sharding, rows, found)
-        if setup.has_critic:
+        if runs_critic:
             found["values"] = response_values(setup.critic, critic_params, rollout, None, rows)
         if scorer is not None:
             rows = after(sharding, rows, found)
@@ -158,7 +161,7 @@ def packed_experience(
     kept, scores = scored, jnp.where(scored, found["scores"] if scorer is not None else scores, 0.0)
     reference = zeroed(found["reference"])
     logprobs = zeroed(found["logprobs"]) if recompute else rollout.logprobs
-    values = zeroed(found["values"]) if setup.has_critic else jnp.zeros_like(reference)
+    values = zeroed(found["values"]) if runs_critic else jnp.zeros_like(reference)
     if config.kl_estimator != "full":
         kl = zeroed(kl_penalty(logprobs, reference, config.kl_estimator))
     elif config.kl_in == "reward":
@@ -204,14 +207,19 @@ def _importance(config: Ppo, logprobs, sampled, mask, counted, kept):
     }
 
 
+def advantages_of_values(config: Ppo, rewards, values, mask):
+    """(advantages, returns) float32 [B, N] of the kinds, "gae" and "reinforce", that need rewards and values alone."""
+    if config.advantages == "gae":
+        return gae(rewards, values, mask, config.gamma, config.lam)
+    return reinforce_baseline(rewards, values, mask, config.gamma)
+
+
 def _advantages(setup: PPOSetup, rewards, values, log_ratios, mask, kept, baseline):
     """(advantages, returns) float32 [B, N]; returns are what the critic learns, 0 without one. log_ratios [B, N]: the policy's
     log-probs at the start of the update less the sampler's."""
     config = setup.config
-    if config.advantages == "gae":
-        return gae(rewards, values, mask, config.gamma, config.lam)
-    if config.advantages == "reinforce":
-        return reinforce_baseline(rewards, values, mask, config.gamma)
+    if config.advantages in ("gae", "reinforce"):
+        return advantages_of_values(config, rewards, values, mask)
     if config.advantages == "vtrace":
         found = vtrace(rewards, values, log_ratios, mask, config.gamma, config.lam)
         return found.advantages, found.targets

@@ -51,6 +51,10 @@ class PPOSetup:
         return self.has_critic and self.config.critic == "shared"
 
     @property
+    def values_in_update(self) -> bool:
+        return values_in_update(self.config)
+
+    @property
     def reference(self) -> Model:
         """The policy's architecture without a value head."""
         return self.policy.with_head("lm")
@@ -64,6 +68,14 @@ class PPOSetup:
     def recomputes(self) -> bool:
         """Whether the old log-probs are always the trainer's, the sampler's being needed for a ratio between the two."""
         return self.config.sampler_correction != "none" or self.config.advantages == "vtrace"
+
+
+def values_in_update(section: Ppo) -> bool:
+    """Whether the update makes the critic's values, and advantages of them, itself: with one update of a rollout they are those
+    of the forward pass that the critic learns by, and it need not be run before. (A shared critic's trunk needs the advantages
+    in that pass, and V-trace more than rewards and values.)"""
+    once = section.epochs * section.minibatches == 1
+    return once and section.critic == "separate" and section.advantages in ("gae", "reinforce")
 
 
 def make_ppo_setup(section: Ppo, policy: Model) -> PPOSetup:

@@ -19,7 +19,14 @@ from jaxalign.models.lora import apart, join
 from jaxalign.parallel.ordered import after
 from jaxalign.parallel.rows import fetch
 from jaxalign.records import AnswerRows, Experience, PackedParts
-from jaxalign.training.experience import experience_mask, response_hidden, response_kl, response_stats, response_values
+from jaxalign.training.experience import (
+    advantages_of_values,
+    experience_mask,
+    response_hidden,
+    response_kl,
+    response_stats,
+    response_values,
+)
 from jaxalign.training.microbatch import Aux, Parts
 from jaxalign.training.packed import alone, pack_groups, take_part
 from jaxalign.training.ppo_state import PPOSetup, PPOState
@@ -104,6 +111,23 @@ def value_loss(setup: PPOSetup, params, batch: Experience, whole: Totals, hidden
     return config.value_coef * loss, Aux(sums)
 
 
+def first_value_loss(setup: PPOSetup, params, batch: Experience, whole: Totals, rows: AnswerRows | None = None):
+    """`value_loss` where `setup.values_in_update`: these parameters' own values are also the old ones, which returns are made
+    of. They are in `Aux.sums` as "values" [B, N]."""
+    mask, rows = experience_mask(batch), alone(batch.rollout) if rows is None else rows
+    hidden = response_hidden(setup.critic, params, rows)
+    values = jax.lax.stop_gradient(response_values(setup.critic, params, batch.rollout, hidden, rows))
+    valued = _valued(setup, batch, jnp.where(mask > 0, values, 0))
+    loss, aux = value_loss(setup, params, valued, whole, hidden, rows)
+    return loss, Aux({**aux.sums, "values": valued.values}, aux.maxima)
+
+
+def _valued(setup: PPOSetup, batch: Experience, values) -> Experience:
+    """With these values, and advantages and returns of them."""
+    advantages, returns = advantages_of_values(setup.config, batch.rewards, values, experience_mask(batch) > 0)
+    return dataclasses.replace(batch, values=values, advantages=advantages, returns=returns)
+
+
 def joint_loss(
     setup: PPOSetup, params, batch: Experience, whole: Totals, kl_coef, reference_params=None, rows: AnswerRows | None = None
 ):
@@ -126,11 +150,16 @@ def minibatch_update(
     a row of its own.
     """
     config, mask = setup.config, experience_mask(batch)
-    whole = totals(setup, batch)
+    whole, of_critic, first = totals(setup, batch), {}, ()
+    if setup.values_in_update:
+        batch, packed = after(setup.policy.sharding, (batch, packed), (batch, whole))
+        critic, of_critic = _critic_update(setup, first_value_loss, critic, batch, packed, whole, frozen)
+        batch, first = _valued(setup, batch, of_critic.pop("values")), (critic.params, of_critic)
+        of_critic["explained_variance"] = explained_variance(batch.values, batch.returns, mask)
     if config.whiten_advantages:
         batch = dataclasses.replace(batch, advantages=whiten(batch.advantages, mask))
     loss_fn = joint_loss if setup.shares_trunk else policy_loss
-    batch, packed = after(setup.policy.sharding, (batch, packed), (batch, whole))
+    batch, packed = after(setup.policy.sharding, (batch, packed), (batch, whole, first))
     parts = experience_parts(batch, packed)
     learnt, aux, updated = gradient_step(
         setup.policy, setup.policy_optimizer, policy,
@@ -141,15 +170,22 @@ def minibatch_update(
     if config.critic_warmup:
         learnt = jax.tree.map(lambda new, old: jnp.where(learn_policy, new, old), learnt, policy)
     metrics = {**aux.sums, **aux.maxima, **updated}
-    if setup.has_critic and not setup.shares_trunk:
-        parts = experience_parts(*after(setup.policy.sharding, (batch, packed), (learnt.params, metrics)))
-        critic, aux, updated = gradient_step(
-            setup.critic, setup.critic_optimizer, critic,
-            lambda params, part: value_loss(setup, join(frozen, params), part[0], whole, rows=part[1]), parts,
-        )  # fmt: skip
-        both = {name: metrics[name] + updated.pop(name) for name in ("skipped", "overflowed") if name in updated}
-        metrics |= {**aux.sums, **both, **{f"critic_{name}": value for name, value in updated.items()}}
-    return learnt, critic, metrics
+    if setup.has_critic and not setup.shares_trunk and not setup.values_in_update:
+        batch, packed = after(setup.policy.sharding, (batch, packed), (learnt.params, metrics))
+        critic, of_critic = _critic_update(setup, value_loss, critic, batch, packed, whole, frozen)
+    both = {name: metrics[name] + of_critic.pop(name) for name in ("skipped", "overflowed") if name in of_critic}
+    return learnt, critic, metrics | of_critic | both
+
+
+def _critic_update(setup: PPOSetup, loss_fn, critic, batch: Experience, packed: PackedParts | None, whole: Totals, frozen):
+    """(critic, metrics) of one update by `value_loss` or `first_value_loss`."""
+    parts = experience_parts(batch, packed)
+    critic, aux, updated = gradient_step(
+        setup.critic, setup.critic_optimizer, critic,
+        lambda params, part: loss_fn(setup, join(frozen, params), part[0], whole, rows=part[1]), parts,
+    )  # fmt: skip
+    both = ("skipped", "overflowed")
+    return critic, {**aux.sums, **{name if name in both else f"critic_{name}": value for name, value in updated.items()}}
 
 
 def experience_parts(batch: Experience, packed: PackedParts | None) -> Parts:
@@ -227,7 +263,7 @@ def packed_update(
     batch = after(setup.policy.sharding, batch, means)
     mask = experience_mask(batch)
     means |= {"kl_coef": state.kl_coef}
-    if setup.has_critic:
+    if setup.has_critic and not setup.values_in_update:
         means |= {"explained_variance": explained_variance(batch.values, batch.returns, mask)}
     # Whatever the penalty is, the controller steers by k1, the KL itself in expectation.
     kl = masked_sum(batch.rollout.logprobs - batch.reference_logprobs, mask, axis=1)

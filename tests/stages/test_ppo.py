@@ -124,13 +124,13 @@ def test_pitfall_10_or_the_run_stops(tmp_path, check):
 
 
 def spoiled_updates(monkeypatch):
-    """The updates of the second iteration have gradients that are not finite: the critic has an infinite return to learn."""
+    """The updates of the second iteration, critic's and policy's, have gradients that are not finite: a reward is infinite."""
 
     def update(setup, state, experience, *rest):
         if int(state.step) == 1:
-            bad = np.array(experience.returns)
+            bad = np.array(experience.rewards)
             bad[0, 0] = np.inf
-            experience = dataclasses.replace(experience, returns=bad)
+            experience = dataclasses.replace(experience, rewards=bad)
         return ppo_update(setup, state, experience, *rest)
 
     monkeypatch.setattr(stage, "ppo_update", update)
@@ -140,9 +140,9 @@ def test_a_gradient_that_is_not_finite_is_left_out_and_told_at_the_last_iteratio
     spoiled_updates(monkeypatch)
     with caplog.at_level(logging.WARNING, logger="jaxalign"):
         _, metrics = iterate(tmp_path)
-    assert [row["skipped"] for row in metrics] == [0, 1]  # the critic's only update; the policy's is sound
+    assert [row["skipped"] for row in metrics] == [0, 2]  # the only update of each
     told = [record.getMessage() for record in caplog.records]
-    assert [text for text in told if "check 'finite gradients' is 0.5" in text and "iteration 1" in text]
+    assert [text for text in told if "check 'finite gradients' is 1," in text and "iteration 1" in text]
 
 
 def test_or_the_run_stops_at_once(tmp_path, monkeypatch):
