@@ -422,6 +422,8 @@ class Reward:
                           "pattern is found (columns answer, answer and pattern).",
                           one_of("number_match", "exact_match", "regex_match"))
     principles: int = field(1, "For ai_feedback: principles drawn a response; their ratings are averaged.", at_least(1))
+    while_sampling: bool = field(False, "For callable and verifier: called with the responses that have ended while others are "
+                                        "sampled, a few at a time; for one that judges each by itself.")
     retries: int = field(2, "Further calls after one that fails.", at_least(0))
     timeout_s: float = field(60.0, "Seconds after which a call has failed.", above(0))
     backoff_s: float = field(1.0, "Seconds before the first retry; twice as many before each further one.", at_least(0))

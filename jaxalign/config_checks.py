@@ -310,6 +310,9 @@ def _check_reward(config: Config) -> None:
     if "callable" not in parts and reward.callable:
         raise UserError(f"config.reward.callable is {reward.callable!r} but config.reward.source is "
                         f"{reward.source!r}; set source to 'callable', or leave callable empty")
+    if reward.while_sampling and not {"callable", "verifier"} & set(parts):
+        raise UserError(f"config.reward.while_sampling is True, for a callable or a verifier, but config.reward.source is "
+                        f"{reward.source!r}: leave it at False")
     place, _, name = reward.callable.rpartition(":")
     if "callable" in parts and not (place and name):
         raise UserError(f"config.reward.callable is {reward.callable!r}; with config.reward.source 'callable' set it to "

@@ -54,8 +54,9 @@ class Speaker:
         rows = [i for i, prompt in enumerate(ids) if self.fits(prompt, sampling.max_new_tokens)]
         out = [Utterance("", (), False, 0.0)] * len(ids)
         responses = self.engine.respond(
-            self.params, [ids[i] for i in rows], key, sampling, [numbers[i] for i in rows], self.progress
-        )
+            self.params, [ids[i] for i in rows], key, sampling, [numbers[i] for i in rows],
+            None if self.progress is None else lambda ended: self.progress(len(ended), sum(len(r.ids) for _, r in ended)),
+        )  # fmt: skip
         for i, response in zip(rows, responses, strict=True):
             if response.error is not None:
                 raise UserError(f"sampling of row {numbers[i]}: {response.error}")

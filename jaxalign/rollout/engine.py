@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import jax
 import numpy as np
@@ -14,6 +14,9 @@ from jaxalign.records import Rollout
 from jaxalign.rollout.sampling import Sampling
 from jaxalign.rollout.session import Response, Session, refuse
 from jaxalign.rollout.warm_up import warm_up
+
+Heard = Callable[[Sequence[tuple[int, Response]]], None]
+"""Takes what has just ended, each once: (index among the prompts, its response)."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,9 +52,10 @@ class Engine:
         warm_up(self.start(params, [], jax.random.key(0), sampling, []), longest)
 
     def respond(
-        self, params, prompts: Sequence[Sequence[int]], key: jax.Array, sampling: Sampling, rows: Sequence[int], progress=None
-    ) -> list[Response]:
-        """Responses to a queue of any length, in its order. `progress(rows, tokens)` is called with what each chunk ends.
+        self, params, prompts: Sequence[Sequence[int]], key: jax.Array, sampling: Sampling, rows: Sequence[int],
+        heard: Heard | None = None,
+    ) -> list[Response]:  # fmt: skip
+        """Responses to a queue of any length, in its order. `heard` is called with what each chunk ends, if it ends any.
 
         Prompt i has the global row number rows[i], whatever slot it enters. An empty queue has no responses. A prompt that is
         empty or leaves no room has one without ids, whose `error` says so; so does a row whose logits are no finite numbers.
@@ -64,18 +68,20 @@ class Engine:
             ended = session.step()
             for index, response in ended:
                 out[index] = response
-            if progress is not None and ended:
-                progress(len(ended), sum(len(response.ids) for _, response in ended))
+            if heard is not None and ended:
+                heard(ended)
         return out
 
-    def rollout(self, params, prompts: Sequence[Sequence[int]], key, rows: Sequence[int], sampling: Sampling) -> Rollout:
+    def rollout(
+        self, params, prompts: Sequence[Sequence[int]], key, rows: Sequence[int], sampling: Sampling, heard: Heard | None = None
+    ) -> Rollout:
         """The responses as arrays on the host (numpy), the same on every process; `rows` are the prompts' global numbers.
 
         Rows fill up to a multiple of `batch`; those without a prompt have length 0. A row has room for the longest prompt,
         padded as `pad` does, and sampling.max_new_tokens. Raises UserError where a prompt has no response.
         """
         tokens, length = self.pad(prompts, sampling.max_new_tokens)
-        responses = self.respond(params, prompts, key, sampling, rows)
+        responses = self.respond(params, prompts, key, sampling, rows, heard)
         broken = next((i for i, response in enumerate(responses) if response.error), None)
         if broken is not None:
             raise UserError(f"sampling of row {rows[broken]}: {responses[broken].error}")

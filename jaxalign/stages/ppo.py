@@ -24,13 +24,13 @@ from jaxalign.models.model import Params, scalar_from_lm
 from jaxalign.parallel import hosts
 from jaxalign.parallel.rows import place_rows
 from jaxalign.records import Rollout
-from jaxalign.rollout.engine import Engine
+from jaxalign.rollout.engine import Engine, Heard
 from jaxalign.rollout.sampling import Sampling
 from jaxalign.stages import common, rewards, sources
 from jaxalign.stages.base import Stage, StageContext, write_json
 from jaxalign.stages.ppo_ahead import compile_ahead, scores_of
 from jaxalign.stages.reward_model import model_files
-from jaxalign.stages.rewards import LearntReward, Reward, Scored
+from jaxalign.stages.rewards import LearntReward, Reward, Scored, listener
 from jaxalign.tracking.metrics import read_metrics
 from jaxalign.training.ahead import Ahead
 from jaxalign.training.checkpoint import copy_params, load_params, save_params
@@ -178,7 +178,7 @@ class Iteration:
         key = jax.random.fold_in(jax.random.wrap_key_data(state.policy.key), step)
         rows = range(step * config.batch, (step + 1) * config.batch)
         policy = join(self.frozen, state.policy.params)
-        sampled = self._sample(policy, batch, key, rows, self.sampling)
+        sampled = self._sample(policy, batch, key, rows, self.sampling, listener(self.reward, index))
         with self.timeline.phase("score") as phase:
             experience, metrics = jax.block_until_ready(self._score(state, policy, batch, key, rows, index, step, sampled))
             phase.tokens, phase.flops = self._scoring()
@@ -196,10 +196,12 @@ class Iteration:
         # Where they are recomputed, what is learnt from are the trainer's own log-probs; the gap is that of the rollout.
         return state, {**learnt, **metrics} if setup.recomputes else {**metrics, **learnt}
 
-    def _sample(self, policy: Params, prompts, key: jax.Array, rows: range, sampling: Sampling) -> Rollout:
+    def _sample(
+        self, policy: Params, prompts, key: jax.Array, rows: range, sampling: Sampling, heard: Heard | None
+    ) -> Rollout:
         """A rollout on the devices, split over the batch's axes."""
         with self.timeline.phase("generate") as phase:
-            sampled = self.engine.rollout(policy, prompts, key, rows, sampling)
+            sampled = self.engine.rollout(policy, prompts, key, rows, sampling, heard)
             self.lengths, phase.tokens = sampled.prompt_length + sampled.response_length, int(np.sum(sampled.response_length))
             self.answered, phase.flops = phase.tokens, flops.forward(self.setup.reference, self.lengths, phase.tokens)
             return place_rows(self.setup.policy.sharding, sampled)

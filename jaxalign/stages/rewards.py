@@ -25,8 +25,10 @@ from jaxalign.models.model import Model
 from jaxalign.parallel import hosts
 from jaxalign.parallel.rows import fetch
 from jaxalign.records import Prompt, Rollout
+from jaxalign.rollout.engine import Heard
 from jaxalign.stages import common, sources
 from jaxalign.stages.base import StageContext
+from jaxalign.stages.early_scores import Answered, EarlyScores
 from jaxalign.stages.reward_model import load_reward_model
 from jaxalign.stages.scorers import load_scorer
 from jaxalign.training.offload import FrozenRole
@@ -45,6 +47,22 @@ class Scored(NamedTuple):
 
 Reward = Callable[[Rollout, Sequence[int], int], Scored]
 """(rollout, the prompt's number of each row, the first row's global number) -> Scored."""
+
+
+def listener(reward: Reward, index: Sequence[int]) -> Heard | None:
+    """What the rows of a rollout, of prompts of these numbers, are to be handed to as they end; None: nobody asks for them.
+    The reward is then called with that rollout."""
+    parts = reward.parts.values() if isinstance(reward, SummedReward) else (reward,)
+    heard = [part.listen(index) for part in parts if isinstance(part, FunctionReward)]
+    heard = [one for one in heard if one is not None]
+    if not heard:
+        return None
+
+    def all_hear(ended) -> None:
+        for one in heard:
+            one(ended)
+
+    return all_hear
 
 
 def reward_sources(config: Config) -> tuple[str, ...]:
@@ -168,21 +186,39 @@ class FunctionReward(_Guarded):
 
     def __init__(self, config: Config, name: str, fn: Callable, prompts: Sequence[Prompt], tokenizer: Tokenizer):
         super().__init__(config, name, prompts, tokenizer)
-        self.fn = fn
+        self.fn, self.early = fn, None
 
-    def __call__(self, rollout: Rollout, index: Sequence[int], first_row: int) -> Scored:
-        asked, texts = self._asked(rollout, index)
+    def listen(self, index: Sequence[int]) -> Heard | None:
+        """Where config.reward.while_sampling: what is to be told of the rows of the next rollout as they end."""
+        if not self.config.while_sampling or hosts.index() > 0:
+            return None
+
+        def ask(rows: Sequence[int], ids: Sequence[Sequence[int]]) -> Answered:
+            return self._ask([self.prompts[index[row]] for row in rows], [self.tokenizer.decode(own) for own in ids])
+
+        if self.early is not None:  # A rollout that was given up.
+            self.early.close()
+        self.early = EarlyScores(ask)
+        return self.early.heard
+
+    def _ask(self, asked: Sequence[Prompt], texts: Sequence[str]) -> Answered:
         dialogues = [[{"role": m.role, "content": m.content} for m in prompt.messages] for prompt in asked]
         config = self.config
+        return call_reward(self.fn, dialogues, texts, columns_of(asked), config.retries, config.timeout_s, config.backoff_s)
 
-        def ask() -> list:
-            scores, kept, report = call_reward(
-                self.fn, dialogues, texts, columns_of(asked), config.retries, config.timeout_s, config.backoff_s
-            )
-            return [scores.tolist(), kept.tolist(), report.dropped, report.rows, report.first_error]
+    def __call__(self, rollout: Rollout, index: Sequence[int], first_row: int) -> Scored:
+        early, self.early = self.early, None
 
-        scores, kept, dropped, rows, first_error = hosts.once(ask)
-        self._tell(dropped, rows, first_error)
+        def found() -> list:
+            if early is not None:
+                scores, kept, why = early.result(len(index))
+            else:
+                scores, kept, report = self._ask(*self._asked(rollout, index))
+                why = report.first_error
+            return [scores.tolist(), kept.tolist(), why]
+
+        scores, kept, why = hosts.once(found)
+        self._tell(len(kept) - sum(kept), len(kept), why)
         return Scored(np.asarray(scores, np.float32), np.asarray(kept, bool))
 
 

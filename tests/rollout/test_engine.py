@@ -237,12 +237,13 @@ def test_an_empty_queue_has_no_responses(params):
     assert respond(params, [], []) == []
 
 
-def test_progress_counts_rows_and_tokens(params, expected):
+def test_who_listens_hears_of_each_response_as_it_ends(params, expected):
     seen = []
     engine = Engine(tiny.model(), 3, 32, 8)
-    engine.respond(params, tiny.PROMPTS, jax.random.key(0), SAMPLING, ROWS, lambda *counts: seen.append(counts))
-    assert len(seen) > 2 and sum(rows for rows, _ in seen) == 8
-    assert sum(tokens for _, tokens in seen) == sum(len(response.ids) for response in expected)
+    engine.respond(params, tiny.PROMPTS, jax.random.key(0), SAMPLING, ROWS, seen.append)
+    assert len(seen) > 2 and all(seen)
+    heard = sorted((index, response.ids) for ended in seen for index, response in ended)
+    assert heard == [(index, response.ids) for index, response in enumerate(expected)]
 
 
 def test_a_prompt_that_leaves_no_room_is_a_sentence(params):

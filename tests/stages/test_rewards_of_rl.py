@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 
@@ -83,11 +84,38 @@ def test_one_that_fails_stops_the_run_with_a_sentence(done, tmp_path):  # noqa: 
         ({"source": "callable", "callable": "length.py"}, {}, "FILE.py:function"),
         ({"callable": "length.py:brief"}, {}, "set source to 'callable'"),
         ({"source": "callable", "callable": "length.py:brief"}, {"score_clip": 1.0}, "score_clip is 1.0"),
+        ({"while_sampling": True}, {}, "while_sampling is True.*source is 'preference'"),
     ],
 )
 def test_a_callable_is_named_where_it_is_used(reward, ppo, message):
     with pytest.raises(UserError, match=message):
         from_config_dict({"reward": reward, "ppo": ppo})
+
+
+BY_ITSELF = """
+import json, pathlib
+def score(prompts, responses, **columns):
+    with open(pathlib.Path(__file__).with_suffix(".jsonl"), "a") as file:
+        file.write(json.dumps(list(zip(columns["prompt_id"], responses))) + "\\n")
+    return [len(r) / 100 if len(r) % 5 else None for r in responses]
+"""
+
+
+def test_a_callable_may_be_called_while_others_are_sampled(done, tmp_path):  # noqa: F811
+    """In more calls of fewer rows: each row once, and all scores go where they belong."""
+    told, calls = [], []
+    for early in (False, True):
+        path = tmp_path / f"mine{early}.py"
+        path.write_text(BY_ITSELF)
+        workdir = started(done, tmp_path / str(early))
+        run(workdir, **changes(path, while_sampling=early, max_dropped_share=1.0) | {"ppo": changes(path)["ppo"] | {
+            "temperature": 1.3, "max_new_tokens": 72}})  # fmt: skip
+        told.append(read_metrics(workdir / "ppo" / "metrics.jsonl"))
+        calls.append([json.loads(line) for line in path.with_suffix(".jsonl").read_text().splitlines()])
+    assert told[1] == told[0]
+    assert len(calls[0]) == 3 < len(calls[1])
+    asked = [sorted(row for call in each for row in call) for each in calls]
+    assert asked[1] == asked[0] and len(asked[0]) == 24
 
 
 def test_a_sum_has_weights_a_price_of_length_and_its_parts_told(done, tmp_path):  # noqa: F811
