@@ -112,6 +112,17 @@ def test_a_reward_of_the_user_s_is_called_once_for_all_rows(runs):
         assert {line.split(" ", 1)[1] for line in calls} == {"8 8 8"}
 
 
+def test_one_that_is_called_while_others_are_sampled_is_the_first_process_s_too(made, runs):
+    workdir = made / "early"
+    early = command(made, f"--workdir={workdir}", *MESH, "--config.stages=pretrain,ppo", "--config.reward.while_sampling=True")
+    processes.run_well(2, early)
+    calls = [line.split() for line in (made / "calls").read_text().splitlines()]
+    (made / "calls").unlink()
+    assert len({process for process, *_ in calls}) == 1 and sum(int(count) for _, count, *_ in calls) == 16
+    found, expected = (read_metrics(folder / "ppo" / "metrics.jsonl") for folder in (workdir, runs[2][0]))
+    assert [row["score"] for row in found] == pytest.approx([row["score"] for row in expected])
+
+
 def test_the_first_process_alone_speaks(runs):
     first, second = runs[2][1]
     assert first.out.splitlines()[0] == "[pretrain] starting" and "Report: " in first.out

@@ -186,11 +186,14 @@ class FunctionReward(_Guarded):
 
     def __init__(self, config: Config, name: str, fn: Callable, prompts: Sequence[Prompt], tokenizer: Tokenizer):
         super().__init__(config, name, prompts, tokenizer)
-        self.fn, self.early = fn, None
+        self.fn = fn
+        self.early: EarlyScores | None = None  # Of the next rollout; on the first process alone.
+        self.listens = False  # On all processes, whether the first one has such.
 
     def listen(self, index: Sequence[int]) -> Heard | None:
         """Where config.reward.while_sampling: what is to be told of the rows of the next rollout as they end."""
-        if not self.config.while_sampling or hosts.index() > 0:
+        self.listens = self.config.while_sampling
+        if not self.listens or hosts.index() > 0:
             return None
 
         def ask(rows: Sequence[int], ids: Sequence[Sequence[int]]) -> Answered:
@@ -208,12 +211,14 @@ class FunctionReward(_Guarded):
 
     def __call__(self, rollout: Rollout, index: Sequence[int], first_row: int) -> Scored:
         early, self.early = self.early, None
+        asked = None if self.listens else self._asked(rollout, index)  # Fetches: all processes do, or none.
+        self.listens = False
 
         def found() -> list:
-            if early is not None:
+            if asked is None:
                 scores, kept, why = early.result(len(index))
             else:
-                scores, kept, report = self._ask(*self._asked(rollout, index))
+                scores, kept, report = self._ask(*asked)
                 why = report.first_error
             return [scores.tolist(), kept.tolist(), why]
 
