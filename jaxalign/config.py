@@ -206,7 +206,7 @@ class Revise:
     red_team_prompts: int = field(768, "Prompts whose answers are critiqued and revised.", at_least(1))
     helpful_prompts: int = field(512, "Prompts answered plainly, to keep the model helpful.", at_least(0))
     rounds: int = field(4, "Rounds of critique and revision, a fresh principle each.", at_least(1))
-    batch: int = field(128, "Prompts of a chunk.", at_least(1))
+    batch: int = field(128, "Prompts of a chunk; as many rows decode together. Up to 4 chunks are one queue.", at_least(1))
     temperature: float = field(0.7, "Sampling temperature; 0 is greedy.", at_least(0))
     top_k: int = field(0, "Sample from the k likeliest tokens; 0: from all.", at_least(0))
     top_p: float = field(1.0, "Sample from the smallest set of this probability.", between(1e-6, 1.0))
@@ -235,7 +235,7 @@ class Compare:
     """Two answers a prompt, labelled by the feedback model."""
 
     prompts: int = field(2048, "Prompts answered twice.", at_least(1))
-    batch: int = field(128, "Prompts of a chunk.", at_least(1))
+    batch: int = field(128, "Prompts of a chunk; as many rows decode together. Up to 4 chunks are one queue.", at_least(1))
     temperature: float = field(1.0, "Sampling temperature; two greedy answers would be equal.", above(0))
     top_k: int = field(0, "Sample from the k likeliest tokens; 0: from all.", at_least(0))
     top_p: float = field(1.0, "Sample from the smallest set of this probability.", between(1e-6, 1.0))

@@ -10,6 +10,8 @@ PREFILLED = 2048
 """Tokens of prompts, padding included, that are prefilled at once at most, if they are not one prompt."""
 SHARES = (1, 2, 4, 8)
 """Of the slots there are all, a half, a quarter or an eighth at work."""
+LONG = 2
+"""Prompts a slot from which a queue is long: its end is a small part of it, and every other share will do."""
 LEAST_TIERED = 8, 256
 """Rows of a part, and slots, from which there are two tiers."""
 SHORT = 5, 8
@@ -54,9 +56,9 @@ def in_tiers(size: int, slots: int) -> Layout | None:
     return Layout((short, size - short), (slots // 2, slots))
 
 
-def row_counts(rows: int) -> list[int]:
-    """How many rows of a part, of so many, may be at work."""
-    return sorted({-(-rows // share) for share in SHARES})
+def row_counts(rows: int, waves: float = 1) -> list[int]:
+    """How many rows of a part, of so many, may be at work. waves: prompts of the queue for each slot."""
+    return sorted({-(-rows // share) for share in SHARES[:: 1 if waves < LONG else 2]})
 
 
 def slot_counts(most: int) -> list[int]:

@@ -76,8 +76,7 @@ class Session:
         self.new = sampling.max_new_tokens
         self.sampling, self.temperature = sampling.compiled, np.float32(sampling.logprob_temperature)
         self.parts = 1 if model.sharding is None else self.model.sharding.batch_size
-        most = batch // self.parts
-        self.sizes = row_counts(most)  # Rows of a part.
+        self.batch, self.sizes = batch, row_counts(batch // self.parts)  # Rows of a part.
         self.queue: collections.deque[_Row] = collections.deque()
         self.waiting: collections.Counter[tuple[int, ...]] = collections.Counter()
         self.refused: list[tuple[int, Response]] = []
@@ -107,6 +106,8 @@ class Session:
         added.sort(key=lambda row: (len(row.prompt), row.prompt, row.index))
         self.queue.extend(added)
         self.waiting.update(row.prompt for row in added)
+        if self.tiers is None:  # What has begun goes on with the sizes it has.
+            self.sizes = row_counts(self.batch // self.parts, len(self.queue) / self.batch)
         self.longest = max([self.longest, *(self.padded(len(row.prompt)) for row in added)])
 
     def swap(self, params) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 
 from jaxalign.parallel.rows import placed
 from jaxalign.rollout.decode import decode_chunk
-from jaxalign.rollout.layouts import Layout, in_tiers, neighbours, prefill_sizes, single, slot_counts
+from jaxalign.rollout.layouts import LONG, Layout, in_tiers, neighbours, prefill_sizes, row_counts, single, slot_counts
 from jaxalign.rollout.ring import exchange, insert, prefill, reroll
 from jaxalign.rollout.session import FEW, STEPS, Session
 
@@ -50,10 +50,12 @@ def _layouts(session: Session, lengths: list[int]) -> dict[Layout, set[Layout]]:
     found: dict[Layout, set[Layout]] = {}
     for length in lengths:
         counts = slot_counts(length + session.new)
-        made = [single(size, slots) for size in session.sizes for slots in counts]
-        made += [layout for layout in [in_tiers(session.sizes[-1], counts[-1])] if layout]
-        for layout in made:
-            found.setdefault(layout, set()).update(neighbours(layout, session.sizes, counts))
+        for waves in (1, LONG):
+            sizes = row_counts(session.batch // session.parts, waves)
+            made = [single(size, slots) for size in sizes for slots in counts]
+            made += [layout for layout in [in_tiers(sizes[-1], counts[-1])] if layout]
+            for layout in made:
+                found.setdefault(layout, set()).update(neighbours(layout, sizes, counts))
     return found
 
 

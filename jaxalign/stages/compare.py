@@ -16,7 +16,7 @@ from jaxalign.feedback.labeller import Pair
 from jaxalign.records import Comparison
 from jaxalign.stages import common
 from jaxalign.stages.base import Stage, StageContext, write_json
-from jaxalign.stages.shards import Shards, chunks, prompt_row, row_prompt
+from jaxalign.stages.shards import Shards, prompt_row, queues, row_prompt
 from jaxalign.tracking.progress import Progress
 from jaxalign.tracking.timing import Timing
 
@@ -41,29 +41,28 @@ class Compare(Stage):
         model = common.make_model(config, tokenizer.vocab_size)
         prompts = common.world_of(config).prompts("compare", section.prompts)
         shards, timing = Shards(context.directory), Timing(context.directory / "timing.jsonl")
-        work = chunks(len(prompts), section.batch)
-        done = shards.finished(len(work))
-        start = sum(len(rows) for rows, ready in zip(work, done, strict=True) if ready)
+        left = shards.unfinished(queues(len(prompts), section.batch))
+        start = len(prompts) - sum(len(queue.rows) for queue in left)
         with Progress(self.name, len(prompts), start, unit="pair") as progress:
-            if not all(done):
+            if left:
                 count = lambda _, tokens: progress.update(0, tokens)  # noqa: E731
                 policy = common.speaker(context, model, common.policy_params(context, model, self.name), section.batch, count)
                 judging = common.speaker(context, model, common.base_params(context, model), section.batch, count)
                 labelling = common.labeller(context, judging)
-            for number, rows in enumerate(work):
-                if done[number]:
-                    continue
-                chunk = [prompts[i] for i in rows]
+            for queue in left:
+                rows = queue.rows
+                own = [prompts[i] for i in rows]
                 with timing.phase("generate"):
-                    # Both answers in one queue, so that two samples of one prompt have neighbouring global rows.
-                    twice = [prompt for prompt in chunk for _ in range(2)]
+                    # Both answers side by side, so that two samples of one prompt have neighbouring global rows.
+                    twice = [prompt for prompt in own for _ in range(2)]
                     key = common.stage_key(config, self.name, 0)
                     said = answer(policy, twice, key, common.sampling(section, tokenizer), 2 * rows.start)
-                pairs = [Pair(p, said[2 * i].text, said[2 * i + 1].text) for i, p in enumerate(chunk)]
+                pairs = [Pair(p, said[2 * i].text, said[2 * i + 1].text) for i, p in enumerate(own)]
                 with timing.phase("label"):
                     key = common.stage_key(config, self.name, 1)
                     labelled = labelling.label(pairs, key, rows.start, config.feedback.invert)
-                shards.write(number, [comparison_row(comparison) for comparison in labelled])
+                for number, part in queue.chunks.items():
+                    shards.write(number, [comparison_row(labelled[row - rows.start]) for row in part])
                 progress.update(len(rows))
         write_json(context.directory / "summary.json", summarise(shards))
 

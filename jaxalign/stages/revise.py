@@ -6,13 +6,14 @@ Reads the base. Writes one row per red-team prompt and round, and one per helpfu
 from __future__ import annotations
 
 import collections
+from collections.abc import Sequence
 
 from jaxalign.config import Config
 from jaxalign.feedback.critique import answer, draw_principles, revise
 from jaxalign.records import Revision
 from jaxalign.stages import common
 from jaxalign.stages.base import Stage, StageContext, write_json
-from jaxalign.stages.shards import Shards, chunks, prompt_row
+from jaxalign.stages.shards import Queue, Shards, chunks, prompt_row, queues
 from jaxalign.tracking.progress import Progress
 from jaxalign.tracking.timing import Timing
 
@@ -35,34 +36,38 @@ class Revise(Stage):
         world, shards, timing = common.world_of(config), Shards(context.directory), Timing(context.directory / "timing.jsonl")
         red_team = world.prompts("red_team", section.red_team_prompts)
         helpful = world.prompts("helpful", section.helpful_prompts)
-        work = [(red_team, rows) for rows in chunks(len(red_team), section.batch)]
-        work += [(helpful, rows) for rows in chunks(len(helpful), section.batch)]
-        sampling, speaking = common.sampling(section, tokenizer), None
-        done = shards.finished(len(work))
-        start = sum(len(rows) for (_, rows), ready in zip(work, done, strict=True) if ready)
-        with Progress(self.name, len(red_team) + len(helpful), start, unit="prompt") as progress:
-            for number, (prompts, rows) in enumerate(work):
-                if done[number]:
-                    continue
-                if speaking is None:
-                    count = lambda _, tokens: progress.update(0, tokens)  # noqa: E731
-                    speaking = common.speaker(context, model, common.base_params(context, model), section.batch, count)
-                chunk = [prompts[i] for i in rows]
+        first = len(chunks(len(red_team), section.batch))  # Chunk of helpful prompts.
+        left = shards.unfinished([*queues(len(red_team), section.batch), *queues(len(helpful), section.batch, first)])
+        sampling, total = common.sampling(section, tokenizer), len(red_team) + len(helpful)
+        with Progress(self.name, total, total - sum(len(queue.rows) for queue in left), unit="prompt") as progress:
+            if left:
+                count = lambda _, tokens: progress.update(0, tokens)  # noqa: E731
+                speaking = common.speaker(context, model, common.base_params(context, model), section.batch, count)
+            for queue in left:
+                rows, prompts = queue.rows, red_team if min(queue.chunks) < first else helpful
+                own = [prompts[i] for i in rows]
                 with timing.phase("generate") as phase:
                     if prompts is red_team:
                         rules = draw_principles(constitution, rows, section.rounds, config.seed, stream=0)
                         key = common.stage_key(config, self.name, 0)
-                        revisions = revise(speaking, chunk, rules, key, sampling, rows.start)
+                        revisions = revise(speaking, own, rules, key, sampling, rows.start)
                     else:
                         key = common.stage_key(config, self.name, 1)
-                        said = answer(speaking, chunk, key, sampling, rows.start)
+                        said = answer(speaking, own, key, sampling, rows.start)
                         revisions = [
-                            Revision(p, 0, None, u.text, None, None, u.ended) for p, u in zip(chunk, said, strict=True)
+                            Revision(p, 0, None, u.text, None, None, u.ended) for p, u in zip(own, said, strict=True)
                         ]
                     phase.tokens = sum(_tokens(tokenizer, r) for r in revisions)
-                shards.write(number, [_row(revision) for revision in revisions])
+                _write(shards, queue, revisions)
                 progress.update(len(rows))
         write_json(context.directory / "summary.json", _summary(shards, section.rounds))
+
+
+def _write(shards: Shards, queue: Queue, revisions: Sequence[Revision]) -> None:
+    """Each chunk's own, round by round, as `revisions` of the whole queue are."""
+    for number, rows in queue.chunks.items():
+        rounds = range(0, len(revisions), len(queue.rows))
+        shards.write(number, [_row(revisions[at + row - queue.rows.start]) for at in rounds for row in rows])
 
 
 def _tokens(tokenizer, revision: Revision) -> int:

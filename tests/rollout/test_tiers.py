@@ -123,6 +123,7 @@ def test_every_layout_comes_to_be_any_other_by_neighbours_that_its_rows_fit():
     have rows that do not fit."""
     sizes, counts = row_counts(64), slot_counts(320)
     assert (sizes, counts) == ([8, 16, 32, 64], [64, 128, 320])
+    assert row_counts(64, 2) == [16, 64] and row_counts(64, 1.9) == sizes and row_counts(1, 9) == [1]
     every = [single(size, slots) for size in sizes for slots in counts] + [in_tiers(64, 320)]
     for layout in every:
         for target in every:

@@ -8,12 +8,29 @@ import pytest
 
 from jaxalign.records import Message, Prompt
 from jaxalign.stages import shards as module
-from jaxalign.stages.shards import Shards, chunks, prompt_row, row_prompt
+from jaxalign.stages.shards import Queue, Shards, chunks, prompt_row, queues, row_prompt
 
 
 def test_chunks_cover_every_row_once():
     assert chunks(7, 3) == [range(0, 3), range(3, 6), range(6, 7)]
     assert chunks(6, 3) == [range(0, 3), range(3, 6)] and chunks(0, 3) == []
+
+
+def test_a_queue_has_four_chunks_at_most():
+    two, three = {3: range(0, 2), 4: range(2, 4)}, {5: range(4, 6), 6: range(6, 8), 7: range(8, 9)}
+    assert queues(9, 2, 3) == [Queue(range(0, 4), two), Queue(range(4, 9), three)]
+    assert [len(queue.chunks) for queue in queues(16, 2)] == [4, 4] and len(queues(7, 2)) == 1
+    assert queues(0, 2) == []
+
+
+def test_a_queue_with_a_missing_chunk_is_asked_again_whole_and_only_that_chunk_is_written(tmp_path):
+    made = Shards(tmp_path)
+    for chunk in (0, 1, 3, 4):
+        made.write(chunk, [])
+    assert made.unfinished(queues(12, 2)) == [Queue(range(0, 6), {2: range(4, 6)}), Queue(range(6, 12), {5: range(10, 12)})]
+    made.write(2, [])
+    made.write(5, [])
+    assert made.unfinished(queues(12, 2)) == []
 
 
 def test_rows_come_back_in_the_order_of_the_chunks_not_of_writing(tmp_path):
