@@ -299,7 +299,8 @@ class RewardDistill:
                            one_of("regression", "pairs", "both"))
     prompts: int = field(1024, "Prompts answered afresh, to be scored.", at_least(1))
     samples: int = field(4, "Answers to each prompt; even, they make pairs.", at_least(2))
-    batch: int = field(128, "Answers of a chunk; a multiple of samples. Speed is measured on as many.", at_least(1))
+    batch: int = field(128, "Answers of a chunk, a multiple of samples; as many rows decode together. Up to 4 "
+                            "chunks are one queue. Speed is measured on as many.", at_least(1))
     temperature: float = field(1.0, "Sampling temperature.", above(0))
     top_k: int = field(0, "Sample from the k likeliest tokens; 0: from all.", at_least(0))
     top_p: float = field(1.0, "Sample from the smallest set of this probability.", between(1e-6, 1.0))
@@ -319,7 +320,8 @@ class BestOfN:
 
     prompts: int = field(1024, "Prompts answered.", at_least(1))
     n: int = field(8, "Answers to each prompt.", at_least(1))
-    batch: int = field(128, "Answers of a chunk; a multiple of n.", at_least(1))
+    batch: int = field(128, "Answers of a chunk, a multiple of n; as many rows decode together. Up to 4 chunks are one "
+                            "queue.", at_least(1))
     threshold: float | None = field(None, "A best answer whose raw score is lower is not learnt from; None: all are.")
     temperature: float = field(1.0, "Sampling temperature.", above(0))
     top_k: int = field(0, "Sample from the k likeliest tokens; 0: from all.", at_least(0))
@@ -517,7 +519,7 @@ class Evaluate:
     """Gold measures, win rates, KL and length, on held-out prompts."""
 
     prompts: int = field(512, "Prompts answered by each model.", at_least(1))
-    batch: int = field(128, "Prompts of a chunk.", at_least(1))
+    batch: int = field(128, "Prompts of a chunk; as many rows decode together. Up to 4 chunks are one queue.", at_least(1))
     temperature: float = field(0.7, "Sampling temperature; 0 is greedy.", at_least(0))
     top_k: int = field(0, "Sample from the k likeliest tokens; 0: from all.", at_least(0))
     top_p: float = field(1.0, "Sample from the smallest set of this probability.", between(1e-6, 1.0))

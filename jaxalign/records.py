@@ -119,6 +119,10 @@ class Rollout:
     logprobs: Any
     ended: Any
 
+    def part(self, begin: int, count: int) -> Rollout:
+        """So many of its rows."""
+        return jax.tree.map(lambda x: x[begin : begin + count], self)
+
 
 @_array_record
 class Experience:

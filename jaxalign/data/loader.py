@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 import jax
 import numpy as np
@@ -34,7 +35,7 @@ class EpochLoader:
         """int64 [batch]."""
         first, last = step * self.batch, (step + 1) * self.batch
         epochs = range(first // self.rows, (last - 1) // self.rows + 1)
-        order = np.concatenate([self._order(epoch) for epoch in epochs])
+        order = np.concatenate([_kept_order(self, epoch) for epoch in epochs])
         offset = epochs[0] * self.rows
         return order[first - offset : last - offset]
 
@@ -63,6 +64,12 @@ class MixtureLoader(EpochLoader):
             start, begin = start + size, end
         mixed = np.concatenate(found)
         return mixed[super()._order(epoch)]
+
+
+@functools.lru_cache(maxsize=2)
+def _kept_order(loader: EpochLoader, epoch: int) -> np.ndarray:
+    """An epoch's order, which all of its steps ask for; not to be written to."""
+    return loader._order(epoch)
 
 
 def take(arrays, index: np.ndarray):

@@ -40,7 +40,7 @@ def ppo(run: Run) -> list[Program]:
         held |= made.held
     alone = _scored_with_all_else(run.config)
     policy = join(run.frozen, state.policy.params)
-    critic = None if state.critic is None or setup.values_in_update else state.critic.params  # None too where it is a head.
+    critic = setup.critic_to_run(state)
     rollout = sampled_rollout(run, section.batch, section.max_new_tokens)
     scores = run.rows(jnp.float32, section.batch)
     T, split = rollout.tokens.shape[1], rows_split(run.policy.sharding)

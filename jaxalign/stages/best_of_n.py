@@ -23,7 +23,7 @@ from jaxalign.stages import common, sources
 from jaxalign.stages.base import Stage, StageContext
 from jaxalign.stages.lm import train_lm
 from jaxalign.stages.scorers import load_scorer
-from jaxalign.stages.shards import Shards, chunks, prompt_row, row_prompt
+from jaxalign.stages.shards import Shards, prompt_row, queues, row_prompt
 from jaxalign.tracking.progress import Progress
 from jaxalign.tracking.timing import Timing
 from jaxalign.training.scorer import raw_rollout_scores
@@ -72,29 +72,29 @@ def _choose(context: StageContext, model: Model, tokenizer: Tokenizer, shards: S
     """Answers every prompt n times and writes the best answer of each, chunk by chunk."""
     config, section = context.config, context.config.best_of_n
     prompts = sources.prompts(context, tokenizer, "rl", section.prompts, section.max_new_tokens)
-    work = chunks(len(prompts), section.batch // section.n)
-    done = shards.finished(len(work))
-    start = sum(len(rows) for rows, ready in zip(work, done, strict=True) if ready)
+    left, n = shards.unfinished(queues(len(prompts), section.batch // section.n)), section.n
+    start = len(prompts) - sum(len(queue.rows) for queue in left)
     timing = Timing(context.directory / "timing.jsonl")
     with Progress("best_of_n", len(prompts), start, unit="prompt") as progress:
-        if all(done):
+        if not left:
             return
         policy = common.policy_params(context, model, "best_of_n")
         scorer, preference = load_scorer(context, "preference", model)
         engine = Engine(model, section.batch, config.model.max_length)
         key, sampling = common.stage_key(config, "best_of_n"), common.sampling(section, tokenizer, config.data.style)
-        for number, rows in enumerate(work):
-            if done[number]:
-                continue
-            chunk = [prompts[i] for i in rows]
-            ids = [sources.encode_prompt(tokenizer, p.messages, config.data.style) for p in chunk for _ in range(section.n)]
-            numbers = range(rows.start * section.n, rows.stop * section.n)
+        heard = common.counting(progress)
+        for queue in left:
+            rows = queue.rows
+            ids = [sources.encode_prompt(tokenizer, prompts[i].messages, config.data.style) for i in rows for _ in range(n)]
             with timing.phase("generate") as phase:
-                rollout = engine.rollout(policy, ids, key, numbers, sampling)
-                scores = fetch(raw_rollout_scores(scorer, preference, place_rows(model.sharding, rollout)))
+                rollout = engine.rollout(policy, ids, key, range(rows.start * n, rows.stop * n), sampling, heard)
                 phase.tokens = int(rollout.response_length.sum())
-            shards.write(number, _rows(chunk, rollout, scores, section.n, section.threshold, tokenizer))
-            progress.update(len(rows), phase.tokens)
+            for number, own in queue.chunks.items():
+                part = rollout.part((own.start - rows.start) * n, section.batch)
+                with timing.phase("score"):
+                    scores = fetch(raw_rollout_scores(scorer, preference, place_rows(model.sharding, part)))
+                shards.write(number, _rows([prompts[i] for i in own], part, scores, n, section.threshold, tokenizer))
+            progress.update(len(rows))
 
 
 def _rows(prompts: list[Prompt], rollout: Rollout, scores: np.ndarray, n: int, threshold: float | None, tokenizer: Tokenizer):

@@ -7,6 +7,7 @@ import functools
 from pathlib import Path
 
 import jax
+import optax
 
 from jaxalign.config import POLICY_STAGES, STAGES, Config
 from jaxalign.data import chat, tokenizer_files
@@ -23,17 +24,20 @@ from jaxalign.models import huggingface, peft_config, peft_folder
 from jaxalign.models.configured import configured_model
 from jaxalign.models.lora import join, trained
 from jaxalign.models.model import Model, Params
-from jaxalign.models.quantised import quantise
+from jaxalign.models.quantised import quantise, quantise_abstract
 from jaxalign.models.safetensors import weight_files
+from jaxalign.parallel.rows import placed
 from jaxalign.parallel.sharding import Sharding, make_sharding
 from jaxalign.placement.hardware import chip_of
 from jaxalign.records import Principle
-from jaxalign.rollout.engine import Engine
+from jaxalign.rollout.engine import Engine, Heard
 from jaxalign.rollout.sampling import Sampling, section_sampling
 from jaxalign.stages.base import StageContext, read_manifest
+from jaxalign.tracking.progress import Progress
 from jaxalign.tracking.timing import Timeline
 from jaxalign.training.checkpoint import copy_params, load_params
 from jaxalign.training.offload import FrozenRole
+from jaxalign.training.state import TrainState, abstract_state
 
 BASE_FIELDS = ("model", "seed")
 MODEL_FIELDS = (*BASE_FIELDS, "lora")
@@ -165,6 +169,14 @@ def frozen_params(context: StageContext, model: Model) -> Params | None:
     return None if model.lora is None else base_params(context, model)
 
 
+def abstract_training(
+    config: Config, model: Model, optimizer: optax.GradientTransformation
+) -> tuple[TrainState, Params | None]:
+    """ShapeDtypeStructs of a training state and of `frozen_params`, as a step is called with them."""
+    frozen = None if model.lora is None else quantise_abstract(model.base.abstract(), config.lora.base)
+    return placed((abstract_state(model, optimizer), frozen))
+
+
 def frozen_role(context: StageContext, model: Model, params: Params) -> FrozenRole:
     """Parameters that are never trained, offloaded where the config says so. What adapters stand on, every phase reads."""
     return FrozenRole(params, "frozen" in context.config.mesh.offload, frozen_params(context, model))
@@ -196,6 +208,11 @@ def arithmetic_of(config: Config) -> Arithmetic:
 def speaker(context: StageContext, model: Model, params: Params, batch: int, progress=None) -> Speaker:
     engine = Engine(model, batch, context.config.model.max_length)
     return Speaker(engine, params, load_tokenizer(context), progress)
+
+
+def counting(progress: Progress) -> Heard:
+    """For `Engine.rollout`: tells the tokens of responses as they end."""
+    return lambda ended: progress.update(0, sum(len(response.ids) for _, response in ended))
 
 
 def timeline(model: Model) -> Timeline:

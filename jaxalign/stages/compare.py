@@ -61,8 +61,7 @@ class Compare(Stage):
                 with timing.phase("label"):
                     key = common.stage_key(config, self.name, 1)
                     labelled = labelling.label(pairs, key, rows.start, config.feedback.invert)
-                for number, part in queue.chunks.items():
-                    shards.write(number, [comparison_row(labelled[row - rows.start]) for row in part])
+                shards.write_all(queue, [comparison_row(comparison) for comparison in labelled])
                 progress.update(len(rows))
         write_json(context.directory / "summary.json", summarise(shards))
 

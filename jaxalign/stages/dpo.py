@@ -32,6 +32,7 @@ from jaxalign.stages.base import Stage, StageContext, write_json
 from jaxalign.stages.compare import labelled_pairs
 from jaxalign.stages.lm import place
 from jaxalign.tracking.metrics import read_metrics
+from jaxalign.training.ahead import Ahead
 from jaxalign.training.checkpoint import save_params
 from jaxalign.training.direct_step import answer_logprobs, direct_step, sorts_the_batch
 from jaxalign.training.loop import Loop
@@ -67,31 +68,39 @@ class DPO(Stage):
             print(f"[{self.name}] {sentence}", flush=True)
         extra = {"data": report.to_dict()} if report else {}
         extra |= {"balance": balance(section, pairs)} if judged else {}
-        start = common.policy_params(context, model, self.name)
-        frozen = common.frozen_params(context, model)
         make, measure = (judged_arrays, separation) if judged else (arrays, accuracy)
         train, held_out = (
-            with_reference(context, section, model, start, make(tokenizer, part, config.data.style, section, kto), name)
-            for name, part, kto in (("train", pairs, section.objective == "kto"), ("held_out", held_out, False))
+            make(tokenizer, part, config.data.style, section, kto)
+            for part, kto in ((pairs, section.objective == "kto"), (held_out, False))
         )
         loader = sources.pair_loader(config, pairs, section.batch, 300, len(train.label) // len(pairs))
         steps = loader.steps(section.epochs)
         optimizer = make_optimizer(section.optimizer, steps)
 
+        def arguments(state, frozen, step: int):
+            pairs, parts = packed(section, model, train, loader.indices(step))
+            return model, optimizer, section, state, pairs, frozen, parts
+
         def step_fn(state, step: int):
-            index = loader.indices(step)
-            tokens = int(train.length[index].sum())
-            pairs, parts = packed(section, model, train, index)
-            state, metrics = direct_step(model, optimizer, section, state, pairs, frozen, parts)
-            return state, {**metrics, "tokens": tokens}
+            state, metrics = direct_step(*arguments(state, frozen, step))
+            return state, {**metrics, "tokens": int(train.length[loader.indices(step)].sum())}
 
         loop = Loop(self.name, context.directory, steps, section.checkpoint_every, ("loss", "accuracy"), profile=config.profile)
-        state = loop.run(
-            lambda: init_state(
-                model, optimizer, common.trained_params(context, model, start, self.name), common.stage_key(config, self.name)
-            ),
-            abstract_state(model, optimizer), step_fn,
-        )  # fmt: skip
+        with Ahead() as ahead:
+            ahead.add(direct_step, lambda: arguments(*common.abstract_training(config, model, optimizer), 0))
+            start = common.policy_params(context, model, self.name)
+            frozen = common.frozen_params(context, model)
+            train, held_out = (
+                with_reference(context, section, model, start, part, name)
+                for name, part in (("train", train), ("held_out", held_out))
+            )
+            state = loop.run(
+                lambda: init_state(
+                    model, optimizer, common.trained_params(context, model, start, self.name),
+                    common.stage_key(config, self.name),
+                ),
+                abstract_state(model, optimizer), step_fn,
+            )  # fmt: skip
         save_params(context.directory / "params", state.params)
         rows = read_metrics(context.directory / "metrics.jsonl")
         summary = {"steps": steps, "train_rows": len(train.label), "loss_first": rows[0]["loss"], "loss_last": rows[-1]["loss"]}

@@ -9,7 +9,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import jax
 import numpy as np
@@ -25,7 +25,7 @@ from jaxalign.rollout.engine import Engine
 from jaxalign.stages import common, rewards, sources
 from jaxalign.stages.base import Stage, StageContext, write_json
 from jaxalign.stages.scorers import load_scorer
-from jaxalign.stages.shards import Shards, chunks, prompt_row
+from jaxalign.stages.shards import Queue, Shards, chunks, prompt_row, queues
 from jaxalign.tracking.progress import Progress
 from jaxalign.tracking.timing import Timing
 from jaxalign.training.experience import response_mask, response_stats
@@ -57,27 +57,23 @@ class Evaluate(Stage):
         model = common.make_model(config, tokenizer.vocab_size)
         prompts = sources.prompts(context, tokenizer, "evaluate", section.prompts, section.max_new_tokens)
         shards = Shards(context.directory)
-        names, work = evaluated(config), chunks(len(prompts), section.batch)
-        done = shards.finished(len(names) * len(work))
-        with Progress(self.name, len(names) * len(prompts), self._count(done, work), unit="answer") as progress:
-            for m, name in enumerate(names):
-                missing = [c for c in range(len(work)) if not done[m * len(work) + c]]
-                if not missing:
-                    continue
-                answering = Answering(context, model, name, tokenizer)
-                for c in missing:
-                    rows = answering.rows([prompts[i] for i in work[c]], work[c].start)
-                    shards.write(m * len(work) + c, rows)
-                    progress.update(len(rows), sum(row["tokens"] for row in rows))
+        names, each = evaluated(config), len(chunks(len(prompts), section.batch))
+        left = shards.unfinished([q for m in range(len(names)) for q in queues(len(prompts), section.batch, m * each)])
+        total = len(names) * len(prompts)
+        with Progress(self.name, total, total - sum(len(queue.rows) for queue in left), unit="answer") as progress:
+            answering = None
+            for queue in left:
+                name = names[min(queue.chunks) // each]
+                if answering is None or answering.name != name:
+                    answering = Answering(context, model, name, tokenizer)
+                for chunk, rows in answering.rows(prompts, queue, progress):
+                    shards.write(chunk, rows)
+                progress.update(len(queue.rows))
         summary = summarise(config, list(shards.read()), names)
         if section.win_rate_prompts and config.data.source == "world":
             summary["win_rates"] = win_rates(context, model, shards, names)
         write_json(context.directory / "summary.json", summary)
         write_json(context.workdir / "summary.json", summary)
-
-    @staticmethod
-    def _count(done: Sequence[bool], work: Sequence[range]) -> int:
-        return sum(len(work[number % len(work)]) for number, ready in enumerate(done) if ready)
 
 
 @functools.partial(jax.jit, static_argnames=("model", "temperature"))
@@ -103,18 +99,24 @@ class Answering:
         self.world = common.world_of(config) if config.data.source == "world" else None
         self.timing = Timing(context.directory / "timing.jsonl")
 
-    def rows(self, prompts: Sequence[Prompt], first_row: int) -> list[dict]:
-        config = self.context.config
-        ids = [sources.encode_prompt(self.tokenizer, p.messages, config.data.style) for p in prompts]
+    def rows(self, prompts: Sequence[Prompt], queue: Queue, progress: Progress) -> Iterator[tuple[int, list[dict]]]:
+        """Answers the queue's rows of `prompts`; (number, rows) of each of its chunks."""
+        config, asked = self.context.config, queue.rows
+        ids = [sources.encode_prompt(self.tokenizer, prompts[i].messages, config.data.style) for i in asked]
         # The same key for every model: what differs between their answers is the models.
         key = common.stage_key(config, "evaluate")
         with self.timing.phase("generate") as phase:
-            numbers = range(first_row, first_row + len(prompts))
-            rollout = self.engine.rollout(self.params, ids, key, numbers, self.sampling)
+            rollout = self.engine.rollout(self.params, ids, key, asked, self.sampling, common.counting(progress))
+            phase.tokens = int(rollout.response_length.sum())
+        for number, own in queue.chunks.items():
+            part = rollout.part(own.start - asked.start, self.engine.batch)
+            yield number, self._rows([prompts[i] for i in own], part)
+
+    def _rows(self, prompts: Sequence[Prompt], rollout: Rollout) -> list[dict]:
+        with self.timing.phase("score"):
             placed = place_rows(self.model.sharding, rollout)
             kl = fetch(sequence_kl(self.model, self.reference, placed, self.sampling.logprob_temperature))
             score = self._scores(placed)
-            phase.tokens = int(rollout.response_length.sum())
         texts, out = sources.response_texts(self.tokenizer, rollout), []
         judged = self._judged(prompts, texts[: len(prompts)])
         for i, prompt in enumerate(prompts):

@@ -16,6 +16,7 @@ from jaxalign.records import PackedBatch
 from jaxalign.stages import common
 from jaxalign.stages.base import StageContext, write_json
 from jaxalign.tracking.metrics import read_metrics
+from jaxalign.training.ahead import Ahead
 from jaxalign.training.checkpoint import save_params
 from jaxalign.training.lm_step import lm_evaluate, lm_step
 from jaxalign.training.loop import Loop
@@ -38,7 +39,6 @@ def train_lm(
 
     init: makes the parameters that are trained, which a run that goes on does without.
     """
-    frozen = common.frozen_params(context, model)
     stage = context.directory.name
     optimizer = make_optimizer(section.optimizer, steps)
     loader = EpochLoader(len(train.tokens), section.batch_rows, context.config.seed, stream=len(stage))
@@ -46,12 +46,18 @@ def train_lm(
 
     parts = chosen(section.micro_batches, section.batch_rows, train.tokens.shape[1], model.sharding)
 
-    def step_fn(state, step: int):
+    def arguments(state, frozen, step: int):
         batch = place(model, train, loader.indices(step))
-        return lm_step(model, optimizer, parts, state, batch, frozen, context.config.model.load_balance_coef)
+        return model, optimizer, parts, state, batch, frozen, context.config.model.load_balance_coef
 
     loop = Loop(stage, context.directory, steps, section.checkpoint_every, profile=context.config.profile)
-    state = loop.run(lambda: init_state(model, optimizer, init(), key), abstract_state(model, optimizer), step_fn)
+    with Ahead() as ahead:
+        ahead.add(lm_step, lambda: arguments(*common.abstract_training(context.config, model, optimizer), 0))
+        frozen = common.frozen_params(context, model)
+        state = loop.run(
+            lambda: init_state(model, optimizer, init(), key), abstract_state(model, optimizer),
+            lambda state, step: lm_step(*arguments(state, frozen, step)),
+        )  # fmt: skip
     save_params(context.directory / "params", state.params)
     rows = read_metrics(context.directory / "metrics.jsonl")
     summary = {"steps": steps, "tokens": int(sum(row["tokens"] for row in rows))}

@@ -233,7 +233,7 @@ class Iteration:
     def _scoring(self) -> tuple[int, float]:
         """(tokens, operations) of scoring the last rollout: by reference, critic and the run's own reward model."""
         setup = self.setup
-        own = flops.forward(setup.critic, self.lengths) if setup.has_critic and not setup.values_in_update else 0.0
+        own = flops.forward(setup.critic, self.lengths) if setup.runs_critic else 0.0
         if self.scores_later:
             scorer = self.reward.scorer
             members = 1 if scorer.ensemble is None else len(scorer.ensemble.shift)

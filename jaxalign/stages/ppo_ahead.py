@@ -114,7 +114,7 @@ class Programs:
 
     def _scoring(self) -> tuple:
         B, state, scorer = self.section.batch, self.state, self.scorer
-        critic = None if state.critic is None or self.setup.values_in_update else state.critic.params
+        critic = self.setup.critic_to_run(state)
         weights = None if scorer is None else self._own(join(self.run.frozen, scorer.model.abstract()))
         told = (self.run.rows(jnp.float32, B), self.run.rows(jnp.bool_, B)) if scorer is None else (None, None)
         baseline = self.run.rows(jnp.float32, B) if self.section.advantages == "remax" else None

@@ -33,6 +33,7 @@ from jaxalign.stages.base import Stage, StageContext, write_json
 from jaxalign.stages.compare import labelled_pairs
 from jaxalign.stages.lm import place
 from jaxalign.stages.scorers import member_directory
+from jaxalign.training.ahead import Ahead
 from jaxalign.training.checkpoint import save_params
 from jaxalign.training.loop import Loop
 from jaxalign.training.optimizer import make_optimizer
@@ -88,23 +89,25 @@ class Preference(Stage):
         steps = loader.steps(section.epochs)
         optimizer = make_optimizer(section.optimizer, steps)
 
-        frozen = common.frozen_params(context, model)
-
         def init():
             params = self._start(context, policy, model, number)
             return init_state(model, optimizer, params, common.stage_key(config, self.name))
 
+        def arguments(state, frozen, step: int):
+            batch, parts = packed(model, train, loader.indices(step), section.micro_batch_tokens)
+            return model, optimizer, section.centering_coef, state, batch, frozen, parts
+
         def step_fn(state, step: int):
-            index = loader.indices(step)
-            batch, parts = packed(model, train, index, section.micro_batch_tokens)
-            state, metrics = preference_step(model, optimizer, section.centering_coef, state, batch, frozen, parts)
-            tokens = int(train.length[index].sum())
-            return state, {**metrics, "tokens": tokens}
+            state, metrics = preference_step(*arguments(state, frozen, step))
+            return state, {**metrics, "tokens": int(train.length[loader.indices(step)].sum())}
 
         shown = self.name if section.members == 1 else f"{self.name} {number + 1}/{section.members}"
         loop = Loop(shown, directory, steps, section.checkpoint_every, ("loss", "accuracy"), timing=context.directory,
                     profile=context.config.profile)
-        state = loop.run(init, abstract_state(model, optimizer), step_fn)
+        with Ahead() as ahead:
+            ahead.add(preference_step, lambda: arguments(*common.abstract_training(config, model, optimizer), 0))
+            frozen = common.frozen_params(context, model)
+            state = loop.run(init, abstract_state(model, optimizer), step_fn)
         save_params(directory / "params", state.params)
         return join(frozen, state.params)
 

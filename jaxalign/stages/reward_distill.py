@@ -31,7 +31,7 @@ from jaxalign.stages.base import Stage, StageContext, write_json
 from jaxalign.stages.lm import place
 from jaxalign.stages.preference import accuracy, all_scores, labelled_split, pair_arrays
 from jaxalign.stages.scorers import load_scorer
-from jaxalign.stages.shards import Shards, chunks, prompt_row, row_prompt
+from jaxalign.stages.shards import Shards, prompt_row, queues, row_prompt
 from jaxalign.tracking.progress import Progress
 from jaxalign.tracking.timing import Timing
 from jaxalign.training.checkpoint import copy_params, save_params
@@ -125,28 +125,27 @@ def _answer(context: StageContext, policy: Model, tokenizer: Tokenizer) -> None:
     config, section = context.config, context.config.reward_distill
     shards = Shards(context.directory)
     prompts = sources.prompts(context, tokenizer, "rl", section.prompts, section.max_new_tokens)
-    work = chunks(len(prompts), section.batch // section.samples)
-    done = shards.finished(len(work))
-    start = sum(len(rows) for rows, ready in zip(work, done, strict=True) if ready)
+    left, n = shards.unfinished(queues(len(prompts), section.batch // section.samples)), section.samples
+    start = len(prompts) - sum(len(queue.rows) for queue in left)
     timing = Timing(context.directory / "timing.jsonl")
     with Progress("reward_distill", len(prompts), start, unit="prompt") as progress:
-        if all(done):
+        if not left:
             return
         params = common.policy_params(context, policy, "reward_distill")
         engine = Engine(policy, section.batch, config.model.max_length)
         key, sampling = common.stage_key(config, "reward_distill"), common.sampling(section, tokenizer, config.data.style)
-        for number, rows in enumerate(work):
-            if done[number]:
-                continue
-            chunk, n = [prompts[i] for i in rows], section.samples
-            ids = [sources.encode_prompt(tokenizer, p.messages, config.data.style) for p in chunk for _ in range(n)]
+        heard = common.counting(progress)
+        for queue in left:
+            rows = queue.rows
+            own = [prompts[i] for i in rows]
+            ids = [sources.encode_prompt(tokenizer, p.messages, config.data.style) for p in own for _ in range(n)]
             with timing.phase("generate") as phase:
-                rollout = engine.rollout(params, ids, key, range(rows.start * n, rows.stop * n), sampling)
+                rollout = engine.rollout(params, ids, key, range(rows.start * n, rows.stop * n), sampling, heard)
                 phase.tokens = int(rollout.response_length.sum())
             texts = sources.response_texts(tokenizer, rollout)
-            made = [prompt_row(p) | {"responses": texts[i * n : (i + 1) * n]} for i, p in enumerate(chunk)]
-            shards.write(number, made)
-            progress.update(len(rows), phase.tokens)
+            made = [prompt_row(p) | {"responses": texts[i * n : (i + 1) * n]} for i, p in enumerate(own)]
+            shards.write_all(queue, made)
+            progress.update(len(rows))
 
 
 def fresh_pairs(rows) -> list[Comparison]:

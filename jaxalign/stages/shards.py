@@ -52,6 +52,11 @@ class Shards:
         lines = (json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
         hosts.once(lambda: write_atomically(self.path(chunk), "".join(lines)))
 
+    def write_all(self, queue: Queue, rows: Sequence[Mapping[str, Any]]) -> None:
+        """The chunks of a queue that are to be written. rows: one for each of all its rows."""
+        for chunk, own in queue.chunks.items():
+            self.write(chunk, [rows[row - queue.rows.start] for row in own])
+
     def read(self) -> Iterator[dict[str, Any]]:
         """Every row, in the order of the chunks."""
         for path in sorted(self.directory.glob("rows-*.jsonl")):

@@ -127,8 +127,7 @@ def packed_experience(
     """`make_experience` over packed rows: all models run here, part by part. Parameters are without `frozen`, and
     critic_params None where the policy's have the critic's head, for nothing is passed twice, or where it is not run."""
     reference_params, policy_params = join(frozen, reference_params), join(frozen, policy_params)
-    runs_critic = setup.has_critic and not setup.values_in_update
-    if runs_critic:
+    if setup.runs_critic:
         critic_params = policy_params if setup.shares_trunk else join(frozen, critic_params)
     if scorer is not None:
         scorer_params = join(frozen, scorer_params)
@@ -147,7 +146,7 @@ def packed_experience(
         if full_in_reward:
             found["kl"] = response_kl(setup, policy_params, reference_params, rollout, temperature, hidden, rows)
         rows = after(sharding, rows, found)
-        if runs_critic:
+        if setup.runs_critic:
             found["values"] = response_values(setup.critic, critic_params, rollout, None, rows)
         if scorer is not None:
             rows = after(sharding, rows, found)
@@ -161,7 +160,7 @@ def packed_experience(
     kept, scores = scored, jnp.where(scored, found["scores"] if scorer is not None else scores, 0.0)
     reference = zeroed(found["reference"])
     logprobs = zeroed(found["logprobs"]) if recompute else rollout.logprobs
-    values = zeroed(found["values"]) if runs_critic else jnp.zeros_like(reference)
+    values = zeroed(found["values"]) if setup.runs_critic else jnp.zeros_like(reference)
     if config.kl_estimator != "full":
         kl = zeroed(kl_penalty(logprobs, reference, config.kl_estimator))
     elif config.kl_in == "reward":

@@ -52,7 +52,17 @@ class PPOSetup:
 
     @property
     def values_in_update(self) -> bool:
+        """See `values_in_update`."""
         return values_in_update(self.config)
+
+    @property
+    def runs_critic(self) -> bool:
+        """Whether a rollout's values are computed with its log-probs, before any update."""
+        return self.has_critic and not self.values_in_update
+
+    def critic_to_run(self, state: PPOState):
+        """The parameters of a critic of its own, where it is run so; else None."""
+        return None if state.critic is None or self.values_in_update else state.critic.params
 
     @property
     def reference(self) -> Model:

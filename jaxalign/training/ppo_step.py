@@ -170,7 +170,7 @@ def minibatch_update(
     if config.critic_warmup:
         learnt = jax.tree.map(lambda new, old: jnp.where(learn_policy, new, old), learnt, policy)
     metrics = {**aux.sums, **aux.maxima, **updated}
-    if setup.has_critic and not setup.shares_trunk and not setup.values_in_update:
+    if setup.runs_critic and not setup.shares_trunk:
         batch, packed = after(setup.policy.sharding, (batch, packed), (learnt.params, metrics))
         critic, of_critic = _critic_update(setup, value_loss, critic, batch, packed, whole, frozen)
     both = {name: metrics[name] + of_critic.pop(name) for name in ("skipped", "overflowed") if name in of_critic}
@@ -263,7 +263,7 @@ def packed_update(
     batch = after(setup.policy.sharding, batch, means)
     mask = experience_mask(batch)
     means |= {"kl_coef": state.kl_coef}
-    if setup.has_critic and not setup.values_in_update:
+    if setup.runs_critic:
         means |= {"explained_variance": explained_variance(batch.values, batch.returns, mask)}
     # Whatever the penalty is, the controller steers by k1, the KL itself in expectation.
     kl = masked_sum(batch.rollout.logprobs - batch.reference_logprobs, mask, axis=1)
