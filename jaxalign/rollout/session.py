@@ -14,6 +14,7 @@ import numpy as np
 
 from jaxalign.models.cache import Caches, Tiers
 from jaxalign.models.model import Model
+from jaxalign.parallel.rows import placed
 from jaxalign.rollout.decode import NOT_FINITE, Drawn, decode_chunk
 from jaxalign.rollout.layouts import Layout, in_tiers, prefill_sizes, row_counts, single, slot_counts, step_towards
 from jaxalign.rollout.ring import exchange, insert, prefill, reroll
@@ -71,7 +72,8 @@ class Session:
     """
 
     def __init__(self, model: Model, params, key: jax.Array, sampling: Sampling, batch: int, max_length: int, bucket: int):
-        self.model, self.key, self.max_length, self.bucket = model.generation, key, max_length, bucket
+        self.model, self.max_length, self.bucket = model.generation, max_length, bucket
+        self.key = placed(key) if model.sharding is None else key  # So that any key finds the programs of another.
         self.source, self.params, self.version = model, model.for_generation(params), 0
         self.new = sampling.max_new_tokens
         self.sampling, self.temperature = sampling.compiled, np.float32(sampling.logprob_temperature)

@@ -107,7 +107,8 @@ def test_nothing_is_compiled_anew_for_another_queue(params):
 
     def queue(count: int, longest: int):
         prompts = [rng.integers(0, 32, rng.integers(1, longest + 1)).tolist() for _ in range(count)]
-        assert len(engine.respond(params, prompts, KEY, sampling, range(count))) == count
+        for key in (KEY, jax.device_put(KEY, jax.devices()[0])):  # One that JAX may put anywhere, and one that has its place.
+            assert len(engine.respond(params, prompts, key, sampling, range(count))) == count
 
     def compiled():
         return [fn._cache_size() for fn in (module.decode_chunk, module.prefill, module.insert, module.reroll)]
