@@ -164,6 +164,25 @@ def test_an_interrupted_generation_goes_on_at_its_chunk(done, tmp_path):
         assert read(workdir / stage / "summary.json") == read(done / stage / "summary.json")
 
 
+def test_what_is_answered_does_not_depend_on_the_chunks(done, tmp_path):
+    """Here four chunks wait in one queue; in the shared run each is a queue."""
+    for stage in STAGES[:-2]:
+        shutil.copytree(done / stage, tmp_path / "evaluated" / stage)
+    shutil.copytree(done / "pretrain", tmp_path / "revised" / "pretrain")
+    run(tmp_path / "evaluated", evaluate=CONFIG["evaluate"] | {"batch": 4})
+    run(tmp_path / "revised", stages=("pretrain", "revise"), revise=CONFIG["revise"] | {"batch": 4})
+    key = lambda row: (row["round"], row["prompt_id"])  # noqa: E731
+    assert len(list((tmp_path / "revised" / "revise").glob("rows-*"))) == 6
+    assert sorted(rows(tmp_path / "revised", "revise"), key=key) == sorted(rows(done, "revise"), key=key)
+    assert read(tmp_path / "revised" / "revise" / "summary.json") == read(done / "revise" / "summary.json")
+    found, wanted = rows(tmp_path / "evaluated", "evaluate"), rows(done, "evaluate")
+    assert len(found) == len(wanted) > 0
+    for one, other in zip(found, wanted, strict=True):
+        numbers = [(one.pop(name), other.pop(name)) for name in ("kl", "score")]
+        assert one == other
+        assert all(a == pytest.approx(b, abs=1e-3) for a, b in numbers)
+
+
 @pytest.fixture(scope="session")
 def on_mesh(tmp_path_factory) -> pathlib.Path:
     workdir = tmp_path_factory.mktemp("mesh")
