@@ -3,26 +3,20 @@
 from __future__ import annotations
 
 import shutil
-import threading
 
-import jax
 import pytest
 
 from jaxalign.training.ahead import Ahead
 from tests.stages.test_end_to_end import CONFIG, done, run  # noqa: F401
+from tests.training.test_ahead import SEEN, compiled
 
 MESHES = {"one device": {}, "a mesh": {"data": 2, "fsdp": 2, "tensor": 2}}
 LORA = {"lora": {"rank": 2}}
-SEEN: list[tuple[str, str]] = []  # (function, thread) of every compilation
-jax.monitoring.register_event_duration_secs_listener(
-    lambda event, _, **about: SEEN.append((about.get("fun_name", ""), threading.current_thread().name))
-    if event == "/jax/core/compile/backend_compile_duration" else None
-)  # fmt: skip
 
 
-def compiled_by(name: str) -> list[str]:
-    """The threads that compiled it, without their numbers."""
-    return [thread.partition("_")[0] for function, thread in SEEN if function == f"jit({name})"]
+def threads(name: str) -> list[str]:
+    """Those that compiled it, without their numbers."""
+    return [thread.partition("_")[0] for thread in compiled(name)]
 
 
 @pytest.fixture(params=MESHES)
@@ -46,13 +40,13 @@ def from_the_shared_run(done, workdir, *stages: str):  # noqa: F811
 
 def test_pretrain(tmp_path, mesh):
     run(tmp_path, **mesh, stages=("pretrain",), pretrain=CONFIG["pretrain"] | {"steps": 3})
-    assert compiled_by("lm_step") == ["compile"]
+    assert threads("lm_step") == ["compile"]
 
 
 def test_sft_with_adapters(done, tmp_path, mesh):  # noqa: F811
     from_the_shared_run(done, tmp_path, "pretrain", "revise")
     run(tmp_path, **mesh, **LORA, stages=("pretrain", "revise", "sft"))
-    assert compiled_by("lm_step") == ["compile"]
+    assert threads("lm_step") == ["compile"]
 
 
 def test_preference_model_and_dpo(done, tmp_path, mesh):  # noqa: F811
@@ -60,5 +54,5 @@ def test_preference_model_and_dpo(done, tmp_path, mesh):  # noqa: F811
     from_the_shared_run(done, tmp_path, *stages)
     dpo = {"batch": 8, "epochs": 1, "max_length": 192, "held_out_share": 0.2}
     run(tmp_path, **mesh, stages=(*stages, "preference", "dpo"), dpo=dpo)
-    assert compiled_by("preference_step") == ["compile"]
-    assert compiled_by("direct_step") == ["compile"]
+    assert threads("preference_step") == ["compile"]
+    assert threads("direct_step") == ["compile"]
