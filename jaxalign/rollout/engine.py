@@ -25,7 +25,7 @@ class Engine:
 
     batch: slots, the rows that decode together at most; a multiple of what the mesh splits a batch into while it samples.
     bucket: prompts are padded to this length, or to its double, and so on, so that few shapes are compiled. max_length: prompt
-    and response together. Raises UserError on a batch that the mesh does not divide.
+    and response together. Raises UserError on a batch that the mesh does not divide, and on a bucket below 1.
     """
 
     model: Model
@@ -38,6 +38,8 @@ class Engine:
         if self.batch < 1 or self.batch % parts:
             raise UserError(f"the number of rows that are sampled together is {self.batch}; the mesh splits them into {parts} "
                             f"parts, so a multiple of {parts} is expected: change the batch, or the mesh")
+        if self.bucket < 1:
+            raise UserError(f"prompts are to be padded to {self.bucket} tokens; at least 1 is expected")
 
     def start(
         self, params, prompts: Sequence[Sequence[int]], key: jax.Array, sampling: Sampling, rows: Sequence[int]
@@ -58,7 +60,8 @@ class Engine:
         """Responses to a queue of any length, in its order. `heard` is called with what each chunk ends, if it ends any.
 
         Prompt i has the global row number rows[i], whatever slot it enters. An empty queue has no responses. A prompt that is
-        empty or leaves no room has one without ids, whose `error` says so; so does a row whose logits are no finite numbers.
+        empty, leaves no room or has ids that the model does not know has one without ids, whose `error` says so; so does a row
+        whose logits are no finite numbers. Raises UserError on a row number that is no int32 of 0 or more.
         """
         out: list[Response | None] = [None] * len(prompts)
         if not out:
@@ -78,7 +81,8 @@ class Engine:
         """The responses as arrays on the host (numpy), the same on every process; `rows` are the prompts' global numbers.
 
         Rows fill up to a multiple of `batch`; those without a prompt have length 0. A row has room for the longest prompt,
-        padded as `pad` does, and sampling.max_new_tokens. Raises UserError where a prompt has no response.
+        padded as `pad` does, and sampling.max_new_tokens; without prompts there are no rows. Raises UserError where a prompt
+        has no response.
         """
         tokens, length = self.pad(prompts, sampling.max_new_tokens)
         responses = self.respond(params, prompts, key, sampling, rows, heard)
@@ -96,12 +100,12 @@ class Engine:
 
     def pad(self, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> tuple[np.ndarray, np.ndarray]:
         """int32 [B, P] and lengths [B], B a multiple of `batch`; missing rows have length 0. Raises UserError on a prompt that
-        is empty or cannot fit."""
+        is empty, cannot fit or has ids that the model does not know."""
         for prompt in prompts:
-            refusal = refuse(prompt, max_new_tokens, self.max_length)
+            refusal = refuse(prompt, max_new_tokens, self.max_length, self.model.config.vocab)
             if refusal is not None:
                 raise UserError(refusal)
-        longest, B = max(map(len, prompts)), -(-len(prompts) // self.batch) * self.batch
+        longest, B = max(map(len, prompts), default=1), -(-len(prompts) // self.batch) * self.batch
         P = min(self.max_length - max_new_tokens, -(-longest // self.bucket) * self.bucket)
         tokens, length = np.zeros((B, P), np.int32), np.zeros(B, np.int32)
         for i, prompt in enumerate(prompts):

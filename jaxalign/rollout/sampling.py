@@ -15,7 +15,8 @@ BLOCK = 128
 
 @dataclasses.dataclass(frozen=True)
 class Sampling:
-    """How to sample. temperature 0 is greedy; top_k 0 and top_p 1 filter nothing. stop_ids end a response (kept in it)."""
+    """How to sample. temperature 0 is greedy; top_k 0 and top_p 1 filter nothing. stop_ids, any sequence, end a response (kept
+    in it)."""
 
     max_new_tokens: int
     stop_ids: tuple[int, ...]
@@ -24,6 +25,7 @@ class Sampling:
     top_p: float = 1.0
 
     def __post_init__(self):
+        object.__setattr__(self, "stop_ids", tuple(self.stop_ids))  # Programs are kept by it.
         if self.max_new_tokens < 1:
             raise UserError(f"max_new_tokens is {self.max_new_tokens}; at least 1 is expected")
         if self.temperature < 0:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import jax
 import numpy as np
 
+from jaxalign.errors import UserError
 from jaxalign.models.cache import Caches, Tiers
 from jaxalign.models.model import Model
 from jaxalign.parallel.rows import placed
@@ -94,12 +95,15 @@ class Session:
         return len(self.queue) + len(self.live) + len(self.refused)
 
     def submit(self, prompts: Sequence[Sequence[int]], rows: Sequence[int]) -> None:
-        """Adds prompts to the queue, under the global row numbers `rows`. Their indices count on from those before."""
-        added = []
+        """Adds prompts to the queue, under the global row numbers `rows`. Their indices count on from those before. Raises
+        UserError on a row number that is no int32 of 0 or more."""
+        added, strange = [], next((number for number in rows if not 0 <= number < 1 << 31), None)
+        if strange is not None:
+            raise UserError(f"a row is numbered {strange}; a number from 0 to {(1 << 31) - 1} is expected")
         for prompt, number in zip(prompts, rows, strict=True):
             row = _Row(self.submitted, tuple(int(token) for token in prompt), int(number))
             self.submitted += 1
-            refusal = refuse(row.prompt, self.new, self.max_length)
+            refusal = refuse(row.prompt, self.new, self.max_length, self.model.config.vocab)
             if refusal is None:
                 added.append(row)
             else:
@@ -370,8 +374,8 @@ class Session:
         return jax.make_array_from_callback(array.shape, sharding.named(axes), lambda index: array[index])
 
 
-def refuse(prompt: Sequence[int], new: int, max_length: int) -> str | None:
-    """Why a prompt cannot be answered with so many new tokens, or None."""
+def refuse(prompt: Sequence[int], new: int, max_length: int, vocab: int) -> str | None:
+    """Why a prompt cannot be answered with so many new tokens by a model of so many tokens, or None."""
     if not prompt:
         return "a prompt is empty; at least one token is expected"
     limit = max_length - new
@@ -380,4 +384,7 @@ def refuse(prompt: Sequence[int], new: int, max_length: int) -> str | None:
             f"a prompt has {len(prompt)} tokens, but model.max_length {max_length} less {new} new tokens leaves room for "
             f"{limit}; raise model.max_length or shorten the prompt"
         )
+    unknown = next((token for token in prompt if not 0 <= token < vocab), None)
+    if unknown is not None:
+        return f"a prompt has the token id {unknown}, but the model knows those from 0 to {vocab - 1}"
     return None

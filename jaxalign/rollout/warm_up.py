@@ -38,24 +38,25 @@ def warm_up(session: Session, longest: int) -> None:
 
 
 def _lengths(session: Session, longest: int) -> list[int]:
-    """What prompts of at most `longest` tokens are padded to."""
-    lengths = [session.padded(1)]
+    """What prompts of at most `longest` tokens are padded to; longer ones than there is room for are refused."""
+    lengths, longest = [session.padded(1)], min(longest, session.max_length - session.new)
     while lengths[-1] < longest:
         lengths.append(session.padded(lengths[-1] + 1))
     return lengths
 
 
 def _layouts(session: Session, lengths: list[int]) -> dict[Layout, set[Layout]]:
-    """Every layout, with what it may become. The ring is as large as the longest prompt of a queue asks for."""
+    """Every layout, with what it may become. The ring is as large as the longest prompt so far asks for, and a longer one may
+    come while others decode."""
     found: dict[Layout, set[Layout]] = {}
-    for length in lengths:
-        counts = slot_counts(length + session.new)
+    every = [slot_counts(length + session.new) for length in lengths]
+    for shorter, counts in enumerate(every):
         for waves in (1, LONG):
             sizes = row_counts(session.batch // session.parts, waves)
             made = [single(size, slots) for size in sizes for slots in counts]
             made += [layout for layout in [in_tiers(sizes[-1], counts[-1])] if layout]
-            for layout in made:
-                found.setdefault(layout, set()).update(neighbours(layout, sizes, counts))
+            for layout, later in itertools.product(made, every[shorter:]):
+                found.setdefault(layout, set()).update(neighbours(layout, sizes, later))
     return found
 
 

@@ -235,6 +235,8 @@ def test_one_new_token(params):
 
 def test_an_empty_queue_has_no_responses(params):
     assert respond(params, [], []) == []
+    rollout = Engine(tiny.model(), 3, 32, 8).rollout(params, [], jax.random.key(0), [], SAMPLING)
+    assert rollout.tokens.shape[0] == len(rollout.prompt_length) == 0 and rollout.logprobs.shape == (0, N)
 
 
 def test_who_listens_hears_of_each_response_as_it_ends(params, expected):

@@ -10,6 +10,7 @@ from jaxalign.errors import UserError
 from jaxalign.rollout import session as module
 from jaxalign.rollout.engine import Engine
 from jaxalign.rollout.sampling import Sampling
+from jaxalign.rollout.warm_up import _lengths
 from tests import tiny
 
 KEY = jax.random.key(0)
@@ -57,6 +58,10 @@ def test_the_log_probabilities_after_a_swap_are_those_of_the_new_weights_over_th
         assert found[i].ids == expected.ids and found[i].logprobs == expected.logprobs
 
 
+def compiled() -> list[int]:
+    return [fn._cache_size() for fn in (module.decode_chunk, module.prefill, module.insert, module.reroll)]
+
+
 def test_prompts_that_come_later_are_answered_alike(params):
     engine, sampling = Engine(tiny.model(), 3, 64, 8), Sampling(8, tiny.STOPS)
     session = engine.start(params, tiny.PROMPTS[:3], KEY, sampling, range(3))
@@ -69,15 +74,23 @@ def test_prompts_that_come_later_are_answered_alike(params):
 
 def test_one_bad_prompt_stops_no_other(params):
     engine, sampling = Engine(tiny.model(), 2, 16, 8), Sampling(8, tiny.STOPS)
-    given = [[1, 7, 9], [], [1] * 9, [1, 4]]
-    found = engine.respond(params, given, KEY, sampling, range(4))
+    given = [[1, 7, 9], [], [1] * 9, [1, 4], [1, 32], [-1, 3], [2**40]]
+    found = engine.respond(params, given, KEY, sampling, range(7))
     good = engine.respond(params, [given[0], given[3]], KEY, sampling, [0, 3])
     assert [found[0].ids, found[3].ids] == [response.ids for response in good]
     assert found[1].ids == found[2].ids == () and not found[1].ended
     assert found[1].error == "a prompt is empty; at least one token is expected"
     assert found[2].error.startswith("a prompt has 9 tokens, but model.max_length 16 less 8 new tokens leaves room for 8")
+    for i, unknown in ((4, 32), (5, -1), (6, 2**40)):
+        assert found[i].error == f"a prompt has the token id {unknown}, but the model knows those from 0 to 31"
     with pytest.raises(UserError, match="a prompt is empty"):
-        engine.rollout(params, given, KEY, range(4), sampling)
+        engine.rollout(params, given, KEY, range(7), sampling)
+
+
+@pytest.mark.parametrize("number", [-1, 2**31])
+def test_a_row_number_that_no_key_is_folded_from_is_refused(params, number):
+    with pytest.raises(UserError, match=f"a row is numbered {number}; a number from 0 to 2147483647 is expected"):
+        Engine(tiny.model(), 2, 16, 8).respond(params, [[1, 7]], KEY, Sampling(8, ()), [number])
 
 
 def test_a_row_whose_logits_are_not_finite_ends_alone(params):
@@ -101,6 +114,23 @@ def test_slots_that_the_mesh_does_not_divide_are_refused():
         Engine(tiny.model((8, 1, 1)), 6, 32)
 
 
+def test_a_bucket_of_nothing_is_refused():
+    with pytest.raises(UserError, match="prompts are to be padded to 0 tokens; at least 1 is expected"):
+        Engine(tiny.model(), 2, 32, 0)
+
+
+def test_stop_ids_may_be_a_list(params):
+    engine, given = Engine(tiny.model(), 2, 32, 8), ([[1, 7]], KEY)
+    found, expected = (engine.respond(params, *given, Sampling(8, stops), [0]) for stops in ([2, 9], (2, 9)))
+    assert found == expected
+
+
+def test_warm_up_is_for_prompts_that_have_room(params):
+    """Longer ones are refused, so there is nothing to compile for them."""
+    engine, sampling = Engine(tiny.model(), 2, 32, 8), Sampling(8, (2,))
+    assert list(_lengths(engine.start(params, [], KEY, sampling, []), 1000)) == [8, 16, 24]
+
+
 def test_nothing_is_compiled_anew_for_another_queue(params):
     """Queues and prompts of other lengths: all they need is there after `warm_up`."""
     engine, rng, sampling = Engine(tiny.model(), 2, 128, 16), np.random.default_rng(0), Sampling(60, (2,))
@@ -110,14 +140,23 @@ def test_nothing_is_compiled_anew_for_another_queue(params):
         for key in (KEY, jax.device_put(KEY, jax.devices()[0])):  # One that JAX may put anywhere, and one that has its place.
             assert len(engine.respond(params, prompts, key, sampling, range(count))) == count
 
-    def compiled():
-        return [fn._cache_size() for fn in (module.decode_chunk, module.prefill, module.insert, module.reroll)]
-
     jax.clear_caches()
     engine.warm_up(params, sampling, 16)
     before = compiled()
     for count, longest in ((12, 16), (5, 3), (1, 9), (2, 16), (7, 8)):
         queue(count, longest)
+    assert compiled() == before
+
+
+def test_nothing_is_compiled_anew_for_longer_prompts_that_come_later(params):
+    engine, sampling, late = Engine(tiny.model(), 8, 96, 8), Sampling(40, (2,)), [[1, *range(3, 32)]] * 3
+    jax.clear_caches()
+    engine.warm_up(params, sampling, 32)
+    before = compiled()
+    session = engine.start(params, [[1, 7]] * 16, KEY, sampling, range(16))
+    session.step()
+    session.submit(late, range(16, 19))
+    assert len(finish(session)) > 10
     assert compiled() == before
 
 
