@@ -6,6 +6,7 @@ Only the sections of stages that are to run are judged: a mesh need not divide a
 from __future__ import annotations
 
 import dataclasses
+import re
 from typing import TYPE_CHECKING
 
 from jaxalign import config_mesh
@@ -14,9 +15,14 @@ from jaxalign.errors import UserError
 if TYPE_CHECKING:
     from jaxalign.config import Config, Model, RewardDistill
 
+STEPPING = ("pretrain", "sft", "preference", "reward_distill", "best_of_n", "dpo", "online_dpo", "ppo")
+"""The stages that train in steps."""
+_TRACED = re.compile(r"(?P<stage>\w+):(?P<first>\d+)(:(?P<count>[1-9]\d*))?")
+
 
 def check(config: Config) -> None:
     """Raises UserError at the first pair of fields that do not fit together."""
+    _check_profile(config)
     _check_model(config)
     _check_lora(config)
     _check_preference(config)
@@ -28,6 +34,28 @@ def check(config: Config) -> None:
     _check_controller(config)
     _check_dpo(config)
     _check_ppo(config)
+
+
+def traced_steps(spec: str) -> tuple[str, int, int]:
+    """(stage, first step, how many) of STAGE:STEP or STAGE:STEP:COUNT; one step where no count is given.
+
+    Raises:
+        UserError: it is neither.
+    """
+    match = _TRACED.fullmatch(spec)
+    if match is None:
+        raise UserError(f"config.profile is {spec!r}; STAGE:STEP or STAGE:STEP:COUNT is expected, such as ppo:10:3")
+    return match["stage"], int(match["first"]), int(match["count"] or 1)
+
+
+def _check_profile(config: Config) -> None:
+    if not config.profile:
+        return
+    stage = traced_steps(config.profile)[0]
+    able = [name for name in config.stages if name in STEPPING]
+    if stage not in able:
+        raise UserError(f"config.profile is {config.profile!r}, but of the stages of this run {', '.join(able) or 'none'} "
+                        "can be traced: those that train in steps")
 
 
 def _check_model(config: Config) -> None:

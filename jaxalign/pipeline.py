@@ -32,6 +32,7 @@ from jaxalign.stages.base import (
 )
 from jaxalign.tracking import table
 from jaxalign.tracking.jsonl import write_atomically
+from jaxalign.tracking.timing import rest_of
 
 _SEEN_SECONDS = 30.0
 _SHOWN = 12  # differences of a stage that an error spells out; the rest is counted
@@ -173,7 +174,8 @@ def _bring_to_done(name: str, config: Config, workdir: Path, load: Load) -> None
     if resumed is None:
         return
     _use_compile_cache(config.compile_cache)
-    load(name).run(StageContext(config=config, workdir=workdir, directory=directory, resumed=resumed))
+    with rest_of(directory / "timing.jsonl"):
+        load(name).run(StageContext(config=config, workdir=workdir, directory=directory, resumed=resumed))
     hosts.wait()
     hosts.once(lambda: _finish(name, directory))
 

@@ -17,6 +17,7 @@ from jaxalign.models.model import Model
 from jaxalign.parallel.rows import fetch, place_rows
 from jaxalign.rollout.engine import Engine
 from jaxalign.rollout.sampling import Sampling
+from jaxalign.rollout.session import Response
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,14 +30,19 @@ class Utterance:
     logprob: float
 
 
+Counted = Callable[[Sequence[int], int, int], None]
+"""Told, as it is done, the lengths of the texts that the model read or wrote, how many tokens count as handled, and at how many
+the LM head was used."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Speaker:
-    """`progress(rows, tokens)`, where given, is called after every batch."""
+    """A model with its tokenizer."""
 
     engine: Engine
     params: Any
     tokenizer: Tokenizer
-    progress: Callable[[int, int], None] | None = None
+    counted: Counted | None = None
 
     def prompt_ids(self, segments: Sequence[str]) -> list[int]:
         """The ids the model is given: bos where the tokenizer has one, then the segments."""
@@ -53,10 +59,15 @@ class Speaker:
         ids = [self.prompt_ids(segments) for segments in prompts]
         rows = [i for i, prompt in enumerate(ids) if self.fits(prompt, sampling.max_new_tokens)]
         out = [Utterance("", (), False, 0.0)] * len(ids)
+        asked = [ids[i] for i in rows]
+
+        def heard(ended: Sequence[tuple[int, Response]]) -> None:
+            written = sum(len(response.ids) for _, response in ended)
+            self.counted([len(asked[i]) + len(response.ids) for i, response in ended], written, written)
+
         responses = self.engine.respond(
-            self.params, [ids[i] for i in rows], key, sampling, [numbers[i] for i in rows],
-            None if self.progress is None else lambda ended: self.progress(len(ended), sum(len(r.ids) for _, r in ended)),
-        )  # fmt: skip
+            self.params, asked, key, sampling, [numbers[i] for i in rows], heard if self.counted else None
+        )
         for i, response in zip(rows, responses, strict=True):
             if response.error is not None:
                 raise UserError(f"sampling of row {numbers[i]}: {response.error}")
@@ -73,6 +84,8 @@ class Speaker:
             ids, length = engine.pad([prompts[i] for i in index], 1)
             arrays = place_rows(engine.model.sharding, (ids, np.maximum(length, 1)))
             out[index] = fetch(next_logprobs(engine.model, self.params, *arrays, tokens))[: len(index)]
+            if self.counted:
+                self.counted(length[: len(index)].tolist(), int(length.sum()), len(index))
         return out
 
     def fits(self, prompt: Sequence[int], max_new_tokens: int) -> bool:

@@ -11,6 +11,7 @@ import abc
 import dataclasses
 import hashlib
 import json
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ class StageContext:
     workdir: Path
     directory: Path  # The stage's own; it exists, and holds what an interrupted run left there.
     resumed: bool  # An interrupted run was here before.
+    began: float = dataclasses.field(default_factory=time.perf_counter)  # By that clock.
 
     def input_directory(self, stage: str) -> Path:
         """The folder of an earlier stage."""

@@ -25,7 +25,7 @@ from jaxalign.stages.lm import train_lm
 from jaxalign.stages.scorers import load_scorer
 from jaxalign.stages.shards import Shards, prompt_row, queues, row_prompt
 from jaxalign.tracking.progress import Progress
-from jaxalign.tracking.timing import Timing
+from jaxalign.training import work
 from jaxalign.training.scorer import raw_rollout_scores
 
 
@@ -74,7 +74,7 @@ def _choose(context: StageContext, model: Model, tokenizer: Tokenizer, shards: S
     prompts = sources.prompts(context, tokenizer, "rl", section.prompts, section.max_new_tokens)
     left, n = shards.unfinished(queues(len(prompts), section.batch // section.n)), section.n
     start = len(prompts) - sum(len(queue.rows) for queue in left)
-    timing = Timing(context.directory / "timing.jsonl")
+    timing = common.timing(context, model)
     with Progress("best_of_n", len(prompts), start, unit="prompt") as progress:
         if not left:
             return
@@ -88,10 +88,11 @@ def _choose(context: StageContext, model: Model, tokenizer: Tokenizer, shards: S
             ids = [sources.encode_prompt(tokenizer, prompts[i].messages, config.data.style) for i in rows for _ in range(n)]
             with timing.phase("generate") as phase:
                 rollout = engine.rollout(policy, ids, key, range(rows.start * n, rows.stop * n), sampling, heard)
-                phase.tokens = int(rollout.response_length.sum())
+                phase.tokens, phase.flops = work.sampled(model, rollout)
             for number, own in queue.chunks.items():
                 part = rollout.part((own.start - rows.start) * n, section.batch)
-                with timing.phase("score"):
+                with timing.phase("score") as phase:
+                    phase.tokens, phase.flops = work.scored(scorer, part)
                     scores = fetch(raw_rollout_scores(scorer, preference, place_rows(model.sharding, part)))
                 shards.write(number, _rows([prompts[i] for i in own], part, scores, n, section.threshold, tokenizer))
             progress.update(len(rows))

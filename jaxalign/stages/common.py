@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import jax
@@ -19,8 +21,8 @@ from jaxalign.errors import UserError
 from jaxalign.feedback.constitution import builtin_names, load_constitution
 from jaxalign.feedback.labeller import Labeller
 from jaxalign.feedback.rater import Rater
-from jaxalign.feedback.speaker import Speaker
-from jaxalign.models import huggingface, peft_config, peft_folder
+from jaxalign.feedback.speaker import Counted, Speaker
+from jaxalign.models import flops, huggingface, peft_config, peft_folder
 from jaxalign.models.configured import configured_model
 from jaxalign.models.lora import join, trained
 from jaxalign.models.model import Model, Params
@@ -34,8 +36,9 @@ from jaxalign.rollout.engine import Engine, Heard
 from jaxalign.rollout.sampling import Sampling, section_sampling
 from jaxalign.stages.base import StageContext, read_manifest
 from jaxalign.tracking.progress import Progress
-from jaxalign.tracking.timing import Timeline
+from jaxalign.tracking.timing import Timeline, Timing
 from jaxalign.training.checkpoint import copy_params, load_params
+from jaxalign.training.loop import Loop
 from jaxalign.training.offload import FrozenRole
 from jaxalign.training.state import TrainState, abstract_state
 
@@ -205,9 +208,9 @@ def arithmetic_of(config: Config) -> Arithmetic:
     return Arithmetic(config.seed, section.largest, section.operations, section.held_out_share, section.modulus)
 
 
-def speaker(context: StageContext, model: Model, params: Params, batch: int, progress=None) -> Speaker:
+def speaker(context: StageContext, model: Model, params: Params, batch: int, counted: Counted | None = None) -> Speaker:
     engine = Engine(model, batch, context.config.model.max_length)
-    return Speaker(engine, params, load_tokenizer(context), progress)
+    return Speaker(engine, params, load_tokenizer(context), counted)
 
 
 def counting(progress: Progress) -> Heard:
@@ -215,11 +218,45 @@ def counting(progress: Progress) -> Heard:
     return lambda ended: progress.update(0, sum(len(response.ids) for _, response in ended))
 
 
-def timeline(model: Model) -> Timeline:
-    """For the phases of a stage's steps, with what this run's devices can do at most."""
+def peak(model: Model) -> float:
+    """Operations a second that this run's devices can do at most, 0 where it is not known."""
     devices = jax.devices()[:1] if model.sharding is None else list(model.sharding.mesh.devices.flat)
     chip = chip_of(devices[0].device_kind)
-    return Timeline(0.0 if chip is None else len(devices) * chip.flops(model.config.compute_dtype))
+    return 0.0 if chip is None else len(devices) * chip.flops(model.config.compute_dtype)
+
+
+def timing(context: StageContext, model: Model) -> Timing:
+    """What a stage times its phases by."""
+    return Timing(context.directory / "timing.jsonl", peak(model))
+
+
+def loop(context: StageContext, model: Model, total_steps: int, checkpoint_every: int, **more) -> Loop:
+    """The stage's loop, with what all of them have alike; more: its other fields."""
+    alike = {"stage": context.directory.name, "directory": context.directory, "began": context.began}
+    alike |= {"peak": peak(model), "profile": context.config.profile}
+    return Loop(total_steps=total_steps, checkpoint_every=checkpoint_every, **{**alike, **more})
+
+
+class Meter:
+    """Counts what `Speaker`s do with one model: told to a progress bar at once, and to the phases that `phase` times."""
+
+    def __init__(self, timing: Timing | Timeline, model: Model, progress: Progress | None = None):
+        self._timing, self._model, self._progress = timing, model, progress
+        self._tokens, self._flops = 0, 0.0
+
+    def __call__(self, lengths: Sequence[int], tokens: int, heads: int) -> None:
+        """What `Speaker.counted` is told."""
+        self._tokens, self._flops = self._tokens + tokens, self._flops + flops.forward(self._model, lengths, heads)
+        if self._progress is not None:
+            self._progress.update(0, heads)
+
+    @contextlib.contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Times the body, with all that was counted in it."""
+        tokens, operations = self._tokens, self._flops
+        with self._timing.phase(name) as phase:
+            yield
+            phase.tokens, phase.flops = self._tokens - tokens, self._flops - operations
 
 
 def constitution(config: Config) -> tuple[Principle, ...]:

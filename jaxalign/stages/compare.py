@@ -18,7 +18,6 @@ from jaxalign.stages import common
 from jaxalign.stages.base import Stage, StageContext, write_json
 from jaxalign.stages.shards import Shards, prompt_row, queues, row_prompt
 from jaxalign.tracking.progress import Progress
-from jaxalign.tracking.timing import Timing
 
 _FIELDS = (
     "response_a", "response_b", "principles", "label", "label_ab", "label_ba", "decided", "reasoning_ab", "reasoning_ba",
@@ -40,25 +39,25 @@ class Compare(Stage):
         tokenizer = common.load_tokenizer(context)
         model = common.make_model(config, tokenizer.vocab_size)
         prompts = common.world_of(config).prompts("compare", section.prompts)
-        shards, timing = Shards(context.directory), Timing(context.directory / "timing.jsonl")
+        shards = Shards(context.directory)
         left = shards.unfinished(queues(len(prompts), section.batch))
         start = len(prompts) - sum(len(queue.rows) for queue in left)
         with Progress(self.name, len(prompts), start, unit="pair") as progress:
             if left:
-                count = lambda _, tokens: progress.update(0, tokens)  # noqa: E731
-                policy = common.speaker(context, model, common.policy_params(context, model, self.name), section.batch, count)
-                judging = common.speaker(context, model, common.base_params(context, model), section.batch, count)
+                meter = common.Meter(common.timing(context, model), model, progress)
+                policy = common.speaker(context, model, common.policy_params(context, model, self.name), section.batch, meter)
+                judging = common.speaker(context, model, common.base_params(context, model), section.batch, meter)
                 labelling = common.labeller(context, judging)
             for queue in left:
                 rows = queue.rows
                 own = [prompts[i] for i in rows]
-                with timing.phase("generate"):
+                with meter.phase("generate"):
                     # Both answers side by side, so that two samples of one prompt have neighbouring global rows.
                     twice = [prompt for prompt in own for _ in range(2)]
                     key = common.stage_key(config, self.name, 0)
                     said = answer(policy, twice, key, common.sampling(section, tokenizer), 2 * rows.start)
                 pairs = [Pair(p, said[2 * i].text, said[2 * i + 1].text) for i, p in enumerate(own)]
-                with timing.phase("label"):
+                with meter.phase("label"):
                     key = common.stage_key(config, self.name, 1)
                     labelled = labelling.label(pairs, key, rows.start, config.feedback.invert)
                 shards.write_all(queue, [comparison_row(comparison) for comparison in labelled])

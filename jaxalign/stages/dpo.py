@@ -18,6 +18,7 @@ import numpy as np
 
 from jaxalign.algorithms.statistics import wilson_interval
 from jaxalign.config import Config, Dpo
+from jaxalign.data.loader import take
 from jaxalign.data.preferences import split_by_prompt
 from jaxalign.data.tokenizer import Tokenizer
 from jaxalign.errors import UserError
@@ -32,10 +33,10 @@ from jaxalign.stages.base import Stage, StageContext, write_json
 from jaxalign.stages.compare import labelled_pairs
 from jaxalign.stages.lm import place
 from jaxalign.tracking.metrics import read_metrics
+from jaxalign.training import work
 from jaxalign.training.ahead import Ahead
 from jaxalign.training.checkpoint import save_params
 from jaxalign.training.direct_step import answer_logprobs, direct_step, sorts_the_batch
-from jaxalign.training.loop import Loop
 from jaxalign.training.optimizer import make_optimizer
 from jaxalign.training.packed import pack_pairs
 from jaxalign.training.state import abstract_state, init_state
@@ -85,7 +86,10 @@ class DPO(Stage):
             state, metrics = direct_step(*arguments(state, frozen, step))
             return state, {**metrics, "tokens": int(train.length[loader.indices(step)].sum())}
 
-        loop = Loop(self.name, context.directory, steps, section.checkpoint_every, ("loss", "accuracy"), profile=config.profile)
+        loop = common.loop(
+            context, model, steps, section.checkpoint_every, shown=("loss", "accuracy"),
+            flops=lambda step: work.learning_pairs(model, take(train, loader.indices(step))),
+        )  # fmt: skip
         with Ahead() as ahead:
             ahead.add(direct_step, lambda: arguments(*common.abstract_training(config, model, optimizer), 0))
             start = common.policy_params(context, model, self.name)
@@ -217,7 +221,9 @@ def with_reference(context: StageContext, section: Dpo, model: Model, params, pa
         digest.update(np.ascontiguousarray(x).tobytes())
     path = context.directory / f"reference-{name}-{digest.hexdigest()[:16]}.npy"
     if not hosts.once(path.exists):
-        found, written = all_logprobs(section, model, params, pairs), path.with_suffix(".tmp")
+        with common.timing(context, model).phase("score") as phase:
+            found, written = all_logprobs(section, model, params, pairs), path.with_suffix(".tmp")
+            phase.tokens, phase.flops = int(pairs.length.sum()), work.reading_pairs(model, pairs)
 
         def write() -> None:
             with open(written, "wb") as file:

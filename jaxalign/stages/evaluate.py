@@ -27,7 +27,7 @@ from jaxalign.stages.base import Stage, StageContext, write_json
 from jaxalign.stages.scorers import load_scorer
 from jaxalign.stages.shards import Queue, Shards, chunks, prompt_row, queues
 from jaxalign.tracking.progress import Progress
-from jaxalign.tracking.timing import Timing
+from jaxalign.training import work
 from jaxalign.training.experience import response_mask, response_stats
 from jaxalign.training.scorer import raw_rollout_scores
 
@@ -97,7 +97,7 @@ class Answering:
         self.engine = Engine(model, config.evaluate.batch, config.model.max_length)
         self.sampling = common.sampling(config.evaluate, tokenizer, config.data.style)
         self.world = common.world_of(config) if config.data.source == "world" else None
-        self.timing = Timing(context.directory / "timing.jsonl")
+        self.timing = common.timing(context, model)
 
     def rows(self, prompts: Sequence[Prompt], queue: Queue, progress: Progress) -> Iterator[tuple[int, list[dict]]]:
         """Answers the queue's rows of `prompts`; (number, rows) of each of its chunks."""
@@ -107,13 +107,16 @@ class Answering:
         key = common.stage_key(config, "evaluate")
         with self.timing.phase("generate") as phase:
             rollout = self.engine.rollout(self.params, ids, key, asked, self.sampling, common.counting(progress))
-            phase.tokens = int(rollout.response_length.sum())
+            phase.tokens, phase.flops = work.sampled(self.model, rollout)
         for number, own in queue.chunks.items():
             part = rollout.part(own.start - asked.start, self.engine.batch)
             yield number, self._rows([prompts[i] for i in own], part)
 
     def _rows(self, prompts: Sequence[Prompt], rollout: Rollout) -> list[dict]:
-        with self.timing.phase("score"):
+        with self.timing.phase("score") as phase:
+            phase.tokens, phase.flops = work.logprobs(self.model, rollout)
+            if self.scorer is not None:
+                phase.flops += work.scored(self.scorer[0], rollout)[1]
             placed = place_rows(self.model.sharding, rollout)
             kl = fetch(sequence_kl(self.model, self.reference, placed, self.sampling.logprob_temperature))
             score = self._scores(placed)
@@ -190,13 +193,13 @@ def win_rates(context: StageContext, model: Model, shards: Shards, names: Sequen
     config, section = context.config, context.config.evaluate
     prompts = {p.id: p for p in common.world_of(config).prompts("evaluate", section.prompts)[: section.win_rate_prompts]}
     answers = {(row["model"], row["prompt_id"]): row["response"] for row in shards.read()}
-    judging = common.speaker(context, model, common.base_params(context, model), section.batch)
+    meter = common.Meter(common.timing(context, model), model)
+    judging = common.speaker(context, model, common.base_params(context, model), section.batch, meter)
     labelling, out = common.labeller(context, judging), []
     contests = [(later, names[i]) for j, later in enumerate(names) for i in range(j)]
-    timing = Timing(context.directory / "timing.jsonl")
     for number, (later, earlier) in enumerate(contests):
         pairs = [Pair(prompts[i], answers[later, i], answers[earlier, i]) for i in prompts]
-        with timing.phase("win rates"):
+        with meter.phase("win rates"):
             labelled = labelling.label(pairs, common.stage_key(config, "evaluate", 1 + number), 0)
         different = [c for c in labelled if c.response_a != c.response_b and c.decided]
         wins = sum(c.label > 0.5 for c in different)

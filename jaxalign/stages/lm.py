@@ -19,10 +19,10 @@ from jaxalign.tracking.metrics import read_metrics
 from jaxalign.training.ahead import Ahead
 from jaxalign.training.checkpoint import save_params
 from jaxalign.training.lm_step import lm_evaluate, lm_step
-from jaxalign.training.loop import Loop
 from jaxalign.training.microbatch import chosen
 from jaxalign.training.optimizer import make_optimizer
 from jaxalign.training.state import abstract_state, init_state
+from jaxalign.training.work import learning_packed
 
 
 def train_lm(
@@ -50,7 +50,10 @@ def train_lm(
         batch = place(model, train, loader.indices(step))
         return model, optimizer, parts, state, batch, frozen, context.config.model.load_balance_coef
 
-    loop = Loop(stage, context.directory, steps, section.checkpoint_every, profile=context.config.profile)
+    loop = common.loop(
+        context, model, steps, section.checkpoint_every,
+        flops=lambda step: learning_packed(model, take(train, loader.indices(step))),
+    )  # fmt: skip
     with Ahead() as ahead:
         ahead.add(lm_step, lambda: arguments(*common.abstract_training(context.config, model, optimizer), 0))
         frozen = common.frozen_params(context, model)

@@ -28,10 +28,11 @@ from jaxalign.stages.compare import comparison_row
 from jaxalign.stages.dpo import packed
 from jaxalign.stages.shards import Shards
 from jaxalign.tracking.metrics import read_metrics
+from jaxalign.tracking.timing import Timeline
+from jaxalign.training import work
 from jaxalign.training.checkpoint import save_params
 from jaxalign.training.checks import act_on, gap_check, gradients_check, sampler_difference, unexplained
 from jaxalign.training.direct_step import answer_logprobs, direct_step
-from jaxalign.training.loop import Loop
 from jaxalign.training.offload import FrozenRole, check_host_memory, optimizer_to_device, optimizer_to_host
 from jaxalign.training.optimizer import make_optimizer
 from jaxalign.training.state import TrainState, abstract_state, init_state
@@ -59,10 +60,14 @@ class OnlineDPO(Stage):
         tokenizer = common.load_tokenizer(context)
         model = common.make_model(config, tokenizer.vocab_size)
         reference = common.frozen_role(context, model, common.policy_params(context, model, self.name))
-        judge = common.speaker(context, model, common.base_params(context, model), section.batch)
-        iteration = _Iteration(context, model, reference, common.labeller(context, judge), tokenizer)
-        shown = ("loss", "decided", "kl")
-        loop = Loop(self.name, context.directory, section.iterations, section.checkpoint_every, shown, profile=config.profile)
+        timeline = Timeline()
+        judge = common.speaker(
+            context, model, common.base_params(context, model), section.batch, common.Meter(timeline, model)
+        )
+        iteration = _Iteration(context, model, reference, common.labeller(context, judge), tokenizer, timeline)
+        loop = common.loop(
+            context, model, section.iterations, section.checkpoint_every, shown=("loss", "decided", "kl"), timeline=timeline
+        )
 
         def init() -> TrainState:
             with reference.on_device() as start:
@@ -82,10 +87,13 @@ class OnlineDPO(Stage):
 class _Iteration:
     """One round as the loop calls it: two answers a prompt, their labels, then the updates."""
 
-    def __init__(self, context: StageContext, model: Model, reference: FrozenRole, labeller: Labeller, tokenizer):
+    def __init__(
+        self, context: StageContext, model: Model, reference: FrozenRole, labeller: Labeller, tokenizer,
+        timeline: Timeline,
+    ):  # fmt: skip
         config, section = context.config, context.config.online_dpo
         self.frozen, self.checks_path = common.frozen_params(context, model), context.directory / CHECKS
-        self.offloads_optimizer = "optimizer" in config.mesh.offload
+        self.offloads_optimizer, self.timeline = "optimizer" in config.mesh.offload, timeline
         self.config, self.model, self.start, self.labeller, self.tokenizer = config, model, reference, labeller, tokenizer
         self.judge = common.frozen_role(context, model, labeller.speaker.params)
         self.prompts = sources.prompts(context, tokenizer, "rl", section.prompts, section.max_new_tokens)
@@ -110,18 +118,23 @@ class _Iteration:
         measured = [metrics for _, _, metrics in parts]
         means = {name: float(np.mean([row[name] for row in measured])) for name in ("kl", "length")}
         totals = {name: sum(row[name] for row in measured) for name in ("decided", "tokens")}
+        with self.timeline.phase("update") as phase:  # Which sampling waits for anyway.
+            state, metrics = jax.block_until_ready(self._update(state, pairs, step))
+            phase.tokens = section.epochs * int(pairs.length.sum())
+            phase.flops = section.epochs * work.learning_pairs(self.model, pairs)
+        told = f"share of the updates of iteration {step} whose gradient is not finite"
+        act_on((gradients_check(float(unexplained(metrics)), told),), section.checks, "online_dpo")
+        return state, means | totals | metrics
+
+    def _update(self, state: TrainState, pairs: AnswerPairs, step: int):
+        """(state, metrics) after all minibatches of the iteration."""
         learnt = []
         state = optimizer_to_device(state) if self.offloads_optimizer else state
         for rows in self._minibatches(step):
             batch, own = packed(self.config.dpo, self.model, pairs, rows)
             state, metrics = direct_step(self.model, self.optimizer, self.config.dpo, state, batch, self.frozen, own)
             learnt.append(metrics)
-        state = self.rest(state)
-        metrics = {name: sum(m[name] for m in learnt) / len(learnt) for name in learnt[0]}
-        # Sampling waits for the update anyway.
-        told = f"share of the updates of iteration {step} whose gradient is not finite"
-        act_on((gradients_check(float(unexplained(metrics)), told),), section.checks, "online_dpo")
-        return state, means | totals | metrics
+        return self.rest(state), {name: sum(m[name] for m in learnt) / len(learnt) for name in learnt[0]}
 
     def rest(self, state: TrainState) -> TrainState:
         """A state, or its description, as it is outside of the updates."""
@@ -142,7 +155,9 @@ class _Iteration:
         rows = range(2 * first_row, 2 * (first_row + len(index)))
         key = common.stage_key(self.config, "online_dpo", 1)
         twice = [self.encoded[i] for i in index for _ in range(2)]
-        rollout = self.engine.rollout(params, twice, key, rows, self.sampling)
+        with self.timeline.phase("generate") as phase:
+            rollout = self.engine.rollout(params, twice, key, rows, self.sampling)
+            phase.tokens, phase.flops = work.sampled(self.model, rollout)
         if first_row == 0:
             self._check(params, place_rows(self.model.sharding, rollout))
         texts = sources.response_texts(self.tokenizer, rollout)
@@ -151,13 +166,16 @@ class _Iteration:
         with self.judge.on_device() as judging:
             speaking = dataclasses.replace(self.labeller.speaker, params=judging)
             labeller = dataclasses.replace(self.labeller, speaker=speaking)
-            labelled = labeller.label(pairs, key, first_row, self.config.feedback.invert)
+            with speaking.counted.phase("label"):
+                labelled = labeller.label(pairs, key, first_row, self.config.feedback.invert)
         answered = answer_pairs(rollout, labelled, self.config.feedback.undecided)
         every = dataclasses.replace(answered, weight=np.ones_like(answered.weight))
-        own = packed(self.config.dpo, self.model, every, np.arange(len(labelled)))
-        with self.start.on_device() as reference:
-            start = fetch(answer_logprobs(self.model, reference, *own).logprobs)
-        now = fetch(answer_logprobs(self.model, params, *own).logprobs)
+        with self.timeline.phase("score") as phase:
+            own = packed(self.config.dpo, self.model, every, np.arange(len(labelled)))
+            with self.start.on_device() as reference:
+                start = fetch(answer_logprobs(self.model, reference, *own).logprobs)
+            now = fetch(answer_logprobs(self.model, params, *own).logprobs)
+            phase.tokens, phase.flops = 2 * int(every.length.sum()), 2 * work.reading_pairs(self.model, every)
         metrics = {
             "decided": float(sum(c.decided for c in labelled)),
             "kl": float(np.mean(now - start)),

@@ -32,6 +32,8 @@ from jaxalign.stages.ppo_ahead import compile_ahead, scores_of
 from jaxalign.stages.reward_model import model_files
 from jaxalign.stages.rewards import LearntReward, Reward, Scored, listener
 from jaxalign.tracking.metrics import read_metrics
+from jaxalign.tracking.timing import Timeline
+from jaxalign.training import work
 from jaxalign.training.ahead import Ahead
 from jaxalign.training.checkpoint import copy_params, load_params, save_params
 from jaxalign.training.checks import (
@@ -44,7 +46,6 @@ from jaxalign.training.checks import (
     unexplained,
 )  # fmt: skip
 from jaxalign.training.experience import greedy_baseline, make_experience
-from jaxalign.training.loop import Loop
 from jaxalign.training.offload import FrozenRole, check_host_memory, optimizer_to_device, optimizer_to_host
 from jaxalign.training.packed import part_rows, rows_split
 from jaxalign.training.ppo_state import PPOSetup, PPOState, abstract_ppo_state, init_ppo_state, make_ppo_setup
@@ -95,9 +96,9 @@ class PPO(Stage):
         reward = rewards.make_reward(context, policy, tokenizer, prompts)
         reference = common.frozen_role(context, policy, start)
         iteration = Iteration(context, setup, reference, reward, encoded, tokenizer, frozen)
-        loop = Loop(
-            self.name, context.directory, section.iterations, section.checkpoint_every, shown=("score", "kl_k1"),
-            timeline=iteration.timeline, profile=config.profile,
+        loop = common.loop(
+            context, policy, section.iterations, section.checkpoint_every, shown=("score", "kl_k1"),
+            timeline=iteration.timeline,
         )  # fmt: skip
 
         def init() -> PPOState:
@@ -164,7 +165,7 @@ class Iteration:
         section = context.config.ppo
         self.sampling = common.sampling(section, tokenizer, context.config.data.style)
         self.pending: tuple[int, jax.Array, jax.Array] | None = None
-        self.timeline = common.timeline(setup.policy)
+        self.timeline = Timeline()
         self.loader = EpochLoader(len(prompts), section.batch // section.group_size, context.config.seed, stream=200)
         self.engine = engine_of(context.config, setup, prompts)
         row_length = min(self.engine.bucket + section.max_new_tokens, self.engine.max_length)
@@ -202,8 +203,9 @@ class Iteration:
         """A rollout on the devices, split over the batch's axes."""
         with self.timeline.phase("generate") as phase:
             sampled = self.engine.rollout(policy, prompts, key, rows, sampling, heard)
-            self.lengths, phase.tokens = sampled.prompt_length + sampled.response_length, int(np.sum(sampled.response_length))
-            self.answered, phase.flops = phase.tokens, flops.forward(self.setup.reference, self.lengths, phase.tokens)
+            self.lengths = sampled.prompt_length + sampled.response_length
+            phase.tokens, phase.flops = work.sampled(self.setup.reference, sampled)
+            self.answered = phase.tokens
             return place_rows(self.setup.policy.sharding, sampled)
 
     def _score(self, state: PPOState, policy: Params, prompts, key, rows: range, index, step: int, sampled: Rollout):

@@ -19,7 +19,7 @@ from jaxalign.algorithms.rewards import score_statistics
 from jaxalign.algorithms.statistics import wilson_interval
 from jaxalign.config import Config
 from jaxalign.config import Preference as Section
-from jaxalign.data.loader import EpochLoader
+from jaxalign.data.loader import EpochLoader, take
 from jaxalign.data.preferences import MixtureReport, PreferenceReport, split_by_prompt
 from jaxalign.data.tokenizer import Tokenizer
 from jaxalign.models.attention import reads_branches
@@ -35,12 +35,12 @@ from jaxalign.stages.lm import place
 from jaxalign.stages.scorers import member_directory
 from jaxalign.training.ahead import Ahead
 from jaxalign.training.checkpoint import save_params
-from jaxalign.training.loop import Loop
 from jaxalign.training.optimizer import make_optimizer
 from jaxalign.training.packed import pack_pairs
 from jaxalign.training.preference_step import preference_step
 from jaxalign.training.scorer import Ensemble, Scorer, raw_pair_scores, stack_members
 from jaxalign.training.state import abstract_state, init_state
+from jaxalign.training.work import learning_pairs
 
 BUCKET = 32
 
@@ -102,8 +102,11 @@ class Preference(Stage):
             return state, {**metrics, "tokens": int(train.length[loader.indices(step)].sum())}
 
         shown = self.name if section.members == 1 else f"{self.name} {number + 1}/{section.members}"
-        loop = Loop(shown, directory, steps, section.checkpoint_every, ("loss", "accuracy"), timing=context.directory,
-                    profile=context.config.profile)
+        loop = common.loop(
+            context, model, steps, section.checkpoint_every, stage=shown, directory=directory, timing=context.directory,
+            shown=("loss", "accuracy"), flops=lambda step: learning_pairs(model, take(train, loader.indices(step))),
+            began=None if number else context.began,
+        )  # fmt: skip
         with Ahead() as ahead:
             ahead.add(preference_step, lambda: arguments(*common.abstract_training(config, model, optimizer), 0))
             frozen = common.frozen_params(context, model)

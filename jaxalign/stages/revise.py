@@ -15,7 +15,6 @@ from jaxalign.stages import common
 from jaxalign.stages.base import Stage, StageContext, write_json
 from jaxalign.stages.shards import Queue, Shards, chunks, prompt_row, queues
 from jaxalign.tracking.progress import Progress
-from jaxalign.tracking.timing import Timing
 
 
 class Revise(Stage):
@@ -33,7 +32,7 @@ class Revise(Stage):
         constitution = common.constitution(config)
         tokenizer = common.load_tokenizer(context)
         model = common.make_model(config, tokenizer.vocab_size)
-        world, shards, timing = common.world_of(config), Shards(context.directory), Timing(context.directory / "timing.jsonl")
+        world, shards = common.world_of(config), Shards(context.directory)
         red_team = world.prompts("red_team", section.red_team_prompts)
         helpful = world.prompts("helpful", section.helpful_prompts)
         first = len(chunks(len(red_team), section.batch))  # Chunk of helpful prompts.
@@ -41,12 +40,12 @@ class Revise(Stage):
         sampling, total = common.sampling(section, tokenizer), len(red_team) + len(helpful)
         with Progress(self.name, total, total - sum(len(queue.rows) for queue in left), unit="prompt") as progress:
             if left:
-                count = lambda _, tokens: progress.update(0, tokens)  # noqa: E731
-                speaking = common.speaker(context, model, common.base_params(context, model), section.batch, count)
+                meter = common.Meter(common.timing(context, model), model, progress)
+                speaking = common.speaker(context, model, common.base_params(context, model), section.batch, meter)
             for queue in left:
                 rows, prompts = queue.rows, red_team if min(queue.chunks) < first else helpful
                 own = [prompts[i] for i in rows]
-                with timing.phase("generate") as phase:
+                with meter.phase("generate"):
                     if prompts is red_team:
                         rules = draw_principles(constitution, rows, section.rounds, config.seed, stream=0)
                         key = common.stage_key(config, self.name, 0)
@@ -57,7 +56,6 @@ class Revise(Stage):
                         revisions = [
                             Revision(p, 0, None, u.text, None, None, u.ended) for p, u in zip(own, said, strict=True)
                         ]
-                    phase.tokens = sum(_tokens(tokenizer, r) for r in revisions)
                 _write(shards, queue, revisions)
                 progress.update(len(rows))
         write_json(context.directory / "summary.json", _summary(shards, section.rounds))
@@ -68,10 +66,6 @@ def _write(shards: Shards, queue: Queue, revisions: Sequence[Revision]) -> None:
     for number, rows in queue.chunks.items():
         rounds = range(0, len(revisions), len(queue.rows))
         shards.write(number, [_row(revisions[at + row - queue.rows.start]) for at in rounds for row in rows])
-
-
-def _tokens(tokenizer, revision: Revision) -> int:
-    return sum(len(tokenizer.encode(text)) + 1 for text in (revision.response, revision.critique, revision.revision) if text)
 
 
 def _row(revision: Revision) -> dict:

@@ -18,7 +18,7 @@ import numpy as np
 from jaxalign.algorithms.rewards import score_statistics
 from jaxalign.algorithms.statistics import pearson, spearman, wilson_interval
 from jaxalign.config import Config
-from jaxalign.data.loader import EpochLoader
+from jaxalign.data.loader import EpochLoader, take
 from jaxalign.data.preferences import split_by_prompt
 from jaxalign.data.tokenizer import Tokenizer
 from jaxalign.errors import UserError
@@ -33,10 +33,9 @@ from jaxalign.stages.preference import accuracy, all_scores, labelled_split, pai
 from jaxalign.stages.scorers import load_scorer
 from jaxalign.stages.shards import Shards, prompt_row, queues, row_prompt
 from jaxalign.tracking.progress import Progress
-from jaxalign.tracking.timing import Timing
+from jaxalign.training import work
 from jaxalign.training.checkpoint import copy_params, save_params
 from jaxalign.training.distill_step import distill_step
-from jaxalign.training.loop import Loop
 from jaxalign.training.optimizer import make_optimizer
 from jaxalign.training.scorer import Scorer, raw_sequence_scores, student_model
 from jaxalign.training.state import abstract_state, init_state
@@ -76,7 +75,9 @@ class RewardDistill(Stage):
             pair_arrays(tokenizer, pairs, config.data.style, config.preference.max_length)
             for pairs in ([*fresh, *labelled], held_out, labelled_held_out)
         ]
-        raw = [all_scores(*teacher, pairs, section.batch_pairs) for pairs in arrays]
+        with common.timing(context, policy).phase("score") as phase:
+            raw = [all_scores(*teacher, pairs, section.batch_pairs) for pairs in arrays]
+            phase.tokens = sum(int(pairs.length.sum()) for pairs in arrays)
         train = ScoredPairs(arrays[0].tokens, arrays[0].length, (raw[0] - teacher[0].shift) / teacher[0].scale)
         params, steps = self._train(context, model, teacher, train)
         student = Scorer(model)
@@ -113,8 +114,10 @@ class RewardDistill(Stage):
             )
             return state, {**metrics, "tokens": tokens}
 
-        shown = ("loss", "agreement")
-        loop = Loop(self.name, context.directory, steps, section.checkpoint_every, shown, profile=config.profile)
+        loop = common.loop(
+            context, model, steps, section.checkpoint_every, shown=("loss", "agreement"),
+            flops=lambda step: work.learning_pairs(model, take(train, loader.indices(step))),
+        )  # fmt: skip
         state = loop.run(init, abstract_state(model, optimizer), step_fn)
         save_params(context.directory / "params", state.params)
         return state.params, steps
@@ -127,7 +130,7 @@ def _answer(context: StageContext, policy: Model, tokenizer: Tokenizer) -> None:
     prompts = sources.prompts(context, tokenizer, "rl", section.prompts, section.max_new_tokens)
     left, n = shards.unfinished(queues(len(prompts), section.batch // section.samples)), section.samples
     start = len(prompts) - sum(len(queue.rows) for queue in left)
-    timing = Timing(context.directory / "timing.jsonl")
+    timing = common.timing(context, policy)
     with Progress("reward_distill", len(prompts), start, unit="prompt") as progress:
         if not left:
             return
@@ -141,7 +144,7 @@ def _answer(context: StageContext, policy: Model, tokenizer: Tokenizer) -> None:
             ids = [sources.encode_prompt(tokenizer, p.messages, config.data.style) for p in own for _ in range(n)]
             with timing.phase("generate") as phase:
                 rollout = engine.rollout(params, ids, key, range(rows.start * n, rows.stop * n), sampling, heard)
-                phase.tokens = int(rollout.response_length.sum())
+                phase.tokens, phase.flops = work.sampled(policy, rollout)
             texts = sources.response_texts(tokenizer, rollout)
             made = [prompt_row(p) | {"responses": texts[i * n : (i + 1) * n]} for i, p in enumerate(own)]
             shards.write_all(queue, made)

@@ -3,37 +3,31 @@
 from __future__ import annotations
 
 import contextlib
-import re
+import logging
 from collections.abc import Iterator
 from pathlib import Path
 
 import jax
 
-from jaxalign.errors import UserError
-
-_SPEC = re.compile(r"(?P<stage>\w+):(?P<first>\d+)(:(?P<count>[1-9]\d*))?")
-
-
-def parse(spec: str) -> tuple[str, int, int]:
-    """(stage, first step, how many) of STAGE:STEP or STAGE:STEP:COUNT; one step where no count is given.
-
-    Raises:
-        UserError: it is neither.
-    """
-    match = _SPEC.fullmatch(spec)
-    if match is None:
-        raise UserError(f"config.profile is {spec!r}; STAGE:STEP or STAGE:STEP:COUNT is expected, such as ppo:10:3")
-    return match["stage"], int(match["first"]), int(match["count"] or 1)
+from jaxalign.config_checks import traced_steps
 
 
 class Profiler:
-    """Traces the steps that `spec` names into `directory`; none where it is empty or names another stage."""
+    """Traces the steps that `spec` names into `directory`; none where it is empty or names another stage. steps: how many the
+    stage has."""
 
-    def __init__(self, spec: str, stage: str, directory: Path):
+    def __init__(self, spec: str, stage: str, directory: Path, steps: int):
         self._directory, self._steps = directory, range(0)
-        if spec:
-            named, first, count = parse(spec)
-            self._steps = range(first, first + count) if named == stage else range(0)
+        if not spec:
+            return
+        named, first, count = traced_steps(spec)
+        if named == stage:
+            self._steps = range(first, first + count)
+            if first + count > steps:
+                logging.getLogger("jaxalign").warning(
+                    f"config.profile is {spec!r}, but the steps of {stage} are numbered 0 to {steps - 1}: those beyond are not "
+                    "traced"
+                )
 
     @contextlib.contextmanager
     def step(self, step: int) -> Iterator[bool]:

@@ -1,7 +1,8 @@
 """Where a stage's time goes: `timing.jsonl`, the only file of a run that holds clocks.
 
-A row is {"phase", "seconds", "tokens", "flops", "peak"}. Each phase appends a row each time it runs, or a sum of several times,
-in every process that worked on the stage, so totals over the file are the time the stage cost in all, interruptions included.
+A row is {"phase", "seconds", "tokens", "flops", "peak"}, and of a first step "since" too. Each phase appends a row each time it
+runs, or a sum of several times, in every process that worked on the stage, so totals over the file are the time the stage cost
+in all, interruptions included.
 """
 
 from __future__ import annotations
@@ -20,13 +21,15 @@ from jaxalign.tracking import jsonl
 
 class PhaseTotal(TypedDict):
     """What one phase cost: wall-clock seconds, tokens handled, operations the models needed (0: not counted), times run; peak:
-    operations a second of all devices by their vendor (0: not known)."""
+    operations a second of all devices by their vendor (0: not known); since: seconds from the stage's last start to the end of
+    this (0: not known)."""
 
     seconds: float
     tokens: int
     flops: float
     peak: float
     runs: int
+    since: float
 
 
 class Phase:
@@ -37,11 +40,12 @@ class Phase:
 
 
 class Timing:
-    """Appends to the timing file at `path`. Phases are not nested: nested ones would count their time twice."""
+    """Appends to the timing file at `path`. Phases are not nested: nested ones would count their time twice. peak: operations a
+    second of all devices, 0 where it is not known."""
 
-    def __init__(self, path: str | os.PathLike, clock: Callable[[], float] = time.perf_counter):
+    def __init__(self, path: str | os.PathLike, peak: float = 0.0, clock: Callable[[], float] = time.perf_counter):
         self.path = Path(path)
-        self._clock = clock
+        self._peak, self._clock = peak, clock
 
     @contextlib.contextmanager
     def phase(self, name: str, tokens: int = 0) -> Iterator[Phase]:
@@ -56,21 +60,21 @@ class Timing:
         finally:
             self.add(name, self._clock() - began, phase.tokens, phase.flops)
 
-    def add(self, name: str, seconds: float, tokens: int = 0, flops: float = 0.0, peak: float = 0.0) -> None:
+    def add(self, name: str, seconds: float, tokens: int = 0, flops: float = 0.0, since: float | None = None) -> None:
         """Appends a row that was timed elsewhere, for phases too short to write one by one. The first process's time counts."""
         if not hosts.is_first():
             return
-        row = {"phase": name, "seconds": round(seconds, 6), "tokens": int(tokens), "flops": flops, "peak": peak}
+        row = {"phase": name, "seconds": round(seconds, 6), "tokens": int(tokens), "flops": flops, "peak": self._peak}
+        row |= {} if since is None else {"since": round(since, 6)}
         with jsonl.open_append(self.path) as file:
             file.write(json.dumps(row) + "\n")
 
 
 class Timeline:
-    """Times the phases of a loop's steps, which are too short to be written one by one: sums until `write`. peak: operations a
-    second of all devices, 0 where it is not known."""
+    """Times the phases of a loop's steps, which are too short to be written one by one: sums until `write`."""
 
-    def __init__(self, peak: float = 0.0, clock: Callable[[], float] = time.perf_counter):
-        self._peak, self._clock = peak, clock
+    def __init__(self, clock: Callable[[], float] = time.perf_counter):
+        self._clock = clock
         self._sums: dict[str, tuple[float, Phase]] = {}
 
     @contextlib.contextmanager
@@ -86,14 +90,24 @@ class Timeline:
         """Forgets what was timed so far."""
         self._sums.clear()
 
-    def write(self, timing: Timing, seconds: float, rest: str, tokens: int) -> None:
-        """A row for each phase; and what of these `seconds` is in none, under the name `rest`: with the tokens, where there are
-        no other phases."""
+    def write(self, timing: Timing, seconds: float, rest: str, tokens: int, flops: float = 0.0) -> None:
+        """A row for each phase; and what of these `seconds` is in none, under the name `rest`: with the tokens and operations,
+        where there are no other phases."""
         for name, (spent, phase) in self._sums.items():
-            timing.add(name, spent, phase.tokens, phase.flops, self._peak)
+            timing.add(name, spent, phase.tokens, phase.flops)
             seconds -= spent
-        timing.add(rest, max(0.0, seconds), 0 if self._sums else tokens)
+        timing.add(rest, max(0.0, seconds), *((0, 0.0) if self._sums else (tokens, flops)))
         self.clear()
+
+
+@contextlib.contextmanager
+def rest_of(path: str | os.PathLike, clock: Callable[[], float] = time.perf_counter) -> Iterator[None]:
+    """Around all that a stage does: appends as "other" what none of its phases counts, if it has any."""
+    counted = lambda: sum(total["seconds"] for total in read_timing(path).values())  # noqa: E731
+    before, began = counted(), clock()
+    yield
+    if Path(path).exists():
+        Timing(path).add("other", max(0.0, clock() - began - (counted() - before)))
 
 
 def read_timing(path: str | os.PathLike) -> dict[str, PhaseTotal]:
@@ -104,10 +118,12 @@ def read_timing(path: str | os.PathLike) -> dict[str, PhaseTotal]:
     """
     totals: dict[str, PhaseTotal] = {}
     for row in jsonl.read_rows(path):
-        total = totals.setdefault(str(row.get("phase")), PhaseTotal(seconds=0.0, tokens=0, flops=0.0, peak=0.0, runs=0))
+        nothing = PhaseTotal(seconds=0.0, tokens=0, flops=0.0, peak=0.0, runs=0, since=0.0)
+        total = totals.setdefault(str(row.get("phase")), nothing)
         total["seconds"] += float(row.get("seconds") or 0.0)
         total["tokens"] += int(row.get("tokens") or 0)
         total["flops"] += float(row.get("flops") or 0.0)
         total["peak"] = float(row.get("peak") or total["peak"])
+        total["since"] = float(row.get("since") or total["since"])
         total["runs"] += 1
     return totals

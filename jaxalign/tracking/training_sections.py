@@ -133,14 +133,17 @@ def costs(run: RunFiles) -> Section:
     table = Table("Wall-clock time and tokens, over every start of the run. Operations are those that the models need, "
                   "whatever else is computed; the peak is what the devices' vendor says they can do.",
                   ["Stage", "Phase", "Time", "Tokens", "Tokens a second", "TFLOP/s", "Of the peak"], rows)
-    return Section("time", title, figures=(figure,), tables=(table,))
+    first = [[name, seconds(timing["first step"]["since"])] for name, timing in timed.items()
+             if timing.get("first step", {}).get("since")]
+    waited = (Table("From the last start of a stage to the end of its first step", ["Stage", "Time"], first),) if first else ()
+    return Section("time", title, figures=(figure,), tables=(table, *waited))
 
 
 def _cost_rows(name: str, timing: Mapping[str, PhaseTotal]) -> list[list[str]]:
     """A row for the stage, and one for each phase where it has several."""
     whole = PhaseTotal(
         seconds=sum(phase["seconds"] for phase in timing.values()), tokens=sum(phase["tokens"] for phase in timing.values()),
-        flops=0.0, peak=0.0, runs=0,
+        flops=0.0, peak=0.0, runs=0, since=0.0,
     )  # fmt: skip
     if len(timing) == 1:
         return [[name, next(iter(timing)), *_cost_cells(next(iter(timing.values())))]]

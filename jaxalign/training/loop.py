@@ -26,7 +26,9 @@ class Loop:
     total_steps: how many steps in all. checkpoint_every: steps between checkpoints. shown: the metrics that the progress
     bar shows. tokens_metric: the metric that counts a step's tokens (for tokens/s), kept out of the metric file when
     it starts with an underscore. timing: the folder whose timing.jsonl counts the time, where it is another one. timeline: what
-    step_fn times its phases by. profile: which steps of which stage to trace (`tracking.profile`).
+    step_fn times its phases by; where there is none, flops(step) is how many operations a step needs. peak: operations a
+    second of all devices, 0 where it is not known. began: when the stage did, by `time.perf_counter`. profile: which steps of
+    which stage to trace (`tracking.profile`).
     """
 
     stage: str
@@ -37,6 +39,9 @@ class Loop:
     tokens_metric: str = "tokens"
     timing: Path | None = None
     timeline: Timeline | None = None
+    flops: Callable[[int], float] | None = None
+    peak: float = 0.0
+    began: float | None = None
     profile: str = ""
 
     def run(self, init: Callable[[], Any], abstract: Any, step_fn: Callable[[Any, int], tuple[Any, dict]]) -> Any:
@@ -46,7 +51,7 @@ class Loop:
         step_fn(state, step) -> (state, metrics) donates the state it is given. Metrics may be device arrays: they are
         fetched one step late, so that the device never waits for the host.
         """
-        timing = Timing((self.timing or self.directory) / "timing.jsonl")
+        timing = Timing((self.timing or self.directory) / "timing.jsonl", self.peak)
         checkpointer = Checkpointer(self.directory / "checkpoints")
         try:
             began = time.perf_counter()
@@ -64,8 +69,9 @@ class Loop:
 
     def _steps(self, state, start, step_fn, writer, progress, checkpointer, timing):
         pending: tuple[int, dict] | None = None
-        timeline, profiler = self.timeline or Timeline(), Profiler(self.profile, self.stage, self.directory / "profile")
-        began, tokens = time.perf_counter(), 0
+        timeline, name = self.timeline or Timeline(), self.stage.split()[0]  # Which of several members is not in its name.
+        profiler = Profiler(self.profile, name, self.directory / "profile", self.total_steps)
+        began, tokens, flops = time.perf_counter(), 0, 0.0
 
         def settle() -> int:
             if pending is None:
@@ -83,18 +89,21 @@ class Loop:
                 if traced:
                     jax.block_until_ready((state, metrics))
             tokens += settle()
+            flops += self.flops(step) if self.flops else 0.0
             pending = (step, metrics)
             if step == start:  # It waits for compilers, and would spoil every rate.
                 tokens, pending = settle(), None
-                timing.add("first step", time.perf_counter() - began, tokens)
+                now = time.perf_counter()
+                timing.add("first step", now - began, tokens, flops, None if self.began is None else now - self.began)
                 timeline.clear()
-                began, tokens = time.perf_counter(), 0
+                began, tokens, flops = now, 0, 0.0
             if (step + 1) % self.checkpoint_every == 0 or step + 1 == self.total_steps:
                 tokens += settle()
                 pending = None
                 writer.flush()
-                timeline.write(timing, time.perf_counter() - began, "train" if self.timeline is None else "other", tokens)
-                began, tokens = time.perf_counter(), 0
+                rest = "train" if self.timeline is None else "other"
+                timeline.write(timing, time.perf_counter() - began, rest, tokens, flops)
+                began, tokens, flops = time.perf_counter(), 0, 0.0
                 checkpointer.save(step + 1, state)
                 timing.add("checkpoint", time.perf_counter() - began)
                 began = time.perf_counter()

@@ -155,9 +155,14 @@ def _common(tokens: np.ndarray, length: np.ndarray, prompts: np.ndarray) -> np.n
     """int [B]: with how many tokens both of each pair begin, of tokens [B, 2, T], without the one before the first answer token
     and the last one, which each has for itself; 0 where both do not fit into a row of T so."""
     T = tokens.shape[2]
-    equal = np.cumprod(tokens[:, 0] == tokens[:, 1], axis=1).sum(axis=1)
-    common = np.minimum(equal, np.minimum(length, prompts).min(axis=1) - 1)
+    common = np.minimum(shared(tokens, length), prompts.min(axis=1) - 1)
     return np.where(length.sum(axis=1) - common <= T, np.maximum(common, 0), 0)
+
+
+def shared(tokens: np.ndarray, length: np.ndarray) -> np.ndarray:
+    """int [B]: with how many tokens both of each pair begin, of tokens [B, 2, T] and length [B, 2]."""
+    equal = np.cumprod(tokens[:, 0] == tokens[:, 1], axis=1).sum(axis=1)
+    return np.minimum(equal, length.min(axis=1))
 
 
 def pair_rows(B: int, T: int, tokens: int, ways: int = 1, unit: int = 1, whole: bool = False) -> tuple[int, int]:

@@ -15,6 +15,7 @@ from jaxalign.config import DEFAULT_STAGES as STAGES
 from jaxalign.config import from_config_dict
 from jaxalign.errors import UserError
 from jaxalign.tracking.metrics import read_metrics
+from jaxalign.tracking.timing import read_timing
 
 TRAINED = {"pretrain": 60, "sft": None, "preference": None, "ppo": 3}
 CONFIG = {
@@ -65,6 +66,22 @@ def test_every_stage_is_done_and_leaves_its_summary(done):
     for stage in STAGES[:-1]:
         assert read(done / stage / "summary.json")
     assert read(done / "summary.json") == read(done / "evaluate" / "summary.json")
+
+
+def test_every_phase_that_runs_a_model_tells_tokens_and_operations(done):
+    """And phases add up to what the stage took, with when its first step was done."""
+    expected = {
+        "pretrain": {"train"}, "revise": {"generate"}, "sft": {"train"}, "compare": {"generate", "label"},
+        "preference": {"train"}, "ppo": {"generate", "score", "update"}, "evaluate": {"generate", "score", "win rates"},
+    }  # fmt: skip
+    for stage, phases in expected.items():
+        timing = read_timing(done / stage / "timing.jsonl")
+        assert {name for name, total in timing.items() if total["flops"] and name != "first step"} == phases
+        assert all(timing[name]["tokens"] for name in phases)
+        assert timing["other"]["seconds"] > 0
+        if stage in TRAINED:
+            before = timing["start"]["seconds"] + timing["first step"]["seconds"]
+            assert before < timing["first step"]["since"] <= before + timing["other"]["seconds"]
 
 
 def test_a_second_run_computes_nothing_and_changes_nothing(done, capsys):

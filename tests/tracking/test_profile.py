@@ -7,15 +7,16 @@ import sys
 
 import pytest
 
+from jaxalign.config_checks import traced_steps
 from jaxalign.errors import UserError
-from jaxalign.tracking.profile import Profiler, parse
+from jaxalign.tracking.profile import Profiler
 
 # In a process of its own: JAX's profiler also asks a TPU's library that another test has loaded, and crashes without a TPU.
 _STEPS = """
 import pathlib, sys
 import jax.numpy as jnp
 from jaxalign.tracking.profile import Profiler
-profiler = Profiler("ppo:1", "ppo", pathlib.Path(sys.argv[1]))
+profiler = Profiler("ppo:1", "ppo", pathlib.Path(sys.argv[1]), 3)
 for step in range(3):
     with profiler.step(step) as on:
         jnp.ones(3).sum().block_until_ready()
@@ -24,11 +25,11 @@ for step in range(3):
 
 
 def test_what_a_user_may_write():
-    assert parse("ppo:10:3") == ("ppo", 10, 3)
-    assert parse("sft:0") == ("sft", 0, 1)
+    assert traced_steps("ppo:10:3") == ("ppo", 10, 3)
+    assert traced_steps("sft:0") == ("sft", 0, 1)
     for wrong in ("ppo", "ppo:", "ppo:x", "ppo:1:0", ":1", "ppo:-1"):
         with pytest.raises(UserError, match="STAGE:STEP"):
-            parse(wrong)
+            traced_steps(wrong)
 
 
 def test_named_steps_alone_are_traced(tmp_path):
@@ -39,6 +40,13 @@ def test_named_steps_alone_are_traced(tmp_path):
 
 
 def test_another_stage_is_not(tmp_path):
-    with Profiler("sft:0", "ppo", tmp_path / "profile").step(0) as on:
+    with Profiler("sft:0", "ppo", tmp_path / "profile", 3).step(0) as on:
         assert not on
     assert not (tmp_path / "profile").exists()
+
+
+def test_steps_that_there_are_not_are_told(tmp_path, caplog):
+    Profiler("ppo:2:1", "ppo", tmp_path, 3)
+    assert not caplog.records
+    Profiler("ppo:2:3", "ppo", tmp_path, 3)
+    assert "config.profile is 'ppo:2:3', but the steps of ppo are numbered 0 to 2" in caplog.text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 
 import jax
 import numpy as np
@@ -12,6 +13,7 @@ from jaxalign.config import Optimizer
 from jaxalign.data.loader import EpochLoader, take
 from jaxalign.data.packing import pack
 from jaxalign.tracking.metrics import read_metrics
+from jaxalign.tracking.timing import read_timing
 from jaxalign.training.lm_step import lm_step
 from jaxalign.training.loop import Loop
 from jaxalign.training.optimizer import make_optimizer
@@ -105,6 +107,18 @@ def test_every_step_is_in_the_metrics_once_and_time_is_kept_apart(tmp_path):
     timing = [json.loads(line) for line in (tmp_path / "timing.jsonl").read_text().splitlines()]
     assert [row["phase"] for row in timing] == ["start", "first step"] + ["train", "checkpoint"] * 4
     assert sum(row["tokens"] for row in timing) == sum(row["tokens"] for row in rows)
+
+
+def test_operations_and_the_wait_for_the_first_step_are_kept(tmp_path):
+    loop = Loop(
+        "sft", tmp_path, 4, 4, shown=(), tokens_metric="_tokens", flops=lambda step: 10.0 ** step, peak=5e3,
+        began=time.perf_counter() - 100.0,
+    )  # fmt: skip
+    loop.run(lambda: {"x": np.float32(0)}, {"x": jax.ShapeDtypeStruct((), np.float32)},
+             lambda state, step: (state, {"loss": 1.0, "_tokens": 3}))  # fmt: skip
+    timing = read_timing(tmp_path / "timing.jsonl")
+    assert (timing["first step"]["flops"], timing["train"]["flops"], timing["train"]["peak"]) == (1.0, 1110.0, 5e3)
+    assert 100.0 < timing["first step"]["since"] < 160.0
 
 
 def test_metrics_with_an_underscore_are_shown_and_not_kept(tmp_path):
