@@ -1,7 +1,8 @@
 """Every benchmark of speed, one after the other, and the targets beside what was found: `python benchmarks/all.py`.
 
-    python benchmarks/all.py --tunix-python PYTHON --trl-python PYTHON --peers FOLDER --instructions instruction-data.json \\
-        --preferences pairs.jsonl.gz --tokenizer tokenizer.model [--only ppo_fixed_tunix sft_trl] [--list]
+    python benchmarks/all.py --tunix-python PYTHON --trl-python PYTHON --peers FOLDER \\
+        --instructions instruction-data-with-preference.json --preferences pairs.jsonl.gz --tokenizer tokenizer.model \\
+        [--only ppo_fixed_tunix sft_trl] [--list]
 
 --peers is the folder with tunix_ppo.py and trl_ppo.py. Each benchmark is a process of its own that writes NAME.json and
 NAME.log (tables and progress) into --results; a failure stops that one alone. Without a peer's Python, or without the text,

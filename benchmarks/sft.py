@@ -1,6 +1,7 @@
 """Supervised fine-tuning on packed ragged text: `python benchmarks/sft.py`.
 
-    python benchmarks/sft.py --data instruction-data.json --tokenizer tokenizer.model --vs trl --peer-python PYTHON
+    python benchmarks/sft.py --data instruction-data-with-preference.json --tokenizer tokenizer.model \\
+        --vs trl --peer-python PYTHON
 
 `lm_step` with AdamW on rows that `data.packing.pack` filled, --batch rows of --length tokens a step, as the stage does; the
 loss is on the answers. Compared is the time of a token of text, padding not counted, over the same documents.
