@@ -130,14 +130,15 @@ def _first(path: str, name: str) -> str:
 
 
 def _commit() -> str:
-    """The commit of this checkout, with "+" where files differ from it; empty where there is none."""
+    """The commit of this checkout, with "+" where files differ from it, results not counted; empty where there is none."""
     here = Path(__file__).parent
 
     def git(*arguments: str) -> str:
         return subprocess.run(["git", *arguments], cwd=here, capture_output=True, text=True, check=True).stdout.strip()
 
     try:
-        return git("rev-parse", "--short", "HEAD") + ("+" if git("status", "--porcelain", "-uno") else "")
+        changed = git("status", "--porcelain", "-uno", "--", ":/", ":(exclude,top)benchmarks/results")
+        return git("rev-parse", "--short", "HEAD") + ("+" if changed else "")
     except (OSError, subprocess.CalledProcessError):
         return ""
 

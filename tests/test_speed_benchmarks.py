@@ -6,6 +6,7 @@ import importlib
 import json
 import math
 import pathlib
+import subprocess
 import sys
 
 import pytest
@@ -14,6 +15,7 @@ from jaxalign.errors import UserError
 
 FOLDER = pathlib.Path(__file__).resolve().parents[1] / "benchmarks"
 sys.path.insert(0, str(FOLDER))
+import common  # noqa: E402
 import versus  # noqa: E402
 
 MODEL = ["--layers", "1", "--dim", "8", "--heads", "2", "--ffn", "8", "--vocab", "32", "--json"]
@@ -98,6 +100,22 @@ def test_the_first_step_is_timed_in_a_process(capsys, monkeypatch):
     monkeypatch.setattr(module, "start", lambda words, cache: next(times))
     found = run("first_step", capsys, *ROLLS[:-2], "--pairs", "1")
     assert (found["cold_s"], found["warm_s"], found["ratio"]) == (9.0, 3.0, pytest.approx(1 / 3))
+
+
+def test_the_commit_is_that_of_a_checkout_whose_results_may_differ(tmp_path, monkeypatch):
+    folder, results = tmp_path / "benchmarks", tmp_path / "benchmarks" / "results"
+    results.mkdir(parents=True)
+    for file in (folder / "sft.py", results / "sft.json"):
+        file.write_text("as committed")
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b"]
+    for words in (["init", "-q"], ["add", "."], ["commit", "-qm", "all"]):
+        subprocess.run([*git, *words], check=True)
+    monkeypatch.setattr(common, "__file__", str(folder / "common.py"))
+    (results / "sft.json").write_text("of another run")
+    commit = common._commit()
+    assert len(commit) >= 7 and "+" not in commit
+    (folder / "sft.py").write_text("changed")
+    assert common._commit() == commit + "+"
 
 
 def test_what_a_step_costs():
