@@ -9,17 +9,14 @@ with --json an object.
 
 from __future__ import annotations
 
-import argparse
 import statistics
-import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from common import tell
+from common import at_least, make_parser, run_main, tell
 
 from jaxalign.algorithms.advantages import gae
 
@@ -57,13 +54,11 @@ def milliseconds(contenders: dict[str, Callable[[], object]], rounds: int) -> di
 
 
 def main(argv: list[str]) -> int:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--batch", type=int, nargs="+", default=[64, 512], help="rows; one table line a size")
-    parser.add_argument("--new", "--length", type=int, nargs="+", default=[64, 256, 1024], help="tokens; one table line a size")
-    parser.add_argument("--rounds", type=int, default=30, help="turns that each contender takes")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", action="store_true", help="print one JSON object, and no table")
-    parser.add_argument("--out", type=Path, help="write the same JSON object to this file")
+    parser = make_parser(__doc__, "layers", "dim", "heads", "ffn", "vocab", "prompt", "steps", "dtype")
+    parser.add_argument("--batch", type=at_least(1), nargs="+", default=[64, 512], help="rows; one table line a size")
+    parser.add_argument("--new", "--length", type=at_least(1), nargs="+", default=[64, 256, 1024],
+                        help="tokens; one table line a size")  # fmt: skip
+    parser.add_argument("--rounds", type=at_least(1), default=30, help="turns that each contender takes")
     options = parser.parse_args(argv)
     scan, found = jax.jit(gae), []
     lines = [
@@ -90,4 +85,4 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    run_main(main)

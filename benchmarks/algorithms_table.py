@@ -16,6 +16,8 @@ import runpy
 import shutil
 from pathlib import Path
 
+from common import run_main
+
 from jaxalign import pipeline
 from jaxalign.config import Config, from_config_dict
 from jaxalign.stages.base import DONE, new_manifest, read_manifest
@@ -84,13 +86,13 @@ def share(rate: dict) -> str:
     return f"{100 * rate['rate']:.1f}% ({rate['count']}/{rate['total']})"
 
 
-def main() -> None:
+def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--workdir", type=Path, default=Path("runs/algorithms"))
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--responses", type=int, default=1792, help="responses sampled by each algorithm that samples")
     parser.add_argument("--only", nargs="+", choices=ALGORITHMS, default=ALGORITHMS)
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(argv)
     for name in arguments.only:
         run(name, arguments.workdir, config_of(name, arguments.seed, arguments.responses))
     start = json.loads((arguments.workdir / arguments.only[0] / "summary.json").read_text(encoding="utf-8"))
@@ -101,6 +103,7 @@ def main() -> None:
         print_row([title, *(share(start["rates"][model][name]) for name in MEASURES), f"{start['kl'][model]:z.2f}", "", ""])
     for name in arguments.only:
         print_row(row(name, arguments.workdir))
+    return 0
 
 
 def print_row(cells: list[str]) -> None:
@@ -108,4 +111,4 @@ def print_row(cells: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

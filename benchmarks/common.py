@@ -16,11 +16,12 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
 import numpy as np
 
+from jaxalign import errors
 from jaxalign.config import Optimizer
 from jaxalign.models.architecture import DecoderConfig
 from jaxalign.models.model import Model, Params
@@ -30,23 +31,81 @@ WORKLOAD = {
     "ffn": (688, "width of the gated MLP"), "vocab": (4096, "tokens of the vocabulary"), "batch": (64, "rows of a step"),
     "prompt": (32, "tokens of a prompt"), "new": (64, "new tokens of a row, at most"), "steps": (3, "timed steps of a round"),
 }  # fmt: skip
+LEAST = {"vocab": 5, "length": 2}
+"""Of flags that must be above 1: four tokens are special, and the first of a row is not predicted."""
 WARM_UP = 2
 """Steps that count on neither side: what compiles or allocates is done then."""
 STD = 0.02
 """Of random weights on every side: logits stay small, so that sampled tokens are close to evenly spread."""
 
 
-def make_parser(doc: str, *workload: str, **defaults: Any) -> argparse.ArgumentParser:
-    """A parser with the flags of the workload (all of `WORKLOAD` that `workload` names; the model's always) and of telling."""
-    parser = argparse.ArgumentParser(description=doc.splitlines()[0])
-    for name in ("layers", "dim", "heads", "ffn", "vocab", *workload):
-        default, meaning = WORKLOAD[name]
-        parser.add_argument(f"--{name}", type=int, default=defaults.get(name, default), help=meaning)
-    parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"), help="of activations and products")
-    parser.add_argument("--seed", type=int, default=0)
+def at_least(least: int) -> Callable[[str], int]:
+    """The type of a flag that counts something."""
+
+    def number(text: str) -> int:
+        if int(text) < least:
+            raise argparse.ArgumentTypeError(f"{text} is too small; {least} or more is expected")
+        return int(text)
+
+    return number
+
+
+class Unused(argparse.Action):
+    """A flag that is accepted, and of which nothing is kept."""
+
+    def __call__(self, *_: Any) -> None:
+        pass
+
+
+class Parser(argparse.ArgumentParser):
+    """Checks what concerns several flags. length: the default of --length, which is --prompt plus --new where one of them is
+    given and it is not."""
+
+    length: int | None = None
+
+    def parse_args(self, *arguments: Any) -> argparse.Namespace:
+        options = super().parse_args(*arguments)
+        values = vars(options)
+        if self.length is not None:
+            parts = {name: values.pop(name) for name in ("prompt", "new") if name in values}
+            added = sum(parts.get(name, WORKLOAD[name][0]) for name in ("prompt", "new"))
+            values.setdefault("length", added if parts else self.length)
+        if {"dim", "heads"} <= values.keys() and options.dim % options.heads:
+            self.error(f"argument --heads: {options.heads} does not divide --dim, which is {options.dim}")
+        return options
+
+
+def make_parser(doc: str, *unused: str, length: tuple[int, str] | None = None, **defaults: int) -> Parser:
+    """A parser with the flags of the workload and of telling. All benchmarks accept the same; `unused` names those that do not
+    count in this one. length: default and meaning of --length, for rows that are not prompts with new tokens."""
+    parser = Parser(description=doc.splitlines()[0], conflict_handler="resolve")  # A benchmark may say otherwise.
+    flags: dict[str, dict[str, Any]] = {
+        name: {"type": at_least(LEAST.get(name, 1)), "default": defaults.get(name, default), "help": meaning}
+        for name, (default, meaning) in WORKLOAD.items()
+    }
+    flags["dtype"] = {"default": "float32", "choices": ("float32", "bfloat16"), "help": "of activations and products"}
+    flags["seed"] = {"type": int, "default": 0}
+    if length is not None:
+        parser.length, meaning = length
+        meaning += f"; --prompt plus --new where one of them is given, else {parser.length}"
+        flags["length"] = {"type": at_least(LEAST["length"]), "default": argparse.SUPPRESS, "help": meaning}
+        for name in ("prompt", "new"):
+            flags[name] |= {"default": argparse.SUPPRESS, "help": "part of --length, where that is not given"}
+    for name in unused:
+        flags[name] |= {"action": Unused, "default": argparse.SUPPRESS, "help": "not used here"}
+    for name, words in flags.items():
+        parser.add_argument(f"--{name}", **words)
     parser.add_argument("--json", action="store_true", help="print one JSON object, and no table")
     parser.add_argument("--out", type=Path, help="write the same JSON object to this file")
     return parser
+
+
+def run_main(main: Callable[[list[str]], int]) -> NoReturn:
+    """Ends with the exit code of `main`; a mistake that the user can mend is told without a traceback, with code 1."""
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except errors.UserError as error:
+        sys.exit(errors.tell(str(error), 1))
 
 
 def decoder(options: argparse.Namespace) -> DecoderConfig:

@@ -9,7 +9,6 @@ its pairs' share of both; `update_s` and `reference_s` tell them apart. A peer h
 from __future__ import annotations
 
 import dataclasses
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,19 @@ from typing import Any
 import jax
 import numpy as np
 import ragged
-from common import WARM_UP, Compilations, adamw, decoder, make_parser, parameter_count, progress, random_params, tell, timed
+from common import (
+    WARM_UP,
+    Compilations,
+    adamw,
+    decoder,
+    make_parser,
+    parameter_count,
+    progress,
+    random_params,
+    run_main,
+    tell,
+    timed,
+)
 from versus import add_flags, compare, table
 
 from jaxalign.config import Dpo
@@ -32,8 +43,7 @@ FLAGS = ("layers", "dim", "heads", "ffn", "vocab", "batch", "length", "steps")
 
 
 def main(argv: list[str]) -> int:
-    parser = make_parser(__doc__, "batch", "steps", batch=8, steps=10)
-    parser.add_argument("--length", type=int, default=512, help="tokens of the longest dialogue with its answer")
+    parser = make_parser(__doc__, length=(512, "tokens of the longest dialogue with its answer"), batch=8, steps=10)
     parser.add_argument("--micro-batch-tokens", type=int, default=0, help="as in the config; 0 chooses")
     ragged.add_flags(parser)
     add_flags(parser, trl="trl_dpo.py")
@@ -98,4 +108,4 @@ def _ids(pairs, row: int) -> dict[str, list[int]]:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    run_main(main)

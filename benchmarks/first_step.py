@@ -15,8 +15,10 @@ import tempfile
 import time
 from pathlib import Path
 
-from common import median, progress, tell
+from common import at_least, median, progress, run_main, tell
 from ppo_iteration import FLAGS, workload_parser
+
+from jaxalign.errors import UserError
 
 CHILD = Path(__file__).with_name("ppo_iteration.py")
 
@@ -25,16 +27,19 @@ def start(words: list[str], cache: str) -> float:
     """Seconds until the first step of a new process is done."""
     environment = os.environ | {"JAX_COMPILATION_CACHE_DIR": cache, "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
     began = time.time()
-    done = subprocess.run([sys.executable, str(CHILD), *words, "--first-step"], env=environment, check=True,
-                          stdout=subprocess.PIPE, text=True)  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, str(CHILD), *words, "--first-step"], env=environment, stdout=subprocess.PIPE, text=True
+    )
+    if done.returncode:
+        raise UserError(f"{CHILD.name} {' '.join(words)} failed ({done.returncode}); what it said stands above")
     return float(done.stdout.splitlines()[-1]) - began
 
 
 def main(argv: list[str]) -> int:
-    parser = workload_parser(__doc__)
-    parser.add_argument("--pairs", type=int, default=5, help="rounds")
+    parser = workload_parser(__doc__, "steps")
+    parser.add_argument("--pairs", type=at_least(1), default=5, help="rounds")
     options = parser.parse_args(argv)
-    words = [word for name in (*FLAGS, "dtype") for word in (f"--{name}", str(getattr(options, name)))]
+    words = [word for name in (*FLAGS[:-1], "dtype", "seed") for word in (f"--{name}", str(getattr(options, name)))]
     words += ["--stop", "none"] + (["--set", *options.set] if options.set else [])
     rounds = []
     for _ in range(options.pairs):
@@ -51,4 +56,4 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    run_main(main)

@@ -16,7 +16,7 @@ import sys
 
 import jax
 import jax.numpy as jnp
-from common import make_parser, progress, tell
+from common import make_parser, progress, run_main, tell
 
 from jaxalign.models.heads import lm_logits, token_stats
 
@@ -59,8 +59,9 @@ def peak_rise(options: argparse.Namespace, way: str, what: str) -> int:
 
 
 def main(argv: list[str]) -> int:
-    parser = make_parser(__doc__, "batch", vocab=131072, batch=8)
-    parser.add_argument("--length", type=int, default=1024, help="tokens of a row")
+    parser = make_parser(
+        __doc__, "layers", "heads", "ffn", "steps", "seed", length=(1024, "tokens of a row"), vocab=131072, batch=8
+    )
     parser.add_argument("--run", action="store_true", help="run them too")
     parser.add_argument("--child", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
@@ -83,4 +84,4 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    run_main(main)

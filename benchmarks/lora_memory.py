@@ -18,6 +18,7 @@ import sys
 
 import jax
 import jax.numpy as jnp
+from common import run_main
 
 from jaxalign.config import Optimizer, Ppo
 from jaxalign.models.architecture import DecoderConfig, RopeScaling
@@ -121,4 +122,4 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    run_main(main)

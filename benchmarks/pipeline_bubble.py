@@ -13,12 +13,12 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import sys
 import time
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from common import run_main
 
 from jaxalign.config import Mesh
 from jaxalign.models.architecture import DecoderConfig
@@ -80,4 +80,4 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    run_main(main)

@@ -21,6 +21,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 
 import jax
+from common import run_main
 
 from jaxalign.config import from_config_dict
 from jaxalign.parallel.sharding import make_sharding
@@ -194,4 +195,4 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    run_main(main)

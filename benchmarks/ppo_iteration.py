@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import ast
 import contextlib
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -31,6 +30,7 @@ from common import (
     progress,
     random_params,
     random_prompts,
+    run_main,
     tell,
     timed,
 )
@@ -144,9 +144,9 @@ def parts() -> Iterator[dict[str, list[float]]]:
         Engine.rollout, ppo.make_experience, ppo.ppo_update = kept
 
 
-def workload_parser(doc: str) -> argparse.ArgumentParser:
+def workload_parser(doc: str, *unused: str) -> argparse.ArgumentParser:
     """The flags that `Run` reads, but for `stop`."""
-    parser = make_parser(doc, *FLAGS[5:])
+    parser = make_parser(doc, *unused)
     parser.add_argument("--set", nargs="+", default=[], metavar="FIELD=VALUE", help="of model or ppo, model.remat=True say")
     return parser
 
@@ -180,4 +180,4 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    run_main(main)

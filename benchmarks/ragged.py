@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+from common import at_least
 
 from jaxalign.data.preferences import read_preferences
 from jaxalign.data.tokenizer import load_tokenizer
@@ -54,7 +55,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--data", type=Path, help="a .json file of instructions, or a .jsonl(.gz) file of chosen and rejected "
                         "answers; without it texts are made up")  # fmt: skip
     parser.add_argument("--tokenizer", type=Path, help="for --data: a tokenizer file, or a folder with one")
-    parser.add_argument("--documents", type=int, default=2000, help="how many to read, or to make up")
+    parser.add_argument("--documents", type=at_least(1), default=2000, help="how many to read, or to make up")
 
 
 def read(options: argparse.Namespace, max_length: int) -> Texts:

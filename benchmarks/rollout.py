@@ -10,18 +10,19 @@ other random numbers; compared is the time of a new token. The peers answer such
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import jax
 from common import (
     Compilations,
+    at_least,
     decoder,
     make_parser,
     parameter_count,
     progress,
     random_params,
     random_prompts,
+    run_main,
     tell,
     timed,
 )
@@ -35,8 +36,8 @@ FLAGS = ("layers", "dim", "heads", "ffn", "vocab", "batch", "prompt", "new", "st
 
 
 def main(argv: list[str]) -> int:
-    parser = make_parser(__doc__, *FLAGS[5:9], vocab=64, new=256, steps=1)
-    parser.add_argument("--queue", type=int, default=512, help="prompts of a step")
+    parser = make_parser(__doc__, vocab=64, new=256, steps=1)
+    parser.add_argument("--queue", type=at_least(1), default=512, help="prompts of a step")
     parser.add_argument("--stop", type=int, default=2, help="the token that ends a response; the peers' is 2")
     add_flags(parser, tunix="tunix_sampler.py", hf="hf_generate.py")
     options = parser.parse_args(argv)
@@ -67,4 +68,4 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    run_main(main)

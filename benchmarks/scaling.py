@@ -22,6 +22,8 @@ import json
 import sys
 from pathlib import Path
 
+from common import run_main
+
 from jaxalign.config import Config, from_config_dict
 from jaxalign.errors import UserError
 from jaxalign.parallel.sharding import make_sharding
@@ -193,4 +195,4 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    run_main(main)

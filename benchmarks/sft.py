@@ -9,7 +9,6 @@ loss is on the answers. Compared is the time of a token of text, padding not cou
 
 from __future__ import annotations
 
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -26,6 +25,7 @@ from common import (
     product_weights,
     progress,
     random_params,
+    run_main,
     tell,
     timed,
 )
@@ -44,8 +44,7 @@ FLAGS = ("layers", "dim", "heads", "ffn", "vocab", "batch", "length", "steps")
 
 
 def main(argv: list[str]) -> int:
-    parser = make_parser(__doc__, "batch", "steps", batch=8, steps=10)
-    parser.add_argument("--length", type=int, default=512, help="tokens of a packed row")
+    parser = make_parser(__doc__, length=(512, "tokens of a packed row"), batch=8, steps=10)
     parser.add_argument("--micro-batches", type=int, default=0, help="parts of a step; 0: as the stage chooses")
     ragged.add_flags(parser)
     add_flags(parser, trl="trl_sft.py")
@@ -85,4 +84,4 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    run_main(main)

@@ -10,14 +10,13 @@ all their operations over all their time. Update and products take turns.
 from __future__ import annotations
 
 import argparse
-import sys
 import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from common import median, progress, tell, timed
+from common import at_least, median, progress, run_main, tell, timed
 from ppo_iteration import Run, parts, workload_parser
 
 
@@ -70,8 +69,8 @@ def product_seconds(product: Product, dtype: str, runs: int) -> float:
 
 def main(argv: list[str]) -> int:
     parser = workload_parser(__doc__)
-    parser.add_argument("--pairs", type=int, default=5, help="rounds")
-    parser.add_argument("--runs", type=int, default=5, help="of each product in a round; the median counts")
+    parser.add_argument("--pairs", type=at_least(1), default=5, help="rounds")
+    parser.add_argument("--runs", type=at_least(1), default=5, help="of each product in a round; the median counts")
     options = parser.parse_args(argv)
     options.stop = None
     products = update_products(options)
@@ -101,4 +100,4 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    run_main(main)

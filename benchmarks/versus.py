@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from common import WARM_UP, median, progress
+from common import WARM_UP, at_least, median, progress
 
 from jaxalign.errors import UserError
 
@@ -31,7 +31,7 @@ def add_flags(parser: argparse.ArgumentParser, **scripts: str) -> None:
     parser.add_argument("--peer-python", type=Path, help="the interpreter that has the peer")
     parser.add_argument("--peer-script", type=Path, help="the peer's script, where it is not the one in peers/")
     parser.add_argument("--peer-args", default="", help="more flags for it, in one word")
-    parser.add_argument("--pairs", type=int, default=5, help="rounds, each of ours and the peer's")
+    parser.add_argument("--pairs", type=at_least(1), default=5, help="rounds, each of ours and the peer's")
     parser.set_defaults(scripts=scripts)
 
 

@@ -21,6 +21,8 @@ import versus  # noqa: E402
 MODEL = ["--layers", "1", "--dim", "8", "--heads", "2", "--ffn", "8", "--vocab", "32", "--json"]
 TEXT = ["--batch", "2", "--length", "32", "--documents", "40", "--steps", "2", "--pairs", "2"]
 ROLLS = ["--batch", "4", "--prompt", "4", "--new", "4", "--pairs", "2"]
+SAME = {"layers": 1, "dim": 8, "heads": 2, "ffn": 8, "vocab": 32, "batch": 3, "prompt": 4, "new": 6, "steps": 1}
+"""Flags that describe one workload to every benchmark."""
 PEER = """
 import json, sys
 steps = int(sys.argv[sys.argv.index("--steps") + 1])
@@ -32,6 +34,27 @@ print(json.dumps({"step_s": [100.0] * 2 + [2.0] * (steps - 2), "tokens": [1] * s
 def run(name: str, capsys, *words: str) -> dict:
     assert importlib.import_module(name).main([*MODEL, *words]) == 0
     return json.loads(capsys.readouterr().out)
+
+
+class Parsed(Exception):
+    """Ends a benchmark when its flags are read."""
+
+
+@pytest.fixture
+def parse(monkeypatch):
+    """The options that a benchmark makes of its flags; nothing is run."""
+    kept = common.Parser.parse_args
+
+    def stop(parser, argv):
+        raise Parsed(kept(parser, argv))
+
+    def parsed(name: str, *words: str) -> dict:
+        monkeypatch.setattr(common.Parser, "parse_args", stop)
+        with pytest.raises(Parsed) as caught:
+            importlib.import_module(name).main(list(words))
+        return vars(caught.value.args[0])
+
+    return parsed
 
 
 @pytest.fixture
@@ -100,6 +123,56 @@ def test_the_first_step_is_timed_in_a_process(capsys, monkeypatch):
     monkeypatch.setattr(module, "start", lambda words, cache: next(times))
     found = run("first_step", capsys, *ROLLS[:-2], "--pairs", "1")
     assert (found["cold_s"], found["warm_s"], found["ratio"]) == (9.0, 3.0, pytest.approx(1 / 3))
+
+
+@pytest.mark.parametrize(("name", "unused", "instead"), [
+    ("ppo_iteration", "", {}), ("update_rate", "", {}), ("rollout", "", {}), ("first_step", "steps", {}),
+    ("sft", "prompt new", {"length": 10}), ("dpo", "prompt new", {"length": 10}), ("preference", "prompt new", {"length": 10}),
+    ("logprob_memory", "layers heads ffn prompt new steps", {"length": 10}),
+    ("advantages_scan", "layers dim heads ffn vocab prompt steps", {"batch": [3], "new": [6]}),
+])  # fmt: skip
+def test_one_set_of_flags_describes_all_and_what_does_not_count_is_not_told(name, unused, instead, parse):
+    options = parse(name, *(word for flag, value in SAME.items() for word in (f"--{flag}", str(value))))
+    told = {flag: value for flag, value in options.items() if flag in (*SAME, "length")}
+    assert told == {flag: value for flag, value in SAME.items() if flag not in unused.split()} | instead
+
+
+def test_a_length_is_that_of_prompt_and_new_tokens_unless_it_is_given(parse):
+    assert parse("sft")["length"] == 512
+    assert parse("sft", "--new", "6")["length"] == 32 + 6
+    assert parse("sft", "--new", "6", "--length", "7")["length"] == 7
+
+
+def test_help_says_what_is_not_used(capsys):
+    with pytest.raises(SystemExit):
+        importlib.import_module("first_step").main(["--help"])
+    said = capsys.readouterr().out
+    assert "--steps STEPS not used here" in " ".join(said.split()) and said.count("not used here") == 1
+
+
+@pytest.mark.parametrize(("name", "words", "said"), [
+    ("rollout", "--queue 0", "argument --queue: 0 is too small; 1 or more is expected"),
+    ("sft", "--steps 0", "argument --steps: 0 is too small; 1 or more is expected"),
+    ("dpo", "--length 1", "argument --length: 1 is too small; 2 or more is expected"),
+    ("preference", "--pairs 0", "argument --pairs: 0 is too small; 1 or more is expected"),
+    ("advantages_scan", "--new 8 -1", "argument --new/--length: -1 is too small; 1 or more is expected"),
+    ("logprob_memory", "--layers 0", "argument --layers: 0 is too small; 1 or more is expected"),
+    ("update_rate", "--vocab 4", "argument --vocab: 4 is too small; 5 or more is expected"),
+    ("ppo_iteration", "--dim 16 --heads 3", "argument --heads: 3 does not divide --dim, which is 16"),
+])  # fmt: skip
+def test_a_flag_that_makes_no_sense_is_told_in_one_line(name, words, said, capsys):
+    with pytest.raises(SystemExit) as ended:
+        importlib.import_module(name).main(words.split())
+    assert ended.value.code == 2 and capsys.readouterr().err.splitlines()[-1].endswith(f"error: {said}")
+
+
+def test_a_mistake_of_the_user_ends_a_benchmark_with_one_line(capsys):
+    def main(argv):
+        raise UserError("--data needs --tokenizer")
+
+    with pytest.raises(SystemExit) as ended:
+        common.run_main(main)
+    assert ended.value.code == 1 and capsys.readouterr().err == "--data needs --tokenizer\n"
 
 
 def test_the_commit_is_that_of_a_checkout_whose_results_may_differ(tmp_path, monkeypatch):
