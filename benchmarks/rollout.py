@@ -5,7 +5,8 @@
 
 `Engine.respond` over --queue random prompts with --batch slots at temperature 1, from random weights; a response ends at --stop
 (of 64 tokens an untrained model draws it after 63 on the mean) or after --new tokens. A step is the whole queue, each with
-other random numbers; compared is the time of a new token. The peers answer such a queue in batches of --batch.
+other random numbers; compared is the time of a new token. The peers answer such a queue in batches of --batch. TRL samples with
+Hugging Face's generate, so that --vs trl is --vs hf.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ def main(argv: list[str]) -> int:
     parser = make_parser(__doc__, vocab=64, new=256, steps=1)
     parser.add_argument("--queue", type=at_least(1), default=512, help="prompts of a step")
     parser.add_argument("--stop", type=int, default=2, help="the token that ends a response; the peers' is 2")
-    add_flags(parser, tunix="tunix_sampler.py", hf="hf_generate.py")
+    add_flags(parser, tunix="tunix_sampler.py", hf="hf_generate.py", trl="hf_generate.py")
     options = parser.parse_args(argv)
     model = Model(decoder(options))
     params, prompts = random_params(model, 1), random_prompts(options, options.queue)
@@ -63,8 +64,9 @@ def main(argv: list[str]) -> int:
     for number in range(2):
         progress(f"warm-up {number + 1}: {queue()[0]:.3f} s")
     found = compare(options, ours, "token", FLAGS, warm_up=1)  # Of a peer: its second batch is warm already.
-    found |= {"parameters": parameter_count(model), "new_tokens_per_s": 1 / found["ours_s"]}
-    return tell(options, "rollout", found, table(found, options.vs))
+    peer = "HF generate, as TRL samples" if options.vs == "trl" and options.peer_script is None else options.vs
+    found |= {"parameters": parameter_count(model), "new_tokens_per_s": 1 / found["ours_s"], "peer": peer}
+    return tell(options, "rollout", found, table(found, peer))
 
 
 if __name__ == "__main__":

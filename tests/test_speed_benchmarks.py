@@ -175,6 +175,13 @@ def test_a_mistake_of_the_user_ends_a_benchmark_with_one_line(capsys):
     assert ended.value.code == 1 and capsys.readouterr().err == "--data needs --tokenizer\n"
 
 
+def test_trl_samples_as_hf_does(tmp_path, monkeypatch, capsys):
+    (tmp_path / "hf_generate.py").write_text(PEER)
+    monkeypatch.setattr(versus, "PEERS", tmp_path)
+    words = [*ROLLS[:-2], "--pairs", "1", "--queue", "2", "--vs", "trl", "--peer-python", sys.executable]
+    assert run("rollout", capsys, *words)["peer"] == "HF generate, as TRL samples"
+
+
 def test_the_commit_is_that_of_a_checkout_whose_results_may_differ(tmp_path, monkeypatch):
     folder, results = tmp_path / "benchmarks", tmp_path / "benchmarks" / "results"
     results.mkdir(parents=True)
