@@ -10,6 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from jaxalign.algorithms.direct_preference import DPO_KINDS
 from jaxalign.config import DIRECT_OBJECTIVES, PAIRWISE_OBJECTIVES, Dpo, Optimizer
@@ -94,6 +96,14 @@ def step(section: Dpo, batch: AnswerPairs, mesh=None, packed=False):
     return gradient, {name: float(value) for name, value in metrics.items()}
 
 
+def jitted_step(section: Dpo, batch: AnswerPairs, parts=None):
+    """`step` on one device, compiled once for all batches of a shape."""
+    state = init_state(tiny.model(), SGD, tiny.place(tiny.model(), tiny.host_params()), jax.random.key(0))
+    state, metrics = direct_step(tiny.model(), SGD, section, state, batch, None, parts)
+    gradient = jax.tree.map(np.subtract, tiny.host_params(), tiny.to_host(state.params))
+    return gradient, {name: float(value) for name, value in metrics.items()}
+
+
 def assert_same(found, expected) -> None:
     """Equal up to rounding, of which the largest gradients, hundreds times the least, set the measure."""
     (gradient, metrics), (expected_gradient, expected_metrics) = found, expected
@@ -161,6 +171,33 @@ def test_a_prompt_that_stands_once_for_both_answers_changes_nothing(mesh, object
     batch = judged(begun_alike(), objective)
     found = step(section(objective, batch=8, micro_batch_tokens=tokens), batch, mesh, packed=True)
     assert_same(found, step(section(objective, batch=8), batch))
+
+
+UP_TO_8 = st.integers(1, 8)
+LENGTHS = st.tuples(UP_TO_8, UP_TO_8, UP_TO_8, UP_TO_8, st.integers(0, 16), st.booleans())
+
+
+@pytest.mark.parametrize("objective", ["sigmoid", "kto"])
+@settings(deadline=None, max_examples=15)
+@given(st.lists(LENGTHS, min_size=6, max_size=6), st.integers(0, 99))
+def test_pairs_of_any_lengths_are_learnt_packed_as_each_answer_alone(objective, lengths, seed):
+    """lengths: of both prompts and both answers, how far the two sequences are alike, and whether the pair counts. Packed with
+    and without what is alike standing once, in parts of 4 rows of 16."""
+    rng, numbers = np.random.default_rng(seed), np.asarray(lengths)
+    prompt, length, alike = numbers[:, :2], numbers[:, :2] + numbers[:, 2:4], numbers[:, 4]
+    tokens = rng.integers(0, 32, (6, 2, 16))
+    tokens[:, 1] = np.where(np.arange(16) < alike[:, None], tokens[:, 0], tokens[:, 1])
+    batch = AnswerPairs(
+        tokens.astype(np.int32), prompt.astype(np.int32), length.astype(np.int32), np.resize(LABEL, 6),
+        numbers[:, 5].astype(np.float32), rng.normal(-20, 3, (6, 2)).astype(np.float32),
+    )  # fmt: skip
+    batch, given = judged(batch, objective), section(objective, batch=6, micro_batch_tokens=64, sft_weight=0.5)
+    expected, expected_metrics = jitted_step(given, batch)
+    largest = max(np.abs(x).max() for x in jax.tree.leaves(expected))
+    for branches in (False, True):
+        found, metrics = jitted_step(given, batch, pack_pairs(batch, 64, None, branches=branches))
+        assert metrics == pytest.approx(expected_metrics, rel=2e-4, abs=1e-5)
+        tiny.assert_trees_close(found, expected, rtol=1e-3, atol=2e-6 * max(1, largest))
 
 
 @pytest.mark.parametrize("objective", ["kto", "sigmoid", "orpo"])

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import numpy as np
 import optax
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from jaxalign.config import Optimizer
 from jaxalign.data.packing import pack
 from jaxalign.models.architecture import Experts
 from jaxalign.records import PackedBatch
-from jaxalign.training.lm_step import lm_evaluate, lm_step
+from jaxalign.training.lm_step import lm_evaluate, lm_loss, lm_step
 from jaxalign.training.optimizer import make_optimizer
 from jaxalign.training.state import init_state
 from tests import tiny
@@ -30,6 +34,10 @@ def step(batch, micro_batches=1, optimizer=SGD, model=None):
     return float(metrics["loss"]), gradient, tiny.to_host(metrics)
 
 
+def padded(batch: PackedBatch, R: int, T: int) -> PackedBatch:
+    return jax.tree.map(lambda x: np.pad(x, ((0, R - len(x)), (0, T - x.shape[1]))), batch)
+
+
 @pytest.fixture(scope="module")
 def packed():
     return pack(DOCUMENTS, 24)[0]
@@ -38,8 +46,7 @@ def packed():
 @pytest.fixture(scope="module")
 def whole(packed):
     """The four rows (some empty) of the batch every test compares with."""
-    short = 4 - len(packed.tokens)
-    return jax.tree.map(lambda x: np.pad(x, ((0, short), (0, 0))), packed)
+    return padded(packed, 4, 24)
 
 
 def test_the_loss_is_the_weighted_mean_over_all_documents(whole):
@@ -66,13 +73,28 @@ def test_micro_batches_change_nothing(whole, micro_batches):
     tiny.assert_trees_close(found, gradient, 1e-4, 1e-6)
 
 
-def test_packing_changes_nothing(whole):
-    alone = pack([document for document in DOCUMENTS], 12)[0]  # other rows, of another length
-    assert len(alone.tokens) != len(whole.tokens)
-    loss, gradient, _ = step(whole)
-    found_loss, found, _ = step(alone)
-    assert found_loss == pytest.approx(loss, rel=1e-5)
-    tiny.assert_trees_close(found, gradient, 1e-4, 1e-6)
+@functools.partial(jax.jit, static_argnums=0)
+def summed(model, params, batch):
+    """(negative log-likelihood, gradient), added up and not averaged."""
+    return jax.value_and_grad(lambda params: lm_loss(model, params, batch, 1.0)[0])(params)
+
+
+@pytest.mark.parametrize("mesh", [None, (2, 2, 2)])
+@settings(deadline=None, max_examples=15)
+@given(st.lists(st.integers(1, 12), min_size=1, max_size=7), st.sampled_from([12, 17, 24]), st.integers(0, 99))
+def test_documents_packed_in_any_rows_are_learnt_as_each_alone(mesh, lengths, row_length, seed):
+    """Of 1 to 12 tokens, in 8 rows of 24 of which those behind `row_length` are padding; alone, a document has its own row."""
+    rng, model, params = np.random.default_rng(seed), tiny.model(mesh), tiny.host_params()
+    documents = [(rng.integers(0, 32, n).tolist(), rng.choice([0.0, 0.5, 1.0], n).tolist()) for n in lengths]
+    total, gradient = 0.0, jax.tree.map(np.zeros_like, params)
+    for ids, weights in documents:
+        one = PackedBatch(*(np.asarray([x]) for x in (ids, [1] * len(ids), range(len(ids)), weights)))
+        loss, of_one = summed(tiny.model(), params, padded(one, 1, 12))
+        total, gradient = total + loss, jax.tree.map(np.add, gradient, of_one)
+    rows = tiny.rows(model, padded(pack(documents, row_length)[0], 8, 24))
+    loss, found = summed(model, tiny.place(model, params), rows)
+    assert float(loss) == pytest.approx(float(total), rel=1e-5, abs=1e-5)
+    tiny.assert_trees_close(tiny.to_host(found), gradient, 1e-4, 1e-5)
 
 
 def test_what_has_no_weight_is_not_learnt(whole):
