@@ -12,6 +12,7 @@ from jaxalign.rollout.engine import Engine
 from jaxalign.rollout.sampling import Sampling
 from jaxalign.rollout.warm_up import _lengths
 from tests import tiny
+from tests.training.test_ahead import SEEN
 
 KEY = jax.random.key(0)
 ENDLESS = Sampling(40, ())
@@ -158,6 +159,23 @@ def test_nothing_is_compiled_anew_for_longer_prompts_that_come_later(params):
     session.submit(late, range(16, 19))
     assert len(finish(session)) > 10
     assert compiled() == before
+
+
+def test_nothing_at_all_is_compiled_on_a_mesh_for_another_queue():
+    """Neither a program of the session nor one of the small ones that move arrays."""
+    model, rng, sampling = tiny.model((2, 2, 2)), np.random.default_rng(0), Sampling(56, (2, 9))
+    params, engine = tiny.place(model, tiny.host_params(scale=1.5)), Engine(model, 8, 96, 8)
+    queues = [
+        [rng.integers(0, 32, rng.integers(shortest, longest + 1)).tolist() for _ in range(count)]
+        for count, shortest, longest in ((1, 1, 3), (24, 1, 16), (9, 9, 16), (5, 1, 16), (16, 3, 3))
+    ]
+    keys = [jax.random.key(i) for i in range(len(queues))]
+    jax.clear_caches()
+    engine.warm_up(params, sampling, 16)
+    SEEN.clear()
+    for key, prompts in zip(keys, queues, strict=True):
+        assert len(engine.respond(params, prompts, key, sampling, range(len(prompts)))) == len(prompts)
+    assert SEEN == []
 
 
 def test_a_long_queue_keeps_no_more_than_its_slots(params):
