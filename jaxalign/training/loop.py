@@ -94,7 +94,7 @@ class Loop:
             if step == start:  # It waits for compilers, and would spoil every rate.
                 tokens, pending = settle(), None
                 now = time.perf_counter()
-                timing.add("first step", now - began, tokens, flops, None if self.began is None else now - self.began)
+                timing.add("first step", now - began, tokens, since=None if self.began is None else now - self.began)
                 timeline.clear()
                 began, tokens, flops = now, 0, 0.0
             if (step + 1) % self.checkpoint_every == 0 or step + 1 == self.total_steps:
