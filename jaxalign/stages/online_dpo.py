@@ -61,10 +61,9 @@ class OnlineDPO(Stage):
         model = common.make_model(config, tokenizer.vocab_size)
         reference = common.frozen_role(context, model, common.policy_params(context, model, self.name))
         timeline = Timeline()
-        judge = common.speaker(
-            context, model, common.base_params(context, model), section.batch, common.Meter(timeline, model)
-        )
-        iteration = _Iteration(context, model, reference, common.labeller(context, judge), tokenizer, timeline)
+        meter = common.Meter(timeline, model)
+        judge = common.speaker(context, model, common.base_params(context, model), section.batch, meter)
+        iteration = _Iteration(context, model, reference, common.labeller(context, judge), tokenizer, timeline, meter)
         loop = common.loop(
             context, model, section.iterations, section.checkpoint_every, shown=("loss", "decided", "kl"), timeline=timeline
         )
@@ -89,11 +88,11 @@ class _Iteration:
 
     def __init__(
         self, context: StageContext, model: Model, reference: FrozenRole, labeller: Labeller, tokenizer,
-        timeline: Timeline,
+        timeline: Timeline, meter: common.Meter,
     ):  # fmt: skip
         config, section = context.config, context.config.online_dpo
         self.frozen, self.checks_path = common.frozen_params(context, model), context.directory / CHECKS
-        self.offloads_optimizer, self.timeline = "optimizer" in config.mesh.offload, timeline
+        self.offloads_optimizer, self.timeline, self.meter = "optimizer" in config.mesh.offload, timeline, meter
         self.config, self.model, self.start, self.labeller, self.tokenizer = config, model, reference, labeller, tokenizer
         self.judge = common.frozen_role(context, model, labeller.speaker.params)
         self.prompts = sources.prompts(context, tokenizer, "rl", section.prompts, section.max_new_tokens)
@@ -166,7 +165,7 @@ class _Iteration:
         with self.judge.on_device() as judging:
             speaking = dataclasses.replace(self.labeller.speaker, params=judging)
             labeller = dataclasses.replace(self.labeller, speaker=speaking)
-            with speaking.counted.phase("label"):
+            with self.meter.phase("label"):
                 labelled = labeller.label(pairs, key, first_row, self.config.feedback.invert)
         answered = answer_pairs(rollout, labelled, self.config.feedback.undecided)
         every = dataclasses.replace(answered, weight=np.ones_like(answered.weight))

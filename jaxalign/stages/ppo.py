@@ -238,8 +238,7 @@ class Iteration:
         own = flops.forward(setup.critic, self.lengths) if setup.runs_critic else 0.0
         if self.scores_later:
             scorer = self.reward.scorer
-            members = 1 if scorer.ensemble is None else len(scorer.ensemble.shift)
-            own += members * flops.forward(scorer.model, self.lengths)
+            own += work.members(scorer) * flops.forward(scorer.model, self.lengths)
         return int(np.sum(self.lengths)), own + flops.forward(setup.reference, self.lengths, self.answered)
 
     def _learning(self) -> float:

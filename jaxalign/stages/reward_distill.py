@@ -78,6 +78,7 @@ class RewardDistill(Stage):
         with common.timing(context, policy).phase("score") as phase:
             raw = [all_scores(*teacher, pairs, section.batch_pairs) for pairs in arrays]
             phase.tokens = sum(int(pairs.length.sum()) for pairs in arrays)
+            phase.flops = work.members(teacher[0]) * sum(work.reading_pairs(teacher[0].model, pairs) for pairs in arrays)
         train = ScoredPairs(arrays[0].tokens, arrays[0].length, (raw[0] - teacher[0].shift) / teacher[0].scale)
         params, steps = self._train(context, model, teacher, train)
         student = Scorer(model)

@@ -105,9 +105,11 @@ def rest_of(path: str | os.PathLike, clock: Callable[[], float] = time.perf_coun
     """Around all that a stage does: appends as "other" what none of its phases counts, if it has any."""
     counted = lambda: sum(total["seconds"] for total in read_timing(path).values())  # noqa: E731
     before, began = counted(), clock()
-    yield
-    if Path(path).exists():
-        Timing(path).add("other", max(0.0, clock() - began - (counted() - before)))
+    try:
+        yield
+    finally:
+        if Path(path).exists():
+            Timing(path).add("other", max(0.0, clock() - began - (counted() - before)))
 
 
 def read_timing(path: str | os.PathLike) -> dict[str, PhaseTotal]:

@@ -23,8 +23,12 @@ def logprobs(model: Model, rollout: Rollout) -> tuple[int, float]:
 
 def scored(scorer: Scorer, rollout: Rollout) -> tuple[int, float]:
     """(tokens, operations) of a reward model's scores, by all of its members."""
-    members = 1 if scorer.ensemble is None else len(scorer.ensemble.shift)
-    return int(np.sum(_lengths(rollout))), members * flops.forward(scorer.model, _lengths(rollout))
+    return int(np.sum(_lengths(rollout))), members(scorer) * flops.forward(scorer.model, _lengths(rollout))
+
+
+def members(scorer: Scorer) -> int:
+    """How many models score: those of an ensemble, or one."""
+    return 1 if scorer.ensemble is None else len(scorer.ensemble.shift)
 
 
 def _lengths(rollout: Rollout) -> np.ndarray:
