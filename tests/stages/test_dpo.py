@@ -16,7 +16,7 @@ from jaxalign.stages.dpo import arrays, oriented
 from jaxalign.stages.online_dpo import _Iteration, answer_pairs
 from jaxalign.tracking.metrics import read_metrics
 from tests.stages import test_end_to_end
-from tests.stages.test_end_to_end import done, read, rows, run  # noqa: F401
+from tests.stages.test_end_to_end import done, phases_with_operations, read, rows, run  # noqa: F401
 
 PROMPTS = [Prompt(f"p{i}", (Message("user", text),), "compare") for i, text in enumerate(("How do I use it?", "And sage?"))]
 STAGES = ("pretrain", "revise", "sft", "compare", "dpo", "online_dpo", "evaluate", "report")
@@ -68,6 +68,11 @@ def test_both_stages_train_and_are_evaluated(direct):
     last = [json.loads(line) for line in (direct / "online_dpo" / "rows-00002.jsonl").read_text().splitlines()]
     assert len(last) == 8 and all(0 <= row["label"] <= 1 for row in last)
     assert "Online direct preference optimisation" in (direct / "report.html").read_text(encoding="utf-8")
+
+
+def test_their_phases_have_operations(direct):
+    assert phases_with_operations(direct / "dpo") == {"score", "train"}
+    assert phases_with_operations(direct / "online_dpo") == {"generate", "label", "score", "update"}
 
 
 def test_online_pairs_are_sampled_by_what_is_trained(direct):

@@ -16,7 +16,7 @@ from jaxalign.stages.reward_distill import agreement, first_layers, fresh_pairs
 from jaxalign.tracking.metrics import read_metrics
 from jaxalign.training.scorer import Scorer, student_model
 from tests import tiny
-from tests.stages.test_end_to_end import CONFIG, done, read, rows, run  # noqa: F401
+from tests.stages.test_end_to_end import CONFIG, done, phases_with_operations, read, rows, run  # noqa: F401
 
 STAGES = ("pretrain", "revise", "sft", "compare", "preference", "reward_distill", "ppo", "report")
 SECTION = {"layers": 1, "embed": 16, "heads": 2, "kv_heads": 1, "head_dim": 8, "mlp": 24, "prompts": 128, "samples": 4,
@@ -32,6 +32,10 @@ def distilled(done, tmp_path_factory):  # noqa: F811
         shutil.copytree(done / stage, workdir / stage)
     run(workdir, **CHANGES)
     return workdir
+
+
+def test_its_phases_have_operations(distilled):
+    assert phases_with_operations(distilled / "reward_distill") == {"generate", "score", "train"}
 
 
 def test_the_student_orders_answers_as_its_teacher_does(distilled):
