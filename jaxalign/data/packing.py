@@ -10,33 +10,24 @@ import numpy as np
 from jaxalign.errors import UserError
 from jaxalign.records import PackedBatch
 
-OPEN_ROWS = 64  # How many unfinished rows first-fit looks at; older ones are closed.
-
 
 def pack(documents: Iterable[tuple[Sequence[int], Sequence[float]]], row_length: int) -> tuple[PackedBatch, int]:
-    """Packs (token ids, loss weights) pairs, first fit, in order. Returns numpy arrays [R, row_length] and a count.
+    """Packs (token ids, loss weights) pairs, best fit, longest first. Returns numpy arrays [R, row_length] and a count.
 
     The first token of a document is never predicted (nothing stands before it). Documents longer than a row are cut at
-    its end; the count says how many. Raises UserError when there is no document.
+    its end; the count says how many. Raises UserError when there is no document, or none with a token.
     """
-    rows: list[list[tuple[Sequence[int], Sequence[float]]]] = []
-    room: list[int] = []
+    kept: list[tuple[Sequence[int], Sequence[float]]] = []
     cut = 0
     for ids, weights in documents:
         if len(ids) > row_length:
             ids, weights, cut = ids[:row_length], weights[:row_length], cut + 1
-        for row in range(max(0, len(rows) - OPEN_ROWS), len(rows)):
-            if room[row] >= len(ids):
-                break
-        else:
-            rows.append([])
-            room.append(row_length)
-            row = len(rows) - 1
-        rows[row].append((ids, weights))
-        room[row] -= len(ids)
-    if not rows:
+        if len(ids):
+            kept.append((ids, weights))
+    if not kept:
         raise UserError("there is no text to train on; the data source gave no document")
-    return _fill(rows, row_length), cut
+    (rows,) = fit(np.array([len(ids) for ids, _ in kept]), row_length, len(kept))
+    return _fill([[kept[i] for i in row] for row in rows], row_length), cut
 
 
 def _fill(rows, row_length: int) -> PackedBatch:
@@ -60,36 +51,66 @@ def fit(lengths: np.ndarray, row_length: int, rows: int, together: int = 1) -> l
     Units of `together` neighbouring sequences come into one part; the longest first, each into the first part that has room,
     there each sequence where the least is left (best-fit decreasing). No length may be above row_length.
     """
-    parts: list[tuple[list[list[int]], list[tuple[int, int]]]] = []  # (rows, what is left of each with its number, sorted)
+    parts: list[_Part] = []
     units = lengths.reshape(-1, together)
     for unit in np.argsort(-units.sum(axis=1), kind="stable").tolist():
-        members = sorted(range(unit * together, (unit + 1) * together), key=lambda i: -lengths[i])
-        tried = ((content, _room(room, lengths, members, row_length, rows)) for content, room in parts)
-        content, where = next((found for found in tried if found[1] is not None), (None, None))
-        if content is None:
-            parts.append((content := [], room := []))
-            where = _room(room, lengths, members, row_length, rows)
-        for i, row in zip(members, where, strict=True):
-            content.extend([] for _ in range(len(content), row + 1))
-            content[row].append(i)
-    return [content for content, _ in parts]
+        members = [(i, int(lengths[i])) for i in range(unit * together, (unit + 1) * together)]
+        members.sort(key=lambda member: -member[1])
+        if not any(part.take(members) for part in parts):
+            parts.append(_Part(row_length, rows))
+            parts[-1].take(members)
+    return [part.content for part in parts]
 
 
-def _room(room: list[tuple[int, int]], lengths, members: list[int], row_length: int, rows: int) -> list[int] | None:
-    """The row of each member, whose place is then taken; None where they do not all fit."""
-    left, where = list(room) if len(members) > 1 else room, []
-    for i in members:
-        at = bisect.bisect_left(left, (lengths[i], -1))
-        if at < len(left):
-            free, row = left.pop(at)
-        elif len(left) < rows:
-            free, row = row_length, len(left)
-        else:
-            return None
-        bisect.insort(left, (free - lengths[i], row))
-        where.append(row)
-    room[:] = left
-    return where
+class _Part:
+    """Rows that fill up, each found by the room left in it."""
+
+    def __init__(self, row_length: int, rows: int):
+        self.row_length, self.rows = row_length, rows
+        self.content: list[list[int]] = []  # The sequences of each row.
+        self._left: dict[int, list[int]] = {}  # The rows with that much room left, the one last changed at the end,
+        self._rooms: list[int] = []  # and the keys, sorted: no more than there are lengths, however many rows.
+
+    def take(self, members: list[tuple[int, int]]) -> bool:
+        """Finds a row for each of (sequence, length), where the least room is left; False, and none taken, if not for all."""
+        taken = []
+        for i, length in members:
+            at = bisect.bisect_left(self._rooms, length)
+            if at < len(self._rooms):
+                room = self._rooms[at]
+                row = self._pop(room)
+            elif len(self.content) < self.rows:
+                room, row = self.row_length, len(self.content)
+                self.content.append([])
+            else:
+                self._give_back(taken)
+                return False
+            self._push(room - length, row)
+            self.content[row].append(i)
+            taken.append((row, room - length, room))
+        return True
+
+    def _give_back(self, taken: list[tuple[int, int, int]]) -> None:
+        for row, room, before in reversed(taken):
+            self._pop(room)
+            self.content[row].pop()
+            if self.content[row]:
+                self._push(before, row)
+            else:
+                self.content.pop()
+
+    def _pop(self, room: int) -> int:
+        row = self._left[room].pop()
+        if not self._left[room]:
+            del self._left[room]
+            self._rooms.remove(room)
+        return row
+
+    def _push(self, room: int, row: int) -> None:
+        if room not in self._left:
+            self._left[room] = []
+            bisect.insort(self._rooms, room)
+        self._left[room].append(row)
 
 
 def completion(prompt_ids: Sequence[int], response_ids: Sequence[int]) -> tuple[list[int], list[float]]:
