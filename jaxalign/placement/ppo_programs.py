@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import pathlib
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,18 +14,60 @@ from jaxalign.config import Config
 from jaxalign.errors import UserError
 from jaxalign.models.huggingface import read_config
 from jaxalign.models.lora import apart, join
-from jaxalign.models.model import Model
+from jaxalign.models.model import Model, Params
 from jaxalign.placement.programs import Program, Run, judging_programs, offloaded, sampling_programs
 from jaxalign.placement.stage_programs import packed_parts, preference_scorer, sampled_rollout, scoring_program, trained_roles
 from jaxalign.records import Experience
 from jaxalign.training.checks import checked_rows, step_zero_values
 from jaxalign.training.experience import packed_experience
 from jaxalign.training.packed import part_rows, rows_split
-from jaxalign.training.ppo_state import abstract_ppo_state, make_ppo_setup
+from jaxalign.training.ppo_state import PPOSetup, PPOState, abstract_ppo_state, make_ppo_setup
 from jaxalign.training.ppo_step import packed_update
 from jaxalign.training.scorer import Scorer, raw_sequence_scores, student_model
 
 LEARNT = ("preference", "distilled")
+
+
+@dataclasses.dataclass(frozen=True)
+class Calls:
+    """Arguments of what an iteration calls once it has sampled, and the most turns of each one's loop."""
+
+    scoring: tuple
+    checks: tuple
+    update: tuple
+    turns: tuple[int, int, int]
+
+
+def iteration_calls(
+    run: Run, setup: PPOSetup, state: PPOState, reference: Params, scorer: Scorer | None, weights: Params | None,
+    scored: bool, kept: bool, place: Callable[[Any], Any] = lambda tree: tree,
+) -> Calls:  # fmt: skip
+    """reference, weights: joined with the base. scorer, weights: of the reward model that runs with all else, or None. scored,
+    kept: scores are told, and which rows have one. place: puts what lies on a device there, where no mesh says so.
+    """
+    section = run.config.ppo
+    B, N = section.batch, section.max_new_tokens
+    rollout = sampled_rollout(run, B, N)
+    T, split = rollout.tokens.shape[1], rows_split(run.policy.sharding)
+    own = (apart(run.frozen, params) for params in (reference, weights))
+    state, frozen, reference, weights = place((state, run.frozen, *own))
+    rows, turns = part_rows(B, T, section.micro_batch_tokens, *split)
+    parts = packed_parts(run, B, rows, turns, T)
+    scoring = (
+        setup, setup.recomputes, scorer, reference, state.policy.params, setup.critic_to_run(state), state.kl_coef, rollout,
+        parts, run.rows(jnp.float32, B) if scored else None, run.rows(jnp.bool_, B) if kept else None,
+        run.rows(jnp.float32, B) if section.advantages == "remax" else None, weights, frozen,
+    )  # fmt: skip
+    each, tokens = run.rows(jnp.float32, B), run.rows(jnp.float32, B, N)
+    experience = place(Experience(rollout, each, *(tokens,) * 6))
+    some, *checked, most = checked_rows(section, B, T, *split)
+    packed = packed_parts(run, some, *checked, most, T)
+    checks = setup, state.policy.params, frozen, reference, experience, state.kl_coef, packed, rollout.logprobs
+    order = (section.epochs * section.minibatches, B // section.minibatches)
+    rows, learnt = part_rows(order[1], T, section.micro_batch_tokens, *split)
+    packed, read = packed_parts(run, order[1], rows, learnt, T, order[0]), reference if setup.loss_reads_reference else None
+    update = setup, state, experience, run.scalar(jnp.int32, order), packed, frozen, read
+    return Calls(scoring, checks, update, (turns, most, learnt))
 
 
 def ppo(run: Run) -> list[Program]:
@@ -39,42 +83,19 @@ def ppo(run: Run) -> list[Program]:
     for made in rewards:
         held |= made.held
     alone = _scored_with_all_else(run.config)
-    policy = join(run.frozen, state.policy.params)
-    critic = setup.critic_to_run(state)
-    rollout = sampled_rollout(run, section.batch, section.max_new_tokens)
-    scores = run.rows(jnp.float32, section.batch)
-    T, split = rollout.tokens.shape[1], rows_split(run.policy.sharding)
-    rows, turns = part_rows(section.batch, T, section.micro_batch_tokens, *split)
-    parts = packed_parts(run, section.batch, rows, turns, T)
     scorer, weights = rewards[0].arguments[:2] if alone else (None, None)
-    own_reference, weights = (apart(run.frozen, params) for params in (reference, weights))
-    scoring = (
-        setup, setup.recomputes, scorer, own_reference, state.policy.params, critic, state.kl_coef, rollout, parts,
-        None if alone else scores, run.rows(jnp.bool_, section.batch) if kept else None,
-        scores if section.advantages == "remax" else None, weights, run.frozen,
-    )  # fmt: skip
-    floats = run.rows(jnp.float32, section.batch, section.max_new_tokens)
-    experience = Experience(rollout, scores, *(floats,) * 6)
-    order = (section.epochs * section.minibatches, section.batch // section.minibatches)
-    rows, part_turns = part_rows(order[1], T, section.micro_batch_tokens, *split)
-    packed = packed_parts(run, order[1], rows, part_turns, T, order[0])
-    update = (
-        setup, state, experience, run.scalar(jnp.int32, order), packed, run.frozen,
-        own_reference if setup.loss_reads_reference else None,
-    )  # fmt: skip
-    some, rows, most = checked_rows(section, section.batch, T, *split)
-    checked = packed_parts(run, some, rows, most, T)
-    checks = (setup, state.policy.params, run.frozen, own_reference, experience, state.kl_coef, checked, rollout.logprobs)
+    calls = iteration_calls(run, setup, state, reference, scorer, weights, not alone, kept)
     roles = "policy, critic" if setup.has_critic else "policy"
     scored = f"reference, {'policy' if setup.values_in_update else roles}" + (f", {rewards[0].role}" if alone else "")
     if alone and section.advantages != "remax":  # Else the greedy responses are scored by themselves.
         rewards = []
+    policy = join(run.frozen, state.policy.params)
     made = [
         *sampling_programs(run, "ppo", "policy", setup.policy, policy, section, section.batch, held),
         *rewards,
-        Program("ppo", "scoring", scored, packed_experience, scoring, held, turns),
-        Program("ppo", "checks", "policy, reference", step_zero_values, checks, held, most),
-        Program("ppo", "update", roles, packed_update, update, held, part_turns),
+        Program("ppo", "scoring", scored, packed_experience, calls.scoring, held, calls.turns[0]),
+        Program("ppo", "checks", "policy, reference", step_zero_values, calls.checks, held, calls.turns[1]),
+        Program("ppo", "update", roles, packed_update, calls.update, held, calls.turns[2]),
     ]
     return offloaded(run, [dataclasses.replace(program, held={**held, **program.held}) for program in made])
 

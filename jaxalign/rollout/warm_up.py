@@ -68,34 +68,39 @@ def described(session: Session, longest: int, fresh: int) -> tuple[Described, De
     """(the programs for a queue of as many prompts as there are slots, those that it can need besides when rows have ended).
 
     longest: of the prompts; fresh: how many of them differ. session: its parameters and key are ShapeDtypeStructs, placed, as
-    sampling reads them; on one device. Nothing is run.
+    sampling reads them. Nothing is run.
     """
-    model, slot = session.model, jax.ShapeDtypeStruct((), jnp.int32)
+    model, slot, parts = session.model, jax.ShapeDtypeStruct((), jnp.int32), session.parts
     length, sizes = session.padded(longest), session.sizes
-    few, most = prefill_sizes(length, 1, sizes[-1])
-    count = few if fresh <= FEW * few else most
+    few, most = prefill_sizes(length, parts, sizes[-1])
+    count = few if -(-fresh // parts) <= FEW * few else most
     counts = [x for x in slot_counts(length + session.new) if x >= longest - 1 + min(session.new, STEPS)]
-    numbers = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.int32)  # noqa: E731
-    cache = lambda rows, slots: placed(model.abstract_cache(rows, slots))  # noqa: E731
+    cache = lambda rows, slots: placed(model.abstract_cache(rows * parts, slots))  # noqa: E731
     rings = lambda layout: tuple(itertools.starmap(cache, zip(*layout, strict=True)))  # noqa: E731
 
+    def numbers(*shape: int, batch: int = 0) -> jax.ShapeDtypeStruct:
+        """As `Session._place` puts them, split along axis `batch`."""
+        where = model.sharding and model.sharding.named(tuple("batch" if i == batch else None for i in range(len(shape))))
+        return jax.ShapeDtypeStruct(shape, jnp.int32, sharding=where)
+
     def chunk(layout: Layout) -> tuple[Callable, tuple]:
-        control = numbers(4, layout.size), session.key, numbers(3), jax.ShapeDtypeStruct((), jnp.float32)
-        return decode_chunk, (model, session.params, rings(layout), *control, session.sampling, STEPS)
+        rows, control = numbers(4, layout.size * parts, batch=1), jax.ShapeDtypeStruct((3,), jnp.int32)
+        drawn = session.key, control, jax.ShapeDtypeStruct((), jnp.float32), session.sampling
+        return decode_chunk, (model, session.params, rings(layout), rows, *drawn, STEPS)
 
     def relayout(layout: Layout, other: Layout) -> tuple[Callable, tuple]:
-        return reroll, (model, rings(layout), numbers(1, other.size), slot, other)
+        return reroll, (model, rings(layout), numbers(parts, other.size), slot, other)
 
     def enter(layout: Layout) -> tuple[Callable, tuple]:
-        plan = numbers(1, len(layout.rows), max(layout.rows), 3)
+        plan = numbers(parts, len(layout.rows), max(layout.rows), 3)
         return insert, (model, rings(layout), cache(count, length), plan, slot)
 
     growing = [single(sizes[-1], slots) for slots in counts]
-    first = [(prefill, (model, session.params, numbers(count, length))), enter(growing[0]), chunk(growing[0])]
+    first = [(prefill, (model, session.params, numbers(count * parts, length))), enter(growing[0]), chunk(growing[0])]
     tiered = in_tiers(sizes[-1], counts[-1])
     if session.sampling.stop_ids and tiered and len(counts) > 1:  # Rows of all lengths: few of them are long.
         growing[-1] = tiered
-        first.append((exchange, (model, rings(tiered), numbers(1, tiered.rows[1], 2), slot)))
+        first.append((exchange, (model, rings(tiered), numbers(parts, tiered.rows[1], 2), slot)))
     for layout, larger in itertools.pairwise(growing):
         first += [relayout(layout, larger), chunk(larger)]
     if not session.sampling.stop_ids:  # All rows end together.

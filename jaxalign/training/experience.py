@@ -189,7 +189,9 @@ def packed_experience(
     metrics |= found
     rollout = Rollout(rollout.tokens, rollout.prompt_length, rollout.response_length, logprobs, rollout.ended)
     weight = kept.astype(jnp.float32)
-    return Experience(rollout, weight, reference, values, rewards, advantages, returns, importance), metrics
+    made = Experience(rollout, weight, reference, values, rewards, advantages, returns, importance)
+    # Said, so that who compiles what reads it knows where it lies.
+    return jax.tree.map(lambda x: setup.policy.constrain(x, ("batch",) + (None,) * (x.ndim - 1)), made), metrics
 
 
 def _importance(config: Ppo, logprobs, sampled, mask, counted, kept):

@@ -56,3 +56,11 @@ def test_preference_model_and_dpo(done, tmp_path, mesh):  # noqa: F811
     run(tmp_path, **mesh, stages=(*stages, "preference", "dpo"), dpo=dpo)
     assert threads("preference_step") == ["compile"]
     assert threads("direct_step") == ["compile"]
+
+
+def test_ppo(done, tmp_path, mesh):  # noqa: F811
+    stages = "pretrain", "revise", "sft", "compare", "preference"
+    from_the_shared_run(done, tmp_path, *stages)
+    run(tmp_path, **mesh, stages=(*stages, "ppo"))
+    for name in ("packed_experience", "step_zero_values", "packed_update"):
+        assert threads(f"({name})") == ["compile"]

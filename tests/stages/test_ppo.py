@@ -26,13 +26,14 @@ from jaxalign.training.offload import FrozenRole
 from jaxalign.training.ppo_step import ppo_update
 from tests import tiny
 from tests.feedback.fakes import WordTokenizer
+from tests.training.test_ahead import SEEN, compiled
 
 TINIEST = 1e-12  # any rounding is above it
 
 
-def iterate(directory, steps=2, prompts=tiny.PROMPTS, offload=(), **changes):
+def iterate(directory, steps=2, prompts=tiny.PROMPTS, offload=(), mesh=None, **changes):
     """(last state, metrics of each step) of some iterations."""
-    setup = tiny.setup(epochs=1, minibatches=1, **changes)
+    setup = tiny.setup(mesh, epochs=1, minibatches=1, **changes)
     config = dataclasses.replace(Config(), ppo=setup.config, mesh=Mesh(offload=offload))
     context = StageContext(config, directory, directory, False)
     frozen = tiny.roles(setup)
@@ -58,22 +59,27 @@ def test_a_step_reports_all_that_the_formats_page_promises(tmp_path):
     assert [check["passed"] for check in json.loads((tmp_path / CHECKS).read_text())] == [True] * 5
 
 
-def test_every_program_of_an_iteration_is_compiled_once(tmp_path, monkeypatch):
+@pytest.mark.parametrize("mesh", [None, (2, 2, 2)])
+def test_every_program_of_an_iteration_is_compiled_once(tmp_path, monkeypatch, mesh):
     """Weights that were read have a device. What stands beside them in a fresh state once had none, and all was compiled again
     for the state that the first update gave back."""
     programs = (decode.decode_chunk, ring.insert, ring.prefill, experience.packed_experience, ppo_step.packed_update)
     here = jax.devices()[0]
-    monkeypatch.setattr(tiny, "place", lambda _, params: jax.device_put(jax.tree.map(jax.numpy.array, params), here))
+    if mesh is None:
+        monkeypatch.setattr(tiny, "place", lambda _, params: jax.device_put(jax.tree.map(jax.numpy.array, params), here))
     jax.clear_caches()
-    iterate(tmp_path, steps=3)
-    assert [fn._cache_size() for fn in programs] == [1] * 5
+    SEEN.clear()
+    iterate(tmp_path, steps=3, mesh=mesh)
+    assert [len(compiled(f"({fn.__name__})")) for fn in programs] == [1] * 5
 
 
+@pytest.mark.parametrize("mesh", [None, (2, 2, 2)])
 @pytest.mark.parametrize("changes", [{}, {"advantages": "grpo", "group_size": 2}, {"kl_in": "loss"}])
-def test_what_is_compiled_ahead_is_what_the_iterations_call(tmp_path, monkeypatch, changes):
+def test_what_is_compiled_ahead_is_what_the_iterations_call(tmp_path, monkeypatch, changes, mesh):
     here, programs = jax.devices()[0], (experience.packed_experience, ppo_step.packed_update, checks.step_zero_values)
-    monkeypatch.setattr(tiny, "place", lambda _, params: jax.device_put(jax.tree.map(jax.numpy.array, params), here))
-    setup, lowered, called = tiny.setup(epochs=1, minibatches=1, **changes), [], []
+    if mesh is None:
+        monkeypatch.setattr(tiny, "place", lambda _, params: jax.device_put(jax.tree.map(jax.numpy.array, params), here))
+    setup, lowered = tiny.setup(mesh, epochs=1, minibatches=1, **changes), []
     config = dataclasses.replace(Config(), ppo=setup.config)
     jax.clear_caches()
     with Ahead() as ahead:
@@ -84,15 +90,9 @@ def test_what_is_compiled_ahead_is_what_the_iterations_call(tmp_path, monkeypatc
         stage.compile_ahead(ahead, config, setup, engine, sampling, tiny.scorer(setup), checked=False)
         assert all(future.result() is not None for _, future in lowered)
     assert {*programs, decode.decode_chunk, ring.insert, ring.prefill} <= {fn for fn, _ in lowered}
-    names = [f"jit({fn.__name__})" for fn, _ in lowered]
-
-    def heard(event, _, fun_name="", **__):
-        if event == "/jax/core/compile/backend_compile_duration" and fun_name in names:
-            called.append(fun_name)
-
-    jax.monitoring.register_event_duration_secs_listener(heard)
-    iterate(tmp_path, **changes)
-    assert called == []
+    SEEN.clear()
+    iterate(tmp_path, mesh=mesh, **changes)
+    assert [name for name in {fn.__name__ for fn, _ in lowered} if compiled(f"({name})")] == []
 
 
 def test_pitfall_10_the_samplers_gap_is_reported_at_every_step(tmp_path):
