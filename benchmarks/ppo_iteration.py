@@ -38,12 +38,12 @@ from versus import add_flags, compare, table
 
 from jaxalign.config import Config, from_config_dict
 from jaxalign.models.configured import configured_model
+from jaxalign.parallel.ahead import Ahead
 from jaxalign.parallel.rows import placed
 from jaxalign.rollout.engine import Engine
 from jaxalign.stages import ppo
 from jaxalign.stages.base import StageContext
 from jaxalign.stages.rewards import LearntReward
-from jaxalign.training.ahead import Ahead
 from jaxalign.training.offload import FrozenRole
 from jaxalign.training.ppo_state import init_ppo_state, make_ppo_setup
 from jaxalign.training.scorer import Scorer

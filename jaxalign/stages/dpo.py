@@ -26,6 +26,7 @@ from jaxalign.models.attention import reads_branches
 from jaxalign.models.lora import join
 from jaxalign.models.model import Model
 from jaxalign.parallel import hosts
+from jaxalign.parallel.ahead import Ahead
 from jaxalign.parallel.rows import fetch
 from jaxalign.records import AnswerPairs, Comparison, Judgement, PackedParts
 from jaxalign.stages import common, sources
@@ -34,7 +35,6 @@ from jaxalign.stages.compare import labelled_pairs
 from jaxalign.stages.lm import place
 from jaxalign.tracking.metrics import read_metrics
 from jaxalign.training import work
-from jaxalign.training.ahead import Ahead
 from jaxalign.training.checkpoint import save_params
 from jaxalign.training.direct_step import answer_logprobs, direct_step, sorts_the_batch
 from jaxalign.training.optimizer import make_optimizer

@@ -11,12 +11,12 @@ from jaxalign.config import BestOfN, Pretrain, Sft
 from jaxalign.data.loader import EpochLoader, take
 from jaxalign.models.lora import join
 from jaxalign.models.model import Model, Params
+from jaxalign.parallel.ahead import Ahead
 from jaxalign.parallel.rows import place_rows
 from jaxalign.records import PackedBatch
 from jaxalign.stages import common
 from jaxalign.stages.base import StageContext, write_json
 from jaxalign.tracking.metrics import read_metrics
-from jaxalign.training.ahead import Ahead
 from jaxalign.training.checkpoint import save_params
 from jaxalign.training.lm_step import lm_evaluate, lm_step
 from jaxalign.training.microbatch import chosen

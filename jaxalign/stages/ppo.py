@@ -22,6 +22,7 @@ from jaxalign.models import flops
 from jaxalign.models.lora import join
 from jaxalign.models.model import Params, scalar_from_lm
 from jaxalign.parallel import hosts
+from jaxalign.parallel.ahead import Ahead
 from jaxalign.parallel.rows import place_rows
 from jaxalign.records import Rollout
 from jaxalign.rollout.engine import Engine, Heard
@@ -34,7 +35,6 @@ from jaxalign.stages.rewards import LearntReward, Reward, Scored, listener
 from jaxalign.tracking.metrics import read_metrics
 from jaxalign.tracking.timing import Timeline
 from jaxalign.training import work
-from jaxalign.training.ahead import Ahead
 from jaxalign.training.checkpoint import copy_params, load_params, save_params
 from jaxalign.training.checks import (
     act_on,

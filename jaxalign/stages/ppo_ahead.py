@@ -7,6 +7,7 @@ from typing import Literal
 from jaxalign.config import Config
 from jaxalign.models.lora import join
 from jaxalign.models.model import Params
+from jaxalign.parallel.ahead import Ahead, told_only
 from jaxalign.parallel.rows import placed
 from jaxalign.placement.ppo_programs import iteration_calls
 from jaxalign.placement.programs import Run, resharding
@@ -17,7 +18,6 @@ from jaxalign.rollout.warm_up import Described, described
 from jaxalign.stages import rewards
 from jaxalign.stages.base import StageContext
 from jaxalign.stages.scorers import find_scorer
-from jaxalign.training.ahead import Ahead, told_only
 from jaxalign.training.checks import step_zero_values
 from jaxalign.training.experience import packed_experience
 from jaxalign.training.ppo_state import PPOSetup, abstract_ppo_state

@@ -26,6 +26,7 @@ from jaxalign.models.attention import reads_branches
 from jaxalign.models.lora import join
 from jaxalign.models.model import Model, Params, scalar_from_lm
 from jaxalign.parallel import hosts
+from jaxalign.parallel.ahead import Ahead
 from jaxalign.parallel.rows import fetch
 from jaxalign.records import Comparison, PackedParts, PairBatch
 from jaxalign.stages import common, sources
@@ -33,7 +34,6 @@ from jaxalign.stages.base import Stage, StageContext, write_json
 from jaxalign.stages.compare import labelled_pairs
 from jaxalign.stages.lm import place
 from jaxalign.stages.scorers import member_directory
-from jaxalign.training.ahead import Ahead
 from jaxalign.training.checkpoint import save_params
 from jaxalign.training.optimizer import make_optimizer
 from jaxalign.training.packed import pack_pairs

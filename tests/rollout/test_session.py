@@ -12,7 +12,7 @@ from jaxalign.rollout.engine import Engine
 from jaxalign.rollout.sampling import Sampling
 from jaxalign.rollout.warm_up import _lengths
 from tests import tiny
-from tests.training.test_ahead import SEEN
+from tests.parallel.test_ahead import SEEN
 
 KEY = jax.random.key(0)
 ENDLESS = Sampling(40, ())

@@ -13,6 +13,7 @@ import pytest
 
 from jaxalign.config import Checks, Config, Mesh
 from jaxalign.errors import UserError
+from jaxalign.parallel.ahead import Ahead
 from jaxalign.rollout import decode, ring
 from jaxalign.rollout.engine import Engine
 from jaxalign.stages import ppo as stage
@@ -21,12 +22,11 @@ from jaxalign.stages.base import StageContext
 from jaxalign.stages.ppo import CHECKS, Iteration
 from jaxalign.stages.rewards import LearntReward
 from jaxalign.training import checks, experience, loss_scale, ppo_step
-from jaxalign.training.ahead import Ahead
 from jaxalign.training.offload import FrozenRole
 from jaxalign.training.ppo_step import ppo_update
 from tests import tiny
 from tests.feedback.fakes import WordTokenizer
-from tests.training.test_ahead import SEEN, compiled
+from tests.parallel.test_ahead import SEEN, compiled
 
 TINIEST = 1e-12  # any rounding is above it
 

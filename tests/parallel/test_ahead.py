@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxalign.parallel.ahead import Ahead
 from jaxalign.parallel.rows import placed
-from jaxalign.training.ahead import Ahead
 
 X = jax.ShapeDtypeStruct((3,), jnp.float32)
 SEEN: list[tuple[str, str]] = []  # (function, thread) of every compilation
