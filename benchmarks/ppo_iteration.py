@@ -89,7 +89,8 @@ class Run:
         prompts = random_prompts(options, PROMPTS * options.batch)
         if ahead is not None:
             engine, sampling = ppo.engine_of(config, self.setup, prompts), ppo.common.sampling(config.ppo, stops)
-            ppo.compile_ahead(ahead, config, self.setup, engine, sampling, Scorer(critic), checked=False)
+            first = ppo.first_batch(config, prompts)
+            ppo.compile_ahead(ahead, config, self.setup, engine, sampling, first, Scorer(critic), checked=False)
         roles = (policy, 1), (policy, 1), (critic, 2), (critic, 3)
         weights = [placed(random_params(model, seed)) for model, seed in roles]  # As weights that were read.
         context = StageContext(config, folder, folder, False)

@@ -10,7 +10,9 @@ import numpy as np
 
 from jaxalign.errors import UserError
 from jaxalign.models.model import Model
+from jaxalign.parallel.ahead import Ahead
 from jaxalign.records import Rollout
+from jaxalign.rollout.forecast import compile_ahead
 from jaxalign.rollout.sampling import Sampling
 from jaxalign.rollout.session import Response, Session, refuse
 from jaxalign.rollout.warm_up import warm_up
@@ -62,17 +64,21 @@ class Engine:
         Prompt i has the global row number rows[i], whatever slot it enters. An empty queue has no responses. A prompt that is
         empty, leaves no room or has ids that the model does not know has one without ids, whose `error` says so; so does a row
         whose logits are no finite numbers. Raises UserError on a row number that is no int32 of 0 or more.
+
+        What the queue will need is compiled in threads from its beginning on (`forecast.py`).
         """
         out: list[Response | None] = [None] * len(prompts)
         if not out:
             return []
         session = self.start(params, prompts, key, sampling, rows)
-        while session.unfinished:
-            ended = session.step()
-            for index, response in ended:
-                out[index] = response
-            if heard is not None and ended:
-                heard(ended)
+        with Ahead() as ahead:
+            compile_ahead(ahead, session)
+            while session.unfinished:
+                ended = session.step()
+                for index, response in ended:
+                    out[index] = response
+                if heard is not None and ended:
+                    heard(ended)
         return out
 
     def rollout(

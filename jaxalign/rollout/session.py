@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import jax
 import numpy as np
@@ -55,6 +55,11 @@ class _Row:
     prompt: tuple[int, ...]
     number: int
     pieces: list[tuple[np.ndarray, np.ndarray, int]] = dataclasses.field(default_factory=list)
+
+    @property
+    def written(self) -> int:
+        """How many tokens."""
+        return sum(len(tokens) for tokens, _, _ in self.pieces)
 
     def response(self, stop_ids: tuple[int, ...], error: str | None) -> Response:
         ids = np.concatenate([piece[0] for piece in self.pieces]) if self.pieces else np.zeros(0, np.int32)
@@ -194,9 +199,16 @@ class Session:
 
     def empty(self, layout: Layout) -> None:
         """Rings without a row."""
-        rings = zip(layout.rows, layout.slots, strict=True)
-        self.tiers = tuple(self.model.empty_cache(rows * self.parts, slots) for rows, slots in rings)
+        self.tiers = self._empty(layout)
         self.layout, self.rows, self.slot = layout, np.zeros((4, layout.size * self.parts), np.int32), 0
+
+    def _empty(self, layout: Layout) -> Tiers:
+        rings = zip(layout.rows, layout.slots, strict=True)
+        return tuple(self.model.empty_cache(rows * self.parts, slots) for rows, slots in rings)
+
+    def call(self, step: Callable, *arguments):
+        """Runs a program; all of them are run here."""
+        return step(*arguments)
 
     def relayout(self, layout: Layout) -> None:
         """The live rows in rings of another layout."""
@@ -207,7 +219,8 @@ class Session:
                 slot, at = part * self._size + old, part * layout.size + new
                 index[part, new] = old
                 rows[:, at], live[at] = self.rows[:, slot], self.live[slot]
-        self.tiers = reroll(self.model, self.tiers, self._place(index, ("batch", None)), np.int32(self.slot), layout)
+        index = self._place(index, ("batch", None))
+        self.tiers = self.call(reroll, self.model, self.tiers, index, np.int32(self.slot), layout)
         self.layout, self.rows, self.live, self.slot = layout, rows, live, 0
 
     def _places(self, part: int, layout: Layout) -> dict[int, int]:
@@ -240,7 +253,8 @@ class Session:
 
     def exchange(self, plan: np.ndarray) -> None:
         """Rows change their tier, by the plan that `ring.exchange` takes."""
-        self.tiers = exchange(self.model, self.tiers, self._place(plan, ("batch", None, None)), np.int32(self.slot))
+        plan = self._place(plan, ("batch", None, None))
+        self.tiers = self.call(exchange, self.model, self.tiers, plan, np.int32(self.slot))
 
     def _refill(self) -> None:
         """Fills free slots from the queue. Each part of the mesh prefills what enters its own slots."""
@@ -305,7 +319,7 @@ class Session:
     def prefill(self, tokens: np.ndarray) -> Caches:
         """Keys and values of prompts int32 [parts, R, P]."""
         tokens = self._place(tokens.reshape(-1, tokens.shape[-1]), ("batch", None))
-        return prefill(self.model, self.params, tokens)
+        return self.call(prefill, self.model, self.params, tokens)
 
     def enter(self, made: Caches, plan: list[list[tuple[int, int, int]]]) -> None:
         """Puts prefilled prompts into slots: for each part (row, which prompt, how many of its tokens)."""
@@ -318,14 +332,14 @@ class Session:
                 table[part, tier, taken[tier]] = place, *rest
                 taken[tier] += 1
         table = self._place(table, ("batch", None, None, None))
-        self.tiers = insert(self.model, self.tiers, made, table, np.int32(self.slot))
+        self.tiers = self.call(insert, self.model, self.tiers, made, table, np.int32(self.slot))
 
     def chunk(self) -> Drawn:
         """Decodes all rows for a while; on the host."""
         control = np.asarray([self.slot, min(self._room(), int(self.rows[_LEFT].max())), self._quota()], np.int32)
         rows = self._place(self.rows, (None, "batch"))
-        self.tiers, drawn = decode_chunk(
-            self.model, self.params, self.tiers, rows, self.key, control, self.temperature, self.sampling, STEPS
+        self.tiers, drawn = self.call(
+            decode_chunk, self.model, self.params, self.tiers, rows, self.key, control, self.temperature, self.sampling, STEPS
         )
         drawn = jax.device_get(drawn)
         self.slot = (self.slot + int(drawn.steps)) % self.layout.slots[-1]

@@ -10,13 +10,14 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from jaxalign.algorithms.masked import masked_mean
-from jaxalign.config import Config
+from jaxalign.config import Config, Ppo
 from jaxalign.data.loader import EpochLoader
 from jaxalign.models import flops
 from jaxalign.models.lora import join
@@ -89,7 +90,7 @@ class PPO(Stage):
         encoded = [sources.encode_prompt(tokenizer, p.messages, config.data.style) for p in prompts]
         compile_ahead(
             ahead, config, setup, engine_of(config, setup, encoded), common.sampling(section, tokenizer, config.data.style),
-            scores_of(context, setup), checked=hosts.once((context.directory / CHECKS).exists),
+            first_batch(config, encoded), scores_of(context, setup), checked=hosts.once((context.directory / CHECKS).exists),
         )  # fmt: skip
         start = common.policy_params(context, policy, self.name)
         frozen = common.frozen_params(context, policy)
@@ -151,6 +152,21 @@ def engine_of(config: Config, setup: PPOSetup, prompts) -> Engine:
     return Engine(setup.policy, config.ppo.batch, config.model.max_length, bucket)
 
 
+def loader_of(config: Config, prompts) -> EpochLoader:
+    """The prompts of each iteration."""
+    return EpochLoader(len(prompts), config.ppo.batch // config.ppo.group_size, config.seed, stream=200)
+
+
+def asked(loader: EpochLoader, section: Ppo, step: int) -> list[int]:
+    """The prompt of each row. The responses to one prompt stand together: groups are contiguous rows."""
+    return [int(i) for i in loader.indices(step) for _ in range(section.group_size)]
+
+
+def first_batch(config: Config, prompts: Sequence[Sequence[int]]) -> list[Sequence[int]]:
+    """The rows' prompts of the first iteration."""
+    return [prompts[i] for i in asked(loader_of(config, prompts), config.ppo, 0)]
+
+
 class Iteration:
     """One iteration as the loop calls it: (state, step) -> (state, metrics)."""
 
@@ -166,15 +182,14 @@ class Iteration:
         self.sampling = common.sampling(section, tokenizer, context.config.data.style)
         self.pending: tuple[int, jax.Array, jax.Array] | None = None
         self.timeline = Timeline()
-        self.loader = EpochLoader(len(prompts), section.batch // section.group_size, context.config.seed, stream=200)
+        self.loader = loader_of(context.config, prompts)
         self.engine = engine_of(context.config, setup, prompts)
         row_length = min(self.engine.bucket + section.max_new_tokens, self.engine.max_length)
         part_rows(section.batch, row_length, section.micro_batch_tokens, *rows_split(setup.policy.sharding))
 
     def __call__(self, state: PPOState, step: int):
         config, setup = self.context.config.ppo, self.setup
-        # The responses to one prompt stand together: groups are contiguous rows.
-        index = [int(i) for i in self.loader.indices(step) for _ in range(config.group_size)]
+        index = asked(self.loader, config, step)
         batch = [self.prompts[i] for i in index]
         key = jax.random.fold_in(jax.random.wrap_key_data(state.policy.key), step)
         rows = range(step * config.batch, (step + 1) * config.batch)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 from jaxalign.config import Config
@@ -12,9 +13,8 @@ from jaxalign.parallel.rows import placed
 from jaxalign.placement.ppo_programs import iteration_calls
 from jaxalign.placement.programs import Run, resharding
 from jaxalign.rollout.engine import Engine
+from jaxalign.rollout.forecast import Described, forecast, know
 from jaxalign.rollout.sampling import Sampling
-from jaxalign.rollout.session import Session
-from jaxalign.rollout.warm_up import Described, described
 from jaxalign.stages import rewards
 from jaxalign.stages.base import StageContext
 from jaxalign.stages.scorers import find_scorer
@@ -41,13 +41,14 @@ def scores_of(context: StageContext, setup: PPOSetup) -> Scores:
 
 
 def compile_ahead(
-    ahead: Ahead, config: Config, setup: PPOSetup, engine: Engine, sampling: Sampling, scores: Scores, checked: bool
-) -> None:
+    ahead: Ahead, config: Config, setup: PPOSetup, engine: Engine, sampling: Sampling, prompts: Sequence[Sequence[int]],
+    scores: Scores, checked: bool,
+) -> None:  # fmt: skip
     """Begins to compile what an iteration calls, in the order in which it does; needs no weights.
 
-    setup: the run's own, since optimizers equal only themselves. engine: as wide as the longest prompt. checked: the checks of
-    step 0 are done. Does nothing with offloading: there, programs are compiled when they are called. What cannot be described
-    is told, and no error.
+    setup: the run's own, since optimizers equal only themselves. engine: as wide as the longest prompt. prompts: those of an
+    iteration. checked: the checks of step 0 are done. Does nothing with offloading: there, programs are compiled when they are
+    called. What cannot be described is told, and no error.
     """
     if config.mesh.offload:
         return
@@ -55,26 +56,22 @@ def compile_ahead(
     with told_only("ppo"):
         run = Run(config, setup.reference, min(engine.bucket, engine.max_length - section.max_new_tokens))
         state = abstract_ppo_state(setup)
-        first, later = _sampling(run, setup, engine, sampling, join(run.frozen, state.policy.params))
+        programs = _sampling(run, setup, engine, sampling, prompts, join(run.frozen, state.policy.params))
         scorer = scores if isinstance(scores, Scorer) and section.advantages != "remax" else None
         weights = None if scorer is None else join(run.frozen, scorer.model.abstract())
         told = scores == "host"
         calls = iteration_calls(run, setup, state, run.start("ppo"), scorer, weights, told, told, placed)
-        programs = [*first]
         if scores != "unknown" and section.advantages != "remax":
             programs.append((packed_experience, calls.scoring))
         if not checked:
             programs.append((step_zero_values, calls.checks))
-        for program in (*programs, (packed_update, calls.update), *later):
-            ahead.add(*program)
+        for step, arguments in (*programs, (packed_update, calls.update)):
+            know(step, arguments)
+            ahead.add(step, arguments)
 
 
-def _sampling(run: Run, setup: PPOSetup, engine: Engine, sampling: Sampling, policy: Params) -> tuple[Described, Described]:
-    """What the first rows need, weights brought to where sampling wants them among it, and what may be needed when some have
-    ended."""
+def _sampling(run: Run, setup: PPOSetup, engine: Engine, sampling: Sampling, prompts, policy: Params) -> list[Described]:
+    """What it takes to answer the prompts; weights are brought to where sampling wants them first."""
     moves, params, _ = resharding("ppo", "policy", setup.policy, placed(policy), {})
-    session = Session(
-        setup.policy, placed(params), placed(run.key()), sampling, engine.batch, engine.max_length, engine.bucket
-    )
-    first, later = described(session, engine.bucket, engine.batch // run.config.ppo.group_size)
-    return [(move.step, move.arguments) for move in moves] + first, later
+    session = engine.start(placed(params), prompts, placed(run.key()), sampling, range(len(prompts)))
+    return [*((move.step, move.arguments) for move in moves), *forecast(session)]

@@ -14,7 +14,7 @@ import pytest
 from jaxalign.config import Checks, Config, Mesh
 from jaxalign.errors import UserError
 from jaxalign.parallel.ahead import Ahead
-from jaxalign.rollout import decode, ring
+from jaxalign.rollout import decode, forecast, ring
 from jaxalign.rollout.engine import Engine
 from jaxalign.stages import ppo as stage
 from jaxalign.stages import rewards
@@ -63,14 +63,15 @@ def test_a_step_reports_all_that_the_formats_page_promises(tmp_path):
 def test_every_program_of_an_iteration_is_compiled_once(tmp_path, monkeypatch, mesh):
     """Weights that were read have a device. What stands beside them in a fresh state once had none, and all was compiled again
     for the state that the first update gave back."""
-    programs = (decode.decode_chunk, ring.insert, ring.prefill, experience.packed_experience, ppo_step.packed_update)
+    programs = (ring.insert, ring.prefill, experience.packed_experience, ppo_step.packed_update)
     here = jax.devices()[0]
     if mesh is None:
         monkeypatch.setattr(tiny, "place", lambda _, params: jax.device_put(jax.tree.map(jax.numpy.array, params), here))
     jax.clear_caches()
+    forecast.forget()
     SEEN.clear()
     iterate(tmp_path, steps=3, mesh=mesh)
-    assert [len(compiled(f"({fn.__name__})")) for fn in programs] == [1] * 5
+    assert [len(compiled(f"({fn.__name__})")) for fn in programs] == [1] * 4
 
 
 @pytest.mark.parametrize("mesh", [None, (2, 2, 2)])
@@ -82,12 +83,14 @@ def test_what_is_compiled_ahead_is_what_the_iterations_call(tmp_path, monkeypatc
     setup, lowered = tiny.setup(mesh, epochs=1, minibatches=1, **changes), []
     config = dataclasses.replace(Config(), ppo=setup.config)
     jax.clear_caches()
+    forecast.forget()
     with Ahead() as ahead:
         add = ahead.add
         monkeypatch.setattr(ahead, "add", lambda *program: lowered.append((program[0], add(*program))))
         sampling = stage.common.sampling(setup.config, WordTokenizer())
         engine = stage.engine_of(config, setup, tiny.PROMPTS)
-        stage.compile_ahead(ahead, config, setup, engine, sampling, tiny.scorer(setup), checked=False)
+        first = stage.first_batch(config, tiny.PROMPTS)
+        stage.compile_ahead(ahead, config, setup, engine, sampling, first, tiny.scorer(setup), checked=False)
         assert all(future.result() is not None for _, future in lowered)
     assert {*programs, decode.decode_chunk, ring.insert, ring.prefill} <= {fn for fn, _ in lowered}
     SEEN.clear()

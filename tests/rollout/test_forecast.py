@@ -1,0 +1,133 @@
+"""What a queue will need is known before it runs, and compiled in threads."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+
+import jax
+import pytest
+
+from jaxalign.parallel.ahead import Ahead
+from jaxalign.parallel.rows import placed
+from jaxalign.rollout import forecast as module
+from jaxalign.rollout.engine import Engine
+from jaxalign.rollout.sampling import Sampling
+from jaxalign.rollout.session import Session
+from tests import tiny
+from tests.parallel.test_ahead import SEEN, compiled
+
+KEY = jax.random.key(0)
+ENDLESS = Sampling(40, ())
+SHORT = [[1, 4 + i] for i in range(5)]
+MIXED = [[1, *range(3, 3 + n)] for n in (1, 1, 2, 5, 5, 9, 9, 9, 17, 20, 3, 3)] + [[1, 4]] * 3
+
+
+@pytest.fixture
+def called(monkeypatch) -> list:
+    """What sessions call, each once."""
+    found, call = [], Session.call
+
+    def heard(self, step, *arguments):
+        key = module._key(step, module._described(arguments))
+        if key not in found:
+            found.append(key)
+        return call(self, step, *arguments)
+
+    monkeypatch.setattr(Session, "call", heard)
+    return found
+
+
+def finish(session: Session):
+    while session.unfinished:
+        session.step()
+
+
+@pytest.mark.parametrize("mesh", [None, (2, 2, 2)])
+@pytest.mark.parametrize(("prompts", "batch"), [(SHORT, 4), (MIXED, 8), (MIXED, 16)])
+def test_where_nothing_ends_a_response_it_is_what_is_called_in_that_order(called, prompts, batch, mesh):
+    model = tiny.model(mesh)
+    params = tiny.place(model, tiny.host_params())
+    session = Engine(model, batch, 64, 8).start(params, prompts, KEY, ENDLESS, range(len(prompts)))
+    expected = [module._key(*program) for program in module.forecast(session)]
+    assert called == [] and session.unfinished == len(prompts)
+    finish(session)
+    assert called == expected
+
+
+def test_descriptions_in_the_place_of_weights_and_key_are_as_good():
+    model = tiny.model()
+    params = tiny.place(model, tiny.host_params())
+    engine = Engine(model, 4, 64, 8)
+    described = module._described((params, KEY))
+    abstract = module.forecast(engine.start(described[0], MIXED, described[1], ENDLESS, range(len(MIXED))))
+    real = module.forecast(engine.start(params, MIXED, KEY, ENDLESS, range(len(MIXED))))
+    assert [module._key(*program) for program in abstract] == [module._key(*program) for program in real]
+
+
+def test_where_rows_end_by_themselves_most_is_foreseen_and_little_in_vain(called):
+    model, sampling = tiny.model(), Sampling(40, tiny.STOPS)
+    params = tiny.place(model, tiny.host_params(scale=1.5))
+    prompts = MIXED * 6
+    session = Engine(model, 16, 64, 8).start(params, prompts, KEY, sampling, range(len(prompts)))
+    foreseen = [module._key(*program) for program in module.forecast(session)]
+    finish(session)
+    assert foreseen[:3] == called[:3]
+    assert len(set(called) & set(foreseen)) >= 0.8 * len(called)
+    assert len(set(foreseen) - set(called)) <= 0.4 * len(foreseen)
+
+
+def test_a_queue_of_another_size_asks_for_no_more_than_what_is_played_through(called):
+    model, prompts = tiny.model(), MIXED * 40
+    params = tiny.place(model, tiny.host_params())
+    session = Engine(model, 16, 64, 8).start(params, prompts, KEY, ENDLESS, range(len(prompts)))
+    played = []
+    with pytest.MonkeyPatch.context() as patch:
+        submit = Session.submit
+        patch.setattr(Session, "submit", lambda self, some, rows: (played.append(len(some)), submit(self, some, rows)))
+        module.forecast(session)
+    assert played == [module.WAVES * 16]
+
+
+@pytest.mark.parametrize("bound", [True, False])
+@pytest.mark.parametrize("mesh", [None, (2, 2, 2)])
+def test_the_queue_finds_what_threads_have_compiled(monkeypatch, mesh, bound):
+    """bound: weights have a device, as those that were read; fresh ones of one device do not."""
+    add = Ahead.add
+    monkeypatch.setattr(Ahead, "add", lambda self, *program: add(self, *program).result())
+    model = tiny.model(mesh, embed=24)
+    params = tiny.place(model, model.init(jax.random.key(0)))
+    params = placed(params) if bound else params
+    jax.clear_caches()
+    module.forget()
+    SEEN.clear()
+    Engine(model, 8, 64, 8).respond(params, MIXED, KEY, ENDLESS, range(len(MIXED)))
+    found = [compiled(f"({name})") for name in ("prefill", "insert", "reroll", "decode_chunk", "exchange")]
+    assert all(found[i] for i in (0, 1, 3))
+    assert {thread.partition("_")[0] for threads in found for thread in threads} == {"compile"}
+
+
+def test_what_is_known_is_not_described_again(monkeypatch):
+    model = tiny.model()
+    params = tiny.place(model, tiny.host_params())
+    engine, told = Engine(model, 8, 64, 8), []
+    module.forget()
+    forecast = module.forecast
+    monkeypatch.setattr(module, "forecast", lambda session: (told.append(session), forecast(session))[1])
+    for _ in range(3):
+        engine.respond(params, MIXED, KEY, ENDLESS, range(len(MIXED)))
+    assert len(told) == 1
+    dataclasses.replace(engine, batch=4).respond(params, MIXED, KEY, ENDLESS, range(len(MIXED)))
+    assert len(told) == 2
+
+
+def test_a_queue_that_cannot_be_foreseen_is_answered_as_ever(monkeypatch, caplog):
+    model = tiny.model()
+    params = tiny.place(model, tiny.host_params())
+    engine = Engine(model, 8, 64, 8)
+    expected = engine.respond(params, SHORT, KEY, ENDLESS, range(5))
+    module.forget()
+    monkeypatch.setattr(module._Played, "_drawn", lambda self, control: 1 / 0)
+    with caplog.at_level(logging.WARNING, logger="jaxalign"):
+        assert engine.respond(params, SHORT, KEY, ENDLESS, range(5)) == expected
+    assert "sampling could not be compiled ahead of its first call" in caplog.text and "division" in caplog.text
