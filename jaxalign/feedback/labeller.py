@@ -85,7 +85,8 @@ class Labeller:
         return [_Judgement(first.get(i), thought.text if thought else None) for i, thought in enumerate(reasonings)]
 
     def _first_probabilities(self, segments) -> list[float | None]:
-        """P(the first shown) for each verdict prompt, normalised over the two options; None where it is too long."""
+        """P(the first shown) for each verdict prompt, normalised over the two options; None where it is too long, or logits
+        are not finite."""
         speaker = self.speaker
         options = np.asarray([speaker.tokenizer.marker_id(option) for option in OPTIONS], np.int32)
         prompts = [speaker.prompt_ids(s) for s in segments]
@@ -94,7 +95,7 @@ class Labeller:
         logprobs = speaker.next_logprobs([prompts[i] for i in fitting], options)
         probability = np.asarray(labels.option_label(logprobs[:, 0], logprobs[:, 1]))
         for i, value in zip(fitting, probability, strict=True):
-            out[i] = float(value)
+            out[i] = float(value) if np.isfinite(value) else None
         return out
 
     def _comparison(self, pair: Pair, rules, forward, backward, invert: bool) -> Comparison:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,7 +18,7 @@ from jaxalign.models.model import Model
 from jaxalign.parallel.rows import fetch, place_rows
 from jaxalign.rollout.engine import Engine
 from jaxalign.rollout.sampling import Sampling
-from jaxalign.rollout.session import Response
+from jaxalign.rollout.session import BROKEN, Response
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,8 +54,8 @@ class Speaker:
     ) -> list[Utterance]:
         """One continuation for each list of segments; the i-th is sampled under the global row number numbers[i].
 
-        A prompt that leaves no room for max_new_tokens gets an empty answer that did not end; it stops no other. Raises
-        UserError on an empty prompt, and on logits that are not finite.
+        A prompt that leaves no room for max_new_tokens gets an empty answer that did not end; it stops no other. So does one
+        whose logits are not finite, which is told. Raises UserError on an empty prompt, and where no logits are finite.
         """
         ids = [self.prompt_ids(segments) for segments in prompts]
         rows = [i for i, prompt in enumerate(ids) if self.fits(prompt, sampling.max_new_tokens)]
@@ -68,15 +69,23 @@ class Speaker:
         responses = self.engine.respond(
             self.params, asked, key, sampling, [numbers[i] for i in rows], heard if self.counted else None
         )
+        broken = [i for i, response in zip(rows, responses, strict=True) if response.error == BROKEN]
         for i, response in zip(rows, responses, strict=True):
             if response.error is not None:
-                raise UserError(f"sampling of row {numbers[i]}: {response.error}")
+                if len(broken) == len(rows) or i not in broken:
+                    raise UserError(f"sampling of row {numbers[i]}: {response.error}")
+                continue
             words = response.ids[:-1] if response.ended else response.ids
             out[i] = Utterance(self.tokenizer.decode(words), response.ids, response.ended, response.logprob)
+        if broken:
+            logging.getLogger("jaxalign").warning(
+                f"{len(broken)} of {len(rows)} answers, the first of row {numbers[broken[0]]}, count as cut off: {BROKEN}"
+            )
         return out
 
     def next_logprobs(self, prompts: Sequence[Sequence[int]], tokens: np.ndarray) -> np.ndarray:
-        """float32 [B, O]: log-probabilities of `tokens` int32 [O] right after each prompt, all of which fit."""
+        """float32 [B, O]: log-probabilities of `tokens` int32 [O] right after each prompt, all of which fit; NaN where
+        logits are not finite."""
         engine, order = self.engine, sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
         out = np.zeros((len(prompts), len(tokens)), np.float32)
         for start in range(0, len(order), engine.batch):

@@ -27,6 +27,8 @@ FEW = 4
 """More prompts than so many small prefills take go into a large one."""
 AHEAD = 8
 """Steps that a row of the short tier has room for when a chunk begins."""
+BROKEN = "the model's logits are not finite numbers"
+"""The error of such a row."""
 _TOKEN, _POSITION, _LEFT, _NUMBER = range(4)
 
 
@@ -366,7 +368,7 @@ class Session:
             self.rows[_LEFT, slot] -= count
             if count:
                 self.rows[_TOKEN, slot] = tokens[-1]
-            error = "the model's logits are not finite numbers" if broken[slot] else None
+            error = BROKEN if broken[slot] else None
             stopped = count and int(tokens[-1]) in self.sampling.stop_ids
             if error or stopped or self.rows[_LEFT, slot] <= 0:
                 self.rows[:, slot] = 0

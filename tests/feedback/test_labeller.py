@@ -134,6 +134,22 @@ def test_pitfall_16_a_comparison_too_long_for_the_model_is_undecided():
     assert (out[0].label, out[0].label_ab, out[0].label_ba) == (0.5, None, None)
 
 
+def test_a_comparison_whose_logits_are_not_finite_is_undecided():
+    """A word of one answer has an embedding of NaN, of a model whose head is another table; no other word has its id."""
+    model = tiny.model(tie_embeddings=False)
+    weights, tokenizer = model.init(jax.random.key(0)), WordTokenizer()
+    broken = weights | {"embedding": weights["embedding"].at[tokenizer.encode("x")[0]].set(np.nan)}
+    pairs = [Pair(prompt(0, "a"), "x", "b"), Pair(prompt(1, "a"), "a", "b")]
+    rules = tuple(dataclasses.replace(rule, comparison="a") for rule in PRINCIPLES)
+    assert tokenizer.encode("x")[0] not in tokenizer.encode("a b 0 1")
+    good, found = (
+        Labeller(Speaker(Engine(model, 2, 64, 8), params, tokenizer), rules, PLAIN, seed=0).label(pairs, jax.random.key(0), 0)
+        for params in (weights, broken)
+    )
+    assert (found[0].label, found[0].decided, found[0].label_ab) == (0.5, False, None)
+    assert found[1] == good[1] and good[0].label_ab is not None
+
+
 def test_the_verdict_is_asked_after_the_reasoning():
     made = judge(fair, REASONED, lambda segments, call: f"thought-{call}")
     out = label(made)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import jax
+import numpy as np
 import pytest
 
 from jaxalign.data.formats import ASSISTANT, END, USER
+from jaxalign.errors import UserError
 from jaxalign.feedback.speaker import Speaker
 from jaxalign.rollout.engine import Engine
 from jaxalign.rollout.sampling import Sampling
@@ -64,3 +66,25 @@ def test_the_longest_prompt_that_fits_is_answered(speaker):
     assert speaker.fits(speaker.prompt_ids(segments), 8)
     assert speaker.say([segments], jax.random.key(1), SAMPLING, [0])[0].ids
     assert not speaker.fits([*speaker.prompt_ids(segments), 20], 8)
+
+
+def test_an_answer_whose_logits_are_not_finite_counts_as_cut_off_and_stops_no_other(caplog):
+    """Token 9 has an embedding of NaN, of a model whose head is another table."""
+    model = tiny.model(tie_embeddings=False)
+    weights = model.init(jax.random.key(0))
+    spoilt = WordTokenizer().encode("boom")[0]
+    broken = weights | {"embedding": weights["embedding"].at[spoilt].set(np.nan)}
+    asked = [[USER, "so", ASSISTANT], [USER, "boom", ASSISTANT], [USER, "what", ASSISTANT]]
+    speakers = (Speaker(Engine(model, 2, 24, 8), params, WordTokenizer()) for params in (weights, broken))
+    good, found = (one.say(asked, jax.random.key(1), Sampling(8, (spoilt,)), [5, 6, 7]) for one in speakers)
+    assert (found[1].text, found[1].ids, found[1].ended) == ("", (), False)
+    assert [found[0], found[2]] == [good[0], good[2]]
+    told = "1 of 3 answers, the first of row 6, count as cut off: the model's logits are not finite numbers"
+    assert [record.getMessage() for record in caplog.records] == [told]
+
+
+def test_a_model_without_any_finite_logits_is_an_error():
+    params = jax.tree.map(lambda x: x * np.nan, tiny.place(tiny.model(), tiny.host_params()))
+    speaker = Speaker(Engine(tiny.model(), 4, 24, 8), params, WordTokenizer())
+    with pytest.raises(UserError, match="sampling of row 10: the model's logits are not finite numbers"):
+        speaker.say(ASKED, jax.random.key(1), SAMPLING, [10, 11, 12])
