@@ -12,10 +12,13 @@ from jaxalign.records import PackedBatch
 
 
 def pack(documents: Iterable[tuple[Sequence[int], Sequence[float]]], row_length: int) -> tuple[PackedBatch, int]:
-    """Packs (token ids, loss weights) pairs, best fit, longest first. Returns numpy arrays [R, row_length] and a count.
+    """Packs (token ids, loss weights) pairs in their order, each where the least room is left of all rows (best fit). Returns
+    numpy arrays [R, row_length] and a count.
 
-    The first token of a document is never predicted (nothing stands before it). Documents longer than a row are cut at
-    its end; the count says how many. Raises UserError when there is no document, or none with a token.
+    Longest first would need about 1% fewer rows, but rows would hold documents of one length, and so of one kind, and small
+    batches be less alike (benchmarks/RESULTS.md). The first token of a document is never predicted (nothing stands before it).
+    Documents longer than a row are cut at its end; the count says how many. Raises UserError when there is no document, or none
+    with a token.
     """
     kept: list[tuple[Sequence[int], Sequence[float]]] = []
     cut = 0
@@ -26,8 +29,10 @@ def pack(documents: Iterable[tuple[Sequence[int], Sequence[float]]], row_length:
             kept.append((ids, weights))
     if not kept:
         raise UserError("there is no text to train on; the data source gave no document")
-    (rows,) = fit(np.array([len(ids) for ids, _ in kept]), row_length, len(kept))
-    return _fill([[kept[i] for i in row] for row in rows], row_length), cut
+    rows = _Part(row_length, len(kept))
+    for i, (ids, _) in enumerate(kept):
+        rows.take([(i, len(ids))])
+    return _fill([[kept[i] for i in row] for row in rows.content], row_length), cut
 
 
 def _fill(rows, row_length: int) -> PackedBatch:
