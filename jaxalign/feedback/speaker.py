@@ -55,7 +55,8 @@ class Speaker:
         """One continuation for each list of segments; the i-th is sampled under the global row number numbers[i].
 
         A prompt that leaves no room for max_new_tokens gets an empty answer that did not end; it stops no other. So does one
-        whose logits are not finite, which is told. Raises UserError on an empty prompt, and where no logits are finite.
+        whose logits are not finite, which is told. Raises UserError on an empty prompt, and where several were answered and of
+        none the logits are finite.
         """
         ids = [self.prompt_ids(segments) for segments in prompts]
         rows = [i for i, prompt in enumerate(ids) if self.fits(prompt, sampling.max_new_tokens)]
@@ -69,23 +70,20 @@ class Speaker:
         responses = self.engine.respond(
             self.params, asked, key, sampling, [numbers[i] for i in rows], heard if self.counted else None
         )
-        broken = [i for i, response in zip(rows, responses, strict=True) if response.error == BROKEN]
         for i, response in zip(rows, responses, strict=True):
-            if response.error is not None:
-                if len(broken) == len(rows) or i not in broken:
-                    raise UserError(f"sampling of row {numbers[i]}: {response.error}")
+            if response.error == BROKEN:
                 continue
+            if response.error is not None:
+                raise UserError(f"sampling of row {numbers[i]}: {response.error}")
             words = response.ids[:-1] if response.ended else response.ids
             out[i] = Utterance(self.tokenizer.decode(words), response.ids, response.ended, response.logprob)
-        if broken:
-            logging.getLogger("jaxalign").warning(
-                f"{len(broken)} of {len(rows)} answers, the first of row {numbers[broken[0]]}, count as cut off: {BROKEN}"
-            )
+        broken = [i for i, response in zip(rows, responses, strict=True) if response.error == BROKEN]
+        _tell_broken(len(broken), len(rows), "answers count as cut off")
         return out
 
     def next_logprobs(self, prompts: Sequence[Sequence[int]], tokens: np.ndarray) -> np.ndarray:
         """float32 [B, O]: log-probabilities of `tokens` int32 [O] right after each prompt, all of which fit; NaN where
-        logits are not finite."""
+        logits are not finite, which is told. Raises UserError where there are several prompts and it is so for all."""
         engine, order = self.engine, sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
         out = np.zeros((len(prompts), len(tokens)), np.float32)
         for start in range(0, len(order), engine.batch):
@@ -95,10 +93,19 @@ class Speaker:
             out[index] = fetch(next_logprobs(engine.model, self.params, *arrays, tokens))[: len(index)]
             if self.counted:
                 self.counted(length[: len(index)].tolist(), int(length.sum()), len(index))
+        _tell_broken(int(np.isnan(out).any(axis=1).sum()), len(out), "judgements are left out")
         return out
 
     def fits(self, prompt: Sequence[int], max_new_tokens: int) -> bool:
         return len(prompt) + max_new_tokens <= self.engine.max_length
+
+
+def _tell_broken(count: int, total: int, what: str) -> None:
+    """Warns of rows without finite logits; UserError where all of several are so, which is the model's fault."""
+    if count == total > 1:
+        raise UserError(f"{BROKEN} for any of {total} prompts: its weights are not, or what it computes overflows")
+    if count:
+        logging.getLogger("jaxalign").warning(f"{count} of {total} {what}: {BROKEN} there")
 
 
 @functools.partial(jax.jit, static_argnames=("model",))

@@ -27,7 +27,8 @@ class Ahead:
     """
 
     def __init__(self, workers: int = 0):
-        self._pool = ThreadPoolExecutor(workers or min(WORKERS, os.cpu_count() or 1), "compile")
+        alone = jax.process_count() == 1  # Else one after another, so that no process waits for what another has not begun.
+        self._pool = ThreadPoolExecutor(workers or (min(WORKERS, os.cpu_count() or 1) if alone else 1), "compile")
 
     def add(self, step: Callable, arguments: tuple | Callable[[], tuple]) -> Future:
         """Compiles a jitted function for its arguments in their order, arrays as ShapeDtypeStructs, which have a sharding where

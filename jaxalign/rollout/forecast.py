@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import Any
 
 import jax
@@ -16,15 +18,17 @@ from jaxalign.parallel.rows import placed
 from jaxalign.rollout.decode import NOTHING, Drawn, decode_chunk
 from jaxalign.rollout.layouts import Layout, single
 from jaxalign.rollout.ring import prefill, reroll
-from jaxalign.rollout.session import STEPS, Session
+from jaxalign.rollout.session import LEFT, STEPS, Session
 
 Described = tuple[Callable, tuple]
 """(jitted function, its arguments): what `Ahead.add` takes."""
 WAVES = 4
-"""Prompts a slot that are played through at most, of all lengths; more ask for nothing else."""
+"""Prompts a slot that are played through at most; more ask for nothing else."""
+CHUNKS = 256
+"""Chunks that are played through at most: a ring grows by doubling, and what long responses need is needed early."""
 
-_known: set = set()  # Programs.
-_begun: set = set()  # Kinds of queues.
+_known: set = set()  # Programs that are there, or are being compiled.
+_begun: set = set()  # Kinds of queues whose programs are known.
 
 
 def compile_ahead(ahead: Ahead, session: Session) -> None:
@@ -32,12 +36,23 @@ def compile_ahead(ahead: Ahead, session: Session) -> None:
     described is told, and no error. Of several processes none does so: which programs a thread gets to before the queue is
     done may differ, and some compilers share their work.
     """
-    if jax.process_count() > 1 or not _is_new(session):
+    if jax.process_count() > 1:
         return
     with told_only("sampling"):
+        kind = _kind(session)
+        if kind in _begun:
+            return
         for step, arguments in forecast(session):
             if know(step, arguments):
-                ahead.add(step, arguments)
+                ahead.add(step, arguments).add_done_callback(functools.partial(_ended, kind, _key(step, arguments)))
+        _begun.add(kind)
+
+
+def _ended(kind: tuple, key: tuple, future: Future) -> None:
+    """What was never begun, since the queue was done before, or could not be compiled, is not known."""
+    if future.cancelled() or future.result() is None:
+        _known.discard(key)
+        _begun.discard(kind)
 
 
 def forecast(session: Session) -> list[Described]:
@@ -46,12 +61,15 @@ def forecast(session: Session) -> list[Described]:
     session: as it begins, with its prompts; its parameters and key may be ShapeDtypeStructs with their places. When rows end
     is not known: where a token ends a response, responses are taken to be of all lengths, evenly.
     """
-    most, prompts = WAVES * session.batch, [row.prompt for row in session.queue]  # By length.
-    if len(prompts) > most:
-        prompts = [prompts[at] for at in np.linspace(0, len(prompts) - 1, most).astype(int)]
+    batch, prompts = session.batch, [row.prompt for row in session.queue]  # By length, equal ones side by side.
+    if len(prompts) > WAVES * batch:  # Waves as they stand: the shortest, the longest, and some between.
+        begins = np.linspace(0, len(prompts) - batch, WAVES).astype(int).tolist()
+        prompts = [prompt for begin in begins for prompt in prompts[begin : begin + batch]]
     played = _Played(session)
     played.submit(prompts, range(len(prompts)))
-    while played.unfinished:
+    for _ in range(CHUNKS):
+        if not played.unfinished:
+            break
         played.step()
     return list(played.programs.values())
 
@@ -70,15 +88,19 @@ def forget() -> None:
     _begun.clear()
 
 
-def _is_new(session: Session) -> bool:
-    """Whether no queue was begun before that `forecast` would find the same programs for, or nearly so."""
+def _kind(session: Session) -> tuple:
+    """Equal for queues that `forecast` finds the same programs for, or nearly so."""
     lengths = frozenset(session.padded(len(row.prompt)) for row in session.queue)
+    count = -(-len(session.queue) // session.parts)
+    rows = next((size for size in session.sizes if size >= count), None)
     waves = min(len(session.queue) // session.batch, WAVES)
-    kind = (session.source, jax.tree.structure(session.params), session.sampling, session.new, session.batch,
-            session.max_length, session.bucket, lengths, waves)  # fmt: skip
-    new = kind not in _begun
-    _begun.add(kind)
-    return new
+    return (session.source, jax.tree.structure(session.params), _bound(session.params), session.sampling, session.new,
+            session.batch, session.max_length, session.bucket, lengths, rows, waves)  # fmt: skip
+
+
+def _bound(params) -> bool:
+    """Whether weights, and so what programs make of them, are bound to devices."""
+    return any(leaf.sharding is not None for leaf in jax.tree.leaves(_described(params)))
 
 
 def _described(tree: Any) -> Any:
@@ -92,9 +114,10 @@ def _described(tree: Any) -> Any:
 
 
 def _key(step: Callable, described: tuple) -> tuple:
-    """Tells programs apart. Where arrays lie follows from the model among the arguments, and can be said in many ways."""
+    """Tells programs apart. Where arrays lie follows from the model among the arguments, and can be said in many ways; but not
+    whether they are bound to a place."""
     leaves, structure = jax.tree.flatten(described)
-    what = ((x.shape, x.dtype) if isinstance(x, jax.ShapeDtypeStruct) else x for x in leaves)
+    what = ((x.shape, x.dtype, x.sharding is None) if isinstance(x, jax.ShapeDtypeStruct) else x for x in leaves)
     return step, structure, tuple(what)
 
 
@@ -105,7 +128,8 @@ class _Played(Session):
         sampling = dataclasses.replace(session.sampling, max_new_tokens=session.new)
         params, key = _described((session.params, session.key))
         super().__init__(session.source, params, key, sampling, session.batch, session.max_length, session.bucket)
-        self._bound = any(leaf.sharding is not None for leaf in jax.tree.leaves(params))  # To devices, and what they make too.
+        self._bound, stops = _bound(params), set(sampling.stop_ids)
+        self._word = next(token for token in itertools.count() if token not in stops)
         self.programs: dict[tuple, Described] = {}
         self._ends: dict[int, int] = {}  # After how many tokens each row is taken to end.
         self._random = np.random.default_rng(0)
@@ -132,12 +156,11 @@ class _Played(Session):
     def _drawn(self, control: np.ndarray) -> Drawn:
         """What a chunk would draw, as far as a session looks at it: how many tokens, and which of them ends a row."""
         stops, _, most, quota = self.sampling.stop_ids, *control.tolist()
-        word = next(token for token in itertools.count() if token not in stops)
-        left = {slot: self._end(row.index) - row.written for slot, row in self.live.items()}
+        left = {slot: self._end(row.index) + int(self.rows[LEFT, slot]) - self.new for slot, row in self.live.items()}
         steps = min(most, sorted(left.values())[min(quota, len(left)) - 1])
         tokens = np.full((STEPS, self._size * self.parts), NOTHING, np.int32)
         for slot, count in left.items():
-            tokens[: min(count, steps), slot] = word
+            tokens[: min(count, steps), slot] = self._word
             if count <= steps and stops:
                 tokens[count - 1, slot] = stops[0]
         return Drawn(tokens, np.zeros(tokens.shape, np.float32), np.int32(steps))

@@ -29,7 +29,7 @@ AHEAD = 8
 """Steps that a row of the short tier has room for when a chunk begins."""
 BROKEN = "the model's logits are not finite numbers"
 """The error of such a row."""
-_TOKEN, _POSITION, _LEFT, _NUMBER = range(4)
+_TOKEN, _POSITION, LEFT, _NUMBER = range(4)  # Of `Session.rows`.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,11 +57,6 @@ class _Row:
     prompt: tuple[int, ...]
     number: int
     pieces: list[tuple[np.ndarray, np.ndarray, int]] = dataclasses.field(default_factory=list)
-
-    @property
-    def written(self) -> int:
-        """How many tokens."""
-        return sum(len(tokens) for tokens, _, _ in self.pieces)
 
     def response(self, stop_ids: tuple[int, ...], error: str | None) -> Response:
         ids = np.concatenate([piece[0] for piece in self.pieces]) if self.pieces else np.zeros(0, np.int32)
@@ -186,7 +181,7 @@ class Session:
 
     def _reach(self, steps: int) -> np.ndarray:
         """int32: how many tokens each row has after so many steps, if it goes on."""
-        return self.rows[_POSITION] + np.minimum(self.rows[_LEFT], steps)
+        return self.rows[_POSITION] + np.minimum(self.rows[LEFT], steps)
 
     def _in_tiers(self, size: int, slots: int, entering: list[int]) -> Layout | None:
         """So many rows and slots in two tiers, if what lives and what enters fits; longer ahead if it is not so already. Where
@@ -240,7 +235,7 @@ class Session:
     def _exchange(self) -> None:
         """Rows that outgrow the short tier change places with free or short ones of the long tier."""
         short, most = self.layout.rows[0], self.layout.slots[0]
-        reach = np.where(self.rows[_LEFT] > 0, self._reach(AHEAD), 0).reshape(self.parts, -1)
+        reach = np.where(self.rows[LEFT] > 0, self._reach(AHEAD), 0).reshape(self.parts, -1)
         plan = np.full((self.parts, self.layout.rows[1], 2), -1, np.int32)
         for part, own in enumerate(reach):
             outgrown = np.flatnonzero(own[:short] > most)
@@ -338,7 +333,7 @@ class Session:
 
     def chunk(self) -> Drawn:
         """Decodes all rows for a while; on the host."""
-        control = np.asarray([self.slot, min(self._room(), int(self.rows[_LEFT].max())), self._quota()], np.int32)
+        control = np.asarray([self.slot, min(self._room(), int(self.rows[LEFT].max())), self._quota()], np.int32)
         rows = self._place(self.rows, (None, "batch"))
         self.tiers, drawn = self.call(
             decode_chunk, self.model, self.params, self.tiers, rows, self.key, control, self.temperature, self.sampling, STEPS
@@ -365,12 +360,12 @@ class Session:
             tokens = drawn.tokens[:count, slot].copy()
             row.pieces.append((tokens, drawn.logprobs[:count, slot].copy(), self.version))
             self.rows[_POSITION, slot] += count
-            self.rows[_LEFT, slot] -= count
+            self.rows[LEFT, slot] -= count
             if count:
                 self.rows[_TOKEN, slot] = tokens[-1]
             error = BROKEN if broken[slot] else None
             stopped = count and int(tokens[-1]) in self.sampling.stop_ids
-            if error or stopped or self.rows[_LEFT, slot] <= 0:
+            if error or stopped or self.rows[LEFT, slot] <= 0:
                 self.rows[:, slot] = 0
                 ended.append((row.index, self.live.pop(slot).response(self.sampling.stop_ids, error)))
         return ended

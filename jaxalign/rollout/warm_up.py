@@ -13,13 +13,21 @@ from jaxalign.rollout.session import Session
 
 def warm_up(session: Session, longest: int) -> None:
     """Runs every program that prompts of at most `longest` tokens can need, over rings of every size that they can reach."""
-    parts, most, call = session.parts, session.sizes[-1], session.call
+    call = session.call
 
     def known(step, *arguments):
         forecast.know(step, arguments)
         return call(step, *arguments)
 
     session.call = known
+    try:
+        _run_all(session, longest)
+    finally:
+        del session.call  # Weights are held by what refers to itself until that is found.
+
+
+def _run_all(session: Session, longest: int) -> None:
+    parts, most = session.parts, session.sizes[-1]
     lengths = _lengths(session, longest)
     made = []
     for length in lengths:

@@ -13,7 +13,8 @@ from jaxalign.config import Config
 from jaxalign.errors import UserError
 from jaxalign.feedback.critique import answer
 from jaxalign.feedback.labeller import Pair
-from jaxalign.records import Comparison
+from jaxalign.feedback.speaker import Utterance
+from jaxalign.records import Comparison, Prompt
 from jaxalign.stages import common
 from jaxalign.stages.base import Stage, StageContext, write_json
 from jaxalign.stages.shards import Shards, prompt_row, queues, row_prompt
@@ -56,13 +57,18 @@ class Compare(Stage):
                     twice = [prompt for prompt in own for _ in range(2)]
                     key = common.stage_key(config, self.name, 0)
                     said = answer(policy, twice, key, common.sampling(section, tokenizer), 2 * rows.start)
-                pairs = [Pair(p, said[2 * i].text, said[2 * i + 1].text) for i, p in enumerate(own)]
+                pairs = [_pair(p, *said[2 * i : 2 * i + 2]) for i, p in enumerate(own)]
                 with meter.phase("label"):
                     key = common.stage_key(config, self.name, 1)
                     labelled = labelling.label(pairs, key, rows.start, config.feedback.invert)
                 shards.write_all(queue, [comparison_row(comparison) for comparison in labelled])
                 progress.update(len(rows))
         write_json(context.directory / "summary.json", summarise(shards))
+
+
+def _pair(prompt: Prompt, first: Utterance, second: Utterance) -> Pair:
+    """Two answers; where one is missing, for want of room or of finite logits, both are empty: equal ones teach nothing."""
+    return Pair(prompt, first.text, second.text) if first.ids and second.ids else Pair(prompt, "", "")
 
 
 def comparison_row(comparison: Comparison) -> dict:

@@ -12,6 +12,7 @@ from jaxalign.parallel.ahead import Ahead, told_only
 from jaxalign.parallel.rows import placed
 from jaxalign.placement.ppo_programs import iteration_calls
 from jaxalign.placement.programs import Run, resharding
+from jaxalign.rollout.decode import decode_chunk
 from jaxalign.rollout.engine import Engine
 from jaxalign.rollout.forecast import Described, forecast, know
 from jaxalign.rollout.sampling import Sampling
@@ -25,6 +26,8 @@ from jaxalign.training.ppo_step import packed_update
 from jaxalign.training.scorer import Scorer
 
 Scores = Scorer | Literal["host", "unknown"]
+FIRST = 2
+"""Layouts of the sampler's ring that are compiled before all that follows sampling."""
 
 
 def scores_of(context: StageContext, setup: PPOSetup) -> Scores:
@@ -56,16 +59,20 @@ def compile_ahead(
     with told_only("ppo"):
         run = Run(config, setup.reference, min(engine.bucket, engine.max_length - section.max_new_tokens))
         state = abstract_ppo_state(setup)
-        programs = _sampling(run, setup, engine, sampling, prompts, join(run.frozen, state.policy.params))
+        sampled = _sampling(run, setup, engine, sampling, prompts, join(run.frozen, state.policy.params))
         scorer = scores if isinstance(scores, Scorer) and section.advantages != "remax" else None
         weights = None if scorer is None else join(run.frozen, scorer.model.abstract())
         told = scores == "host"
         calls = iteration_calls(run, setup, state, run.start("ppo"), scorer, weights, told, told, placed)
+        programs = []
         if scores != "unknown" and section.advantages != "remax":
             programs.append((packed_experience, calls.scoring))
         if not checked:
             programs.append((step_zero_values, calls.checks))
-        for step, arguments in (*programs, (packed_update, calls.update)):
+        programs.append((packed_update, calls.update))
+        # The first chunks can be drawn, and then what takes longest to compile is begun.
+        chunks = [i for i, (step, _) in enumerate(sampled) if step is decode_chunk][:FIRST]
+        for step, arguments in (*sampled[: chunks[-1] + 1], *programs, *sampled[chunks[-1] + 1 :]):
             know(step, arguments)
             ahead.add(step, arguments)
 

@@ -62,6 +62,12 @@ def test_sequences_that_belong_together_come_into_one_part(groups, row_length, r
         assert sum(len(row) for row in part) == 3 * len(inside)
 
 
+@pytest.mark.parametrize(("lengths", "together"), [([5, 5], 2), ([6, 2], 1)])
+def test_what_fits_no_part_is_an_error(lengths, together):
+    with pytest.raises(ValueError, match="do not fit into 1 rows of 5"):
+        fit(np.array(lengths), 5, 1, together)
+
+
 def test_a_document_of_no_tokens_takes_no_part():
     batch, cut = pack([([], []), ([1, 2], [1.0] * 2), ([], [])], 2)
     assert cut == 0

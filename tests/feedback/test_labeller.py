@@ -134,7 +134,7 @@ def test_pitfall_16_a_comparison_too_long_for_the_model_is_undecided():
     assert (out[0].label, out[0].label_ab, out[0].label_ba) == (0.5, None, None)
 
 
-def test_a_comparison_whose_logits_are_not_finite_is_undecided():
+def test_a_comparison_whose_logits_are_not_finite_is_undecided(caplog):
     """A word of one answer has an embedding of NaN, of a model whose head is another table; no other word has its id."""
     model = tiny.model(tie_embeddings=False)
     weights, tokenizer = model.init(jax.random.key(0)), WordTokenizer()
@@ -148,6 +148,8 @@ def test_a_comparison_whose_logits_are_not_finite_is_undecided():
     )
     assert (found[0].label, found[0].decided, found[0].label_ab) == (0.5, False, None)
     assert found[1] == good[1] and good[0].label_ab is not None
+    told = "1 of 2 judgements are left out: the model's logits are not finite numbers there"
+    assert [record.getMessage() for record in caplog.records] == [told] * 2
 
 
 def test_the_verdict_is_asked_after_the_reasoning():

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import threading
+from concurrent.futures import Future
 
 import jax
 import pytest
@@ -77,16 +79,77 @@ def test_where_rows_end_by_themselves_most_is_foreseen_and_little_in_vain(called
     assert len(set(foreseen) - set(called)) <= 0.4 * len(foreseen)
 
 
-def test_a_queue_of_another_size_asks_for_no_more_than_what_is_played_through(called):
-    model, prompts = tiny.model(), MIXED * 40
+@pytest.mark.parametrize("copies", [1, 4])
+def test_of_a_long_queue_a_few_waves_tell_as_much(monkeypatch, copies):
+    model = tiny.model()
     params = tiny.place(model, tiny.host_params())
-    session = Engine(model, 16, 64, 8).start(params, prompts, KEY, ENDLESS, range(len(prompts)))
-    played = []
-    with pytest.MonkeyPatch.context() as patch:
-        submit = Session.submit
-        patch.setattr(Session, "submit", lambda self, some, rows: (played.append(len(some)), submit(self, some, rows)))
-        module.forecast(session)
-    assert played == [module.WAVES * 16]
+    prompts = [[1, 3 + i % 29, 3 + i // 29, *range(3, 3 + i % 3 * 7)] for i in range(384 // copies) for _ in range(copies)]
+    session, played = Engine(model, 16, 64, 8).start(params, prompts, KEY, ENDLESS, range(len(prompts))), []
+    submit = Session.submit
+    monkeypatch.setattr(Session, "submit", lambda self, some, rows: (played.append(len(some)), submit(self, some, rows)))
+    some = {module._key(*program) for program in module.forecast(session)}
+    monkeypatch.setattr(module, "WAVES", 1000)
+    every = {module._key(*program) for program in module.forecast(session)}
+    assert played == [4 * 16, 384]
+    assert len(every - some) <= 2 and len(some - every) <= 2  # A prefill of another size, and what enters it.
+
+
+def test_a_forecast_ends_however_long_responses_are(monkeypatch):
+    model, steps = tiny.model(), []
+    params = tiny.place(model, tiny.host_params())
+    session = Engine(model, 16, 1 << 20, 8).start(params, MIXED, KEY, Sampling(1 << 19, tiny.STOPS), range(len(MIXED)))
+    step = Session.step
+    monkeypatch.setattr(Session, "step", lambda self: (steps.append(1), step(self))[1])
+    assert {program.__name__ for program, _ in module.forecast(session)} == {"prefill", "insert", "decode_chunk", "reroll"}
+    assert len(steps) == module.CHUNKS
+
+
+@pytest.mark.parametrize("mesh", [None, (2, 2, 2)])
+def test_two_tiers_are_foreseen(called, mesh):
+    """Rows of 300 tokens at most, 8 in each part of the mesh."""
+    model, sampling = tiny.model(mesh), Sampling(300, tiny.STOPS)
+    params = tiny.place(model, tiny.host_params())  # Which hardly ever stops: see the first test for what is called then.
+    batch = 8 if mesh is None else 32
+    session = Engine(model, batch, 512, 8).start(params, MIXED * 4, KEY, sampling, range(4 * len(MIXED)))
+    foreseen = [module._key(*program) for program in module.forecast(session)]
+    for _ in range(12):
+        session.step()
+    assert {"exchange", "decode_chunk"} <= {step.__name__ for step, *_ in foreseen}
+    tiers = [key for key in called if key[0].__name__ in ("exchange", "decode_chunk")]
+    assert len(set(tiers) & set(foreseen)) >= 0.7 * len(tiers)
+
+
+def test_what_was_not_begun_when_the_queue_was_done_is_not_known(monkeypatch):
+    model = tiny.model()
+    params = tiny.place(model, tiny.host_params())
+    session = Engine(model, 8, 64, 8).start(params, MIXED, KEY, ENDLESS, range(len(MIXED)))
+    wanted, submitted = len(module.forecast(session)), []
+    gate = threading.Event()
+    add = Ahead.add
+    monkeypatch.setattr(Ahead, "add", lambda self, *program: (submitted.append(program), add(self, *program))[1])
+    module.forget()
+    for _ in range(2):
+        with Ahead(1) as ahead:
+            ahead._pool.submit(gate.wait)
+            module.compile_ahead(ahead, session)
+        assert len(submitted) == wanted
+        submitted.clear()
+    gate.set()
+
+
+def test_queues_of_one_prompt_and_of_many_are_told_apart(monkeypatch):
+    model, asked = tiny.model(), []
+    params = tiny.place(model, tiny.host_params())
+    monkeypatch.setattr(Ahead, "add", lambda self, step, arguments: (asked.append(step.__name__), Future())[1])
+    module.forget()
+    for weights, count in ((params, 1), (params, 15), (params, 15), (placed(params), 15)):
+        session = Engine(model, 16, 64, 8).start(weights, (MIXED * 2)[:count], KEY, ENDLESS, range(count))
+        with Ahead() as ahead:
+            module.compile_ahead(ahead, session)
+        asked.append("next")
+    first, second, third, fourth = (part.split() for part in " ".join(asked).split("next")[:-1])
+    assert set(first) == {"prefill", "insert", "decode_chunk"} and "decode_chunk" in second
+    assert third == [] and "decode_chunk" in fourth
 
 
 @pytest.mark.parametrize("bound", [True, False])
@@ -94,7 +157,13 @@ def test_a_queue_of_another_size_asks_for_no_more_than_what_is_played_through(ca
 def test_the_queue_finds_what_threads_have_compiled(monkeypatch, mesh, bound):
     """bound: weights have a device, as those that were read; fresh ones of one device do not."""
     add = Ahead.add
-    monkeypatch.setattr(Ahead, "add", lambda self, *program: add(self, *program).result())
+
+    def add_and_wait(self, *program):
+        future = add(self, *program)
+        assert future.result() is not None
+        return future
+
+    monkeypatch.setattr(Ahead, "add", add_and_wait)
     model = tiny.model(mesh, embed=24)
     params = tiny.place(model, model.init(jax.random.key(0)))
     params = placed(params) if bound else params

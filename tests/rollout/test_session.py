@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import jax
 import numpy as np
 import pytest
@@ -124,6 +126,21 @@ def test_stop_ids_may_be_a_list(params):
     engine, given = Engine(tiny.model(), 2, 32, 8), ([[1, 7]], KEY)
     found, expected = (engine.respond(params, *given, Sampling(8, stops), [0]) for stops in ([2, 9], (2, 9)))
     assert found == expected
+
+
+def test_warm_up_leaves_no_weights_behind():
+    """What sampling reads is a copy in another dtype; nothing that refers to itself is to hold it."""
+    model = tiny.model(compute_dtype="bfloat16")
+    params = tiny.place(model, tiny.host_params())
+    there = lambda: sum(x.size for x in jax.live_arrays() if x.dtype == "bfloat16")  # noqa: E731
+    gc.collect()
+    before = there()
+    gc.disable()
+    try:
+        Engine(model, 2, 64, 8).warm_up(params, ENDLESS, 8)
+        assert there() == before
+    finally:
+        gc.enable()
 
 
 def test_warm_up_is_for_prompts_that_have_room(params):
