@@ -54,8 +54,8 @@ def fit(lengths: np.ndarray, row_length: int, rows: int, together: int = 1) -> l
     """Sequence numbers by part and by row of it, where at most `rows` rows of a part may each hold row_length in sum.
 
     Units of `together` neighbouring sequences come into one part; the longest first, each into the first part that has room,
-    there each sequence where the least is left (best-fit decreasing). Raises ValueError
-    where a unit does not fit an empty part.
+    there each sequence where the least is left (best-fit decreasing). Raises ValueError where a unit does not fit an
+    empty part.
     """
     parts: list[_Part] = []
     units = lengths.reshape(-1, together)
@@ -65,8 +65,8 @@ def fit(lengths: np.ndarray, row_length: int, rows: int, together: int = 1) -> l
         if not any(part.take(members) for part in parts):
             parts.append(_Part(row_length, rows))
             if not parts[-1].take(members):
-                lengths_told = ", ".join(str(length) for _, length in members)
-                raise ValueError(f"sequences of {lengths_told} tokens do not fit into {rows} rows of {row_length}")
+                told = ", ".join(str(length) for _, length in members)
+                raise ValueError(f"sequences of {told} tokens do not fit into {rows} rows of {row_length}")
     return [part.content for part in parts]
 
 

@@ -77,8 +77,7 @@ class Speaker:
                 raise UserError(f"sampling of row {numbers[i]}: {response.error}")
             words = response.ids[:-1] if response.ended else response.ids
             out[i] = Utterance(self.tokenizer.decode(words), response.ids, response.ended, response.logprob)
-        broken = [i for i, response in zip(rows, responses, strict=True) if response.error == BROKEN]
-        _tell_broken(len(broken), len(rows), "answers count as cut off")
+        _tell_broken(sum(response.error == BROKEN for response in responses), len(rows), "answers count as cut off")
         return out
 
     def next_logprobs(self, prompts: Sequence[Sequence[int]], tokens: np.ndarray) -> np.ndarray:

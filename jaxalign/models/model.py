@@ -182,6 +182,10 @@ class Model:
             return gradients
         return jax.lax.with_sharding_constraint(gradients, self.sharding.gradients.tree(self.axes()))
 
+    def constrain_rows(self, record: Any) -> Any:
+        """Arrays [B, ...], their rows split over the mesh's batch axes."""
+        return jax.tree.map(lambda x: self.constrain(x, ("batch",) + (None,) * (x.ndim - 1)), record)
+
     @property
     def constrain(self) -> Constrain:
         """Says how activations lie on the model's mesh: `constrain(x, axes)`."""

@@ -146,8 +146,8 @@ class _Played(Session):
         return self._empty(arguments[4]) if step is reroll else arguments[1]
 
     def _empty(self, layout: Layout) -> Tiers:
-        sizes = zip(layout.rows, layout.slots, strict=True)
-        return tuple(placed(self.model.abstract_cache(rows * self.parts, slots)) for rows, slots in sizes)
+        rings = zip(*layout, strict=True)
+        return tuple(placed(self.model.abstract_cache(rows * self.parts, slots)) for rows, slots in rings)
 
     def _place(self, array: np.ndarray, axes: tuple[str | None, ...]):
         sharding = self.model.sharding

@@ -200,8 +200,7 @@ class Session:
         self.layout, self.rows, self.slot = layout, np.zeros((4, layout.size * self.parts), np.int32), 0
 
     def _empty(self, layout: Layout) -> Tiers:
-        rings = zip(layout.rows, layout.slots, strict=True)
-        return tuple(self.model.empty_cache(rows * self.parts, slots) for rows, slots in rings)
+        return tuple(self.model.empty_cache(rows * self.parts, slots) for rows, slots in zip(*layout, strict=True))
 
     def call(self, step: Callable, *arguments):
         """Runs a program; all of them are run here."""

@@ -108,7 +108,7 @@ def step_zero_values(
     ratio = jnp.max(jnp.abs(jnp.exp(mine - rollout.logprobs) - 1.0) * mask)
     gap = jnp.max(jnp.abs(jnp.where(mask > 0, mine - sampled, 0)))
     rows = len(packed.part)
-    part = jax.tree.map(lambda x: setup.policy.constrain(x[:rows], ("batch",) + (None,) * (x.ndim - 1)), experience)
+    part = setup.policy.constrain_rows(jax.tree.map(lambda x: x[:rows], experience))
     part = after(sharding, part, (part, ratio, gap))
     kl, rollout, mask = jnp.float32(0.0), part.rollout, response_mask(part.rollout)
     hidden = response_hidden(setup.policy, policy_params, alone(rollout))

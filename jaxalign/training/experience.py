@@ -188,10 +188,8 @@ def packed_experience(
     importance, found = _importance(config, logprobs, rollout.logprobs, mask, counted, kept)
     metrics |= found
     rollout = Rollout(rollout.tokens, rollout.prompt_length, rollout.response_length, logprobs, rollout.ended)
-    weight = kept.astype(jnp.float32)
-    made = Experience(rollout, weight, reference, values, rewards, advantages, returns, importance)
-    # Said, so that who compiles what reads it knows where it lies.
-    return jax.tree.map(lambda x: setup.policy.constrain(x, ("batch",) + (None,) * (x.ndim - 1)), made), metrics
+    made = Experience(rollout, kept.astype(jnp.float32), reference, values, rewards, advantages, returns, importance)
+    return setup.policy.constrain_rows(made), metrics  # So that who compiles what reads it knows where it lies.
 
 
 def _importance(config: Ppo, logprobs, sampled, mask, counted, kept):

@@ -238,7 +238,7 @@ def packed_update(
     def run(carry, minibatch):
         policy, critic, _ = carry
         rows, packed = minibatch
-        part = jax.tree.map(lambda x: setup.policy.constrain(x[rows], ("batch",) + (None,) * (x.ndim - 1)), batch)
+        part = setup.policy.constrain_rows(jax.tree.map(lambda x: x[rows], batch))
         policy, critic, metrics = minibatch_update(
             setup, policy, critic, part, state.kl_coef, learn_policy, frozen, reference_params, packed
         )

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from jaxalign.records import Comparison, Message
+from jaxalign.feedback.speaker import Utterance
+from jaxalign.records import Comparison, Message, Prompt
+from jaxalign.stages import compare as stage
 from jaxalign.stages.compare import read_comparisons, summarise
 from jaxalign.stages.shards import Shards
 
@@ -56,3 +58,12 @@ def test_pitfall_16_undecided_pairs_are_kept_even_or_dropped_as_configured(shard
     assert [c.prompt.id for c in read_comparisons(shards, "drop")] == ["c-0", "c-1"]
     assert isinstance(half[0], Comparison)
     assert half[0].principles == ("p",) and half[0].prompt.messages == (Message("user", "q"),)
+
+
+def test_a_pair_with_a_missing_answer_is_none_to_learn_from():
+    """One whose logits were not finite, say: against it any answer would win."""
+    said, ended, missing = (Utterance(*x) for x in (("yes", (5, 2), True, -1.0), ("", (2,), True, -1.0), ("", (), False, 0.0)))
+    about = Prompt("test-000", (Message("user", "how"),), "red_team")
+    texts = lambda *pair: (stage._pair(about, *pair).response_a, stage._pair(about, *pair).response_b)  # noqa: E731
+    assert texts(said, ended) == ("yes", "") and texts(ended, said) == ("", "yes")
+    assert texts(said, missing) == texts(missing, said) == texts(missing, missing) == ("", "")
