@@ -63,10 +63,11 @@ def weighted_nll(
     constrain: Constrain = _NO_MESH, used=None,
 ) -> jax.Array:  # fmt: skip
     """float32 []: the negative log-likelihood (nats) of the targets, each times its weight, added up; for the rest see
-    `token_stats`. weights float32 [B, T] are constants.
+    `token_stats`. weights float32 [B, T] are constants; a target of weight 0 may be any number.
 
     As the gradient does not depend on what comes after, it is made with the loss, and each chunk's logits but once.
     """
+    targets = jnp.where(weights == 0, 0, targets)
     if hidden.dtype == jnp.float16:  # Whose gradients must be made after the loss was scaled, or they are lost.
         stats = token_stats(hidden, unembedding, targets, 1.0, chunk_floats, cap, constrain, used)
         return -jnp.sum(stats.logprobs * weights)

@@ -112,7 +112,7 @@ class Engine:
             if refusal is not None:
                 raise UserError(refusal)
         longest, B = max(map(len, prompts), default=1), -(-len(prompts) // self.batch) * self.batch
-        P = min(self.max_length - max_new_tokens, -(-longest // self.bucket) * self.bucket)
+        P = max(0, min(self.max_length - max_new_tokens, -(-longest // self.bucket) * self.bucket))
         tokens, length = np.zeros((B, P), np.int32), np.zeros(B, np.int32)
         for i, prompt in enumerate(prompts):
             tokens[i, : len(prompt)], length[i] = prompt, len(prompt)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +12,8 @@ from jaxalign.errors import UserError
 
 BLOCK = 128
 """Tokens of the vocabulary whose probabilities are cumulated together."""
+LEAST_TEMPERATURE = 1e-6
+"""That is not greedy: logits over a smaller one may leave what float32 can hold."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,10 +31,13 @@ class Sampling:
         object.__setattr__(self, "stop_ids", tuple(self.stop_ids))  # Programs are kept by it.
         if self.max_new_tokens < 1:
             raise UserError(f"max_new_tokens is {self.max_new_tokens}; at least 1 is expected")
-        if self.temperature < 0:
-            raise UserError(f"temperature is {self.temperature}; 0 (greedy) or more is expected")
+        if self.temperature != 0 and not LEAST_TEMPERATURE <= self.temperature < math.inf:
+            raise UserError(f"temperature is {self.temperature}; 0 (greedy) or at least {LEAST_TEMPERATURE} is expected")
         if self.top_k < 0:
             raise UserError(f"top_k is {self.top_k}; 0 (off) or more is expected")
+        strange = next((token for token in self.stop_ids if not -(1 << 31) <= token < 1 << 31), None)
+        if strange is not None:
+            raise UserError(f"stop_ids has {strange}; token ids are expected")
         if not 0 < self.top_p <= 1:
             raise UserError(f"top_p is {self.top_p}; a number in (0, 1] is expected")
 

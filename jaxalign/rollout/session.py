@@ -25,6 +25,8 @@ STEPS = 32
 """Steps of decoding between two looks at the host."""
 FEW = 4
 """More prompts than so many small prefills take go into a large one."""
+KEPT = 4
+"""Prefills at most that are kept for prompts which are sampled once more later."""
 AHEAD = 8
 """Steps that a row of the short tier has room for when a chunk begins."""
 BROKEN = "the model's logits are not finite numbers"
@@ -89,7 +91,7 @@ class Session:
         self.live: dict[int, _Row] = {}
         self.tiers: Tiers | None = None
         self.layout, self.rows, self.slot = Layout((), ()), np.zeros((4, 0), np.int32), 0
-        self.kept: tuple[Caches | None, dict] = (None, {})
+        self.kept: list[tuple[Caches, dict[tuple[int, tuple[int, ...]], int]]] = []  # (part, prompt): where it is among them.
 
     @property
     def unfinished(self) -> int:
@@ -98,14 +100,18 @@ class Session:
 
     def submit(self, prompts: Sequence[Sequence[int]], rows: Sequence[int]) -> None:
         """Adds prompts to the queue, under the global row numbers `rows`. Their indices count on from those before. Raises
-        UserError on a row number that is no int32 of 0 or more."""
-        added, strange = [], next((number for number in rows if not 0 <= number < 1 << 31), None)
+        UserError on a row number that is no int32 of 0 or more, and ValueError where they are not as many as the prompts; then
+        nothing was added."""
+        strange = next((number for number in rows if not (_whole(number) and 0 <= number < 1 << 31)), None)
         if strange is not None:
             raise UserError(f"a row is numbered {strange}; a number from 0 to {(1 << 31) - 1} is expected")
+        if len(prompts) != len(rows):
+            raise ValueError(f"there are {len(prompts)} prompts and {len(rows)} row numbers; one for each is expected")
+        added = []
         for prompt, number in zip(prompts, rows, strict=True):
-            row = _Row(self.submitted, tuple(int(token) for token in prompt), int(number))
+            refusal = refuse(prompt, self.new, self.max_length, self.model.config.vocab)
+            row = _Row(self.submitted, () if refusal else tuple(map(int, prompt)), int(number))
             self.submitted += 1
-            refusal = refuse(row.prompt, self.new, self.max_length, self.model.config.vocab)
             if refusal is None:
                 added.append(row)
             else:
@@ -122,7 +128,7 @@ class Session:
         """Goes on with other weights: what is written from now on has the next version. Keys and values of what was read and
         written before stay as the old weights made them."""
         self.params, self.version = self.source.for_generation(params), self.version + 1
-        self.kept = (None, {})
+        self.kept = []
 
     def step(self) -> list[tuple[int, Response]]:
         """One chunk. Returns what has ended: (index among the prompts submitted, its response)."""
@@ -256,8 +262,9 @@ class Session:
         """Fills free slots from the queue. Each part of the mesh prefills what enters its own slots."""
         size = self._size
         free = [[slot for slot in range(part * size, (part + 1) * size) if slot not in self.live] for part in range(self.parts)]
-        kept, known = self.kept
-        again, fresh = [[] for _ in free], [{} for _ in free]  # (slot, source, length); prompt: slots
+        known = {prompt: at for at, (_, places) in enumerate(self.kept) for prompt in places}
+        again = [[[] for _ in free] for _ in self.kept]  # (slot, source, length)
+        fresh: list[dict] = [{} for _ in free]  # prompt: slots
         for _ in range(min(len(self.queue), sum(map(len, free)))):
             row = self.queue.popleft()
             self._count_out(row.prompt)
@@ -269,16 +276,20 @@ class Session:
             last = len(row.prompt) - 1
             self.rows[:, slot] = row.prompt[last], last, self.new, row.number
             if (part, row.prompt) in known:
-                again[part].append((slot - part * size, known[part, row.prompt], last))
+                at = known[part, row.prompt]
+                again[at][part].append((slot - part * size, self.kept[at][1][part, row.prompt], last))
             else:
                 fresh[part].setdefault(row.prompt, []).append(slot - part * size)
-        if any(again):
-            self.enter(kept, again)
-        del kept
+        for at, plan in enumerate(again):
+            if any(plan):
+                self.enter(self.kept[at][0], plan)
+        self._forget()
         for group in self._groups(fresh):
             self._prefill(*group, fresh)
-        if not any(prompt in self.waiting for _, prompt in self.kept[1]):
-            self.kept = (None, {})
+
+    def _forget(self) -> None:
+        """Lets go of what was prefilled and is not waited for, and of the oldest beyond `KEPT`."""
+        self.kept = [kept for kept in self.kept if any(prompt in self.waiting for _, prompt in kept[1])][-KEPT:]
 
     def _count_out(self, prompt: tuple[int, ...]) -> None:
         self.waiting[prompt] -= 1
@@ -303,6 +314,7 @@ class Session:
         plan, known = [[] for _ in prompts], {}
         for part, own in enumerate(prompts):
             for source, prompt in enumerate(own):
+                tokens[part, source] = prompt[-1]  # What pads it is its own, lest another token's weights reach it.
                 tokens[part, source, : len(prompt)] = prompt
                 plan[part] += [(slot, source, len(prompt) - 1) for slot in fresh[part][prompt]]
                 if prompt in self.waiting:
@@ -310,7 +322,8 @@ class Session:
         made = self.prefill(tokens)
         self.enter(made, plan)
         if known:
-            self.kept = made, known
+            self.kept.append((made, known))
+            self._forget()
 
     def prefill(self, tokens: np.ndarray) -> Caches:
         """Keys and values of prompts int32 [parts, R, P]."""
@@ -386,7 +399,7 @@ class Session:
 
 def refuse(prompt: Sequence[int], new: int, max_length: int, vocab: int) -> str | None:
     """Why a prompt cannot be answered with so many new tokens by a model of so many tokens, or None."""
-    if not prompt:
+    if len(prompt) == 0:
         return "a prompt is empty; at least one token is expected"
     limit = max_length - new
     if len(prompt) > limit:
@@ -394,7 +407,16 @@ def refuse(prompt: Sequence[int], new: int, max_length: int, vocab: int) -> str 
             f"a prompt has {len(prompt)} tokens, but model.max_length {max_length} less {new} new tokens leaves room for "
             f"{limit}; raise model.max_length or shorten the prompt"
         )
-    unknown = next((token for token in prompt if not 0 <= token < vocab), None)
-    if unknown is not None:
+    ids = np.asarray(prompt)
+    if ids.dtype.kind not in "iu" or ids.ndim > 1:
+        broken = next((token for token in prompt if not _whole(token)), 0)
+        if not _whole(broken):
+            return f"a prompt has {broken!r} among its token ids; integers are expected"
+    if ids.min() < 0 or ids.max() >= vocab:
+        unknown = next(token for token in prompt if not 0 <= token < vocab)
         return f"a prompt has the token id {unknown}, but the model knows those from 0 to {vocab - 1}"
     return None
+
+
+def _whole(number) -> bool:
+    return isinstance(number, int | np.integer)

@@ -229,6 +229,19 @@ def test_a_weighted_loss_and_its_gradients_equal_those_of_all_logits_at_once(inp
         np.testing.assert_allclose(a, b, atol=1e-4)
 
 
+@pytest.mark.parametrize("target", [-1, -100, V])
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_a_target_that_does_not_count_may_be_any_number(inputs, target, dtype):
+    hidden, weight, targets = inputs
+    hidden, weights = hidden.astype(dtype), np.ones((B, T), np.float32)
+    weights[0, 1], changed = 0, targets.copy()
+    changed[0, 1] = target
+    loss = lambda hidden, targets: weighted_nll(hidden, weight, targets, weights, chunk(2))  # noqa: E731
+    found, good = (jax.value_and_grad(loss)(hidden, own) for own in (changed, targets))
+    np.testing.assert_array_equal(found[0], good[0])
+    np.testing.assert_array_equal(found[1], good[1])
+
+
 def test_of_a_frozen_head_no_gradient_is_computed(inputs):
     """Nor held: the loop carries none."""
     hidden, weight, targets = inputs

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 
 import jax
 import numpy as np
@@ -11,8 +12,10 @@ import pytest
 from jaxalign.errors import UserError
 from jaxalign.models.architecture import Experts
 from jaxalign.models.lora import Lora, join
+from jaxalign.parallel.rows import placed
 from jaxalign.rollout import session
 from jaxalign.rollout.engine import Engine
+from jaxalign.rollout.forecast import _Played
 from jaxalign.rollout.sampling import Sampling
 from jaxalign.rollout.session import Response
 from jaxalign.training.experience import response_stats
@@ -131,6 +134,46 @@ def test_samples_of_one_prompt_share_its_prefill(params, monkeypatch):
     assert len(seen) == 2
     monkeypatch.undo()
     assert_same(found, [respond(params, [prompts[i]], [rows[i]], 1)[0] for i in range(12)])
+
+
+def test_a_prompt_that_waits_behind_others_is_not_prefilled_again(params, monkeypatch):
+    """Two prompts in turn, with room for two rows, and then more prompts than may be kept."""
+    seen, real = [], session.prefill
+    monkeypatch.setattr(session, "prefill", lambda model, params, prompts: seen.append(prompts) or real(model, params, prompts))
+    work = Engine(tiny.model(), 2, 32, 8).start(params, [], jax.random.key(0), SAMPLING, [])
+    for row in range(0, 10, 2):
+        work.submit([[1, 4, 7], [1, 9, 2]], [row, row + 1])
+    answered = []
+    while work.unfinished:
+        answered += work.step()
+        assert len(work.kept) <= 2
+    assert len(seen) == 2 and len(answered) == 10 and not work.kept
+    for row in range(2):
+        work.submit([[1, token] for token in range(3, 12)], range(9 * row, 9 * row + 9))
+    while work.unfinished:
+        answered += work.step()
+        assert len(work.kept) <= session.KEPT
+    assert len(answered) == 28 and not work.kept
+
+
+@pytest.mark.parametrize("mesh", [(4, 1, 2), (8, 1, 1)])
+def test_a_group_is_prefilled_once_in_each_part_of_the_mesh(mesh):
+    """32 prompts, 8 samples of each; the host's part alone, without a device."""
+    class Counted(_Played):
+        def _prefill(self, length, count, prompts, fresh):
+            again = [(part, prompt) for part, own in enumerate(prompts) for prompt in own]
+            repeated.extend(set(seen) & set(again))
+            seen.extend(again)
+            super()._prefill(length, count, prompts, fresh)
+
+    model, seen, repeated = tiny.model(mesh), [], []
+    start = Engine(model, 32, 64, 16).start(placed(model.abstract()), [], jax.random.key(0), Sampling(32, (9,)), [])
+    work = Counted(start)
+    prompts = [[1, *map(int, digits)] for digits in itertools.product("3456", "78", "3579")]
+    work.submit([prompt for prompt in prompts for _ in range(8)], range(8 * len(prompts)))
+    while work.unfinished:
+        work.step()
+    assert len(prompts) == 32 and len(set(seen)) >= 32 and not repeated
 
 
 @pytest.mark.parametrize("mesh", [(2, 2, 2), (8, 1, 1)])

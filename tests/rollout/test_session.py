@@ -90,7 +90,32 @@ def test_one_bad_prompt_stops_no_other(params):
         engine.rollout(params, given, KEY, range(7), sampling)
 
 
-@pytest.mark.parametrize("number", [-1, 2**31])
+@pytest.mark.parametrize("prompt", [[1, 1.7], [1, float("nan")], [1, None], [1, "4"]])
+def test_what_is_no_token_id_stops_no_other_prompt(params, prompt):
+    found = Engine(tiny.model(), 2, 16, 8).respond(params, [[1, 7], prompt], KEY, Sampling(8, ()), range(2))
+    assert len(found[0].ids) == 8
+    assert found[1].ids == () and found[1].error == f"a prompt has {prompt[1]!r} among its token ids; integers are expected"
+
+
+def test_prompts_may_be_arrays(params):
+    engine, sampling = Engine(tiny.model(), 2, 16, 8), Sampling(8, ())
+    found = (engine.rollout(params, prompts, KEY, [0], sampling) for prompts in ([[1, 7]], [np.array([1, 7], np.int64)]))
+    np.testing.assert_array_equal(*(rollout.tokens for rollout in found))
+
+
+def test_prompts_without_their_numbers_leave_nothing_behind(params):
+    session = Engine(tiny.model(), 2, 16, 8).start(params, [[1]], KEY, Sampling(4, ()), [0])
+    with pytest.raises(ValueError, match="there are 2 prompts and 1 row numbers; one for each is expected"):
+        session.submit([[], [1, 2]], [3])
+    assert session.unfinished == 1
+    session.submit([[7, 7]], [9])
+    found = {}
+    while session.unfinished:
+        found |= session.step()
+    assert sorted(found) == [0, 1] and not any(response.error for response in found.values())
+
+
+@pytest.mark.parametrize("number", [-1, 2**31, 0.5])
 def test_a_row_number_that_no_key_is_folded_from_is_refused(params, number):
     with pytest.raises(UserError, match=f"a row is numbered {number}; a number from 0 to 2147483647 is expected"):
         Engine(tiny.model(), 2, 16, 8).respond(params, [[1, 7]], KEY, Sampling(8, ()), [number])
@@ -110,6 +135,16 @@ def test_a_row_whose_logits_are_not_finite_ends_alone(params):
         assert found[i].ids == good[i].ids and found[i].error is None
     with pytest.raises(UserError, match="sampling of row 1: the model's logits are not finite numbers"):
         engine.rollout(broken, prompts, KEY, rows, sampling)
+
+
+def test_what_pads_a_prompt_reaches_no_prompt(params):
+    """Token 0 has an embedding of NaN, and stands in none of them."""
+    model = tiny.model(tie_embeddings=False)
+    weights = model.init(jax.random.key(0))
+    broken = weights | {"embedding": weights["embedding"].at[0].set(np.nan)}
+    given = [[1, 7], [1, 4, 3], [1, 8, 8, 2]], KEY, Sampling(1, (9,)), range(3)
+    found, good = (Engine(model, 4, 32, 8).respond(own, *given) for own in (broken, weights))
+    assert [(response.ids, response.error) for response in found] == [(response.ids, None) for response in good]
 
 
 def test_slots_that_the_mesh_does_not_divide_are_refused():
@@ -200,4 +235,4 @@ def test_a_long_queue_keeps_no_more_than_its_slots(params):
     while session.unfinished:
         seen += len(session.step())
         assert len(session.live) <= 4 and (session.tiers is None or session.layout.size <= 4)
-    assert seen == 200 and session.tiers is None and session.kept[0] is None
+    assert seen == 200 and session.tiers is None and not session.kept
