@@ -25,7 +25,8 @@ def clipped_value_loss(
       values: real, any shape, usually [B, N].
       old_values: the same shape, from before the update; no gradient flows into it.
       returns: the same shape; no gradient flows into it.
-      clip: scalar, not negative; None for the plain half square. 0 is not None: it allows no move at all.
+      clip: scalar, not negative; None for the plain half square. 0 is not None: it allows no move at
+        all, so there is no gradient.
       mask: bool, int or float of that shape, or None. Masked tokens have loss 0 and no gradient, whatever stands there.
 
     Returns:
@@ -114,4 +115,6 @@ def _clipped(
     require_range("clip", clip, 0)
     # Not V_old + clip(V - V_old, -c, c): that misses V by an ulp where nothing is clipped, and would count as a clip.
     bounded = cost(jnp.clip(values, old_values - clip, old_values + clip) - returns)
-    return jnp.maximum(plain, bounded), bounded > plain
+    larger = jnp.maximum(plain, bounded)
+    # Without room to move, rounding alone would say which of the two has a gradient.
+    return jnp.where(clip == 0, jax.lax.stop_gradient(larger), larger), bounded > plain

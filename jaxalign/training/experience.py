@@ -157,7 +157,8 @@ def packed_experience(
     rollout, scored, scores, baseline = after(sharding, (rollout, scored, scores, baseline), found)
     mask = response_mask(rollout) > 0
     zeroed = lambda x: jnp.where(mask, x, 0.0)  # noqa: E731
-    kept, scores = scored, jnp.where(scored, found["scores"] if scorer is not None else scores, 0.0)
+    # A response without a token belongs to no group.
+    kept, scores = scored & jnp.any(mask, axis=1), jnp.where(scored, found["scores"] if scorer is not None else scores, 0.0)
     reference = zeroed(found["reference"])
     logprobs = zeroed(found["logprobs"]) if recompute else rollout.logprobs
     values = zeroed(found["values"]) if setup.runs_critic else jnp.zeros_like(reference)

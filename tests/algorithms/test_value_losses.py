@@ -25,6 +25,9 @@ def test_none_is_no_clip_and_zero_is_one():
     values, old, returns = np.array([0.5]), np.zeros(1), np.array([1.0])
     np.testing.assert_allclose(clipped_value_loss(values, old, returns, None)[0], [0.125])
     np.testing.assert_allclose(clipped_value_loss(values, old, returns, 0.0)[0], [0.5])
+    around = jnp.asarray([-1e-7, 0.0, 1e-7])  # No move at all, however the values of a second pass are rounded.
+    gradient = jax.grad(lambda x: clipped_value_loss(x, np.zeros(3), np.ones(3), 0.0)[0].sum())(around)
+    np.testing.assert_array_equal(gradient, np.zeros(3))
 
 
 @settings(max_examples=30, deadline=None)
