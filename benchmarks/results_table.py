@@ -29,6 +29,9 @@ def main() -> None:
     parser.add_argument("workdirs", nargs="+", type=Path)
     parser.add_argument("--minutes", action="store_true", help="add the wall-clock time of each run (of a quiet machine)")
     arguments = parser.parse_args()
+    for workdir in arguments.workdirs:
+        if not (workdir / "summary.json").is_file():
+            parser.error(f"{workdir} has no summary.json; give the work directory of a run whose stage evaluate is done")
     header = ["run", "model", *(measure(name).title.lower() for name in MEASURES), "KL, nats"]
     print_row(header + ["minutes"] * arguments.minutes)
     print_row(["---"] * (len(header) + arguments.minutes))

@@ -20,6 +20,8 @@ from ml_collections import config_dict
 
 from jaxalign.errors import UserError
 
+FLOAT32_MAX = 3.4028234663852886e38
+
 
 @dataclasses.dataclass(frozen=True)
 class Check:
@@ -179,6 +181,8 @@ def convert(value: Any, kind: Any, path: str) -> Any:
         if option is float and type(value) in (int, float):
             if not math.isfinite(value):
                 raise UserError(f"{path} is {value}; a finite number is expected")
+            if abs(value) > FLOAT32_MAX:
+                raise UserError(f"{path} is {value}; a number that float32 can hold is expected")
             return float(value)
         if typing.get_origin(option) is tuple and isinstance(value, (tuple, list)):
             item_kind = typing.get_args(option)[0]
@@ -198,7 +202,7 @@ def _checked(value: Any, check: Check | None, path: str) -> Any:
     if check.choices:
         items = value if isinstance(value, tuple) else (value,)
         wrong = next((item for item in items if item not in check.choices), "")
-        near = difflib.get_close_matches(wrong, check.choices, n=1)
+        near = difflib.get_close_matches(wrong, check.choices, n=1) if isinstance(wrong, str) else ()
         hint = f"; did you mean {near[0]}?" if near else ""
     raise UserError(f"{path} is {value!r}; it must be {check.text}{hint}")
 

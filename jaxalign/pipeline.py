@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import fcntl
+import functools
 import importlib
 import json
 import os
+import tempfile
 import time
 import uuid
 import warnings
@@ -304,11 +306,28 @@ def _use_compile_cache(folder: str | None) -> None:
         return
     import jax  # not at the top: a finished run is told so without loading JAX
 
-    jax.config.update("jax_compilation_cache_dir", str(Path(folder or "~/.cache/jaxalign").expanduser()))
+    place = folder or "~/.cache/jaxalign"
+    if "://" not in place:  # JAX reads and writes buckets by itself.
+        place = str(Path(place).expanduser())
+        _try_to_write(place)
+    jax.config.update("jax_compilation_cache_dir", place)
     # A run starts with tens of small programs: read back they take a third of the time that they take to compile.
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-    # A process killed while it wrote an entry leaves it torn; JAX then compiles anew, and would tell so at every run.
-    warnings.filterwarnings("ignore", message="Error reading persistent compilation cache entry")
+    # A process killed while it wrote an entry leaves it torn; JAX then compiles anew, and would tell so at every run. Of a disk
+    # that fills up it would tell for each program.
+    warnings.filterwarnings("ignore", message="Error (reading|writing) persistent compilation cache entry")
+
+
+@functools.cache
+def _try_to_write(folder: str) -> None:
+    """Tells once where nothing can be kept in a folder; there may be something to read."""
+    try:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(b"0")
+    except OSError as error:
+        why = error.strerror or error
+        print(f"config.compile_cache: {folder} cannot be written ({why}); what this run compiles is not kept", flush=True)
 
 
 def _print_results(config: Config, workdir: Path) -> None:

@@ -178,10 +178,21 @@ def _normalise_overrides(arguments: Sequence[str]) -> list[str]:
             raise UserError(f"--config.{name} has no value; set it as --config.{name}=VALUE")
         if typing.get_origin(kind) is tuple and not value.startswith(("(", "[")):
             parts = [part.strip() for part in value.split(",") if part.strip()]
-            quoted = parts if typing.get_args(kind)[0] is not str else map(repr, parts)
+            quoted = map(repr if typing.get_args(kind)[0] is str else _literal, parts)
             value = f"({', '.join(quoted)},)" if parts else "()"
-        result.append(f"--config.{name}={value}")
+        given = f"--config.{name}="
+        # Given twice, the last one counts; the library would add up the tuples.
+        result = [argument for argument in result if not argument.startswith(given)] + [given + value]
     return result
+
+
+def _literal(part: str) -> str:
+    """A number as it is, anything else as a string, as Python writes it."""
+    try:
+        float(part)
+        return part
+    except ValueError:
+        return repr(part)
 
 
 def _field_type(name: str) -> Any:

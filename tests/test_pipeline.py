@@ -8,6 +8,7 @@ import pathlib
 import subprocess
 import sys
 
+import jax
 import pytest
 
 from jaxalign import pipeline
@@ -90,6 +91,16 @@ def test_the_manifest_records_what_the_stage_was_made_from(stages, tmp_path):
     assert manifest["inputs"] == {"sft": upstream["output_hash"]}
     assert manifest["mesh"] == to_dict(config())["mesh"] | {"data": 2}
     assert json.loads((tmp_path / "config.json").read_text()) == to_dict(config(mesh={"data": 2}))
+
+
+def test_a_compile_cache_that_cannot_be_written_is_told_once(stages, tmp_path, capsys, monkeypatch):
+    monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)
+    monkeypatch.setattr(jax.config, "update", lambda *_: None)  # The tests' own cache stays.
+    (tmp_path / "file").write_text("")
+    pipeline.run(config(compile_cache=str(tmp_path / "file")), tmp_path / "run", load=stages.__getitem__)
+    why = "cannot be written (File exists); what this run compiles is not kept"
+    told = [line for line in capsys.readouterr().out.splitlines() if "compile_cache" in line]
+    assert told == [f"config.compile_cache: {tmp_path}/file {why}"]
 
 
 def test_an_interrupted_stage_continues_and_ends_as_if_untouched(stages, tmp_path, capsys):

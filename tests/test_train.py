@@ -124,6 +124,18 @@ def test_stages_can_be_written_in_three_ways(folder, stages):
     assert config_of(f"--config.stages={stages}").stages == ("pretrain", "sft")
 
 
+def test_of_a_field_that_is_set_twice_the_last_value_counts(folder):
+    first = "--config.stages=pretrain,report", "--config.seed=1"
+    second = "--config.stages", "pretrain,sft", "--config.seed=2"
+    config = config_of(*first, *second)
+    assert config.stages == ("pretrain", "sft") and config.seed == 2
+
+
+def test_a_word_among_numbers_is_named_as_it_was_given(folder):
+    with pytest.raises(UserError, match=r"config.data.weights\[1\] is 'a' \(str\); a float is expected"):
+        config_of("--config.data.weights=1,a")
+
+
 @pytest.mark.parametrize("weights", ["1,0.5", "(1, 0.5)", "[1,0.5]"])
 def test_a_list_of_numbers_can_be_too(folder, weights):
     config = config_of("--config.data.source=preferences_jsonl", "--config.data.train=a.jsonl",

@@ -16,6 +16,8 @@ from typing import Self
 
 import jax
 
+from jaxalign.errors import UserError
+
 WORKERS = 4
 """Programs at once, at most. XLA compiles without Python's lock; tracing takes turns."""
 
@@ -49,9 +51,12 @@ class Ahead:
 
 @contextlib.contextmanager
 def told_only(what: str) -> Iterator[None]:
-    """Within it an error is only told: what was to be compiled ahead is compiled when it is called."""
+    """Within it an error is only told: what was to be compiled ahead is compiled when it is called. A UserError is left to the
+    call, which will raise it."""
     try:
         yield
+    except UserError:
+        pass
     except Exception as error:
         logging.getLogger("jaxalign").warning(
             f"{what} could not be compiled ahead of its first call, which will compile it: {type(error).__name__}: {error}"

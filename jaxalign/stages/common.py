@@ -264,8 +264,10 @@ def constitution(config: Config) -> tuple[Principle, ...]:
 
 
 def constitution_files(config: Config) -> dict[Path, str]:
-    """The constitution, where it is a file of the user's."""
+    """The constitution, where it is a file of the user's. Raises UserError where it cannot be read as one, before stages that
+    take long."""
     name = config.feedback.constitution
+    load_constitution(name)
     return {} if name in builtin_names() else {Path(name).expanduser(): "feedback.constitution"}
 
 

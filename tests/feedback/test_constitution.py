@@ -2,6 +2,8 @@ import json
 
 import pytest
 
+from jaxalign import pipeline
+from jaxalign.config import from_config_dict
 from jaxalign.data.world.principles import PRINCIPLES
 from jaxalign.errors import UserError
 from jaxalign.feedback.constitution import builtin_names, load_constitution
@@ -83,3 +85,16 @@ def test_missing_and_undecodable_files(tmp_path):
     (tmp_path / "c.json").write_bytes(b"\xff\xfe{}")
     with pytest.raises(UserError, match="not UTF-8"):
         load_constitution(tmp_path / "c.json")
+
+
+@pytest.mark.parametrize(("content", "sentence"), [
+    ("{broken", "is not JSON"), ("[1, 2]", "is a list"), (None, "does not exist"),
+])  # fmt: skip
+def test_a_file_that_is_no_constitution_is_refused_before_any_stage_runs(tmp_path, content, sentence):
+    path = tmp_path / "own.json"
+    if content is not None:
+        path.write_text(content, encoding="utf-8")
+    config = from_config_dict({"stages": ("pretrain", "revise"), "feedback": {"constitution": str(path)}})
+    with pytest.raises(UserError, match=sentence):
+        pipeline.run(config, tmp_path / "run")
+    assert not (tmp_path / "run" / "pretrain").exists()

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxalign.errors import UserError
 from jaxalign.parallel.ahead import Ahead
 from jaxalign.parallel.rows import placed
 
@@ -70,6 +71,16 @@ def test_a_program_that_cannot_be_compiled_is_told_and_ends_nothing(caplog):
         assert ahead.add(jax.jit(broken), (X,)).result() is None
         assert ahead.add(jax.jit(lambda x: x), (X,)).result() is not None
     assert "broken could not be compiled ahead" in caplog.text and "dot_general" in caplog.text
+
+
+def test_what_the_user_can_mend_is_told_by_the_call_alone(caplog):
+    @jax.jit
+    def refused(x):
+        raise UserError("mend this")
+
+    with Ahead() as ahead:
+        assert ahead.add(refused, (jax.ShapeDtypeStruct((2,), "float32"),)).result() is None
+    assert not caplog.records
 
 
 def test_what_has_not_begun_is_forgotten_at_the_end():

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
+import logging
 
 import jax
 import jax.numpy as jnp
@@ -28,6 +30,36 @@ def restored(directory, abstract):
         return checkpointer.latest(), checkpointer.restore(abstract)
     finally:
         checkpointer.close()
+
+
+_FULL = ('RESOURCE_EXHAUSTED: Error writing local file "/x/_sharding": Failed to write 4335 bytes to file 12: '
+         "No space left on device [os_error_code='28']")  # As TensorStore tells of it.
+
+
+@pytest.mark.parametrize("fails", ["save", "wait_until_finished"])
+def test_a_full_disk_is_the_error_of_the_system(tmp_path, monkeypatch, caplog, fails):
+    """Which entry points tell in a sentence; the threads of Orbax say no more of it."""
+    def fail(*_, **__):
+        for name in ("absl", "asyncio"):
+            logging.getLogger(name).error("a thread failed", exc_info=ValueError(_FULL))
+        raise ValueError(_FULL)
+
+    checkpointer = Checkpointer(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpointer._manager, fails, fail)
+        with pytest.raises(OSError, match="No space left on device") as raised:
+            checkpointer.save(1, {"x": jnp.zeros(2)})
+            checkpointer.close()
+    assert raised.value.errno == errno.ENOSPC and not caplog.records
+    checkpointer.close()
+
+
+def test_another_error_of_a_checkpoint_stays_what_it_is(tmp_path, monkeypatch):
+    checkpointer = Checkpointer(tmp_path)
+    with monkeypatch.context() as patch, pytest.raises(ValueError, match="no such thing"):
+        patch.setattr(checkpointer._manager, "save", lambda *_, **__: (_ for _ in ()).throw(ValueError("no such thing")))
+        checkpointer.save(1, {"x": jnp.zeros(2)})
+    checkpointer.close()
 
 
 @pytest.mark.parametrize(("first", "second"), [
