@@ -74,8 +74,8 @@ def labels(run: RunFiles) -> Section:
     shape = summary.get("confidence_histogram") or {}
     if shape.get("counts"):
         name = "Confidence of the labels"
-        drawn = plots.histogram(name, shape["edges"], shape["counts"], "P(A preferred)")
-        figures.append(Figure(name, Markup(drawn), "0 and 1 are certain; at 0.5 the labeller could not tell."))
+        drawn = plots.histogram(name, shape["edges"], shape["counts"], "probability of the answer it prefers")
+        figures.append(Figure(name, Markup(drawn), "At 1 the labeller is certain; at 0.5 it could not tell."))
     pairs, agreement, bias = (summary.get(name) for name in ("pairs", "order_agreement", "position_bias"))
     rows = [["Pairs", number(pairs)],
             ["Identical answers", share(summary.get("identical_pairs"), pairs)],

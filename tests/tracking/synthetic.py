@@ -109,7 +109,7 @@ def _compare(path: Path, draw: random.Random) -> None:
     write_json(path / "summary.json", {
         "pairs": 1000, "identical_pairs": 31, "undecided": 78, "unparsable": 2, "position_bias": 0.012,
         "order_agreement": 0.913,
-        "confidence_histogram": {"edges": [index / 10 for index in range(11)],
+        "confidence_histogram": {"edges": [0.5 + index / 20 for index in range(11)],
                                  "counts": [210, 160, 60, 22, 38, 40, 20, 66, 150, 234]},
         "principles": {"harmlessness": {"pairs": 520, "mean_confidence": 0.871},
                        "courtesy": {"pairs": 480, "mean_confidence": 0.802}}})
