@@ -469,8 +469,8 @@ class Ppo:
     group_scale: str = field("std", "grpo: divide by the group's standard deviation, or not (Dr. GRPO).",
                              one_of("std", "none"))
     skip_equal_groups: bool = field(False, "Leave out groups whose scores are all equal (DAPO), in the counts too.")
-    gamma: float = field(1.0, "Discount.", between(0.0, 1.0))
-    lam: float = field(0.95, "Lambda of generalised advantage estimation.", between(0.0, 1.0))
+    gamma: float = field(1.0, "Discount (gae, reinforce, vtrace, reinforce_pp).", between(0.0, 1.0))
+    lam: float = field(0.95, "Lambda of generalised advantage estimation (gae, vtrace).", between(0.0, 1.0))
     policy_loss: str = field("clip", "PPO's clipped ratio, GSPO's of whole responses, CISPO's clipped weight, or plain "
                              "REINFORCE.", one_of("clip", "gspo", "cispo", "plain"))
     clip: float = field(0.2, "The policy's ratio is clipped to 1 - clip .. 1 + clip.", above(0))
@@ -483,7 +483,7 @@ class Ppo:
     value_clip: float | None = field(0.2, "How far a value may move from the rollout's; None: no limit.",
                                      at_least(0))
     value_loss: str = field("squared", "The critic's loss: half the square, or Huber's.", one_of("squared", "huber"))
-    huber_delta: float = field(1.0, "Where Huber's loss turns from square to line.", above(0))
+    huber_delta: float = field(1.0, "Where Huber's loss turns from square to line (value_loss=huber).", above(0))
     value_coef: float = field(0.1, "Weight of the value loss.", at_least(0))
     critic_warmup: int = field(0, "Iterations at the start in which the critic alone learns.", at_least(0))
     kl_in: str = field("reward", "The KL penalty is taken off the reward, or added to the loss.", one_of("reward", "loss"))
