@@ -20,7 +20,7 @@ from jaxalign.data.world import gold
 from jaxalign.feedback.labeller import Pair
 from jaxalign.models.model import Model
 from jaxalign.parallel.rows import fetch, place_rows
-from jaxalign.records import Prompt, Rollout
+from jaxalign.records import Comparison, Prompt, Rollout
 from jaxalign.rollout.engine import Engine
 from jaxalign.stages import common, rewards, sources
 from jaxalign.stages.base import Stage, StageContext, write_json
@@ -193,23 +193,27 @@ def win_rates(context: StageContext, model: Model, shards: Shards, names: Sequen
     config, section = context.config, context.config.evaluate
     prompts = {p.id: p for p in common.world_of(config).prompts("evaluate", section.prompts)[: section.win_rate_prompts]}
     answers = {(row["model"], row["prompt_id"]): row["response"] for row in shards.read()}
-    meter = common.Meter(common.timing(context, model), model)
-    judging = common.speaker(context, model, common.base_params(context, model), section.batch, meter)
-    labelling, out = common.labeller(context, judging), []
-    contests = [(later, names[i]) for j, later in enumerate(names) for i in range(j)]
-    for number, (later, earlier) in enumerate(contests):
-        pairs = [Pair(prompts[i], answers[later, i], answers[earlier, i]) for i in prompts]
-        with meter.phase("win rates"):
-            labelled = labelling.label(pairs, common.stage_key(config, "evaluate", 1 + number), 0)
-        different = [c for c in labelled if c.response_a != c.response_b and c.decided]
-        wins = sum(c.label > 0.5 for c in different)
-        ties = len(labelled) - len(different)
-        low, high = wilson_interval(wins + ties / 2, len(labelled))
-        out.append(
-            {"model": later, "against": earlier, "wins": wins, "total": len(labelled), "undecided": ties,
-             "rate": (wins + ties / 2) / len(labelled), "low": low, "high": high}
-        )  # fmt: skip
+    contests, out = [(later, names[i]) for j, later in enumerate(names) for i in range(j)], []
+    with Progress("evaluate", len(contests) * len(prompts), unit="comparison") as progress:
+        meter = common.Meter(common.timing(context, model), model, progress)
+        judging = common.speaker(context, model, common.base_params(context, model), section.batch, meter)
+        labelling = common.labeller(context, judging)
+        for number, (later, earlier) in enumerate(contests):
+            pairs = [Pair(prompts[i], answers[later, i], answers[earlier, i]) for i in prompts]
+            with meter.phase("win rates"):
+                labelled = labelling.label(pairs, common.stage_key(config, "evaluate", 1 + number), 0)
+            out.append({"model": later, "against": earlier} | _won(labelled))
+            progress.update(len(pairs))
     return out
+
+
+def _won(labelled: Sequence[Comparison]) -> dict:
+    """How often the first answer won, with the interval of the share."""
+    different = [c for c in labelled if c.response_a != c.response_b and c.decided]
+    wins, ties = sum(c.label > 0.5 for c in different), len(labelled) - len(different)
+    low, high = wilson_interval(wins + ties / 2, len(labelled))
+    share = (wins + ties / 2) / len(labelled)
+    return {"wins": wins, "total": len(labelled), "undecided": ties, "rate": share, "low": low, "high": high}
 
 
 STAGE = Evaluate()
