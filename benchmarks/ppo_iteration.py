@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 from common import (
     WARM_UP,
     Compilations,
@@ -107,6 +108,7 @@ class Run:
         self.iteration.engine.warm_up(self.state.policy.params, self.iteration.sampling, longest)
         for number in range(WARM_UP):
             progress(f"warm-up {number + 1}: {self.step()[0]:.3f} s")
+        self.fresh = jax.tree.map(jnp.copy, self.state)
 
     def step(self) -> tuple[float, dict[str, float]]:
         """(seconds, metrics)."""
@@ -115,7 +117,9 @@ class Run:
         return seconds, {name: float(value) for name, value in metrics.items()}
 
     def steps(self, count: int) -> dict[str, Any]:
-        """What `versus.compare` wants, and beside it new tokens a step and how many programs were compiled meanwhile."""
+        """What `versus.compare` wants, and beside it new tokens a step and how many programs were compiled meanwhile. Begins
+        with the policy as it is after `warm_up`: one that learnt on would answer ever shorter, and a peer begins anew."""
+        self.state = jax.tree.map(jnp.copy, self.fresh)
         before = self.compilations.count
         seen = [self.step() for _ in range(count)]
         tokens = [metrics["tokens"] for _, metrics in seen]
