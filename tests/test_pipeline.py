@@ -103,6 +103,14 @@ def test_a_compile_cache_that_cannot_be_written_is_told_once(stages, tmp_path, c
     assert told == [f"config.compile_cache: {tmp_path}/file {why}"]
 
 
+def test_a_bucket_may_be_the_compile_cache(stages, tmp_path, monkeypatch):
+    monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)
+    given = {}
+    monkeypatch.setattr(jax.config, "update", given.__setitem__)
+    pipeline.run(config(compile_cache="gs://bucket/programs"), tmp_path, load=stages.__getitem__)
+    assert given["jax_compilation_cache_dir"] == "gs://bucket/programs"
+
+
 def test_an_interrupted_stage_continues_and_ends_as_if_untouched(stages, tmp_path, capsys):
     stages["sft"].stop_at = 1
     with pytest.raises(KeyboardInterrupt):

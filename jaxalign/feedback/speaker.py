@@ -17,8 +17,8 @@ from jaxalign.models.heads import gather_positions
 from jaxalign.models.model import Model
 from jaxalign.parallel.rows import fetch, place_rows
 from jaxalign.rollout.engine import Engine
+from jaxalign.rollout.responses import BROKEN, Response
 from jaxalign.rollout.sampling import Sampling
-from jaxalign.rollout.session import BROKEN, Response
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,8 +13,9 @@ from jaxalign.models.model import Model
 from jaxalign.parallel.ahead import Ahead
 from jaxalign.records import Rollout
 from jaxalign.rollout.forecast import compile_ahead
+from jaxalign.rollout.responses import Response, refuse
 from jaxalign.rollout.sampling import Sampling
-from jaxalign.rollout.session import Response, Session, refuse
+from jaxalign.rollout.session import Session
 from jaxalign.rollout.warm_up import warm_up
 
 Heard = Callable[[Sequence[tuple[int, Response]]], None]

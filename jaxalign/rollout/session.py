@@ -6,7 +6,6 @@ All processes of a run decide alike: what they decide by are the prompts, and wh
 from __future__ import annotations
 
 import collections
-import dataclasses
 from collections.abc import Callable, Sequence
 
 import jax
@@ -18,6 +17,7 @@ from jaxalign.models.model import Model
 from jaxalign.parallel.rows import placed
 from jaxalign.rollout.decode import NOT_FINITE, Drawn, decode_chunk
 from jaxalign.rollout.layouts import Layout, in_tiers, prefill_sizes, row_counts, single, slot_counts, step_towards
+from jaxalign.rollout.responses import BROKEN, Response, Row, is_whole, refuse
 from jaxalign.rollout.ring import exchange, insert, prefill, reroll
 from jaxalign.rollout.sampling import Sampling
 
@@ -29,44 +29,7 @@ KEPT = 4
 """Prefills at most that are kept for prompts which are sampled once more later."""
 AHEAD = 8
 """Steps that a row of the short tier has room for when a chunk begins."""
-BROKEN = "the model's logits are not finite numbers"
-"""The error of such a row."""
 _TOKEN, _POSITION, LEFT, _NUMBER = range(4)  # Of `Session.rows`.
-
-
-@dataclasses.dataclass(frozen=True)
-class Response:
-    """One sampled response.
-
-    ids: its tokens, the stop token, if any, included; ended: whether it ended by itself; logprob: the sum of `logprobs`, its
-    tokens' log-probabilities at the sampling temperature; versions: of the weights that wrote each token (`Session.swap`);
-    error: why there is no more of it, or None.
-    """
-
-    ids: tuple[int, ...]
-    ended: bool
-    logprob: float
-    logprobs: tuple[float, ...] = ()
-    versions: tuple[int, ...] = ()
-    error: str | None = None
-
-
-@dataclasses.dataclass
-class _Row:
-    """A prompt with what has been written after it: (tokens, log-probs, version) of each chunk."""
-
-    index: int
-    prompt: tuple[int, ...]
-    number: int
-    pieces: list[tuple[np.ndarray, np.ndarray, int]] = dataclasses.field(default_factory=list)
-
-    def response(self, stop_ids: tuple[int, ...], error: str | None) -> Response:
-        ids = np.concatenate([piece[0] for piece in self.pieces]) if self.pieces else np.zeros(0, np.int32)
-        logprobs = np.concatenate([piece[1] for piece in self.pieces]) if self.pieces else np.zeros(0, np.float32)
-        versions = tuple(version for tokens, _, version in self.pieces for _ in tokens)
-        ids = tuple(ids.tolist())
-        ended = bool(ids) and ids[-1] in stop_ids
-        return Response(ids, ended, float(logprobs.sum()), tuple(logprobs.tolist()), versions, error)
 
 
 class Session:
@@ -84,11 +47,11 @@ class Session:
         self.sampling, self.temperature = sampling.compiled, np.float32(sampling.logprob_temperature)
         self.parts = 1 if model.sharding is None else self.model.sharding.batch_size
         self.batch, self.sizes = batch, row_counts(batch // self.parts)  # Rows of a part.
-        self.queue: collections.deque[_Row] = collections.deque()
+        self.queue: collections.deque[Row] = collections.deque()
         self.waiting: collections.Counter[tuple[int, ...]] = collections.Counter()
         self.refused: list[tuple[int, Response]] = []
         self.submitted, self.longest = 0, 0
-        self.live: dict[int, _Row] = {}
+        self.live: dict[int, Row] = {}
         self.tiers: Tiers | None = None
         self.layout, self.rows, self.slot = Layout((), ()), np.zeros((4, 0), np.int32), 0
         self.kept: list[tuple[Caches, dict[tuple[int, tuple[int, ...]], int]]] = []  # (part, prompt): where it is among them.
@@ -102,7 +65,7 @@ class Session:
         """Adds prompts to the queue, under the global row numbers `rows`. Their indices count on from those before. Raises
         UserError on a row number that is no int32 of 0 or more, and ValueError where they are not as many as the prompts; then
         nothing was added."""
-        strange = next((number for number in rows if not (_whole(number) and 0 <= number < 1 << 31)), None)
+        strange = next((number for number in rows if not (is_whole(number) and 0 <= number < 1 << 31)), None)
         if strange is not None:
             raise UserError(f"a row is numbered {strange}; a number from 0 to {(1 << 31) - 1} is expected")
         if len(prompts) != len(rows):
@@ -110,7 +73,7 @@ class Session:
         added = []
         for prompt, number in zip(prompts, rows, strict=True):
             refusal = refuse(prompt, self.new, self.max_length, self.model.config.vocab)
-            row = _Row(self.submitted, () if refusal else tuple(map(int, prompt)), int(number))
+            row = Row(self.submitted, () if refusal else tuple(map(int, prompt)), int(number))
             self.submitted += 1
             if refusal is None:
                 added.append(row)
@@ -395,28 +358,3 @@ class Session:
         if sharding is None:
             return array
         return jax.make_array_from_callback(array.shape, sharding.named(axes), lambda index: array[index])
-
-
-def refuse(prompt: Sequence[int], new: int, max_length: int, vocab: int) -> str | None:
-    """Why a prompt cannot be answered with so many new tokens by a model of so many tokens, or None."""
-    if len(prompt) == 0:
-        return "a prompt is empty; at least one token is expected"
-    limit = max_length - new
-    if len(prompt) > limit:
-        return (
-            f"a prompt has {len(prompt)} tokens, but model.max_length {max_length} less {new} new tokens leaves room for "
-            f"{limit}; raise model.max_length or shorten the prompt"
-        )
-    ids = np.asarray(prompt)
-    if ids.dtype.kind not in "iu" or ids.ndim > 1:
-        broken = next((token for token in prompt if not _whole(token)), 0)
-        if not _whole(broken):
-            return f"a prompt has {broken!r} among its token ids; integers are expected"
-    if ids.min() < 0 or ids.max() >= vocab:
-        unknown = next(token for token in prompt if not 0 <= token < vocab)
-        return f"a prompt has the token id {unknown}, but the model knows those from 0 to {vocab - 1}"
-    return None
-
-
-def _whole(number) -> bool:
-    return isinstance(number, int | np.integer)

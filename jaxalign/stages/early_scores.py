@@ -9,7 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import numpy as np
 
 from jaxalign.data.reward_callables import RewardReport
-from jaxalign.rollout.session import Response
+from jaxalign.rollout.responses import Response
 
 Answered = tuple[np.ndarray, np.ndarray, RewardReport]
 """(scores float32 [n], kept bool [n], report) of n responses."""

@@ -16,8 +16,8 @@ from jaxalign.parallel.rows import placed
 from jaxalign.rollout import session
 from jaxalign.rollout.engine import Engine
 from jaxalign.rollout.forecast import _Played
+from jaxalign.rollout.responses import Response
 from jaxalign.rollout.sampling import Sampling
-from jaxalign.rollout.session import Response
 from jaxalign.training.experience import response_stats
 from tests import tiny
 from tests.rollout import simple

@@ -9,7 +9,7 @@ import pytest
 
 from jaxalign.data.reward_callables import call_reward
 from jaxalign.errors import UserError
-from jaxalign.rollout.session import Response
+from jaxalign.rollout.responses import Response
 from jaxalign.stages.early_scores import EarlyScores
 
 

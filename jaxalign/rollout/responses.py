@@ -1,0 +1,72 @@
+"""What a session is asked and what it answers: responses, rows at work, and why a prompt cannot be answered."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+
+BROKEN = "the model's logits are not finite numbers"
+"""The error of such a row."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Response:
+    """One sampled response.
+
+    ids: its tokens, the stop token, if any, included; ended: whether it ended by itself; logprob: the sum of `logprobs`, its
+    tokens' log-probabilities at the sampling temperature; versions: of the weights that wrote each token (`Session.swap`);
+    error: why there is no more of it, or None.
+    """
+
+    ids: tuple[int, ...]
+    ended: bool
+    logprob: float
+    logprobs: tuple[float, ...] = ()
+    versions: tuple[int, ...] = ()
+    error: str | None = None
+
+
+@dataclasses.dataclass
+class Row:
+    """A prompt with what has been written after it: (tokens, log-probs, version) of each chunk."""
+
+    index: int
+    prompt: tuple[int, ...]
+    number: int
+    pieces: list[tuple[np.ndarray, np.ndarray, int]] = dataclasses.field(default_factory=list)
+
+    def response(self, stop_ids: tuple[int, ...], error: str | None) -> Response:
+        ids = np.concatenate([piece[0] for piece in self.pieces]) if self.pieces else np.zeros(0, np.int32)
+        logprobs = np.concatenate([piece[1] for piece in self.pieces]) if self.pieces else np.zeros(0, np.float32)
+        versions = tuple(version for tokens, _, version in self.pieces for _ in tokens)
+        ids = tuple(ids.tolist())
+        ended = bool(ids) and ids[-1] in stop_ids
+        return Response(ids, ended, float(logprobs.sum()), tuple(logprobs.tolist()), versions, error)
+
+
+def refuse(prompt: Sequence[int], new: int, max_length: int, vocab: int) -> str | None:
+    """Why a prompt cannot be answered with so many new tokens by a model of so many tokens, or None."""
+    if len(prompt) == 0:
+        return "a prompt is empty; at least one token is expected"
+    limit = max_length - new
+    if len(prompt) > limit:
+        return (
+            f"a prompt has {len(prompt)} tokens, but model.max_length {max_length} less {new} new tokens leaves room for "
+            f"{limit}; raise model.max_length or shorten the prompt"
+        )
+    ids = np.asarray(prompt)
+    if ids.dtype.kind not in "iu" or ids.ndim > 1:
+        broken = next((token for token in prompt if not is_whole(token)), 0)
+        if not is_whole(broken):
+            return f"a prompt has {broken!r} among its token ids; integers are expected"
+    if ids.min() < 0 or ids.max() >= vocab:
+        unknown = next(token for token in prompt if not 0 <= token < vocab)
+        return f"a prompt has the token id {unknown}, but the model knows those from 0 to {vocab - 1}"
+    return None
+
+
+def is_whole(number) -> bool:
+    """Whether it is an integer, of Python or of NumPy."""
+    return isinstance(number, int | np.integer)
