@@ -25,13 +25,13 @@ import jax
 import numpy as np
 
 from jaxalign.models.blocks import row_blocks
-from jaxalign.models.export import export
+from jaxalign.models.checkpoints.export import export
+from jaxalign.models.checkpoints.huggingface import load_params, read_config
+from jaxalign.models.checkpoints.layout import places, stored_shapes
+from jaxalign.models.checkpoints.safetensors import open_weights
+from jaxalign.models.checkpoints.safetensors_writer import Planned, plan, write_file, write_index
 from jaxalign.models.families.registry import FAMILIES
-from jaxalign.models.huggingface import load_params, read_config
-from jaxalign.models.layout import places, stored_shapes
 from jaxalign.models.model import Model
-from jaxalign.models.safetensors import open_weights
-from jaxalign.models.safetensors_writer import Planned, plan, write_file, write_index
 from jaxalign.parallel.mesh import make_mesh
 from jaxalign.parallel.sharding import Sharding
 

@@ -21,15 +21,15 @@ import jax.numpy as jnp
 from common import run_main
 
 from jaxalign.config import Optimizer, Ppo
+from jaxalign.models.adapters.lora import Lora
+from jaxalign.models.adapters.quantised import quantise_abstract, stored_bytes
 from jaxalign.models.architecture import DecoderConfig, RopeScaling
-from jaxalign.models.lora import Lora
 from jaxalign.models.model import Model
-from jaxalign.models.quantised import quantise_abstract, stored_bytes
 from jaxalign.records import AnswerRows, Experience, PackedParts, Rollout
+from jaxalign.rl.state import PPOSetup, abstract_ppo_state
+from jaxalign.rl.update import packed_update
 from jaxalign.training.optimizer import make_optimizer
 from jaxalign.training.packed import part_rows
-from jaxalign.training.ppo_state import PPOSetup, abstract_ppo_state
-from jaxalign.training.ppo_step import packed_update
 
 LLAMA_1B = DecoderConfig(
     vocab=128256, layers=16, embed=2048, heads=32, kv_heads=8, head_dim=64, mlp=8192, rope_base=500000.0, norm_eps=1e-5,

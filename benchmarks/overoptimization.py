@@ -26,26 +26,27 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
+from overoptimization_fit import fit, peak
 from overoptimization_gold import Start, gold_model, start_answers
 from overoptimization_plot import plot
 from overoptimization_setup import Answers, Settings, Study, agreement, count, read_config
 
 from jaxalign.algorithms.best_of_n import analytic_kl, expected_best_of
-from jaxalign.algorithms.overoptimization import fit, peak
 from jaxalign.algorithms.rewards import score_statistics
+from jaxalign.data.chat import styles
 from jaxalign.data.loader import take
 from jaxalign.errors import UserError
 from jaxalign.models.architecture import DecoderConfig
 from jaxalign.models.model import Model, Params
 from jaxalign.records import PairBatch, Rollout
-from jaxalign.stages import rewards, sources
-from jaxalign.stages.base import read_manifest, write_json
+from jaxalign.rewards.scorer import Scorer, raw_rollout_scores
+from jaxalign.rl.experience import response_mask, response_stats
+from jaxalign.rl.state import init_ppo_state
 from jaxalign.stages.ppo import Iteration
+from jaxalign.stages.shared import rewards
+from jaxalign.stages.shared.base import read_manifest, write_json
 from jaxalign.training.checkpoint import copy_params
-from jaxalign.training.experience import response_mask, response_stats
 from jaxalign.training.offload import FrozenRole
-from jaxalign.training.ppo_state import init_ppo_state
-from jaxalign.training.scorer import Scorer, raw_rollout_scores
 
 
 @dataclasses.dataclass(frozen=True)
@@ -152,7 +153,7 @@ def measure(study: Study, params: Params, proxy: Scored, gold: Scored, step: int
         answers = Answers(rollout.tokens[:rows], (rollout.prompt_length + rollout.response_length)[:rows])
         for name, one in (("proxy", proxy), ("gold", gold)):
             columns[name].append(one.normal(study.scores(one.model, one.params, answers)))
-        text = text or sources.response_texts(study.tokenizer, rollout)[0]
+        text = text or styles.response_texts(study.tokenizer, rollout)[0]
     means = {name: float(np.mean(np.concatenate(values))) for name, values in columns.items()}
     return {"kl": float(np.mean(np.concatenate(kls))), **means, "length": float(np.mean(np.concatenate(lengths))),
             "example": text}  # fmt: skip

@@ -11,13 +11,13 @@ from typing import NamedTuple
 import numpy as np
 from overoptimization_setup import Answers, Study, agreement, count
 
+from jaxalign.data.chat import styles
 from jaxalign.data.loader import take
 from jaxalign.data.world import gold as judge
 from jaxalign.errors import UserError
 from jaxalign.models.model import Params, scalar_from_lm
 from jaxalign.records import PairBatch
-from jaxalign.stages import sources
-from jaxalign.stages.base import write_json
+from jaxalign.stages.shared.base import write_json
 from jaxalign.training.checkpoint import copy_params, load_params, save_params
 
 SPOILT = 2.0  # what spoiling takes off the worth, and so does a sentence that is repeated or an end that is missing
@@ -57,7 +57,7 @@ def gold_pairs(study: Study) -> PairBatch:
     for number, temperature in enumerate((1.0, settings.temperature, settings.temperature + 0.3)):
         texts, ended = [], []
         for rollout, rows in study.rollouts(study.start, ids, study.key(number), temperature):
-            texts += sources.response_texts(tokenizer, rollout)[:rows]
+            texts += styles.response_texts(tokenizer, rollout)[:rows]
             ended += list(rollout.ended[:rows])
         encoded.append([answer_ids(study, i, text, end) for i, text, end in zip(ids, texts, ended, strict=True)])
         judged = [worth(judge.judge(study.world, p, t)) for p, t in zip(prompts, texts, strict=True)]
@@ -81,7 +81,7 @@ def split_sentences(text: str) -> list[str]:
 
 
 def answer_ids(study: Study, prompt: list[int], text: str, ended: bool) -> list[int]:
-    ids = prompt + sources.encode_answer(study.tokenizer, text, study.config.data.style)
+    ids = prompt + styles.encode_answer(study.tokenizer, text, study.config.data.style)
     return (ids if ended else ids[:-1])[: study.width]
 
 

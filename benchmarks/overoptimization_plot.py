@@ -6,9 +6,9 @@ import html
 from collections.abc import Sequence
 
 import numpy as np
+from overoptimization_fit import curve
 
-from jaxalign.algorithms.overoptimization import curve
-from jaxalign.tracking.svg import Scale, element, text, tick_text, ticks
+from jaxalign.tracking.report.svg import Scale, element, text, tick_text, ticks
 
 METHODS = (("best_of_n", "best of n"), ("rl", "RL"))
 PANEL, PANEL_HEIGHT, LEFT, TOP, GAP_X, GAP_Y = 270, 190, 62, 74, 34, 66

@@ -15,18 +15,19 @@ import numpy as np
 
 from jaxalign.config import Config, Optimizer, Ppo, from_config_dict
 from jaxalign.config_checks import check
+from jaxalign.data.chat import styles
 from jaxalign.data.loader import EpochLoader, take
 from jaxalign.errors import UserError
 from jaxalign.models.model import Model, Params
 from jaxalign.records import PairBatch, Prompt
+from jaxalign.rewards.scorer import Scorer, raw_sequence_scores
+from jaxalign.rl.state import PPOSetup
 from jaxalign.rollout.engine import Engine
 from jaxalign.rollout.sampling import Sampling
-from jaxalign.stages import common, sources
-from jaxalign.stages.base import StageContext, read_manifest
+from jaxalign.stages.shared import common
+from jaxalign.stages.shared.base import StageContext, read_manifest
 from jaxalign.training.optimizer import make_optimizer
-from jaxalign.training.ppo_state import PPOSetup
 from jaxalign.training.preference_step import preference_step
-from jaxalign.training.scorer import Scorer, raw_sequence_scores
 from jaxalign.training.state import init_state
 
 CHUNK = 256  # rows of one call of the engine or of a reward model
@@ -102,7 +103,7 @@ class Study:
         self.setup = PPOSetup(self.policy, self.scorer, optimizer, optimizer, rl)
 
     def encode(self, prompt: Prompt) -> list[int]:
-        return sources.encode_prompt(self.tokenizer, prompt.messages, self.config.data.style)
+        return styles.encode_prompt(self.tokenizer, prompt.messages, self.config.data.style)
 
     def key(self, stream: int) -> jax.Array:
         return jax.random.fold_in(jax.random.key(self.settings.seed), stream)

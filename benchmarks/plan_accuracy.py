@@ -25,11 +25,11 @@ from common import run_main
 
 from jaxalign.config import from_config_dict
 from jaxalign.parallel.sharding import make_sharding
-from jaxalign.placement import search, shapes
-from jaxalign.placement.compiled import run_programs
-from jaxalign.placement.hardware import tpu_cluster
-from jaxalign.placement.programs import device_bytes
-from jaxalign.placement.topology import parse_topology, topology_devices
+from jaxalign.planner import search, shapes
+from jaxalign.planner.compiled import run_programs
+from jaxalign.planner.hardware import tpu_cluster
+from jaxalign.planner.programs import device_bytes
+from jaxalign.planner.topology import parse_topology, topology_devices
 from jaxalign.train import read_values
 
 KEPT = Path(__file__).with_suffix(".json")

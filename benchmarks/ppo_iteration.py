@@ -41,13 +41,13 @@ from jaxalign.config import Config, from_config_dict
 from jaxalign.models.configured import configured_model
 from jaxalign.parallel.ahead import Ahead
 from jaxalign.parallel.rows import placed
+from jaxalign.rewards.scorer import Scorer
+from jaxalign.rl.state import init_ppo_state, make_ppo_setup
 from jaxalign.rollout.engine import Engine
 from jaxalign.stages import ppo
-from jaxalign.stages.base import StageContext
-from jaxalign.stages.rewards import LearntReward
+from jaxalign.stages.shared.base import StageContext
+from jaxalign.stages.shared.rewards import LearntReward
 from jaxalign.training.offload import FrozenRole
-from jaxalign.training.ppo_state import init_ppo_state, make_ppo_setup
-from jaxalign.training.scorer import Scorer
 
 FLAGS = ("layers", "dim", "heads", "ffn", "vocab", "batch", "prompt", "new", "steps")
 PROMPTS = 8  # Batches of different prompts.

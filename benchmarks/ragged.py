@@ -14,11 +14,11 @@ from typing import NamedTuple
 import numpy as np
 from common import at_least
 
-from jaxalign.data.preferences import read_preferences
-from jaxalign.data.tokenizer import load_tokenizer
+from jaxalign.data.chat.styles import encode_answer, encode_prompt
+from jaxalign.data.sources.preferences import read_preferences
+from jaxalign.data.tokenizers.load import load_tokenizer
 from jaxalign.errors import UserError
 from jaxalign.records import Comparison, Message, Prompt
-from jaxalign.stages.sources import encode_answer, encode_prompt
 
 STYLE = "hh"
 MEDIAN, SPREAD = 30, 0.8

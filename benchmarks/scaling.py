@@ -27,12 +27,12 @@ from common import run_main
 from jaxalign.config import Config, from_config_dict
 from jaxalign.errors import UserError
 from jaxalign.parallel.sharding import make_sharding
-from jaxalign.placement import estimate, search, shapes, work
-from jaxalign.placement.compiled import compile_run
-from jaxalign.placement.hardware import tpu_cluster
-from jaxalign.placement.network import bandwidths
-from jaxalign.placement.topology import parse_topology, topology_devices
-from jaxalign.placement.weights import measure
+from jaxalign.planner import estimate, search, shapes, work
+from jaxalign.planner.compiled import compile_run
+from jaxalign.planner.hardware import tpu_cluster
+from jaxalign.planner.network import bandwidths
+from jaxalign.planner.topology import parse_topology, topology_devices
+from jaxalign.planner.weights import measure
 from jaxalign.train import read_values
 
 TOPOLOGIES = {8: "2x2x2", 16: "2x2x4", 32: "2x4x4", 64: "4x4x4", 128: "4x4x8", 256: "4x8x8", 512: "8x8x8"}

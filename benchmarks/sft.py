@@ -34,7 +34,7 @@ from versus import add_flags, compare, table
 from jaxalign.data.loader import EpochLoader
 from jaxalign.data.packing import completion, pack
 from jaxalign.models.model import Model
-from jaxalign.stages.lm import place
+from jaxalign.stages.shared.lm import place
 from jaxalign.training.lm_step import lm_step
 from jaxalign.training.microbatch import chosen
 from jaxalign.training.optimizer import make_optimizer

@@ -1,4 +1,4 @@
-"""The entry point, `python -m jaxalign.convert`: flags and exit codes; `stages/conversion.py` does the work.
+"""The entry point, `python -m jaxalign.convert`: flags and exit codes; `stages/shared/conversion.py` does the work.
 
 Exit codes: 0 done, 2 a mistake the user can mend (one sentence on stderr, no traceback), 130 interrupted.
 """
@@ -40,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         group, rest = distributed.take_flags(argv[1:])
         values = _read_arguments([argv[0], *rest])
         with distributed.running(group, _explain):
-            from jaxalign.stages.conversion import convert  # JAX is not loaded for a mistyped flag.
+            from jaxalign.stages.shared.conversion import convert
 
             source, target = (Path(folder).expanduser() for folder in (values.source, values.target))
             shard_bytes, mesh = int(values.shard_gb * 1e9), mesh_sizes(values.mesh)

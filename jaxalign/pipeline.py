@@ -21,7 +21,7 @@ from jaxalign import config_schema
 from jaxalign.config import STAGES, Config, to_dict
 from jaxalign.errors import UserError
 from jaxalign.parallel import hosts
-from jaxalign.stages.base import (
+from jaxalign.stages.shared.base import (
     DONE,
     Manifest,
     Stage,

@@ -66,10 +66,10 @@ def read_config(argv: Sequence[str], shape: str) -> Config:
 
 def _plan(config: Config, own: dict[str, Any]) -> int:
     # JAX is not loaded for a mistyped flag.
-    from jaxalign.placement import compiled_report, report, search, shapes
-    from jaxalign.placement.estimate import Assumptions, abstract_sharding
-    from jaxalign.placement.prices import read_prices
-    from jaxalign.placement.weights import measure
+    from jaxalign.planner import compiled_report, report, search, shapes
+    from jaxalign.planner.estimate import Assumptions, abstract_sharding
+    from jaxalign.planner.prices import read_prices
+    from jaxalign.planner.weights import measure
 
     cluster = _cluster(own, config.mesh.slices)
     prices = read_prices(own["prices"]) if own["prices"] else None
@@ -114,9 +114,9 @@ def _plan(config: Config, own: dict[str, Any]) -> int:
 def _compiled(config: Config, own: dict[str, Any]):
     """Every step of the run, compiled for the topology. Raises UserError where that cannot be."""
     from jaxalign.parallel.sharding import make_sharding
-    from jaxalign.placement import shapes
-    from jaxalign.placement.compiled import compile_run
-    from jaxalign.placement.topology import parse_topology, topology_devices
+    from jaxalign.planner import shapes
+    from jaxalign.planner.compiled import compile_run
+    from jaxalign.planner.topology import parse_topology, topology_devices
 
     if not own["topology"]:
         raise UserError("--compile is for TPUs: give a --topology; for GPUs there is no compiler without one")
@@ -135,8 +135,8 @@ def _faster(run, best):
 
 
 def _cluster(own: dict[str, Any], slices: int):
-    from jaxalign.placement.hardware import gpu_cluster, tpu_cluster
-    from jaxalign.placement.topology import parse_topology
+    from jaxalign.planner.hardware import gpu_cluster, tpu_cluster
+    from jaxalign.planner.topology import parse_topology
 
     if bool(own["topology"]) == bool(own["gpus"]):
         raise UserError("exactly one of --topology (TPUs, as in v5e:4x4) and --gpus (as in H100x8) is expected")

@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from jaxalign import train
-from jaxalign.data.chat import encode_dialogue
-from jaxalign.data.tokenizer import Tokenizer, load_tokenizer
+from jaxalign.data.chat.encoding import encode_dialogue
+from jaxalign.data.tokenizers.load import Tokenizer, load_tokenizer
 from jaxalign.errors import UserError, tell
 from jaxalign.records import Message
-from jaxalign.stages import seen
-from jaxalign.stages.base import StageContext
+from jaxalign.stages.shared import seen
+from jaxalign.stages.shared.base import StageContext
 from jaxalign.tracking.tokens import GIVEN, LEARNT, TokenRow, legend, show
 
 _USAGE = """usage: python -m jaxalign.preview --config=FILE [--stage=STAGE] [--config.FIELD=VALUE ...] [--workdir=DIR]

@@ -76,8 +76,8 @@ def _explain(error: BaseException) -> tuple[str, int] | None:
 
 def _run(values: flags.FlagValues) -> None:
     from jaxalign.config import Mesh  # JAX is not loaded for a mistyped flag.
-    from jaxalign.data.asked import one_prompt, read_asked
-    from jaxalign.stages import serving
+    from jaxalign.data.sources.asked import one_prompt, read_asked
+    from jaxalign.stages.shared import serving
 
     if values.chat and hosts.count() > 1:
         raise UserError("--chat is for one process, since it reads a terminal; give --prompt or --prompts")

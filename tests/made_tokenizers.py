@@ -8,7 +8,7 @@ from pathlib import Path
 import tokenizers
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from jaxalign.data.tokenizer_sentencepiece import train_tokenizer
+from jaxalign.data.tokenizers.sentence_piece import train_tokenizer
 
 TEXTS = [
     "the cat sat on the mat. Why did it sit there?", "A dog ran to the house, and barked!\n\nThen it slept.",

@@ -14,14 +14,14 @@ from safetensors.numpy import load_file
 
 from jaxalign.config import Config, to_dict
 from jaxalign.convert import main
-from jaxalign.data.tokenizer import load_tokenizer
-from jaxalign.data.tokenizer_sentencepiece import train_tokenizer
-from jaxalign.models.huggingface import load_params, read_config
+from jaxalign.data.tokenizers.load import load_tokenizer
+from jaxalign.data.tokenizers.sentence_piece import train_tokenizer
+from jaxalign.models.checkpoints.huggingface import load_params, read_config
 from jaxalign.models.model import Model
-from jaxalign.stages import common
-from jaxalign.stages.base import DONE, new_manifest, write_json
+from jaxalign.rewards.scorer import student_model
+from jaxalign.stages.shared import common
+from jaxalign.stages.shared.base import DONE, new_manifest, write_json
 from jaxalign.training.checkpoint import save_params
-from jaxalign.training.scorer import student_model
 
 _SIZES = {"layers": 2, "embed": 24, "heads": 6, "kv_heads": 2, "head_dim": 8, "mlp": 28, "max_length": 64, "vocab_multiple": 8}
 _STUDENT = {"layers": 1, "embed": 16, "heads": 4, "kv_heads": 2, "head_dim": 4, "mlp": 20}

@@ -47,7 +47,7 @@ def test_nothing_reaches_the_gold_judge_past_the_import_statement():
         if calls:
             dynamic[module_name(path)] = calls
     stages = {"jaxalign.pipeline": ["importlib.import_module(f'jaxalign.stages.{name}')"]}
-    users = {"jaxalign.data.reward_callables": ["importlib.import_module(place)"]}  # what config.reward.callable names
+    users = {"jaxalign.rewards.callables": ["importlib.import_module(place)"]}  # what config.reward.callable names
     assert dynamic == stages | users
 
 

@@ -14,7 +14,7 @@ import pytest
 from jaxalign import pipeline
 from jaxalign.config import from_config_dict, to_dict
 from jaxalign.errors import UserError
-from jaxalign.stages.base import Stage, StageContext, read_manifest
+from jaxalign.stages.shared.base import Stage, StageContext, read_manifest
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from jaxalign import preview
-from jaxalign.data.tokenizer import load_tokenizer
+from jaxalign.data.chat import styles
+from jaxalign.data.tokenizers.load import load_tokenizer
 from jaxalign.errors import UserError
 from jaxalign.records import Message
-from jaxalign.stages import sources
 from jaxalign.tracking.tokens import GIVEN, LEARNT, SCORED, TokenRow, show, visible
 from tests import made_tokenizers
 
@@ -71,8 +71,8 @@ def rows(folder):
 def ids_of(folder):
     tokenizer, out = load_tokenizer(folder / "model"), []
     for ask, good, bad in PAIRS:
-        prompt = sources.encode_prompt(tokenizer, [Message("user", ask)], "chat")
-        out.append((prompt, *(sources.encode_answer(tokenizer, text, "chat") for text in (good, bad))))
+        prompt = styles.encode_prompt(tokenizer, [Message("user", ask)], "chat")
+        out.append((prompt, *(styles.encode_answer(tokenizer, text, "chat") for text in (good, bad))))
     return out
 
 

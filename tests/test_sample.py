@@ -17,19 +17,19 @@ import pytest
 
 from jaxalign.config import Config, to_dict
 from jaxalign.convert import main as convert
-from jaxalign.data.tokenizer import load_tokenizer
-from jaxalign.data.tokenizer_sentencepiece import train_tokenizer
-from jaxalign.models.export import export
+from jaxalign.data.chat.styles import encode_prompt
+from jaxalign.data.tokenizers.load import load_tokenizer
+from jaxalign.data.tokenizers.sentence_piece import train_tokenizer
+from jaxalign.models.adapters.lora import merge
+from jaxalign.models.checkpoints.export import export
 from jaxalign.models.families.llama import config_json
-from jaxalign.models.lora import merge
 from jaxalign.models.model import Model
 from jaxalign.records import Message
 from jaxalign.rollout.engine import Engine
 from jaxalign.rollout.sampling import Sampling
 from jaxalign.sample import main
-from jaxalign.stages import common
-from jaxalign.stages.base import DONE, new_manifest, write_json
-from jaxalign.stages.sources import encode_prompt
+from jaxalign.stages.shared import common
+from jaxalign.stages.shared.base import DONE, new_manifest, write_json
 from jaxalign.training.checkpoint import save_params
 from tests import made_tokenizers
 

@@ -15,7 +15,7 @@ import pytest
 from jaxalign import train
 from jaxalign.config import Config
 from jaxalign.errors import UserError
-from jaxalign.stages.base import Stage
+from jaxalign.stages.shared.base import Stage
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 

@@ -13,12 +13,12 @@ from jaxalign.config import Mesh, Optimizer, Ppo
 from jaxalign.models.architecture import DecoderConfig
 from jaxalign.models.model import Model
 from jaxalign.parallel.sharding import make_sharding
+from jaxalign.rewards.scorer import Scorer, rollout_scores
+from jaxalign.rl.experience import make_experience
+from jaxalign.rl.state import PPOSetup, init_ppo_state
 from jaxalign.rollout.engine import Engine
 from jaxalign.rollout.sampling import Sampling
-from jaxalign.training.experience import make_experience
 from jaxalign.training.optimizer import make_optimizer
-from jaxalign.training.ppo_state import PPOSetup, init_ppo_state
-from jaxalign.training.scorer import Scorer, rollout_scores
 
 STOPS = (2, 9, 20, 25)  # several, so that some responses end and some do not
 DECODER = DecoderConfig(vocab=32, layers=2, embed=16, heads=4, kv_heads=2, head_dim=4, mlp=24)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import jax
 import numpy as np
 
-from jaxalign.data.formats import render_critique, render_prompt, render_revision
+from jaxalign.data.chat.formats import render_critique, render_prompt, render_revision
 from jaxalign.feedback.speaker import Speaker
 from jaxalign.records import Principle, Prompt, Revision
 from jaxalign.rollout.sampling import Sampling

@@ -11,7 +11,7 @@ import numpy as np
 
 from jaxalign.algorithms import labels
 from jaxalign.config import Feedback
-from jaxalign.data.formats import OPTIONS, render_comparison, render_verdict
+from jaxalign.data.chat.formats import OPTIONS, render_comparison, render_verdict
 from jaxalign.feedback.critique import draw_principles
 from jaxalign.feedback.speaker import Speaker
 from jaxalign.records import Comparison, Principle, Prompt

@@ -10,7 +10,7 @@ import numpy as np
 
 from jaxalign.algorithms import labels
 from jaxalign.config import Feedback
-from jaxalign.data.formats import END, RATINGS, render_rating, render_rating_verdict
+from jaxalign.data.chat.formats import END, RATINGS, render_rating, render_rating_verdict
 from jaxalign.feedback.critique import draw_principles
 from jaxalign.feedback.speaker import Speaker
 from jaxalign.records import Principle, Prompt

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxalign.data.tokenizer import Tokenizer
+from jaxalign.data.tokenizers.load import Tokenizer
 from jaxalign.errors import UserError
 from jaxalign.models.heads import gather_positions
 from jaxalign.models.model import Model
@@ -47,7 +47,7 @@ class Speaker:
 
     def prompt_ids(self, segments: Sequence[str]) -> list[int]:
         """The ids the model is given: bos where the tokenizer has one, then the segments."""
-        return begin(self.tokenizer) + self.tokenizer.encode_segments(segments)
+        return list(self.tokenizer.begin_ids) + self.tokenizer.encode_segments(segments)
 
     def say(
         self, prompts: Sequence[Sequence[str]], key: jax.Array, sampling: Sampling, numbers: Sequence[int]
@@ -114,6 +114,3 @@ def next_logprobs(model: Model, params, tokens, length, wanted):
     return jax.nn.log_softmax(model.logits(params, last), axis=-1)[:, wanted]
 
 
-def begin(tokenizer: Tokenizer) -> list[int]:
-    """The ids every sequence opens with."""
-    return list(tokenizer.begin_ids)

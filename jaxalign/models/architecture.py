@@ -66,7 +66,7 @@ class DecoderConfig:
       parallel_residual: attention and MLP read the same activations.
       scale_embeddings: embeddings are multiplied by the root of their width.
       cache_dtype: of keys and values while tokens are sampled: "compute", "float32", "bfloat16" or "int8".
-      attention: "plain", "fused", or what suits the platform (`jaxalign.models.attention`).
+      attention: "plain", "fused", or what suits the platform (`jaxalign.models.attention.dispatch`).
       remat: the backward pass computes each layer again and keeps only what goes into it,
       remat_saves: and, with "products", the results of its matrix products with weights.
     """

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxalign.models.layout import Bounds, Layout
+from jaxalign.models.checkpoints.layout import Bounds, Layout
 
 BLOCK_BYTES = 32 << 20
 

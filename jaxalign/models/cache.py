@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxalign.models.architecture import DecoderConfig
-from jaxalign.models.attention_plain import NEGATIVE
+from jaxalign.models.attention.plain import NEGATIVE
 from jaxalign.models.layers import softcap
 
 

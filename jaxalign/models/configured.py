@@ -6,10 +6,11 @@ import dataclasses
 
 from jaxalign import config as schema
 from jaxalign.errors import UserError
-from jaxalign.models import huggingface, peft_config
+from jaxalign.models.adapters import peft_config
+from jaxalign.models.adapters.lora import Lora
 from jaxalign.models.architecture import DecoderConfig
+from jaxalign.models.checkpoints import huggingface
 from jaxalign.models.families.base import Family
-from jaxalign.models.lora import Lora
 from jaxalign.models.model import Model
 from jaxalign.parallel.sharding import Sharding
 

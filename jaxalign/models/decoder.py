@@ -2,7 +2,7 @@
 
 The modules describe the architecture; `jaxalign.models.model.Model` splits them once and runs them as pure functions.
 Layers are stacked on a leading axis and scanned, so compile time does not grow with depth. How they attend is given to them
-(`jaxalign.models.attention`).
+(`jaxalign.models.attention.dispatch`).
 
 Dimension letters: B batch, T time, S cache slots, D model, H query heads, K key/value heads, h head dim, F mlp, L layers,
 V vocab.
@@ -17,13 +17,13 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from jaxalign.models.adapters.lora import NO_ADAPTERS, Adapters
 from jaxalign.models.architecture import DecoderConfig
-from jaxalign.models.attention import Attend
-from jaxalign.models.attention_plain import windowed
+from jaxalign.models.attention.dispatch import Attend
+from jaxalign.models.attention.plain import windowed
 from jaxalign.models.cache import ROW_AXIS, Cache, Tiers, ages, all_tiers, attend_cache, by_tier, stored, write
 from jaxalign.models.experts import Load, MixtureMLP
 from jaxalign.models.layers import KEPT, MLP, Attention, Constrain, Norm, Turn, param, turn
-from jaxalign.models.lora import NO_ADAPTERS, Adapters
 from jaxalign.parallel.pipeline import is_pipelined, micro_batches, run_stages
 
 _SAVED = {"nothing": None, "products": jax.checkpoint_policies.dots_with_no_batch_dims_saveable}

@@ -14,9 +14,9 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from jaxalign.models.adapters.lora import dense
 from jaxalign.models.architecture import DecoderConfig
 from jaxalign.models.layers import Constrain, activate, param
-from jaxalign.models.lora import dense
 from jaxalign.parallel.manual import on_each_device
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import jax
 
-from jaxalign.models.lora import LINEAR, TRAINED
+from jaxalign.models.adapters.lora import LINEAR, TRAINED
 from jaxalign.models.model import Model
 
 

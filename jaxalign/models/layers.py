@@ -16,8 +16,8 @@ from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 from jax.custom_derivatives import SymbolicZero
 
+from jaxalign.models.adapters.lora import Adapters, dense, is_quantised
 from jaxalign.models.architecture import DecoderConfig
-from jaxalign.models.lora import Adapters, dense, is_quantised
 from jaxalign.parallel.sharding import Sharding
 
 KEPT = "kept"  # The name of what `keep` marks.

@@ -13,16 +13,16 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import NamedSharding
 
+from jaxalign.models.adapters.lora import TRAINED, Adapters, Lora, adapter_axes, adapter_shapes, init_adapters, is_quantised
+from jaxalign.models.adapters.quantised import fitting
 from jaxalign.models.architecture import DecoderConfig
-from jaxalign.models.attention import attention, kind_of_attention
-from jaxalign.models.attention_ring import length_multiple
+from jaxalign.models.attention.dispatch import attention, kind_of_attention
+from jaxalign.models.attention.ring import length_multiple
 from jaxalign.models.cache import CACHE_AXES, Cache, Caches, Tiers, cache_shapes
 from jaxalign.models.decoder import Decoder, Rows
 from jaxalign.models.experts import load_balance
 from jaxalign.models.heads import CHUNK_FLOATS, TokenStats, chunk_count, lm_logits, token_stats, weighted_nll
 from jaxalign.models.layers import Constrain
-from jaxalign.models.lora import TRAINED, Adapters, Lora, adapter_axes, adapter_shapes, init_adapters, is_quantised
-from jaxalign.models.quantised import fitting
 from jaxalign.parallel.rows import placed
 from jaxalign.parallel.sharding import Sharding, platform_of
 from jaxalign.parallel.zigzag import collect, context_size, deal

@@ -11,22 +11,23 @@ import numpy as np
 
 from jaxalign.algorithms.best_of_n import analytic_kl, expected_best_of, rejection_sample
 from jaxalign.config import Config
+from jaxalign.data.chat import styles
 from jaxalign.data.loader import EpochLoader
 from jaxalign.data.packing import pack
-from jaxalign.data.tokenizer import Tokenizer
+from jaxalign.data.tokenizers.load import Tokenizer
 from jaxalign.errors import UserError
 from jaxalign.models.model import Model
 from jaxalign.parallel.rows import fetch, place_rows
 from jaxalign.records import Prompt, Rollout
+from jaxalign.rewards.scorer import raw_rollout_scores, scoring_work
 from jaxalign.rollout.engine import Engine
-from jaxalign.stages import common, sources
-from jaxalign.stages.base import Stage, StageContext
-from jaxalign.stages.lm import train_lm
-from jaxalign.stages.scorers import load_scorer
-from jaxalign.stages.shards import Shards, prompt_row, queues, row_prompt
+from jaxalign.stages.shared import common, sources
+from jaxalign.stages.shared.base import Stage, StageContext
+from jaxalign.stages.shared.lm import train_lm
+from jaxalign.stages.shared.scorers import load_scorer
+from jaxalign.stages.shared.shards import Shards, prompt_row, queues, row_prompt
 from jaxalign.tracking.progress import Progress
 from jaxalign.training import work
-from jaxalign.training.scorer import raw_rollout_scores
 
 
 class BestOfN(Stage):
@@ -54,7 +55,7 @@ class BestOfN(Stage):
                 + "; lower best_of_n.threshold, or raise best_of_n.max_new_tokens"
             )
         documents = (
-            sources.encode_completion(tokenizer, row_prompt(row).messages, row["response"], config.data.style)
+            styles.encode_completion(tokenizer, row_prompt(row).messages, row["response"], config.data.style)
             for row in chosen
         )
         packed, cut = pack(documents, section.row_length)
@@ -85,14 +86,14 @@ def _choose(context: StageContext, model: Model, tokenizer: Tokenizer, shards: S
         heard = common.counting(progress)
         for queue in left:
             rows = queue.rows
-            ids = [sources.encode_prompt(tokenizer, prompts[i].messages, config.data.style) for i in rows for _ in range(n)]
+            ids = [styles.encode_prompt(tokenizer, prompts[i].messages, config.data.style) for i in rows for _ in range(n)]
             with timing.phase("generate") as phase:
                 rollout = engine.rollout(policy, ids, key, range(rows.start * n, rows.stop * n), sampling, heard)
                 phase.tokens, phase.flops = work.sampled(model, rollout)
             for number, own in queue.chunks.items():
                 part = rollout.part((own.start - rows.start) * n, section.batch)
                 with timing.phase("score") as phase:
-                    phase.tokens, phase.flops = work.scored(scorer, part)
+                    phase.tokens, phase.flops = scoring_work(scorer, part)
                     scores = fetch(raw_rollout_scores(scorer, preference, place_rows(model.sharding, part)))
                 shards.write(number, _rows([prompts[i] for i in own], part, scores, n, section.threshold, tokenizer))
             progress.update(len(rows))
@@ -103,7 +104,7 @@ def _rows(prompts: list[Prompt], rollout: Rollout, scores: np.ndarray, n: int, t
     count = len(prompts) * n
     limit = -np.inf if threshold is None else threshold
     taken = np.asarray(rejection_sample(scores[:count], n, max(limit, np.finfo(np.float32).min), 1, rollout.ended[:count]))
-    texts, out = sources.response_texts(tokenizer, rollout), []
+    texts, out = styles.response_texts(tokenizer, rollout), []
     for i, prompt in enumerate(prompts):
         mine = range(i * n, (i + 1) * n)
         best = next((row for row in mine if taken[row]), None)

@@ -15,9 +15,9 @@ from jaxalign.feedback.critique import answer
 from jaxalign.feedback.labeller import Pair
 from jaxalign.feedback.speaker import Utterance
 from jaxalign.records import Comparison, Prompt
-from jaxalign.stages import common
-from jaxalign.stages.base import Stage, StageContext, write_json
-from jaxalign.stages.shards import Shards, prompt_row, queues, row_prompt
+from jaxalign.stages.shared import common
+from jaxalign.stages.shared.base import Stage, StageContext, write_json
+from jaxalign.stages.shared.shards import Shards, prompt_row, queues, row_prompt
 from jaxalign.tracking.progress import Progress
 
 _FIELDS = (

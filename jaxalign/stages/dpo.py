@@ -18,21 +18,22 @@ import numpy as np
 
 from jaxalign.algorithms.statistics import wilson_interval
 from jaxalign.config import Config, Dpo
+from jaxalign.data.chat import styles
 from jaxalign.data.loader import take
-from jaxalign.data.preferences import split_by_prompt
-from jaxalign.data.tokenizer import Tokenizer
+from jaxalign.data.sources.preferences import split_by_prompt
+from jaxalign.data.tokenizers.load import Tokenizer
 from jaxalign.errors import UserError
-from jaxalign.models.attention import reads_branches
-from jaxalign.models.lora import join
+from jaxalign.models.adapters.lora import join
+from jaxalign.models.attention.dispatch import reads_branches
 from jaxalign.models.model import Model
 from jaxalign.parallel import hosts
 from jaxalign.parallel.ahead import Ahead
 from jaxalign.parallel.rows import fetch
 from jaxalign.records import AnswerPairs, Comparison, Judgement, PackedParts
-from jaxalign.stages import common, sources
-from jaxalign.stages.base import Stage, StageContext, write_json
 from jaxalign.stages.compare import labelled_pairs
-from jaxalign.stages.lm import place
+from jaxalign.stages.shared import common, sources
+from jaxalign.stages.shared.base import Stage, StageContext, write_json
+from jaxalign.stages.shared.lm import place
 from jaxalign.tracking.metrics import read_metrics
 from jaxalign.training import work
 from jaxalign.training.checkpoint import save_params
@@ -156,8 +157,8 @@ def arrays(tokenizer: Tokenizer, pairs: Sequence[Comparison], style: str, sectio
     """
     rows, labels = [], []
     for pair in map(oriented, pairs):
-        prompt = sources.encode_prompt(tokenizer, pair.prompt.messages, style)
-        answers = [sources.encode_answer(tokenizer, text, style) for text in (pair.response_a, pair.response_b)]
+        prompt = styles.encode_prompt(tokenizer, pair.prompt.messages, style)
+        answers = [styles.encode_answer(tokenizer, text, style) for text in (pair.response_a, pair.response_b)]
         rows.append([(prompt, answer) for answer in answers])
         labels.append(pair.label)
     if kto:
@@ -173,7 +174,7 @@ def judged_arrays(
     """All judged answers as numpy arrays, one a row, first; the label is 1 for a good one. Second stands, with `kto`, an answer
     given to another prompt, else the answer again."""
     singles = [
-        (sources.encode_prompt(tokenizer, one.prompt.messages, style), sources.encode_answer(tokenizer, one.response, style))
+        (styles.encode_prompt(tokenizer, one.prompt.messages, style), styles.encode_answer(tokenizer, one.response, style))
         for one in judgements
     ]
     second = [_mismatched(singles, i) if kto else answer for i, (_, answer) in enumerate(singles)]

@@ -16,20 +16,21 @@ import numpy as np
 
 from jaxalign.algorithms.statistics import wilson_interval
 from jaxalign.config import POLICY_STAGES, Config
+from jaxalign.data.chat import styles
 from jaxalign.data.world import gold
 from jaxalign.feedback.labeller import Pair
 from jaxalign.models.model import Model
 from jaxalign.parallel.rows import fetch, place_rows
 from jaxalign.records import Comparison, Prompt, Rollout
+from jaxalign.rewards.scorer import raw_rollout_scores, scoring_work
+from jaxalign.rl.experience import response_mask, response_stats
 from jaxalign.rollout.engine import Engine
-from jaxalign.stages import common, rewards, sources
-from jaxalign.stages.base import Stage, StageContext, write_json
-from jaxalign.stages.scorers import load_scorer
-from jaxalign.stages.shards import Queue, Shards, chunks, prompt_row, queues
+from jaxalign.stages.shared import common, rewards, sources
+from jaxalign.stages.shared.base import Stage, StageContext, write_json
+from jaxalign.stages.shared.scorers import load_scorer
+from jaxalign.stages.shared.shards import Queue, Shards, chunks, prompt_row, queues
 from jaxalign.tracking.progress import Progress
 from jaxalign.training import work
-from jaxalign.training.experience import response_mask, response_stats
-from jaxalign.training.scorer import raw_rollout_scores
 
 
 def evaluated(config: Config) -> tuple[str, ...]:
@@ -102,7 +103,7 @@ class Answering:
     def rows(self, prompts: Sequence[Prompt], queue: Queue, progress: Progress) -> Iterator[tuple[int, list[dict]]]:
         """Answers the queue's rows of `prompts`; (number, rows) of each of its chunks."""
         config, asked = self.context.config, queue.rows
-        ids = [sources.encode_prompt(self.tokenizer, prompts[i].messages, config.data.style) for i in asked]
+        ids = [styles.encode_prompt(self.tokenizer, prompts[i].messages, config.data.style) for i in asked]
         # The same key for every model: what differs between their answers is the models.
         key = common.stage_key(config, "evaluate")
         with self.timing.phase("generate") as phase:
@@ -116,11 +117,11 @@ class Answering:
         with self.timing.phase("score") as phase:
             phase.tokens, phase.flops = work.logprobs(self.model, rollout)
             if self.scorer is not None:
-                phase.flops += work.scored(self.scorer[0], rollout)[1]
+                phase.flops += scoring_work(self.scorer[0], rollout)[1]
             placed = place_rows(self.model.sharding, rollout)
             kl = fetch(sequence_kl(self.model, self.reference, placed, self.sampling.logprob_temperature))
             score = self._scores(placed)
-        texts, out = sources.response_texts(self.tokenizer, rollout), []
+        texts, out = styles.response_texts(self.tokenizer, rollout), []
         judged = self._judged(prompts, texts[: len(prompts)])
         for i, prompt in enumerate(prompts):
             text, count, ended = texts[i], int(rollout.response_length[i]), rollout.ended[i]

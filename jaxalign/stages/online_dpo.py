@@ -14,24 +14,25 @@ import jax
 import numpy as np
 
 from jaxalign.config import Config
+from jaxalign.data.chat import styles
 from jaxalign.data.loader import EpochLoader
 from jaxalign.feedback.labeller import Labeller, Pair
-from jaxalign.models.lora import join
+from jaxalign.models.adapters.lora import join
 from jaxalign.models.model import Model, Params
 from jaxalign.parallel import hosts
 from jaxalign.parallel.rows import fetch, place_rows
 from jaxalign.records import AnswerPairs, Comparison, Rollout
+from jaxalign.rl.checks import act_on, gap_check, gradients_check, sampler_difference, unexplained
 from jaxalign.rollout.engine import Engine
-from jaxalign.stages import common, sources
-from jaxalign.stages.base import Stage, StageContext, write_json
 from jaxalign.stages.compare import comparison_row
 from jaxalign.stages.dpo import packed
-from jaxalign.stages.shards import Shards
+from jaxalign.stages.shared import common, sources
+from jaxalign.stages.shared.base import Stage, StageContext, write_json
+from jaxalign.stages.shared.shards import Shards
 from jaxalign.tracking.metrics import read_metrics
 from jaxalign.tracking.timing import Timeline
 from jaxalign.training import work
 from jaxalign.training.checkpoint import save_params
-from jaxalign.training.checks import act_on, gap_check, gradients_check, sampler_difference, unexplained
 from jaxalign.training.direct_step import answer_logprobs, direct_step
 from jaxalign.training.offload import FrozenRole, check_host_memory, optimizer_to_device, optimizer_to_host
 from jaxalign.training.optimizer import make_optimizer
@@ -96,7 +97,7 @@ class _Iteration:
         self.config, self.model, self.start, self.labeller, self.tokenizer = config, model, reference, labeller, tokenizer
         self.judge = common.frozen_role(context, model, labeller.speaker.params)
         self.prompts = sources.prompts(context, tokenizer, "rl", section.prompts, section.max_new_tokens)
-        self.encoded = [sources.encode_prompt(tokenizer, p.messages, config.data.style) for p in self.prompts]
+        self.encoded = [styles.encode_prompt(tokenizer, p.messages, config.data.style) for p in self.prompts]
         self.loader = EpochLoader(len(self.prompts), section.batch, config.seed, stream=400)
         self.optimizer = make_optimizer(section.optimizer, section.iterations * section.epochs * section.minibatches)
         self.sampling, self.shards = common.sampling(section, tokenizer, config.data.style), Shards(context.directory)
@@ -159,7 +160,7 @@ class _Iteration:
             phase.tokens, phase.flops = work.sampled(self.model, rollout)
         if first_row == 0:
             self._check(params, place_rows(self.model.sharding, rollout))
-        texts = sources.response_texts(self.tokenizer, rollout)
+        texts = styles.response_texts(self.tokenizer, rollout)
         pairs = [Pair(self.prompts[i], texts[2 * n], texts[2 * n + 1]) for n, i in enumerate(index)]
         key = common.stage_key(self.config, "online_dpo", 2)
         with self.judge.on_device() as judging:

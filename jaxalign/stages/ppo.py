@@ -18,26 +18,18 @@ import numpy as np
 
 from jaxalign.algorithms.masked import masked_mean
 from jaxalign.config import Config, Ppo
+from jaxalign.data.chat import styles
 from jaxalign.data.loader import EpochLoader
 from jaxalign.models import flops
-from jaxalign.models.lora import join
+from jaxalign.models.adapters.lora import join
 from jaxalign.models.model import Params, scalar_from_lm
 from jaxalign.parallel import hosts
 from jaxalign.parallel.ahead import Ahead
 from jaxalign.parallel.rows import place_rows
 from jaxalign.records import Rollout
-from jaxalign.rollout.engine import Engine, Heard
-from jaxalign.rollout.sampling import Sampling
-from jaxalign.stages import common, rewards, sources
-from jaxalign.stages.base import Stage, StageContext, write_json
-from jaxalign.stages.ppo_ahead import compile_ahead, scores_of
-from jaxalign.stages.reward_model import model_files
-from jaxalign.stages.rewards import LearntReward, Reward, Scored, listener
-from jaxalign.tracking.metrics import read_metrics
-from jaxalign.tracking.timing import Timeline
-from jaxalign.training import work
-from jaxalign.training.checkpoint import copy_params, load_params, save_params
-from jaxalign.training.checks import (
+from jaxalign.rewards.outside import model_files
+from jaxalign.rewards.scorer import LearntScore
+from jaxalign.rl.checks import (
     act_on,
     gap_check,
     gradients_check,
@@ -45,13 +37,22 @@ from jaxalign.training.checks import (
     sampler_difference,
     step_zero_checks,
     unexplained,
-)  # fmt: skip
-from jaxalign.training.experience import greedy_baseline, make_experience
+)
+from jaxalign.rl.experience import greedy_baseline, make_experience
+from jaxalign.rl.state import PPOSetup, PPOState, abstract_ppo_state, init_ppo_state, make_ppo_setup
+from jaxalign.rl.update import ppo_update
+from jaxalign.rollout.engine import Engine, Heard
+from jaxalign.rollout.sampling import Sampling
+from jaxalign.stages.shared import common, rewards, sources
+from jaxalign.stages.shared.base import Stage, StageContext, write_json
+from jaxalign.stages.shared.ppo_ahead import compile_ahead, scores_of
+from jaxalign.stages.shared.rewards import LearntReward, Reward, Scored, listener
+from jaxalign.tracking.metrics import read_metrics
+from jaxalign.tracking.timing import Timeline
+from jaxalign.training import work
+from jaxalign.training.checkpoint import copy_params, load_params, save_params
 from jaxalign.training.offload import FrozenRole, check_host_memory, optimizer_to_device, optimizer_to_host
 from jaxalign.training.packed import part_rows, rows_split
-from jaxalign.training.ppo_state import PPOSetup, PPOState, abstract_ppo_state, init_ppo_state, make_ppo_setup
-from jaxalign.training.ppo_step import ppo_update
-from jaxalign.training.scorer import LearntScore
 
 CHECKS = "checks.json"
 
@@ -87,7 +88,7 @@ class PPO(Stage):
         policy = common.make_model(config, tokenizer.vocab_size)
         setup = make_ppo_setup(section, policy)
         prompts = sources.prompts(context, tokenizer, "rl", section.prompts, section.max_new_tokens)
-        encoded = [sources.encode_prompt(tokenizer, p.messages, config.data.style) for p in prompts]
+        encoded = [styles.encode_prompt(tokenizer, p.messages, config.data.style) for p in prompts]
         compile_ahead(
             ahead, config, setup, engine_of(config, setup, encoded), common.sampling(section, tokenizer, config.data.style),
             first_batch(config, encoded), scores_of(context, setup), checked=hosts.once((context.directory / CHECKS).exists),
@@ -253,7 +254,7 @@ class Iteration:
         own = flops.forward(setup.critic, self.lengths) if setup.runs_critic else 0.0
         if self.scores_later:
             scorer = self.reward.scorer
-            own += work.members(scorer) * flops.forward(scorer.model, self.lengths)
+            own += scorer.members * flops.forward(scorer.model, self.lengths)
         return int(np.sum(self.lengths)), own + flops.forward(setup.reference, self.lengths, self.answered)
 
     def _learning(self) -> float:

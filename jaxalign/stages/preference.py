@@ -19,26 +19,27 @@ from jaxalign.algorithms.rewards import score_statistics
 from jaxalign.algorithms.statistics import wilson_interval
 from jaxalign.config import Config
 from jaxalign.config import Preference as Section
+from jaxalign.data.chat import styles
 from jaxalign.data.loader import EpochLoader, take
-from jaxalign.data.preferences import MixtureReport, PreferenceReport, split_by_prompt
-from jaxalign.data.tokenizer import Tokenizer
-from jaxalign.models.attention import reads_branches
-from jaxalign.models.lora import join
+from jaxalign.data.sources.preferences import MixtureReport, PreferenceReport, split_by_prompt
+from jaxalign.data.tokenizers.load import Tokenizer
+from jaxalign.models.adapters.lora import join
+from jaxalign.models.attention.dispatch import reads_branches
 from jaxalign.models.model import Model, Params, scalar_from_lm
 from jaxalign.parallel import hosts
 from jaxalign.parallel.ahead import Ahead
 from jaxalign.parallel.rows import fetch
 from jaxalign.records import Comparison, PackedParts, PairBatch
-from jaxalign.stages import common, sources
-from jaxalign.stages.base import Stage, StageContext, write_json
+from jaxalign.rewards.scorer import Ensemble, Scorer, raw_pair_scores, stack_members
 from jaxalign.stages.compare import labelled_pairs
-from jaxalign.stages.lm import place
-from jaxalign.stages.scorers import member_directory
+from jaxalign.stages.shared import common, sources
+from jaxalign.stages.shared.base import Stage, StageContext, write_json
+from jaxalign.stages.shared.lm import place
+from jaxalign.stages.shared.scorers import member_directory
 from jaxalign.training.checkpoint import save_params
 from jaxalign.training.optimizer import make_optimizer
 from jaxalign.training.packed import pack_pairs
 from jaxalign.training.preference_step import preference_step
-from jaxalign.training.scorer import Ensemble, Scorer, raw_pair_scores, stack_members
 from jaxalign.training.state import abstract_state, init_state
 from jaxalign.training.work import learning_pairs
 
@@ -168,7 +169,7 @@ def pair_arrays(
     rows = []
     for pair in pairs:
         sides = (pair.response_a, pair.response_b)
-        rows.append([sources.encode_completion(tokenizer, pair.prompt.messages, s, style)[0][-max_length:] for s in sides])
+        rows.append([styles.encode_completion(tokenizer, pair.prompt.messages, s, style)[0][-max_length:] for s in sides])
     longest = max((len(ids) for row in rows for ids in row), default=1)
     width = min(max_length, -(-longest // BUCKET) * BUCKET)
     tokens, length = np.zeros((len(rows), 2, width), np.int32), np.ones((len(rows), 2), np.int32)

@@ -10,17 +10,16 @@ import numpy as np
 
 from jaxalign.config import Config
 from jaxalign.config import Pretrain as PretrainConfig
-from jaxalign.data.arithmetic import ALPHABET
-from jaxalign.data.formats import ASSISTANT, END, MARKERS, USER, written_by_model
+from jaxalign.data.chat.formats import ASSISTANT, END, MARKERS, USER, written_by_model
 from jaxalign.data.packing import pack
-from jaxalign.data.tokenizer import Tokenizer, load_tokenizer
-from jaxalign.data.tokenizer_sentencepiece import PRINTABLE, train_tokenizer
-from jaxalign.feedback.speaker import begin
+from jaxalign.data.sources.arithmetic import ALPHABET
+from jaxalign.data.tokenizers.load import Tokenizer, load_tokenizer
+from jaxalign.data.tokenizers.sentence_piece import PRINTABLE, train_tokenizer
 from jaxalign.parallel import hosts
 from jaxalign.records import PackedBatch
-from jaxalign.stages import common
-from jaxalign.stages.base import Stage, StageContext, write_json
-from jaxalign.stages.lm import train_lm
+from jaxalign.stages.shared import common
+from jaxalign.stages.shared.base import Stage, StageContext, write_json
+from jaxalign.stages.shared.lm import train_lm
 from jaxalign.training.checkpoint import save_params
 
 HELD_OUT_TOKENS = 20_000
@@ -75,7 +74,7 @@ def _pack(documents, tokenizer: Tokenizer, section: PretrainConfig) -> PackedBat
     def encoded():
         for document in documents:
             segments = (*document, END)
-            ids, weights = begin(tokenizer), [0.0] * len(begin(tokenizer))
+            ids, weights = list(tokenizer.begin_ids), [0.0] * len(tokenizer.begin_ids)
             for segment, written in zip(segments, written_by_model(segments), strict=True):
                 piece = tokenizer.encode_segments([segment])
                 ids = ids + piece

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from jaxalign.config import STAGES, Config
 from jaxalign.parallel import hosts
-from jaxalign.stages.base import Stage, StageContext
-from jaxalign.tracking.report import render_report
+from jaxalign.stages.shared.base import Stage, StageContext
+from jaxalign.tracking.report.page import render_report
 
 
 class Report(Stage):

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from jaxalign.config import Config
 from jaxalign.feedback.critique import answer, draw_principles, revise
 from jaxalign.records import Revision
-from jaxalign.stages import common
-from jaxalign.stages.base import Stage, StageContext, write_json
-from jaxalign.stages.shards import Queue, Shards, chunks, prompt_row, queues
+from jaxalign.stages.shared import common
+from jaxalign.stages.shared.base import Stage, StageContext, write_json
+from jaxalign.stages.shared.shards import Queue, Shards, chunks, prompt_row, queues
 from jaxalign.tracking.progress import Progress
 
 

@@ -18,26 +18,27 @@ import numpy as np
 from jaxalign.algorithms.rewards import score_statistics
 from jaxalign.algorithms.statistics import pearson, spearman, wilson_interval
 from jaxalign.config import Config
+from jaxalign.data.chat import styles
 from jaxalign.data.loader import EpochLoader, take
-from jaxalign.data.preferences import split_by_prompt
-from jaxalign.data.tokenizer import Tokenizer
+from jaxalign.data.sources.preferences import split_by_prompt
+from jaxalign.data.tokenizers.load import Tokenizer
 from jaxalign.errors import UserError
-from jaxalign.models.lora import merge, trained
+from jaxalign.models.adapters.lora import merge, trained
 from jaxalign.models.model import Model, Params
 from jaxalign.records import Comparison, PairBatch, ScoredPairs
+from jaxalign.rewards.scorer import Scorer, raw_sequence_scores, student_model
 from jaxalign.rollout.engine import Engine
-from jaxalign.stages import common, sources
-from jaxalign.stages.base import Stage, StageContext, write_json
-from jaxalign.stages.lm import place
 from jaxalign.stages.preference import accuracy, all_scores, labelled_split, pair_arrays
-from jaxalign.stages.scorers import load_scorer
-from jaxalign.stages.shards import Shards, prompt_row, queues, row_prompt
+from jaxalign.stages.shared import common, sources
+from jaxalign.stages.shared.base import Stage, StageContext, write_json
+from jaxalign.stages.shared.lm import place
+from jaxalign.stages.shared.scorers import load_scorer
+from jaxalign.stages.shared.shards import Shards, prompt_row, queues, row_prompt
 from jaxalign.tracking.progress import Progress
 from jaxalign.training import work
 from jaxalign.training.checkpoint import copy_params, save_params
 from jaxalign.training.distill_step import distill_step
 from jaxalign.training.optimizer import make_optimizer
-from jaxalign.training.scorer import Scorer, raw_sequence_scores, student_model
 from jaxalign.training.state import abstract_state, init_state
 
 SPEED = "speed.json"
@@ -78,7 +79,7 @@ class RewardDistill(Stage):
         with common.timing(context, policy).phase("score") as phase:
             raw = [all_scores(*teacher, pairs, section.batch_pairs) for pairs in arrays]
             phase.tokens = sum(int(pairs.length.sum()) for pairs in arrays)
-            phase.flops = work.members(teacher[0]) * sum(work.reading_pairs(teacher[0].model, pairs) for pairs in arrays)
+            phase.flops = teacher[0].members * sum(work.reading_pairs(teacher[0].model, pairs) for pairs in arrays)
         train = ScoredPairs(arrays[0].tokens, arrays[0].length, (raw[0] - teacher[0].shift) / teacher[0].scale)
         params, steps = self._train(context, model, teacher, train)
         student = Scorer(model)
@@ -142,11 +143,11 @@ def _answer(context: StageContext, policy: Model, tokenizer: Tokenizer) -> None:
         for queue in left:
             rows = queue.rows
             own = [prompts[i] for i in rows]
-            ids = [sources.encode_prompt(tokenizer, p.messages, config.data.style) for p in own for _ in range(n)]
+            ids = [styles.encode_prompt(tokenizer, p.messages, config.data.style) for p in own for _ in range(n)]
             with timing.phase("generate") as phase:
                 rollout = engine.rollout(params, ids, key, range(rows.start * n, rows.stop * n), sampling, heard)
                 phase.tokens, phase.flops = work.sampled(policy, rollout)
-            texts = sources.response_texts(tokenizer, rollout)
+            texts = styles.response_texts(tokenizer, rollout)
             made = [prompt_row(p) | {"responses": texts[i * n : (i + 1) * n]} for i, p in enumerate(own)]
             shards.write_all(queue, made)
             progress.update(len(rows))

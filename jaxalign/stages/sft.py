@@ -6,15 +6,16 @@ Reads revise (world) or the preference file. Writes checkpoints, params, metrics
 from __future__ import annotations
 
 from jaxalign.config import Config
+from jaxalign.data.chat import styles
 from jaxalign.data.loader import EpochLoader
 from jaxalign.data.packing import pack
-from jaxalign.data.tokenizer import Tokenizer
+from jaxalign.data.tokenizers.load import Tokenizer
 from jaxalign.errors import UserError
 from jaxalign.records import PackedBatch
-from jaxalign.stages import common, sources
-from jaxalign.stages.base import Stage, StageContext
-from jaxalign.stages.lm import train_lm
-from jaxalign.stages.shards import Shards, row_prompt
+from jaxalign.stages.shared import common, sources
+from jaxalign.stages.shared.base import Stage, StageContext
+from jaxalign.stages.shared.lm import train_lm
+from jaxalign.stages.shared.shards import Shards, row_prompt
 
 
 class Sft(Stage):
@@ -54,7 +55,7 @@ def answered(context: StageContext, tokenizer: Tokenizer):
 
 def packed(config: Config, tokenizer: Tokenizer, pairs) -> tuple[PackedBatch, int]:
     """Answered prompts as packed rows, and how many were cut at the end of a row; the loss is on the answers."""
-    documents = (sources.encode_completion(tokenizer, m, text, config.data.style) for m, text in pairs)
+    documents = (styles.encode_completion(tokenizer, m, text, config.data.style) for m, text in pairs)
     return pack(documents, config.sft.row_length)
 
 

@@ -13,8 +13,8 @@ from jaxalign.algorithms.kto import kto, kto_baseline
 from jaxalign.algorithms.masked import masked_sum
 from jaxalign.algorithms.reference_free import cpo, orpo, simpo
 from jaxalign.config import Dpo
+from jaxalign.models.adapters.lora import join
 from jaxalign.models.heads import gather_positions, length_mask
-from jaxalign.models.lora import join
 from jaxalign.models.model import Model
 from jaxalign.parallel.ordered import after
 from jaxalign.records import AnswerPairs, AnswerRows, PackedParts

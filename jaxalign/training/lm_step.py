@@ -8,8 +8,8 @@ import functools
 import jax
 import jax.numpy as jnp
 
+from jaxalign.models.adapters.lora import join
 from jaxalign.models.heads import counted_first
-from jaxalign.models.lora import join
 from jaxalign.models.model import Model
 from jaxalign.parallel.ordered import after
 from jaxalign.parallel.zigzag import context_size

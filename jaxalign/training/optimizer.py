@@ -10,7 +10,7 @@ import optax
 import optax.contrib
 
 from jaxalign.config import Optimizer
-from jaxalign.models.lora import LINEAR
+from jaxalign.models.adapters.lora import LINEAR
 
 _STACKED = ("blocks", "adapters")
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from jaxalign.data.packing import fit
 from jaxalign.errors import UserError
-from jaxalign.models.attention_plain import STEM
+from jaxalign.models.attention.plain import STEM
 from jaxalign.models.heads import response_positions
 from jaxalign.parallel.rows import fetch, place_rows
 from jaxalign.parallel.sharding import Sharding

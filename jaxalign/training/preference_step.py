@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 
 from jaxalign.algorithms.preference_losses import bradley_terry
+from jaxalign.models.adapters.lora import join
 from jaxalign.models.heads import gather_positions
-from jaxalign.models.lora import join
 from jaxalign.models.model import Model
 from jaxalign.parallel.ordered import after
 from jaxalign.records import AnswerRows, PackedParts, PairBatch, ScoredPairs

@@ -8,7 +8,6 @@ from jaxalign.models import flops
 from jaxalign.models.model import Model
 from jaxalign.records import AnswerPairs, PackedBatch, PairBatch, Rollout, ScoredPairs
 from jaxalign.training.packed import shared
-from jaxalign.training.scorer import Scorer
 
 
 def sampled(model: Model, rollout: Rollout) -> tuple[int, float]:
@@ -19,16 +18,6 @@ def sampled(model: Model, rollout: Rollout) -> tuple[int, float]:
 def logprobs(model: Model, rollout: Rollout) -> tuple[int, float]:
     """(tokens, operations) of the responses' log-probabilities."""
     return int(np.sum(_lengths(rollout))), _read(model, rollout)
-
-
-def scored(scorer: Scorer, rollout: Rollout) -> tuple[int, float]:
-    """(tokens, operations) of a reward model's scores, by all of its members."""
-    return int(np.sum(_lengths(rollout))), members(scorer) * flops.forward(scorer.model, _lengths(rollout))
-
-
-def members(scorer: Scorer) -> int:
-    """How many models score: those of an ensemble, or one."""
-    return 1 if scorer.ensemble is None else len(scorer.ensemble.shift)
 
 
 def _lengths(rollout: Rollout) -> np.ndarray:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from jaxalign.data.arithmetic import ALPHABET, Arithmetic
+from jaxalign.data.sources.arithmetic import ALPHABET, Arithmetic
 from jaxalign.errors import UserError
 
 

@@ -7,9 +7,9 @@ import re
 
 import pytest
 
-from jaxalign.data import chat
-from jaxalign.data.chat_template import DialogueRefused
-from jaxalign.data.tokenizer import load_tokenizer
+from jaxalign.data.chat import encoding as chat
+from jaxalign.data.chat.template import DialogueRefused
+from jaxalign.data.tokenizers.load import load_tokenizer
 from jaxalign.errors import UserError
 from jaxalign.records import Message
 from tests import made_tokenizers

@@ -6,11 +6,13 @@ import numpy as np
 import pytest
 
 from jaxalign.config import Dpo
-from jaxalign.data import chat
+from jaxalign.data.chat import encoding as chat
+from jaxalign.data.chat import styles
 from jaxalign.data.packing import pack
-from jaxalign.data.tokenizer import load_tokenizer
+from jaxalign.data.tokenizers.load import load_tokenizer
 from jaxalign.records import Comparison, Message, Prompt
-from jaxalign.stages import common, dpo, sources
+from jaxalign.stages import dpo
+from jaxalign.stages.shared import common
 from tests import made_tokenizers
 
 ASK, ANSWER = (Message("user", "Why did it sit?"),), "It is 4."
@@ -30,7 +32,7 @@ def test_pitfall_04_an_end_that_is_also_the_pad_is_learnt(llama3):
     """Labels were masked wherever the id was the pad's: with pad = eos the model never learnt to end. Here both have the id 0,
     which is also what rows are filled up with."""
     assert llama3.pad_id == llama3.eos_id == 0
-    document = sources.encode_completion(llama3, ASK, ANSWER, "chat")
+    document = styles.encode_completion(llama3, ASK, ANSWER, "chat")
     batch, _ = pack([document], 128)
     length = len(document[0])
     assert batch.tokens[0, length - 1] == 0 and batch.loss_mask[0, length - 1] == 1
@@ -42,17 +44,17 @@ def test_pitfall_04_the_ends_of_earlier_turns_are_not_learnt_and_do_not_end_the_
     messages = (*ASK, Message("assistant", "b"), Message("user", "c"))
     pair = Comparison(Prompt("p", messages, "x"), ANSWER, "d", 1.0)
     batch = dpo.arrays(llama3, [pair], "chat", Dpo())
-    prompt = sources.encode_prompt(llama3, messages, "chat")
+    prompt = styles.encode_prompt(llama3, messages, "chat")
     assert prompt.count(0) == 3 and batch.prompt_length[0, 0] == len(prompt)
     answer = batch.tokens[0, 0, len(prompt) : batch.length[0, 0]].tolist()
-    assert answer == sources.encode_answer(llama3, ANSWER, "chat") and answer.count(0) == 1 and answer[-1] == 0
+    assert answer == styles.encode_answer(llama3, ANSWER, "chat") and answer.count(0) == 1 and answer[-1] == 0
 
 
 def test_pitfall_05_sampling_stops_at_the_end_that_is_taught(tmp_path):
     """Answers were taught to end with the template's end of a turn while sampling waited for eos alone: every sample ran on to
     its limit, and the missing-eos rule punished it."""
     tokenizer = load_tokenizer(made_tokenizers.unigram(tmp_path))
-    taught = sources.encode_answer(tokenizer, ANSWER, "chat")[-1]
+    taught = styles.encode_answer(tokenizer, ANSWER, "chat")[-1]
     assert taught != tokenizer.eos_id
     assert common.sampling(Ppo, tokenizer, "chat").stop_ids == (taught, tokenizer.eos_id)
 
@@ -66,26 +68,26 @@ class Ppo:
 def test_pitfall_a_template_that_writes_bos_gets_no_second_one(llama3):
     """The rendered template was encoded as a text, which put the tokenizer's bos before the template's own."""
     assert llama3.begin_ids == (llama3.bos_id,)
-    ids = sources.encode_prompt(llama3, ASK, "chat")
+    ids = styles.encode_prompt(llama3, ASK, "chat")
     assert ids[0] == llama3.bos_id and ids.count(llama3.bos_id) == 1
 
 
 def test_pitfall_an_answer_gets_no_bos(llama3):
     """Prompt and answer were encoded as two texts, each with a bos."""
     for style in ("chat", "hh"):
-        assert llama3.bos_id not in sources.encode_answer(llama3, ANSWER, style)
+        assert llama3.bos_id not in styles.encode_answer(llama3, ANSWER, style)
 
 
 def test_pitfall_a_model_without_bos_gets_none(qwen):
     """bos was taken from config.json, or None was written into the ids."""
     for style in ("chat", "hh", "compact"):
-        assert all(isinstance(i, int) for i in sources.encode_prompt(qwen, ASK, style))
-    assert sources.encode_prompt(qwen, ASK, "hh") == qwen.encode("\n\nHuman: Why did it sit?\n\nAssistant:")
+        assert all(isinstance(i, int) for i in styles.encode_prompt(qwen, ASK, style))
+    assert styles.encode_prompt(qwen, ASK, "hh") == qwen.encode("\n\nHuman: Why did it sit?\n\nAssistant:")
 
 
 def test_pitfall_the_line_break_after_the_end_is_not_learnt(qwen):
     """A template's "<|im_end|>\\n" was learnt whole: the break after the end, which is never sampled, counted."""
-    answer = sources.encode_answer(qwen, ANSWER, "chat")
+    answer = styles.encode_answer(qwen, ANSWER, "chat")
     assert answer[-1] == qwen.eos_id and qwen.decode(answer) == ANSWER
     ids, mask = chat.encode_dialogue(qwen, [*ASK, Message("assistant", ANSWER)])
     assert ids[-1] not in answer[-1:] and mask[-1] is False and mask[-2] is True
@@ -104,13 +106,13 @@ def test_pitfall_the_mask_does_not_search_for_a_text_that_a_user_can_type(qwen):
     messages = [Message("user", posed), Message("assistant", ANSWER)]
     ids, mask = chat.encode_dialogue(qwen, messages)
     learnt = [token for token, counts in zip(ids, mask, strict=True) if counts]
-    assert learnt == sources.encode_answer(qwen, ANSWER, "chat") and np.sum(np.asarray(ids) == qwen.eos_id) == 2
+    assert learnt == styles.encode_answer(qwen, ANSWER, "chat") and np.sum(np.asarray(ids) == qwen.eos_id) == 2
 
 
 def test_pitfall_18_the_prompt_of_an_answer_is_its_own_beginning(qwen):
     """Prompt and dialogue were encoded apart, the mask set at the prompt's length, while a token lay across the seam."""
     for text in (ANSWER, "\n\n" + ANSWER, " " + ANSWER, "", "\n"):
-        prompt = sources.encode_prompt(qwen, ASK, "chat")
-        ids, weights = sources.encode_completion(qwen, ASK, text, "chat")
+        prompt = styles.encode_prompt(qwen, ASK, "chat")
+        ids, weights = styles.encode_completion(qwen, ASK, text, "chat")
         assert ids[: len(prompt)] == prompt and weights == [0.0] * len(prompt) + [1.0] * (len(ids) - len(prompt))
         assert "".join(qwen.piece(i) for i in ids[len(prompt) :]) == text + "<|im_end|>"

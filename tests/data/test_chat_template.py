@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from jaxalign.data.chat_template import render
+from jaxalign.data.chat.template import render
 from jaxalign.errors import UserError
 from jaxalign.records import Message
 

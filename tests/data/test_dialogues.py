@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxalign.data.dialogues import cut_front, parse_dialogue, parse_pair, parse_transcript, split_answers
+from jaxalign.data.chat.dialogues import cut_front, parse_dialogue, parse_pair, parse_transcript, split_answers
 from jaxalign.records import Message
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from jaxalign.data import formats
+from jaxalign.data.chat import formats
 from jaxalign.errors import UserError
 from jaxalign.records import Message, Principle
 

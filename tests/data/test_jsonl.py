@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from jaxalign.data.jsonl import BrokenLine, Row, read_jsonl
+from jaxalign.data.sources.jsonl import BrokenLine, Row, read_jsonl
 from jaxalign.errors import UserError
 
 _ROWS = [{"text": "one"}, {"text": "two"}, {"text": "three"}]

@@ -9,8 +9,8 @@ import json
 
 import pytest
 
-from jaxalign.data.chat_template import DialogueRefused
-from jaxalign.data.preferences import fit_prompts, read_preferences, split_by_prompt, unique_prompts
+from jaxalign.data.chat.template import DialogueRefused
+from jaxalign.data.sources.preferences import fit_prompts, read_preferences, split_by_prompt, unique_prompts
 from jaxalign.errors import UserError
 from jaxalign.records import Comparison, Message, Prompt
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from jaxalign.data.prompts import read_prompts, split_prompts
+from jaxalign.data.sources.prompts import read_prompts, split_prompts
 from jaxalign.errors import UserError
 from jaxalign.records import Message, Prompt
 

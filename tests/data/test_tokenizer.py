@@ -3,9 +3,10 @@ from pathlib import Path
 
 import pytest
 
-from jaxalign.data import chat, formats
-from jaxalign.data.tokenizer import load_tokenizer
-from jaxalign.data.tokenizer_sentencepiece import train_tokenizer
+from jaxalign.data.chat import encoding as chat
+from jaxalign.data.chat import formats
+from jaxalign.data.tokenizers.load import load_tokenizer
+from jaxalign.data.tokenizers.sentence_piece import train_tokenizer
 from jaxalign.errors import UserError
 from jaxalign.records import Message
 from tests import made_tokenizers

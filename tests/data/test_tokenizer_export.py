@@ -7,9 +7,9 @@ import string
 
 import pytest
 
-from jaxalign.data.formats import MARKERS
-from jaxalign.data.tokenizer_export import tokenizer_files
-from jaxalign.data.tokenizer_sentencepiece import train_tokenizer
+from jaxalign.data.chat.formats import MARKERS
+from jaxalign.data.tokenizers.export import tokenizer_files
+from jaxalign.data.tokenizers.sentence_piece import train_tokenizer
 from jaxalign.data.world import make_world
 
 _TEXTS = [

@@ -7,7 +7,7 @@ import shutil
 
 import pytest
 
-from jaxalign.data.tokenizer import load_tokenizer
+from jaxalign.data.tokenizers.load import load_tokenizer
 from jaxalign.errors import UserError
 from tests import made_tokenizers
 

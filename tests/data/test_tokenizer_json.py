@@ -8,8 +8,8 @@ import random
 import pytest
 import tokenizers
 
-from jaxalign.data import formats
-from jaxalign.data.tokenizer import load_tokenizer
+from jaxalign.data.chat import formats
+from jaxalign.data.tokenizers.load import load_tokenizer
 from jaxalign.errors import UserError
 from jaxalign.records import Message
 from tests import made_tokenizers

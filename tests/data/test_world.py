@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from jaxalign.data import formats
+from jaxalign.data.chat import formats
 from jaxalign.data.world import gold, make_world, vocabulary
 from jaxalign.data.world.documents import count_tokens
 from jaxalign.data.world.requests import SOURCES

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from jaxalign.data.formats import END, MARKERS
+from jaxalign.data.chat.formats import END, MARKERS
 from jaxalign.errors import UserError
 from jaxalign.feedback.speaker import Utterance
 from jaxalign.records import Message, Principle, Prompt

@@ -7,7 +7,7 @@ import collections
 import jax
 import numpy as np
 
-from jaxalign.data.formats import CRITIQUE, CRITIQUE_REQUEST, END, REVISION, REVISION_REQUEST, render_prompt
+from jaxalign.data.chat.formats import CRITIQUE, CRITIQUE_REQUEST, END, REVISION, REVISION_REQUEST, render_prompt
 from jaxalign.feedback.critique import answer, draw_principles, revise
 from jaxalign.rollout.sampling import Sampling
 from tests.feedback.fakes import PRINCIPLES, ScriptedSpeaker, prompt

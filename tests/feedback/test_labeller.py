@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from jaxalign.config import Feedback
-from jaxalign.data.formats import FIRST, OPTIONS, QUESTION, REASONING, SECOND, VERDICT
+from jaxalign.data.chat.formats import FIRST, OPTIONS, QUESTION, REASONING, SECOND, VERDICT
 from jaxalign.feedback.labeller import Labeller, Pair
 from jaxalign.feedback.speaker import Speaker, next_logprobs
 from jaxalign.rollout.engine import Engine

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from jaxalign.config import Feedback
-from jaxalign.data.formats import RATINGS, render_rating, render_rating_verdict
+from jaxalign.data.chat.formats import RATINGS, render_rating, render_rating_verdict
 from jaxalign.feedback.rater import Rater, text_logprobs
 from jaxalign.feedback.speaker import Speaker
 from jaxalign.rollout.engine import Engine

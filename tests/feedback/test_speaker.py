@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from jaxalign.data.formats import ASSISTANT, END, USER
+from jaxalign.data.chat.formats import ASSISTANT, END, USER
 from jaxalign.errors import UserError
 from jaxalign.feedback.speaker import Speaker
 from jaxalign.rollout.engine import Engine

@@ -12,8 +12,10 @@ import pytest
 
 from jaxalign.config import Mesh
 from jaxalign.errors import UserError
-from jaxalign.models import attention, attention_blocked, attention_plain
-from jaxalign.models.attention import kind_of_attention
+from jaxalign.models.attention import blocked as attention_blocked
+from jaxalign.models.attention import dispatch as attention
+from jaxalign.models.attention import plain as attention_plain
+from jaxalign.models.attention.dispatch import kind_of_attention
 from jaxalign.models.model import Model
 from jaxalign.parallel.sharding import make_sharding
 from tests import tiny

@@ -14,8 +14,8 @@ import optax
 import pytest
 
 from jaxalign.config import Mesh
-from jaxalign.models.attention_fused import cudnn_attention, splash_attention
-from jaxalign.models.attention_plain import plain_attention
+from jaxalign.models.attention.fused import cudnn_attention, splash_attention
+from jaxalign.models.attention.plain import plain_attention
 from jaxalign.models.model import Model
 from jaxalign.parallel.sharding import make_sharding
 from jaxalign.records import PackedBatch

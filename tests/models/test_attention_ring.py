@@ -14,9 +14,9 @@ from jax.extend.core import jaxprs_in_params
 
 from jaxalign.config import Mesh
 from jaxalign.data.packing import pack
-from jaxalign.models import attention_ring
-from jaxalign.models.attention_plain import plain_attention
-from jaxalign.models.attention_ring import length_multiple, ring_attention
+from jaxalign.models.attention import ring as attention_ring
+from jaxalign.models.attention.plain import plain_attention
+from jaxalign.models.attention.ring import length_multiple, ring_attention
 from jaxalign.models.model import Model
 from jaxalign.parallel.sharding import make_sharding
 from jaxalign.parallel.zigzag import collect, deal

@@ -9,7 +9,7 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxalign.models import blocks
-from jaxalign.models.layout import Layout
+from jaxalign.models.checkpoints.layout import Layout
 from jaxalign.parallel.mesh import make_mesh
 
 _VALUE = np.arange(8 * 6 * 4, dtype=np.float32).reshape(8, 6, 4)

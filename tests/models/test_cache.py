@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxalign.models.attention_plain import attend
+from jaxalign.models.attention.plain import attend
 from jaxalign.models.cache import Cache, attend_cache, cache_shapes, quantise, stored
 from tests import tiny
 

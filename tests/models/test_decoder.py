@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from jaxalign.errors import UserError
-from jaxalign.models.attention_plain import attend
+from jaxalign.models.attention.plain import attend
 from jaxalign.models.decoder import Decoder
 from jaxalign.models.layers import activate, rotate, turn
 from tests import tiny

@@ -14,10 +14,10 @@ from safetensors.numpy import load_file, save_file
 
 from jaxalign.errors import UserError
 from jaxalign.models import blocks
-from jaxalign.models.export import export
-from jaxalign.models.huggingface import load_params, read_config
+from jaxalign.models.checkpoints.export import export
+from jaxalign.models.checkpoints.huggingface import load_params, read_config
+from jaxalign.models.checkpoints.safetensors import open_weights
 from jaxalign.models.model import Model
-from jaxalign.models.safetensors import open_weights
 from jaxalign.parallel.mesh import make_mesh
 from jaxalign.parallel.sharding import Sharding
 

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from jaxalign.errors import UserError
-from jaxalign.models.export import export
-from jaxalign.models.huggingface import load_params, read_config
+from jaxalign.models.checkpoints.export import export
+from jaxalign.models.checkpoints.huggingface import load_params, read_config
 from jaxalign.models.model import Model
 from jaxalign.records import PackedBatch
 from jaxalign.training.lm_step import lm_loss

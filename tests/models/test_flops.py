@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 
 from jaxalign.models import flops
+from jaxalign.models.adapters.lora import Lora
 from jaxalign.models.architecture import DecoderConfig, Experts
-from jaxalign.models.lora import Lora
 from jaxalign.models.model import Model
 
 CONFIG = DecoderConfig(vocab=50, layers=3, embed=8, heads=4, kv_heads=2, head_dim=6, mlp=20, tie_embeddings=False)

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from jaxalign.data.tokenizer_sentencepiece import train_tokenizer
+from jaxalign.data.tokenizers.sentence_piece import train_tokenizer
 from jaxalign.errors import UserError
-from jaxalign.models.huggingface import load_params, load_pretrained, read_config
-from jaxalign.models.layout import places, stored_shapes
+from jaxalign.models.checkpoints.huggingface import load_params, load_pretrained, read_config
+from jaxalign.models.checkpoints.layout import places, stored_shapes
 from jaxalign.models.model import Model
 from jaxalign.parallel.mesh import make_mesh
 from jaxalign.parallel.sharding import Sharding

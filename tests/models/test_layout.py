@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
-from jaxalign.models.layout import Layout
+from jaxalign.models.checkpoints.layout import Layout
 
 _SIZES = {"D": 6, "H": 4, "K": 2, "h": 3, "F": 5, "V": 7, "n": 3, "1": 1}
 

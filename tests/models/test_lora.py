@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from jaxalign.errors import UserError
-from jaxalign.models.lora import Lora, apart, frozen, join, merge, trained
+from jaxalign.models.adapters.lora import Lora, apart, frozen, join, merge, trained
 from jaxalign.models.model import Model
 from jaxalign.training.optimizer import make_optimizer
 from jaxalign.training.state import abstract_state, init_state

@@ -11,7 +11,7 @@ from tests import hugging
 
 torch = hugging.torch
 
-from jaxalign.models.lora import LINEAR, Lora, join  # noqa: E402
+from jaxalign.models.adapters.lora import LINEAR, Lora, join  # noqa: E402
 from jaxalign.models.model import Model  # noqa: E402
 
 VARIANTS = {"lora": {}, "rslora": {"use_rslora": True}, "dora": {"use_dora": True}}

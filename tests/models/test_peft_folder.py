@@ -16,10 +16,10 @@ from tests import hugging, tiny
 peft, torch = hugging.peft, hugging.torch
 
 from jaxalign.errors import UserError  # noqa: E402
+from jaxalign.models.adapters.lora import Lora, join, merge  # noqa: E402
+from jaxalign.models.adapters.peft_folder import export_adapters, load_adapters  # noqa: E402
 from jaxalign.models.families.registry import FAMILIES  # noqa: E402
-from jaxalign.models.lora import Lora, join, merge  # noqa: E402
 from jaxalign.models.model import Model  # noqa: E402
-from jaxalign.models.peft_folder import export_adapters, load_adapters  # noqa: E402
 from jaxalign.parallel.mesh import make_mesh  # noqa: E402
 from jaxalign.parallel.sharding import Sharding  # noqa: E402
 
@@ -220,7 +220,7 @@ def test_a_folder_is_written_whole_or_not_at_all(saved, tmp_path, monkeypatch):
     def failing(*args, **kwargs):
         raise OSError("no space left")
 
-    monkeypatch.setattr("jaxalign.models.peft_folder.save_file", failing)
+    monkeypatch.setattr("jaxalign.models.adapters.peft_folder.save_file", failing)
     with pytest.raises(OSError):
         export_adapters(tmp_path / "out", FAMILIES["llama"], model, own)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["full"]

@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxalign.models.adapters.lora import LINEAR, Lora, dense, frozen, is_quantised, join, merge, trained
+from jaxalign.models.adapters.quantised import quantise, stored_bytes
 from jaxalign.models.architecture import Experts
-from jaxalign.models.lora import LINEAR, Lora, dense, frozen, is_quantised, join, merge, trained
-from jaxalign.models.quantised import quantise, stored_bytes
 from tests import tiny
 from tests.models.test_lora import TOKENS, adapted
 

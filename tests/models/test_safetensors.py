@@ -10,7 +10,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from jaxalign.errors import UserError
-from jaxalign.models.safetensors import open_weights, weight_files
+from jaxalign.models.checkpoints.safetensors import open_weights, weight_files
 
 _A = np.arange(6, dtype=np.float32).reshape(2, 3)
 _B = np.array([0.5, -1.5], np.float16)

@@ -16,9 +16,9 @@ from jaxalign.models import model as model_module
 from jaxalign.models.model import Model
 from jaxalign.parallel.mesh import AXES
 from jaxalign.parallel.sharding import make_sharding
-from jaxalign.placement.hlo import collectives
-from jaxalign.placement.hlo_text import parse
-from jaxalign.placement.topology import parse_topology, topology_devices
+from jaxalign.planner.hlo import collectives
+from jaxalign.planner.hlo_text import parse
+from jaxalign.planner.topology import parse_topology, topology_devices
 from jaxalign.records import PackedBatch
 from jaxalign.rollout.decode import decode_chunk
 from jaxalign.rollout.sampling import Sampling

@@ -12,8 +12,8 @@ import pytest
 
 from jaxalign.config import Mesh
 from jaxalign.errors import UserError
+from jaxalign.models.adapters.lora import Lora
 from jaxalign.models.architecture import Experts
-from jaxalign.models.lora import Lora
 from jaxalign.parallel import pipeline
 from jaxalign.parallel.sharding import make_sharding
 from jaxalign.training.lm_step import lm_step

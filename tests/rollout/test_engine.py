@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 
 from jaxalign.errors import UserError
+from jaxalign.models.adapters.lora import Lora, join
 from jaxalign.models.architecture import Experts
-from jaxalign.models.lora import Lora, join
 from jaxalign.parallel.rows import placed
+from jaxalign.rl.experience import response_stats
 from jaxalign.rollout import session
 from jaxalign.rollout.engine import Engine
 from jaxalign.rollout.forecast import _Played
 from jaxalign.rollout.responses import Response
 from jaxalign.rollout.sampling import Sampling
-from jaxalign.training.experience import response_stats
 from tests import tiny
 from tests.rollout import simple
 

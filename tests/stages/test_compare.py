@@ -8,7 +8,7 @@ from jaxalign.feedback.speaker import Utterance
 from jaxalign.records import Comparison, Message, Prompt
 from jaxalign.stages import compare as stage
 from jaxalign.stages.compare import read_comparisons, summarise
-from jaxalign.stages.shards import Shards
+from jaxalign.stages.shared.shards import Shards
 
 
 def row(number, label_ab, label_ba, decided=True, principles=("p",), same=False):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from jaxalign.config import Dpo, from_config_dict
-from jaxalign.data.tokenizer import Tokenizer, load_tokenizer
+from jaxalign.data.tokenizers.load import Tokenizer, load_tokenizer
 from jaxalign.errors import UserError
 from jaxalign.records import Comparison, Message, Prompt, Rollout
 from jaxalign.stages.dpo import arrays, oriented

@@ -9,14 +9,14 @@ import pytest
 
 from jaxalign.config import Config, Sft
 from jaxalign.config import Revise as ReviseConfig
+from jaxalign.data.chat import styles
 from jaxalign.errors import UserError
 from jaxalign.records import Comparison, Message, Prompt
-from jaxalign.stages import sources
-from jaxalign.stages.base import StageContext
+from jaxalign.rewards.scorer import Scorer
 from jaxalign.stages.preference import all_scores, labelled_split, measure, pair_arrays
 from jaxalign.stages.sft import _revisions
-from jaxalign.stages.shards import Shards
-from jaxalign.training.scorer import Scorer
+from jaxalign.stages.shared.base import StageContext
+from jaxalign.stages.shared.shards import Shards
 from tests import tiny
 from tests.feedback.fakes import WordTokenizer
 
@@ -30,20 +30,20 @@ def words(text):
 
 
 def test_a_completion_is_learnt_from_its_answer_to_its_end():
-    ids, weights = sources.encode_completion(TOKENIZER, MESSAGES, "it is", "compact")
+    ids, weights = styles.encode_completion(TOKENIZER, MESSAGES, "it is", "compact")
     assert ids == [1, USER, *words("why so"), ASSISTANT, *words("it is"), 2]
     assert weights == [0.0] * 5 + [1.0] * 3
 
 
 def test_an_earlier_answer_is_context_alone():
     messages = (Message("user", "a"), Message("assistant", "b"), Message("user", "c"))
-    ids, weights = sources.encode_completion(TOKENIZER, messages, "d", "compact")
+    ids, weights = styles.encode_completion(TOKENIZER, messages, "d", "compact")
     expected = [1, USER, *words("a"), ASSISTANT, *words("b"), 2, USER, *words("c"), ASSISTANT, *words("d"), 2]
     assert ids == expected and weights == [0.0] * (len(expected) - 2) + [1.0] * 2
 
 
 def test_an_empty_answer_is_its_end():
-    ids, weights = sources.encode_completion(TOKENIZER, MESSAGES, "", "compact")
+    ids, weights = styles.encode_completion(TOKENIZER, MESSAGES, "", "compact")
     assert (ids[-1], weights[-1], sum(weights)) == (2, 1.0, 1.0)
 
 

@@ -14,11 +14,11 @@ peft, torch = hugging.peft, hugging.torch
 from jaxalign import pipeline  # noqa: E402
 from jaxalign.config import from_config_dict  # noqa: E402
 from jaxalign.errors import UserError  # noqa: E402
+from jaxalign.models.adapters.lora import merge  # noqa: E402
+from jaxalign.models.adapters.peft_folder import export_adapters, load_adapters  # noqa: E402
 from jaxalign.models.families.registry import FAMILIES  # noqa: E402
-from jaxalign.models.lora import merge  # noqa: E402
-from jaxalign.models.peft_folder import export_adapters, load_adapters  # noqa: E402
-from jaxalign.stages import common  # noqa: E402
-from jaxalign.stages.base import StageContext  # noqa: E402
+from jaxalign.stages.shared import common  # noqa: E402
+from jaxalign.stages.shared.base import StageContext  # noqa: E402
 from jaxalign.training.checkpoint import load_params  # noqa: E402
 
 REWARD = "def score(prompts, responses, **columns):\n    return [-len(r) / 100 for r in responses]\n"

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 from jaxalign.config import from_config_dict
-from jaxalign.models.lora import Lora, merge
+from jaxalign.models.adapters.lora import Lora, merge
 from jaxalign.models.model import Model
-from jaxalign.stages import common
+from jaxalign.rewards.scorer import Ensemble, Scorer, stack_members
 from jaxalign.stages.reward_distill import first_layers
+from jaxalign.stages.shared import common
 from jaxalign.tracking.metrics import read_metrics
 from jaxalign.training.checkpoint import load_params
-from jaxalign.training.scorer import Ensemble, Scorer, stack_members
 from tests import tiny
 from tests.models.test_lora import adapted
 from tests.stages.test_end_to_end import CONFIG, read, rows, run

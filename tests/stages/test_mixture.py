@@ -9,8 +9,8 @@ import pytest
 
 from jaxalign.config import from_config_dict
 from jaxalign.errors import UserError
-from jaxalign.stages import sources
-from jaxalign.stages.base import StageContext
+from jaxalign.stages.shared import sources
+from jaxalign.stages.shared.base import StageContext
 from tests.feedback.fakes import WordTokenizer
 
 

@@ -14,16 +14,18 @@ import pytest
 from jaxalign.config import Checks, Config, Mesh
 from jaxalign.errors import UserError
 from jaxalign.parallel.ahead import Ahead
+from jaxalign.rl import checks, experience
+from jaxalign.rl import update as ppo_step
+from jaxalign.rl.update import ppo_update
 from jaxalign.rollout import decode, forecast, ring
 from jaxalign.rollout.engine import Engine
 from jaxalign.stages import ppo as stage
-from jaxalign.stages import rewards
-from jaxalign.stages.base import StageContext
 from jaxalign.stages.ppo import CHECKS, Iteration
-from jaxalign.stages.rewards import LearntReward
-from jaxalign.training import checks, experience, loss_scale, ppo_step
+from jaxalign.stages.shared import rewards
+from jaxalign.stages.shared.base import StageContext
+from jaxalign.stages.shared.rewards import LearntReward
+from jaxalign.training import loss_scale
 from jaxalign.training.offload import FrozenRole
-from jaxalign.training.ppo_step import ppo_update
 from tests import tiny
 from tests.feedback.fakes import WordTokenizer
 from tests.parallel.test_ahead import SEEN, compiled

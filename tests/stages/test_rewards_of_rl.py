@@ -11,7 +11,7 @@ import pytest
 
 from jaxalign import pipeline
 from jaxalign.config import from_config_dict
-from jaxalign.data.tokenizer import load_tokenizer
+from jaxalign.data.tokenizers.load import load_tokenizer
 from jaxalign.errors import UserError
 from jaxalign.tracking.metrics import read_metrics
 from tests.stages.test_end_to_end import CONFIG, done, read, rows, run  # noqa: F401

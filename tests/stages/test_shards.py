@@ -7,8 +7,8 @@ import json
 import pytest
 
 from jaxalign.records import Message, Prompt
-from jaxalign.stages import shards as module
-from jaxalign.stages.shards import Queue, Shards, chunks, prompt_row, queues, row_prompt
+from jaxalign.stages.shared import shards as module
+from jaxalign.stages.shared.shards import Queue, Shards, chunks, prompt_row, queues, row_prompt
 
 
 def test_chunks_cover_every_row_once():

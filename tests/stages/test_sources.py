@@ -9,8 +9,8 @@ import pytest
 
 from jaxalign.config import Config, Data, Model, from_config_dict
 from jaxalign.errors import UserError
-from jaxalign.stages import common, sources
-from jaxalign.stages.base import StageContext
+from jaxalign.stages.shared import common, sources
+from jaxalign.stages.shared.base import StageContext
 from tests import made_tokenizers
 from tests.feedback.fakes import WordTokenizer
 

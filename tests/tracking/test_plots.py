@@ -7,9 +7,9 @@ import xml.etree.ElementTree as ElementTree
 
 import pytest
 
-from jaxalign.tracking import plots
-from jaxalign.tracking.plots import Interval, Series
-from jaxalign.tracking.svg import Scale, bin_means, tick_text, ticks
+from jaxalign.tracking.report import plots
+from jaxalign.tracking.report.plots import Interval, Series
+from jaxalign.tracking.report.svg import Scale, bin_means, tick_text, ticks
 
 
 def _parse(svg):

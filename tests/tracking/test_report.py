@@ -9,7 +9,7 @@ import re
 import pytest
 
 from jaxalign.errors import UserError
-from jaxalign.tracking.report import render_report
+from jaxalign.tracking.report.page import render_report
 
 from .synthetic import STAGES, make_run, write_json, write_rows
 

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from jaxalign.errors import UserError
+from jaxalign.rl.state import abstract_ppo_state
 from jaxalign.training.checkpoint import Checkpointer, copy_params, load_params, save_params
-from jaxalign.training.ppo_state import abstract_ppo_state
 from tests import tiny
 
 

@@ -15,12 +15,12 @@ import optax
 import pytest
 
 from jaxalign.config import Dpo
-from jaxalign.models.lora import LINEAR, Lora, frozen, merge, trained
+from jaxalign.models.adapters.lora import LINEAR, Lora, frozen, merge, trained
 from jaxalign.records import AnswerPairs
+from jaxalign.rl.state import PPOState, init_ppo_state
+from jaxalign.rl.update import ppo_update
 from jaxalign.training.direct_step import direct_step
 from jaxalign.training.lm_step import lm_step
-from jaxalign.training.ppo_state import PPOState, init_ppo_state
-from jaxalign.training.ppo_step import ppo_update
 from jaxalign.training.preference_step import preference_step
 from jaxalign.training.state import init_state
 from tests import tiny

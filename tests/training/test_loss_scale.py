@@ -12,14 +12,14 @@ import pytest
 
 from jaxalign.config import Optimizer
 from jaxalign.data.packing import pack
+from jaxalign.rl.checks import unexplained
+from jaxalign.rl.update import ppo_update
 from jaxalign.training import loss_scale
 from jaxalign.training.checkpoint import Checkpointer
-from jaxalign.training.checks import unexplained
 from jaxalign.training.lm_step import lm_step
 from jaxalign.training.loss_scale import LossScale
 from jaxalign.training.microbatch import Aux, accumulate, parts_of
 from jaxalign.training.optimizer import make_optimizer
-from jaxalign.training.ppo_step import ppo_update
 from jaxalign.training.state import abstract_state, init_state
 from tests import tiny
 

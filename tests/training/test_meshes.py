@@ -12,9 +12,9 @@ import pytest
 
 from jaxalign.data.packing import pack
 from jaxalign.records import PairBatch
+from jaxalign.rl.state import init_ppo_state
+from jaxalign.rl.update import minibatch_update
 from jaxalign.training.lm_step import lm_step
-from jaxalign.training.ppo_state import init_ppo_state
-from jaxalign.training.ppo_step import minibatch_update
 from jaxalign.training.preference_step import preference_step
 from jaxalign.training.state import init_state
 from tests import tiny

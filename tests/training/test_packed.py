@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jaxalign.errors import UserError
-from jaxalign.models.attention_plain import STEM
+from jaxalign.models.attention.plain import STEM
 from jaxalign.records import Rollout
 from jaxalign.training.packed import each_part, of_answers, pack_answers, part_rows
 

@@ -9,8 +9,8 @@ import optax
 import pytest
 
 from jaxalign.config import Optimizer
+from jaxalign.rl.state import abstract_ppo_state
 from jaxalign.training.optimizer import make_optimizer
-from jaxalign.training.ppo_state import abstract_ppo_state
 from jaxalign.training.state import abstract_state, apply_gradients, init_state
 from tests import tiny
 

@@ -8,8 +8,8 @@ import pytest
 from jaxalign.data.packing import completion, pack
 from jaxalign.models import flops
 from jaxalign.records import AnswerPairs, PairBatch, Rollout
+from jaxalign.rewards.scorer import Ensemble, Scorer, scoring_work
 from jaxalign.training import work
-from jaxalign.training.scorer import Ensemble, Scorer
 from tests import tiny
 
 MODEL, SCALAR = tiny.model(), tiny.model().with_head("scalar")
@@ -47,6 +47,6 @@ def test_rollouts_are_sampled_read_and_scored():
     rollout = Rollout(np.zeros((3, 9), np.int32), np.asarray([5, 2, 0]), np.asarray([4, 1, 0]), zeros, np.ones(3, bool))
     assert work.sampled(MODEL, rollout) == (5, flops.forward(MODEL, [9, 3], 5))
     assert work.logprobs(MODEL, rollout) == (12, flops.forward(MODEL, [9, 3], 5))
-    assert work.scored(Scorer(SCALAR), rollout) == (12, flops.forward(SCALAR, [9, 3]))
+    assert scoring_work(Scorer(SCALAR), rollout) == (12, flops.forward(SCALAR, [9, 3]))
     two = Scorer(SCALAR, ensemble=Ensemble((0.0, 0.0), (1.0, 1.0), "mean", 0.0))
-    assert work.scored(two, rollout) == (12, 2 * flops.forward(SCALAR, [9, 3]))
+    assert scoring_work(two, rollout) == (12, 2 * flops.forward(SCALAR, [9, 3]))

@@ -1,6 +1,6 @@
 """The pretraining text: knowledge of every topic, and demonstrations on the seen topics alone.
 
-A document is a tuple of segments (see `jaxalign.data.formats`); its last eos is added by the packer. The rates below
+A document is a tuple of segments (see `jaxalign.data.chat.formats`); its last eos is added by the packer. The rates below
 are the world's: how often demonstrated answers have a fault, and how often demonstrated reviews and judgements err.
 """
 
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from jaxalign.data import formats
+from jaxalign.data.chat import formats
 from jaxalign.data.world import judging, principles, reviews, vocabulary
 from jaxalign.data.world.answers import Answer, alternative_text, draw_answer, pick
 from jaxalign.data.world.facts import Relation, Topic, fact_text, use_text

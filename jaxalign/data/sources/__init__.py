@@ -1,0 +1,1 @@
+"""Where prompts, answers and comparisons come from: files and generated problems."""

@@ -1,0 +1,1 @@
+"""Tokenizers: SentencePiece models and tokenizer.json files behind one interface."""

@@ -1,0 +1,167 @@
+"""What every tokenizer can do, whichever library is behind it.
+
+Two ways to encode. *Text* is what somebody said: special tokens spelled out in it are characters like any others. A *template*
+is what a chat template wrote: there a special token's text is the token. Only `encode_template` makes special tokens out of
+characters.
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from jaxalign.data.chat.formats import END, MARKERS
+from jaxalign.data.tokenizers.files import TokenizerFiles
+from jaxalign.errors import UserError
+
+SPACE = "\u2581"
+"""How pieces write a space."""
+
+
+class Encoded(NamedTuple):
+    """Token ids with the characters (start, end) of the text that each stands for; a token may stand for none."""
+
+    ids: list[int]
+    spans: list[tuple[int, int]]
+
+
+@dataclasses.dataclass(frozen=True)
+class SpecialIds:
+    """The ids that a tokenizer is told to use, or knows itself; `begin` opens every sequence."""
+
+    bos: int | None
+    eos: int | None
+    pad: int | None
+    begin: tuple[int, ...]
+    controls: frozenset[int]
+
+
+def special_ids(
+    files: TokenizerFiles,
+    token_id: Callable[[str], int | None],
+    own: Mapping[str, int | None],
+    begin: tuple[int, ...] | None,
+    controls: Iterable[int],
+) -> SpecialIds:
+    """Which ids open, end and pad.
+
+    A token that the folder names comes first, then what the tokenizer's file knows itself (`own`, by "bos", "eos", "pad"), then
+    the model's config. A token that is named but not in the vocabulary does not count, as it has no embedding. A folder that
+    says there is no bos or pad has none.
+
+    Args:
+        token_id: the id of a token, None where the vocabulary lacks it.
+        begin: what the tokenizer's file itself opens a text with; None: bos where there is one.
+        controls: ids that are no text.
+    """
+    found = {}
+    for part in ("bos", "eos", "pad"):
+        name = f"{part}_token"
+        known = token_id(files.named[name]) if name in files.named else None
+        silent = name not in files.settled or part == "eos"
+        found[part] = own.get(part) if known is None and silent else known
+    if found["eos"] is None and files.eos_ids:
+        found["eos"] = files.eos_ids[0]
+    if found["bos"] is None and not files.settled:
+        found["bos"] = files.bos_id
+    bos = () if found["bos"] is None else (found["bos"],)
+    if files.add_bos is not None:
+        begin = bos if files.add_bos else ()
+    return SpecialIds(found["bos"], found["eos"], found["pad"], bos if begin is None else begin, frozenset(controls))
+
+
+class Tokenizer(abc.ABC):
+    """Text to ids and back.
+
+    Attributes:
+        vocab_size: the highest id and 1, added tokens included. The embedding may be larger.
+        bos_id: the id of the begin symbol; None where there is none.
+        eos_id: the id of the end symbol.
+        pad_id: the pad where there is one, else eos. Masks never look at it: they come from lengths.
+        begin_ids: what every sequence opens with: bos, or nothing where the model was made without.
+        stop_ids: eos, then other ends that the model's config names (chat models often have two).
+        special_ids: every id that is no text: they are skipped in decoding, and never made from text.
+        files: the folder's settings: names of special tokens, chat template.
+    """
+
+    def __init__(self, vocab_size: int, ids: SpecialIds, files: TokenizerFiles):
+        if ids.eos is None:
+            raise UserError("the tokenizer has no end-of-sequence symbol; one is needed to end an answer")
+        self.vocab_size, self.files = vocab_size, files
+        self.bos_id, self.eos_id = ids.bos, ids.eos
+        self.pad_id: int = ids.eos if ids.pad is None else ids.pad
+        self.begin_ids = ids.begin
+        self.stop_ids = tuple(dict.fromkeys((ids.eos, *files.eos_ids)))
+        self.special_ids = ids.controls | {i for i in (ids.bos, ids.eos, ids.pad) if i is not None}
+        self._markers = {END: ids.eos}
+        for marker in MARKERS:
+            found = self._token_id(marker)
+            if found is not None:
+                self._markers[marker] = found
+
+    @property
+    def names(self) -> dict[str, str]:
+        """Special tokens by their part ("bos_token"), for chat templates: the folder's, else those that the tokenizer knows."""
+        known = {"bos_token": self.bos_id, "eos_token": self.eos_id}
+        found = {part: self.piece(token) for part, token in known.items() if token is not None}
+        return found | dict(self.files.named)
+
+    @abc.abstractmethod
+    def encode(self, text: str) -> list[int]:
+        """The ids of plain text, as at the beginning of a text; no bos, no eos, no markers."""
+
+    @abc.abstractmethod
+    def encode_template(self, text: str, continues: bool = False) -> Encoded:
+        """The ids of a rendered template, in which special tokens are spelled out. Nothing is put before or after it.
+
+        With `continues` other text stands before it, so that its first word gets no space of its own.
+        """
+
+    @abc.abstractmethod
+    def cuts(self, text: str) -> list[int]:
+        """Where to cut a text that stands in a template, so that no special token is made of it; none for ordinary text.
+
+        Raises:
+            UserError: a special token of one character is in it, which cannot be cut.
+        """
+
+    @abc.abstractmethod
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of ids, without spaces at its ends. Special tokens (bos, eos, pad, markers) have no text."""
+
+    @abc.abstractmethod
+    def piece(self, token: int) -> str:
+        """One token for people to read: its text, or its name where it is special or only part of a character."""
+
+    @abc.abstractmethod
+    def _token_id(self, token: str) -> int | None:
+        """The id of a token by its name."""
+
+    @abc.abstractmethod
+    def _encode_segment(self, text: str) -> list[int]:
+        """A segment goes on from what stands before it. Where texts get a space put before their first word, so does a
+        segment, unless it begins with a line break or a space of its own."""
+
+    def encode_segments(self, segments: Sequence[str]) -> list[int]:
+        """The ids of segments, each encoded on its own. Markers and `END` become their one id; no bos, no final eos."""
+        ids: list[int] = []
+        for segment in segments:
+            if segment in self._markers:
+                ids.append(self._markers[segment])
+            else:
+                ids += self._encode_segment(segment)
+        return ids
+
+    def marker_id(self, marker: str) -> int:
+        """The id of a marker (`formats.OPTIONS`, say).
+
+        Raises:
+            UserError: if the vocabulary does not hold it.
+        """
+        if marker not in self._markers:
+            raise UserError(
+                f"the tokenizer has no symbol {marker!r}; critiques and comparisons need one with jaxalign's markers"
+            )
+        return self._markers[marker]

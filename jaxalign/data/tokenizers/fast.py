@@ -1,0 +1,170 @@
+"""tokenizer.json, as fast tokenizers of the `transformers` library have it, through the `tokenizers` library."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+
+from jaxalign.data.tokenizers.base import SPACE, Encoded, Tokenizer, special_ids
+from jaxalign.data.tokenizers.files import TokenizerFiles
+from jaxalign.errors import UserError
+
+_BYTE_SPACE = "\u0120"  # How byte-level pieces write a space.
+# Byte-level pieces write a byte as a character: the visible ones of Latin-1 as themselves, the others as those from U+0100 on.
+_SHOWN = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+_HIDDEN = [byte for byte in range(256) if byte not in _SHOWN]
+_BYTES = {chr(byte): byte for byte in _SHOWN} | {chr(0x100 + i): byte for i, byte in enumerate(_HIDDEN)}
+
+
+class JsonTokenizer(Tokenizer):
+    """A tokenizer.json with the settings of its folder."""
+
+    def __init__(self, library: tokenizers.Tokenizer, files: TokenizerFiles):
+        library.no_padding()
+        library.no_truncation()
+        _add_tokens(library, files)
+        self._library = library
+        begin = _begin_ids(library)
+        self._special = {i: token.content for i, token in library.get_added_tokens_decoder().items() if token.special}
+        self._unknown = None if "unk_token" not in files.named else library.token_to_id(files.named["unk_token"])
+        ids = special_ids(files, library.token_to_id, {}, begin, self._special.keys() - {self._unknown})
+        super().__init__(1 + max(library.get_vocab(with_added_tokens=True).values()), ids, files)
+        if self.begin_ids and self.begin_ids[-1] == self.eos_id != self.bos_id:
+            self.begin_ids = self.begin_ids[:-1]  # What closes a text, which the library puts around an empty one as well.
+        self._spaces_first = (self._run(library, "a", special=False).tokens or [""])[0].startswith((SPACE, _BYTE_SPACE))
+
+    @classmethod
+    def load(cls, path: Path, files: TokenizerFiles) -> JsonTokenizer:
+        """Raises UserError if the file cannot be read, or has no end symbol."""
+        try:
+            library = tokenizers.Tokenizer.from_file(str(path))
+        except Exception as error:  # The library raises plain Exception.
+            raise UserError(f"{path} is not a readable tokenizer.json ({str(error)[:200]}); get it again") from error
+        return cls(library, files)
+
+    def encode(self, text: str) -> list[int]:
+        return self._plain(self._library, text)
+
+    def encode_template(self, text: str, continues: bool = False) -> Encoded:
+        found = self._run(self._inside if continues else self._library, text, special=True)
+        return Encoded(found.ids, found.offsets)
+
+    def cuts(self, text: str) -> list[int]:
+        found: list[int] = []
+        while True:
+            at, library = (found[-1], self._inside) if found else (0, self._library)
+            cut = self._first_cut(self._run(library, text[at:], special=True), text[at:])
+            if cut is None:
+                return found
+            found.append(at + cut)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        known = [int(i) for i in ids if i < self.vocab_size and i not in self.special_ids]
+        return self._library.decode(known).strip(" ")
+
+    def piece(self, token: int) -> str:
+        name = self._library.id_to_token(int(token))
+        if name is None:
+            return f"[{token}]"
+        if token in self.special_ids:
+            return name
+        text = self._library.decode([int(token)], skip_special_tokens=False)
+        if name == SPACE:
+            return " "
+        if "\ufffd" in text and all(c in _BYTES for c in name):
+            return bytes(_BYTES[c] for c in name).decode("utf-8", "backslashreplace")
+        if not text:
+            return name
+        return f" {text}" if name.startswith(SPACE) and not text.startswith(" ") else text
+
+    def _token_id(self, token: str) -> int | None:
+        return self._library.token_to_id(token)
+
+    def _encode_segment(self, text: str) -> list[int]:
+        inside = self._spaces_first and text.startswith((" ", "\n"))
+        return self._plain(self._inside if inside else self._library, text)
+
+    def _plain(self, library: tokenizers.Tokenizer, text: str) -> list[int]:
+        """Ids of text. Some models know their special tokens as pieces, too: such a piece is cut after its first character."""
+        found = self._run(library, text, special=False)
+        cut = self._first_cut(found, text)
+        if cut is None:
+            return found.ids
+        return self._plain(library, text[:cut]) + self._plain(self._inside, text[cut:])
+
+    def _first_cut(self, found: tokenizers.Encoding, text: str) -> int | None:
+        """Where the first special token that text was taken for is to be cut; None where there is no such token.
+
+        The unknown symbol may stand for unknown characters; that is not meant.
+        """
+        if self._special.keys().isdisjoint(found.ids):
+            return None
+        for token, (start, end) in zip(found.ids, found.offsets, strict=True):
+            taken = text[start:end].strip()
+            if token not in self._special or (token == self._unknown and taken != self._special[token]):
+                continue
+            if len(taken) < 2:
+                raise UserError(f"a text holds {taken!r}, which the tokenizer in {self.files.folder} cannot tell from its "
+                                f"special token {self._special[token]!r}; leave it out")
+            return start + text[start:end].index(taken) + 1
+        return None
+
+    @staticmethod
+    def _run(library: tokenizers.Tokenizer, text: str, special: bool) -> tokenizers.Encoding:
+        library.encode_special_tokens = not special
+        return library.encode(text, add_special_tokens=False)
+
+    @functools.cached_property
+    def _inside(self) -> tokenizers.Tokenizer:
+        """The same tokenizer for text that others stand before: it puts no space at its beginning."""
+        if not self._spaces_first:
+            return self._library
+        whole = json.loads(self._library.to_str())
+        whole["normalizer"] = _without_space(whole["normalizer"])
+        whole["pre_tokenizer"] = _without_space(whole["pre_tokenizer"])
+        return tokenizers.Tokenizer.from_str(json.dumps(whole))
+
+
+def _add_tokens(library: tokenizers.Tokenizer, files: TokenizerFiles) -> None:
+    """Added tokens that the file lacks, under their ids, and as special what the folder calls so or ends texts with."""
+    for number, token in files.added.items():
+        if library.token_to_id(token.content) is None:
+            library.add_tokens([tokenizers.AddedToken(token.content, special=token.special, normalized=False)])
+        found = library.token_to_id(token.content)
+        if found != number:
+            raise UserError(f"the tokenizer in {files.folder} has the added token {token.content!r} with the id {number} in "
+                            f"tokenizer_config.json or added_tokens.json, and {found} in tokenizer.json; get the files again")
+    added = library.get_added_tokens_decoder()
+    ends = {added[i].content for i in files.eos_ids if i in added}
+    for token in added.values():
+        if token.content in ends.union(files.special) and not token.special:
+            token.special = True
+            library.add_special_tokens([token])
+    known = {token.content for token in added.values()}
+    plain = [content for content in files.special if content not in known and library.token_to_id(content) is not None]
+    library.add_special_tokens([tokenizers.AddedToken(content, special=True, normalized=False) for content in plain])
+
+
+def _begin_ids(library: tokenizers.Tokenizer) -> tuple[int, ...]:
+    library.encode_special_tokens = False
+    return tuple(library.encode("", add_special_tokens=True).ids)
+
+
+def _without_space(part: Any) -> Any:
+    """A normalizer or pre-tokenizer of tokenizer.json, less what puts a space before a text."""
+    if not isinstance(part, dict):
+        return part
+    if part["type"] == "Sequence":
+        key = "normalizers" if "normalizers" in part else "pretokenizers"
+        inner = [_without_space(item) for item in part[key]]
+        return part | {key: [item for item in inner if item is not None]}
+    if part["type"] == "Prepend":
+        return None
+    if part["type"] == "Metaspace":
+        return part | {"prepend_scheme": "never"}
+    return part | {"add_prefix_space": False} if "add_prefix_space" in part else part

@@ -1,0 +1,152 @@
+"""What stands beside a tokenizer in a Hugging Face folder: which tokens are special, what opens a text, the chat template."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from jaxalign.data.sources.jsonl import read_object
+from jaxalign.errors import UserError
+
+NAMES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
+         "generation_config.json", "chat_template.jinja")
+"""The files that a tokenizer is read from, beside config.json; any of them may be absent."""
+_SINGLE = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+_LISTED = ("additional_special_tokens", "extra_special_tokens")
+
+
+@dataclasses.dataclass(frozen=True)
+class AddedToken:
+    """A token beyond the tokenizer's own file."""
+
+    content: str
+    special: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class TokenizerFiles:
+    """The settings of a folder.
+
+    Attributes:
+        folder: where it is; for messages.
+        named: special tokens by their part ("bos_token": "<s>"), as chat templates know them; a part that is absent has none.
+        other_special: further special tokens.
+        added: added tokens by id.
+        settled: the parts that a file speaks of, be it to say that there is none.
+        bos_id: of generation_config.json or config.json.
+        eos_ids: of generation_config.json and config.json, in this order.
+        add_bos: whether texts open with bos, where it is said.
+        legacy: SentencePiece puts a space before the text after every special token, not only before the first.
+        chat_template: Jinja source; None where there is none.
+    """
+
+    folder: str
+    named: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    other_special: tuple[str, ...] = ()
+    added: Mapping[int, AddedToken] = dataclasses.field(default_factory=dict)
+    settled: frozenset[str] = frozenset()
+    bos_id: int | None = None
+    eos_ids: tuple[int, ...] = ()
+    add_bos: bool | None = None
+    legacy: bool = True
+    chat_template: str | None = None
+
+    @property
+    def special(self) -> tuple[str, ...]:
+        """Every token that these files call special."""
+        added = (token.content for token in self.added.values() if token.special)
+        return tuple(dict.fromkeys((*self.named.values(), *self.other_special, *added)))
+
+
+def read_tokenizer_files(folder: Path) -> TokenizerFiles:
+    """The settings of a folder; its tokenizer itself is not read.
+
+    tokenizer_config.json comes before special_tokens_map.json. Their tokens are texts, or objects with "content".
+
+    Raises:
+        UserError: a file is not JSON, or a setting has an ill form.
+    """
+    config, names = _read(folder / "tokenizer_config.json"), _read(folder / "special_tokens_map.json")
+    generation, model = _read(folder / "generation_config.json"), _read(folder / "config.json")
+    given = {part: value for part, value in (names | config).items() if part in _SINGLE}
+    named = {part: _content(folder, part, value) for part, value in given.items() if value is not None}
+    others: list[str] = []
+    for part in _LISTED:
+        value = config.get(part) or names.get(part) or []
+        listed = list(value.values()) if isinstance(value, dict) else value
+        others += [_content(folder, part, item) for item in listed]
+    ends = [_ids(folder, "eos_token_id", source.get("eos_token_id")) for source in (generation, model)]
+    begins = [i for source in (generation, model) for i in _ids(folder, "bos_token_id", source.get("bos_token_id"))]
+    add_bos, added = config.get("add_bos_token"), _read(folder / "added_tokens.json")
+    return TokenizerFiles(
+        str(folder),
+        named,
+        tuple(others),
+        _added(folder, config.get("added_tokens_decoder") or {}, added, {*named.values(), *others}),
+        frozenset(given),
+        begins[0] if begins else None,
+        tuple(dict.fromkeys(i for found in ends for i in found)),
+        add_bos if isinstance(add_bos, bool) else None,
+        config.get("legacy") is not False,
+        _chat_template(folder, config.get("chat_template")),
+    )
+
+
+def _read(path: Path) -> dict[str, Any]:
+    return read_object(path) if path.is_file() else {}
+
+
+def _content(folder: Path, part: str, value: Any) -> str:
+    found = value.get("content") if isinstance(value, dict) else value
+    if not isinstance(found, str):
+        raise UserError(f"the tokenizer files in {folder} give {part} as {str(value)[:60]}; a text, or an object with "
+                        '"content", is expected')
+    return found
+
+
+def _ids(folder: Path, part: str, value: Any) -> tuple[int, ...]:
+    found = value if isinstance(value, list) else [] if value is None else [value]
+    for item in found:
+        if not isinstance(item, int) or isinstance(item, bool):
+            raise UserError(f"the config files in {folder} give {part} as {str(value)[:60]}; an id or a list of ids is "
+                            "expected")
+    return tuple(item for item in found if item >= 0)
+
+
+def _added(folder: Path, decoder: Any, by_content: Mapping[str, Any], special: set[str]) -> dict[int, AddedToken]:
+    """added_tokens_decoder (id: object) and added_tokens.json (text: id) together; the former says more."""
+    found = {}
+    try:
+        for content, number in by_content.items():
+            found[int(number)] = AddedToken(content, content in special)
+        for number, value in decoder.items():
+            content = value if isinstance(value, str) else value["content"]
+            marked = isinstance(value, dict) and bool(value.get("special"))
+            found[int(number)] = AddedToken(content, marked or content in special)
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise UserError(f"the added tokens of the tokenizer in {folder} are ill-formed ({type(error).__name__}: {error}); get "
+                        "tokenizer_config.json and added_tokens.json again") from error
+    return dict(sorted(found.items()))
+
+
+def _chat_template(folder: Path, given: Any) -> str | None:
+    """chat_template.jinja comes first; of a list of named templates the one named "default" is used."""
+    path = folder / "chat_template.jinja"
+    if path.is_file():
+        try:
+            return path.read_text(encoding="utf-8")
+        except (OSError, ValueError) as error:
+            raise UserError(f"{path} cannot be read as text ({error}); get it again") from error
+    if given is None or isinstance(given, str):
+        return given
+    try:
+        named = {item["name"]: item["template"] for item in given}
+    except (TypeError, KeyError) as error:
+        raise UserError(f"chat_template in {folder / 'tokenizer_config.json'} is neither a text nor a list of named templates; "
+                        "mend it") from error
+    if not isinstance(named.get("default"), str):
+        raise UserError(f"chat_template in {folder / 'tokenizer_config.json'} has no template named 'default', only "
+                        f"{', '.join(map(str, named))}; put the one to use into chat_template.jinja")
+    return named["default"]

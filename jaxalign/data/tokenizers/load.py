@@ -1,0 +1,37 @@
+"""The one door to a tokenizer: SentencePiece (`.model`) or `tokenizer.json`, with the settings that stand beside it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from jaxalign.data.tokenizers.base import Tokenizer
+from jaxalign.data.tokenizers.fast import JsonTokenizer
+from jaxalign.data.tokenizers.files import TokenizerFiles, read_tokenizer_files
+from jaxalign.data.tokenizers.sentence_piece import SentencePieceTokenizer
+from jaxalign.errors import UserError
+
+__all__ = ["Tokenizer", "load_tokenizer"]
+
+
+def load_tokenizer(path: str | Path) -> Tokenizer:
+    """The tokenizer of a folder in Hugging Face layout, or of one file.
+
+    A folder's special tokens, added tokens and chat template are read too (`tokenizer_files`); a file stands for itself. Where
+    a folder has both files, tokenizer.json is used, as `transformers` does: that is what the model will be served with, and
+    it may hold tokens that the `.model` lacks.
+
+    Raises:
+        UserError: nothing is there, a file is damaged, or no token ends a sequence.
+    """
+    path = Path(path).expanduser()
+    files = TokenizerFiles(str(path.parent))
+    if path.is_dir():
+        files = read_tokenizer_files(path)
+        found = next((path / name for name in ("tokenizer.json", "tokenizer.model") if (path / name).is_file()), None)
+        if found is None:
+            raise UserError(f"{path} has no tokenizer: neither tokenizer.json nor tokenizer.model is there; get the model's "
+                            "tokenizer files")
+        path = found
+    if not path.is_file():
+        raise UserError(f"tokenizer {path} does not exist; give a folder with tokenizer.json or tokenizer.model, or the file")
+    return (JsonTokenizer if path.suffix == ".json" else SentencePieceTokenizer).load(path, files)

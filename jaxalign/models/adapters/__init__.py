@@ -1,0 +1,1 @@
+"""Low-rank adapters, quantised frozen bases and PEFT folders."""

@@ -1,0 +1,247 @@
+"""adapter_config.json of a PEFT directory: which linear layers of a decoder it adapts, and how.
+
+What it may say and adapters here cannot do is refused by name, never ignored.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import logging
+import pathlib
+import re
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jaxalign.data.sources.jsonl import read_object
+from jaxalign.errors import UserError
+from jaxalign.models.adapters.lora import LINEAR, Lora
+from jaxalign.models.families.base import Family
+from jaxalign.models.model import Model
+
+CONFIG = "adapter_config.json"
+_LISTED = 8  # names that an error message lists; the rest is counted
+
+# Fields that do not change what trained adapters compute.
+_HARMLESS = frozenset((
+    "auto_mapping", "base_model_name_or_path", "revision", "peft_version", "inference_mode", "megatron_core",
+    "qalora_group_size", "loftq_config", "eva_config", "runtime_config", "ensure_weight_tying", "lora_dropout", "peft_type",
+    "task_type", "r", "lora_alpha", "target_modules", "exclude_modules", "modules_to_save", "rank_pattern", "alpha_pattern",
+    "use_rslora", "use_dora",
+))  # fmt: skip
+_ALONE = {  # Fields with more to say than "nothing", and what of it changes nothing here.
+    "bias": ("none",),
+    "init_lora_weights": (True, "gaussian", "eva", "orthogonal"),  # Others change the base as well.
+}
+
+
+class Linear(NamedTuple):
+    """A linear layer of the decoder and the module that holds it in the family's files.
+
+    part, name: the decoder's own names. module: the stored one, with "{layer}". Where the module holds several of the
+    decoder's kernels (queries, keys and values in one, say), this is its part number `pick` of `parts`, which stand along
+    axis `axis` of the module's outputs. inputs, outputs: the kernel's axes.
+    """
+
+    part: str
+    name: str
+    module: str
+    pick: int
+    parts: int
+    axis: int
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+
+    def split(self, value: np.ndarray) -> np.ndarray:
+        """[module's outputs, ...] to this kernel's [*outputs, ...]."""
+        axes = (*self.outputs[: self.axis], self.parts, *self.outputs[self.axis :])
+        return value.reshape(*axes, *value.shape[1:]).take(self.pick, axis=self.axis)
+
+    def fuse(self, values: list[np.ndarray]) -> np.ndarray:
+        """One [*outputs, ...] for each part to [module's outputs, ...]."""
+        rest = values[0].shape[len(self.outputs) :]
+        return np.stack(values, axis=self.axis).reshape(-1, *rest)
+
+
+@dataclasses.dataclass(frozen=True)
+class Adapted:
+    """What a PEFT directory adapts.
+
+    modules: each stored module with its linear layers here; ranks: the rank of each as stored; scalar: a scalar head is
+    among what is saved; base_name: of the model it was made for, as far as it says.
+    """
+
+    lora: Lora
+    modules: dict[str, tuple[Linear, ...]]
+    ranks: dict[str, int]
+    scalar: bool
+    base_name: str | None
+
+    def stacked(self, module: str) -> bool:
+        """Whether a module of several kernels has the adapters of each, one below the other, and not one for all."""
+        return self.ranks[module] != self.lora.rank
+
+
+def linear_modules(family: Family, model: Model) -> dict[str, tuple[Linear, ...]]:
+    """Every module of a block that adapters can be on, in the order of the family's weights."""
+    blocks = model.base.abstract()["blocks"]
+    found: dict[str, list] = collections.defaultdict(list)
+    for weight in family.weights(model.config):
+        key = weight.path[1:]
+        if weight.path[0] == "blocks" and key in LINEAR and "{expert}" not in weight.stored:
+            found[weight.stored.removesuffix(".weight")].append((key, weight))
+    modules = {}
+    for module, entries in found.items():
+        parts = []
+        for (part, name), weight in entries:
+            outputs = re.match(r"\(([^)]*)\)|(\S+)", weight.layout)
+            letters = (outputs[1] or outputs[2]).split()
+            _, *shape = blocks[part][name].shape
+            count = LINEAR[part, name][0]
+            axis = letters.index("n") if "n" in letters else 0
+            sizes = tuple(shape[:count]), tuple(shape[count:])
+            parts.append(Linear(part, name, module, weight.pick, len(entries), axis, *sizes))
+        modules[module] = tuple(parts)
+    return modules
+
+
+def read_adapted(folder: str | pathlib.Path, family: Family, model: Model) -> Adapted:
+    """Reads adapter_config.json. model: the base.
+
+    Raises:
+      UserError: it is missing or broken, or asks for what is not computed here (named, with its value).
+    """
+    path = pathlib.Path(folder).expanduser() / CONFIG
+    raw = _read(path)
+    _refuse(path, raw)
+    modules = linear_modules(family, model)
+    chosen = _chosen(path, raw, modules, model.config.layers)
+    rank, alpha = _number(path, raw, "r", int), _number(path, raw, "lora_alpha", float)
+    flags = {name: _flag(path, raw, name) for name in ("use_rslora", "use_dora")}
+    targets = tuple(f"{line.part}.{line.name}" for module in chosen for line in modules[module])
+    lora = Lora(rank, alpha, targets, flags["use_rslora"], flags["use_dora"])
+    ranks = {module: _effective(path, raw, "rank_pattern", module, rank, model.config.layers) for module in chosen}
+    whole = {found for module, found in ranks.items() if len(modules[module]) == 1}
+    if len(whole) == 1 and rank not in whole:  # r itself is used nowhere.
+        rank = whole.pop()
+        lora = dataclasses.replace(lora, rank=rank)
+    alphas = {module: _effective(path, raw, "alpha_pattern", module, alpha, model.config.layers) for module in chosen}
+    scaling = {m: dataclasses.replace(lora, rank=ranks[m], alpha=float(alphas[m])).scaling for m in chosen}
+    for module in chosen:
+        if ranks[module] not in (rank, rank * len(modules[module])):
+            raise UserError(f"{path}: rank_pattern gives {module} rank {ranks[module]} and others {rank}; adapters of one rank "
+                            "are expected")  # fmt: skip
+    first = scaling[chosen[0]]
+    for module in chosen:
+        if abs(scaling[module] - first) > 1e-6 * first:
+            raise UserError(f"{path}: alpha_pattern makes what {module} adds count {scaling[module]:.4g} times and what "
+                            f"{chosen[0]} adds {first:.4g}; one scaling for all is expected")  # fmt: skip
+    lora = dataclasses.replace(lora, alpha=first * (rank**0.5 if lora.rank_stabilised else rank))
+    if abs(lora.alpha - alpha) <= 1e-6 * alpha:
+        lora = dataclasses.replace(lora, alpha=alpha)
+    saved = raw.get("modules_to_save") or []
+    name = raw.get("base_model_name_or_path")
+    return Adapted(lora, {m: modules[m] for m in chosen}, ranks, "score" in saved, name or None)
+
+
+def _read(path: pathlib.Path) -> dict[str, Any]:
+    if not path.is_file():
+        raise UserError(f"{path} does not exist; a PEFT directory has {CONFIG} and adapter_model.safetensors")
+    return read_object(path)
+
+
+def _refuse(path: pathlib.Path, raw: dict[str, Any]) -> None:
+    if raw.get("peft_type") != "LORA":
+        raise UserError(f"{path}: peft_type is {raw.get('peft_type')!r}, which is not supported; 'LORA' is expected")
+    for name, values in _ALONE.items():
+        if raw.get(name) is not None and raw[name] not in values:
+            raise UserError(f"{path}: {name} is {raw[name]!r}, which is not supported; {values[0]!r} is expected")
+    for name, value in raw.items():
+        if name not in _HARMLESS and name not in _ALONE and value not in (None, False, "", [], {}):
+            raise UserError(f"{path}: {name} is {str(value)[:60]!r}, which adapters here do not have; remove it only if they "
+                            "compute the same without it")  # fmt: skip
+    saved = raw.get("modules_to_save") or []
+    if other := sorted(set(saved) - {"score", "classifier"}):
+        raise UserError(f"{path}: modules_to_save has {', '.join(other)}; only the scalar head, 'score', can be trained beside "
+                        "the adapters")  # fmt: skip
+    if raw.get("lora_dropout"):
+        logging.getLogger("jaxalign").warning("%s: lora_dropout is %s; nothing is dropped here", path, raw["lora_dropout"])
+
+
+def _chosen(path: pathlib.Path, raw: dict[str, Any], modules: dict, layers: int) -> list[str]:
+    """The modules that target_modules means, by PEFT's rules. Raises UserError where it means others, or not all layers."""
+    targets, without = raw.get("target_modules"), raw.get("exclude_modules")
+    for name, value in (("target_modules", targets), ("exclude_modules", without)):
+        if value is not None and not isinstance(value, str) and not _names(value):
+            raise UserError(f"{path}: {name} is {value!r}; a list of names or a pattern is expected")
+    names = {module: [module.format(layer=i) for i in range(layers)] for module in modules}
+    everything = [name for both in names.values() for name in both]
+    if isinstance(targets, list):
+        odd = [target for target in targets if not any(_matches(path, [target], name) for name in everything)]
+        if odd:
+            raise UserError(f"{path}: target_modules has {some(sorted(odd))}, which adapters cannot be on here; the linear "
+                            f"layers of attention and MLP can: {some([m.rpartition('.')[2] for m in modules])}")  # fmt: skip
+    chosen = []
+    for module, both in names.items():
+        hit = [targets == "all-linear" or _matches(path, targets, name) for name in both]
+        hit = [found and not (without and _matches(path, without, name)) for found, name in zip(hit, both, strict=True)]
+        if any(hit) and not all(hit):
+            raise UserError(f"{path}: target_modules means {module.format(layer=hit.index(True))} but not "
+                            f"{module.format(layer=hit.index(False))}; adapters in all layers alike are expected")  # fmt: skip
+        chosen += [module] if any(hit) else []
+    if not chosen:
+        raise UserError(f"{path}: target_modules is {targets!r}, which means no linear layer of this model")
+    return chosen
+
+
+def _names(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(entry, str) for entry in value)
+
+
+def _matches(path: pathlib.Path, targets: list[str] | str | None, name: str) -> bool:
+    if isinstance(targets, str):
+        return _full_match(path, targets, name)
+    return any(name == target or name.endswith(f".{target}") for target in targets or ())
+
+
+def _full_match(path: pathlib.Path, pattern: str, name: str) -> bool:
+    try:
+        return re.fullmatch(pattern, name) is not None
+    except re.error as error:
+        raise UserError(f"{path}: {pattern!r} is not a regular expression ({error})") from error
+
+
+def _effective(path: pathlib.Path, raw: dict[str, Any], field: str, module: str, usual: float, layers: int):
+    """The rank or alpha of a module, the same in all layers."""
+    patterns = raw.get(field) or {}
+    if not isinstance(patterns, dict):
+        raise UserError(f"{path}: {field} is {patterns!r}; an object is expected")
+    found = set()
+    for layer in range(layers):
+        name = module.format(layer=layer)
+        key = next((key for key in patterns if _full_match(path, rf"(.*\.)?({key})", name)), None)
+        found.add(usual if key is None else _number(path, patterns, key, int if field == "rank_pattern" else float))
+    if len(found) > 1:
+        raise UserError(f"{path}: {field} differs between the layers of {module}; one value for all layers is expected")
+    return found.pop()
+
+
+def _number(path: pathlib.Path, raw: dict[str, Any], name: str, kind: type):
+    value = raw.get(name, 8)  # What PEFT takes where nothing is said, for the rank as for alpha.
+    allowed = (int, float) if kind is float else int
+    if isinstance(value, bool) or not isinstance(value, allowed) or value <= 0:
+        raise UserError(f"{path}: {name} is {value!r}; a positive {kind.__name__} is expected")
+    return kind(value)
+
+
+def _flag(path: pathlib.Path, raw: dict[str, Any], name: str) -> bool:
+    value = raw.get(name) or False
+    if not isinstance(value, bool):
+        raise UserError(f"{path}: {name} is {value!r}; true or false is expected")
+    return value
+
+
+def some(items: list[str]) -> str:
+    more = f" and {len(items) - _LISTED} more" if len(items) > _LISTED else ""
+    return ", ".join(items[:_LISTED]) + more

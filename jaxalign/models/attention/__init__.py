@@ -1,0 +1,1 @@
+"""Attention over whole rows: one dispatcher and its implementations."""

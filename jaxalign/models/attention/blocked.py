@@ -1,0 +1,231 @@
+"""The plain formula in blocks of queries, with a backward pass of its own: what serves where there is no fused kernel.
+
+Of the square of scores what stands right of the diagonal is left out, and where all documents are short what stands far left of
+it too. Kept for the backward pass are q, k, v, the result and the logarithm of each softmax's sum; scores are computed again
+(FlashAttention-2, arXiv 2307.08691).
+
+Dimension letters: B batch, T time, N blocks, C tokens of a block, M its queries (those of the query heads that share keys, one
+after another), S keys that they see, H query heads, K key/value heads, h head dim.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxalign.models.architecture import DecoderConfig
+from jaxalign.models.attention.plain import NEGATIVE, STEM, same_text
+from jaxalign.models.layers import keep
+
+BLOCK = 64  # Queries of a block: fewer make products slow.
+MOST_BLOCKS = 8  # Where a block sees all before it: what is compiled grows with them.
+
+
+class Rows(NamedTuple):
+    """What a layer knows of the rows. segment_ids int32 [B, T], None where each row is one document; way int32 []: which of
+    `Blocked.bands` to go, their number for none of them, None where there are none; local bool []: whether the layer has the
+    window, None where all are alike."""
+
+    segment_ids: jax.Array | None
+    way: jax.Array | None
+    local: jax.Array | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Blocked:
+    """How rows of T tokens are cut. bands: how many blocks before its own each block of `BLOCK` queries may see, narrowest
+    first. spans: the other way, (start, end) of blocks of queries that see all before them."""
+
+    T: int
+    bands: tuple[int, ...]
+    spans: tuple[tuple[int, int], ...]
+    window: int | None
+    scale: float
+    cap: float | None
+
+
+def blocked_attention(
+    config: DecoderConfig, shape: tuple[int, int], segment_ids: jax.Array | None, split: bool = False
+) -> Callable:
+    """`attend(q, k, v, local)` over rows of this shape [B, T]: see `jaxalign.models.attention.dispatch`.
+
+    split: the mesh splits the rows, so that no device knows alone how long documents are; then each block sees all before it.
+    """
+    T = shape[1]
+    bands = bands_of(T) if segment_ids is not None and not split else ()
+    blocks = max(1, min(MOST_BLOCKS, T // BLOCK))
+    ends = [T * (i + 1) // blocks for i in range(blocks)]
+    spans = tuple(zip([0, *ends[:-1]], ends, strict=True))
+    how = Blocked(T, bands, spans, config.windows(config.mixed_layers), config.scale, config.attention_softcap)
+    way = way_of(segment_ids, bands) if bands else None
+    return lambda q, k, v, local: _attend(how, q, k, v, Rows(segment_ids, way, local))
+
+
+def bands_of(T: int) -> tuple[int, ...]:
+    """The bands that save rows of T tokens work: of two blocks, of as many as see seven tenths of the keys that they would see
+    without a band, and one between them. None where there is no such."""
+    blocks = max(1, min(MOST_BLOCKS, T // BLOCK))
+    widest = int(0.7 * T * (blocks + 1) / (2 * blocks)) // BLOCK - 1
+    return tuple(sorted({1, math.isqrt(widest - 1) + 1, widest})) if widest > 0 else ()
+
+
+def way_of(segment_ids: jax.Array, bands: Sequence[int]) -> jax.Array:
+    """int32 []: the index of the narrowest band in which all documents are whole; len(bands) where they are in none.
+
+    The tokens of a document stand side by side, its branches' too; those of segment 0 are padding.
+    """
+    documents, T = segment_ids % STEM, segment_ids.shape[1]
+
+    def too_narrow(band: int) -> jax.Array:
+        starts = jnp.arange((band + 1) * BLOCK, T, BLOCK)
+        here = documents[:, starts]
+        return jnp.any((documents[:, starts - (band * BLOCK + 1)] == here) & (here > 0))
+
+    return sum(too_narrow(band).astype(jnp.int32) for band in bands)
+
+
+class _Cut(NamedTuple):
+    """Queries start to end of the rows in blocks of C. The first sees the keys low to high, each next one as many, C later.
+    Keys before the row's first and queries after its last are made up."""
+
+    start: int
+    end: int
+    low: int
+    high: int
+    C: int
+
+    @property
+    def N(self) -> int:
+        return -(-(self.end - self.start) // self.C)
+
+    def queries(self, x_BxTxHxd: jax.Array, K: int) -> jax.Array:
+        """[B, K, N, M, d]"""
+        B, _, H, d = x_BxTxHxd.shape
+        spare = self.N * self.C - (self.end - self.start)
+        x = jnp.pad(x_BxTxHxd[:, self.start : self.end], ((0, 0), (0, spare), (0, 0), (0, 0)))
+        x = x.reshape(B, self.N, self.C, K, H // K, d).transpose(0, 3, 1, 4, 2, 5)
+        return x.reshape(B, K, self.N, -1, d)
+
+    def rows(self, x_BxKxNxMxd: jax.Array) -> jax.Array:
+        """What `queries` took, [B, end - start, H, d], out of its blocks."""
+        B, K, N, _, d = x_BxKxNxMxd.shape
+        x = x_BxKxNxMxd.reshape(B, K, N, -1, self.C, d).transpose(0, 2, 4, 1, 3, 5)
+        return x.reshape(B, N * self.C, -1, d)[:, : self.end - self.start]
+
+    def keys(self, x_BxKxTxd: jax.Array) -> jax.Array:
+        """[B, K, N, S, d]"""
+        if self.N == 1:
+            return x_BxKxTxd[:, :, None, self.low : self.high]
+        B, K, T, d = x_BxKxTxd.shape
+        x = jnp.pad(x_BxKxTxd, ((0, 0), (0, 0), (-self.low, self.N * self.C - T), (0, 0))).reshape(B, K, -1, self.C, d)
+        return jnp.concatenate([x[:, :, part : part + self.N] for part in range((self.high - self.low) // self.C)], axis=3)
+
+    def gathered(self, x_BxKxNxSxd: jax.Array, T: int) -> jax.Array:
+        """[B, T, K, d]: what `keys` made several of, added up."""
+        B, K, N, _, d = x_BxKxNxSxd.shape
+        if self.N == 1:
+            return jnp.pad(x_BxKxNxSxd[:, :, 0], ((0, 0), (0, 0), (self.low, T - self.high), (0, 0))).swapaxes(1, 2)
+        x = x_BxKxNxSxd.reshape(B, K, N, -1, self.C, d)
+        total = x[:, :, :, -1]
+        for back in range(1, x.shape[3]):  # By how many blocks these keys stand before the block that saw them.
+            total = total + jnp.pad(x[:, :, back:, -1 - back], ((0, 0), (0, 0), (0, back), (0, 0), (0, 0)))
+        return total.reshape(B, K, N * self.C, d)[:, :, :T].swapaxes(1, 2)
+
+    def seen(self, how: Blocked, rows: Rows) -> jax.Array:
+        """bool [B or 1, N, C, S]: which keys each query may see."""
+        first = jnp.arange(self.N)[:, None] * self.C
+        query, key = (first + jnp.arange(*ends)[None] for ends in ((self.start, self.start + self.C), (self.low, self.high)))
+        age = query[:, :, None] - key[:, None, :]
+        seen = ((age >= 0) & (key >= 0)[:, None, :])[None]
+        if how.window is not None:
+            near = seen & (age < how.window)[None]
+            seen = near if rows.local is None else jnp.where(rows.local, near, seen)
+        if rows.segment_ids is None:
+            return seen
+        ids = rows.segment_ids[:, None, :, None]
+        own = self.queries(ids.swapaxes(1, 2), 1)[:, 0]
+        return seen & same_text(own, self.keys(ids)[:, 0, :, None, :, 0])
+
+    def hide(self, how: Blocked, rows: Rows, scores_BxKxNxMxS: jax.Array) -> jax.Array:
+        B, K, N, M, S = scores_BxKxNxMxS.shape
+        seen = self.seen(how, rows)[:, None, :, None]
+        seen = jnp.broadcast_to(seen, (len(seen), 1, N, M // self.C, self.C, S)).reshape(len(seen), 1, N, M, S)
+        return jnp.where(seen, scores_BxKxNxMxS, NEGATIVE)
+
+
+def _cuts(how: Blocked, band: int | None) -> list[_Cut]:
+    if band is not None:
+        return [_Cut(0, how.T, -band * BLOCK, BLOCK, BLOCK)]
+    return [_Cut(start, end, 0, end, end - start) for start, end in how.spans]
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _attend(how: Blocked, q, k, v, rows: Rows):
+    return _choose(how, _forward, rows, q, k, v)[0]
+
+
+def _choose(how: Blocked, compute: Callable, rows: Rows, *arrays):
+    """`compute` by the way that the rows can go."""
+    ways = [functools.partial(compute, how, _cuts(how, band)) for band in (*how.bands, None)]
+    return ways[0](rows, *arrays) if rows.way is None else jax.lax.switch(rows.way, ways, rows, *arrays)
+
+
+def _scores(how: Blocked, cut: _Cut, rows: Rows, q, k):
+    """float32 [B, K, N, M, S], and the slope of the soft cap, if there is one."""
+    s = jnp.einsum("bknmh,bknsh->bknms", q, k, preferred_element_type=jnp.float32) * how.scale
+    slope = None
+    if how.cap is not None:
+        bent = jnp.tanh(s / how.cap)
+        s, slope = how.cap * bent, 1 - jnp.square(bent)
+    return cut.hide(how, rows, s), slope
+
+
+def _forward(how: Blocked, cuts: list[_Cut], rows: Rows, q, k, v):
+    """The result [B, T, H, h] and, float32 [B, T, H, 1], the logarithm of each softmax's sum."""
+    K, (k, v) = k.shape[2], (x.swapaxes(1, 2) for x in (k, v))
+    made = []
+    for cut in cuts:
+        s, _ = _scores(how, cut, rows, cut.queries(q, K), cut.keys(k))
+        most = jnp.max(s, axis=-1, keepdims=True)
+        p = jnp.exp(s - most)
+        total = jnp.sum(p, axis=-1, keepdims=True)
+        out = jnp.einsum("bknms,bknsh->bknmh", p.astype(v.dtype), cut.keys(v), preferred_element_type=jnp.float32) / total
+        made.append((cut.rows(out.astype(v.dtype)), cut.rows(most + jnp.log(total))))
+    return tuple(jnp.concatenate(parts, axis=1) for parts in zip(*made, strict=True))
+
+
+def _kept(how: Blocked, q, k, v, rows: Rows):
+    out, log_total = (keep(x) for x in _choose(how, _forward, rows, q, k, v))
+    return out, (q, k, v, rows, out, log_total)
+
+
+def _gradients(how: Blocked, kept, g):
+    q, k, v, rows, out, log_total = kept
+    along = jnp.sum(out.astype(jnp.float32) * g.astype(jnp.float32), axis=-1, keepdims=True)
+    return *_choose(how, _backward, rows, q, k, v, log_total, along, g), None
+
+
+def _backward(how: Blocked, cuts: list[_Cut], rows: Rows, q, k, v, log_total, along, g):
+    """Gradients of q, k and v. along float32 [B, T, H, 1]: the product of each result with its cotangent g."""
+    T, K, (k, v) = q.shape[1], k.shape[2], (x.swapaxes(1, 2) for x in (k, v))
+    of_q, of_k, of_v = [], 0, 0
+    for cut in cuts:
+        queries, up, keys = cut.queries(q, K), cut.queries(g, K), cut.keys(k)
+        s, slope = _scores(how, cut, rows, queries, keys)
+        p = jnp.exp(s - cut.queries(log_total, K))
+        of_s = jnp.einsum("bknmh,bknsh->bknms", up, cut.keys(v), preferred_element_type=jnp.float32)
+        of_s = p * (of_s - cut.queries(along, K)) * how.scale
+        of_s = (of_s if slope is None else of_s * slope).astype(q.dtype)
+        of_q.append(cut.rows(jnp.einsum("bknms,bknsh->bknmh", of_s, keys)))
+        of_k = of_k + cut.gathered(jnp.einsum("bknms,bknmh->bknsh", of_s, queries), T)
+        of_v = of_v + cut.gathered(jnp.einsum("bknms,bknmh->bknsh", p.astype(g.dtype), up), T)
+    return jnp.concatenate(of_q, axis=1), of_k, of_v
+
+
+_attend.defvjp(_kept, _gradients)

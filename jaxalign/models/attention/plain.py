@@ -1,0 +1,71 @@
+"""Attention as the formula says, over dense masks: what every other implementation must equal.
+
+Dimension letters: B batch, T time, S keys, H query heads, K key/value heads, h head dim.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+from jaxalign.models.architecture import DecoderConfig
+from jaxalign.models.layers import softcap
+
+NEGATIVE = -1e30  # Finite, so that a row without any visible key gives numbers and not NaN.
+
+
+STEM = 1 << 20
+"""Segment ids below it are documents. Document d may part into branches d + n * STEM, n = 1, 2, ...: each follows on what
+stands of d itself, the stem, and sees nothing of the others (prefix sharing, arXiv 2410.20305)."""
+
+
+def same_text(queries: jax.Array, keys: jax.Array) -> jax.Array:
+    """bool: whether keys of these segments stand in the text of queries of those: in their own segment, or in its stem."""
+    return (queries == keys) | (queries % STEM == keys)
+
+
+def causal_mask(shape: tuple[int, int], segment_ids: jax.Array | None) -> jax.Array:
+    """bool [B, T, T] (or [1, T, T] without segments): query t sees key s <= t of its own segment, or its stem."""
+    T = shape[1]
+    causal = jnp.tril(jnp.ones((T, T), bool))[None]
+    if segment_ids is None:
+        return causal
+    return causal & same_text(segment_ids[:, :, None], segment_ids[:, None, :])
+
+
+def windowed(config: DecoderConfig, local, mask: jax.Array, age: Callable[[], jax.Array]) -> jax.Array:
+    """`mask` less the keys that are out of a layer's window. age() is by how much a query is later than a key; local says
+    whether the layer is a local one, None where all are alike."""
+    window = config.windows(True)
+    if window is None or (local is None and config.windows(False) is None):
+        return mask
+    near = mask & (age() < window)
+    return near if local is None else jnp.where(local, near, mask)
+
+
+def plain_attention(config: DecoderConfig, shape: tuple[int, int], segment_ids: jax.Array | None) -> Callable:
+    """`attend(q, k, v, local)` over rows of this shape [B, T], all queries at once: see `dispatch`."""
+    mask_BxTxT, place = causal_mask(shape, segment_ids), jnp.arange(shape[1])
+
+    def attend_layer(q, k, v, local):
+        mask = windowed(config, local, mask_BxTxT, lambda: (place[:, None] - place[None, :])[None])
+        return attend(q, k, v, mask, config.scale, config.attention_softcap)
+
+    return attend_layer
+
+
+def attend(q_BxTxHxh, k_BxSxKxh, v_BxSxKxh, mask_BxTxS, scale: float | None = None, cap: float | None = None) -> jax.Array:
+    """Grouped-query attention, softmax in float32. mask is True where query t may see key s. Returns [B, T, H, h].
+
+    scale is h ** -0.5 unless given; cap bounds the scores softly.
+    """
+    B, T, H, h = q_BxTxHxh.shape
+    K = k_BxSxKxh.shape[2]
+    q = q_BxTxHxh.reshape(B, T, K, H // K, h)
+    scores = jnp.einsum("btkgh,bskh->bkgts", q, k_BxSxKxh, preferred_element_type=jnp.float32)
+    scores = softcap(scores * (h**-0.5 if scale is None else scale), cap)
+    scores = jnp.where(mask_BxTxS[:, None, None, :, :], scores, NEGATIVE)
+    weights = jax.nn.softmax(scores, axis=-1).astype(v_BxSxKxh.dtype)
+    return jnp.einsum("bkgts,bskh->btkgh", weights, v_BxSxKxh).reshape(B, T, H, h)

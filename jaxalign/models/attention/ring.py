@@ -1,0 +1,314 @@
+"""Ring attention: rows split over the mesh's axis `context`, keys and values handed round it, step by step.
+
+Each of n devices holds chunks i and 2n-1-i of a row (`jaxalign.parallel.zigzag`). At step s it has the keys and values of
+device j = i - s (mod n). Of the four products of their chunks two are never seen. The later queries see the earlier keys
+always; the other product is that of the earlier chunks where j < i, and of the later ones where j > i. So every device does two
+products at each step, without a branch, and three at step 0, of which two are half masked: 2n+1, where all keys for all
+queries would be 4n. While it computes, the next keys and values are on their way.
+
+The softmax is gathered as it goes (Milakov and Gimelshein, arXiv 1805.02867), in float32. The backward pass keeps q, k, v, the
+result and the logarithm of each softmax's sum; it hands keys, values and their gradients round once more.
+Source: Ring Attention, arXiv 2310.01889; the gradients as in FlashAttention-2, arXiv 2307.08691, section 3.1.
+
+Dimension letters: B batch, T time, c tokens of a chunk, H query heads, K key/value heads, G = H / K, h head dim; 2 stands for
+the two chunks of a device. Inside `shard_map` all are one device's.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxalign.models.architecture import DecoderConfig
+from jaxalign.models.attention.plain import NEGATIVE
+from jaxalign.models.layers import softcap
+from jaxalign.parallel.manual import on_each_device
+from jaxalign.parallel.sharding import Sharding
+from jaxalign.parallel.zigzag import CONTEXT, context_size
+
+BLOCK = 1024  # Keys whose scores exist at once; longer chunks are gone through in blocks of this many.
+
+
+def length_multiple(size: int, T: int) -> int:
+    """What rows of T tokens are padded to a multiple of: chunks are equal, and whole blocks where longer than one."""
+    chunk = -(-T // (2 * size))
+    return 2 * size * (BLOCK if chunk > BLOCK else 1)
+
+
+def ring_attention(config: DecoderConfig, sharding: Sharding, segment_ids: jax.Array | None) -> Callable:
+    """`attend(q, k, v, local)` over rows that `zigzag.deal` dealt out, segment ids too: see `dispatch`."""
+    ring = Ring(sharding, config.scale, config.attention_softcap)
+
+    def attend(q, k, v, local):
+        near, far = config.windows(True), config.windows(False)
+        window = far
+        if local is not None:
+            window = jnp.where(local, near, q.shape[1])
+        return _attend(ring, q, k, v, segment_ids, None if window is None else jnp.int32(window))
+
+    return attend
+
+
+class Keys(NamedTuple):
+    """What goes round: k and v [2, B, c, K, h], segments [2, B, c] or None."""
+
+    k: jax.Array
+    v: jax.Array
+    segments: jax.Array | None
+
+
+class Sums(NamedTuple):
+    """A softmax on its way, float32: weighted values [2, B, c, K, G, h]; the largest score and the sum of the exponentials
+    relative to it [2, B, c, K, G]."""
+
+    out: jax.Array
+    top: jax.Array
+    total: jax.Array
+
+
+@dataclasses.dataclass(frozen=True)
+class Ring:
+    """What does not depend on the arrays."""
+
+    sharding: Sharding
+    scale: float
+    cap: float | None
+
+    def specs(self):
+        """PartitionSpecs of (q, k, v, segments, window), and of what [B, T, K, G] has."""
+        spec = self.sharding.spec
+        q, k = spec(("batch", "length", "heads", None)), spec(("batch", "length", "kv_heads", None))
+        return (q, k, k, spec(("batch", "length")), spec(())), k
+
+    @property
+    def size(self) -> int:
+        return context_size(self.sharding)
+
+    def send(self, tree):
+        """To the next device."""
+        route = [(i, (i + 1) % self.size) for i in range(self.size)]
+        return jax.tree.map(lambda x: jax.lax.ppermute(x, CONTEXT, route), tree)
+
+    def round(self, fn: Callable, carry, keys: Keys, after: Callable = lambda carry: carry):
+        """carry after fn(carry, keys, step) at each step, with the keys of that step; `after` is done to it after each."""
+        arriving = self.send(keys)
+        carry = after(fn(carry, keys, 0))
+
+        def body(state, step):
+            carry, keys = state
+            following = self.send(keys)
+            return (after(fn(carry, keys, step)), following), None
+
+        keys = arriving
+        if self.size > 2:
+            (carry, keys), _ = jax.lax.scan(body, (carry, keys), jnp.arange(1, self.size - 1))
+        return after(fn(carry, keys, self.size - 1))
+
+    def products(self, here, step):
+        """The chunks (of the queries, of the keys) that device `here` multiplies at a step, each 0 or 1, and whether a causal
+        mask is needed."""
+        if isinstance(step, int) and step == 0:
+            return ((0, 0, True), (1, 0, False), (1, 1, True))
+        both = jnp.where(step <= here, 0, 1)  # j = i - step >= 0: those keys are earlier.
+        return ((1, 0, False), (both, both, False))
+
+    def places(self, holder, chunk, c: int):
+        """int32 [c]: where in the row the tokens of a device's chunk stand."""
+        return jnp.where(chunk == 0, holder, 2 * self.size - 1 - holder) * c + jnp.arange(c)
+
+
+def _pick(x, index):
+    return None if x is None else jax.lax.dynamic_index_in_dim(x, index, 0, keepdims=False)
+
+
+def _put(x, part, index):
+    return jax.lax.dynamic_update_index_in_dim(x, part, index, 0)
+
+
+def _halves(x):
+    """[B, 2c, ...] as [2, B, c, ...]."""
+    return None if x is None else jnp.stack(jnp.split(x, 2, axis=1))
+
+
+def _whole(x):
+    return jnp.concatenate([x[0], x[1]], axis=1)
+
+
+class _Product(NamedTuple):
+    """One chunk of queries [B, c, K, G, h] against one of keys, in blocks of the keys."""
+
+    ring: Ring
+    causal: bool
+    q: jax.Array
+    k: jax.Array
+    v: jax.Array
+    q_segments: jax.Array | None
+    k_segments: jax.Array | None
+    q_places: jax.Array
+    k_places: jax.Array
+    window: jax.Array | None
+
+    def over_blocks(self, fn: Callable, carry):
+        """fn(carry, at, size) -> (carry, out) over the blocks of keys; their outs [B, c, ...] in their order."""
+        c = self.k.shape[1]
+        size = min(c, BLOCK)
+        if size == c:
+            return fn(carry, 0, c)
+        carry, outs = jax.lax.scan(lambda carry, at: fn(carry, at, size), carry, jnp.arange(0, c, size))
+        join = lambda x: jnp.moveaxis(x, 0, 1).reshape(x.shape[1], c, *x.shape[3:])  # noqa: E731
+        return carry, jax.tree.map(join, outs)
+
+    def block(self, at, size: int):
+        """(k, v, scores float32 [B, K, G, c, size], what is seen, bool of that shape but for K and G, or None for all)."""
+        cut = lambda x, axis: jax.lax.dynamic_slice_in_dim(x, at, size, axis)  # noqa: E731
+        k, v = cut(self.k, 1), cut(self.v, 1)
+        scores = jnp.einsum("btkgh,bskh->bkgts", self.q, k, preferred_element_type=jnp.float32)
+        scores = softcap(scores * self.ring.scale, self.ring.cap)
+        age = self.q_places[:, None] - cut(self.k_places, 0)[None, :]
+        seen = [(age >= 0)[None]] if self.causal else []
+        if self.window is not None:
+            seen.append((age < self.window)[None])
+        if self.q_segments is not None:
+            seen.append(self.q_segments[:, :, None] == cut(self.k_segments, 1)[:, None, :])
+        return k, v, scores, functools.reduce(jnp.logical_and, seen)[:, None, None] if seen else None
+
+
+def _hide(values, seen, instead):
+    return values if seen is None else jnp.where(seen, values, instead)
+
+
+def _by_query(x):
+    """[B, K, G, c] as [B, c, K, G]."""
+    return jnp.moveaxis(x, 3, 1)
+
+
+def _by_head(x):
+    return jnp.moveaxis(x, 1, 3)
+
+
+def _add(product: _Product, sums: Sums) -> Sums:
+    """`sums` of a chunk [B, c, ...] with the keys of one product."""
+
+    def block(sums, at, size):
+        _, v, scores, seen = product.block(at, size)
+        scores = _hide(scores, seen, NEGATIVE)
+        top = jnp.maximum(sums.top, _by_query(jnp.max(scores, axis=-1)))
+        weights = _hide(jnp.exp(scores - _by_head(top)[..., None]), seen, 0.0)
+        shrunk = jnp.exp(sums.top - top)
+        new = jnp.einsum("bkgts,bskh->btkgh", weights.astype(v.dtype), v, preferred_element_type=jnp.float32)
+        total = sums.total * shrunk + _by_query(jnp.sum(weights, axis=-1))
+        return Sums(sums.out * shrunk[..., None] + new, top, total), None
+
+    return product.over_blocks(block, sums)[0]
+
+
+def _gradients(product: _Product, d_out, lse, delta):
+    """(dq, dk, dv) of one product, float32. d_out [B, c, K, G, h]; lse and delta [B, c, K, G]."""
+    q, ring = product.q, product.ring
+    lse, delta = (_by_head(x)[..., None] for x in (lse, delta))
+
+    def block(dq, at, size):
+        k, v, scores, seen = product.block(at, size)
+        weights = _hide(jnp.exp(scores - lse), seen, 0.0)
+        d_weights = jnp.einsum("btkgh,bskh->bkgts", d_out, v, preferred_element_type=jnp.float32)
+        d_scores = weights * (d_weights - delta)
+        if ring.cap is not None:
+            d_scores = d_scores * (1 - jnp.square(scores / ring.cap))
+        d_scores = (d_scores * ring.scale).astype(q.dtype)
+        dv = jnp.einsum("bkgts,btkgh->bskh", weights.astype(v.dtype), d_out, preferred_element_type=jnp.float32)
+        dk = jnp.einsum("bkgts,btkgh->bskh", d_scores, q, preferred_element_type=jnp.float32)
+        return dq + jnp.einsum("bkgts,bskh->btkgh", d_scores, k, preferred_element_type=jnp.float32), (dk, dv)
+
+    dq, (dk, dv) = product.over_blocks(block, jnp.zeros(q.shape, jnp.float32))
+    return dq, dk, dv
+
+
+class _Device(NamedTuple):
+    """What a device starts from, by chunks: its place in the ring, its queries [2, B, c, K, G, h] and its keys."""
+
+    ring: Ring
+    here: jax.Array
+    q: jax.Array
+    own: Keys
+    window: jax.Array | None
+
+    @classmethod
+    def of(cls, ring: Ring, q, k, v, segments, window) -> _Device:
+        # What masks are made of is tied to the queries, or the masks of all steps would be made once for all layers, and kept.
+        here = jax.lax.axis_index(CONTEXT)
+        q, segments, window, here = jax.lax.optimization_barrier((q, segments, window, here))
+        q, k, v, segments = (_halves(x) for x in (q, k, v, segments))
+        return cls(ring, here, q.reshape(*q.shape[:3], k.shape[3], -1, q.shape[-1]), Keys(k, v, segments), window)
+
+    def products(self, keys: Keys, step):
+        """(chunk of the queries, chunk of the keys, _Product) of a step."""
+        c, there = self.q.shape[2], (self.here - step) % self.ring.size
+        for qi, ki, causal in self.ring.products(self.here, step):
+            yield qi, ki, _Product(
+                self.ring, causal, _pick(self.q, qi), _pick(keys.k, ki), _pick(keys.v, ki), _pick(self.own.segments, qi),
+                _pick(keys.segments, ki), self.ring.places(self.here, qi, c), self.ring.places(there, ki, c), self.window,
+            )  # fmt: skip
+
+
+def _forward(ring: Ring, q, k, v, segments, window):
+    """(result [B, T, H, h] in the dtype of v, lse float32 [B, T, K, G]) on the mesh."""
+
+    def local(q, k, v, segments, window):
+        device = _Device.of(ring, q, k, v, segments, window)
+
+        def step(sums, keys, number):
+            for qi, _, product in device.products(keys, number):
+                part = _add(product, jax.tree.map(lambda x: _pick(x, qi), sums))  # noqa: B023
+                sums = jax.tree.map(lambda x, new: _put(x, new, qi), sums, part)  # noqa: B023
+            return sums
+
+        zero = jnp.zeros(device.q.shape, jnp.float32)
+        sums = ring.round(step, Sums(zero, zero[..., 0] + NEGATIVE, zero[..., 0]), device.own)
+        out = (sums.out / sums.total[..., None]).astype(v.dtype)
+        return _whole(out).reshape(q.shape), _whole(sums.top + jnp.log(sums.total))
+
+    specs, lse = ring.specs()
+    return on_each_device(ring.sharding, local, specs, (specs[0], lse))(q, k, v, segments, window)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _attend(ring: Ring, q, k, v, segments, window) -> jax.Array:
+    return _forward(ring, q, k, v, segments, window)[0]
+
+
+def _attend_forward(ring: Ring, q, k, v, segments, window):
+    out, lse = _forward(ring, q, k, v, segments, window)
+    return out, (q, k, v, segments, window, out, lse)
+
+
+def _attend_backward(ring: Ring, kept, d_out):
+    def local(q, k, v, segments, window, out, lse, d_out):
+        delta = jnp.sum(out.astype(jnp.float32) * d_out.astype(jnp.float32), axis=-1)
+        device = _Device.of(ring, q, k, v, segments, window)
+        d_out, lse = _halves(d_out).reshape(device.q.shape), _halves(lse)
+        delta = _halves(delta).reshape(lse.shape)
+
+        def step(carry, keys, number):
+            dq, (dk, dv) = carry
+            for qi, ki, product in device.products(keys, number):
+                parts = _gradients(product, *(_pick(x, qi) for x in (d_out, lse, delta)))
+                dq = _put(dq, _pick(dq, qi) + parts[0], qi)
+                dk, dv = (_put(x, _pick(x, ki) + part, ki) for x, part in ((dk, parts[1]), (dv, parts[2])))
+            return dq, (dk, dv)
+
+        start = jnp.zeros(device.q.shape, jnp.float32), (jnp.zeros(device.own.k.shape, jnp.float32),) * 2
+        # The keys' gradients travel with them, and one step further: home.
+        dq, (dk, dv) = ring.round(step, start, device.own, lambda carry: (carry[0], ring.send(carry[1])))
+        return _whole(dq).reshape(q.shape).astype(q.dtype), _whole(dk).astype(k.dtype), _whole(dv).astype(v.dtype)
+
+    specs, lse = ring.specs()
+    split = on_each_device(ring.sharding, local, (*specs, specs[0], lse, specs[0]), specs[:3])
+    return *split(*kept, d_out), None, None
+
+
+_attend.defvjp(_attend_forward, _attend_backward)

@@ -1,0 +1,171 @@
+"""Parameters of the decoder as a Hugging Face checkpoint, as `transformers` and what reads like it load it."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import pathlib
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxalign.errors import UserError
+from jaxalign.models.blocks import fetch, row_blocks
+from jaxalign.models.checkpoints.huggingface import parse_config
+from jaxalign.models.checkpoints.layout import Place, places
+from jaxalign.models.checkpoints.safetensors_writer import Planned, plan, write_file, write_index
+from jaxalign.models.model import Model, Params
+from jaxalign.parallel import hosts
+
+SHARD_BYTES = 4_000_000_000
+DTYPES = ("float32", "bfloat16", "float16")
+# What belongs to a tokenizer, by the names that the format gives.
+TOKENIZER_FILES = (
+    "tokenizer.model", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
+    "vocab.json", "merges.txt", "chat_template.jinja", "chat_template.json",
+)  # fmt: skip
+_GENERATION = "generation_config.json"
+
+
+def export(
+    folder: str | pathlib.Path,
+    model: Model,
+    params: Params,
+    *,
+    config: Mapping[str, Any],
+    source: pathlib.Path | None = None,
+    files: Mapping[str, str] | None = None,
+    dtype: str = "float32",
+    shard_bytes: int = SHARD_BYTES,
+) -> None:
+    """Writes a checkpoint; it appears whole or not at all.
+
+    Args:
+      folder: must not exist, or be empty.
+      model: with the head "lm" or "scalar" (which becomes ...ForSequenceClassification with one label).
+      params: its parameters, on any mesh; the padding of the tables is left out.
+      config: fields of config.json. Those that say what is written (architecture, dtype, labels) are set here.
+      source: a folder whose tokenizer files and generation_config.json are copied.
+      files: texts of further files by name.
+      dtype: "float32", "bfloat16" or "float16".
+      shard_bytes: files are at most this large.
+
+    In several processes all call it, and the first one writes.
+
+    Raises:
+      UserError: the folder is in use, or the weights are not finite, or not in `dtype`.
+    """
+    folder = pathlib.Path(folder).expanduser()
+    check_target(folder)
+    config, kind = config_fields(model, config, dtype), np.dtype(dtype)
+    family = parse_config(folder / "config.json", config).family
+    found: dict[str, list[tuple[Place, tuple[int, ...]]]] = {}
+    # Layer by layer, so that a reader finds what belongs together in one file.
+    for place, number in sorted(((p, n) for p in places(family, model) for n in p.numbers), key=lambda both: both[1][:1]):
+        found.setdefault(place.name(number), []).append((place, number))
+    planned = plan([Planned(name, parts[0][0].layout.stored_shape) for name, parts in found.items()], kind, shard_bytes)
+    writes = hosts.is_first()
+    with whole_folder(folder) as temporary:
+        for file, tensors in planned.items():
+            blocks = (block for tensor in tensors for block in _blocks(params, tensor.name, found[tensor.name], kind))
+            if writes:
+                write_file(temporary / file, tensors, kind, blocks)
+            else:
+                for _ in blocks:  # Only so that this process takes its part in gathering them.
+                    pass
+        if writes:
+            write_index(temporary, planned, kind)
+            write_texts(temporary, config, source, files or {}, generates=model.head == "lm")
+
+
+def check_target(folder: pathlib.Path) -> None:
+    """Raises UserError unless a checkpoint can be written there."""
+    if hosts.once(lambda: folder.exists() and (not folder.is_dir() or any(folder.iterdir()))):
+        raise UserError(f"{folder} exists already; give the name of a new folder, or remove it first")
+
+
+@contextlib.contextmanager
+def whole_folder(folder: pathlib.Path) -> Iterator[pathlib.Path]:
+    """A folder beside `folder` that takes its name at the end, or goes away where the block fails. Several processes share it,
+    and the first one makes and renames it."""
+    folder = folder.absolute()
+    temporary = folder.with_name(f".{folder.name}.{hosts.once(os.getpid)}.tmp")
+
+    def make() -> None:
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir(parents=True)
+
+    hosts.once(make)
+    try:
+        yield temporary
+        hosts.wait()
+        hosts.once(lambda: os.replace(temporary, folder))
+    finally:
+        if hosts.is_first():
+            shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _blocks(params: Params, name: str, parts: Sequence[tuple[Place, tuple[int, ...]]], dtype: np.dtype) -> Iterator[np.ndarray]:
+    """One stored tensor in blocks of rows, from all leaves that it is made of."""
+    parts = sorted(parts, key=lambda part: part[0].weight.pick)
+    layout = parts[0][0].layout
+    leaves = [_leaf(params, place.path) for place, _ in parts]
+    number = tuple((at, at + 1) for at in parts[0][1])
+    for bounds in row_blocks(layout, tuple((0, size) for size in layout.decoder_shape), 4):
+        values = [fetch(leaf, (*number, *bounds)).reshape([stop - start for start, stop in bounds]) for leaf in leaves]
+        with np.errstate(over="ignore"):
+            block = layout.to_stored(values, bounds).astype(dtype)
+        if not np.isfinite(block).all():
+            finite = all(np.isfinite(value).all() for value in values)
+            why = f"too large for {dtype}; ask for another dtype" if finite else "that are not finite"
+            raise UserError(f"nothing was written: {name} holds numbers {why}")
+        yield block
+
+
+def _leaf(params: Params, path: tuple[str, ...]) -> jax.Array:
+    for part in path:
+        params = params[part]
+    return params
+
+
+def config_fields(model: Model, config: Mapping[str, Any], dtype: str) -> dict[str, Any]:
+    """The fields of config.json as they are written for this model.
+
+    Raises:
+      UserError: they are not supported.
+      ValueError: they describe another model.
+    """
+    config = {name: value for name, value in config.items() if name not in ("num_labels", "architectures")}
+    found = parse_config(pathlib.Path("config.json"), config)
+    sizes = {"compute_dtype": "float32", "vocab_multiple": 1}
+    if found.decoder != dataclasses.replace(model.config, **sizes):
+        raise ValueError(f"config describes {found.decoder}, the model is {model.config}")
+    if model.head == "scalar":
+        labels = {"architectures": [found.family.classifier], "id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}
+    else:
+        labels = {"architectures": [found.family.architecture]}
+    return config | labels | {"dtype" if "dtype" in config else "torch_dtype": dtype}
+
+
+def write_texts(
+    folder: pathlib.Path, config: Mapping[str, Any], source: pathlib.Path | None, files: Mapping[str, str], generates: bool
+) -> None:
+    """All files but the weights: config.json, the source's tokenizer, `files`, and what a model that generates needs."""
+    _write_json(folder / "config.json", config)
+    for name in (*TOKENIZER_FILES, *((_GENERATION,) if generates else ())) if source is not None else ():
+        if (source / name).is_file():
+            shutil.copyfile(source / name, folder / name)
+    if generates and not (folder / _GENERATION).exists():
+        ids = {name: config[name] for name in ("bos_token_id", "eos_token_id", "pad_token_id") if config.get(name) is not None}
+        _write_json(folder / _GENERATION, ids)
+    for name, text in files.items():
+        (folder / name).write_text(text, encoding="utf-8")
+
+
+def _write_json(path: pathlib.Path, content: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -1,0 +1,234 @@
+"""Hugging Face checkpoints as parameters of the decoder: what config.json may say, and reading the weights.
+
+The families (`jaxalign.models.families`) say what differs between models. Each device reads only its own slices, block by
+block, so the host holds no more than a few blocks whatever the size of the model.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from jaxalign.config_mesh import nearest_divisors
+from jaxalign.data.sources.jsonl import read_object
+from jaxalign.data.tokenizers.load import Tokenizer, load_tokenizer
+from jaxalign.errors import UserError
+from jaxalign.models.architecture import DecoderConfig
+from jaxalign.models.blocks import place_blocks, row_blocks
+from jaxalign.models.checkpoints.layout import Bounds, Place, places, stored_shapes
+from jaxalign.models.checkpoints.safetensors import Weights, open_weights
+from jaxalign.models.families.base import Family, Fields
+from jaxalign.models.families.registry import FAMILIES
+from jaxalign.models.model import Model, Params
+from jaxalign.parallel.sharding import Sharding
+
+# What old files hold beside the weights, all of which follows from config.json.
+_DERIVED = ("rotary_emb.inv_freq", ".attention.bias", ".attention.masked_bias")
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelConfig:
+    """What config.json says.
+
+    head: "lm", or "scalar" for a reward model (...ForSequenceClassification with one label).
+    max_positions: the longest text the model was made for; like bos_id and eos_ids None (empty) where nothing is said.
+    raw: the fields as they are in the file.
+    """
+
+    family: Family
+    decoder: DecoderConfig
+    head: str
+    max_positions: int | None
+    bos_id: int | None
+    eos_ids: tuple[int, ...]
+    raw: dict[str, Any] = dataclasses.field(repr=False)
+
+
+class Pretrained(NamedTuple):
+    """A model with its weights and tokenizer."""
+
+    model: Model
+    params: Params
+    tokenizer: Tokenizer
+
+
+def load_pretrained(
+    folder: str | pathlib.Path,
+    *,
+    max_length: int = 0,
+    compute_dtype: str = "float32",
+    sharding: Sharding | None = None,
+    vocab_multiple: int = 1,
+    dtype: str = "float32",
+) -> Pretrained:
+    """Everything a run needs of a folder with config.json, safetensors and a tokenizer.
+
+    Args:
+      folder: the checkpoint; a model with a scalar head gets that head.
+      max_length: the longest sequence the run will use; 0 does not ask.
+      compute_dtype: of activations.
+      sharding: where the parameters go; None for one device.
+      vocab_multiple: the tables are padded to a multiple of this many rows.
+      dtype: of the parameters.
+
+    Raises:
+      UserError: something is missing, damaged, unsupported, or does not fit together.
+    """
+    folder = pathlib.Path(folder).expanduser()
+    config = read_config(folder, compute_dtype, vocab_multiple)
+    if config.max_positions is not None and max_length > config.max_positions:
+        raise UserError(
+            f"model.max_length is {max_length}, but {folder} was made for at most {config.max_positions} positions; "
+            "lower it"
+        )
+    tokenizer = load_tokenizer(folder)
+    check_vocabulary(folder, config, tokenizer)
+    model = Model(config.decoder, config.head, sharding)
+    return Pretrained(model, load_params(folder, model, dtype), tokenizer)
+
+
+def read_config(folder: str | pathlib.Path, compute_dtype: str = "float32", vocab_multiple: int = 1) -> ModelConfig:
+    """Reads config.json; its model_type chooses the family.
+
+    Raises:
+      UserError: it is missing or broken, or asks for what is not computed here (named, with its value).
+    """
+    path = pathlib.Path(folder).expanduser() / "config.json"
+    if not path.is_file():
+        raise UserError(f"{path} does not exist; model.path must be a folder in Hugging Face layout, with config.json")
+    return parse_config(path, read_object(path), compute_dtype, vocab_multiple)
+
+
+def parse_config(path: pathlib.Path, raw: Any, compute_dtype: str = "float32", vocab_multiple: int = 1) -> ModelConfig:
+    """`read_config` of what `path` holds, which only errors name."""
+    if not isinstance(raw, dict) or "model_type" not in raw:
+        raise UserError(f"{path} is not a model's config: it has no model_type; 'llama' is expected, for example")
+    fields = Fields(path, raw)
+    family = fields.choice("model_type", FAMILIES)
+    head = _head(fields, family)
+    try:
+        decoder = DecoderConfig(**family.decoder(fields), compute_dtype=compute_dtype, vocab_multiple=vocab_multiple)
+    except UserError as error:
+        raise UserError(str(error) if str(path) in str(error) else f"{path}: {error}") from error
+    fields.finish()
+    positions = None if raw.get("max_position_embeddings") is None else fields.integer("max_position_embeddings")
+    bos, eos = raw.get("bos_token_id"), raw.get("eos_token_id")
+    eos_ids = tuple(eos) if isinstance(eos, list) else () if eos is None else (eos,)
+    for name, values in (("bos_token_id", () if bos is None else (bos,)), ("eos_token_id", eos_ids)):
+        if any(isinstance(value, bool) or not isinstance(value, int) for value in values):
+            raise UserError(f"{path}: {name} is {raw[name]!r}; an id is expected")
+    return ModelConfig(family, decoder, head, positions, bos, eos_ids, raw)
+
+
+def _head(fields: Fields, family: Family) -> str:
+    named = fields.get("architectures", [family.architecture])
+    if named == [family.architecture]:
+        return "lm"
+    if named != [family.classifier]:
+        raise fields.unsupported("architectures", named, f"[{family.architecture!r}] or [{family.classifier!r}]")
+    names = fields.get("id2label", {"0": "", "1": ""})  # The format's default is two.
+    labels = fields.get("num_labels", len(names) if isinstance(names, dict) else names)
+    if labels != 1 or isinstance(labels, bool):
+        raise UserError(f"{fields.path}: a {family.classifier} with {labels} labels; one is expected, the reward")
+    return "scalar"
+
+
+def check_vocabulary(folder: str | pathlib.Path, config: ModelConfig, tokenizer: Tokenizer) -> None:
+    """Raises UserError where the tokenizer, or a stop id of the folder, has an id that the embedding lacks.
+
+    The embedding may be larger: some are padded. Where the files disagree about bos and eos, the tokenizer's begin and end
+    a text, and the other ends are stop ids beside its own (`Tokenizer.stop_ids`).
+    """
+    highest = max(tokenizer.vocab_size - 1, *tokenizer.stop_ids)
+    if highest >= config.decoder.vocab:
+        raise UserError(
+            f"the tokenizer in {folder} has ids up to {highest}, but config.json says vocab_size {config.decoder.vocab}; give "
+            "the tokenizer that the weights were trained with"
+        )
+
+
+def load_params(folder: str | pathlib.Path, model: Model, dtype: str = "float32") -> Params:
+    """The parameters of `model` from the folder's safetensors, in `dtype`, sharded as the model is.
+
+    The rows that pad the tables are zeros. Rotary tables, causal masks and a tied model's output projection are not read,
+    as they follow from the rest; a projection that does not follow is refused.
+
+    Raises:
+      UserError: weights are missing, left over, of a wrong shape or type, or not finite, the mesh does not divide them, or
+        the folder holds another kind of model.
+    """
+    config = read_config(folder)
+    if config.head != model.head:
+        kinds = {"lm": "a language model", "scalar": "a model with a scalar head"}
+        raise UserError(f"{folder} holds {kinds[config.head]} ({', '.join(config.raw.get('architectures') or ['no name'])}); "
+                        f"{kinds[model.head]} is expected")  # fmt: skip
+    check_mesh(model)
+    found, family = places(config.family, model), config.family
+    tied_head = family.lm_head if model.head == "lm" and model.config.tie_embeddings else None
+    abstract, params = model.abstract(), {}
+    with open_weights(folder) as weights:
+        weights.check(stored_shapes(found), lambda name: name.endswith(_DERIVED) or name == tied_head)
+        if tied_head in weights.names:
+            _check_tied(weights, found, tied_head)
+        for place in found:
+            leaf = abstract
+            for part in place.path:
+                leaf = leaf[part]
+            sharding = leaf.sharding or jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+            value = place_blocks(leaf.shape, np.dtype(dtype), sharding, _Blocks(weights, place, np.dtype(dtype)))
+            node = params
+            for part in place.path[:-1]:
+                node = node.setdefault(part, {})
+            node[place.path[-1]] = value
+    return params
+
+
+class _Blocks(NamedTuple):
+    """Reads any part of one leaf: `blocks(bounds)` gives (where each block begins, the block) within the leaf's bounds."""
+
+    weights: Weights
+    place: Place
+    dtype: np.dtype
+
+    def __call__(self, bounds: Bounds) -> Iterator[tuple[tuple[int, ...], np.ndarray]]:
+        layout, stack = self.place.layout, len(self.place.stack)
+        inner = [(start, min(stop, size)) for (start, stop), size in zip(bounds[stack:], layout.decoder_shape, strict=True)]
+        for number in np.ndindex(*(stop - start for start, stop in bounds[:stack])):
+            name = self.place.name(tuple(at + start for at, (start, _) in zip(number, bounds[:stack], strict=True)))
+            for part in row_blocks(layout, inner, self.dtype.itemsize):
+                stored = self.weights.read(name, layout.window(part), self.dtype)
+                begin = tuple(start - origin for (start, _), (origin, _) in zip(part, inner, strict=True))
+                yield (*number, *begin), layout.to_decoder(stored, part)[(None,) * stack]
+
+
+def _check_tied(weights: Weights, found: tuple[Place, ...], head: str) -> None:
+    embedding = next(place for place in found if place.path == ("embedding",))
+    name, layout = embedding.name(()), embedding.layout
+    if weights.shape(head) == layout.stored_shape:
+        whole = tuple((0, size) for size in layout.decoder_shape)
+        windows = (layout.window(part) for part in row_blocks(layout, whole, 4))
+        if all(np.array_equal(weights.read(name, window), weights.read(head, window)) for window in windows):
+            return
+    raise UserError(f"{weights.folder} has a {head} that differs from {name}, though config.json ties the two; "
+                    "set tie_word_embeddings to false there, or leave the weight out")  # fmt: skip
+
+
+def check_mesh(model: Model) -> None:
+    if model.sharding is None:
+        return
+    c, mesh = model.config, model.sharding.mesh.shape
+    inner = {"MLP width": c.mlp} if c.experts is None else {"experts": c.experts.count}
+    tensor = {"query heads": c.heads, "key/value heads": c.kv_heads, **inner, "vocabulary": c.table_rows}
+    for axis, sizes in {"tensor": tensor, "fsdp": {"hidden size": c.embed}, "pipeline": {"layers": c.layers}}.items():
+        for name, size in sizes.items():
+            if size % mesh[axis]:
+                mend = "; or set model.vocab_multiple to it" if name == "vocabulary" else ""
+                near = nearest_divisors(tuple(sizes.values()), mesh[axis])
+                raise UserError(
+                    f"mesh.{axis} is {mesh[axis]}; it must divide the checkpoint's {name} ({size}): {near} would{mend}"
+                )

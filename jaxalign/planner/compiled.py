@@ -1,0 +1,218 @@
+"""A run's programs, compiled for devices that need not be here: memory, work and traffic by the compiler's own account.
+
+    topology = parse_topology("v5e:4x4")
+    sharding = Sharding(make_mesh(..., devices=topology_devices(topology)))
+    policy = policy_model(config, sharding, shape="Llama-3.1-8B")
+    found = compile_run(config, policy, usable=topology.usable)
+
+Every figure is of one device. Nothing is run, and no weight or tokenizer is read.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+import pathlib
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+
+import jax
+from jax.sharding import NamedSharding
+
+from jaxalign.config import Config
+from jaxalign.models.model import Model
+from jaxalign.planner import hlo_text
+from jaxalign.planner.hlo import Collective, collectives
+from jaxalign.planner.hlo_work import flops
+from jaxalign.planner.ppo_programs import ppo
+from jaxalign.planner.programs import Program, Run, device_bytes
+from jaxalign.planner.stage_programs import STAGES
+from jaxalign.planner.surprises import surprises
+
+REFUSAL_LINES = 40
+STAGE_PROGRAMS = STAGES | {"ppo": ppo}
+
+
+@dataclasses.dataclass(frozen=True)
+class Memory:
+    """Bytes of one device. peak: the most at once, while the program runs: arguments, results that take no argument's place
+    (outputs less aliased), temporaries and the program's code."""
+
+    arguments: int
+    outputs: int
+    aliased: int
+    temporary: int
+    code: int
+
+    @property
+    def peak(self) -> int:
+        return self.arguments + self.outputs - self.aliased + self.temporary + self.code
+
+
+@dataclasses.dataclass(frozen=True)
+class CompiledProgram:
+    """One jitted step of a run as the compiler sees it.
+
+    stage, phase, role: as "ppo", "update", "policy, critic"; phase is one of sampling, prefill, decode, scoring, reward,
+      update, resharding.
+    seconds: of lowering and compiling.
+    memory: None where the compiler refused; `refusal` has its first lines then, else it is "".
+    flops, bytes_accessed: of one device, by the compiler's cost analysis. It counts the body of a loop once.
+    products: FLOPs of the matrix products outside of kernels, those in a loop counted as often as it turns; None where the
+      compiler's text cannot be had.
+    collectives: what the devices send each other, those in a loop counted as often as it turns; None where that is not known,
+      since the compiler's text cannot be had.
+    resident: bytes by role of what lies on the device meanwhile and is no argument of the program.
+    usable: bytes that a device has for all; None where that is not known.
+    warnings: sentences about surprises.
+    """
+
+    stage: str
+    phase: str
+    role: str
+    seconds: float
+    memory: Memory | None
+    refusal: str
+    flops: float
+    bytes_accessed: float
+    products: int | None
+    collectives: tuple[Collective, ...] | None
+    resident: dict[str, int]
+    usable: int | None
+    warnings: tuple[str, ...]
+
+    @property
+    def total(self) -> int | None:
+        """Bytes in use at the program's peak, what is resident beside it included; None where the compiler refused."""
+        return None if self.memory is None else self.memory.peak + sum(self.resident.values())
+
+    @property
+    def fits(self) -> bool:
+        """Whether the compiler took it, and what lies beside it has room too."""
+        return self.memory is not None and (self.usable is None or self.total <= self.usable)
+
+
+def compile_run(
+    config: Config,
+    policy: Model,
+    *,
+    prompt: int | None = None,
+    usable: int | None = None,
+    programs: Sequence[str] = (),
+    progress: Callable[[str], None] | None = None,
+) -> list[CompiledProgram]:
+    """Compiles every jitted step of the run's stages, one after another (minutes for large models).
+
+    Args:
+      config: the checked config; its stages say which programs there are.
+      policy: the run's model (`shapes.policy_model`), with a Sharding on topology devices or on any others.
+      prompt: tokens of the longest prompt; by default what model.max_length leaves beside ppo.max_new_tokens.
+      usable: bytes of one device's memory (`Topology.usable`).
+      programs: only those whose "stage phase" contains one of these; empty: all.
+      progress: told of each program before it is compiled ("ppo update").
+    """
+    found = []
+    for program in run_programs(config, policy, prompt):
+        if programs and not any(wanted in program.name for wanted in programs):
+            continue
+        if progress is not None:
+            progress(program.name)
+        found.append(compile_program(program, usable))
+    return found
+
+
+def run_programs(config: Config, policy: Model, prompt: int | None = None) -> list[Program]:
+    """Every jitted step of the run's stages, in their order."""
+    run = Run(config, policy, prompt)
+    return [made for stage in config.stages if stage in STAGE_PROGRAMS for made in STAGE_PROGRAMS[stage](run)]
+
+
+def compile_program(program: Program, usable: int | None = None) -> CompiledProgram:
+    """Lowers and compiles one program. That it does not fit is a result; any other failure of the compiler is raised."""
+    began = time.perf_counter()
+    named = {"stage": program.stage, "phase": program.phase, "role": program.role, "usable": usable}
+    try:
+        compiled, text = _compile(program.step, *_hashable(program.arguments))
+    except jax.errors.JaxRuntimeError as error:
+        if not str(error).startswith("RESOURCE_EXHAUSTED"):
+            raise
+        held = {role: device_bytes(tree) for role, tree in program.held.items()}
+        words = "\n".join(str(error).splitlines()[:REFUSAL_LINES])
+        return CompiledProgram(
+            **named, seconds=time.perf_counter() - began, memory=None, refusal=words, flops=0.0, bytes_accessed=0.0,
+            products=None, collectives=(), resident=held, warnings=(),
+        )  # fmt: skip
+    seconds = time.perf_counter() - began
+    kept = _kept(compiled, program.arguments, program.step)
+    arrays = [*kept, *_results(compiled)]
+    mesh = next((x.sharding.mesh for _, x in kept if isinstance(x.sharding, NamedSharding)), None)
+    module = None if text is None else hlo_text.parse(text)
+    traffic, unread = (), ()
+    if module is None:
+        traffic, unread = None, ("its collectives are not known: neither the compiler nor JAX has written out what it made",)
+    elif mesh is not None and mesh.size > 1:
+        traffic = collectives(module, dict(mesh.shape), program.turns)
+    counted, cost = compiled.memory_analysis(), compiled.cost_analysis()
+    memory = Memory(
+        counted.argument_size_in_bytes, counted.output_size_in_bytes, counted.alias_size_in_bytes,
+        counted.temp_size_in_bytes, counted.generated_code_size_in_bytes,
+    )  # fmt: skip
+    own = {id(leaf) for _, leaf in kept}
+    beside = {
+        role: device_bytes([leaf for leaf in jax.tree.leaves(tree) if id(leaf) not in own])
+        for role, tree in program.held.items()
+    }
+    told = surprises(program.phase, traffic or (), ((name, x.shape, x.dtype, x.sharding) for name, x in arrays))
+    return CompiledProgram(
+        **named, seconds=seconds, memory=memory, refusal="", flops=cost.get("flops", 0.0),
+        bytes_accessed=cost.get("bytes accessed", 0.0), collectives=traffic,
+        products=None if module is None else flops(module, program.turns),
+        resident={role: size for role, size in beside.items() if size}, warnings=unread + told,
+    )  # fmt: skip
+
+
+def _hashable(arguments: tuple) -> tuple:
+    """What `_compile` takes in the arguments' place."""
+    leaves, structure = jax.tree.flatten(arguments)
+    return structure, tuple(leaves)
+
+
+@functools.lru_cache(maxsize=16)  # Stages that sample share their programs.
+def _compile(step: Callable, structure, leaves: tuple) -> tuple[jax.stages.Compiled, str | None]:
+    """(the compiled program, its text, or None where there is none).
+
+    The text is the compiler's own: JAX does not know every instruction of a TPU compiler newer than itself.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        options = {"xla_dump_to": folder, "xla_dump_hlo_as_text": True}
+        compiled = step.lower(*jax.tree.unflatten(structure, leaves)).compile(compiler_options=options)
+        written = sorted(pathlib.Path(folder).glob("*after_optimizations.txt"), key=lambda path: path.stat().st_size)
+        if written:
+            return compiled, written[-1].read_text(encoding="utf-8")
+    try:
+        return compiled, compiled.as_text()
+    except jax.errors.JaxRuntimeError:
+        return compiled, None
+
+
+def _kept(compiled, arguments: tuple, step: Callable) -> list[tuple[str, jax.ShapeDtypeStruct]]:
+    """(path, array) of the arguments that the compiled program reads: the others are not passed to it."""
+    paths = []
+    for name, argument in zip(inspect.signature(step).parameters, arguments, strict=False):
+        for path, leaf in jax.tree_util.tree_flatten_with_path(argument)[0]:
+            if isinstance(leaf, jax.ShapeDtypeStruct):
+                paths.append((name + jax.tree_util.keystr(path), leaf))
+    used = compiled.in_tree.flatten_up_to(compiled.input_shardings)
+    return [entry for entry, sharding in zip(paths, used, strict=True) if sharding is not None]
+
+
+def _results(compiled) -> list[tuple[str, jax.ShapeDtypeStruct]]:
+    """(path, array) of what the program returns, as the compiler has placed it."""
+    shardings = compiled.out_tree.flatten_up_to(compiled.output_shardings)
+    infos = jax.tree_util.tree_flatten_with_path(compiled.out_info)[0]
+    return [
+        ("result" + jax.tree_util.keystr(path), jax.ShapeDtypeStruct(info.shape, info.dtype, sharding=sharding))
+        for (path, info), sharding in zip(infos, shardings, strict=True)
+    ]

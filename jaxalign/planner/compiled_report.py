@@ -1,0 +1,66 @@
+"""What the compiler says of a run's programs, as people read it and as JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from jaxalign.planner.compiled import CompiledProgram
+from jaxalign.tracking.table import align
+
+GB = 1e9
+
+
+def sent(program: CompiledProgram) -> dict[str, float]:
+    """Bytes that a device sends, by the mesh axes that it sends them over ("fsdp", "data+fsdp", "" where they follow none)."""
+    found: dict[str, float] = {}
+    for one in program.collectives or ():
+        axes = "+".join(one.axes)
+        found[axes] = found.get(axes, 0.0) + one.total
+    return found
+
+
+def text(programs: Sequence[CompiledProgram]) -> str:
+    """A line for each program, then what the compiler refused and what is surprising."""
+    rows = [["compiled", "peak", "", "temporary", "beside it", "collectives", "GB sent", "seconds to compile"]]
+    for program in programs:
+        name = f"{program.stage} {program.phase}"
+        if program.memory is None:
+            rows.append([name, "-", "refused", "-", _gb(sum(program.resident.values())), "-", "-", f"{program.seconds:.0f}"])
+            continue
+        known = program.collectives is not None
+        rows.append([
+            name, _gb(program.total), "" if program.fits else "too much", _gb(program.memory.temporary),
+            _gb(sum(program.resident.values())), str(len(program.collectives)) if known else "?",
+            _gb(sum(sent(program).values())) if known else "?", f"{program.seconds:.0f}",
+        ])  # fmt: skip
+    lines = align(rows)
+    lines = ["By the compiler, GB on each device", lines[0], "-" * max(map(len, lines)), *lines[1:]]
+    for program in programs:
+        over = ", ".join(f"{axes or 'no axis'} {size / GB:.2f} GB" for axes, size in sorted(sent(program).items()))
+        lines += [f"{program.stage} {program.phase} sends over {over}."] if over else []
+        lines += [f"{program.stage} {program.phase}: {warning}." for warning in program.warnings]
+        if program.refusal:
+            lines += [f"{program.stage} {program.phase} is refused by the compiler:", *program.refusal.splitlines()]
+    return "\n".join(lines)
+
+
+def to_json(programs: Sequence[CompiledProgram]) -> list[dict[str, Any]]:
+    """Bytes and FLOPs of one device, unrounded."""
+    return [
+        {
+            "stage": program.stage, "phase": program.phase, "role": program.role, "fits": program.fits,
+            "peak_bytes": program.total,
+            "memory_bytes": None if program.memory is None else dataclasses.asdict(program.memory),
+            "resident_bytes": program.resident, "flops": program.flops, "bytes_accessed": program.bytes_accessed,
+            "product_flops": program.products,
+            "sent_bytes": None if program.collectives is None else sent(program), "warnings": list(program.warnings),
+            "refusal": program.refusal, "compile_seconds": program.seconds,
+        }
+        for program in programs
+    ]  # fmt: skip
+
+
+def _gb(size: float) -> str:
+    return f"{size / GB:.2f}"

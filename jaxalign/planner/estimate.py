@@ -1,0 +1,234 @@
+"""A run on a cluster, by arithmetic alone: the memory, the work and the time of each of its tasks. Nothing is compiled."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from jax.sharding import AbstractMesh, AxisType
+
+from jaxalign.config import Config
+from jaxalign.config import Mesh as MeshConfig
+from jaxalign.errors import UserError
+from jaxalign.models.attention.fused import cudnn_refusal
+from jaxalign.models.model import Model
+from jaxalign.parallel.mesh import AXES
+from jaxalign.parallel.pipeline import bubble, micro_batches
+from jaxalign.parallel.sharding import Sharding
+from jaxalign.planner import memory, weights, work
+from jaxalign.planner.hardware import Cluster
+from jaxalign.planner.network import bandwidths
+from jaxalign.planner.weights import Weights
+from jaxalign.planner.work import Work
+from jaxalign.planner.workload import Task, tasks
+
+
+@dataclasses.dataclass(frozen=True)
+class Assumptions:
+    """Shares of the peak that a program reaches: of matrix FLOP/s (mfu), of the memory's and of the network's bandwidth."""
+
+    mfu: float = 0.5
+    hbm: float = 0.8
+    network: float = 0.8
+
+
+@dataclasses.dataclass(frozen=True)
+class TaskEstimate:
+    """One task on one device.
+
+    resident: bytes by role of what stays there through the stage; temporary: bytes of what the program adds; work: of one
+    call; compute, memory, network: seconds of one call were it bound by that alone; seconds: of one call, the largest of
+    them step by step.
+    """
+
+    task: Task
+    resident: dict[str, float]
+    temporary: dict[str, float]
+    work: Work
+    compute: float
+    memory: float
+    network: float
+    seconds: float
+
+    @property
+    def peak(self) -> float:
+        return sum(self.resident.values()) + sum(self.temporary.values())
+
+    @property
+    def bound(self) -> str:
+        """What it waits for most: "compute", "memory" or "network"."""
+        return max(("compute", "memory", "network"), key=lambda name: getattr(self, name))
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Of all devices together."""
+        return self.task.tokens / self.seconds
+
+
+@dataclasses.dataclass(frozen=True)
+class RunEstimate:
+    """All tasks of a run with its mesh on a cluster."""
+
+    config: Config
+    cluster: Cluster
+    tasks: tuple[TaskEstimate, ...]
+
+    @property
+    def peak(self) -> float:
+        return max(task.peak for task in self.tasks)
+
+    @property
+    def fits(self) -> bool:
+        return self.peak <= self.cluster.usable
+
+    @property
+    def uncounted(self) -> tuple[str, ...]:
+        """Tasks of which it is not known how often they run."""
+        return tuple(task.task.name for task in self.tasks if task.task.calls is None)
+
+    @property
+    def seconds(self) -> float:
+        """Of all tasks that are counted."""
+        return sum(task.seconds * task.task.calls for task in self.tasks if task.task.calls is not None)
+
+
+def abstract_sharding(mesh: MeshConfig) -> Sharding:
+    """The rules of config.mesh on devices that need not be anywhere."""
+    sizes = tuple(getattr(mesh, axis) for axis in AXES)
+    return Sharding(
+        AbstractMesh(sizes, AXES, axis_types=(AxisType.Auto,) * len(AXES)), mesh.zero, mesh.sequence_parallel, mesh.generation,
+        mesh.pipeline_micro_batches or mesh.pipeline, mesh.pipeline_repeats,
+    )  # fmt: skip
+
+
+def with_attention(policy: Model, cluster: Cluster) -> Model:
+    """The model with the attention that the platform has: "plain" where config.model.attention asks for it, or where a GPU has
+    no kernel for such a model, else "fused". Raises UserError where it asks for a kernel that there is not."""
+    config = policy.config
+    refusal = cudnn_refusal(config) if cluster.chip.kind == "gpu" else None
+    if refusal is not None and config.attention == "fused":
+        raise UserError(f"config.model.attention is 'fused', but {refusal}; set it to 'auto' or 'plain'")
+    kind = "plain" if config.attention == "plain" or refusal is not None else "fused"
+    return dataclasses.replace(policy, config=dataclasses.replace(config, attention=kind))
+
+
+def check_divides(model: Model, mesh: MeshConfig) -> None:
+    """Raises UserError where the mesh does not divide the model's heads, widths or layers."""
+    config = model.config
+    must = {
+        "tensor": {"heads": config.heads, "kv_heads": config.kv_heads, "mlp": config.mlp, "rows of the vocabulary's tables":
+                   config.table_rows},
+        "fsdp": {"embed": config.embed},
+        "pipeline": {"layers": config.layers},
+    }  # fmt: skip
+    if config.experts is not None:
+        must["tensor"] = {"experts": config.experts.count, **{k: v for k, v in must["tensor"].items() if k != "mlp"}}
+    for axis, sizes in must.items():
+        ways = getattr(mesh, axis)
+        for name, size in sizes.items():
+            if size % ways:
+                raise UserError(f"config.mesh.{axis} is {ways}; it must divide the model's {name} ({size})")
+
+
+def estimate(
+    config: Config, policy: Model, cluster: Cluster, assumptions: Assumptions = Assumptions(), prompt: int | None = None,
+    examples: int | None = None,
+) -> RunEstimate:  # fmt: skip
+    """The plan of a run. policy: the run's model; it gets the sharding of config.mesh. prompt, examples: as in
+    `workload.tasks`.
+
+    Raises UserError where the mesh is not that of the cluster, or does not divide the model.
+    """
+    mesh = config.mesh
+    sharding = abstract_sharding(mesh)
+    if sharding.mesh.size > cluster.devices:
+        raise UserError(f"config.mesh asks for {sharding.mesh.size} devices, but {cluster.name} has {cluster.devices}; "
+                        "make it smaller, or leave it to --search")
+    check_divides(policy, mesh)
+    run = _Run(config, dataclasses.replace(with_attention(policy, cluster), sharding=sharding), cluster, assumptions)
+    found = tasks(config, prompt, examples)
+    trained = {task.stage: () for task in found}
+    for task in found:
+        trained[task.stage] += task.trains
+    return RunEstimate(config, cluster, tuple(run.of(task, trained[task.stage]) for task in found))
+
+
+def optimizer_kind(config: Config, stage: str, role: str) -> str:
+    """What trains a role in a stage."""
+    section = getattr(config, stage)
+    return section.critic_optimizer.kind if role == "critic" else section.optimizer.kind
+
+
+class _Run:
+    def __init__(self, config: Config, policy: Model, cluster: Cluster, assumptions: Assumptions):
+        self.config, self.policy, self.cluster, self.assume = config, policy, cluster, assumptions
+        self.sizes = {axis: getattr(config.mesh, axis) for axis in AXES}
+        self.bandwidth = bandwidths(cluster, self.sizes, config.mesh.slices)
+        self.kinds: dict[str, Weights] = {}
+
+    def model(self, role: str) -> Model:
+        return self.policy.with_head("scalar" if role in ("critic", "preference model") else "lm")
+
+    def weights(self, role: str) -> Weights:
+        head = self.model(role).head
+        if head not in self.kinds:
+            self.kinds[head] = weights.measure(self.model(role), self.config.lora.base)
+        return self.kinds[head]
+
+    def resident(self, task: Task, trained: tuple[str, ...]) -> dict[str, float]:
+        """Bytes by role, the base that adapters share counted once."""
+        found = {}
+        for role in task.stays:
+            own = self.weights(role)
+            copies = self.config.preference.members if role == "preference model" and role not in trained else 1
+            found[role] = own.parameters * copies
+            if role == "labeller" and self.policy.lora is not None:
+                found[role] = 0.0  # The base alone.
+            if role in trained:
+                found[f"{role}'s optimizer"] = own.optimizer[optimizer_kind(self.config, task.stage, role)]
+        if self.policy.lora is not None:
+            found["frozen base"] = self.weights("policy").frozen
+        return {role: size for role, size in found.items() if size}
+
+    def of(self, task: Task, trained: tuple[str, ...]) -> TaskEstimate:
+        models = [(self.model(role), self.weights(role)) for role in task.runs]
+        slices = self.config.mesh.slices
+        if task.phase == "update":
+            kinds = [optimizer_kind(self.config, task.stage, role) for role in task.runs]
+            parts, counts = self._update_memory(task, models), [task.steps]
+            steps = [sum((work.update(*m, task, slices, kind) for m, kind in zip(models, kinds, strict=True)), Work())]
+        elif task.phase == "generate":
+            (model, own), = models
+            parts = memory.generation(model, own, task.rows) | ({"weights to sample": own.moved} if own.moved else {})
+            steps, counts = list(work.generate(model, own, task)), [1, 1, task.rows.new - 1]
+        else:
+            parts, counts = memory.scoring(models, task.rows, task.counted), [1]
+            steps = [sum((work.forward(*m, task) for m in models), Work())]
+        times = [self._seconds(step, task) for step in steps]
+        whole = sum((step * count for step, count in zip(steps, counts, strict=True)), Work())
+        each = [sum(time[i] * count for time, count in zip(times, counts, strict=True)) for i in range(3)]
+        seconds = sum(max(time) * count for time, count in zip(times, counts, strict=True))
+        return TaskEstimate(task, self.resident(task, trained), parts, whole, *each, seconds)
+
+    def _update_memory(self, task: Task, models) -> memory.Parts:
+        """The largest of the models updated one after another in a program."""
+        found = []
+        for place, (model, own) in enumerate(models):
+            others = [other for i, (_, other) in enumerate(models) if i != place]
+            beside = 0.0  # Adapters share their base, and with it its casts and tables.
+            if model.lora is None:
+                beside = sum(other.casts + (other.table if task.micro > 1 else 0.0) for other in others)
+            found.append(memory.update(model, own, task.rows, task.micro, bool(task.counted) and model.head == "lm", beside))
+        return max(found, key=lambda parts: sum(parts.values()))
+
+    def _seconds(self, step: Work, task: Task) -> tuple[float, float, float]:
+        chip, assume = self.cluster.chip, self.assume
+        compute = step.flops / (chip.flops(self.policy.config.compute_dtype) * assume.mfu)
+        if task.phase == "update":
+            sharding = self.policy.sharding
+            parts = micro_batches(sharding, max(sharding.batch_size, task.rows.rows // task.micro))
+            compute /= 1 - bubble(self.sizes["pipeline"], parts, sharding.pipeline_repeats)
+        network = 0.0
+        for axis, size in step.sent.items():
+            if size and axis in self.bandwidth:
+                network += size / (self.bandwidth[axis] * assume.network)
+        return compute, step.hbm / (chip.hbm * assume.hbm), network

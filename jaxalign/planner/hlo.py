@@ -1,0 +1,243 @@
+"""What the devices of a compiled program send each other: its collectives, their bytes, and the mesh axes they run over."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping
+
+import numpy as np
+
+from jaxalign.planner.hlo_text import Computation, Instruction, Module, type_bytes
+
+KINDS = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute", "ragged-all-to-all",
+         "collective-broadcast")
+_MOVES = ("copy", "bitcast", "convert", "reshape", "transpose", "slice", "dynamic-slice", "copy-start", "copy-done",
+          "opt-barrier", "pad", "all-gather-start", "all-gather")
+_IOTA = re.compile(r"\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
+_MESH = re.compile(r"mesh\[([^\]]*)\](?:\W*(?:device_ids=)?\(?" + _IOTA.pattern + r"\)?)?\s*\{([^}]*)\}")
+_BETWEEN = re.compile(r'_xla_megascale_transfer_type="(\w+)"')
+_AXIS = re.compile(r"'([^']+)'(?::\((\d+)\)(\d+))?")
+
+
+@dataclasses.dataclass(frozen=True)
+class Collective:
+    """One collective of a program; all bytes are of one device.
+
+    operand, result: bytes it gives and gets in one go. axes: the mesh axes that its groups run over; () where they follow no
+    axes. group: devices of a group. times: how often it happens in one run of the program; certain: whether that is known,
+    and not a bound. loop: how many loops it is in. weight: the argument that it gathers, where it is one, as
+    "params['blocks']['mlp']['up']". op_name: the JAX operation it comes from. rematerialised: the compiler does it anew to
+    save memory. between_slices: over the slower network, part of a collective whose rest is within a slice.
+    """
+
+    kind: str
+    name: str
+    operand: int
+    result: int
+    axes: tuple[str, ...]
+    group: int
+    times: int
+    certain: bool
+    loop: int
+    weight: str
+    op_name: str
+    rematerialised: bool
+    between_slices: bool = False
+
+    @property
+    def wire(self) -> float:
+        """Bytes that a device sends in one go on a ring: all but its own part of what is gathered or scattered; an all-reduce
+        is a reduce-scatter and an all-gather."""
+        others = (self.group - 1) / self.group
+        if self.between_slices:  # What is handed to the host to be sent.
+            return float(self.operand)
+        return {
+            "all-gather": self.result * others, "all-reduce": 2 * self.operand * others,
+            "reduce-scatter": self.operand * others, "all-to-all": self.operand * others,
+        }.get(self.kind, float(self.operand))  # fmt: skip
+
+    @property
+    def total(self) -> float:
+        """Bytes that a device sends for it in one run of the program."""
+        return self.wire * self.times
+
+
+def collectives(module: Module, mesh: Mapping[str, int], unknown_trips: int = 1) -> tuple[Collective, ...]:
+    """The collectives of a program that was compiled for a mesh of these axes (outermost first) and sizes.
+
+    An asynchronous one counts once. A loop whose turns the program decides counts `unknown_trips` times.
+    """
+    found: dict[object, Collective] = {}
+    for computation in module.computations.values():
+        if not computation.entry and computation.name not in module.callers:
+            continue
+        for instruction in computation.instructions.values():
+            kind, apart = instruction.opcode.removesuffix("-start"), _BETWEEN.search(instruction.attributes)
+            if instruction.opcode == "send" and apart:
+                kind = apart[1].lower().replace("_", "-")
+            elif kind not in KINDS:
+                continue
+            one = _collective(module, computation, instruction, kind, mesh, unknown_trips)
+            # What the TPU compiler spreads over other work stands in several places of the text, with one channel.
+            channel = re.search(r"channel_id=(\d+)", instruction.attributes)
+            key = int(channel[1]) if channel else one.name
+            if key not in found or one.total > found[key].total:
+                found[key] = one
+    return tuple(found.values())
+
+
+def _collective(module, computation: Computation, instruction: Instruction, kind: str, mesh, unknown: int) -> Collective:
+    operand = sum(computation.instructions[name].bytes for name in instruction.operands)
+    result = instruction.bytes
+    if instruction.opcode.endswith("-start"):  # Its result has the operand in it, and on TPU words of context.
+        result = _started(instruction, kind, operand)
+    elif kind == "all-reduce" and computation.root.opcode == "dynamic-slice":
+        if computation.root.operands[0] == instruction.name:  # How the TPU compiler writes a reduce-scatter.
+            kind, result = "reduce-scatter", computation.root.bytes
+    between = instruction.opcode == "send"
+    if between:  # Slices split the axis data, and no other.
+        result, axes, group = operand, ("data",), mesh["data"]
+    else:
+        axes, group = _axes(instruction.attributes, mesh)
+    times, certain = module.times(computation, unknown)
+    weight = argument(module, computation, instruction) if kind == "all-gather" else ""
+    op_name = instruction.op_name or _callers_op_name(module, computation)
+    return Collective(
+        kind, instruction.name, operand, result, axes, group, times, certain, len(module.loops(computation)), weight, op_name,
+        ".remat" in instruction.name, between,
+    )  # fmt: skip
+
+
+def _started(instruction: Instruction, kind: str, operand: int) -> int:
+    """Bytes of the result of a `-start`, whose type is (operands, results, context)."""
+    if kind == "all-reduce":
+        return operand
+    parts = _top_level(instruction.type[1:-1])
+    return operand if len(parts) < 2 else type_bytes(parts[1])
+
+
+def _top_level(text: str) -> list[str]:
+    parts, depth, begin = [], 0, 0
+    for place, letter in enumerate(text):
+        depth += (letter in "([{") - (letter in ")]}")
+        if letter == "," and depth == 0:
+            parts.append(text[begin:place])
+            begin = place + 1
+    return [*parts, text[begin:]]
+
+
+def _callers_op_name(module: Module, computation: Computation) -> str:
+    called = module.callers.get(computation.name, [])
+    return called[0][1].op_name if called else ""
+
+
+def argument(module: Module, computation: Computation, instruction: Instruction) -> str:
+    """The argument of the program that an instruction's operand is, or a part of, cast or moved but not computed with; ""
+    where it is none."""
+    name = instruction.operands[0]
+    while True:
+        here = computation.instructions[name]
+        if here.opcode == "parameter" and computation.entry:
+            return here.op_name or here.name
+        if here.opcode == "parameter":
+            called = module.callers.get(computation.name, [])
+            if not called or called[0][2] != "calls":
+                return ""
+            computation, call, _ = called[0]
+            name = call.operands[int(here.inside)]
+        elif here.opcode == "get-tuple-element":
+            found = _part(module, computation, here)
+            if found is None:
+                return ""
+            computation, name = found
+        elif here.opcode == "fusion":
+            reached = _through(module.computations[here.calls("calls")])
+            if reached is None:
+                return ""
+            name = here.operands[reached]
+        elif here.opcode in _MOVES:
+            name = here.operands[0]
+        else:
+            return ""
+
+
+def _part(module: Module, computation: Computation, element: Instruction) -> tuple[Computation, str] | None:
+    """(computation, name) of what stands at that place of a tuple: in a loop or after it, what the loop was handed, if it
+    hands it on as it is."""
+    place, source = element.index, computation.instructions[element.operands[0]]
+    if source.opcode == "tuple":
+        return computation, source.operands[place]
+    if source.opcode == "parameter":
+        called = module.callers.get(computation.name, [])
+        if not called or called[0][1].opcode != "while":
+            return None
+        computation, source, _ = called[0]
+    if source.opcode != "while" or not module.kept(source, place):
+        return None
+    made = computation.instructions[source.operands[0]]
+    return (computation, made.operands[place]) if made.opcode == "tuple" else None
+
+
+def _through(fused: Computation) -> int | None:
+    """The number of the parameter that a fused computation only moves."""
+    here = fused.root
+    while here.opcode in _MOVES:
+        here = fused.instructions[here.operands[0]]
+    return int(here.inside) if here.opcode == "parameter" else None
+
+
+def _axes(attributes: str, mesh: Mapping[str, int]) -> tuple[tuple[str, ...], int]:
+    """(mesh axes that the groups run over, devices of a group)."""
+    names, sizes = tuple(mesh), tuple(mesh.values())
+    pairs = re.search(r"source_target_pairs=\{(.*?)\}\}", attributes)
+    if pairs:
+        ends = np.asarray([int(x) for x in re.findall(r"\d+", pairs[1])]).reshape(-1, 2)
+        moved = np.asarray(np.unravel_index(ends[:, 0], sizes)) != np.asarray(np.unravel_index(ends[:, 1], sizes))
+        axes = tuple(name for name, any_moved in zip(names, moved.any(axis=1), strict=True) if any_moved)
+        return axes, int(np.prod([mesh[name] for name in axes], dtype=int))
+    groups = replica_groups(attributes, int(np.prod(sizes)))
+    places = np.asarray(np.unravel_index(groups[0], sizes))
+    varies = [len(set(row)) > 1 for row in places]
+    axes = tuple(name for name, moved in zip(names, varies, strict=True) if moved)
+    whole = np.prod([mesh[name] for name in axes], dtype=int) == len(groups[0])
+    return (axes if whole else ()), len(groups[0])
+
+
+def replica_groups(attributes: str, devices: int) -> list[list[int]]:
+    """The groups of devices, as {{0,1},{2,3}}, [2,2]<=[4], [2,2]<=[2,2]T(1,0) or mesh['a'=2,'b'=2] {'b'} say them."""
+    text = attributes.partition("replica_groups=")[2]
+    if text.startswith("{{"):
+        return [[int(x) for x in group.split(",")] for group in re.findall(r"\{([\d,]+)\}", text[: text.index("}}") + 2])]
+    found = _IOTA.match(text)
+    if found:
+        return _iota(*found.groups()).tolist()
+    found = _MESH.match(text)
+    if found:
+        return _along(found)
+    return [list(range(devices))]  # {}: all of them.
+
+
+def _integers(text: str) -> list[int]:
+    return [int(x) for x in text.split(",")]
+
+
+def _iota(shape: str, dims: str, order: str | None) -> np.ndarray:
+    ids = np.arange(np.prod(_integers(dims))).reshape(_integers(dims))
+    return (ids.transpose(_integers(order)) if order else ids).reshape(_integers(shape))
+
+
+def _along(found: re.Match) -> list[list[int]]:
+    sizes = {name: int(size) for name, size in re.findall(r"'([^']+)'=(\d+)", found[1])}
+    count = int(np.prod(list(sizes.values())))
+    ids = np.arange(count) if found[2] is None else _iota(found[2], found[3], found[4]).reshape(-1)
+    chosen = {name: (int(before or 1), int(size) if size else sizes[name]) for name, before, size in _AXIS.findall(found[5])}
+    # An axis that is taken in part is cut in three: before it, the part, and after it.
+    shape, along = [], []
+    for name, size in sizes.items():
+        before, part = chosen.get(name, (size, 1))
+        along += [len(shape) + 1] if part > 1 else []
+        shape += [before, part, size // (before * part)]
+    others = [axis for axis in range(len(shape)) if axis not in along]
+    grouped = ids.reshape(shape).transpose([*others, *along])
+    return grouped.reshape(-1, int(np.prod([shape[axis] for axis in along], dtype=int))).tolist()

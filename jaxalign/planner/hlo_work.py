@@ -1,0 +1,101 @@
+"""FLOPs of a compiled program by its own text: every matrix product as often as it runs.
+
+The compiler's cost analysis counts the body of a loop once; here a product in a loop over layers counts once a layer. Only
+products count, which a TPU's compiler writes as convolutions: what works on numbers one by one is no more than a hundredth of a
+training step. Kernels are closed to the text: a fused attention's products are not counted.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import re
+
+from jaxalign.planner.hlo_text import Computation, Instruction, Module
+
+_SIZES = re.compile(r"\[([\d,]*)\]")
+_LABELS = re.compile(r"dim_labels=(\w+)_(\w+)->(\w+)")
+_CONTRACTED = re.compile(r"lhs_contracting_dims=\{([\d,]*)\}")
+
+
+def flops(module: Module, unknown_trips: int = 1) -> int:
+    """Of one device in one run of the program. A loop whose turns the program decides turns `unknown_trips` times, and a branch
+    counts as if it were always taken."""
+
+    @functools.cache
+    def runs(name: str) -> int:
+        """How often a computation runs, over all that call it."""
+        if module.computations[name].entry:
+            return 1
+        return sum(
+            runs(home.name) * (_turns(module, call, unknown_trips) if call.opcode == "while" else 1)
+            for home, call, _ in module.callers.get(name, ())
+        )
+
+    return sum(runs(one.name) * _own(one) for one in module.computations.values())
+
+
+def _turns(module: Module, loop: Instruction, unknown: int) -> int:
+    trips = module.trips(loop)
+    return unknown if trips is None else trips
+
+
+def _own(computation: Computation) -> int:
+    """Of one run of a computation, without those that it calls."""
+    total = 0
+    for instruction in computation.instructions.values():
+        if instruction.opcode == "dot":
+            total += _dot(computation, instruction)
+        elif instruction.opcode == "convolution":
+            total += _convolution(computation, instruction)
+    return total
+
+
+def _dot(where: Computation, instruction: Instruction) -> int:
+    left = _shape(where.instructions[instruction.operands[0]])
+    contracted = _integers(_CONTRACTED.search(instruction.attributes)[1])
+    return 2 * math.prod(_shape(instruction)) * math.prod(left[axis] for axis in contracted)
+
+
+def _convolution(where: Computation, instruction: Instruction) -> int:
+    """Two for each pair of numbers that meets: padding and holes meet none. A product with a batch is written as one over a
+    window whose parts meet a single number each."""
+    left, right = (_shape(where.instructions[name]) for name in instruction.operands[:2])
+    out = _shape(instruction)
+    labels = _LABELS.search(instruction.attributes)
+    axes = {letter: (labels[1].index(letter), labels[2].index(letter), labels[3].index(letter))
+            for letter in labels[1] if letter.isdigit()}  # fmt: skip
+    window = {name: _window(instruction.attributes, name) for name in ("stride", "pad", "lhs_dilate", "rhs_dilate")}
+    meets = 1
+    for letter, (a, b, c) in axes.items():
+        chosen = {name: values[int(letter)] for name, values in window.items() if values}
+        meets *= _pairs(left[a], right[b], out[c], **chosen)
+    batch, features = out[labels[3].index("b")], out[labels[3].index("f")]
+    return 2 * meets * batch * features * right[labels[2].index("i")]
+
+
+def _pairs(size: int, kernel: int, out: int, stride="1", pad="0_0", lhs_dilate="1", rhs_dilate="1") -> int:
+    """How many (place of the result, place in the window) meet a number of the input, along one axis."""
+    step, before, holes, apart = int(stride), int(pad.split("_")[0]), int(lhs_dilate), int(rhs_dilate)
+    last, found = (size - 1) * holes, 0
+    for k in range(kernel):
+        first = k * apart - before
+        # Places i with first + i step within [0, last] and a multiple of holes.
+        low, high = max(0, -(first // step)), min(out - 1, (last - first) // step)
+        period = holes // math.gcd(holes, step)
+        hit = next((i for i in range(low, low + period) if (first + i * step) % holes == 0), None)
+        found += 0 if hit is None or hit > high else (high - hit) // period + 1
+    return found
+
+
+def _window(attributes: str, name: str) -> list[str]:
+    found = re.search(r"window=\{[^}]*\b" + name + r"=([\-\dx_]+)", attributes)
+    return found[1].split("x") if found else []
+
+
+def _shape(instruction: Instruction) -> tuple[int, ...]:
+    return _integers(_SIZES.search(instruction.type)[1])
+
+
+def _integers(text: str) -> tuple[int, ...]:
+    return tuple(int(x) for x in text.split(",") if x)

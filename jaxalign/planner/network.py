@@ -1,0 +1,72 @@
+"""Bytes between devices: what each collective sends, and how fast each axis of a mesh is on a cluster.
+
+Every figure is of one device. Collectives are rings, as bandwidth has it: to gather V bytes over n devices each of them
+receives V (n-1)/n. Source of the rules: "How to Scale Your Model" (jax-ml.github.io/scaling-book), chapters on TPUs and on
+sharded matrices.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+from jaxalign.planner.hardware import Cluster
+
+INNER_TO_OUTER = ("tensor", "context", "fsdp", "data", "pipeline")
+"""Mesh axes, those whose neighbours are nearest first: the order in which they get the network's axes."""
+
+
+def gathered(size: float, n: int) -> float:
+    """Bytes that each of n devices receives to hold all of an array of `size` bytes; a reduce-scatter sends as many."""
+    return size * (n - 1) / n
+
+
+def reduced(size: float, n: int) -> float:
+    """Bytes of an all-reduce of `size` bytes: a reduce-scatter, then a gather."""
+    return 2 * gathered(size, n)
+
+
+def bandwidths(cluster: Cluster, mesh: dict[str, int], slices: int = 1) -> dict[str, float]:
+    """Bytes/s one device receives in a ring over each mesh axis larger than 1; "slices": over the network between slices.
+
+    mesh: sizes by axis, data with its slices. On a torus an axis gets whole network axes whose sizes multiply to its own
+    where there are such, the innermost first; each of them gives two links if it closes, else one. An axis that gets a part
+    of a network axis has one link. Among GPUs an axis that stays within a host has the GPU's own link, one that leaves it has
+    the device's share of the host's network.
+    """
+    found, inner, free = {}, 1, _links(cluster)
+    for axis in INNER_TO_OUTER:
+        size = mesh[axis] // (slices if axis == "data" else 1)
+        if size > 1:
+            if cluster.chip.kind == "gpu":
+                found[axis] = cluster.chip.link if inner * size <= cluster.chip.chips_per_host else cluster.far
+            else:
+                links, free = _take(free, size)
+                found[axis] = links * cluster.chip.link
+            inner *= size
+    if slices > 1:
+        found["slices"] = cluster.far
+    return found
+
+
+def _links(cluster: Cluster) -> list[tuple[int, int]]:
+    """(size, links) of each axis of the torus. Between two chips there is one link, whether it closes or not."""
+    return [(size, 2 if closed and size > 2 else 1) for size, closed in zip(cluster.shape, cluster.closed, strict=True)
+            if size > 1]
+
+
+def _take(free: list[tuple[int, int]], size: int) -> tuple[int, list[tuple[int, int]]]:
+    """(links, what is left) of a mesh axis of that size."""
+    for count in range(1, len(free) + 1):
+        for some in itertools.combinations(range(len(free)), count):
+            if math.prod(free[i][0] for i in some) == size:
+                return sum(free[i][1] for i in some), [axis for i, axis in enumerate(free) if i not in some]
+    rest, left = size, []
+    for length, links in free:  # Parts of axes: nothing closes there any more.
+        part = math.gcd(length, rest)
+        rest //= part
+        if part == 1:
+            left.append((length, links))
+        elif length > part:
+            left.append((length // part, 1))
+    return 1, left

@@ -1,0 +1,61 @@
+"""What a device costs an hour: a file of the user's, with its date. Nothing here knows a price."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import json
+from pathlib import Path
+
+from jaxalign.errors import UserError
+from jaxalign.planner.hardware import chips
+
+
+@dataclasses.dataclass(frozen=True)
+class Prices:
+    """date: ISO, when they held; hourly: by chip, for one device and hour, in `currency`; source: in words."""
+
+    date: str
+    currency: str
+    hourly: dict[str, float]
+    source: str
+
+    def of(self, chip: str) -> float | None:
+        return self.hourly.get(chip)
+
+
+def read_prices(path: str) -> Prices:
+    """A JSON object with "date" (as 2026-01-31), "currency", "per_device_hour" (chip to price) and, if wanted, "source".
+
+    Raises:
+        UserError: it cannot be read, or a field is missing, of another type or of a chip that is not known.
+    """
+    try:
+        found = json.loads(Path(path).expanduser().read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"--prices={path} cannot be read ({error.strerror or error}); give a JSON file, as "
+                        "configs/prices_example.json is") from None
+    except ValueError as error:
+        raise UserError(f"--prices={path} is not JSON ({error})") from None
+    if not isinstance(found, dict):
+        raise UserError(f"--prices={path} holds a {type(found).__name__}; an object with date, currency and per_device_hour is "
+                        "expected")
+    for name, kind in (("date", str), ("currency", str), ("per_device_hour", dict)):
+        if not isinstance(found.get(name), kind):
+            raise UserError(f"--prices={path}: {name} is {found.get(name)!r}; {_EXPECTED[name]} is expected")
+    try:
+        datetime.date.fromisoformat(found["date"])
+    except ValueError:
+        raise UserError(f"--prices={path}: date is {found['date']!r}; {_EXPECTED['date']} is expected") from None
+    for chip, price in found["per_device_hour"].items():
+        if chip not in chips():
+            raise UserError(f"--prices={path} has a price for {chip!r}; known are {', '.join(chips())}")
+        if type(price) not in (int, float) or not 0 <= price < float("inf"):
+            raise UserError(f"--prices={path}: the price of {chip} is {price!r}; a number of at least 0 is expected")
+    return Prices(found["date"], found["currency"], found["per_device_hour"], str(found.get("source", "")))
+
+
+_EXPECTED = {
+    "date": "the day on which the prices held, as 2026-01-31,", "currency": "its name, as USD,",
+    "per_device_hour": 'an object such as {"v5e": 1.0}',
+}  # fmt: skip

@@ -1,0 +1,231 @@
+"""Every jitted step of a run, with the shapes that the run would call it with: what the compiler is given.
+
+The functions and their static arguments are the stages' own. What follows only from data (how many steps, how long prompts
+are) is assumed: steps change constants of a schedule alone, and prompts are as long as they may be.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+
+from jaxalign.config import POLICY_STAGES, STAGES, Config, Preference
+from jaxalign.errors import UserError
+from jaxalign.feedback.speaker import next_logprobs
+from jaxalign.models.adapters.lora import join, trained
+from jaxalign.models.adapters.quantised import quantise_abstract
+from jaxalign.models.model import Model, Params
+from jaxalign.rewards.scorer import Ensemble, Scorer
+from jaxalign.rollout.decode import decode_chunk
+from jaxalign.rollout.layouts import prefill_sizes, single, slot_counts
+from jaxalign.rollout.ring import insert, prefill, reroll
+from jaxalign.rollout.sampling import Sampling, section_sampling
+from jaxalign.rollout.session import STEPS as CHUNK
+
+STEPS = 1000
+"""Of a schedule whose length follows from the data."""
+STOP_IDS = (2,)
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """One jitted step. arguments: in their order, arrays as ShapeDtypeStructs with shardings; held: all that lies on the
+    devices while it runs, by role, its arguments or not; turns: the most turns of its loop that ends by itself."""
+
+    stage: str
+    phase: str
+    role: str
+    step: Callable
+    arguments: tuple
+    held: Mapping[str, Any]
+    turns: int = 1
+
+    @property
+    def name(self) -> str:
+        return f"{self.stage} {self.phase} ({self.role})"
+
+    def lower(self):
+        return self.step.lower(*self.arguments)
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """A run as its programs are made from it. prompt: tokens of the longest prompt; None: what max_length leaves."""
+
+    config: Config
+    policy: Model
+    prompt: int | None = None
+
+    @functools.cached_property
+    def frozen(self) -> Params | None:
+        """The base under adapters, as it is stored."""
+        return None if self.policy.lora is None else quantise_abstract(self.policy.base.abstract(), self.config.lora.base)
+
+    @property
+    def base(self) -> dict[str, Any]:
+        """What every stage holds: the base under adapters."""
+        return {} if self.frozen is None else {"base": self.frozen}
+
+    def start(self, stage: str) -> Params:
+        """The weights that a stage starts from: trained ones of an earlier stage, or the base."""
+        earlier = STAGES[: STAGES.index(stage)]
+        made = self.config.lora.path or any(name in POLICY_STAGES for name in self.config.stages if name in earlier)
+        if self.frozen is None or made:
+            return join(self.frozen, self.policy.abstract())
+        return self.frozen
+
+    def own(self, params: Params) -> Params:
+        """The part of joined parameters that is not the base's."""
+        return params if self.frozen is None else {name: x for name, x in params.items() if name not in self.frozen}
+
+    def prompt_length(self, new_tokens: int) -> int:
+        """Tokens of a prompt beside so many of a response. Raises UserError where they do not fit."""
+        room = self.config.model.max_length - new_tokens
+        if room < 1 or (self.prompt or 1) > room:
+            raise UserError(f"prompts of {self.prompt or 1} tokens and {new_tokens} new ones are more than "
+                            f"config.model.max_length ({self.config.model.max_length}); raise it, or shorten the prompt")
+        return self.prompt or room
+
+    def rows(self, dtype, *shape: int, sampling: bool = False) -> jax.ShapeDtypeStruct:
+        """An array whose first dimension is the batch's, as `device_put(x, sharding.batch)` leaves it; or the engine."""
+        sharding = self.policy.sharding
+        sharding = sharding.generation if sharding and sampling else sharding
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding and sharding.batch)
+
+    def scalar(self, dtype=jnp.float32, shape: tuple[int, ...] = ()) -> jax.ShapeDtypeStruct:
+        sharding = self.policy.sharding
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding and sharding.replicated)
+
+    def key(self) -> jax.ShapeDtypeStruct:
+        found = jax.eval_shape(lambda: jax.random.key(0))
+        return self.scalar(found.dtype)
+
+
+def sampling_programs(run: Run, stage: str, role: str, model: Model, params, section, batch: int, held) -> list[Program]:
+    """Sampling as the engine calls it: its weights brought to where it wants them, if they are not there; a chunk of decoding,
+    with the ring as large as it gets; what fills and widens the ring; and one step of decoding without the head.
+
+    section: has temperature, top_k, top_p and max_new_tokens.
+    """
+    N, own = section.max_new_tokens, model.generation
+    P = run.prompt_length(N)
+    moving, params, moved = resharding(stage, role, model, params, held)
+    held = {**held, **moved}
+    rows = functools.partial(run.rows, sampling=True)
+    parts = 1 if own.sharding is None else own.sharding.batch_size
+    count = prefill_sizes(P, parts, batch // parts)[1] * parts
+    slots = slot_counts(P + N)[-1]
+    cache, half, made = (own.abstract_cache(*size) for size in ((batch, slots), (batch, -(-slots // 2)), (count, P)))
+    row, prompts, slot = rows(jnp.int32, batch), rows(jnp.int32, count, P), run.scalar(jnp.int32)
+    step = (params, row, row, (cache,), slot)
+    plan, index = rows(jnp.int32, parts, 1, batch // parts, 3), rows(jnp.int32, parts, batch // parts)
+    chunk = _chunk(run, stage, "sampling", role, model, params, section_sampling(section, STOP_IDS), cache, held)
+    return [
+        *moving,
+        chunk,
+        Program(stage, "prefill", role, prefill, (own, params, prompts), {**held, "KV cache": cache}),
+        Program(stage, "entering", role, insert, (own, (cache,), made, plan, slot), held),
+        Program(stage, "widening", role, reroll, (own, (half,), index, slot, single(batch // parts, slots)), held),
+        Program(stage, "decode", role, decode_step(own), step, held),
+    ]
+
+
+def _chunk(run: Run, stage: str, phase: str, role: str, model: Model, params, sampling: Sampling, cache, held) -> Program:
+    """A chunk of decoding, all rows of `cache`."""
+    own, B = model.generation, cache[0].values.shape[1]
+    where = own.sharding and own.sharding.named((None, "batch"))
+    rows = jax.ShapeDtypeStruct((4, B), jnp.int32, sharding=where)
+    control = run.key(), run.scalar(jnp.int32, (3,)), run.scalar()
+    arguments = (own, params, (cache,), rows, *control, sampling.compiled, CHUNK)
+    return Program(stage, phase, role, decode_chunk, arguments, held, CHUNK)
+
+
+def resharding(stage: str, role: str, model: Model, params, held) -> tuple[list[Program], Params, dict[str, Any]]:
+    """(the programs that bring weights to where sampling wants them, the weights as they leave them, what they add to the
+    devices). Large weights move one after another, and those moved before lie there already."""
+    names = [jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in jax.tree_util.tree_leaves_with_path(params)]
+    leaves, structure = jax.tree.flatten(params)
+    targets, programs, moved = jax.tree.leaves(model.generation_abstract(params)), [], []
+    for group, step in model.generation_moves(params):
+        what = f"{role}, {names[group[0]]}" if len(group) == 1 and len(leaves) > 1 else role
+        given = ([leaves[i] for i in group],)
+        programs.append(Program(stage, "resharding", what, step, given, {**held, "weights moved before": tuple(moved)}))
+        moved += [targets[i] for i in group]
+        for i in group:
+            leaves[i] = targets[i]
+    return programs, jax.tree.unflatten(structure, leaves), {f"{role} for sampling": moved} if moved else {}
+
+
+def judging_programs(run: Run, stage: str, model: Model, params, batch: int, held) -> list[Program]:
+    """What the feedback model runs: its reasoning, if it reasons, and the log-probabilities of its options."""
+    feedback, T = run.config.feedback, run.config.model.max_length - 1
+    asked = (model, params, run.rows(jnp.int32, batch, T), run.rows(jnp.int32, batch), run.scalar(jnp.int32, (2,)))
+    labelling = Program(stage, "labelling", "feedback model", next_logprobs, asked, held)
+    if not feedback.reasoning:
+        return [labelling]
+    N = feedback.max_reasoning_tokens
+    moving, params, moved = resharding(stage, "feedback model", model, params, held)
+    sampling = Sampling(N, STOP_IDS, feedback.reasoning_temperature)
+    cache = model.generation.abstract_cache(batch, slot_counts(run.prompt_length(N) + N)[-1])
+    reasoning = _chunk(run, stage, "reasoning", "feedback model", model, params, sampling, cache, {**held, **moved})
+    return [*moving, reasoning, labelling]
+
+
+def stacked_members(section: Preference, scorer: Scorer, params: Params) -> tuple[Scorer, Params]:
+    """The scorer and its weights as an ensemble, where the preference model is one: each leaf [K, ...] but for those that
+    members with adapters share."""
+    K = section.members
+    if K == 1:
+        return scorer, params
+    ensemble = Ensemble((0.0,) * K, (1.0,) * K, section.combine, section.std_weight)
+
+    def stack(leaf: jax.ShapeDtypeStruct):
+        here = leaf.sharding and NamedSharding(leaf.sharding.mesh, PartitionSpec(None, *leaf.sharding.spec))
+        return jax.ShapeDtypeStruct((K, *leaf.shape), leaf.dtype, sharding=here)
+
+    own = trained(params) if "adapters" in params else params
+    return dataclasses.replace(scorer, ensemble=ensemble), {**params, **jax.tree.map(stack, own)}
+
+
+@functools.cache
+def decode_step(model: Model) -> Callable:
+    """One step of the engine's loop without head and draw; the cache is donated, as the loop's is."""
+    return jax.jit(model.decode, donate_argnums=3)
+
+
+FROZEN = ("reference", "preference model", "student", "reward model", "feedback model")
+"""Roles that `mesh.offload` keeps in host memory but for the program that reads them, with "frozen" among it."""
+
+
+def offloaded(run: Run, programs: list[Program]) -> list[Program]:
+    """The programs without what lies in host memory meanwhile, as `training/offload.py` moves it."""
+    out = run.config.mesh.offload
+
+    def stays(role: str, phase: str) -> bool:
+        if role.endswith(" optimizer"):
+            return "optimizer" not in out or phase == "update"
+        return "frozen" not in out or role not in FROZEN
+
+    def left(program: Program) -> Program:
+        held = {role: tree for role, tree in program.held.items() if stays(role, program.phase)}
+        return dataclasses.replace(program, held=held)
+
+    return [left(program) for program in programs]
+
+
+def device_bytes(tree) -> int:
+    """What one device holds of a pytree of ShapeDtypeStructs."""
+    return sum(_leaf_bytes(leaf) for leaf in jax.tree.leaves(tree))
+
+
+def _leaf_bytes(leaf: jax.ShapeDtypeStruct) -> int:
+    shape = leaf.shape if leaf.sharding is None else leaf.sharding.shard_shape(leaf.shape)
+    bits = 4 if leaf.dtype in (jnp.uint4, jnp.int4) else np.dtype(leaf.dtype).itemsize * 8
+    return -(-int(np.prod(shape)) * bits // 8)

@@ -1,0 +1,176 @@
+"""A plan as people read it, and as JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from jaxalign.config import to_dict
+from jaxalign.planner.estimate import Assumptions, RunEstimate, TaskEstimate
+from jaxalign.planner.prices import Prices
+from jaxalign.planner.search import mesh_words
+from jaxalign.planner.weights import Weights
+from jaxalign.tracking.table import align
+
+GB = 1e9
+_PARTS = ("resident", "gradients", "casts", "activations", "KV cache", "weights to sample", "tables")
+
+
+def text(run: RunEstimate, weights: dict[str, Weights], name: str, assumptions: Assumptions, prices: Prices | None) -> str:
+    """The tables of a plan. weights: by role."""
+    cluster, mesh = run.cluster, run.config.mesh
+    used = mesh.data * mesh.fsdp * mesh.tensor * mesh.context * mesh.pipeline
+    lines = [
+        f"{name} on {cluster.name}: {_many(cluster.devices, 'device')} on {_many(cluster.hosts, 'host')}, "
+        f"{cluster.usable / GB:.1f} GB for a program on each",
+        f"mesh: {mesh_words(mesh)}" + (f" ({used} of {cluster.devices} devices)" if used < cluster.devices else ""),
+        "", "Weights, GB on each device", *_ruled(_weight_rows(run, weights)),
+        "", f"Memory at the peak, GB on each device, {cluster.usable / GB:.1f} usable", *_ruled(_memory_rows(run)),
+        "", f"Time of a call, at {assumptions.mfu:.0%} of peak FLOP/s, {assumptions.hbm:.0%} of the memory's and "
+        f"{assumptions.network:.0%} of the network's bandwidth", *_ruled(_time_rows(run)),
+        "", *_totals(run, prices),
+    ]  # fmt: skip
+    return "\n".join(lines)
+
+
+def verdict(run: RunEstimate) -> str:
+    """Whether it fits, in a sentence."""
+    worst = max(run.tasks, key=lambda task: task.peak)
+    where = f"{worst.task.name} needs {worst.peak / GB:.1f} GB of the {run.cluster.usable / GB:.1f} GB of a device"
+    return f"It fits: {where}." if run.fits else f"It does not fit: {where}."
+
+
+def advised(found: list[tuple[str, RunEstimate]]) -> list[str]:
+    """Lines that say what to change."""
+    if not found:
+        return ["Nothing that was tried makes it fit; it needs far more devices, or a smaller model."]
+    return ["It would fit with any one of:" if len(found) > 1 else "It would fit with:"] + [
+        f"  - {words}  (peak {run.peak / GB:.1f} GB{_hours_words(run)})" for words, run in found
+    ]
+
+
+def _hours_words(run: RunEstimate) -> str:
+    return f", {run.seconds / 3600:.3g} hours" if run.seconds else ""
+
+
+def _many(count: int, what: str) -> str:
+    return f"{count} {what}" + ("s" if count != 1 else "")
+
+
+def _ruled(rows: list[list[str]]) -> list[str]:
+    lines = align(rows)
+    return [lines[0], "-" * max(map(len, lines)), *lines[1:]]
+
+
+def _number(value: float) -> str:
+    return "-" if not value else f"{value:.2f}" if value < 100 else f"{value:.0f}"
+
+
+def _weight_rows(run: RunEstimate, weights: dict[str, Weights]) -> list[list[str]]:
+    rows = [["role", "parameters", "of them trained", "held", "gradients", "optimizer", "frozen base", "to sample"]]
+    trained = {role for task in run.tasks for role in task.task.trains}
+    sampled = {role for task in run.tasks if task.task.phase == "generate" for role in task.task.runs}
+    for role, own in weights.items():
+        learns = role in trained
+        rows.append([
+            role, _count(own.count), _count(own.trained) if learns else "-", _number(own.parameters / GB),
+            _number(own.gradients / GB * learns), _number(_optimizer(run, role) / GB), _number(own.frozen / GB),
+            _number(own.generation / GB * (role in sampled)),
+        ])  # fmt: skip
+    return rows
+
+
+def _optimizer(run: RunEstimate, role: str) -> float:
+    """The most that a stage holds of a role's optimizer."""
+    return max((task.resident.get(f"{role}'s optimizer", 0.0) for task in run.tasks), default=0.0)
+
+
+def _short(value: float) -> str:
+    return f"{value:.3g}" if value < 1000 else f"{value:,.0f}"
+
+
+def _count(number: float) -> str:
+    return f"{number / 1e9:.2f}B" if number >= 1e9 else f"{number / 1e6:.2f}M"
+
+
+def _parts(task: TaskEstimate) -> dict[str, float]:
+    return {"resident": sum(task.resident.values())} | task.temporary
+
+
+def _memory_rows(run: RunEstimate) -> list[list[str]]:
+    shown = [part for part in _PARTS if any(_parts(task).get(part) for task in run.tasks)]
+    rows = [["task", "peak", "", *shown]]
+    for task in run.tasks:
+        parts = _parts(task)
+        fits = "" if task.peak <= run.cluster.usable else "too much"
+        rows.append([task.task.name, _number(task.peak / GB), fits, *(_number(parts.get(part, 0.0) / GB) for part in shown)])
+    return rows
+
+
+def _time_rows(run: RunEstimate) -> list[list[str]]:
+    axes = [axis for axis in ("pipeline", "data", "slices", "fsdp", "context", "tensor")
+            if any(task.work.sent.get(axis) for task in run.tasks)]
+    rows = [["task", "seconds", "bound by", "compute", "memory", "network", "TFLOP", *(f"GB over {axis}" for axis in axes),
+             "tokens/s", "calls", "hours"]]
+    for task in run.tasks:
+        calls = task.task.calls
+        rows.append([
+            task.task.name, _short(task.seconds), task.bound, _short(task.compute), _short(task.memory), _short(task.network),
+            _short(task.work.flops / 1e12), *(_number(task.work.sent.get(axis, 0.0) / GB) for axis in axes),
+            f"{task.tokens_per_second:,.0f}", "?" if calls is None else f"{calls:,}",
+            "?" if calls is None else _short(task.seconds * calls / 3600),
+        ])  # fmt: skip
+    return rows
+
+
+def _totals(run: RunEstimate, prices: Prices | None) -> list[str]:
+    hours = run.seconds / 3600
+    lines = [f"In all {hours:.3g} hours, {hours * run.cluster.devices:.3g} device hours."]
+    if run.uncounted:
+        lines.append(f"Not counted: {', '.join(run.uncounted)}, whose steps follow from the data; say --examples=N, its rows.")
+    skipped = [stage for stage in run.config.stages if stage not in {task.task.stage for task in run.tasks} | {"report"}]
+    if skipped:
+        lines.append(f"Not planned: {', '.join(skipped)}.")
+    if prices is not None:
+        cost = money(run, prices)
+        lines.append(
+            f"{cost:,.2f} {prices.currency}, at {prices.of(run.cluster.chip.name):g} for a device and hour on {prices.date}."
+            if cost is not None else f"The prices of {prices.date} have none for {run.cluster.chip.name}."
+        )  # fmt: skip
+    return lines
+
+
+def money(run: RunEstimate, prices: Prices) -> float | None:
+    """What the counted tasks cost; None without a price for the chip."""
+    price = prices.of(run.cluster.chip.name)
+    return None if price is None else run.seconds / 3600 * run.cluster.devices * price
+
+
+def to_json(run: RunEstimate, weights: dict[str, Weights], assumptions: Assumptions, prices: Prices | None) -> dict[str, Any]:
+    """Bytes, seconds and FLOPs, unrounded, of one device where they are of a device (docs/plan.md has every field)."""
+    cluster = run.cluster
+    return {
+        "cluster": {"name": cluster.name, "devices": cluster.devices, "hosts": cluster.hosts, "usable_bytes": cluster.usable,
+                    "source": cluster.chip.source},
+        "mesh": to_dict(run.config)["mesh"],
+        "assumptions": dataclasses.asdict(assumptions),
+        "weights": {role: dataclasses.asdict(own) for role, own in weights.items()},
+        "tasks": [_task_json(task) for task in run.tasks],
+        "fits": run.fits,
+        "peak_bytes": run.peak,
+        "seconds": run.seconds,
+        "uncounted": list(run.uncounted),
+        "money": None if prices is None else {"amount": money(run, prices), "currency": prices.currency, "date": prices.date},
+    }  # fmt: skip
+
+
+def _task_json(task: TaskEstimate) -> dict[str, Any]:
+    own = task.task
+    return {
+        "stage": own.stage, "phase": own.phase, "roles": list(own.runs), "trained": list(own.trains), "rows": own.rows.rows,
+        "length": own.rows.length, "new_tokens": own.rows.new, "calls": own.calls, "peak_bytes": task.peak,
+        "resident_bytes": task.resident, "temporary_bytes": task.temporary, "flops": task.work.flops,
+        "hbm_bytes": task.work.hbm, "sent_bytes": task.work.sent, "seconds": task.seconds, "compute_seconds": task.compute,
+        "memory_seconds": task.memory, "network_seconds": task.network, "bound": task.bound,
+        "tokens_per_second": task.tokens_per_second,
+    }  # fmt: skip

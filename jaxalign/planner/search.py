@@ -1,0 +1,251 @@
+"""Which mesh of a cluster is the fastest that fits, and what to change where none or the one asked for does not."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Iterator
+
+from jaxalign import config_checks
+from jaxalign.config import Config
+from jaxalign.errors import UserError
+from jaxalign.models.adapters.lora import Lora
+from jaxalign.models.model import Model
+from jaxalign.planner.estimate import Assumptions, RunEstimate, estimate
+from jaxalign.planner.hardware import Cluster
+from jaxalign.planner.workload import micro_batches
+
+_LENGTHS = (("model", "max_length"), ("pretrain", "row_length"), ("sft", "row_length"), ("preference", "max_length"),
+            ("best_of_n", "row_length"), ("dpo", "max_length"), ("online_dpo", "max_new_tokens"), ("ppo", "max_new_tokens"),
+            ("evaluate", "max_new_tokens"))
+_PARTED = ("pretrain", "sft", "preference", "best_of_n", "dpo", "ppo")
+
+
+@dataclasses.dataclass(frozen=True)
+class Given:
+    """What a plan is made of beside its mesh."""
+
+    config: Config
+    policy: Model
+    cluster: Cluster
+    assumptions: Assumptions = Assumptions()
+    prompt: int | None = None
+    examples: int | None = None
+
+    def estimate(self) -> RunEstimate:
+        """Raises UserError where config.mesh cannot be."""
+        config_checks.check(self.config)
+        return estimate(self.config, self.policy, self.cluster, self.assumptions, self.prompt, self.examples)
+
+
+def meshes(devices: int, pipeline: int, slices: int) -> Iterator[dict[str, int]]:
+    """data, fsdp, context and tensor of every mesh of all devices; slices divide data."""
+    inner = devices // pipeline
+    for tensor in _divisors(inner):
+        for context in _divisors(inner // tensor):
+            for fsdp in _divisors(inner // tensor // context):
+                data = inner // tensor // context // fsdp
+                if data % slices == 0:
+                    yield {"data": data, "fsdp": fsdp, "context": context, "tensor": tensor}
+
+
+def _divisors(number: int) -> list[int]:
+    return [n for n in range(1, number + 1) if number % n == 0]
+
+
+@functools.lru_cache(maxsize=32)
+def possible(given: Given) -> tuple[RunEstimate, ...]:
+    """Estimates of every mesh of the whole cluster that divides the model and the batches, for each way to hold weights in
+    generation, the fastest that fit first, then the others by their peak. pipeline and zero are left as they are."""
+    mesh, found = given.config.mesh, []
+    if given.cluster.devices % mesh.pipeline:
+        return ()
+    for sizes in meshes(given.cluster.devices, mesh.pipeline, mesh.slices):
+        for generation in ("tensor", "training"):
+            if generation == "training" and sizes["fsdp"] == 1:
+                continue
+            changed = dataclasses.replace(mesh, **sizes, generation=generation)
+            try:
+                found.append(_with(given, mesh=changed).estimate())
+            except UserError:
+                continue
+    # Of meshes about as fast, the one with fewer kinds of split.
+    simple = lambda run: sum(getattr(run.config.mesh, axis) > 1 for axis in ("data", "fsdp", "context", "tensor"))  # noqa: E731
+    return tuple(sorted(found, key=lambda run: (not run.fits, _speed(run) if run.fits else run.peak, simple(run))))
+
+
+def _speed(run: RunEstimate) -> float:
+    """Seconds of a run whose tasks are not all counted: one call of those that are not."""
+    return run.seconds + sum(task.seconds for task in run.tasks if task.task.calls is None)
+
+
+@dataclasses.dataclass(frozen=True)
+class Change:
+    """Something to change: what it says to the user, and the plan with it."""
+
+    words: str
+    given: Given
+
+
+def advice(given: Given, keep: int = 4) -> list[tuple[str, RunEstimate]]:
+    """The first changes that make a run fit, each with its plan, in the order of how little they take from it.
+
+    Each change is tried alone; where none is enough they are heaped on one another until they are.
+    """
+    found = []
+    for change in _changes(given):
+        run = _try(change(given))
+        if run is not None and run[1].fits:
+            found.append(run)
+            if len(found) == keep:
+                break
+    if found:
+        return found
+    heaped, words = given, []
+    for change in _changes(given):
+        before = words
+        for made in change(heaped):  # Forms of one change, each in place of the one before.
+            try:
+                run = made.given.estimate()
+            except UserError:
+                continue
+            heaped, words = made.given, [*before, made.words]
+            if run.fits:
+                return [(", and ".join(words), run)]
+    return []
+
+
+def _try(changes: list[Change]) -> tuple[str, RunEstimate] | None:
+    """The first of several forms of a change that fits, else the last."""
+    tried = None
+    for change in changes:
+        try:
+            tried = (change.words, change.given.estimate())
+        except UserError:
+            continue
+        if tried[1].fits:
+            break
+    return tried
+
+
+def _changes(given: Given) -> list[Callable[[Given], list[Change]]]:
+    return [_other_mesh, _remat, _parts, _larger, _adapters, _quantised, _smaller_batch, _shorter]
+
+
+def _with(given: Given, **sections) -> Given:
+    return dataclasses.replace(given, config=dataclasses.replace(given.config, **sections))
+
+
+def _other_mesh(given: Given) -> list[Change]:
+    best = possible(given)[:1]
+    return [
+        Change(f"config.mesh: {mesh_words(run.config.mesh)}", dataclasses.replace(given, config=run.config))
+        for run in best if run.config.mesh != given.config.mesh
+    ]  # fmt: skip
+
+
+def _remat(given: Given) -> list[Change]:
+    if given.policy.config.remat:
+        return []
+    made = _with(given, model=dataclasses.replace(given.config.model, remat=True))
+    policy = dataclasses.replace(given.policy, config=dataclasses.replace(given.policy.config, remat=True))
+    return [Change("config.model.remat=True", dataclasses.replace(made, policy=policy))]
+
+
+def _parts(given: Given) -> list[Change]:
+    """More micro-batches, in every stage that has them: 2, 4 ... times as many."""
+    found = []
+    for times in (2, 4, 8, 16):
+        sections, words = {}, []
+        for stage in _PARTED:
+            if stage not in given.config.stages:
+                continue
+            section = getattr(given.config, stage)
+            if stage in ("preference", "dpo", "ppo"):
+                name, value = _smaller_parts(given, stage, times)
+            else:
+                name, value = "micro_batches", (section.micro_batches or 1) * times
+            sections[stage] = dataclasses.replace(section, **{name: value})
+            words.append(f"config.{stage}.{name}={value}")
+        found.append(Change(", ".join(words), _with(given, **sections)))
+    return found
+
+
+def _smaller_parts(given: Given, stage: str, times: int) -> tuple[str, int]:
+    """The tokens of a stage's packed micro-batches that make them so many times smaller, down to what must have room."""
+    mesh, (part, _) = given.config.mesh, micro_batches(given.config, stage, given.prompt)
+    ways, turns = mesh.data * mesh.fsdp, mesh.pipeline_micro_batches or mesh.pipeline
+    unit = ways * turns if stage == "ppo" else math.lcm(ways * turns, 2)
+    return "micro_batch_tokens", max(part.length * unit // ways, part.rows * part.length // ways // times)
+
+
+def _larger(given: Given) -> list[Change]:
+    """Twice, four or eight times as many of the same chips, with their fastest mesh."""
+    found, shape, chip = [], list(given.cluster.shape), given.cluster.chip
+    for _ in range(3):
+        shape[shape.index(min(shape))] *= 2
+        devices = math.prod(shape)
+        if devices > chip.largest or (chip.host_network is None and devices > chip.chips_per_host):
+            break
+        larger = dataclasses.replace(given, cluster=dataclasses.replace(given.cluster, shape=tuple(sorted(shape))))
+        best = possible(larger)[:1]
+        found += [
+            Change(f"a larger cluster, {larger.cluster.name}, with config.mesh: {mesh_words(run.config.mesh)}",
+                   dataclasses.replace(larger, config=run.config)) for run in best
+        ]  # fmt: skip
+    return found
+
+
+def _adapters(given: Given, kind: str = "bfloat16") -> list[Change]:
+    if given.policy.lora is not None and given.config.lora.base in (kind, "int8", "nf4"):
+        return []
+    section = given.config.lora
+    section = dataclasses.replace(section, rank=section.rank or 16, base=kind)
+    lora = given.policy.lora or Lora(section.rank, section.alpha, section.targets, section.rank_stabilised, section.dora)
+    made = dataclasses.replace(_with(given, lora=section), policy=dataclasses.replace(given.policy, lora=lora))
+    return [Change(f"adapters: config.lora.rank={section.rank}, config.lora.base={kind}", made)]
+
+
+def _quantised(given: Given) -> list[Change]:
+    if given.config.lora.base == "nf4":
+        return []
+    section = dataclasses.replace(given.config.lora, rank=given.config.lora.rank or 16, base="nf4")
+    lora = given.policy.lora or Lora(section.rank, section.alpha, section.targets, section.rank_stabilised, section.dora)
+    made = dataclasses.replace(_with(given, lora=section), policy=dataclasses.replace(given.policy, lora=lora))
+    return [Change(f"adapters on a base of 4 bits: config.lora.rank={section.rank}, config.lora.base=nf4", made)]
+
+
+def _smaller_batch(given: Given) -> list[Change]:
+    """Half the rows, a quarter of them, in RL."""
+    if "ppo" not in given.config.stages:
+        return []
+    ppo = given.config.ppo
+    return [
+        Change(f"config.ppo.batch={ppo.batch // times}", _with(given, ppo=dataclasses.replace(ppo, batch=ppo.batch // times)))
+        for times in (2, 4) if ppo.batch % times == 0
+    ]  # fmt: skip
+
+
+def _shorter(given: Given) -> list[Change]:
+    """Half as long rows, wherever rows have a length."""
+    config, sections, words = given.config, {}, []
+    for stage, name in _LENGTHS:
+        if stage == "model" or stage in config.stages:
+            half = max(1, getattr(getattr(config, stage), name) // 2)
+            sections[stage] = dataclasses.replace(getattr(config, stage), **{name: half})
+            words.append(f"config.{stage}.{name}={half}")
+    made = _with(given, **sections)
+    if given.prompt is not None:
+        made = dataclasses.replace(made, prompt=max(1, given.prompt // 2))
+    return [Change("shorter rows: " + ", ".join(words), made)]
+
+
+def mesh_words(mesh) -> str:
+    """A mesh in one line: "fsdp=8, tensor=4"."""
+    sizes = [f"{axis}={getattr(mesh, axis)}" for axis in ("pipeline", "data", "fsdp", "context", "tensor", "slices")
+             if getattr(mesh, axis) > 1]
+    others = [f"zero={mesh.zero}"] if mesh.zero != 3 else []
+    others += ["sequence_parallel"] if mesh.sequence_parallel else []
+    others += [f"generation={mesh.generation}"] if mesh.generation != "tensor" else []
+    return ", ".join(sizes + others) or "one device"

@@ -1,0 +1,54 @@
+"""Which architecture a plan is for: that of the config, or of a published model by name. No weights or tokenizers are read."""
+
+from __future__ import annotations
+
+import functools
+import json
+import pathlib
+
+from jaxalign.config import Config
+from jaxalign.data.sources.arithmetic import ALPHABET
+from jaxalign.data.tokenizers.sentence_piece import least_vocabulary
+from jaxalign.errors import UserError
+from jaxalign.models.architecture import DecoderConfig
+from jaxalign.models.checkpoints.huggingface import parse_config
+from jaxalign.models.configured import adapted, configured_decoder, with_choices
+from jaxalign.models.families.base import Family
+from jaxalign.models.model import Model
+from jaxalign.parallel.sharding import Sharding
+
+_FILE = pathlib.Path(__file__).parent / "published_shapes.json"
+
+
+@functools.cache
+def published_shapes() -> dict[str, dict]:
+    """Fields of config.json by a published model's name, as far as a decoder's shape follows from them."""
+    return json.loads(_FILE.read_text(encoding="utf-8"))
+
+
+def architecture(config: Config, shape: str | None = None) -> tuple[DecoderConfig, Family | None]:
+    """The policy's architecture, and its family where it is one of Hugging Face's.
+
+    shape: the name of a published model; None: what config.model says, for which model.path needs only config.json.
+
+    Raises UserError where the shape is not known, or model.path has none.
+    """
+    if shape is None:
+        return configured_decoder(config.model, scratch_vocabulary(config))
+    if shape not in published_shapes():
+        raise UserError(f"shape is {shape!r}; it must be one of {', '.join(published_shapes())}, or leave it out and set "
+                        "config.model.path to a folder with the model's config.json")
+    chosen = config.model
+    found = parse_config(pathlib.Path(shape), published_shapes()[shape], chosen.compute_dtype, chosen.vocab_multiple)
+    return with_choices(chosen, found.decoder), found.family
+
+
+def scratch_vocabulary(config: Config) -> int:
+    """Ids of the tokenizer that stage pretrain trains."""
+    return least_vocabulary(ALPHABET) if config.data.source == "arithmetic" else config.world.vocab_size
+
+
+def policy_model(config: Config, sharding: Sharding | None, shape: str | None = None) -> Model:
+    """The run's policy, with its adapters, on a mesh of any devices."""
+    decoder, family = architecture(config, shape)
+    return adapted(config.lora, Model(decoder, "lm", sharding), family)

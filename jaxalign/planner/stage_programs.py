@@ -1,0 +1,225 @@
+"""The programs of every stage but PPO: sampling and labelling, supervised training, preference models and direct preference
+optimisation."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+from jaxalign.config import BestOfN, Dpo, OnlineDpo, Optimizer, Pretrain, Sft
+from jaxalign.models.adapters.lora import join
+from jaxalign.models.model import Model
+from jaxalign.planner.programs import STEPS, Program, Run, judging_programs, offloaded, sampling_programs, stacked_members
+from jaxalign.records import AnswerPairs, AnswerRows, PackedBatch, PackedParts, PairBatch, Rollout, ScoredPairs
+from jaxalign.rewards.scorer import Scorer, packed_rollout_scores, raw_pair_scores, student_model
+from jaxalign.training.direct_step import answer_logprobs, direct_step, sorts_the_batch
+from jaxalign.training.distill_step import distill_step
+from jaxalign.training.lm_step import lm_step
+from jaxalign.training.optimizer import make_optimizer
+from jaxalign.training.packed import pair_rows, part_rows, rows_split
+from jaxalign.training.preference_step import preference_step
+from jaxalign.training.state import abstract_state
+
+
+def pretrain(run: Run) -> list[Program]:
+    section = run.config.pretrain
+    return [_lm(run, "pretrain", section, run.policy.base, section.steps)] if section.steps else []
+
+
+def sft(run: Run) -> list[Program]:
+    return [_lm(run, "sft", run.config.sft, run.policy, STEPS)]
+
+
+def _lm(run: Run, stage: str, section: Pretrain | Sft | BestOfN, model: Model, steps: int) -> Program:
+    optimizer = make_optimizer(section.optimizer, steps)
+    state, shape = abstract_state(model, optimizer), (section.batch_rows, section.row_length)
+    ids = run.rows(jnp.int32, *shape)
+    batch = PackedBatch(ids, ids, ids, run.rows(jnp.float32, *shape))
+    frozen, held = (None, {}) if model.lora is None else (run.frozen, run.base)
+    arguments = (model, optimizer, section.micro_batches or 1, state, batch, frozen, run.config.model.load_balance_coef)
+    turns = model.head_chunks(section.batch_rows // (section.micro_batches or 1), section.row_length - 1)
+    return Program(stage, "update", "policy", lm_step, arguments, held | trained_roles("policy", state), turns)
+
+
+def trained_roles(role: str, state) -> dict:
+    """What a training state holds."""
+    return {role: state.params, f"{role} optimizer": state.opt_state}
+
+
+def revise(run: Run) -> list[Program]:
+    section, base = run.config.revise, _base(run)
+    return sampling_programs(run, "revise", "base", run.policy, base, section, section.batch, {"base": base})
+
+
+def _base(run: Run):
+    return run.policy.abstract() if run.frozen is None else run.frozen
+
+
+def compare(run: Run) -> list[Program]:
+    section, policy, base = run.config.compare, run.start("compare"), _base(run)
+    held = {"base": base, "policy": run.own(policy)}
+    sampled = sampling_programs(run, "compare", "policy", run.policy, policy, section, section.batch, held)
+    return sampled + judging_programs(run, "compare", run.policy, base, section.batch, held)
+
+
+def preference(run: Run) -> list[Program]:
+    section, model = run.config.preference, run.policy.with_head("scalar")
+    optimizer = make_optimizer(section.optimizer, STEPS)
+    state = abstract_state(model, optimizer)
+    batch = _packed(pair_batch(run, section.batch, section.max_length, section.margin_weight > 0))
+    parts, most = _pair_parts(run, section.batch, section.max_length, section.micro_batch_tokens)
+    arguments = (model, optimizer, section.centering_coef, state, batch, run.frozen, parts)
+    held = run.base | trained_roles("preference model", state)
+    made = join(run.frozen, model.abstract())
+    scorer, params = stacked_members(section, Scorer(model), made)
+    some, turns = _pair_parts(run, section.batch, section.max_length)
+    scoring = (scorer, params, _packed(pair_batch(run, section.batch, section.max_length)), some)
+    return [
+        Program("preference", "update", "preference model", preference_step, arguments, held, most),
+        Program("preference", "scoring", "preference model", raw_pair_scores, scoring,
+                run.base | {"preference model": run.own(params)}, turns),
+    ]  # fmt: skip
+
+
+def _packed(pairs: AnswerPairs | PairBatch):
+    """The pairs as they are beside their packed tokens."""
+    return dataclasses.replace(pairs, tokens=None)
+
+
+def _pair_parts(run: Run, pairs: int, T: int, tokens: int = 0, whole: bool = False) -> tuple[PackedParts, int]:
+    """(so many pairs of at most T tokens each, packed; the most parts of them)."""
+    rows, most = pair_rows(pairs, T, tokens, *rows_split(run.policy.sharding), whole)
+    return packed_parts(run, 2 * pairs, rows, most, T), most
+
+
+def pair_batch(run: Run, rows: int, length: int, margin: bool = False) -> PairBatch:
+    floats = run.rows(jnp.float32, rows)
+    tokens, lengths = run.rows(jnp.int32, rows, 2, length), run.rows(jnp.int32, rows, 2)
+    return PairBatch(tokens, lengths, floats, floats, floats if margin else None)
+
+
+def reward_distill(run: Run) -> list[Program]:
+    section, policy = run.config.reward_distill, run.start("reward_distill")
+    held = run.base | {"policy": run.own(policy)}
+    sampled = sampling_programs(run, "reward_distill", "policy", run.policy, policy, section, section.batch, held)
+    student = student_model(section, run.policy)
+    optimizer = make_optimizer(section.optimizer, STEPS)
+    state, scale = abstract_state(student, optimizer), 1.0
+    pairs = pair_batch(run, section.batch_pairs, run.config.preference.max_length)
+    scored = ScoredPairs(pairs.tokens, pairs.length, run.rows(jnp.float32, section.batch_pairs, 2))
+    arguments = (student, optimizer, section.objective, scale, section.micro_batches, state, scored)
+    scorer, teacher = preference_scorer(run)
+    parts, turns = _pair_parts(run, section.batch_pairs, run.config.preference.max_length)
+    held = run.base | {"preference model": run.own(teacher)}
+    return [
+        *sampled,
+        Program("reward_distill", "scoring", "preference model", raw_pair_scores, (scorer, teacher, _packed(pairs), parts),
+                held, turns),
+        Program("reward_distill", "update", "student", distill_step, arguments, held | trained_roles("student", state)),
+    ]
+
+
+def preference_scorer(run: Run, clip: float | None = None):
+    """(Scorer, weights) of the preference model, an ensemble if it is one."""
+    model = run.policy.with_head("scalar")
+    return stacked_members(run.config.preference, Scorer(model, clip=clip), join(run.frozen, model.abstract()))
+
+
+def best_of_n(run: Run) -> list[Program]:
+    section, policy = run.config.best_of_n, run.start("best_of_n")
+    scorer, weights = preference_scorer(run)
+    held = run.base | {"policy": run.own(policy), "preference model": run.own(weights)}
+    return [
+        *sampling_programs(run, "best_of_n", "policy", run.policy, policy, section, section.batch, held),
+        scoring_program(run, "best_of_n", section, "preference model", scorer, weights, held),
+        _lm(run, "best_of_n", section, run.policy, STEPS),
+    ]
+
+
+def sampled_rollout(run: Run, batch: int, new_tokens: int) -> Rollout:
+    row = run.rows(jnp.int32, batch)
+    tokens = run.rows(jnp.int32, batch, run.prompt_length(new_tokens) + new_tokens)
+    return Rollout(tokens, row, row, run.rows(jnp.float32, batch, new_tokens), run.rows(jnp.bool_, batch))
+
+
+def packed_parts(run: Run, sequences: int, rows: int, most: int, T: int, plans: int | None = None) -> PackedParts:
+    """So many sequences in at most so many parts of so many rows of T tokens; of several minibatches with `plans`."""
+    sharding, more = run.policy.sharding, () if plans is None else (plans,)
+    shape = (*more, most, rows, T)
+    where = sharding and sharding.named((None,) * (len(shape) - 2) + ("batch", None))
+    packed = jax.ShapeDtypeStruct(shape, jnp.int32, sharding=where)
+    own = run.scalar(jnp.int32, (*more, sequences))
+    rows = AnswerRows(packed, packed, packed, packed, own, own, run.scalar(jnp.int32, (*more, most)))
+    return PackedParts(rows, own, run.scalar(jnp.int32, more))
+
+
+def scoring_program(run: Run, stage: str, section, role: str, scorer: Scorer, weights, held) -> Program:
+    """A reward model over a batch of rollouts. section: has batch and max_new_tokens."""
+    rollout = sampled_rollout(run, section.batch, section.max_new_tokens)
+    T = rollout.tokens.shape[1]
+    rows, most = part_rows(section.batch, T, 0, *rows_split(run.policy.sharding))
+    parts = packed_parts(run, section.batch, rows, most, T)
+    return Program(stage, "reward", role, packed_rollout_scores, (scorer, weights, rollout, parts), held, most)
+
+
+def dpo(run: Run) -> list[Program]:
+    section, start = run.config.dpo, run.start("dpo")
+    pairs = _answer_pairs(run, section.batch)
+    reference = {"reference": run.own(start)}
+    update = _direct(run, "dpo", section, section.optimizer, pairs, section.max_length, reference)
+    if section.reference == "none":
+        return [update]
+    scored = (run.policy, start, pairs, update.arguments[-1])
+    scoring = Program("dpo", "scoring", "reference", answer_logprobs, scored, run.base | reference, update.turns)
+    return [scoring, update]
+
+
+def _answer_pairs(run: Run, rows: int) -> AnswerPairs:
+    sides, floats = run.rows(jnp.int32, rows, 2), run.rows(jnp.float32, rows)
+    return AnswerPairs(None, sides, sides, floats, floats, run.rows(jnp.float32, rows, 2))
+
+
+def _direct(run: Run, stage: str, section: Dpo, settings: Optimizer, pairs: AnswerPairs, T: int, held) -> Program:
+    optimizer = make_optimizer(settings, STEPS)
+    state = abstract_state(run.policy, optimizer)
+    parts, most = _pair_parts(run, len(pairs.label), T, section.micro_batch_tokens, sorts_the_batch(section))
+    arguments = (run.policy, optimizer, section, state, pairs, run.frozen, parts)
+    held = run.base | held | trained_roles("policy", state)
+    return Program(stage, "update", "policy", direct_step, arguments, held, most)
+
+
+def online_dpo(run: Run) -> list[Program]:
+    section: OnlineDpo = run.config.online_dpo
+    start, base, size = run.start("online_dpo"), _base(run), section.batch // section.minibatches
+    pairs, T = _answer_pairs(run, size), run.prompt_length(section.max_new_tokens) + section.max_new_tokens
+    other = {"feedback model": run.own(base), "reference": run.own(start)}
+    update = _direct(run, "online_dpo", run.config.dpo, section.optimizer, pairs, T, other)
+    policy = join(run.frozen, update.arguments[3].params)
+    return offloaded(run, [
+        *sampling_programs(run, "online_dpo", "policy", run.policy, policy, section, 2 * size, update.held),
+        *judging_programs(run, "online_dpo", run.policy, base, section.batch, update.held),
+        Program("online_dpo", "scoring", "policy", answer_logprobs, (run.policy, policy, pairs, update.arguments[-1]),
+                update.held, update.turns),
+        update,
+    ])  # fmt: skip
+
+
+def evaluate(run: Run) -> list[Program]:
+    section, policy, start = run.config.evaluate, run.start("report"), run.start("preference")
+    held = run.base | {"policy": run.own(policy), "reference": run.own(start)}
+    made = []
+    if "preference" in run.config.stages:
+        scorer, weights = preference_scorer(run)
+        held |= {"preference model": run.own(weights)}
+        made = [scoring_program(run, "evaluate", section, "preference model", scorer, weights, held)]
+    return sampling_programs(run, "evaluate", "policy", run.policy, policy, section, section.batch, held) + made
+
+
+STAGES: dict[str, Callable[[Run], list[Program]]] = {
+    fn.__name__: fn
+    for fn in (pretrain, revise, sft, compare, preference, reward_distill, best_of_n, dpo, online_dpo, evaluate)
+}
+"""The stages that run anything on a device, but for ppo."""

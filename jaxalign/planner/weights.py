@@ -1,0 +1,180 @@
+"""Bytes of a model's weights on one device, in each of the forms that a run holds them in; from shapes alone."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxalign.models.adapters.lora import LINEAR
+from jaxalign.models.adapters.quantised import BLOCK
+from jaxalign.models.flops import multiplied
+from jaxalign.models.model import Model
+from jaxalign.parallel.sharding import Sharding
+
+_TABLES = ("embedding", "unembedding")
+LANES = 128
+"""The width of a TPU's vector registers."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Weights:
+    """Bytes on one device, unless said otherwise.
+
+    count: parameters of the whole model, not of a device; trained: those that are learnt; matmul: those that multiply each
+    token (no embedding lookup, no norms; of experts those at work).
+    parameters: what is learnt, float32; frozen: the base under adapters, as it is stored; gradients, of which table_gradient
+    is the embedding's, and optimizer (by its kind) as config.mesh.zero splits them.
+    casts: the blocks once more in the compute dtype, split as they are stored, where they are stored otherwise.
+    table: the embedding whole but for tensor, in the compute dtype, which a lookup reads; head: the same of the LM head.
+    layer: the kernels of one layer, whole but for tensor, in the compute dtype.
+    generation: all that sampling reads, in the form that config.mesh.generation says; moved: those of them that are copies
+    made for it; moving: the largest array of those, which is there twice while it is made.
+    copies: what a TPU holds once more in another layout, where the part of the width that a device has is no multiple of its
+    128 lanes: (attention kernels in the compute dtype, the gathered embedding while it is made).
+    learnt: what is trained, whole but for tensor, in the compute dtype, as gradients are before they are split.
+    """
+
+    count: int
+    trained: int
+    matmul: int
+    parameters: float
+    frozen: float
+    gradients: float
+    table_gradient: float
+    optimizer: dict[str, float]
+    casts: float
+    table: float
+    head: float
+    layer: float
+    generation: float
+    moved: float
+    moving: float
+    copies: tuple[float, float]
+    learnt: float
+
+
+def whole(sharding: Sharding) -> Sharding:
+    """How weights lie where they are used: gathered over all axes but tensor."""
+    return dataclasses.replace(sharding, phase="generation", generation_rules="tensor")
+
+
+@functools.lru_cache(maxsize=4096)
+def measure(model: Model, stored: str) -> Weights:
+    """The Weights of a model on the mesh of its sharding (an AbstractMesh will do). stored: `config.lora.base`."""
+    sharding, config = model.sharding, model.config
+    own, base = _Tree(model.abstract(), model.axes()), _Tree(model.base.abstract(), model.base.axes())
+    compute = np.dtype(config.compute_dtype).itemsize
+    adapted = model.lora is not None
+    if not adapted:  # A scalar head takes the LM head's place.
+        base = own
+    kernels = base.only(lambda path: path[0] == "blocks" and path[1:] in LINEAR)
+    held = stored if adapted else "float32"
+    stays = held in ("float32", "bfloat16") and np.dtype(held).itemsize == compute
+    cast = held in ("float32", "bfloat16") and not stays  # What is quantised becomes an array layer by layer.
+    table = base.only(lambda path: path[0] == "embedding").bytes(whole(sharding), lambda *_: compute)
+    untied = base.only(lambda path: path[0] == "unembedding").bytes(whole(sharding), lambda *_: compute)
+    layer = kernels.bytes(whole(sharding), lambda *_: compute) / config.layers
+    sampled = base.bytes(sharding.generation, lambda *_: compute)
+    as_stored = stays and all(
+        sharding.named(axes).shard_shape(shape) == sharding.generation.named(axes).shard_shape(shape)
+        for _, shape, axes in base.rows
+    )
+    return Weights(
+        count=base.count() + (own.count() if adapted else 0),
+        trained=own.count(),
+        matmul=multiplied(model),
+        parameters=own.bytes(sharding, lambda *_: 4),
+        frozen=base.bytes(sharding, lambda path, shape: _stored(held, path, shape)) if adapted else 0.0,
+        gradients=own.bytes(sharding.gradients, lambda *_: 4),
+        table_gradient=own.only(lambda path: path[0] == "embedding").bytes(sharding.gradients, lambda *_: 4),
+        optimizer={kind: own.bytes(sharding.optimizer, of) for kind, of in MOMENTS.items()},
+        casts=0.0 if not cast else kernels.bytes(sharding, lambda *_: compute),
+        table=table,
+        head=untied or table,
+        layer=layer,
+        generation=sampled + (own.bytes(sharding.generation, lambda *_: 4) if adapted else 0.0),
+        moved=0.0 if as_stored else sampled,
+        moving=0.0 if as_stored else base.largest(sharding.generation, lambda *_: compute),
+        copies=_copies(model, base, table, compute),
+        learnt=own.bytes(whole(sharding), lambda *_: compute),
+    )
+
+
+def _copies(model: Model, base: _Tree, table: float, compute: int) -> tuple[float, float]:
+    ways = 1
+    for axis in model.sharding.rules["embed"]:
+        ways *= model.sharding.mesh.shape[axis]
+    if ways == 1 or model.config.embed // ways % LANES == 0:
+        return 0.0, 0.0
+    return base.only(lambda path: path[:2] == ("blocks", "attention") and path[1:] in LINEAR).bytes(
+        model.sharding, lambda *_: compute
+    ), table
+
+
+def _muon(path: tuple, shape: tuple) -> float:
+    """One momentum of a kernel, Adam's two moments of all else."""
+    return 4 if (path[0] == "blocks" and path[1:] in LINEAR) or (path[0] == "adapters" and path[-1] in ("a", "b")) else 8
+
+
+def _adafactor(path: tuple, shape: tuple) -> float:
+    """Sums over the two largest axes of a matrix of each layer; of what has none so large, the squares themselves."""
+    large = sorted(shape[1:] if path[0] in ("blocks", "adapters") else shape)[-2:]
+    if len(large) < 2 or large[0] < FACTORED:
+        return 4
+    return 4 * (large[0] + large[1]) / (large[0] * large[1])
+
+
+FACTORED = 128
+"""optax factors axes of at least this size."""
+MOMENTS = {
+    "adamw": lambda *_: 8, "lion": lambda *_: 4, "adafactor": _adafactor, "muon": _muon, "sophia": lambda *_: 8,
+}  # fmt: skip
+"""Bytes of optimizer state for each parameter, float32, by config's `kind`."""
+
+
+class _Tree:
+    """Shapes and logical axes by path."""
+
+    def __init__(self, shapes: Any, axes: Any):
+        leaves = jax.tree_util.tree_flatten_with_path(shapes)[0]
+        names = jax.tree.leaves(axes, is_leaf=lambda x: isinstance(x, tuple))
+        paths = (tuple(key.key for key in path) for path, _ in leaves)
+        self.rows = [(path, leaf.shape, name) for path, (_, leaf), name in zip(paths, leaves, names, strict=True)]
+
+    def only(self, wanted: Callable[[tuple], bool]) -> _Tree:
+        found = object.__new__(_Tree)
+        found.rows = [row for row in self.rows if wanted(row[0])]
+        return found
+
+    def count(self) -> int:
+        return sum(math.prod(shape) for _, shape, _ in self.rows)
+
+    def bytes(self, sharding: Sharding, size: Callable[[tuple, tuple], float]) -> float:
+        """size(path, shape): bytes of one number."""
+        return sum(self._each(sharding, size))
+
+    def largest(self, sharding: Sharding, size: Callable[[tuple, tuple], float]) -> float:
+        """`bytes` of the largest array alone."""
+        return max(self._each(sharding, size), default=0.0)
+
+    def _each(self, sharding: Sharding, size: Callable[[tuple, tuple], float]) -> list[float]:
+        return [math.prod(sharding.named(axes).shard_shape(shape)) * size(path, shape) for path, shape, axes in self.rows]
+
+
+def _stored(kind: str, path: tuple, shape: tuple[int, ...]) -> float:
+    """Bytes of one number of the frozen base (`models/adapters/quantised.py`), its share of the scales included."""
+    kernel = path[0] == "blocks" and path[1:] in LINEAR
+    if kind == "float32" or not (kernel or path[0] in _TABLES):
+        return 4
+    if kind == "bfloat16" or not kernel:
+        return 2
+    first, inputs = (2 if path[1] == "mlp" and len(shape) == 4 else 1), LINEAR[path[1:]][0]  # An expert's have an axis more.
+    if kind == "nf4":
+        return 0.5 + 4 / math.gcd(BLOCK, shape[first + inputs - 1])
+    return 1 + 4 / math.prod(shape[first : first + inputs])

@@ -1,0 +1,187 @@
+"""How much a task is: operations, bytes read and written in a device's memory, bytes sent over each axis of the mesh.
+
+All of one device and one call. Dimension letters as in `memory.py`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from jaxalign.models.model import Model
+from jaxalign.planner import memory
+from jaxalign.planner.memory import Local, Rows
+from jaxalign.planner.network import gathered, reduced
+from jaxalign.planner.weights import Weights
+from jaxalign.planner.workload import Task
+from jaxalign.rollout.layouts import slot_counts
+
+
+@dataclasses.dataclass(frozen=True)
+class Work:
+    """flops; hbm: bytes read or written; sent: bytes by mesh axis ("slices": between slices)."""
+
+    flops: float = 0.0
+    hbm: float = 0.0
+    sent: dict[str, float] = dataclasses.field(default_factory=dict)
+
+    def __add__(self, other: Work) -> Work:
+        axes = self.sent.keys() | other.sent.keys()
+        sent = {axis: self.sent.get(axis, 0.0) + other.sent.get(axis, 0.0) for axis in axes}
+        return Work(self.flops + other.flops, self.hbm + other.hbm, sent)
+
+    def __mul__(self, times: float) -> Work:
+        return Work(self.flops * times, self.hbm * times, {axis: size * times for axis, size in self.sent.items()})
+
+
+_SUPERVISED = ("pretrain", "sft", "best_of_n")  # Whose loss makes the head's gradient with the logits at hand.
+
+
+def forward_flops(model: Model, weights: Weights, rows: Rows, counted: int) -> float:
+    """Operations of all devices: 2 for each parameter and token, attention over the whole square of a row, or over half of it
+    where what no query sees is skipped, and the LM head at `counted` positions of a row."""
+    config, tokens = model.config, rows.rows * rows.length
+    attention = _attention_flops(model, rows)
+    head = 2 * config.embed * config.vocab * rows.rows * counted
+    return tokens * (2 * weights.matmul + attention) + head
+
+
+def backward_flops(model: Model, weights: Weights, rows: Rows, counted: int, logits_again: bool = True) -> float:
+    """The same of a backward pass: twice the forward's, but once for frozen kernels, and what is computed again, of the LM head
+    too where logits_again says so."""
+    config, tokens = model.config, rows.rows * rows.length
+    attention = _attention_flops(model, rows)
+    head = 2 * config.embed * config.vocab * rows.rows * counted
+    kernels = 2 * weights.matmul * (2 if model.lora is None else 1)
+    again = attention + (2 * weights.matmul if config.remat_saves == "nothing" else 0) if config.remat else 0
+    return tokens * (kernels + 2 * attention + again) + head * (logits_again + (2 if model.lora is None else 1))
+
+
+def _attention_flops(model: Model, rows: Rows) -> float:
+    """Of one token, forward."""
+    config = model.config
+    seen = 1.0 if memory.attention_kind(model, rows) == "plain" else 0.5
+    return 4 * seen * rows.length * config.heads * config.head_dim * config.layers
+
+
+def update(model: Model, weights: Weights, task: Task, slices: int, optimizer: str = "adamw") -> Work:
+    """One model's share of an optimizer step, all its parts. optimizer: its kind."""
+    mesh, part = model.sharding.mesh, Rows(max(1, task.rows.rows // task.micro), task.rows.length)
+    devices = mesh.size
+    again = task.stage not in _SUPERVISED
+    flops = forward_flops(model, weights, task.rows, task.counted)
+    flops += backward_flops(model, weights, task.rows, task.counted, again)
+    at = memory.local(model, part)
+    passes = 3 if model.config.remat else 2
+    work = _pass(model, weights, at, passes) + _head(model, weights, part, task.counted, 3 if again else 2)
+    work = work * task.micro + _gradients(model, weights, task.micro, slices)
+    # Parameter, gradient and moments are read, all but the gradient written.
+    states = 2 * weights.gradients * task.micro + 3 * weights.gradients + 2 * weights.optimizer[optimizer]
+    return Work(flops / devices, work.hbm + states, work.sent)
+
+
+def forward(model: Model, weights: Weights, task: Task) -> Work:
+    """A forward pass alone."""
+    at = memory.local(model, task.rows)
+    work = _pass(model, weights, at, 1)
+    if task.counted:
+        work = work + _head(model, weights, task.rows, task.counted, 1)
+    return Work(forward_flops(model, weights, task.rows, task.counted) / model.sharding.mesh.size, work.hbm, work.sent)
+
+
+def generate(model: Model, weights: Weights, task: Task) -> tuple[Work, Work, Work]:
+    """(placing the weights, the prompts' prefill, one step of decoding)."""
+    config, rows, mesh = model.config, task.rows, model.sharding.mesh.shape
+    at = memory.local(model, rows, "generation")
+    rules = model.sharding.generation.rules
+    split = {axis: size for axis, size in mesh.items() if size > 1}
+    ways = _ways(rules["batch"], mesh) * _ways(rules["heads"], mesh)
+    placing = Work()
+    if weights.moved:
+        gathered_over = _ways(("pipeline", "fsdp"), mesh) if "fsdp" not in rules["embed"] else 1
+        axis = "fsdp" if mesh["fsdp"] > 1 else "pipeline"
+        sent = {axis: gathered(weights.moved, gathered_over)} if gathered_over > 1 else {}
+        placing = Work(0.0, 2 * weights.moved, sent)
+    prefill = forward_flops(model, weights, rows, 1) / ways
+    read = weights.generation * (1 if "fsdp" not in rules["embed"] else mesh["fsdp"])
+    filled = Work(prefill, read + _activations(at, 1), _generation_sent(model, weights, at, at.tokens, split, rules))
+    slots = slot_counts(rows.length + rows.new)[-1]
+    step_flops = rows.rows * (2 * weights.matmul + 4 * slots * config.heads * config.head_dim * config.layers
+                              + 2 * config.embed * config.vocab) / ways
+    step = Work(step_flops, read + memory.cache(at, slots), _generation_sent(model, weights, at, at.B, split, rules))
+    return placing, filled, step
+
+
+def _ways(axes, mesh) -> int:
+    """Devices along those mesh axes."""
+    found = 1
+    for axis in axes:
+        found *= mesh[axis]
+    return found
+
+
+def _generation_sent(model: Model, weights: Weights, at: Local, tokens: float, split, rules) -> dict[str, float]:
+    sent = {}
+    if "tensor" in split and "tensor" in rules["heads"]:
+        logits = gathered(at.B * model.config.vocab * 4, split["tensor"])
+        sent["tensor"] = 2 * at.L * reduced(tokens * at.D * at.size, split["tensor"]) + logits
+    if "fsdp" in split and "fsdp" in rules["embed"]:
+        sent["fsdp"] = gathered(weights.layer * at.L + weights.head, split["fsdp"])
+    return sent
+
+
+def _activations(at: Local, passes: float) -> float:
+    """Bytes that the layers read and write, of activations alone: about 12 arrays of the width, 6 of the MLP's, and the
+    scores twice in each dtype."""
+    return passes * at.L * (12 * at.tokens * at.D * at.size + 6 * at.tokens * at.F * at.size + 2 * memory.scores(at))
+
+
+def _pass(model: Model, weights: Weights, at: Local, passes: int) -> Work:
+    """Weights gathered and read, activations exchanged, in so many passes through the layers (a backward pass is one)."""
+    mesh = model.sharding.mesh.shape
+    layers = weights.layer * at.L
+    sent = {}
+    if mesh["fsdp"] > 1 and model.sharding.zero == 3:
+        sent["fsdp"] = passes * gathered(layers, mesh["fsdp"]) + gathered(weights.table, mesh["fsdp"])
+    if mesh["tensor"] > 1:
+        sent["tensor"] = passes * 2 * at.L * reduced(at.tokens * at.D * at.size, mesh["tensor"])
+    if mesh["context"] > 1:
+        blocks = 2 * at.L * at.tokens * at.K * at.h * at.size * (mesh["context"] - 1)
+        sent["context"] = blocks * (passes + (1 if passes > 1 else 0))  # Backward, their gradients go round as well.
+    if mesh["pipeline"] > 1:
+        sent["pipeline"] = min(passes, 2) * model.sharding.pipeline_repeats * at.tokens * at.D * at.size
+    return Work(0.0, passes * (layers + _activations(at, 1)), sent)
+
+
+def _head(model: Model, weights: Weights, rows: Rows, counted: int, reads: int) -> Work:
+    """The LM head, read so many times by each chunk: gathered over fsdp once; its gradient is among `_gradients`."""
+    if not counted:
+        return Work()
+    mesh = model.sharding.mesh.shape
+    at = memory.local(model, rows)
+    _, chunks = memory.chunk(model, Rows(rows.rows, counted))
+    logits = at.B * counted / mesh["context"] * at.V * 4 * 2
+    sent = {}
+    if mesh["fsdp"] > 1 and model.sharding.zero == 3:
+        sent["fsdp"] = gathered(weights.head, mesh["fsdp"])
+    return Work(0.0, reads * (chunks * weights.head + logits), sent)
+
+
+def _gradients(model: Model, weights: Weights, micro: int, slices: int) -> Work:
+    """Gradients added up over the batch's axes, in each part of a minibatch; parameters gathered where zero is below 3."""
+    mesh, zero = model.sharding.mesh.shape, model.sharding.zero
+    size = weights.learnt
+    sent = {}
+    if mesh["fsdp"] > 1:
+        once = gathered if zero >= 2 else reduced
+        sent["fsdp"] = micro * once(size, mesh["fsdp"])
+        if zero < 3:
+            sent["fsdp"] += gathered(weights.parameters, mesh["fsdp"])
+    shard = size / (mesh["fsdp"] if zero >= 2 else 1)
+    within = mesh["data"] // slices
+    if within > 1:
+        sent["data"] = micro * reduced(shard, within)
+    if slices > 1:
+        sent["slices"] = micro * reduced(shard / within, slices)
+    if mesh["context"] > 1:
+        sent["context"] = micro * reduced(shard, mesh["context"])
+    return Work(0.0, 0.0, sent)

@@ -1,0 +1,53 @@
+"""Scores by a function on the host, asked for while other responses are still being sampled."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import numpy as np
+
+from jaxalign.rewards.callables import RewardReport
+from jaxalign.rollout.responses import Response
+
+Answered = tuple[np.ndarray, np.ndarray, RewardReport]
+"""(scores float32 [n], kept bool [n], report) of n responses."""
+
+
+class EarlyScores:
+    """Calls `ask(rows, token ids of the responses, the stop token left out) -> Answered` in one thread: as soon as the call
+    before is over, with all rows that have ended meanwhile."""
+
+    def __init__(self, ask: Callable[[Sequence[int], Sequence[Sequence[int]]], Answered]):
+        self._ask, self._thread = ask, ThreadPoolExecutor(1, "early scores")
+        self._waiting: collections.deque[tuple[int, Response]] = collections.deque()
+        self._calls: list[Future[tuple[list[int], Answered] | None]] = []
+
+    def heard(self, ended: Sequence[tuple[int, Response]]) -> None:
+        """Takes the rows that have just ended, by their numbers in the batch, each once; does not wait."""
+        self._waiting.extend(ended)
+        self._calls.append(self._thread.submit(self._call))
+
+    def _call(self) -> tuple[list[int], Answered] | None:
+        taken = [self._waiting.popleft() for _ in range(len(self._waiting))]
+        if not taken:
+            return None
+        rows = [row for row, _ in taken]
+        return rows, self._ask(rows, [response.ids[: len(response.ids) - response.ended] for _, response in taken])
+
+    def result(self, rows: int) -> tuple[np.ndarray, np.ndarray, str | None]:
+        """(scores float32 [rows], kept bool [rows], why the first ones have none). Waits, and raises what `ask` does."""
+        scores, kept, why = np.zeros(rows, np.float32), np.zeros(rows, bool), None
+        for call in self._calls:
+            done = call.result()
+            if done is not None:
+                index, (found, present, report) = done
+                scores[index], kept[index] = found, present
+                why = why or report.first_error
+        self.close()
+        return scores, kept, why
+
+    def close(self) -> None:
+        """Begins no further call."""
+        self._thread.shutdown(wait=False, cancel_futures=True)

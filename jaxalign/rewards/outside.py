@@ -1,0 +1,138 @@
+"""A reward model of the user's, with a tokenizer and a chat template of its own: texts in, scores out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from jaxalign.config import Config, Reward
+from jaxalign.data.chat import encoding as chat
+from jaxalign.data.chat.dialogues import cut_front
+from jaxalign.data.chat.formats import USER
+from jaxalign.data.chat.styles import encode_answer, encode_prompt
+from jaxalign.data.chat.template import DialogueRefused
+from jaxalign.data.tokenizers import files as tokenizer_files
+from jaxalign.data.tokenizers.load import Tokenizer, load_tokenizer
+from jaxalign.errors import UserError
+from jaxalign.models.checkpoints import huggingface
+from jaxalign.models.checkpoints.safetensors import weight_files
+from jaxalign.models.model import Model, Params
+from jaxalign.parallel.rows import fetch, place_rows
+from jaxalign.parallel.sharding import Sharding
+from jaxalign.records import Message
+from jaxalign.rewards.scorer import Scorer, raw_sequence_scores
+
+_LEAST_LENGTH = 64
+
+
+def model_files(config: Config) -> dict[Path, str]:
+    """The files of the reward model, where there is one."""
+    if "model" not in config.reward.source.split("+"):
+        return {}
+    folder = Path(config.reward.model).expanduser()
+    names = ("config.json", *tokenizer_files.NAMES, *weight_files(folder))
+    found = {folder / name: "reward.model" for name in names if (folder / name).exists()}
+    return found or {folder / "config.json": "reward.model"}
+
+
+class RewardModel(NamedTuple):
+    """How texts are scored. style: how dialogues are written for it; max_length: the tokens it reads at most; batch: texts in
+    one forward pass."""
+
+    scorer: Scorer
+    params: Params
+    tokenizer: Tokenizer
+    style: str
+    max_length: int
+    batch: int
+
+    def encode(self, messages: Sequence[Message], response: str) -> list[int] | None:
+        """The ids of an answered dialogue, whose oldest turns are left out where it is too long.
+
+        None: the last question and the answer alone are too long, or the chat template refuses the dialogue.
+        """
+        try:
+            found = cut_front(tuple(messages), lambda part: len(self._written(part, response)) <= self.max_length)
+        except DialogueRefused:
+            return None
+        return None if found is None else self._written(found, response)
+
+    def _written(self, messages: Sequence[Message], response: str) -> list[int]:
+        """Style "chat": as the template writes the whole dialogue. Else prompt, answer and eos."""
+        if self.style == "chat":
+            return chat.encode_whole(self.tokenizer, [*messages, Message("assistant", response)])
+        return encode_prompt(self.tokenizer, messages, self.style) + encode_answer(self.tokenizer, response, self.style)
+
+    def score(self, dialogues: Sequence[Sequence[Message]], responses: Sequence[str]) -> np.ndarray:
+        """float32 [B]: raw scores, the head at the last token of each text; NaN where `encode` has nothing to score."""
+        ids = [self.encode(*pair) for pair in zip(dialogues, responses, strict=True)]
+        order = sorted((i for i, text in enumerate(ids) if text), key=lambda i: len(ids[i]))
+        scores = np.full(len(ids), np.nan, np.float32)
+        for start in range(0, len(order), self.batch):
+            index = order[start : start + self.batch]
+            # Powers of two, so that few programs are compiled.
+            longest = len(ids[index[-1]])
+            room = min(self.max_length, max(_LEAST_LENGTH, 1 << (longest - 1).bit_length()))
+            tokens, length = np.zeros((self.batch, room), np.int32), np.zeros(self.batch, np.int32)
+            for row, i in enumerate(index):
+                tokens[row, : len(ids[i])], length[row] = ids[i], len(ids[i])
+            arrays = place_rows(self.scorer.model.sharding, (tokens, length))
+            scores[index] = fetch(raw_sequence_scores(self.scorer, self.params, *arrays))[: len(index)]
+        return scores
+
+
+def load_reward_model(settings: Reward, sharding: Sharding | None, clip: float | None = None) -> RewardModel:
+    """The reward model that config.reward.model names, on the mesh.
+
+    Raises:
+      UserError: the folder is no sequence classifier with one label, is damaged, has no tokenizer that fits it, or the settings
+        do not go with it.
+    """
+    folder = Path(settings.model).expanduser()
+    if not (folder / "config.json").is_file():
+        raise UserError(f"config.reward.model is {settings.model}, which has no config.json; give the folder of a "
+                        "...ForSequenceClassification in Hugging Face layout")
+    tensor = 1 if sharding is None else sharding.mesh.shape["tensor"]
+    found = huggingface.read_config(folder, settings.model_dtype, tensor)
+    if found.head != "scalar":
+        raise UserError(f"config.reward.model is {settings.model}, a {found.family.architecture}; a {found.family.classifier} "
+                        "with one label is expected")
+    tokenizer = load_tokenizer(folder)
+    huggingface.check_vocabulary(folder, found, tokenizer)
+    model = Model(found.decoder, "scalar", sharding)
+    params = huggingface.load_params(folder, model, settings.model_dtype)
+    parts = 1 if sharding is None else sharding.batch_size
+    return RewardModel(
+        Scorer(model, settings.model_shift, settings.model_scale, clip), params, tokenizer, _style(settings, tokenizer),
+        _max_length(settings, found.max_positions), -(-settings.model_batch // parts) * parts,
+    )  # fmt: skip
+
+
+def _style(settings: Reward, tokenizer: Tokenizer) -> str:
+    template = tokenizer.files.chat_template
+    style = settings.model_style
+    if style == "auto":
+        return "hh" if template is None else "chat"
+    if style == "chat" and template is None:
+        raise UserError(f"config.reward.model_style is 'chat', but {settings.model} has no chat template; put "
+                        "chat_template.jinja there, or set model_style to 'hh'")
+    if style == "compact":
+        try:
+            tokenizer.marker_id(USER)
+        except UserError:
+            raise UserError(f"config.reward.model_style is 'compact', but the tokenizer of {settings.model} has no symbol "
+                            f"{USER!r}; set it to 'hh' or 'chat'") from None
+    return style
+
+
+def _max_length(settings: Reward, positions: int | None) -> int:
+    asked = settings.model_max_length
+    if positions is None and not asked:
+        raise UserError(f"{settings.model} does not say how many positions it was made for; set config.reward.model_max_length")
+    if positions is not None and asked > positions:
+        raise UserError(f"config.reward.model_max_length is {asked}, but {settings.model} was made for {positions} positions; "
+                        "lower it")
+    return asked or positions

@@ -1,0 +1,160 @@
+"""A learnt reward as all that score with it see it: one record, hashable, with the weights beside it."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxalign.algorithms.ensembles import combine
+from jaxalign.algorithms.rewards import normalise_scores
+from jaxalign.config import RewardDistill
+from jaxalign.models import flops
+from jaxalign.models.adapters.lora import TRAINED, trained
+from jaxalign.models.model import Model
+from jaxalign.records import AnswerRows, PackedParts, PairBatch, Rollout, ScoredPairs
+from jaxalign.training.packed import each_part, pack_rollout, pairs_alone
+from jaxalign.training.preference_step import row_scores, sequence_scores
+
+
+@dataclasses.dataclass(frozen=True)
+class Ensemble:
+    """How the scores of members become one: each less its shift and over its scale, then as `ensembles.combine` says.
+
+    Members that were trained apart differ in level and scale; theirs are measured on the same answers.
+    """
+
+    shift: tuple[float, ...]
+    scale: tuple[float, ...]
+    how: str
+    std_weight: float
+
+    def normalised(self, scores_KxB):
+        """float32 [K, B]: the members' scores on one level and scale."""
+        shift, scale = (jnp.asarray(x, jnp.float32)[:, None] for x in (self.shift, self.scale))
+        return (scores_KxB - shift) / scale
+
+    def combined(self, scores_KxB):
+        """float32 [B]: one score from the members' own."""
+        return combine(self.normalised(scores_KxB), self.how, self.std_weight)
+
+
+@dataclasses.dataclass(frozen=True)
+class Scorer:
+    """How responses are scored, without the weights; static for jit.
+
+    model has a scalar head; its sizes need not be the policy's. A raw score becomes (raw - shift) / scale, then is clipped
+    to +-clip unless that is None. With an ensemble the weights of all members stand stacked, each leaf [K, ...], and the raw
+    score is what they make together.
+    """
+
+    model: Model
+    shift: float = 0.0
+    scale: float = 1.0
+    clip: float | None = None
+    ensemble: Ensemble | None = None
+
+    @property
+    def members(self) -> int:
+        """The number of models that score: the members of an ensemble, or 1."""
+        return 1 if self.ensemble is None else len(self.ensemble.shift)
+
+
+def scoring_work(scorer: Scorer, rollout: Rollout) -> tuple[int, float]:
+    """(tokens, FLOPs) of scoring a rollout of numpy arrays with every member."""
+    lengths = rollout.prompt_length + rollout.response_length
+    return int(np.sum(lengths)), scorer.members * flops.forward(scorer.model, lengths)
+
+
+def student_model(section: RewardDistill, policy: Model) -> Model:
+    """The student's architecture: its own sizes, all else as the policy's."""
+    names = ("layers", "embed", "heads", "kv_heads", "head_dim", "mlp")
+    decoder = dataclasses.replace(policy.config, **{name: getattr(section, name) for name in names})
+    return Model(decoder, "scalar", policy.sharding)
+
+
+class LearntScore(NamedTuple):
+    """Scores that are still to be computed: by whom, and with which weights."""
+
+    scorer: Scorer
+    params: Any
+
+
+def member_scores(model: Model, stacked, tokens, length):
+    """float32 [K, B]: the raw score of every member, in one batched forward. Each leaf of stacked is [K, ...], but for those
+    that members with adapters share."""
+    return _by_member(model, stacked, lambda params: sequence_scores(model, params, tokens, length))
+
+
+def _by_member(model: Model, stacked, score: Callable):
+    axes = {name: 0 if model.lora is None or name in TRAINED else None for name in stacked}
+    return jax.vmap(score, in_axes=(axes,))(stacked)
+
+
+def _raw(scorer: Scorer, params, score: Callable):
+    """What one model's `score(params) -> [B]` is of the scorer's model or of all its members together."""
+    if scorer.ensemble is None:
+        return score(params)
+    return scorer.ensemble.combined(_by_member(scorer.model, params, score))
+
+
+def raw_scores(scorer: Scorer, params, tokens, length):
+    """float32 [B]: scores of whole sequences before normalisation. tokens int32 [B, T], length int32 [B]."""
+    length = jnp.maximum(length, 1)
+    return _raw(scorer, params, lambda own: sequence_scores(scorer.model, own, tokens, length))
+
+
+def raw_row_scores(scorer: Scorer, params, rollout: Rollout, rows: AnswerRows):
+    """float32 [B]: `raw_scores` of prompt and response out of packed rows; of sequences in other rows they mean nothing."""
+    length = jnp.maximum(rollout.prompt_length + rollout.response_length, 1)
+    return _raw(scorer, params, lambda own: row_scores(scorer.model, own, rows, length))
+
+
+def normalised(scorer: Scorer, raw):
+    """What RL is rewarded by."""
+    return normalise_scores(raw, scorer.shift, scorer.scale, scorer.clip)
+
+
+def stack_members(members):
+    """One pytree from the weights of K members: each leaf [K, ...]; what members with adapters share stays as it is."""
+    own = [trained(member) if "adapters" in member else member for member in members]
+    return {**members[0], **jax.tree.map(lambda *leaves: jnp.stack(leaves), *own)}
+
+
+@functools.partial(jax.jit, static_argnames=("scorer",))
+def raw_sequence_scores(scorer: Scorer, params, tokens, length):
+    """`raw_scores`, jitted."""
+    return raw_scores(scorer, params, tokens, length)
+
+
+@functools.partial(jax.jit, static_argnames=("scorer",))
+def raw_pair_scores(scorer: Scorer, params, pairs: PairBatch | ScoredPairs, packed: PackedParts | None = None):
+    """float32 [B, 2]: raw scores of both sequences of each pair. packed: as `pack_pairs` makes it, and then pairs.tokens is not
+    read; None: each sequence in a row of its own."""
+    length = pairs.length.reshape(-1)
+
+    def score(rows: AnswerRows):
+        return _raw(scorer, params, lambda own: row_scores(scorer.model, own, rows, length))
+
+    return (score(pairs_alone(pairs)) if packed is None else each_part(packed, score)).reshape(-1, 2)
+
+
+def raw_rollout_scores(scorer: Scorer, params, rollout: Rollout):
+    """float32 [B]: raw scores of prompt and response, packed."""
+    return packed_rollout_scores(scorer, params, *pack_rollout(rollout, 0, scorer.model.sharding))
+
+
+def rollout_scores(scorer: Scorer, params, rollout: Rollout):
+    """float32 [B]: normalised scores of prompt and response, packed."""
+    return normalised(scorer, raw_rollout_scores(scorer, params, rollout))
+
+
+@functools.partial(jax.jit, static_argnames=("scorer",))
+def packed_rollout_scores(scorer: Scorer, params, rollout: Rollout, parts: PackedParts):
+    """`raw_rollout_scores` of packed rows."""
+    return each_part(parts, lambda rows: raw_row_scores(scorer, params, rollout, rows))

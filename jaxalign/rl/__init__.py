@@ -1,0 +1,1 @@
+"""Reinforcement learning without a stage around it: state, experience, update and checks."""

@@ -1,0 +1,51 @@
+"""Loads the learnt reward of an earlier stage: the one door to it for every stage that scores."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from jaxalign.models.model import Model, Params
+from jaxalign.rewards.scorer import Ensemble, Scorer, stack_members, student_model
+from jaxalign.stages.shared import common
+from jaxalign.stages.shared.base import StageContext
+from jaxalign.training.checkpoint import load_params
+
+
+def load_scorer(
+    context: StageContext, source: str, policy: Model, clip: float | None = None
+) -> tuple[Scorer, Params]:
+    """A reward model of this run, with the normalisation that its stage measured; the weights of an ensemble are stacked.
+
+    The arguments are those of `find_scorer`.
+    """
+    scorer, folders = find_scorer(context, source, policy, clip)
+    members = [common.with_base(context, scorer.model, load_params(folder / "params", scorer.model)) for folder in folders]
+    return scorer, members[0] if scorer.ensemble is None else stack_members(members)
+
+
+def find_scorer(
+    context: StageContext, source: str, policy: Model, clip: float | None = None
+) -> tuple[Scorer, list[Path]]:
+    """(a reward model of this run without its weights, the folder of each member).
+
+    source is "preference" or "distilled" (its student); policy is the run's architecture; clip bounds normalised scores to
+    +-clip, None does not.
+    """
+    ensemble = None
+    if source == "preference":
+        directory, model = context.input_directory("preference"), policy.with_head("scalar")
+    else:
+        directory, model = context.input_directory("reward_distill"), student_model(context.config.reward_distill, policy)
+    found = json.loads((directory / "summary.json").read_text(encoding="utf-8"))
+    folders = [directory]
+    if source == "preference" and "members" in found:
+        shift, scale = (tuple(member[name] for member in found["members"]) for name in ("shift", "scale"))
+        ensemble = Ensemble(shift, scale, found["combine"], found["std_weight"])
+        folders = [member_directory(directory, number) for number in range(len(shift))]
+    return Scorer(model, found["shift"], found["scale"], clip, ensemble), folders
+
+
+def member_directory(directory: Path, number: int) -> Path:
+    """Where a member of the preference stage's ensemble is; the first is what stands alone without an ensemble."""
+    return directory if number == 0 else directory / f"member-{number}"

@@ -1,0 +1,118 @@
+"""What the model of a stage is given, made by the functions that train it: rows for the preview."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from jaxalign.config import Config
+from jaxalign.data.chat import styles
+from jaxalign.data.tokenizers.load import Tokenizer
+from jaxalign.errors import UserError
+from jaxalign.records import Message
+from jaxalign.stages import dpo, preference, sft
+from jaxalign.stages.shared import common, sources
+from jaxalign.stages.shared.base import DONE, StageContext, read_manifest
+from jaxalign.tracking.tokens import GIVEN, LEARNT, SCORED, TokenRow
+
+STAGES = ("sft", "preference", "dpo", "ppo")
+
+
+def rows(context: StageContext, stage: str, count: int) -> tuple[Tokenizer, list[TokenRow]]:
+    """The first training rows of a stage, at most `count` (a pair makes two rows).
+
+    Raises:
+        UserError: an earlier stage that makes its data has not been run in the work directory.
+    """
+    _check_made(context, stage)
+    tokenizer = common.load_tokenizer(context)
+    makers = {"sft": _sft, "preference": _preference, "dpo": _dpo, "ppo": _ppo}
+    return tokenizer, makers[stage](context, tokenizer, count)
+
+
+def dialogue_row(tokenizer: Tokenizer, messages: Sequence[Message], title: str) -> TokenRow:
+    """One dialogue through the chat template: learnt from is its last answer; nothing where it ends with a question."""
+    if messages and messages[-1].role == "assistant":
+        ids, weights = styles.encode_completion(tokenizer, messages[:-1], messages[-1].content, "chat")
+        return TokenRow(title, ids, _marks(weights))
+    ids = styles.encode_prompt(tokenizer, messages, "chat")
+    return TokenRow(title, ids, GIVEN * len(ids), ("the answer is to come",))
+
+
+def _marks(weights) -> str:
+    return "".join(LEARNT if weight else GIVEN for weight in weights)
+
+
+def _check_made(context: StageContext, stage: str) -> None:
+    config = context.config
+    needed = [*common.base_stages(config)]
+    if config.data.source == "world":
+        needed += {"sft": ["revise"], "preference": ["compare"], "dpo": ["compare"], "ppo": []}[stage]
+    for name in needed:
+        made = read_manifest(context.input_directory(name))
+        if made is None or made.status != DONE:
+            raise UserError(f"the rows of {stage} come from stage {name}, which has not been run in {context.workdir}; run it "
+                            "first, or give the --workdir of a run")
+
+
+def _cut(full: int, kept: int) -> tuple[str, ...]:
+    return (f"cut from {full} to {kept}",) if kept < full else ()
+
+
+def _sft(context: StageContext, tokenizer: Tokenizer, count: int) -> list[TokenRow]:
+    config, out = context.config, []
+    for number, pair in enumerate(sft.answered(context, tokenizer)[0][:count], start=1):
+        batch, _ = sft.packed(config, tokenizer, [pair])
+        length = int(np.sum(batch.segment_ids[0] > 0))
+        full = len(styles.encode_completion(tokenizer, *pair, config.data.style)[0])
+        out.append(TokenRow(f"sft {number}", batch.tokens[0, :length].tolist(), _marks(batch.loss_mask[0, :length]),
+                            _cut(full, length)))  # fmt: skip
+    return out
+
+
+def _preference(context: StageContext, tokenizer: Tokenizer, count: int) -> list[TokenRow]:
+    config, out = context.config, []
+    pairs = preference.labelled_split(context, tokenizer)[0][:count]
+    batch = preference.pair_arrays(tokenizer, pairs, config.data.style, config.preference.max_length)
+    for number, pair in enumerate(pairs):
+        for side, answer in enumerate((pair.response_a, pair.response_b)):
+            length = int(batch.length[number, side])
+            full = len(styles.encode_completion(tokenizer, pair.prompt.messages, answer, config.data.style)[0])
+            notes = (f"better with probability {pair.label if side == 0 else 1 - pair.label:.3g}", *_cut(full, length))
+            ids, marks = batch.tokens[number, side, :length].tolist(), GIVEN * (length - 1) + SCORED
+            out.append(TokenRow(f"preference {number + 1}{'ab'[side]}", ids, marks, notes))
+    return out
+
+
+def _dpo(context: StageContext, tokenizer: Tokenizer, count: int) -> list[TokenRow]:
+    config, out = context.config, []
+    pairs = dpo.labelled_split(context, tokenizer)[0][:count]
+    batch = dpo.arrays(tokenizer, pairs, config.data.style, config.dpo)
+    for number, pair in enumerate(map(dpo.oriented, pairs)):
+        for side, answer in enumerate((pair.response_a, pair.response_b)):
+            prompt, length = int(batch.prompt_length[number, side]), int(batch.length[number, side])
+            full = len(styles.encode_completion(tokenizer, pair.prompt.messages, answer, config.data.style)[0])
+            notes = (("the better answer", "the worse answer")[side], *_cut(full, length))
+            ids, marks = batch.tokens[number, side, :length].tolist(), GIVEN * prompt + LEARNT * (length - prompt)
+            out.append(TokenRow(f"dpo {number + 1}{'ab'[side]}", ids, marks, notes))
+    return out
+
+
+def _ppo(context: StageContext, tokenizer: Tokenizer, count: int) -> list[TokenRow]:
+    config, section, out = context.config, context.config.ppo, []
+    found = sources.prompts(context, tokenizer, "rl", section.prompts, section.max_new_tokens)[:count]
+    stops = ", ".join(tokenizer.piece(token) for token in common.sampling(section, tokenizer, config.data.style).stop_ids)
+    note = f"then up to {section.max_new_tokens} sampled ones, which are learnt from, to the first of {stops}"
+    for number, prompt in enumerate(found, start=1):
+        ids = styles.encode_prompt(tokenizer, prompt.messages, config.data.style)
+        out.append(TokenRow(f"ppo {number}", ids, GIVEN * len(ids), (note,)))
+    return out
+
+
+def default_stage(config: Config) -> str:
+    """The first stage of the config that can be shown."""
+    found = next((stage for stage in STAGES if stage in config.stages), None)
+    if found is None:
+        raise UserError(f"config.stages has none of {', '.join(STAGES)}, whose rows can be shown; name one with --stage")
+    return found

@@ -1,0 +1,44 @@
+"""Models and clusters that tests of the plan share."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from jaxalign.config import Config, from_config_dict
+from jaxalign.config import Mesh as MeshConfig
+from jaxalign.models.adapters.lora import Lora
+from jaxalign.models.model import Model
+from jaxalign.planner import shapes
+from jaxalign.planner.estimate import abstract_sharding
+from jaxalign.planner.hardware import Cluster, tpu_cluster
+from jaxalign.planner.search import Given
+from jaxalign.planner.topology import parse_topology
+from jaxalign.train import read_values
+
+FSDP16 = ("--config.mesh.fsdp=16", "--config.mesh.tensor=1", "--config.sft.batch_rows=16",
+          "--config.preference.micro_batch_tokens=1536")
+
+
+def config(*flags: str, file: str = "configs/real_size.py:llama31_8b_v5e16") -> Config:
+    """A config for models of real size, whose files are nowhere; of the 8B model on fsdp 16 unless the flags say else."""
+    own = FSDP16 if file.endswith("v5e16") else ()
+    values, _, _ = read_values(["plan", f"--config={file}", *own, *flags])
+    values.model.path = values.data.train = "nowhere"
+    return from_config_dict(values)
+
+
+def model(shape: str = "Llama-3.1-8B", head: str = "lm", rank: int = 0, **mesh) -> Model:
+    """A published model in bfloat16 on an abstract mesh."""
+    made = shapes.policy_model(config("--config.lora.rank=0", "--config.lora.base=float32"), None, shape)
+    adapters = Lora(rank, 32.0, ("*",)) if rank else None
+    return dataclasses.replace(made, head=head, sharding=abstract_sharding(MeshConfig(**mesh)), lora=adapters)
+
+
+def cluster(topology: str, slices: int = 1) -> Cluster:
+    return tpu_cluster(parse_topology(topology, slices))
+
+
+def given(topology: str, *flags: str, shape: str = "Llama-3.1-8B", **changes) -> Given:
+    """A plan of the 8B config on a TPU slice, with flags as on the command line."""
+    chosen = config(*flags)
+    return Given(chosen, shapes.policy_model(chosen, None, shape), cluster(topology), **changes)

@@ -1,0 +1,133 @@
+"""Whole plans: what fits, what does not, what each change does, and who is refused with which words."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+
+import pytest
+from planner.planned import given
+
+from jaxalign.errors import UserError
+from jaxalign.planner import search
+from jaxalign.planner.estimate import Assumptions
+from jaxalign.planner.prices import read_prices
+from jaxalign.planner.report import money, to_json, verdict
+
+
+def peaks(plan: search.Given) -> dict[str, float]:
+    return {task.task.name: task.peak for task in plan.estimate().tasks}
+
+
+def test_sixteen_gigabytes_of_weights_do_not_fit_beside_the_rest_of_a_v5e():
+    """8B parameters in bfloat16, gathered on each device to sample: 16 GB of a device that has 16.9."""
+    whole = given("v5e:4x4").estimate()
+    assert not whole.fits and "It does not fit: ppo generate needs" in verdict(whole)
+    split = given("v5e:4x4", "--config.mesh.generation=training").estimate()
+    assert split.fits and verdict(split).startswith("It fits")
+
+
+def test_what_lies_on_a_device_all_through_ppo():
+    plan = given("v5e:4x4", "--config.mesh.generation=training").estimate()
+    update = next(task for task in plan.tasks if task.task.name == "ppo update")
+    # Adapters of rank 16, float32: fsdp splits what has the model's width (one side of each of seven), not the other side.
+    split, whole = 7 * 4096, 2 * 4096 + 2 * 1024 + 3 * 14336
+    assert update.resident["policy"] == 32 * 16 * 4 * (split / 16 + whole)
+    assert update.resident["policy's optimizer"] == 2 * update.resident["policy"]
+    assert update.resident["frozen base"] == pytest.approx(2 * 8_030_261_248 / 16, rel=0.01)
+    assert set(update.resident) == {
+        "policy", "policy's optimizer", "critic", "critic's optimizer", "reference", "preference model", "frozen base"
+    }  # fmt: skip
+
+
+def test_more_of_each_way_to_save_memory_takes_less():
+    of = lambda *flags: peaks(given("v5p:2x2x4", "--config.ppo.batch=1024", *flags))["ppo update"]  # noqa: E731
+    base = of()
+    assert of("--config.ppo.micro_batch_tokens=768") < base < of(f"--config.ppo.micro_batch_tokens={1 << 16}")
+    assert of("--config.model.remat=False") > base
+    assert of("--config.lora.rank=0", "--config.lora.base=float32") > base > of("--config.lora.base=nf4")
+
+
+def test_time_is_the_largest_of_three_and_falls_with_better_hardware_shares():
+    plan = given("v5p:2x2x4")
+    for task in plan.estimate().tasks:
+        assert task.seconds >= 0.999 * max(task.compute, task.memory, task.network)
+    faster = dataclasses.replace(plan, assumptions=Assumptions(1.0, 1.0, 1.0)).estimate()
+    assert faster.seconds < plan.estimate().seconds
+
+
+def test_a_pipeline_has_a_bubble():
+    """(m + p - 1) / m of the time of one stage, m micro-batches in p stages."""
+    flags = ("--config.mesh.fsdp=4", f"--config.ppo.micro_batch_tokens={4 * 768}", "--config.sft.batch_rows=16",
+             "--config.preference.micro_batch_tokens=0", "--config.ppo.minibatches=1")
+    plain = given("v5p:2x2x4", *flags, "--config.mesh.data=4").estimate()
+    staged = given("v5p:2x2x4", *flags, "--config.mesh.pipeline=4").estimate()
+    of = lambda run: next(task.compute / task.work.flops for task in run.tasks if task.task.name == "ppo update")  # noqa: E731
+    assert of(staged) / of(plain) == pytest.approx((4 + 4 - 1) / 4)
+
+
+@pytest.mark.parametrize(("topology", "flags", "sentence"), [
+    ("v5e:2x4", (), "asks for 16 devices, but v5e:2x4 has 8"),
+    ("v5e:4x4", ("--config.mesh.fsdp=1", "--config.mesh.tensor=16"), "tensor is 16; it must divide the model's kv_heads .8."),
+])
+def test_refusals(topology, flags, sentence):
+    with pytest.raises(UserError, match=sentence):
+        given(topology, *flags).estimate()
+
+
+def test_every_mesh_of_sixteen_devices_once():
+    found = list(search.meshes(16, 1, 1))
+    assert all(mesh["data"] * mesh["fsdp"] * mesh["context"] * mesh["tensor"] == 16 for mesh in found)
+    # Ways to write 2 ** 4 as an ordered product of four powers of 2: the fourth of C(7, 3).
+    assert len({tuple(mesh.values()) for mesh in found}) == len(found) == 35
+    assert all(mesh["data"] % 2 == 0 for mesh in search.meshes(16, 1, 2))
+
+
+def test_the_best_mesh_fits_and_is_the_fastest_of_those_that_do():
+    found = search.possible(given("v5e:4x4"))
+    assert found[0].fits
+    fitting = [run.seconds for run in found if run.fits]
+    assert fitting == sorted(fitting) and len(found) > len(fitting) > 3
+
+
+def test_advice_names_changes_that_fit():
+    advice = search.advice(given("v5e:4x4"))
+    assert advice and all(run.fits for _, run in advice)
+    assert advice[0][0].startswith("config.mesh: ")
+    full = search.advice(given("v5e:4x4", "--config.lora.rank=0", "--config.lora.base=float32"))
+    assert any("config.lora.rank=16" in words or "a larger cluster" in words for words, _ in full)
+
+
+def test_what_can_never_fit_gets_no_false_hope():
+    assert search.advice(given("v5e:1x1", "--config.mesh.fsdp=1", shape="Llama-3.1-70B")) == []
+
+
+def test_money_is_device_hours_at_the_price_of_the_file():
+    run = given("v5e:4x4", "--config.mesh.generation=training").estimate()
+    prices = read_prices("configs/prices_example.json")
+    assert money(run, prices) == pytest.approx(run.seconds / 3600 * 16 * 1.0)
+    assert to_json(run, {}, Assumptions(), prices)["money"]["date"] == "2026-01-01"
+
+
+@pytest.mark.parametrize(("content", "sentence"), [
+    ("[", "is not JSON"),
+    ("[]", "holds a list; an object with date"),
+    ('{"currency": "USD", "per_device_hour": {}}', "date is None; the day on which the prices held"),
+    ('{"date": "May", "currency": "USD", "per_device_hour": {}}', "date is 'May'"),
+    ('{"date": "2026-01-01", "currency": "USD", "per_device_hour": {"v9": 1}}', "a price for 'v9'; known are v4"),
+    ('{"date": "2026-01-01", "currency": "USD", "per_device_hour": {"v4": "1"}}', "the price of v4 is '1'; a number"),
+])  # fmt: skip
+def test_prices_refused(tmp_path, content, sentence):
+    file = tmp_path / "prices.json"
+    file.write_text(content, encoding="utf-8")
+    with pytest.raises(UserError, match=sentence):
+        read_prices(str(file))
+    with pytest.raises(UserError, match="cannot be read"):
+        read_prices(str(tmp_path / "none.json"))
+
+
+def test_changes_that_only_together_are_enough_name_each_field_once():
+    """Of several forms of a change the last stands for those before it."""
+    ((words, run),) = search.advice(given("v5e:1x1", "--config.lora.rank=0", "--config.lora.base=float32"))
+    fields = re.findall(r"(config\.[\w.]+)=", words)
+    assert run.fits and len(fields) > 1 and len(fields) == len(set(fields))

@@ -1,0 +1,81 @@
+"""Bytes of weights against numbers worked out by hand from published sizes."""
+
+from __future__ import annotations
+
+import pytest
+from planner.planned import model
+
+from jaxalign.planner.weights import measure
+
+# Llama-3.1-8B: D 4096, H 32, K 8, h 128, F 14336, V 128256, L 32.
+KERNELS = 32 * (2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 14336)
+TABLE = 128256 * 4096
+NORMS = (2 * 32 + 1) * 4096
+ALL = KERNELS + 2 * TABLE + NORMS
+
+
+def test_parameters_of_the_published_model():
+    found = measure(model(), "float32")
+    assert found.count == found.trained == ALL == 8_030_261_248
+    assert found.matmul == KERNELS
+    assert measure(model("Qwen3-0.6B"), "float32").count == 596_049_920
+
+
+def test_training_holds_four_bytes_a_parameter_and_eight_for_its_moments_split_over_fsdp():
+    whole, split = measure(model(), "float32"), measure(model(fsdp=16), "float32")
+    assert (whole.parameters, whole.gradients, whole.optimizer["adamw"]) == (4 * ALL, 4 * ALL, 8 * ALL)
+    # Norms are whole everywhere.
+    assert split.parameters == 4 * ((ALL - NORMS) / 16 + NORMS)
+    assert split.optimizer["adamw"] == 2 * split.parameters
+
+
+@pytest.mark.parametrize(("zero", "parameters", "gradients", "optimizer"), [(3, 16, 16, 16), (2, 1, 16, 16), (1, 1, 1, 16)])
+def test_zero_says_what_is_split(zero, parameters, gradients, optimizer):
+    found = measure(model(fsdp=16, zero=zero), "float32")
+    of = lambda ways: (ALL - NORMS) / ways + NORMS  # noqa: E731
+    assert (found.parameters, found.gradients) == (4 * of(parameters), 4 * of(gradients))
+    assert found.optimizer["adamw"] == 8 * of(optimizer)
+
+
+def test_each_optimizer_has_its_own_state():
+    found = measure(model(), "float32").optimizer
+    assert found["lion"] == 4 * ALL and found["muon"] == 4 * KERNELS + 8 * (2 * TABLE + NORMS)
+    assert found["adafactor"] < 0.03 * found["adamw"]
+
+
+def test_what_is_gathered_to_be_used_is_in_the_compute_dtype_and_split_over_tensor_alone():
+    found = measure(model(fsdp=4, tensor=4), "float32")
+    assert found.table == found.head == 2 * TABLE / 4
+    assert found.layer == 2 * KERNELS / 32 / 4
+    assert found.casts == 2 * KERNELS / 16
+
+
+def test_generation_reads_weights_as_config_mesh_generation_says():
+    for generation, ways in (("tensor", 4), ("training", 16), ("whole", 1)):
+        found = measure(model(fsdp=4, tensor=4, generation=generation), "float32").generation
+        assert found == 2 * ((ALL - NORMS) / ways + NORMS)
+
+
+def test_adapters_train_alone_on_a_base_that_lies_as_it_is_stored():
+    rank = 16
+    # a [in, r] and b [r, out] of each of the seven linear layers.
+    adapters = 32 * rank * (2 * (4096 + 4096) + 2 * (4096 + 1024) + 3 * (4096 + 14336))
+    for base, bytes_of_kernels in (("float32", 4), ("bfloat16", 2), ("nf4", 0.5 + 4 / 64)):
+        found = measure(model(rank=rank), base)
+        tables = 4 if base == "float32" else 2
+        assert found.trained == adapters and found.optimizer["adamw"] == 8 * adapters
+        assert found.frozen == KERNELS * bytes_of_kernels + 2 * TABLE * tables + NORMS * 4
+    eight = measure(model(rank=rank), "int8").frozen
+    scales = 4 * 32 * (4096 + 2 * 1024 + 4096 + 2 * 14336 + 4096)
+    assert eight == KERNELS + scales + 2 * TABLE * 2 + NORMS * 4
+
+
+def test_a_scalar_head_takes_the_place_of_the_lm_head():
+    assert measure(model(head="scalar"), "float32").count == ALL - TABLE + 4096
+
+
+def test_a_base_that_already_lies_as_sampling_wants_it_is_not_moved():
+    assert measure(model(rank=16), "bfloat16").moved == 0
+    assert measure(model(rank=16, fsdp=4), "bfloat16").moved > 0
+    assert measure(model(rank=16, fsdp=4, generation="training"), "bfloat16").moved == 0
+    assert measure(model(), "float32").moved == 2 * ALL

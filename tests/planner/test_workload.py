@@ -1,0 +1,51 @@
+"""How often a run calls each step, counted by hand from the config."""
+
+from __future__ import annotations
+
+import pytest
+from planner.planned import config
+
+from jaxalign.planner.memory import Rows
+from jaxalign.planner.workload import tasks
+
+
+def found(*flags: str, **how):
+    return {task.name: task for task in tasks(config(*flags), **how)}
+
+
+def test_ppo_of_two_hundred_iterations():
+    ppo = found("--config.ppo.micro_batch_tokens=768")
+    assert [name for name in ppo if name.startswith("ppo")] == ["ppo generate", "ppo reward", "ppo score", "ppo update"]
+    assert ppo["ppo generate"].rows == Rows(64, 768 - 256, 256) and ppo["ppo generate"].calls == 200
+    update = ppo["ppo update"]  # 64 rows in 2 minibatches of 2 parts of 16 devices' rows, twice over.
+    assert (update.rows, update.micro, update.steps, update.counted) == (Rows(32, 768), 2, 4, 256)
+    assert update.trains == ("policy", "critic")
+    assert set(update.stays) == {"policy", "critic", "reference", "preference model"}
+    assert found(prompt=100)["ppo generate"].rows == Rows(64, 100, 256)
+
+
+def test_without_a_critic_nothing_of_one_is_there():
+    update = found("--config.ppo.advantages=grpo", "--config.ppo.group_size=4")["ppo update"]
+    assert update.trains == ("policy",) and "critic" not in update.stays
+    shared = found("--config.ppo.critic=shared")["ppo update"]
+    assert shared.trains == ("policy",)
+
+
+def test_steps_that_follow_from_data_are_counted_when_it_is_told():
+    assert found()["sft update"].calls is None
+    told = found(examples=1000)
+    assert told["sft update"].calls == 1000 / 16 + 0.5  # 62.5 batches
+    assert told["preference update"].calls == -(-1000 * 0.85 * 6 // 16)
+
+
+def test_the_quickstart_counts_all_of_its_steps():
+    made = tasks(config(file="configs/quickstart.py"))
+    assert all(task.calls for task in made if task.stage != "sft")
+    names = [task.name for task in made]
+    assert names[:3] == ["pretrain update", "revise generate", "sft update"] and names.count("compare generate") == 2
+
+
+@pytest.mark.parametrize(("source", "rewarded"), [("callable", False), ("preference+callable", True)])
+def test_a_preference_model_lies_there_where_it_rewards(source, rewarded):
+    made = found(f"--config.reward.source={source}", "--config.reward.callable=own.py:score")
+    assert ("ppo reward" in made) == rewarded == ("preference model" in made["ppo update"].stays)

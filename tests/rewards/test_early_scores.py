@@ -1,0 +1,60 @@
+"""Scores asked for as rows end: in one thread, each row once, all that wait in one call, and nothing lost."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+
+from jaxalign.errors import UserError
+from jaxalign.rewards.callables import call_reward
+from jaxalign.rewards.early import EarlyScores
+from jaxalign.rollout.responses import Response
+
+
+def response(*ids: int, ended: bool = False) -> Response:
+    return Response(ids, ended, 0.0)
+
+
+def test_a_call_has_all_that_ended_during_the_one_before_and_nobody_waits_for_it():
+    calls, free, begun = [], threading.Event(), threading.Event()
+
+    def ask(rows, ids):
+        begun.set()
+        assert free.wait(30)
+        calls.append((list(rows), [tuple(own) for own in ids]))
+        return call_reward(lambda prompts, texts: [10.0 * row for row in prompts], rows, [""] * len(rows))
+
+    scores = EarlyScores(ask)
+    scores.heard([(2, response(5, 9, ended=True))])
+    assert begun.wait(30)  # while others are sampled
+    scores.heard([(0, response(7))])
+    scores.heard([(3, response(1, 1, 9, ended=True)), (1, response())])
+    assert not calls
+    free.set()
+    found, kept, why = scores.result(5)
+    assert calls == [([2], [(5,)]), ([0, 3, 1], [(7,), (1, 1), ()])]
+    np.testing.assert_array_equal(found, np.array([0, 10, 20, 30, 0], np.float32))
+    assert kept.tolist() == [True] * 4 + [False] and why is None
+
+
+def test_rows_without_a_score_are_told_with_the_first_reason():
+    def judge(prompts, responses):
+        return [None if row == 1 else 0.5 for row in prompts]
+
+    scores = EarlyScores(lambda rows, ids: call_reward(judge, rows, [""] * len(rows)))
+    scores.heard([(1, response(4)), (0, response(4))])
+    found, kept, why = scores.result(2)
+    assert found.tolist() == [0.5, 0] and kept.tolist() == [True, False]
+    assert why == "the score of row 0 is None (NoneType)"
+
+
+def test_an_error_for_the_user_is_raised_where_the_scores_are_needed():
+    def ask(rows, ids):
+        raise UserError("no column 'answer'")
+
+    scores = EarlyScores(ask)
+    scores.heard([(0, response(4))])
+    with pytest.raises(UserError, match="no column 'answer'"):
+        scores.result(1)

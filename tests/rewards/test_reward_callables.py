@@ -1,0 +1,239 @@
+"""A reward callable in every way it can fail; callables found by name."""
+
+from __future__ import annotations
+
+import math
+import re
+import sys
+import threading
+import time
+from fractions import Fraction
+
+import numpy as np
+import pytest
+
+from jaxalign.errors import UserError
+from jaxalign.rewards.callables import RewardReport, call_reward, load_callable
+from jaxalign.rewards.verifiers import number_match
+
+PROMPTS, RESPONSES = ["p", "q", "r"], ["one", "two", "three"]
+
+
+def _call(fn, **settings):
+    return call_reward(fn, PROMPTS, RESPONSES, **{"backoff_s": 0.0, **settings})
+
+
+def test_scores_arrive_as_they_are_with_their_columns():
+    def reward(prompts, responses, *, level, **columns):
+        assert columns == {"note": ["a", "b", "c"]}
+        return [x + len(r) / 8 + (p == "p") for p, r, x in zip(prompts, responses, level, strict=True)]
+
+    scores, kept, report = _call(reward, columns={"level": [0.5, 0.25, 0], "note": ["a", "b", "c"]})
+    np.testing.assert_array_equal(scores, np.float32([1.875, 0.625, 0.625]))
+    assert scores.dtype == np.float32 and kept.dtype == bool and kept.all()
+    assert report == RewardReport(rows=3, dropped=0, bad_entries=0, calls=1, failures=0, timeouts=0, first_error=None)
+
+
+@pytest.mark.parametrize("wrap", [list, tuple, np.asarray, lambda x: np.asarray(x, np.float16), lambda x: list(np.asarray(x))])
+def test_lists_tuples_and_arrays_are_scores(wrap):
+    scores, kept, _ = _call(lambda prompts, responses: wrap([1, 0, 2]))
+    np.testing.assert_array_equal(scores, [1, 0, 2])
+    assert kept.all()
+
+
+# Pitfall 1: 0.73 is 0.73, and a bool or an integer is cast up.
+def test_rewards_are_never_rounded():
+    scores, _, _ = _call(lambda prompts, responses: [0.73, True, 3])
+    np.testing.assert_array_equal(scores, np.float32([0.73, 1, 3]))
+
+
+@pytest.mark.parametrize("bad", [None, math.nan, math.inf, -math.inf, 1e39, "0.5", b"1", [1.0], 1j, object()])
+def test_an_entry_that_is_no_score_drops_its_row(bad):
+    calls = []
+    scores, kept, report = _call(lambda prompts, responses: calls.append(1) or [0.5, bad, 2.0])
+    np.testing.assert_array_equal(scores, [0.5, 0, 2])
+    np.testing.assert_array_equal(kept, [True, False, True])
+    assert (report.rows, report.dropped, report.bad_entries, report.calls, report.failures) == (3, 1, 1, 1, 0)
+    assert report.first_error.startswith("the score of row 1 is ") and len(calls) == 1
+
+
+def test_an_entry_that_cannot_even_be_printed():
+    class Hostile:
+        def __str__(self):
+            raise RuntimeError
+
+    _, kept, report = _call(lambda prompts, responses: [Hostile(), 1, 1])
+    assert not kept[0] and "not printable (Hostile)" in report.first_error
+
+
+def test_a_failing_callable_is_retried_and_recovers():
+    calls = []
+
+    def reward(prompts, responses):
+        calls.append(list(responses))
+        # What it does to its arguments is gone with the next call.
+        responses.clear()
+        if len(calls) < 3:
+            raise OSError(f"try {len(calls)}")
+        return [1.0, 2.0, 3.0]
+
+    scores, kept, report = _call(reward, retries=2)
+    np.testing.assert_array_equal(scores, [1, 2, 3])
+    assert kept.all() and calls == [RESPONSES] * 3
+    expected = RewardReport(3, 0, 0, 3, 2, 0, report.first_error)
+    assert report == expected and report.first_error.endswith("reward raised OSError: try 1")
+
+
+@pytest.mark.parametrize("retries", [0, 1, 3])
+def test_a_callable_that_always_fails_drops_the_batch(retries):
+    calls = []
+
+    def reward(prompts, responses):
+        calls.append(1)
+        raise ValueError("broken " * 100)
+
+    scores, kept, report = _call(reward, retries=retries)
+    np.testing.assert_array_equal(scores, np.zeros(3, np.float32))
+    assert not kept.any() and len(calls) == 1 + retries
+    assert (report.dropped, report.calls, report.failures, report.timeouts) == (3, 1 + retries, 1 + retries, 0)
+    assert "reward raised ValueError: broken" in report.first_error and len(report.first_error) < 400
+
+
+def test_leaving_the_program_is_a_failure_like_any_other():
+    _, kept, report = _call(lambda prompts, responses: sys.exit(3), retries=0)
+    assert not kept.any() and "raised SystemExit: 3" in report.first_error
+
+
+@pytest.mark.parametrize(
+    ("result", "text"),
+    [
+        ([1.0, 2.0], "returned 2 scores for 3 responses"),
+        ([1.0] * 4, "returned 4 scores for 3 responses"),
+        (None, "returned None; a list of 3 numbers"),
+        (1.0, "returned a float"),
+        ("abc", "returned a str"),
+        ({"a": 1, "b": 2, "c": 3}, "returned a dict"),
+        (np.zeros((3, 1)), r"returned an array of shape \(3, 1\)"),
+        (np.float32(1), r"returned an array of shape \(\)"),
+    ],
+)
+def test_a_result_of_another_form_drops_the_batch_and_says_so(result, text):
+    scores, kept, report = _call(lambda prompts, responses: result, retries=1)
+    assert not kept.any() and not scores.any()
+    assert (report.dropped, report.calls, report.failures) == (3, 2, 2)
+    assert re.search(text, report.first_error)
+
+
+def test_a_callable_that_hangs_is_abandoned():
+    release = threading.Event()
+    calls = []
+
+    def reward(prompts, responses):
+        calls.append(1)
+        if len(calls) == 1:
+            release.wait(30)
+            return [9.0, 9.0, 9.0]
+        return [1.0, 2.0, 3.0]
+
+    start = time.perf_counter()
+    scores, kept, report = _call(reward, timeout_s=0.1, retries=1)
+    release.set()
+    assert time.perf_counter() - start < 5
+    np.testing.assert_array_equal(scores, [1, 2, 3])
+    assert kept.all() and (report.calls, report.failures, report.timeouts) == (2, 1, 1)
+    assert report.first_error.endswith("reward did not return within 0.1 s")
+
+
+def test_one_that_always_hangs_drops_the_batch():
+    release = threading.Event()
+    _, kept, report = _call(lambda prompts, responses: release.wait(30), timeout_s=0.05, retries=1)
+    release.set()
+    assert not kept.any() and (report.dropped, report.timeouts, report.calls) == (3, 2, 2)
+
+
+def test_the_pause_doubles(monkeypatch):
+    pauses = []
+    monkeypatch.setattr("jaxalign.rewards.callables.time.sleep", pauses.append)
+    _call(lambda prompts, responses: None, retries=3, backoff_s=0.5)
+    assert pauses == [0.5, 1.0, 2.0]
+
+
+def test_no_rows_are_no_call():
+    scores, kept, report = call_reward(lambda *_: 1 / 0, [], [])
+    assert scores.shape == kept.shape == (0,) and report.calls == 0
+
+
+async def _coroutine(prompts, responses):
+    return [1.0] * len(responses)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"fn": 3}, "the reward is a int; a callable"),
+        ({"fn": _coroutine}, "_coroutine is a coroutine function"),
+        ({"prompts": ["p"]}, "prompts has 1 entries and responses 3"),
+        ({"columns": {"answer": [1]}}, "answer has 1 entries and responses 3"),
+        ({"columns": {"responses": RESPONSES}}, "a column is called 'responses'"),
+        ({"retries": -1}, "retries = -1"),
+        ({"timeout_s": 0}, "timeout_s = 0"),
+        ({"backoff_s": -0.5}, "backoff_s = -0.5"),
+    ],
+)
+def test_wrong_use_is_refused(arguments, message):
+    with pytest.raises(UserError, match=message):
+        call_reward(**{"fn": lambda *_: [1.0] * 3, "prompts": PROMPTS, "responses": RESPONSES, **arguments})
+
+
+def test_callables_are_found_in_modules_and_files(tmp_path, monkeypatch):
+    assert load_callable("jaxalign.rewards.verifiers:number_match") is number_match
+    assert load_callable("fractions:Fraction.from_float") == Fraction.from_float
+    file = tmp_path / "my_reward.py"
+    file.write_text(
+        "import dataclasses\n@dataclasses.dataclass\nclass Scale:\n    by: float = 2.0\n"
+        "def reward(prompts, responses):\n    return [Scale().by] * len(responses)\n"
+    )
+    reward = load_callable(f"{file}:reward")
+    np.testing.assert_array_equal(_call(reward)[0], [2, 2, 2])
+    monkeypatch.chdir(tmp_path)
+    assert load_callable("my_reward.py:reward")([], ["x"]) == [2.0]
+    # A changed file is read anew.
+    file.write_text("reward = lambda prompts, responses: [0.0]\n")
+    assert load_callable("my_reward.py:reward")([], ["x"]) == [0.0]
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("number_match", "'number_match' names no callable; write 'package.module:function'"),
+        ("jaxalign.rewards.verifiers:", "names no callable"),
+        ("no_such_package.rewards:f", "there is no module 'no_such_package'"),
+        ("jaxalign.no_such_room:f", "there is no module 'jaxalign.no_such_room'"),
+        ("jaxalign.rewards.verifiers:number_mach", "has no 'number_mach' .*did you mean 'number_match'"),
+        ("jaxalign.rewards.verifiers:_LONGEST", "is a int; a function"),
+        ("no/such/file.py:f", "there is no file no/such/file.py"),
+    ],
+)
+def test_callables_that_are_not_there(spec, message):
+    with pytest.raises(UserError, match=message):
+        load_callable(spec)
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("import no_such_dependency", "failed with ModuleNotFoundError: No module named 'no_such_dependency'"),
+        ("1 / 0", "failed with ZeroDivisionError"),
+        ("def f(:", "failed with SyntaxError"),
+        ("import sys; sys.exit(2)", "failed with SystemExit"),
+        ("f = 3", "is a int"),
+    ],
+)
+def test_files_that_cannot_be_imported(tmp_path, monkeypatch, source, message):
+    (tmp_path / "broken_reward.py").write_text(source)
+    with pytest.raises(UserError, match=message):
+        load_callable(f"{tmp_path / 'broken_reward.py'}:f")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "broken_reward", raising=False)
+    with pytest.raises(UserError, match=message):
+        load_callable("broken_reward:f")

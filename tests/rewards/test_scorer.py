@@ -1,0 +1,59 @@
+"""The learnt reward: what is normalised, what is clipped, and what padding rows do."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+
+from jaxalign.records import Rollout
+from jaxalign.rewards.scorer import Ensemble, Scorer, raw_rollout_scores, rollout_scores, stack_members
+from tests import tiny
+
+
+def sampled():
+    rng = np.random.default_rng(0)
+    prompt, response = rng.integers(1, 6, 8).astype(np.int32), rng.integers(1, 6, 8).astype(np.int32)
+    prompt[7] = response[7] = 0  # a row that fills up the batch
+    tokens = rng.integers(0, 32, (8, 12)).astype(np.int32)
+    return Rollout(tokens, prompt, response, np.zeros((8, 6), np.float32), np.ones(8, bool))
+
+
+def test_scores_are_read_at_the_end_of_the_response_normalised_and_clipped():
+    """By hand: the head's product with the last hidden state, less .1, over .5, then between -6 and 6."""
+    rollout, setup = sampled(), tiny.setup()
+    params = tiny.host_params("scalar", seed=5, scale=3.0)
+    model, expected = tiny.model(head="scalar"), np.zeros(7)
+    for row in range(7):
+        ids = rollout.tokens[row, : rollout.prompt_length[row] + rollout.response_length[row]]
+        expected[row] = np.asarray(model.hidden(params, ids[None]))[0, -1] @ params["score"]
+    scorer = tiny.scorer(setup)
+    np.testing.assert_allclose(raw_rollout_scores(scorer, params, rollout)[:7], expected, atol=1e-4)
+    normalised = (expected - 0.1) / 0.5
+    np.testing.assert_allclose(rollout_scores(scorer, params, rollout)[:7], normalised, atol=2e-4)
+    assert (abs(normalised) > 6).any() and (abs(normalised) < 6).any()
+    clipped = rollout_scores(dataclasses.replace(scorer, clip=6.0), params, rollout)
+    np.testing.assert_allclose(clipped[:7], np.clip(normalised, -6, 6), atol=2e-4)
+    assert np.isfinite(clipped).all()
+
+
+@pytest.mark.parametrize(("how", "mesh"), [("mean", None), ("min", None), ("mean_minus_std", None), ("min", tiny.MESHES[0])])
+def test_members_in_one_forward_score_as_they_do_one_by_one(how, mesh):
+    """A loop over the members and numpy's mean, minimum and deviation, on one device and on a mesh of eight."""
+    rollout, model = sampled(), tiny.model(mesh, head="scalar")
+    members = [tiny.host_params("scalar", seed=seed) for seed in (5, 6, 7)]
+    shift, scale = (0.1, -0.2, 0.3), (0.5, 1.0, 2.0)
+    alone = Scorer(tiny.model(head="scalar"))
+    rows = [(np.asarray(raw_rollout_scores(alone, params, rollout)) - a) / b
+            for params, a, b in zip(members, shift, scale, strict=True)]  # fmt: skip
+    rows = np.stack(rows).astype(np.float64)
+    expected = {"mean": rows.mean(0), "min": rows.min(0), "mean_minus_std": rows.mean(0) - 1.5 * rows.std(0)}[how]
+    scorer = Scorer(model, ensemble=Ensemble(shift, scale, how, 1.5))
+    stacked = stack_members([tiny.place(model, params) for params in members])
+    assert jax.tree.leaves(stacked)[0].shape[0] == 3
+    found = raw_rollout_scores(scorer, stacked, tiny.rows(model, rollout))
+    np.testing.assert_allclose(found[:7], expected[:7], atol=2e-4)
+    normalised = rollout_scores(dataclasses.replace(scorer, shift=0.2, scale=0.5), stacked, tiny.rows(model, rollout))
+    np.testing.assert_allclose(normalised[:7], (expected[:7] - 0.2) / 0.5, atol=5e-4)

@@ -1,0 +1,155 @@
+"""The checks of step 0: right on a fresh state, wrong when something is; each acts by its own policy."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+
+import jax
+import numpy as np
+import pytest
+
+from jaxalign.config import Checks
+from jaxalign.errors import UserError
+from jaxalign.rl.checks import Check, _spoilt, act_on, gradients_check, sampler_difference, step_zero_checks
+from jaxalign.training import loss_scale
+from tests import tiny
+
+NAMES = ["ratio", "reference KL", "sampler gap", "micro-batches", "finite gradients"]
+
+
+def checked(setup, reference_seed=0, temperature=None, spoil=None):
+    """The checks of a fresh state; its rollout may be sampled at another temperature or spoiled."""
+    state, frozen = tiny.state(setup), tiny.roles(setup, reference_seed)
+    changes = {} if temperature is None else {"temperature": temperature}
+    sampled = tiny.rollout(setup, state.policy.params, **changes)
+    sampled = sampled if spoil is None else spoil(sampled)
+    experience, _ = tiny.experience(setup, state, frozen, sampled)
+    found = step_zero_checks(setup, frozen.reference, state.policy.params, sampled, experience, state.kl_coef)
+    assert [check.name for check in found] == NAMES
+    assert all(check.passed == (check.value <= check.tolerance) and np.isfinite(check.value) for check in found)
+    return found
+
+
+def test_an_odd_number_of_rows_is_split_too():
+    """The check cuts the batch into micro-batches of its own."""
+    setup = tiny.setup()
+    state, frozen = tiny.state(setup), tiny.roles(setup)
+    sampled = tiny.rollout(setup, state.policy.params)
+    experience, _ = tiny.experience(setup, state, frozen, sampled)
+    three = jax.tree.map(lambda x: x[:3], (sampled, experience))
+    found = step_zero_checks(setup, frozen.reference, state.policy.params, *three, state.kl_coef)
+    assert all(check.passed for check in found)
+
+
+def test_the_share_of_numbers_that_are_not_finite():
+    """One of 2 and none of 6 are one of 8."""
+    found = _spoilt({"a": np.array([1.0, np.nan], np.float32), "b": np.ones((2, 3), np.float32)})
+    assert float(found) == 0.125
+
+
+def test_the_share_is_of_models_of_any_size():
+    """8e9 numbers are more than an int32 counts: neither their number nor how many are spoilt may be one."""
+    gradients = {"up": jax.ShapeDtypeStruct((2**17, 2**16), np.float32), "bias": jax.ShapeDtypeStruct((3,), np.float32)}
+    equations = jax.make_jaxpr(_spoilt)(gradients).eqns
+    assert jax.eval_shape(_spoilt, gradients).dtype == np.float32
+    assert not [x for x in equations if x.primitive.name == "reduce_sum" and x.outvars[0].aval.dtype != np.float32]
+
+
+def failed(checks):
+    return [check.name for check in checks if not check.passed]
+
+
+@pytest.mark.parametrize("settings", [{}, {"temperature": 0.7, "top_k": 5}, {"temperature": 1.3, "top_p": 0.8}])
+def test_a_fresh_state_passes(settings):
+    """Also with filters: they change what is sampled, not what its log-probability is."""
+    checks = checked(tiny.setup(**settings))
+    assert failed(checks) == []
+    assert checks[1].value < 2e-6  # equal weights: a rounding of a log-prob of a few nats apart, in one program compiled twice
+
+
+def test_bfloat16_passes_where_its_rounding_is_allowed_for():
+    """Weights stay float32. Sampler and trainer may round differently, by some 2^-8 of a logit."""
+    assert failed(checked(tiny.setup(compute_dtype="bfloat16", sampler_tolerance=0.05))) == []
+    assert {leaf.dtype for leaf in jax.tree.leaves(tiny.state(tiny.setup(compute_dtype="bfloat16")).policy.params)} == {
+        np.dtype("float32")
+    }
+
+
+def test_float16_passes_with_the_loss_scale_that_fits(monkeypatch):
+    """Under the first scale, here a high one, gradients overflow: the check goes down to one where they do not, as training
+    does."""
+    monkeypatch.setattr(loss_scale, "START", 2.0**24)
+    assert failed(checked(tiny.setup(compute_dtype="float16", sampler_tolerance=0.01))) == []
+
+
+def test_another_temperature_in_the_sampler_is_found():
+    assert failed(checked(tiny.setup(), temperature=0.7)) == ["ratio", "sampler gap"]
+
+
+def test_another_reference_is_found():
+    assert failed(checked(tiny.setup(), reference_seed=1)) == ["reference KL"]
+
+
+def test_one_wrong_log_probability_is_found():
+    def spoil(sampled):
+        logprobs = sampled.logprobs.copy()
+        logprobs[3, 0] += 0.01
+        return dataclasses.replace(sampled, logprobs=logprobs)
+
+    checks = checked(tiny.setup(), spoil=spoil)
+    assert failed(checks) == ["ratio", "sampler gap"]
+    assert checks[2].value == pytest.approx(0.01, rel=1e-2)
+    assert checks[0].value == pytest.approx(1 - np.exp(-0.01), rel=1e-2)
+
+
+def test_garbage_behind_a_response_is_not_a_gap():
+    setup = tiny.setup()
+    state = tiny.state(setup)
+    sampled = tiny.rollout(setup, state.policy.params)
+    behind = np.arange(8)[None] >= np.asarray(sampled.response_length)[:, None]
+    assert behind.any()
+    garbage = dataclasses.replace(sampled, logprobs=np.where(behind, -50.0, sampled.logprobs).astype(np.float32))
+    found = sampler_difference(setup.policy, setup.config.temperature, state.policy.params, garbage)
+    assert float(found.gap) < 1e-4 and float(found.ratio) < 1e-4
+
+
+def test_a_gradient_that_is_not_finite_is_found():
+    setup = tiny.setup(whiten_advantages=False)
+    state, frozen = tiny.state(setup), tiny.roles(setup)
+    sampled = tiny.rollout(setup, state.policy.params)
+    experience, _ = tiny.experience(setup, state, frozen, sampled)
+    experience = dataclasses.replace(experience, advantages=experience.advantages.at[2, 0].set(np.inf))
+    checks = step_zero_checks(setup, frozen.reference, state.policy.params, sampled, experience, state.kl_coef)
+    assert "finite gradients" in failed(checks)
+    assert 0 < checks[4].value <= 1
+
+
+BAD = Check("ratio", 0.5, 1e-3, False, "why it matters")
+GOOD = Check("reference KL", 0.0, 1e-5, True, "why it matters")
+
+
+def test_a_failed_check_warns_stops_or_asks_for_log_probs_as_its_own_policy_says(caplog):
+    with caplog.at_level(logging.WARNING, logger="jaxalign"):
+        assert not act_on((GOOD, BAD), Checks(reference_kl="stop", sampler_gap="stop"), "ppo")
+        assert act_on((BAD,), Checks(ratio="recompute"), "ppo")
+    told = "ppo: check 'ratio' is 0.5, above its tolerance 0.001 (why it matters)"
+    assert [record.getMessage() for record in caplog.records] == [
+        told, f"{told}; the old log-probabilities are computed again"
+    ]  # fmt: skip
+    with pytest.raises(UserError, match="check 'ratio' is 0.5.*config.ppo.checks.ratio is 'stop'"):
+        act_on((GOOD, BAD), Checks(ratio="stop"), "ppo")
+    assert not act_on((GOOD,), Checks(reference_kl="stop"), "ppo")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_check_of_step_0_has_a_policy_of_its_own(name):
+    field = {"reference KL": "reference_kl", "sampler gap": "sampler_gap", "micro-batches": "micro_batches",
+             "finite gradients": "finite_gradients"}.get(name, name)  # fmt: skip
+    bad = Check(name, float("nan"), 1e-3, False, "why it matters")
+    with pytest.raises(UserError, match=f"config.ppo.checks.{field} is 'stop'"):
+        act_on((bad,), dataclasses.replace(Checks(), **{field: "stop"}), "ppo")
+
+
+def test_one_update_left_out_fails_the_check_of_gradients():
+    assert gradients_check(0.0, "share").passed and not gradients_check(0.25, "share").passed

@@ -1,0 +1,157 @@
+"""kl_estimator "full": the KL over the whole vocabulary, in the reward and in the loss, against numpy over all logits."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxalign.config import from_config_dict
+from jaxalign.models.adapters.lora import Lora, init_adapters, join
+from jaxalign.rl.checks import step_zero_checks
+from jaxalign.rl.state import init_ppo_state
+from jaxalign.rl.update import policy_loss, ppo_update, totals
+from tests import tiny
+
+LOSS = {"kl_in": "loss", "kl_estimator": "full", "advantages": "grpo", "group_size": 4, "whiten_advantages": False}
+
+
+def numpy_logp(setup, params, ids):
+    """log p [T, V] after every token of a row, at the sampling temperature, in float64."""
+    hidden = np.asarray(setup.reference.hidden(params, ids[None]))[0].astype(np.float64)
+    logits = hidden @ np.asarray(params["embedding"], np.float64).T / setup.config.temperature
+    return logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+
+
+def by_hand(setup, sampled, policy, reference):
+    """float64 [B, N]: sum over v of p (log p - log q) at the state before each response token, 0 behind."""
+    out = np.zeros(np.shape(sampled.logprobs))
+    for row, (start, count) in enumerate(zip(sampled.prompt_length, sampled.response_length, strict=True)):
+        ids = np.asarray(sampled.tokens)[row, : start + count]
+        p, q = (numpy_logp(setup, params, ids)[start - 1 : -1] for params in (policy, reference))
+        out[row, :count] = (np.exp(p) * (p - q)).sum(-1)
+    return out
+
+
+def made(reference_seed=1, **changes):
+    """(setup, state, reference's parameters, rollout, experience, metrics)."""
+    setup = tiny.setup(**changes)
+    critic = tiny.place(setup.critic, tiny.host_params("scalar", seed=3)) if setup.has_critic else None
+    state = init_ppo_state(setup, tiny.place(setup.policy, tiny.host_params()), critic, jax.random.key(11))
+    frozen = tiny.roles(setup, reference_seed)
+    sampled = tiny.rollout(setup, state.policy.params)
+    return setup, state, frozen.reference, sampled, *tiny.experience(setup, state, frozen, sampled)
+
+
+@pytest.mark.parametrize("temperature", [0.7, 1.0])
+def test_in_the_reward_each_token_pays_the_kl_of_its_state(temperature):
+    setup, _, _, sampled, experience, metrics = made(
+        temperature=temperature, kl_estimator="full", kl_coef=0.3, missing_eos="none"
+    )
+    expected = by_hand(setup, tiny.to_host(sampled), tiny.host_params(), tiny.host_params(seed=1))
+    assert expected.max() > 0.01
+    last = np.arange(8)[None] == np.asarray(sampled.response_length)[:, None] - 1
+    score = np.asarray(experience.rewards) + 0.3 * expected
+    np.testing.assert_allclose(np.where(last, 0, score), 0, atol=1e-5)  # what is left is the score, on the last token
+    assert float(metrics["kl_full"]) == pytest.approx(expected.sum(1).mean(), rel=1e-4)
+
+
+@pytest.mark.parametrize("temperature", [0.7, 0.9, 1.3])
+def test_equal_weights_have_a_kl_of_0_at_any_temperature(temperature):
+    _, _, _, _, _, metrics = made(reference_seed=0, temperature=temperature, kl_estimator="full")
+    assert float(metrics["kl_full"]) == pytest.approx(0, abs=1e-6)
+
+
+@pytest.mark.parametrize("temperature", [0.7, 1.0])
+def test_in_the_loss_it_is_the_kl_by_hand_and_its_gradient_that_of_the_plain_form(temperature):
+    setup, state, reference, sampled, experience, _ = made(temperature=temperature, **LOSS)
+    whole, params = totals(setup, experience), tiny.to_host(state.policy.params)
+
+    def loss(p, coef):
+        return policy_loss(setup, p, experience, whole, coef, reference_params=reference)[0]
+
+    expected = by_hand(setup, tiny.to_host(sampled), tiny.host_params(), tiny.host_params(seed=1))
+    count = int(np.sum(sampled.response_length))
+    assert float(loss(params, 2.0) - loss(params, 0.0)) == pytest.approx(2 * expected.sum() / count, rel=1e-4)
+
+    def plain(p):  # [B, T, V] at once
+        logits = lambda q: setup.reference.hidden(q, sampled.tokens) @ q["embedding"].T / temperature  # noqa: E731
+        mine, theirs = (jax.nn.log_softmax(logits(q)) for q in (p, reference))
+        kl = jnp.sum(jnp.exp(mine) * (mine - theirs), -1)
+        place = jnp.arange(kl.shape[1])[None] + 1
+        start = sampled.prompt_length[:, None]
+        return jnp.sum(jnp.where((place >= start) & (place < start + sampled.response_length[:, None]), kl, 0)) / count
+
+    found = jax.tree.map(np.subtract, jax.grad(loss)(params, 1.0), jax.grad(loss)(params, 0.0))
+    tiny.assert_trees_close(found, tiny.to_host(jax.grad(plain)(params)), 1e-3, 2e-6)
+
+
+def distance(setup, sampled, params, reference):
+    return by_hand(setup, tiny.to_host(sampled), params, reference).sum()
+
+
+def test_in_the_loss_it_pulls_the_policy_to_the_reference():
+    setup, state, reference, sampled, experience, _ = made(**LOSS | {"kl_coef": 1.0}, learning_rate=3e-3)
+    experience = dataclasses.replace(experience, advantages=np.zeros_like(experience.advantages))
+    before = distance(setup, sampled, tiny.host_params(), tiny.host_params(seed=1))
+    for _ in range(5):
+        state, metrics = ppo_update(setup, state, experience, None, reference)
+    assert np.isfinite([float(x) for x in metrics.values()]).all()
+    assert distance(setup, sampled, tiny.to_host(state.policy.params), tiny.host_params(seed=1)) < 0.8 * before
+    tiny.assert_trees_equal(tiny.to_host(reference), tiny.host_params(seed=1))
+
+
+def test_adapters_are_pulled_back_to_the_base_that_is_their_reference():
+    plain = tiny.setup(**LOSS | {"kl_coef": 1.0}, learning_rate=3e-3)
+    policy = dataclasses.replace(plain.policy, lora=Lora(4, 8.0, ("*",)))
+    setup = dataclasses.replace(plain, policy=policy, critic=policy.with_head("scalar"))
+    base = tiny.place(plain.policy, tiny.host_params())
+    adapters = {"adapters": init_adapters(policy.lora, base["blocks"], jax.random.key(0))}
+    moved = jax.tree.map(lambda x: x + 0.3 * jax.random.normal(jax.random.key(x.size), x.shape), adapters)
+    sampled = tiny.rollout(setup, join(base, moved))
+    state = init_ppo_state(setup, moved, None, jax.random.key(1))
+    experience, _ = tiny.experience(
+        setup, dataclasses.replace(state, policy=dataclasses.replace(state.policy, params=join(base, moved))),
+        tiny.FrozenRoles(base, tiny.roles(plain).preference), sampled,
+    )  # fmt: skip
+    experience = dataclasses.replace(experience, advantages=np.zeros_like(experience.advantages))
+
+    def loss(adapters):
+        whole = totals(setup, experience)
+        return float(policy_loss(setup, join(base, adapters), experience, whole, 1.0, reference_params=base)[0])
+
+    before = loss(moved)
+    for _ in range(3):
+        state, _ = ppo_update(setup, state, experience, base, base)
+    assert 0 < loss(state.policy.params) < 0.8 * before
+    tiny.assert_trees_equal(tiny.to_host(base), tiny.host_params())
+
+
+@pytest.mark.parametrize("kl_in", ["reward", "loss"])
+@pytest.mark.parametrize("reference_seed", [0, 1])
+def test_the_checks_of_step_0_hold_and_find_another_reference(kl_in, reference_seed):
+    setup, state, reference, sampled, experience, _ = made(reference_seed, temperature=0.7, kl_estimator="full", kl_in=kl_in)
+    found = step_zero_checks(setup, reference, state.policy.params, sampled, experience, state.kl_coef)
+    assert [check.name for check in found if not check.passed] == ([] if reference_seed == 0 else ["reference KL"])
+
+
+def test_the_loss_says_when_the_reference_is_missing():
+    setup, state, _, _, experience, _ = made(**LOSS)
+    with pytest.raises(ValueError, match="needs the parameters of the reference"):
+        ppo_update(setup, state, experience)
+
+
+def test_the_controller_goes_on_to_steer_by_k1():
+    """As with every other estimator: full is a penalty, k1 the measure."""
+    steered = {"kl_controller": "adaptive", "kl_target": 1e3, "kl_horizon": 40, "epochs": 1, "minibatches": 1}
+    setup, state, reference, _, experience, _ = made(**LOSS | steered)
+    after, _ = ppo_update(setup, state, experience, None, reference)
+    assert float(after.kl_coef) == pytest.approx(0.05 * (1 - 0.2 * 8 / 40), rel=1e-5)
+
+
+def test_the_config_takes_it_in_the_reward_and_in_the_loss():
+    for kl_in in ("reward", "loss"):
+        assert from_config_dict({"ppo": {"kl_in": kl_in, "kl_estimator": "full"}}).ppo.kl_estimator == "full"

@@ -1,0 +1,386 @@
+"""PPO's relatives in the same step: advantages from groups, other losses, KL in the loss, and no critic."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+from jaxalign.config import from_config_dict
+from jaxalign.errors import UserError
+from jaxalign.records import Experience, Rollout
+from jaxalign.rewards.scorer import rollout_scores
+from jaxalign.rl.experience import greedy_baseline, make_experience
+from jaxalign.rl.state import abstract_ppo_state, init_ppo_state
+from jaxalign.rl.update import joint_loss, minibatch_update, policy_loss, ppo_update, totals, value_loss
+from jaxalign.training.packed import pack_answers, place_parts, rows_split
+from tests import tiny
+
+SGD = optax.sgd(1.0)
+VARIANTS = {
+    "grpo": {"advantages": "grpo", "group_size": 4, "kl_in": "loss", "kl_estimator": "k3", "whiten_advantages": False,
+             "aggregation": "sequence_mean_token_mean"},
+    "dr_grpo": {"advantages": "grpo", "group_size": 4, "group_scale": "none", "whiten_advantages": False,
+                "aggregation": "token_sum_constant"},
+    "dapo": {"advantages": "grpo", "group_size": 2, "clip_high": 0.28, "skip_equal_groups": True, "overlong_buffer": 4,
+             "kl_coef": 0.0, "whiten_advantages": False},
+    "rloo": {"advantages": "rloo", "group_size": 2, "policy_loss": "plain", "aggregation": "sequence_mean_token_sum"},
+    "reinforce_pp": {"advantages": "reinforce_pp", "whiten_advantages": False},
+    "reinforce": {"advantages": "reinforce", "policy_loss": "plain", "value_loss": "huber", "entropy_coef": 0.01},
+    "gspo": {"advantages": "grpo", "group_size": 4, "policy_loss": "gspo", "clip": 3e-4, "clip_high": 4e-4},
+    "cispo": {"advantages": "grpo", "group_size": 4, "policy_loss": "cispo", "clip": 1.0, "clip_high": 4.0},
+    "dual_clip": {"dual_clip": 3.0},
+    "shared": {"critic": "shared", "value_coef": 0.5},
+    "vtrace": {"advantages": "vtrace"},
+    "full": {"kl_in": "loss", "kl_estimator": "full"},
+    "full shared": {"kl_in": "loss", "kl_estimator": "full", "critic": "shared"},
+    "full in the reward": {"kl_estimator": "full"},
+    "corrected": {"sampler_correction": "truncate", "correction_cap": 1.01},
+}  # fmt: skip
+
+
+def start(setup):
+    """The policy's weights at the start, with the value head where it is the policy's."""
+    return tiny.host_params() | ({"score": tiny.host_params("scalar", seed=3)["score"]} if setup.shares_trunk else {})
+
+
+def fresh(setup):
+    own = setup.has_critic and not setup.shares_trunk
+    critic = tiny.place(setup.critic, tiny.host_params("scalar", seed=3)) if own else None
+    return init_ppo_state(setup, tiny.place(setup.policy, start(setup)), critic, jax.random.key(11))
+
+
+def collected(setup):
+    """(state, experience, metrics) of one rollout scored by a preference model; the reference is another model."""
+    state, frozen = fresh(setup), tiny.roles(setup, reference_seed=1)
+    return state, *tiny.experience(setup, state, frozen, tiny.rollout(setup, state.policy.params))
+
+
+def other(setup):
+    """The parameters of the reference, which is another model, where the update reads them."""
+    return tiny.roles(setup, reference_seed=1).reference if setup.loss_reads_reference else None
+
+
+def packed(setup, experience, rows: int):
+    """The rows that count, packed into parts of so many rows."""
+    B, sharding = len(experience.weight), setup.policy.sharding
+    own = experience.rollout
+    given = own.tokens, own.prompt_length, own.response_length
+    plan = pack_answers(*given, [np.arange(B)], experience.weight > 0, rows, -(-B // rows), rows_split(sharding)[0])
+    assert int(plan.count[0]) > 1
+    return place_parts(sharding, jax.tree.map(lambda x: x[0], plan))
+
+
+def gradients(setup, experience, rows=None):
+    """(the policy's gradient, the critic's, metrics) of one minibatch, packed into parts of so many rows or, without, as it
+    is."""
+    setup = dataclasses.replace(setup, policy_optimizer=SGD, critic_optimizer=SGD)
+    state, parts = fresh(setup), None if rows is None else packed(setup, experience, rows)
+    policy, critic, metrics = jax.jit(minibatch_update, static_argnums=0, compiler_options=tiny.COMPILE_FAST)(
+        setup, state.policy, state.critic, tiny.rows(setup.policy, experience), state.kl_coef, reference_params=other(setup),
+        packed=parts,
+    )  # fmt: skip
+    learnt = jax.tree.map(np.subtract, start(setup), tiny.to_host(policy.params))
+    if critic is not None:
+        critic = jax.tree.map(np.subtract, tiny.host_params("scalar", seed=3), tiny.to_host(critic.params))
+    return learnt, critic, tiny.to_host(metrics)
+
+
+def scattered(experience: Experience) -> Experience:
+    """The same rows, each followed by one that does not count, among garbage: wider rows and longer responses too."""
+
+    def twice(x, garbage):
+        return np.stack([x, np.full_like(x, garbage)], axis=1).reshape(-1, *x.shape[1:])
+
+    wide = lambda x: np.pad(twice(x, np.nan), ((0, 0), (0, 3)), constant_values=np.nan)  # noqa: E731
+    past = np.arange(8)[None] >= experience.rollout.response_length[:, None]
+    mine = {name: wide(np.where(past, np.nan, getattr(experience, name)))
+            for name in ("reference_logprobs", "values", "rewards", "advantages", "returns", "importance")}  # fmt: skip
+    old = experience.rollout
+    tokens = np.pad(twice(old.tokens, 31), ((0, 0), (0, 5)), constant_values=30)
+    rollout = Rollout(tokens, twice(old.prompt_length, 2), twice(old.response_length, 4),
+                      wide(np.where(past, np.nan, old.logprobs)), twice(old.ended, True))  # fmt: skip
+    return Experience(rollout, twice(experience.weight, 0), **mine)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_packing_micro_batches_and_rows_that_do_not_count_change_nothing(name):
+    setup = tiny.setup(**VARIANTS[name])
+    _, experience, _ = collected(setup)
+    experience = tiny.to_host(experience)
+    whole, parts = gradients(setup, experience), gradients(setup, scattered(experience), 1)
+    assert float(whole[2]["grad_norm"]) > 0
+    tiny.assert_trees_close(parts, whole, 1e-4, 2e-6)
+
+
+@pytest.mark.parametrize("name", ["grpo", "rloo", "reinforce_pp"])
+def test_without_a_critic_there_is_no_state_of_one(name):
+    setup = tiny.setup(**VARIANTS[name])
+    state, experience, _ = collected(setup)
+    assert state.critic is None and abstract_ppo_state(setup).critic is None
+    state, metrics = ppo_update(setup, state, experience)
+    assert "value_loss" not in metrics and np.isfinite([float(x) for x in metrics.values()]).all()
+    assert int(state.step) == 1
+
+
+@pytest.mark.parametrize("mesh", [(2, 2, 2), (8, 1, 1)])
+def test_a_mesh_changes_nothing(mesh):
+    alone, meshed = (tiny.setup(mesh=m, **VARIANTS["grpo"]) for m in (None, mesh))
+    _, experience, _ = collected(alone)
+    experience = tiny.to_host(experience)
+    found = []
+    for setup in (alone, meshed):
+        state, metrics = ppo_update(setup, fresh(setup), tiny.rows(setup.policy, experience))
+        found.append(({n: float(x) for n, x in metrics.items()}, tiny.to_host(state.policy.params)))
+    assert found[1][0] == pytest.approx(found[0][0], rel=1e-3, abs=1e-5)
+    tiny.assert_trees_close(found[1][1], found[0][1], 1e-3, 1e-3)
+
+
+@pytest.mark.parametrize(
+    ("mesh", "name"),
+    [((2, 2, 2), "rloo"), ((8, 1, 1), "reinforce_pp"), ((1, 4, 2), "gspo"), ((4, 2, 1), "dr_grpo"), ((2, 2, 2), "full"),
+     ((2, 2, 2), "full in the reward")],
+)
+def test_a_mesh_changes_neither_advantages_nor_gradients(mesh, name):
+    """Groups and whole batches are spread over devices: their means and deviations are not those of a device."""
+    alone, meshed = (tiny.setup(mesh=m, **VARIANTS[name]) for m in (None, mesh))
+    _, experience, metrics = collected(alone)
+    experience, sampled = tiny.to_host(experience), tiny.to_host(experience.rollout)
+    state, frozen = fresh(meshed), tiny.roles(meshed, reference_seed=1)
+    found, found_metrics = tiny.experience(meshed, state, frozen, tiny.rows(meshed.policy, sampled))
+    tiny.assert_trees_close(tiny.to_host(found), experience, 1e-4, 1e-4)
+    tiny.assert_trees_close(tiny.to_host(found_metrics), tiny.to_host(metrics), 1e-4, 1e-5)
+    rows = meshed.policy.sharding.batch_size
+    tiny.assert_trees_close(gradients(meshed, experience, rows if rows < 4 else None), gradients(alone, experience), 1e-3, 5e-6)
+
+
+def test_where_every_score_was_dropped_nothing_is_learnt():
+    setup = tiny.setup(**VARIANTS["grpo"] | {"kl_controller": "adaptive"})
+    state, frozen = fresh(setup), tiny.roles(setup, reference_seed=1)
+    sampled = tiny.rollout(setup, state.policy.params)
+    experience, _ = make_experience(
+        setup, False, frozen.reference, state.policy.params, None, state.kl_coef, sampled, np.full(8, np.nan), np.zeros(8, bool)
+    )
+    learnt, _, metrics = gradients(setup, tiny.to_host(experience))
+    assert metrics["policy_loss"] == metrics["grad_norm"] == metrics["skipped"] == 0
+    assert not any(leaf.any() for leaf in jax.tree.leaves(learnt))
+    # Nor does the controller take the KL of no response for a small one.
+    after, _ = ppo_update(setup, state, experience)
+    assert float(after.kl_coef) == np.float32(setup.config.kl_coef)
+
+
+def test_a_reference_with_another_vocabulary_is_refused_while_tracing():
+    setup = tiny.setup(**VARIANTS["grpo"])
+    state, other = fresh(setup), tiny.model(vocab=40).abstract()
+    sampled = tiny.rollout(setup, state.policy.params)
+    with pytest.raises(ValueError, match=r"embedding \[V, D\] is \(40, 16\); this model's is \(32, 16\)"):
+        jax.eval_shape(
+            lambda params: make_experience(
+                setup, False, params, state.policy.params, None, state.kl_coef, sampled, np.zeros(8, np.float32)
+            ),
+            other,
+        )
+
+
+def test_group_advantages_are_scores_less_their_group_s_mean_over_its_deviation():
+    setup = tiny.setup(**VARIANTS["grpo"])
+    state, frozen = fresh(setup), tiny.roles(setup, reference_seed=1)
+    sampled = tiny.rollout(setup, state.policy.params)
+    scores = np.asarray(rollout_scores(tiny.scorer(setup), frozen.preference, sampled))
+    experience, _ = tiny.experience(setup, state, frozen, sampled)
+    # KL is in the loss, so a reward is the score, or -1 where the response did not end.
+    total = np.where(np.asarray(sampled.ended), scores, -1.0)
+    for row in range(8):
+        group = total[row // 4 * 4 : row // 4 * 4 + 4]
+        expected = (total[row] - group.mean()) / (group.std(ddof=1) + 1e-6)
+        count = int(sampled.response_length[row])
+        np.testing.assert_allclose(experience.advantages[row, :count], expected, rtol=2e-4, atol=1e-5)
+        assert not np.asarray(experience.advantages)[row, count:].any()
+
+
+def test_a_dropped_score_counts_for_nothing():
+    """As if its row were not there: the group's mean, the loss, the metrics and the counts."""
+    setup = tiny.setup(**VARIANTS["grpo"])
+    state, frozen = fresh(setup), tiny.roles(setup, reference_seed=1)
+    sampled = tiny.rollout(setup, state.policy.params)
+    scores = np.array(rollout_scores(tiny.scorer(setup), frozen.preference, sampled))
+    kept = np.ones(8, bool)
+    kept[2] = False
+    found = []
+    for garbage in (np.nan, 1e9):
+        scores[2] = garbage
+        experience, metrics = make_experience(
+            setup, False, frozen.reference, state.policy.params, None, state.kl_coef, sampled, scores, kept
+        )
+        _, learnt = ppo_update(setup, fresh(setup), experience)
+        found.append({name: float(x) for name, x in {**metrics, **learnt}.items()})
+        assert not np.asarray(experience.advantages)[2].any() and float(metrics["kept"]) == 7
+    assert found[0] == found[1] and np.isfinite(list(found[0].values())).all()
+
+
+def test_groups_of_equal_scores_are_left_out_when_asked():
+    setup = tiny.setup(**VARIANTS["dapo"] | {"overlong_buffer": 0})
+    state, frozen = fresh(setup), tiny.roles(setup)
+    sampled = tiny.rollout(setup, state.policy.params)
+    scores = np.asarray([1, 1, 0, 1, 0, 0, 1, 0], np.float32)
+    experience, metrics = make_experience(
+        setup, False, frozen.reference, state.policy.params, None, state.kl_coef, sampled, scores
+    )
+    # What is compared is the score after the missing-eos rule: -1 where a response was cut.
+    settled = np.where(np.asarray(sampled.ended), scores, -1).reshape(4, 2)
+    expected = np.repeat(settled[:, 0] != settled[:, 1], 2)
+    np.testing.assert_array_equal(experience.weight, expected)
+    assert float(metrics["kept"]) == expected.sum() and float(metrics["score"]) == scores.mean()
+
+
+def test_the_overlong_penalty_outlives_the_missing_eos_rule():
+    """A cut response is the longest there is: it pays the rule's score and the whole penalty."""
+    setup = tiny.setup(overlong_buffer=4, kl_coef=0.0)
+    state, frozen = fresh(setup), tiny.roles(setup)
+    sampled = tiny.rollout(setup, state.policy.params)
+    scores = np.full(8, 0.5, np.float32)
+    experience, _ = make_experience(
+        setup, False, frozen.reference, state.policy.params, state.critic.params, state.kl_coef, sampled, scores
+    )
+    length = np.asarray(sampled.response_length)
+    expected = np.where(np.asarray(sampled.ended), 0.5, -1) - np.clip((length - 4) / 4, 0, 1)
+    np.testing.assert_allclose(np.asarray(experience.rewards).sum(axis=1), expected, atol=1e-5)
+
+
+def test_the_critic_alone_learns_in_its_warm_up():
+    setup = tiny.setup(critic_warmup=1)
+    state, experience, _ = collected(setup)
+    before = tiny.to_host((state.policy.params, state.critic.params))
+    state, _ = ppo_update(setup, state, experience)
+    tiny.assert_trees_equal(tiny.to_host(state.policy.params), before[0])
+    assert not np.array_equal(state.critic.params["score"], before[1]["score"])
+    state, _ = ppo_update(setup, state, experience)
+    assert not np.array_equal(state.policy.params["embedding"], before[0]["embedding"])
+
+
+def test_kl_in_the_loss_pulls_to_the_reference():
+    """With advantages of 0 nothing but the KL moves the policy, and it moves towards the reference."""
+    setup = tiny.setup(**VARIANTS["grpo"] | {"kl_coef": 1.0}, learning_rate=3e-3)
+    state, experience, metrics = collected(setup)
+    experience = dataclasses.replace(experience, advantages=np.zeros_like(experience.advantages))
+    for _ in range(5):
+        state, _ = ppo_update(setup, state, experience)
+    again, _ = tiny.experience(setup, state, tiny.roles(setup, reference_seed=1), experience.rollout, recompute=True)
+    mask = np.arange(8)[None] < np.asarray(experience.rollout.response_length)[:, None]
+    distance = lambda e: np.abs((np.asarray(e.rollout.logprobs) - np.asarray(e.reference_logprobs)) * mask).sum()  # noqa: E731
+    assert distance(again) < 0.9 * distance(experience)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"advantages": "grpo"}, "group_size is 1"),
+        ({"missing_eos": "penalty"}, "it must be at least 0"),
+        ({"critic_warmup": 28}, "the policy never learns"),
+        ({"policy_loss": "gspo", "dual_clip": 3.0}, "belongs to policy_loss 'clip'"),
+        ({"clip": 1.5}, "at most 1"),
+        ({"advantages": "rloo", "group_size": 3}, "multiple of config.ppo.group_size"),
+        ({"skip_equal_groups": True}, "every group would be equal"),
+        ({"kl_in": "loss"}, "gradient is 0 on average"),
+        ({"overlong_buffer": 100}, "overlong_buffer is 100"),
+        ({"advantages": "reinforce_pp", "critic_warmup": 2}, "no critic"),
+    ],
+)
+def test_choices_that_do_not_fit_are_refused(changes, message):
+    with pytest.raises(UserError, match=message):
+        from_config_dict({"ppo": changes})
+
+
+def test_a_value_head_on_the_trunk_gets_the_gradients_of_both_losses():
+    shared, apart = tiny.setup(critic="shared", value_coef=0.5), tiny.setup(value_coef=0.5)
+    state, experience, _ = collected(shared)
+    whole = totals(shared, experience)
+    params = tiny.to_host(state.policy.params)
+    joint = jax.grad(lambda p: joint_loss(shared, p, experience, whole, 0.05)[0])(params)
+    lm = {name: value for name, value in params.items() if name != "score"}
+    of_policy = jax.grad(lambda p: policy_loss(apart, p, experience, whole, 0.05)[0])(lm)
+    of_value = jax.grad(lambda p: value_loss(apart, p, experience, whole)[0])(params)
+    expected = jax.tree.map(np.add, of_policy, {name: of_value[name] for name in of_policy})
+    tiny.assert_trees_close(joint, expected | {"score": of_value["score"]}, 1e-4, 1e-7)
+
+
+def test_a_shared_critic_has_no_state_of_its_own_and_leaves_the_reference_alone():
+    setup = tiny.setup(critic="shared")
+    state, experience, _ = collected(setup)
+    assert state.critic is None and abstract_ppo_state(setup).critic is None
+    assert jax.tree.structure(abstract_ppo_state(setup)) == jax.tree.structure(state)
+    assert float(np.abs(experience.values).max()) > 0
+    before = tiny.to_host(state.policy.params["score"])
+    state, metrics = ppo_update(setup, state, experience)
+    assert np.isfinite([float(x) for x in metrics.values()]).all() and {"value_loss", "explained_variance"} <= metrics.keys()
+    assert np.abs(tiny.to_host(state.policy.params["score"]) - before).max() > 1e-4
+
+
+@pytest.mark.parametrize(("mode", "level"), [("truncate", "token"), ("mask", "token"), ("truncate", "sequence")])
+def test_a_sampler_that_errs_is_corrected_in_the_loss(mode, level):
+    setup = tiny.setup(sampler_correction=mode, correction_level=level, correction_cap=1.2)
+    state, frozen = fresh(setup), tiny.roles(setup, reference_seed=1)
+    sampled = tiny.rollout(setup, state.policy.params)
+    inside = np.arange(sampled.logprobs.shape[1])[None] < np.asarray(sampled.response_length)[:, None]
+    gap = np.where(inside, np.random.default_rng(0).normal(0, 0.3, inside.shape), 0).astype(np.float32)
+    told = dataclasses.replace(sampled, logprobs=np.asarray(sampled.logprobs) + gap)
+    experience, metrics = tiny.experience(setup, state, frozen, told, recompute=True)
+    ratio = np.exp(-gap if level == "token" else np.broadcast_to(-gap.sum(axis=1, keepdims=True), gap.shape))
+    weight = np.minimum(ratio, 1.2) if mode == "truncate" else np.where(ratio > 1.2, 0, ratio)
+    np.testing.assert_allclose(experience.importance, np.where(inside, weight, 0), atol=2e-4)
+    np.testing.assert_allclose(experience.rollout.logprobs, sampled.logprobs, atol=1e-4)  # the trainer's, not what was told
+    assert float(metrics["correction_outside"]) == pytest.approx((ratio > 1.2)[inside].mean(), abs=1e-5)
+    assert 0 < float(metrics["effective_sample_share"]) <= 1
+    assert float(metrics["sampler_gap"]) == pytest.approx(np.abs(gap).max(), abs=2e-4)
+    plain = tiny.setup()
+    whole = totals(setup, experience)
+    loss, _ = policy_loss(setup, state.policy.params, experience, whole, 0.05)
+    # At the first update the ratio is 1, so the loss is -weight * advantage.
+    by_hand = -np.sum(np.where(inside, weight * np.asarray(experience.advantages), 0)) / inside.sum()
+    assert float(loss) == pytest.approx(by_hand, abs=2e-4)
+    assert float(policy_loss(plain, state.policy.params, experience, whole, 0.05)[0]) != pytest.approx(by_hand, abs=2e-4)
+
+
+def test_vtrace_looks_at_the_samplers_log_probs():
+    setup = tiny.setup(advantages="vtrace", gamma=0.9)
+    state, frozen = fresh(setup), tiny.roles(setup, reference_seed=1)
+    sampled = tiny.rollout(setup, state.policy.params)
+    told = dataclasses.replace(sampled, logprobs=np.asarray(sampled.logprobs) + np.float32(0.5))
+    found, _ = tiny.experience(setup, state, frozen, told, recompute=True)
+    for row in range(8):  # Espeholt et al. 2018, eq. 1, backwards; every ratio is exp(-0.5)
+        n, rho = int(sampled.response_length[row]), np.exp(-0.5)
+        rewards, values = np.asarray(found.rewards)[row], np.append(np.asarray(found.values)[row, :n], 0)
+        target = 0.0
+        for t in reversed(range(n)):
+            delta = rho * (rewards[t] + 0.9 * values[t + 1] - values[t])
+            following = target
+            target = values[t] + delta + 0.9 * 0.95 * rho * (following - values[t + 1])
+            assert found.returns[row, t] == pytest.approx(target, abs=1e-4)
+            ahead = values[t + 1] + 0.95 * (following - values[t + 1])
+            assert found.advantages[row, t] == pytest.approx(rho * (rewards[t] + 0.9 * ahead - values[t]), abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"advantages": "rloo", "group_size": 2, "critic": "shared"}, "have no critic: leave it at 'separate'"),
+        ({"critic": "shared", "critic_warmup": 2}, "cannot learn without the policy"),
+        ({"correction_cap": 3.0}, "nothing is corrected"),
+    ],
+)
+def test_what_the_new_choices_cannot_go_with_is_refused(changes, message):
+    with pytest.raises(UserError, match=message):
+        from_config_dict({"ppo": changes})
+
+
+def test_the_greedy_baseline_is_paid_by_the_rules_of_the_samples():
+    setup = tiny.setup(advantages="remax", overlong_buffer=4)
+    sampled = tiny.rollout(setup, fresh(setup).policy.params, temperature=0.0)
+    scores = np.linspace(-1, 1, 8, dtype=np.float32)
+    length, ended = np.asarray(sampled.response_length), np.asarray(sampled.ended)
+    assert ended.any() and not ended.all()
+    expected = np.where(ended, scores, -1.0) + np.clip((8 - 4 - length) / 4, -1, 0)  # replaced by -1, then DAPO's slope
+    np.testing.assert_allclose(greedy_baseline(setup.config, sampled, scores), expected, atol=1e-6)

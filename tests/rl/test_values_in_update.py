@@ -1,0 +1,63 @@
+"""With one update of a rollout the critic's values come from its own training pass: what is learnt is the same."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+from jaxalign.algorithms.value_losses import explained_variance
+from jaxalign.rl.state import values_in_update
+from jaxalign.rl.update import minibatch_update, ppo_update
+from tests import tiny
+
+SGD = optax.sgd(1.0)  # an update is the gradient
+REINFORCE = {"advantages": "reinforce", "value_loss": "huber", "policy_loss": "plain"}
+
+
+def setups(**changes):
+    """(one whose update makes the values, one that is handed them but for that the same)."""
+    made = [tiny.setup(epochs=epochs, minibatches=1, **changes) for epochs in (1, 2)]
+    return [dataclasses.replace(setup, policy_optimizer=SGD, critic_optimizer=SGD) for setup in made]
+
+
+@pytest.mark.parametrize(
+    ("mesh", "changes"),
+    [(None, {}), (None, REINFORCE), (None, {"whiten_advantages": False, "micro_batch_tokens": 16}), ((2, 2, 2), {}),
+     ((8, 1, 1), REINFORCE)],
+)  # fmt: skip
+def test_what_is_learnt_is_that_of_values_made_before(mesh, changes):
+    alone, before = setups(**changes)
+    state = tiny.state(before)
+    experience, _ = tiny.experience(before, state, tiny.roles(before, 1), tiny.rollout(before, state.policy.params))
+    sampled = tiny.to_host(experience.rollout)
+    assert np.abs(np.asarray(experience.values)).max() > 0.01
+    policy, critic, expected = jax.jit(minibatch_update, static_argnums=0, compiler_options=tiny.COMPILE_FAST)(
+        before, state.policy, state.critic, experience, state.kl_coef
+    )
+    inside = np.arange(8)[None] < np.asarray(experience.rollout.response_length)[:, None]
+    expected["explained_variance"] = explained_variance(experience.values, experience.returns, inside)
+    expected = tiny.to_host((policy.params, critic.params, expected))
+
+    alone = alone if mesh is None else setups(mesh=mesh, **changes)[0]
+    state = tiny.state(alone)
+    experience, _ = tiny.experience(alone, state, tiny.roles(alone, 1), tiny.rows(alone.policy, sampled))
+    assert not np.asarray(experience.values).any()
+    state, metrics = ppo_update(alone, state, experience)
+    found = {name: metrics[name] for name in expected[2]}
+    tiny.assert_trees_close(tiny.to_host((state.policy.params, state.critic.params, found)), expected, 1e-3, 5e-6)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"epochs": 2}, {"minibatches": 2}, {"critic": "shared"}, {"advantages": "vtrace"},
+     {"advantages": "grpo", "group_size": 2}],
+)  # fmt: skip
+def test_else_they_are_made_before(changes):
+    config = tiny.setup().config
+    once = dataclasses.replace(config, epochs=1, minibatches=1)
+    assert values_in_update(once) and not values_in_update(config)
+    assert not values_in_update(dataclasses.replace(once, **changes))
