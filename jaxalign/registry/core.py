@@ -1,0 +1,155 @@
+"""Registries: records that a config selects by name, built in or brought by the user. Nothing here imports JAX."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.metadata
+import importlib.util
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, Generic, Protocol, TypeVar
+
+from jaxalign.errors import UserError
+
+
+class Record(Protocol):
+    """What a registry holds: any frozen dataclass with a name."""
+
+    @property
+    def name(self) -> str: ...
+
+
+R = TypeVar("R", bound=Record)
+
+
+class Registry(Generic[R]):
+    """Records of one kind by name.
+
+    A name is looked up among the built-in records, those added with `register`, the entry points of the group
+    "jaxalign.KIND" (dots and spaces of the kind replaced by underscores), and then as "package.module:attribute" or
+    "FILE.py:attribute". What is found in these last two ways must be a record of this registry's type.
+
+    Args:
+      kind: the noun of error messages, such as "advantage estimator".
+      record: the type of the records.
+      builtin: the records that come with the package, in the order in which messages and documentation list them.
+    """
+
+    def __init__(self, kind: str, record: type[R], builtin: Iterable[R] = ()):
+        self.kind, self.record = kind, record
+        self.group = f"jaxalign.{kind.replace(' ', '_')}s"
+        self._builtin = {entry.name: entry for entry in builtin}
+        self._own: dict[str, R] = {}
+
+    def register(self, record: R) -> R:
+        """Adds a record under its own name and returns it.
+
+        Raises:
+          UserError: it is of another type, its name is not a non-empty string, or another record has that name.
+        """
+        self._require(record, repr(record))
+        if not isinstance(record.name, str) or not record.name or set(record.name) & set(":+, "):
+            raise UserError(f"the name of a registered {self.kind} is {record.name!r}; a non-empty string without ':', '+', ',' or "
+                            "spaces is expected")
+        known = self._builtin.get(record.name) or self._own.get(record.name)
+        if known is not None and known != record:
+            raise UserError(f"the {self.kind} {record.name!r} is already registered; choose another name")
+        self._own[record.name] = record
+        return record
+
+    def unregister(self, name: str) -> None:
+        """Removes a record that `register` added; does nothing where there is none."""
+        self._own.pop(name, None)
+
+    def names(self) -> tuple[str, ...]:
+        """The built-in and registered names and those of entry points, in this order."""
+        return tuple(dict.fromkeys((*self._builtin, *self._own, *self._entry_points())))
+
+    def get(self, name: str, where: str = "") -> R:
+        """The record of that name.
+
+        Args:
+          name: a registered name, "package.module:attribute" or "FILE.py:attribute".
+          where: the config field or argument that names it, for the error message.
+
+        Raises:
+          UserError: there is none, its module cannot be imported, or what is there is no such record.
+        """
+        found = self._builtin.get(name) or self._own.get(name)
+        if found is not None:
+            return found
+        if name in self._entry_points():
+            return self._require(load_entry_point(self._entry_points()[name], where or self.kind), f"entry point {name!r}")
+        if ":" in name:
+            return self._require(load_object(name, where or self.kind), name, where)
+        said = f"{where} is {name!r}" if where else f"{name!r} is not a known {self.kind}"
+        raise UserError(f"{said}; one of {', '.join(self.names())}, or 'package.module:name' of your own, is expected")
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.names()
+
+    def __iter__(self) -> Iterator[R]:
+        return (self.get(name) for name in self.names())
+
+    @functools.cache  # noqa: B019 (a registry lives as long as the process)
+    def _entry_points(self) -> dict[str, importlib.metadata.EntryPoint]:
+        found: dict[str, importlib.metadata.EntryPoint] = {}
+        for point in importlib.metadata.entry_points(group=self.group):
+            if point.name in self._builtin or point.name in found:
+                raise UserError(f"two packages register the {self.kind} {point.name!r} ({point.value}); uninstall one of them")
+            found[point.name] = point
+        return found
+
+    def _require(self, found: Any, name: str, where: str = "") -> R:
+        if not isinstance(found, self.record):
+            said = f"{where} is {name!r}, which" if where else name
+            raise UserError(f"{said} is of type {type(found).__name__}; a jaxalign {self.record.__name__} is expected")
+        return found
+
+
+def load_entry_point(point: importlib.metadata.EntryPoint, where: str) -> Any:
+    """The object of an entry point. Raises UserError where its module cannot be imported or has no such attribute."""
+    return load_object(point.value, where)
+
+
+def load_object(spec: str, where: str) -> Any:
+    """The object at "package.module:attribute" or "FILE.py:attribute"; `where` is the config field or argument that names it.
+
+    Raises:
+      UserError: the text has another form, the module or file cannot be imported, or it has no such attribute.
+    """
+    place, _, attribute = spec.rpartition(":")
+    if not place or not attribute:
+        raise UserError(f"{where} is {spec!r}; 'package.module:name' or 'FILE.py:name' is expected")
+    try:
+        module = _load_file(place) if place.endswith(".py") else importlib.import_module(place)
+    except UserError:
+        raise
+    except Exception as error:  # Whatever the user's module raises when it is imported.
+        raise UserError(f"{where} is {spec!r}: {place} cannot be imported ({type(error).__name__}: {error})") from error
+    found = module
+    for part in attribute.split("."):
+        if not hasattr(found, part):
+            raise UserError(f"{where} is {spec!r}, but {place} has no {attribute}")
+        found = getattr(found, part)
+    return found
+
+
+def _load_file(place: str) -> Any:
+    path = Path(place).expanduser().resolve()
+    if not path.is_file():
+        raise UserError(f"{path} does not exist")
+    name = f"jaxalign_user_{path.stem}_{abs(hash(str(path))):x}"
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
