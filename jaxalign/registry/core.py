@@ -51,8 +51,8 @@ class Registry(Generic[R]):
         """
         self._require(record, repr(record))
         if not isinstance(record.name, str) or not record.name or set(record.name) & set(":+, "):
-            raise UserError(f"the name of a registered {self.kind} is {record.name!r}; a non-empty string without ':', '+', ',' or "
-                            "spaces is expected")
+            raise UserError(f"the name of a registered {self.kind} is {record.name!r}; a non-empty string without ':', '+', "
+                            "',' or spaces is expected")
         known = self._builtin.get(record.name) or self._own.get(record.name)
         if known is not None and known != record:
             raise UserError(f"the {self.kind} {record.name!r} is already registered; choose another name")
