@@ -1,6 +1,6 @@
-"""Markdown tables of finished runs, for the README: `python benchmarks/results_table.py runs/seed0 runs/seed1 ...`.
+"""Print Markdown tables of finished runs, for README.md and docs/results.md: `python benchmarks/results_table.py WORKDIR...`.
 
-Each number is read from WORKDIR/summary.json and the stages' timing.jsonl; nothing is typed in.
+Numbers come from WORKDIR/summary.json and the stages' timing.jsonl.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def seconds(workdir: Path) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("workdirs", nargs="+", type=Path)
-    parser.add_argument("--minutes", action="store_true", help="add the wall-clock time of each run (of a quiet machine)")
+    parser.add_argument("--minutes", action="store_true", help="add the wall-clock time of each run; measure on an idle machine")
     arguments = parser.parse_args()
     for workdir in arguments.workdirs:
         if not (workdir / "summary.json").is_file():
