@@ -27,7 +27,7 @@ def seconds(workdir: Path) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("workdirs", nargs="+", type=Path)
-    parser.add_argument("--minutes", action="store_true", help="add the wall-clock time of each run; measure on an idle machine")
+    parser.add_argument("--minutes", action="store_true", help="add the wall-clock time of each run (on an idle machine)")
     arguments = parser.parse_args()
     for workdir in arguments.workdirs:
         if not (workdir / "summary.json").is_file():
