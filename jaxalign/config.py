@@ -529,6 +529,14 @@ class Evaluate:
 
 
 @dataclasses.dataclass(frozen=True)
+class Tracking:
+    """Where the metrics of training go beside each stage's metrics.jsonl."""
+
+    trackers: tuple[str, ...] = field((), "Trackers that receive every step: registered names, or 'package.module:name' or "
+                                      "'FILE.py:name' of a class with the methods start, log and finish. docs/extending.md.")
+
+
+@dataclasses.dataclass(frozen=True)
 class Config:
     """All of a run's settings."""
 
@@ -555,6 +563,7 @@ class Config:
     reward: Reward = section(Reward(), "")
     ppo: Ppo = section(Ppo(), "")
     evaluate: Evaluate = section(Evaluate(), "")
+    tracking: Tracking = section(Tracking(), "")
 
 
 def default_config() -> config_dict.ConfigDict:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from jaxalign import config_mesh
 from jaxalign.errors import UserError
+from jaxalign.registry.trackers import tracker_record
 
 if TYPE_CHECKING:
     from jaxalign.config import Config, Model, RewardDistill
@@ -34,6 +35,7 @@ def check(config: Config) -> None:
     _check_controller(config)
     _check_dpo(config)
     _check_ppo(config)
+    _check_tracking(config)
 
 
 def traced_steps(spec: str) -> tuple[str, int, int]:
@@ -56,6 +58,14 @@ def _check_profile(config: Config) -> None:
     if stage not in able:
         raise UserError(f"config.profile is {config.profile!r}, but of the stages of this run {', '.join(able) or 'none'} "
                         "can be traced: those that train in steps")
+
+
+def _check_tracking(config: Config) -> None:
+    trackers = config.tracking.trackers
+    for name in trackers:
+        tracker_record(name, "config.tracking.trackers")
+        if trackers.count(name) > 1:
+            raise UserError(f"config.tracking.trackers names {name!r} twice; name each tracker once")
 
 
 def _check_model(config: Config) -> None:

@@ -1,7 +1,7 @@
-"""Metric files: one JSON object a line, equal byte for byte whenever the run is equal.
+"""Metrics, and the files that hold them: one JSON object per line, byte-identical whenever two runs are equal.
 
-No clock, host name or path gets into a row. Floats are written in their shortest form that reads back exactly.
-JSON has no NaN or infinity, so those are written as the strings "nan", "inf" and "-inf" and read back as floats.
+A row holds no clock, host name or path. A float is written in the shortest form that reads back exactly. JSON has no NaN or
+infinity: these are written as the strings "nan", "inf" and "-inf", and read back as floats.
 """
 
 from __future__ import annotations
@@ -12,48 +12,58 @@ import numbers
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from jaxalign.parallel import hosts
 from jaxalign.tracking import jsonl
 
+Metrics = Mapping[str, int | float]
+"""The metrics of one step by name: plain Python numbers, NaN and infinities included."""
+
 _NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 
-class MetricWriter:
-    """Appends rows to `path`; a torn last line of a killed run is dropped when the file is opened.
+def to_metrics(values: Mapping[str, Any]) -> dict[str, int | float]:
+    """Converts Python, numpy or JAX scalars to plain numbers; integers stay integers, the rest become floats.
 
-    Every row reaches the operating system as it is written (so a killed process loses none) and the disk at `flush`,
-    which belongs beside each checkpoint. Usable as a context manager. Of several processes the first one writes.
+    Raises:
+      TypeError, ValueError: a value is not a scalar number, or is named "step".
+    """
+    if "step" in values:
+        raise ValueError('a metric may not be named "step": that field holds the step of the row')
+    return {name: _number(name, value) for name, value in values.items()}
+
+
+class MetricFiles:
+    """The tracker that is always on: appends one row per step to DIRECTORY/metrics.jsonl.
+
+    A row reaches the operating system when it is logged, so a killed process loses none, and the disk at `flush`, which belongs
+    beside each checkpoint. Of several processes only the first writes.
     """
 
-    def __init__(self, path: str | os.PathLike):
-        self.path = Path(path) if hosts.is_first() else Path(os.devnull)
-        self._file = jsonl.open_append(self.path)
+    def __init__(self, directory: str | os.PathLike):
+        self.path = Path(directory) / "metrics.jsonl" if hosts.is_first() else Path(os.devnull)
+        self._file = None
 
-    def truncate(self, step: int) -> None:
-        """Keeps only the rows with `row["step"] < step`, in one atomic replacement: for a resume at `step`.
+    def start(self, config: Mapping[str, Any]) -> None:
+        """Opens the file for the steps from config["step"] (default 0) on and drops the rows of later ones.
+
+        The last line, if a crash tore it, is dropped too. The file is replaced atomically.
 
         Raises:
-            UserError: a kept line is not a JSON object.
+          UserError: a kept line is not a JSON object.
         """
-        self._file.close()
+        first = config.get("step", 0)
         lines = jsonl.read_lines(self.path)
         kept = [line for number, line in enumerate(lines, 1)
-                if line.strip() and jsonl.parse_row(line, self.path, number).get("step", -1) < step]
+                if line.strip() and jsonl.parse_row(line, self.path, number).get("step", -1) < first]
         if len(kept) < len(lines):
             jsonl.write_atomically(self.path, "".join(line + "\n" for line in kept))
         self._file = jsonl.open_append(self.path)
 
-    def write(self, step: int, values: Mapping[str, float]) -> None:
-        """Appends one row. Values are Python, numpy or JAX scalars; integers stay integers, the rest become floats.
-
-        Raises:
-            TypeError, ValueError: a value is not a scalar number, or is named "step".
-        """
-        if "step" in values:
-            raise ValueError('a metric may not be named "step": that field holds the step of the row')
-        row = {"step": int(step)} | {name: _encode(name, value) for name, value in values.items()}
+    def log(self, step: int, metrics: Metrics) -> None:
+        """Appends one row. Raises TypeError or ValueError as `to_metrics`."""
+        row = {"step": int(step)} | {name: _encode(value) for name, value in to_metrics(metrics).items()}
         self._file.write(json.dumps(row, allow_nan=False) + "\n")
 
     def flush(self) -> None:
@@ -62,37 +72,31 @@ class MetricWriter:
         if self.path != Path(os.devnull):
             os.fsync(self._file.fileno())
 
-    def close(self) -> None:
-        """Flushes and closes. Closing twice is harmless."""
-        if not self._file.closed:
+    def finish(self, status: str = "done") -> None:
+        """Flushes and closes the file. A second call does nothing."""
+        if self._file is not None and not self._file.closed:
             self.flush()
             self._file.close()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
 
 def read_metrics(path: str | os.PathLike) -> list[dict[str, Any]]:
-    """The rows of a metric file, oldest first; "nan", "inf" and "-inf" become floats again. Missing file: no rows.
+    """The rows of a metric file, oldest first: the metrics of a step and its number under "step". Missing file: no rows.
 
     Raises:
-        UserError: a complete line is not a JSON object (a torn last line is left out silently).
+      UserError: a complete line is not a JSON object. A torn last line is left out silently.
     """
-    rows = jsonl.read_rows(path)
-    return [{name: _decode(value) for name, value in row.items()} for row in rows]
+    return [{name: _decode(value) for name, value in row.items()} for row in jsonl.read_rows(path)]
 
 
-def _encode(name: str, value: Any) -> int | float | str:
+def _number(name: str, value: Any) -> int | float:
     if isinstance(value, str):
         raise TypeError(f"metric {name} is the text {value!r}; a number is expected")
-    if hasattr(value, "item"):  # numpy and JAX scalars; raises ValueError for more than one element
+    if hasattr(value, "item"):  # A numpy or JAX scalar; raises ValueError for more than one element.
         value = value.item()
-    if isinstance(value, numbers.Integral):
-        return int(value)
-    value = float(value)
+    return int(value) if isinstance(value, numbers.Integral) else float(value)
+
+
+def _encode(value: int | float) -> int | float | str:
     return value if math.isfinite(value) else repr(value)
 
 

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
 
 from jaxalign.parallel import hosts
-from jaxalign.tracking.metrics import MetricWriter
+from jaxalign.tracking.metrics import to_metrics
 from jaxalign.tracking.profile import Profiler
 from jaxalign.tracking.progress import Progress
 from jaxalign.tracking.timing import Timeline, Timing
+from jaxalign.tracking.tracker import Tracker, Trackers
 from jaxalign.training.checkpoint import Checkpointer
 
 
@@ -28,7 +28,8 @@ class Loop:
     it starts with an underscore. timing: the folder whose timing.jsonl counts the time, where it is another one. timeline: what
     step_fn times its phases by; where there is none, flops(step) is how many operations a step needs. peak: operations a
     second of all devices, 0 where it is not known. began: when the stage did, by `time.perf_counter`. profile: which steps of
-    which stage to trace (`tracking.profile`).
+    which stage to trace (`tracking.profile`). trackers: receive the metrics beside the metric file (`tracking.tracker`).
+    settings: the run's settings as plain values, for them.
     """
 
     stage: str
@@ -43,6 +44,8 @@ class Loop:
     peak: float = 0.0
     began: float | None = None
     profile: str = ""
+    trackers: Mapping[str, Tracker] | Sequence[Tracker] = ()
+    settings: Mapping[str, Any] | None = None
 
     def run(self, init: Callable[[], Any], abstract: Any, step_fn: Callable[[Any, int], tuple[Any, dict]]) -> Any:
         """Trains to `total_steps` and returns the final state.
@@ -58,16 +61,15 @@ class Loop:
             start = checkpointer.latest() or 0
             state = checkpointer.restore(abstract) if start else init()
             timing.add("start", time.perf_counter() - began)
-            with MetricWriter(self.directory / "metrics.jsonl") as writer:
-                writer.truncate(start)
+            with Trackers(self.stage, self.directory, self.trackers, self.settings, start) as trackers:
                 with Progress(self.stage, self.total_steps, start) as progress:
-                    state = self._steps(state, start, step_fn, writer, progress, checkpointer, timing)
+                    state = self._steps(state, start, step_fn, trackers, progress, checkpointer, timing)
             hosts.once(lambda: None)  # From here on all may read the metrics.
             return state
         finally:
             checkpointer.close()
 
-    def _steps(self, state, start, step_fn, writer, progress, checkpointer, timing):
+    def _steps(self, state, start, step_fn, trackers, progress, checkpointer, timing):
         pending: tuple[int, dict] | None = None
         timeline, name = self.timeline or Timeline(), self.stage.split()[0]  # Which of several members is not in its name.
         profiler = Profiler(self.profile, name, self.directory / "profile", self.total_steps)
@@ -77,9 +79,9 @@ class Loop:
             if pending is None:
                 return 0
             step, metrics = pending
-            metrics = {name: np.asarray(value).item() for name, value in jax.device_get(metrics).items()}
+            metrics = to_metrics(jax.device_get(metrics))
             count = int(metrics.get(self.tokens_metric, 0))
-            writer.write(step, {name: value for name, value in metrics.items() if not name.startswith("_")})
+            trackers.log(step, {name: value for name, value in metrics.items() if not name.startswith("_")})
             progress.update(tokens=count, **{name: metrics[name] for name in self.shown if name in metrics})
             return count
 
@@ -100,7 +102,7 @@ class Loop:
             if (step + 1) % self.checkpoint_every == 0 or step + 1 == self.total_steps:
                 tokens += settle()
                 pending = None
-                writer.flush()
+                trackers.flush()
                 rest = "train" if self.timeline is None else "other"
                 timeline.write(timing, time.perf_counter() - began, rest, tokens, flops)
                 began, tokens, flops = time.perf_counter(), 0, 0.0

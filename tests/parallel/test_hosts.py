@@ -16,8 +16,8 @@ from jaxalign.errors import UserError
 from jaxalign.parallel import distributed, hosts
 from jaxalign.parallel.rows import fetch, place_rows
 from jaxalign.parallel.sharding import make_sharding
-from jaxalign.tracking.metrics import MetricWriter
 from jaxalign.tracking.progress import Progress
+from jaxalign.tracking.tracker import Trackers
 from tests import processes, tiny
 
 CALLS = 200  # More than are kept at a time.
@@ -81,9 +81,9 @@ def program() -> None:
             make_sharding(tiny.Mesh(2, 2, 1))
         except UserError as error:
             seen["mesh"] = str(error)
-        with MetricWriter(folder / "metrics.jsonl") as writer, Progress("stage", 1) as progress:
-            writer.write(0, {"loss": number})
-            writer.flush()
+        with Trackers("stage", folder) as trackers, Progress("stage", 1) as progress:
+            trackers.log(0, {"loss": number})
+            trackers.flush()
             progress.update(loss=number)
         print(f"printed by {number}")
         (folder / f"{number}.json").write_text(json.dumps(seen))

@@ -11,7 +11,7 @@ from pathlib import Path
 import jax
 import optax
 
-from jaxalign.config import POLICY_STAGES, STAGES, Config
+from jaxalign.config import POLICY_STAGES, STAGES, Config, to_dict
 from jaxalign.data.chat import encoding as chat
 from jaxalign.data.sources.arithmetic import Arithmetic
 from jaxalign.data.tokenizers import files as tokenizer_files
@@ -40,6 +40,7 @@ from jaxalign.rollout.sampling import Sampling, section_sampling
 from jaxalign.stages.shared.base import StageContext, read_manifest
 from jaxalign.tracking.progress import Progress
 from jaxalign.tracking.timing import Timeline, Timing
+from jaxalign.tracking.tracker import make_trackers
 from jaxalign.training.checkpoint import copy_params, load_params
 from jaxalign.training.loop import Loop
 from jaxalign.training.offload import FrozenRole
@@ -237,6 +238,7 @@ def loop(context: StageContext, model: Model, total_steps: int, checkpoint_every
     """The stage's loop, with what all of them have alike; more: its other fields."""
     alike = {"stage": context.directory.name, "directory": context.directory, "began": context.began}
     alike |= {"peak": peak(model), "profile": context.config.profile}
+    alike |= {"trackers": make_trackers(context.config.tracking.trackers), "settings": to_dict(context.config)}
     return Loop(total_steps=total_steps, checkpoint_every=checkpoint_every, **{**alike, **more})
 
 

@@ -1,0 +1,176 @@
+"""Trackers: where the metrics of training go. The metric files are one; users add others through `config.tracking.trackers`."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol, Self, runtime_checkable
+
+from jaxalign.parallel import hosts
+from jaxalign.registry.trackers import tracker_record
+from jaxalign.tracking.metrics import MetricFiles, Metrics, read_metrics, to_metrics
+
+DONE, FAILED, INTERRUPTED = "done", "failed", "interrupted"
+"""What `Tracker.finish` is called with."""
+
+
+@runtime_checkable
+class Tracker(Protocol):
+    """Receives the metrics of one training loop. Its methods are called in process 0 only, from the training thread."""
+
+    def start(self, config: Mapping[str, Any]) -> None:
+        """Called once, before the first step.
+
+        Args:
+          config: the settings of the run as plain JSON values, and beside them "stage" (the name of the loop, such as "sft"),
+            "directory" (its folder as a string, or None) and "step" (the first step that this process computes).
+        """
+
+    def log(self, step: int, metrics: Metrics) -> None:
+        """Called once for each step, in ascending order of `step`, which counts from 0."""
+
+    def finish(self, status: str) -> None:
+        """Called once, with "done", "failed" or "interrupted", after the last call of `log`."""
+
+
+def make_trackers(names: Sequence[str]) -> dict[str, Tracker]:
+    """One tracker for each name in `config.tracking.trackers`, by name; none in a process other than the first.
+
+    A tracker whose maker raises, or makes something else, is left out with a warning.
+
+    Raises:
+      UserError: a name is not registered, or what it names cannot be imported.
+    """
+    made = {}
+    for name in names if hosts.is_first() else ():
+        make = tracker_record(name, "config.tracking.trackers").load()
+        try:
+            tracker = make()
+        except Exception as error:  # Whatever the user's code raises.
+            _warn(name, "making it", error)
+            continue
+        if isinstance(tracker, Tracker):
+            made[name] = tracker
+        else:
+            _log().warning(f"tracker {name!r} is left out: its maker gave a {type(tracker).__name__}; an object with the "
+                           "methods start(config), log(step, metrics) and finish(status) is expected")
+    return made
+
+
+class Trackers:
+    """The metric files and all trackers of one training loop. A tracker that fails never stops training.
+
+    A context manager: entering starts them, leaving finishes them. Each tracker receives every step once, also when the run is
+    killed and resumed: DIRECTORY/trackers.json holds the next step of each. A resumed run computes the steps since its last
+    checkpoint again, with equal results, and logs only those that a tracker has not received; what a tracker missed, because
+    it failed or was added later, comes from the metric file. Without a directory nothing is kept.
+
+    A tracker that raises is reported once and receives nothing more from this process. An error of the metric files is
+    raised: a run whose metrics are lost has failed.
+
+    Args:
+      stage: the name of the loop.
+      directory: its folder, or None for a loop that leaves no files.
+      trackers: trackers by name, or a sequence of them, which are named by their classes.
+      config: the run's settings, as plain values.
+      step: the first step that this process computes.
+    """
+
+    def __init__(self, stage: str, directory: Path | None = None, trackers: Mapping[str, Tracker] | Sequence[Tracker] = (),
+                 config: Mapping[str, Any] | None = None, step: int = 0):
+        self._files = None if directory is None else MetricFiles(directory)
+        self._trackers = dict(trackers if isinstance(trackers, Mapping) else _named(trackers)) if hosts.is_first() else {}
+        self._cursor = _Cursor(None if directory is None or not self._trackers else directory / "trackers.json")
+        place = None if directory is None else str(directory)
+        self._config = {**(config or {}), "stage": stage, "directory": place, "step": step}
+        self._failed: set[str] = set()
+
+    def __enter__(self) -> Self:
+        if self._files is not None:
+            self._files.start(self._config)
+        rows = read_metrics(self._files.path) if self._files is not None and self._trackers else []
+        for name, tracker in self._trackers.items():
+            self._call(name, "start", lambda tracker=tracker: tracker.start(dict(self._config)))
+            for row in rows:
+                self._pass_on(name, row["step"], {key: value for key, value in row.items() if key != "step"})
+        return self
+
+    def log(self, step: int, metrics: Mapping[str, Any]) -> None:
+        """Logs one step's scalars everywhere. Raises TypeError or ValueError as `to_metrics`."""
+        values = to_metrics(metrics)
+        if self._files is not None:
+            self._files.log(step, values)
+        for name in self._trackers:
+            self._pass_on(name, step, values)
+
+    def flush(self) -> None:
+        """Returns once the metric file is on disk."""
+        if self._files is not None:
+            self._files.flush()
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        failed = kind is not None and issubclass(kind, Exception)
+        status = DONE if kind is None else FAILED if failed else INTERRUPTED
+        for name, tracker in self._trackers.items():
+            self._call(name, "finish", lambda tracker=tracker: tracker.finish(status))
+        if self._files is not None:
+            self._files.finish(status)
+
+    def _pass_on(self, name: str, step: int, values: Metrics) -> None:
+        if step < self._cursor.next(name):
+            return
+        if self._call(name, "log", lambda: self._trackers[name].log(step, dict(values))):
+            self._cursor.advance(name, step + 1)
+
+    def _call(self, name: str, method: str, action: Callable[[], None]) -> bool:
+        """Whether the tracker's method returned; False, too, for a tracker that failed before."""
+        if name in self._failed:
+            return False
+        try:
+            action()
+        except Exception as error:  # Whatever the user's tracker raises.
+            self._failed.add(name)
+            _warn(name, method, error)
+            return False
+        return True
+
+
+class _Cursor:
+    """The next step of each tracker, kept in a JSON file if there is one."""
+
+    def __init__(self, path: Path | None):
+        self._path, self._next = path, {}
+        if path is not None and path.exists():
+            with contextlib.suppress(ValueError):  # A crash of the machine can empty the file: then all is logged again.
+                self._next = json.loads(path.read_text(encoding="utf-8"))
+
+    def next(self, name: str) -> int:
+        return self._next.get(name, 0)
+
+    def advance(self, name: str, step: int) -> None:
+        self._next[name] = step
+        if self._path is not None:  # Atomic, but not forced to the disk: that would take milliseconds at each step.
+            temporary = self._path.with_name(f".{self._path.name}.tmp")
+            temporary.write_text(json.dumps(self._next), encoding="utf-8")
+            os.replace(temporary, self._path)
+
+
+def _named(trackers: Sequence[Tracker]) -> dict[str, Tracker]:
+    named: dict[str, Tracker] = {}
+    for tracker in trackers:
+        name = type(tracker).__name__
+        named[name if name not in named else f"{name} {len(named) + 1}"] = tracker
+    return named
+
+
+def _log() -> logging.Logger:
+    return logging.getLogger("jaxalign")
+
+
+def _warn(name: str, method: str, error: Exception) -> None:
+    _log().warning(f"tracker {name!r} failed in {method} ({type(error).__name__}: {error}); it receives nothing more from this "
+                   "process, and training continues")
