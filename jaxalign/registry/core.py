@@ -85,8 +85,9 @@ class Registry(Generic[R]):
         if ":" in name:
             return self._require(load_object(name, where or self.kind), name, where)
         said = f"{where} is {name!r}" if where else f"{name!r} is not a known {self.kind}"
-        known = f"one of {', '.join(self.names())}, or 'package.module:name' of your own," if self.names() else "'package.module:name'"
-        raise UserError(f"{said}; {known} is expected")
+        own = "'package.module:name'"
+        wanted = f"one of {', '.join(self.names())}, or {own} of your own," if self.names() else own
+        raise UserError(f"{said}; {wanted} is expected")
 
     def __contains__(self, name: str) -> bool:
         return name in self.names()
