@@ -533,7 +533,7 @@ class Tracking:
     """Where the metrics of training go beside each stage's metrics.jsonl."""
 
     trackers: tuple[str, ...] = field((), "Trackers that receive every step: registered names, or 'package.module:name' or "
-                                      "'FILE.py:name' of a class with the methods start, log and finish. docs/extending.md.")
+                                      "'FILE.py:name' of a class with the methods start, log and finish.")
 
 
 @dataclasses.dataclass(frozen=True)
