@@ -9,6 +9,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
+from jaxalign import streams
 from jaxalign.algorithms import labels
 from jaxalign.config import Feedback
 from jaxalign.data.chat.formats import OPTIONS, render_comparison, render_verdict
@@ -47,7 +48,7 @@ class Labeller:
         """A comparison for each pair, in order; row numbers are first_row + i. Undecided ones are marked, not dropped."""
         count = self.config.principles_per_comparison
         rows = range(first_row, first_row + len(pairs))
-        drawn = draw_principles(self.constitution, rows, count, self.seed, stream=1)
+        drawn = draw_principles(self.constitution, rows, count, self.seed, streams.PRINCIPLES["labels"])
         # Two equal answers need no judge: nothing is asked, and the pair is undecided. All others keep their row numbers.
         asked = [
             (pair, rules[k], (first_row + i) * count + k)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import jax
 import numpy as np
 
+from jaxalign import streams
 from jaxalign.algorithms import labels
 from jaxalign.config import Feedback
 from jaxalign.data.chat.formats import END, RATINGS, render_rating, render_rating_verdict
@@ -35,7 +36,8 @@ class Rater:
         NaN where no principle gave one: the reasoning was cut before its end, or the dialogue is too long for it.
         """
         count = self.principles
-        drawn = draw_principles(self.constitution, range(first_row, first_row + len(prompts)), count, self.seed, stream=2)
+        rows = range(first_row, first_row + len(prompts))
+        drawn = draw_principles(self.constitution, rows, count, self.seed, streams.PRINCIPLES["ratings"])
         asked = [
             (prompt, response, rule)
             for prompt, response, rules in zip(prompts, responses, drawn, strict=True) for rule in rules

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from jaxalign import streams
 from jaxalign.algorithms.best_of_n import analytic_kl, expected_best_of, rejection_sample
 from jaxalign.config import Config
 from jaxalign.data.chat import styles
@@ -82,7 +83,8 @@ def _choose(context: StageContext, model: Model, tokenizer: Tokenizer, shards: S
         policy = common.policy_params(context, model, "best_of_n")
         scorer, preference = load_scorer(context, "preference", model)
         engine = Engine(model, section.batch, config.model.max_length)
-        key, sampling = common.stage_key(config, "best_of_n"), common.sampling(section, tokenizer, config.data.style)
+        key = common.stage_key(config, "best_of_n", streams.SAMPLES)
+        sampling = common.sampling(section, tokenizer, config.data.style)
         heard = common.counting(progress)
         for queue in left:
             rows = queue.rows

@@ -9,6 +9,7 @@ import collections
 
 import numpy as np
 
+from jaxalign import streams
 from jaxalign.config import Config
 from jaxalign.errors import UserError
 from jaxalign.feedback.critique import answer
@@ -55,11 +56,11 @@ class Compare(Stage):
                 with meter.phase("generate"):
                     # Both answers side by side, so that two samples of one prompt have neighbouring global rows.
                     twice = [prompt for prompt in own for _ in range(2)]
-                    key = common.stage_key(config, self.name, 0)
+                    key = common.stage_key(config, self.name, streams.SAMPLES)
                     said = answer(policy, twice, key, common.sampling(section, tokenizer), 2 * rows.start)
                 pairs = [_pair(p, *said[2 * i : 2 * i + 2]) for i, p in enumerate(own)]
                 with meter.phase("label"):
-                    key = common.stage_key(config, self.name, 1)
+                    key = common.stage_key(config, self.name, "labels")
                     labelled = labelling.label(pairs, key, rows.start, config.feedback.invert)
                 shards.write_all(queue, [comparison_row(comparison) for comparison in labelled])
                 progress.update(len(rows))

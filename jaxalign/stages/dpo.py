@@ -16,6 +16,7 @@ from collections.abc import Sequence
 import jax
 import numpy as np
 
+from jaxalign import streams
 from jaxalign.algorithms.statistics import wilson_interval
 from jaxalign.config import Config, Dpo
 from jaxalign.data.chat import styles
@@ -75,7 +76,7 @@ class DPO(Stage):
             make(tokenizer, part, config.data.style, section, kto)
             for part, kto in ((pairs, section.objective == "kto"), (held_out, False))
         )
-        loader = sources.pair_loader(config, pairs, section.batch, 300, len(train.label) // len(pairs))
+        loader = sources.pair_loader(config, pairs, section.batch, streams.LOADERS[self.name], len(train.label) // len(pairs))
         steps = loader.steps(section.epochs)
         optimizer = make_optimizer(section.optimizer, steps)
 

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 import jax
 import numpy as np
 
+from jaxalign import streams
 from jaxalign.algorithms.statistics import wilson_interval
 from jaxalign.config import POLICY_STAGES, Config
 from jaxalign.data.chat import styles
@@ -105,7 +106,7 @@ class Answering:
         config, asked = self.context.config, queue.rows
         ids = [styles.encode_prompt(self.tokenizer, prompts[i].messages, config.data.style) for i in asked]
         # The same key for every model: what differs between their answers is the models.
-        key = common.stage_key(config, "evaluate")
+        key = common.stage_key(config, "evaluate", streams.SAMPLES)
         with self.timing.phase("generate") as phase:
             rollout = self.engine.rollout(self.params, ids, key, asked, self.sampling, common.counting(progress))
             phase.tokens, phase.flops = work.sampled(self.model, rollout)
@@ -202,7 +203,7 @@ def win_rates(context: StageContext, model: Model, shards: Shards, names: Sequen
         for number, (later, earlier) in enumerate(contests):
             pairs = [Pair(prompts[i], answers[later, i], answers[earlier, i]) for i in prompts]
             with meter.phase("win rates"):
-                labelled = labelling.label(pairs, common.stage_key(config, "evaluate", 1 + number), 0)
+                labelled = labelling.label(pairs, common.stage_key(config, "evaluate", streams.win_rate_labels(number)), 0)
             out.append({"model": later, "against": earlier} | _won(labelled))
             progress.update(len(pairs))
     return out

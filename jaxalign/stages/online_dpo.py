@@ -13,6 +13,7 @@ import json
 import jax
 import numpy as np
 
+from jaxalign import streams
 from jaxalign.config import Config
 from jaxalign.data.chat import styles
 from jaxalign.data.loader import EpochLoader
@@ -98,7 +99,7 @@ class _Iteration:
         self.judge = common.frozen_role(context, model, labeller.speaker.params)
         self.prompts = sources.prompts(context, tokenizer, "rl", section.prompts, section.max_new_tokens)
         self.encoded = [styles.encode_prompt(tokenizer, p.messages, config.data.style) for p in self.prompts]
-        self.loader = EpochLoader(len(self.prompts), section.batch, config.seed, stream=400)
+        self.loader = EpochLoader(len(self.prompts), section.batch, config.seed, streams.LOADERS["online_dpo"])
         self.optimizer = make_optimizer(section.optimizer, section.iterations * section.epochs * section.minibatches)
         self.sampling, self.shards = common.sampling(section, tokenizer, config.data.style), Shards(context.directory)
         self.size = section.batch // section.minibatches
@@ -153,7 +154,7 @@ class _Iteration:
         number `first_row`."""
         # Both answers in one call, so that two samples of one prompt have neighbouring global rows.
         rows = range(2 * first_row, 2 * (first_row + len(index)))
-        key = common.stage_key(self.config, "online_dpo", 1)
+        key = common.stage_key(self.config, "online_dpo", "samples")
         twice = [self.encoded[i] for i in index for _ in range(2)]
         with self.timeline.phase("generate") as phase:
             rollout = self.engine.rollout(params, twice, key, rows, self.sampling)
@@ -162,7 +163,7 @@ class _Iteration:
             self._check(params, place_rows(self.model.sharding, rollout))
         texts = styles.response_texts(self.tokenizer, rollout)
         pairs = [Pair(self.prompts[i], texts[2 * n], texts[2 * n + 1]) for n, i in enumerate(index)]
-        key = common.stage_key(self.config, "online_dpo", 2)
+        key = common.stage_key(self.config, "online_dpo", "labels")
         with self.judge.on_device() as judging:
             speaking = dataclasses.replace(self.labeller.speaker, params=judging)
             labeller = dataclasses.replace(self.labeller, speaker=speaking)
@@ -195,7 +196,8 @@ class _Iteration:
         for epoch in range(section.epochs):
             order = np.arange(section.batch)
             if section.minibatches > 1:
-                order = np.random.default_rng([self.config.seed, 401, step, epoch]).permutation(section.batch)
+                stream = streams.LOADERS["online_dpo minibatches"]
+                order = np.random.default_rng([self.config.seed, stream, step, epoch]).permutation(section.batch)
             yield from order.reshape(section.minibatches, self.size)
 
 

@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxalign import streams
 from jaxalign.algorithms.masked import masked_mean
 from jaxalign.config import Config, Ppo
 from jaxalign.data.chat import styles
@@ -129,8 +130,8 @@ class PPO(Stage):
         if rewards.is_learnt(context.config):
             return load_params(context.input_directory("preference") / "params", setup.critic)
         if setup.critic.lora is not None:
-            return setup.critic.init_adapters(start, common.stage_key(context.config, self.name, 1))
-        critic = scalar_from_lm(start, setup.critic.init(common.stage_key(context.config, self.name, 1)))
+            return setup.critic.init_adapters(start, common.stage_key(context.config, self.name, "critic"))
+        critic = scalar_from_lm(start, setup.critic.init(common.stage_key(context.config, self.name, "critic")))
         return copy_params(critic | {"score": jnp.zeros_like(critic["score"])})
 
     def _summary(self, context: StageContext) -> dict:
@@ -155,7 +156,7 @@ def engine_of(config: Config, setup: PPOSetup, prompts) -> Engine:
 
 def loader_of(config: Config, prompts) -> EpochLoader:
     """The prompts of each iteration."""
-    return EpochLoader(len(prompts), config.ppo.batch // config.ppo.group_size, config.seed, stream=200)
+    return EpochLoader(len(prompts), config.ppo.batch // config.ppo.group_size, config.seed, streams.LOADERS["ppo"])
 
 
 def asked(loader: EpochLoader, section: Ppo, step: int) -> list[int]:

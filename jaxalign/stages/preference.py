@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import jax
 import numpy as np
 
+from jaxalign import streams
 from jaxalign.algorithms.calibration import expected_calibration_error, fit_temperature, reliability_bins
 from jaxalign.algorithms.preference_losses import bradley_terry
 from jaxalign.algorithms.rewards import score_statistics
@@ -68,7 +69,8 @@ class Preference(Stage):
             pair_arrays(tokenizer, part, config.data.style, section.max_length, section.margin_weight)
             for part in (pairs, held_out)
         )
-        loaders = [sources.pair_loader(config, pairs, section.batch, 100 + number) for number in range(section.members)]
+        first = streams.LOADERS[self.name]
+        loaders = [sources.pair_loader(config, pairs, section.batch, first + number) for number in range(section.members)]
         steps = loaders[0].steps(section.epochs)
         members = [self._train(context, policy, train, loader, number) for number, loader in enumerate(loaders)]
         scorer, params, extra = Scorer(policy.with_head("scalar")), members[0], {"data": report.to_dict()} if report else {}
@@ -117,7 +119,8 @@ class Preference(Stage):
 
     def _start(self, context: StageContext, policy: Model, model: Model, number: int) -> Params:
         """The policy's trunk, or its adapters, under a random head."""
-        key, start = common.stage_key(context.config, self.name, 1 + number), common.policy_params(context, policy, self.name)
+        key = common.stage_key(context.config, self.name, streams.member_head(number))
+        start = common.policy_params(context, policy, self.name)
         if model.lora is None:
             return scalar_from_lm(start, model.init(key))
         adapters = common.trained_params(context, policy, start, self.name)

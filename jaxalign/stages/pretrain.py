@@ -5,9 +5,12 @@ Writes tokenizer.model, checkpoints, params, metrics and a summary. With `steps`
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import numpy as np
 
+from jaxalign import streams
 from jaxalign.config import Config
 from jaxalign.config import Pretrain as PretrainConfig
 from jaxalign.data.chat.formats import ASSISTANT, END, MARKERS, USER, written_by_model
@@ -46,7 +49,8 @@ class Pretrain(Stage):
         hosts.once(make_tokenizer)
         tokenizer = load_tokenizer(path)
         model = common.make_model(config, tokenizer.vocab_size).base
-        init = lambda: model.init(jax.random.fold_in(common.stage_key(config, self.name), 1))  # noqa: E731
+        key = jax.random.fold_in(common.stage_key(config, self.name), streams.KEYS[self.name]["parameters"])
+        init = functools.partial(model.init, key)
         if not config.pretrain.steps:
             save_params(context.directory / "params", init())
             write_json(context.directory / "summary.json", {"steps": 0, "tokens": 0})
@@ -61,7 +65,7 @@ def _text(config: Config):
         world = common.world_of(config)
         train = list(world.documents("train", config.world.tokens))
         return train, world.documents("held_out", HELD_OUT_TOKENS), config.world.vocab_size, PRINTABLE
-    problems, rng = common.arithmetic_of(config), np.random.default_rng([config.seed, 6])
+    problems, rng = common.arithmetic_of(config), np.random.default_rng([config.seed, streams.DATA["arithmetic examples"]])
     worked = lambda split: [(USER, text, ASSISTANT, answer) for text, answer in problems.problems(split)]  # noqa: E731
     train = worked("train")
     drawn = [train[i] for i in rng.integers(len(train), size=config.arithmetic.examples)]

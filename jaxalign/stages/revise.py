@@ -8,6 +8,7 @@ from __future__ import annotations
 import collections
 from collections.abc import Sequence
 
+from jaxalign import streams
 from jaxalign.config import Config
 from jaxalign.feedback.critique import answer, draw_principles, revise
 from jaxalign.records import Revision
@@ -47,11 +48,11 @@ class Revise(Stage):
                 own = [prompts[i] for i in rows]
                 with meter.phase("generate"):
                     if prompts is red_team:
-                        rules = draw_principles(constitution, rows, section.rounds, config.seed, stream=0)
-                        key = common.stage_key(config, self.name, 0)
+                        rules = draw_principles(constitution, rows, section.rounds, config.seed, streams.PRINCIPLES["revise"])
+                        key = common.stage_key(config, self.name, streams.SAMPLES)
                         revisions = revise(speaking, own, rules, key, sampling, rows.start)
                     else:
-                        key = common.stage_key(config, self.name, 1)
+                        key = common.stage_key(config, self.name, "revisions")
                         said = answer(speaking, own, key, sampling, rows.start)
                         revisions = [
                             Revision(p, 0, None, u.text, None, None, u.ended) for p, u in zip(own, said, strict=True)

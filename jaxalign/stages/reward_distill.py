@@ -15,6 +15,7 @@ from collections.abc import Sequence
 import jax
 import numpy as np
 
+from jaxalign import streams
 from jaxalign.algorithms.rewards import score_statistics
 from jaxalign.algorithms.statistics import pearson, spearman, wilson_interval
 from jaxalign.config import Config
@@ -97,7 +98,7 @@ class RewardDistill(Stage):
     def _train(self, context: StageContext, model: Model, teacher: tuple[Scorer, Params], train: ScoredPairs):
         """(params, steps) of the student."""
         config, section = context.config, context.config.reward_distill
-        loader = EpochLoader(len(train.target), section.batch_pairs, config.seed, stream=400)
+        loader = EpochLoader(len(train.target), section.batch_pairs, config.seed, streams.LOADERS[self.name])
         steps = loader.steps(section.epochs)
         optimizer = make_optimizer(section.optimizer, steps)
 
@@ -105,8 +106,8 @@ class RewardDistill(Stage):
             if section.start == "teacher":
                 params = first_layers(teacher, model)
             else:
-                params = model.init(common.stage_key(config, self.name, 1))
-            return init_state(model, optimizer, params, common.stage_key(config, self.name, 2))
+                params = model.init(common.stage_key(config, self.name, "student"))
+            return init_state(model, optimizer, params, common.stage_key(config, self.name, "state"))
 
         def step_fn(state, step: int):
             index = loader.indices(step)
@@ -138,7 +139,8 @@ def _answer(context: StageContext, policy: Model, tokenizer: Tokenizer) -> None:
             return
         params = common.policy_params(context, policy, "reward_distill")
         engine = Engine(policy, section.batch, config.model.max_length)
-        key, sampling = common.stage_key(config, "reward_distill"), common.sampling(section, tokenizer, config.data.style)
+        key = common.stage_key(config, "reward_distill", "samples")
+        sampling = common.sampling(section, tokenizer, config.data.style)
         heard = common.counting(progress)
         for queue in left:
             rows = queue.rows

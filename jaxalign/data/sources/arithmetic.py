@@ -11,6 +11,7 @@ import operator
 
 import numpy as np
 
+from jaxalign import streams
 from jaxalign.errors import UserError
 from jaxalign.records import Message, Prompt
 
@@ -48,7 +49,7 @@ class Arithmetic:
     def _problems(self) -> tuple[tuple[str, str], ...]:
         numbers = range(self.largest + 1)
         problems = [(f"{a}{op}{b}", self._answer(op, a, b)) for op in self.operations for a in numbers for b in numbers]
-        order = np.random.default_rng([self.seed, 5]).permutation(len(problems))
+        order = np.random.default_rng([self.seed, streams.DATA["arithmetic order"]]).permutation(len(problems))
         return tuple(problems[i] for i in order)
 
     def _answer(self, op: str, a: int, b: int) -> str:

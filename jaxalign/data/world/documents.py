@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from jaxalign import streams
 from jaxalign.data.chat import formats
 from jaxalign.data.world import judging, principles, reviews, vocabulary
 from jaxalign.data.world.answers import Answer, alternative_text, draw_answer, pick
@@ -54,7 +55,7 @@ def generate(topics: tuple[Topic, ...], seed: int, stream: int, tokens: int, rat
     Kinds are drawn so that each has its share of the tokens, however long its documents are. `ratings` is the share of
     demonstrated ratings; the other kinds divide the rest as `MIX` has it.
     """
-    rng = np.random.default_rng([seed, 3, stream])
+    rng = np.random.default_rng([seed, streams.DATA["documents"], stream])
     seen = tuple(topic for topic in topics if not topic.held_out)
     makers = {
         "knowledge": _knowledge, "dialogue": _dialogue, "review": _review, "judgement": _judgement, "rating": _rating,

@@ -6,6 +6,7 @@ import dataclasses
 
 import numpy as np
 
+from jaxalign import streams
 from jaxalign.data.world import vocabulary
 from jaxalign.errors import UserError
 
@@ -65,7 +66,7 @@ def draw_topics(seed: int, topics: int, held_out_topics: int) -> tuple[Topic, ..
         raise UserError(
             f"world.held_out_topics is {held_out_topics}; it must be at least 1 and below world.topics ({topics})"
         )
-    rng = np.random.default_rng([seed, 1])
+    rng = np.random.default_rng([seed, streams.DATA["facts"]])
     names = [vocabulary.TOPICS[i] for i in rng.permutation(len(vocabulary.TOPICS))[:topics]]
     return tuple(_draw_topic(rng, name, held_out=i >= topics - held_out_topics) for i, name in enumerate(names))
 

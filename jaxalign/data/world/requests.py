@@ -10,6 +10,7 @@ import dataclasses
 
 import numpy as np
 
+from jaxalign import streams
 from jaxalign.data.world import vocabulary
 from jaxalign.data.world.facts import Relation, Topic
 
@@ -86,7 +87,7 @@ def split_requests(seed: int, topics: tuple[Topic, ...]) -> dict[str, dict[str, 
     "evaluate" has held-out topics alone. Within a set and kind the relations take turns, so that any number of prompts
     taken from the front covers them evenly.
     """
-    rng = np.random.default_rng([seed, 2])
+    rng = np.random.default_rng([seed, streams.DATA["requests"]])
     dealt: dict[str, dict[str, list[list[Request]]]] = {source: {k: [] for k in SOURCES[source]} for source in SOURCES}
     for topic in topics:
         for relation in topic.relations:

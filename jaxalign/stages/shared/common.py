@@ -11,6 +11,7 @@ from pathlib import Path
 import jax
 import optax
 
+from jaxalign import streams
 from jaxalign.config import POLICY_STAGES, STAGES, Config, to_dict
 from jaxalign.data.chat import encoding as chat
 from jaxalign.data.sources.arithmetic import Arithmetic
@@ -49,9 +50,6 @@ from jaxalign.training.state import TrainState, abstract_state
 BASE_FIELDS = ("model", "seed")
 MODEL_FIELDS = (*BASE_FIELDS, "lora")
 WORLD_FIELDS = ("data.source", "world", "arithmetic")
-# A stage's number never changes, wherever it stands in the graph: its random numbers follow from it.
-_KEY_NUMBERS = ("pretrain", "revise", "sft", "compare", "preference", "ppo", "evaluate", "report", "dpo", "online_dpo",
-                "best_of_n", "reward_distill")
 LABEL_FIELDS = tuple(
     f"feedback.{name}"
     for name in (
@@ -87,9 +85,10 @@ def base_files(config: Config) -> dict[Path, str]:
     return found or {folder / "config.json": "model.path"}
 
 
-def stage_key(config: Config, stage: str, stream: int = 0) -> jax.Array:
-    """The PRNG key of one use of randomness in one stage."""
-    return jax.random.fold_in(jax.random.fold_in(jax.random.key(config.seed), _KEY_NUMBERS.index(stage)), stream)
+def stage_key(config: Config, stage: str, use: int | str = streams.STATE) -> jax.Array:
+    """The PRNG key of one use of randomness in one stage: a number, or a name in `streams.KEYS[stage]`."""
+    number = streams.KEYS[stage][use] if isinstance(use, str) else use
+    return jax.random.fold_in(jax.random.fold_in(jax.random.key(config.seed), streams.stage_number(stage)), number)
 
 
 @functools.cache
@@ -195,7 +194,7 @@ def trained_params(context: StageContext, model: Model, params: Params, stage: s
     if model.lora is None:
         return copy_params(params) if shared else params
     own = trained(params)
-    return copy_params(own) if own else model.init_adapters(params, stage_key(context.config, stage, 3))
+    return copy_params(own) if own else model.init_adapters(params, stage_key(context.config, stage, streams.ADAPTERS))
 
 
 def policy_params(context: StageContext, model: Model, before: str) -> Params:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import jax
 import numpy as np
 
+from jaxalign import streams
 from jaxalign.config import BestOfN, Pretrain, Sft
 from jaxalign.data.loader import EpochLoader, take
 from jaxalign.models.adapters.lora import join
@@ -41,7 +42,7 @@ def train_lm(
     """
     stage = context.directory.name
     optimizer = make_optimizer(section.optimizer, steps)
-    loader = EpochLoader(len(train.tokens), section.batch_rows, context.config.seed, stream=len(stage))
+    loader = EpochLoader(len(train.tokens), section.batch_rows, context.config.seed, streams.loader_stream(stage))
     key = common.stage_key(context.config, stage)
 
     parts = chosen(section.micro_batches, section.batch_rows, train.tokens.shape[1], model.sharding)

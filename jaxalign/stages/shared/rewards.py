@@ -130,7 +130,7 @@ def _ai_feedback(context: StageContext, policy: Model, prompts: Sequence[Prompt]
     judge = common.speaker(context, policy, common.base_params(context, policy), context.config.ppo.batch)
     rating = common.rater(context, judge, context.config.reward.principles)
     role = common.frozen_role(context, policy, judge.params)
-    return RatedReward(context.config, rating, prompts, tokenizer, common.stage_key(context.config, "ppo", 2), role)
+    return RatedReward(context.config, rating, prompts, tokenizer, common.stage_key(context.config, "ppo", "ratings"), role)
 
 
 class SummedReward:

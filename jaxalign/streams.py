@@ -1,0 +1,87 @@
+"""Every stream of random numbers of a run, by name. No two uses share one.
+
+Randomness is positional: a number depends only on the run's seed, its stream, and its place in the stream (step, epoch, row).
+There are two families. A PRNG key of JAX is `fold_in(fold_in(key(seed), STAGES[stage]), KEYS...)`, see
+`jaxalign.stages.shared.keys.stage_key`. A numpy generator is seeded with [seed, stream, ...]. A number never changes once a
+run has used it, wherever its stage stands in the graph. A user's stage has numbers that follow from its name.
+"""
+
+from __future__ import annotations
+
+import zlib
+
+STAGES = {
+    "pretrain": 0,
+    "revise": 1,
+    "sft": 2,
+    "compare": 3,
+    "preference": 4,
+    "ppo": 5,
+    "evaluate": 6,
+    "report": 7,
+    "dpo": 8,
+    "online_dpo": 9,
+    "best_of_n": 10,
+    "reward_distill": 11,
+}
+"""The first number folded into a stage's PRNG keys."""
+
+# The second number folded into a stage's PRNG key, by its use.
+STATE = 0
+"""The key kept in a training state, from which rollouts and shuffles of RL follow."""
+ADAPTERS = 3
+"""Initial values of fresh LoRA adapters, in every stage that trains."""
+SAMPLES = 0
+"""Responses of a stage that samples and keeps no training state of its own: revise, compare, best_of_n, evaluate."""
+KEYS = {
+    "pretrain": {"parameters": 1},  # Folded into the key of STATE.
+    "revise": {"revisions": 1},
+    "compare": {"labels": 1},
+    "ppo": {"critic": 1, "ratings": 2},
+    "online_dpo": {"samples": 1, "labels": 2},
+    "reward_distill": {"samples": 0, "student": 1, "state": 2},
+}
+"""Further uses, by stage and name."""
+
+
+def member_head(number: int) -> int:
+    """The key of the random head of an ensemble's member, counted from 0: 1, 2, then from 4 on, as ADAPTERS is 3."""
+    return 1 + number if 1 + number < ADAPTERS else 2 + number
+
+
+def win_rate_labels(number: int) -> int:
+    """The key of the labels of evaluation's comparison `number`, counted from 0."""
+    return 1 + number
+
+
+LOADERS = {
+    "sft": 3,
+    "pretrain": 8,
+    "best_of_n": 9,
+    "preference": 100,  # and the next ones: one for each member of an ensemble
+    "ppo": 200,
+    "dpo": 300,
+    "online_dpo": 400,
+    "online_dpo minibatches": 401,
+    "reward_distill": 500,
+}
+"""Numpy streams that shuffle a stage's rows: the `stream` of `data.loader.EpochLoader`."""
+PRINCIPLES = {"revise": 0, "labels": 1, "ratings": 2}
+"""Numpy streams that draw principles from the constitution, for each use of a feedback model."""
+DATA = {"facts": 1, "requests": 2, "documents": 3, "arithmetic order": 5, "arithmetic examples": 6}
+"""Numpy streams from which data sources make their texts. They are a table of their own: texts are made, rows are shuffled."""
+
+
+def stage_number(stage: str) -> int:
+    """The first number folded into the PRNG keys of a stage, built in or the user's."""
+    return STAGES[stage] if stage in STAGES else own_number(stage)
+
+
+def loader_stream(stage: str) -> int:
+    """The stream that shuffles the rows of a stage, built in or the user's."""
+    return LOADERS[stage] if stage in LOADERS else own_number(stage)
+
+
+def own_number(name: str) -> int:
+    """The stream of a user's stage: at least 2**31, so no built-in one, and the same in every process and version."""
+    return 2**31 | zlib.crc32(name.encode())

@@ -1,0 +1,60 @@
+"""Stages are records that config, pipeline, planner and report read."""
+
+import dataclasses
+
+import pytest
+
+from jaxalign.config import Config
+from jaxalign.config_schema import get
+from jaxalign.errors import UserError
+from jaxalign.registry.stages import STAGES, StageRecord, stages_in_order
+from jaxalign.stages.shared.base import Stage
+
+
+def names(records):
+    return tuple(record.name for record in records)
+
+
+@pytest.mark.parametrize("record", tuple(STAGES), ids=lambda record: record.name)
+def test_what_a_built_in_record_names_is_there(record):
+    assert isinstance(record.load("stage"), Stage) and record.load("stage").name == record.name
+    for part in ("programs", "workload", "report", "preview"):
+        assert getattr(record, part) is None or callable(record.load(part))
+    for batch in record.batches:
+        assert all(isinstance(get(Config(), field), int) for field in (batch.rows, *batch.factors))
+    assert record.name == "report" or dataclasses.is_dataclass(getattr(Config(), record.name))
+
+
+def test_stages_come_in_the_order_of_the_graph_however_they_are_given():
+    assert names(stages_in_order(("report", "sft", "pretrain"))) == ("pretrain", "sft", "report")
+
+
+def test_a_users_stage_stands_where_it_is_given_or_behind_what_it_follows():
+    STAGES.register(StageRecord("mine", "somewhere:STAGE", after=("sft",)))
+    try:
+        assert names(stages_in_order(("sft", "mine", "ppo", "report"))) == ("sft", "mine", "ppo", "report")
+        assert names(stages_in_order(("mine", "sft", "ppo", "report"))) == ("sft", "mine", "ppo", "report")
+    finally:
+        STAGES.unregister("mine")
+
+
+def test_an_unknown_name_lists_the_known_ones():
+    with pytest.raises(UserError, match=r"config\.stages is 'stf'; one of pretrain, revise, sft,.* is expected"):
+        stages_in_order(("stf",))
+
+
+def test_a_record_with_the_name_of_another_stage_is_refused(tmp_path):
+    (tmp_path / "mine.py").write_text("from jaxalign.registry.stages import StageRecord\nRECORD = StageRecord('sft', 'a:B')\n")
+    with pytest.raises(UserError, match="there is another stage of that name; give it another name"):
+        stages_in_order(("pretrain", f"{tmp_path / 'mine.py'}:RECORD"))
+
+
+def test_stages_that_follow_each_other_in_a_circle_are_refused():
+    STAGES.register(StageRecord("first", "somewhere:STAGE", after=("second",)))
+    STAGES.register(StageRecord("second", "somewhere:STAGE", after=("first",)))
+    try:
+        with pytest.raises(UserError, match="first, second must follow each other in a circle"):
+            stages_in_order(("first", "second"))
+    finally:
+        STAGES.unregister("first")
+        STAGES.unregister("second")
