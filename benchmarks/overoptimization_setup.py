@@ -13,8 +13,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from jaxalign.config import Config, Optimizer, Ppo, from_config_dict
-from jaxalign.config_checks import check
+from jaxalign.config import Config, Optimizer, Ppo, check, from_config_dict
 from jaxalign.data.chat import styles
 from jaxalign.data.loader import EpochLoader, take
 from jaxalign.errors import UserError

@@ -17,8 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from jaxalign import config_schema
-from jaxalign.config import STAGES, Config, to_dict
+from jaxalign.config import STAGES, Config, schema, to_dict
 from jaxalign.errors import UserError
 from jaxalign.parallel import hosts
 from jaxalign.stages.shared.base import (
@@ -196,7 +195,7 @@ def _begin(name: str, config: Config, workdir: Path, load: Load) -> bool | None:
         manifest = new_manifest(stage, config, inputs)
         directory.mkdir(parents=True, exist_ok=True)
     # A run may go on under another mesh; the manifest tells which one was last.
-    manifest = dataclasses.replace(manifest, mesh=config_schema.to_plain(config.mesh))
+    manifest = dataclasses.replace(manifest, mesh=schema.to_plain(config.mesh))
     manifest.write(directory)
     print(f"[{name}] {'continuing' if resumed else 'starting'}", flush=True)
     return resumed
@@ -215,11 +214,11 @@ def _differences(manifest: Manifest, config: Config) -> list[str]:
     differences, defaults = [], Config()
     for name, old in manifest.config.items():
         try:
-            after = _leaves(config_schema.to_plain(config_schema.get(config, name)), name)
+            after = _leaves(schema.to_plain(schema.get(config, name)), name)
         except KeyError:
             after = {}
         before = _renamed(_leaves(old, name))
-        usual = _leaves(config_schema.to_plain(config_schema.get(defaults, name)), name) if after else {}
+        usual = _leaves(schema.to_plain(schema.get(defaults, name)), name) if after else {}
         after = {leaf: value for leaf, value in after.items() if leaf in before or value != usual[leaf]}
         for leaf in sorted(before.keys() | after.keys()):
             was, now = (repr(side[leaf]) if leaf in side else "not there" for side in (before, after))

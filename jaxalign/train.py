@@ -19,8 +19,8 @@ from typing import Any
 from absl import flags
 from ml_collections import config_dict, config_flags
 
-from jaxalign import config_schema, pipeline
-from jaxalign.config import Config, from_config_dict
+from jaxalign import pipeline
+from jaxalign.config import Config, from_config_dict, schema
 from jaxalign.errors import UserError, tell
 from jaxalign.parallel import distributed
 
@@ -102,7 +102,7 @@ def _parse(values: flags.FlagValues, arguments: list[str]) -> list[str]:
     try:
         return values(arguments)[1:]
     except flags.UnrecognizedFlagError as error:
-        fields = (f"config.{name}" for name in config_schema.flatten(Config()))
+        fields = (f"config.{name}" for name in schema.flatten(Config()))
         known = ["config", "workdir", "overwrite", *distributed.FLAGS, *fields]
         near = get_close_matches(error.flagname, known, n=1)
         hint = f"did you mean --{near[0]}?" if near else "--help lists the flags"
@@ -171,7 +171,7 @@ def _normalise_overrides(arguments: Sequence[str]) -> list[str]:
         if kind is bool and value is None:
             value = "False" if match["no"] else "True"
         elif match["no"]:
-            raise UserError(f"{argument} turns off a flag, but config.{name} is {config_schema.type_name(kind)}; "
+            raise UserError(f"{argument} turns off a flag, but config.{name} is {schema.type_name(kind)}; "
                             f"set it as --config.{name}=VALUE")
         value = next(waiting, None) if value is None else value
         if value is None:
@@ -198,14 +198,14 @@ def _literal(part: str) -> str:
 def _field_type(name: str) -> Any:
     """The schema's type of a field. Raises UserError when there is no such field, or it is a section."""
     try:
-        found = config_schema.get(Config(), name)
+        found = schema.get(Config(), name)
     except KeyError:
-        raise UserError(config_schema.unknown_name(Config(), f"config.{name}")) from None
-    if config_schema.is_section(type(found)):
-        some = next(iter(config_schema.field_types(type(found))))
+        raise UserError(schema.unknown_name(Config(), f"config.{name}")) from None
+    if schema.is_section(type(found)):
+        some = next(iter(schema.field_types(type(found))))
         raise UserError(f"config.{name} is a section; set its fields one by one, as in --config.{name}.{some}=VALUE")
-    owner = config_schema.get(Config(), name.rpartition(".")[0]) if "." in name else Config()
-    return config_schema.field_types(type(owner))[name.rpartition(".")[2]]
+    owner = schema.get(Config(), name.rpartition(".")[0]) if "." in name else Config()
+    return schema.field_types(type(owner))[name.rpartition(".")[2]]
 
 
 def _interrupt(signum: int, frame: Any) -> None:

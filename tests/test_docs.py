@@ -11,8 +11,8 @@ import shlex
 
 import pytest
 
-from jaxalign import config_schema, pipeline
-from jaxalign.config import DIRECT_OBJECTIVES, Config, Ppo
+from jaxalign import pipeline
+from jaxalign.config import DIRECT_OBJECTIVES, Config, Ppo, schema
 from jaxalign.parallel.distributed import take_flags
 from jaxalign.train import read_arguments
 
@@ -89,9 +89,9 @@ def test_defaults_in_the_tables_are_the_configs(page):
                 values = row[column].split(", ")
                 assert len(values) == len(options), row
                 wrong += [
-                    f"{option}: {value}, is {config_schema.get(config, option)}"
+                    f"{option}: {value}, is {schema.get(config, option)}"
                     for option, value in zip(options, values, strict=True)
-                    if not same(value, config_schema.get(config, option))
+                    if not same(value, schema.get(config, option))
                 ]
     assert not wrong
 
@@ -143,12 +143,12 @@ def test_every_option_of_another_library_is_one_here():
         assert re.fullmatch(r"`[\w.=]+`(, `[\w.=]+`)*", row["here"]), row
         for option in re.findall(r"`([\w.=]+)`", row["here"]):
             name, _, value = option.partition("=")
-            default = config_schema.get(Config(), name)
+            default = schema.get(Config(), name)
             if value:
                 values = {name.rpartition(".")[2]: type(default)(value)}
                 for part in reversed(name.split(".")[:-1]):
                     values = {part: values}
-                config_schema.from_mapping(Config(), values)
+                schema.from_mapping(Config(), values)
 
 
 def test_options_named_in_the_notes_exist():
@@ -167,14 +167,15 @@ def _exists_here_or_there(page: pathlib.Path, name: str) -> bool:
     if page.name == "coming_from.md" and name in theirs:
         return True
     try:
-        config_schema.get(Config(), name)
+        schema.get(Config(), name)
     except KeyError:
         return False
     return True
 
 
 def test_every_page_that_the_config_names_exists():
-    pages = set(re.findall(r"docs/([\w/]+\.md)", text_of(ROOT / "jaxalign" / "config.py")))
+    text = "".join(map(text_of, (ROOT / "jaxalign" / "config").rglob("*.py")))
+    pages = set(re.findall(r"docs/([\w/]+\.md)", text))
     assert pages and all((DOCS / page).exists() for page in pages)
 
 

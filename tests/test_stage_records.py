@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from jaxalign.config import Config
-from jaxalign.config_schema import get
+from jaxalign.config.schema import get
 from jaxalign.errors import UserError
 from jaxalign.registry.stages import STAGES, StageRecord, stages_in_order
 from jaxalign.stages.shared.base import Stage

@@ -7,8 +7,7 @@ import functools
 import math
 from collections.abc import Callable, Iterator
 
-from jaxalign import config_checks
-from jaxalign.config import Config
+from jaxalign.config import Config, check
 from jaxalign.errors import UserError
 from jaxalign.models.adapters.lora import Lora
 from jaxalign.models.model import Model
@@ -35,7 +34,7 @@ class Given:
 
     def estimate(self) -> RunEstimate:
         """Raises UserError where config.mesh cannot be."""
-        config_checks.check(self.config)
+        check(self.config)
         return estimate(self.config, self.policy, self.cluster, self.assumptions, self.prompt, self.examples)
 
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jaxalign.config_mesh import nearest_divisors
+from jaxalign.config.division import nearest_divisors
 from jaxalign.data.sources.jsonl import read_object
 from jaxalign.data.tokenizers.load import Tokenizer, load_tokenizer
 from jaxalign.errors import UserError

@@ -16,8 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from jaxalign import config_schema
-from jaxalign.config import Config
+from jaxalign.config import Config, schema
 from jaxalign.errors import UserError
 from jaxalign.parallel import hosts
 from jaxalign.tracking.jsonl import write_atomically
@@ -95,10 +94,10 @@ def new_manifest(stage: Stage, config: Config, inputs: Mapping[str, str]) -> Man
     return Manifest(
         stage=stage.name,
         status=RUNNING,
-        config={name: config_schema.to_plain(config_schema.get(config, name)) for name in sorted(stage.config_fields)},
+        config={name: schema.to_plain(schema.get(config, name)) for name in sorted(stage.config_fields)},
         inputs=dict(inputs),
         files={str(path): file_fingerprint(path, field) for path, field in sorted(stage.files(config).items())},
-        mesh=config_schema.to_plain(config.mesh),
+        mesh=schema.to_plain(config.mesh),
     )
 
 

@@ -12,8 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jaxalign import config_schema
-from jaxalign.config import POLICY_STAGES, Config, Mesh
+from jaxalign.config import POLICY_STAGES, Config, Mesh, schema
 from jaxalign.data.tokenizers.export import tokenizer_files
 from jaxalign.data.tokenizers.load import load_tokenizer
 from jaxalign.errors import UserError
@@ -209,7 +208,7 @@ def _run_config(workdir: Path, made_with: Mapping[str, Any]) -> Config:
             node = node[parent]
         node[last] = value
     values.pop("mesh", None)  # That of the run need not be here.
-    return config_schema.from_mapping(Config(), values)
+    return schema.from_mapping(Config(), values)
 
 
 def _base(config: Config, workdir: Path) -> tuple[dict[str, Any], Path, int]:

@@ -6,7 +6,7 @@ import dataclasses
 import inspect
 from typing import Any
 
-from jaxalign.config_schema import field_types, is_section, type_name
+from jaxalign.config.schema import field_types, is_section, type_name
 
 _HEAD = """# Config reference
 

@@ -1,0 +1,83 @@
+"""The one config schema: every field with its type, default, documentation and check.
+
+A config file starts from the defaults and changes some fields:
+
+    from jaxalign.config import default_config
+
+    def get_config():
+        config = default_config()
+        config.ppo.kl_coef = 0.1
+        return config
+
+`python -m jaxalign.config` prints the reference page, docs/config.md. Nothing here imports JAX.
+"""
+
+from jaxalign.config.root import (
+    DEFAULT_STAGES,
+    POLICY_STAGES,
+    STAGES,
+    Config,
+    check,
+    default_config,
+    from_config_dict,
+    to_dict,
+)
+from jaxalign.config.sections.arithmetic import Arithmetic
+from jaxalign.config.sections.best_of_n import BestOfN
+from jaxalign.config.sections.compare import Compare
+from jaxalign.config.sections.data import Data
+from jaxalign.config.sections.dpo import DIRECT_OBJECTIVES, PAIRWISE_OBJECTIVES, Dpo
+from jaxalign.config.sections.evaluate import Evaluate
+from jaxalign.config.sections.feedback import Feedback
+from jaxalign.config.sections.lora import Lora
+from jaxalign.config.sections.mesh import Mesh
+from jaxalign.config.sections.model import Model
+from jaxalign.config.sections.online_dpo import OnlineChecks, OnlineDpo
+from jaxalign.config.sections.optimizer import Optimizer
+from jaxalign.config.sections.ppo import ADVANTAGES_WITH_CRITIC, Checks, Ppo
+from jaxalign.config.sections.preference import Preference
+from jaxalign.config.sections.pretrain import Pretrain
+from jaxalign.config.sections.revise import Revise
+from jaxalign.config.sections.reward import REWARD_SOURCES, Reward
+from jaxalign.config.sections.reward_distill import RewardDistill
+from jaxalign.config.sections.sft import Sft
+from jaxalign.config.sections.tracking import Tracking
+from jaxalign.config.sections.world import World
+
+__all__ = [
+    "ADVANTAGES_WITH_CRITIC",
+    "Arithmetic",
+    "BestOfN",
+    "Checks",
+    "Compare",
+    "Config",
+    "DEFAULT_STAGES",
+    "DIRECT_OBJECTIVES",
+    "Data",
+    "Dpo",
+    "Evaluate",
+    "Feedback",
+    "Lora",
+    "Mesh",
+    "Model",
+    "OnlineChecks",
+    "OnlineDpo",
+    "Optimizer",
+    "PAIRWISE_OBJECTIVES",
+    "POLICY_STAGES",
+    "Ppo",
+    "Preference",
+    "Pretrain",
+    "REWARD_SOURCES",
+    "Revise",
+    "Reward",
+    "RewardDistill",
+    "STAGES",
+    "Sft",
+    "Tracking",
+    "World",
+    "check",
+    "default_config",
+    "from_config_dict",
+    "to_dict",
+]

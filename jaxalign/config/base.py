@@ -1,0 +1,57 @@
+"""What every section of the config has: a check, and the batches that the mesh must divide."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, Protocol
+
+from jaxalign.errors import UserError
+
+
+class WholeConfig(Protocol):
+    """The whole config as a section's check sees it; `jaxalign.config.root.Config`, which imports the sections."""
+
+    stages: tuple[str, ...]
+
+    def __getattr__(self, section: str) -> Any: ...
+
+
+class Batch(NamedTuple):
+    """A field of a section that holds the rows of a batch.
+
+    Attributes:
+        field: its name in the section.
+        parts: fields of the section whose product must divide it; 0 counts as 1.
+    """
+
+    field: str
+    parts: tuple[str, ...] = ()
+
+
+class Section:
+    """A section of the config. A subclass is a frozen dataclass whose fields are made with `field` and `section`."""
+
+    def check(self, config: WholeConfig, name: str) -> None:
+        """Raises UserError where fields of this section do not fit each other or the rest of `config`.
+
+        Args:
+            config: the whole config.
+            name: this section's dotted name, such as "ppo" or "ppo.optimizer".
+        """
+
+    def batches(self) -> tuple[Batch, ...]:
+        """The batches that this section's stage makes."""
+        return ()
+
+
+def check_response_length(section: Any, config: WholeConfig, name: str) -> None:
+    """Checks that a prompt fits before a response of `max_new_tokens`."""
+    if section.max_new_tokens >= config.model.max_length:
+        raise UserError(f"config.{name}.max_new_tokens is {section.max_new_tokens}; it must be below config.model.max_length "
+                        f"({config.model.max_length}), which includes the prompt")
+
+
+def check_dialogue_length(section: Any, config: WholeConfig, name: str) -> None:
+    """Checks that the model can read the section's longest dialogue."""
+    if section.max_length > config.model.max_length:
+        raise UserError(f"config.{name}.max_length is {section.max_length}; it must be at most config.model.max_length "
+                        f"({config.model.max_length})")

@@ -1,0 +1,34 @@
+"""Checks that sizes divide evenly, with the nearest values that would."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from jaxalign.errors import UserError
+
+
+def nearest_divisors(sizes: Sequence[int], asked: int) -> str:
+    """The numbers nearest to `asked`, below and above, that divide all of `sizes`: "2 or 4"."""
+    common = math.gcd(*sizes)
+    fits = [number for number in range(1, common + 1) if common % number == 0]
+    return " or ".join(str(n) for n in ([n for n in fits if n < asked][-1:] + [n for n in fits if n > asked][:1]))
+
+
+def check_divides(field: str, ways: int, sizes: Mapping[str, int]) -> None:
+    """Raises UserError at the first of `sizes`, by their field's names, that `ways`, the value of `field`, does not divide."""
+    for name, size in sizes.items():
+        if size % ways:
+            near = nearest_divisors(tuple(sizes.values()), ways)
+            raise UserError(f"{field} is {ways}; it must divide {name} ({size}): {near} would, or change that")
+
+
+def check_multiple(field: str, rows: int, factors: Mapping[str, int]) -> None:
+    """Raises UserError unless `rows`, the value of `field`, is a multiple of the product of `factors`, by their names."""
+    product = math.prod(factors.values())
+    if rows % product == 0:
+        return
+    words = [f"{name} ({size})" for name, size in factors.items() if size > 1]
+    near = " or ".join(str(x) for x in (rows // product * product, -(-rows // product) * product) if x)
+    raise UserError(f"{field} is {rows}; it must be a multiple of {' x '.join(words)}"
+                    + (f" = {product}" if len(words) > 1 else "") + f", as {near} is")

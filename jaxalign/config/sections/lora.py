@@ -1,0 +1,41 @@
+"""Low-rank adapters."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from jaxalign.config.base import Section, WholeConfig
+from jaxalign.config.schema import above, at_least, field, one_of
+from jaxalign.errors import UserError
+
+
+@dataclasses.dataclass(frozen=True)
+class Lora(Section):
+    """Low-rank adapters on the frozen base, in every stage that trains a policy, a critic or a preference model."""
+
+    rank: int = field(0, "Rank of each adapter; 0 trains all weights.", at_least(0))
+    alpha: float = field(32.0, "What an adapter adds is multiplied by alpha / rank.", above(0))
+    targets: tuple[str, ...] = field(("*",), 'Linear layers that get one: patterns over "attention.query" ... "mlp.down", or '
+                                     '"q_proj" ... "down_proj".')
+    rank_stabilised: bool = field(False, "rsLoRA: alpha / sqrt(rank) in place of alpha / rank.")
+    dora: bool = field(False, "DoRA: the length of each weight vector is trained apart.")
+    base: str = field("float32", "How the frozen base is stored: int8 with a scale for each output, nf4 in 4 bits with "
+                      "one for each 64 numbers of its input.", one_of("float32", "bfloat16", "int8", "nf4"))
+    path: str = field("", "PEFT folder (adapter_config.json, adapter_model.safetensors) that policy and reference start from, "
+                      "for model.source=huggingface. It says rank, alpha, targets and kind; those here stay as they are.")
+
+    def check(self, config: WholeConfig, name: str) -> None:
+        if self.base != "float32" and not self.rank and not self.path:
+            raise UserError(f"config.lora.base is {self.base!r} but config.lora.rank is 0, which trains the base itself; set "
+                            "rank above 0, or base to 'float32'")
+        if not self.path:
+            return
+        if config.model.source != "huggingface":
+            raise UserError(f"config.lora.path is {self.path!r} but config.model.source is {config.model.source!r}; a PEFT "
+                            "adapter belongs to a Hugging Face model: set model.source to 'huggingface', or leave lora.path "
+                            "empty")
+        for entry in dataclasses.fields(self):
+            value, usual = getattr(self, entry.name), entry.default
+            if entry.name not in ("path", "base") and value != usual:
+                raise UserError(f"config.lora.{entry.name} is {value!r} but config.lora.path is set, whose adapter_config.json "
+                                f"determines it; leave {entry.name} at {usual!r}")

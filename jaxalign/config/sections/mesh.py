@@ -1,0 +1,91 @@
+"""The device mesh: its axes and what is split over them."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from jaxalign.config.base import Section, WholeConfig
+from jaxalign.config.division import check_divides, nearest_divisors
+from jaxalign.config.schema import at_least, field, none_or_some_of, one_of
+from jaxalign.config.selectors import names_in
+from jaxalign.errors import UserError
+
+
+@dataclasses.dataclass(frozen=True)
+class Mesh(Section):
+    """How many devices, and what they share. Fewer than the machine has is fine; results do not depend on it."""
+
+    data: int = field(1, "Ways the batch is split, each with a whole copy of the parameters.", at_least(1))
+    fsdp: int = field(1, "Ways the batch and also parameters and optimizer state are split.", at_least(1))
+    tensor: int = field(1, "Ways heads, MLP and vocabulary are split.", at_least(1))
+    context: int = field(1, "Ways the tokens of each row are split, for long sequences.", at_least(1))
+    pipeline: int = field(1, "Ways the layers are split.", at_least(1))
+    pipeline_micro_batches: int = field(0, "Parts of a batch that pass through the pipeline one after another; 0 is as many as "
+                                        "stages. More leave less of it idle.", at_least(0))
+    pipeline_repeats: int = field(1, "Blocks of layers a stage holds: above 1 the schedule is interleaved.", at_least(1))
+    slices: int = field(1, "Groups of devices joined by a slower network; data is split over them.", at_least(1))
+    zero: int = field(3, "What fsdp splits beside the batch: 1 the optimizer state, 2 gradients too, 3 parameters too.",
+                      one_of(1, 2, 3))
+    sequence_parallel: bool = field(False, "Split what passes between layers over tensor, along its length.")
+    generation: str = field("tensor", "Weights while tokens are sampled: gathered over all axes but tensor (tensor), as they "
+                            "lie in training (training), or whole on each device (whole).",
+                            one_of("tensor", "training", "whole"))
+    offload: tuple[str, ...] = field((), "In ppo and online_dpo, what lies in host memory in the phases that do not need it: "
+                                     "optimizer state, and frozen roles (reference, reward models). docs/memory.md.",
+                                     none_or_some_of("optimizer", "frozen"))
+
+    def check(self, config: WholeConfig, name: str) -> None:
+        self._check_axes()
+        self._check_offload(config)
+        self._check_sizes(config)
+
+    def _check_axes(self) -> None:
+        """Options of an axis are refused where the axis has one device; slices and micro-batches must divide."""
+        usual = Mesh()
+        needs = [("zero", "fsdp"), ("sequence_parallel", "tensor"), ("pipeline_micro_batches", "pipeline"),
+                 ("pipeline_repeats", "pipeline")]
+        for name, axis in needs:
+            value, default = getattr(self, name), getattr(usual, name)
+            if value != default and getattr(self, axis) == 1:
+                raise UserError(f"config.mesh.{name} is {value} but config.mesh.{axis} is 1, so it would have no effect: set "
+                                f"mesh.{axis} above 1, or mesh.{name} to {default}")
+        if self.data % self.slices:
+            raise UserError(f"config.mesh.slices is {self.slices}; it must divide config.mesh.data ({self.data}), which is "
+                            f"split over them: {nearest_divisors((self.data,), self.slices)} would")
+        parts = self.pipeline_micro_batches or self.pipeline
+        if self.pipeline_repeats > 1 and parts < self.pipeline:
+            raise UserError(f"config.mesh.pipeline_repeats is {self.pipeline_repeats} and config.mesh.pipeline_micro_batches "
+                            f"{parts}; interleaving needs at least as many micro-batches as stages ({self.pipeline})")
+
+    def _check_offload(self, config: WholeConfig) -> None:
+        """Arrays move only between the phases of a stage, and only those that no other phase needs."""
+        if self.offload and not {"ppo", "online_dpo"}.intersection(config.stages):
+            raise UserError(f"config.mesh.offload is {self.offload}, which moves arrays between the phases of ppo and "
+                            "online_dpo; neither is in config.stages, and the other stages need all arrays at every step: "
+                            "leave it empty")
+        adapted = config.lora.rank or config.lora.path
+        own_models = "ppo" in config.stages and not {"model", "distilled"}.isdisjoint(names_in(config.reward.source))
+        if "frozen" in self.offload and adapted and not own_models:
+            raise UserError("config.mesh.offload has 'frozen', but with adapters the reference and the reward model share the "
+                            "policy's frozen base, which every phase needs: leave 'frozen' out, or set config.lora.rank to 0")
+
+    def _check_sizes(self, config: WholeConfig) -> None:
+        """The sizes that the mesh splits must divide evenly. A checkpoint's sizes are known only once it is read."""
+        if config.model.source == "huggingface":
+            return
+        decoders = {"model": config.model}
+        if "reward_distill" in config.stages:
+            decoders["reward_distill"] = config.reward_distill
+        tensor = {f"config.{name}.{size}": getattr(sizes, size) for name, sizes in decoders.items()
+                  for size in ("heads", "kv_heads", "mlp")}
+        widths = {f"config.{name}.embed": sizes.embed for name, sizes in decoders.items()}
+        layers = {f"config.{name}.layers": sizes.layers for name, sizes in decoders.items()}
+        if config.data.source == "world":
+            tensor["config.world.vocab_size"] = config.world.vocab_size
+        elif config.data.source == "arithmetic" and self.tensor > 1:
+            raise UserError(f"config.mesh.tensor is {self.tensor}; the vocabulary of arithmetic is a few single characters, "
+                            "which it cannot split: use mesh.data or mesh.fsdp")
+        repeats = " x pipeline_repeats" if self.pipeline_repeats > 1 else ""
+        check_divides("config.mesh.tensor", self.tensor, tensor)
+        check_divides("config.mesh.fsdp", self.fsdp, widths)
+        check_divides(f"config.mesh.pipeline{repeats}", self.pipeline * self.pipeline_repeats, layers)

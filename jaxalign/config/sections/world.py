@@ -1,0 +1,26 @@
+"""The embedded world of `data.source=world`."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from jaxalign.config.base import Section, WholeConfig
+from jaxalign.config.schema import at_least, between, field
+from jaxalign.errors import UserError
+
+
+@dataclasses.dataclass(frozen=True)
+class World(Section):
+    """The embedded world: short dialogues about made-up topics, with known truth."""
+
+    topics: int = field(60, "Topics in all.", at_least(4))
+    held_out_topics: int = field(20, "Topics never demonstrated in pretraining; evaluation is on them.", at_least(1))
+    vocab_size: int = field(768, "Pieces of the SentencePiece tokenizer trained on the world's text.", at_least(300))
+    tokens: int = field(1_300_000, "Size of the pretraining text in tokens, about.", at_least(10_000))
+    ratings: float = field(0.0, "Share of the text that shows how to rate an answer from 1 to 10; reward.source=ai_feedback "
+                           "needs it.", between(0.0, 0.5))
+
+    def check(self, config: WholeConfig, name: str) -> None:
+        if config.data.source == "world" and self.held_out_topics >= self.topics:
+            raise UserError(f"config.world.held_out_topics is {self.held_out_topics}; it must be below config.world.topics "
+                            f"({self.topics}), so that some are left to learn from")
