@@ -14,7 +14,7 @@ import pytest
 from jaxalign.config import Config, default_config, from_config_dict, schema, to_dict
 from jaxalign.errors import UserError
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
+ROOT = pathlib.Path(__file__).resolve().parents[1]
 
 
 def refusal(**values) -> str:
