@@ -110,7 +110,8 @@ class Rollout:
     """Sampled responses. Row b holds its prompt, then its response, without a gap, then padding.
 
     tokens int32 [B, T]; prompt_length and response_length int32 [B]; logprobs float32 [B, N], of the response's tokens
-    under the sampling temperature, 0 past the end; ended bool [B]: a stop token was sampled (it is in the response).
+    under the sampling temperature, 0 past the end; ended bool [B]: a stop token was sampled (it is in the response); versions
+    int32 [B, N]: the number of updates that the weights had when they wrote each token, or None where it is not recorded.
     """
 
     tokens: Any
@@ -118,9 +119,10 @@ class Rollout:
     response_length: Any
     logprobs: Any
     ended: Any
+    versions: Any = None
 
     def part(self, begin: int, count: int) -> Rollout:
-        """So many of its rows."""
+        """Rows [begin, begin + count)."""
         return jax.tree.map(lambda x: x[begin : begin + count], self)
 
 

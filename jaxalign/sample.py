@@ -10,7 +10,6 @@ import json
 import os
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from absl import flags
 
@@ -77,25 +76,26 @@ def _explain(error: BaseException) -> tuple[str, int] | None:
 def _run(values: flags.FlagValues) -> None:
     from jaxalign.config import Mesh  # JAX is not loaded for a mistyped flag.
     from jaxalign.data.sources.asked import one_prompt, read_asked
+    from jaxalign.models.language_model import load_model
     from jaxalign.stages.shared import serving
 
     if values.chat and hosts.count() > 1:
         raise UserError("--chat is for one process, since it reads a terminal; give --prompt or --prompts")
     asked = [] if values.chat else [one_prompt(values.prompt)] if values.prompts is None else read_asked(values.prompts)
-    loaded = serving.load(Path(values.model).expanduser(), Mesh(*mesh_sizes(values.mesh)), values.dtype, values.compute_dtype)
-    style = serving.choose_style(loaded, values.style)
-    if values.system and style != "chat":
-        raise UserError(f"--system needs --style=chat; the style here is {style}, which has no system messages")
+    mesh = Mesh(*mesh_sizes(values.mesh))
+    policy = load_model(values.model, mesh, dtype=values.dtype, compute_dtype=values.compute_dtype, style=values.style)
+    if values.system and policy.style != "chat":
+        raise UserError(f"--system needs --style=chat; the style here is {policy.style}, which has no system messages")
     if values.max_new_tokens is None:
-        values.max_new_tokens = min(_MOST_TOKENS, max(1, (loaded.positions or 2 * _MOST_TOKENS) // 2))
+        values.max_new_tokens = min(_MOST_TOKENS, max(1, policy.max_length // 2))
     if values.chat:
-        if style == "plain":
+        if policy.style == "plain":
             raise UserError("--chat needs a style with turns, and the model's folder has no chat template; give --style=hh, or "
                             "compact for a model trained from scratch here")
-        _chat(serving.make_answerer(loaded, style, values, 1), values)
+        _chat(serving.make_answerer(policy, values, 1), values)
     else:
         rows = min(_MOST_ROWS, len(asked) * values.n)
-        _answer_all(serving.make_answerer(loaded, style, values, rows), values, asked)
+        _answer_all(serving.make_answerer(policy, values, rows), values, asked)
 
 
 def _answer_all(answerer, values: flags.FlagValues, asked: list) -> None:
@@ -105,15 +105,16 @@ def _answer_all(answerer, values: flags.FlagValues, asked: list) -> None:
 
     prompts, errors = [], {}
     for number, item in enumerate(asked):
-        if answerer.style == "plain" and len(item.messages) > 1:
-            raise UserError(f"{item.place} is a dialogue of {len(item.messages)} messages; --style=plain goes on with one text")
+        if answerer.policy.style == "plain" and len(item.messages) > 1:
+            raise UserError(f"{item.place} is a dialogue of {len(item.messages)} messages; --style=plain continues one text")
         ids = answerer.encode(_with_system(values, item.messages))
         if not ids:
             errors[number] = f"{item.place} is empty; at least one token is expected"
-        elif len(ids) > answerer.room:
+        elif len(ids) > answerer.longest_prompt:
             errors[number] = (
-                f"{item.place} has {len(ids)} tokens; the model's {answerer.loaded.positions} positions less "
-                f"{values.max_new_tokens} new tokens leave room for {answerer.room}: shorten it, or lower --max_new_tokens"
+                f"{item.place} has {len(ids)} tokens; the model's {answerer.policy.max_length} positions less "
+                f"{values.max_new_tokens} new tokens leave room for {answerer.longest_prompt}: shorten it, or lower "
+                "--max_new_tokens"
             )
         prompts.append(ids)
     key, count = jax.random.key(values.seed), len(prompts) * values.n
@@ -166,8 +167,8 @@ def _chat(answerer, values: flags.FlagValues) -> None:
             asked = _with_system(values, [*turns, Message("user", said)])
             fitting = answerer.fitting(asked)
             if fitting is None:
-                print(f"this leaves no room for an answer: a prompt may have {answerer.room} tokens; say less, or lower "
-                      "--max_new_tokens", file=sys.stderr, flush=True)
+                print(f"this leaves no room for an answer: a prompt may have {answerer.longest_prompt} tokens; say less, "
+                      "or lower --max_new_tokens", file=sys.stderr, flush=True)
                 continue
             if len(fitting) < len(asked):
                 print(f"(the oldest {len(asked) - len(fitting)} messages no longer fit and are forgotten)", file=sys.stderr)

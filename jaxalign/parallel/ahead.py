@@ -45,7 +45,10 @@ class Ahead:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Forgets what has not been begun; what has been ends by itself."""
+        self.close()
+
+    def close(self) -> None:
+        """Drops the programs that no thread has begun to compile. Those that are being compiled are finished."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 

@@ -13,7 +13,8 @@ from jaxalign.models.model import Model
 from jaxalign.parallel.ahead import Ahead
 from jaxalign.records import Rollout
 from jaxalign.rollout.forecast import compile_ahead
-from jaxalign.rollout.responses import Response, refuse
+from jaxalign.rollout.padding import Padding
+from jaxalign.rollout.responses import Response
 from jaxalign.rollout.sampling import Sampling
 from jaxalign.rollout.session import Session
 from jaxalign.rollout.warm_up import warm_up
@@ -45,10 +46,20 @@ class Engine:
             raise UserError(f"prompts are to be padded to {self.bucket} tokens; at least 1 is expected")
 
     def start(
-        self, params, prompts: Sequence[Sequence[int]], key: jax.Array, sampling: Sampling, rows: Sequence[int]
-    ) -> Session:
-        """The work of `respond`, to be done step by step: see `Session`. key: a run's key folded with its step."""
-        session = Session(self.model, params, key, sampling, self.batch, self.max_length, self.bucket)
+        self, params, prompts: Sequence[Sequence[int]], key: jax.Array, sampling: Sampling, rows: Sequence[int],
+        version: int = 0,
+    ) -> Session:  # fmt: skip
+        """The work of `respond`, to be done step by step: see `Session`.
+
+        Args:
+          params: the weights.
+          prompts: token ids.
+          key: a run's key folded with its step.
+          sampling: how to sample.
+          rows: the global row number of each prompt.
+          version: of the weights.
+        """
+        session = Session(self.model, params, key, sampling, self.batch, self.max_length, self.bucket, version)
         session.submit(prompts, rows)
         return session
 
@@ -91,30 +102,15 @@ class Engine:
         padded as `pad` does, and sampling.max_new_tokens; without prompts there are no rows. Raises UserError where a prompt
         has no response.
         """
-        tokens, length = self.pad(prompts, sampling.max_new_tokens)
+        self.pad(prompts, sampling.max_new_tokens)
         responses = self.respond(params, prompts, key, sampling, rows, heard)
-        broken = next((i for i, response in enumerate(responses) if response.error), None)
-        if broken is not None:
-            raise UserError(f"sampling of row {rows[broken]}: {responses[broken].error}")
-        B, N = len(tokens), sampling.max_new_tokens
-        tokens = np.pad(tokens, ((0, 0), (0, N)))
-        count, ended, logprobs = np.zeros(B, np.int32), np.zeros(B, bool), np.zeros((B, N), np.float32)
-        for i, response in enumerate(responses):
-            count[i], ended[i] = len(response.ids), response.ended
-            tokens[i, length[i] : length[i] + count[i]] = response.ids
-            logprobs[i, : count[i]] = response.logprobs
-        return Rollout(tokens, length, count, logprobs, ended)
+        return dataclasses.replace(self.padding.rollout(prompts, responses, rows, sampling), versions=None)
+
+    @property
+    def padding(self) -> Padding:
+        """The shape of the arrays that prompts and responses of this engine go into."""
+        return Padding(self.batch, self.max_length, self.bucket, self.model.config.vocab)
 
     def pad(self, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> tuple[np.ndarray, np.ndarray]:
-        """int32 [B, P] and lengths [B], B a multiple of `batch`; missing rows have length 0. Raises UserError on a prompt that
-        is empty, cannot fit or has ids that the model does not know."""
-        for prompt in prompts:
-            refusal = refuse(prompt, max_new_tokens, self.max_length, self.model.config.vocab)
-            if refusal is not None:
-                raise UserError(refusal)
-        longest, B = max(map(len, prompts), default=1), -(-len(prompts) // self.batch) * self.batch
-        P = max(0, min(self.max_length - max_new_tokens, -(-longest // self.bucket) * self.bucket))
-        tokens, length = np.zeros((B, P), np.int32), np.zeros(B, np.int32)
-        for i, prompt in enumerate(prompts):
-            tokens[i, : len(prompt)], length[i] = prompt, len(prompt)
-        return tokens, length
+        """`Padding.prompts` of this engine's `padding`."""
+        return self.padding.prompts(prompts, max_new_tokens)

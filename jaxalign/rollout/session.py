@@ -39,10 +39,13 @@ class Session:
     queue needs no more memory than the prompts themselves and the rows at work.
     """
 
-    def __init__(self, model: Model, params, key: jax.Array, sampling: Sampling, batch: int, max_length: int, bucket: int):
+    def __init__(
+        self, model: Model, params, key: jax.Array, sampling: Sampling, batch: int, max_length: int, bucket: int,
+        version: int = 0,
+    ):  # fmt: skip
         self.model, self.max_length, self.bucket = model.generation, max_length, bucket
         self.key = placed(key) if model.sharding is None else key  # So that any key finds the programs of another.
-        self.source, self.params, self.version = model, model.for_generation(params), 0
+        self.source, self.params, self.version = model, model.for_generation(params), version
         self.new = sampling.max_new_tokens
         self.sampling, self.temperature = sampling.compiled, np.float32(sampling.logprob_temperature)
         self.parts = 1 if model.sharding is None else self.model.sharding.batch_size
@@ -87,10 +90,11 @@ class Session:
             self.sizes = row_counts(self.batch // self.parts, len(self.queue) / self.batch)
         self.longest = max([self.longest, *(self.padded(len(row.prompt)) for row in added)])
 
-    def swap(self, params) -> None:
-        """Goes on with other weights: what is written from now on has the next version. Keys and values of what was read and
-        written before stay as the old weights made them."""
-        self.params, self.version = self.source.for_generation(params), self.version + 1
+    def swap(self, params, version: int | None = None) -> None:
+        """Continues with other weights. Tokens sampled from now on have this version (None: the next one). Keys and values of
+        earlier tokens stay as the old weights computed them."""
+        self.params = self.source.for_generation(params)
+        self.version = self.version + 1 if version is None else version
         self.kept = []
 
     def step(self) -> list[tuple[int, Response]]:

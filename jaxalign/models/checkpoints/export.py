@@ -23,7 +23,6 @@ from jaxalign.models.model import Model, Params
 from jaxalign.parallel import hosts
 
 SHARD_BYTES = 4_000_000_000
-DTYPES = ("float32", "bfloat16", "float16")
 # What belongs to a tokenizer, by the names that the format gives.
 TOKENIZER_FILES = (
     "tokenizer.model", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",

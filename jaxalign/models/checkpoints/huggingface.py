@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import pathlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -27,6 +27,8 @@ from jaxalign.models.families.registry import FAMILIES
 from jaxalign.models.model import Model, Params
 from jaxalign.parallel.sharding import Sharding
 
+DTYPES = ("float32", "bfloat16", "float16")
+"""The dtypes in which weights are read and written."""
 # What old files hold beside the weights, all of which follows from config.json.
 _DERIVED = ("rotary_emb.inv_freq", ".attention.bias", ".attention.masked_bias")
 
@@ -136,6 +138,12 @@ def _head(fields: Fields, family: Family) -> str:
     if labels != 1 or isinstance(labels, bool):
         raise UserError(f"{fields.path}: a {family.classifier} with {labels} labels; one is expected, the reward")
     return "scalar"
+
+
+def own_dtype(raw: Mapping[str, Any]) -> str:
+    """The dtype of the weights beside a config.json; float32 where it names none that is supported."""
+    found = raw.get("dtype", raw.get("torch_dtype"))
+    return found if found in DTYPES else "float32"
 
 
 def check_vocabulary(folder: str | pathlib.Path, config: ModelConfig, tokenizer: Tokenizer) -> None:

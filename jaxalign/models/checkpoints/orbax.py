@@ -1,0 +1,84 @@
+"""Parameters in Orbax's layout: written whole or not at all, and restored onto any mesh."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import gc
+import logging
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import jax
+import orbax.checkpoint as ocp
+
+from jaxalign.errors import UserError
+from jaxalign.models.model import Model, Params
+from jaxalign.parallel import hosts
+from jaxalign.parallel.rows import placed
+
+_FULL = {os.strerror(code): code for code in (errno.ENOSPC, errno.EDQUOT)}
+
+
+def is_news(record: logging.LogRecord) -> bool:
+    """A logging filter that drops records which only report a full disk: `full_disk` raises that once, and each thread of Orbax
+    would log it again."""
+    text = f"{record.getMessage()} {record.exc_info[1] if record.exc_info else ''}"
+    return not any(words in text for words in _FULL)
+
+
+@contextlib.contextmanager
+def full_disk(directory: Path) -> Iterator[None]:
+    """Raises an OSError with the system's error number where TensorStore reports a full disk."""
+    try:
+        yield
+    except Exception as error:
+        code = next((code for words, code in _FULL.items() if words in str(error)), None)
+        if code is None:
+            raise
+        full = OSError(code, os.strerror(code), str(directory))
+        error.__traceback__ = None
+    else:
+        return
+    gc.collect()  # Orbax's unfinished writers log when they are collected: let them do so before the error is shown.
+    raise full
+
+
+def save_params(directory: str | Path, params: Params) -> None:
+    """Writes parameters, whole or not at all, and returns when they are on disk. An earlier complete copy is kept as it is.
+
+    Raises:
+      OSError: the disk is full.
+    """
+    directory = Path(directory).absolute()
+    if hosts.once(directory.exists):
+        return
+    with full_disk(directory), ocp.StandardCheckpointer() as checkpointer:
+        checkpointer.save(directory, params)
+    hosts.wait()
+
+
+def load_params(directory: str | Path, model: Model, dtype: str = "float32") -> Params:
+    """The parameters of `model` in `dtype`, placed by its sharding rules.
+
+    Raises:
+      UserError: they are missing, or do not fit the model.
+    """
+    directory = Path(directory).absolute()
+    if not directory.exists():
+        raise UserError(f"no parameters at {directory}; the stage that writes them has not finished")
+    with ocp.StandardCheckpointer() as checkpointer:
+        found, wanted = _shapes(checkpointer.metadata(directory).item_metadata.tree), _shapes(model.abstract())
+        for name in sorted(found.keys() | wanted.keys()):
+            there, expected = found.get(name, "not there"), wanted.get(name, "not there")
+            if there != expected:
+                raise UserError(f"the parameters at {directory} do not fit config.model: {name} is {there} in the file "
+                                f"and {expected} by the config")
+        abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, dtype, sharding=x.sharding), model.abstract())
+        return checkpointer.restore(directory, placed(abstract))
+
+
+def _shapes(tree) -> dict[str, tuple[int, ...]]:
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    return {jax.tree_util.keystr(path, simple=True, separator="."): tuple(leaf.shape) for path, leaf in leaves}

@@ -1,0 +1,193 @@
+"""The seam between a trainer and whatever writes its responses: the `Sampler` protocol, and the local one."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
+
+import jax
+
+from jaxalign.errors import UserError
+from jaxalign.parallel.ahead import Ahead
+from jaxalign.records import Rollout
+from jaxalign.rollout.engine import Engine, Heard
+from jaxalign.rollout.forecast import compile_ahead
+from jaxalign.rollout.padding import Padding
+from jaxalign.rollout.responses import Response
+from jaxalign.rollout.sampling import Sampling
+from jaxalign.rollout.session import Session
+
+
+class Sampler(Protocol):
+    """Writes responses to prompts with the newest weights it was given.
+
+    A response depends only on the weights, the key, its row number and its prompt, not on the order in which rows are sampled.
+    """
+
+    @property
+    def unfinished(self) -> int:
+        """The number of submitted prompts whose response `collect` has not returned yet."""
+        ...
+
+    def submit(self, prompts: Sequence[Sequence[int]], rows: Sequence[int], key: jax.Array, sampling: Sampling) -> None:
+        """Adds prompts to the queue.
+
+        Args:
+          prompts: token ids.
+          rows: the global row number of each prompt, int32 and at least 0. Numbers of unfinished rows are distinct.
+          key: a PRNG key; the sampler folds the row number and the position into it.
+          sampling: temperature, top-k, top-p, the most new tokens, and the ids that end a response.
+        """
+        ...
+
+    def collect(self) -> Sequence[tuple[int, Response]]:
+        """Returns the responses that have finished since the last call, each with its row number, in any order.
+
+        It may block while it samples. It may return nothing while rows are unfinished; call it again.
+        """
+        ...
+
+    def update(self, params: Any, version: int) -> None:
+        """Takes new weights: tokens that are sampled from now on have this version.
+
+        Args:
+          params: the policy's parameters, adapters joined with their base.
+          version: the number of updates that the weights have had.
+        """
+        ...
+
+
+class _Work(NamedTuple):
+    session: Session
+    rows: Sequence[int]
+    ahead: Ahead
+
+
+class LocalSampler:
+    """Samples with an engine in this process. Batches of prompts are answered in the order in which they were submitted."""
+
+    def __init__(self, engine: Engine, params: Any = None, version: int = 0):
+        self.engine = engine
+        self._params, self._version = params, version
+        self._queue: collections.deque[_Work] = collections.deque()
+
+    @property
+    def unfinished(self) -> int:
+        return sum(work.session.unfinished for work in self._queue)
+
+    def submit(self, prompts: Sequence[Sequence[int]], rows: Sequence[int], key: jax.Array, sampling: Sampling) -> None:
+        if self._params is None:
+            raise UserError("the sampler has no weights yet; call update(params, version) first")
+        if not prompts:
+            return
+        session = self.engine.start(self._params, prompts, key, sampling, rows, self._version)
+        work = _Work(session, list(rows), Ahead())
+        compile_ahead(work.ahead, session)
+        self._queue.append(work)
+
+    def collect(self) -> list[tuple[int, Response]]:
+        if not self._queue:
+            return []
+        session, rows, ahead = self._queue[0]
+        try:
+            ended = [(rows[index], response) for index, response in session.step()]
+        except BaseException:
+            self._next()
+            raise
+        if not session.unfinished:
+            self._next()
+        return ended
+
+    def _next(self) -> None:
+        self._queue.popleft().ahead.close()
+
+    def update(self, params: Any, version: int) -> None:
+        self._params, self._version = params, version
+        for work in self._queue:
+            work.session.swap(params, version)
+
+
+def respond(
+    sampler: Sampler, prompts: Sequence[Sequence[int]], key: jax.Array, rows: Sequence[int], sampling: Sampling,
+    heard: Heard | None = None,
+) -> list[Response]:  # fmt: skip
+    """The response to each prompt, in the order of the prompts.
+
+    Args:
+      sampler: without unfinished rows.
+      prompts: token ids.
+      key: a PRNG key.
+      rows: the global row number of each prompt; all different.
+      sampling: how to sample.
+      heard: called with the responses that each `collect` returns, as (index among the prompts, response).
+
+    Raises:
+      UserError: the sampler returns a row that was not asked for, or twice, or has rows left over from before.
+    """
+    if sampler.unfinished:
+        raise UserError(f"the sampler has {sampler.unfinished} unfinished rows; collect them before sampling anew")
+    index = {row: i for i, row in enumerate(rows)}
+    if len(index) != len(prompts):
+        raise UserError(f"there are {len(prompts)} prompts and {len(index)} different row numbers; one for each is expected")
+    out: list[Response | None] = [None] * len(prompts)
+    sampler.submit(prompts, rows, key, sampling)
+    left = len(prompts)
+    while left:
+        if not sampler.unfinished:
+            missing = next(row for row, i in index.items() if out[i] is None)
+            raise UserError(f"the sampler has finished without a response for row {missing}")
+        ended = [(_index(index, row), _checked(response, sampling, row)) for row, response in sampler.collect()]
+        for i, response in ended:
+            if out[i] is not None:
+                raise UserError(f"the sampler returned row {rows[i]} twice")
+            out[i] = response
+        left -= len(ended)
+        if heard is not None and ended:
+            heard(ended)
+    return out
+
+
+def sample_rollout(
+    sampler: Sampler, padding: Padding, prompts: Sequence[Sequence[int]], key: jax.Array, rows: Sequence[int],
+    sampling: Sampling, heard: Heard | None = None,
+) -> Rollout:  # fmt: skip
+    """Samples a response to each prompt and returns them as arrays on the host (numpy), the same on every process.
+
+    Args:
+      sampler: without unfinished rows.
+      padding: the shape of the arrays: rows fill up to a multiple of `padding.batch`, and those without a prompt have length 0.
+      prompts: token ids.
+      key: a PRNG key.
+      rows: the global row number of each prompt; all different.
+      sampling: how to sample. The arrays have space for `sampling.max_new_tokens` after the longest prompt.
+      heard: called with responses as they finish, as (index among the prompts, response).
+
+    Returns:
+      The rollout, with the version of the weights that wrote each token.
+
+    Raises:
+      UserError: a prompt cannot be answered, or the sampler returns something else than a response to each row.
+    """
+    padding.prompts(prompts, sampling.max_new_tokens)  # A prompt that does not fit is refused before anything is sampled.
+    return padding.rollout(prompts, respond(sampler, prompts, key, rows, sampling, heard), rows, sampling)
+
+
+def _index(index: dict[int, int], row: int) -> int:
+    if row not in index:
+        raise UserError(f"the sampler returned row {row!r}, which was not submitted")
+    return index[row]
+
+
+def _checked(response: Response, sampling: Sampling, row: int) -> Response:
+    """Raises UserError where a response of someone's own sampler is malformed."""
+    if not isinstance(response, Response):
+        raise UserError(f"the sampler returned a {type(response).__name__} for row {row}; a Response is expected")
+    count = len(response.ids)
+    if response.error is None and not 0 < count <= sampling.max_new_tokens:
+        raise UserError(f"the sampler returned {count} tokens for row {row}; 1 to {sampling.max_new_tokens} are expected")
+    for name in ("logprobs", "versions"):
+        if len(getattr(response, name)) != count:
+            raise UserError(f"the sampler returned {count} tokens and {len(getattr(response, name))} {name} for row {row}; one "
+                            "for each token is expected")
+    return response
