@@ -8,17 +8,16 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxalign.algorithms.direct_preference import bco_baseline, dpo, mixed_dpo, sft_loss
-from jaxalign.algorithms.kto import kto, kto_baseline
 from jaxalign.algorithms.masked import masked_sum
-from jaxalign.algorithms.reference_free import cpo, orpo, simpo
 from jaxalign.config import Dpo
 from jaxalign.models.adapters.lora import join
 from jaxalign.models.heads import gather_positions, length_mask
 from jaxalign.models.model import Model
 from jaxalign.parallel.ordered import after
 from jaxalign.records import AnswerPairs, AnswerRows, PackedParts
+from jaxalign.registry.objectives import objectives_of
 from jaxalign.training.microbatch import Aux
+from jaxalign.training.objectives import DirectInputs, anchors, objective_loss
 from jaxalign.training.packed import each_part, of_answers, pair_parts, pairs_alone
 from jaxalign.training.state import TrainState, gradient_step
 
@@ -57,58 +56,22 @@ def answer_logprobs(model: Model, params, pairs: AnswerPairs, packed: PackedPart
 
 
 def sorts_the_batch(section: Dpo) -> bool:
-    """Whether the objective compares the pairs of a batch with each other, so that they must all be there at once."""
-    return any(part.startswith("aot") for part in section.objective.split("+"))
+    """Whether the objective compares the pairs of a batch with each other, so that the batch cannot be split."""
+    return any(objective.sorts_the_batch for objective in objectives_of(section.objective))
 
 
-def _objective(section: Dpo, policy: AnswerLogprobs, pairs: AnswerPairs, anchor) -> tuple[jax.Array, dict[str, jax.Array]]:
-    """(loss [B], what is reported [B] each) of a batch or a part of it."""
-    (first, second), (first_mean, second_mean) = policy.logprobs.T, (policy.logprobs / jnp.maximum(policy.tokens, 1)).T
-    ref_first, ref_second = pairs.reference.T
-    beta, label, mask = section.beta, pairs.label, pairs.weight
-    nll = sft_loss(first_mean, second_mean, 1.0, mask)
-    weight = section.sft_weight
-    if weight is None:
-        weight = 1.0 if section.objective in ("orpo", "cpo") else 0.0
-    if section.objective == "kto":
-        sides = section.desirable_weight, section.undesirable_weight
-        loss, rewards = kto(first, ref_first, label, anchor, beta, *sides, mask)
-        # Only good answers are to be repeated. The margin is the reward's lead in the direction that is wanted.
-        nll, margins = nll * label, jnp.where(label > 0.5, rewards, -rewards)
-        reported = {"chosen_reward": 2 * label * rewards, "rejected_reward": 2 * (1 - label) * rewards}
-    else:
-        if section.objective == "orpo":
-            loss, stats = orpo(first_mean, second_mean, beta, label, mask=mask)
-        elif section.objective == "cpo":
-            loss, stats = cpo(first, second, beta, label, mask=mask)
-        elif section.objective == "simpo":
-            loss, stats = simpo(first_mean, second_mean, beta, section.margin, label, mask)
-        elif "+" not in section.objective:
-            loss, stats = dpo(
-                first, second, ref_first, ref_second, beta, label, section.objective, section.label_smoothing,
-                policy.tokens[:, 0], policy.tokens[:, 1], mask, anchor,
-            )  # fmt: skip
-        else:
-            kinds = section.objective.split("+")
-            weights = dict(zip(kinds, section.weights or (1.0,) * len(kinds), strict=True))
-            loss, stats = mixed_dpo(
-                first, second, ref_first, ref_second, weights, beta, label, section.label_smoothing,
-                policy.tokens[:, 0], policy.tokens[:, 1], mask, anchor,
-            )  # fmt: skip
-        margins = stats.margins
-        reported = {"chosen_reward": stats.chosen_rewards, "rejected_reward": stats.rejected_rewards}
-    reported |= {"margin": margins, "accuracy": (margins > 0).astype(jnp.float32), "nll": nll}
-    return loss + weight * nll, reported
+def _inputs(section: Dpo, policy: AnswerLogprobs, pairs: AnswerPairs) -> DirectInputs:
+    """The inputs of the objective on these pairs, without an anchor."""
+    columns = *policy.logprobs.T, *pairs.reference.T, *policy.tokens.T
+    return DirectInputs(*columns, pairs.label, pairs.weight, jnp.float32(0.0), section)
 
 
-def _anchor(model: Model, section: Dpo, params, batch: AnswerPairs, packed: PackedParts | None) -> jax.Array:
-    """What an objective takes from the whole batch before it is split: KTO's KL and BCO's mean reward; else 0."""
-    if {"kto", "bco_pair"}.isdisjoint(section.objective.split("+")):
-        return jnp.float32(0.0)
-    logprobs, reference, mask = _each_answer(model, params, batch, packed).logprobs, batch.reference, batch.weight
-    if section.objective == "kto":
-        return kto_baseline(logprobs[:, 1], reference[:, 1], mask)
-    return bco_baseline(*logprobs.T, *reference.T, section.beta, mask)
+def _anchors(model: Model, section: Dpo, params, batch: AnswerPairs, packed: PackedParts | None) -> tuple[jax.Array, ...]:
+    """What each objective takes from the whole batch before it is split; 0 for those without an anchor."""
+    objectives = objectives_of(section.objective)
+    if all(objective.anchor is None for objective in objectives):
+        return (jnp.float32(0.0),) * len(objectives)
+    return anchors(_inputs(section, _each_answer(model, params, batch, packed), batch))
 
 
 @functools.partial(jax.jit, static_argnames=("model", "optimizer", "section"), donate_argnames=("state",))
@@ -123,14 +86,15 @@ def direct_step(
     """
     total = jnp.maximum(jnp.sum(batch.weight), 1.0)
     batch, packed = after(model.sharding, (batch, packed), total)
-    anchor = _anchor(model, section, join(frozen, state.params), batch, packed)
-    batch, packed = after(model.sharding, (batch, packed), anchor)
+    anchored = _anchors(model, section, join(frozen, state.params), batch, packed)
+    batch, packed = after(model.sharding, (batch, packed), anchored)
 
     def loss_fn(params, part):
         pairs, rows = part
-        loss, reported = _objective(section, _answer_logprobs(model, join(frozen, params), pairs, rows), pairs, anchor)
+        inputs = _inputs(section, _answer_logprobs(model, join(frozen, params), pairs, rows), pairs)
+        loss, reported = objective_loss(inputs, anchored)
         mean = lambda x: masked_sum(x, pairs.weight) / total  # noqa: E731
         return mean(loss), Aux({"loss": mean(loss)} | {name: mean(x) for name, x in reported.items()})
 
     state, aux, metrics = gradient_step(model, optimizer, state, loss_fn, pair_parts(batch, packed))
-    return state, {**aux.sums, **metrics, "anchor": anchor}
+    return state, {**aux.sums, **metrics, "anchor": sum(anchored)}

@@ -1,39 +1,61 @@
-"""The loop every training stage runs: resume, step, write metrics, save checkpoints."""
+"""The loop of every trainer: resume, step, record metrics, save checkpoints; with a directory or in memory."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import functools
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 
-from jaxalign.parallel import hosts
 from jaxalign.tracking.metrics import to_metrics
 from jaxalign.tracking.profile import Profiler
 from jaxalign.tracking.progress import Progress
-from jaxalign.tracking.timing import Timeline, Timing
+from jaxalign.tracking.timing import Timeline
 from jaxalign.tracking.tracker import Tracker, Trackers
-from jaxalign.training.checkpoint import Checkpointer
+from jaxalign.training.recording import DirectoryRecording, MemoryRecording
+
+Init = Callable[[], Any]
+StepFunction = Callable[[Any, int], tuple[Any, dict[str, Any]]]
+
+
+class Step(NamedTuple):
+    """A finished training step: its number, counted from 0, and its metrics as Python numbers."""
+
+    number: int
+    metrics: dict[str, float]
 
 
 @dataclasses.dataclass(frozen=True)
 class Loop:
-    """One training run inside a stage's directory.
+    """The settings of one training loop.
 
-    total_steps: how many steps in all. checkpoint_every: steps between checkpoints. shown: the metrics that the progress
-    bar shows. tokens_metric: the metric that counts a step's tokens (for tokens/s), kept out of the metric file when
-    it starts with an underscore. timing: the folder whose timing.jsonl counts the time, where it is another one. timeline: what
-    step_fn times its phases by; where there is none, flops(step) is how many operations a step needs. peak: operations a
-    second of all devices, 0 where it is not known. began: when the stage did, by `time.perf_counter`. profile: which steps of
-    which stage to trace (`tracking.profile`). trackers: receive the metrics beside the metric file (`tracking.tracker`).
-    settings: the run's settings as plain values, for them.
+    Attributes:
+      stage: the name that the progress bar shows; its first word is the stage that `profile` names.
+      directory: where metrics.jsonl, timing.jsonl and checkpoints/ go and where an interrupted run resumes from; None keeps
+        everything in memory.
+      total_steps: the number of steps.
+      checkpoint_every: steps between checkpoints.
+      shown: the metrics that the progress bar shows.
+      tokens_metric: the metric that counts the tokens of a step, for tokens per second. Metrics whose names start with an
+        underscore are shown and counted but not recorded.
+      timing: the directory of timing.jsonl, where it is not `directory`.
+      timeline: times the phases inside a step; None where a step is one phase.
+      flops: the FLOPs of a step, for steps without a timeline.
+      peak: FLOP/s of all devices together, 0 where unknown.
+      began: when the stage started, by `time.perf_counter`.
+      profile: the steps to trace (`tracking.profile`).
+      progress: whether progress is shown on stderr.
+      trackers: receive the metrics beside the metric file (`jaxalign.tracking.tracker`).
+      settings: the settings of the run as plain values, for the trackers.
     """
 
     stage: str
-    directory: Path
+    directory: Path | None
     total_steps: int
     checkpoint_every: int
     shown: tuple[str, ...] = ("loss",)
@@ -44,69 +66,142 @@ class Loop:
     peak: float = 0.0
     began: float | None = None
     profile: str = ""
+    progress: bool = True
     trackers: Mapping[str, Tracker] | Sequence[Tracker] = ()
     settings: Mapping[str, Any] | None = None
 
-    def run(self, init: Callable[[], Any], abstract: Any, step_fn: Callable[[Any, int], tuple[Any, dict]]) -> Any:
-        """Trains to `total_steps` and returns the final state.
+    def begin(self, init: Init, abstract: Any, step_fn: StepFunction) -> Training:
+        """Describes a run of the loop; iterating over the result trains.
 
-        init() makes the first state (only when there is no checkpoint); abstract describes it for the restore;
-        step_fn(state, step) -> (state, metrics) donates the state it is given. Metrics may be device arrays: they are
-        fetched one step late, so that the device never waits for the host.
+        Args:
+          init: makes the first state; called only where there is no checkpoint.
+          abstract: ShapeDtypeStructs of the state, with shardings on a mesh, for restoring a checkpoint.
+          step_fn: `step_fn(state, step) -> (state, metrics)`; it donates the state that it receives. Metrics may be device
+            arrays: they are fetched one step late, so that the device never waits for the host.
         """
-        timing = Timing((self.timing or self.directory) / "timing.jsonl", self.peak)
-        checkpointer = Checkpointer(self.directory / "checkpoints")
+        return Training(self, init, abstract, step_fn)
+
+    def run(self, init: Init, abstract: Any, step_fn: StepFunction) -> Any:
+        """Trains to `total_steps` and returns the final state. The arguments are those of `begin`."""
+        training = self.begin(init, abstract, step_fn)
+        for _ in training:
+            pass
+        return training.state
+
+
+class Training:
+    """A training run. Iterating over it trains and yields a `Step` for each step that this process computes.
+
+    Attributes:
+      state: the newest state, None before the first step. The next step donates its buffers.
+      running: whether iteration has begun and not ended.
+    """
+
+    def __init__(self, loop: Loop, init: Init, abstract: Any, step_fn: StepFunction):
+        self._loop, self._init, self._abstract, self._step_fn = loop, init, abstract, step_fn
+        self.state: Any = None
+        self.running = False
+
+    def __iter__(self) -> Iterator[Step]:
+        loop = self._loop
+        if loop.directory is None:
+            recording = MemoryRecording()
+        else:
+            recording = DirectoryRecording(loop.directory, loop.timing or loop.directory, loop.peak)
+        self.running = True
         try:
-            began = time.perf_counter()
-            start = checkpointer.latest() or 0
-            state = checkpointer.restore(abstract) if start else init()
-            timing.add("start", time.perf_counter() - began)
-            with Trackers(self.stage, self.directory, self.trackers, self.settings, start) as trackers:
-                with Progress(self.stage, self.total_steps, start) as progress:
-                    state = self._steps(state, start, step_fn, trackers, progress, checkpointer, timing)
-            hosts.once(lambda: None)  # From here on all may read the metrics.
-            return state
+            with recording:
+                start, self.state = recording.restore(self._init, self._abstract)
+                with contextlib.ExitStack() as stack:
+                    trackers = Trackers(loop.stage, loop.directory, loop.trackers, loop.settings, start)
+                    stack.enter_context(trackers)
+                    progress = None
+                    if loop.progress:
+                        progress = stack.enter_context(Progress(loop.stage, loop.total_steps, start))
+                    yield from self._steps(start, recording, trackers, progress)
+                recording.wait()
         finally:
-            checkpointer.close()
+            self.running = False
 
-    def _steps(self, state, start, step_fn, trackers, progress, checkpointer, timing):
+    def _steps(self, start: int, recording, trackers: Trackers, progress: Progress | None) -> Iterator[Step]:
+        loop, clock = self._loop, _Clock(self._loop, recording.timing)
+        settle = functools.partial(self._settle, trackers, progress, clock)
+        name = loop.stage.split()[0]  # The members of an ensemble share the stage's name.
+        profiler = Profiler(loop.profile, name, (loop.directory or Path()) / "profile", loop.total_steps)
         pending: tuple[int, dict] | None = None
-        timeline, name = self.timeline or Timeline(), self.stage.split()[0]  # Which of several members is not in its name.
-        profiler = Profiler(self.profile, name, self.directory / "profile", self.total_steps)
-        began, tokens, flops = time.perf_counter(), 0, 0.0
 
-        def settle() -> int:
-            if pending is None:
-                return 0
-            step, metrics = pending
-            metrics = to_metrics(jax.device_get(metrics))
-            count = int(metrics.get(self.tokens_metric, 0))
-            trackers.log(step, {name: value for name, value in metrics.items() if not name.startswith("_")})
-            progress.update(tokens=count, **{name: metrics[name] for name in self.shown if name in metrics})
-            return count
-
-        for step in range(start, self.total_steps):
+        for step in range(start, loop.total_steps):
             with profiler.step(step) as traced:
-                state, metrics = step_fn(state, step)
+                self.state, metrics = self._step_fn(self.state, step)
                 if traced:
-                    jax.block_until_ready((state, metrics))
-            tokens += settle()
-            flops += self.flops(step) if self.flops else 0.0
+                    jax.block_until_ready((self.state, metrics))
+            if pending is not None:
+                yield from clock.paused(settle(*pending))
+            clock.flops += loop.flops(step) if loop.flops else 0.0
             pending = (step, metrics)
-            if step == start:  # It waits for compilers, and would spoil every rate.
-                tokens, pending = settle(), None
-                now = time.perf_counter()
-                timing.add("first step", now - began, tokens, since=None if self.began is None else now - self.began)
-                timeline.clear()
-                began, tokens, flops = now, 0, 0.0
-            if (step + 1) % self.checkpoint_every == 0 or step + 1 == self.total_steps:
-                tokens += settle()
+            if step == start:  # The first step waits for the compiler and would distort every rate.
+                settled, pending = settle(*pending), None
+                clock.first_step()
+                yield from clock.paused(settled)
+            last = step + 1 == loop.total_steps
+            if last or (recording.saves and (step + 1) % loop.checkpoint_every == 0):
+                settled = None if pending is None else settle(*pending)
                 pending = None
                 trackers.flush()
-                rest = "train" if self.timeline is None else "other"
-                timeline.write(timing, time.perf_counter() - began, rest, tokens, flops)
-                began, tokens, flops = time.perf_counter(), 0, 0.0
-                checkpointer.save(step + 1, state)
-                timing.add("checkpoint", time.perf_counter() - began)
-                began = time.perf_counter()
-        return state
+                clock.write()
+                with clock.checkpoint():
+                    recording.save(step + 1, self.state)
+                if settled is not None:
+                    yield from clock.paused(settled)
+
+    def _settle(
+        self, trackers: Trackers, progress: Progress | None, clock: _Clock, step: int, metrics: dict[str, Any]
+    ) -> Step:
+        """Fetches the metrics of a step, logs and shows them."""
+        loop = self._loop
+        numbers = to_metrics(jax.device_get(metrics))
+        count = int(numbers.get(loop.tokens_metric, 0))
+        kept = {name: value for name, value in numbers.items() if not name.startswith("_")}
+        trackers.log(step, kept)
+        if progress is not None:
+            progress.update(tokens=count, **{name: numbers[name] for name in loop.shown if name in numbers})
+        clock.tokens += count
+        return Step(step, kept)
+
+
+class _Clock:
+    """Times a loop between checkpoints, without the time for which the caller holds a yielded step."""
+
+    def __init__(self, loop: Loop, timing):
+        self._timing, self._stage_began = timing, loop.began
+        self._timeline, self._rest = loop.timeline or Timeline(), "train" if loop.timeline is None else "other"
+        self._restart()
+
+    def _restart(self) -> None:
+        self._began, self.tokens, self.flops = time.perf_counter(), 0, 0.0
+
+    def paused(self, settled: Step) -> Iterator[Step]:
+        """Yields the step; the time until the caller asks for the next one is not counted."""
+        began = time.perf_counter()
+        yield settled
+        self._began += time.perf_counter() - began
+
+    def first_step(self) -> None:
+        """Records the first step, which includes compilation."""
+        now = time.perf_counter()
+        since = None if self._stage_began is None else now - self._stage_began
+        self._timing.add("first step", now - self._began, self.tokens, since=since)
+        self._timeline.clear()
+        self._restart()
+
+    def write(self) -> None:
+        """Records the phases since the last checkpoint."""
+        self._timeline.write(self._timing, time.perf_counter() - self._began, self._rest, self.tokens, self.flops)
+
+    @contextlib.contextmanager
+    def checkpoint(self) -> Iterator[None]:
+        """Times the body as a checkpoint and starts the next interval."""
+        self._restart()
+        yield
+        self._timing.add("checkpoint", time.perf_counter() - self._began)
+        self._restart()

@@ -1,0 +1,101 @@
+"""Direct preference objectives: what `config.dpo.objective` names, one of them or a sum joined by "+"."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+from jaxalign.errors import UserError
+from jaxalign.registry.core import Registry, load_object
+
+
+@dataclasses.dataclass(frozen=True)
+class Objective:
+    """A direct preference objective and what it needs.
+
+    Attributes:
+      name: its name in the config.
+      function: `function(inputs: DirectInputs) -> loss` or `-> (loss, PreferenceStats)`, pure and traceable, loss float32 [B];
+        or "module:attribute" of such a function, imported when it is first used. `DirectInputs` and the meaning of its fields
+        are in `jaxalign.training.objectives`. Without statistics the implicit rewards beta (log pi - log ref) are reported.
+      pairs: it learns from pairs of answers; otherwise from single answers with a verdict, and the second answer of each row is
+        then an answer to another prompt.
+      anchor: `anchor(inputs: DirectInputs) -> float32 []`, computed over the whole batch before it is split into micro-batches
+        and passed to the function as `inputs.anchor`, or "module:attribute"; None where there is none.
+      sorts_the_batch: it compares the pairs of a batch with each other, so the batch cannot be split into micro-batches.
+      summable: it may be a term of a sum.
+      needs_reference: it is undefined without a reference, so `dpo.reference` must not be "none".
+      mean_rewards: its implicit reward is a mean over tokens; the held-out accuracy then compares means.
+      smoothing_required: it needs `dpo.label_smoothing` above 0.
+      sft_weight: the value of `dpo.sft_weight` where that is None.
+      reads: the fields of `config.dpo` that it reads, of those that not every objective reads. Such a field is refused for an
+        objective that does not read it unless it has its default.
+    """
+
+    name: str
+    function: Callable | str
+    pairs: bool = True
+    anchor: Callable | str | None = None
+    sorts_the_batch: bool = False
+    summable: bool = True
+    needs_reference: bool = False
+    mean_rewards: bool = False
+    smoothing_required: bool = False
+    sft_weight: float = 0.0
+    reads: tuple[str, ...] = ("label_smoothing",)
+
+    def load(self) -> Callable:
+        """The function itself."""
+        return self._load(self.function, "function")
+
+    def load_anchor(self) -> Callable | None:
+        """The function of the anchor; None where there is none."""
+        return None if self.anchor is None else self._load(self.anchor, "anchor")
+
+    def _load(self, found: Callable | str, part: str) -> Callable:
+        if isinstance(found, str):
+            found = load_object(found, f"the {part} of objective {self.name!r}")
+        if not callable(found):
+            raise UserError(f"the {part} of objective {self.name!r} is of type {type(found).__name__}; a function is expected")
+        return found
+
+
+def _builtin(name: str, **properties) -> Objective:
+    return Objective(name, f"jaxalign.training.objectives:{name}", **properties)
+
+
+BUILTIN = (
+    _builtin("sigmoid"),
+    _builtin("conservative", smoothing_required=True),
+    _builtin("robust", smoothing_required=True),
+    _builtin("hinge"),
+    _builtin("ipo"),
+    _builtin("ipo_mean", mean_rewards=True),
+    _builtin("exo_pair", smoothing_required=True),
+    _builtin("nca_pair"),
+    _builtin("bco_pair", anchor="jaxalign.training.objectives:mean_reward"),
+    _builtin("apo_zero"),
+    _builtin("apo_down"),
+    _builtin("sppo_hard"),
+    _builtin("aot", sorts_the_batch=True),
+    _builtin("aot_unpaired", sorts_the_batch=True),
+    _builtin("discopop"),
+    _builtin(
+        "kto",
+        pairs=False,
+        anchor="jaxalign.training.objectives:mismatched_kl",
+        summable=False,
+        reads=("desirable_weight", "undesirable_weight"),
+    ),
+    _builtin("orpo", summable=False, mean_rewards=True, sft_weight=1.0, reads=()),
+    _builtin("cpo", summable=False, sft_weight=1.0, reads=()),
+    _builtin("simpo", summable=False, mean_rewards=True, reads=("margin",)),
+)
+"""The objectives of the package, in the order in which messages and documentation list them."""
+
+OBJECTIVES = Registry("objective", Objective, BUILTIN)
+
+
+def objectives_of(names: str, where: str = "config.dpo.objective") -> tuple[Objective, ...]:
+    """The records of an objective or of the terms of a sum such as "sigmoid+bco_pair". Raises UserError as `Registry.get`."""
+    return tuple(OBJECTIVES.get(name, where) for name in names.split("+"))

@@ -1,0 +1,232 @@
+"""The data that callers pass to trainers, checked and converted to records.
+
+A data set is a list (or any sized iterable) of rows, or a mapping from column names to lists of equal length. Every error is a
+`UserError` that names the argument, the row and the forms that are accepted.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from jaxalign.data.chat.dialogues import Dialogue, parse_judgement, parse_messages, parse_pair, split_answers
+from jaxalign.errors import UserError
+from jaxalign.records import Comparison, Judgement, Message, Prompt
+
+Example = tuple[Dialogue | None, str]
+"""A prompt and the answer to imitate, or None and a text of which every token is learnt."""
+
+_ANSWER_KEYS = ("response", "completion", "answer")
+_PAIR_FORM = '{"prompt": text or messages, "chosen": answer, "rejected": answer}'
+_EXAMPLE_FORM = 'a text, {"prompt": text or messages, "response": answer} or {"messages": messages}'
+_JUDGED_FORM = '{"prompt": text or messages, "completion": answer, "label": true or false}'
+_PROMPT_FORM = 'a text, a list of {"role", "content"} that ends with the user\'s message, or {"prompt": either, ...}'
+
+
+def as_prompts(data: Any, where: str) -> list[Prompt]:
+    """Prompts of texts, message lists, `Prompt` records, or rows with a "prompt" and columns for rewards.
+
+    Args:
+      data: the data set.
+      where: the argument's name for error messages, such as "PPO.fit(prompts)".
+
+    Raises:
+      UserError: the data set is empty or of another type, or a row is not a prompt.
+    """
+    return [as_prompt(row, f"{where}[{i}]", i) for i, row in enumerate(as_rows(data, where, _PROMPT_FORM))]
+
+
+def as_prompt(row: Any, where: str, number: int = 0) -> Prompt:
+    """One prompt. Raises UserError, naming `where`, if the row is not one."""
+    if isinstance(row, Prompt):
+        return row
+    columns = {}
+    if isinstance(row, Mapping):
+        if "prompt" not in row:
+            raise _bad_row(where, _PROMPT_FORM, f"has the keys {_listed(row)}")
+        columns = {name: value for name, value in row.items() if name != "prompt"}
+        row = row["prompt"]
+    return Prompt(f"prompt-{number}", _messages(row, where, _PROMPT_FORM), "python", columns)
+
+
+def as_examples(data: Any, where: str) -> list[Example]:
+    """Texts and answered prompts for supervised fine-tuning. Raises UserError as `as_prompts`."""
+    return [_example(row, f"{where}[{i}]") for i, row in enumerate(as_rows(data, where, _EXAMPLE_FORM))]
+
+
+def as_pairs(data: Any, where: str) -> list[Comparison]:
+    """Pairs of answers for preference learning. Raises UserError as `as_prompts`."""
+    return [_pair(row, f"{where}[{i}]", i) for i, row in enumerate(as_rows(data, where, _PAIR_FORM))]
+
+
+def as_judgements(data: Any, where: str) -> list[Judgement]:
+    """Single answers with a verdict. Raises UserError as `as_prompts`."""
+    return [_judgement(row, f"{where}[{i}]", i) for i, row in enumerate(as_rows(data, where, _JUDGED_FORM))]
+
+
+def is_judged(data: Any) -> bool:
+    """Whether a data set consists of single judged answers and not of pairs, by its first row or its columns."""
+    if isinstance(data, Mapping):
+        return "chosen" not in data and "label" in data
+    first = data[0] if isinstance(data, Sequence) and data else None
+    return isinstance(first, Judgement) or (isinstance(first, Mapping) and "chosen" not in first and "label" in first)
+
+
+def as_rows(data: Any, where: str, form: str) -> list[Any]:
+    """The rows of a data set; a mapping of columns is turned into rows.
+
+    Raises:
+      UserError: `data` is a tensor, a text or not iterable, its columns differ in length, or it is empty.
+    """
+    if isinstance(data, Mapping):
+        data = _from_columns(data, where, form)
+    kind = type(data)
+    if isinstance(data, (str, bytes)) or not isinstance(data, Iterable) or _is_tensor(data):
+        raise UserError(f"{where} is of type {kind.__module__}.{kind.__name__}; a list of rows is expected, each {form}")
+    rows = list(data)
+    if not rows:
+        raise UserError(f"{where} is empty; at least one row is expected, each {form}")
+    return rows
+
+
+def require_equal_lengths(where: str, **lists: Sequence[Any]) -> None:
+    """Raises UserError where one of the named lists has another length than the first."""
+    lengths = {name: len(as_rows(values, f"{where}({name})", "an item of the list")) for name, values in lists.items()}
+    if len(set(lengths.values())) > 1:
+        said = ", ".join(f"{name} has {length}" for name, length in lengths.items())
+        raise UserError(f"{where} received lists of unequal length: {said}; give one item for each row")
+
+
+def _from_columns(columns: Mapping[str, Any], where: str, form: str) -> list[dict[str, Any]]:
+    for name, values in columns.items():
+        if isinstance(values, (str, bytes)) or not isinstance(values, Iterable) or _is_tensor(values):
+            raise UserError(f"{where} is a mapping whose {name!r} is of type {type(values).__name__}; give a list of rows, "
+                            f"each {form}, or a mapping from column names to lists")
+    lists = {name: list(values) for name, values in columns.items()}
+    lengths = {len(values) for values in lists.values()}
+    if len(lengths) > 1:
+        said = ", ".join(f"{name} has {len(values)}" for name, values in lists.items())
+        raise UserError(f"the columns of {where} differ in length: {said}; give one value for each row")
+    return [dict(zip(lists, values, strict=True)) for values in zip(*lists.values(), strict=True)]
+
+
+def _is_tensor(value: Any) -> bool:
+    """Whether the value is an array of numbers of torch, JAX, numpy or TensorFlow. None of them is imported for it."""
+    return hasattr(value, "dtype") and hasattr(value, "shape") and str(value.dtype) != "object"
+
+
+def _messages(value: Any, where: str, form: str) -> Dialogue:
+    """The messages of a prompt. Raises UserError where they do not end with the user's."""
+    if isinstance(value, str):
+        found: Dialogue = (Message("user", value),)
+    elif isinstance(value, Sequence) and value and all(isinstance(item, Message) for item in value):
+        found = tuple(value)
+    elif isinstance(value, list) and value:
+        try:
+            found = parse_messages(value)
+        except ValueError as error:
+            raise UserError(f"{where}: {error}") from None
+    else:
+        raise _bad_row(where, form, f"is of type {type(value).__name__}")
+    if found[-1].role != "user" or not found[-1].content.strip():
+        raise UserError(f"{where} ends with {found[-1].role}'s message {found[-1].content[:40]!r}; a prompt must end with a "
+                        "user's message that is not empty")
+    return found
+
+
+def _example(row: Any, where: str) -> Example:
+    if isinstance(row, str) and row.strip():
+        return None, row
+    if isinstance(row, tuple) and len(row) == 2 and isinstance(row[1], str):
+        return _messages(row[0], where, _EXAMPLE_FORM), row[1]
+    if not isinstance(row, Mapping):
+        said = "is an empty text" if isinstance(row, str) else f"is of type {type(row).__name__}"
+        raise _bad_row(where, _EXAMPLE_FORM, said)
+    if "messages" in row:
+        return _answered(row["messages"], where)
+    key = next((name for name in _ANSWER_KEYS if name in row), None)
+    if key is None and isinstance(row.get("text"), str):
+        return _example(row["text"], where)
+    if key is None or "prompt" not in row:
+        raise _bad_row(where, _EXAMPLE_FORM, f"has the keys {_listed(row)}")
+    return _messages(row["prompt"], f"{where}['prompt']", _EXAMPLE_FORM), _text(row[key], f"{where}[{key!r}]")
+
+
+def _answered(messages: Any, where: str) -> Example:
+    """The prompt and the last answer of a whole dialogue."""
+    try:
+        found = tuple(messages) if _are_messages(messages) else parse_messages(messages if isinstance(messages, list) else [])
+    except ValueError as error:
+        raise UserError(f"{where}['messages']: {error}") from None
+    if len(found) < 2 or found[-1].role != "assistant":
+        raise UserError(f"{where}['messages'] does not end with an assistant's message after a user's; the last message is the "
+                        "answer to learn")
+    return _messages(found[:-1], where, _EXAMPLE_FORM), found[-1].content
+
+
+def _are_messages(value: Any) -> bool:
+    return isinstance(value, Sequence) and bool(value) and all(isinstance(item, Message) for item in value)
+
+
+def _pair(row: Any, where: str, number: int) -> Comparison:
+    if isinstance(row, Comparison):
+        return row
+    if not isinstance(row, Mapping):
+        raise _bad_row(where, _PAIR_FORM, f"is of type {type(row).__name__}")
+    if not {"chosen", "rejected"} <= set(row):
+        raise _bad_row(where, _PAIR_FORM, f"has the keys {_listed(row)}")
+    label, margin = _number(row, "label", where, 1.0, 0, 1), _number(row, "margin", where, None, 0, math.inf)
+    prompt, chosen, rejected = row.get("prompt"), row["chosen"], row["rejected"]
+    if isinstance(chosen, str) and isinstance(rejected, str) and prompt is not None:
+        messages = _messages(prompt, f"{where}['prompt']", _PAIR_FORM)
+    else:
+        try:
+            found = split_answers(*parse_pair(dict(row)))
+        except ValueError as error:
+            raise UserError(f"{where}: {error}") from None
+        if found is None:
+            raise UserError(f"{where}: its chosen and rejected dialogues share no user's message; {_PAIR_FORM} is expected")
+        messages, chosen, rejected = found
+    return Comparison(Prompt(f"pair-{number}", messages, "python"), chosen, rejected, label, margin=margin)
+
+
+def _judgement(row: Any, where: str, number: int) -> Judgement:
+    if isinstance(row, Judgement):
+        return row
+    if not isinstance(row, Mapping):
+        raise _bad_row(where, _JUDGED_FORM, f"is of type {type(row).__name__}")
+    key = next((name for name in _ANSWER_KEYS if name in row), None)
+    if key is None or not {"prompt", "label"} <= set(row):
+        raise _bad_row(where, _JUDGED_FORM, f"has the keys {_listed(row)}")
+    try:
+        messages, answer, desirable = parse_judgement({"prompt": row["prompt"], "completion": row[key], "label": row["label"]})
+    except ValueError as error:
+        raise UserError(f"{where}: {error}; {_JUDGED_FORM} is expected") from None
+    return Judgement(Prompt(f"answer-{number}", messages, "python"), answer, desirable)
+
+
+def _number(row: Mapping, key: str, where: str, default: float | None, low: float, high: float) -> float | None:
+    """A number of the row in [low, high], or its default. Raises UserError where it is something else, NaN too."""
+    value = row.get(key, default)
+    if value is default:
+        return default
+    value = getattr(value, "item", lambda: value)()
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value <= high or math.isinf(value):
+        top = "" if math.isinf(high) else f" and at most {high}"
+        raise UserError(f"{where}[{key!r}] is {value!r}; a number of at least {low}{top} is expected")
+    return float(value)
+
+
+def _text(value: Any, where: str) -> str:
+    if not isinstance(value, str):
+        raise UserError(f"{where} is of type {type(value).__name__}; a text is expected")
+    return value
+
+
+def _listed(row: Mapping) -> str:
+    return ", ".join(map(repr, row)) or "none"
+
+
+def _bad_row(where: str, form: str, said: str) -> UserError:
+    return UserError(f"{where} {said}; {form} is expected")

@@ -1,0 +1,241 @@
+"""The built-in direct preference objectives as functions of `DirectInputs`, and sums of objectives.
+
+The mathematics is in `jaxalign.algorithms`; `jaxalign.registry.objectives` has a record of each function here.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, NamedTuple
+
+import chex
+import jax
+import jax.numpy as jnp
+
+from jaxalign.algorithms import direct_preference, reference_free
+from jaxalign.algorithms import kto as kto_losses
+from jaxalign.algorithms.answer_inputs import PreferenceStats, reward_stats
+from jaxalign.algorithms.direct_preference import sft_loss
+from jaxalign.config import Dpo
+from jaxalign.errors import UserError
+from jaxalign.registry.objectives import BUILTIN, Objective, objectives_of
+
+
+class DirectInputs(NamedTuple):
+    """What a direct preference objective reads. All arrays are float32 [B]; rows that do not count are zeros.
+
+    Attributes:
+      first: summed log-probabilities of the first answer's tokens under the policy. The first answer is the better one
+        according to the label.
+      second: those of the second answer; for objectives on single answers, of an answer to another prompt.
+      reference_first: summed log-probabilities under the reference, zeros where there is none.
+      reference_second: those of the second answer.
+      first_tokens: the number of tokens of the first answer.
+      second_tokens: the number of tokens of the second answer.
+      label: the probability that the first answer is better; for single answers, 1 for a good and 0 for a bad one.
+      mask: 1 for rows that count, otherwise 0.
+      anchor: float32 [], what the objective's anchor function computed over the whole batch; 0 without one.
+      settings: the fields of `config.dpo`, such as beta.
+    """
+
+    first: jax.Array
+    second: jax.Array
+    reference_first: jax.Array
+    reference_second: jax.Array
+    first_tokens: jax.Array
+    second_tokens: jax.Array
+    label: jax.Array
+    mask: jax.Array
+    anchor: jax.Array
+    settings: Dpo
+
+    @property
+    def first_mean(self) -> jax.Array:
+        """float32 [B]: the mean log-probability of the first answer's tokens."""
+        return self.first / jnp.maximum(self.first_tokens, 1)
+
+    @property
+    def second_mean(self) -> jax.Array:
+        """float32 [B]: the mean log-probability of the second answer's tokens."""
+        return self.second / jnp.maximum(self.second_tokens, 1)
+
+
+Loss = tuple[jax.Array, PreferenceStats]
+
+
+def _pairwise(inputs: DirectInputs, kind: str) -> Loss:
+    return direct_preference.dpo(
+        inputs.first,
+        inputs.second,
+        inputs.reference_first,
+        inputs.reference_second,
+        inputs.settings.beta,
+        inputs.label,
+        kind,
+        inputs.settings.label_smoothing,
+        inputs.first_tokens,
+        inputs.second_tokens,
+        inputs.mask,
+        inputs.anchor,
+    )
+
+
+sigmoid = functools.partial(_pairwise, kind="sigmoid")
+conservative = functools.partial(_pairwise, kind="conservative")
+robust = functools.partial(_pairwise, kind="robust")
+hinge = functools.partial(_pairwise, kind="hinge")
+ipo = functools.partial(_pairwise, kind="ipo")
+ipo_mean = functools.partial(_pairwise, kind="ipo_mean")
+exo_pair = functools.partial(_pairwise, kind="exo_pair")
+nca_pair = functools.partial(_pairwise, kind="nca_pair")
+bco_pair = functools.partial(_pairwise, kind="bco_pair")
+apo_zero = functools.partial(_pairwise, kind="apo_zero")
+apo_down = functools.partial(_pairwise, kind="apo_down")
+sppo_hard = functools.partial(_pairwise, kind="sppo_hard")
+aot = functools.partial(_pairwise, kind="aot")
+aot_unpaired = functools.partial(_pairwise, kind="aot_unpaired")
+discopop = functools.partial(_pairwise, kind="discopop")
+
+
+def mean_reward(inputs: DirectInputs) -> jax.Array:
+    """The anchor of bco_pair: the mean implicit reward of all answers, float32 []."""
+    references = inputs.reference_first, inputs.reference_second
+    return direct_preference.bco_baseline(inputs.first, inputs.second, *references, inputs.settings.beta, inputs.mask)
+
+
+def orpo(inputs: DirectInputs) -> Loss:
+    """The odds-ratio term of ORPO; its likelihood term is `dpo.sft_weight`."""
+    return reference_free.orpo(
+        inputs.first_mean, inputs.second_mean, inputs.settings.beta, inputs.label, mask=inputs.mask
+    )
+
+
+def cpo(inputs: DirectInputs) -> Loss:
+    """The preference term of CPO; its likelihood term is `dpo.sft_weight`."""
+    return reference_free.cpo(inputs.first, inputs.second, inputs.settings.beta, inputs.label, mask=inputs.mask)
+
+
+def simpo(inputs: DirectInputs) -> Loss:
+    """SimPO with the target margin `dpo.margin`."""
+    settings = inputs.settings
+    return reference_free.simpo(
+        inputs.first_mean, inputs.second_mean, settings.beta, settings.margin, inputs.label, inputs.mask
+    )
+
+
+def kto(inputs: DirectInputs) -> Loss:
+    """KTO. The margin of an answer is its reward in the direction of its label; rewards are doubled, since a batch of judged
+    answers has about half of each kind."""
+    settings, label = inputs.settings, inputs.label
+    loss, rewards = kto_losses.kto(
+        inputs.first,
+        inputs.reference_first,
+        label,
+        inputs.anchor,
+        settings.beta,
+        settings.desirable_weight,
+        settings.undesirable_weight,
+        inputs.mask,
+    )
+    margins = jnp.where(label > 0.5, rewards, -rewards)
+    return loss, PreferenceStats(2 * label * rewards, 2 * (1 - label) * rewards, margins)
+
+
+def mismatched_kl(inputs: DirectInputs) -> jax.Array:
+    """The anchor of KTO: an estimate of the policy's KL from answers to other prompts, float32 []."""
+    return kto_losses.kto_baseline(inputs.second, inputs.reference_second, inputs.mask)
+
+
+def anchors(inputs: DirectInputs) -> tuple[jax.Array, ...]:
+    """The anchor of each objective named in the settings, over the whole batch; 0 for an objective without one."""
+    inputs, found = _masked(inputs), []
+    for objective in objectives_of(inputs.settings.objective):
+        function = objective.load_anchor()
+        if function is None:
+            found.append(jnp.float32(0.0))
+            continue
+        anchor = jnp.asarray(function(inputs))
+        if anchor.shape != () or not jnp.issubdtype(anchor.dtype, jnp.floating):
+            raise UserError(f"the anchor of objective {objective.name!r} is {anchor.dtype} {list(anchor.shape)}; a float32 "
+                            "scalar is expected")
+        found.append(jax.lax.stop_gradient(anchor))
+    return tuple(found)
+
+
+def objective_loss(inputs: DirectInputs, anchored: tuple[jax.Array, ...]) -> tuple[jax.Array, dict[str, jax.Array]]:
+    """The loss of the objective or of the sum of objectives that the settings name, with the likelihood term.
+
+    Args:
+      inputs: of a batch or of a micro-batch.
+      anchored: `anchors` of the whole batch.
+
+    Returns:
+      (loss, reported): float32 [B], and float32 [B] each of chosen_reward, rejected_reward, margin, accuracy and nll (of the
+      better answer, in nats a token). Rows that do not count have loss 0.
+
+    Raises:
+      UserError: an objective returns something else than a loss [B], or such a loss and its statistics.
+    """
+    settings = inputs.settings
+    objectives = objectives_of(settings.objective)
+    inputs = _masked(inputs)
+    nll = sft_loss(inputs.first_mean, inputs.second_mean, 1.0, inputs.mask)
+    if len(objectives) == 1:
+        loss, stats = _evaluate(objectives[0], inputs._replace(anchor=anchored[0]))
+        sft_weight = objectives[0].sft_weight
+        nll = nll if objectives[0].pairs else nll * inputs.label  # Bad answers are not to be imitated.
+    else:
+        loss, stats, sft_weight = jnp.zeros_like(inputs.first), _implicit_rewards(inputs), 0.0
+        weights = settings.weights or (1.0,) * len(objectives)
+        for objective, anchor, weight in zip(objectives, anchored, weights, strict=True):
+            loss = loss + weight * _evaluate(objective, inputs._replace(anchor=anchor))[0]
+    if settings.sft_weight is not None:
+        sft_weight = settings.sft_weight
+    reported = {
+        "chosen_reward": stats.chosen_rewards,
+        "rejected_reward": stats.rejected_rewards,
+        "margin": stats.margins,
+        "accuracy": (stats.margins > 0).astype(jnp.float32),
+        "nll": nll,
+    }
+    return loss + sft_weight * nll, reported
+
+
+def is_builtin(settings: Dpo) -> bool:
+    """Whether every objective that the settings name comes with the package."""
+    return all(objective in BUILTIN for objective in objectives_of(settings.objective))
+
+
+def _masked(inputs: DirectInputs) -> DirectInputs:
+    """The inputs with zeros in rows that do not count, so that nothing there reaches a loss or its gradient."""
+    *rows, anchor, settings = inputs
+    chex.assert_equal_shape(rows)
+    selected = inputs.mask > 0
+    return DirectInputs(*(jnp.where(selected, x, 0) for x in rows), anchor, settings)
+
+
+def _implicit_rewards(inputs: DirectInputs) -> PreferenceStats:
+    beta, references = inputs.settings.beta, (inputs.reference_first, inputs.reference_second)
+    first, second = (x - jax.lax.stop_gradient(y) for x, y in zip((inputs.first, inputs.second), references, strict=True))
+    return reward_stats(beta * first, beta * second)
+
+
+def _evaluate(objective: Objective, inputs: DirectInputs) -> Loss:
+    """The objective's checked loss, 0 in rows that do not count, and its statistics."""
+    found = objective.load()(inputs)
+    loss, stats = found if isinstance(found, tuple) and len(found) == 2 else (found, None)
+    stats = _implicit_rewards(inputs) if stats is None else stats
+    _require_rows(objective, "a loss", loss, inputs.first)
+    if not isinstance(stats, PreferenceStats):
+        raise UserError(f"objective {objective.name!r} returned statistics of type {type(stats).__name__}; "
+                        "jaxalign.losses.PreferenceStats is expected, or a loss without statistics")
+    for name, values in stats._asdict().items():
+        _require_rows(objective, name, values, inputs.first)
+    return jnp.where(inputs.mask > 0, loss, 0), stats
+
+
+def _require_rows(objective: Objective, what: str, found: Any, like: jax.Array) -> None:
+    shape, dtype = getattr(found, "shape", None), getattr(found, "dtype", type(found).__name__)
+    if shape != like.shape or not jnp.issubdtype(dtype, jnp.floating):
+        raise UserError(f"objective {objective.name!r} returned as {what} {dtype} {list(shape or ())}; one float32 number for "
+                        f"each of the {len(like)} rows is expected")

@@ -1,0 +1,87 @@
+"""What a training loop writes beside its metrics: timing and checkpoints in a directory, or nothing."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Self
+
+from jaxalign.parallel import hosts
+from jaxalign.tracking.timing import Timing
+from jaxalign.training.checkpoint import Checkpointer
+
+
+class DirectoryRecording:
+    """Timing and checkpoints of a run in its directory. Use as a context manager; leaving it waits for checkpoints.
+
+    Args:
+      directory: receives checkpoints/.
+      timing: the directory of timing.jsonl.
+      peak: FLOP/s of all devices together, 0 where unknown.
+    """
+
+    saves = True
+
+    def __init__(self, directory: Path, timing: Path, peak: float):
+        self.timing = Timing(timing / "timing.jsonl", peak)
+        self._checkpointer = Checkpointer(directory / "checkpoints")
+
+    def restore(self, init: Callable[[], Any], abstract: Any) -> tuple[int, Any]:
+        """(number of completed steps, state): the newest checkpoint, or `init()`."""
+        began = time.perf_counter()
+        start = self._checkpointer.latest() or 0
+        state = self._checkpointer.restore(abstract) if start else init()
+        self.timing.add("start", time.perf_counter() - began)
+        return start, state
+
+    def wait(self) -> None:
+        """Returns when every process has reached this call; the metrics may then be read."""
+        hosts.once(_nothing)
+
+    def save(self, step: int, state: Any) -> None:
+        """Saves a checkpoint in the background. Raises OSError where the disk is full."""
+        self._checkpointer.save(step, state)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._checkpointer.close()
+
+
+class MemoryRecording:
+    """A run without a directory: it always starts from the beginning and writes nothing."""
+
+    saves = False
+
+    def __init__(self):
+        self.timing = _NoTiming()
+
+    def restore(self, init: Callable[[], Any], abstract: Any) -> tuple[int, Any]:
+        """(0, init())."""
+        del abstract
+        return 0, init()
+
+    def wait(self) -> None:
+        """Does nothing."""
+
+    def save(self, step: int, state: Any) -> None:
+        """Does nothing."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Nothing to close."""
+
+
+class _NoTiming:
+    """Accepts the calls of a `Timing` and records none."""
+
+    def add(self, name: str, seconds: float, tokens: int = 0, flops: float = 0.0, since: float | None = None) -> None:
+        """Does nothing."""
+
+
+def _nothing() -> None:
+    """The action of a barrier."""
