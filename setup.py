@@ -1,14 +1,17 @@
 """Packaging. Everything the core needs at run time is listed here; neither TensorFlow nor PyTorch is."""
 
 import pathlib
+import re
 
 import setuptools
 
-README = pathlib.Path(__file__).parent / "README.md"
+ROOT = pathlib.Path(__file__).parent
+README = ROOT / "README.md"
+VERSION = re.search(r'^__version__ = "(.+)"$', (ROOT / "jaxalign" / "__init__.py").read_text(encoding="utf-8"), re.M)[1]
 
 setuptools.setup(
     name="jaxalign",
-    version="0.1.0",
+    version=VERSION,
     description="Constitutional AI and RL from AI feedback in JAX, from constitution to report",
     long_description=README.read_text(encoding="utf-8") if README.exists() else "",
     long_description_content_type="text/markdown",

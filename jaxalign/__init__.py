@@ -1,0 +1,45 @@
+"""jaxalign: alignment of language models in JAX.
+
+    import jaxalign as ja
+
+    policy = ja.load_model("FOLDER")
+    print(ja.Sampler(policy).generate(["Once upon a time"], max_new_tokens=40).texts)
+
+The names of `__all__` are the public API (docs/python.md). Each is imported when it is first used, so that `import jaxalign`
+loads neither JAX nor NumPy.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+__version__ = "0.1.0"
+
+_PUBLIC = {
+    "Lora": "jaxalign.config",
+    "Mesh": "jaxalign.config",
+    "UserError": "jaxalign.errors",
+    "LanguageModel": "jaxalign.models.language_model",
+    "load_model": "jaxalign.models.language_model",
+    "Sampler": "jaxalign.rollout.generation:TextSampler",
+    "advantages": "jaxalign.advantages:",
+    "losses": "jaxalign.losses:",
+}
+"""Where each public name is defined: "module" of an attribute of the same name, "module:attribute", or "module:" itself."""
+
+__all__ = ["__version__", *sorted(_PUBLIC)]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PUBLIC:
+        raise AttributeError(f"module 'jaxalign' has no attribute {name!r}")
+    place, colon, attribute = _PUBLIC[name].partition(":")
+    module = importlib.import_module(place)
+    found = module if colon and not attribute else getattr(module, attribute or name)
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -32,7 +32,7 @@ from jaxalign.records import Message, Prompt
 UNBOUNDED = 1 << 20
 """The longest sequence of a model whose config.json names no limit."""
 
-Asked = str | Prompt | Message | Mapping[str, str] | Sequence[Message] | Sequence[Mapping[str, str]]
+Asked = str | Prompt | Sequence[Message] | Sequence[Mapping[str, str]]
 """A prompt as a caller may write it."""
 
 
@@ -51,7 +51,7 @@ class Origin:
     files: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class LanguageModel:
     """A language model.
 
@@ -66,12 +66,17 @@ class LanguageModel:
     """
 
     model: Model
-    params: Params = dataclasses.field(repr=False)
-    tokenizer: Tokenizer = dataclasses.field(repr=False)
+    params: Params
+    tokenizer: Tokenizer
     style: str
     max_length: int
-    frozen: Params | None = dataclasses.field(default=None, repr=False)
-    origin: Origin | None = dataclasses.field(default=None, repr=False)
+    frozen: Params | None = None
+    origin: Origin | None = None
+
+    def __repr__(self) -> str:
+        count = sum(leaf.size for leaf in jax.tree.leaves(self.model.base.abstract()))
+        adapters = "" if self.model.lora is None else f", adapters of rank {self.model.lora.rank}"
+        return f"LanguageModel({count:,} parameters{adapters}, style {self.style!r}, max_length {self.max_length})"
 
     @property
     def weights(self) -> Params:
@@ -175,10 +180,9 @@ def as_messages(prompt: Asked) -> tuple[Message, ...]:
         return prompt.messages
     if isinstance(prompt, str):
         return (Message("user", prompt),)
-    items = [prompt] if isinstance(prompt, Message | Mapping) else prompt
-    if not isinstance(items, Sequence) or not items:
+    if not isinstance(prompt, Sequence) or not prompt:
         raise UserError(f"a prompt is {str(prompt)[:60]!r}; a text, or a list of {{'role', 'content'}}, is expected")
-    return tuple(_message(item) for item in items)
+    return tuple(_message(item) for item in prompt)
 
 
 def _message(item: Any) -> Message:

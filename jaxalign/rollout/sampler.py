@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -11,6 +11,7 @@ import jax
 from jaxalign.errors import UserError
 from jaxalign.parallel.ahead import Ahead
 from jaxalign.records import Rollout
+from jaxalign.registry.samplers import is_sampler, sampler_maker
 from jaxalign.rollout.engine import Engine, Heard
 from jaxalign.rollout.forecast import compile_ahead
 from jaxalign.rollout.padding import Padding
@@ -106,6 +107,29 @@ class LocalSampler:
         self._params, self._version = params, version
         for work in self._queue:
             work.session.swap(params, version)
+
+
+def make_sampler(sampler: str | Sampler | Callable[[Engine], Sampler], engine: Engine, where: str = "sampler") -> Sampler:
+    """The sampler that a config field or an argument asks for.
+
+    Args:
+      sampler: a registered name, "package.module:name", "FILE.py:name", a sampler, or a function that makes one of an engine.
+      engine: what the local sampler samples with; a sampler of one's own may use its model and sizes.
+      where: the config field or argument, for the error message.
+
+    Raises:
+      UserError: it is none of these.
+    """
+    if isinstance(sampler, str):
+        made = sampler_maker(sampler, where)(engine)
+    elif is_sampler(sampler) and not isinstance(sampler, type):
+        made = sampler
+    else:
+        made = sampler(engine) if callable(sampler) else sampler
+    if isinstance(made, type) or not is_sampler(made):
+        raise UserError(f"{where} is {sampler!r}, which makes a {type(made).__name__}; an object with the methods submit, "
+                        "collect and update is expected")
+    return made
 
 
 def respond(

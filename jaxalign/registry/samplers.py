@@ -1,0 +1,58 @@
+"""Samplers: what writes the responses that a policy learns from."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+from jaxalign.errors import UserError
+from jaxalign.registry.core import Registry, load_object
+
+_METHODS = ("submit", "collect", "update")
+
+
+@dataclasses.dataclass(frozen=True)
+class SamplerRecord:
+    """A kind of sampler.
+
+    Attributes:
+      name: its name in the config.
+      make: `make(engine) -> Sampler`, or "module:attribute" of it, imported when it is first used. The engine
+        (`jaxalign.rollout.engine.Engine`) has the model, the number of rows that decode together, and the longest sequence.
+        The result has the methods of `jaxalign.rollout.sampler.Sampler`.
+    """
+
+    name: str
+    make: Callable[[Any], Any] | str
+
+    def load(self) -> Callable[[Any], Any]:
+        """The function or class itself."""
+        if isinstance(self.make, str):
+            return load_object(self.make, f"the maker of sampler {self.name!r}")
+        return self.make
+
+
+SAMPLERS = Registry("sampler", SamplerRecord, (SamplerRecord("local", "jaxalign.rollout.sampler:LocalSampler"),))
+
+
+def sampler_maker(name: str, where: str) -> Callable[[Any], Any]:
+    """The maker of a sampler: of a registered name, or the class or function at "package.module:name" or "FILE.py:name".
+
+    Raises:
+      UserError: there is none, its module cannot be imported, or it makes no sampler; `where` is the field or argument that
+        names it.
+    """
+    if name in SAMPLERS or ":" not in name:
+        return SAMPLERS.get(name, where).load()
+    found = load_object(name, where)
+    make = found.load() if isinstance(found, SamplerRecord) else found
+    if not callable(make) or (isinstance(make, type) and not is_sampler(make)):
+        raise UserError(f"{where} names {name!r}, which is no sampler; a class with the methods submit, collect and update, or "
+                        "a function of an engine that makes such an object, is expected")
+    return make
+
+
+def is_sampler(found: Any) -> bool:
+    """Whether an object or class has the methods of a sampler."""
+    return all(callable(getattr(found, name, None)) for name in _METHODS)

@@ -1,0 +1,147 @@
+"""Texts of a language model, for Python callers: `jaxalign.Sampler`."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+
+import jax
+import numpy as np
+
+from jaxalign.errors import UserError
+from jaxalign.models.language_model import Asked, LanguageModel
+from jaxalign.rollout import sampler as seam
+from jaxalign.rollout.engine import Engine
+from jaxalign.rollout.responses import Response
+from jaxalign.rollout.sampling import Sampling
+
+
+@dataclasses.dataclass(frozen=True)
+class Sample:
+    """One sampled answer.
+
+    Attributes:
+      text: without the token that ended it.
+      ids: its token ids, with the token that ended it.
+      logprobs: float32 [N], the log-probability of each token at the sampling temperature, before top-k and top-p.
+      ended: a stop token ended it; otherwise it reached the most new tokens.
+    """
+
+    text: str
+    ids: tuple[int, ...]
+    logprobs: np.ndarray
+    ended: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Samples:
+    """Sampled answers, in the order of the prompts; with n answers to each, the n of one prompt stand together."""
+
+    samples: tuple[Sample, ...]
+
+    @property
+    def texts(self) -> list[str]:
+        """The text of each answer."""
+        return [sample.text for sample in self.samples]
+
+    @property
+    def ids(self) -> list[tuple[int, ...]]:
+        """The token ids of each answer."""
+        return [sample.ids for sample in self.samples]
+
+    @property
+    def logprobs(self) -> list[np.ndarray]:
+        """The log-probabilities of each answer's tokens, float32 [N]."""
+        return [sample.logprobs for sample in self.samples]
+
+    @property
+    def ended(self) -> list[bool]:
+        """Whether a stop token ended each answer."""
+        return [sample.ended for sample in self.samples]
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def __iter__(self) -> Iterator[Sample]:
+        return iter(self.samples)
+
+    def __getitem__(self, index: int) -> Sample:
+        return self.samples[index]
+
+
+class TextSampler:
+    """Samples answers of a language model.
+
+    Equal seeds give equal answers on any mesh and in any batch. Each call of `generate` draws new answers.
+
+    Args:
+      policy: the language model.
+      temperature: 0 is greedy.
+      top_k: draw from the k likeliest tokens; 0: from all.
+      top_p: draw from the smallest set of tokens with this probability.
+      batch: the most answers that are sampled together.
+      seed: of all answers.
+      sampler: "local", a registered name, "package.module:name", or a `jaxalign.rollout.sampler.Sampler`.
+
+    Raises:
+      UserError: a value is out of its range.
+    """
+
+    def __init__(
+        self, policy: LanguageModel, *, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0, batch: int = 64,
+        seed: int = 0, sampler: str | seam.Sampler | Callable[[Engine], seam.Sampler] = "local",
+    ):  # fmt: skip
+        if not isinstance(policy, LanguageModel):
+            raise UserError(f"policy is a {type(policy).__name__}; a language model of load_model is expected")
+        parts = 1 if policy.model.sharding is None else policy.model.sharding.generation.batch_size
+        self._policy, self._temperature, self._top_k, self._top_p = policy, temperature, top_k, top_p
+        self._sampling(1)
+        self._engine = Engine(policy.model, -(-batch // parts) * parts, policy.max_length)
+        self._key, self._calls, self._version = jax.random.key(seed), 0, 0
+        self._sampler = seam.make_sampler(sampler, self._engine)
+        self._sampler.update(policy.weights, 0)
+
+    @property
+    def policy(self) -> LanguageModel:
+        """The language model with the weights that it samples with."""
+        return self._policy
+
+    def update(self, policy: LanguageModel) -> None:
+        """Samples with the weights of another language model of the same architecture from now on."""
+        if policy.model != self._policy.model:
+            raise UserError("the new policy has another architecture or mesh than the sampler's; make a new Sampler")
+        self._policy, self._version = policy, self._version + 1
+        self._sampler.update(policy.weights, self._version)
+
+    def generate(self, prompts: Sequence[Asked], max_new_tokens: int = 64, n: int = 1) -> Samples:
+        """Samples n answers to each prompt.
+
+        Args:
+          prompts: each a text, a list of {"role", "content"}, or a `Prompt`.
+          max_new_tokens: the longest answer, in tokens.
+          n: answers to each prompt.
+
+        Raises:
+          UserError: there are no prompts, or one cannot be answered (empty, or too long for the model).
+        """
+        if isinstance(prompts, str) or not isinstance(prompts, Sequence) or not prompts:
+            raise UserError(f"prompts is {str(prompts)[:60]!r}; a list of at least one prompt is expected")
+        if n < 1:
+            raise UserError(f"n is {n}; at least 1 answer to each prompt is expected")
+        sampling = self._sampling(max_new_tokens)
+        ids = [self._policy.prompt_ids(prompt) for prompt in prompts for _ in range(n)]
+        key = jax.random.fold_in(self._key, self._calls)
+        self._calls += 1
+        responses = seam.respond(self._sampler, ids, key, range(len(ids)), sampling)
+        for number, response in enumerate(responses):
+            if response.error is not None:
+                raise UserError(f"prompts[{number // n}] has no answer: {response.error}")
+        return Samples(tuple(self._sample(*both) for both in zip(ids, responses, strict=True)))
+
+    def _sampling(self, max_new_tokens: int) -> Sampling:
+        return Sampling(max_new_tokens, self._policy.stop_ids, self._temperature, self._top_k, self._top_p)
+
+    def _sample(self, prompt: Sequence[int], response: Response) -> Sample:
+        ids = response.ids[:-1] if response.ended else response.ids
+        text = self._policy.text(ids, prompt)
+        return Sample(text, response.ids, np.asarray(response.logprobs, np.float32), response.ended)

@@ -1,0 +1,41 @@
+"""A sampler of one's own, from a file outside the package."""
+
+from __future__ import annotations
+
+import pathlib
+
+import jax
+import pytest
+
+from jaxalign.errors import UserError
+from jaxalign.registry.samplers import SAMPLERS, SamplerRecord
+from jaxalign.rollout.engine import Engine
+from jaxalign.rollout.sampler import make_sampler, respond
+from jaxalign.rollout.sampling import Sampling
+from tests import tiny
+
+PLUGIN = pathlib.Path(__file__).parent / "plugins" / "sampler.py"
+NAME = f"{PLUGIN}:Remembering"
+
+
+def test_a_sampler_of_a_file_answers_and_follows_updates():
+    engine, params = Engine(tiny.model(), 4, 32, 8), tiny.place(tiny.model(), tiny.host_params(scale=1.5))
+    sampler = make_sampler(NAME, engine, "ppo.sampler")
+    given = tiny.PROMPTS, jax.random.key(0), range(len(tiny.PROMPTS)), Sampling(8, tiny.STOPS)
+    for version in range(2):
+        sampler.update(params, version)
+        first, again = (respond(sampler, *given) for _ in range(2))
+        expected = engine.respond(params, given[0], given[1], given[3], given[2])
+        assert first == again and [r.ids for r in first] == [r.ids for r in expected]
+        assert {v for r in first for v in r.versions} == {version}
+
+
+def test_a_registered_sampler_is_found_by_its_name():
+    record = SamplerRecord("remembering", NAME)
+    assert SAMPLERS.register(record) is record
+    try:
+        assert type(make_sampler("remembering", Engine(tiny.model(), 4, 32, 8))).__name__ == "Remembering"
+        with pytest.raises(UserError, match="'local' is already registered"):
+            SAMPLERS.register(SamplerRecord("local", NAME))
+    finally:
+        SAMPLERS.unregister("remembering")

@@ -1,0 +1,138 @@
+"""The `Sampler` protocol: the local sampler is the engine, versions reach the rollout, and results are checked."""
+
+from __future__ import annotations
+
+import chex
+import jax
+import numpy as np
+import pytest
+
+from jaxalign.errors import UserError
+from jaxalign.rollout.engine import Engine
+from jaxalign.rollout.responses import Response
+from jaxalign.rollout.sampler import LocalSampler, make_sampler, respond, sample_rollout
+from jaxalign.rollout.sampling import Sampling
+from tests import tiny
+
+KEY = jax.random.key(0)
+SAMPLING = Sampling(8, tiny.STOPS)
+ROWS = range(10, 10 + len(tiny.PROMPTS))
+
+
+@pytest.fixture(scope="module")
+def engine():
+    return Engine(tiny.model(), 4, 32, 8)
+
+
+@pytest.fixture(scope="module")
+def params():
+    return tiny.place(tiny.model(), tiny.host_params(scale=1.5))
+
+
+def test_the_local_sampler_gives_what_the_engine_gives(engine, params):
+    heard = []
+    found = respond(LocalSampler(engine, params, 3), tiny.PROMPTS, KEY, ROWS, SAMPLING, heard.extend)
+    expected = engine.respond(params, tiny.PROMPTS, KEY, SAMPLING, ROWS)
+    assert [(r.ids, r.logprobs, r.ended) for r in found] == [(r.ids, r.logprobs, r.ended) for r in expected]
+    assert {version for response in found for version in response.versions} == {3}
+    assert sorted(i for i, _ in heard) == list(range(len(tiny.PROMPTS)))
+
+
+def test_a_rollout_carries_the_version_of_each_token(engine, params):
+    rollout = sample_rollout(LocalSampler(engine, params, 5), engine.padding, tiny.PROMPTS, KEY, ROWS, SAMPLING)
+    chex.assert_shape(rollout.versions, rollout.logprobs.shape)
+    written = np.arange(8)[None, :] < rollout.response_length[:, None]
+    np.testing.assert_array_equal(rollout.versions, np.where(written, 5, 0))
+    expected = engine.rollout(params, tiny.PROMPTS, KEY, ROWS, SAMPLING)
+    chex.assert_trees_all_equal(rollout.tokens, expected.tokens)
+
+
+def test_tokens_after_an_update_have_its_version(params):
+    sampler, endless = LocalSampler(Engine(tiny.model(), 2, 128, 8), params), Sampling(64, ())
+    sampler.submit([[1, 4], [1, 5]], [0, 1], KEY, endless)
+    assert not sampler.collect() and sampler.unfinished == 2
+    sampler.update(params, 7)
+    responses = dict(sampler.collect())
+    assert sampler.unfinished == 0
+    for response in responses.values():
+        assert set(response.versions) == {0, 7} and list(response.versions) == sorted(response.versions)
+
+
+def test_batches_are_answered_in_their_order(engine, params):
+    sampler = LocalSampler(engine, params)
+    sampler.submit([[1, 4]], [3], KEY, SAMPLING)
+    sampler.submit([[1, 4]], [4], KEY, Sampling(4, ()))
+    assert sampler.unfinished == 2
+    found = []
+    while sampler.unfinished:
+        found += sampler.collect()
+    assert [row for row, _ in found] == [3, 4] and len(found[1][1].ids) == 4
+    assert sampler.collect() == []
+
+
+def test_a_sampler_without_weights_says_so(engine):
+    with pytest.raises(UserError, match="has no weights yet"):
+        LocalSampler(engine).submit([[1]], [0], KEY, SAMPLING)
+
+
+class _Scripted:
+    """Returns a fixed answer to every call of collect."""
+
+    def __init__(self, answers):
+        self.answers, self.unfinished = answers, 0
+
+    def submit(self, prompts, rows, key, sampling):
+        self.unfinished = len(prompts)
+
+    def collect(self):
+        self.unfinished = 0
+        return self.answers
+
+    def update(self, params, version):
+        pass
+
+
+def _response(count=2, **changes):
+    fields = {"logprobs": (0.0,) * count, "versions": (0,) * count} | changes
+    return Response((3,) * count, False, 0.0, **fields)
+
+
+@pytest.mark.parametrize(("answers", "message"), [
+    ([], "finished without a response for row 10"),
+    ([(11, _response())], "returned row 11, which was not submitted"),
+    ([(10, _response()), (10, _response())], "returned row 10 twice"),
+    ([(10, "text")], "returned a str for row 10; a Response is expected"),
+    ([(10, _response(9))], "returned 9 tokens for row 10; 1 to 8 are expected"),
+    ([(10, _response(logprobs=(0.0,)))], "2 tokens and 1 logprobs for row 10; one for each token"),
+    ([(10, _response(versions=()))], "2 tokens and 0 versions for row 10; one for each token"),
+])
+def test_what_a_sampler_returns_is_checked(answers, message):
+    with pytest.raises(UserError, match=message):
+        respond(_Scripted(answers), [[1, 4]], KEY, [10], SAMPLING)
+
+
+def test_a_sampler_with_rows_left_over_is_refused():
+    sampler = _Scripted([])
+    sampler.unfinished = 3
+    with pytest.raises(UserError, match="has 3 unfinished rows"):
+        respond(sampler, [[1, 4]], KEY, [10], SAMPLING)
+
+
+@pytest.mark.parametrize(("sampler", "message"), [
+    ("remote", "ppo.sampler is 'remote'; one of local, or 'package.module:name'"),
+    ("no.such.module:Thing", "no.such.module cannot be imported"),
+    ("json:JSONDecoder", "names 'json:JSONDecoder', which is no sampler"),
+    (lambda engine: 3, "which makes a int; an object with the methods submit, collect and update"),
+    (7, "which makes a int"),
+])
+def test_a_wrong_sampler_is_refused(engine, sampler, message):
+    with pytest.raises(UserError, match=message):
+        make_sampler(sampler, engine, "ppo.sampler")
+
+
+def test_a_sampler_is_chosen_by_name_object_or_function(engine):
+    own = _Scripted([])
+    assert make_sampler("local", engine).engine is engine
+    assert make_sampler(own, engine) is own
+    assert make_sampler(lambda given: own, engine) is own
+    assert make_sampler(LocalSampler, engine).engine is engine
