@@ -6,11 +6,9 @@ Exit codes: 0 done, 2 a mistake the user can mend (one sentence on stderr, no tr
 from __future__ import annotations
 
 import errno
-import re
 import signal
 import sys
 import traceback
-import typing
 from collections.abc import Sequence
 from difflib import get_close_matches
 from pathlib import Path
@@ -20,12 +18,13 @@ from absl import flags
 from ml_collections import config_dict, config_flags
 
 from jaxalign import pipeline
-from jaxalign.config import Config, from_config_dict, schema
+from jaxalign.config import Config, default_for, from_config_dict, overrides, schema
+from jaxalign.config.renames import rename_in_place
+from jaxalign.config.stages import stage_names
 from jaxalign.errors import UserError, tell
 from jaxalign.parallel import distributed
 
 _DEFAULT = "configs/quickstart.py"
-_OVERRIDE = re.compile(r"--?(?P<no>no)?config\.(?P<name>[^=]*)(?:=(?P<value>.*))?", re.DOTALL)
 _USAGE = f"""usage: python -m jaxalign.train [--config=FILE] [--workdir=DIR] [--overwrite] [--config.FIELD=VALUE ...]
                                 [--coordinator=HOST:PORT --processes=N --process=I]
 
@@ -83,7 +82,10 @@ def read_values(argv: Sequence[str]) -> tuple[config_dict.ConfigDict, Path, bool
     """As `read_arguments`, with the config's values as they were given, not checked yet."""
     file, variant, rest = _take_config_file(argv[1:])
     config = _load(file, variant)
-    arguments = [argv[0], *_normalise_overrides(rest)]
+    rename_in_place(config)
+    default = default_for((*stage_names(config), *overrides.stages_given(rest)))
+    schema.add_sections(config, default)
+    arguments = [argv[0], *overrides.normalise(rest, default)]
     values = flags.FlagValues()
     workdir = flags.DEFINE_string("workdir", None, "Where everything is written.", flag_values=values)
     overwrite = flags.DEFINE_boolean("overwrite", False, "Redo changed stages.", flag_values=values)
@@ -156,56 +158,6 @@ def _take_config_file(arguments: Sequence[str]) -> tuple[Path, str, list[str]]:
             return folder / file, variant, rest
     raise UserError(f"--config={given}: there is no such file; give the path of a Python file with get_config(), "
                     f"such as {_DEFAULT}")
-
-
-def _normalise_overrides(arguments: Sequence[str]) -> list[str]:
-    """Brings every --config.FIELD into the form --config.FIELD=VALUE, after checking that there is such a field."""
-    result, waiting = [], iter(arguments)
-    for argument in waiting:
-        match = _OVERRIDE.fullmatch(argument)
-        if match is None:
-            result.append(argument)
-            continue
-        name, value = match["name"], match["value"]
-        kind = _field_type(name)
-        if kind is bool and value is None:
-            value = "False" if match["no"] else "True"
-        elif match["no"]:
-            raise UserError(f"{argument} turns off a flag, but config.{name} is {schema.type_name(kind)}; "
-                            f"set it as --config.{name}=VALUE")
-        value = next(waiting, None) if value is None else value
-        if value is None:
-            raise UserError(f"--config.{name} has no value; set it as --config.{name}=VALUE")
-        if typing.get_origin(kind) is tuple and not value.startswith(("(", "[")):
-            parts = [part.strip() for part in value.split(",") if part.strip()]
-            quoted = map(repr if typing.get_args(kind)[0] is str else _literal, parts)
-            value = f"({', '.join(quoted)},)" if parts else "()"
-        given = f"--config.{name}="
-        # Given twice, the last one counts; the library would add up the tuples.
-        result = [argument for argument in result if not argument.startswith(given)] + [given + value]
-    return result
-
-
-def _literal(part: str) -> str:
-    """A number as it is, anything else as a string, as Python writes it."""
-    try:
-        float(part)
-        return part
-    except ValueError:
-        return repr(part)
-
-
-def _field_type(name: str) -> Any:
-    """The schema's type of a field. Raises UserError when there is no such field, or it is a section."""
-    try:
-        found = schema.get(Config(), name)
-    except KeyError:
-        raise UserError(schema.unknown_name(Config(), f"config.{name}")) from None
-    if schema.is_section(type(found)):
-        some = next(iter(schema.field_types(type(found))))
-        raise UserError(f"config.{name} is a section; set its fields one by one, as in --config.{name}.{some}=VALUE")
-    owner = schema.get(Config(), name.rpartition(".")[0]) if "." in name else Config()
-    return schema.field_types(type(owner))[name.rpartition(".")[2]]
 
 
 def _interrupt(signum: int, frame: Any) -> None:

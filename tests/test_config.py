@@ -60,9 +60,9 @@ def test_a_config_cannot_be_changed_once_read():
     ({"ppo": {"learning_rate": 0.1}},
      "config.ppo.learning_rate is not a field of ppo; did you mean config.ppo.optimizer.learning_rate?"),
     ({"constitution": "x"}, "config.constitution is not a field of config; did you mean config.feedback.constitution?"),
-    # One that has moved into a section below.
-    ({"ppo": {"on_sampler_gap": "stop"}},
-     "config.ppo.on_sampler_gap is not a field of ppo; did you mean config.ppo.checks.sampler_gap?"),
+    # A field of a section below.
+    ({"ppo": {"on_reference_kl": "stop"}},
+     "config.ppo.on_reference_kl is not a field of ppo; did you mean config.ppo.checks.reference_kl?"),
     ({"mesh": {"zzz": 1}}, "config.mesh.zzz is not a field of mesh; its fields are data, fsdp, tensor, "
      "context, pipeline, pipeline_micro_batches, pipeline_repeats, slices, zero, sequence_parallel, generation, "
      "offload"),

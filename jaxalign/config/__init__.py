@@ -12,16 +12,16 @@ A config file starts from the defaults and changes some fields:
 `python -m jaxalign.config` prints the reference page, docs/config.md. Nothing here imports JAX.
 """
 
+from jaxalign.config.constraints import above, at_least, between, none_or_some_of, one_of, some_of
 from jaxalign.config.root import (
-    DEFAULT_STAGES,
-    POLICY_STAGES,
-    STAGES,
     Config,
     check,
     default_config,
+    default_for,
     from_config_dict,
     to_dict,
 )
+from jaxalign.config.schema import field, section
 from jaxalign.config.sections.arithmetic import Arithmetic
 from jaxalign.config.sections.best_of_n import BestOfN
 from jaxalign.config.sections.compare import Compare
@@ -43,8 +43,16 @@ from jaxalign.config.sections.reward_distill import RewardDistill
 from jaxalign.config.sections.sft import Sft
 from jaxalign.config.sections.tracking import Tracking
 from jaxalign.config.sections.world import World
+from jaxalign.config.stages import DEFAULT_STAGES
+from jaxalign.registry.stages import STAGES as _REGISTRY
+from jaxalign.registry.stages import policy_makers
+
+STAGES = _REGISTRY.names()
+POLICY_STAGES = policy_makers()
 
 __all__ = [
+    "STAGES",
+    "POLICY_STAGES",
     "ADVANTAGES_WITH_CRITIC",
     "Arithmetic",
     "BestOfN",
@@ -64,7 +72,6 @@ __all__ = [
     "OnlineDpo",
     "Optimizer",
     "PAIRWISE_OBJECTIVES",
-    "POLICY_STAGES",
     "Ppo",
     "Preference",
     "Pretrain",
@@ -72,11 +79,19 @@ __all__ = [
     "Revise",
     "Reward",
     "RewardDistill",
-    "STAGES",
     "Sft",
     "Tracking",
     "World",
     "check",
+    "above",
+    "at_least",
+    "between",
+    "none_or_some_of",
+    "one_of",
+    "some_of",
+    "field",
+    "section",
+    "default_for",
     "default_config",
     "from_config_dict",
     "to_dict",

@@ -1,8 +1,8 @@
-"""What every section of the config has: a check, and the batches that the mesh must divide."""
+"""The base class of the sections of the config, and checks that several of them share."""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from jaxalign.errors import UserError
 
@@ -15,18 +15,6 @@ class WholeConfig(Protocol):
     def __getattr__(self, section: str) -> Any: ...
 
 
-class Batch(NamedTuple):
-    """A field of a section that holds the rows of a batch.
-
-    Attributes:
-        field: its name in the section.
-        parts: fields of the section whose product must divide it; 0 counts as 1.
-    """
-
-    field: str
-    parts: tuple[str, ...] = ()
-
-
 class Section:
     """A section of the config. A subclass is a frozen dataclass whose fields are made with `field` and `section`."""
 
@@ -37,10 +25,6 @@ class Section:
             config: the whole config.
             name: this section's dotted name, such as "ppo" or "ppo.optimizer".
         """
-
-    def batches(self) -> tuple[Batch, ...]:
-        """The batches that this section's stage makes."""
-        return ()
 
 
 def check_response_length(section: Any, config: WholeConfig, name: str) -> None:

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ml_collections import config_dict
 
 from jaxalign.config import schema
+from jaxalign.config.base import check_response_length
+from jaxalign.config.constraints import between
 from jaxalign.config.division import check_multiple
-from jaxalign.config.schema import between, field, section, some_of
+from jaxalign.config.reading import refuse_unread
+from jaxalign.config.renames import with_current_names
+from jaxalign.config.schema import field, section
 from jaxalign.config.sections.arithmetic import Arithmetic
 from jaxalign.config.sections.best_of_n import BestOfN
 from jaxalign.config.sections.compare import Compare
@@ -31,18 +37,9 @@ from jaxalign.config.sections.sft import Sft
 from jaxalign.config.sections.tracking import Tracking
 from jaxalign.config.sections.world import World
 from jaxalign.config.selectors import traced_steps
+from jaxalign.config.stages import DEFAULT_STAGES, InGraphOrder, own_sections, stage_names
 from jaxalign.errors import UserError
-
-STAGES = ("pretrain", "revise", "sft", "compare", "preference", "reward_distill", "best_of_n", "dpo", "online_dpo", "ppo",
-          "evaluate", "report")
-"""Every stage, in the order of the graph."""
-DEFAULT_STAGES = ("pretrain", "revise", "sft", "compare", "preference", "ppo", "evaluate", "report")
-POLICY_STAGES = ("sft", "best_of_n", "dpo", "online_dpo", "ppo")
-"""The stages that make a policy; each starts from the last one before it in the run."""
-_SAMPLING = ("revise", "compare", "reward_distill", "best_of_n", "online_dpo", "ppo", "evaluate")
-_STEPPING = ("pretrain", "sft", "preference", "reward_distill", "best_of_n", "dpo", "online_dpo", "ppo")
-_UNUSED = {"adamw": (), "lion": ("eps", "eps_inside"), "muon": ("eps_inside",),
-           "adafactor": ("b1", "b2", "eps", "eps_inside"), "sophia": ("eps_inside",)}
+from jaxalign.registry.stages import STAGES, Batch, StageRecord, stages_in_order
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,7 +47,7 @@ class Config:
     """All of a run's settings."""
 
     seed: int = field(0, "Every random number of the run follows from it.", between(0, 2**31 - 1))
-    stages: tuple[str, ...] = field(DEFAULT_STAGES, "The stages to run, in this order.", some_of(*STAGES))
+    stages: tuple[str, ...] = field(DEFAULT_STAGES, "The stages to run, in this order.", InGraphOrder())
     compile_cache: str | None = field("", "Folder of compiled programs; empty: ~/.cache/jaxalign, None: off.")
     profile: str = field("", "Steps to trace, as STAGE:STEP:COUNT (ppo:10:3), into the stage's folder `profile`; empty: none.")
     mesh: Mesh = section(Mesh(), "")
@@ -75,18 +72,32 @@ class Config:
     tracking: Tracking = section(Tracking(), "")
 
 
+@functools.cache
+def _with_sections(sections: tuple[tuple[str, Any], ...]) -> Config:
+    """The default config with the sections of users' stages, given by name and default, as further fields."""
+    fields = [(name, type(default), section(default)) for name, default in sections]
+    return dataclasses.make_dataclass("Config", fields, bases=(Config,), frozen=True)()
+
+
+def default_for(stages: Iterable[str]) -> Config:
+    """The default config, with the sections of users' stages: of those registered, and of those that `stages` names."""
+    own = own_sections(stages, schema.field_types(Config))
+    return _with_sections(tuple(own.items())) if own else Config()
+
+
 def default_config() -> config_dict.ConfigDict:
     """The defaults, for a config file to change. It accepts any key and type; `from_config_dict` checks them."""
-    return schema.to_config_dict(Config())
+    return schema.to_config_dict(default_for(()))
 
 
 def from_config_dict(values: config_dict.ConfigDict | dict[str, Any]) -> Config:
-    """The frozen, typed config. Fields that `values` leaves out keep their defaults.
+    """The frozen, typed config. Fields that `values` leaves out keep their defaults; old names of fields are accepted.
 
     Raises:
         UserError: an unknown key, a wrong type, a value out of range, or values that do not fit together.
     """
-    config = schema.from_mapping(Config(), values)
+    values = with_current_names(values)
+    config = schema.from_mapping(default_for(stage_names(values)), values)
     check(config)
     return config
 
@@ -101,53 +112,47 @@ def check(config: Config) -> None:
 
     Sections of stages that are not in `config.stages` are not checked: a mesh need not divide a batch that is never made.
     """
-    _check_profile(config)
-    for name in schema.field_types(Config):
-        if schema.is_section(type(getattr(config, name))) and (name not in STAGES or name in config.stages):
-            _check_section(getattr(config, name), config, name)
-    for stage in config.stages:
-        for batch in getattr(config, stage).batches() if hasattr(config, stage) else ():
-            _check_batch(config, stage, batch.field, batch.parts)
+    records = {record.name: record for record in stages_in_order(config.stages)}
+    _check_profile(config, records)
+    usual = default_for(config.stages)
+    for name, kind in schema.field_types(type(config)).items():
+        is_stage = name in STAGES or name not in schema.field_types(Config)
+        if schema.is_section(kind) and (name in records or not is_stage):
+            _check_section(getattr(config, name), getattr(usual, name), config, name)
+    for record in records.values():
+        if record.samples and hasattr(getattr(config, record.name), "max_new_tokens"):
+            check_response_length(getattr(config, record.name), config, record.name)
+        for batch in record.batches:
+            _check_batch(config, record, batch)
 
 
-def _check_profile(config: Config) -> None:
+def _check_section(part: Any, usual: Any, config: Config, name: str) -> None:
+    """Checks a section, whose defaults are `usual`, and the sections inside it."""
+    refuse_unread(part, usual, name, lambda dotted: schema.get(config, dotted))
+    if hasattr(part, "check"):
+        part.check(config, name)
+    for inner, kind in schema.field_types(type(part)).items():
+        if schema.is_section(kind):
+            _check_section(getattr(part, inner), getattr(usual, inner), config, f"{name}.{inner}")
+
+
+def _check_profile(config: Config, records: Mapping[str, StageRecord]) -> None:
     if not config.profile:
         return
     stage = traced_steps(config.profile)[0]
-    able = [name for name in config.stages if name in _STEPPING]
+    able = [name for name, record in records.items() if record.trains]
     if stage not in able:
         raise UserError(f"config.profile is {config.profile!r}, but of the stages of this run {', '.join(able) or 'none'} "
                         "can be traced: those that train in steps")
 
 
-def _check_section(part: Any, config: Config, name: str) -> None:
-    """Checks a section and the sections inside it."""
-    part.check(config, name)
-    for inner in schema.field_types(type(part)):
-        value = getattr(part, inner)
-        if schema.is_section(type(value)):
-            _check_section(value, config, f"{name}.{inner}")
-            if type(value).__name__ == "Optimizer":
-                _check_unused(value, schema.get(Config(), f"{name}.{inner}"), f"{name}.{inner}")
-
-
-def _check_unused(chosen: Any, usual: Any, name: str) -> None:
-    """Refuses a setting that the optimizer's kind does not read."""
-    for unused in _UNUSED[chosen.kind]:
-        value, default = getattr(chosen, unused), getattr(usual, unused)
-        if value != default:
-            raise UserError(f"config.{name}.{unused} is {value}, which {chosen.kind} does not read: leave it at "
-                            f"{default}")
-
-
-def _check_batch(config: Config, stage: str, rows: str, parts: tuple[str, ...]) -> None:
+def _check_batch(config: Config, record: StageRecord, batch: Batch) -> None:
     """Checks that a batch divides into its parts, over the mesh, and over the devices that sample."""
-    mesh, owner = config.mesh, getattr(config, stage)
+    mesh, rows, field_name = config.mesh, schema.get(config, batch.rows), f"config.{batch.rows}"
     split = {f"config.mesh.{axis}": getattr(mesh, axis) for axis in ("data", "fsdp")}
-    factors = {f"config.{stage}.{part}": getattr(owner, part) or 1 for part in parts} | split
+    factors = {f"config.{factor}": schema.get(config, factor) or 1 for factor in batch.factors} | split
     factors["config.mesh.pipeline_micro_batches"] = mesh.pipeline_micro_batches or mesh.pipeline
-    check_multiple(f"config.{stage}.{rows}", getattr(owner, rows), factors)
-    if stage in _SAMPLING:  # While it is sampled, a row lies on one device of these axes.
+    check_multiple(field_name, rows, factors)
+    if record.samples:  # While it is sampled, a row lies on one device of these axes.
         axes = ("pipeline", "context", "tensor") if mesh.generation == "whole" else ("pipeline", "context")
-        factors = split | {f"config.mesh.{axis}": getattr(mesh, axis) for axis in axes}
-        check_multiple(f"config.{stage}.{rows}", getattr(owner, rows), factors)
+        check_multiple(field_name, rows, split | {f"config.mesh.{axis}": getattr(mesh, axis) for axis in axes})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import functools
 import importlib
 import importlib.metadata
@@ -87,7 +88,8 @@ class Registry(Generic[R]):
         said = f"{where} is {name!r}" if where else f"{name!r} is not a known {self.kind}"
         own = "'package.module:name'"
         wanted = f"one of {', '.join(self.names())}, or {own} of your own," if self.names() else own
-        raise UserError(f"{said}; {wanted} is expected")
+        near = difflib.get_close_matches(name, self.names(), n=1)
+        raise UserError(f"{said}; {wanted} is expected" + (f"; did you mean {near[0]}?" if near else ""))
 
     def __contains__(self, name: str) -> bool:
         return name in self.names()

@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 
 from jaxalign.config.base import Section
-from jaxalign.config.schema import at_least, between, field, some_of
+from jaxalign.config.constraints import at_least, between, some_of
+from jaxalign.config.schema import field
 
 
 @dataclasses.dataclass(frozen=True)

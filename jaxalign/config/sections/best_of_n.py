@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 
-from jaxalign.config.base import Batch, Section, WholeConfig, check_response_length
-from jaxalign.config.schema import above, at_least, between, field, section
+from jaxalign.config.base import Section
+from jaxalign.config.constraints import above, at_least, between
+from jaxalign.config.schema import field, section
 from jaxalign.config.sections.optimizer import Optimizer
 
 
@@ -31,9 +32,3 @@ class BestOfN(Section):
         0, "Parts a step is computed in, to save memory; results are the same. 0: one; on a CPU, parts of 1,024 tokens or so.",
         at_least(0),
     )
-
-    def check(self, config: WholeConfig, name: str) -> None:
-        check_response_length(self, config, name)
-
-    def batches(self) -> tuple[Batch, ...]:
-        return (Batch("batch", ("n",)), Batch("batch_rows", ("micro_batches",)))

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 
-from jaxalign.config.base import Batch, Section, WholeConfig, check_response_length
-from jaxalign.config.schema import above, at_least, between, field
+from jaxalign.config.base import Section
+from jaxalign.config.constraints import above, at_least, between
+from jaxalign.config.schema import field
 
 
 @dataclasses.dataclass(frozen=True)
@@ -18,9 +19,3 @@ class Compare(Section):
     top_k: int = field(0, "Sample from the k likeliest tokens; 0: from all.", at_least(0))
     top_p: float = field(1.0, "Sample from the smallest set of this probability.", between(1e-6, 1.0))
     max_new_tokens: int = field(60, "Longest answer.", at_least(1))
-
-    def check(self, config: WholeConfig, name: str) -> None:
-        check_response_length(self, config, name)
-
-    def batches(self) -> tuple[Batch, ...]:
-        return (Batch("batch"),)

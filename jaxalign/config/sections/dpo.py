@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 
-from jaxalign.config.base import Batch, Section, WholeConfig, check_dialogue_length
-from jaxalign.config.schema import above, at_least, between, field, one_of, section, sum_of
+from jaxalign.config.base import Section, WholeConfig, check_dialogue_length
+from jaxalign.config.constraints import above, at_least, between, one_of, sum_of
+from jaxalign.config.schema import field, section
 from jaxalign.config.sections.optimizer import Optimizer
 from jaxalign.config.selectors import names_in
 from jaxalign.errors import UserError
@@ -79,6 +80,3 @@ class Dpo(Section):
             raise UserError(f"config.dpo.weights is {self.weights}; a weight must be at least 0")
         if self.weights and len(parts) == 1:
             raise UserError(f"config.dpo.weights is {self.weights}; objective {self.objective!r} is no sum: leave it empty")
-
-    def batches(self) -> tuple[Batch, ...]:
-        return (Batch("batch"),)

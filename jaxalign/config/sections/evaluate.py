@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 
-from jaxalign.config.base import Batch, Section, WholeConfig, check_response_length
-from jaxalign.config.schema import at_least, between, field
+from jaxalign.config.base import Section
+from jaxalign.config.constraints import at_least, between
+from jaxalign.config.schema import field
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,9 +21,3 @@ class Evaluate(Section):
     max_new_tokens: int = field(60, "Longest answer.", at_least(1))
     win_rate_prompts: int = field(128, "Prompts on which the labeller compares models; 0: none.", at_least(0))
     examples: int = field(12, "Prompts shown in the report, answered by each model.", at_least(0))
-
-    def check(self, config: WholeConfig, name: str) -> None:
-        check_response_length(self, config, name)
-
-    def batches(self) -> tuple[Batch, ...]:
-        return (Batch("batch"),)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 
 from jaxalign.config.base import Section, WholeConfig
+from jaxalign.config.constraints import at_least, none_or_some_of, one_of
 from jaxalign.config.division import check_divides, nearest_divisors
-from jaxalign.config.schema import at_least, field, none_or_some_of, one_of
+from jaxalign.config.schema import field
 from jaxalign.config.selectors import names_in
 from jaxalign.errors import UserError
 

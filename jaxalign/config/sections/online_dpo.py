@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 
-from jaxalign.config.base import Batch, Section, WholeConfig, check_response_length
-from jaxalign.config.schema import above, at_least, between, field, one_of, section
+from jaxalign.config.base import Section, WholeConfig
+from jaxalign.config.constraints import above, at_least, between, one_of
+from jaxalign.config.schema import field, section
 from jaxalign.config.sections.optimizer import Optimizer
 from jaxalign.errors import UserError
 
@@ -41,7 +42,6 @@ class OnlineDpo(Section):
     checkpoint_every: int = field(5, "Iterations between checkpoints.", at_least(1))
 
     def check(self, config: WholeConfig, name: str) -> None:
-        check_response_length(self, config, name)
         config.dpo.check_objective(config)
         if config.dpo.objective == "kto":
             raise UserError("config.dpo.objective is 'kto', which learns from single answers; stage online_dpo has pairs: "
@@ -49,6 +49,3 @@ class OnlineDpo(Section):
         if config.data.source != "world":
             raise UserError("stage online_dpo labels fresh pairs with the labeller, which knows only the embedded world; leave "
                             "it out of config.stages, or set config.data.source to 'world'")
-
-    def batches(self) -> tuple[Batch, ...]:
-        return (Batch("batch", ("minibatches",)),)

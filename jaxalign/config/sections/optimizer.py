@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 
 from jaxalign.config.base import Section, WholeConfig
-from jaxalign.config.schema import above, at_least, between, field, one_of
+from jaxalign.config.constraints import above, at_least, between, one_of
+from jaxalign.config.schema import field
 from jaxalign.errors import UserError
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 
-from jaxalign.config.base import Batch, Section, WholeConfig, check_response_length
-from jaxalign.config.schema import above, at_least, between, field, one_of, section
+from jaxalign.config.base import Section, WholeConfig
+from jaxalign.config.constraints import above, at_least, between, one_of
+from jaxalign.config.schema import field, section
 from jaxalign.config.sections.optimizer import Optimizer
 from jaxalign.errors import UserError
 from jaxalign.registry.advantages import ADVANTAGES
@@ -94,7 +95,6 @@ class Ppo(Section):
     checkpoint_every: int = field(5, "Iterations between checkpoints.", at_least(1))
 
     def check(self, config: WholeConfig, name: str) -> None:
-        check_response_length(self, config, name)
         self._check_losses()
         self._check_groups()
         self._check_critic()
@@ -154,6 +154,3 @@ class Ppo(Section):
         if self.sampler_correction == "none" and (self.correction_level != "token" or self.correction_cap != 2.0):
             raise UserError("config.ppo.correction_level or correction_cap is set but config.ppo.sampler_correction is 'none', "
                             "so nothing is corrected: set it to 'truncate' or 'mask'")
-
-    def batches(self) -> tuple[Batch, ...]:
-        return (Batch("batch", ("minibatches",)),)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 
-from jaxalign.config.base import Batch, Section, WholeConfig, check_dialogue_length
-from jaxalign.config.schema import at_least, between, field, one_of, section
+from jaxalign.config.base import Section, WholeConfig, check_dialogue_length
+from jaxalign.config.constraints import at_least, between, one_of
+from jaxalign.config.schema import field, section
 from jaxalign.config.sections.optimizer import Optimizer
 from jaxalign.errors import UserError
 
@@ -42,6 +43,3 @@ class Preference(Section):
         if self.members == 1 and self.combine != "mean":
             raise UserError(f"config.preference.combine is {self.combine!r} but config.preference.members is 1, so there is "
                             "one score: set members to at least 2, or leave combine at 'mean'")
-
-    def batches(self) -> tuple[Batch, ...]:
-        return (Batch("batch"),)

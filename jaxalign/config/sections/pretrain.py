@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 
-from jaxalign.config.base import Batch, Section
-from jaxalign.config.schema import at_least, between, field, section
+from jaxalign.config.base import Section
+from jaxalign.config.constraints import at_least, between
+from jaxalign.config.schema import field, section
 from jaxalign.config.sections.optimizer import Optimizer
 
 
@@ -27,6 +28,3 @@ class Pretrain(Section):
         0, "Parts a step is computed in, to save memory; results are the same. 0: one; on a CPU, parts of 1,024 tokens or so.",
         at_least(0),
     )
-
-    def batches(self) -> tuple[Batch, ...]:
-        return (Batch("batch_rows", ("micro_batches",)),)

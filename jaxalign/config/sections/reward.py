@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 
 from jaxalign.config.base import Section, WholeConfig
-from jaxalign.config.schema import above, at_least, between, field, one_of, sum_of
+from jaxalign.config.constraints import above, at_least, between, one_of, sum_of
+from jaxalign.config.schema import field
 from jaxalign.config.sections.data import STAGES_OF_SOURCE
 from jaxalign.config.selectors import names_in
 from jaxalign.errors import UserError

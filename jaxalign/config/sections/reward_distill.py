@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 
-from jaxalign.config.base import Batch, Section, WholeConfig, check_response_length
-from jaxalign.config.schema import above, at_least, between, field, one_of, section
+from jaxalign.config.base import Section, WholeConfig
+from jaxalign.config.constraints import above, at_least, between, one_of
+from jaxalign.config.schema import field, section
 from jaxalign.config.sections.model import check_heads
 from jaxalign.config.sections.optimizer import Optimizer
 from jaxalign.errors import UserError
@@ -42,7 +43,6 @@ class RewardDistill(Section):
     micro_batches: int = field(1, "Parts a step is computed in, to save memory; results are the same.", at_least(1))
 
     def check(self, config: WholeConfig, name: str) -> None:
-        check_response_length(self, config, name)
         check_heads(self, name)
         if self.samples % 2:
             raise UserError(f"config.reward_distill.samples is {self.samples}; answers are compared in pairs, so it must be "
@@ -62,6 +62,3 @@ class RewardDistill(Section):
         if self.layers > config.model.layers:
             raise UserError(f"config.reward_distill.layers is {self.layers}; with start 'teacher' it must be at most "
                             f"config.model.layers ({config.model.layers})")
-
-    def batches(self) -> tuple[Batch, ...]:
-        return (Batch("batch", ("samples",)), Batch("batch_pairs", ("micro_batches",)))

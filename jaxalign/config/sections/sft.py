@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 
-from jaxalign.config.base import Batch, Section
-from jaxalign.config.schema import at_least, field, one_of, section
+from jaxalign.config.base import Section
+from jaxalign.config.constraints import at_least, one_of
+from jaxalign.config.schema import field, section
 from jaxalign.config.sections.optimizer import Optimizer
 
 
@@ -23,6 +24,3 @@ class Sft(Section):
         at_least(0),
     )
     rounds_used: str = field("all", "Learn from the revisions of all rounds, or of the last.", one_of("all", "last"))
-
-    def batches(self) -> tuple[Batch, ...]:
-        return (Batch("batch_rows", ("micro_batches",)),)

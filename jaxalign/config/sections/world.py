@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 
 from jaxalign.config.base import Section, WholeConfig
-from jaxalign.config.schema import at_least, between, field
+from jaxalign.config.constraints import at_least, between
+from jaxalign.config.schema import field
 from jaxalign.errors import UserError
 
 

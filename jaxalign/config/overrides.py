@@ -1,0 +1,95 @@
+"""Fields set on the command line: `--config.ppo.kl_coef=0.1` in all its spellings, checked against the schema."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import typing
+from collections.abc import Sequence
+from typing import Any
+
+from jaxalign.config import schema
+from jaxalign.config.renames import rename_of, report
+from jaxalign.config.suggestions import unknown_name
+from jaxalign.errors import UserError
+
+_OVERRIDE = re.compile(r"--?(?P<no>no)?config\.(?P<name>[^=]*)(?:=(?P<value>.*))?", re.DOTALL)
+
+
+def normalise(arguments: Sequence[str], default: Any) -> list[str]:
+    """Brings every override into the form --config.FIELD=VALUE. Other arguments stay as they are.
+
+    Args:
+        arguments: the command line without the program's name.
+        default: the default config, with the sections of the run's own stages.
+
+    Raises:
+        UserError: there is no such field, or it has no value.
+    """
+    result: list[str] = []
+    waiting = iter(arguments)
+    for argument in waiting:
+        match = _OVERRIDE.fullmatch(argument)
+        if match is None:
+            result.append(argument)
+            continue
+        rename = rename_of(match["name"])
+        name, value = match["name"], match["value"]
+        kind = str if rename and not rename.new else _field_type(rename.new[0] if rename else name, default)
+        if kind is bool and value is None:
+            value = "False" if match["no"] else "True"
+        elif match["no"]:
+            raise UserError(f"{argument} turns off a flag, but config.{name} is {schema.type_name(kind)}; "
+                            f"set it as --config.{name}=VALUE")
+        value = next(waiting, None) if value is None else value
+        if value is None:
+            raise UserError(f"--config.{name} has no value; set it as --config.{name}=VALUE")
+        if rename:
+            report(rename)
+        for field, text in (rename.apply(value) if rename else {name: value}).items():
+            given = f"--config.{field}="
+            # Where a field is given twice, the last value counts; the flags library would concatenate tuples.
+            result = [other for other in result if not other.startswith(given)]
+            result.append(given + _literal_of(text, _field_type(field, default)))
+    return result
+
+
+def stages_given(arguments: Sequence[str]) -> tuple[str, ...]:
+    """The stages that the command line names, in any spelling; empty where it names none."""
+    found = ""
+    for argument, following in itertools.pairwise([*arguments, ""]):
+        match = _OVERRIDE.fullmatch(argument)
+        if match is not None and match["name"] == "stages":
+            found = following if match["value"] is None else match["value"]
+    return tuple(part.strip(" '\"()[]") for part in found.split(",") if part.strip(" '\"()[]"))
+
+
+def _literal_of(value: str, kind: Any) -> str:
+    """A tuple's entries as a Python literal; any other value as it is given."""
+    if typing.get_origin(kind) is not tuple or value.startswith(("(", "[")):
+        return value
+    parts = [part.strip() for part in value.split(",") if part.strip()]
+    quoted = map(repr if typing.get_args(kind)[0] is str else _number_or_string, parts)
+    return f"({', '.join(quoted)},)" if parts else "()"
+
+
+def _number_or_string(part: str) -> str:
+    """A number as it is, anything else as a string literal."""
+    try:
+        float(part)
+        return part
+    except ValueError:
+        return repr(part)
+
+
+def _field_type(name: str, default: Any) -> Any:
+    """The schema's type of a field. Raises UserError where there is no such field, or it is a section."""
+    try:
+        found = schema.get(default, name)
+    except KeyError:
+        raise UserError(unknown_name(default, f"config.{name}")) from None
+    if schema.is_section(type(found)):
+        some = next(iter(schema.field_types(type(found))))
+        raise UserError(f"config.{name} is a section; set its fields one by one, as in --config.{name}.{some}=VALUE")
+    owner = schema.get(default, name.rpartition(".")[0]) if "." in name else default
+    return schema.field_types(type(owner))[name.rpartition(".")[2]]

@@ -1,0 +1,106 @@
+"""Options that only some choices read: how a field declares them, and the check that refuses them elsewhere.
+
+    lam: float = field(0.95, "Lambda of GAE.", between(0.0, 1.0), chosen("advantages", ADVANTAGES))
+    kl_target: float = field(6.0, "KL aimed at.", above(0), when("kl_controller", "adaptive"))
+
+A value other than the default is refused where the chosen kind does not read the field, since it would have no effect.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+from jaxalign.config.selectors import names_in
+from jaxalign.errors import UserError
+from jaxalign.registry.core import Registry
+
+
+@dataclasses.dataclass(frozen=True)
+class ReadBy:
+    """The condition under which a field is read.
+
+    Attributes:
+        selector: the field that decides: its name in the same section, or its full dotted name.
+        reads: `reads(value, name)`: whether the field `name` is read where the selector has `value`.
+        readers: `readers(name)`: the values of the selector that read the field, in words.
+    """
+
+    selector: str
+    reads: Callable[[Any, str], bool]
+    readers: Callable[[str], str]
+
+
+def when(selector: str, *values: Any) -> ReadBy:
+    """Read where the selector has one of `values`. Of a sum such as "a+b", one part suffices."""
+
+    def reads(value: Any, name: str) -> bool:
+        return value in values or (isinstance(value, str) and not set(values).isdisjoint(names_in(value)))
+
+    return ReadBy(selector, reads, lambda name: _alternatives(values))
+
+
+def unless(selector: str, value: Any, otherwise: str) -> ReadBy:
+    """Read where the selector does not have `value`; `otherwise` describes such values, as in "above 0"."""
+    return ReadBy(selector, lambda found, name: found != value, lambda name: otherwise)
+
+
+def chosen(selector: str, registry: Registry, attribute: str = "reads") -> ReadBy:
+    """Read where the chosen record reads it. Of a sum such as "a+b", one part suffices.
+
+    Args:
+        selector: the field that names records of `registry`.
+        registry: the records.
+        attribute: "reads", the names of the fields that a record reads (None: all), or a flag such as "needs_critic".
+    """
+
+    def record_reads(record: Any, name: str) -> bool:
+        found = getattr(record, attribute)
+        return name in found if isinstance(found, tuple) else found is None or bool(found)
+
+    def reads(value: str, name: str) -> bool:
+        return any(record_reads(registry.get(part, f"config.{selector}"), name) for part in names_in(value))
+
+    return ReadBy(selector, reads, lambda name: _alternatives(r.name for r in registry if record_reads(r, name)))
+
+
+def refuse_unread(section: Any, usual: Any, name: str, value_of: Callable[[str], Any]) -> None:
+    """Refuses options of a section that the chosen kinds do not read.
+
+    Args:
+        section: the section's values.
+        usual: its defaults.
+        name: its dotted name.
+        value_of: the value at a full dotted name.
+
+    Raises:
+        UserError: a field has another value than its default and is not read.
+    """
+    for entry in dataclasses.fields(section):
+        value, default = getattr(section, entry.name), getattr(usual, entry.name)
+        if value == default:
+            continue
+        for condition in entry.metadata.get("read_by", ()):
+            selector = condition.selector if "." in condition.selector else f"{name}.{condition.selector}"
+            found = value_of(selector)
+            if condition.reads(found, entry.name):
+                continue
+            field, value, default = _differing(value, default, f"{name}.{entry.name}")
+            raise UserError(f"config.{field} is {value!r}, but config.{selector} is {found!r}, which does not read it: leave "
+                            f"it at {default!r}, or set {selector} to {condition.readers(entry.name)}")
+
+
+def _differing(value: Any, default: Any, name: str) -> tuple[str, Any, Any]:
+    """The first field inside a section whose value is not its default; a value that is no section itself."""
+    if dataclasses.is_dataclass(value):
+        for entry in dataclasses.fields(value):
+            inner, usual = getattr(value, entry.name), getattr(default, entry.name)
+            if inner != usual:
+                return _differing(inner, usual, f"{name}.{entry.name}")
+    return name, value, default
+
+
+def _alternatives(values: Any) -> str:
+    *most, last = [value if isinstance(value, str) else repr(value) for value in values]
+    return f"{', '.join(most)} or {last}" if most else last

@@ -1,0 +1,70 @@
+"""`config.stages`: its constraint, and the config sections that users' stages bring."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from typing import Any
+
+from jaxalign.config.constraints import Check
+from jaxalign.errors import UserError
+from jaxalign.registry.stages import STAGES, StageRecord, stages_in_order
+
+DEFAULT_STAGES = ("pretrain", "revise", "sft", "compare", "preference", "ppo", "evaluate", "report")
+
+
+class InGraphOrder(Check):
+    """At least one stage, none twice, each behind those that it must follow."""
+
+    def __init__(self) -> None:
+        pass
+
+    @property
+    def text(self) -> str:
+        return f"some of {', '.join(STAGES.names())}, or 'package.module:name' of your own, in this order"
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        return STAGES.names()
+
+    def require(self, value: tuple[str, ...], path: str) -> None:
+        given = tuple(STAGES.get(name, path).name for name in value)
+        ordered = tuple(record.name for record in stages_in_order(value, path))
+        if not given or given != ordered:
+            raise UserError(f"{path} is {value!r}; it must be {self.text}")
+
+
+def stage_names(values: Any) -> tuple[str, ...]:
+    """The stages of a config that is not checked yet; none where they are not names."""
+    stages = values.get("stages", DEFAULT_STAGES)
+    return tuple(name for name in stages if isinstance(name, str)) if isinstance(stages, (tuple, list)) else ()
+
+
+def own_sections(stages: Iterable[str], taken: Iterable[str]) -> dict[str, Any]:
+    """The default sections of users' stages by their names: of registered stages, and of those among `stages`.
+
+    Args:
+        stages: names as in `config.stages`. Unknown names are ignored here; the field's constraint refuses them.
+        taken: the names of the config's own fields.
+
+    Raises:
+        UserError: a module cannot be imported, a section has the name of one of the config's own fields, or it is not a
+            frozen dataclass whose fields are made with `jaxalign.config.field`.
+    """
+    taken = set(taken)
+    records = [*STAGES, *(STAGES.get(name, "config.stages") for name in stages if ":" in name)]
+    return {record.name: _section_of(record, taken) for record in records if record.section is not None}
+
+
+def _section_of(record: StageRecord, taken: set[str]) -> Any:
+    found = record.load("section")
+    kind = found if isinstance(found, type) else type(found)
+    said = f"the section of stage {record.name!r}"
+    if record.name in taken:
+        raise UserError(f"{said} has the name of a section that the config has already; give the stage another name")
+    if not dataclasses.is_dataclass(kind) or not kind.__dataclass_params__.frozen:
+        raise UserError(f"{said} is of type {kind.__name__}; a frozen dataclass is expected")
+    wrong = [entry.name for entry in dataclasses.fields(kind) if "doc" not in entry.metadata]
+    if wrong:
+        raise UserError(f"{said} has the field {wrong[0]}, which has no documentation; make it with jaxalign.config.field")
+    return found() if isinstance(found, type) else found

@@ -1,0 +1,62 @@
+"""The error sentence for a dotted name that is not a field, with the most likely field."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from typing import Any
+
+
+def unknown_name(root: Any, path: str) -> str:
+    """The sentence about a dotted name that is not a field.
+
+    It suggests the nearest field of the same section or of a section inside it, else a field of that name anywhere.
+
+    Args:
+        root: the whole config.
+        path: the full name; the part before its first dot is the config's own name.
+    """
+    top, *parts = path.split(".")
+    here = root
+    for depth, part in enumerate(parts):
+        names = _names(here)
+        if part not in names:
+            break
+        here = getattr(here, part)
+        if not dataclasses.is_dataclass(here):
+            return f"{path} is not a field: {'.'.join([top, *parts[:depth + 1]])} is a value, not a section"
+    owner, wrong, wanted = (parts[depth - 1] if depth else top), ".".join([top, *parts[:depth + 1]]), parts[-1]
+    section = wrong.rsplit(".", 1)[0]
+    sentence = f"{wrong} is not a field of {owner}"
+    near = difflib.get_close_matches(part, names, n=1, cutoff=0.6)
+    # The field may have moved into a section below. A field of the same section is more likely where it is as similar.
+    below = [name for name in _flat_names(here) if "." in name] if depth + 1 == len(parts) else []
+    best = max(below, key=lambda name: _likeness(name, part), default="")
+    if best and _likeness(best, part) > max(0.8, _likeness(near[0], part) if near else 0):
+        return f"{sentence}; did you mean {section}.{best}?"
+    if near:
+        return f"{sentence}; did you mean {near[0]}?"
+    # Nothing similar, so this may be a field of another section.
+    same = [f"{top}.{name}" for name in _flat_names(root) if name.rsplit(".", 1)[-1] == wanted]
+    inside = [full for full in same if full.startswith(f"{section}.")]
+    if same:
+        return f"{sentence}; did you mean {(inside or same)[0]}?"
+    return f"{sentence}; its fields are {', '.join(names)}"
+
+
+def _names(section: Any) -> tuple[str, ...]:
+    return tuple(entry.name for entry in dataclasses.fields(section))
+
+
+def _flat_names(section: Any, prefix: str = "") -> list[str]:
+    """The dotted names of all values inside a section."""
+    names = []
+    for name in _names(section):
+        value = getattr(section, name)
+        names += _flat_names(value, f"{prefix}{name}.") if dataclasses.is_dataclass(value) else [f"{prefix}{name}"]
+    return names
+
+
+def _likeness(name: str, wanted: str) -> float:
+    """The similarity of the last part of a dotted name to a wanted name, from 0 to 1."""
+    return difflib.SequenceMatcher(None, name.rsplit(".", 1)[-1], wanted).ratio()
