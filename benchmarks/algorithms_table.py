@@ -20,7 +20,7 @@ from common import run_main
 
 from jaxalign import pipeline
 from jaxalign.config import Config, from_config_dict
-from jaxalign.stages.shared.base import DONE, new_manifest, read_manifest
+from jaxalign.stages.shared.manifest import DONE, new_manifest, read_manifest
 from jaxalign.tracking.measures import measure
 from jaxalign.tracking.timing import read_timing
 

@@ -44,7 +44,8 @@ from jaxalign.rl.experience import response_mask, response_stats
 from jaxalign.rl.state import init_ppo_state
 from jaxalign.stages.ppo import Iteration
 from jaxalign.stages.shared import rewards
-from jaxalign.stages.shared.base import read_manifest, write_json
+from jaxalign.stages.shared.base import write_json
+from jaxalign.stages.shared.manifest import read_manifest
 from jaxalign.training.checkpoint import copy_params
 from jaxalign.training.offload import FrozenRole
 

@@ -24,7 +24,8 @@ from jaxalign.rl.state import PPOSetup
 from jaxalign.rollout.engine import Engine
 from jaxalign.rollout.sampling import Sampling
 from jaxalign.stages.shared import common
-from jaxalign.stages.shared.base import StageContext, read_manifest
+from jaxalign.stages.shared.base import StageContext
+from jaxalign.stages.shared.manifest import read_manifest
 from jaxalign.training.optimizer import make_optimizer
 from jaxalign.training.preference_step import preference_step
 from jaxalign.training.state import init_state

@@ -20,7 +20,8 @@ from jaxalign.models.checkpoints.huggingface import load_params, read_config
 from jaxalign.models.model import Model
 from jaxalign.rewards.scorer import student_model
 from jaxalign.stages.shared import common
-from jaxalign.stages.shared.base import DONE, new_manifest, write_json
+from jaxalign.stages.shared.base import write_json
+from jaxalign.stages.shared.manifest import DONE, new_manifest
 from jaxalign.training.checkpoint import save_params
 
 _SIZES = {"layers": 2, "embed": 24, "heads": 6, "kv_heads": 2, "head_dim": 8, "mlp": 28, "max_length": 64, "vocab_multiple": 8}

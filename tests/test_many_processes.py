@@ -146,7 +146,8 @@ def test_another_config_in_one_process_is_refused(made, tmp_path):
 
 
 def test_a_work_directory_that_is_not_shared_is_refused(made, tmp_path):
-    program = "import sys; from jaxalign import pipeline, train; pipeline._SEEN_SECONDS = 0.5; sys.exit(train.main(sys.argv))"
+    program = ("import sys; from jaxalign import train; from jaxalign.pipeline import running; running._VISIBLE_SECONDS = 0.5; "
+               "sys.exit(train.main(sys.argv))")
     each = [[f"--workdir={tmp_path / 'a'}"], [f"--workdir={tmp_path / 'b'}"]]
     arguments = ["-c", program, f"--config={made / 'small.py'}", *MESH]
     first, second = processes.run(2, arguments, each)

@@ -14,7 +14,8 @@ import pytest
 from jaxalign import pipeline
 from jaxalign.config import from_config_dict, to_dict
 from jaxalign.errors import UserError
-from jaxalign.stages.shared.base import Stage, StageContext, read_manifest
+from jaxalign.stages.shared.base import Stage, StageContext
+from jaxalign.stages.shared.manifest import read_manifest
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 
@@ -270,8 +271,8 @@ def test_a_damaged_manifest_is_named(stages, tmp_path, content):
 def test_two_processes_do_not_share_a_work_directory(stages, tmp_path):
     code = f"""
 import sys
-from jaxalign import pipeline
-with pipeline._lock(pipeline.Path({str(tmp_path)!r})):
+from jaxalign.storage import LocalStorage
+with LocalStorage({str(tmp_path)!r}).lock():
     print("locked", flush=True)
     sys.stdin.read()
 """
@@ -307,9 +308,9 @@ def test_the_end_shows_the_table_and_the_report(tmp_path, capsys):
 
     stages = {"evaluate": Evaluate("evaluate", ("evaluate",)), "report": Report("report", (), ("evaluate",))}
     for load in (stages.__getitem__, unloadable):  # Also when there is nothing left to compute.
-        pipeline.run(config(stages=("evaluate", "report")), tmp_path, load=load)
+        found = pipeline.run(config(stages=("evaluate", "report")), tmp_path, load=load)
         out = capsys.readouterr().out
-        assert "(3/12)" in out
+        assert "(3/12)" in out and "(3/12)" in found.table() and found.report == tmp_path / "report.html"
         assert out.endswith(f"Report: {tmp_path / 'report.html'}\n")
 
 
@@ -348,3 +349,64 @@ def test_the_one_policy_of_older_runs_is_read_as_one_for_each_check(tmp_path, po
     other = "stop" if policy == "warn" else "warn"
     with pytest.raises(UserError, match=f"config.ppo.checks.sampler_gap was '{policy}' and is '{other}'"):
         pipeline.run(config(stages=("ppo",), ppo={"checks": checks | {"sampler_gap": other}}), tmp_path, load=stages.get)
+
+
+class Failing(Counting):
+    """Fails at its first start: after `leaves` were written to its folder, and a step where `after_a_step`."""
+
+    def __init__(self, leaves=(), after_a_step=False, error=UserError):
+        super().__init__("sft", ("sft",), ("pretrain",))
+        self.leaves, self.after_a_step, self.error, self.setup_files = leaves, after_a_step, error, ("tokenizer.model",)
+
+    def run(self, context):
+        if self.starts:
+            return super().run(context)
+        for name in self.leaves:
+            (context.directory / name).write_text("")
+        if self.after_a_step:
+            self.stop_at = 1
+            with pytest.raises(KeyboardInterrupt):
+                super().run(context)
+        self.starts += 1
+        raise self.error("sft.epochs cannot be used here")
+
+
+@pytest.mark.parametrize("error", (UserError, ValueError))
+@pytest.mark.parametrize("leaves", ((), ("tokenizer.model", "timing.jsonl")))
+def test_a_first_start_that_fails_leaves_no_folder_so_the_option_can_be_mended(stages, tmp_path, leaves, error):
+    stages["sft"] = Failing(leaves, error=error)
+    with pytest.raises(error, match="cannot be used here"):
+        pipeline.run(config(), tmp_path, load=stages.__getitem__)
+    assert not (tmp_path / "sft").exists()
+    stages["sft"] = Counting("sft", ("sft",), ("pretrain",))
+    pipeline.run(config(sft={"epochs": 3}), tmp_path, load=stages.__getitem__)  # Without overwrite.
+    assert read_manifest(tmp_path / "sft").status == "done" and starts(stages) == [1, 1, 1]
+
+
+def test_a_start_that_fails_after_some_work_can_be_resumed(stages, tmp_path):
+    stages["sft"] = Failing(after_a_step=True)
+    with pytest.raises(UserError, match="cannot be used here"):
+        pipeline.run(config(), tmp_path, load=stages.__getitem__)
+    assert read_manifest(tmp_path / "sft").status == "running"
+    pipeline.run(config(), tmp_path, load=stages.__getitem__)
+    assert (tmp_path / "sft/steps").read_text().split() == ["0", "1", "2"]
+
+
+def test_a_resumed_stage_that_fails_keeps_its_manifest(stages, tmp_path):
+    stages["sft"].stop_at = 0
+    with pytest.raises(KeyboardInterrupt):
+        pipeline.run(config(), tmp_path, load=stages.__getitem__)
+    stages["sft"] = Failing()
+    with pytest.raises(UserError, match="cannot be used here"):
+        pipeline.run(config(), tmp_path, load=stages.__getitem__)
+    assert read_manifest(tmp_path / "sft").status == "running"
+
+
+def test_a_run_returns_summaries_evaluation_and_report(stages, tmp_path):
+    (tmp_path / "report.html").write_text("<html>")  # Of no stage of this config.
+    found = pipeline.run(config(), tmp_path, load=stages.__getitem__)
+    assert found.workdir == tmp_path and list(found.stages) == ["pretrain", "sft", "ppo"]
+    assert found.stages["sft"].directory == tmp_path / "sft" and found.stages["sft"].summary == {}
+    assert found.evaluation is None and found.report is None and found.table() == ""
+    (tmp_path / "sft/summary.json").write_text('{"loss": 1.5}')
+    assert pipeline.run(config(), tmp_path, load=unloadable).stages["sft"].summary == {"loss": 1.5}

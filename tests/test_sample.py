@@ -29,7 +29,8 @@ from jaxalign.rollout.engine import Engine
 from jaxalign.rollout.sampling import Sampling
 from jaxalign.sample import main
 from jaxalign.stages.shared import common
-from jaxalign.stages.shared.base import DONE, new_manifest, write_json
+from jaxalign.stages.shared.base import write_json
+from jaxalign.stages.shared.manifest import DONE, new_manifest
 from jaxalign.training.checkpoint import save_params
 from tests import made_tokenizers
 

@@ -252,7 +252,7 @@ def test_an_interrupted_process_says_how_to_go_on(folder, number):
     code = """
 import signal, sys, time, types
 from jaxalign import train
-from jaxalign.stages.base import Stage
+from jaxalign.stages.shared.base import Stage
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # Whoever runs the tests in the background has it ignored.
 
@@ -283,3 +283,14 @@ def test_the_module_runs_as_a_command(folder):
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, env=environment)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "config.ppo.kl_coeff is not a field of ppo; did you mean kl_coef?\n"
+
+
+def test_an_option_that_this_machine_cannot_run_leaves_nothing_that_must_be_overwritten(folder, capsys):
+    """Fused attention needs a GPU or a TPU, and is found out once the stage has begun."""
+    tiny = ["--config.model.layers=1", "--config.model.embed=32", "--config.world.tokens=20000",
+            "--config.world.vocab_size=400", "--config.pretrain.steps=1", "--config=small.py"]
+    assert train.main(["train", *tiny, "--config.model.attention=fused"]) == 2
+    assert "fused" in capsys.readouterr().err
+    assert not (folder / "runs/small/pretrain").exists()
+    assert train.main(["train", *tiny]) == 0
+    assert (folder / "runs/small/pretrain/manifest.json").exists()

@@ -31,6 +31,7 @@ HELD_OUT_TOKENS = 20_000
 class Pretrain(Stage):
     name = "pretrain"
     config_fields = (*common.BASE_FIELDS, *common.WORLD_FIELDS, "pretrain")
+    setup_files = ("tokenizer.model",)
 
     def inputs(self, config: Config) -> tuple[str, ...]:
         return ()

@@ -53,18 +53,3 @@ def parse_row(line: str, path: str | os.PathLike, number: int) -> dict[str, Any]
 def read_rows(path: str | os.PathLike) -> list[dict[str, Any]]:
     """Every complete line of `path` as an object; blank lines are passed over. Raises UserError as `parse_row`."""
     return [parse_row(line, path, number) for number, line in enumerate(read_lines(path), 1) if line.strip()]
-
-
-def write_atomically(path: str | os.PathLike, content: str) -> None:
-    """Replaces `path` by `content` in one step: a reader, or a crash, sees the old file or the new one.
-
-    Lone surrogates, which UTF-8 cannot hold, become "?".
-    """
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with open(temporary, "wb") as file:
-        file.write(content.encode("utf-8", "replace"))
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)

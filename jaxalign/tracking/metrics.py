@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxalign.parallel import hosts
+from jaxalign.storage import write_atomically
 from jaxalign.tracking import jsonl
 
 Metrics = Mapping[str, int | float]
@@ -58,7 +59,7 @@ class MetricFiles:
         kept = [line for number, line in enumerate(lines, 1)
                 if line.strip() and jsonl.parse_row(line, self.path, number).get("step", -1) < first]
         if len(kept) < len(lines):
-            jsonl.write_atomically(self.path, "".join(line + "\n" for line in kept))
+            write_atomically(self.path, "".join(line + "\n" for line in kept))
         self._file = jsonl.open_append(self.path)
 
     def log(self, step: int, metrics: Metrics) -> None:

@@ -38,7 +38,8 @@ from jaxalign.planner.hardware import chip_of
 from jaxalign.records import Principle
 from jaxalign.rollout.engine import Engine, Heard
 from jaxalign.rollout.sampling import Sampling, section_sampling
-from jaxalign.stages.shared.base import StageContext, read_manifest
+from jaxalign.stages.shared.base import StageContext
+from jaxalign.stages.shared.manifest import read_manifest
 from jaxalign.tracking.progress import Progress
 from jaxalign.tracking.timing import Timeline, Timing
 from jaxalign.tracking.tracker import make_trackers

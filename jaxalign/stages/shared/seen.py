@@ -13,7 +13,8 @@ from jaxalign.errors import UserError
 from jaxalign.records import Message
 from jaxalign.stages import dpo, preference, sft
 from jaxalign.stages.shared import common, sources
-from jaxalign.stages.shared.base import DONE, StageContext, read_manifest
+from jaxalign.stages.shared.base import StageContext
+from jaxalign.stages.shared.manifest import DONE, read_manifest
 from jaxalign.tracking.tokens import GIVEN, LEARNT, SCORED, TokenRow
 
 STAGES = ("sft", "preference", "dpo", "ppo")

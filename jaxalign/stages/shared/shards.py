@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from jaxalign.parallel import hosts
 from jaxalign.records import Message, Prompt
-from jaxalign.tracking.jsonl import write_atomically
+from jaxalign.storage import write_atomically
 
 TOGETHER = 4
 """Chunks whose prompts wait in one queue."""

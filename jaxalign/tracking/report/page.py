@@ -14,8 +14,8 @@ from typing import Any
 
 import jinja2
 
+from jaxalign.storage import write_atomically
 from jaxalign.tracking.formatting import short_percent
-from jaxalign.tracking.jsonl import write_atomically
 from jaxalign.tracking.measures import model_phrase, model_title
 from jaxalign.tracking.report import examples as pick
 from jaxalign.tracking.report import prose, sections, training_sections

@@ -1,0 +1,8 @@
+"""The pipeline: runs stages in order, skips the finished, resumes the interrupted, and refuses the changed."""
+
+from jaxalign.pipeline.changes import find_changes
+from jaxalign.pipeline.graph import load_stage
+from jaxalign.pipeline.results import RunResult, StageResult
+from jaxalign.pipeline.running import run
+
+__all__ = ["RunResult", "StageResult", "find_changes", "load_stage", "run"]

@@ -1,0 +1,125 @@
+"""Which stages of a work directory another config, other files or other inputs have made."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from jaxalign.config import Config, schema, to_dict
+from jaxalign.errors import UserError
+from jaxalign.pipeline.graph import Load, loader, names, read_graph
+from jaxalign.stages.shared.manifest import DONE, Manifest, file_fingerprint, find_manifest, new_manifest
+from jaxalign.storage import LocalStorage, Storage, read_json
+
+CONFIG = "config.json"
+_SHOWN = 12  # differences of one stage that an error lists; the others are counted
+
+
+def find_changes(config: Config, workdir: str | os.PathLike | Storage, load: Load | None = None) -> dict[str, list[str]]:
+    """The stages of `workdir` that are out of date, each with its differences.
+
+    A stage with a manifest counts if it is to run, or if one that is to run reads it. A stage's code is loaded only where
+    there is no manifest, to foresee its output, or where the last run had another config, to learn what it reads.
+
+    Raises:
+      UserError: a stage that is to be read is neither done nor in `config.stages`, or a folder was not made by a run.
+    """
+    storage = LocalStorage(workdir) if isinstance(workdir, str | os.PathLike) else workdir
+    load = loader(config) if load is None else load
+    manifests = functools.cache(functools.partial(find_manifest, storage))
+    graph, planned = read_graph(config, manifests, load, as_recorded=_is_last_config(config, storage)), names(config)
+    changed: dict[str, list[str]] = {}
+    output: dict[str, str] = {}
+    for name, sources in graph.items():
+        manifest = manifests(name)
+        if manifest is None:
+            _refuse_foreign(storage, name)
+            output[name] = new_manifest(load(name), config, {source: output[source] for source in sources}).output_hash
+            continue
+        if manifest.status != DONE and name not in planned:
+            raise UserError(f"stage {name} is half done in {storage.path()}, and is to be read; add {name} to config.stages")
+        differences = _differences(manifest, config)
+        if set(sources) != set(manifest.inputs):
+            differences.append(f"it read {_listed(manifest.inputs)} and is to read {_listed(sources)}")
+        for source in sources:
+            if source in changed or output[source] != manifest.inputs.get(source, output[source]):
+                differences.append(f"its input {source} changes")
+        if differences:
+            changed[name] = differences
+        output[name] = manifest.output_hash
+    return changed
+
+
+def refusal(workdir: Path, changed: Mapping[str, list[str]]) -> str:
+    """The error text for stages that are out of date."""
+    lines = [f"{workdir} holds stages made with another config (nothing was touched; choose another --workdir, or give "
+             "--overwrite to redo them, which keeps the old folders as STAGE.old-N):"]
+    for name, differences in changed.items():
+        rest = len(differences) - _SHOWN
+        shown = differences[:_SHOWN] + ([f"and {rest} more"] if rest > 0 else [])
+        lines += [f"  [{name}] {difference}" for difference in shown]
+    return "\n".join(lines)
+
+
+def _is_last_config(config: Config, storage: Storage) -> bool:
+    """Whether the last run that passed the checks had this config, except for the mesh; recorded inputs are then right."""
+    try:
+        return read_json(storage, CONFIG) | {"mesh": None} == to_dict(config) | {"mesh": None}
+    except (OSError, ValueError, TypeError):
+        return False
+
+
+def _differences(manifest: Manifest, config: Config) -> list[str]:
+    """The differences between what the stage was made with and the config, as "config.NAME was OLD and is NEW".
+
+    A field that did not exist then and has its default now is no difference: a default does what was done before.
+    """
+    differences, defaults = [], type(config)()
+    for name, old in manifest.config.items():
+        try:
+            after = _leaves(schema.to_plain(schema.get(config, name)), name)
+        except KeyError:
+            after = {}
+        before = _renamed(_leaves(old, name))
+        usual = _leaves(schema.to_plain(schema.get(defaults, name)), name) if after else {}
+        after = {leaf: value for leaf, value in after.items() if leaf in before or value != usual[leaf]}
+        for leaf in sorted(before.keys() | after.keys()):
+            was, now = (repr(side[leaf]) if leaf in side else "not there" for side in (before, after))
+            if was != now:
+                differences.append(f"config.{leaf} was {was} and is {now}")
+    for path, old in manifest.files.items():
+        # A file that is gone cannot have changed what was made from it; a stage that still needs it reports it.
+        if Path(path).exists() and file_fingerprint(Path(path), path) != old:
+            differences.append(f"the content of {path} has changed")
+    return differences
+
+
+def _leaves(value: Any, name: str) -> dict[str, Any]:
+    if isinstance(value, dict):
+        return {leaf: item for key, inner in value.items() for leaf, item in _leaves(inner, f"{name}.{key}").items()}
+    return {name: value}
+
+
+def _renamed(leaves: dict[str, Any]) -> dict[str, Any]:
+    """The values of an older manifest under their present names. One field once held the policy of every check of RL; all
+    checks but the sampler's could only warn or stop."""
+    policy = leaves.get("ppo.on_sampler_gap")
+    if policy is None:
+        return leaves
+    other = "stop" if policy == "stop" else "warn"
+    checks = {"ratio": policy, "sampler_gap": policy, "reference_kl": other, "micro_batches": other}
+    kept = {leaf: value for leaf, value in leaves.items() if leaf != "ppo.on_sampler_gap"}
+    return kept | {f"ppo.checks.{check}": value for check, value in checks.items()}
+
+
+def _listed(found: Iterable[str]) -> str:
+    return ", ".join(found) or "nothing"
+
+
+def _refuse_foreign(storage: Storage, name: str) -> None:
+    if storage.list(name) or storage.read(name) is not None:
+        raise UserError(f"{storage.path(name)} exists but was not made by a run (it has no manifest.json); move it away, or "
+                        "choose another --workdir")

@@ -1,0 +1,77 @@
+"""The graph of stages: which stage reads which, and the code of each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from jaxalign.config import Config
+from jaxalign.errors import UserError
+from jaxalign.registry.stages import STAGES, stages_in_order
+from jaxalign.stages.shared.base import Stage
+from jaxalign.stages.shared.manifest import Manifest
+
+Load = Callable[[str], Stage]
+"""Finds a stage by its name."""
+
+
+def load_stage(name: str) -> Stage:
+    """The stage of a registered name, or at "package.module:attribute" or "FILE.py:attribute".
+
+    Its module is imported only here: a run that has nothing to compute does not import JAX.
+
+    Raises:
+      UserError: there is no such record, its module cannot be imported, or it holds something else than a Stage of that name.
+    """
+    record = STAGES.get(name, "config.stages")
+    found = record.load("stage")
+    if not isinstance(found, Stage):
+        raise UserError(f"the stage of record {record.name!r} in config.stages is of type {type(found).__name__}; an instance "
+                        "of a subclass of jaxalign.stages.shared.base.Stage is expected")
+    if found.name != record.name:
+        raise UserError(f"the stage of record {record.name!r} in config.stages calls itself {found.name!r}; give both the same "
+                        "name")
+    return found
+
+
+def loader(config: Config) -> Load:
+    """Finds the stages of `config.stages`, and every registered one, by the names of their records."""
+    given = {STAGES.get(name, "config.stages").name: name for name in config.stages}
+    return lambda name: load_stage(given.get(name, name))
+
+
+def names(config: Config) -> tuple[str, ...]:
+    """The names of the stages to run, in order."""
+    return tuple(record.name for record in stages_in_order(config.stages))
+
+
+def read_graph(config: Config, manifests: Callable[[str], Manifest | None], load: Load,
+               as_recorded: bool) -> Mapping[str, tuple[str, ...]]:
+    """Every stage that is to run or to be read, with the stages that it reads, each after those.
+
+    Args:
+      config: the config.
+      manifests: the manifest of a stage by its name, None where it was never started.
+      load: finds a stage.
+      as_recorded: take from a manifest, where there is one, what a stage reads; its code is then not loaded.
+
+    Raises:
+      UserError: a stage that is to be read was never started and is not in `config.stages`.
+    """
+    planned, graph = names(config), {}
+
+    def visit(name: str, reader: str) -> None:
+        if name in graph:
+            return
+        manifest = manifests(name)
+        if manifest is None and name not in planned:
+            raise UserError(f"stage {reader} reads stage {name}, which has not been run here; add {name} to config.stages")
+        known = name in planned or name in STAGES
+        recorded = manifest is not None and (as_recorded or not known)
+        sources = tuple(manifest.inputs) if recorded else tuple(load(name).inputs(config))
+        for source in sources:
+            visit(source, name)
+        graph[name] = sources
+
+    for name in planned:
+        visit(name, "")
+    return graph

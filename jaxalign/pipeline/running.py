@@ -1,0 +1,151 @@
+"""Runs the stages of a config in a work directory."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import time
+import uuid
+
+from jaxalign.config import Config, schema, to_dict
+from jaxalign.errors import UserError
+from jaxalign.parallel import hosts
+from jaxalign.parallel.compile_cache import use_compile_cache
+from jaxalign.pipeline.changes import CONFIG, find_changes, refusal
+from jaxalign.pipeline.graph import Load, loader, names
+from jaxalign.pipeline.results import RunResult, read_results
+from jaxalign.stages.shared import manifest as manifests
+from jaxalign.stages.shared.base import Stage, StageContext
+from jaxalign.stages.shared.manifest import DONE, find_manifest, fingerprint, new_manifest
+from jaxalign.storage import LocalStorage, Storage, write_json
+from jaxalign.tracking.timing import rest_of
+
+TIMING = "timing.jsonl"
+_VISIBLE_SECONDS = 30.0  # for which a shared file system may still show a folder as it was
+_MARK = ".processes"
+
+
+def run(config: Config, workdir: str | os.PathLike, overwrite: bool = False, load: Load | None = None) -> RunResult:
+    """Brings every stage of `config.stages` to done, in order, and prints the final table and the report's path.
+
+    Args:
+      config: the whole config.
+      workdir: the work directory; made when missing.
+      overwrite: redo the stages whose config, files or inputs changed; the old folder is moved aside to STAGE.old-N.
+      load: finds a stage by its name; by default `load_stage`.
+
+    Returns:
+      The summaries of the stages, the evaluation and the report's path.
+
+    Raises:
+      UserError: the directory is in use, a stage there was made with other settings, or an input is missing.
+    """
+    storage = LocalStorage(workdir)
+    load = loader(config) if load is None else load
+    with hosts.first_alone(storage.lock):
+        _check_alike(config, storage)
+        hosts.once(lambda: _make_ready(config, storage, overwrite, load))
+        for name in names(config):
+            _bring_to_done(name, config, storage, load)
+        hosts.wait()
+        result = read_results(storage, names(config))
+        if hosts.is_first():
+            _print_results(result)
+    return result
+
+
+def _check_alike(config: Config, storage: Storage) -> None:
+    """Raises UserError in a process that has another config than the first one, or does not see its work directory."""
+    if hosts.count() == 1:
+        return
+    word, wanted = hosts.once(lambda: [uuid.uuid4().hex, fingerprint(to_dict(config))])
+    hosts.once(lambda: storage.write(_MARK, word.encode()))
+    if fingerprint(to_dict(config)) != wanted:
+        raise UserError("this process has another config than process 0; give all the same command, and the same config file")
+    if not _appears(storage, word.encode()):
+        raise UserError(f"the work directory {storage.path()} is not that of process 0; --workdir must name a folder that all "
+                        "hosts share, by the same path on each")
+    hosts.wait()
+    hosts.once(lambda: storage.remove(_MARK))
+
+
+def _appears(storage: Storage, content: bytes) -> bool:
+    """Whether the mark of process 0 becomes visible within _VISIBLE_SECONDS."""
+    until = time.monotonic() + _VISIBLE_SECONDS
+    while time.monotonic() < until:
+        if storage.read(_MARK) == content:
+            return True
+        time.sleep(0.2)
+    return False
+
+
+def _make_ready(config: Config, storage: Storage, overwrite: bool, load: Load) -> None:
+    """Refuses what cannot be done, and moves aside what is to be redone."""
+    changed = find_changes(config, storage, load)
+    if changed and not overwrite:
+        raise UserError(refusal(storage.path(), changed))
+    planned = names(config)
+    for name in changed:
+        if name not in planned:
+            raise UserError(f"stage {name} in {storage.path()} was made with another config and is to be redone; "
+                            f"add {name} to config.stages")
+    for name in changed:
+        aside = storage.move_aside(name)
+        print(f"[{name}] changed; the old folder is now {storage.path(aside)}", flush=True)
+    write_json(storage, CONFIG, to_dict(config))
+
+
+def _bring_to_done(name: str, config: Config, storage: Storage, load: Load) -> None:
+    resumed = hosts.once(lambda: _begin(name, config, storage, load))
+    if resumed is None:
+        return
+    use_compile_cache(config.compile_cache)
+    stage, directory = load(name), storage.path(name)
+    try:
+        with rest_of(directory / TIMING):
+            stage.run(StageContext(config=config, workdir=storage.path(), directory=directory, resumed=resumed))
+    except Exception:
+        if not resumed and hosts.is_first():
+            _forget(stage, storage)
+        raise
+    hosts.wait()
+    hosts.once(lambda: _finish(name, storage))
+
+
+def _begin(name: str, config: Config, storage: Storage, load: Load) -> bool | None:
+    """Marks a stage as running. Returns whether it resumes what is there; None where it is done."""
+    manifest = find_manifest(storage, name)
+    if manifest is not None and manifest.status == DONE:
+        print(f"[{name}] done, nothing to compute", flush=True)
+        return None
+    resumed = manifest is not None
+    if manifest is None:
+        stage = load(name)
+        inputs = {source: find_manifest(storage, source).output_hash for source in stage.inputs(config)}
+        manifest = new_manifest(stage, config, inputs)
+    # A run may be resumed under another mesh; the manifest records the last one.
+    dataclasses.replace(manifest, mesh=schema.to_plain(config.mesh)).write(storage)
+    print(f"[{name}] {'continuing' if resumed else 'starting'}", flush=True)
+    return resumed
+
+
+def _forget(stage: Stage, storage: Storage) -> None:
+    """Removes the folder of a first start that failed before there was any work to resume, only set-up and empty files.
+
+    The config can then be mended and the command given again without --overwrite.
+    """
+    setup = {manifests.FILE, TIMING, *stage.setup_files}
+    if not any(storage.size(f"{stage.name}/{file}") for file in storage.list(stage.name) if file not in setup):
+        storage.remove(stage.name)
+
+
+def _finish(name: str, storage: Storage) -> None:
+    dataclasses.replace(find_manifest(storage, name), status=DONE).write(storage)
+    print(f"[{name}] finished", flush=True)
+
+
+def _print_results(result: RunResult) -> None:
+    if result.evaluation is not None:
+        print("\n" + result.table())
+    if result.report is not None:
+        print(f"\nReport: {result.report}")

@@ -1,0 +1,109 @@
+"""The manifest of a stage's folder, by which the pipeline knows whether the stage is done, half done or out of date.
+
+A manifest records the config fields, the files and the outputs of earlier stages that the stage was run with. Outputs are
+deterministic, so a stage's output hash is the hash of what it was made from; no large file is read to compute it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from jaxalign.config import Config, schema
+from jaxalign.errors import UserError
+from jaxalign.stages.shared.base import Stage
+from jaxalign.storage import LocalStorage, Storage, read_json, write_json
+
+RUNNING, DONE = "running", "done"
+FILE = "manifest.json"
+
+
+@dataclasses.dataclass(frozen=True)
+class Manifest:
+    """What a stage's folder was made from.
+
+    Attributes:
+      stage: the stage's name.
+      status: RUNNING or DONE.
+      config: the values that the stage depends on, by dotted name.
+      inputs: the output hash of each stage that it reads, by name.
+      files: the hash of each file from outside that it reads, by path.
+      mesh: the mesh of the last run; results do not depend on it.
+    """
+
+    stage: str
+    status: str
+    config: dict[str, Any]
+    inputs: dict[str, str]
+    files: dict[str, str]
+    mesh: dict[str, int]
+
+    @property
+    def config_hash(self) -> str:
+        return fingerprint(self.config)
+
+    @property
+    def output_hash(self) -> str:
+        return fingerprint([self.stage, self.config, self.inputs, self.files])
+
+    def write(self, storage: Storage) -> None:
+        """Writes the manifest into the stage's folder of a work directory."""
+        content = dataclasses.asdict(self) | {"config_hash": self.config_hash, "output_hash": self.output_hash}
+        write_json(storage, f"{self.stage}/{FILE}", content)
+
+
+def new_manifest(stage: Stage, config: Config, inputs: Mapping[str, str]) -> Manifest:
+    """The manifest of a stage about to start. `inputs` has the output hash of every stage that it reads, by name.
+
+    Raises:
+      UserError: a file that the stage reads cannot be read.
+    """
+    return Manifest(
+        stage=stage.name,
+        status=RUNNING,
+        config={name: schema.to_plain(schema.get(config, name)) for name in sorted(stage.config_fields)},
+        inputs=dict(inputs),
+        files={str(path): file_fingerprint(path, field) for path, field in sorted(stage.files(config).items())},
+        mesh=schema.to_plain(config.mesh),
+    )
+
+
+def read_manifest(directory: Path) -> Manifest | None:
+    """The manifest in a stage's folder; None where the stage was never started there. Raises UserError as `find_manifest`."""
+    return find_manifest(LocalStorage(directory.parent), directory.name)
+
+
+def find_manifest(storage: Storage, stage: str) -> Manifest | None:
+    """The manifest of a stage in a work directory; None where the stage was never started there.
+
+    Raises:
+      UserError: the file is not a manifest.
+    """
+    name = f"{stage}/{FILE}"
+    try:
+        content = read_json(storage, name)
+        if content is None and storage.read(name) is None:
+            return None
+        return Manifest(**{entry.name: content[entry.name] for entry in dataclasses.fields(Manifest)})
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{storage.path(name)} is damaged ({type(error).__name__}: {error}); put the file back, or move the "
+                        f"folder {storage.path(stage)} aside to run the stage again") from None
+
+
+def fingerprint(value: Any) -> str:
+    """A hash of JSON values that does not depend on the order of keys."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True, separators=(",", ":")).encode()).hexdigest()[:32]
+
+
+def file_fingerprint(path: Path, field: str) -> str:
+    """A hash of a file's content. Raises UserError, naming the config field, when it cannot be read."""
+    try:
+        with open(path, "rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()[:32]
+    except OSError as error:
+        raise UserError(f"config.{field}: {path} cannot be read ({error.strerror or error}); set it to an existing "
+                        "file") from None

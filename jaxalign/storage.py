@@ -1,0 +1,145 @@
+"""Work directories: small files read and written whole, listing, moving aside, and a lock, behind one protocol.
+
+`LocalStorage` keeps them on a local or shared disk. The pipeline and the manifests of stages use nothing else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any, Protocol
+
+from jaxalign.errors import UserError
+
+
+class Storage(Protocol):
+    """The files of one work directory. Names are relative to it, with "/" between folders."""
+
+    def read(self, name: str) -> bytes | None:
+        """The content of a file; None where there is no such file."""
+
+    def write(self, name: str, content: bytes) -> None:
+        """Replaces a file in one step: a reader, or a crash, sees the old content or the new one. Makes missing folders."""
+
+    def list(self, name: str = "") -> list[str]:
+        """The names of all files below a folder, relative to it, sorted; empty where there is no such folder."""
+
+    def size(self, name: str) -> int:
+        """The bytes of a file; 0 where there is no such file."""
+
+    def remove(self, name: str) -> None:
+        """Removes a file, or a folder with all it holds; does nothing where there is neither."""
+
+    def move_aside(self, name: str) -> str:
+        """Renames a folder to the first free of NAME.old-1, NAME.old-2, ... and returns its new name."""
+
+    def lock(self) -> AbstractContextManager[None]:
+        """Excludes other processes while the context lasts, however this process ends. Raises UserError where one has it."""
+
+    def path(self, name: str = "") -> Path:
+        """Where a file or folder is on this machine, for stages that write large files themselves."""
+
+
+class LocalStorage:
+    """A work directory on a disk that this machine mounts.
+
+    Args:
+      folder: the directory; `lock` makes it where it is missing.
+    """
+
+    def __init__(self, folder: str | os.PathLike):
+        self.folder = Path(folder)
+
+    def path(self, name: str = "") -> Path:
+        return self.folder / name
+
+    def read(self, name: str) -> bytes | None:
+        try:
+            return self.path(name).read_bytes()
+        except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+            return None
+
+    def write(self, name: str, content: bytes) -> None:
+        write_bytes_atomically(self.path(name), content)
+
+    def list(self, name: str = "") -> list[str]:
+        folder = self.path(name)
+        return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if not path.is_dir())
+
+    def size(self, name: str) -> int:
+        path = self.path(name)
+        return path.stat().st_size if path.is_file() else 0
+
+    def remove(self, name: str) -> None:
+        path = self.path(name)
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
+
+    def move_aside(self, name: str) -> str:
+        number = 1
+        while self.path(aside := f"{name}.old-{number}").exists():
+            number += 1
+        self.path(name).rename(self.path(aside))
+        return aside
+
+    @contextlib.contextmanager
+    def lock(self) -> Iterator[None]:
+        """Locks the file .lock of the folder, which holds the number of the process. The system drops the lock with it."""
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            file = open(self.folder / ".lock", "a+", encoding="utf-8")
+        except OSError as error:
+            raise UserError(f"the work directory {self.folder} cannot be used ({error.strerror or error}); choose another "
+                            "--workdir") from None
+        with file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                file.seek(0)
+                raise UserError(f"the work directory {self.folder} is in use by process {file.read().strip() or '?'}; wait for "
+                                "it to end, or choose another --workdir") from None
+            file.truncate(0)
+            file.write(str(os.getpid()))
+            file.flush()
+            yield
+
+
+def read_json(storage: Storage, name: str) -> Any:
+    """The value of a JSON file; None where there is no such file. Raises ValueError where it is not JSON."""
+    content = storage.read(name)
+    return None if content is None else json.loads(content.decode("utf-8"))
+
+
+def write_json(storage: Storage, name: str, value: Any) -> None:
+    """Replaces a JSON file in one step."""
+    storage.write(name, json_bytes(value))
+
+
+def json_bytes(value: Any) -> bytes:
+    """Indented JSON with a final newline. Lone surrogates become "?". Raises ValueError for NaN and infinities."""
+    return (json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode("utf-8", "replace")
+
+
+def write_bytes_atomically(path: str | os.PathLike, content: bytes) -> None:
+    """Replaces the file `path` in one step, through a temporary file beside it. Makes missing folders."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with open(temporary, "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+
+
+def write_atomically(path: str | os.PathLike, content: str) -> None:
+    """Replaces a text file in one step, encoded as UTF-8; lone surrogates become "?"."""
+    write_bytes_atomically(path, content.encode("utf-8", "replace"))
