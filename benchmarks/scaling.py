@@ -148,7 +148,7 @@ def network(args, run: estimate.RunEstimate, sent: dict[str, float]) -> float:
 def compared(args, kept: dict, rows_of) -> list[str]:
     """Markdown: the compiler's figures beside the plan's, and the time that follows from the compiler's alone."""
     lines = [
-        "| devices | mesh | tokens a device | TFLOP: plan | compiler | GB sent: plan | compiler | of it LM head | "
+        "| devices | mesh | tokens a device | TFLOP: plan | compiler | GB sent: plan | compiler | LM head only | "
         "peak, GB: plan | compiler | compute, s | network for layers, s | for the LM head, s | equal at, tokens |",
         "|---|---|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]
