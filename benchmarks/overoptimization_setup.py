@@ -16,6 +16,7 @@ import numpy as np
 from jaxalign.config import Config, Optimizer, Ppo, check, from_config_dict
 from jaxalign.data.chat import styles
 from jaxalign.data.loader import EpochLoader, take
+from jaxalign.data.sources.generated import world_of
 from jaxalign.errors import UserError
 from jaxalign.models.model import Model, Params
 from jaxalign.records import PairBatch, Prompt
@@ -84,7 +85,7 @@ class Study:
         self.policy = common.make_model(config, self.tokenizer.vocab_size)
         self.scorer = self.policy.with_head("scalar")
         self.start = common.stage_params(self.context, "sft", self.policy)
-        self.world = common.world_of(read_config(workdir))
+        self.world = world_of(read_config(workdir))
         self.wanted_pairs = max(settings.pairs) + settings.held_out_pairs
         self.pair_prompts = -(-self.wanted_pairs * 5 // 4)  # Pairs of equal answers are left out.
         self.prompts = {

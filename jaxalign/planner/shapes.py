@@ -7,7 +7,6 @@ import json
 import pathlib
 
 from jaxalign.config import Config
-from jaxalign.data.sources.arithmetic import ALPHABET
 from jaxalign.data.tokenizers.sentence_piece import least_vocabulary
 from jaxalign.errors import UserError
 from jaxalign.models.architecture import DecoderConfig
@@ -16,6 +15,7 @@ from jaxalign.models.configured import adapted, configured_decoder, with_choices
 from jaxalign.models.families.base import Family
 from jaxalign.models.model import Model
 from jaxalign.parallel.sharding import Sharding
+from jaxalign.registry.data_sources import data_source
 
 _FILE = pathlib.Path(__file__).parent / "published_shapes.json"
 
@@ -45,7 +45,8 @@ def architecture(config: Config, shape: str | None = None) -> tuple[DecoderConfi
 
 def scratch_vocabulary(config: Config) -> int:
     """Ids of the tokenizer that stage pretrain trains."""
-    return least_vocabulary(ALPHABET) if config.data.source == "arithmetic" else config.world.vocab_size
+    alphabet = data_source(config).alphabet
+    return least_vocabulary(alphabet) if alphabet else config.world.vocab_size
 
 
 def policy_model(config: Config, sharding: Sharding | None, shape: str | None = None) -> Model:

@@ -7,6 +7,7 @@ import math
 
 from jaxalign.config import ADVANTAGES_WITH_CRITIC, POLICY_STAGES, STAGES, Config
 from jaxalign.planner.memory import Rows
+from jaxalign.registry.data_sources import data_source
 from jaxalign.rl.state import values_in_update
 from jaxalign.training.direct_step import sorts_the_batch
 from jaxalign.training.packed import pair_rows, part_rows
@@ -108,7 +109,7 @@ def _compare(config: Config, prompt, examples):
 
 
 def _pairs(config: Config, examples: int | None) -> int | None:
-    return config.compare.prompts if config.data.source == "world" else examples
+    return config.compare.prompts if data_source(config).feedback else examples
 
 
 def _preference(config: Config, prompt, examples):

@@ -11,6 +11,7 @@ import numpy as np
 
 from jaxalign import streams
 from jaxalign.config import Config
+from jaxalign.data.sources.generated import world_of
 from jaxalign.errors import UserError
 from jaxalign.feedback.critique import answer
 from jaxalign.feedback.labeller import Pair
@@ -40,7 +41,7 @@ class Compare(Stage):
         config, section = context.config, context.config.compare
         tokenizer = common.load_tokenizer(context)
         model = common.make_model(config, tokenizer.vocab_size)
-        prompts = common.world_of(config).prompts("compare", section.prompts)
+        prompts = world_of(config).prompts("compare", section.prompts)
         shards = Shards(context.directory)
         left = shards.unfinished(queues(len(prompts), section.batch))
         start = len(prompts) - sum(len(queue.rows) for queue in left)

@@ -21,7 +21,7 @@ from jaxalign.algorithms.statistics import wilson_interval
 from jaxalign.config import Config, Dpo
 from jaxalign.data.chat import styles
 from jaxalign.data.loader import take
-from jaxalign.data.sources.preferences import split_by_prompt
+from jaxalign.data.sources.splits import split_by_prompt
 from jaxalign.data.tokenizers.load import Tokenizer
 from jaxalign.errors import UserError
 from jaxalign.models.adapters.lora import join
@@ -55,8 +55,7 @@ class DPO(Stage):
     config_fields = (*common.MODEL_FIELDS, "data", "world", "preference.max_length", "dpo", "feedback.undecided")
 
     def inputs(self, config: Config) -> tuple[str, ...]:
-        pairs = ("compare",) if config.data.source == "world" else ()
-        return (*common.policy_stages(config, self.name), *pairs)
+        return (*common.policy_stages(config, self.name), *sources.made_in(config, "compare"))
 
     def files(self, config: Config):
         return common.base_files(config) | sources.data_files(config)
@@ -65,7 +64,7 @@ class DPO(Stage):
         config, section = context.config, context.config.dpo
         tokenizer = common.load_tokenizer(context)
         model = common.make_model(config, tokenizer.vocab_size)
-        judged = config.data.source == "judgements_jsonl"
+        judged = sources.is_judged(config)
         pairs, held_out, report = (sources.human_judgements if judged else labelled_split)(context, tokenizer)
         for sentence in report.sentences() if report else ():
             print(f"[{self.name}] {sentence}", flush=True)
@@ -117,7 +116,7 @@ class DPO(Stage):
 def labelled_split(context: StageContext, tokenizer: Tokenizer):
     """(train, held out, report of the file) of the pairs that the policy learns from; no report for the world."""
     config = context.config
-    if config.data.source == "world":
+    if sources.made_in(config, "compare"):
         return *split_by_prompt(labelled_pairs(context), config.dpo.held_out_share, config.seed), None
     return sources.human_comparisons(context, tokenizer)
 

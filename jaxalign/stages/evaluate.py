@@ -18,11 +18,13 @@ from jaxalign import streams
 from jaxalign.algorithms.statistics import wilson_interval
 from jaxalign.config import POLICY_STAGES, Config
 from jaxalign.data.chat import styles
+from jaxalign.data.sources.generated import world_of
 from jaxalign.data.world import gold
 from jaxalign.feedback.labeller import Pair
 from jaxalign.models.model import Model
 from jaxalign.parallel.rows import fetch, place_rows
 from jaxalign.records import Comparison, Prompt, Rollout
+from jaxalign.registry.data_sources import data_source
 from jaxalign.rewards.scorer import raw_rollout_scores, scoring_work
 from jaxalign.rl.experience import response_mask, response_stats
 from jaxalign.rollout.engine import Engine
@@ -72,7 +74,7 @@ class Evaluate(Stage):
                     shards.write(chunk, rows)
                 progress.update(len(queue.rows))
         summary = summarise(config, list(shards.read()), names)
-        if section.win_rate_prompts and config.data.source == "world":
+        if section.win_rate_prompts and data_source(config).feedback:
             summary["win_rates"] = win_rates(context, model, shards, names)
         write_json(context.directory / "summary.json", summary)
         write_json(context.workdir / "summary.json", summary)
@@ -98,7 +100,7 @@ class Answering:
         self.scorer = load_scorer(context, "preference", model) if "preference" in config.stages else None
         self.engine = Engine(model, config.evaluate.batch, config.model.max_length)
         self.sampling = common.sampling(config.evaluate, tokenizer, config.data.style)
-        self.world = common.world_of(config) if config.data.source == "world" else None
+        self.world = world_of(config) if data_source(config).gold else None
         self.timing = common.timing(context, model)
 
     def rows(self, prompts: Sequence[Prompt], queue: Queue, progress: Progress) -> Iterator[tuple[int, list[dict]]]:
@@ -151,7 +153,7 @@ class Answering:
 
 def is_verified(config: Config) -> bool:
     """Whether answers are measured by the verifier that rewards them."""
-    return config.data.source in ("arithmetic", "prompts_jsonl") and "verifier" in rewards.reward_sources(config)
+    return data_source(config).answers and "verifier" in rewards.reward_sources(config)
 
 
 def summarise(config: Config, rows: list[dict], names: Sequence[str]) -> dict:
@@ -193,7 +195,7 @@ def win_rates(context: StageContext, model: Model, shards: Shards, names: Sequen
     """How often the labeller (the base, never inverted) prefers a later model's answer to an earlier one's, asked in both
     orders. A tie or an undecided pair counts half."""
     config, section = context.config, context.config.evaluate
-    prompts = {p.id: p for p in common.world_of(config).prompts("evaluate", section.prompts)[: section.win_rate_prompts]}
+    prompts = {p.id: p for p in world_of(config).prompts("evaluate", section.prompts)[: section.win_rate_prompts]}
     answers = {(row["model"], row["prompt_id"]): row["response"] for row in shards.read()}
     contests, out = [(later, names[i]) for j, later in enumerate(names) for i in range(j)], []
     with Progress("evaluate", len(contests) * len(prompts), unit="comparison") as progress:

@@ -22,7 +22,8 @@ from jaxalign.config import Config
 from jaxalign.config import Preference as Section
 from jaxalign.data.chat import styles
 from jaxalign.data.loader import EpochLoader, take
-from jaxalign.data.sources.preferences import MixtureReport, PreferenceReport, split_by_prompt
+from jaxalign.data.sources.base import SourceReport
+from jaxalign.data.sources.splits import split_by_prompt
 from jaxalign.data.tokenizers.load import Tokenizer
 from jaxalign.models.adapters.lora import join
 from jaxalign.models.attention.dispatch import reads_branches
@@ -52,8 +53,7 @@ class Preference(Stage):
     config_fields = (*common.MODEL_FIELDS, "data", "world", "preference", "feedback.undecided")
 
     def inputs(self, config: Config) -> tuple[str, ...]:
-        pairs = ("compare",) if config.data.source == "world" else ()
-        return (*common.policy_stages(config, self.name), *pairs)
+        return (*common.policy_stages(config, self.name), *sources.made_in(config, "compare"))
 
     def files(self, config: Config):
         return common.base_files(config) | sources.data_files(config)
@@ -156,10 +156,10 @@ def make_ensemble(section: Section, model: Model, members: Sequence[Params], tra
 
 def labelled_split(
     context: StageContext, tokenizer: Tokenizer
-) -> tuple[list[Comparison], list[Comparison], PreferenceReport | MixtureReport | None]:
+) -> tuple[list[Comparison], list[Comparison], SourceReport | None]:
     """(train, held out, report of the file) of the pairs that the preference model learns from; no report for the world."""
     config = context.config
-    if config.data.source != "world":
+    if not sources.made_in(config, "compare"):
         return sources.human_comparisons(context, tokenizer, margins=config.preference.margin_weight > 0)
     return *split_by_prompt(labelled_pairs(context), config.preference.held_out_share, config.seed), None
 

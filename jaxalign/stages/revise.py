@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from jaxalign import streams
 from jaxalign.config import Config
+from jaxalign.data.sources.generated import world_of
 from jaxalign.feedback.critique import answer, draw_principles, revise
 from jaxalign.records import Revision
 from jaxalign.stages.shared import common
@@ -33,7 +34,7 @@ class Revise(Stage):
         constitution = common.constitution(config)
         tokenizer = common.load_tokenizer(context)
         model = common.make_model(config, tokenizer.vocab_size)
-        world, shards = common.world_of(config), Shards(context.directory)
+        world, shards = world_of(config), Shards(context.directory)
         red_team = world.prompts("red_team", section.red_team_prompts)
         helpful = world.prompts("helpful", section.helpful_prompts)
         first = len(chunks(len(red_team), section.batch))  # Chunk of helpful prompts.

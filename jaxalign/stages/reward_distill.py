@@ -21,7 +21,7 @@ from jaxalign.algorithms.statistics import pearson, spearman, wilson_interval
 from jaxalign.config import Config
 from jaxalign.data.chat import styles
 from jaxalign.data.loader import EpochLoader, take
-from jaxalign.data.sources.preferences import split_by_prompt
+from jaxalign.data.sources.splits import split_by_prompt
 from jaxalign.data.tokenizers.load import Tokenizer
 from jaxalign.errors import UserError
 from jaxalign.models.adapters.lora import merge, trained
@@ -54,8 +54,7 @@ class RewardDistill(Stage):
     )  # fmt: skip
 
     def inputs(self, config: Config) -> tuple[str, ...]:
-        pairs = ("compare",) if config.data.source == "world" else ()
-        return (*common.policy_stages(config, self.name), *pairs, "preference")
+        return (*common.policy_stages(config, self.name), *sources.made_in(config, "compare"), "preference")
 
     def files(self, config: Config):
         return common.base_files(config) | sources.data_files(config)

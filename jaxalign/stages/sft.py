@@ -23,7 +23,7 @@ class Sft(Stage):
     config_fields = (*common.MODEL_FIELDS, "data", "world", "sft", "preference.max_length")
 
     def inputs(self, config: Config) -> tuple[str, ...]:
-        return (*common.base_stages(config), *(("revise",) if config.data.source == "world" else ()))
+        return (*common.base_stages(config), *sources.made_in(config, "revise"))
 
     def files(self, config: Config):
         return common.base_files(config) | sources.data_files(config)
@@ -47,7 +47,7 @@ class Sft(Stage):
 
 def answered(context: StageContext, tokenizer: Tokenizer):
     """(train, held out, report of the file): (messages, answer) pairs to imitate; no report for the world."""
-    if context.config.data.source == "world":
+    if sources.made_in(context.config, "revise"):
         return *_revisions(context, tokenizer), None
     train, held_out, report = sources.human_comparisons(context, tokenizer)
     return *([(c.prompt.messages, c.response_a) for c in pairs] for pairs in (train, held_out)), report

@@ -10,7 +10,8 @@ import json
 import pytest
 
 from jaxalign.data.chat.template import DialogueRefused
-from jaxalign.data.sources.preferences import fit_prompts, read_preferences, split_by_prompt, unique_prompts
+from jaxalign.data.sources.preferences import read_preferences
+from jaxalign.data.sources.splits import fit_prompts, split_by_prompt, unique_prompts
 from jaxalign.errors import UserError
 from jaxalign.records import Comparison, Message, Prompt
 
@@ -104,7 +105,7 @@ def test_too_many_broken_rows_stop_with_the_lines(tmp_path):
 
 def test_a_file_without_a_usable_pair_says_what_became_of_its_rows(tmp_path):
     path = _write(tmp_path / "pairs.jsonl", [_ROWS[3], _ROWS[6]])
-    with pytest.raises(UserError, match=r"2 rows read, 0 pairs kept; 1 with two equal answers; left out \(lines 1\)"):
+    with pytest.raises(UserError, match=r"2 rows read, 0 pairs kept; 1 with two equal answers; dropped \(lines 1\)"):
         read_preferences(path)
     with pytest.raises(UserError, match="no pair of answers is left: .*0 rows read"):
         read_preferences(_write(tmp_path / "empty.jsonl", []))
@@ -145,7 +146,7 @@ def test_margins_are_read_only_when_asked(tmp_path):
     pairs, report = read_preferences(path, margins=True)
     assert [pair.margin for pair in pairs] == [1.5, 0, 0, 0, 0, 2.0, 0]
     assert report.bad_margins == (3, 4, 5, 7) and report.broken == ()
-    assert any("with a margin that is no number" in sentence for sentence in report.sentences())
+    assert any("with a margin that is not a number" in sentence for sentence in report.sentences())
     plain, report = read_preferences(path)
     assert [pair.margin for pair in plain] == [None] * 7 and report.bad_margins == ()
     assert [pair.prompt for pair in plain] == [pair.prompt for pair in pairs]
@@ -165,7 +166,7 @@ def test_a_dialogue_that_the_chat_template_refuses_is_listed_and_stops_no_other(
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     pairs, report = read_preferences(path, count_tokens=count, max_tokens=5)
     assert [pair.prompt.id for pair in pairs] == ["pairs:1", "pairs:3"] and report.refused == (2,)
-    assert "1 that the model's chat template refuses; left out (lines 2)" in report.sentences()
+    assert "1 refused by the model's chat template; dropped (lines 2)" in report.sentences()
 
 
 def test_a_prompt_that_the_chat_template_refuses_is_listed():
@@ -203,7 +204,7 @@ def test_a_split_keeps_at_least_one_dialogue_on_each_side():
     pairs = [_pair("q1", 1), _pair("q2", 2)]
     assert split_by_prompt(pairs, 0.0) == (pairs, [])
     assert [len(part) for part in split_by_prompt(pairs, 0.01)] == [1, 1]
-    with pytest.raises(UserError, match="leaves nothing of 1 distinct dialogues"):
+    with pytest.raises(UserError, match="leaves none of 1 distinct dialogues"):
         split_by_prompt(pairs[:1], 0.5)
 
 

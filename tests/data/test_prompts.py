@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from jaxalign.data.sources.prompts import read_prompts, split_prompts
+from jaxalign.data.sources.prompts import read_prompts
+from jaxalign.data.sources.splits import split_by_prompt
 from jaxalign.errors import UserError
 from jaxalign.records import Message, Prompt
 
@@ -30,11 +31,11 @@ def test_texts_and_message_lists_are_prompts_and_other_fields_are_columns(tmp_pa
     ("row", "reason"),
     [
         ({"question": "1+1", "answer": 2}, "no \"prompt\""),
-        ({"prompt": "  ", "answer": 2}, "says something"),
+        ({"prompt": "  ", "answer": 2}, "has text"),
         ({"prompt": [{"role": "assistant", "content": "b"}], "answer": 2},
-         "turn of the user's"),
+         "user's turn that has text"),
         ({"prompt": [{"role": "system", "content": "a"}], "answer": 2}, "message 1"),
-        ({"prompt": "1+1"}, "other columns than the first prompt (answer"),
+        ({"prompt": "1+1"}, "the columns differ from those of the first prompt (answer"),
         ({"prompt": "1+1", "answer": 2, "source": "x"}, '"source" is reserved'),
         ("{", "not JSON"),
     ],
@@ -68,11 +69,11 @@ def test_a_file_without_a_prompt_is_refused(tmp_path):
 
 def test_the_split_is_by_content_and_leaves_something():
     prompts = [Prompt(f"x:{i}", (Message("user", str(i)),), "file") for i in range(20)]
-    train, held = split_prompts(prompts, 0.25, 0)
+    train, held = split_by_prompt(prompts, 0.25, 0)
     assert len(held) == 5 and {*train, *held} == {*prompts}
-    again_train, again_held = split_prompts(prompts[::-1], 0.25, 0)
+    again_train, again_held = split_by_prompt(prompts[::-1], 0.25, 0)
     assert {p.id for p in again_held} == {p.id for p in held}
-    assert split_prompts(prompts, 0.0, 0) == (prompts, [])
-    assert split_prompts(prompts, 0.25, 1)[1] != held
-    with pytest.raises(UserError, match="leaves nothing of 1 prompts"):
-        split_prompts(prompts[:1], 0.9, 0)
+    assert split_by_prompt(prompts, 0.0, 0) == (prompts, [])
+    assert split_by_prompt(prompts, 0.25, 1)[1] != held
+    with pytest.raises(UserError, match="leaves none of 1 distinct dialogues"):
+        split_by_prompt(prompts[:1], 0.9, 0)

@@ -184,7 +184,7 @@ def test_the_feedback_models_rating_may_be_the_reward(tmp_path):
         ({"reward": {"source": "ai_feedback"}}, "world.ratings is 0"),
         ({"reward": {"source": "preference+callable", "callable": "a.py:b", "weights": (1.0,)}}, "weights has 1 entries"),
         ({"reward": {"source": "preference+preference"}}, "joined by [+]"),
-        ({"data": {"source": "arithmetic"}}, "stage revise has nothing to learn from"),
+        ({"data": {"source": "arithmetic"}}, "stage revise has no data to learn from"),
         ({"data": {"source": "arithmetic"}, "stages": ("pretrain", "ppo")}, "there is no preference model"),
         ({"data": {"source": "prompts_jsonl"}}, "data.train is empty"),
         ({"data": {"source": "prompts_jsonl", "train": "x.jsonl"}, "stages": ("ppo",), "reward": {"source": "verifier"}},

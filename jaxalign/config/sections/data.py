@@ -8,22 +8,17 @@ from jaxalign.config.base import Section, WholeConfig
 from jaxalign.config.constraints import at_least, between, one_of
 from jaxalign.config.schema import field
 from jaxalign.errors import UserError
-
-STAGES_OF_SOURCE = {
-    "arithmetic": ("pretrain", "ppo", "evaluate", "report"),
-    "prompts_jsonl": ("ppo", "evaluate", "report"),
-    "judgements_jsonl": ("pretrain", "dpo", "evaluate", "report"),
-}
-"""The stages that a source without preferences can feed; the other sources feed every stage."""
+from jaxalign.registry.data_sources import DATA_SOURCES, DataSourceRecord, data_source
+from jaxalign.registry.stages import STAGES, StageRecord
 
 
 @dataclasses.dataclass(frozen=True)
 class Data(Section):
     """Where prompts and comparisons come from."""
 
-    source: str = field("world", "The embedded world; human preferences in JSONL; single judged answers in JSONL, for "
-                        "dpo.objective=kto; prompts in JSONL, with the columns that a reward reads; or arithmetic.",
-                        one_of("world", "preferences_jsonl", "judgements_jsonl", "prompts_jsonl", "arithmetic"))
+    source: str = field("world", "world (the embedded world), preferences_jsonl (human preferences), judgements_jsonl (single "
+                        "judged answers, for dpo.objective=kto), prompts_jsonl (prompts, with the columns that a reward "
+                        "reads), arithmetic, or 'package.module:name' or 'FILE.py:name' of your own.")
     train: str = field("", "JSONL file (.gz too), for preferences_jsonl (chosen/rejected), judgements_jsonl "
                        "(prompt/completion/label) and prompts_jsonl.")
     prompt_field: str = field("prompt", "The field of a row that is the prompt, for prompts_jsonl; the others are its columns.")
@@ -41,43 +36,52 @@ class Data(Section):
                        "model's own chat template.", one_of("compact", "hh", "chat"))
 
     def check(self, config: WholeConfig, name: str) -> None:
+        source = data_source(config)
+        _check_read(self, source)
         self._check_mixture()
-        self._check_file()
-        allowed = STAGES_OF_SOURCE.get(self.source, config.stages)
-        for stage in config.stages:
-            if stage not in allowed:
-                raise UserError(f"stage {stage} has no data to learn from with config.data.source {self.source!r}; set "
-                                f"config.stages to some of {', '.join(allowed)}")
-        if self.source == "prompts_jsonl" and config.model.source == "scratch":
-            raise UserError("config.data.source is 'prompts_jsonl', which has no text to train a tokenizer and a base on; set "
+        if source.rows and not self.train:
+            raise UserError(f"config.data.source is {self.source!r} but config.data.train is empty; set it to a JSONL file "
+                            f"(.gz too) of {source.rows}")
+        _check_stages(config.stages, source)
+        if source.text is None and config.model.source == "scratch":
+            raise UserError(f"config.data.source is {self.source!r}, which has no text to train a tokenizer and a base on; set "
                             "config.model.source to 'huggingface'")
         if self.style == "chat" and config.model.source == "scratch":
             raise UserError("config.data.style is 'chat', the chat template of a pretrained model, but config.model.source is "
                             "'scratch'; set it to 'huggingface', or the style to 'compact'")
-        if self.style == "chat" and self.source == "world":
-            raise UserError("config.data.style is 'chat' but config.data.source is 'world', whose stages use compact markers; "
-                            "set data.source to a file, or the style to 'compact'")
-
-    def _check_file(self) -> None:
-        if not self.source.endswith("_jsonl") or self.train:
-            return
-        rows = {"preferences_jsonl": 'dialogues, each row with "chosen" and "rejected"',
-                "judgements_jsonl": 'judged answers, each row with "prompt", "completion" and "label"',
-                "prompts_jsonl": 'prompts, each row with "prompt" and the columns that the reward reads'}[self.source]
-        raise UserError(f"config.data.source is {self.source!r} but config.data.train is empty; set it to a JSONL file (.gz "
-                        f"too) of {rows}")
+        if self.style == "chat" and source.feedback:
+            raise UserError(f"config.data.style is 'chat' but config.data.source is {self.source!r}, whose stages use compact "
+                            "markers; set data.source to a file, or the style to 'compact'")
 
     def _check_mixture(self) -> None:
         files = 1 + len(self.extra_train)
-        if self.extra_train and self.source != "preferences_jsonl":
-            raise UserError(f"config.data.extra_train is {self.extra_train} but config.data.source is {self.source!r}; set it "
-                            "to 'preferences_jsonl', or leave extra_train empty")
-        if self.weights and self.source != "preferences_jsonl":
-            raise UserError(f"config.data.weights is {self.weights} but config.data.source is {self.source!r}; set it to "
-                            "'preferences_jsonl', or leave weights empty")
         if self.weights and len(self.weights) != files:
             raise UserError(f"config.data.weights has {len(self.weights)} numbers for {files} files (config.data.train and "
                             "config.data.extra_train); give one for each, or none")
         if any(weight <= 0 for weight in self.weights):
             raise UserError(f"config.data.weights is {self.weights}; every weight must be above 0: leave out a file that is "
                             "not to be used")
+
+
+def _check_read(data: Data, source: DataSourceRecord) -> None:
+    """Refuses a field that only other sources read."""
+    if source.reads is None:
+        return
+    for entry in dataclasses.fields(data):
+        readers = [other.name for other in DATA_SOURCES if other.reads is not None and entry.name in other.reads]
+        value = getattr(data, entry.name)
+        if readers and entry.name not in source.reads and value != entry.default:
+            raise UserError(f"config.data.{entry.name} is {value!r}, which config.data.source {source.name!r} does not read; "
+                            f"leave it at {entry.default!r}, or set data.source to one of {', '.join(readers)}")
+
+
+def _check_stages(names: tuple[str, ...], source: DataSourceRecord) -> None:
+    """Refuses a stage that learns from rows of which the source has none."""
+
+    def fed(stage: StageRecord) -> bool:
+        return not stage.learns_from or not set(stage.learns_from).isdisjoint(source.provides)
+
+    for name in names:
+        if not fed(STAGES.get(name, "config.stages")):
+            raise UserError(f"stage {name} has no data to learn from with config.data.source {source.name!r}; set "
+                            f"config.stages to some of {', '.join(stage.name for stage in STAGES if fed(stage))}")

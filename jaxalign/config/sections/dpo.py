@@ -10,6 +10,7 @@ from jaxalign.config.schema import field, section
 from jaxalign.config.sections.optimizer import Optimizer
 from jaxalign.config.selectors import names_in
 from jaxalign.errors import UserError
+from jaxalign.registry.data_sources import data_source
 
 PAIRWISE_OBJECTIVES = (
     "sigmoid", "conservative", "robust", "hinge", "ipo", "ipo_mean", "exo_pair", "nca_pair", "bco_pair", "apo_zero",
@@ -53,9 +54,9 @@ class Dpo(Section):
     def check_objective(self, config: WholeConfig) -> None:
         """Checks what an objective, or each part of a sum, needs from the other fields; online_dpo reads them too."""
         parts = names_in(self.objective)
-        if config.data.source == "judgements_jsonl" and self.objective != "kto":
+        if "comparisons" not in data_source(config).provides and self.objective != "kto":
             raise UserError(f"config.dpo.objective is {self.objective!r}, which learns from pairs; config.data.source "
-                            "'judgements_jsonl' has single answers: set dpo.objective to 'kto', or data.source to "
+                            f"{config.data.source!r} has single answers: set dpo.objective to 'kto', or data.source to "
                             "'preferences_jsonl'")
         alone = [part for part in parts if part in ("kto", "orpo", "cpo", "simpo")]
         if alone and len(parts) > 1:

@@ -10,6 +10,7 @@ from jaxalign.config.division import check_divides, nearest_divisors
 from jaxalign.config.schema import field
 from jaxalign.config.selectors import names_in
 from jaxalign.errors import UserError
+from jaxalign.registry.data_sources import data_source
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,10 +82,11 @@ class Mesh(Section):
                   for size in ("heads", "kv_heads", "mlp")}
         widths = {f"config.{name}.embed": sizes.embed for name, sizes in decoders.items()}
         layers = {f"config.{name}.layers": sizes.layers for name, sizes in decoders.items()}
-        if config.data.source == "world":
+        source = data_source(config)
+        if not source.alphabet:
             tensor["config.world.vocab_size"] = config.world.vocab_size
-        elif config.data.source == "arithmetic" and self.tensor > 1:
-            raise UserError(f"config.mesh.tensor is {self.tensor}; the vocabulary of arithmetic is a few single characters, "
+        elif self.tensor > 1:
+            raise UserError(f"config.mesh.tensor is {self.tensor}; the vocabulary of {source.name} is a few single characters, "
                             "which it cannot split: use mesh.data or mesh.fsdp")
         repeats = " x pipeline_repeats" if self.pipeline_repeats > 1 else ""
         check_divides("config.mesh.tensor", self.tensor, tensor)

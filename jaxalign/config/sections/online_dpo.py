@@ -9,6 +9,7 @@ from jaxalign.config.constraints import above, at_least, between, one_of
 from jaxalign.config.schema import field, section
 from jaxalign.config.sections.optimizer import Optimizer
 from jaxalign.errors import UserError
+from jaxalign.registry.data_sources import data_source
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,6 +47,6 @@ class OnlineDpo(Section):
         if config.dpo.objective == "kto":
             raise UserError("config.dpo.objective is 'kto', which learns from single answers; stage online_dpo has pairs: "
                             "choose another")
-        if config.data.source != "world":
+        if not data_source(config).feedback:
             raise UserError("stage online_dpo labels fresh pairs with the labeller, which knows only the embedded world; leave "
                             "it out of config.stages, or set config.data.source to 'world'")

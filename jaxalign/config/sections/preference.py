@@ -9,6 +9,7 @@ from jaxalign.config.constraints import at_least, between, one_of
 from jaxalign.config.schema import field, section
 from jaxalign.config.sections.optimizer import Optimizer
 from jaxalign.errors import UserError
+from jaxalign.registry.data_sources import data_source
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,9 +38,9 @@ class Preference(Section):
 
     def check(self, config: WholeConfig, name: str) -> None:
         check_dialogue_length(self, config, name)
-        if self.margin_weight and config.data.source == "world":
-            raise UserError(f"config.preference.margin_weight is {self.margin_weight} but the pairs of the embedded world have "
-                            "no margins; leave it at 0, or set config.data.source to 'preferences_jsonl'")
+        if self.margin_weight and not data_source(config).margins:
+            raise UserError(f"config.preference.margin_weight is {self.margin_weight} but the pairs of config.data.source "
+                            f"{config.data.source!r} have no margins; leave it at 0, or set data.source to 'preferences_jsonl'")
         if self.members == 1 and self.combine != "mean":
             raise UserError(f"config.preference.combine is {self.combine!r} but config.preference.members is 1, so there is "
                             "one score: set members to at least 2, or leave combine at 'mean'")

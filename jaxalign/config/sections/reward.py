@@ -7,9 +7,9 @@ import dataclasses
 from jaxalign.config.base import Section, WholeConfig
 from jaxalign.config.constraints import above, at_least, between, one_of, sum_of
 from jaxalign.config.schema import field
-from jaxalign.config.sections.data import STAGES_OF_SOURCE
 from jaxalign.config.selectors import names_in
 from jaxalign.errors import UserError
+from jaxalign.registry.data_sources import data_source
 
 REWARD_SOURCES = ("preference", "distilled", "model", "callable", "verifier", "ai_feedback")
 
@@ -73,7 +73,7 @@ class Reward(Section):
         if ("model" in parts) != bool(self.model):
             remedy = "set model to its folder" if "model" in parts else "set source to 'model', or leave model empty"
             raise UserError(f"config.reward.model is {self.model!r} but config.reward.source is {self.source!r}; {remedy}")
-        if learnt and config.data.source in STAGES_OF_SOURCE:
+        if learnt and "comparisons" not in data_source(config).provides:
             raise UserError(f"config.reward.source is {self.source!r}; with config.data.source {config.data.source!r} there is "
                             "no preference model: set it to 'verifier', 'callable' or 'model'")
 
@@ -92,18 +92,19 @@ class Reward(Section):
     def _check_verifier(self, config: WholeConfig, parts: tuple[str, ...]) -> None:
         if "verifier" not in parts:
             return
-        if self.verifier == "regex_match" and config.data.source == "arithmetic":
-            raise UserError("config.reward.verifier is 'regex_match', which reads a column of patterns; arithmetic has "
-                            "answers: use 'number_match' or 'exact_match'")
-        if config.data.source not in ("arithmetic", "prompts_jsonl"):
+        source = data_source(config)
+        if not source.answers:
             raise UserError(f"config.reward.source is {self.source!r}; the prompts of config.data.source "
                             f"{config.data.source!r} have no wanted answers to verify: set data.source to 'arithmetic' or "
                             "'prompts_jsonl'")
+        if self.verifier == "regex_match" and not source.patterns:
+            raise UserError(f"config.reward.verifier is 'regex_match', which reads a column of patterns; {source.name} has "
+                            "answers: use 'number_match' or 'exact_match'")
 
 
 def _check_rating(config: WholeConfig) -> None:
     """The base must have learnt to rate answers."""
-    if config.data.source != "world":
+    if not data_source(config).feedback:
         raise UserError("config.reward.source 'ai_feedback' asks the base for ratings, which it learns only in the embedded "
                         "world; set config.data.source to 'world', or choose another reward")
     if config.model.source == "scratch" and not config.world.ratings:

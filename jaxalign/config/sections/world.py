@@ -8,6 +8,7 @@ from jaxalign.config.base import Section, WholeConfig
 from jaxalign.config.constraints import at_least, between
 from jaxalign.config.schema import field
 from jaxalign.errors import UserError
+from jaxalign.registry.data_sources import data_source
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,6 +23,6 @@ class World(Section):
                            "needs it.", between(0.0, 0.5))
 
     def check(self, config: WholeConfig, name: str) -> None:
-        if config.data.source == "world" and self.held_out_topics >= self.topics:
+        if data_source(config).feedback and self.held_out_topics >= self.topics:
             raise UserError(f"config.world.held_out_topics is {self.held_out_topics}; it must be below config.world.topics "
                             f"({self.topics}), so that some are left to learn from")

@@ -14,10 +14,11 @@ import numpy as np
 from jaxalign import streams
 from jaxalign.errors import UserError
 from jaxalign.records import Message, Prompt
+from jaxalign.registry.data_sources import DATA_SOURCES
 
 OPERATIONS = {"+": operator.add, "-": operator.sub, "*": operator.mul}
-ALPHABET = "0123456789" + "".join(OPERATIONS)
-"""Every character of a problem or an answer."""
+ALPHABET = DATA_SOURCES.get("arithmetic").alphabet
+"""Every character of a problem or an answer: the digits and OPERATIONS."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -103,6 +103,11 @@ def check_bad_share(path: str | pathlib.Path, broken: Sequence[BrokenLine], tota
     )
 
 
+def file_stem(path: str | pathlib.Path) -> str:
+    """The file's name without .jsonl and .gz."""
+    return pathlib.Path(path).name.removesuffix(".gz").removesuffix(".jsonl")
+
+
 def _open(path: str | pathlib.Path) -> IO[bytes]:
     file = pathlib.Path(path).expanduser()
     if not file.exists():

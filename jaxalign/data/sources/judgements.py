@@ -1,52 +1,15 @@
-"""Single judged answers from JSONL: each row becomes a Judgement, or is counted and listed under the reason why not."""
+"""Single judged answers from JSONL: each row becomes a Judgement, or is counted and listed with the reason it is dropped."""
 
 from __future__ import annotations
 
-import dataclasses
 import pathlib
-from typing import Any
 
 from jaxalign.data.chat.dialogues import Dialogue, cut_front, parse_judgement
-from jaxalign.data.sources.jsonl import BrokenLine, check_bad_share, iterate_jsonl
-from jaxalign.data.sources.preferences import CountTokens, file_stem, listed_lines
+from jaxalign.data.sources.base import CountTokens
+from jaxalign.data.sources.jsonl import BrokenLine, check_bad_share, file_stem, iterate_jsonl
+from jaxalign.data.sources.reports import JudgementReport
 from jaxalign.errors import UserError
 from jaxalign.records import Judgement, Prompt
-
-_MEANING = {
-    "broken": "broken: no JSON, or no judged answer; left out",
-    "empty_prompts": "with an empty question; left out",
-    "empty_answers": "with an empty answer",
-    "cut": "over-long, oldest turns cut",
-    "too_long": "over-long even with the last question alone; left out",
-}
-
-
-@dataclasses.dataclass(frozen=True)
-class JudgementReport:
-    """What became of every row of a file. Tuples hold line numbers, from 1.
-
-    rows = desirable + undesirable + broken + empty_prompts + too_long, plus empty_answers where those are dropped (a row counts
-    under the first reason that drops it). cut rows are kept, and so are empty answers under "keep".
-    """
-
-    path: str
-    rows: int
-    desirable: int
-    undesirable: int
-    broken: tuple[BrokenLine, ...]
-    empty_prompts: tuple[int, ...]
-    empty_answers: tuple[int, ...]
-    cut: tuple[int, ...]
-    too_long: tuple[int, ...]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values, for a stage's summary."""
-        return dataclasses.asdict(self)
-
-    def sentences(self) -> list[str]:
-        """One line of text for each reason that met a row, after the totals."""
-        totals = f"{self.path}: {self.rows} rows read, {self.desirable} good and {self.undesirable} bad answers kept"
-        return [totals, *(line for field, meaning in _MEANING.items() for line in listed_lines(getattr(self, field), meaning))]
 
 
 def read_judgements(
@@ -64,18 +27,18 @@ def read_judgements(
       path: the file.
       empty_answers: "drop", or "keep" rows whose completion is empty.
       max_bad_share: the largest accepted share of broken rows, in [0, 1].
-      limit: stop after that many judgements; 0 reads all.
+      limit: stop after this many judgements; 0 reads all.
       count_tokens: tokens of the complete sequence of a context and an answer, as the stage will encode it.
-      max_tokens: the room for it, given with count_tokens or not at all; the oldest turns of a context are dropped until the
-        answer fits.
+      max_tokens: the most that `count_tokens` may give; the oldest turns of a context are dropped until the answer fits. Given
+        with `count_tokens` or not at all.
 
     Returns:
-      Judgements in file order, several of one prompt as they come, with the prompt ids "NAME:LINE"; and the report.
+      Judgements in file order, with the prompt ids "NAME:LINE", and the report.
 
     Raises:
       UserError: the file is missing or damaged, too many rows are broken, or no answer is left.
     """
-    listed: dict[str, list] = {field: [] for field in _MEANING}
+    listed: dict[str, list] = {field: [] for field in JudgementReport.reasons}
     found: list[Judgement] = []
     rows = 0
 

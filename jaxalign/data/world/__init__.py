@@ -57,12 +57,20 @@ class World:
         Raises:
             UserError: for an unknown source, or more prompts than the set has.
         """
+        size = self.size(source)
+        if not 0 <= count <= size:
+            raise UserError(f"{count} {source} prompts are asked for; from 0 to {size} exist in this world")
+        return [self.prompt(source, index) for index in range(count)]
+
+    def size(self, source: str) -> int:
+        """The number of prompts of a set. Raises UserError for an unknown source."""
         if source not in SOURCES:
             raise UserError(f"{source!r} is not a prompt set of the world; use one of {', '.join(SOURCES)}")
-        texts = self._texts[source]
-        if not 0 <= count <= len(texts):
-            raise UserError(f"{count} {source} prompts are asked for; from 0 to {len(texts)} exist in this world")
-        return [Prompt(f"{source}-{i:05d}", (Message("user", text),), source) for i, text in enumerate(texts[:count])]
+        return len(self._texts[source])
+
+    def prompt(self, source: str, index: int) -> Prompt:
+        """Prompt `index` of a set."""
+        return Prompt(f"{source}-{index:05d}", (Message("user", self._texts[source][index]),), source)
 
     @functools.cached_property
     def _texts(self) -> dict[str, list[str]]:

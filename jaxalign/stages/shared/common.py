@@ -14,11 +14,9 @@ import optax
 from jaxalign import streams
 from jaxalign.config import POLICY_STAGES, STAGES, Config, to_dict
 from jaxalign.data.chat import encoding as chat
-from jaxalign.data.sources.arithmetic import Arithmetic
 from jaxalign.data.tokenizers import files as tokenizer_files
 from jaxalign.data.tokenizers.load import Tokenizer
 from jaxalign.data.tokenizers.load import load_tokenizer as read_tokenizer
-from jaxalign.data.world import World, make_world
 from jaxalign.errors import UserError
 from jaxalign.feedback.constitution import builtin_names, load_constitution
 from jaxalign.feedback.labeller import Labeller
@@ -201,15 +199,6 @@ def trained_params(context: StageContext, model: Model, params: Params, stage: s
 def policy_params(context: StageContext, model: Model, before: str) -> Params:
     """The weights that stage `before` starts from."""
     return stage_params(context, next(iter(policy_stages(context.config, before)), "base"), model)
-
-
-def world_of(config: Config) -> World:
-    return make_world(config.seed, config.world.topics, config.world.held_out_topics, config.world.ratings)
-
-
-def arithmetic_of(config: Config) -> Arithmetic:
-    section = config.arithmetic
-    return Arithmetic(config.seed, section.largest, section.operations, section.held_out_share, section.modulus)
 
 
 def speaker(context: StageContext, model: Model, params: Params, batch: int, counted: Counted | None = None) -> Speaker:

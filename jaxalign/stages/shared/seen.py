@@ -11,6 +11,7 @@ from jaxalign.data.chat import styles
 from jaxalign.data.tokenizers.load import Tokenizer
 from jaxalign.errors import UserError
 from jaxalign.records import Message
+from jaxalign.registry.data_sources import data_source
 from jaxalign.stages import dpo, preference, sft
 from jaxalign.stages.shared import common, sources
 from jaxalign.stages.shared.base import StageContext
@@ -48,7 +49,7 @@ def _marks(weights) -> str:
 def _check_made(context: StageContext, stage: str) -> None:
     config = context.config
     needed = [*common.base_stages(config)]
-    if config.data.source == "world":
+    if data_source(config).feedback:
         needed += {"sft": ["revise"], "preference": ["compare"], "dpo": ["compare"], "ppo": []}[stage]
     for name in needed:
         made = read_manifest(context.input_directory(name))

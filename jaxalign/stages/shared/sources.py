@@ -1,100 +1,106 @@
-"""Where a stage's prompts, answers and comparisons come from: the embedded world, arithmetic, or a file."""
+"""The rows that stages learn from, from the data source that the config names."""
 
 from __future__ import annotations
 
 import collections
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from jaxalign.config import Config
 from jaxalign.data.chat import styles
 from jaxalign.data.loader import EpochLoader, MixtureLoader
-from jaxalign.data.sources.judgements import JudgementReport, read_judgements
-from jaxalign.data.sources.preferences import (
-    MixtureReport,
-    PreferenceReport,
-    file_stem,
-    fit_prompts,
-    read_preferences,
-    split_by_prompt,
-    unique_prompts,
-)
-from jaxalign.data.sources.prompts import read_prompts, split_prompts
+from jaxalign.data.sources.base import DataSource, SourceInputs, SourceReport, Split, read_rows
+from jaxalign.data.sources.files import in_turn, named_files
+from jaxalign.data.sources.splits import fit_answered, fit_prompts, split_by_prompt, unique_prompts
 from jaxalign.data.tokenizers.load import Tokenizer
+from jaxalign.data.world.documents import Document
 from jaxalign.errors import UserError
 from jaxalign.records import Comparison, Judgement, Prompt
-from jaxalign.stages.shared import common
+from jaxalign.registry.data_sources import DataSourceRecord, data_source
 from jaxalign.stages.shared.base import StageContext
 
 
 def data_files(config: Config) -> dict[Path, str]:
-    """The outside files of the data source."""
-    if config.data.source in ("world", "arithmetic"):
-        return {}
-    extra = {Path(path).expanduser(): "data.extra_train" for path in config.data.extra_train}
-    return extra | {Path(config.data.train).expanduser(): "data.train"}
+    """The files that the data source reads, and the config field that names each; a source of the user's own is one itself."""
+    record, found = data_source(config), own_file(config)
+    if record.rows or record.reads is None:
+        named = {Path(path).expanduser(): "data.extra_train" for path in config.data.extra_train}
+        found |= named | ({Path(config.data.train).expanduser(): "data.train"} if config.data.train else {})
+    return found
 
 
-def _named_files(config: Config) -> dict[str, Path]:
-    """The preference files by the name that their prompts have as source: "human" for one alone."""
-    paths = [Path(path).expanduser() for path in (config.data.train, *config.data.extra_train)]
-    if len(paths) == 1:
-        return {"human": paths[0]}
-    for name in (file_stem, lambda path: f"{path.resolve().parent.name}/{file_stem(path)}"):
-        named = {name(path): path for path in paths}
-        if len(named) == len(paths):
-            return named
-    raise UserError(f"config.data.train and config.data.extra_train name the same file twice, or files that differ in neither "
-                    f"name nor folder ({', '.join(map(str, paths))}); give each once, and rename or move one")
+def own_file(config: Config) -> dict[Path, str]:
+    """The file of a source that is given as "FILE.py:name"."""
+    place = config.data.source.rpartition(":")[0]
+    return {Path(place).expanduser(): "data.source"} if place.endswith(".py") else {}
+
+
+def made_in(config: Config, stage: str) -> tuple[str, ...]:
+    """(stage,) where the run makes its comparisons itself, by AI feedback, so that a later stage reads them from `stage`."""
+    return (stage,) if data_source(config).feedback else ()
 
 
 def human_comparisons(
     context: StageContext, tokenizer: Tokenizer, margins: bool = False
-) -> tuple[list[Comparison], list[Comparison], PreferenceReport | MixtureReport]:
-    """(train, held out, report) of the preference files. Dialogues longer than preference.max_length are cut at a turn.
+) -> tuple[list[Comparison], list[Comparison], SourceReport | None]:
+    """(train, held out, report) of the source's comparisons. Dialogues longer than preference.max_length are cut at a turn.
 
-    Files come one after another. Only with `margins` are those of the rows read; which pairs there are does not depend on
-    it.
+    Which pairs there are does not depend on `margins`, which says whether the margins of the rows are read.
+
+    Raises:
+      UserError: the source has no comparisons, or a row is not valid.
     """
-    data, pairs, reports = context.config.data, [], []
-
-    def count(messages, answer: str) -> int:
-        return len(styles.encode_completion(tokenizer, messages, answer, data.style)[0])
-
-    named = _named_files(context.config)
-    for name, path in named.items():
-        found, report = read_preferences(
-            path,
-            differing_contexts=data.differing_contexts,
-            empty_answers=data.empty_answers,
-            max_bad_share=data.max_bad_share,
-            limit=data.limit,
-            count_tokens=count,
-            max_tokens=min(context.config.preference.max_length, context.config.model.max_length),
-            source=name,
-            margins=margins,
-            name=name if len(named) > 1 else None,
-        )
-        pairs += found
-        reports.append(report)
-    train, held_out = split_by_prompt(pairs, data.held_out_share, context.config.seed)
-    return train, held_out, reports[0] if len(reports) == 1 else MixtureReport(tuple(reports))
+    split = _answered(context, tokenizer, "comparisons", margins)
+    return split.train, split.held_out, split.report
 
 
 def human_judgements(
     context: StageContext, tokenizer: Tokenizer
-) -> tuple[list[Judgement], list[Judgement], JudgementReport]:
-    """(train, held out, report) of a file of single judged answers, cut as `human_comparisons` cuts pairs."""
-    config = context.config
-    found, report = read_judgements(
-        Path(config.data.train).expanduser(),
-        empty_answers=config.data.empty_answers,
-        max_bad_share=config.data.max_bad_share,
-        limit=config.data.limit,
-        count_tokens=lambda messages, text: len(styles.encode_completion(tokenizer, messages, text, config.data.style)[0]),
-        max_tokens=min(config.preference.max_length, config.model.max_length),
-    )
-    return *split_by_prompt(found, config.data.held_out_share, config.seed), report
+) -> tuple[list[Judgement], list[Judgement], SourceReport | None]:
+    """(train, held out, report) of the source's judged answers, cut as `human_comparisons` cuts pairs."""
+    split = _answered(context, tokenizer, "judgements")
+    return split.train, split.held_out, split.report
+
+
+def text(config: Config) -> Split[Document]:
+    """The documents that a base is pretrained on."""
+    return _checked(config, _made(SourceInputs(config), "text"), "text")
+
+
+def prompts(context: StageContext, tokenizer: Tokenizer, purpose: str, count: int, max_new_tokens: int) -> list[Prompt]:
+    """The first `count` prompts for a purpose, each with space for `max_new_tokens` after it.
+
+    Args:
+      context: of the stage that reads them.
+      tokenizer: of its model.
+      purpose: "rl" for prompts to learn from, "evaluate" for those held out.
+      count: how many at most; a source of a fixed number of prompts must have as many.
+      max_new_tokens: the longest response. Dialogues too long before it are cut at a turn; this is reported on stdout.
+
+    Raises:
+      UserError: none fits, or a row is not valid.
+    """
+    config, record = context.config, data_source(context.config)
+    split, kind = _prompts(context, tokenizer, record), "prompts"
+    source = split.held_out if purpose == "evaluate" else split.train
+    if split.fitted:
+        if record.exact and count > len(source):
+            raise UserError(f"{count} {purpose} prompts are asked for; config.data.source {record.name!r} has {len(source)}: "
+                            f"lower config.{context.directory.name}.prompts")
+        return read_rows(source, kind, _where(config), count)
+    found, most = read_rows(source, kind, _where(config)), config.model.max_length - max_new_tokens
+    fitted = fit_prompts(found, lambda m: len(styles.encode_prompt(tokenizer, m, config.data.style)), most)
+    place = config.data.train or f"config.data.source {record.name!r}"
+    if not fitted.prompts:
+        if fitted.refused:
+            raise UserError(f"the model's chat template refuses {len(fitted.refused)} of the {len(found)} {purpose} prompts of "
+                            f"{place}, and no other fits into {most} tokens; correct their roles, or set config.data.style to "
+                            "'hh'")
+        raise UserError(f"no {purpose} prompt of {place} fits into {most} tokens; raise model.max_length, or "
+                        "data.held_out_share where none is held out")
+    _report_fitting(context.directory.name, purpose, len(found), fitted, most)
+    return in_turn(fitted.prompts, config)[:count]
 
 
 def pair_loader(
@@ -102,13 +108,14 @@ def pair_loader(
 ) -> EpochLoader:
     """The loader of rows made from `pairs` in their order: all of them each epoch, or by config.data.weights.
 
-    Raises UserError where a file that has a weight has no pair to learn from.
+    Raises:
+      UserError: a file that has a weight has no pair to learn from.
     """
     rows = rows_per_pair * len(pairs)
-    if not config.data.weights or config.data.source == "world":
+    if not config.data.weights:
         return EpochLoader(rows, batch, config.seed, stream)
     counts = collections.Counter(pair.prompt.source for pair in pairs)
-    named = _named_files(config)
+    named = named_files(config)
     for name, path in named.items():
         if not counts[name]:
             raise UserError(f"{path} has a weight in config.data.weights but no pair to train on is left of it; leave the file "
@@ -121,59 +128,86 @@ def pair_loader(
     return MixtureLoader(rows, batch, config.seed, stream, sizes, config.data.weights)
 
 
-def _in_turn(prompts: Sequence[Prompt], config: Config) -> list[Prompt]:
-    """Prompts of several files in turn, by the files' weights or their numbers of prompts, so that any beginning is mixed."""
-    if not config.data.extra_train:
-        return list(prompts)
-    counts = collections.Counter(prompt.source for prompt in prompts)
-    shares = dict(zip(_named_files(config), config.data.weights, strict=True)) if config.data.weights else counts
-    seen: collections.Counter[str] = collections.Counter()
-    places = []
-    for prompt in prompts:
-        places.append((seen[prompt.source] + 0.5) / shares[prompt.source])
-        seen[prompt.source] += 1
-    return [prompts[i] for i in sorted(range(len(prompts)), key=places.__getitem__)]
+def _where(config: Config) -> str:
+    return f"config.data.source {config.data.source!r}"
 
 
-def prompts(context: StageContext, tokenizer: Tokenizer, purpose: str, count: int, max_new_tokens: int) -> list[Prompt]:
-    """Prompts for "rl" (training) or "evaluate" (held out); those of a file are cut at a turn to leave room for the answer."""
-    config, held = context.config, purpose == "evaluate"
-    if config.data.source == "world":
-        return common.world_of(config).prompts(purpose, count)
-    if config.data.source == "arithmetic":
-        problems = common.arithmetic_of(config)
-        return problems.prompts("held_out" if held and problems.problems("held_out") else "train", count)
-    if config.data.source == "prompts_jsonl":
-        found = file_prompts(config)[held]
-    elif config.data.source == "judgements_jsonl":
-        found = unique_prompts(human_judgements(context, tokenizer)[held])
+def _prompts(context: StageContext, tokenizer: Tokenizer, record: DataSourceRecord) -> Split[Prompt]:
+    """The source's own prompts, or those of its comparisons or judgements, each dialogue once."""
+    config = context.config
+    if record.prompts is not None:
+        return _split(config, _made(SourceInputs(config), "prompts"), "prompts")
+    split = _answered(context, tokenizer, "judgements" if record.comparisons is None else "comparisons")
+    return Split(unique_prompts(split.train), unique_prompts(split.held_out))
+
+
+def _answered(context: StageContext, tokenizer: Tokenizer, kind: str, margins: bool = False) -> Split:
+    """The source's comparisons or judgements, checked and cut to what the preference model reads."""
+    config = context.config
+
+    def count(messages, answer: str) -> int:
+        return len(styles.encode_completion(tokenizer, messages, answer, config.data.style)[0])
+
+    most = min(config.preference.max_length, config.model.max_length)
+    split = _checked(config, _made(SourceInputs(config, count, most, margins), kind), kind)
+    if split.fitted:
+        return split
+    (train, dropped), (held_out, more) = (fit_answered(part, count, most) for part in (split.train, split.held_out))
+    if not train:
+        raise UserError(f"{_where(config)}: none of its {kind} fits into {most} tokens; raise config.preference.max_length and "
+                        "config.model.max_length")
+    if dropped + more:
+        print(f"[{context.directory.name}] {dropped + more} of {len(split.train) + len(split.held_out)} {kind} were left out: "
+              f"they do not fit into {most} tokens, or the model's chat template refuses them", flush=True)
+    return Split(train, held_out, split.report, fitted=True)
+
+
+def _made(inputs: SourceInputs, kind: str) -> Any:
+    """What the source's function for a kind of rows returns. Raises UserError where a user's function raises an error."""
+    function = data_source(inputs.config).load(kind)
+    try:
+        return function(inputs)
+    except Exception as error:
+        if isinstance(error, UserError) or getattr(function, "__module__", "").startswith("jaxalign."):
+            raise
+        raise UserError(f"{_where(inputs.config)}: making its {kind} raised {type(error).__name__}: {error}") from error
+
+
+def is_judged(config: Config) -> bool:
+    """Whether the source has single judged answers and no comparisons."""
+    provides = data_source(config).provides
+    return "judgements" in provides and "comparisons" not in provides
+
+
+def _checked(config: Config, given: Any, kind: str) -> Split:
+    """What a source's function returned, as a split of lists whose rows are checked."""
+    split = _split(config, given, kind)
+    keep = config.data.empty_answers == "keep"
+    train, held_out = (read_rows(part, kind, _where(config), keep_empty=keep) for part in (split.train, split.held_out))
+    return Split(train, held_out, split.report, split.fitted)
+
+
+def _split(config: Config, given: Any, kind: str) -> Split:
+    """A split; rows that the source has not split are split by the hash of their dialogue. Refuses a source without rows."""
+    if isinstance(given, Split):
+        split = given
     else:
-        train, held_out, _ = human_comparisons(context, tokenizer)
-        found = unique_prompts(held_out if held else train)
-    room = config.model.max_length - max_new_tokens
-    fitted = fit_prompts(found, lambda m: len(styles.encode_prompt(tokenizer, m, config.data.style)), room)
-    if not fitted.prompts:
-        if fitted.refused:
-            raise UserError(f"the model's chat template refuses {len(fitted.refused)} of the {len(found)} {purpose} prompts of "
-                            f"{config.data.train}, and no other fits into {room} tokens; mend their roles, or set "
-                            "config.data.style to 'hh'")
-        raise UserError(f"no {purpose} prompt of {config.data.train} fits into {room} tokens; raise model.max_length, or "
-                        "data.held_out_share where none is held out")
+        rows = read_rows(given, kind, _where(config), keep_empty=config.data.empty_answers == "keep")
+        if rows and kind == "text":
+            number = min(len(rows) - 1, max(1, round(config.data.held_out_share * len(rows))))
+            split = Split(rows[number:], rows[:number])
+        else:
+            split = Split(*split_by_prompt(rows, config.data.held_out_share, config.seed)) if rows else Split([], [])
+    if isinstance(split.train, DataSource) and not len(split.train):
+        raise UserError(f"{_where(config)} has no {kind} to learn from; give at least one row")
+    return split
+
+
+def _report_fitting(stage: str, purpose: str, total: int, fitted, most: int) -> None:
     if fitted.too_long or fitted.cut:
-        print(f"[{context.directory.name}] of {len(found)} {purpose} prompts {len(fitted.cut)} lost their oldest turns and "
-              f"{len(fitted.too_long)} were left out, being longer than {room} tokens", flush=True)
+        print(f"[{stage}] of {total} {purpose} prompts {len(fitted.cut)} lost their oldest turns and "
+              f"{len(fitted.too_long)} were left out, being longer than {most} tokens", flush=True)
     if fitted.refused:
         listed = ", ".join(fitted.refused[:5]) + (", ..." if len(fitted.refused) > 5 else "")
-        print(f"[{context.directory.name}] of {len(found)} {purpose} prompts {len(fitted.refused)} were left out, as the "
-              f"model's chat template refuses them ({listed})", flush=True)
-    return _in_turn(fitted.prompts, config)[:count]
-
-
-def file_prompts(config: Config) -> tuple[list[Prompt], list[Prompt]]:
-    """(train, held out) of the prompt file."""
-    data = config.data
-    found, broken = read_prompts(Path(data.train).expanduser(), data.max_bad_share, data.limit, data.prompt_field)
-    if broken:
-        print(f"{data.train}: {len(found)} prompts read; {len(broken)} broken lines left out, the first being line "
-              f"{broken[0].line}: {broken[0].reason}", flush=True)
-    return split_prompts(found, data.held_out_share, config.seed)
+        print(f"[{stage}] of {total} {purpose} prompts {len(fitted.refused)} were left out, as the model's chat template "
+              f"refuses them ({listed})", flush=True)

@@ -1,0 +1,182 @@
+"""Data sources: rows of one kind with a length and random access by index.
+
+A source keeps no position of its own. Which rows make up batch n is a pure function of (seed, n), `jaxalign.data.loader`, so
+the saved cursor of a run is n, the step that its checkpoint holds.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
+
+from jaxalign.config import Config
+from jaxalign.data.chat.dialogues import Dialogue
+from jaxalign.errors import UserError
+from jaxalign.records import Comparison, Judgement, Message, Prompt
+
+RowT = TypeVar("RowT", covariant=True)
+CountTokens = Callable[[Dialogue, str], int]
+"""The tokens of the complete sequence of a context and an answer, as a stage will encode it."""
+
+
+@runtime_checkable
+class DataSource(Protocol[RowT]):
+    """Rows of one record type. A list is one; a source that reads rows on demand needs these two methods only."""
+
+    def __len__(self) -> int:
+        """The number of rows."""
+
+    def __getitem__(self, index: int, /) -> RowT:
+        """Row `index` in [0, len): the same row whenever and wherever it is asked for."""
+
+
+class SourceReport(Protocol):
+    """What became of the rows of a file."""
+
+    def sentences(self) -> list[str]:
+        """Lines for the log of a stage."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values for the summary of a stage."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Split(Generic[RowT]):
+    """The rows of a source.
+
+    Attributes:
+      train: the rows to learn from.
+      held_out: the rows kept for evaluation.
+      report: what became of the rows that were read, or None.
+      fitted: no row is longer than the model allows; otherwise the stage cuts dialogues at a turn.
+    """
+
+    train: DataSource[RowT]
+    held_out: DataSource[RowT]
+    report: SourceReport | None = None
+    fitted: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class SourceInputs:
+    """What the functions of a data source are called with.
+
+    Attributes:
+      config: the whole config.
+      count_tokens: tokens of a context and an answer, to cut dialogues with; None for text and for prompts.
+      max_tokens: the most that `count_tokens` may give; None where that is None.
+      margins: the margins of comparisons are read.
+    """
+
+    config: Config
+    count_tokens: CountTokens | None = None
+    max_tokens: int | None = None
+    margins: bool = False
+
+
+def read_rows(source: Any, kind: str, where: str, count: int | None = None, keep_empty: bool = False) -> list[Any]:
+    """The rows of a source as a list, each checked.
+
+    Args:
+      source: a `DataSource`.
+      kind: "prompts", "comparisons", "judgements" or "text".
+      where: what gave the source, for the error messages, such as "config.data.source 'FILE.py:name'".
+      count: rows [0, count) are read; None reads all.
+      keep_empty: an answer may be empty.
+
+    Raises:
+      UserError: it has no length or no index, reading a row fails, or a row is of another type, empty or not finite.
+    """
+    if not isinstance(source, DataSource) or isinstance(source, (str, bytes, dict)):
+        raise UserError(f"{where} gives {kind} as a {type(source).__name__}; an object with a length and an index from 0, such "
+                        "as a list, is expected")
+    rows, ids = [], set()
+    try:
+        length = len(source) if count is None else min(count, len(source))
+    except Exception as error:  # Whatever the user's code raises.
+        raise UserError(f"{where}: len() of its {kind} raised {type(error).__name__}: {error}") from error
+    for index in range(length):
+        try:
+            row = source[index]
+        except Exception as error:
+            raise UserError(f"{where}: reading row {index} of its {length} {kind} raised {type(error).__name__}: "
+                            f"{error}") from error
+        fault = _FAULTS[kind](row, keep_empty)
+        if fault is None and isinstance(row, Prompt):
+            fault = f"has the id {row.id!r} of an earlier row; ids must differ" if row.id in ids else None
+            ids.add(row.id)
+        if fault is not None:
+            raise UserError(f"{where}: row {index} of its {kind} {fault}")
+        rows.append(row)
+    return rows
+
+
+def _prompt_fault(row: Any, keep_empty: bool = False) -> str | None:
+    if not isinstance(row, Prompt):
+        return f"is a {type(row).__name__}; a jaxalign.records.Prompt is expected"
+    if not isinstance(row.messages, tuple) or not all(isinstance(message, Message) for message in row.messages):
+        return "has messages that are no tuple of jaxalign.records.Message"
+    if not row.messages or row.messages[-1].role != "user" or not str(row.messages[-1].content).strip():
+        return "does not end with a user's message that has text"
+    if not all(isinstance(message.content, str) for message in row.messages):
+        return "has a message whose content is no string"
+    return None
+
+
+def _comparison_fault(row: Any, keep_empty: bool) -> str | None:
+    if not isinstance(row, Comparison):
+        return f"is a {type(row).__name__}; a jaxalign.records.Comparison is expected"
+    fault = _prompt_fault(row.prompt)
+    if fault is not None:
+        return f"has a prompt that {fault}"
+    for name in ("response_a", "response_b"):
+        fault = _answer_fault(getattr(row, name), keep_empty)
+        if fault is not None:
+            return f"has the {name} {fault}"
+    if not _is_number(row.label) or not 0 <= row.label <= 1:
+        return f"has the label {row.label!r}; the probability in [0, 1] that response_a is the better one is expected"
+    if row.margin is not None and not (_is_number(row.margin) and 0 <= row.margin < math.inf):
+        return f"has the margin {row.margin!r}; None or a finite number of at least 0 is expected"
+    return None
+
+
+def _judgement_fault(row: Any, keep_empty: bool) -> str | None:
+    if not isinstance(row, Judgement):
+        return f"is a {type(row).__name__}; a jaxalign.records.Judgement is expected"
+    fault = _prompt_fault(row.prompt)
+    if fault is not None:
+        return f"has a prompt that {fault}"
+    fault = _answer_fault(row.response, keep_empty)
+    if fault is not None:
+        return f"has the response {fault}"
+    if not isinstance(row.desirable, bool):
+        return f"has the label desirable={row.desirable!r}; True or False is expected"
+    return None
+
+
+def _document_fault(row: Any, keep_empty: bool) -> str | None:
+    if not isinstance(row, tuple) or not row or not all(isinstance(segment, str) for segment in row):
+        return f"is {str(row)[:40]!r}; a tuple of strings, the segments of a document, is expected"
+    return None
+
+
+def _answer_fault(answer: Any, keep_empty: bool) -> str | None:
+    if not isinstance(answer, str):
+        return f"{str(answer)[:40]!r}; a string is expected"
+    if not keep_empty and not answer.strip():
+        return f"{answer!r}; text is expected, or config.data.empty_answers 'keep'"
+    return None
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+_FAULTS: dict[str, Callable[[Any, bool], str | None]] = {
+    "prompts": _prompt_fault,
+    "comparisons": _comparison_fault,
+    "judgements": _judgement_fault,
+    "text": _document_fault,
+}

@@ -1,0 +1,75 @@
+"""The data sources that need no file: the embedded world and arithmetic."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+from jaxalign import streams
+from jaxalign.config import Config
+from jaxalign.data.chat.formats import ASSISTANT, USER
+from jaxalign.data.sources.arithmetic import Arithmetic
+from jaxalign.data.sources.base import SourceInputs, Split
+from jaxalign.data.world import World, make_world
+from jaxalign.data.world.documents import Document
+from jaxalign.records import Prompt
+
+HELD_OUT_TOKENS = 20_000
+"""Size of the held-out text of the embedded world, in tokens."""
+
+
+def world_of(config: Config) -> World:
+    """The embedded world of a run."""
+    return make_world(config.seed, config.world.topics, config.world.held_out_topics, config.world.ratings)
+
+
+def arithmetic_of(config: Config) -> Arithmetic:
+    """The arithmetic problems of a run."""
+    section = config.arithmetic
+    return Arithmetic(config.seed, section.largest, section.operations, section.held_out_share, section.modulus)
+
+
+@dataclasses.dataclass(frozen=True)
+class WorldPrompts:
+    """One prompt set of the embedded world, "rl" or "evaluate", as a data source."""
+
+    world: World
+    name: str
+
+    def __len__(self) -> int:
+        return self.world.size(self.name)
+
+    def __getitem__(self, index: int) -> Prompt:
+        return self.world.prompt(self.name, index)
+
+
+def world_prompts(inputs: SourceInputs) -> Split[Prompt]:
+    """Prompts on seen topics to learn from, and prompts on held-out topics."""
+    world = world_of(inputs.config)
+    return Split(WorldPrompts(world, "rl"), WorldPrompts(world, "evaluate"), fitted=True)
+
+
+def world_text(inputs: SourceInputs) -> Split[Document]:
+    """The pretraining text of the embedded world: `config.world.tokens` tokens, and a smaller held-out stream."""
+    world = world_of(inputs.config)
+    return Split(list(world.documents("train", inputs.config.world.tokens)), list(world.documents("held_out", HELD_OUT_TOKENS)))
+
+
+def arithmetic_prompts(inputs: SourceInputs) -> Split[Prompt]:
+    """All problems. Where none is held out, evaluation is on those learnt from."""
+    problems = arithmetic_of(inputs.config)
+    train, held_out = (problems.prompts(split, len(problems.problems(split))) for split in ("train", "held_out"))
+    return Split(train, held_out or train, fitted=True)
+
+
+def arithmetic_text(inputs: SourceInputs) -> Split[Document]:
+    """`config.arithmetic.examples` solved problems, drawn with replacement, and each held-out problem once."""
+    config = inputs.config
+    problems = arithmetic_of(config)
+    rng = np.random.default_rng([config.seed, streams.DATA["arithmetic examples"]])
+    train, held_out = (
+        [(USER, text, ASSISTANT, answer) for text, answer in problems.problems(split)] for split in ("train", "held_out")
+    )
+    drawn = [train[i] for i in rng.integers(len(train), size=config.arithmetic.examples)]
+    return Split(drawn, held_out or train)

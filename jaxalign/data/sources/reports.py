@@ -1,0 +1,125 @@
+"""What became of the rows of data files: counts, and the lines that were dropped or changed."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+from jaxalign.data.sources.jsonl import BrokenLine
+
+_LISTED = 10  # Line numbers that a sentence names for each reason; the rest is counted.
+
+
+class FileReport:
+    """What became of every row of one file. A subclass is a dataclass with a tuple of line numbers for each reason."""
+
+    reasons: ClassVar[Mapping[str, str]]
+    """By the name of a field, how a sentence describes its rows."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values, for the summary of a stage."""
+        return dataclasses.asdict(self)
+
+    def totals(self) -> str:
+        """The first sentence: rows read and kept."""
+        raise NotImplementedError
+
+    def sentences(self) -> list[str]:
+        """The totals, and one sentence for each reason that applied to a row."""
+        listed = (listed_lines(getattr(self, field), meaning) for field, meaning in self.reasons.items())
+        return [self.totals(), *(sentence for sentences in listed for sentence in sentences)]
+
+
+@dataclasses.dataclass(frozen=True)
+class PreferenceReport(FileReport):
+    """What became of every row of a file of pairs. Tuples hold line numbers, from 1.
+
+    rows = pairs + broken + identical + no_common_question + empty_prompts + too_long + refused, plus differing_contexts
+    and empty_answers where those are dropped. A dropped row counts under the first reason that drops it. Rows that were cut or
+    have a bad margin are kept, and so are differing and empty ones under "keep": a kept row may be listed more than once.
+    """
+
+    path: str
+    rows: int
+    pairs: int
+    broken: tuple[BrokenLine, ...]
+    differing_contexts: tuple[int, ...]
+    identical: tuple[int, ...]
+    no_common_question: tuple[int, ...]
+    empty_prompts: tuple[int, ...]
+    empty_answers: tuple[int, ...]
+    cut: tuple[int, ...]
+    too_long: tuple[int, ...]
+    refused: tuple[int, ...]
+    bad_margins: tuple[int, ...]
+
+    reasons = {  # noqa: RUF012
+        "broken": "broken, not JSON or not a pair of dialogues; dropped",
+        "differing_contexts": "with contexts that differ",
+        "identical": "with two equal answers; dropped",
+        "no_common_question": "without a user's turn that both answers follow; dropped",
+        "empty_prompts": "with an empty question; dropped",
+        "empty_answers": "with an empty answer",
+        "cut": "too long, oldest turns cut",
+        "too_long": "too long even with the last question only; dropped",
+        "refused": "refused by the model's chat template; dropped",
+        "bad_margins": "with a margin that is not a number of at least 0; read as 0",
+    }
+
+    def totals(self) -> str:
+        return f"{self.path}: {self.rows} rows read, {self.pairs} pairs kept"
+
+
+@dataclasses.dataclass(frozen=True)
+class JudgementReport(FileReport):
+    """What became of every row of a file of judged answers. Tuples hold line numbers, from 1.
+
+    rows = desirable + undesirable + broken + empty_prompts + too_long, plus empty_answers where those are dropped. A dropped
+    row counts under the first reason that drops it. Rows that were cut are kept, and so are empty answers under "keep".
+    """
+
+    path: str
+    rows: int
+    desirable: int
+    undesirable: int
+    broken: tuple[BrokenLine, ...]
+    empty_prompts: tuple[int, ...]
+    empty_answers: tuple[int, ...]
+    cut: tuple[int, ...]
+    too_long: tuple[int, ...]
+
+    reasons = {  # noqa: RUF012
+        "broken": "broken, not JSON or not a judged answer; dropped",
+        "empty_prompts": "with an empty question; dropped",
+        "empty_answers": "with an empty answer",
+        "cut": "too long, oldest turns cut",
+        "too_long": "too long even with the last question only; dropped",
+    }
+
+    def totals(self) -> str:
+        return f"{self.path}: {self.rows} rows read, {self.desirable} good and {self.undesirable} bad answers kept"
+
+
+@dataclasses.dataclass(frozen=True)
+class MixtureReport:
+    """The reports of several files."""
+
+    files: tuple[FileReport, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values, for the summary of a stage."""
+        return {"files": [report.to_dict() for report in self.files]}
+
+    def sentences(self) -> list[str]:
+        """The sentences of each file."""
+        return [sentence for report in self.files for sentence in report.sentences()]
+
+
+def listed_lines(places: Sequence[int | BrokenLine], meaning: str) -> list[str]:
+    """One sentence that counts rows and names the first of their lines; no sentence for no rows."""
+    numbers = [place.line if isinstance(place, BrokenLine) else place for place in places]
+    if not numbers:
+        return []
+    more = f" and {len(numbers) - _LISTED} more" if len(numbers) > _LISTED else ""
+    return [f"{len(numbers)} {meaning} (lines {', '.join(map(str, numbers[:_LISTED]))}{more})"]

@@ -1,0 +1,109 @@
+"""What applies to rows of every data source: the split by dialogue, unique prompts, and cutting to a length."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, TypeVar
+
+from jaxalign.data.chat.dialogues import Dialogue, cut_front
+from jaxalign.data.chat.template import DialogueRefused
+from jaxalign.errors import UserError
+from jaxalign.records import Comparison, Judgement, Prompt
+
+Prompted = TypeVar("Prompted", Prompt, Comparison, Judgement)
+Answered = TypeVar("Answered", Comparison, Judgement)
+
+
+class FittedPrompts(NamedTuple):
+    """The prompts that fit, and the ids of the others.
+
+    Attributes:
+      prompts: those that fit, cut at a turn where that was needed.
+      cut: ids of prompts whose oldest turns were dropped.
+      too_long: ids of prompts that do not fit even with their last turn only.
+      refused: ids of prompts that the chat template refuses.
+    """
+
+    prompts: list[Prompt]
+    cut: tuple[str, ...]
+    too_long: tuple[str, ...]
+    refused: tuple[str, ...]
+
+
+def fit_prompts(prompts: Sequence[Prompt], count_tokens: Callable[[Dialogue], int], max_tokens: int) -> FittedPrompts:
+    """Cuts each prompt at a turn, oldest turns first, until `count_tokens` of its messages is at most `max_tokens`."""
+    fitted, cut, too_long, refused = [], [], [], []
+    for prompt in prompts:
+        try:
+            context = cut_front(prompt.messages, lambda messages: count_tokens(messages) <= max_tokens)
+        except DialogueRefused:
+            refused.append(prompt.id)
+            continue
+        if context is None:
+            too_long.append(prompt.id)
+            continue
+        if len(context) < len(prompt.messages):
+            cut.append(prompt.id)
+        fitted.append(dataclasses.replace(prompt, messages=context))
+    return FittedPrompts(fitted, tuple(cut), tuple(too_long), tuple(refused))
+
+
+def fit_answered(
+    rows: Sequence[Answered], count_tokens: Callable[[Dialogue, str], int], max_tokens: int
+) -> tuple[list[Answered], int]:
+    """Cuts the dialogue of each row at a turn, oldest turns first, until it fits with each of the row's answers.
+
+    Returns:
+      The rows that fit, and the number of those dropped: too long with the last turn only, or refused by the chat template.
+    """
+    fitted = []
+    for row in rows:
+        answers = (row.response,) if isinstance(row, Judgement) else (row.response_a, row.response_b)
+
+        def fits(messages: Dialogue, answers: tuple[str, ...] = answers) -> bool:
+            return max(count_tokens(messages, answer) for answer in answers) <= max_tokens
+
+        try:
+            context = cut_front(row.prompt.messages, fits)
+        except DialogueRefused:
+            context = None
+        if context is not None:
+            fitted.append(dataclasses.replace(row, prompt=dataclasses.replace(row.prompt, messages=context)))
+    return fitted, len(rows) - len(fitted)
+
+
+def unique_prompts(rows: Sequence[Answered]) -> list[Prompt]:
+    """The prompts of comparisons or judgements in their order, each dialogue once: the first prompt that has it."""
+    seen: dict[Dialogue, Prompt] = {}
+    for row in rows:
+        seen.setdefault(row.prompt.messages, row.prompt)
+    return list(seen.values())
+
+
+def split_by_prompt(rows: Sequence[Prompted], held_out_share: float, seed: int = 0) -> tuple[list[Prompted], list[Prompted]]:
+    """Splits into (train, held out) so that no dialogue is on both sides; independent of the order of the rows.
+
+    Args:
+      rows: prompts, comparisons or judgements.
+      held_out_share: a share in [0, 1) of the distinct dialogues, rounded, and at least one of them when it is above 0.
+      seed: selects the split.
+
+    Raises:
+      UserError: nothing would be left to train on.
+    """
+    digests = {_dialogue(row): b"" for row in rows}
+    for messages in digests:
+        text = repr((seed, [(message.role, message.content) for message in messages]))
+        digests[messages] = hashlib.sha256(text.encode("utf-8")).digest()
+    count = max(1, round(held_out_share * len(digests))) if held_out_share > 0 else 0
+    if count >= len(digests):
+        raise UserError(f"a held-out share of {held_out_share:g} leaves none of {len(digests)} distinct dialogues to train on; "
+                        "lower held_out_share or give more rows")
+    held = set(sorted(digests, key=digests.get)[:count])
+    return [row for row in rows if _dialogue(row) not in held], [row for row in rows if _dialogue(row) in held]
+
+
+def _dialogue(row: Prompted) -> Dialogue:
+    return row.messages if isinstance(row, Prompt) else row.prompt.messages
