@@ -87,8 +87,8 @@ class Broken:
     def __getitem__(self, index): return {{}}["row"]
 SOURCE = DataSourceRecord("own", {kind}=lambda inputs: {rows}, answers=True)
 """)
-    stages, dpo = {"prompts": ("ppo",), "comparisons": ("sft",), "judgements": ("dpo",)}[kind], {"objective": "kto", "max_length": 64}
-    here = context(tmp_path, f"{path}:SOURCE", stages, dpo=dpo)
+    stages = {"prompts": ("ppo",), "comparisons": ("sft",), "judgements": ("dpo",)}[kind]
+    here = context(tmp_path, f"{path}:SOURCE", stages, dpo={"objective": "kto", "max_length": 64})
     read = {
         "prompts": lambda: sources.prompts(here, WordTokenizer(), "rl", 9, 8),
         "comparisons": lambda: sources.human_comparisons(here, WordTokenizer()),

@@ -23,7 +23,9 @@ def config(*flags: str, file: str = "configs/real_size.py:llama31_8b_v5e16") -> 
     """A config for models of real size, whose files are nowhere; of the 8B model on fsdp 16 unless the flags say else."""
     own = FSDP16 if file.endswith("v5e16") else ()
     values, _, _ = read_values(["plan", f"--config={file}", *own, *flags])
-    values.model.path = values.data.train = "nowhere"
+    values.model.path = "nowhere"
+    if values.data.source != "world":
+        values.data.train = "nowhere"
     return from_config_dict(values)
 
 
