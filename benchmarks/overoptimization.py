@@ -39,11 +39,12 @@ from jaxalign.errors import UserError
 from jaxalign.models.architecture import DecoderConfig
 from jaxalign.models.model import Model, Params
 from jaxalign.records import PairBatch, Rollout
+from jaxalign.rewards.base import BaseReward, RewardBatch
+from jaxalign.rewards.base import Scored as Scores
 from jaxalign.rewards.scorer import Scorer, raw_rollout_scores
 from jaxalign.rl.experience import response_mask, response_stats
 from jaxalign.rl.state import init_ppo_state
 from jaxalign.stages.ppo import Iteration
-from jaxalign.stages.shared import rewards
 from jaxalign.stages.shared.base import write_json
 from jaxalign.stages.shared.manifest import read_manifest
 from jaxalign.training.checkpoint import copy_params
@@ -123,16 +124,27 @@ def kl_to_start(model: Model, start: Params, rollout: Rollout, temperature: floa
     return jnp.sum((rollout.logprobs - theirs) * response_mask(rollout), axis=1)
 
 
+class ProxyReward(BaseReward):
+    """Scores of the proxy, on the scale of the gold model."""
+
+    def __init__(self, proxy: Scored):
+        super().__init__("proxy")
+        self.proxy = proxy
+
+    def score(self, batch: RewardBatch) -> Scores:
+        raw = raw_rollout_scores(Scorer(self.proxy.model), self.proxy.params, batch.rollout)
+        return Scores(self.proxy.normal(raw))
+
+
 def reinforce(study: Study, proxy: Scored, gold: Scored, folder: Path) -> list[dict]:
     """RL against a proxy; what fresh answers to the measured prompts are like every few iterations."""
     settings = study.settings
     folder.mkdir(parents=True, exist_ok=True)
 
-    def reward(rollout: Rollout, index: Sequence[int], first_row: int):
-        return rewards.Scored(proxy.normal(raw_rollout_scores(Scorer(proxy.model), proxy.params, rollout)))
-
     context = dataclasses.replace(study.context, directory=folder)
-    iteration = Iteration(context, study.setup, FrozenRole(study.start), reward, study.ids["rl"], study.tokenizer)
+    iteration = Iteration(
+        context, study.setup, FrozenRole(study.start), ProxyReward(proxy), study.prompts["rl"], study.ids["rl"], study.tokenizer
+    )
     state = init_ppo_state(study.setup, copy_params(study.start), None, study.key(30))
     points = []
     for step in range(settings.measured_at[-1] + 1):

@@ -41,12 +41,13 @@ from jaxalign.config import Config, from_config_dict
 from jaxalign.models.configured import configured_model
 from jaxalign.parallel.ahead import Ahead
 from jaxalign.parallel.rows import placed
+from jaxalign.records import Prompt
+from jaxalign.rewards.learnt import LearntReward
 from jaxalign.rewards.scorer import Scorer
 from jaxalign.rl.state import init_ppo_state, make_ppo_setup
 from jaxalign.rollout.engine import Engine
 from jaxalign.stages import ppo
 from jaxalign.stages.shared.base import StageContext
-from jaxalign.stages.shared.rewards import LearntReward
 from jaxalign.training.offload import FrozenRole
 
 FLAGS = ("layers", "dim", "heads", "ffn", "vocab", "batch", "prompt", "new", "steps")
@@ -97,7 +98,7 @@ class Run:
         context = StageContext(config, folder, folder, False)
         self.iteration = ppo.Iteration(
             context, self.setup, FrozenRole(weights[1]), LearntReward(Scorer(critic), FrozenRole(weights[3])),
-            prompts, stops,
+            [Prompt(str(i), (), "random") for i in range(len(prompts))], prompts, stops,
         )  # fmt: skip
         self.state = init_ppo_state(self.setup, weights[0], weights[2], jax.random.key(options.seed))
         self.number, self.compilations = 0, Compilations()

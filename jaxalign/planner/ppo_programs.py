@@ -3,29 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
-import pathlib
 from collections.abc import Callable
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 
-from jaxalign.config import Config
-from jaxalign.errors import UserError
 from jaxalign.models.adapters.lora import apart, join
-from jaxalign.models.checkpoints.huggingface import read_config
-from jaxalign.models.model import Model, Params
-from jaxalign.planner.programs import Program, Run, judging_programs, offloaded, sampling_programs
-from jaxalign.planner.stage_programs import packed_parts, preference_scorer, sampled_rollout, scoring_program, trained_roles
+from jaxalign.models.model import Params
+from jaxalign.planner.programs import Program, Run, offloaded, sampling_programs
+from jaxalign.planner.reward_programs import is_fused, reward_programs
+from jaxalign.planner.stage_programs import packed_parts, sampled_rollout, trained_roles
 from jaxalign.records import Experience
-from jaxalign.rewards.scorer import Scorer, raw_sequence_scores, student_model
+from jaxalign.rewards.scorer import Scorer
 from jaxalign.rl.checks import checked_rows, step_zero_values
 from jaxalign.rl.experience import packed_experience
 from jaxalign.rl.state import PPOSetup, PPOState, abstract_ppo_state, make_ppo_setup
 from jaxalign.rl.update import packed_update
 from jaxalign.training.packed import part_rows, rows_split
-
-LEARNT = ("preference", "distilled")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,10 +73,10 @@ def ppo(run: Run) -> list[Program]:
     held = run.base | {"reference": run.own(reference)} | trained_roles("policy", state.policy)
     if state.critic is not None:
         held |= trained_roles("critic", state.critic)
-    rewards, kept = _rewards(run, held)
+    rewards, kept = reward_programs(run)
     for made in rewards:
         held |= made.held
-    alone = _scored_with_all_else(run.config)
+    alone = is_fused(run.config)
     scorer, weights = rewards[0].arguments[:2] if alone else (None, None)
     calls = iteration_calls(run, setup, state, reference, scorer, weights, not alone, kept)
     roles = "policy, critic" if setup.has_critic else "policy"
@@ -98,49 +92,3 @@ def ppo(run: Run) -> list[Program]:
         Program("ppo", "update", roles, packed_update, calls.update, held, calls.turns[2]),
     ]
     return offloaded(run, [dataclasses.replace(program, held={**held, **program.held}) for program in made])
-
-
-def _scored_with_all_else(config: Config) -> bool:
-    """Whether a learnt reward is all there is, and may be there beside the reference."""
-    reward = config.reward
-    by_itself = reward.source in LEARNT and reward.weights in ((), (1.0,)) and not reward.length_coef
-    return by_itself and "frozen" not in config.mesh.offload
-
-
-def _rewards(run: Run, held) -> tuple[list[Program], bool]:
-    """(the programs of the reward's parts that have a model, whether a row may be without a score)."""
-    config, section, made = run.config, run.config.ppo, []
-    parts = config.reward.source.split("+")
-    if "preference" in parts:
-        scorer, weights = preference_scorer(run, section.score_clip)
-        own = {"preference model": run.own(weights)}
-        made.append(scoring_program(run, "ppo", section, "preference model", scorer, weights, own))
-    if "distilled" in parts:
-        student = student_model(config.reward_distill, run.policy)
-        scorer, weights = Scorer(student, clip=section.score_clip), student.abstract()
-        made.append(scoring_program(run, "ppo", section, "student", scorer, weights, {"student": weights}))
-    if "model" in parts:
-        made.append(_outside(run))
-    if "ai_feedback" in parts:
-        base = run.policy.abstract() if run.frozen is None else run.frozen
-        own = {} if run.frozen is not None else {"feedback model": base}
-        made += judging_programs(run, "ppo", run.policy, base, section.batch, own)
-    return made, any(part not in LEARNT for part in parts)
-
-
-def _outside(run: Run) -> Program:
-    """The scores of config.reward.model, for texts that have as many tokens for it as for the policy."""
-    settings, sharding = run.config.reward, run.policy.sharding
-    tensor, parts = (1, 1) if sharding is None else (sharding.mesh.shape["tensor"], sharding.batch_size)
-    found = read_config(pathlib.Path(settings.model), settings.model_dtype, tensor)
-    if found.head != "scalar":
-        raise UserError(f"config.reward.model is {settings.model}, a {found.family.architecture}; a {found.family.classifier} "
-                        "with one label is expected")
-    model = Model(found.decoder, "scalar", sharding)
-    stored = lambda x: jax.ShapeDtypeStruct(x.shape, settings.model_dtype, sharding=x.sharding)  # noqa: E731
-    weights = jax.tree.map(stored, model.abstract())
-    scorer = Scorer(model, settings.model_shift, settings.model_scale, run.config.ppo.score_clip)
-    length = min(run.config.model.max_length, settings.model_max_length or found.max_positions or run.config.model.max_length)
-    rows = -(-settings.model_batch // parts) * parts
-    arguments = (scorer, weights, run.rows(jnp.int32, rows, length), run.rows(jnp.int32, rows))
-    return Program("ppo", "reward", "reward model", raw_sequence_scores, arguments, {"reward model": weights})

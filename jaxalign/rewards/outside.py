@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from jaxalign.algorithms.rewards import normalise_scores
 from jaxalign.config import Config, Reward
 from jaxalign.data.chat import encoding as chat
 from jaxalign.data.chat.dialogues import cut_front
@@ -23,7 +24,10 @@ from jaxalign.models.model import Model, Params
 from jaxalign.parallel.rows import fetch, place_rows
 from jaxalign.parallel.sharding import Sharding
 from jaxalign.records import Message
+from jaxalign.rewards.base import BaseReward, RewardBatch, Scored
+from jaxalign.rewards.dropped import DroppedRows
 from jaxalign.rewards.scorer import Scorer, raw_sequence_scores
+from jaxalign.training.offload import FrozenRole
 
 _LEAST_LENGTH = 64
 
@@ -82,6 +86,33 @@ class RewardModel(NamedTuple):
             arrays = place_rows(self.scorer.model.sharding, (tokens, length))
             scores[index] = fetch(raw_sequence_scores(self.scorer, self.params, *arrays))[: len(index)]
         return scores
+
+
+class OutsideReward(BaseReward):
+    """Normalised scores of a `RewardModel`: responses are decoded and encoded again with the model's own tokenizer.
+
+    Args:
+      model: the reward model, whose weights are taken over.
+      offload: whether its weights lie in host memory while it does not score.
+      max_dropped_share: see `DroppedRows`.
+    """
+
+    is_checked = True
+
+    def __init__(self, model: RewardModel, offload: bool, max_dropped_share: float):
+        super().__init__("model")
+        self.model, self.role = model._replace(params=None), FrozenRole(model.params, offload)
+        self._dropped = DroppedRows("reward.model", max_dropped_share)
+
+    def score(self, batch: RewardBatch) -> Scored:
+        """Scores [B]; dialogues that the model cannot read are dropped."""
+        responses = batch.responses
+        with self.role.on_device() as params:
+            raw = self.model._replace(params=params).score([prompt.messages for prompt in batch.prompts], responses)
+        scored, scorer = np.isfinite(raw), self.model.scorer
+        why = "the last question and the answer are too long, its template refuses the dialogue, or the score is not finite"
+        self._dropped.check(int(np.sum(~scored)), len(scored), why)
+        return Scored(normalise_scores(np.where(scored, raw, 0), scorer.shift, scorer.scale, scorer.clip), scored)
 
 
 def load_reward_model(settings: Reward, sharding: Sharding | None, clip: float | None = None) -> RewardModel:

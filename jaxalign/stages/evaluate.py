@@ -25,10 +25,12 @@ from jaxalign.models.model import Model
 from jaxalign.parallel.rows import fetch, place_rows
 from jaxalign.records import Comparison, Prompt, Rollout
 from jaxalign.registry.data_sources import data_source
+from jaxalign.rewards.base import columns_of
 from jaxalign.rewards.scorer import raw_rollout_scores, scoring_work
+from jaxalign.rewards.verifiers import VERIFIERS
 from jaxalign.rl.experience import response_mask, response_stats
 from jaxalign.rollout.engine import Engine
-from jaxalign.stages.shared import common, rewards, sources
+from jaxalign.stages.shared import common, sources
 from jaxalign.stages.shared.base import Stage, StageContext, write_json
 from jaxalign.stages.shared.scorers import load_scorer
 from jaxalign.stages.shared.shards import Queue, Shards, chunks, prompt_row, queues
@@ -146,14 +148,14 @@ class Answering:
             return [{"kind": v.pop("kind"), "gold": {name: v[name] for name in gold.MEASURES}} for v in verdicts]
         if not is_verified(self.context.config):
             return [{"kind": None, "gold": None}] * len(prompts)
-        verify = rewards.verifier(self.context.config)
-        scores = verify([p.messages for p in prompts], texts, **rewards.columns_of(prompts))
+        verify = VERIFIERS[self.context.config.reward.verifier]
+        scores = verify([p.messages for p in prompts], texts, **columns_of(prompts))
         return [{"kind": None, "gold": {"correct": score == 1.0}} for score in scores]
 
 
 def is_verified(config: Config) -> bool:
     """Whether answers are measured by the verifier that rewards them."""
-    return data_source(config).answers and "verifier" in rewards.reward_sources(config)
+    return data_source(config).answers and "verifier" in config.reward.source.split("+")
 
 
 def summarise(config: Config, rows: list[dict], names: Sequence[str]) -> dict:

@@ -27,8 +27,8 @@ from jaxalign.models.model import Params, scalar_from_lm
 from jaxalign.parallel import hosts
 from jaxalign.parallel.ahead import Ahead
 from jaxalign.parallel.rows import place_rows
-from jaxalign.records import Rollout
-from jaxalign.rewards.outside import model_files
+from jaxalign.records import Prompt, Rollout
+from jaxalign.rewards.base import Reward, RewardBatch, Scored
 from jaxalign.rewards.scorer import LearntScore
 from jaxalign.rl.checks import (
     act_on,
@@ -47,7 +47,6 @@ from jaxalign.rollout.sampling import Sampling
 from jaxalign.stages.shared import common, rewards, sources
 from jaxalign.stages.shared.base import Stage, StageContext, write_json
 from jaxalign.stages.shared.ppo_ahead import compile_ahead, scores_of
-from jaxalign.stages.shared.rewards import LearntReward, Reward, Scored, listener
 from jaxalign.tracking.metrics import read_metrics
 from jaxalign.tracking.timing import Timeline
 from jaxalign.training import work
@@ -66,17 +65,12 @@ class PPO(Stage):
     )  # fmt: skip
 
     def inputs(self, config: Config) -> tuple[str, ...]:
-        parts = rewards.reward_sources(config)
-        base = common.base_stages(config) if "ai_feedback" in parts else ()
-        learnt = ("preference",) if rewards.is_learnt(config) else ()
-        student = ("reward_distill",) if "distilled" in parts else ()
-        return tuple(dict.fromkeys((*base, *common.policy_stages(config, self.name), *learnt, *student)))
+        read = rewards.reward_stages(config)
+        base = [stage for stage in read if stage in common.base_stages(config)]
+        return tuple(dict.fromkeys((*base, *common.policy_stages(config, self.name), *read)))
 
     def files(self, config: Config):
-        own = rewards.callable_files(config) | model_files(config)
-        if "ai_feedback" in rewards.reward_sources(config):
-            own |= common.constitution_files(config)
-        return common.base_files(config) | sources.data_files(config) | own
+        return common.base_files(config) | sources.data_files(config) | rewards.reward_files(config)
 
     def run(self, context: StageContext) -> None:
         with Ahead() as ahead:
@@ -96,9 +90,9 @@ class PPO(Stage):
         )  # fmt: skip
         start = common.policy_params(context, policy, self.name)
         frozen = common.frozen_params(context, policy)
-        reward = rewards.make_reward(context, policy, tokenizer, prompts)
+        reward = rewards.make_reward(context, policy, tokenizer)
         reference = common.frozen_role(context, policy, start)
-        iteration = Iteration(context, setup, reference, reward, encoded, tokenizer, frozen)
+        iteration = Iteration(context, setup, reference, reward, prompts, encoded, tokenizer, frozen)
         loop = common.loop(
             context, policy, section.iterations, section.checkpoint_every, shown=("score", "kl_k1"),
             timeline=iteration.timeline,
@@ -173,13 +167,13 @@ class Iteration:
     """One iteration as the loop calls it: (state, step) -> (state, metrics)."""
 
     def __init__(
-        self, context: StageContext, setup: PPOSetup, reference: FrozenRole, reward: Reward, prompts, tokenizer,
-        frozen: Params | None = None,
+        self, context: StageContext, setup: PPOSetup, reference: FrozenRole, reward: Reward, questions: Sequence[Prompt],
+        prompts: Sequence[Sequence[int]], tokenizer, frozen: Params | None = None,
     ):  # fmt: skip
         self.context, self.setup, self.reference, self.reward, self.prompts = context, setup, reference, reward, prompts
+        self.questions, self.tokenizer = questions, tokenizer
         self.frozen, self.offloads_optimizer = frozen, "optimizer" in context.config.mesh.offload
-        # A reward model alone scores with all else that is computed of a rollout, unless it is to be there by itself.
-        self.scores_later = isinstance(reward, LearntReward) and "frozen" not in context.config.mesh.offload
+        self.fused = reward.fused()
         section = context.config.ppo
         self.sampling = common.sampling(section, tokenizer, context.config.data.style)
         self.pending: tuple[int, jax.Array, jax.Array] | None = None
@@ -196,7 +190,7 @@ class Iteration:
         key = jax.random.fold_in(jax.random.wrap_key_data(state.policy.key), step)
         rows = range(step * config.batch, (step + 1) * config.batch)
         policy = join(self.frozen, state.policy.params)
-        sampled = self._sample(policy, batch, key, rows, self.sampling, listener(self.reward, index))
+        sampled = self._sample(policy, batch, key, rows, self.sampling, self.reward.listen(self._questions(index)))
         with self.timeline.phase("score") as phase:
             experience, metrics = jax.block_until_ready(self._score(state, policy, batch, key, rows, index, step, sampled))
             phase.tokens, phase.flops = self._scoring()
@@ -229,12 +223,12 @@ class Iteration:
         """(experience, metrics) of a rollout: scores, log-probs, values, advantages."""
         config, setup = self.context.config.ppo, self.setup
         recompute = setup.recomputes or self._must_recompute(policy, step, sampled)
-        scored, baseline = None if self.scores_later else self.reward(sampled, index, rows.start), None
+        scored, baseline = None if self.fused else self._scored(sampled, index, rows), None
         kept = None if scored is None else scored.kept
         if config.advantages == "remax":
             greedy = dataclasses.replace(self.sampling, temperature=0.0)
             best = place_rows(setup.policy.sharding, self.engine.rollout(policy, prompts, key, rows, greedy))
-            greedy_scored = self.reward(best, index, rows.start)
+            greedy_scored = self._scored(best, index, rows)
             baseline = greedy_baseline(config, best, jnp.nan_to_num(jnp.asarray(greedy_scored.scores)))
             if greedy_scored.kept is not None:
                 kept = greedy_scored.kept if kept is None else kept & greedy_scored.kept
@@ -249,12 +243,18 @@ class Iteration:
         parts = {} if scored is None else scored.parts
         return experience, metrics | {f"score_{name}": masked_mean(values, counted) for name, values in parts.items()}
 
+    def _questions(self, index: Sequence[int]) -> list[Prompt]:
+        return [self.questions[i] for i in index]
+
+    def _scored(self, rollout: Rollout, index: Sequence[int], rows: range) -> Scored:
+        return self.reward.score(RewardBatch(rollout, self._questions(index), rows.start, self.tokenizer))
+
     def _scoring(self) -> tuple[int, float]:
         """(tokens, operations) of scoring the last rollout: by reference, critic and the run's own reward model."""
         setup = self.setup
         own = flops.forward(setup.critic, self.lengths) if setup.runs_critic else 0.0
-        if self.scores_later:
-            scorer = self.reward.scorer
+        if self.fused:
+            scorer = self.fused.scorer
             own += scorer.members * flops.forward(scorer.model, self.lengths)
         return int(np.sum(self.lengths)), own + flops.forward(setup.reference, self.lengths, self.answered)
 
@@ -274,8 +274,8 @@ class Iteration:
         if scored is not None:
             yield scored.scores
             return
-        with self.reward.role.on_device() as params:
-            yield LearntScore(self.reward.scorer, params)
+        with self.fused.role.on_device() as params:
+            yield LearntScore(self.fused.scorer, params)
 
     def _update(self, state: PPOState, experience):
         if self.offloads_optimizer:

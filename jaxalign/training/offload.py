@@ -89,6 +89,7 @@ class FrozenRole:
     """
 
     def __init__(self, params: Any, offload: bool = False, shared: Any = None):
+        self.offloaded = offload
         self._params = to_host(params, shared) if offload else params
 
     @contextlib.contextmanager

@@ -14,6 +14,8 @@ import pytest
 from jaxalign.config import Checks, Config, Mesh
 from jaxalign.errors import UserError
 from jaxalign.parallel.ahead import Ahead
+from jaxalign.rewards import learnt
+from jaxalign.rewards.learnt import LearntReward
 from jaxalign.rl import checks, experience
 from jaxalign.rl import update as ppo_step
 from jaxalign.rl.update import ppo_update
@@ -21,13 +23,11 @@ from jaxalign.rollout import decode, forecast, ring
 from jaxalign.rollout.engine import Engine
 from jaxalign.stages import ppo as stage
 from jaxalign.stages.ppo import CHECKS, Iteration
-from jaxalign.stages.shared import rewards
 from jaxalign.stages.shared.base import StageContext
-from jaxalign.stages.shared.rewards import LearntReward
 from jaxalign.training import loss_scale
 from jaxalign.training.offload import FrozenRole
 from tests import tiny
-from tests.feedback.fakes import WordTokenizer
+from tests.feedback.fakes import WordTokenizer, prompt
 from tests.parallel.test_ahead import SEEN, compiled
 
 TINIEST = 1e-12  # any rounding is above it
@@ -41,7 +41,8 @@ def iterate(directory, steps=2, prompts=tiny.PROMPTS, offload=(), mesh=None, **c
     frozen = tiny.roles(setup)
     reward = LearntReward(tiny.scorer(setup), FrozenRole(frozen.preference, "frozen" in offload))
     reference = FrozenRole(frozen.reference, "frozen" in offload)
-    iteration = Iteration(context, setup, reference, reward, prompts, WordTokenizer())
+    questions = [prompt(i) for i in range(len(prompts))]
+    iteration = Iteration(context, setup, reference, reward, questions, prompts, WordTokenizer())
     state, metrics = iteration.rest(tiny.state(setup)), []
     for step in range(steps):
         state, row = iteration(state, step)
@@ -194,7 +195,7 @@ def bytes_by_phase(monkeypatch, *arguments, **changes):
         monkeypatch.setattr(where, name, outer)
 
     with monkeypatch.context() as monkeypatch:
-        for where, name, phase in ((Engine, "rollout", "sampling"), (rewards, "rollout_scores", "reward"),
+        for where, name, phase in ((Engine, "rollout", "sampling"), (learnt, "rollout_scores", "reward"),
                                    (stage, "make_experience", "reference"), (stage, "ppo_update", "update")):  # fmt: skip
             watch(where, name, phase)
         return iterate(*arguments, **changes), found

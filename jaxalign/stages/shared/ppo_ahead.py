@@ -12,7 +12,9 @@ from jaxalign.parallel.ahead import Ahead, told_only
 from jaxalign.parallel.rows import placed
 from jaxalign.planner.ppo_programs import iteration_calls
 from jaxalign.planner.programs import Run, resharding
+from jaxalign.registry.rewards import reward_records
 from jaxalign.rewards.scorer import Scorer
+from jaxalign.rewards.sums import is_single
 from jaxalign.rl.checks import step_zero_values
 from jaxalign.rl.experience import packed_experience
 from jaxalign.rl.state import PPOSetup, abstract_ppo_state
@@ -21,7 +23,6 @@ from jaxalign.rollout.decode import decode_chunk
 from jaxalign.rollout.engine import Engine
 from jaxalign.rollout.forecast import Described, forecast, know
 from jaxalign.rollout.sampling import Sampling
-from jaxalign.stages.shared import rewards
 from jaxalign.stages.shared.base import StageContext
 from jaxalign.stages.shared.scorers import find_scorer
 
@@ -31,16 +32,16 @@ FIRST = 2
 
 
 def scores_of(context: StageContext, setup: PPOSetup) -> Scores:
-    """What brings the scores: one reward model that scores with all else that is computed of a rollout, a function on the host,
-    or what is not known before it is there, as a sum of several."""
+    """Where the scores come from: the scorer that is fused into the scoring program, a function on the host, or "unknown" until
+    the reward is made, as for a sum."""
     config = context.config
-    source, *others = rewards.reward_sources(config)
-    if others or config.reward.weights not in ((), (1.0,)) or config.reward.length_coef:
+    records = reward_records(config.reward.source)
+    if not is_single(config.reward):
         return "unknown"
-    if rewards.is_learnt(config):
-        scorer, _ = find_scorer(context, source, setup.reference, config.ppo.score_clip)
+    if records[0].learnt:
+        scorer, _ = find_scorer(context, records[0].name, setup.reference, config.ppo.score_clip)
         return "unknown" if scorer.ensemble else scorer
-    return "host" if source in ("callable", "verifier") else "unknown"
+    return "host" if records[0].host else "unknown"
 
 
 def compile_ahead(

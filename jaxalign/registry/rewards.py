@@ -1,0 +1,82 @@
+"""Reward sources: the names that `config.reward.source` joins with "+"."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+from jaxalign.registry.core import Registry, load_object
+
+
+@dataclasses.dataclass(frozen=True)
+class RewardSource:
+    """A source of scores and what it needs.
+
+    Attributes:
+      name: the name in the config, and in the metric "score_NAME" where the reward is a sum.
+      make: `make(inputs: RewardInputs) -> Reward`, or "module:attribute" of such a function. It may also return a plain
+        function `(prompts, responses, **columns) -> scores`. `RewardInputs` is in `jaxalign.rewards.base`.
+      stages: the stages whose output it reads. They must be run, and are inputs of the stage that uses the reward.
+      reads_base: it reads the helpful-only base model.
+      reads_constitution: it reads the constitution of `config.feedback`.
+      learnt: it is a reward model that an earlier stage of the run trained. A critic then starts from the preference model.
+      is_model: it is a reward model, so `ppo.score_clip` clips its scores.
+      host: its scores are computed by a function on the host, and are float32 [B] with a mask of kept rows. Programs that take
+        them can then be compiled ahead.
+      reads: the fields of `config.reward` that only this source, or one of a few, reads. A field that no chosen source reads
+        is refused unless it has its default.
+      data_sources: the values of `config.data.source` whose prompts it can score; empty: all.
+      files: `files(config) -> dict[Path, str]`, the user's files that it reads with the config fields that name them, or
+        "module:attribute"; None: none.
+      programs: `programs(run: jaxalign.planner.programs.Run) -> list[Program]`, the programs that compute its scores outside of
+        the scoring program, or "module:attribute"; None: it runs none on the devices.
+    """
+
+    name: str
+    make: Callable | str
+    stages: tuple[str, ...] = ()
+    reads_base: bool = False
+    reads_constitution: bool = False
+    learnt: bool = False
+    is_model: bool = False
+    host: bool = False
+    reads: tuple[str, ...] = ()
+    data_sources: tuple[str, ...] = ()
+    files: Callable | str | None = None
+    programs: Callable | str | None = None
+
+    def load(self, field: str) -> Any:
+        """The function in field "make", "files" or "programs", imported if it is named; None where there is none."""
+        found = getattr(self, field)
+        return load_object(found, f"{field} of reward source {self.name!r}") if isinstance(found, str) else found
+
+
+_STAGE = "jaxalign.stages.shared.rewards"
+_PLAN = "jaxalign.planner.reward_programs"
+_CALLS = ("retries", "timeout_s", "backoff_s", "while_sampling")
+_MODEL = ("model", "model_style", "model_max_length", "model_batch", "model_dtype", "model_shift", "model_scale")
+
+REWARDS = Registry("reward source", RewardSource, (
+    RewardSource("preference", f"{_STAGE}:make_preference", stages=("preference",), learnt=True, is_model=True,
+                 data_sources=("world", "preferences_jsonl"), programs=f"{_PLAN}:preference"),
+    RewardSource("distilled", f"{_STAGE}:make_distilled", stages=("preference", "reward_distill"), learnt=True, is_model=True,
+                 data_sources=("world", "preferences_jsonl"), programs=f"{_PLAN}:distilled"),
+    RewardSource("model", f"{_STAGE}:make_model", is_model=True, reads=(*_MODEL, "max_dropped_share"),
+                 files="jaxalign.rewards.outside:model_files", programs=f"{_PLAN}:outside"),
+    RewardSource("callable", f"{_STAGE}:make_callable", host=True, reads=("callable", *_CALLS, "max_dropped_share"),
+                 files=f"{_STAGE}:callable_files"),
+    RewardSource("verifier", f"{_STAGE}:make_verifier", host=True, reads=("verifier", *_CALLS, "max_dropped_share"),
+                 data_sources=("arithmetic", "prompts_jsonl")),
+    RewardSource("ai_feedback", f"{_STAGE}:make_ai_feedback", reads_base=True, reads_constitution=True,
+                 reads=("principles", "max_dropped_share"), data_sources=("world",), programs=f"{_PLAN}:ai_feedback"),
+))  # fmt: skip
+
+
+def reward_records(source: str, where: str = "config.reward.source") -> tuple[RewardSource, ...]:
+    """The records of a text such as "preference+callable", in its order.
+
+    Raises:
+      UserError: a part is no reward source.
+    """
+    return tuple(REWARDS.get(name, where) for name in source.split("+"))

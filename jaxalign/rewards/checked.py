@@ -1,0 +1,120 @@
+"""Turns what a user gives as a reward into a `Reward`, and checks what it returns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from jaxalign.config import Reward as RewardSettings
+from jaxalign.data.tokenizers.load import Tokenizer
+from jaxalign.errors import UserError
+from jaxalign.parallel.rows import fetch
+from jaxalign.records import Prompt
+from jaxalign.registry.core import load_object
+from jaxalign.rewards.base import BaseReward, FusedReward, Listener, Reward, RewardBatch, Scored
+from jaxalign.rewards.dropped import DroppedRows
+from jaxalign.rewards.functions import FunctionReward
+from jaxalign.rewards.verifiers import VERIFIERS
+
+
+def as_reward(
+    found: Any, tokenizer: Tokenizer, settings: RewardSettings | None = None, name: str | None = None
+) -> Reward:
+    """A `Reward` from whatever a user gives as one.
+
+    Args:
+      found: a `Reward`, any object or class with a method `score(batch)`, a function
+        `(prompts, responses, **columns) -> scores`, the name of a verifier, or "package.module:name" or "FILE.py:name" of one
+        of these.
+      tokenizer: the policy's tokenizer.
+      settings: how a function is called and how many rows a reward may drop; None: the defaults of `config.reward`.
+      name: what metrics call it; None: its own name.
+
+    Raises:
+      UserError: it is none of these, or cannot be imported.
+    """
+    settings, given = settings or RewardSettings(), found
+    if isinstance(found, str):
+        found = VERIFIERS.get(found) or load_object(found, "reward")
+    if isinstance(found, type):
+        found = _instance(found)
+    if hasattr(found, "score"):
+        name = name or getattr(found, "name", type(found).__name__)
+        return found if getattr(found, "is_checked", False) else CheckedReward(found, name, settings.max_dropped_share)
+    if not callable(found):
+        raise UserError(f"the reward is {given!r} of type {type(given).__name__}; a function (prompts, responses, **columns) "
+                        "-> scores, an object with a method score(batch), or 'module:name' of one is expected")
+    name = name or getattr(found, "__name__", type(found).__name__)
+    return FunctionReward(name, found, settings, tokenizer)
+
+
+def _instance(kind: type) -> Any:
+    try:
+        return kind()
+    except Exception as error:  # Whatever a user's class raises.
+        raise UserError(f"the reward {kind.__name__} cannot be made without arguments ({type(error).__name__}: {error}); give "
+                        "an instance") from error
+
+
+class CheckedReward(BaseReward):
+    """A user's reward object. Rows whose scores are not finite are dropped; anything else that is wrong is a UserError.
+
+    Args:
+      reward: has `score(batch) -> Scored`, or an array or list of scores; `fused` and `listen` are optional.
+      name: what metrics and messages call it.
+      max_dropped_share: see `DroppedRows`.
+    """
+
+    is_checked = True
+
+    def __init__(self, reward: Any, name: str, max_dropped_share: float):
+        super().__init__(name)
+        self.reward, self._dropped = reward, DroppedRows(f"reward {name!r}", max_dropped_share)
+
+    def fused(self) -> FusedReward | None:
+        """The reward's own, if it has one."""
+        return self.reward.fused() if hasattr(self.reward, "fused") else None
+
+    def listen(self, prompts: Sequence[Prompt]) -> Listener | None:
+        """The reward's own, if it has one."""
+        return self.reward.listen(prompts) if hasattr(self.reward, "listen") else None
+
+    def score(self, batch: RewardBatch) -> Scored:
+        """Finite scores [B] or [B, N] with the rows that have them."""
+        try:
+            found = self.reward.score(batch)
+        except UserError:
+            raise
+        except Exception as error:  # Whatever a user's reward raises.
+            raise UserError(f"reward {self.name!r} raised {type(error).__name__}: {error}") from error
+        scored = found if isinstance(found, Scored) else Scored(found)
+        rows, tokens = len(batch.prompts), batch.rollout.logprobs.shape[1]
+        scores = self._numbers(scored.scores, rows, tokens)
+        if scores.ndim == 2:  # Numbers past the end of a response mean nothing.
+            length = np.asarray(fetch(batch.rollout.response_length))[:rows, None]
+            scores = np.where(np.arange(tokens)[None, :] < length, scores, 0)
+        finite = np.isfinite(scores).reshape(rows, -1).all(axis=1)
+        kept = finite & self._kept(scored.kept, rows)
+        self._dropped.check(rows - int(kept.sum()), rows, "a score that is not finite, or a row it does not keep")
+        return Scored(np.where(kept.reshape(-1, *(1,) * (scores.ndim - 1)), scores, 0), kept, scored.parts)
+
+    def _numbers(self, scores: Any, rows: int, tokens: int) -> np.ndarray:
+        try:
+            array = np.asarray(fetch(scores)).astype(np.float32)
+        except (TypeError, ValueError) as error:
+            raise UserError(f"reward {self.name!r} returned {type(scores).__name__} with entries that are no numbers; "
+                            f"{rows} scores are expected") from error
+        if array.shape not in ((rows,), (rows, tokens)):
+            raise UserError(f"reward {self.name!r} returned scores of shape {array.shape} for {rows} responses; ({rows},), one "
+                            f"for each response, or ({rows}, {tokens}), one for each token, is expected")
+        return array
+
+    def _kept(self, kept: Any, rows: int) -> np.ndarray:
+        if kept is None:
+            return np.ones(rows, bool)
+        array = np.asarray(fetch(kept))
+        if array.shape != (rows,):
+            raise UserError(f"reward {self.name!r} returned kept of shape {array.shape}; ({rows},) is expected")
+        return array.astype(bool)

@@ -1,0 +1,33 @@
+"""Counts responses that have no score."""
+
+from __future__ import annotations
+
+import logging
+
+from jaxalign.errors import UserError
+
+
+class DroppedRows:
+    """Warns once about responses without a score, and stops the run where too many of a batch have none.
+
+    Args:
+      name: the reward's name, for the messages.
+      max_share: the largest share of a batch that may lack a score, as `config.reward.max_dropped_share`.
+    """
+
+    def __init__(self, name: str, max_share: float):
+        self.name, self.max_share, self._warned = name, max_share, False
+
+    def check(self, dropped: int, rows: int, why: str | None) -> None:
+        """Takes the counts of one batch. Raises UserError where more than the allowed share was dropped."""
+        if not dropped:
+            return
+        found = f"{self.name} gave no score for {dropped} of {rows} responses ({why})"
+        if dropped > self.max_share * rows:
+            raise UserError(f"{found}, more than config.reward.max_dropped_share ({self.max_share}) allows; fix the cause and "
+                            "run again: training resumes from the last checkpoint")
+        if not self._warned:
+            logging.getLogger("jaxalign").warning(
+                "%s; these rows are left out, and the metric 'kept' counts the others", found
+            )
+            self._warned = True

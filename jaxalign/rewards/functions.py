@@ -1,0 +1,80 @@
+"""Rewards by a Python function: the user's own or a verifier."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from jaxalign.config import Reward as RewardSettings
+from jaxalign.data.tokenizers.load import Tokenizer
+from jaxalign.parallel import hosts
+from jaxalign.records import Prompt
+from jaxalign.rewards.base import BaseReward, Listener, RewardBatch, Scored, columns_of
+from jaxalign.rewards.callables import call_reward
+from jaxalign.rewards.dropped import DroppedRows
+from jaxalign.rewards.early import Answered, EarlyScores
+
+
+class FunctionReward(BaseReward):
+    """A function `(prompts, responses, **columns) -> scores`, called through `call_reward`.
+
+    prompts are dialogues as lists of {"role", "content"}; columns are those of `columns_of`. With several processes the first
+    one calls the function for all rows, since it may use the network or files.
+
+    Args:
+      name: the reward's name in metrics.
+      fn: the function.
+      settings: how often it is tried, how long it may take and how many rows it may drop.
+      tokenizer: decodes responses that are scored while others are sampled.
+      label: what messages call the function; None: its name.
+    """
+
+    is_checked = True
+
+    def __init__(
+        self, name: str, fn: Callable, settings: RewardSettings, tokenizer: Tokenizer, label: str | None = None
+    ):
+        super().__init__(name)
+        self.fn, self.settings, self.tokenizer = fn, settings, tokenizer
+        self._dropped = DroppedRows(label or name, settings.max_dropped_share)
+        self._early: EarlyScores | None = None  # Of the next rollout; only on the first process.
+        self._listens = False  # On all processes: whether the first one has early scores.
+
+    def listen(self, prompts: Sequence[Prompt]) -> Listener | None:
+        """With `while_sampling`: a listener that calls the function with the responses that have ended."""
+        self._listens = self.settings.while_sampling
+        if not self._listens or hosts.index() > 0:
+            return None
+
+        def ask(rows: Sequence[int], ids: Sequence[Sequence[int]]) -> Answered:
+            return self._call([prompts[row] for row in rows], [self.tokenizer.decode(own) for own in ids])
+
+        if self._early is not None:  # Of a rollout that was abandoned.
+            self._early.close()
+        self._early = EarlyScores(ask)
+        return self._early.heard
+
+    def score(self, batch: RewardBatch) -> Scored:
+        """Scores [B] from the host; rows for which the function has none are dropped."""
+        early, self._early = self._early, None
+        responses = None if self._listens else batch.responses  # Fetches: all processes do, or none.
+        self._listens = False
+
+        def found() -> list:
+            if responses is None:
+                scores, kept, why = early.result(len(batch.prompts))
+            else:
+                scores, kept, report = self._call(batch.prompts, responses)
+                why = report.first_error
+            return [scores.tolist(), kept.tolist(), why]
+
+        scores, kept, why = hosts.once(found)
+        self._dropped.check(len(kept) - sum(kept), len(kept), why)
+        return Scored(np.asarray(scores, np.float32), np.asarray(kept, bool))
+
+    def _call(self, prompts: Sequence[Prompt], texts: Sequence[str]) -> Answered:
+        dialogues = [[{"role": m.role, "content": m.content} for m in prompt.messages] for prompt in prompts]
+        settings = self.settings
+        columns = columns_of(prompts)
+        return call_reward(self.fn, dialogues, texts, columns, settings.retries, settings.timeout_s, settings.backoff_s)

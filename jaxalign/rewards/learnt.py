@@ -1,0 +1,32 @@
+"""The reward of a learnt model that reads the policy's tokens: the preference model or its student."""
+
+from __future__ import annotations
+
+from jaxalign.rewards.base import BaseReward, FusedReward, RewardBatch, Scored
+from jaxalign.rewards.scorer import Scorer, rollout_scores
+from jaxalign.training.offload import FrozenRole
+
+
+class LearntReward(BaseReward):
+    """Normalised scores of a reward model with the policy's tokenizer.
+
+    Args:
+      scorer: the model with its normalisation.
+      role: its weights.
+      name: "preference" or "distilled" in a run.
+    """
+
+    is_checked = True
+
+    def __init__(self, scorer: Scorer, role: FrozenRole, name: str = "preference"):
+        super().__init__(name)
+        self.scorer, self.role = scorer, role
+
+    def score(self, batch: RewardBatch) -> Scored:
+        """Scores [B], computed on the devices."""
+        with self.role.on_device() as params:
+            return Scored(rollout_scores(self.scorer, params, batch.rollout))
+
+    def fused(self) -> FusedReward | None:
+        """Fused unless the weights are offloaded: then they are on the devices only while they score."""
+        return None if self.role.offloaded else FusedReward(self.scorer, self.role)

@@ -1,0 +1,93 @@
+"""Weighted sums of rewards, less the cost of length."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxalign.algorithms.rewards import combine_scores, length_penalty
+from jaxalign.config import Reward as RewardSettings
+from jaxalign.records import Prompt
+from jaxalign.rewards.base import BaseReward, Listener, Reward, RewardBatch, Scored
+
+
+def sum_of_rewards(
+    parts: Mapping[str, Reward], weights: Sequence[float] = (), length_coef: float = 0.0, length_free: int = 0
+) -> Reward:
+    """The only part itself if its weight is 1 and length is free, else a `SummedReward`. No weights: 1 each."""
+    weights = tuple(weights) or (1.0,) * len(parts)
+    if weights == (1.0,) and not length_coef:
+        return next(iter(parts.values()))
+    return SummedReward(parts, weights, length_coef, length_free)
+
+
+def is_single(settings: RewardSettings) -> bool:
+    """Whether `sum_of_rewards` returns the only part of `config.reward` itself, before any part is made."""
+    parts = {name: BaseReward(name) for name in settings.source.split("+")}
+    return sum_of_rewards(parts, settings.weights, settings.length_coef) in parts.values()
+
+
+class SummedReward(BaseReward):
+    """weight * score, summed over the parts, less `length_coef` for each response token past the first `length_free`.
+
+    A row for which one part has no score has none. Where some part scores tokens, the sum scores tokens, and a score of a whole
+    response counts at its last token.
+    """
+
+    is_checked = True
+
+    def __init__(self, parts: Mapping[str, Reward], weights: Sequence[float], length_coef: float, length_free: int):
+        super().__init__("+".join(parts))
+        self.parts, self.weights, self.length = dict(parts), np.asarray(weights, np.float32), (length_coef, length_free)
+
+    def score(self, batch: RewardBatch) -> Scored:
+        """Scores with those of each part, and of the length where it costs something."""
+        scored = {name: part.score(batch) for name, part in self.parts.items()}
+        scores = _alike([jnp.asarray(s.scores, jnp.float32) for s in scored.values()], batch)
+        everything = jnp.ones(scores.shape[1], bool)
+        present = jnp.stack([everything if s.kept is None else jnp.asarray(s.kept) for s in scored.values()])
+        total, kept = _weighted_sum(scores, self.weights, present)
+        shown = {name: part.scores for name, part in scored.items()} if len(scored) > 1 else {}
+        if self.length[0]:
+            cost = length_penalty(batch.rollout.response_length, *self.length)
+            total = total + (cost if total.ndim == 1 else at_last_token(cost, batch, total.shape[1]))
+            shown = shown | {"length": cost}
+        return Scored(total, kept, shown)
+
+    def listen(self, prompts: Sequence[Prompt]) -> Listener | None:
+        """One listener for all parts that have one."""
+        listeners = [found for part in self.parts.values() if (found := part.listen(prompts)) is not None]
+        if not listeners:
+            return None
+
+        def listener(ended) -> None:
+            for each in listeners:
+                each(ended)
+
+        return listener
+
+
+def at_last_token(scores_B, batch: RewardBatch, N: int):
+    """float32 [B, N]: scores [B] at the last token of each response, 0 elsewhere."""
+    last = jnp.asarray(batch.rollout.response_length)[:, None] - 1
+    return jnp.where(jnp.arange(N)[None, :] == last, scores_B[:, None], 0.0)
+
+
+def _alike(scores, batch: RewardBatch):
+    """All scores stacked, [K, B], or [K, B, N] where one of them has scores for tokens."""
+    N = max((s.shape[1] for s in scores if s.ndim == 2), default=0)
+    if N:
+        scores = [s if s.ndim == 2 else at_last_token(s, batch, N) for s in scores]
+    return jnp.stack(scores)
+
+
+def _weighted_sum(scores, weights, present):
+    """(sum [B] or [B, N], kept [B]) of scores [K, B] or [K, B, N]; present bool [K, B]."""
+    if scores.ndim == 2:
+        return combine_scores(scores, weights, present)
+    total, kept = jax.vmap(combine_scores, in_axes=(2, None, None), out_axes=1)(scores, weights, present)
+    kept = kept.all(axis=1)
+    return jnp.where(kept[:, None], total, 0), kept
