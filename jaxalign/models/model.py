@@ -265,9 +265,10 @@ class Model:
             lambda tiers: jax.tree.map(lambda x: x[0], tiers), step, lambda tiers: jax.tree.map(lambda x: x[None], tiers)
         )
 
-    def empty_cache(self, rows: int, slots: int) -> Caches:
-        """A ring of zeros, lying as this model's rules say."""
-        return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype, device=x.sharding), placed(self.abstract_cache(rows, slots)))
+    def empty_cache(self, rows: int, slots: int, params: Params = None) -> Caches:
+        """A ring of zeros, placed by this model's sharding rules; without a mesh on the device of `params`."""
+        abstract = placed(self.abstract_cache(rows, slots), like=params)
+        return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype, device=x.sharding), abstract)
 
     def abstract_cache(self, rows: int, slots: int) -> Caches:
         """ShapeDtypeStructs of a ring, with their shardings when there is a mesh."""

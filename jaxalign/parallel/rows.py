@@ -1,4 +1,4 @@
-"""From rows on the hosts to rows on the devices and back. The one door for both, whatever the number of processes."""
+"""Rows of arrays from the hosts to the devices and back, with any number of processes."""
 
 from __future__ import annotations
 
@@ -31,13 +31,17 @@ def place_rows(sharding: Sharding | None, rows: Any, index: np.ndarray | None = 
     return jax.tree.map(placed, rows)
 
 
-def placed(tree: Any) -> Any:
-    """A pytree whose arrays all have a place: those that JAX may put anywhere get the first device of this process.
+def placed(tree: Any, like: Any = None) -> Any:
+    """Commits every array of a pytree to a device: those that JAX may move go to the device of `like`.
 
-    Steps give all that they return a place, and compile for arguments with a place and without one apart: a state that had
-    none would have every step compiled twice. No array is copied. ShapeDtypeStructs are told so.
+    Jitted steps return committed arrays, and compile separately for committed and uncommitted arguments: an uncommitted state
+    would have every step compiled twice.
+
+    Args:
+      tree: arrays or ShapeDtypeStructs. Committed arrays and structs with a sharding stay where they are.
+      like: a pytree of arrays or structs; by default the tree itself.
     """
-    device = SingleDeviceSharding(jax.local_devices()[0])
+    device = SingleDeviceSharding(device_of(tree if like is None else like))
 
     def one(leaf):
         if isinstance(leaf, jax.ShapeDtypeStruct):
@@ -45,6 +49,25 @@ def placed(tree: Any) -> Any:
         return leaf if isinstance(leaf, jax.Array) and leaf.committed else jax.device_put(leaf, device)
 
     return jax.tree.map(one, tree)
+
+
+def device_of(tree: Any) -> jax.Device:
+    """The one device that arrays of a pytree are committed to; where there is none, or a mesh, `default_device`."""
+    for leaf in jax.tree.leaves(tree):
+        sharding = leaf.sharding if isinstance(leaf, jax.ShapeDtypeStruct) else None
+        if isinstance(leaf, jax.Array) and leaf.committed:
+            sharding = leaf.sharding
+        if sharding is not None and len(sharding.device_set) == 1:
+            return next(iter(sharding.device_set))
+    return default_device()
+
+
+def default_device() -> jax.Device:
+    """The device of `jax.default_device`, or the first one of this process."""
+    chosen = jax.config.jax_default_device
+    if isinstance(chosen, str):
+        return jax.local_devices(backend=chosen)[0]
+    return jax.local_devices()[0] if chosen is None else chosen
 
 
 def fetch(tree: Any) -> Any:

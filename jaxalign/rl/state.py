@@ -113,7 +113,7 @@ def init_ppo_state(setup: PPOSetup, policy_params, critic_params, key: jax.Array
         critic = init_state(setup.critic, setup.critic_optimizer, critic_params, key)
         # Small arrays of equal value may share a buffer, and one buffer cannot be donated twice.
         critic = dataclasses.replace(critic, step=critic.step.copy(), key=critic.key.copy())
-    return PPOState(policy.step.copy(), policy, critic, placed(coef))
+    return PPOState(policy.step.copy(), policy, critic, placed(coef, like=policy_params))
 
 
 def abstract_ppo_state(setup: PPOSetup) -> PPOState:

@@ -94,7 +94,8 @@ def _kind(session: Session) -> tuple:
     count = -(-len(session.queue) // session.parts)
     rows = next((size for size in session.sizes if size >= count), None)
     waves = min(len(session.queue) // session.batch, WAVES)
-    return (session.source, jax.tree.structure(session.params), _bound(session.params), session.sampling, session.new,
+    places = frozenset(_place(leaf.sharding) for leaf in jax.tree.leaves(_described(session.params)))
+    return (session.source, jax.tree.structure(session.params), places, session.sampling, session.new,
             session.batch, session.max_length, session.bucket, lengths, rows, waves)  # fmt: skip
 
 
@@ -114,11 +115,18 @@ def _described(tree: Any) -> Any:
 
 
 def _key(step: Callable, described: tuple) -> tuple:
-    """Tells programs apart. Where arrays lie follows from the model among the arguments, and can be said in many ways; but not
-    whether they are bound to a place."""
+    """Identifies a program. How arrays lie on a mesh follows from the model among the arguments; the single device of a model
+    without a mesh does not."""
     leaves, structure = jax.tree.flatten(described)
-    what = ((x.shape, x.dtype, x.sharding is None) if isinstance(x, jax.ShapeDtypeStruct) else x for x in leaves)
+    what = ((x.shape, x.dtype, _place(x.sharding)) if isinstance(x, jax.ShapeDtypeStruct) else x for x in leaves)
     return step, structure, tuple(what)
+
+
+def _place(sharding: jax.sharding.Sharding | None) -> jax.Device | bool:
+    """The one device of a sharding; True for a mesh of several, False where there is none."""
+    if sharding is None:
+        return False
+    return next(iter(sharding.device_set)) if len(sharding.device_set) == 1 else True
 
 
 class _Played(Session):
@@ -147,7 +155,7 @@ class _Played(Session):
 
     def _empty(self, layout: Layout) -> Tiers:
         rings = zip(*layout, strict=True)
-        return tuple(placed(self.model.abstract_cache(rows * self.parts, slots)) for rows, slots in rings)
+        return tuple(placed(self.model.abstract_cache(rows * self.parts, slots), self.params) for rows, slots in rings)
 
     def _place(self, array: np.ndarray, axes: tuple[str | None, ...]):
         sharding = self.model.sharding

@@ -44,7 +44,8 @@ class Session:
         version: int = 0,
     ):  # fmt: skip
         self.model, self.max_length, self.bucket = model.generation, max_length, bucket
-        self.key = placed(key) if model.sharding is None else key  # So that any key finds the programs of another.
+        # A committed key, so that the programs compiled for one key serve every other.
+        self.key = placed(key, like=params) if model.sharding is None else key
         self.source, self.params, self.version = model, model.for_generation(params), version
         self.new = sampling.max_new_tokens
         self.sampling, self.temperature = sampling.compiled, np.float32(sampling.logprob_temperature)
@@ -173,7 +174,7 @@ class Session:
         self.layout, self.rows, self.slot = layout, np.zeros((4, layout.size * self.parts), np.int32), 0
 
     def _empty(self, layout: Layout) -> Tiers:
-        return tuple(self.model.empty_cache(rows * self.parts, slots) for rows, slots in zip(*layout, strict=True))
+        return tuple(self.model.empty_cache(rows * self.parts, slots, self.params) for rows, slots in zip(*layout, strict=True))
 
     def call(self, step: Callable, *arguments):
         """Runs a program; all of them are run here."""

@@ -25,6 +25,7 @@ from jaxalign.models.checkpoints.safetensors import Weights, open_weights
 from jaxalign.models.families.base import Family, Fields
 from jaxalign.models.families.registry import FAMILIES
 from jaxalign.models.model import Model, Params
+from jaxalign.parallel.rows import default_device
 from jaxalign.parallel.sharding import Sharding
 
 DTYPES = ("float32", "bfloat16", "float16")
@@ -187,7 +188,7 @@ def load_params(folder: str | pathlib.Path, model: Model, dtype: str = "float32"
             leaf = abstract
             for part in place.path:
                 leaf = leaf[part]
-            sharding = leaf.sharding or jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+            sharding = leaf.sharding or jax.sharding.SingleDeviceSharding(default_device())
             value = place_blocks(leaf.shape, np.dtype(dtype), sharding, _Blocks(weights, place, np.dtype(dtype)))
             node = params
             for part in place.path[:-1]:

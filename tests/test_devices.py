@@ -1,0 +1,110 @@
+"""A model without a mesh works on any device: sampling, a supervised step and PPO on the fourth of eight."""
+
+from __future__ import annotations
+
+import chex
+import jax
+import numpy as np
+import optax
+import pytest
+
+import jaxalign as ja
+from jaxalign.data.tokenizers.load import load_tokenizer
+from jaxalign.models.architecture import DecoderConfig
+from jaxalign.models.checkpoints.export import export
+from jaxalign.models.families.llama import config_json
+from jaxalign.models.model import Model
+from jaxalign.parallel.rows import default_device, device_of, placed
+from jaxalign.records import PackedBatch
+from jaxalign.rl.state import init_ppo_state
+from jaxalign.rl.update import ppo_update
+from jaxalign.rollout.engine import Engine
+from jaxalign.rollout.sampling import Sampling
+from jaxalign.training.lm_step import lm_step
+from jaxalign.training.state import init_state
+from tests import made_tokenizers, tiny
+
+KEY = jax.random.key(0)
+
+
+@pytest.fixture(scope="module")
+def device():
+    return jax.devices()[3]
+
+
+def _devices(tree):
+    return {device for leaf in jax.tree.leaves(tree) if isinstance(leaf, jax.Array) for device in leaf.devices()}
+
+
+def test_small_arrays_follow_the_committed_ones(device):
+    tree = {"a": jax.numpy.zeros(2), "b": jax.device_put(jax.numpy.ones(2), device)}
+    assert device_of(tree) == device and _devices(placed(tree)) == {device}
+    assert device_of({"a": jax.numpy.zeros(2)}) == jax.local_devices()[0]
+    struct = jax.ShapeDtypeStruct((2,), np.float32)
+    assert placed(struct, like=tree).sharding.device_set == {device}
+    with jax.default_device(device):
+        assert default_device() == device
+
+
+def test_sampling_on_another_device_changes_nothing(device):
+    model, sampling = tiny.model(), Sampling(8, tiny.STOPS)
+    engine, params = Engine(model, 3, 32, 8), tiny.place(model, tiny.host_params(scale=1.5))
+    rows = range(len(tiny.PROMPTS))
+    expected = engine.respond(params, tiny.PROMPTS, KEY, sampling, rows)
+    session = engine.start(jax.device_put(params, device), tiny.PROMPTS, KEY, sampling, rows)
+    found = {}
+    while session.unfinished:
+        found |= dict(session.step())
+        assert session.tiers is None or _devices(session.tiers) == {device}
+    assert [found[i] for i in rows] == expected
+    assert engine.respond(jax.device_put(params, device), tiny.PROMPTS, KEY, sampling, rows) == expected
+
+
+def test_a_supervised_step_on_another_device_changes_nothing(device):
+    model, optimizer = tiny.model(), optax.sgd(1.0)
+    rng = np.random.default_rng(0)
+    ids = rng.integers(3, 32, (4, 12)).astype(np.int32)
+    positions = np.broadcast_to(np.arange(12, dtype=np.int32), ids.shape)
+    batch = PackedBatch(ids, np.ones_like(ids), positions, np.ones(ids.shape, np.float32))
+
+    def one_step(params):
+        return lm_step(model, optimizer, 2, init_state(model, optimizer, params, jax.random.key(1)), batch)
+
+    (expected, metrics), (found, others) = (
+        one_step(jax.device_put(tiny.host_params(), where)) for where in (jax.local_devices()[0], device)
+    )
+    assert _devices(found) == {device}
+    chex.assert_trees_all_equal(*tiny.to_host((found.params, expected.params)))
+    chex.assert_trees_all_equal(*tiny.to_host((others, metrics)))
+
+
+def test_ppo_on_another_device_changes_nothing(device):
+    setup = tiny.setup()
+    policy, critic = setup.policy, setup.critic
+    results = []
+    for where in (jax.local_devices()[0], device):
+        own, value = (jax.device_put(tiny.host_params(head, seed), where) for head, seed in (("lm", 0), ("scalar", 3)))
+        state = init_ppo_state(setup, own, value, jax.random.key(11))
+        assert _devices(state) == {where}
+        roles = tiny.roles(setup)
+        frozen = tiny.FrozenRoles(*jax.device_put((roles.reference, roles.preference), where))
+        sampled = tiny.rollout(setup, state.policy.params)
+        experience, _ = tiny.experience(setup, state, frozen, sampled)
+        new, metrics = ppo_update(setup, state, experience)
+        assert _devices(new) == {where}
+        results.append(tiny.to_host((new.policy.params, new.critic.params, metrics)))
+    assert policy.sharding is None and critic.sharding is None
+    chex.assert_trees_all_equal(*results)
+
+
+def test_a_model_is_loaded_on_the_default_device(device, tmp_path):
+    texts = made_tokenizers.qwen(tmp_path / "tokenizer")
+    tokenizer = load_tokenizer(texts)
+    model = Model(DecoderConfig(tokenizer.vocab_size, 2, 16, 4, 2, 4, 20))
+    raw = config_json(model.config, 96) | {"eos_token_id": tokenizer.eos_id, "bos_token_id": None}
+    export(tmp_path / "hf", model, model.init(KEY), config=raw, source=texts)
+    expected = ja.Sampler(ja.load_model(tmp_path / "hf")).generate(["the cat"], max_new_tokens=6)
+    with jax.default_device(device):
+        policy = ja.load_model(tmp_path / "hf")
+    assert _devices(policy.params) == {device}
+    assert ja.Sampler(policy).generate(["the cat"], max_new_tokens=6).ids == expected.ids
