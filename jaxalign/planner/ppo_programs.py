@@ -16,6 +16,7 @@ from jaxalign.planner.stage_programs import packed_parts, sampled_rollout, train
 from jaxalign.records import Experience
 from jaxalign.rewards.scorer import Scorer
 from jaxalign.rl.checks import checked_rows, step_zero_values
+from jaxalign.rl.estimators import estimator_of
 from jaxalign.rl.experience import packed_experience
 from jaxalign.rl.state import PPOSetup, PPOState, abstract_ppo_state, make_ppo_setup
 from jaxalign.rl.update import packed_update
@@ -50,7 +51,7 @@ def iteration_calls(
     scoring = (
         setup, setup.recomputes, scorer, reference, state.policy.params, setup.critic_to_run(state), state.kl_coef, rollout,
         parts, run.rows(jnp.float32, B) if scored else None, run.rows(jnp.bool_, B) if kept else None,
-        run.rows(jnp.float32, B) if section.advantages == "remax" else None, weights, frozen,
+        run.rows(jnp.float32, B) if estimator_of(section).needs_greedy else None, weights, frozen,
     )  # fmt: skip
     each, tokens = run.rows(jnp.float32, B), run.rows(jnp.float32, B, N)
     experience = place(Experience(rollout, each, *(tokens,) * 6))
@@ -81,7 +82,7 @@ def ppo(run: Run) -> list[Program]:
     calls = iteration_calls(run, setup, state, reference, scorer, weights, not alone, kept)
     roles = "policy, critic" if setup.has_critic else "policy"
     scored = f"reference, {'policy' if setup.values_in_update else roles}" + (f", {rewards[0].role}" if alone else "")
-    if alone and section.advantages != "remax":  # Else the greedy responses are scored by themselves.
+    if alone and not estimator_of(section).needs_greedy:  # Else the greedy responses are scored by themselves.
         rewards = []
     policy = join(run.frozen, state.policy.params)
     made = [

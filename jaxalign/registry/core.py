@@ -91,6 +91,10 @@ class Registry(Generic[R]):
         near = difflib.get_close_matches(name, self.names(), n=1)
         raise UserError(f"{said}; {wanted} is expected" + (f"; did you mean {near[0]}?" if near else ""))
 
+    def is_builtin(self, name: str) -> bool:
+        """Whether this name is a record of the package itself, not a user's."""
+        return name in self._builtin
+
     def __contains__(self, name: str) -> bool:
         return name in self.names()
 

@@ -7,8 +7,7 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from jaxalign.algorithms.advantages import gae, reinforce_baseline, reinforce_plus_plus, vtrace
-from jaxalign.algorithms.groups import broadcast_to_tokens, grpo, informative_groups, remax, rloo
+from jaxalign.algorithms.groups import informative_groups
 from jaxalign.algorithms.importance import effective_sample_share, importance_weights
 from jaxalign.algorithms.kl import kl_penalty
 from jaxalign.algorithms.masked import masked_mean, masked_sum
@@ -20,6 +19,7 @@ from jaxalign.models.model import Model
 from jaxalign.parallel.ordered import after
 from jaxalign.records import AnswerRows, Experience, PackedParts, Rollout
 from jaxalign.rewards.scorer import LearntScore, Scorer, normalised, raw_row_scores
+from jaxalign.rl.estimators import AdvantageInputs, estimate
 from jaxalign.rl.state import PPOSetup
 from jaxalign.training.packed import alone, each_part, of_answers, pack_rollout
 
@@ -174,7 +174,8 @@ def packed_experience(
         kept = kept & informative_groups(settled, config.group_size, kept)
     counted = mask & kept[:, None]
     log_ratios = logprobs - rollout.logprobs
-    advantages, returns = _advantages(setup, rewards, values, log_ratios, counted, kept, baseline)
+    inputs = AdvantageInputs(rewards, values, log_ratios, counted, kept, baseline, config)
+    advantages, returns = estimate(inputs)
     k1, k3 = (masked_sum(kl_penalty(logprobs, reference, kind), mask, axis=1) for kind in ("k1", "k3"))
     mean = lambda x: masked_mean(x.astype(jnp.float32), scored)  # noqa: E731
     metrics = {
@@ -205,32 +206,3 @@ def _importance(config: Ppo, logprobs, sampled, mask, counted, kept):
         "correction_outside": masked_mean(weights.outside.astype(jnp.float32), counted),
         "effective_sample_share": effective_sample_share(*each),
     }
-
-
-def advantages_of_values(config: Ppo, rewards, values, mask):
-    """(advantages, returns) float32 [B, N] of the kinds, "gae" and "reinforce", that need rewards and values alone."""
-    if config.advantages == "gae":
-        return gae(rewards, values, mask, config.gamma, config.lam)
-    return reinforce_baseline(rewards, values, mask, config.gamma)
-
-
-def _advantages(setup: PPOSetup, rewards, values, log_ratios, mask, kept, baseline):
-    """(advantages, returns) float32 [B, N]; returns are what the critic learns, 0 without one. log_ratios [B, N]: the policy's
-    log-probs at the start of the update less the sampler's."""
-    config = setup.config
-    if config.advantages in ("gae", "reinforce"):
-        return advantages_of_values(config, rewards, values, mask)
-    if config.advantages == "vtrace":
-        found = vtrace(rewards, values, log_ratios, mask, config.gamma, config.lam)
-        return found.advantages, found.targets
-    if config.advantages == "reinforce_pp":
-        groups = config.group_size if config.group_size > 1 else None
-        return reinforce_plus_plus(rewards, mask, config.gamma, groups), jnp.zeros_like(rewards)
-    total = jnp.sum(rewards, axis=1)
-    if config.advantages == "rloo":
-        rows = rloo(total, config.group_size, kept)
-    elif config.advantages == "grpo":
-        rows = grpo(total, config.group_size, config.group_scale, kept)
-    else:
-        rows = remax(total, baseline, kept)
-    return broadcast_to_tokens(rows, mask), jnp.zeros_like(rewards)

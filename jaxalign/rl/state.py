@@ -8,9 +8,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxalign.config import ADVANTAGES_WITH_CRITIC, Ppo
+from jaxalign.config import Ppo
 from jaxalign.models.model import Model
 from jaxalign.parallel.rows import placed
+from jaxalign.rl.estimators import estimator_of
 from jaxalign.training.optimizer import make_optimizer
 from jaxalign.training.state import TrainState, abstract_state, init_state
 
@@ -44,7 +45,7 @@ class PPOSetup:
 
     @property
     def has_critic(self) -> bool:
-        return self.config.advantages in ADVANTAGES_WITH_CRITIC
+        return estimator_of(self.config).needs_critic
 
     @property
     def shares_trunk(self) -> bool:
@@ -77,7 +78,7 @@ class PPOSetup:
     @property
     def recomputes(self) -> bool:
         """Whether the old log-probs are always the trainer's, the sampler's being needed for a ratio between the two."""
-        return self.config.sampler_correction != "none" or self.config.advantages == "vtrace"
+        return self.config.sampler_correction != "none" or estimator_of(self.config).needs_trainer_logprobs
 
 
 def values_in_update(section: Ppo) -> bool:
@@ -85,13 +86,13 @@ def values_in_update(section: Ppo) -> bool:
     of the forward pass that the critic learns by, and it need not be run before. (A shared critic's trunk needs the advantages
     in that pass, and V-trace more than rewards and values.)"""
     once = section.epochs * section.minibatches == 1
-    return once and section.critic == "separate" and section.advantages in ("gae", "reinforce")
+    return once and section.critic == "separate" and estimator_of(section).values_suffice
 
 
 def make_ppo_setup(section: Ppo, policy: Model) -> PPOSetup:
     """Models, and optimizers over all updates of the run."""
     updates = section.iterations * section.epochs * section.minibatches
-    shared = section.critic == "shared" and section.advantages in ADVANTAGES_WITH_CRITIC
+    shared = section.critic == "shared" and estimator_of(section).needs_critic
     return PPOSetup(
         policy.with_head("lm_scalar") if shared else policy,
         policy.with_head("lm_scalar" if shared else "scalar"),

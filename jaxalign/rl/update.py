@@ -12,21 +12,20 @@ import numpy as np
 
 from jaxalign.algorithms.kl import kl_loss, update_kl_coef
 from jaxalign.algorithms.masked import aggregate, aggregate_total, masked_mean, masked_sum, whiten
-from jaxalign.algorithms.policy_losses import cispo, clipped_surrogate, gspo, policy_gradient
 from jaxalign.algorithms.value_losses import clipped_value_loss, explained_variance, huber_value_loss
-from jaxalign.config import Ppo
 from jaxalign.models.adapters.lora import apart, join
 from jaxalign.parallel.ordered import after
 from jaxalign.parallel.rows import fetch
 from jaxalign.records import AnswerRows, Experience, PackedParts
+from jaxalign.rl.estimators import AdvantageInputs, estimate
 from jaxalign.rl.experience import (
-    advantages_of_values,
     experience_mask,
     response_hidden,
     response_kl,
     response_stats,
     response_values,
 )
+from jaxalign.rl.policy_losses import surrogate as surrogate_of
 from jaxalign.rl.state import PPOSetup, PPOState
 from jaxalign.training.microbatch import Aux, Parts
 from jaxalign.training.packed import alone, pack_groups, take_part
@@ -60,7 +59,7 @@ def policy_loss(
     rows = alone(batch.rollout) if rows is None else rows
     hidden = response_hidden(setup.policy, params, rows) if hidden is None else hidden
     stats = response_stats(setup.policy, params, batch.rollout, temperature, hidden, rows)
-    per_token, surrogate = _surrogate(config, stats.logprobs, old, batch.advantages, mask)
+    per_token, surrogate = surrogate_of(config, stats.logprobs, old, batch.advantages, mask)
     if config.sampler_correction != "none":
         per_token = jnp.where(mask > 0, batch.importance, 0) * per_token
     if setup.loss_reads_reference:
@@ -83,17 +82,6 @@ def policy_loss(
     }
     largest = lambda x: jnp.max(jnp.where(mask > 0, x, 0))  # noqa: E731
     return loss, Aux(sums, {"ratio_max": largest(surrogate.ratio), "sampler_gap": largest(jnp.abs(stats.logprobs - old))})
-
-
-def _surrogate(config: Ppo, logprobs, old, advantages, mask):
-    """(loss [B, N], SurrogateStats) by config.policy_loss."""
-    low, high = config.clip, config.clip if config.clip_high is None else config.clip_high
-    if config.policy_loss == "gspo":
-        return gspo(logprobs, old, advantages, low, high, mask)
-    if config.policy_loss == "cispo":
-        return cispo(logprobs, old, advantages, low, high, mask)
-    loss, stats = clipped_surrogate(logprobs, old, advantages, low, high, mask, config.dual_clip)
-    return (policy_gradient(logprobs, advantages, mask) if config.policy_loss == "plain" else loss), stats
 
 
 def value_loss(setup: PPOSetup, params, batch: Experience, whole: Totals, hidden=None, rows: AnswerRows | None = None):
@@ -124,7 +112,9 @@ def first_value_loss(setup: PPOSetup, params, batch: Experience, whole: Totals, 
 
 def _valued(setup: PPOSetup, batch: Experience, values) -> Experience:
     """With these values, and advantages and returns of them."""
-    advantages, returns = advantages_of_values(setup.config, batch.rewards, values, experience_mask(batch) > 0)
+    mask, none = experience_mask(batch) > 0, jnp.zeros_like(values)
+    inputs = AdvantageInputs(batch.rewards, values, none, mask, batch.weight > 0, None, setup.config)
+    advantages, returns = estimate(inputs)
     return dataclasses.replace(batch, values=values, advantages=advantages, returns=returns)
 
 

@@ -39,6 +39,7 @@ from jaxalign.rl.checks import (
     step_zero_checks,
     unexplained,
 )
+from jaxalign.rl.estimators import estimator_of
 from jaxalign.rl.experience import greedy_baseline, make_experience
 from jaxalign.rl.state import PPOSetup, PPOState, abstract_ppo_state, init_ppo_state, make_ppo_setup
 from jaxalign.rl.update import ppo_update
@@ -225,7 +226,7 @@ class Iteration:
         recompute = setup.recomputes or self._must_recompute(policy, step, sampled)
         scored, baseline = None if self.fused else self._scored(sampled, index, rows), None
         kept = None if scored is None else scored.kept
-        if config.advantages == "remax":
+        if estimator_of(config).needs_greedy:
             greedy = dataclasses.replace(self.sampling, temperature=0.0)
             best = place_rows(setup.policy.sharding, self.engine.rollout(policy, prompts, key, rows, greedy))
             greedy_scored = self._scored(best, index, rows)

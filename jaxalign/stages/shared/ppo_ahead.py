@@ -16,6 +16,7 @@ from jaxalign.registry.rewards import reward_records
 from jaxalign.rewards.scorer import Scorer
 from jaxalign.rewards.sums import is_single
 from jaxalign.rl.checks import step_zero_values
+from jaxalign.rl.estimators import estimator_of
 from jaxalign.rl.experience import packed_experience
 from jaxalign.rl.state import PPOSetup, abstract_ppo_state
 from jaxalign.rl.update import packed_update
@@ -61,12 +62,12 @@ def compile_ahead(
         run = Run(config, setup.reference, min(engine.bucket, engine.max_length - section.max_new_tokens))
         state = abstract_ppo_state(setup)
         sampled = _sampling(run, setup, engine, sampling, prompts, join(run.frozen, state.policy.params))
-        scorer = scores if isinstance(scores, Scorer) and section.advantages != "remax" else None
+        scorer = scores if isinstance(scores, Scorer) and not estimator_of(section).needs_greedy else None
         weights = None if scorer is None else join(run.frozen, scorer.model.abstract())
         told = scores == "host"
         calls = iteration_calls(run, setup, state, run.start("ppo"), scorer, weights, told, told, placed)
         programs = []
-        if scores != "unknown" and section.advantages != "remax":
+        if scores != "unknown" and not estimator_of(section).needs_greedy:
             programs.append((packed_experience, calls.scoring))
         if not checked:
             programs.append((step_zero_values, calls.checks))

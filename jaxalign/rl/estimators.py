@@ -1,0 +1,133 @@
+"""The built-in advantage estimators (registry/advantages.py) and the call of the one that `config.ppo.advantages` names.
+
+B responses of N tokens each. Estimators without a critic compare whole responses: each response's total reward becomes one
+advantage, which all of its tokens share.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxalign.algorithms import advantages, groups
+from jaxalign.config import Ppo
+from jaxalign.registry.advantages import ADVANTAGES, AdvantageEstimator
+from jaxalign.rl.plugins import require_finite, require_float32, run_plugin
+
+
+@dataclasses.dataclass(frozen=True)
+class AdvantageInputs:
+    """What an advantage estimator may read.
+
+    Attributes:
+      rewards: float32 [B, N], 0 past the response: the score on the last token (scores per token on each), less the KL penalty
+        where `config.ppo.kl_in` is "reward".
+      values: float32 [B, N], the critic's value before each token; zeros without a critic.
+      log_ratios: float32 [B, N], the policy's log-probabilities at the start of the update less the sampler's. Zeros unless the
+        trainer's log-probabilities were computed (`needs_trainer_logprobs`).
+      mask: bool [B, N], True at the tokens that count.
+      kept: bool [B], True for responses that count.
+      baseline: float32 [B], the greedy response's reward for the same prompt (`needs_greedy`), else None.
+      section: the whole of `config.ppo`.
+    """
+
+    rewards: Any
+    values: Any
+    log_ratios: Any
+    mask: Any
+    kept: Any
+    baseline: Any
+    section: Ppo
+
+    @property
+    def total(self) -> jax.Array:
+        """float32 [B]: the sum of each response's rewards."""
+        return jnp.sum(self.rewards, axis=1)
+
+
+def estimator_of(section: Ppo) -> AdvantageEstimator:
+    """The record that `config.ppo.advantages` names. Raises UserError where there is none."""
+    return ADVANTAGES.get(section.advantages, "config.ppo.advantages")
+
+
+def estimate(inputs: AdvantageInputs) -> tuple[jax.Array, jax.Array]:
+    """(advantages, returns), float32 [B, N] both, by the estimator of `inputs.section`.
+
+    Raises:
+      UserError: an estimator from outside the package raises, or returns another shape or dtype.
+    """
+    record = estimator_of(inputs.section)
+    if ADVANTAGES.is_builtin(inputs.section.advantages):
+        return record.load()(inputs)
+    what = _named(record)
+    found = run_plugin(what, record.load(), inputs, "(advantages, returns)", 2)
+    for part, array in zip(("advantages", "returns"), found, strict=True):
+        require_float32(what, part, array, inputs.rewards.shape)
+    advantages, returns = (jnp.where(inputs.mask, x, 0.0) for x in found)
+    return advantages, returns
+
+
+def check_estimates(section: Ppo, rewards, values, advantages, returns) -> None:
+    """Raises UserError where an estimator from outside the package made NaN or infinity out of finite rewards and values.
+
+    A built-in estimator passes: the update skips gradients that are not finite and the check `finite_gradients` reports them.
+    """
+    if ADVANTAGES.is_builtin(section.advantages) or not bool(jnp.all(jnp.isfinite(rewards)) & jnp.all(jnp.isfinite(values))):
+        return
+    what = _named(estimator_of(section))
+    require_finite(what, "advantages", advantages)
+    require_finite(what, "returns", returns)
+
+
+def _named(record: AdvantageEstimator) -> str:
+    return f"advantage estimator {record.name!r}"
+
+
+def gae(inputs: AdvantageInputs):
+    """Generalised advantage estimation; returns are the lambda-returns."""
+    section = inputs.section
+    return advantages.gae(inputs.rewards, inputs.values, inputs.mask, section.gamma, section.lam)
+
+
+def reinforce(inputs: AdvantageInputs):
+    """Discounted returns less the critic's value."""
+    return advantages.reinforce_baseline(inputs.rewards, inputs.values, inputs.mask, inputs.section.gamma)
+
+
+def vtrace(inputs: AdvantageInputs):
+    """V-trace, with the importance weights of trainer over sampler."""
+    section = inputs.section
+    found = advantages.vtrace(inputs.rewards, inputs.values, inputs.log_ratios, inputs.mask, section.gamma, section.lam)
+    return found.advantages, found.targets
+
+
+def reinforce_pp(inputs: AdvantageInputs):
+    """REINFORCE++, less the group's mean reward where `config.ppo.group_size` is above 1."""
+    section = inputs.section
+    size = section.group_size if section.group_size > 1 else None
+    found = advantages.reinforce_plus_plus(inputs.rewards, inputs.mask, section.gamma, size)
+    return found, jnp.zeros_like(inputs.rewards)
+
+
+def rloo(inputs: AdvantageInputs):
+    """The response's reward less the mean of the others in its group."""
+    return _of_rows(inputs, groups.rloo(inputs.total, inputs.section.group_size, inputs.kept))
+
+
+def grpo(inputs: AdvantageInputs):
+    """The response's reward less its group's mean, over the group's deviation unless `config.ppo.group_scale` is "none"."""
+    section = inputs.section
+    return _of_rows(inputs, groups.grpo(inputs.total, section.group_size, section.group_scale, inputs.kept))
+
+
+def remax(inputs: AdvantageInputs):
+    """The response's reward less the greedy response's."""
+    return _of_rows(inputs, groups.remax(inputs.total, inputs.baseline, inputs.kept))
+
+
+def _of_rows(inputs: AdvantageInputs, rows):
+    """One advantage [B] for all tokens of each response, and no returns, as there is no critic."""
+    return groups.broadcast_to_tokens(rows, inputs.mask), jnp.zeros_like(inputs.rewards)

@@ -1,0 +1,48 @@
+"""Calls of functions that users register, with their results checked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxalign.errors import UserError
+
+
+def run_plugin(what: str, function: Callable, inputs: Any, returns: str, count: int) -> tuple:
+    """`function(inputs)` as a tuple of `count` parts.
+
+    Args:
+      what: names the function in error messages, such as "advantage estimator 'mine'".
+      returns: the expected result in words.
+
+    Raises:
+      UserError: the function raises, or its result is not a sequence of `count` parts.
+    """
+    try:
+        found = function(inputs)
+    except UserError:
+        raise
+    except Exception as error:  # Whatever the user's function raises.
+        raise UserError(f"{what} failed: {type(error).__name__}: {error}") from error
+    if not isinstance(found, Sequence) or len(found) != count:
+        shown = f"{len(found)} values" if isinstance(found, Sequence) else f"a {type(found).__name__}"
+        raise UserError(f"{what} returned {shown}; {returns} is expected")
+    return tuple(found)
+
+
+def require_float32(what: str, part: str, array: Any, shape: tuple[int, ...]) -> None:
+    """Raises UserError unless `array` is a float32 array of this shape. Works on traced arrays."""
+    if not hasattr(array, "dtype") or not hasattr(array, "shape"):
+        raise UserError(f"{what}: {part} is a {type(array).__name__}; a float32 array of shape {shape} is expected")
+    if tuple(array.shape) != tuple(shape) or array.dtype != jnp.float32:
+        raise UserError(f"{what}: {part} is {array.dtype} of shape {tuple(array.shape)}; float32 of shape {tuple(shape)} is "
+                        "expected")  # fmt: skip
+
+
+def require_finite(what: str, part: str, array: jax.Array) -> None:
+    """Raises UserError where a number of a concrete array is NaN or infinite."""
+    if not bool(jnp.all(jnp.isfinite(array))):
+        raise UserError(f"{what}: {part} has entries that are not finite though all of its inputs are")

@@ -1,0 +1,77 @@
+"""The built-in policy losses (registry/policy_losses.py) and the call of the one that `config.ppo.policy_loss` names."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+
+from jaxalign.algorithms import policy_losses as losses
+from jaxalign.algorithms.policy_losses import SurrogateStats
+from jaxalign.config import Ppo
+from jaxalign.registry.policy_losses import POLICY_LOSSES
+from jaxalign.rl.plugins import require_float32, run_plugin
+
+
+@dataclasses.dataclass(frozen=True)
+class PolicyLossInputs:
+    """What a policy loss may read; float32 [B, N] arrays of the response tokens unless noted.
+
+    Attributes:
+      logprobs: log-probabilities under the policy in training; the only array that needs a gradient.
+      old_logprobs: log-probabilities under the policy before the update.
+      advantages: whitened already if `config.ppo.whiten_advantages`.
+      mask: 1 at the tokens that count, else 0. The loss must be 0 and have no gradient elsewhere.
+      clip: (low, high) from `config.ppo.clip` and `clip_high`, or the record's default.
+      section: the whole of `config.ppo`.
+    """
+
+    logprobs: Any
+    old_logprobs: Any
+    advantages: Any
+    mask: Any
+    clip: tuple[float, float]
+    section: Ppo
+
+
+def surrogate(section: Ppo, logprobs, old_logprobs, advantages, mask) -> tuple[jax.Array, SurrogateStats]:
+    """(loss float32 [B, N], `SurrogateStats`) of `config.ppo.policy_loss`.
+
+    Raises:
+      UserError: a policy loss from outside the package raises, or returns another shape or dtype.
+    """
+    record = POLICY_LOSSES.get(section.policy_loss, "config.ppo.policy_loss")
+    bounds = record.clip_range(section.clip, section.clip_high)
+    inputs = PolicyLossInputs(logprobs, old_logprobs, advantages, mask, bounds, section)
+    if POLICY_LOSSES.is_builtin(section.policy_loss):
+        return record.load()(inputs)
+    what = f"policy loss {record.name!r}"
+    loss, stats = run_plugin(what, record.load(), inputs, "(loss, SurrogateStats)", 2)
+    require_float32(what, "its loss", loss, logprobs.shape)
+    if not isinstance(stats, SurrogateStats):
+        stats = run_plugin(what, SurrogateStats._make, stats, "(loss, SurrogateStats)", 3)
+    return loss, stats
+
+
+def clip(inputs: PolicyLossInputs):
+    """PPO's clipped ratio, with `config.ppo.dual_clip`."""
+    return losses.clipped_surrogate(
+        inputs.logprobs, inputs.old_logprobs, inputs.advantages, *inputs.clip, inputs.mask, inputs.section.dual_clip
+    )
+
+
+def gspo(inputs: PolicyLossInputs):
+    """GSPO: one clipped ratio for the whole response."""
+    return losses.gspo(inputs.logprobs, inputs.old_logprobs, inputs.advantages, *inputs.clip, inputs.mask)
+
+
+def cispo(inputs: PolicyLossInputs):
+    """CISPO: the clipped ratio as a constant weight of the policy gradient."""
+    return losses.cispo(inputs.logprobs, inputs.old_logprobs, inputs.advantages, *inputs.clip, inputs.mask)
+
+
+def plain(inputs: PolicyLossInputs):
+    """REINFORCE, without a ratio; the statistics are those of PPO's."""
+    _, stats = losses.clipped_surrogate(inputs.logprobs, inputs.old_logprobs, inputs.advantages, *inputs.clip, inputs.mask)
+    return losses.policy_gradient(inputs.logprobs, inputs.advantages, inputs.mask), stats
