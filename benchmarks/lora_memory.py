@@ -26,6 +26,7 @@ from jaxalign.models.adapters.quantised import quantise_abstract, stored_bytes
 from jaxalign.models.architecture import DecoderConfig, RopeScaling
 from jaxalign.models.model import Model
 from jaxalign.records import AnswerRows, Experience, PackedParts, Rollout
+from jaxalign.rl.arguments import UpdateArguments
 from jaxalign.rl.state import PPOSetup, abstract_ppo_state
 from jaxalign.rl.update import packed_update
 from jaxalign.training.optimizer import make_optimizer
@@ -86,7 +87,8 @@ def measure(args, kind: str | None) -> dict[str, dict[str, int]]:
     if not args.update:
         return found
     order, packed = plan(args)
-    counted = packed_update.lower(setup, state, experience(args), order, packed, frozen).compile(FAST).memory_analysis()
+    given = UpdateArguments(setup=setup, batch=experience(args), order=order, packed=packed, frozen=frozen)
+    counted = packed_update.lower(state, given).compile(FAST).memory_analysis()
     peak = counted.argument_size_in_bytes + counted.temp_size_in_bytes + counted.output_size_in_bytes
     update = {
         "arguments": counted.argument_size_in_bytes, "temporary": counted.temp_size_in_bytes,

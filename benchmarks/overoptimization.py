@@ -42,7 +42,7 @@ from jaxalign.records import PairBatch, Rollout
 from jaxalign.rewards.base import BaseReward, RewardBatch
 from jaxalign.rewards.base import Scored as Scores
 from jaxalign.rewards.scorer import Scorer, raw_rollout_scores
-from jaxalign.rl.experience import response_mask, response_stats
+from jaxalign.rl.responses import response_mask, response_stats
 from jaxalign.rl.state import init_ppo_state
 from jaxalign.stages.ppo import Iteration
 from jaxalign.stages.shared.base import write_json

@@ -44,6 +44,7 @@ from jaxalign.parallel.rows import placed
 from jaxalign.records import Prompt
 from jaxalign.rewards.learnt import LearntReward
 from jaxalign.rewards.scorer import Scorer
+from jaxalign.rl.ahead import compile_ahead
 from jaxalign.rl.state import init_ppo_state, make_ppo_setup
 from jaxalign.rollout.engine import Engine
 from jaxalign.stages import ppo
@@ -92,7 +93,7 @@ class Run:
         if ahead is not None:
             engine, sampling = ppo.engine_of(config, self.setup, prompts), ppo.common.sampling(config.ppo, stops)
             first = ppo.first_batch(config, prompts)
-            ppo.compile_ahead(ahead, config, self.setup, engine, sampling, first, Scorer(critic), checked=False)
+            compile_ahead(ahead, self.setup, engine, sampling, first, Scorer(critic))
         roles = (policy, 1), (policy, 1), (critic, 2), (critic, 3)
         weights = [placed(random_params(model, seed)) for model, seed in roles]  # As weights that were read.
         context = StageContext(config, folder, folder, False)

@@ -153,20 +153,21 @@ def shape_rewards(
     missing_eos: str = "none",
     missing_eos_value: Any = None,
 ) -> jax.Array:
-    """Rewards per token: -kl_coef * kl on every token of the response, and the score on its last one.
+    """Rewards per token: -kl_coef * kl on every token of the response, and the score on its last one, or one on each.
 
     The last token is found by length, never by looking for a token id: it is the stop token where one was sampled, else
     the last token before the cut. Only the score is subject to the missing-eos rule; the KL is paid in any case.
 
     Args:
-      scores: real [B]; integers are cast up.
+      scores: real [B], one score a response, or [B, N], one a token; integers are cast up.
       kl: real [B, N], per-token estimates (`kl.kl_penalty`); what stands past the response is not read.
       kl_coef: scalar, not negative.
       response_length: int [B], in 0..N; a row of length 0 has no token, and so no reward.
       ended: bool [B], a stop token of the stop set in use was sampled.
       missing_eos: what becomes of the score of a response that did not end: "none" keeps it, "replace" puts
         `missing_eos_value` in its place, "penalty" subtracts `missing_eos_value` (a positive number) from it, "zero"
-        makes it 0.
+        makes it 0. Of scores per token "replace" and "zero" remove all; the value is placed on, or subtracted from, the
+        last token.
       missing_eos_value: scalar; needed by "replace" and "penalty", not read by the others.
 
     Returns:
@@ -177,17 +178,27 @@ def shape_rewards(
     """
     require_shape("kl", kl, "[B, N]", (None, None))
     batch, length = jnp.shape(kl)
-    require_shape("scores", scores, "[B]", (batch,))
-    require_same_shape(scores=scores, response_length=response_length, ended=ended)
+    per_token = jnp.ndim(scores) == 2
+    require_shape("scores", scores, *(("[B, N]", (batch, length)) if per_token else ("[B]", (batch,))))
+    require_shape("response_length", response_length, "[B]", (batch,))
+    require_same_shape(response_length=response_length, ended=ended)
     require_shape("kl_coef", kl_coef, "scalar", ())
     require_range("kl_coef", kl_coef, 0)
     require_range("response_length", response_length, 0, length)
 
-    scores = _missing_eos(as_float("scores", scores), jnp.asarray(ended) != 0, missing_eos, missing_eos_value)
+    scores, ended = as_float("scores", scores), jnp.asarray(ended) != 0
     position = jnp.arange(length)[None, :]
     lengths = jnp.asarray(response_length)[:, None]
     penalty = jnp.where(position < lengths, -kl_coef * as_float("kl", kl), 0)
-    return penalty + jnp.where(position == lengths - 1, scores[:, None], 0)
+    last = position == lengths - 1
+    if not per_token:
+        scores = _missing_eos(scores, ended, missing_eos, missing_eos_value)
+        return penalty + jnp.where(last, scores[:, None], 0)
+    none = jnp.zeros(batch, scores.dtype)
+    on_last = _missing_eos(none, ended, missing_eos, missing_eos_value)  # The score of the last token beside its own.
+    removed = missing_eos in ("replace", "zero")
+    tokens = jnp.where((position < lengths) & (ended[:, None] | (not removed)), scores, 0)
+    return penalty + tokens + jnp.where(last, on_last[:, None], 0)
 
 
 def _missing_eos(scores: jax.Array, ended: jax.Array, rule: str, value: Any) -> jax.Array:

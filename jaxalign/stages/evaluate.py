@@ -28,7 +28,7 @@ from jaxalign.registry.data_sources import data_source
 from jaxalign.rewards.base import columns_of
 from jaxalign.rewards.scorer import raw_rollout_scores, scoring_work
 from jaxalign.rewards.verifiers import VERIFIERS
-from jaxalign.rl.experience import response_mask, response_stats
+from jaxalign.rl.responses import response_mask, response_stats
 from jaxalign.rollout.engine import Engine
 from jaxalign.stages.shared import common, sources
 from jaxalign.stages.shared.base import Stage, StageContext, write_json

@@ -23,6 +23,7 @@ from jaxalign.models.model import Model, Params
 from jaxalign.parallel import hosts
 from jaxalign.parallel.rows import fetch, place_rows
 from jaxalign.records import AnswerPairs, Comparison, Rollout
+from jaxalign.rl.arguments import SamplerArguments
 from jaxalign.rl.checks import act_on, gap_check, gradients_check, sampler_difference, unexplained
 from jaxalign.rollout.engine import Engine
 from jaxalign.stages.compare import comparison_row
@@ -144,7 +145,9 @@ class _Iteration:
     def _check(self, params: Params, sampled: Rollout) -> None:
         """The sampler against the trainer, on the first rollout of the run."""
         section = self.config.online_dpo
-        found = sampler_difference(self.model, section.temperature, params, sampled)
+        found = sampler_difference(SamplerArguments(
+            model=self.model, temperature=section.temperature, params=params, rollout=sampled
+        ))
         checks = (gap_check(float(found.gap), section.sampler_tolerance),)
         write_json(self.checks_path, [dataclasses.asdict(check) for check in checks])
         act_on(checks, section.checks, "online_dpo")

@@ -27,27 +27,31 @@ from jaxalign.models.model import Params, scalar_from_lm
 from jaxalign.parallel import hosts
 from jaxalign.parallel.ahead import Ahead
 from jaxalign.parallel.rows import place_rows
+from jaxalign.planner.programs import Run
 from jaxalign.records import Prompt, Rollout
 from jaxalign.rewards.base import Reward, RewardBatch, Scored
 from jaxalign.rewards.scorer import LearntScore
+from jaxalign.rl.ahead import compile_ahead
+from jaxalign.rl.arguments import SamplerArguments
 from jaxalign.rl.checks import (
     act_on,
     gap_check,
     gradients_check,
     ratio_check,
     sampler_difference,
-    step_zero_checks,
     unexplained,
 )
 from jaxalign.rl.estimators import estimator_of
-from jaxalign.rl.experience import greedy_baseline, make_experience
+from jaxalign.rl.experience import make_experience
+from jaxalign.rl.shaping import greedy_baseline
 from jaxalign.rl.state import PPOSetup, PPOState, abstract_ppo_state, init_ppo_state, make_ppo_setup
+from jaxalign.rl.step_zero import step_zero_checks
 from jaxalign.rl.update import ppo_update
 from jaxalign.rollout.engine import Engine, Heard
 from jaxalign.rollout.sampling import Sampling
 from jaxalign.stages.shared import common, rewards, sources
 from jaxalign.stages.shared.base import Stage, StageContext, write_json
-from jaxalign.stages.shared.ppo_ahead import compile_ahead, scores_of
+from jaxalign.stages.shared.ppo_ahead import scores_of
 from jaxalign.tracking.metrics import read_metrics
 from jaxalign.tracking.timing import Timeline
 from jaxalign.training import work
@@ -85,10 +89,13 @@ class PPO(Stage):
         setup = make_ppo_setup(section, policy)
         prompts = sources.prompts(context, tokenizer, "rl", section.prompts, section.max_new_tokens)
         encoded = [styles.encode_prompt(tokenizer, p.messages, config.data.style) for p in prompts]
-        compile_ahead(
-            ahead, config, setup, engine_of(config, setup, encoded), common.sampling(section, tokenizer, config.data.style),
-            first_batch(config, encoded), scores_of(context, setup), checked=hosts.once((context.directory / CHECKS).exists),
-        )  # fmt: skip
+        checked = hosts.once((context.directory / CHECKS).exists)
+        if not config.mesh.offload:  # Otherwise the arguments of the first call are in host memory.
+            planned = Run(config, setup.reference)
+            compile_ahead(
+                ahead, setup, engine_of(config, setup, encoded), common.sampling(section, tokenizer, config.data.style),
+                first_batch(config, encoded), scores_of(context, setup), planned.frozen, planned.start("ppo"), checked,
+            )  # fmt: skip
         start = common.policy_params(context, policy, self.name)
         frozen = common.frozen_params(context, policy)
         reward = rewards.make_reward(context, policy, tokenizer)
@@ -309,7 +316,9 @@ class Iteration:
         policies = config.checks
         if policies.ratio == policies.sampler_gap == "warn":  # Told in time by the first minibatch of the update.
             return False
-        found = sampler_difference(self.setup.policy, config.temperature, policy, sampled)
+        found = sampler_difference(SamplerArguments(
+            model=self.setup.policy, temperature=config.temperature, params=policy, rollout=sampled
+        ))
         gap = gap_check(float(found.gap), config.sampler_tolerance, when)
         if policies.sampler_gap != "warn" and act_on((gap,), policies, "ppo"):
             return True

@@ -39,6 +39,16 @@ def test_missing_eos_rules_by_hand(rule, value, expected):
     np.testing.assert_allclose(rewards, [[0, 0, 0.5], [0, expected, 0]], rtol=1e-6)
 
 
+@pytest.mark.parametrize(
+    "rule, value, expected",
+    [("none", None, [0.5, 2, 0]), ("replace", -1.0, [0, -1, 0]), ("penalty", 0.75, [0.5, 1.25, 0]), ("zero", None, [0, 0, 0])],
+)
+def test_scores_per_token_by_hand(rule, value, expected):
+    scores = np.array([[1.0, 2, 3], [0.5, 2, np.nan]])  # Nothing past the second response, of two tokens, is read.
+    rewards = shape_rewards(scores, np.zeros((2, 3)), 0.1, LENGTHS, np.array([True, False]), rule, value)
+    np.testing.assert_allclose(rewards, [[1, 2, 3], expected], rtol=1e-6)
+
+
 def test_the_kl_is_paid_whatever_becomes_of_the_score():
     rewards = shape_rewards(SCORES, KL, 0.1, LENGTHS, np.array([False, False]), "zero")
     np.testing.assert_allclose(rewards, [[-0.01, -0.02, -0.03], [-0.1, 0.1, 0]], rtol=1e-6, atol=1e-8)

@@ -16,7 +16,7 @@ from jaxalign.parallel.sharding import make_sharding
 from jaxalign.planner.compiled import run_programs
 from jaxalign.planner.programs import device_bytes
 from jaxalign.planner.shapes import architecture, policy_model, published_shapes
-from jaxalign.rl import checks, experience
+from jaxalign.rl import experience, step_zero
 from jaxalign.rl import update as ppo_step
 from jaxalign.rollout import session
 from tests import tiny
@@ -119,7 +119,7 @@ def test_ppo_calls_its_steps_with_these_shapes(tmp_path, monkeypatch):
     """An iteration of the stage itself, on one device, with its calls written down."""
     calls = {"chunk": called(monkeypatch, session, "decode_chunk"), "prefill": called(monkeypatch, session, "prefill"),
              "scoring": called(monkeypatch, experience, "packed_experience"),
-             "checks": called(monkeypatch, checks, "step_zero_values"),
+             "checks": called(monkeypatch, step_zero, "step_zero_values"),
              "update": called(monkeypatch, ppo_step, "packed_update")}  # fmt: skip
     iterate(tmp_path, steps=1)
     setup = tiny.setup(epochs=1, minibatches=1)

@@ -11,7 +11,9 @@ import pytest
 
 from jaxalign.config import Checks
 from jaxalign.errors import UserError
-from jaxalign.rl.checks import Check, _spoilt, act_on, gradients_check, sampler_difference, step_zero_checks
+from jaxalign.rl.arguments import SamplerArguments
+from jaxalign.rl.checks import Check, act_on, gradients_check, sampler_difference
+from jaxalign.rl.step_zero import share_not_finite, step_zero_checks
 from jaxalign.training import loss_scale
 from tests import tiny
 
@@ -44,15 +46,15 @@ def test_an_odd_number_of_rows_is_split_too():
 
 def test_the_share_of_numbers_that_are_not_finite():
     """One of 2 and none of 6 are one of 8."""
-    found = _spoilt({"a": np.array([1.0, np.nan], np.float32), "b": np.ones((2, 3), np.float32)})
+    found = share_not_finite({"a": np.array([1.0, np.nan], np.float32), "b": np.ones((2, 3), np.float32)})
     assert float(found) == 0.125
 
 
 def test_the_share_is_of_models_of_any_size():
     """8e9 numbers are more than an int32 counts: neither their number nor how many are spoilt may be one."""
     gradients = {"up": jax.ShapeDtypeStruct((2**17, 2**16), np.float32), "bias": jax.ShapeDtypeStruct((3,), np.float32)}
-    equations = jax.make_jaxpr(_spoilt)(gradients).eqns
-    assert jax.eval_shape(_spoilt, gradients).dtype == np.float32
+    equations = jax.make_jaxpr(share_not_finite)(gradients).eqns
+    assert jax.eval_shape(share_not_finite, gradients).dtype == np.float32
     assert not [x for x in equations if x.primitive.name == "reduce_sum" and x.outvars[0].aval.dtype != np.float32]
 
 
@@ -110,7 +112,9 @@ def test_garbage_behind_a_response_is_not_a_gap():
     behind = np.arange(8)[None] >= np.asarray(sampled.response_length)[:, None]
     assert behind.any()
     garbage = dataclasses.replace(sampled, logprobs=np.where(behind, -50.0, sampled.logprobs).astype(np.float32))
-    found = sampler_difference(setup.policy, setup.config.temperature, state.policy.params, garbage)
+    found = sampler_difference(SamplerArguments(
+        model=setup.policy, temperature=setup.config.temperature, params=state.policy.params, rollout=garbage
+    ))
     assert float(found.gap) < 1e-4 and float(found.ratio) < 1e-4
 
 

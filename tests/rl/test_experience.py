@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from jaxalign.rl.experience import response_mask
+from jaxalign.rl.responses import response_mask
 from tests import tiny
 
 

@@ -11,9 +11,10 @@ import pytest
 
 from jaxalign.config import from_config_dict
 from jaxalign.models.adapters.lora import Lora, init_adapters, join
-from jaxalign.rl.checks import step_zero_checks
+from jaxalign.rl.losses import policy_loss, totals
 from jaxalign.rl.state import init_ppo_state
-from jaxalign.rl.update import policy_loss, ppo_update, totals
+from jaxalign.rl.step_zero import step_zero_checks
+from jaxalign.rl.update import ppo_update
 from tests import tiny
 
 LOSS = {"kl_in": "loss", "kl_estimator": "full", "advantages": "grpo", "group_size": 4, "whiten_advantages": False}

@@ -9,8 +9,9 @@ import numpy as np
 import optax
 import pytest
 
+from jaxalign.rl.losses import policy_loss, totals
 from jaxalign.rl.state import init_ppo_state
-from jaxalign.rl.update import minibatch_update, policy_loss, ppo_update, totals
+from jaxalign.rl.update import minibatch_update, ppo_update
 from tests import tiny
 
 SGD = optax.sgd(1.0)  # an update is the gradient

@@ -13,9 +13,11 @@ from jaxalign.config import from_config_dict
 from jaxalign.errors import UserError
 from jaxalign.records import Experience, Rollout
 from jaxalign.rewards.scorer import rollout_scores
-from jaxalign.rl.experience import greedy_baseline, make_experience
+from jaxalign.rl.experience import make_experience
+from jaxalign.rl.losses import joint_loss, policy_loss, totals, value_loss
+from jaxalign.rl.shaping import greedy_baseline
 from jaxalign.rl.state import abstract_ppo_state, init_ppo_state
-from jaxalign.rl.update import joint_loss, minibatch_update, policy_loss, ppo_update, totals, value_loss
+from jaxalign.rl.update import minibatch_update, ppo_update
 from jaxalign.training.packed import pack_answers, place_parts, rows_split
 from tests import tiny
 

@@ -13,7 +13,7 @@ from jaxalign.errors import UserError
 from jaxalign.models.adapters.lora import Lora, join
 from jaxalign.models.architecture import Experts
 from jaxalign.parallel.rows import placed
-from jaxalign.rl.experience import response_stats
+from jaxalign.rl.responses import response_stats
 from jaxalign.rollout import session
 from jaxalign.rollout.engine import Engine
 from jaxalign.rollout.forecast import _Played

@@ -16,7 +16,8 @@ from jaxalign.errors import UserError
 from jaxalign.parallel.ahead import Ahead
 from jaxalign.rewards import learnt
 from jaxalign.rewards.learnt import LearntReward
-from jaxalign.rl import checks, experience
+from jaxalign.rl import ahead as rl_ahead
+from jaxalign.rl import experience, step_zero
 from jaxalign.rl import update as ppo_step
 from jaxalign.rl.update import ppo_update
 from jaxalign.rollout import decode, forecast, ring
@@ -80,7 +81,7 @@ def test_every_program_of_an_iteration_is_compiled_once(tmp_path, monkeypatch, m
 @pytest.mark.parametrize("mesh", [None, (2, 2, 2)])
 @pytest.mark.parametrize("changes", [{}, {"advantages": "grpo", "group_size": 2}, {"kl_in": "loss"}])
 def test_what_is_compiled_ahead_is_what_the_iterations_call(tmp_path, monkeypatch, changes, mesh):
-    here, programs = jax.devices()[0], (experience.packed_experience, ppo_step.packed_update, checks.step_zero_values)
+    here, programs = jax.devices()[0], (experience.packed_experience, ppo_step.packed_update, step_zero.step_zero_values)
     if mesh is None:
         monkeypatch.setattr(tiny, "place", lambda _, params: jax.device_put(jax.tree.map(jax.numpy.array, params), here))
     setup, lowered = tiny.setup(mesh, epochs=1, minibatches=1, **changes), []
@@ -93,7 +94,7 @@ def test_what_is_compiled_ahead_is_what_the_iterations_call(tmp_path, monkeypatc
         sampling = stage.common.sampling(setup.config, WordTokenizer())
         engine = stage.engine_of(config, setup, tiny.PROMPTS)
         first = stage.first_batch(config, tiny.PROMPTS)
-        stage.compile_ahead(ahead, config, setup, engine, sampling, first, tiny.scorer(setup), checked=False)
+        rl_ahead.compile_ahead(ahead, setup, engine, sampling, first, tiny.scorer(setup))
         assert all(future.result() is not None for _, future in lowered)
     assert {*programs, decode.decode_chunk, ring.insert, ring.prefill} <= {fn for fn, _ in lowered}
     SEEN.clear()

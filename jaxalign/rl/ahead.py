@@ -1,0 +1,193 @@
+"""The arguments of an iteration's jitted steps as ShapeDtypeStructs, and their compilation before there are weights."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+
+from jaxalign.models.adapters.lora import apart, join
+from jaxalign.models.model import Model, Params
+from jaxalign.parallel.ahead import Ahead, told_only
+from jaxalign.parallel.rows import placed
+from jaxalign.parallel.sharding import Sharding
+from jaxalign.records import AnswerRows, Experience, PackedParts, Rollout
+from jaxalign.rewards.scorer import Scorer
+from jaxalign.rl.arguments import ExperienceArguments, StepZeroArguments, UpdateArguments
+from jaxalign.rl.estimators import estimator_of
+from jaxalign.rl.experience import packed_experience
+from jaxalign.rl.state import PPOSetup, PPOState, abstract_ppo_state
+from jaxalign.rl.step_zero import checked_rows, step_zero_values
+from jaxalign.rl.update import packed_update
+from jaxalign.rollout.decode import decode_chunk
+from jaxalign.rollout.engine import Engine
+from jaxalign.rollout.forecast import Described, forecast, know
+from jaxalign.rollout.sampling import Sampling
+from jaxalign.training.packed import part_rows, rows_split
+
+Scores = Scorer | Literal["host", "unknown"]
+"""How a reward computes its scores: a model that is fused into the scoring program, a function on the host that gives float32
+[B] and a mask of kept rows, or in a way that is not known before the reward exists."""
+FIRST = 2
+"""Layouts of the sampler's ring that are compiled before the programs that follow sampling."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Shapes:
+    """ShapeDtypeStructs of arrays on a mesh, as `place_rows` and `place_parts` leave them there; without one unplaced."""
+
+    sharding: Sharding | None
+
+    def rows(self, dtype, *shape: int) -> jax.ShapeDtypeStruct:
+        """An array whose leading axis is split over the mesh's batch axes."""
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=self.sharding and self.sharding.batch)
+
+    def whole(self, dtype, *shape: int) -> jax.ShapeDtypeStruct:
+        """An array that every device has whole."""
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=self.sharding and self.sharding.replicated)
+
+    def rollout(self, batch: int, prompt: int, new_tokens: int) -> Rollout:
+        """`batch` responses of at most `new_tokens` to prompts padded to `prompt` tokens."""
+        row, each = self.rows(jnp.int32, batch), (batch, new_tokens)
+        tokens = self.rows(jnp.int32, batch, prompt + new_tokens)
+        return Rollout(tokens, row, row, self.rows(jnp.float32, *each), self.rows(jnp.bool_, batch))
+
+    def parts(self, sequences: int, rows: int, most: int, T: int, plans: int | None = None) -> PackedParts:
+        """`sequences` in at most `most` parts of `rows` rows of T tokens; for several minibatches with `plans`."""
+        more = () if plans is None else (plans,)
+        shape = (*more, most, rows, T)
+        where = self.sharding and self.sharding.named((None,) * (len(shape) - 2) + ("batch", None))
+        packed = jax.ShapeDtypeStruct(shape, jnp.int32, sharding=where)
+        own = self.whole(jnp.int32, *more, sequences)
+        lines = AnswerRows(packed, packed, packed, packed, own, own, self.whole(jnp.int32, *more, most))
+        return PackedParts(lines, own, self.whole(jnp.int32, *more))
+
+
+@dataclasses.dataclass(frozen=True)
+class IterationShapes:
+    """The arguments of an iteration's steps after sampling, without arrays.
+
+    Attributes:
+      scoring: of `packed_experience`.
+      checks: of `step_zero_values`.
+      state: the first argument of `packed_update`.
+      update: the second argument of `packed_update`.
+      turns: the most turns of the loop over micro-batches in each of the three.
+    """
+
+    scoring: ExperienceArguments
+    checks: StepZeroArguments
+    state: PPOState
+    update: UpdateArguments
+    turns: tuple[int, int, int]
+
+
+def iteration_shapes(
+    setup: PPOSetup, state: PPOState, prompt: int, frozen: Params | None, reference: Params, scorer: Scorer | None,
+    weights: Params | None, scored: bool, kept: bool, place: Callable[[Any], Any] = lambda tree: tree,
+) -> IterationShapes:  # fmt: skip
+    """The arguments of an iteration's steps for one configuration.
+
+    Args:
+      setup: models, optimizers and options.
+      state: `abstract_ppo_state(setup)`.
+      prompt: tokens that prompts are padded to.
+      frozen: the base under adapters, or None.
+      reference: its parameters, joined with the base.
+      scorer, weights: the reward model that is fused into scoring and its joined parameters, or None.
+      scored: scores are passed as float32 [B].
+      kept: the mask of rows that have a score is passed.
+      place: gives arrays on the devices a sharding where no mesh does.
+    """
+    section, shapes = setup.config, Shapes(setup.policy.sharding)
+    B, N = section.batch, section.max_new_tokens
+    rollout, each = shapes.rollout(B, prompt, N), shapes.rows(jnp.float32, B)
+    T, split = prompt + N, rows_split(setup.policy.sharding)
+    own = (apart(frozen, params) for params in (reference, weights))
+    state, frozen, reference, weights = place((state, frozen, *own))
+    rows, turns = part_rows(B, T, section.micro_batch_tokens, *split)
+    scoring = ExperienceArguments(
+        setup=setup, recompute=setup.recomputes, scorer=scorer, reference_params=reference, policy_params=state.policy.params,
+        critic_params=setup.critic_to_run(state), scorer_params=weights, frozen=frozen, kl_coef=state.kl_coef, rollout=rollout,
+        parts=shapes.parts(B, rows, turns, T), scores=each if scored else None,
+        kept=shapes.rows(jnp.bool_, B) if kept else None, baseline=each if estimator_of(section).needs_greedy else None,
+    )  # fmt: skip
+    tokens = shapes.rows(jnp.float32, B, N)
+    experience = place(Experience(rollout, each, *(tokens,) * 6))
+    some, *checked, most = checked_rows(section, B, T, *split)
+    checks = StepZeroArguments(
+        setup=setup, params=state.policy.params, frozen=frozen, reference_params=reference, experience=experience,
+        kl_coef=state.kl_coef, packed=shapes.parts(some, *checked, most, T), sampled=rollout.logprobs,
+    )  # fmt: skip
+    updates, size = section.epochs * section.minibatches, B // section.minibatches
+    rows, learnt = part_rows(size, T, section.micro_batch_tokens, *split)
+    update = UpdateArguments(
+        setup=setup, batch=experience, order=shapes.whole(jnp.int32, updates, size),
+        packed=shapes.parts(size, rows, learnt, T, updates), frozen=frozen,
+        reference_params=reference if setup.loss_reads_reference else None,
+    )  # fmt: skip
+    return IterationShapes(scoring, checks, state, update, (turns, most, learnt))
+
+
+def compile_ahead(
+    ahead: Ahead, setup: PPOSetup, engine: Engine, sampling: Sampling, prompts: Sequence[Sequence[int]], scores: Scores,
+    frozen: Params | None = None, reference: Params | None = None, checked: bool = False,
+) -> None:  # fmt: skip
+    """Starts to compile the programs of an iteration, in the order of their calls. Needs no weights.
+
+    A program that cannot be described is logged and compiled at its call.
+
+    Args:
+      ahead: compiles in threads.
+      setup: the run's own, since optimizers equal only themselves.
+      engine: the run's, as wide as the longest prompt.
+      sampling: how responses are sampled.
+      prompts: token ids of the prompts of one iteration.
+      scores: how the reward computes scores.
+      frozen: ShapeDtypeStructs of the base under adapters, or None.
+      reference: ShapeDtypeStructs of the reference, joined with the base; None: those of `setup.reference`.
+      checked: the checks of step 0 are done already.
+    """
+    with told_only("ppo"):
+        state, needs_greedy = abstract_ppo_state(setup), estimator_of(setup.config).needs_greedy
+        sampled = _sampling(setup, engine, sampling, prompts, join(frozen, state.policy.params))
+        scorer = scores if isinstance(scores, Scorer) and not needs_greedy else None
+        weights = None if scorer is None else join(frozen, scorer.model.abstract())
+        reference = join(frozen, setup.reference.abstract()) if reference is None else reference
+        prompt = min(engine.bucket, engine.max_length - setup.config.max_new_tokens)
+        host = scores == "host"
+        shapes = iteration_shapes(setup, state, prompt, frozen, reference, scorer, weights, host, host, placed)
+        programs = []
+        if scores != "unknown" and not needs_greedy:
+            programs.append((packed_experience, (shapes.scoring,)))
+        if not checked:
+            programs.append((step_zero_values, (shapes.checks,)))
+        programs.append((packed_update, (shapes.state, shapes.update)))
+        # The update takes longest to compile: it starts as soon as sampling can start.
+        chunks = [i for i, (step, _) in enumerate(sampled) if step is decode_chunk][:FIRST]
+        for step, arguments in (*sampled[: chunks[-1] + 1], *programs, *sampled[chunks[-1] + 1 :]):
+            know(step, arguments)
+            ahead.add(step, arguments)
+
+
+def _sampling(setup: PPOSetup, engine: Engine, sampling: Sampling, prompts, policy: Params) -> list[Described]:
+    """The programs that answer the prompts, after those that move the weights to the sampler's layout."""
+    shapes, policy = Shapes(setup.policy.sharding), placed(policy)
+    key = shapes.whole(jax.eval_shape(lambda: jax.random.key(0)).dtype)
+    moves, policy = _moves(setup.policy, policy)
+    session = engine.start(placed(policy), prompts, placed(key), sampling, range(len(prompts)))
+    return [*moves, *forecast(session)]
+
+
+def _moves(model: Model, params: Params) -> tuple[list[Described], Params]:
+    """(the programs that bring weights to the sampler's layout, some leaves each; the weights as they leave them)."""
+    leaves, structure = jax.tree.flatten(params)
+    targets, moves = jax.tree.leaves(model.generation_abstract(params)), []
+    for group, step in model.generation_moves(params):
+        moves.append((step, ([leaves[i] for i in group],)))
+        for i in group:
+            leaves[i] = targets[i]
+    return moves, jax.tree.unflatten(structure, leaves)

@@ -1,0 +1,116 @@
+"""The arguments of RL's jitted steps, one record for each step.
+
+The same record is passed to the call, to ahead-of-time compilation and to the planner, the last two with ShapeDtypeStructs in
+place of arrays. Static fields are part of the pytree's structure, so they select the compiled program. Parameters come without
+the frozen base of adapters, which is passed once, as `frozen`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+
+from jaxalign.models.model import Model, Params
+from jaxalign.records import Experience, PackedParts, Rollout
+from jaxalign.rewards.scorer import Scorer
+from jaxalign.rl.state import PPOSetup
+
+static = functools.partial(dataclasses.field, metadata={"static": True})
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SamplerArguments:
+    """Arguments of `checks.sampler_difference`: a model with an LM head, its joined parameters and what was sampled with it."""
+
+    model: Model = static()
+    temperature: float = static()
+    params: Params
+    rollout: Rollout
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ExperienceArguments:
+    """Arguments of `experience.packed_experience`, for a rollout of B responses of N tokens.
+
+    Attributes:
+      setup: models, optimizers and options.
+      recompute: use the trainer's log-probabilities as the old ones, not the sampler's.
+      scorer: a reward model to run in the same program; None where `scores` are given.
+      reference_params, policy_params: without `frozen`.
+      critic_params: None without a critic, where the policy's parameters hold its head, and where it runs in the update.
+      scorer_params: the weights of `scorer`, or None.
+      frozen: the base that models with adapters share, or None.
+      kl_coef: float32 [].
+      rollout: the sampled responses.
+      parts: the responses packed into micro-batches.
+      scores: float32 [B], or [B, N] for a score per token; None with a `scorer`.
+      kept: bool [B], False for rows whose score was dropped; None: all have one.
+      baseline: float32 [B], rewards of greedy responses, or None.
+    """
+
+    setup: PPOSetup = static()
+    recompute: bool = static()
+    scorer: Scorer | None = static()
+    reference_params: Params
+    policy_params: Params
+    critic_params: Params | None
+    scorer_params: Params | None
+    frozen: Params | None
+    kl_coef: Any
+    rollout: Rollout
+    parts: PackedParts
+    scores: Any
+    kept: Any
+    baseline: Any
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StepZeroArguments:
+    """Arguments of `step_zero.step_zero_values`.
+
+    Attributes:
+      setup: models, optimizers and options.
+      params: the policy's, without `frozen`.
+      frozen, reference_params: as in `ExperienceArguments`.
+      experience: holds the old log-probabilities in use.
+      kl_coef: float32 [].
+      packed: the first rows of the experience in micro-batches; KL and gradients are checked on these.
+      sampled: float32 [B, N], the sampler's own log-probabilities.
+    """
+
+    setup: PPOSetup = static()
+    params: Params
+    frozen: Params | None
+    reference_params: Params
+    experience: Experience
+    kl_coef: Any
+    packed: PackedParts
+    sampled: Any
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class UpdateArguments:
+    """Arguments of `update.packed_update` beside the state, which is donated.
+
+    Attributes:
+      setup: models, optimizers and options.
+      batch: the experience to learn from, B rows.
+      order: int32 [epochs * minibatches, B / minibatches], the rows of each minibatch.
+      packed: the rows of each minibatch in micro-batches.
+      frozen: the base that models with adapters share, or None.
+      reference_params: without `frozen`, where `setup.loss_reads_reference`; else None.
+    """
+
+    setup: PPOSetup = static()
+    batch: Experience
+    order: Any
+    packed: PackedParts
+    frozen: Params | None = None
+    reference_params: Params | None = None

@@ -1,0 +1,82 @@
+"""The log-probabilities, entropies, KL, values and masks of sampled responses under a model.
+
+B responses of N tokens, packed into R rows of T tokens. Every function takes packed rows, so that short responses cost little.
+Values past a response's end are arbitrary: multiply by `response_mask`.
+"""
+
+from __future__ import annotations
+
+import jax
+
+from jaxalign.models.heads import TokenStats, gather_positions, length_mask, token_kl
+from jaxalign.models.model import Model
+from jaxalign.parallel.ordered import after
+from jaxalign.records import AnswerRows, Experience, Rollout
+from jaxalign.training.packed import alone, of_answers
+
+
+def response_hidden(model: Model, params, rows: AnswerRows):
+    """The trunk's last hidden states [R, T, D]."""
+    return model.hidden(params, rows.tokens, rows.positions, rows.segment_ids)
+
+
+def response_stats(
+    model: Model, params, rollout: Rollout, temperature: float, hidden=None, rows: AnswerRows | None = None
+) -> TokenStats:
+    """Log-probabilities and entropies of the response tokens.
+
+    Policy and reference are evaluated at the same temperature, so that equal weights give a KL of 0. The head reads only the
+    positions of response tokens.
+
+    Args:
+      model: a model with an LM head.
+      params: its parameters, joined with a frozen base.
+      rollout: B responses of at most N tokens.
+      temperature: the sampling temperature.
+      hidden: `response_hidden` of the rows, where the caller has it.
+      rows: the packed rows; None puts each response into a row of its own.
+
+    Returns:
+      `TokenStats` of float32 [B, N] arrays, arbitrary past a response's end.
+    """
+    rows = alone(rollout) if rows is None else rows
+    hidden = response_hidden(model, params, rows) if hidden is None else hidden
+    targets = gather_positions(rows.tokens, rows.heads + 1)
+    stats = model.token_stats(params, gather_positions(hidden, rows.heads), targets, temperature, rows.used)
+    return TokenStats(*(of_answers(x, rows.first, rollout.logprobs.shape[1]) for x in stats))
+
+
+def response_kl(
+    policy: Model, params, reference: Model, reference_params, rollout: Rollout, temperature: float, hidden=None,
+    rows: AnswerRows | None = None,
+):  # fmt: skip
+    """The exact KL(policy || reference) [B, N] over the vocabulary at the state before each response token.
+
+    Its gradient flows into `params` only. `hidden` (the policy's) and `rows` are as in `response_stats`.
+    """
+    rows = alone(rollout) if rows is None else rows
+    hidden = response_hidden(policy, params, rows) if hidden is None else hidden
+    reference_rows = after(policy.sharding, rows, hidden)
+    other = jax.lax.stop_gradient(response_hidden(reference, reference_params, reference_rows))
+    hidden, other = (gather_positions(x, rows.heads) for x in (hidden, other))
+    weights = policy.head_weight(params, hidden.dtype), reference.head_weight(reference_params, other.dtype)
+    limit, cap, constrain = policy.chunk_floats, policy.config.final_softcap, policy.constrain
+    found = token_kl(hidden, weights[0], other, weights[1], temperature, limit, cap, constrain, rows.used)
+    return of_answers(found, rows.first, rollout.logprobs.shape[1])
+
+
+def response_values(model: Model, params, rollout: Rollout, hidden=None, rows: AnswerRows | None = None):
+    """The critic's value [B, N] of the state before each response token. `hidden` and `rows` are as in `response_stats`."""
+    rows = alone(rollout) if rows is None else rows
+    values = model.scores(params, response_hidden(model, params, rows) if hidden is None else hidden)
+    return of_answers(values, rows.start + rollout.prompt_length - 1, rollout.logprobs.shape[1])
+
+
+def response_mask(rollout: Rollout):
+    """float32 [B, N]: 1 at response tokens. It follows from lengths, never from token ids."""
+    return length_mask(rollout.response_length, rollout.logprobs.shape[1])
+
+
+def experience_mask(experience: Experience):
+    """float32 [B, N]: 1 at the response tokens of rows with a weight above 0."""
+    return response_mask(experience.rollout) * experience.weight[:, None]

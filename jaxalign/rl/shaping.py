@@ -1,0 +1,36 @@
+"""From scores to rewards per token: the KL penalty, the rule for responses without an end, and the overlong penalty."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+
+from jaxalign.algorithms.rewards import overlong_penalty, shape_rewards
+from jaxalign.config import Ppo
+from jaxalign.records import Rollout
+
+
+def token_rewards(section: Ppo, rollout: Rollout, scores, kl, kl_coef, overlong_buffer: int):
+    """Rewards float32 [B, N]: -kl_coef * kl on each token, the scores, and the overlong penalty on the last token.
+
+    Args:
+      section: `config.ppo`; its fields missing_eos, missing_eos_value and max_new_tokens are read.
+      rollout: B responses of at most N tokens.
+      scores: float32 [B], added to the last token, or [B, N], added to each.
+      kl: float32 [B, N], 0 past the response.
+      kl_coef: scalar.
+      overlong_buffer: tokens below max_new_tokens that cost up to 1; 0 for no penalty.
+    """
+    rewards = shape_rewards(
+        scores, kl, kl_coef, rollout.response_length, rollout.ended, section.missing_eos, section.missing_eos_value
+    )
+    if overlong_buffer:  # After the missing-eos rule, which replaces scores.
+        penalty = overlong_penalty(rollout.response_length, section.max_new_tokens, overlong_buffer)
+        last = jnp.arange(kl.shape[1])[None, :] == rollout.response_length[:, None] - 1
+        rewards = rewards + jnp.where(last, penalty[:, None], 0.0)
+    return rewards
+
+
+def greedy_baseline(section: Ppo, rollout: Rollout, scores):
+    """float32 [B]: the total reward of greedy responses by the rules for samples, without a KL penalty."""
+    none = jnp.zeros_like(rollout.logprobs)
+    return jnp.sum(token_rewards(section, rollout, scores, none, 0.0, section.overlong_buffer), axis=1)

@@ -1,0 +1,210 @@
+"""The five checks before the first update, when policy and reference are equal: what they must give is known exactly."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxalign.algorithms.kl import kl_penalty
+from jaxalign.config import Ppo
+from jaxalign.models.adapters.lora import apart, join
+from jaxalign.models.model import Model
+from jaxalign.parallel.ordered import after
+from jaxalign.parallel.rows import fetch
+from jaxalign.records import Experience, PackedParts, Rollout
+from jaxalign.rl.arguments import StepZeroArguments
+from jaxalign.rl.checks import Check, check_of, gap_check, gradients_check, ratio_check
+from jaxalign.rl.losses import policy_loss, totals
+from jaxalign.rl.responses import response_hidden, response_kl, response_mask, response_stats
+from jaxalign.rl.state import PPOSetup
+from jaxalign.rl.update import experience_parts
+from jaxalign.training.loss_scale import LossScale, first_scale, scales_loss
+from jaxalign.training.microbatch import accumulate
+from jaxalign.training.packed import alone, pack_answers, part_rows, place_parts, rows_split
+
+KL_TEMPERATURES = (0.7, 1.0, 1.3)
+
+
+class StepZeroValues(NamedTuple):
+    """What `step_zero_checks` compares with tolerances, float32 [] each.
+
+    Attributes:
+      ratio: the largest |ratio - 1|.
+      kl: the largest |KL| of a response, over several temperatures.
+      gap: the largest difference between the sampler's and the trainer's log-probs.
+      micro_batches: the relative difference of loss and gradients between one batch and micro-batches.
+      not_finite: the share of the gradient's entries that are not finite.
+    """
+
+    ratio: jax.Array
+    kl: jax.Array
+    gap: jax.Array
+    micro_batches: jax.Array
+    not_finite: jax.Array
+
+
+@jax.jit
+def step_zero_values(given: StepZeroArguments) -> StepZeroValues:
+    """The measurements, one after another, so that the memory of each is free before the next."""
+    setup, frozen, experience = given.setup, given.frozen, given.experience
+    params, reference_params = join(frozen, given.params), join(frozen, given.reference_params)
+    rollout, mask = experience.rollout, response_mask(experience.rollout)
+    temperature = setup.config.temperature or 1.0
+    sharding = setup.policy.sharding
+    mine = response_stats(setup.policy, params, rollout, temperature).logprobs
+    ratio = jnp.max(jnp.abs(jnp.exp(mine - rollout.logprobs) - 1.0) * mask)
+    gap = jnp.max(jnp.abs(jnp.where(mask > 0, mine - given.sampled, 0)))
+    rows = len(given.packed.part)
+    part = setup.policy.constrain_rows(jax.tree.map(lambda x: x[:rows], experience))
+    part = after(sharding, part, (part, ratio, gap))
+    kl = _largest_kl(setup, params, reference_params, part.rollout, temperature)
+    part = after(sharding, part, kl)
+    micro_batches, not_finite = _compare_gradients(given, part, reference_params)
+    return StepZeroValues(ratio, kl, gap, micro_batches, not_finite)
+
+
+def _largest_kl(setup: PPOSetup, params, reference_params, rollout: Rollout, temperature: float) -> jax.Array:
+    """float32 []: the largest |KL| of a response between policy and reference, over `KL_TEMPERATURES` and the sampling one."""
+    kl, mask, sharding = jnp.float32(0.0), response_mask(rollout), setup.policy.sharding
+    hidden = response_hidden(setup.policy, params, alone(rollout))
+    rollout = after(sharding, rollout, hidden)
+    reference_hidden = response_hidden(setup.reference, reference_params, alone(rollout))
+    rollout = after(sharding, rollout, reference_hidden)
+    for at in dict.fromkeys((*KL_TEMPERATURES, temperature)):
+        ours = response_stats(setup.policy, params, rollout, at, hidden).logprobs
+        theirs = response_stats(setup.reference, reference_params, rollout, at, reference_hidden).logprobs
+        kl = jnp.maximum(kl, jnp.max(jnp.sum(kl_penalty(ours, theirs, "abs") * mask, axis=1)))
+        rollout = after(sharding, rollout, kl)
+        if setup.config.kl_estimator == "full":
+            full = response_kl(setup.policy, params, setup.reference, reference_params, rollout, at, hidden)
+            kl = jnp.maximum(kl, jnp.max(jnp.sum(jnp.abs(full) * mask, axis=1)))
+    return kl
+
+
+def _compare_gradients(given: StepZeroArguments, part: Experience, reference_params) -> tuple[jax.Array, jax.Array]:
+    """(relative difference of loss and gradients at once and in micro-batches, share of entries that are not finite)."""
+    setup, frozen, sharding = given.setup, given.frozen, given.setup.policy.sharding
+    reference = reference_params if setup.loss_reads_reference else None
+    counts = totals(setup, part)
+
+    def loss_fn(params, part):
+        return policy_loss(
+            setup, join(frozen, params), part[0], counts, given.kl_coef, reference_params=reference, rows=part[1]
+        )
+
+    def gradients(scale, packed=None):
+        return accumulate(loss_fn, given.params, experience_parts(part, packed), setup.policy.constrain_gradients, scale)
+
+    loss_scale = _fitting_scale(lambda scale: gradients(scale)[1], setup.policy)
+    (whole, _), whole_gradients = gradients(loss_scale)
+    packed = after(sharding, given.packed, whole_gradients)
+    (parts, _), part_gradients = gradients(loss_scale, packed)
+    difference = _largest(jax.tree.map(jnp.subtract, whole_gradients, part_gradients))
+    scale = jnp.maximum(_largest(whole_gradients), 1e-8)
+    loss_gap = jnp.maximum(jnp.abs(whole - parts) / jnp.maximum(jnp.abs(whole), 1e-2), difference / scale)
+    return loss_gap, share_not_finite(whole_gradients)
+
+
+def _largest(tree) -> jax.Array:
+    return jnp.max(jnp.stack([jnp.max(jnp.abs(x)) for x in jax.tree.leaves(tree)]))
+
+
+def share_not_finite(gradients) -> jax.Array:
+    """float32 []: the share of entries that are not finite.
+
+    The share is summed over arrays: a count over all entries of a large model would overflow int32.
+    """
+    leaves = jax.tree.leaves(gradients)
+    total = sum(x.size for x in leaves)
+    return sum(jnp.mean(~jnp.isfinite(x), dtype=jnp.float32) * (x.size / total) for x in leaves)
+
+
+def _fitting_scale(gradients_of: Callable, model: Model) -> LossScale | None:
+    """The largest loss scale, halved from the first one down to 1 at least, under which these gradients are finite.
+
+    Training would find it by skipping updates. None for a model that needs no loss scale.
+    """
+    if not scales_loss(model):
+        return None
+    start = first_scale()
+
+    def fits(scale):
+        return share_not_finite(gradients_of(scale)) == 0
+
+    def halve(found):
+        scale = found[0].after(jnp.bool_(False))
+        return scale, fits(scale)
+
+    return jax.lax.while_loop(lambda found: ~found[1] & (found[0].scale > 1), halve, (start, fits(start)))[0]
+
+
+def checked_rows(section: Ppo, batch: int, T: int, ways: int = 1, unit: int = 1) -> tuple[int, int, int]:
+    """The size of the gradient check.
+
+    Args:
+      section: `config.ppo`.
+      batch: responses of an iteration.
+      T: tokens of a packed row.
+      ways, unit: see `training.packed.rows_split`.
+
+    Returns:
+      (rows that are checked, rows of each part, most parts).
+    """
+    part, _ = part_rows(batch // section.minibatches, T, section.micro_batch_tokens, ways, unit)
+    rows = min(batch, math.lcm(part, 2 * ways))
+    split = -(-rows // (2 * ways)) * ways
+    return rows, split, -(-rows // split)
+
+
+def checked_parts(setup: PPOSetup, rollout: Rollout) -> PackedParts:
+    """The first rows of a rollout (numpy), packed into two parts where they are enough for two.
+
+    They are as many as a micro-batch of the update, which is known to fit, or as two parts need to be split over the mesh.
+    """
+    B, T = rollout.tokens.shape
+    sharding = setup.policy.sharding
+    rows, split, most = checked_rows(setup.config, B, T, *rows_split(sharding))
+    tokens, prompts, answers = (x[:rows] for x in (rollout.tokens, rollout.prompt_length, rollout.response_length))
+    plan = pack_answers(tokens, prompts, answers, [np.arange(rows)], prompts > 0, split, most)
+    return place_parts(sharding, jax.tree.map(lambda x: x[0], plan))
+
+
+def step_zero_checks(
+    setup: PPOSetup, reference_params, policy_params, sampled: Rollout, experience: Experience, kl_coef, frozen=None
+) -> tuple[Check, ...]:
+    """The five checks, to be run before the first update.
+
+    Args:
+      setup: models, optimizers and options.
+      reference_params: joined with `frozen`.
+      policy_params: without `frozen`.
+      sampled: the rollout with the sampler's log-probabilities.
+      experience: holds the old log-probabilities in use.
+      kl_coef: weight of the KL penalty.
+      frozen: the base that models with adapters share, or None.
+    """
+    measured = StepZeroValues(*map(float, step_zero_values(StepZeroArguments(
+        setup=setup, params=policy_params, frozen=frozen, reference_params=apart(frozen, reference_params),
+        experience=experience, kl_coef=kl_coef, packed=checked_parts(setup, fetch(experience.rollout)),
+        sampled=sampled.logprobs,
+    ))))  # fmt: skip
+    config = setup.config
+    # Fresh DoRA scales each output by a norm divided by itself, which rounds to about 1 at every token.
+    kl_limit = 1e-5 * (sampled.logprobs.shape[1] if setup.policy.lora is not None and setup.policy.lora.dora else 1)
+    return (
+        ratio_check(measured.ratio, config.sampler_tolerance),
+        check_of("reference KL", measured.kl, kl_limit, "largest |KL| of a response against an equal reference at temperatures "
+                 f"{', '.join(map(str, KL_TEMPERATURES))} and the sampling one: above this, the two are not treated alike, or "
+                 "do not start from the same weights"),
+        gap_check(measured.gap, config.sampler_tolerance),
+        check_of("micro-batches", measured.micro_batches,
+                 1e-3 if setup.policy.config.compute_dtype == "float32" else 5e-2,
+                 "relative difference of loss and gradients between responses apart and packed into micro-batches: above this, "
+                 "something is divided by the counts of a part, or responses of one row see each other"),
+        gradients_check(measured.not_finite, "share of the policy's gradient that is not finite before any update"),
+    )  # fmt: skip
