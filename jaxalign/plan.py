@@ -67,7 +67,7 @@ def read_config(argv: Sequence[str], shape: str) -> Config:
 def _plan(config: Config, own: dict[str, Any]) -> int:
     # JAX is not loaded for a mistyped flag.
     from jaxalign.planner import compiled_report, report, search, shapes
-    from jaxalign.planner.estimate import Assumptions, abstract_sharding
+    from jaxalign.planner.estimate import Assumptions, abstract_sharding, role_model
     from jaxalign.planner.prices import read_prices
     from jaxalign.planner.weights import measure
 
@@ -86,7 +86,7 @@ def _plan(config: Config, own: dict[str, Any]) -> int:
     sharded = dataclasses.replace(policy, sharding=abstract_sharding(given.config.mesh))
     roles = dict.fromkeys(role for task in run.tasks for role in task.task.stays)
     weights = {
-        role: measure(sharded.with_head("scalar" if role in ("critic", "preference model") else "lm"), config.lora.base)
+        role: measure(role_model(sharded, role), config.lora.base)
         for role in roles
     }
     advice = [] if run.fits else search.advice(given)

@@ -19,7 +19,7 @@ from jaxalign.data.chat.encoding import encode_dialogue
 from jaxalign.data.tokenizers.load import Tokenizer, load_tokenizer
 from jaxalign.errors import UserError, tell
 from jaxalign.records import Message
-from jaxalign.stages.shared import seen
+from jaxalign.stages.shared import preview
 from jaxalign.stages.shared.base import StageContext
 from jaxalign.tracking.tokens import GIVEN, LEARNT, TokenRow, legend, show
 
@@ -38,7 +38,7 @@ Prints what the model will see, token by token, as the stage's own code encodes 
   --ids                 one token a line, with its position and id
   --color=auto|always|never
 """
-_CHOICES = {"stage": seen.STAGES, "answers": ("last", "all"), "color": ("auto", "always", "never")}
+_CHOICES = {"answers": ("last", "all"), "color": ("auto", "always", "never")}
 _OWN = ("stage", "rows", "model", "messages", "answers", "color")
 
 
@@ -102,8 +102,8 @@ def _of_stage(own: dict[str, Any], argv: list[str]) -> tuple[Tokenizer, list[Tok
     if own["answers"] == "all":
         raise UserError("--answers belongs to --messages; a stage learns from what its config says")
     config, workdir, _ = train.read_arguments(argv)
-    stage = own["stage"] or seen.default_stage(config)
-    return seen.rows(StageContext(config, workdir, workdir / stage, False), stage, own["rows"])
+    stage = preview.choose_stage(config, own["stage"])
+    return preview.rows(StageContext(config, workdir, workdir / stage, False), stage, own["rows"])
 
 
 def _dialogues(own: dict[str, Any], rest: list[str]) -> tuple[Tokenizer, list[TokenRow]]:
@@ -117,7 +117,7 @@ def _dialogues(own: dict[str, Any], rest: list[str]) -> tuple[Tokenizer, list[To
     rows = []
     for number, messages in enumerate(read_dialogues(Path(own["messages"]).expanduser())[: own["rows"]], start=1):
         if own["answers"] == "last":
-            rows.append(seen.dialogue_row(tokenizer, messages, f"dialogue {number}"))
+            rows.append(preview.dialogue_row(tokenizer, messages, f"dialogue {number}"))
         else:
             ids, said = encode_dialogue(tokenizer, messages)
             rows.append(TokenRow(f"dialogue {number}", ids, "".join(LEARNT if mine else GIVEN for mine in said)))

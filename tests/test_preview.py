@@ -98,7 +98,7 @@ def test_rows_of_the_preference_model_are_scored_at_their_last_token(folder, row
 def test_rows_of_ppo_are_prompts_and_say_where_sampling_stops(folder, rows):
     found = rows("ppo", "--config.ppo.max_new_tokens=5")
     assert [row.ids for row in found] == [prompt for prompt, *_ in ids_of(folder)]
-    assert found[0].notes == ("then up to 5 sampled ones, which are learnt from, to the first of <|im_end|>",)
+    assert found[0].notes == ("then up to 5 sampled tokens, which are learnt from, up to the first of <|im_end|>",)
 
 
 def test_what_is_cut_is_said(rows):

@@ -26,13 +26,11 @@ from jaxalign.models.model import Model
 from jaxalign.planner import hlo_text
 from jaxalign.planner.hlo import Collective, collectives
 from jaxalign.planner.hlo_work import flops
-from jaxalign.planner.ppo_programs import ppo
 from jaxalign.planner.programs import Program, Run, device_bytes
-from jaxalign.planner.stage_programs import STAGES
 from jaxalign.planner.surprises import surprises
+from jaxalign.registry.stages import stages_in_order
 
 REFUSAL_LINES = 40
-STAGE_PROGRAMS = STAGES | {"ppo": ppo}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,9 +122,10 @@ def compile_run(
 
 
 def run_programs(config: Config, policy: Model, prompt: int | None = None) -> list[Program]:
-    """Every jitted step of the run's stages, in their order."""
+    """Every jitted step of the run's stages, in their order, as the stages' records give them."""
     run = Run(config, policy, prompt)
-    return [made for stage in config.stages if stage in STAGE_PROGRAMS for made in STAGE_PROGRAMS[stage](run)]
+    found = [record.load("programs") for record in stages_in_order(config.stages)]
+    return [program for programs in found if programs is not None for program in programs(run)]
 
 
 def compile_program(program: Program, usable: int | None = None) -> CompiledProgram:

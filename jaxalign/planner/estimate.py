@@ -158,6 +158,11 @@ def optimizer_kind(config: Config, stage: str, role: str) -> str:
     return section.critic_optimizer.kind if role == "critic" else section.optimizer.kind
 
 
+def role_model(policy: Model, role: str) -> Model:
+    """The model of a role: the policy's architecture, with a scalar head where it scores."""
+    return policy.with_head("scalar" if role in ("critic", "preference model") else "lm")
+
+
 class _Run:
     def __init__(self, config: Config, policy: Model, cluster: Cluster, assumptions: Assumptions):
         self.config, self.policy, self.cluster, self.assume = config, policy, cluster, assumptions
@@ -166,7 +171,7 @@ class _Run:
         self.kinds: dict[str, Weights] = {}
 
     def model(self, role: str) -> Model:
-        return self.policy.with_head("scalar" if role in ("critic", "preference model") else "lm")
+        return role_model(self.policy, role)
 
     def weights(self, role: str) -> Weights:
         head = self.model(role).head

@@ -16,12 +16,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jaxalign.config import POLICY_STAGES, STAGES, Config, Preference
+from jaxalign.config import Config, Preference
 from jaxalign.errors import UserError
 from jaxalign.feedback.speaker import next_logprobs
 from jaxalign.models.adapters.lora import join, trained
 from jaxalign.models.adapters.quantised import quantise_abstract
 from jaxalign.models.model import Model, Params
+from jaxalign.registry.stages import policies_before
 from jaxalign.rewards.scorer import Ensemble, Scorer
 from jaxalign.rollout.decode import decode_chunk
 from jaxalign.rollout.layouts import prefill_sizes, single, slot_counts
@@ -75,8 +76,7 @@ class Run:
 
     def start(self, stage: str) -> Params:
         """The weights that a stage starts from: trained ones of an earlier stage, or the base."""
-        earlier = STAGES[: STAGES.index(stage)]
-        made = self.config.lora.path or any(name in POLICY_STAGES for name in self.config.stages if name in earlier)
+        made = self.config.lora.path or policies_before(self.config.stages, stage)
         if self.frozen is None or made:
             return join(self.frozen, self.policy.abstract())
         return self.frozen

@@ -10,6 +10,7 @@ from jaxalign.planner.estimate import Assumptions, RunEstimate, TaskEstimate
 from jaxalign.planner.prices import Prices
 from jaxalign.planner.search import mesh_words
 from jaxalign.planner.weights import Weights
+from jaxalign.registry.stages import stages_in_order
 from jaxalign.tracking.table import align
 
 GB = 1e9
@@ -128,7 +129,9 @@ def _totals(run: RunEstimate, prices: Prices | None) -> list[str]:
     lines = [f"In all {hours:.3g} hours, {hours * run.cluster.devices:.3g} device hours."]
     if run.uncounted:
         lines.append(f"Not counted: {', '.join(run.uncounted)}, whose steps follow from the data; say --examples=N, its rows.")
-    skipped = [stage for stage in run.config.stages if stage not in {task.task.stage for task in run.tasks} | {"report"}]
+    planned = {task.task.stage for task in run.tasks}
+    skipped = [record.name for record in stages_in_order(run.config.stages)
+               if record.name not in planned and (record.programs or record.workload)]
     if skipped:
         lines.append(f"Not planned: {', '.join(skipped)}.")
     if prices is not None:

@@ -13,12 +13,11 @@ from jaxalign.models.adapters.lora import Lora
 from jaxalign.models.model import Model
 from jaxalign.planner.estimate import Assumptions, RunEstimate, estimate
 from jaxalign.planner.hardware import Cluster
-from jaxalign.planner.workload import micro_batches
+from jaxalign.planner.workload import Task, tasks
+from jaxalign.registry.stages import stages_in_order
 
-_LENGTHS = (("model", "max_length"), ("pretrain", "row_length"), ("sft", "row_length"), ("preference", "max_length"),
-            ("best_of_n", "row_length"), ("dpo", "max_length"), ("online_dpo", "max_new_tokens"), ("ppo", "max_new_tokens"),
-            ("evaluate", "max_new_tokens"))
-_PARTED = ("pretrain", "sft", "preference", "best_of_n", "dpo", "ppo")
+_LENGTHS = ("row_length", "max_length", "max_new_tokens")
+"""Fields that bound the length of a stage's rows; a section's first one counts."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -157,26 +156,28 @@ def _parts(given: Given) -> list[Change]:
     found = []
     for times in (2, 4, 8, 16):
         sections, words = {}, []
-        for stage in _PARTED:
-            if stage not in given.config.stages:
+        for task in tasks(given.config, given.prompt, given.examples):
+            stage, section = task.stage, getattr(given.config, task.stage, None)
+            if task.phase != "update":
                 continue
-            section = getattr(given.config, stage)
-            if stage in ("preference", "dpo", "ppo"):
-                name, value = _smaller_parts(given, stage, times)
-            else:
+            if hasattr(section, "micro_batch_tokens"):
+                name, value = "micro_batch_tokens", _smaller_parts(given, task, times)
+            elif hasattr(section, "micro_batches"):
                 name, value = "micro_batches", (section.micro_batches or 1) * times
+            else:
+                continue
             sections[stage] = dataclasses.replace(section, **{name: value})
             words.append(f"config.{stage}.{name}={value}")
         found.append(Change(", ".join(words), _with(given, **sections)))
     return found
 
 
-def _smaller_parts(given: Given, stage: str, times: int) -> tuple[str, int]:
-    """The tokens of a stage's packed micro-batches that make them so many times smaller, down to what must have room."""
-    mesh, (part, _) = given.config.mesh, micro_batches(given.config, stage, given.prompt)
+def _smaller_parts(given: Given, task: Task, times: int) -> int:
+    """The tokens of an update's packed micro-batches that make them `times` times smaller, or as small as they can be."""
+    mesh, part = given.config.mesh, task.part
     ways, turns = mesh.data * mesh.fsdp, mesh.pipeline_micro_batches or mesh.pipeline
-    unit = ways * turns if stage == "ppo" else math.lcm(ways * turns, 2)
-    return "micro_batch_tokens", max(part.length * unit // ways, part.rows * part.length // ways // times)
+    unit = math.lcm(ways * turns, task.unit)
+    return max(part.length * unit // ways, part.rows * part.length // ways // times)
 
 
 def _larger(given: Given) -> list[Change]:
@@ -216,24 +217,37 @@ def _quantised(given: Given) -> list[Change]:
 
 
 def _smaller_batch(given: Given) -> list[Change]:
-    """Half the rows, a quarter of them, in RL."""
-    if "ppo" not in given.config.stages:
-        return []
-    ppo = given.config.ppo
-    return [
-        Change(f"config.ppo.batch={ppo.batch // times}", _with(given, ppo=dataclasses.replace(ppo, batch=ppo.batch // times)))
-        for times in (2, 4) if ppo.batch % times == 0
-    ]  # fmt: skip
+    """Half the rows, then a quarter of them, in the stages that train on what they sample."""
+    found = []
+    for times in (2, 4):
+        sections, words = {}, []
+        for stage in _online(given.config):
+            section = getattr(given.config, stage)
+            if section.batch % times == 0:
+                sections[stage] = dataclasses.replace(section, batch=section.batch // times)
+                words.append(f"config.{stage}.batch={section.batch // times}")
+        if sections:
+            found.append(Change(", ".join(words), _with(given, **sections)))
+    return found
+
+
+def _online(config: Config) -> list[str]:
+    """The stages that sample a batch, train on it, and so on in turn."""
+    records = [record for record in stages_in_order(config.stages) if record.samples and record.trains]
+    return [record.name for record in records if hasattr(getattr(config, record.name, None), "iterations")]
 
 
 def _shorter(given: Given) -> list[Change]:
     """Half as long rows, wherever rows have a length."""
     config, sections, words = given.config, {}, []
-    for stage, name in _LENGTHS:
-        if stage == "model" or stage in config.stages:
-            half = max(1, getattr(getattr(config, stage), name) // 2)
-            sections[stage] = dataclasses.replace(getattr(config, stage), **{name: half})
-            words.append(f"config.{stage}.{name}={half}")
+    planned = [record.name for record in stages_in_order(config.stages) if record.workload is not None]
+    for owner in ("model", *planned):
+        section = getattr(config, owner, None)
+        name = next((name for name in _LENGTHS if hasattr(section, name)), None)
+        if name is not None:
+            half = max(1, getattr(section, name) // 2)
+            sections[owner] = dataclasses.replace(section, **{name: half})
+            words.append(f"config.{owner}.{name}={half}")
     made = _with(given, **sections)
     if given.prompt is not None:
         made = dataclasses.replace(made, prompt=max(1, given.prompt // 2))

@@ -4,7 +4,6 @@ optimisation."""
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -216,10 +215,3 @@ def evaluate(run: Run) -> list[Program]:
         held |= {"preference model": run.own(weights)}
         made = [scoring_program(run, "evaluate", section, "preference model", scorer, weights, held)]
     return sampling_programs(run, "evaluate", "policy", run.policy, policy, section, section.batch, held) + made
-
-
-STAGES: dict[str, Callable[[Run], list[Program]]] = {
-    fn.__name__: fn
-    for fn in (pretrain, revise, sft, compare, preference, reward_distill, best_of_n, dpo, online_dpo, evaluate)
-}
-"""The stages that run anything on a device, but for ppo."""

@@ -78,36 +78,33 @@ class StageRecord:
         return load_object(found, f"the {part} of stage {self.name!r}") if isinstance(found, str) else found
 
 
-_PROGRAMS = "jaxalign.planner.stage_programs"
+_PROGRAMS, _WORK = "jaxalign.planner.stage_programs", "jaxalign.planner.stage_workloads"
 _SECTIONS, _CURVES = "jaxalign.tracking.report.sections", "jaxalign.tracking.report.training_sections"
+_PREVIEW = "jaxalign.stages.shared.preview"
 
 
-def _builtin(name: str, **parts: Any) -> StageRecord:
-    return StageRecord(name, f"jaxalign.stages.{name}:STAGE", **parts)
+def _builtin(name: str, programs: str | None = _PROGRAMS, workload: str | None = _WORK, **parts: Any) -> StageRecord:
+    """The record of a stage whose functions are called like itself, in the modules `programs` and `workload`."""
+    programs, workload = (place and f"{place}:{name}" for place in (programs, workload))
+    return StageRecord(name, f"jaxalign.stages.{name}:STAGE", programs=programs, workload=workload, **parts)
 
 
 _BUILTIN = (
     _builtin(
-        "pretrain", trains=True, learns_from=("text",), programs=f"{_PROGRAMS}:pretrain",
-        batches=(Batch("pretrain.batch_rows", ("pretrain.micro_batches",)),),
+        "pretrain", trains=True, learns_from=("text",), batches=(Batch("pretrain.batch_rows", ("pretrain.micro_batches",)),),
     ),
+    _builtin("revise", samples=True, learns_from=("comparisons",), batches=(Batch("revise.batch"),)),
     _builtin(
-        "revise", samples=True, learns_from=("comparisons",), programs=f"{_PROGRAMS}:revise", batches=(Batch("revise.batch"),),
-    ),
-    _builtin(
-        "sft", makes_policy=True, trains=True, learns_from=("comparisons",), programs=f"{_PROGRAMS}:sft",
+        "sft", makes_policy=True, trains=True, learns_from=("comparisons",), preview=f"{_PREVIEW}:sft_rows",
         batches=(Batch("sft.batch_rows", ("sft.micro_batches",)),),
     ),
+    _builtin("compare", samples=True, learns_from=("comparisons",), batches=(Batch("compare.batch"),)),
     _builtin(
-        "compare", samples=True, learns_from=("comparisons",), programs=f"{_PROGRAMS}:compare",
-        batches=(Batch("compare.batch"),),
+        "preference", trains=True, learns_from=("comparisons",), report=f"{_SECTIONS}:preference",
+        preview=f"{_PREVIEW}:preference_rows", batches=(Batch("preference.batch"),),
     ),
     _builtin(
-        "preference", trains=True, learns_from=("comparisons",), programs=f"{_PROGRAMS}:preference",
-        report=f"{_SECTIONS}:preference", batches=(Batch("preference.batch"),),
-    ),
-    _builtin(
-        "reward_distill", samples=True, trains=True, learns_from=("comparisons",), programs=f"{_PROGRAMS}:reward_distill",
+        "reward_distill", workload=None, samples=True, trains=True, learns_from=("comparisons",),
         report=f"{_SECTIONS}:distilled",
         batches=(
             Batch("reward_distill.batch", ("reward_distill.samples",)),
@@ -116,28 +113,22 @@ _BUILTIN = (
     ),
     _builtin(
         "best_of_n", makes_policy=True, samples=True, trains=True, learns_from=("comparisons",),
-        programs=f"{_PROGRAMS}:best_of_n",
         batches=(Batch("best_of_n.batch", ("best_of_n.n",)), Batch("best_of_n.batch_rows", ("best_of_n.micro_batches",))),
     ),
     _builtin(
-        "dpo", makes_policy=True, trains=True, learns_from=("comparisons", "judgements"), programs=f"{_PROGRAMS}:dpo",
-        report=f"{_CURVES}:direct", batches=(Batch("dpo.batch"),),
+        "dpo", makes_policy=True, trains=True, learns_from=("comparisons", "judgements"), report=f"{_CURVES}:direct",
+        preview=f"{_PREVIEW}:dpo_rows", batches=(Batch("dpo.batch"),),
     ),
     _builtin(
-        "online_dpo", makes_policy=True, samples=True, trains=True, learns_from=("comparisons",),
-        programs=f"{_PROGRAMS}:online_dpo", report=f"{_CURVES}:direct",
+        "online_dpo", makes_policy=True, samples=True, trains=True, learns_from=("comparisons",), report=f"{_CURVES}:direct",
         batches=(Batch("online_dpo.batch", ("online_dpo.minibatches",)),),
     ),
     _builtin(
-        "ppo", makes_policy=True, samples=True, trains=True, learns_from=("prompts",),
-        programs="jaxalign.planner.ppo_programs:ppo", report=f"{_CURVES}:reinforcement",
-        batches=(Batch("ppo.batch", ("ppo.minibatches",)),),
+        "ppo", programs="jaxalign.planner.ppo_programs", makes_policy=True, samples=True, trains=True, learns_from=("prompts",),
+        report=f"{_CURVES}:reinforcement", preview=f"{_PREVIEW}:ppo_rows", batches=(Batch("ppo.batch", ("ppo.minibatches",)),),
     ),
-    _builtin(
-        "evaluate", samples=True, learns_from=("prompts", "judgements"), programs=f"{_PROGRAMS}:evaluate",
-        batches=(Batch("evaluate.batch"),),
-    ),
-    _builtin("report"),
+    _builtin("evaluate", samples=True, learns_from=("prompts", "judgements"), batches=(Batch("evaluate.batch"),)),
+    _builtin("report", programs=None, workload=None),
 )
 
 
@@ -190,6 +181,21 @@ def ordered(records: Iterable[StageRecord], where: str = "config.stages") -> tup
     return tuple(done)
 
 
-def policy_makers() -> tuple[str, ...]:
-    """The names of the registered stages that make a policy, in order."""
-    return tuple(record.name for record in STAGES if record.makes_policy)
+def policies_before(stages: Iterable[str], before: str) -> tuple[str, ...]:
+    """The names of those of `stages` that make a policy and come before the stage `before`, in order.
+
+    Args:
+      stages: names as in `config.stages`.
+      before: the name of a stage, among them or not.
+    """
+    stages = tuple(stages)
+    planned = {record.name for record in stages_in_order(stages)}
+    records = stages_in_order(stages if before in planned else (*stages, before))
+    earlier = records[: [record.name for record in records].index(before)]
+    return tuple(record.name for record in earlier if record.makes_policy)
+
+
+def policy_makers(stages: Iterable[str] | None = None) -> tuple[str, ...]:
+    """The names of those of `stages`, by default of all registered ones, that make a policy, in order."""
+    records = STAGES if stages is None else stages_in_order(stages)
+    return tuple(record.name for record in records if record.makes_policy)

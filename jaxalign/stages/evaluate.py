@@ -16,7 +16,7 @@ import numpy as np
 
 from jaxalign import streams
 from jaxalign.algorithms.statistics import wilson_interval
-from jaxalign.config import POLICY_STAGES, Config
+from jaxalign.config import Config
 from jaxalign.data.chat import styles
 from jaxalign.data.sources.generated import world_of
 from jaxalign.data.world import gold
@@ -25,6 +25,7 @@ from jaxalign.models.model import Model
 from jaxalign.parallel.rows import fetch, place_rows
 from jaxalign.records import Comparison, Prompt, Rollout
 from jaxalign.registry.data_sources import data_source
+from jaxalign.registry.stages import policy_makers
 from jaxalign.rewards.base import columns_of
 from jaxalign.rewards.scorer import raw_rollout_scores, scoring_work
 from jaxalign.rewards.verifiers import VERIFIERS
@@ -40,7 +41,7 @@ from jaxalign.training import work
 
 def evaluated(config: Config) -> tuple[str, ...]:
     """The models that are compared, in the order of their making."""
-    return ("base", *(stage for stage in POLICY_STAGES if stage in config.stages))
+    return ("base", *policy_makers(config.stages))
 
 
 class Evaluate(Stage):

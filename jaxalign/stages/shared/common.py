@@ -12,7 +12,7 @@ import jax
 import optax
 
 from jaxalign import streams
-from jaxalign.config import POLICY_STAGES, STAGES, Config, to_dict
+from jaxalign.config import Config, to_dict
 from jaxalign.data.chat import encoding as chat
 from jaxalign.data.tokenizers import files as tokenizer_files
 from jaxalign.data.tokenizers.load import Tokenizer
@@ -34,6 +34,7 @@ from jaxalign.parallel.rows import placed
 from jaxalign.parallel.sharding import Sharding, make_sharding
 from jaxalign.planner.hardware import chip_of
 from jaxalign.records import Principle
+from jaxalign.registry.stages import policies_before
 from jaxalign.rollout.engine import Engine, Heard
 from jaxalign.rollout.sampling import Sampling, section_sampling
 from jaxalign.stages.shared.base import StageContext
@@ -65,9 +66,7 @@ def base_stages(config: Config) -> tuple[str, ...]:
 
 def policy_stages(config: Config, before: str) -> tuple[str, ...]:
     """The stage whose weights stage `before` starts from: the last one run that makes a policy, or the base."""
-    earlier = STAGES[: STAGES.index(before)]
-    made = [stage for stage in earlier if stage in POLICY_STAGES and stage in config.stages]
-    return (made[-1],) if made else base_stages(config)
+    return policies_before(config.stages, before)[-1:] or base_stages(config)
 
 
 def base_files(config: Config) -> dict[Path, str]:

@@ -1,8 +1,9 @@
-"""What the model of a stage is given, made by the functions that train it: rows for the preview."""
+"""The first rows that a stage learns from, encoded by the functions that train on them, for `jaxalign.preview`."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from difflib import get_close_matches
 
 import numpy as np
 
@@ -12,29 +13,53 @@ from jaxalign.data.tokenizers.load import Tokenizer
 from jaxalign.errors import UserError
 from jaxalign.records import Message
 from jaxalign.registry.data_sources import data_source
+from jaxalign.registry.stages import STAGES, stages_in_order
 from jaxalign.stages import dpo, preference, sft
 from jaxalign.stages.shared import common, sources
 from jaxalign.stages.shared.base import StageContext
 from jaxalign.stages.shared.manifest import DONE, read_manifest
 from jaxalign.tracking.tokens import GIVEN, LEARNT, SCORED, TokenRow
 
-STAGES = ("sft", "preference", "dpo", "ppo")
+
+def choose_stage(config: Config, asked: str) -> str:
+    """The stage `asked`, or where that is empty the first of the config whose rows can be shown.
+
+    Raises:
+      UserError: the rows of that stage cannot be shown, or the config has no stage whose rows can.
+    """
+    planned = [record.name for record in stages_in_order(config.stages) if record.preview is not None]
+    shown = tuple(dict.fromkeys((*(record.name for record in STAGES if record.preview is not None), *planned)))
+    if asked and asked not in shown:
+        near = get_close_matches(asked, shown, n=1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        raise UserError(f"--stage is {asked!r}; it must be one of {', '.join(shown)}{hint}")
+    if not asked and not planned:
+        raise UserError(f"config.stages has none of {', '.join(shown)}, whose rows can be shown; name one with --stage")
+    return asked or planned[0]
 
 
 def rows(context: StageContext, stage: str, count: int) -> tuple[Tokenizer, list[TokenRow]]:
     """The first training rows of a stage, at most `count` (a pair makes two rows).
 
     Raises:
-        UserError: an earlier stage that makes its data has not been run in the work directory.
+      UserError: an earlier stage that makes its data has not been run in the work directory.
     """
-    _check_made(context, stage)
+    _require(context, stage, *common.base_stages(context.config))
     tokenizer = common.load_tokenizer(context)
-    makers = {"sft": _sft, "preference": _preference, "dpo": _dpo, "ppo": _ppo}
-    return tokenizer, makers[stage](context, tokenizer, count)
+    records = {record.name: record for record in (*STAGES, *stages_in_order(context.config.stages))}
+    return tokenizer, records[stage].load("preview")(context, tokenizer, count)
+
+
+def _require(context: StageContext, stage: str, *sources: str) -> None:
+    for name in sources:
+        made = read_manifest(context.input_directory(name))
+        if made is None or made.status != DONE:
+            raise UserError(f"the rows of {stage} come from stage {name}, which has not been run in {context.workdir}; run it "
+                            "first, or give the --workdir of a run")
 
 
 def dialogue_row(tokenizer: Tokenizer, messages: Sequence[Message], title: str) -> TokenRow:
-    """One dialogue through the chat template: learnt from is its last answer; nothing where it ends with a question."""
+    """One dialogue through the chat template. Its last answer is learnt from; nothing is where it ends with a question."""
     if messages and messages[-1].role == "assistant":
         ids, weights = styles.encode_completion(tokenizer, messages[:-1], messages[-1].content, "chat")
         return TokenRow(title, ids, _marks(weights))
@@ -46,23 +71,14 @@ def _marks(weights) -> str:
     return "".join(LEARNT if weight else GIVEN for weight in weights)
 
 
-def _check_made(context: StageContext, stage: str) -> None:
-    config = context.config
-    needed = [*common.base_stages(config)]
-    if data_source(config).feedback:
-        needed += {"sft": ["revise"], "preference": ["compare"], "dpo": ["compare"], "ppo": []}[stage]
-    for name in needed:
-        made = read_manifest(context.input_directory(name))
-        if made is None or made.status != DONE:
-            raise UserError(f"the rows of {stage} come from stage {name}, which has not been run in {context.workdir}; run it "
-                            "first, or give the --workdir of a run")
-
-
 def _cut(full: int, kept: int) -> tuple[str, ...]:
     return (f"cut from {full} to {kept}",) if kept < full else ()
 
 
-def _sft(context: StageContext, tokenizer: Tokenizer, count: int) -> list[TokenRow]:
+def sft_rows(context: StageContext, tokenizer: Tokenizer, count: int) -> list[TokenRow]:
+    """The first rows of stage sft."""
+    if data_source(context.config).feedback:
+        _require(context, "sft", "revise")
     config, out = context.config, []
     for number, pair in enumerate(sft.answered(context, tokenizer)[0][:count], start=1):
         batch, _ = sft.packed(config, tokenizer, [pair])
@@ -73,7 +89,10 @@ def _sft(context: StageContext, tokenizer: Tokenizer, count: int) -> list[TokenR
     return out
 
 
-def _preference(context: StageContext, tokenizer: Tokenizer, count: int) -> list[TokenRow]:
+def preference_rows(context: StageContext, tokenizer: Tokenizer, count: int) -> list[TokenRow]:
+    """The first rows of stage preference."""
+    if data_source(context.config).feedback:
+        _require(context, "preference", "compare")
     config, out = context.config, []
     pairs = preference.labelled_split(context, tokenizer)[0][:count]
     batch = preference.pair_arrays(tokenizer, pairs, config.data.style, config.preference.max_length)
@@ -87,7 +106,10 @@ def _preference(context: StageContext, tokenizer: Tokenizer, count: int) -> list
     return out
 
 
-def _dpo(context: StageContext, tokenizer: Tokenizer, count: int) -> list[TokenRow]:
+def dpo_rows(context: StageContext, tokenizer: Tokenizer, count: int) -> list[TokenRow]:
+    """The first rows of stage dpo."""
+    if data_source(context.config).feedback:
+        _require(context, "dpo", "compare")
     config, out = context.config, []
     pairs = dpo.labelled_split(context, tokenizer)[0][:count]
     batch = dpo.arrays(tokenizer, pairs, config.data.style, config.dpo)
@@ -101,20 +123,13 @@ def _dpo(context: StageContext, tokenizer: Tokenizer, count: int) -> list[TokenR
     return out
 
 
-def _ppo(context: StageContext, tokenizer: Tokenizer, count: int) -> list[TokenRow]:
+def ppo_rows(context: StageContext, tokenizer: Tokenizer, count: int) -> list[TokenRow]:
+    """The first rows of stage ppo."""
     config, section, out = context.config, context.config.ppo, []
     found = sources.prompts(context, tokenizer, "rl", section.prompts, section.max_new_tokens)[:count]
     stops = ", ".join(tokenizer.piece(token) for token in common.sampling(section, tokenizer, config.data.style).stop_ids)
-    note = f"then up to {section.max_new_tokens} sampled ones, which are learnt from, to the first of {stops}"
+    note = f"then up to {section.max_new_tokens} sampled tokens, which are learnt from, up to the first of {stops}"
     for number, prompt in enumerate(found, start=1):
         ids = styles.encode_prompt(tokenizer, prompt.messages, config.data.style)
         out.append(TokenRow(f"ppo {number}", ids, GIVEN * len(ids), (note,)))
     return out
-
-
-def default_stage(config: Config) -> str:
-    """The first stage of the config that can be shown."""
-    found = next((stage for stage in STAGES if stage in config.stages), None)
-    if found is None:
-        raise UserError(f"config.stages has none of {', '.join(STAGES)}, whose rows can be shown; name one with --stage")
-    return found

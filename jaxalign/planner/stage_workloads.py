@@ -1,0 +1,140 @@
+"""The tasks of each built-in stage: the `workload` of its record.
+
+Each function takes the config, the tokens of the longest prompt (None: as many as there is room for) and the rows of the data
+file (None: not known), and returns the stage's tasks.
+"""
+
+from __future__ import annotations
+
+from jaxalign.config import Config
+from jaxalign.planner.memory import Rows
+from jaxalign.planner.workload import (
+    Task,
+    calls_for,
+    generate,
+    lm_update,
+    packed_parts,
+    packed_update,
+    prompt_length,
+)
+from jaxalign.registry.advantages import ADVANTAGES
+from jaxalign.registry.data_sources import data_source
+from jaxalign.registry.rewards import reward_records
+from jaxalign.registry.stages import stages_in_order
+from jaxalign.rl.state import values_in_update
+from jaxalign.training.direct_step import sorts_the_batch
+
+
+def pretrain(config: Config, prompt: int | None, examples: int | None) -> list[Task]:
+    section = config.pretrain
+    return [lm_update("pretrain", section.batch_rows, section.row_length, section.micro_batches, section.steps)]
+
+
+def sft(config: Config, prompt: int | None, examples: int | None) -> list[Task]:
+    section = config.sft
+    calls = calls_for(None if examples is None else examples * section.epochs, section.batch_rows)
+    return [lm_update("sft", section.batch_rows, section.row_length, section.micro_batches, calls)]
+
+
+def revise(config: Config, prompt: int | None, examples: int | None) -> list[Task]:
+    section = config.revise
+    asked = section.red_team_prompts * (1 + 2 * section.rounds) + section.helpful_prompts
+    return [generate(config, "revise", section.batch, section.max_new_tokens, prompt, calls_for(asked, section.batch), ())]
+
+
+def compare(config: Config, prompt: int | None, examples: int | None) -> list[Task]:
+    section, feedback = config.compare, config.feedback
+    found = [generate(config, "compare", section.batch, section.max_new_tokens, prompt,
+                      calls_for(2 * section.prompts, section.batch), ("labeller",))]
+    asked = 2 * section.prompts * feedback.principles_per_comparison  # Each pair is shown in both orders.
+    if feedback.reasoning:
+        found.append(generate(config, "compare", section.batch, feedback.max_reasoning_tokens, prompt,
+                              calls_for(asked, section.batch), ("policy",), "labeller"))
+    found.append(Task("compare", "score", ("labeller",), (), ("policy", "labeller"),
+                      Rows(section.batch, config.model.max_length), 1, calls_for(asked, section.batch)))
+    return found
+
+
+def _pairs(config: Config, examples: int | None) -> int | None:
+    """Pairs to learn from: those that stage compare makes, or the rows of the data file."""
+    return config.compare.prompts if data_source(config).feedback else examples
+
+
+def preference(config: Config, prompt: int | None, examples: int | None) -> list[Task]:
+    section, pairs, role = config.preference, _pairs(config, examples), ("preference model",)
+    learnt = None if pairs is None else pairs * (1 - section.held_out_share) * section.epochs * section.members
+    packed = packed_parts(config, section.batch, section.max_length, section.micro_batch_tokens, pairs=True)
+    return [packed_update("preference", role, role, packed, 0, calls_for(learnt, section.batch))]
+
+
+def dpo(config: Config, prompt: int | None, examples: int | None) -> list[Task]:
+    section, pairs = config.dpo, _pairs(config, examples)
+    packed = packed_parts(config, section.batch, section.max_length, section.micro_batch_tokens, pairs=True,
+                          whole=sorts_the_batch(section))
+    rows, parts = packed
+    reference = section.reference == "start"
+    steps = calls_for(None if pairs is None else pairs * section.epochs, section.batch)
+    stays = ("policy", "reference") if reference else ("policy",)
+    scoring = Task("dpo", "score", ("reference",), (), stays, rows, section.max_length,
+                   None if pairs is None else parts * calls_for(pairs, section.batch))
+    update = packed_update("dpo", ("policy",), stays, packed, section.max_length, steps)
+    return [scoring, update] if reference else [update]
+
+
+def online_dpo(config: Config, prompt: int | None, examples: int | None) -> list[Task]:
+    section = config.online_dpo
+    stays = ("policy", "reference", *_reward_roles(config))
+    length = prompt_length(config, section.max_new_tokens, prompt) + section.max_new_tokens
+    pairs, calls = section.batch // section.minibatches, section.iterations * section.minibatches
+    sampled = 2 * section.batch // section.minibatches
+    packed = packed_parts(config, pairs, length, config.dpo.micro_batch_tokens, pairs=True, whole=sorts_the_batch(config.dpo))
+    rows, parts = packed
+    return [
+        generate(config, "online_dpo", sampled, section.max_new_tokens, prompt, calls, stays),
+        Task("online_dpo", "score", ("reference",), (), stays, rows, length, calls * parts),
+        packed_update("online_dpo", ("policy",), stays, packed, length, calls * section.epochs),
+    ]
+
+
+def _reward_roles(config: Config) -> tuple[str, ...]:
+    return ("preference model",) if any(record.learnt for record in reward_records(config.reward.source)) else ()
+
+
+def best_of_n(config: Config, prompt: int | None, examples: int | None) -> list[Task]:
+    section = config.best_of_n
+    calls = calls_for(section.prompts * section.n, section.batch)
+    length = prompt_length(config, section.max_new_tokens, prompt) + section.max_new_tokens
+    steps = calls_for(section.prompts * section.epochs, section.batch_rows)
+    return [
+        generate(config, "best_of_n", section.batch, section.max_new_tokens, prompt, calls, ("preference model",)),
+        Task("best_of_n", "score", ("preference model",), (), ("policy", "preference model"), Rows(section.batch, length), 0,
+             calls),
+        lm_update("best_of_n", section.batch_rows, section.row_length, section.micro_batches, steps),
+    ]
+
+
+def ppo(config: Config, prompt: int | None, examples: int | None) -> list[Task]:
+    section, estimator = config.ppo, ADVANTAGES.get(config.ppo.advantages, "config.ppo.advantages")
+    reward, new = _reward_roles(config), section.max_new_tokens
+    critic = ("critic",) if estimator.needs_critic and section.critic == "separate" else ()
+    stays = ("policy", *critic, "reference", *reward)
+    length = prompt_length(config, new, prompt) + new
+    part, parts = packed_parts(config, section.batch, length, section.micro_batch_tokens)
+    rounds = 2 if estimator.needs_greedy else 1
+    found = [generate(config, "ppo", section.batch, new, prompt, section.iterations * rounds, stays)]
+    if reward:
+        found.append(Task("ppo", "reward", reward, (), stays, part, 0, section.iterations * parts * rounds))
+    recomputes = section.sampler_correction != "none" or estimator.needs_trainer_logprobs
+    scored = ("reference", *(("policy",) if recomputes else ()), *(() if values_in_update(section) else critic))
+    found.append(Task("ppo", "score", scored, (), stays, part, new, section.iterations * parts))
+    packed = packed_parts(config, section.batch // section.minibatches, length, section.micro_batch_tokens)
+    found.append(packed_update("ppo", ("policy", *critic), stays, packed, new, section.iterations,
+                               section.epochs * section.minibatches, unit=1))
+    return found
+
+
+def evaluate(config: Config, prompt: int | None, examples: int | None) -> list[Task]:
+    section = config.evaluate
+    models = 1 + sum(record.makes_policy for record in stages_in_order(config.stages))
+    return [generate(config, "evaluate", section.batch, section.max_new_tokens, prompt,
+                     models * calls_for(section.prompts, section.batch), ())]
