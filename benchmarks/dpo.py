@@ -34,7 +34,9 @@ from versus import add_flags, compare, table
 from jaxalign.config import Dpo
 from jaxalign.data.loader import EpochLoader, take
 from jaxalign.models.model import Model
-from jaxalign.stages.dpo import all_logprobs, arrays, packed
+from jaxalign.trainers.answers import packed, pair_arrays
+from jaxalign.trainers.direct import all_logprobs
+from jaxalign.training.arguments import DirectArguments
 from jaxalign.training.direct_step import direct_step
 from jaxalign.training.optimizer import make_optimizer
 from jaxalign.training.state import init_state
@@ -52,7 +54,7 @@ def main(argv: list[str]) -> int:
     section = Dpo(
         batch=options.batch, max_length=options.length, optimizer=adamw(), micro_batch_tokens=options.micro_batch_tokens
     )
-    pairs = arrays(texts.tokenizer, texts.pairs, ragged.STYLE, section)
+    pairs = pair_arrays(texts.tokenizer, texts.pairs, ragged.STYLE, section)
     loader = EpochLoader(len(pairs.label), options.batch, options.seed)
     order = np.concatenate([loader.indices(step) for step in range(WARM_UP + options.steps)])
     pairs, later = take(pairs, order), np.arange(WARM_UP * options.batch, len(order))
@@ -75,7 +77,8 @@ def main(argv: list[str]) -> int:
 
         def update():
             batch, parts = packed(section, model, pairs, index)
-            return direct_step(model, optimizer, section, state, batch, None, parts)
+            given = DirectArguments(model=model, optimizer=optimizer, section=section, batch=batch, packed=parts)
+            return direct_step(state, given)
 
         seconds, (state, _) = timed(update)
         return seconds

@@ -27,6 +27,7 @@ from jaxalign.rollout.sampling import Sampling
 from jaxalign.stages.shared import common
 from jaxalign.stages.shared.base import StageContext
 from jaxalign.stages.shared.manifest import read_manifest
+from jaxalign.training.arguments import PreferenceArguments
 from jaxalign.training.optimizer import make_optimizer
 from jaxalign.training.preference_step import preference_step
 from jaxalign.training.state import init_state
@@ -137,7 +138,10 @@ class Study:
         loader = EpochLoader(len(pairs.label), self.settings.pair_batch, self.settings.seed, stream)
         state, last = init_state(model, optimizer, params, self.key(stream)), []
         for step in range(steps):
-            state, metrics = preference_step(model, optimizer, 0.01, state, take(pairs, loader.indices(step)))
+            given = PreferenceArguments(
+                model=model, optimizer=optimizer, centering_coef=0.01, batch=take(pairs, loader.indices(step))
+            )
+            state, metrics = preference_step(state, given)
             last = [*last[-9:], metrics]
         means = {name: float(np.mean([float(row[name]) for row in last])) for name in ("loss", "accuracy")}
         return state.params, means

@@ -31,7 +31,8 @@ from versus import add_flags, compare, table
 
 from jaxalign.data.loader import EpochLoader, take
 from jaxalign.models.model import Model
-from jaxalign.stages.preference import packed, pair_arrays
+from jaxalign.trainers.scoring import packed, pair_arrays
+from jaxalign.training.arguments import PreferenceArguments
 from jaxalign.training.optimizer import make_optimizer
 from jaxalign.training.preference_step import preference_step
 from jaxalign.training.state import init_state
@@ -59,7 +60,8 @@ def main(argv: list[str]) -> int:
 
         def update():
             batch, parts = packed(model, pairs, index, options.micro_batch_tokens)
-            return preference_step(model, optimizer, 0.0, state, batch, None, parts)
+            given = PreferenceArguments(model=model, optimizer=optimizer, centering_coef=0.0, batch=batch, packed=parts)
+            return preference_step(state, given)
 
         seconds, (state, _) = timed(update)
         return seconds

@@ -9,6 +9,7 @@ loss is on the answers. Compared is the time of a token of text, padding not cou
 
 from __future__ import annotations
 
+import functools
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,8 @@ from versus import add_flags, compare, table
 from jaxalign.data.loader import EpochLoader
 from jaxalign.data.packing import completion, pack
 from jaxalign.models.model import Model
-from jaxalign.stages.shared.lm import place
+from jaxalign.parallel.rows import place_rows
+from jaxalign.training.arguments import LmArguments
 from jaxalign.training.lm_step import lm_step
 from jaxalign.training.microbatch import chosen
 from jaxalign.training.optimizer import make_optimizer
@@ -61,7 +63,9 @@ def main(argv: list[str]) -> int:
     def step() -> tuple[float, int]:
         nonlocal state, number
         batch = loader.indices(number)
-        seconds, (state, metrics) = timed(lambda: lm_step(model, optimizer, parts, state, place(model, rows, batch), None))
+        placed = place_rows(model.sharding, rows, batch)
+        given = LmArguments(model=model, optimizer=optimizer, micro_batches=parts, batch=placed)
+        seconds, (state, metrics) = timed(functools.partial(lm_step, state, given))
         number += 1
         return seconds, int(metrics["tokens"])
 

@@ -23,6 +23,9 @@ _PUBLIC = {
     "LanguageModel": "jaxalign.models.language_model",
     "load_model": "jaxalign.models.language_model",
     "Sampler": "jaxalign.rollout.generation:TextSampler",
+    "DPO": "jaxalign.trainers.direct",
+    "RewardModel": "jaxalign.trainers.reward_model",
+    "SFT": "jaxalign.trainers.sft",
     "advantages": "jaxalign.advantages:",
     "losses": "jaxalign.losses:",
 }

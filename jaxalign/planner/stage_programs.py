@@ -1,4 +1,4 @@
-"""The programs of every stage but PPO: sampling and labelling, supervised training, preference models and direct preference
+"""The programs of every stage except ppo: sampling and labelling, supervised training, preference models and direct preference
 optimisation."""
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from jaxalign.models.adapters.lora import join
 from jaxalign.models.model import Model
 from jaxalign.planner.programs import STEPS, Program, Run, judging_programs, offloaded, sampling_programs, stacked_members
 from jaxalign.records import AnswerPairs, AnswerRows, PackedBatch, PackedParts, PairBatch, Rollout, ScoredPairs
-from jaxalign.rewards.scorer import Scorer, packed_rollout_scores, raw_pair_scores, student_model
+from jaxalign.rewards.scorer import PairScoreArguments, Scorer, packed_rollout_scores, raw_pair_scores, student_model
+from jaxalign.training.arguments import DirectArguments, DistillArguments, LmArguments, LogprobArguments, PreferenceArguments
 from jaxalign.training.direct_step import answer_logprobs, direct_step, sorts_the_batch
 from jaxalign.training.distill_step import distill_step
 from jaxalign.training.lm_step import lm_step
@@ -38,13 +39,21 @@ def _lm(run: Run, stage: str, section: Pretrain | Sft | BestOfN, model: Model, s
     ids = run.rows(jnp.int32, *shape)
     batch = PackedBatch(ids, ids, ids, run.rows(jnp.float32, *shape))
     frozen, held = (None, {}) if model.lora is None else (run.frozen, run.base)
-    arguments = (model, optimizer, section.micro_batches or 1, state, batch, frozen, run.config.model.load_balance_coef)
-    turns = model.head_chunks(section.batch_rows // (section.micro_batches or 1), section.row_length - 1)
-    return Program(stage, "update", "policy", lm_step, arguments, held | trained_roles("policy", state), turns)
+    parts = section.micro_batches or 1
+    arguments = LmArguments(
+        model=model,
+        optimizer=optimizer,
+        batch=batch,
+        frozen=frozen,
+        micro_batches=parts,
+        balance_coef=run.config.model.load_balance_coef,
+    )
+    turns = model.head_chunks(section.batch_rows // parts, section.row_length - 1)
+    return Program(stage, "update", "policy", lm_step, (state, arguments), held | trained_roles("policy", state), turns)
 
 
 def trained_roles(role: str, state) -> dict:
-    """What a training state holds."""
+    """The parameters and the optimizer state of a training state, by role."""
     return {role: state.params, f"{role} optimizer": state.opt_state}
 
 
@@ -70,26 +79,43 @@ def preference(run: Run) -> list[Program]:
     state = abstract_state(model, optimizer)
     batch = _packed(pair_batch(run, section.batch, section.max_length, section.margin_weight > 0))
     parts, most = _pair_parts(run, section.batch, section.max_length, section.micro_batch_tokens)
-    arguments = (model, optimizer, section.centering_coef, state, batch, run.frozen, parts)
+    arguments = PreferenceArguments(
+        model=model,
+        optimizer=optimizer,
+        centering_coef=section.centering_coef,
+        batch=batch,
+        frozen=run.frozen,
+        packed=parts,
+    )
     held = run.base | trained_roles("preference model", state)
-    made = join(run.frozen, model.abstract())
-    scorer, params = stacked_members(section, Scorer(model), made)
-    some, turns = _pair_parts(run, section.batch, section.max_length)
-    scoring = (scorer, params, _packed(pair_batch(run, section.batch, section.max_length)), some)
+    scorer, params = stacked_members(section, Scorer(model), join(run.frozen, model.abstract()))
+    pairs = pair_batch(run, section.batch, section.max_length)
     return [
-        Program("preference", "update", "preference model", preference_step, arguments, held, most),
-        Program("preference", "scoring", "preference model", raw_pair_scores, scoring,
-                run.base | {"preference model": run.own(params)}, turns),
-    ]  # fmt: skip
+        Program("preference", "update", "preference model", preference_step, (state, arguments), held, most),
+        _pair_scoring(run, "preference", scorer, params, pairs),
+    ]
+
+
+def _pair_scoring(run: Run, stage: str, scorer: Scorer, params, pairs: PairBatch) -> Program:
+    """The scores that a preference model gives to a batch of pairs."""
+    parts, turns = _pair_parts(run, *pairs.tokens.shape[::2])
+    arguments = PairScoreArguments(scorer=scorer, params=params, pairs=_packed(pairs), packed=parts)
+    held = run.base | {"preference model": run.own(params)}
+    return Program(stage, "scoring", "preference model", raw_pair_scores, (arguments,), held, turns)
 
 
 def _packed(pairs: AnswerPairs | PairBatch):
-    """The pairs as they are beside their packed tokens."""
+    """The pairs without their tokens, which are packed beside them."""
     return dataclasses.replace(pairs, tokens=None)
 
 
 def _pair_parts(run: Run, pairs: int, T: int, tokens: int = 0, whole: bool = False) -> tuple[PackedParts, int]:
-    """(so many pairs of at most T tokens each, packed; the most parts of them)."""
+    """(a number of pairs of at most T tokens each, packed; the largest number of parts).
+
+    Args:
+      tokens: the most tokens of a device in a part; 0 chooses.
+      whole: one part holds all pairs.
+    """
     rows, most = pair_rows(pairs, T, tokens, *rows_split(run.policy.sharding), whole)
     return packed_parts(run, 2 * pairs, rows, most, T), most
 
@@ -106,18 +132,24 @@ def reward_distill(run: Run) -> list[Program]:
     sampled = sampling_programs(run, "reward_distill", "policy", run.policy, policy, section, section.batch, held)
     student = student_model(section, run.policy)
     optimizer = make_optimizer(section.optimizer, STEPS)
-    state, scale = abstract_state(student, optimizer), 1.0
+    state = abstract_state(student, optimizer)
     pairs = pair_batch(run, section.batch_pairs, run.config.preference.max_length)
     scored = ScoredPairs(pairs.tokens, pairs.length, run.rows(jnp.float32, section.batch_pairs, 2))
-    arguments = (student, optimizer, section.objective, scale, section.micro_batches, state, scored)
+    arguments = DistillArguments(
+        model=student,
+        optimizer=optimizer,
+        objective=section.objective,
+        scale=1.0,
+        micro_batches=section.micro_batches,
+        batch=scored,
+    )
     scorer, teacher = preference_scorer(run)
-    parts, turns = _pair_parts(run, section.batch_pairs, run.config.preference.max_length)
-    held = run.base | {"preference model": run.own(teacher)}
+    scoring = _pair_scoring(run, "reward_distill", scorer, teacher, pairs)
+    held = scoring.held | trained_roles("student", state)
     return [
         *sampled,
-        Program("reward_distill", "scoring", "preference model", raw_pair_scores, (scorer, teacher, _packed(pairs), parts),
-                held, turns),
-        Program("reward_distill", "update", "student", distill_step, arguments, held | trained_roles("student", state)),
+        scoring,
+        Program("reward_distill", "update", "student", distill_step, (state, arguments), held),
     ]
 
 
@@ -145,7 +177,7 @@ def sampled_rollout(run: Run, batch: int, new_tokens: int) -> Rollout:
 
 
 def packed_parts(run: Run, sequences: int, rows: int, most: int, T: int, plans: int | None = None) -> PackedParts:
-    """So many sequences in at most so many parts of so many rows of T tokens; of several minibatches with `plans`."""
+    """A plan of sequences in at most `most` parts of `rows` rows of T tokens each; of several minibatches with `plans`."""
     sharding, more = run.policy.sharding, () if plans is None else (plans,)
     shape = (*more, most, rows, T)
     where = sharding and sharding.named((None,) * (len(shape) - 2) + ("batch", None))
@@ -156,7 +188,7 @@ def packed_parts(run: Run, sequences: int, rows: int, most: int, T: int, plans: 
 
 
 def scoring_program(run: Run, stage: str, section, role: str, scorer: Scorer, weights, held) -> Program:
-    """A reward model over a batch of rollouts. section: has batch and max_new_tokens."""
+    """The scores that a reward model gives to a batch of rollouts. section: has batch and max_new_tokens."""
     rollout = sampled_rollout(run, section.batch, section.max_new_tokens)
     T = rollout.tokens.shape[1]
     rows, most = part_rows(section.batch, T, 0, *rows_split(run.policy.sharding))
@@ -171,8 +203,8 @@ def dpo(run: Run) -> list[Program]:
     update = _direct(run, "dpo", section, section.optimizer, pairs, section.max_length, reference)
     if section.reference == "none":
         return [update]
-    scored = (run.policy, start, pairs, update.arguments[-1])
-    scoring = Program("dpo", "scoring", "reference", answer_logprobs, scored, run.base | reference, update.turns)
+    scored = LogprobArguments(model=run.policy, params=start, pairs=pairs, packed=update.arguments[1].packed)
+    scoring = Program("dpo", "scoring", "reference", answer_logprobs, (scored,), run.base | reference, update.turns)
     return [scoring, update]
 
 
@@ -185,9 +217,11 @@ def _direct(run: Run, stage: str, section: Dpo, settings: Optimizer, pairs: Answ
     optimizer = make_optimizer(settings, STEPS)
     state = abstract_state(run.policy, optimizer)
     parts, most = _pair_parts(run, len(pairs.label), T, section.micro_batch_tokens, sorts_the_batch(section))
-    arguments = (run.policy, optimizer, section, state, pairs, run.frozen, parts)
+    arguments = DirectArguments(
+        model=run.policy, optimizer=optimizer, section=section, batch=pairs, frozen=run.frozen, packed=parts
+    )
     held = run.base | held | trained_roles("policy", state)
-    return Program(stage, "update", "policy", direct_step, arguments, held, most)
+    return Program(stage, "update", "policy", direct_step, (state, arguments), held, most)
 
 
 def online_dpo(run: Run) -> list[Program]:
@@ -196,14 +230,16 @@ def online_dpo(run: Run) -> list[Program]:
     pairs, T = _answer_pairs(run, size), run.prompt_length(section.max_new_tokens) + section.max_new_tokens
     other = {"feedback model": run.own(base), "reference": run.own(start)}
     update = _direct(run, "online_dpo", run.config.dpo, section.optimizer, pairs, T, other)
-    policy = join(run.frozen, update.arguments[3].params)
-    return offloaded(run, [
+    state, arguments = update.arguments
+    policy = join(run.frozen, state.params)
+    scored = LogprobArguments(model=run.policy, params=policy, pairs=pairs, packed=arguments.packed)
+    programs = [
         *sampling_programs(run, "online_dpo", "policy", run.policy, policy, section, 2 * size, update.held),
         *judging_programs(run, "online_dpo", run.policy, base, section.batch, update.held),
-        Program("online_dpo", "scoring", "policy", answer_logprobs, (run.policy, policy, pairs, update.arguments[-1]),
-                update.held, update.turns),
+        Program("online_dpo", "scoring", "policy", answer_logprobs, (scored,), update.held, update.turns),
         update,
-    ])  # fmt: skip
+    ]
+    return offloaded(run, programs)
 
 
 def evaluate(run: Run) -> list[Program]:

@@ -18,6 +18,7 @@ from jaxalign.models import flops
 from jaxalign.models.adapters.lora import TRAINED, trained
 from jaxalign.models.model import Model
 from jaxalign.records import AnswerRows, PackedParts, PairBatch, Rollout, ScoredPairs
+from jaxalign.training.arguments import static
 from jaxalign.training.packed import each_part, pack_rollout, pairs_alone
 from jaxalign.training.preference_step import row_scores, sequence_scores
 
@@ -132,14 +133,32 @@ def raw_sequence_scores(scorer: Scorer, params, tokens, length):
     return raw_scores(scorer, params, tokens, length)
 
 
-@functools.partial(jax.jit, static_argnames=("scorer",))
-def raw_pair_scores(scorer: Scorer, params, pairs: PairBatch | ScoredPairs, packed: PackedParts | None = None):
-    """float32 [B, 2]: raw scores of both sequences of each pair. packed: as `pack_pairs` makes it, and then pairs.tokens is not
-    read; None: each sequence in a row of its own."""
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PairScoreArguments:
+    """Arguments of `raw_pair_scores`.
+
+    Attributes:
+      scorer: the reward model.
+      params: its weights, stacked for an ensemble.
+      pairs: the sequences; their tokens are not read where `packed` is given.
+      packed: the pairs as `pack_pairs` makes them; None gives each sequence a row of its own.
+    """
+
+    scorer: Scorer = static()
+    params: Any
+    pairs: PairBatch | ScoredPairs
+    packed: PackedParts | None = None
+
+
+@jax.jit
+def raw_pair_scores(arguments: PairScoreArguments):
+    """float32 [B, 2]: raw scores of both sequences of each pair."""
+    scorer, packed, pairs = arguments.scorer, arguments.packed, arguments.pairs
     length = pairs.length.reshape(-1)
 
     def score(rows: AnswerRows):
-        return _raw(scorer, params, lambda own: row_scores(scorer.model, own, rows, length))
+        return _raw(scorer, arguments.params, lambda own: row_scores(scorer.model, own, rows, length))
 
     return (score(pairs_alone(pairs)) if packed is None else each_part(packed, score)).reshape(-1, 2)
 

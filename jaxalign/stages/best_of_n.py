@@ -14,7 +14,6 @@ from jaxalign.algorithms.best_of_n import analytic_kl, expected_best_of, rejecti
 from jaxalign.config import Config
 from jaxalign.data.chat import styles
 from jaxalign.data.loader import EpochLoader
-from jaxalign.data.packing import pack
 from jaxalign.data.tokenizers.load import Tokenizer
 from jaxalign.errors import UserError
 from jaxalign.models.model import Model
@@ -24,10 +23,11 @@ from jaxalign.rewards.scorer import raw_rollout_scores, scoring_work
 from jaxalign.rollout.engine import Engine
 from jaxalign.stages.shared import common, sources
 from jaxalign.stages.shared.base import Stage, StageContext
-from jaxalign.stages.shared.lm import train_lm
 from jaxalign.stages.shared.scorers import load_scorer
 from jaxalign.stages.shared.shards import Shards, prompt_row, queues, row_prompt
+from jaxalign.stages.shared.training import policy_start, train_supervised
 from jaxalign.tracking.progress import Progress
+from jaxalign.trainers.sft import packed
 from jaxalign.training import work
 
 
@@ -51,23 +51,15 @@ class BestOfN(Stage):
         chosen = [row for row in rows if row["response"] is not None]
         if not chosen:
             raise UserError(
-                f"of {len(rows)} prompts none has an answer that ends by itself"
+                f"none of {len(rows)} prompts has a complete answer"
                 + (f" and scores at least {section.threshold}" if section.threshold is not None else "")
                 + "; lower best_of_n.threshold, or raise best_of_n.max_new_tokens"
             )
-        documents = (
-            styles.encode_completion(tokenizer, row_prompt(row).messages, row["response"], config.data.style)
-            for row in chosen
-        )
-        packed, cut = pack(documents, section.row_length)
-        steps = EpochLoader(len(packed.tokens), section.batch_rows, config.seed).steps(section.epochs)
-        train_lm(
-            context, section, model, packed, None, steps,
-            lambda: common.trained_params(
-                context, model, common.policy_params(context, model, self.name), self.name, shared=False
-            ),
-            extra=summarise(rows, section.n) | {"chosen": len(chosen), "cut": cut},
-        )  # fmt: skip
+        answers = ((row_prompt(row).messages, row["response"]) for row in chosen)
+        packed_rows, cut = packed(tokenizer, answers, config.data.style, section.row_length)
+        steps = EpochLoader(len(packed_rows.tokens), section.batch_rows, config.seed).steps(section.epochs)
+        extra = summarise(rows, section.n) | {"chosen": len(chosen), "cut": cut}
+        train_supervised(context, section, policy_start(context, model, shared=False), packed_rows, None, steps, extra)
 
 
 def _choose(context: StageContext, model: Model, tokenizer: Tokenizer, shards: Shards) -> None:
@@ -102,7 +94,7 @@ def _choose(context: StageContext, model: Model, tokenizer: Tokenizer, shards: S
 
 
 def _rows(prompts: list[Prompt], rollout: Rollout, scores: np.ndarray, n: int, threshold: float | None, tokenizer: Tokenizer):
-    """One row a prompt: the answer chosen (null where none ends by itself and reaches the threshold) and all n scores."""
+    """One row for each prompt: all n scores and the chosen answer, None where no complete answer reaches the threshold."""
     count = len(prompts) * n
     limit = -np.inf if threshold is None else threshold
     taken = np.asarray(rejection_sample(scores[:count], n, max(limit, np.finfo(np.float32).min), 1, rollout.ended[:count]))

@@ -12,19 +12,15 @@ import numpy as np
 from jaxalign import streams
 from jaxalign.config import Config
 from jaxalign.data.sources.generated import world_of
-from jaxalign.errors import UserError
 from jaxalign.feedback.critique import answer
 from jaxalign.feedback.labeller import Pair
 from jaxalign.feedback.speaker import Utterance
-from jaxalign.records import Comparison, Prompt
+from jaxalign.records import Prompt
 from jaxalign.stages.shared import common
 from jaxalign.stages.shared.base import Stage, StageContext, write_json
-from jaxalign.stages.shared.shards import Shards, prompt_row, queues, row_prompt
+from jaxalign.stages.shared.labelled import comparison_row
+from jaxalign.stages.shared.shards import Shards, queues
 from jaxalign.tracking.progress import Progress
-
-_FIELDS = (
-    "response_a", "response_b", "principles", "label", "label_ab", "label_ba", "decided", "reasoning_ab", "reasoning_ba",
-)  # fmt: skip
 
 
 class Compare(Stage):
@@ -71,33 +67,6 @@ class Compare(Stage):
 def _pair(prompt: Prompt, first: Utterance, second: Utterance) -> Pair:
     """Two answers; where one is missing, for want of room or of finite logits, both are empty: equal ones teach nothing."""
     return Pair(prompt, first.text, second.text) if first.ids and second.ids else Pair(prompt, "", "")
-
-
-def comparison_row(comparison: Comparison) -> dict:
-    """A labelled pair as a row of a shard."""
-    return prompt_row(comparison.prompt) | {name: getattr(comparison, name) for name in _FIELDS}
-
-
-def read_comparisons(shards: Shards, undecided: str) -> list[Comparison]:
-    """The comparisons to learn from: identical pairs are left out, undecided ones too when `undecided` is "drop"."""
-    out = []
-    for row in shards.read():
-        if row["response_a"] == row["response_b"] or (not row["decided"] and undecided == "drop"):
-            continue
-        fields = {name: row[name] for name in _FIELDS} | {"principles": tuple(row["principles"])}
-        out.append(Comparison(row_prompt(row), **fields))
-    return out
-
-
-def labelled_pairs(context: StageContext) -> list[Comparison]:
-    """The pairs of this run's compare stage to learn from. Raises UserError where it left none."""
-    found = read_comparisons(Shards(context.input_directory("compare")), context.config.feedback.undecided)
-    if not found:
-        raise UserError(
-            "stage compare left no pair to learn from: pairs of equal answers are left out, and undecided ones "
-            "with feedback.undecided=drop; raise compare.prompts or compare.temperature"
-        )
-    return found
 
 
 def summarise(shards: Shards) -> dict:

@@ -22,18 +22,19 @@ from jaxalign.models.adapters.lora import join
 from jaxalign.models.model import Model, Params
 from jaxalign.parallel import hosts
 from jaxalign.parallel.rows import fetch, place_rows
-from jaxalign.records import AnswerPairs, Comparison, Rollout
+from jaxalign.records import AnswerPairs, Rollout
 from jaxalign.rl.arguments import SamplerArguments
 from jaxalign.rl.checks import act_on, gap_check, gradients_check, sampler_difference, unexplained
 from jaxalign.rollout.engine import Engine
-from jaxalign.stages.compare import comparison_row
-from jaxalign.stages.dpo import packed
 from jaxalign.stages.shared import common, sources
 from jaxalign.stages.shared.base import Stage, StageContext, write_json
+from jaxalign.stages.shared.labelled import comparison_row
 from jaxalign.stages.shared.shards import Shards
 from jaxalign.tracking.metrics import read_metrics
 from jaxalign.tracking.timing import Timeline
+from jaxalign.trainers.answers import answer_pairs, packed
 from jaxalign.training import work
+from jaxalign.training.arguments import DirectArguments, LogprobArguments
 from jaxalign.training.checkpoint import save_params
 from jaxalign.training.direct_step import answer_logprobs, direct_step
 from jaxalign.training.offload import FrozenRole, check_host_memory, optimizer_to_device, optimizer_to_host
@@ -133,8 +134,16 @@ class _Iteration:
         learnt = []
         state = optimizer_to_device(state) if self.offloads_optimizer else state
         for rows in self._minibatches(step):
-            batch, own = packed(self.config.dpo, self.model, pairs, rows)
-            state, metrics = direct_step(self.model, self.optimizer, self.config.dpo, state, batch, self.frozen, own)
+            batch, parts = packed(self.config.dpo, self.model, pairs, rows)
+            arguments = DirectArguments(
+                model=self.model,
+                optimizer=self.optimizer,
+                section=self.config.dpo,
+                batch=batch,
+                frozen=self.frozen,
+                packed=parts,
+            )
+            state, metrics = direct_step(state, arguments)
             learnt.append(metrics)
         return self.rest(state), {name: sum(m[name] for m in learnt) / len(learnt) for name in learnt[0]}
 
@@ -175,10 +184,9 @@ class _Iteration:
         answered = answer_pairs(rollout, labelled, self.config.feedback.undecided)
         every = dataclasses.replace(answered, weight=np.ones_like(answered.weight))
         with self.timeline.phase("score") as phase:
-            own = packed(self.config.dpo, self.model, every, np.arange(len(labelled)))
             with self.start.on_device() as reference:
-                start = fetch(answer_logprobs(self.model, reference, *own).logprobs)
-            now = fetch(answer_logprobs(self.model, params, *own).logprobs)
+                start = self._logprobs(reference, every)
+            now = self._logprobs(params, every)
             phase.tokens, phase.flops = 2 * int(every.length.sum()), 2 * work.reading_pairs(self.model, every)
         metrics = {
             "decided": float(sum(c.decided for c in labelled)),
@@ -188,6 +196,11 @@ class _Iteration:
         }
         reference = {"start": start, "iteration": now, "none": 0 * start}[self._reference]
         return dataclasses.replace(answered, reference=reference), labelled, metrics
+
+    def _logprobs(self, params: Params, pairs: AnswerPairs) -> np.ndarray:
+        """float32 [B, 2]: the log-probability of every answer."""
+        own, parts = packed(self.config.dpo, self.model, pairs, np.arange(len(pairs.label)))
+        return fetch(answer_logprobs(LogprobArguments(model=self.model, params=params, pairs=own, packed=parts)).logprobs)
 
     @property
     def _reference(self) -> str:
@@ -202,23 +215,6 @@ class _Iteration:
                 stream = streams.LOADERS["online_dpo minibatches"]
                 order = np.random.default_rng([self.config.seed, stream, step, epoch]).permutation(section.batch)
             yield from order.reshape(section.minibatches, self.size)
-
-
-def answer_pairs(rollout: Rollout, labelled: list[Comparison], undecided: str) -> AnswerPairs:
-    """Rows 2i and 2i + 1 of a rollout (numpy) as pair i, the answer that the label leans to first; reference 0.
-
-    Pairs of equal answers count for nothing, undecided ones neither where `undecided` is "drop".
-    """
-    B = len(labelled)
-    length = rollout.prompt_length + rollout.response_length
-    label = np.asarray([c.label for c in labelled], np.float32)
-    # Turned round where the second is better.
-    order = np.stack([2 * np.arange(B) + (label < 0.5), 2 * np.arange(B) + (label >= 0.5)], axis=1)
-    counted = [c.response_a != c.response_b and (c.decided or undecided == "half") for c in labelled]
-    return AnswerPairs(
-        rollout.tokens[order], rollout.prompt_length[order], length[order], np.maximum(label, 1 - label),
-        np.asarray(counted, np.float32), np.zeros((B, 2), np.float32),
-    )  # fmt: skip
 
 
 STAGE = OnlineDPO()

@@ -16,12 +16,14 @@ from jaxalign.data.chat.formats import END, MARKERS, written_by_model
 from jaxalign.data.packing import pack
 from jaxalign.data.tokenizers.load import Tokenizer, load_tokenizer
 from jaxalign.data.tokenizers.sentence_piece import PRINTABLE, train_tokenizer
+from jaxalign.models.model import Params
 from jaxalign.parallel import hosts
 from jaxalign.records import PackedBatch
 from jaxalign.registry.data_sources import data_source
 from jaxalign.stages.shared import common, sources
 from jaxalign.stages.shared.base import Stage, StageContext, write_json
-from jaxalign.stages.shared.lm import train_lm
+from jaxalign.stages.shared.training import train_supervised
+from jaxalign.trainers.base import Start
 from jaxalign.training.checkpoint import save_params
 
 
@@ -57,11 +59,21 @@ class Pretrain(Stage):
             write_json(context.directory / "summary.json", {"steps": 0, "tokens": 0})
             return
         train, held_out = (_pack(documents, tokenizer, config.pretrain) for documents in (text.train, text.held_out))
-        train_lm(context, config.pretrain, model, train, held_out, config.pretrain.steps, init)
+        start = Start(model, weights=init, trained=_same, frozen=_none)
+        train_supervised(context, config.pretrain, start, train, held_out, config.pretrain.steps)
+
+
+def _same(params: Params) -> Params:
+    """All parameters are trained, and nothing else reads the initial ones."""
+    return params
+
+
+def _none() -> None:
+    """There is no base under adapters."""
 
 
 def _pack(documents, tokenizer: Tokenizer, section: PretrainConfig) -> PackedBatch:
-    """What a model writes weighs 1 in the loss, its eos included; what it is given weighs `context_weight`."""
+    """Packed rows. In the loss, what a model writes and its eos weigh 1; what it is given weighs `context_weight`."""
 
     def encoded():
         for document in documents:

@@ -20,27 +20,26 @@ from jaxalign.algorithms.rewards import score_statistics
 from jaxalign.algorithms.statistics import pearson, spearman, wilson_interval
 from jaxalign.config import Config
 from jaxalign.data.chat import styles
-from jaxalign.data.loader import EpochLoader, take
+from jaxalign.data.loader import EpochLoader
 from jaxalign.data.sources.splits import split_by_prompt
 from jaxalign.data.tokenizers.load import Tokenizer
-from jaxalign.errors import UserError
-from jaxalign.models.adapters.lora import merge, trained
 from jaxalign.models.model import Model, Params
+from jaxalign.parallel.rows import place_rows
 from jaxalign.records import Comparison, PairBatch, ScoredPairs
 from jaxalign.rewards.scorer import Scorer, raw_sequence_scores, student_model
 from jaxalign.rollout.engine import Engine
-from jaxalign.stages.preference import accuracy, all_scores, labelled_split, pair_arrays
 from jaxalign.stages.shared import common, sources
 from jaxalign.stages.shared.base import Stage, StageContext, write_json
-from jaxalign.stages.shared.lm import place
+from jaxalign.stages.shared.labelled import labelled_split
 from jaxalign.stages.shared.scorers import load_scorer
 from jaxalign.stages.shared.shards import Shards, prompt_row, queues, row_prompt
+from jaxalign.stages.shared.training import run_settings, start_from
 from jaxalign.tracking.progress import Progress
+from jaxalign.trainers.preference_quality import accuracy
+from jaxalign.trainers.scoring import all_scores, pair_arrays
+from jaxalign.trainers.student import Student, first_layers
 from jaxalign.training import work
-from jaxalign.training.checkpoint import copy_params, save_params
-from jaxalign.training.distill_step import distill_step
-from jaxalign.training.optimizer import make_optimizer
-from jaxalign.training.state import abstract_state, init_state
+from jaxalign.training.checkpoint import save_params
 
 SPEED = "speed.json"
 _WARM_UP, _REPEATS = 3, 21
@@ -69,7 +68,7 @@ class RewardDistill(Stage):
         fresh, held_out = split_by_prompt(
             fresh_pairs(Shards(context.directory).read()), section.held_out_share, config.seed
         )
-        labelled, labelled_held_out, _ = labelled_split(context, tokenizer)
+        labelled, labelled_held_out, _ = labelled_split(context, tokenizer, config.preference.held_out_share)
         unseen = {pair.prompt.messages for pair in held_out}  # A file's pairs are about the prompts that RL has too.
         labelled = [pair for pair in labelled if pair.prompt.messages not in unseen]
         arrays = [
@@ -97,32 +96,24 @@ class RewardDistill(Stage):
     def _train(self, context: StageContext, model: Model, teacher: tuple[Scorer, Params], train: ScoredPairs):
         """(params, steps) of the student."""
         config, section = context.config, context.config.reward_distill
-        loader = EpochLoader(len(train.target), section.batch_pairs, config.seed, streams.LOADERS[self.name])
-        steps = loader.steps(section.epochs)
-        optimizer = make_optimizer(section.optimizer, steps)
 
-        def init():
+        def init() -> Params:
             if section.start == "teacher":
-                params = first_layers(teacher, model)
-            else:
-                params = model.init(common.stage_key(config, self.name, "student"))
-            return init_state(model, optimizer, params, common.stage_key(config, self.name, "state"))
+                return first_layers(teacher, model)
+            return model.init(common.stage_key(config, self.name, "student"))
 
-        def step_fn(state, step: int):
-            index = loader.indices(step)
-            batch, tokens = place(model, train, index), int(train.length[index].sum())
-            state, metrics = distill_step(
-                model, optimizer, section.objective, teacher[0].scale, section.micro_batches, state, batch
-            )
-            return state, {**metrics, "tokens": tokens}
+        loader = EpochLoader(len(train.target), section.batch_pairs, config.seed, streams.LOADERS[self.name])
+        start = start_from(context, model, weights=init, trained=_same)
+        student = Student(start, section, run_settings(context, model, "state"), train, teacher[0].scale, loader)
+        for _ in student.steps():
+            pass
+        save_params(context.directory / "params", student.fit.params)
+        return student.fit.params, student.total_steps
 
-        loop = common.loop(
-            context, model, steps, section.checkpoint_every, shown=("loss", "agreement"),
-            flops=lambda step: work.learning_pairs(model, take(train, loader.indices(step))),
-        )  # fmt: skip
-        state = loop.run(init, abstract_state(model, optimizer), step_fn)
-        save_params(context.directory / "params", state.params)
-        return state.params, steps
+
+def _same(params: Params) -> Params:
+    """All of the student's parameters are trained, and nothing else reads the initial ones."""
+    return params
 
 
 def _answer(context: StageContext, policy: Model, tokenizer: Tokenizer) -> None:
@@ -163,29 +154,6 @@ def fresh_pairs(rows) -> list[Comparison]:
     return pairs
 
 
-def first_layers(teacher: tuple[Scorer, Params], model: Model) -> Params:
-    """The teacher's embedding, its first layers, final norm and head, for a student of the same widths; of an ensemble, those
-    of its first member.
-
-    Raises UserError where another size than the number of layers differs, or that is larger.
-    """
-    sizes, own = teacher[0].model.config, model.config
-    for name in ("embed", "heads", "kv_heads", "head_dim", "mlp"):
-        if getattr(sizes, name) != getattr(own, name):
-            raise UserError(f"config.reward_distill.{name} is {getattr(own, name)} and the teacher's is {getattr(sizes, name)};"
-                            " with start 'teacher' they must be equal: set it so, or start from 'random'")
-    if own.layers > sizes.layers:
-        raise UserError(f"config.reward_distill.layers is {own.layers}; with start 'teacher' it must be at most the "
-                        f"teacher's ({sizes.layers})")
-    params, lora = teacher[1], teacher[0].model.lora
-    if teacher[0].ensemble is not None:  # Of members with adapters only those are stacked.
-        params = params | jax.tree.map(lambda x: x[0], params if lora is None else trained(params))
-    params = params if lora is None else merge(lora, params)
-    params = copy_params({name: params[name] for name in model.abstract()})
-    params = params | {"blocks": jax.tree.map(lambda x: x[: own.layers], params["blocks"])}
-    return params if model.sharding is None else jax.device_put(params, model.shardings())
-
-
 def agreement(teacher: np.ndarray, student: np.ndarray) -> dict | None:
     """Of scores [B, 2] of the same pairs: how often both put the same answer first, over the pairs that the teacher tells
     apart, and the correlations over all single answers. None where the teacher tells no pair apart."""
@@ -204,7 +172,7 @@ def speed(scorers: Sequence[tuple[Scorer, Params]], pairs: PairBatch, rows: int)
     """Median seconds in which teacher and student score the same `rows` sequences, in turn, once both are compiled."""
     width = pairs.tokens.shape[-1]
     index = np.arange(rows) % (2 * len(pairs.label))
-    batch = place(scorers[0][0].model, (pairs.tokens.reshape(-1, width)[index], pairs.length.reshape(-1)[index]))
+    batch = place_rows(scorers[0][0].model.sharding, (pairs.tokens.reshape(-1, width)[index], pairs.length.reshape(-1)[index]))
     batch = jax.block_until_ready(jax.tree.map(jax.numpy.asarray, batch))
     taken: list[list[float]] = [[], []]
     for repeat in range(_WARM_UP + _REPEATS):

@@ -15,7 +15,7 @@ __all__ = ["Checkpointer", "copy_params", "load_params", "save_params"]
 
 
 class Checkpointer:
-    """Numbered checkpoints of one pytree; the newest two are kept. A checkpoint exists whole or not at all."""
+    """Numbered checkpoints of one pytree, of which the newest two are kept. A checkpoint is complete or absent."""
 
     def __init__(self, directory: Path):
         options = ocp.CheckpointManagerOptions(max_to_keep=2, create=True, cleanup_tmp_directories=True)
@@ -25,29 +25,29 @@ class Checkpointer:
         self._manager = ocp.CheckpointManager(self._directory, options=options)
 
     def latest(self) -> int | None:
+        """The number of the newest checkpoint; None where there is none."""
         return self._manager.latest_step()
 
     def save(self, step: int, state) -> None:
-        """Copies the state, then writes it in the background. Raises OSError, here or when that is waited for, where the disk
-        is full."""
+        """Copies the state and writes it in the background. Raises OSError, here or in `close`, where the disk is full."""
         with full_disk(self._directory):
             self._manager.save(step, args=ocp.args.StandardSave(state))
 
     def restore(self, abstract):
-        """The newest checkpoint, as `abstract` (ShapeDtypeStructs, with shardings on a mesh).
+        """The newest checkpoint, with the shapes and shardings of `abstract`.
 
-        Without shardings Orbax would put arrays where they were saved from, and the devices of a mesh need not be here, or are
-        not meant to be used now: `placed`.
+        `placed` gives every array a device, since without one Orbax restores arrays to the devices they were saved from, which
+        may not exist here.
         """
         return self._manager.restore(self.latest(), args=ocp.args.StandardRestore(placed(abstract)))
 
     def close(self) -> None:
-        """Waits for what is being written. Raises OSError where the disk is full."""
+        """Waits until the last checkpoint is written. Raises OSError where the disk is full."""
         with full_disk(self._directory):
             self._manager.wait_until_finished()
             self._manager.close()
 
 
 def copy_params(params):
-    """A second set of buffers with the same values and placement, for a state that will be donated."""
+    """A copy with the same placement, for a state that will be donated."""
     return jax.tree.map(lambda x: x.copy(), params)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from typing import NamedTuple
 
+import chex
 import jax
 import jax.numpy as jnp
 
@@ -16,6 +17,7 @@ from jaxalign.models.model import Model
 from jaxalign.parallel.ordered import after
 from jaxalign.records import AnswerPairs, AnswerRows, PackedParts
 from jaxalign.registry.objectives import objectives_of
+from jaxalign.training.arguments import DirectArguments, LogprobArguments
 from jaxalign.training.microbatch import Aux
 from jaxalign.training.objectives import DirectInputs, anchors, objective_loss
 from jaxalign.training.packed import each_part, of_answers, pair_parts, pairs_alone
@@ -23,14 +25,14 @@ from jaxalign.training.state import TrainState, gradient_step
 
 
 class AnswerLogprobs(NamedTuple):
-    """logprobs float32 [B, 2]: the sum over an answer's tokens; tokens float32 [B, 2]: how many there are."""
+    """logprobs float32 [B, 2]: summed over an answer's tokens, in nats. tokens float32 [B, 2]: the number of its tokens."""
 
     logprobs: jax.Array
     tokens: jax.Array
 
 
 def _answer_logprobs(model: Model, params, pairs: AnswerPairs, rows: AnswerRows) -> AnswerLogprobs:
-    """Of the answers that stand in these rows; those of others mean nothing."""
+    """The log-probabilities of the answers in these rows; those of other answers are meaningless."""
     B, T = len(pairs.length), rows.tokens.shape[1]
     hidden = model.hidden(params, rows.tokens, rows.positions, rows.segment_ids)
     targets = gather_positions(rows.tokens, rows.heads + 1)
@@ -48,11 +50,10 @@ def _each_answer(model: Model, params, pairs: AnswerPairs, packed: PackedParts |
     return AnswerLogprobs(flat.reshape(B, 2), (pairs.length - pairs.prompt_length).astype(jnp.float32))
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def answer_logprobs(model: Model, params, pairs: AnswerPairs, packed: PackedParts | None = None) -> AnswerLogprobs:
-    """Of both answers of each pair. packed: as `pack_pairs` makes it, and then pairs.tokens is not read; None: each answer in a
-    row of its own."""
-    return _each_answer(model, params, pairs, packed)
+@jax.jit
+def answer_logprobs(arguments: LogprobArguments) -> AnswerLogprobs:
+    """The log-probabilities of both answers of each pair."""
+    return _each_answer(arguments.model, arguments.params, arguments.pairs, arguments.packed)
 
 
 def sorts_the_batch(section: Dpo) -> bool:
@@ -74,16 +75,13 @@ def _anchors(model: Model, section: Dpo, params, batch: AnswerPairs, packed: Pac
     return anchors(_inputs(section, _each_answer(model, params, batch, packed), batch))
 
 
-@functools.partial(jax.jit, static_argnames=("model", "optimizer", "section"), donate_argnames=("state",))
-def direct_step(
-    model: Model, optimizer, section: Dpo, state: TrainState, batch: AnswerPairs, frozen=None,
-    packed: PackedParts | None = None,
-):  # fmt: skip
-    """One update: (state, metrics). All are means over the rows of the whole batch that count (Decision 7).
-
-    frozen: the parameters that are not trained, of a model with adapters. packed: as in `answer_logprobs`; its parts are the
-    micro-batches.
-    """
+@functools.partial(jax.jit, donate_argnames=("state",))
+def direct_step(state: TrainState, arguments: DirectArguments) -> tuple[TrainState, dict[str, jax.Array]]:
+    """One update: (state, metrics). The metrics are means over the rows of the whole batch that count: loss, those of
+    `objectives.objective_loss`, those of `state.apply_gradients`, and the sum of the objectives' anchors."""
+    model, section, frozen = arguments.model, arguments.section, arguments.frozen
+    batch, packed = arguments.batch, arguments.packed
+    chex.assert_equal_shape([batch.label, batch.weight])
     total = jnp.maximum(jnp.sum(batch.weight), 1.0)
     batch, packed = after(model.sharding, (batch, packed), total)
     anchored = _anchors(model, section, join(frozen, state.params), batch, packed)
@@ -93,8 +91,8 @@ def direct_step(
         pairs, rows = part
         inputs = _inputs(section, _answer_logprobs(model, join(frozen, params), pairs, rows), pairs)
         loss, reported = objective_loss(inputs, anchored)
-        mean = lambda x: masked_sum(x, pairs.weight) / total  # noqa: E731
-        return mean(loss), Aux({"loss": mean(loss)} | {name: mean(x) for name, x in reported.items()})
+        means = {name: masked_sum(x, pairs.weight) / total for name, x in ({"loss": loss} | reported).items()}
+        return means["loss"], Aux(means)
 
-    state, aux, metrics = gradient_step(model, optimizer, state, loss_fn, pair_parts(batch, packed))
+    state, aux, metrics = gradient_step(model, arguments.optimizer, state, loss_fn, pair_parts(batch, packed))
     return state, {**aux.sums, **metrics, "anchor": sum(anchored)}

@@ -4,30 +4,29 @@ from __future__ import annotations
 
 import functools
 
+import chex
 import jax
 import jax.numpy as jnp
 
 from jaxalign.algorithms.preference_losses import bradley_terry, score_regression
-from jaxalign.models.model import Model
 from jaxalign.records import ScoredPairs
+from jaxalign.training.arguments import DistillArguments
 from jaxalign.training.microbatch import Aux, parts_of
 from jaxalign.training.preference_step import pair_scores
 from jaxalign.training.state import TrainState, gradient_step
 
 
-@functools.partial(
-    jax.jit, static_argnames=("model", "optimizer", "objective", "scale", "micro_batches"), donate_argnames=("state",)
-)
-def distill_step(
-    model: Model, optimizer, objective: str, scale: float, micro_batches: int, state: TrainState, batch: ScoredPairs
-):
+@functools.partial(jax.jit, donate_argnames=("state",))
+def distill_step(state: TrainState, arguments: DistillArguments) -> tuple[TrainState, dict[str, jax.Array]]:
     """One update: (state, metrics).
 
-    objective "regression": the mean squared error of the scores. "pairs": the mean Bradley-Terry loss of the pairs, whose
-    soft label is the teacher's own probability. "both": their sum. `scale` (nats per unit of the normalised score) brings
-    a difference of scores back to the teacher's log-odds. `agreement` is the share of pairs that both order alike.
+    The objective "regression" is the mean squared error of the scores; "pairs" the mean Bradley-Terry loss of the pairs, whose
+    soft label is the teacher's probability; "both" their sum. `scale` converts a difference of normalised scores to the
+    teacher's log-odds. The metric `agreement` is the share of pairs that teacher and student order alike.
     """
+    model, objective, scale, batch = arguments.model, arguments.objective, arguments.scale, arguments.batch
     rows = batch.target.shape[0]
+    chex.assert_shape(batch.target, (rows, 2))
 
     def loss_fn(params, part: ScoredPairs):
         scores, target, losses = pair_scores(model, params, part), part.target, {}
@@ -40,5 +39,6 @@ def distill_step(
         loss = sum(losses.values())
         return loss, Aux({"loss": loss, "agreement": jnp.sum(alike) / rows})
 
-    state, aux, metrics = gradient_step(model, optimizer, state, loss_fn, parts_of(batch, micro_batches))
+    parts = parts_of(batch, arguments.micro_batches)
+    state, aux, metrics = gradient_step(model, arguments.optimizer, state, loss_fn, parts)
     return state, {**aux.sums, **metrics}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 
+import chex
 import jax
 import jax.numpy as jnp
 
@@ -14,16 +15,20 @@ from jaxalign.models.model import Model
 from jaxalign.parallel.ordered import after
 from jaxalign.parallel.zigzag import context_size
 from jaxalign.records import PackedBatch
+from jaxalign.training.arguments import LmArguments
 from jaxalign.training.microbatch import Aux, parts_of
 from jaxalign.training.state import TrainState, gradient_step
 
 
 def lm_loss(model: Model, params, batch: PackedBatch, total, balance_coef: float = 0.0):
-    """Summed negative log-likelihood (nats) of the weighted tokens of `batch`, divided by `total`, and balance_coef times the
-    experts' load-balancing loss, weighed by the batch's share of `total`. The latter is each micro-batch's own."""
+    """The summed negative log-likelihood (nats) of the weighted tokens of `batch` divided by `total`, float32 [], and an `Aux`.
+
+    A model with experts adds balance_coef times their load-balancing loss, weighted by the batch's share of `total`. That loss
+    is computed within each micro-batch.
+    """
     hidden, balance = model.hidden_and_balance(params, batch.tokens, batch.positions, batch.segment_ids)
     given, used = (hidden[:, :-1], batch.tokens[:, 1:], batch.loss_mask[:, 1:]), None
-    if context_size(model.sharding) == 1:  # The head works where the loss is alone.
+    if context_size(model.sharding) == 1:  # The head then computes only the tokens that have a loss.
         if model.sharding is None:
             given = tuple(x.reshape(1, -1, *x.shape[2:]) for x in given)
         used, given = counted_first(given[2], *given)
@@ -35,26 +40,29 @@ def lm_loss(model: Model, params, batch: PackedBatch, total, balance_coef: float
     return loss + balance_coef * balance, Aux({"loss": loss, "load_balance": balance})
 
 
-@functools.partial(
-    jax.jit, static_argnames=("model", "optimizer", "micro_batches", "balance_coef"), donate_argnames=("state",)
-)
-def lm_step(
-    model: Model, optimizer, micro_batches: int, state: TrainState, batch: PackedBatch, frozen=None, balance_coef: float = 0.0
-):
+@functools.partial(jax.jit, donate_argnames=("state",))
+def lm_step(state: TrainState, arguments: LmArguments) -> tuple[TrainState, dict[str, jax.Array]]:
     """One update: (state, metrics). The loss is a mean over all weighted tokens of the batch, however it is split.
 
-    frozen: the parameters that are not trained, of a model with adapters.
+    The metrics are loss (nats per token), load_balance (of a model with experts), tokens (all that are not padding), and those
+    of `state.apply_gradients`.
     """
+    model, batch = arguments.model, arguments.batch
+    chex.assert_rank(jax.tree.leaves(batch), 2)
     total, count = jnp.sum(batch.loss_mask[:, 1:]), jnp.sum(batch.segment_ids > 0)
     batch = dataclasses.replace(batch, tokens=after(model.sharding, batch.tokens, (total, count)))
-    loss_fn = lambda params, part: lm_loss(model, join(frozen, params), part, total, balance_coef)  # noqa: E731
-    state, aux, metrics = gradient_step(model, optimizer, state, loss_fn, parts_of(batch, micro_batches))
+
+    def loss_fn(params, part):
+        return lm_loss(model, join(arguments.frozen, params), part, total, arguments.balance_coef)
+
+    parts = parts_of(batch, arguments.micro_batches)
+    state, aux, metrics = gradient_step(model, arguments.optimizer, state, loss_fn, parts)
     return state, {**aux.sums, **metrics, "tokens": count}
 
 
 @functools.partial(jax.jit, static_argnames=("model",))
 def lm_evaluate(model: Model, params, batch: PackedBatch):
-    """(summed negative log-likelihood, weighted tokens) of a batch."""
+    """(summed negative log-likelihood in nats, sum of the tokens' weights) of a batch, float32 [] both."""
     total = jnp.sum(batch.loss_mask[:, 1:])
     loss, _ = lm_loss(model, params, batch, 1.0)
     return loss, total

@@ -1,13 +1,13 @@
-"""Dynamic loss scaling, for float16: gradients of activations below 6e-8 would be 0 there (6e-5 where subnormal numbers
-are), and above 65,504 infinite.
+"""Dynamic loss scaling for float16.
 
-The loss is multiplied by a power of two before the backward pass and the gradients are divided by it after, in float32, so that
-nothing is rounded by it. The power is found by trying: a step whose gradients are not finite changes no parameter and halves
-it, and so many finite ones in a row double it (Micikevicius et al. 2018, arXiv 1710.03740, section 3.2).
+In float16 the gradients of activations underflow to 0 below 6e-8 (6e-5 where subnormal numbers are flushed) and overflow above
+65,504. The loss is therefore multiplied by a power of two before the backward pass, and the gradients are divided by it
+afterwards in float32, which rounds nothing. A step whose gradients are not finite changes no parameter and halves the power;
+`GROWS_AFTER` finite steps in a row double it (Micikevicius et al. 2018, arXiv 1710.03740, section 3.2).
 
-These are constants and no settings, since the scale finds its own level from any start: too high a one costs a skipped step
-for each halving, 15 at the very most, and too low a one is doubled. PyTorch, Apex and jmp have the same defaults, but for a
-start of 2^16 in the first two.
+These are constants and not options, since the scale finds its level from any start: a start that is too high costs one skipped
+step for each halving, at most 15, and one that is too low is doubled. PyTorch, Apex and jmp have the same defaults, except for
+a start of 2^16 in the first two.
 """
 
 from __future__ import annotations
@@ -22,20 +22,24 @@ from jaxalign.models.model import Model
 START = 2.0**15
 GROWS_AFTER = 2000
 FLOOR = 1.0
-CEILING = 2.0**24  # Where all gradients are 0 nothing else would end the doubling.
+CEILING = 2.0**24  # Ends the doubling where all gradients are 0.
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class LossScale:
-    """scale float32 []: what the loss is multiplied by, a power of two. finite_steps int32 []: steps since it last changed, all
-    finite."""
+    """The current scale.
+
+    Attributes:
+      scale: float32 [], the factor of the loss, a power of two.
+      finite_steps: int32 [], the number of finite steps since the scale last changed.
+    """
 
     scale: jax.Array
     finite_steps: jax.Array
 
     def after(self, finite: jax.Array) -> LossScale:
-        """The scale after a step. finite bool []: all its gradients were."""
+        """The scale after a step. finite: bool [], whether all gradients of the step were finite."""
         steps = jnp.where(finite, self.finite_steps + 1, 0)
         grows = steps >= GROWS_AFTER
         scale = jnp.where(grows, jnp.minimum(2 * self.scale, CEILING), self.scale)
@@ -43,8 +47,8 @@ class LossScale:
         return LossScale(scale, jnp.where(grows, 0, steps))
 
     def explains(self, loss: jax.Array) -> jax.Array:
-        """bool []: gradients that are not finite may be the scale's doing, and be mended by halving it: the loss itself is
-        finite, and the scale is not down to 1."""
+        """bool []: whether the scale may be the cause of gradients that are not finite: the loss is finite, and the scale is
+        above its minimum."""
         return jnp.isfinite(loss) & (self.scale > FLOOR)
 
 
@@ -54,4 +58,5 @@ def scales_loss(model: Model) -> bool:
 
 
 def first_scale() -> LossScale:
+    """The scale before the first step."""
     return LossScale(jnp.float32(START), jnp.int32(0))

@@ -1,4 +1,4 @@
-"""Gradient accumulation in a loop: sums over micro-batches of a loss already divided by the global count (Decision 7)."""
+"""Gradient accumulation in a loop: sums over micro-batches of a loss that is already divided by the count of the batch."""
 
 from __future__ import annotations
 
@@ -13,16 +13,19 @@ from jaxalign.training.loss_scale import LossScale
 
 
 def split(batch, micro_batches: int):
-    """[B, ...] to [m, B/m, ...]. Rows are dealt out in turn, so that a batch sharded over B stays where it is."""
+    """[B, ...] to [m, B/m, ...]. Row i goes to micro-batch i mod m, so that rows sharded over B stay on their devices."""
     return jax.tree.map(lambda x: x.reshape(x.shape[0] // micro_batches, micro_batches, *x.shape[1:]).swapaxes(0, 1), batch)
 
 
-LEAST_TOKENS = 1024  # Of a part chosen on a CPU: below, matrix products are slow; above, what a layer makes leaves its caches.
+LEAST_TOKENS = 1024  # Of a micro-batch on a CPU: matrix products are slow below it, activations leave the caches above it.
 
 
 def chosen(micro_batches: int, rows: int, length: int, sharding: Sharding | None) -> int:
-    """In how many parts to compute a step of `rows` rows of `length` tokens: micro_batches, if it is not 0; else one, but on a
-    CPU as many as leave each at least `LEAST_TOKENS` tokens and two rows."""
+    """The number of micro-batches of a step of `rows` rows of `length` tokens.
+
+    It is `micro_batches` unless that is 0. Otherwise it is 1, and on a CPU without a mesh the largest number of micro-batches
+    that have at least `LEAST_TOKENS` tokens and two rows each.
+    """
     if micro_batches or sharding is not None or platform_of(sharding) != "cpu":
         return micro_batches or 1
     fits = [n for n in range(1, rows // 2 + 1) if rows % n == 0 and rows // n * length >= LEAST_TOKENS]
@@ -30,7 +33,7 @@ def chosen(micro_batches: int, rows: int, length: int, sharding: Sharding | None
 
 
 class Aux(NamedTuple):
-    """What a loss reports beside its gradient: `sums` add up over micro-batches, of `maxima` the largest counts."""
+    """Scalars that a loss reports: `sums` are added over micro-batches; of `maxima` the largest value is kept."""
 
     sums: dict[str, jax.Array]
     maxima: dict[str, jax.Array] = {}  # noqa: RUF012
@@ -44,15 +47,19 @@ def _combine(first, second):
     return (loss + other_loss, Aux(sums, maxima)), jax.tree.map(jnp.add, gradients, other_gradients)
 
 
+def _zeros(tree):
+    return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), tree)
+
+
 class Parts(NamedTuple):
-    """The micro-batches of a batch: `of(i)` is the i-th. count: how many there are, a number or int32 []; at least 1."""
+    """The micro-batches of a batch: `of(i)` is micro-batch i; count is their number, an int or int32 [], at least 1."""
 
     of: Callable[[Any], Any]
     count: Any
 
 
 def parts_of(batch, micro_batches: int) -> Parts:
-    """A batch in equal parts, by `split`."""
+    """A batch in equal micro-batches, by `split`."""
     if micro_batches == 1:
         return Parts(lambda _: batch, 1)
     parts = split(batch, micro_batches)
@@ -62,12 +69,14 @@ def parts_of(batch, micro_batches: int) -> Parts:
 def accumulate(
     loss_fn: Callable, params, parts: Parts, place: Callable | None = None, loss_scale: LossScale | None = None
 ):
-    """(loss, Aux), gradients of `loss_fn(params, part) -> (loss, Aux)`, combined over the parts of a batch.
+    """((loss, Aux), gradients), combined over the micro-batches.
 
-    The loss and `Aux.sums` must be sums over the part given, divided by totals of the whole batch, taken before the split.
-    place: says how gradients lie (`Model.constrain_gradients`), those of each micro-batch.
-    loss_scale: that of the training state. It acts in here alone: loss, `Aux` and gradients are as without one, but where the
-    backward pass would have lost small numbers or, with too high a scale, overflows.
+    Args:
+      loss_fn: `loss_fn(params, part) -> (loss, Aux)`. The loss and `Aux.sums` are sums over the part divided by totals of the
+        whole batch.
+      place: constrains the sharding of the gradients of each micro-batch (`Model.constrain_gradients`).
+      loss_scale: of the training state. Loss, `Aux` and gradients are returned without it; it only keeps small numbers of the
+        backward pass from underflowing.
     """
 
     def scaled_loss(params, part):
@@ -82,10 +91,9 @@ def accumulate(
 
     if isinstance(parts.count, int) and parts.count == 1:
         return grad_fn(params, parts.of(0))
-    # From zeros, and not from the first part: the loss is then compiled once, and not twice.
+    # The sum starts from zeros and not from the first part, so that the loss is compiled once.
     (loss, aux), gradients = jax.eval_shape(lambda: grad_fn(params, parts.of(0)))
-    zeros = lambda tree: jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), tree)  # noqa: E731
     least = jax.tree.map(lambda x: jnp.full(x.shape, -jnp.inf, x.dtype), aux.maxima)
-    gradients = zeros(gradients)
-    start = (zeros(loss), Aux(zeros(aux.sums), least)), gradients if place is None else place(gradients)
+    gradients = _zeros(gradients)
+    start = (_zeros(loss), Aux(_zeros(aux.sums), least)), gradients if place is None else place(gradients)
     return jax.lax.fori_loop(0, parts.count, lambda i, total: _combine(total, grad_fn(params, parts.of(i))), start)

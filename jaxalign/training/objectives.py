@@ -228,7 +228,7 @@ def _evaluate(objective: Objective, inputs: DirectInputs) -> Loss:
     _require_rows(objective, "a loss", loss, inputs.first)
     if not isinstance(stats, PreferenceStats):
         raise UserError(f"objective {objective.name!r} returned statistics of type {type(stats).__name__}; "
-                        "jaxalign.losses.PreferenceStats is expected, or a loss without statistics")
+                        "jaxalign.algorithms.answer_inputs.PreferenceStats is expected, or a loss without statistics")
     for name, values in stats._asdict().items():
         _require_rows(objective, name, values, inputs.first)
     return jnp.where(inputs.mask > 0, loss, 0), stats

@@ -1,14 +1,14 @@
-"""What a phase does not need lies in host memory: `config.mesh.offload`.
+"""Offloading to host memory of arrays that a phase does not need: `config.mesh.offload`.
 
-Arrays are moved between phases, outside of jitted programs, each whole and back to where it lay, so no result changes. Of the
-parts that may move, a device holds
+Arrays are moved between phases, outside of jitted programs, and return with the same sharding, so no result changes. Of the
+arrays that may be offloaded, a device holds
 
-- while it samples: none;
-- while it scores: the one frozen role that is scoring, and no optimizer state;
+- while sampling: none;
+- while scoring: the frozen role that scores, and no optimizer state;
 - in the update: the optimizer state, and the reference only where the loss runs it (`ppo.kl_in` loss with `kl_estimator` full);
-- at the start, for a moment, each of them by turns, as it is made or read. A restored optimizer state is read into host memory.
+- at the start: one at a time, while it is made or read. A restored optimizer state is read directly into host memory.
 
-The policy, the critic and a base under adapters, which every phase reads, stay.
+The policy, the critic and a base under adapters, which every phase reads, are never offloaded.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ HOST = "pinned_host"
 
 
 def check_host_memory(settings: Mesh, devices: Sequence[jax.Device] | None = None) -> None:
-    """Raises UserError where something is to be offloaded and the run's devices (default: this process's) cannot address host
+    """Raises UserError where offloading is configured and the devices (default: those of this process) cannot address host
     memory."""
     device = (devices or jax.local_devices())[0]
     kinds = [memory.kind for memory in device.addressable_memories()]
@@ -39,13 +39,17 @@ def check_host_memory(settings: Mesh, devices: Sequence[jax.Device] | None = Non
 
 
 def _moves(leaf: Any) -> bool:
-    """Counters stay: they are nothing, and small arrays have layouts of their own in some host memories."""
+    """Whether an array is offloaded. Counters are not: they are small, and some host memories lay out scalars differently."""
     return leaf.ndim > 0
 
 
 def to_host(tree: Any, shared: Any = None) -> Any:
-    """The arrays in host memory, when all have arrived there; their device buffers are freed, but for those that are `shared`,
-    which stay. ShapeDtypeStructs are told so that a restore puts them there."""
+    """Copies arrays to host memory, waits for the copies, and frees the device buffers.
+
+    Args:
+      tree: arrays, or ShapeDtypeStructs, which get shardings in host memory so that a restore reads into it.
+      shared: arrays of `tree` that stay on the devices.
+    """
     kept = {id(leaf) for leaf in jax.tree.leaves(shared)}
 
     def start(leaf):
@@ -60,14 +64,14 @@ def to_host(tree: Any, shared: Any = None) -> Any:
     moved = jax.tree.map(start, tree)
     for old, new in zip(jax.tree.leaves(tree), jax.tree.leaves(moved), strict=True):
         if new is not old and isinstance(old, jax.Array):
-            # What follows may need the room at once.
+            # The next phase may need the memory immediately.
             new.block_until_ready()
             old.delete()
     return moved
 
 
 def to_device(tree: Any, keep: bool = False) -> Any:
-    """The inverse of `to_host`. keep: the host's copy stays too."""
+    """The inverse of `to_host`. keep: whether the copy in host memory is kept."""
 
     def back(leaf):
         if leaf.sharding.memory_kind != HOST:
@@ -82,10 +86,12 @@ def to_device(tree: Any, keep: bool = False) -> Any:
 
 
 class FrozenRole:
-    """Parameters that are never trained: of a reference, or of a model that scores.
+    """Parameters that are never trained, such as those of a reference or of a reward model.
 
-    With `offload` they lie in host memory, and a copy on the devices while `on_device` lasts; `params` is used up. What is part
-    of `shared` (a base under adapters) stays on the devices.
+    Args:
+      params: the parameters. With `offload` their device buffers are freed.
+      offload: keep them in host memory, with a copy on the devices only within `on_device`.
+      shared: parameters that stay on the devices, such as a base under adapters.
     """
 
     def __init__(self, params: Any, offload: bool = False, shared: Any = None):
@@ -94,21 +100,27 @@ class FrozenRole:
 
     @contextlib.contextmanager
     def on_device(self) -> Iterator[Any]:
-        """The parameters, for computations that are begun before it ends."""
+        """The parameters on the devices, for computations that are dispatched within the context."""
         here = to_device(self._params, keep=True)
         try:
             yield here
         finally:
             for own, lent in zip(jax.tree.leaves(self._params), jax.tree.leaves(here), strict=True):
                 if lent is not own:
-                    lent.delete()  # Computations under way still hold it.
+                    lent.delete()  # Dispatched computations keep the buffer until they end.
 
 
 def _optimizers(state: Any, move) -> Any:
-    """`state` with the optimizer state of every TrainState in it moved."""
-    is_state = lambda x: isinstance(x, TrainState)  # noqa: E731
-    change = lambda x: dataclasses.replace(x, opt_state=move(x.opt_state)) if is_state(x) else x  # noqa: E731
-    return jax.tree.map(change, state, is_leaf=is_state)
+    """`state` with `move` applied to the optimizer state of every TrainState in it."""
+
+    def change(x):
+        return dataclasses.replace(x, opt_state=move(x.opt_state)) if _is_state(x) else x
+
+    return jax.tree.map(change, state, is_leaf=_is_state)
+
+
+def _is_state(x: Any) -> bool:
+    return isinstance(x, TrainState)
 
 
 def optimizer_to_host(state: Any) -> Any:
@@ -117,4 +129,5 @@ def optimizer_to_host(state: Any) -> Any:
 
 
 def optimizer_to_device(state: Any) -> Any:
+    """The inverse of `optimizer_to_host`."""
     return _optimizers(state, to_device)

@@ -25,13 +25,13 @@ def make_schedule(config: Optimizer, total_steps: int) -> optax.Schedule:
     }[config.schedule]()
     if config.warmup_steps == 0:
         return after
-    # The first step of a warm-up has a rate above 0: a step that does nothing is a step wasted.
+    # The first step of the warm-up has a rate above 0, so that it is not wasted.
     warm = optax.linear_schedule(config.learning_rate / config.warmup_steps, config.learning_rate, config.warmup_steps)
     return optax.join_schedules([warm, after], [config.warmup_steps])
 
 
 def scale_by_adam_eps_inside(b1: float, b2: float, eps: float) -> optax.GradientTransformation:
-    """Adam with eps beside the *uncorrected* root: m * sqrt(1-b2^t)/(1-b1^t) / (sqrt(v) + eps), TensorFlow's form.
+    """Adam with eps added to the root of the uncorrected moment: m * sqrt(1-b2^t)/(1-b1^t) / (sqrt(v) + eps), as in TensorFlow.
 
     Source: "The N implementation details of RLHF with PPO", detail on Adam.
     """
@@ -49,7 +49,7 @@ def scale_by_adam_eps_inside(b1: float, b2: float, eps: float) -> optax.Gradient
 
 
 def _decays(params):
-    """Weight decay acts on matrices only: norms, biases, lengths of DoRA and the scalar head are none."""
+    """The mask of weight decay, which acts on matrices only: not on norms, biases, DoRA magnitudes or the scalar head."""
 
     def decays(path, leaf):
         stacked, name = path[0].key in _STACKED, path[-1].key
@@ -63,29 +63,30 @@ def _adam(config: Optimizer) -> optax.GradientTransformation:
 
 
 def _lion(config: Optimizer) -> optax.GradientTransformation:
-    """arXiv 2302.06675."""
+    """Lion, arXiv 2302.06675."""
     return optax.scale_by_lion(config.b1, config.b2)
 
 
 def _adafactor(config: Optimizer) -> optax.GradientTransformation:
-    """Without momentum, as published (arXiv 1804.04235); rates are relative to a weight's own size."""
-    return _by_layer(optax.chain(
-        optax.scale_by_factored_rms(), optax.clip_by_block_rms(1.0), optax.scale_by_param_block_rms(1e-3)
-    ))  # fmt: skip
+    """Adafactor without momentum, as published (arXiv 1804.04235); the rate is relative to a weight's size."""
+    directions = optax.scale_by_factored_rms(), optax.clip_by_block_rms(1.0), optax.scale_by_param_block_rms(1e-3)
+    return _by_layer(optax.chain(*directions))
 
 
 def _muon(config: Optimizer) -> optax.GradientTransformation:
-    """Updates of kernels are made orthogonal and brought to the size of Adam's (arXiv 2502.16982); the rest has Adam."""
+    """Muon: updates of kernels are orthogonalised and scaled to the size of Adam's (arXiv 2502.16982); the rest uses Adam."""
     matrices = optax.chain(
         optax.contrib.scale_by_muon(beta=config.b1, weight_dimension_numbers=_dimensions), optax.stateless(_as_large_as_adams)
     )
-    kind = lambda path, _: "adam" if _inputs(path) is None else "muon"  # noqa: E731
-    labels = lambda params: jax.tree_util.tree_map_with_path(kind, params)  # noqa: E731
+
+    def labels(params):
+        return jax.tree_util.tree_map_with_path(lambda path, _: "adam" if _inputs(path) is None else "muon", params)
+
     return optax.partition({"muon": matrices, "adam": _adam(config)}, labels)
 
 
 def _inputs(path) -> int | None:
-    """How many axes of a leaf, after its layer's, are a linear layer's inputs; None where it is no linear layer's."""
+    """The number of input axes of a linear layer's kernel, after the layer axis; None for other parameters."""
     names = tuple(part.key for part in path)
     if names[0] == "blocks" and names[1:] in LINEAR:
         return LINEAR[names[1:]][0]
@@ -95,7 +96,7 @@ def _inputs(path) -> int | None:
 
 
 def _dimensions(tree):
-    """Muon's view of each leaf: its inputs, its outputs, and layers (and experts) before them."""
+    """The input and output axes of each kernel for Muon; axes before them are layers and experts."""
 
     def numbers(path, leaf):
         names, first = tuple(part.key for part in path), 1
@@ -108,25 +109,28 @@ def _dimensions(tree):
 
 
 def _sophia(config: Optimizer) -> optax.GradientTransformation:
-    """arXiv 2305.14342, its curvature by Hutchinson's estimator (Sophia-H) every 10 updates, from one micro-batch."""
+    """Sophia-H, arXiv 2305.14342: the curvature is estimated every 10 updates from one micro-batch (Hutchinson)."""
     descent = optax.contrib.sophia(1.0, config.b1, config.b2, config.eps, weight_decay=0.0)
-    return optax.chain(descent, optax.scale(-1.0))  # A direction, like those of the others: rate and sign come last.
+    return optax.chain(descent, optax.scale(-1.0))  # A direction as the others give it: rate and sign are applied last.
 
 
 def _as_large_as_adams(updates, params=None):
-    """Orthogonal matrices times 0.2 sqrt(the larger side): a root mean square of 0.2, as Adam's updates have it."""
+    """Scales orthogonal matrices by 0.2 sqrt(max(inputs, outputs)): a root mean square of 0.2, as of Adam's updates."""
     del params
 
     def scale(update, dimensions):
         sides = (math.prod(update.shape[axis] for axis in axes) for axes in dimensions)
         return update * (0.2 * max(sides) ** 0.5)
 
-    is_dimensions = lambda x: isinstance(x, optax.contrib.MuonDimensionNumbers)  # noqa: E731
-    return jax.tree.map(scale, updates, _dimensions(updates), is_leaf=is_dimensions)
+    return jax.tree.map(scale, updates, _dimensions(updates), is_leaf=_is_dimensions)
+
+
+def _is_dimensions(x) -> bool:
+    return isinstance(x, optax.contrib.MuonDimensionNumbers)
 
 
 def _by_layer(inner: optax.GradientTransformation) -> optax.GradientTransformation:
-    """`inner` for every layer of a stacked tree apart, as if they had not been stacked."""
+    """Applies `inner` to each layer of a stacked tree separately, as if the layers were not stacked."""
 
     def split(tree):
         stacked = {name: value for name, value in tree.items() if name in _STACKED}
@@ -150,7 +154,12 @@ _DIRECTIONS = {"adamw": _adam, "lion": _lion, "adafactor": _adafactor, "muon": _
 
 
 def make_optimizer(config: Optimizer, total_steps: int) -> optax.GradientTransformation:
-    """The optimizer of config.kind after clipping by the global norm (clip_norm None: no clipping), with decoupled decay."""
+    """The optimizer that a config section describes.
+
+    Args:
+      config: the kind, learning rate and schedule, decoupled weight decay, and the global norm to clip to (None: no clipping).
+      total_steps: the length of the schedule.
+    """
     parts = [optax.clip_by_global_norm(config.clip_norm)] if config.clip_norm else []
     parts.append(_DIRECTIONS[config.kind](config))
     if config.weight_decay:

@@ -1,9 +1,9 @@
-"""Packed answers: which sequence goes into which row of which part, made on the host, and what the device makes of it.
+"""Packing of answered prompts into micro-batches: the plan that the host makes, and how programs on devices use it.
 
-Prompts with their answers stand side by side in rows of one length, so that nothing is computed for padding but the ends of
-rows; what both sequences of a pair begin with may stand there once. Rows are cut into parts of one shape; a program takes as
-many of them as there are (`PackedParts.count`), so that fewer tokens cost less and nothing is compiled anew. What belongs to
-answer tokens one by one stays [B, N].
+Prompts with their answers are placed side by side in rows of one length, so that only the ends of rows are padding; a prefix
+that both sequences of a pair share may be stored once. Rows are grouped into parts of one shape. A program loops over as many
+parts as are in use (`PackedParts.count`), so fewer tokens cost less without another compilation. Arrays over answer tokens keep
+the shape [B, N].
 """
 
 from __future__ import annotations
@@ -25,19 +25,25 @@ from jaxalign.parallel.sharding import Sharding
 from jaxalign.records import AnswerPairs, AnswerRows, PackedParts, PairBatch, Rollout, ScoredPairs
 from jaxalign.training.microbatch import Parts
 
-PARTS = 16  # A part has by itself this share of what the sequences could need, so that little is computed in vain.
-LEAST_TOKENS = 768  # Of a part by itself, on a device: below, matrix products are slow.
+PARTS = 16  # By default a part has 1/PARTS of the tokens that the sequences could need, so that little of it is padding.
+LEAST_TOKENS = 768  # Of a part on one device by default: smaller matrix products are slow.
 
 
 def part_rows(sequences: int, T: int, tokens: int, ways: int = 1, unit: int = 1) -> tuple[int, int]:
-    """(rows of a part, the most parts there can be) for so many sequences in rows of T tokens.
+    """(rows of a part, the largest number of parts) for `sequences` sequences in rows of T tokens.
 
-    tokens: most of one device's in a part; 0 chooses. ways, unit: see `rows_split`. Raises UserError where not one row fits.
+    Args:
+      tokens: the most tokens of one device in a part; 0 chooses.
+      ways: see `rows_split`.
+      unit: see `rows_split`.
+
+    Raises:
+      UserError: `tokens` is too small for one row.
     """
     least = T * unit // ways
     if 0 < tokens < least:
-        raise UserError(f"micro_batch_tokens is {tokens}; a device needs room for {least}, in rows of {T} (two rows for pairs, "
-                        "one for each part of a pipeline): raise it, or set it to 0, which chooses")
+        raise UserError(f"micro_batch_tokens is {tokens}; at least {least} are needed for rows of {T} (two rows for pairs, one "
+                        "for each part of a pipeline): raise it, or set it to 0, which chooses")
     most = tokens * ways // T if tokens else -(-max(LEAST_TOKENS * ways, sequences * T // PARTS) // T)
     most = max(unit, most // unit * unit)
     parts = -(-sequences // most)
@@ -46,7 +52,7 @@ def part_rows(sequences: int, T: int, tokens: int, ways: int = 1, unit: int = 1)
 
 
 def rows_split(sharding: Sharding | None) -> tuple[int, int]:
-    """(devices that share out a part's rows, what its rows are to be a multiple of)."""
+    """(number of devices among which a part's rows are split, number of which its rows must be a multiple)."""
     if sharding is None:
         return 1, 1
     return sharding.batch_size, sharding.batch_size * sharding.pipeline_micro_batches
@@ -56,13 +62,20 @@ def pack_answers(
     tokens: np.ndarray, prompts: np.ndarray, answers: np.ndarray, groups: Sequence[np.ndarray], counted, rows: int, most: int,
     ways: int = 1, together: int = 1, common: np.ndarray | None = None,
 ) -> PackedParts:  # fmt: skip
-    """A plan of numpy arrays, one for each group of sequence numbers, which are equally many.
+    """A plan of numpy arrays for each group of sequences.
 
-    tokens int [S, T]: prompts with their answers, of prompts and answers [S] tokens; packed rows are as long. counted bool [S]:
-    sequences that are left out where it is not so. rows, most: see `part_rows`. ways: devices that share out a part's rows, and
-    get about as many tokens each. Units of `together` neighbours in a group, which count or do not, stay in one part. common
-    int [S], of neighbours by two: with how many tokens both begin that stand there once, as a stem (`attention_plain.STEM`);
-    0: each has its own.
+    Args:
+      tokens: int [S, T], prompts followed by their answers; packed rows have T tokens too.
+      prompts: int [S], tokens of each prompt.
+      answers: int [S], tokens of each answer.
+      groups: sequence numbers, equally many in each group.
+      counted: bool [S]; sequences that do not count are left out.
+      rows: of a part, see `part_rows`.
+      most: the largest number of parts, see `part_rows`.
+      ways: devices among which a part's rows are split; each gets about the same number of tokens.
+      together: units of this many neighbours in a group stay in one part.
+      common: int [S], equal for the two sequences of a pair: the length of the prefix that both share and that is stored once,
+        as a stem (`attention.plain.STEM`); 0 stores it twice. None: 0 for all.
     """
     T, G, B = tokens.shape[1], len(groups), len(groups[0])
     common = np.zeros(len(tokens), np.int64) if common is None else common
@@ -75,7 +88,7 @@ def pack_answers(
             continue
         own = np.asarray(group)[inside]
         P, A, stem = (x[own].astype(np.int64) for x in (prompts, answers, common))
-        follows = (stem > 0) & (np.arange(len(own)) % 2 == 1)  # The stem before it stands with its neighbour.
+        follows = (stem > 0) & (np.arange(len(own)) % 2 == 1)  # Its stem is stored with its neighbour.
         skipped = np.where(follows, stem, 0)
         length = P + A - skipped
         offset, head, document, row = (np.zeros(len(own), np.int64) for _ in range(4))  # row: of all parts
@@ -83,7 +96,7 @@ def pack_answers(
         count[g] = len(fitted)
         for k, content in enumerate(fitted):
             fullest = sorted(content, key=lambda line: -sum(length[line]))
-            for line, place in zip(fullest, _dealt(rows, ways), strict=False):
+            for line, place in zip(fullest, _serpentine(rows, ways), strict=False):
                 offset[line], head[line] = np.cumsum(length[line]) - (length + skipped)[line], np.cumsum(A[line]) - A[line]
                 document[line], row[line] = np.cumsum(~follows[line]), k * rows + place
         of, at = _ranges(length)
@@ -101,17 +114,20 @@ def pack_answers(
 
 
 def _fit(length: np.ndarray, follows: np.ndarray, T: int, rows: int, together: int) -> list[list[list[int]]]:
-    """`fit`, where a sequence that follows its neighbour's stem stands right behind it."""
+    """`packing.fit`, where a sequence that uses its neighbour's stem is placed directly after it."""
     whole = np.where(follows, 0, length + np.where(np.roll(follows, -1), np.roll(length, -1), 0))
     parts = fit(whole, T, rows, together)
     if not follows.any():
         return parts
-    both = lambda i: (i, i + 1) if i + 1 < len(follows) and follows[i + 1] else (i,)  # noqa: E731
-    return [[[j for i in line if not follows[i] for j in both(i)] for line in content] for content in parts]
+
+    def with_follower(i: int) -> tuple[int, ...]:
+        return (i, i + 1) if i + 1 < len(follows) and follows[i + 1] else (i,)
+
+    return [[[j for i in line if not follows[i] for j in with_follower(i)] for line in content] for content in parts]
 
 
-def _dealt(rows: int, ways: int) -> list[int]:
-    """Which row each of the rows, the fullest first, becomes: dealt out to the devices to and fro."""
+def _serpentine(rows: int, ways: int) -> list[int]:
+    """The places of the rows, the fullest row first, when rows are assigned to devices in serpentine order."""
     own = rows // ways
     turns = [range(ways) if turn % 2 == 0 else range(ways)[::-1] for turn in range(own)]
     return [way * own + turn for turn, order in enumerate(turns) for way in order]
@@ -120,7 +136,7 @@ def _dealt(rows: int, ways: int) -> list[int]:
 def pack_groups(
     rollout: Rollout, groups: Sequence[np.ndarray], counted, tokens: int, sharding: Sharding | None
 ) -> PackedParts:
-    """A plan, on the devices, of groups of a rollout (numpy), in parts of at most so many tokens of a device; 0 chooses."""
+    """A plan, on the devices, of groups of a rollout (numpy). tokens: the most of one device in a part; 0 chooses."""
     rows = part_rows(len(groups[0]), rollout.tokens.shape[1], tokens, *rows_split(sharding))
     plan = pack_answers(
         rollout.tokens, rollout.prompt_length, rollout.response_length, groups, counted, *rows, rows_split(sharding)[0]
@@ -129,7 +145,7 @@ def pack_groups(
 
 
 def pack_rollout(rollout: Rollout, tokens: int, sharding: Sharding | None) -> tuple[Rollout, PackedParts]:
-    """A whole rollout on the devices, and all its responses packed as by `pack_groups`."""
+    """(a rollout on the devices, all its responses packed as by `pack_groups`)."""
     here = fetch(rollout)
     plan = pack_groups(here, [np.arange(len(here.tokens))], here.prompt_length > 0, tokens, sharding)
     return place_rows(sharding, here), jax.tree.map(lambda x: x[0], plan)
@@ -138,8 +154,13 @@ def pack_rollout(rollout: Rollout, tokens: int, sharding: Sharding | None) -> tu
 def pack_pairs(
     pairs: AnswerPairs | PairBatch, tokens: int, sharding: Sharding | None, whole: bool = False, branches: bool = False
 ) -> PackedParts:
-    """The 2 B sequences of the pairs (numpy) that count, on the devices; both of a pair in one part. whole: all in one.
-    branches: what both of a pair begin with stands there once, if both then fit into a row (`attention.reads_branches`)."""
+    """A plan, on the devices, of both sequences of the pairs (numpy) that count; the two of a pair are in one part.
+
+    Args:
+      tokens: the most tokens of one device in a part; 0 chooses.
+      whole: put all pairs in one part.
+      branches: store a shared prefix once where both sequences then fit into a row (`attention.dispatch.reads_branches`).
+    """
     B, _, T = pairs.tokens.shape
     length, (ways, unit) = pairs.length.reshape(-1), rows_split(sharding)
     prompts = pairs.prompt_length.reshape(-1) if isinstance(pairs, AnswerPairs) else length
@@ -152,33 +173,41 @@ def pack_pairs(
 
 
 def _common(tokens: np.ndarray, length: np.ndarray, prompts: np.ndarray) -> np.ndarray:
-    """int [B]: with how many tokens both of each pair begin, of tokens [B, 2, T], without the one before the first answer token
-    and the last one, which each has for itself; 0 where both do not fit into a row of T so."""
+    """int [B]: the length of the prefix of each pair that is stored once, for tokens [B, 2, T].
+
+    The token before the first answer token and the last token are stored for each sequence. The length is 0 where the two
+    sequences with a common prefix do not fit into a row of T.
+    """
     T = tokens.shape[2]
     common = np.minimum(shared(tokens, length), prompts.min(axis=1) - 1)
     return np.where(length.sum(axis=1) - common <= T, np.maximum(common, 0), 0)
 
 
 def shared(tokens: np.ndarray, length: np.ndarray) -> np.ndarray:
-    """int [B]: with how many tokens both of each pair begin, of tokens [B, 2, T] and length [B, 2]."""
+    """int [B]: the number of tokens that the two sequences of each pair share at their beginning.
+
+    Args:
+      tokens: int [B, 2, T].
+      length: int [B, 2].
+    """
     equal = np.cumprod(tokens[:, 0] == tokens[:, 1], axis=1).sum(axis=1)
     return np.minimum(equal, length.min(axis=1))
 
 
 def pair_rows(B: int, T: int, tokens: int, ways: int = 1, unit: int = 1, whole: bool = False) -> tuple[int, int]:
-    """`part_rows` of B pairs, which never stand in two parts. whole: one part for all."""
+    """`part_rows` for B pairs, each within one part. whole: one part holds all pairs."""
     unit = math.lcm(unit, 2)
     return (-(-2 * B // unit) * unit, 1) if whole else part_rows(2 * B, T, tokens, ways, unit)
 
 
 def _ranges(lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(number of the range, place in it) of each element of ranges of these lengths, one after another."""
+    """(number of the range, position in it) of each element of consecutive ranges of these lengths."""
     of = np.repeat(np.arange(len(lengths)), lengths)
     return of, np.arange(len(of)) - (np.cumsum(lengths) - lengths)[of]
 
 
 def place_parts(sharding: Sharding | None, parts: PackedParts) -> PackedParts:
-    """A plan on the devices: its rows split over the mesh's batch axes, all else whole on each."""
+    """A plan on the devices: rows are split over the mesh's batch axes, everything else is replicated."""
     if sharding is None:
         return parts
 
@@ -191,7 +220,7 @@ def place_parts(sharding: Sharding | None, parts: PackedParts) -> PackedParts:
 
 
 def alone(rollout: Rollout) -> AnswerRows:
-    """Each sequence of a rollout in a row of its own, as it has them."""
+    """Each sequence of a rollout in a row of its own, unpacked."""
     B, T = rollout.tokens.shape
     N, place = rollout.logprobs.shape[1], jnp.arange(B, dtype=jnp.int32)
     return AnswerRows(
@@ -200,7 +229,7 @@ def alone(rollout: Rollout) -> AnswerRows:
 
 
 def pairs_alone(pairs: AnswerPairs | PairBatch | ScoredPairs) -> AnswerRows:
-    """Each of the 2 B sequences of pairs in a row of its own. Where they are not answers, heads are no use."""
+    """Each of the 2 B sequences of pairs in a row of its own. For sequences without answers, `heads` is meaningless."""
     B, _, T = pairs.tokens.shape
     prompts = (pairs.prompt_length if isinstance(pairs, AnswerPairs) else pairs.length).reshape(2 * B)
     place = jnp.arange(2 * B, dtype=jnp.int32) * T
@@ -208,8 +237,11 @@ def pairs_alone(pairs: AnswerPairs | PairBatch | ScoredPairs) -> AnswerRows:
 
 
 def pair_parts(batch: AnswerPairs | PairBatch, packed: PackedParts | None) -> Parts:
-    """The micro-batches of pairs, each (pairs, AnswerRows): all of them, of which those of the part count. packed None: all at
-    once, each sequence in a row of its own."""
+    """The micro-batches of pairs, each (pairs, AnswerRows): all pairs, of which only those of the part have a weight.
+
+    Args:
+      packed: the plan; None gives one micro-batch with each sequence in a row of its own.
+    """
     if packed is None:
         return Parts(lambda _: (batch, pairs_alone(batch)), 1)
 
@@ -221,27 +253,33 @@ def pair_parts(batch: AnswerPairs | PairBatch, packed: PackedParts | None) -> Pa
 
 
 def take_part(parts: PackedParts, i) -> tuple[AnswerRows, jax.Array]:
-    """(the rows of part i, bool [B]: which sequences are in it)."""
+    """(the rows of part i; bool [B], whether a sequence is in it)."""
     rows = parts.rows
     own = (x[i] for x in (rows.tokens, rows.segment_ids, rows.positions, rows.heads))
     return AnswerRows(*own, rows.start, rows.first, rows.used[i]), parts.part == i
 
 
 def of_answers(values, first, N: int) -> jax.Array:
-    """[B, N]: the numbers of each sequence's answer tokens out of [R, M], the first of which is at `first` [B] of them all.
+    """[B, N]: values at the answer tokens of each sequence, gathered from [R, M].
 
-    Behind the end of an answer stands what follows it there: the caller masks by length.
+    Args:
+      first: int32 [B], the flat index in [R, M] of each sequence's first answer token.
+      N: the longest answer. Positions past the end of an answer hold values of others: mask them by length.
     """
     place = first[:, None] + jnp.arange(N, dtype=jnp.int32)[None, :]
     return values.reshape(-1)[jnp.clip(place, 0, values.size - 1)]
 
 
 def each_part(parts: PackedParts, fn):
-    """The results of `fn(rows) -> pytree of [B, ...]` for every sequence, 0 where it is in no part; one part at a time."""
+    """The results of `fn(rows) -> pytree of [B, ...]` for every sequence, computed one part after another; 0 for a sequence
+    that is in no part."""
 
     def take(i, found):
         rows, inside = take_part(parts, i)
-        keep = lambda new, old: jnp.where(inside.reshape(-1, *(1,) * (new.ndim - 1)), new, old)  # noqa: E731
+
+        def keep(new, old):
+            return jnp.where(inside.reshape(-1, *(1,) * (new.ndim - 1)), new, old)
+
         return jax.tree.map(keep, fn(rows), found)
 
     shapes = jax.eval_shape(lambda: fn(take_part(parts, 0)[0]))

@@ -1,9 +1,10 @@
-"""The preference model: scores of whole sequences and the jitted Bradley-Terry step on soft labels."""
+"""The preference model: scores of whole sequences, and the jitted Bradley-Terry step on soft labels."""
 
 from __future__ import annotations
 
 import functools
 
+import chex
 import jax
 import jax.numpy as jnp
 
@@ -12,41 +13,44 @@ from jaxalign.models.adapters.lora import join
 from jaxalign.models.heads import gather_positions
 from jaxalign.models.model import Model
 from jaxalign.parallel.ordered import after
-from jaxalign.records import AnswerRows, PackedParts, PairBatch, ScoredPairs
+from jaxalign.records import AnswerRows, PairBatch, ScoredPairs
+from jaxalign.training.arguments import PreferenceArguments
 from jaxalign.training.microbatch import Aux
 from jaxalign.training.packed import pair_parts, pairs_alone
 from jaxalign.training.state import TrainState, gradient_step
 
 
 def sequence_scores(model: Model, params, tokens, length):
-    """float32 [B]: the scalar head at the last token of each row, found by length (Pitfall 4). tokens [B, T], length [B]."""
+    """float32 [B]: the scalar head at the last token of each row, which is found by its length.
+
+    Args:
+      tokens: int32 [B, T].
+      length: int32 [B], at least 1.
+    """
     hidden = model.hidden(params, tokens)
     last = gather_positions(hidden, (length - 1)[:, None])[:, 0]
     return model.scores(params, last)
 
 
 def row_scores(model: Model, params, rows: AnswerRows, length):
-    """float32 [B]: `sequence_scores` of sequences of these lengths in packed rows; those of others mean nothing."""
+    """float32 [B]: `sequence_scores` of sequences in packed rows, of length int32 [B]. The scores of sequences in other parts
+    are meaningless."""
     scores = model.scores(params, model.hidden(params, rows.tokens, rows.positions, rows.segment_ids)).reshape(-1)
     return scores[jnp.clip(rows.start + length - 1, 0, scores.size - 1)]
 
 
 def pair_scores(model: Model, params, batch: PairBatch | ScoredPairs, rows: AnswerRows | None = None):
-    """float32 [B, 2]. rows: where the pairs stand; None: each sequence in a row of its own."""
+    """float32 [B, 2]: `row_scores` of both sequences of each pair. rows: None gives each sequence a row of its own."""
     rows = pairs_alone(batch) if rows is None else rows
     return row_scores(model, params, rows, batch.length.reshape(-1)).reshape(-1, 2)
 
 
-@functools.partial(jax.jit, static_argnames=("model", "optimizer", "centering_coef"), donate_argnames=("state",))
-def preference_step(
-    model: Model, optimizer, centering_coef: float, state: TrainState, batch: PairBatch, frozen=None,
-    packed: PackedParts | None = None,
-):  # fmt: skip
-    """One update: (state, metrics). Loss and accuracy are means over the pairs of the whole batch.
-
-    frozen: the parameters that are not trained, of a model with adapters. packed: the pairs in micro-batches as `pack_pairs`
-    makes them, and then batch.tokens is not read; None: all at once.
-    """
+@functools.partial(jax.jit, donate_argnames=("state",))
+def preference_step(state: TrainState, arguments: PreferenceArguments) -> tuple[TrainState, dict[str, jax.Array]]:
+    """One update: (state, metrics). The metrics are loss and accuracy, means over the pairs of the whole batch, and those of
+    `state.apply_gradients`."""
+    model, batch, packed = arguments.model, arguments.batch, arguments.packed
+    chex.assert_equal_shape([batch.label, batch.weight])
     total = jnp.maximum(jnp.sum(batch.weight), 1.0)
     decided = jnp.abs(batch.label - 0.5) > 1e-6
     total_decided = jnp.maximum(jnp.sum(batch.weight * decided), 1.0)
@@ -54,12 +58,14 @@ def preference_step(
 
     def loss_fn(params, given):
         part, rows = given
-        scores = pair_scores(model, join(frozen, params), part, rows)
-        loss = bradley_terry(scores[:, 0], scores[:, 1], part.label, centering_coef, part.margin, mask=part.weight)
+        scores = pair_scores(model, join(arguments.frozen, params), part, rows)
+        loss = bradley_terry(
+            scores[:, 0], scores[:, 1], part.label, arguments.centering_coef, part.margin, mask=part.weight
+        )
         right = (scores[:, 0] > scores[:, 1]) == (part.label > 0.5)
         counted = part.weight * (jnp.abs(part.label - 0.5) > 1e-6)
         loss = jnp.sum(loss * part.weight) / total
         return loss, Aux({"loss": loss, "accuracy": jnp.sum(right * counted) / total_decided})
 
-    state, aux, metrics = gradient_step(model, optimizer, state, loss_fn, pair_parts(batch, packed))
+    state, aux, metrics = gradient_step(model, arguments.optimizer, state, loss_fn, pair_parts(batch, packed))
     return state, {**aux.sums, **metrics}

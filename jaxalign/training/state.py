@@ -1,4 +1,4 @@
-"""The state of a training run: one pytree, saved and restored whole (Decision 2)."""
+"""The state of a training run: one pytree, which is saved and restored as a whole."""
 
 from __future__ import annotations
 
@@ -18,9 +18,15 @@ from jaxalign.training.microbatch import Aux, Parts, accumulate
 
 @dataclasses.dataclass(frozen=True)
 class TrainState:
-    """step int32 []: updates done, which is also the data cursor; key uint32 [2]: the run's PRNG key, never advanced,
-    only folded with the step; params and opt_state: float32, sharded by the model's rules; loss_scale: of models that compute
-    in float16, else None."""
+    """The state of one trained model.
+
+    Attributes:
+      step: int32 [], the number of completed updates, which is also the data cursor.
+      key: uint32 [2], the run's PRNG key. It never changes; steps fold their number into it.
+      params: the trained parameters, sharded by the model's rules.
+      opt_state: the optimizer's state, float32.
+      loss_scale: of models that compute in float16, otherwise None.
+    """
 
     step: jax.Array
     key: jax.Array
@@ -30,20 +36,25 @@ class TrainState:
 
 
 def _parts(state: TrainState) -> list[tuple[jax.tree_util.GetAttrKey, Any]]:
-    """Without a loss scale a state has no such part, not even an empty one: checkpoints know the parts by name."""
+    """The parts by name. Without a loss scale the state has no such part, since checkpoints store parts by name."""
     names = [entry.name for entry in dataclasses.fields(state) if entry.name != "loss_scale" or state.loss_scale is not None]
     return [(jax.tree_util.GetAttrKey(name), getattr(state, name)) for name in names]
 
 
 jax.tree_util.register_pytree_with_keys(
-    TrainState, lambda state: (_parts(state), None), lambda _, parts: TrainState(*parts),
+    TrainState,
+    lambda state: (_parts(state), None),
+    lambda _, parts: TrainState(*parts),
     lambda state: ([part for _, part in _parts(state)], None),
-)  # fmt: skip
+)
 
 
 def optimizer_shardings(model: Model, optimizer: optax.GradientTransformation):
-    """Shardings of the optimizer state: moments lie like their parameters, or more split (`mesh.zero`); counts and the sums of
-    factored moments, which are small, are replicated. None on one device."""
+    """The shardings of the optimizer state; None on one device.
+
+    Moments are sharded like their parameters, or further by `mesh.zero`. Counters and factored moments, which are small, are
+    replicated.
+    """
     if model.sharding is None:
         return None
     shapes, parts = model.abstract(), model.sharding.optimizer.tree(model.axes())
@@ -61,12 +72,12 @@ def optimizer_shardings(model: Model, optimizer: optax.GradientTransformation):
 
 
 def _names(path) -> tuple[str, ...]:
-    """The keys on the way to a leaf; of an optimizer's state they end with those of its parameter, where it has one."""
+    """The dictionary keys in a leaf's path. In an optimizer's state they end with the keys of the leaf's parameter, if any."""
     return tuple(part.key for part in path if isinstance(part, jax.tree_util.DictKey))
 
 
 def init_state(model: Model, optimizer: optax.GradientTransformation, params, seed_key: jax.Array) -> TrainState:
-    """A fresh state around `params` (which may be donated by the first step), placed."""
+    """A fresh state with `params`, on the devices of the model. The first step donates `params`."""
     opt_state = jax.jit(optimizer.init, out_shardings=optimizer_shardings(model, optimizer))(params)
     small = jnp.zeros((), jnp.int32), jax.random.key_data(seed_key), first_scale() if scales_loss(model) else None
     if model.sharding is not None:
@@ -76,7 +87,7 @@ def init_state(model: Model, optimizer: optax.GradientTransformation, params, se
 
 
 def abstract_state(model: Model, optimizer: optax.GradientTransformation) -> TrainState:
-    """ShapeDtypeStructs (with shardings on a mesh) of `init_state`'s result: what a restore needs."""
+    """ShapeDtypeStructs of the result of `init_state`, with shardings on a mesh, for restoring a checkpoint."""
     opt_state = jax.eval_shape(optimizer.init, model.abstract())
     step, key = jax.ShapeDtypeStruct((), jnp.int32), jax.ShapeDtypeStruct((2,), jnp.uint32)
     small = step, key, jax.eval_shape(first_scale) if scales_loss(model) else None
@@ -95,12 +106,19 @@ def abstract_state(model: Model, optimizer: optax.GradientTransformation) -> Tra
 def gradient_step(
     model: Model, optimizer, state: TrainState, loss_fn: Callable, parts: Parts
 ) -> tuple[TrainState, Aux, dict[str, jax.Array]]:
-    """One update by the gradients of `loss_fn(params, part) -> (loss, Aux)` over micro-batches (`accumulate`): the new state,
-    what the loss reports, and what `apply_gradients` does."""
+    """One update by the accumulated gradients of the micro-batches.
+
+    Args:
+      loss_fn: `loss_fn(params, part) -> (loss, Aux)`, see `microbatch.accumulate`.
+      parts: the micro-batches.
+
+    Returns:
+      (the new state, the sums and maxima that the loss reports, the metrics of `apply_gradients`).
+    """
     (loss, aux), gradients = accumulate(loss_fn, state.params, parts, model.constrain_gradients, state.loss_scale)
 
     def objective(params) -> jax.Array:
-        """The loss, by its first micro-batch: what an optimizer that looks at its curvature asks for."""
+        """The loss estimated on the first micro-batch, for an optimizer that estimates its curvature."""
         return parts.count * loss_fn(params, parts.of(0))[0]
 
     state, metrics = apply_gradients(model, state, gradients, optimizer, loss, objective)
@@ -110,25 +128,35 @@ def gradient_step(
 def apply_gradients(
     model: Model, state: TrainState, gradients, optimizer, loss: jax.Array, objective: Callable | None = None
 ) -> tuple[TrainState, dict[str, jax.Array]]:
-    """One update, of gradients as `accumulate` gives them with this state's loss scale; loss: what it gives beside; objective:
-    the loss of parameters, for optimizers that need its curvature.
+    """One update by gradients of the whole batch.
 
-    Gradients that are not finite change nothing but the step and the loss scale, and are counted in `skipped`. With a loss
-    scale `loss_scale` is the one that this step used, and `overflowed` counts of those skipped the ones that it may be to blame
-    for (`LossScale.explains`): now and then one is how the scale finds its level, and no fault of the run's.
+    Gradients that are not finite change only the step and the loss scale.
+
+    Args:
+      gradients: as `microbatch.accumulate` returns them, without the loss scale.
+      loss: float32 [], of the batch.
+      objective: the loss as a function of the parameters, for optimizers that estimate its curvature.
+
+    Returns:
+      (the new state, metrics). `grad_norm` is the global norm; `skipped` is 1 where the update was skipped. With a loss scale,
+      `loss_scale` is that of this step, and `overflowed` is 1 where the scale explains the skipped update
+      (`LossScale.explains`). Occasional overflows are expected: the scale finds its level by them.
     """
     norm = optax.tree.norm(gradients)
     finite = jnp.isfinite(norm)
     start = state.params
-    if model.sharding is not None:  # Each device updates the part whose moments it has.
+    if model.sharding is not None:  # Each device updates the part whose moments it holds.
         parts = model.sharding.optimizer.tree(model.axes())
         gradients, start = jax.lax.with_sharding_constraint((gradients, start), (parts, parts))
     update = optax.with_extra_args_support(optimizer).update
     updates, opt_state = update(gradients, state.opt_state, start, obj_fn=objective)
     params = optax.apply_updates(start, updates)
-    keep = lambda new, old: jax.tree.map(lambda n, o: jnp.where(finite, n, o), new, old)  # noqa: E731
+
+    def keep(new, old):
+        return jax.tree.map(lambda n, o: jnp.where(finite, n, o), new, old)
+
     params = keep(params, start)
-    if model.sharding is not None:  # Twice: else what is chosen from is gathered, and not the choice.
+    if model.sharding is not None:  # Two constraints, so that the selected parameters are gathered and not both operands.
         params = jax.lax.with_sharding_constraint(params, parts)
         params = jax.lax.with_sharding_constraint(params, model.shardings())
     metrics, scale = {"grad_norm": norm, "skipped": 1.0 - finite.astype(jnp.float32)}, state.loss_scale

@@ -1,4 +1,4 @@
-"""Operations that batches need, counted on the host from their lengths: `models.flops` of records of numpy arrays."""
+"""FLOPs of batches, counted on the host from their lengths: `models.flops` for records of numpy arrays."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from jaxalign.training.packed import shared
 
 
 def sampled(model: Model, rollout: Rollout) -> tuple[int, float]:
-    """(new tokens, operations) of sampling a rollout."""
+    """(new tokens, FLOPs) of sampling a rollout."""
     return int(np.sum(rollout.response_length)), _read(model, rollout)
 
 
 def logprobs(model: Model, rollout: Rollout) -> tuple[int, float]:
-    """(tokens, operations) of the responses' log-probabilities."""
+    """(tokens, FLOPs) of computing the responses' log-probabilities."""
     return int(np.sum(_lengths(rollout))), _read(model, rollout)
 
 
@@ -29,20 +29,19 @@ def _read(model: Model, rollout: Rollout) -> float:
 
 
 def learning_packed(model: Model, batch: PackedBatch) -> float:
-    """Operations of an update on packed documents, with the LM head at the tokens that are predicted."""
+    """FLOPs of an update on packed documents, with the LM head at the predicted tokens."""
     rows, row = batch.segment_ids, np.arange(len(batch.segment_ids))[:, None]
     documents = (row * (int(rows.max(initial=0)) + 1) + rows)[rows > 0]
     return flops.learning(model, np.unique(documents, return_counts=True)[1], int(np.count_nonzero(batch.loss_mask[:, 1:])))
 
 
 def learning_pairs(model: Model, pairs: AnswerPairs | PairBatch | ScoredPairs) -> float:
-    """Operations of an update on both sequences of pairs, with the LM head at the answers where they are answers; what both of
-    a pair begin with counts once."""
+    """FLOPs of an update on both sequences of each pair, with the LM head at answer tokens; a shared prefix counts once."""
     return _pairs(flops.learning, model, pairs)
 
 
 def reading_pairs(model: Model, pairs: AnswerPairs | PairBatch) -> float:
-    """The same of a forward pass."""
+    """FLOPs of a forward pass on both sequences of each pair; a shared prefix counts once."""
     return _pairs(flops.forward, model, pairs)
 
 

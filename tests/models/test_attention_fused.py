@@ -19,6 +19,7 @@ from jaxalign.models.attention.plain import plain_attention
 from jaxalign.models.model import Model
 from jaxalign.parallel.sharding import make_sharding
 from jaxalign.records import PackedBatch
+from jaxalign.training.arguments import LmArguments
 from jaxalign.training.lm_step import lm_step
 from jaxalign.training.state import abstract_state
 from tests import tiny
@@ -136,7 +137,7 @@ def test_a_training_step_compiles_for_a_tpu_with_the_kernel_in_it(mesh):
             for dtype in ("int32", "int32", "int32", "float32")
         ))  # fmt: skip
         optimizer = optax.sgd(0.1)
-        lowered = lm_step.lower(model, optimizer, 1, abstract_state(model, optimizer), batch)
+        lowered = lm_step.lower(abstract_state(model, optimizer), LmArguments(model=model, optimizer=optimizer, batch=batch))
         text[attention] = lowered.compile().as_text()
     # Forward, again for the backward pass as layers are computed again, dq, and dk with dv.
     assert text["auto"].count('custom_call_target="tpu_custom_call"') == 4

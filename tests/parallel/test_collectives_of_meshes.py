@@ -22,6 +22,7 @@ from jaxalign.planner.topology import parse_topology, topology_devices
 from jaxalign.records import PackedBatch
 from jaxalign.rollout.decode import decode_chunk
 from jaxalign.rollout.sampling import Sampling
+from jaxalign.training.arguments import LmArguments
 from jaxalign.training.lm_step import lm_step
 from jaxalign.training.state import abstract_state
 from tests.training.test_mesh_grid import DECODER
@@ -41,7 +42,8 @@ def update(model: Model, rows: int = 16, length: int = 16):
     batch = PackedBatch(
         tokens=array(jnp.int32), loss_mask=array(jnp.float32), segment_ids=array(jnp.int32), positions=array(jnp.int32)
     )
-    return found(lm_step.lower(model, OPTIMIZER, 1, abstract_state(model, OPTIMIZER), batch), model)
+    given = LmArguments(model=model, optimizer=OPTIMIZER, batch=batch)
+    return found(lm_step.lower(abstract_state(model, OPTIMIZER), given), model)
 
 
 @functools.cache

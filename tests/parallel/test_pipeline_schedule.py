@@ -16,6 +16,7 @@ from jaxalign.models.adapters.lora import Lora
 from jaxalign.models.architecture import Experts
 from jaxalign.parallel import pipeline
 from jaxalign.parallel.sharding import make_sharding
+from jaxalign.training.arguments import LmArguments
 from jaxalign.training.lm_step import lm_step
 from jaxalign.training.state import init_state
 from tests import tiny
@@ -110,6 +111,9 @@ def test_every_kind_of_layer_passes_through_the_pipeline(changes):
             fresh = jax.tree.map(lambda x: x + 0.05, model.init_adapters(frozen, jax.random.key(1)))
             params = jax.tree.map(jax.device_put, fresh, model.shardings()) if model.sharding is not None else fresh
         state = init_state(model, optax.sgd(1.0), params, jax.random.key(0))
-        state, metrics = lm_step(model, optax.sgd(1.0), 1, state, tiny.rows(model, ROWS), frozen, 0.1)
+        given = LmArguments(
+            model=model, optimizer=optax.sgd(1.0), batch=tiny.rows(model, ROWS), frozen=frozen, balance_coef=0.1
+        )
+        state, metrics = lm_step(state, given)
         found.append(tiny.to_host((state.params, metrics)))
     tiny.assert_trees_close(found[1], found[0], 1e-4, 2e-6)

@@ -7,7 +7,8 @@ import pytest
 from jaxalign.feedback.speaker import Utterance
 from jaxalign.records import Comparison, Message, Prompt
 from jaxalign.stages import compare as stage
-from jaxalign.stages.compare import read_comparisons, summarise
+from jaxalign.stages.compare import summarise
+from jaxalign.stages.shared.labelled import read_comparisons
 from jaxalign.stages.shared.shards import Shards
 
 

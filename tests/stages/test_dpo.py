@@ -12,9 +12,9 @@ from jaxalign.config import Dpo, from_config_dict
 from jaxalign.data.tokenizers.load import Tokenizer, load_tokenizer
 from jaxalign.errors import UserError
 from jaxalign.records import Comparison, Message, Prompt, Rollout
-from jaxalign.stages.dpo import arrays, oriented
-from jaxalign.stages.online_dpo import _Iteration, answer_pairs
+from jaxalign.stages.online_dpo import _Iteration
 from jaxalign.tracking.metrics import read_metrics
+from jaxalign.trainers.answers import answer_pairs, oriented, pair_arrays
 from tests.stages import test_end_to_end
 from tests.stages.test_end_to_end import done, phases_with_operations, read, rows, run  # noqa: F401
 
@@ -130,7 +130,7 @@ def test_the_better_answer_comes_first():
 
 
 def test_arrays_hold_prompt_and_answer_by_length(tokenizer):
-    found = arrays(tokenizer, [pair(0.2)], "compact", Dpo())
+    found = pair_arrays(tokenizer, [pair(0.2)], "compact", Dpo())
     for side, text in enumerate(("You fool.", "It is good.")):
         start, end = found.prompt_length[0, side], found.length[0, side]
         assert tokenizer.decode(found.tokens[0, side, start : end - 1].tolist()) == text
@@ -139,8 +139,8 @@ def test_arrays_hold_prompt_and_answer_by_length(tokenizer):
 
 
 def test_a_long_dialogue_keeps_its_end(tokenizer):
-    whole = arrays(tokenizer, [pair(1.0)], "compact", Dpo())
-    short = arrays(tokenizer, [pair(1.0)], "compact", Dpo(max_length=int(whole.length.max()) - 2))
+    whole = pair_arrays(tokenizer, [pair(1.0)], "compact", Dpo())
+    short = pair_arrays(tokenizer, [pair(1.0)], "compact", Dpo(max_length=int(whole.length.max()) - 2))
     cut = whole.prompt_length[0, 0] - short.prompt_length[0, 0]
     assert cut > 0
     end = short.length[0, 0]
@@ -148,7 +148,7 @@ def test_a_long_dialogue_keeps_its_end(tokenizer):
 
 
 def test_kto_sets_each_answer_beside_one_to_another_prompt(tokenizer):
-    found = arrays(tokenizer, [pair(0.9), pair(0.1, prompt=1)], "compact", Dpo(objective="kto"), kto=True)
+    found = pair_arrays(tokenizer, [pair(0.9), pair(0.1, prompt=1)], "compact", Dpo(objective="kto"), single=True)
     np.testing.assert_allclose(found.label, [0.9, 0.1, 0.9, 0.1], atol=1e-6)
     text = lambda i, side: tokenizer.decode(  # noqa: E731
         found.tokens[i, side, found.prompt_length[i, side] : found.length[i, side] - 1].tolist())
@@ -161,10 +161,10 @@ def test_kto_sets_each_answer_beside_one_to_another_prompt(tokenizer):
 def test_kto_skips_answers_to_the_same_prompt(tokenizer):
     """Neighbouring pairs may share a prompt; one prompt alone has no answer to another."""
     pairs = [pair(0.9), pair(0.9), pair(0.9, prompt=1)]
-    found = arrays(tokenizer, pairs, "compact", Dpo(objective="kto"), kto=True)
+    found = pair_arrays(tokenizer, pairs, "compact", Dpo(objective="kto"), single=True)
     assert found.label.shape == (6,)
     with pytest.raises(UserError, match="all answers are to one prompt"):
-        arrays(tokenizer, pairs[:2], "compact", Dpo(objective="kto"), kto=True)
+        pair_arrays(tokenizer, pairs[:2], "compact", Dpo(objective="kto"), single=True)
 
 
 def test_fresh_pairs_are_turned_and_those_that_do_not_count_weigh_nothing():

@@ -13,10 +13,11 @@ from jaxalign.data.chat import styles
 from jaxalign.errors import UserError
 from jaxalign.records import Comparison, Message, Prompt
 from jaxalign.rewards.scorer import Scorer
-from jaxalign.stages.preference import all_scores, labelled_split, measure, pair_arrays
-from jaxalign.stages.sft import _revisions
 from jaxalign.stages.shared.base import StageContext
+from jaxalign.stages.shared.labelled import preference_split, revisions
 from jaxalign.stages.shared.shards import Shards
+from jaxalign.trainers.preference_quality import measure
+from jaxalign.trainers.scoring import all_scores, pair_arrays
 from tests import tiny
 from tests.feedback.fakes import WordTokenizer
 
@@ -106,7 +107,7 @@ def test_sft_learns_from_complete_revisions_and_helpful_samples(tmp_path, used, 
     (tmp_path / "revise").mkdir()
     Shards(tmp_path / "revise").write(0, list(revision_rows()))
     config = dataclasses.replace(Config(), revise=ReviseConfig(rounds=2), sft=Sft(rounds_used=used))
-    train, held_out = _revisions(StageContext(config, tmp_path, tmp_path / "sft", False), TOKENIZER)
+    train, held_out = revisions(StageContext(config, tmp_path, tmp_path / "sft", False), TOKENIZER)
     texts = [text for _, text in train + held_out]
     assert len(texts) == len(set(texts)) == revised + 9
     assert sum(text.startswith("h") for text in texts) == 9
@@ -120,7 +121,7 @@ def test_a_base_that_never_ends_an_answer_is_a_sentence(tmp_path):
     (tmp_path / "revise").mkdir()
     Shards(tmp_path / "revise").write(0, [row | {"complete": False} for row in revision_rows()])
     with pytest.raises(UserError, match="0 of the answers and revisions .* raise revise.max_new_tokens"):
-        _revisions(StageContext(Config(), tmp_path, tmp_path / "sft", False), TOKENIZER)
+        revisions(StageContext(Config(), tmp_path, tmp_path / "sft", False), TOKENIZER)
 
 
 def test_a_policy_that_says_one_thing_only_is_a_sentence(tmp_path):
@@ -130,4 +131,4 @@ def test_a_policy_that_says_one_thing_only_is_a_sentence(tmp_path):
             "reasoning_ab": None, "reasoning_ba": None}  # fmt: skip
     Shards(tmp_path / "compare").write(0, [same])
     with pytest.raises(UserError, match="stage compare left no pair to learn from"):
-        labelled_split(StageContext(Config(), tmp_path, tmp_path / "preference", False), TOKENIZER)
+        preference_split(StageContext(Config(), tmp_path, tmp_path / "preference", False), TOKENIZER)

@@ -11,8 +11,10 @@ import pytest
 from jaxalign.config import Dpo, from_config_dict
 from jaxalign.errors import UserError
 from jaxalign.records import Judgement, Message, Prompt
-from jaxalign.stages.dpo import balance, judged_arrays, separation
+from jaxalign.stages.dpo import balance
 from jaxalign.tracking.metrics import read_metrics
+from jaxalign.trainers.answers import judged_arrays
+from jaxalign.trainers.direct import separation
 from tests.feedback.fakes import WordTokenizer
 from tests.stages.test_end_to_end import CONFIG, read, run
 
@@ -35,7 +37,7 @@ def values(path, **dpo):
 def test_a_row_is_the_judged_answer_beside_one_to_another_prompt():
     judged = [judgement("one", "a b", True), judgement("one", "c", False), judgement("two", "d e f", True)]
     tokenizer = WordTokenizer()
-    found = judged_arrays(tokenizer, judged, "compact", Dpo(objective="kto"), kto=True)
+    found = judged_arrays(tokenizer, judged, "compact", Dpo(objective="kto"), single=True)
     np.testing.assert_array_equal(found.label, [1, 0, 1])
     np.testing.assert_array_equal(found.weight, [1, 1, 1])
     alone = judged_arrays(tokenizer, judged, "compact", Dpo(objective="kto"))
@@ -45,7 +47,7 @@ def test_a_row_is_the_judged_answer_beside_one_to_another_prompt():
     assert answer(0, 1) == answer(1, 1) == answer(2, 0) and answer(2, 1) == answer(0, 0)
     np.testing.assert_array_equal(found.prompt_length[:, 0], found.prompt_length[:, 1])
     with pytest.raises(UserError, match="all answers are to one prompt"):
-        judged_arrays(tokenizer, judged[:2], "compact", Dpo(objective="kto"), kto=True)
+        judged_arrays(tokenizer, judged[:2], "compact", Dpo(objective="kto"), single=True)
 
 
 @pytest.mark.parametrize(("good", "bad", "weights", "ratio", "told"), [

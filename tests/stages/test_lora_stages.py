@@ -13,9 +13,9 @@ from jaxalign.config import from_config_dict
 from jaxalign.models.adapters.lora import Lora, merge
 from jaxalign.models.model import Model
 from jaxalign.rewards.scorer import Ensemble, Scorer, stack_members
-from jaxalign.stages.reward_distill import first_layers
 from jaxalign.stages.shared import common
 from jaxalign.tracking.metrics import read_metrics
+from jaxalign.trainers.student import first_layers
 from jaxalign.training.checkpoint import load_params
 from tests import tiny
 from tests.models.test_lora import adapted

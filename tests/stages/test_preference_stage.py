@@ -11,8 +11,9 @@ import pytest
 from jaxalign.config import from_config_dict
 from jaxalign.errors import UserError
 from jaxalign.records import Comparison, Message, PairBatch, Prompt
-from jaxalign.stages.preference import cross_fitted, measure, pair_arrays
 from jaxalign.tracking.metrics import read_metrics
+from jaxalign.trainers.preference_quality import cross_fitted, measure
+from jaxalign.trainers.scoring import pair_arrays
 from tests.feedback.fakes import WordTokenizer
 from tests.stages.test_end_to_end import CONFIG, done, fingerprints, read, run  # noqa: F401
 

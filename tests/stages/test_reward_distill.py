@@ -12,9 +12,10 @@ import pytest
 from jaxalign.config import RewardDistill, from_config_dict
 from jaxalign.errors import UserError
 from jaxalign.rewards.scorer import Scorer, student_model
-from jaxalign.stages.preference import accuracy
-from jaxalign.stages.reward_distill import agreement, first_layers, fresh_pairs
+from jaxalign.stages.reward_distill import agreement, fresh_pairs
 from jaxalign.tracking.metrics import read_metrics
+from jaxalign.trainers.preference_quality import accuracy
+from jaxalign.trainers.student import first_layers
 from tests import tiny
 from tests.stages.test_end_to_end import CONFIG, done, phases_with_operations, read, rows, run  # noqa: F401
 

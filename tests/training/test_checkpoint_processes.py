@@ -16,6 +16,7 @@ from jaxalign.data.packing import pack
 from jaxalign.parallel import distributed, hosts
 from jaxalign.parallel.rows import fetch, place_rows
 from jaxalign.tracking.metrics import read_metrics
+from jaxalign.training.arguments import LmArguments
 from jaxalign.training.checkpoint import Checkpointer
 from jaxalign.training.lm_step import lm_step
 from jaxalign.training.loop import Loop
@@ -42,7 +43,8 @@ def train(directory: pathlib.Path, mesh, stop: int | None = None):
     def step_fn(state, step):
         if step == stop:
             raise Stopped
-        return lm_step(model, OPTIMIZER, 1, state, place_rows(model.sharding, ROWS, LOADER.indices(step)))
+        given = LmArguments(model=model, optimizer=OPTIMIZER, batch=place_rows(model.sharding, ROWS, LOADER.indices(step)))
+        return lm_step(state, given)
 
     loop = Loop("tiny", directory, STEPS, CUT)
     key = jax.random.key(0)

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from jaxalign.algorithms.direct_preference import DPO_KINDS
 from jaxalign.config import DIRECT_OBJECTIVES, PAIRWISE_OBJECTIVES, Dpo, Optimizer
 from jaxalign.records import AnswerPairs
+from jaxalign.training.arguments import DirectArguments, LogprobArguments
 from jaxalign.training.direct_step import answer_logprobs, direct_step, sorts_the_batch
 from jaxalign.training.optimizer import make_optimizer
 from jaxalign.training.packed import pack_pairs
@@ -90,8 +91,9 @@ def step(section: Dpo, batch: AnswerPairs, mesh=None, packed=False):
         parts = pack_pairs(batch, section.micro_batch_tokens, model.sharding, sorts_the_batch(section), branches=True)
         batch = dataclasses.replace(batch, tokens=None)
     batch = tiny.rows(model, batch)
-    program = direct_step.lower(model, SGD, section, state, batch, None, parts).compile(compiler_options=tiny.COMPILE_FAST)
-    state, metrics = program(state, batch, None, parts)
+    given = DirectArguments(model=model, optimizer=SGD, section=section, batch=batch, packed=parts)
+    program = direct_step.lower(state, given).compile(compiler_options=tiny.COMPILE_FAST)
+    state, metrics = program(state, given)
     gradient = jax.tree.map(np.subtract, tiny.host_params(), tiny.to_host(state.params))
     return gradient, {name: float(value) for name, value in metrics.items()}
 
@@ -99,7 +101,8 @@ def step(section: Dpo, batch: AnswerPairs, mesh=None, packed=False):
 def jitted_step(section: Dpo, batch: AnswerPairs, parts=None):
     """`step` on one device, compiled once for all batches of a shape."""
     state = init_state(tiny.model(), SGD, tiny.place(tiny.model(), tiny.host_params()), jax.random.key(0))
-    state, metrics = direct_step(tiny.model(), SGD, section, state, batch, None, parts)
+    given = DirectArguments(model=tiny.model(), optimizer=SGD, section=section, batch=batch, packed=parts)
+    state, metrics = direct_step(state, given)
     gradient = jax.tree.map(np.subtract, tiny.host_params(), tiny.to_host(state.params))
     return gradient, {name: float(value) for name, value in metrics.items()}
 
@@ -119,8 +122,11 @@ def test_the_names_of_the_config_are_those_of_the_objectives():
 
 def test_answer_logprobs_are_those_of_the_full_softmax():
     model, params, batch = tiny.model(), tiny.host_params(scale=3.0), pairs()
-    found = answer_logprobs(model, params, batch)
-    packed = answer_logprobs(model, params, dataclasses.replace(batch, tokens=None), pack_pairs(batch, 24, None))
+    found = answer_logprobs(LogprobArguments(model=model, params=params, pairs=batch))
+    given = LogprobArguments(
+        model=model, params=params, pairs=dataclasses.replace(batch, tokens=None), packed=pack_pairs(batch, 24, None)
+    )
+    packed = answer_logprobs(given)
     tiny.assert_trees_close(packed, found, 1e-5, 1e-5)
     for i in range(4):
         for side in range(2):
@@ -137,7 +143,8 @@ def test_answer_logprobs_are_those_of_the_full_softmax():
 
 def test_a_policy_that_is_its_own_reference_has_loss_log_2():
     batch = pairs()
-    logprobs = np.asarray(answer_logprobs(tiny.model(), tiny.host_params(), batch).logprobs)
+    given = LogprobArguments(model=tiny.model(), params=tiny.host_params(), pairs=batch)
+    logprobs = np.asarray(answer_logprobs(given).logprobs)
     _, metrics = step(section(), dataclasses.replace(batch, reference=logprobs))
     assert metrics["loss"] == pytest.approx(math.log(2), abs=1e-5)
     assert metrics["margin"] == pytest.approx(0, abs=1e-5)
@@ -211,7 +218,7 @@ def test_a_batch_of_which_nothing_counts_teaches_nothing(objective):
 def test_a_reference_with_another_vocabulary_is_refused_while_tracing():
     model, other = tiny.model(), tiny.model(vocab=40)
     with pytest.raises(ValueError, match=r"embedding \[V, D\] is \(40, 16\); this model's is \(32, 16\)"):
-        jax.eval_shape(lambda params: answer_logprobs(model, params, pairs()), other.abstract())
+        jax.eval_shape(answer_logprobs, LogprobArguments(model=model, params=other.abstract(), pairs=pairs()))
 
 
 def test_a_sum_of_objectives_is_the_sum_of_their_losses():
@@ -229,7 +236,7 @@ def test_an_sft_term_adds_the_better_answers_likelihood():
     batch = dataclasses.replace(pairs(), label=np.ones(4, np.float32))
     _, without = step(section(), batch)
     _, with_term = step(section(sft_weight=0.5), batch)
-    found = answer_logprobs(tiny.model(), tiny.host_params(), batch)
+    found = answer_logprobs(LogprobArguments(model=tiny.model(), params=tiny.host_params(), pairs=batch))
     nll = -np.mean(np.asarray(found.logprobs)[:, 0] / np.asarray(found.tokens)[:, 0])
     assert with_term["loss"] - without["loss"] == pytest.approx(0.5 * nll, rel=1e-4)
 
@@ -237,9 +244,9 @@ def test_an_sft_term_adds_the_better_answers_likelihood():
 def test_steps_raise_the_better_answer_over_the_worse():
     model = tiny.model()
     batch = dataclasses.replace(pairs(), label=np.ones(4, np.float32))
-    start = np.asarray(answer_logprobs(model, tiny.host_params(), batch).logprobs)
+    start = np.asarray(answer_logprobs(LogprobArguments(model=model, params=tiny.host_params(), pairs=batch)).logprobs)
     batch = dataclasses.replace(batch, reference=start)
     state = init_state(model, OPTIMIZER, tiny.place(model, tiny.host_params()), jax.random.key(0))
     for _ in range(10):
-        state, metrics = direct_step(model, OPTIMIZER, section(), state, batch)
+        state, metrics = direct_step(state, DirectArguments(model=model, optimizer=OPTIMIZER, section=section(), batch=batch))
     assert float(metrics["accuracy"]) == 1 and float(metrics["margin"]) > 0.5

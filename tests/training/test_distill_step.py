@@ -8,6 +8,7 @@ import optax
 import pytest
 
 from jaxalign.records import ScoredPairs
+from jaxalign.training.arguments import DistillArguments
 from jaxalign.training.distill_step import distill_step
 from jaxalign.training.preference_step import pair_scores
 from jaxalign.training.state import init_state
@@ -25,7 +26,10 @@ def batch():
 
 def step(batch, objective, micro_batches=1):
     state = init_state(MODEL, SGD, tiny.place(MODEL, tiny.host_params("scalar")), jax.random.key(0))
-    new, metrics = distill_step(MODEL, SGD, objective, SCALE, micro_batches, state, batch)
+    given = DistillArguments(
+        model=MODEL, optimizer=SGD, objective=objective, scale=SCALE, micro_batches=micro_batches, batch=batch
+    )
+    new, metrics = distill_step(state, given)
     return jax.tree.map(np.subtract, tiny.host_params("scalar"), tiny.to_host(new.params)), tiny.to_host(metrics)
 
 

@@ -15,6 +15,7 @@ from jaxalign.config import Optimizer
 from jaxalign.data.packing import pack
 from jaxalign.models.architecture import Experts
 from jaxalign.records import PackedBatch
+from jaxalign.training.arguments import LmArguments
 from jaxalign.training.lm_step import lm_evaluate, lm_loss, lm_step
 from jaxalign.training.optimizer import make_optimizer
 from jaxalign.training.state import init_state
@@ -29,7 +30,8 @@ def step(batch, micro_batches=1, optimizer=SGD, model=None):
     """(loss, gradient, metrics) of one step on packed rows."""
     model = model or tiny.model()
     state = init_state(model, optimizer, tiny.place(model, tiny.host_params()), jax.random.key(0))
-    new, metrics = lm_step(model, optimizer, micro_batches, state, tiny.rows(model, batch))
+    given = LmArguments(model=model, optimizer=optimizer, micro_batches=micro_batches, batch=tiny.rows(model, batch))
+    new, metrics = lm_step(state, given)
     gradient = jax.tree.map(np.subtract, tiny.host_params(), tiny.to_host(new.params))
     return float(metrics["loss"]), gradient, tiny.to_host(metrics)
 
@@ -109,7 +111,7 @@ def test_the_loss_falls(packed):
     state = init_state(model, optimizer, tiny.place(model, tiny.host_params()), jax.random.key(0))
     losses = []
     for _ in range(40):
-        state, metrics = lm_step(model, optimizer, 1, state, packed)
+        state, metrics = lm_step(state, LmArguments(model=model, optimizer=optimizer, batch=packed))
         losses.append(float(metrics["loss"]))
     assert losses[-1] < 0.5 * losses[0] and int(state.step) == 40
 
@@ -125,7 +127,8 @@ def test_experts_are_kept_busy_alike_where_that_is_asked_for():
     for coef in (0.0, 1.0):
         state = init_state(model, optimizer, model.init(jax.random.key(0)), jax.random.key(1))
         for _ in range(40):
-            state, metrics = lm_step(model, optimizer, 2, state, batch, None, coef)
+            given = LmArguments(model=model, optimizer=optimizer, micro_batches=2, batch=batch, balance_coef=coef)
+            state, metrics = lm_step(state, given)
         last[coef] = float(metrics["load_balance"])
     assert last[0.0] > last[1.0] + 0.05
     assert last[1.0] == pytest.approx(2.0, abs=0.02)

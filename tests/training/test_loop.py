@@ -14,6 +14,7 @@ from jaxalign.data.loader import EpochLoader, take
 from jaxalign.data.packing import pack
 from jaxalign.tracking.metrics import read_metrics
 from jaxalign.tracking.timing import read_timing
+from jaxalign.training.arguments import LmArguments
 from jaxalign.training.lm_step import lm_step
 from jaxalign.training.loop import Loop
 from jaxalign.training.optimizer import make_optimizer
@@ -41,7 +42,8 @@ def train(directory, stop_before=None, seen=None, mesh=None):
         if seen is not None:
             seen.append(step)
         assert int(state.step) == step
-        return lm_step(model, OPTIMIZER, 1, state, tiny.rows(model, take(ROWS, LOADER.indices(step))))
+        given = LmArguments(model=model, optimizer=OPTIMIZER, batch=tiny.rows(model, take(ROWS, LOADER.indices(step))))
+        return lm_step(state, given)
 
     def init():
         return init_state(model, OPTIMIZER, tiny.place(model, tiny.host_params()), jax.random.key(9))

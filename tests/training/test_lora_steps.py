@@ -19,6 +19,7 @@ from jaxalign.models.adapters.lora import LINEAR, Lora, frozen, merge, trained
 from jaxalign.records import AnswerPairs
 from jaxalign.rl.state import PPOState, init_ppo_state
 from jaxalign.rl.update import ppo_update
+from jaxalign.training.arguments import DirectArguments, LmArguments, PreferenceArguments
 from jaxalign.training.direct_step import direct_step
 from jaxalign.training.lm_step import lm_step
 from jaxalign.training.preference_step import preference_step
@@ -46,16 +47,19 @@ def buffer():
 
 
 def language(model, params, base):
-    return lm_step(model, SGD, 2, init_state(model, SGD, params, jax.random.key(0)), ROWS, base)
+    given = LmArguments(model=model, optimizer=SGD, micro_batches=2, batch=ROWS, frozen=base)
+    return lm_step(init_state(model, SGD, params, jax.random.key(0)), given)
 
 
 def direct(model, params, base):
     section = Dpo(objective="sigmoid", batch=8)
-    return direct_step(model, SGD, section, init_state(model, SGD, params, jax.random.key(0)), ANSWERS, base)
+    given = DirectArguments(model=model, optimizer=SGD, section=section, batch=ANSWERS, frozen=base)
+    return direct_step(init_state(model, SGD, params, jax.random.key(0)), given)
 
 
 def preference(model, params, base):
-    return preference_step(model, SGD, 0.01, init_state(model, SGD, params, jax.random.key(0)), PAIRS, base)
+    given = PreferenceArguments(model=model, optimizer=SGD, centering_coef=0.01, batch=PAIRS, frozen=base)
+    return preference_step(init_state(model, SGD, params, jax.random.key(0)), given)
 
 
 STEPS = {"lm": (language, "lm"), "direct": (direct, "lm"), "preference": (preference, "scalar")}

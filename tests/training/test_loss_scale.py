@@ -15,6 +15,7 @@ from jaxalign.data.packing import pack
 from jaxalign.rl.checks import unexplained
 from jaxalign.rl.update import ppo_update
 from jaxalign.training import loss_scale
+from jaxalign.training.arguments import LmArguments
 from jaxalign.training.checkpoint import Checkpointer
 from jaxalign.training.lm_step import lm_step
 from jaxalign.training.loss_scale import LossScale
@@ -90,7 +91,7 @@ def test_the_gradient_is_that_of_float32():
     gradients = {}
     for dtype in ("float32", HALF):
         model, state = start(dtype=dtype)
-        new, _ = lm_step(model, SGD, 1, state, ROWS)
+        new, _ = lm_step(state, LmArguments(model=model, optimizer=SGD, batch=ROWS))
         gradients[dtype] = jax.tree.map(np.subtract, tiny.host_params(), tiny.to_host(new.params))
     for found, want in zip(jax.tree.leaves(gradients[HALF]), jax.tree.leaves(gradients["float32"]), strict=True):
         np.testing.assert_allclose(found, want, atol=20 * EPS * np.abs(want).max())
@@ -101,7 +102,7 @@ def test_an_overflow_halves_and_skips_and_then_learning_goes_on():
     model, state = start(first=2.0**24)
     before, rows = tiny.to_host(state.params), []
     for _ in range(30):
-        state, metrics = lm_step(model, SGD, 1, state, ROWS)
+        state, metrics = lm_step(state, LmArguments(model=model, optimizer=SGD, batch=ROWS))
         rows.append({name: float(value) for name, value in metrics.items()})
         if all(row["skipped"] for row in rows):
             tiny.assert_trees_equal(tiny.to_host(state.params), before)
@@ -116,7 +117,7 @@ def test_micro_batches_change_nothing_but_rounding():
     found = {}
     for number in (1, 4):
         model, state = start()
-        new, metrics = lm_step(model, SGD, number, state, ROWS)
+        new, metrics = lm_step(state, LmArguments(model=model, optimizer=SGD, micro_batches=number, batch=ROWS))
         found[number] = jax.tree.map(np.subtract, tiny.host_params(), tiny.to_host(new.params)), float(metrics["loss"])
     (whole, loss), (parts, parts_loss) = found[1], found[4]
     assert parts_loss == pytest.approx(loss, rel=4 * EPS)
@@ -136,7 +137,7 @@ def test_a_mesh_equals_one_device():
                 small = loss_scale.first_scale()
                 small = small if where is None else jax.device_put(small, model.sharding.replicated)
                 state = dataclasses.replace(state, loss_scale=small)
-            state, metrics = lm_step(model, optimizer, 1, state, tiny.rows(model, ROWS))
+            state, metrics = lm_step(state, LmArguments(model=model, optimizer=optimizer, batch=tiny.rows(model, ROWS)))
             rows.setdefault(where, []).append([float(metrics[name]) for name in ("loss", "loss_scale", "skipped")])
         states[where] = state
     assert states[mesh].loss_scale.scale.sharding.is_fully_replicated
@@ -173,7 +174,7 @@ def test_other_types_have_no_scale_and_their_old_checkpoints_are_read(tmp_path, 
     assert found.loss_scale is None
     tiny.assert_trees_equal(tiny.to_host(found), tiny.to_host(state))
     assert {path[0].name for path, _ in jax.tree_util.tree_leaves_with_path(state)} <= set(old)
-    _, metrics = lm_step(model, SGD, 1, state, ROWS)
+    _, metrics = lm_step(state, LmArguments(model=model, optimizer=SGD, batch=ROWS))
     assert {"loss_scale", "overflowed"}.isdisjoint(metrics)
 
 
@@ -183,7 +184,7 @@ def test_a_tiny_model_learns_as_well_as_in_float32():
     for dtype in ("float32", HALF):
         model, state = start(dtype=dtype, optimizer=optimizer)
         for _ in range(20):
-            state, metrics = lm_step(model, optimizer, 1, state, ROWS)
+            state, metrics = lm_step(state, LmArguments(model=model, optimizer=optimizer, batch=ROWS))
         last[dtype] = float(metrics["loss"])
         assert last[dtype] < 2.5  # from log 32 = 3.5 and more
     assert last[HALF] == pytest.approx(last["float32"], rel=0.03)
@@ -203,12 +204,12 @@ def test_policy_and_critic_have_a_scale_each():
 def test_an_overflow_is_explained_by_the_scale_but_not_a_loss_that_is_not_finite():
     """What the run-time check of RL counts."""
     model, state = start(first=2.0**24)
-    _, metrics = lm_step(model, SGD, 1, state, ROWS)
+    _, metrics = lm_step(state, LmArguments(model=model, optimizer=SGD, batch=ROWS))
     assert float(metrics["skipped"]) == 1 and float(unexplained(metrics)) == 0
     for spoilt, first in ((np.nan, 2.0**15), (np.nan, 1.0)):
         model, state = start(first=first)
         bad = dataclasses.replace(ROWS, loss_mask=np.where(ROWS.loss_mask > 0, spoilt, 0).astype(np.float32))
-        state, metrics = lm_step(model, SGD, 1, state, bad)
+        state, metrics = lm_step(state, LmArguments(model=model, optimizer=SGD, batch=bad))
         assert float(unexplained(metrics)) == 1
         assert float(state.loss_scale.scale) == max(first / 2, 1.0)
     floor = scale(1.0)

@@ -21,6 +21,7 @@ from jaxalign.models.model import Model
 from jaxalign.parallel.sharding import make_sharding
 from jaxalign.rollout.engine import Engine
 from jaxalign.rollout.sampling import Sampling
+from jaxalign.training.arguments import LmArguments
 from jaxalign.training.lm_step import lm_step
 from jaxalign.training.state import init_state
 from tests import tiny
@@ -67,7 +68,7 @@ def logprobs_and_step(model: Model, state, rows):
     """Log-probs of the rows, and a step of training on them, in one program."""
     hidden = model.hidden(state.params, rows.tokens, rows.positions, rows.segment_ids)
     found = model.token_stats(state.params, hidden[:, :-1], rows.tokens[:, 1:]).logprobs
-    return found, *lm_step(model, OPTIMIZER, 1, state, rows)
+    return found, *lm_step(state, LmArguments(model=model, optimizer=OPTIMIZER, batch=rows))
 
 
 @functools.cache

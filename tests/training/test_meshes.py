@@ -14,6 +14,7 @@ from jaxalign.data.packing import pack
 from jaxalign.records import PairBatch
 from jaxalign.rl.state import init_ppo_state
 from jaxalign.rl.update import minibatch_update
+from jaxalign.training.arguments import LmArguments, PreferenceArguments
 from jaxalign.training.lm_step import lm_step
 from jaxalign.training.preference_step import preference_step
 from jaxalign.training.state import init_state
@@ -40,8 +41,9 @@ def buffer():
 def all_steps(setup, language, pairs, policy, critic, batches):
     """One step of each kind of training, in one program."""
     rows, comparisons, experience = batches
-    language, first = lm_step(setup.policy, SGD, 1, language, rows)
-    pairs, second = preference_step(setup.critic, SGD, 0.01, pairs, comparisons)
+    language, first = lm_step(language, LmArguments(model=setup.policy, optimizer=SGD, batch=rows))
+    given = PreferenceArguments(model=setup.critic, optimizer=SGD, centering_coef=0.01, batch=comparisons)
+    pairs, second = preference_step(pairs, given)
     policy, critic, third = minibatch_update(setup, policy, critic, experience, 0.05)
     return [state.params for state in (language, pairs, policy, critic)], (first, second, third)
 

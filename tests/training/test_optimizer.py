@@ -12,6 +12,7 @@ import optax.contrib
 import pytest
 
 from jaxalign.config import Optimizer
+from jaxalign.training.arguments import LmArguments
 from jaxalign.training.lm_step import lm_step
 from jaxalign.training.optimizer import make_optimizer, make_schedule
 from jaxalign.training.state import apply_gradients, init_state
@@ -208,7 +209,8 @@ def test_sophia_learns_on_a_mesh_as_on_one_device():
         model, optimizer = tiny.model(mesh), make_optimizer(Optimizer(kind="sophia", learning_rate=1e-3), 10)
         state = init_state(model, optimizer, tiny.place(model, tiny.host_params()), jax.random.key(0))
         for _ in range(2):
-            state, metrics = lm_step(model, optimizer, 2, state, tiny.rows(model, ROWS))
+            given = LmArguments(model=model, optimizer=optimizer, micro_batches=2, batch=tiny.rows(model, ROWS))
+            state, metrics = lm_step(state, given)
         found.append(tiny.to_host((state.params, metrics)))
     tiny.assert_trees_close(found[1][1], found[0][1], 1e-3, 1e-5)
     # An update is cut to the rate's size, with the sign of a gradient that may be rounding: few may differ.

@@ -128,7 +128,7 @@ def test_the_size_of_a_part(sequences, T, tokens, ways, unit, expected):
 
 
 def test_a_part_with_room_for_no_row_is_refused():
-    with pytest.raises(UserError, match="micro_batch_tokens is 99; a device needs room for 100, in rows of 100"):
+    with pytest.raises(UserError, match="micro_batch_tokens is 99; at least 100 are needed for rows of 100"):
         part_rows(8, 100, 99)
-    with pytest.raises(UserError, match="a device needs room for 200"):
+    with pytest.raises(UserError, match="at least 200 are needed"):
         part_rows(8, 100, 199, 4, 8)

@@ -12,6 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from jaxalign.records import PairBatch
+from jaxalign.training.arguments import PreferenceArguments
 from jaxalign.training.packed import pack_pairs
 from jaxalign.training.preference_step import pair_scores, preference_step, sequence_scores
 from jaxalign.training.state import init_state
@@ -35,7 +36,8 @@ def step(batch, tokens=None, branches=True):
     """(gradient, metrics) of one step; with tokens by packed micro-batches of so many."""
     packed = None if tokens is None else pack_pairs(batch, tokens, None, branches=branches)
     state = init_state(MODEL, SGD, tiny.place(MODEL, tiny.host_params("scalar")), jax.random.key(0))
-    new, metrics = preference_step(MODEL, SGD, CENTERING, state, batch, None, packed)
+    given = PreferenceArguments(model=MODEL, optimizer=SGD, centering_coef=CENTERING, batch=batch, packed=packed)
+    new, metrics = preference_step(state, given)
     return jax.tree.map(np.subtract, tiny.host_params("scalar"), tiny.to_host(new.params)), tiny.to_host(metrics)
 
 

@@ -14,11 +14,12 @@ from jaxalign.errors import UserError
 from jaxalign.records import Message
 from jaxalign.registry.data_sources import data_source
 from jaxalign.registry.stages import STAGES, stages_in_order
-from jaxalign.stages import dpo, preference, sft
-from jaxalign.stages.shared import common, sources
+from jaxalign.stages.shared import common, labelled, sources
 from jaxalign.stages.shared.base import StageContext
 from jaxalign.stages.shared.manifest import DONE, read_manifest
 from jaxalign.tracking.tokens import GIVEN, LEARNT, SCORED, TokenRow
+from jaxalign.trainers import answers, scoring
+from jaxalign.trainers.sft import packed
 
 
 def choose_stage(config: Config, asked: str) -> str:
@@ -80,8 +81,8 @@ def sft_rows(context: StageContext, tokenizer: Tokenizer, count: int) -> list[To
     if data_source(context.config).feedback:
         _require(context, "sft", "revise")
     config, out = context.config, []
-    for number, pair in enumerate(sft.answered(context, tokenizer)[0][:count], start=1):
-        batch, _ = sft.packed(config, tokenizer, [pair])
+    for number, pair in enumerate(labelled.answered(context, tokenizer)[0][:count], start=1):
+        batch, _ = packed(tokenizer, [pair], config.data.style, config.sft.row_length)
         length = int(np.sum(batch.segment_ids[0] > 0))
         full = len(styles.encode_completion(tokenizer, *pair, config.data.style)[0])
         out.append(TokenRow(f"sft {number}", batch.tokens[0, :length].tolist(), _marks(batch.loss_mask[0, :length]),
@@ -94,8 +95,8 @@ def preference_rows(context: StageContext, tokenizer: Tokenizer, count: int) -> 
     if data_source(context.config).feedback:
         _require(context, "preference", "compare")
     config, out = context.config, []
-    pairs = preference.labelled_split(context, tokenizer)[0][:count]
-    batch = preference.pair_arrays(tokenizer, pairs, config.data.style, config.preference.max_length)
+    pairs = labelled.preference_split(context, tokenizer)[0][:count]
+    batch = scoring.pair_arrays(tokenizer, pairs, config.data.style, config.preference.max_length)
     for number, pair in enumerate(pairs):
         for side, answer in enumerate((pair.response_a, pair.response_b)):
             length = int(batch.length[number, side])
@@ -111,9 +112,9 @@ def dpo_rows(context: StageContext, tokenizer: Tokenizer, count: int) -> list[To
     if data_source(context.config).feedback:
         _require(context, "dpo", "compare")
     config, out = context.config, []
-    pairs = dpo.labelled_split(context, tokenizer)[0][:count]
-    batch = dpo.arrays(tokenizer, pairs, config.data.style, config.dpo)
-    for number, pair in enumerate(map(dpo.oriented, pairs)):
+    pairs = labelled.direct_split(context, tokenizer)[0][:count]
+    batch = answers.pair_arrays(tokenizer, pairs, config.data.style, config.dpo)
+    for number, pair in enumerate(map(answers.oriented, pairs)):
         for side, answer in enumerate((pair.response_a, pair.response_b)):
             prompt, length = int(batch.prompt_length[number, side]), int(batch.length[number, side])
             full = len(styles.encode_completion(tokenizer, pair.prompt.messages, answer, config.data.style)[0])

@@ -9,6 +9,7 @@ from jaxalign.models.model import Model, Params
 from jaxalign.rewards.scorer import Ensemble, Scorer, stack_members, student_model
 from jaxalign.stages.shared import common
 from jaxalign.stages.shared.base import StageContext
+from jaxalign.trainers.reward_model import member_directory
 from jaxalign.training.checkpoint import load_params
 
 
@@ -44,8 +45,3 @@ def find_scorer(
         ensemble = Ensemble(shift, scale, found["combine"], found["std_weight"])
         folders = [member_directory(directory, number) for number in range(len(shift))]
     return Scorer(model, found["shift"], found["scale"], clip, ensemble), folders
-
-
-def member_directory(directory: Path, number: int) -> Path:
-    """Where a member of the preference stage's ensemble is; the first is what stands alone without an ensemble."""
-    return directory if number == 0 else directory / f"member-{number}"

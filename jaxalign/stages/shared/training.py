@@ -1,0 +1,93 @@
+"""How stages use trainers: their weights, keys and loops from the stage's context, and the summary of supervised training."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+import numpy as np
+
+from jaxalign import streams
+from jaxalign.config import BestOfN, Pretrain, Sft
+from jaxalign.models.adapters.quantised import quantise_abstract
+from jaxalign.models.model import Model, Params
+from jaxalign.parallel.rows import placed
+from jaxalign.records import PackedBatch
+from jaxalign.stages.shared import common
+from jaxalign.stages.shared.base import StageContext, write_json
+from jaxalign.tracking.metrics import read_metrics
+from jaxalign.trainers.base import RunSettings, Start
+from jaxalign.trainers.sft import Supervised, held_out_loss
+from jaxalign.training.checkpoint import save_params
+
+
+def run_settings(context: StageContext, model: Model, use: int | str = streams.STATE) -> RunSettings:
+    """The settings of a training run in the stage's directory. use: of the key that the training state keeps."""
+    return RunSettings(
+        seed=context.config.seed,
+        key=common.stage_key(context.config, context.directory.name, use),
+        loop=functools.partial(common.loop, context, model),
+        directory=context.directory,
+        timing=lambda: common.timing(context, model),
+    )
+
+
+def start_from(
+    context: StageContext, model: Model, weights: Callable[[], Params], trained: Callable[[Params], Params]
+) -> Start:
+    """Training of `model` from weights that are read late, on the run's base where the model has adapters.
+
+    Args:
+      weights: reads the weights, joined with those under adapters.
+      trained: the trained part of them, in buffers that training may donate.
+    """
+    frozen = None
+    if model.lora is not None:
+        frozen = placed(quantise_abstract(model.base.abstract(), context.config.lora.base))
+    return Start(model, weights, trained, lambda: common.frozen_params(context, model), frozen)
+
+
+def policy_start(context: StageContext, model: Model, shared: bool) -> Start:
+    """Training of a policy from the weights that this stage starts from.
+
+    Args:
+      shared: whether a reference reads the weights too, so that training needs a copy.
+    """
+    stage = context.directory.name
+    return start_from(
+        context,
+        model,
+        weights=lambda: common.policy_params(context, model, stage),
+        trained=lambda weights: common.trained_params(context, model, weights, stage, shared),
+    )
+
+
+def train_supervised(
+    context: StageContext,
+    section: Pretrain | Sft | BestOfN,
+    start: Start,
+    train: PackedBatch,
+    held_out: PackedBatch | None,
+    steps: int,
+    extra: dict | None = None,
+) -> None:
+    """Trains `steps` steps on packed rows, saves the trained parameters and writes the summary, with `extra` in it."""
+    stage, model = context.directory.name, start.model
+    supervised = Supervised(
+        start,
+        section,
+        run_settings(context, model),
+        train,
+        streams.loader_stream(stage),
+        context.config.model.load_balance_coef,
+    )
+    for _ in supervised.steps(steps):
+        pass
+    save_params(context.directory / "params", supervised.fit.params)
+    rows = read_metrics(context.directory / "metrics.jsonl")
+    summary = {"steps": steps, "tokens": int(sum(row["tokens"] for row in rows))}
+    summary |= {"loss_first": rows[0]["loss"], "loss_last": float(np.mean([row["loss"] for row in rows[-10:]]))}
+    summary["held_out_loss"] = None
+    if held_out is not None:
+        summary["held_out_loss"] = held_out_loss(model, supervised.fit.weights, held_out, section.batch_rows)
+    write_json(context.directory / "summary.json", summary | (extra or {}))

@@ -1,0 +1,125 @@
+"""Pairs of answers and judged answers as arrays for the direct objectives."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+
+from jaxalign.config import Dpo
+from jaxalign.data.chat import styles
+from jaxalign.data.tokenizers.load import Tokenizer
+from jaxalign.errors import UserError
+from jaxalign.models.attention.dispatch import reads_branches
+from jaxalign.models.model import Model
+from jaxalign.parallel.rows import place_rows
+from jaxalign.records import AnswerPairs, Comparison, Judgement, PackedParts, Rollout
+from jaxalign.training.direct_step import sorts_the_batch
+from jaxalign.training.packed import pack_pairs
+
+BUCKET = 32
+"""Sequences are padded to a multiple of this many tokens."""
+
+AnsweredIds = tuple[list[int], list[int]]
+"""The token ids of a prompt and of an answer to it."""
+
+
+def oriented(pair: Comparison) -> Comparison:
+    """The pair with the answer that the label prefers first."""
+    if pair.label >= 0.5:
+        return pair
+    return dataclasses.replace(pair, response_a=pair.response_b, response_b=pair.response_a, label=1 - pair.label)
+
+
+def pair_arrays(
+    tokenizer: Tokenizer, pairs: Sequence[Comparison], style: str, section: Dpo, single: bool = False
+) -> AnswerPairs:
+    """All pairs as numpy arrays, padded to one length; the reference's log-probabilities are 0.
+
+    Args:
+      single: for an objective on single answers. Each pair then makes two rows, one for each answer: first the answer, whose
+        label is the probability that it is the better one, then an answer to another prompt.
+    """
+    rows, labels = [], []
+    for pair in map(oriented, pairs):
+        prompt = styles.encode_prompt(tokenizer, pair.prompt.messages, style)
+        answers = [styles.encode_answer(tokenizer, text, style) for text in (pair.response_a, pair.response_b)]
+        rows.append([(prompt, answer) for answer in answers])
+        labels.append(pair.label)
+    if single:
+        singles = [side for row in rows for side in row]
+        rows = [[(prompt, answer), (prompt, _mismatched(singles, i))] for i, (prompt, answer) in enumerate(singles)]
+        labels = [side for label in labels for side in (label, 1 - label)]
+    return _padded(rows, labels, section.max_length)
+
+
+def judged_arrays(
+    tokenizer: Tokenizer, judgements: Sequence[Judgement], style: str, section: Dpo, single: bool = False
+) -> AnswerPairs:
+    """All judged answers as numpy arrays, one row each, the judged answer first; the label is 1 for a good one.
+
+    Args:
+      single: the second answer of a row is an answer to another prompt, as an objective on single answers reads it; otherwise
+        it is the judged answer again.
+    """
+    singles = [
+        (styles.encode_prompt(tokenizer, one.prompt.messages, style), styles.encode_answer(tokenizer, one.response, style))
+        for one in judgements
+    ]
+    second = [_mismatched(singles, i) if single else answer for i, (_, answer) in enumerate(singles)]
+    rows = [[(prompt, answer), (prompt, other)] for (prompt, answer), other in zip(singles, second, strict=True)]
+    return _padded(rows, [float(one.desirable) for one in judgements], section.max_length)
+
+
+def packed(section: Dpo, model: Model, pairs: AnswerPairs, index: np.ndarray) -> tuple[AnswerPairs, PackedParts]:
+    """(the pairs `index` on the devices, without their tokens; the tokens packed in micro-batches)."""
+    own = jax.tree.map(lambda x: x[index], pairs)
+    branches = reads_branches(model.config, model.sharding)
+    parts = pack_pairs(own, section.micro_batch_tokens, model.sharding, sorts_the_batch(section), branches)
+    return place_rows(model.sharding, dataclasses.replace(own, tokens=None)), parts
+
+
+def answer_pairs(rollout: Rollout, labelled: Sequence[Comparison], undecided: str) -> AnswerPairs:
+    """Rows 2i and 2i + 1 of a rollout (numpy) as pair i, the answer that the label prefers first; the reference is 0.
+
+    Pairs of equal answers have weight 0, and undecided ones too where `undecided` is "drop".
+    """
+    B = len(labelled)
+    length = rollout.prompt_length + rollout.response_length
+    label = np.asarray([c.label for c in labelled], np.float32)
+    order = np.stack([2 * np.arange(B) + (label < 0.5), 2 * np.arange(B) + (label >= 0.5)], axis=1)
+    counted = [c.response_a != c.response_b and (c.decided or undecided == "half") for c in labelled]
+    return AnswerPairs(
+        rollout.tokens[order], rollout.prompt_length[order], length[order], np.maximum(label, 1 - label),
+        np.asarray(counted, np.float32), np.zeros((B, 2), np.float32),
+    )  # fmt: skip
+
+
+def _mismatched(singles: Sequence[AnsweredIds], i: int) -> list[int]:
+    """The next answer to another prompt than that of row i. Raises UserError where there is none."""
+    prompt = singles[i][0]
+    for step in range(1, len(singles)):
+        other, answer = singles[(i + step) % len(singles)]
+        if other != prompt:
+            return answer
+    raise UserError("all answers are to one prompt, and kto needs answers to other prompts for its KL; give more prompts, or "
+                    "choose another dpo.objective")
+
+
+def _padded(rows: Sequence[Sequence[AnsweredIds]], labels: Sequence[float], max_length: int) -> AnswerPairs:
+    """Pairs of sequences as arrays. Prompts that are too long lose their oldest tokens, answers their last ones."""
+    longest = max((len(prompt) + len(answer) for row in rows for prompt, answer in row), default=1)
+    width = min(max_length, -(-longest // BUCKET) * BUCKET)
+    shape = (len(rows), 2)
+    tokens = np.zeros((*shape, width), np.int32)
+    prompt_length, length = np.ones(shape, np.int32), np.ones(shape, np.int32)
+    for i, row in enumerate(rows):
+        for side, (prompt, answer) in enumerate(row):
+            answer = answer[: width - 1]
+            prompt = prompt[-(width - len(answer)) :]
+            ids = [*prompt, *answer]
+            tokens[i, side, : len(ids)], prompt_length[i, side], length[i, side] = ids, len(prompt), len(ids)
+    ones = np.ones(len(rows), np.float32)
+    return AnswerPairs(tokens, prompt_length, length, np.asarray(labels, np.float32), ones, np.zeros(shape, np.float32))

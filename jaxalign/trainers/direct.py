@@ -1,0 +1,252 @@
+"""Direct preference optimisation from labelled pairs or judged answers."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import math
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxalign import streams
+from jaxalign.algorithms.statistics import wilson_interval
+from jaxalign.config import Dpo
+from jaxalign.data.loader import EpochLoader, take
+from jaxalign.errors import UserError
+from jaxalign.models.language_model import LanguageModel
+from jaxalign.models.model import Model, Params
+from jaxalign.parallel import hosts
+from jaxalign.parallel.rows import fetch
+from jaxalign.records import AnswerPairs
+from jaxalign.registry.objectives import objectives_of
+from jaxalign.trainers.answers import judged_arrays, packed, pair_arrays
+from jaxalign.trainers.base import Fit, PolicyTrainer, Program, RunSettings, Start, Step, section_from, start_of
+from jaxalign.trainers.rows import as_judgements, as_pairs, is_judged
+from jaxalign.training import work
+from jaxalign.training.arguments import DirectArguments, LogprobArguments
+from jaxalign.training.direct_step import answer_logprobs, direct_step
+from jaxalign.training.objectives import is_builtin
+from jaxalign.training.optimizer import make_optimizer
+
+
+class DPO(PolicyTrainer):
+    """Direct preference optimisation of a language model, with any of the direct objectives.
+
+        pairs = [{"prompt": "Name a colour.", "chosen": "Red.", "rejected": "Seven."}]
+        trainer = DPO(load_model("FOLDER"), objective="ipo", beta=0.1, epochs=1, batch=1)
+        for step in trainer.fit(pairs):
+            print(step.metrics["loss"], step.metrics["accuracy"])
+        trainer.policy.save("OUT")
+
+    The reference is the model that training starts from.
+
+    Args:
+      model: the language model to start from; it is not changed.
+      objective: a name in `jaxalign.registry.objectives.OBJECTIVES`, a sum such as "sigmoid+bco_pair", or "module:name".
+      directory: for metrics, checkpoints and exact resume; None keeps everything in memory.
+      seed: of the order of the pairs.
+      trackers: receive the metrics of every step.
+      progress: show progress on stderr.
+      fields: of the config section `dpo`, such as beta, epochs, batch and optimizer.
+
+    Raises:
+      UserError: an argument is not a field of the section, or has a value that the section does not accept.
+    """
+
+    def __init__(
+        self, model: LanguageModel, objective: str = "sigmoid", *, directory=None, seed=0, trackers=(), progress=False,
+        **fields: Any,
+    ):  # fmt: skip
+        section = section_from(Dpo(), {"objective": objective, **fields}, "DPO")
+        check_objective(section, "DPO")
+        options = {"directory": directory, "seed": seed, "trackers": trackers, "progress": progress}
+        super().__init__(model, section, "DPO", **options)
+
+    def fit(self, pairs: Any) -> Iterator[Step]:
+        """Trains on pairs of answers, or on judged answers for an objective on single answers, and yields each step.
+
+        Args:
+          pairs: a list of {"prompt", "chosen", "rejected"}, with "label", the probability that chosen is better, if it is not
+            1; or of {"prompt", "completion", "label": true or false}; or a mapping of columns. Prompts are texts or messages.
+
+        Raises:
+          UserError: there are no rows, one is none of these, or the objective needs rows of the other kind.
+        """
+        section, model = self.section, self._start
+        single = not objectives_of(section.objective)[0].pairs
+        if is_judged(pairs):
+            if not single:
+                raise UserError(f"DPO.fit(pairs) has judged single answers, but objective {section.objective!r} learns from "
+                                "pairs; set objective to 'kto', or give rows with chosen and rejected")
+            arrays = judged_arrays(model.tokenizer, as_judgements(pairs, "DPO.fit(pairs)"), model.style, section, single)
+        else:
+            arrays = pair_arrays(model.tokenizer, as_pairs(pairs, "DPO.fit(pairs)"), model.style, section, single)
+        self._claim(arrays)
+        loader = EpochLoader(len(arrays.label), section.batch, self._seed, streams.LOADERS["dpo"])
+        run = self._settings(jax.random.key(self._seed))
+        direct = Direct(start_of(model), section, run, arrays, loader)
+        self._fit = direct.fit
+        return direct.steps()
+
+
+class Direct:
+    """Direct preference optimisation on arrays of pairs, as the stage dpo and `DPO` run it.
+
+    Args:
+      start: the policy, which is the reference too.
+      section: the objective and its options.
+      run: seed, key and loop.
+      train: the pairs, numpy arrays.
+      loader: which pairs make up each batch.
+      held_out: pairs that get the reference's log-probabilities too, or None.
+
+    Attributes:
+      train, held_out: the pairs, with the reference's log-probabilities once training has begun.
+    """
+
+    def __init__(
+        self, start: Start, section: Dpo, run: RunSettings, train: AnswerPairs, loader: EpochLoader,
+        held_out: AnswerPairs | None = None,
+    ):  # fmt: skip
+        self._start, self._section, self._run, self._loader = start, section, run, loader
+        self.train, self.held_out = train, held_out
+        self.total_steps = loader.steps(section.epochs)
+        self.fit = Fit(start, make_optimizer(section.optimizer, self.total_steps), run)
+
+    def steps(self) -> Iterator[Step]:
+        """Computes the reference's log-probabilities, trains, and yields each step."""
+        program = Program(direct_step, self._arguments, self._flops, self._tokens, shown=("loss", "accuracy"))
+        steps = self.fit.steps(program, self.total_steps, self._section.checkpoint_every, self._prepare)
+        return steps if is_builtin(self._section) else _finite_first(steps, self._section.objective)
+
+    def _prepare(self) -> Params:
+        weights = self._start.weights()
+        self.train = self._with_reference(weights, self.train, "train")
+        if self.held_out is not None:
+            self.held_out = self._with_reference(weights, self.held_out, "held_out")
+        return weights
+
+    def _arguments(self, frozen: Params | None, number: int) -> DirectArguments:
+        model, section = self._start.model, self._section
+        batch, parts = packed(section, model, self.train, self._loader.indices(number))
+        return DirectArguments(
+            model=model, optimizer=self.fit.optimizer, section=section, batch=batch, frozen=frozen, packed=parts
+        )
+
+    def _tokens(self, number: int) -> int:
+        return int(self.train.length[self._loader.indices(number)].sum())
+
+    def _flops(self, number: int) -> float:
+        return work.learning_pairs(self._start.model, take(self.train, self._loader.indices(number)))
+
+    def _with_reference(self, params: Params, pairs: AnswerPairs, name: str) -> AnswerPairs:
+        """The pairs with the log-probabilities of their answers under the reference.
+
+        In a directory they are stored in reference-NAME-HASH.npy, named by the content of the pairs, and an interrupted run
+        reads them back.
+        """
+        section, model, directory = self._section, self._start.model, self._run.directory
+        if section.reference == "none" or not len(pairs.label):
+            return pairs
+        path = None if directory is None else directory / f"reference-{name}-{_digest(pairs)}.npy"
+        if path is None or not hosts.once(path.exists):
+            with self._run.phase("score") as phase:
+                found = all_logprobs(section, model, params, pairs)
+                phase.tokens, phase.flops = int(pairs.length.sum()), work.reading_pairs(model, pairs)
+            if path is None:
+                return dataclasses.replace(pairs, reference=found)
+            hosts.once(lambda: _write_array(path, found))
+        return dataclasses.replace(pairs, reference=np.load(path))
+
+
+def check_objective(section: Dpo, name: str) -> None:
+    """Checks an objective's options against its record. Raises UserError, which names `name`, the section or trainer."""
+    objectives = objectives_of(section.objective, f"{name}.objective")
+    smoothed = [objective.name for objective in objectives if objective.smoothing_required]
+    if smoothed and section.label_smoothing == 0:
+        raise UserError(f"{name}.label_smoothing is 0; objective {smoothed[0]!r} needs it above 0, for example 0.1")
+    lone = [objective.name for objective in objectives if not objective.summable]
+    if lone and len(objectives) > 1:
+        raise UserError(f"{name}.objective is {section.objective!r}; {lone[0]!r} cannot be part of a sum")
+    if section.weights and (len(section.weights) != len(objectives) or len(objectives) == 1):
+        raise UserError(f"{name}.weights has {len(section.weights)} entries; {name}.objective is {section.objective!r}: give "
+                        "one weight for each objective of a sum, or none")
+    if any(objective.sorts_the_batch for objective in objectives) and section.micro_batch_tokens:
+        raise UserError(f"{name}.micro_batch_tokens is {section.micro_batch_tokens}; objective {section.objective!r} sorts the "
+                        "whole batch, which is computed at once: leave it at 0")
+    needing = [objective.name for objective in objectives if objective.needs_reference]
+    if needing and section.reference == "none":
+        raise UserError(f"{name}.reference is 'none', but objective {needing[0]!r} needs a reference; set it to 'start'")
+
+
+def all_logprobs(section: Dpo, model: Model, params: Params, pairs: AnswerPairs) -> np.ndarray:
+    """float32 [B, 2]: the log-probability of every answer."""
+    out, batch = [], section.batch
+    for start in range(0, len(pairs.label), batch):
+        index = np.minimum(np.arange(start, start + batch), len(pairs.label) - 1)
+        own, parts = packed(section, model, pairs, index)
+        found = answer_logprobs(LogprobArguments(model=model, params=params, pairs=own, packed=parts))
+        out.append(fetch(found.logprobs))
+    return np.concatenate(out)[: len(pairs.label)] if out else np.zeros((0, 2), np.float32)
+
+
+def accuracy(section: Dpo, model: Model, params: Params, pairs: AnswerPairs) -> dict | None:
+    """How often the implicit reward prefers the answer that the label prefers; None where no label prefers one.
+
+    The implicit reward is the log-probability less the reference's, per token for objectives whose reward is a mean.
+    """
+    leaning = pairs.label > 0.5
+    if not leaning.any():
+        return None
+    reward = all_logprobs(section, model, params, pairs) - pairs.reference
+    objectives = objectives_of(section.objective)
+    if len(objectives) == 1 and objectives[0].mean_rewards:
+        reward = reward / (pairs.length - pairs.prompt_length)
+    reward = reward[leaning]
+    right, total = int(np.sum(reward[:, 0] > reward[:, 1])), len(reward)
+    low, high = wilson_interval(right, total)
+    margin = float(np.mean(reward[:, 0] - reward[:, 1]) * section.beta)
+    return {"pairs": total, "accuracy": right / total, "low": low, "high": high, "margin": margin}
+
+
+def separation(section: Dpo, model: Model, params: Params, judged: AnswerPairs) -> dict | None:
+    """How often the implicit reward of a good answer exceeds that of a bad one, over all such pairs of answers (ties count
+    half), and the mean difference. None unless there are answers of both kinds."""
+    good = judged.label > 0.5
+    if not good.any() or good.all():
+        return None
+    reward = (all_logprobs(section, model, params, judged) - judged.reference)[:, 0]
+    bad = np.sort(reward[~good])
+    below = (np.searchsorted(bad, reward[good], "left") + np.searchsorted(bad, reward[good], "right")) / 2
+    margin = float((np.mean(reward[good]) - np.mean(bad)) * section.beta)
+    counts = {"desirable": int(good.sum()), "undesirable": len(bad)}
+    return counts | {"accuracy": float(np.mean(below) / len(bad)), "margin": margin}
+
+
+def _finite_first(steps: Iterator[Step], objective: str) -> Iterator[Step]:
+    """The steps. Raises UserError where the loss of a user's objective is not finite in the first one."""
+    for number, step in enumerate(steps):
+        if number == 0 and not math.isfinite(step.metrics["loss"]):
+            raise UserError(f"objective {objective!r} returned a loss of {step.metrics['loss']} on the first batch; a finite "
+                            "number for each row is expected")
+        yield step
+
+
+def _digest(pairs: AnswerPairs) -> str:
+    digest = hashlib.sha256()
+    for x in (pairs.tokens, pairs.prompt_length, pairs.length):
+        digest.update(np.ascontiguousarray(x).tobytes())
+    return digest.hexdigest()[:16]
+
+
+def _write_array(path: Path, array: np.ndarray) -> None:
+    """Writes an array whole or not at all."""
+    written = path.with_suffix(".tmp")
+    with open(written, "wb") as file:
+        np.save(file, array)
+    os.replace(written, path)

@@ -1,0 +1,242 @@
+"""Preference (reward) models: the Bradley-Terry loss on labelled pairs, one model or an ensemble."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxalign import streams
+from jaxalign.algorithms.rewards import score_statistics
+from jaxalign.config import Preference
+from jaxalign.data.loader import EpochLoader, take
+from jaxalign.errors import UserError
+from jaxalign.models.language_model import LanguageModel
+from jaxalign.models.model import Model, Params, scalar_from_lm
+from jaxalign.records import Comparison, PairBatch
+from jaxalign.rewards.scorer import Ensemble, Scorer, normalised, stack_members
+from jaxalign.trainers.base import Fit, Program, RunSettings, Start, Step, Trainer, section_from, start_of
+from jaxalign.trainers.preference_quality import accuracy
+from jaxalign.trainers.rows import as_pairs, as_prompts, as_rows, require_equal_lengths
+from jaxalign.trainers.scoring import all_scores, packed, pair_arrays
+from jaxalign.training.arguments import PreferenceArguments
+from jaxalign.training.optimizer import make_optimizer
+from jaxalign.training.preference_step import preference_step
+from jaxalign.training.work import learning_pairs
+
+
+class RewardModel(Trainer):
+    """A preference model that is trained on pairs of answers and scores answers.
+
+        reward = RewardModel(load_model("FOLDER"), epochs=1)
+        for step in reward.fit([{"prompt": "Name a colour.", "chosen": "Red.", "rejected": "Seven."}]):
+            print(step.metrics["accuracy"])
+        print(reward.score(["Name a colour."], ["Blue."]))
+
+    Args:
+      model: the language model whose trunk the scalar head is put on; it is not changed.
+      directory: for metrics, checkpoints and exact resume; None keeps everything in memory.
+      seed: of the head and of the order of the pairs.
+      trackers: receive the metrics of every step.
+      progress: show progress on stderr.
+      fields: of the config section `preference`, such as epochs, batch, members and optimizer.
+
+    Raises:
+      UserError: an argument is not a field of the section, or has a value that the section does not accept.
+    """
+
+    def __init__(self, model: LanguageModel, *, directory=None, seed=0, trackers=(), progress=False, **fields: Any):
+        section = section_from(Preference(), fields, "RewardModel")
+        options = {"directory": directory, "seed": seed, "trackers": trackers, "progress": progress}
+        super().__init__(model, section, "RewardModel", **options)
+        self._scorer: tuple[Scorer, Params] | None = None
+
+    def fit(self, pairs: Any) -> Iterator[Step]:
+        """Trains on pairs of answers and yields each step; the steps of an ensemble's members follow one another.
+
+        Args:
+          pairs: a list of {"prompt", "chosen", "rejected"}, with "label", the probability that chosen is better, if it is not
+            1, and "margin"; or a mapping of columns. Prompts are texts or messages.
+
+        Raises:
+          UserError: there are no rows, or one is none of these.
+        """
+        arrays = self._arrays(as_pairs(pairs, "RewardModel.fit(pairs)"))
+        self._claim(arrays)
+        return self._members(arrays)
+
+    def score(self, prompts: Any, responses: Any) -> np.ndarray:
+        """float32 [B]: the normalised score of each response to its prompt.
+
+        Args:
+          prompts: texts, messages or `Prompt` records.
+          responses: one text for each prompt.
+
+        Raises:
+          UserError: the lists differ in length or are empty, or training has not ended.
+        """
+        require_equal_lengths("RewardModel.score", prompts=prompts, responses=responses)
+        asked = as_prompts(prompts, "RewardModel.score(prompts)")
+        answers = as_rows(responses, "RewardModel.score(responses)", "a text")
+        pairs = self._arrays([Comparison(prompt, text, text, 0.5) for prompt, text in zip(asked, answers, strict=True)])
+        scorer, params = self.scorer
+        return np.asarray(normalised(scorer, all_scores(scorer, params, pairs, self.section.batch)[:, 0]))
+
+    @property
+    def scorer(self) -> tuple[Scorer, Params]:
+        """(the scorer, its weights), stacked for an ensemble. Raises UserError where training has not ended."""
+        if self._scorer is None:
+            raise UserError("RewardModel has not been trained to the end; iterate over RewardModel.fit(...) first")
+        return self._scorer
+
+    def save(self, folder: str | Path, **options: Any) -> None:
+        """Writes the model in Hugging Face's layout, as a sequence classifier with one label whose score is raw.
+
+        Args:
+          folder: must not exist, or be empty; the members of an ensemble are written to member-0, member-1 and so on in it.
+          options: those of `LanguageModel.save`.
+        """
+        model, folder = self.scorer[0].model, Path(folder).expanduser()
+        for number, fit in enumerate(self._fits):
+            target = folder if len(self._fits) == 1 else folder / f"member-{number}"
+            dataclasses.replace(self._start, model=model, params=fit.params).save(target, **options)
+
+    def _arrays(self, pairs: Sequence[Comparison]) -> PairBatch:
+        section = self.section
+        return pair_arrays(self._start.tokenizer, pairs, self._start.style, section.max_length, section.margin_weight)
+
+    def _members(self, train: PairBatch) -> Iterator[Step]:
+        """Trains the members one after another, then measures the normalisation on the training pairs."""
+        section, self._fits = self.section, []
+        first, done = streams.LOADERS["preference"], 0
+        for number in range(section.members):
+            loader = EpochLoader(len(train.label), section.batch, self._seed, first + number)
+            member = Member(self._head(number), section, self._run(number), train, loader)
+            self._fit = member.fit
+            self._fits.append(member.fit)
+            for step in member.steps():
+                yield Step(done + step.number, step.metrics)
+            done += member.total_steps
+        members = [fit.weights for fit in self._fits]
+        scorer, params = Scorer(self._fits[0].start.model), members[0]
+        if len(members) > 1:
+            scorer, _ = make_ensemble(section, scorer.model, members, train)
+            params = stack_members(members)
+        if section.normalise:
+            shift, scale = (float(x) for x in score_statistics(all_scores(scorer, params, train, section.batch).reshape(-1)))
+            scorer = dataclasses.replace(scorer, shift=shift, scale=scale)
+        self._scorer = scorer, params
+
+    def _run(self, number: int) -> RunSettings:
+        run = self._settings(jax.random.key(self._seed))
+        if self._directory is None:
+            return run
+        directory = member_directory(self._directory, number)
+        directory.mkdir(parents=True, exist_ok=True)
+
+        def loop(total_steps: int, checkpoint_every: int, **fields: Any):
+            return self._loop(total_steps, checkpoint_every, **({"directory": directory} | fields))
+
+        return dataclasses.replace(run, loop=loop, directory=directory)
+
+    def _head(self, number: int) -> Start:
+        """The trunk, or the adapters, of the language model under a random head."""
+        start, policy = start_of(self._start), self._start.model
+        key = jax.random.fold_in(jax.random.key(self._seed), streams.member_head(number))
+        return dataclasses.replace(
+            start, model=policy.with_head("scalar"), trained=lambda weights: with_random_head(start, weights, key)
+        )
+
+
+def with_random_head(start: Start, weights: Params, key: jax.Array) -> Params:
+    """The trained parameters of a language model, which may be donated, under a random scalar head.
+
+    Args:
+      start: of the language model.
+      weights: its weights, joined with those under adapters.
+      key: of the head.
+    """
+    model = start.model.with_head("scalar")
+    if model.lora is None:
+        return scalar_from_lm(start.trained(weights), model.init(key))
+    return {**start.trained(weights), "score": model.random_score(key)}
+
+
+class Member:
+    """One preference model on arrays of pairs, as the stage preference and `RewardModel` train it.
+
+    Args:
+      start: the model with its scalar head and where its weights come from.
+      section: the optimizer and the batch.
+      run: seed, key and loop.
+      train: the pairs, numpy arrays.
+      loader: which pairs make up each batch.
+    """
+
+    def __init__(self, start: Start, section: Preference, run: RunSettings, train: PairBatch, loader: EpochLoader):
+        self._start, self._section, self._train, self._loader = start, section, train, loader
+        self.total_steps = loader.steps(section.epochs)
+        self.fit = Fit(start, make_optimizer(section.optimizer, self.total_steps), run)
+
+    def steps(self) -> Iterator[Step]:
+        """Trains and yields each step."""
+        program = Program(preference_step, self._arguments, self._flops, self._tokens, shown=("loss", "accuracy"))
+        return self.fit.steps(program, self.total_steps, self._section.checkpoint_every)
+
+    def _arguments(self, frozen: Params | None, number: int) -> PreferenceArguments:
+        model, section = self._start.model, self._section
+        batch, parts = packed(model, self._train, self._loader.indices(number), section.micro_batch_tokens)
+        return PreferenceArguments(
+            model=model,
+            optimizer=self.fit.optimizer,
+            centering_coef=section.centering_coef,
+            batch=batch,
+            frozen=frozen,
+            packed=parts,
+        )
+
+    def _tokens(self, number: int) -> int:
+        return int(self._train.length[self._loader.indices(number)].sum())
+
+    def _flops(self, number: int) -> float:
+        return learning_pairs(self._start.model, take(self._train, self._loader.indices(number)))
+
+
+def member_directory(directory: Path, number: int) -> Path:
+    """The directory of a member of an ensemble; the first member's is that of a single model."""
+    return directory if number == 0 else directory / f"member-{number}"
+
+
+def make_ensemble(
+    section: Preference, model: Model, members: Sequence[Params], train: PairBatch, held_out: PairBatch | None = None
+) -> tuple[Scorer, dict]:
+    """(the scorer of an ensemble, its part of the summary).
+
+    With `normalise` the scores of each member have mean 0 on the answers of the training pairs, and as standard deviation the
+    mean of the members' deviations, so that a difference of scores is still in nats. `disagreement` is the mean deviation of
+    the members' scores of a held-out answer divided by the mean of the members' deviations; None without held-out pairs.
+    """
+    single = Scorer(model)
+    found = [score_statistics(all_scores(single, params, train, section.batch).reshape(-1)) for params in members]
+    shift, scale = (np.asarray(column, np.float64) for column in zip(*found, strict=True))
+    unit = float(scale.mean())
+    if not section.normalise:
+        shift, scale = np.zeros_like(shift), np.full_like(scale, unit)
+    ensemble = Ensemble(
+        tuple(float(x) for x in shift), tuple(float(x) for x in scale / unit), section.combine, section.std_weight
+    )
+    if held_out is None:
+        return Scorer(model, ensemble=ensemble), {}
+    scores = np.stack([all_scores(single, params, held_out, section.batch) for params in members])
+    apart = np.asarray(ensemble.normalised(scores.reshape(len(members), -1))).std(axis=0)
+    rows = [
+        {"shift": a, "scale": b, "held_out": accuracy(row, held_out.label)}
+        for a, b, row in zip(ensemble.shift, ensemble.scale, scores, strict=True)
+    ]
+    summary = {"members": rows, "combine": section.combine, "std_weight": section.std_weight}
+    summary["disagreement"] = float(apart.mean() / unit) if apart.size else None
+    return Scorer(model, ensemble=ensemble), summary

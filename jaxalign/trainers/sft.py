@@ -1,0 +1,149 @@
+"""Supervised fine-tuning on packed rows."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxalign import streams
+from jaxalign.config import BestOfN, Pretrain, Sft
+from jaxalign.data.chat import styles
+from jaxalign.data.loader import EpochLoader, take
+from jaxalign.data.packing import pack
+from jaxalign.data.tokenizers.load import Tokenizer
+from jaxalign.models.language_model import LanguageModel
+from jaxalign.models.model import Model, Params
+from jaxalign.parallel.rows import place_rows
+from jaxalign.records import Message, PackedBatch
+from jaxalign.trainers.base import Fit, PolicyTrainer, Program, RunSettings, Start, Step, section_from, start_of
+from jaxalign.trainers.rows import Example, as_examples
+from jaxalign.training.arguments import LmArguments
+from jaxalign.training.lm_step import lm_evaluate, lm_step
+from jaxalign.training.microbatch import chosen
+from jaxalign.training.optimizer import make_optimizer
+from jaxalign.training.work import learning_packed
+
+Answered = tuple[Sequence[Message], str]
+
+
+class SFT(PolicyTrainer):
+    """Supervised fine-tuning of a language model.
+
+        trainer = SFT(load_model("FOLDER"), epochs=2)
+        for step in trainer.fit([{"prompt": "Hi", "response": "Hello."}]):
+            print(step.metrics["loss"])
+        trainer.policy.save("OUT")
+
+    Args:
+      model: the language model to start from; it is not changed.
+      directory: for metrics, checkpoints and exact resume; None keeps everything in memory.
+      seed: of the order of the rows.
+      trackers: receive the metrics of every step.
+      progress: show progress on stderr.
+      fields: of the config section `sft`, such as epochs, batch_rows and optimizer.
+
+    Raises:
+      UserError: an argument is not a field of the section, or has a value that the section does not accept.
+    """
+
+    def __init__(self, model: LanguageModel, *, directory=None, seed=0, trackers=(), progress=False, **fields: Any):
+        section = section_from(Sft(), fields, "SFT")
+        options = {"directory": directory, "seed": seed, "trackers": trackers, "progress": progress}
+        super().__init__(model, section, "SFT", **options)
+
+    def fit(self, rows: Any) -> Iterator[Step]:
+        """Trains on answered prompts and texts, and yields each step.
+
+        Args:
+          rows: a list of {"prompt", "response"}, {"messages"} (the last answer is learnt) or texts (every token is learnt),
+            or a mapping of columns. Prompts are texts or messages.
+
+        Raises:
+          UserError: there are no rows, or one is none of these.
+        """
+        examples = as_examples(rows, "SFT.fit(rows)")
+        packed, _ = pack((self._encoded(example) for example in examples), self.section.row_length)
+        self._claim(packed)
+        run = self._settings(jax.random.key(self._seed))
+        supervised = Supervised(start_of(self._start), self.section, run, packed, streams.LOADERS["sft"])
+        self._fit = supervised.fit
+        return supervised.steps(EpochLoader(len(packed.tokens), self.section.batch_rows, 0).steps(self.section.epochs))
+
+    def _encoded(self, example: Example) -> tuple[list[int], list[float]]:
+        messages, text = example
+        tokenizer = self._start.tokenizer
+        if messages is not None:
+            return styles.encode_completion(tokenizer, messages, text, self._start.style)
+        ids = [*tokenizer.begin_ids, *tokenizer.encode(text), tokenizer.eos_id]
+        return ids, [1.0] * len(ids)
+
+
+class Supervised:
+    """Next-token training on packed rows, as the stages pretrain, sft and best_of_n and `SFT` run it.
+
+    Args:
+      start: the model and where its weights come from.
+      section: the optimizer and the batch.
+      run: seed, key and loop.
+      rows: all rows, numpy arrays.
+      stream: of the order of the rows.
+      balance_coef: the weight of the experts' load-balancing loss.
+    """
+
+    def __init__(
+        self,
+        start: Start,
+        section: Pretrain | Sft | BestOfN,
+        run: RunSettings,
+        rows: PackedBatch,
+        stream: int,
+        balance_coef: float = 0.0,
+    ):
+        self._start, self._section, self._run, self._rows = start, section, run, rows
+        self._loader = EpochLoader(len(rows.tokens), section.batch_rows, run.seed, stream)
+        self._balance_coef = balance_coef
+        self.fit: Fit | None = None
+
+    def steps(self, total_steps: int) -> Iterator[Step]:
+        """Trains for that many steps and yields each."""
+        model, section = self._start.model, self._section
+        self.fit = Fit(self._start, make_optimizer(section.optimizer, total_steps), self._run)
+        shape = section.batch_rows, self._rows.tokens.shape[1]
+        parts = chosen(section.micro_batches, *shape, model.sharding)
+
+        def arguments(frozen, number: int) -> LmArguments:
+            return LmArguments(
+                model=model,
+                optimizer=self.fit.optimizer,
+                batch=place_rows(model.sharding, self._rows, self._loader.indices(number)),
+                frozen=frozen,
+                micro_batches=parts,
+                balance_coef=self._balance_coef,
+            )
+
+        program = Program(lm_step, arguments, flops=self._flops)
+        return self.fit.steps(program, total_steps, section.checkpoint_every)
+
+    def _flops(self, number: int) -> float:
+        return learning_packed(self._start.model, take(self._rows, self._loader.indices(number)))
+
+
+def packed(tokenizer: Tokenizer, pairs: Iterable[Answered], style: str, row_length: int) -> tuple[PackedBatch, int]:
+    """(packed rows, number of documents cut at the end of a row) of answered prompts; the loss is on the answers."""
+    return pack((styles.encode_completion(tokenizer, messages, text, style) for messages, text in pairs), row_length)
+
+
+def held_out_loss(model: Model, params: Params, rows: PackedBatch, batch: int) -> float:
+    """The mean negative log-likelihood over all rows, in nats per token, computed `batch` rows at a time."""
+    loss = tokens = 0.0
+    for start in range(0, len(rows.tokens), batch):
+        part = take(rows, slice(start, start + batch))
+        short = batch - len(part.tokens)
+        part = jax.tree.map(functools.partial(np.pad, pad_width=((0, short), (0, 0))), part)
+        part_loss, part_tokens = lm_evaluate(model, params, place_rows(model.sharding, part))
+        loss, tokens = loss + float(part_loss), tokens + float(part_tokens)
+    return loss / max(tokens, 1.0)

@@ -1,0 +1,128 @@
+"""The arguments of the jitted training steps, one record for each step.
+
+The same record is passed to the call, to ahead-of-time compilation and to the planner, the last two with ShapeDtypeStructs in
+place of arrays. Static fields are part of the pytree's structure, so they select the compiled program. A training step also
+takes its state, whose buffers it donates: `step(state, arguments) -> (state, metrics)`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import jax
+import optax
+
+from jaxalign.config import Dpo
+from jaxalign.models.model import Model, Params
+from jaxalign.records import AnswerPairs, PackedBatch, PackedParts, PairBatch, ScoredPairs
+
+static = functools.partial(dataclasses.field, metadata={"static": True})
+"""A field of an argument record that selects the compiled program; its value must be hashable."""
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LmArguments:
+    """Arguments of `lm_step.lm_step`.
+
+    Attributes:
+      model: with an LM head.
+      optimizer: of the trained parameters.
+      batch: packed rows.
+      frozen: the parameters under adapters, or None.
+      micro_batches: the number of parts of the batch, computed one after another.
+      balance_coef: the weight of the experts' load-balancing loss.
+    """
+
+    model: Model = static()
+    optimizer: optax.GradientTransformation = static()
+    batch: PackedBatch
+    frozen: Params | None = None
+    micro_batches: int = static(default=1)
+    balance_coef: float = static(default=0.0)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PreferenceArguments:
+    """Arguments of `preference_step.preference_step`.
+
+    Attributes:
+      model: with a scalar head.
+      optimizer: of the trained parameters.
+      centering_coef: the weight of the squared sum of a pair's scores.
+      batch: the pairs; its tokens are not read where `packed` is given.
+      frozen: the parameters under adapters, or None.
+      packed: the pairs in micro-batches, as `packed.pack_pairs` makes them; None computes all pairs at once.
+    """
+
+    model: Model = static()
+    optimizer: optax.GradientTransformation = static()
+    centering_coef: float = static()
+    batch: PairBatch
+    frozen: Params | None = None
+    packed: PackedParts | None = None
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DirectArguments:
+    """Arguments of `direct_step.direct_step`.
+
+    Attributes:
+      model: with an LM head.
+      optimizer: of the trained parameters.
+      section: the objective and its options.
+      batch: the pairs; its tokens are not read where `packed` is given.
+      frozen: the parameters under adapters, or None.
+      packed: the pairs in micro-batches, as `packed.pack_pairs` makes them; None computes all pairs at once.
+    """
+
+    model: Model = static()
+    optimizer: optax.GradientTransformation = static()
+    section: Dpo = static()
+    batch: AnswerPairs
+    frozen: Params | None = None
+    packed: PackedParts | None = None
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LogprobArguments:
+    """Arguments of `direct_step.answer_logprobs`.
+
+    Attributes:
+      model: with an LM head.
+      params: joined with the parameters under adapters.
+      pairs: the answers; their tokens are not read where `packed` is given.
+      packed: the pairs as `packed.pack_pairs` makes them; None gives each answer a row of its own.
+    """
+
+    model: Model = static()
+    params: Params
+    pairs: AnswerPairs
+    packed: PackedParts | None = None
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DistillArguments:
+    """Arguments of `distill_step.distill_step`.
+
+    Attributes:
+      model: the student, with a scalar head.
+      optimizer: of the student.
+      objective: "regression", "pairs" or "both".
+      scale: nats per unit of the normalised score.
+      micro_batches: the number of parts of the batch, computed one after another.
+      batch: pairs with the teacher's scores.
+    """
+
+    model: Model = static()
+    optimizer: optax.GradientTransformation = static()
+    objective: str = static()
+    scale: float = static()
+    micro_batches: int = static(default=1)
+    batch: ScoredPairs
+

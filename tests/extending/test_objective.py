@@ -1,0 +1,61 @@
+"""A preference objective of one's own, registered or named by its file, alone and in a sum."""
+
+from __future__ import annotations
+
+import pathlib
+
+import numpy as np
+import pytest
+
+from jaxalign.errors import UserError
+from jaxalign.registry.objectives import OBJECTIVES, Objective
+from jaxalign.trainers.direct import DPO
+from tests.extending.plugins import objective as plugin
+from tests.trainers.small import PAIRS, language_model
+
+PLUGIN = pathlib.Path(__file__).parent / "plugins" / "objective.py"
+FIELDS = {"batch": 4, "epochs": 2, "optimizer": {"learning_rate": 1e-3, "schedule": "constant", "warmup_steps": 0}}
+
+
+def losses(objective: str, **fields) -> list[float]:
+    return [step.metrics["loss"] for step in DPO(language_model(), objective, **FIELDS, **fields).fit(PAIRS)]
+
+
+@pytest.fixture
+def registered():
+    OBJECTIVES.register(plugin.SQUARED)
+    yield
+    OBJECTIVES.unregister("squared")
+
+
+def test_it_trains_by_name_and_by_file(registered):
+    found = losses("squared", beta=0.5)
+    assert found[0] == pytest.approx(1.0, abs=1e-5)  # At the reference h is 0, and every label is 1.
+    assert found[-1] < found[0]
+    assert losses(f"{PLUGIN}:SQUARED", beta=0.5) == found
+
+
+def test_it_is_a_term_of_a_sum(registered):
+    found = losses("squared+sigmoid", beta=0.5, weights=(2.0, 0.5))
+    assert found[0] == pytest.approx(2.0 + 0.5 * np.log(2), abs=1e-5)
+
+
+@pytest.mark.parametrize(("name", "message"), [
+    ("SCALAR", r"objective 'scalar' returned as a loss float32 \[\]; one float32 number for each of the 4 rows is expected"),
+    ("NAN", "returned a loss of nan on the first batch; a finite number for each row is expected"),
+    ("NONE", r"DPO.objective is '.*objective.py:NONE', but .*objective.py has no NONE"),
+    ("squared", r"DPO.objective is '.*objective.py:squared', which is of type function; a jaxalign Objective is expected"),
+])  # fmt: skip
+def test_a_wrong_one_is_refused_in_a_sentence(name, message):
+    with pytest.raises(UserError, match=message):
+        losses(f"{PLUGIN}:{name}")
+
+
+def test_a_module_that_cannot_be_imported_is_named():
+    with pytest.raises(UserError, match=r"DPO.objective is 'no_such_module:X': no_such_module cannot be imported"):
+        losses("no_such_module:X")
+
+
+def test_a_clashing_name_is_refused(registered):
+    with pytest.raises(UserError, match="the objective 'sigmoid' is already registered"):
+        OBJECTIVES.register(Objective("sigmoid", plugin.squared))

@@ -1,0 +1,86 @@
+"""DPO as a library object: every objective, pairs and judged answers, in memory and in a directory."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+
+from jaxalign.errors import UserError
+from jaxalign.registry.objectives import BUILTIN
+from jaxalign.trainers.direct import DPO
+from tests import tiny
+from tests.trainers.small import JUDGED, PAIRS, language_model
+
+FIELDS = {
+    "batch": 4,
+    "epochs": 4,
+    "max_length": 48,
+    "checkpoint_every": 2,
+    "optimizer": {"learning_rate": 5e-3, "schedule": "constant", "warmup_steps": 0},
+}
+
+
+def run(objective: str = "sigmoid", data=PAIRS, steps: int | None = None, **options):
+    trainer = DPO(language_model(), objective, **(FIELDS | options))
+    return trainer, list(itertools.islice(trainer.fit(data), steps))
+
+
+@pytest.fixture(scope="module")
+def whole():
+    return run()
+
+
+def test_it_prefers_the_chosen_answers(whole):
+    _, steps = whole
+    assert steps[0].metrics["loss"] == pytest.approx(math.log(2), abs=1e-5)  # The policy is its own reference.
+    assert steps[-1].metrics["accuracy"] == 1 and steps[-1].metrics["margin"] > 0
+
+
+def test_a_directory_and_an_interruption_change_nothing(whole, tmp_path):
+    trainer, steps = whole
+    run(steps=3, directory=tmp_path)
+    again, rest = run(directory=tmp_path)
+    assert rest == steps[rest[0].number :] and rest[0].number > 0
+    tiny.assert_trees_equal(tiny.to_host(again.policy.params), tiny.to_host(trainer.policy.params))
+    assert len(list(tmp_path.glob("reference-train-*.npy"))) == 1
+
+
+@pytest.mark.parametrize("objective", [objective.name for objective in BUILTIN])
+def test_every_objective_takes_a_step(objective):
+    smoothing = next(record.smoothing_required for record in BUILTIN if record.name == objective)
+    options = {"label_smoothing": 0.1} if smoothing else {}
+    _, steps = run(objective, steps=1, epochs=1, **options)
+    assert np.isfinite(steps[0].metrics["loss"]) and steps[0].metrics["skipped"] == 0
+
+
+def test_kto_learns_from_judged_answers():
+    _, steps = run("kto", JUDGED)
+    assert steps[-1].metrics["loss"] < steps[0].metrics["loss"]
+
+
+def test_adapters_learn_against_their_base():
+    trainer = DPO(language_model(lora=True), **FIELDS)
+    steps = list(trainer.fit(PAIRS))
+    assert steps[0].metrics["loss"] == pytest.approx(math.log(2), abs=1e-5)
+    assert steps[-1].metrics["loss"] < steps[0].metrics["loss"]
+
+
+def test_judged_answers_need_an_objective_on_single_answers():
+    with pytest.raises(UserError, match="objective 'sigmoid' learns from pairs; set objective to 'kto'"):
+        DPO(language_model()).fit(JUDGED)
+
+
+@pytest.mark.parametrize(("objective", "fields", "message"), [
+    ("sigmid", {}, "DPO.objective is 'sigmid'"),
+    ("robust", {}, "DPO.label_smoothing is 0; objective 'robust' needs it above 0"),
+    ("kto+sigmoid", {}, "'kto' cannot be part of a sum"),
+    ("sigmoid+ipo", {"weights": (1.0,)}, "DPO.weights has 1 entries"),
+    ("aot", {"micro_batch_tokens": 512}, "objective 'aot' sorts the whole batch"),
+    ("sigmoid", {"beta": 0.0}, "DPO.beta is 0.0; it must be above 0"),
+])  # fmt: skip
+def test_options_that_do_not_fit_are_refused(objective, fields, message):
+    with pytest.raises(UserError, match=message):
+        DPO(language_model(), objective, **fields)

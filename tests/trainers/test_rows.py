@@ -1,0 +1,79 @@
+"""What callers pass as data: the accepted forms, and one sentence for each wrong one."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from jaxalign.errors import UserError
+from jaxalign.records import Comparison, Judgement, Message, Prompt
+from jaxalign.trainers.rows import as_examples, as_judgements, as_pairs, as_prompts, is_judged, require_equal_lengths
+
+USER, ANSWER = {"role": "user", "content": "Hi."}, {"role": "assistant", "content": "Hello."}
+A, B = ({"role": "assistant", "content": text} for text in ("A.", "B."))
+ASKED = (Message("user", "Hi."),)
+
+
+@pytest.mark.parametrize("row", [
+    {"prompt": "Hi.", "chosen": "A.", "rejected": "B."},
+    {"prompt": [USER], "chosen": "A.", "rejected": "B."},
+    {"chosen": [USER, A], "rejected": [USER, B]},
+    {"prompt": [USER], "chosen": [A], "rejected": [B]},
+    Comparison(Prompt("p", ASKED, "x"), "A.", "B.", 1.0),
+])  # fmt: skip
+def test_every_form_of_a_pair_is_the_same_pair(row):
+    (pair,) = as_pairs([row], "pairs")
+    assert (pair.prompt.messages, pair.response_a, pair.response_b, pair.label) == (ASKED, "A.", "B.", 1.0)
+
+
+def test_columns_are_rows():
+    found = as_pairs({"prompt": ["Hi."], "chosen": ["A."], "rejected": ["B."], "label": [0.75]}, "pairs")
+    assert [(pair.response_a, pair.label) for pair in found] == [("A.", 0.75)]
+
+
+def test_examples_prompts_and_judgements():
+    examples = as_examples(["text", {"prompt": "Hi.", "response": "A."}, {"messages": [USER, ANSWER]}], "rows")
+    assert examples == [(None, "text"), (ASKED, "A."), (ASKED, "Hello.")]
+    prompts = as_prompts(["Hi.", [USER], {"prompt": "Hi.", "answer": 3}, Prompt("p", ASKED, "x")], "prompts")
+    assert {prompt.messages for prompt in prompts} == {ASKED} and prompts[2].columns == {"answer": 3}
+    rows = [{"prompt": "Hi.", "completion": "A.", "label": True}, Judgement(Prompt("p", ASKED, "x"), "B.", False)]
+    assert [one.desirable for one in as_judgements(rows, "rows")] == [True, False]
+    assert is_judged(rows) and not is_judged([{"prompt": "", "chosen": "", "rejected": ""}])
+
+
+class Tensor:
+    """Looks as a torch tensor does, which these tests do not import."""
+
+    dtype, shape = "torch.float32", (3,)
+
+    def __iter__(self):
+        return iter(range(3))
+
+
+PAIR = {"prompt": "Hi.", "chosen": "A.", "rejected": "B."}
+
+
+@pytest.mark.parametrize(("data", "message"), [
+    ([], r"DPO.fit\(pairs\) is empty; at least one row is expected, each \{\"prompt\""),
+    (Tensor(), r"DPO.fit\(pairs\) is of type .*Tensor; a list of rows is expected"),
+    (np.zeros(3), r"DPO.fit\(pairs\) is of type numpy.ndarray; a list of rows is expected"),
+    ("text", r"DPO.fit\(pairs\) is of type builtins.str"),
+    (3, r"DPO.fit\(pairs\) is of type builtins.int"),
+    ([PAIR, {"prompt": "Hi.", "good": "A."}], r"DPO.fit\(pairs\)\[1\] has the keys 'prompt', 'good'; \{\"prompt\""),
+    ([PAIR, Tensor()], r"DPO.fit\(pairs\)\[1\] is of type Tensor"),
+    ([PAIR | {"label": float("nan")}], r"DPO.fit\(pairs\)\[0\]\['label'\] is nan; a number of at least 0 and at most 1"),
+    ([PAIR | {"label": "yes"}], r"\['label'\] is 'yes'; a number"),
+    ([PAIR | {"prompt": 3}], r"DPO.fit\(pairs\)\[0\]\['prompt'\] is of type int"),
+    ([PAIR | {"prompt": [USER, ANSWER]}], r"ends with assistant's message 'Hello.'; a prompt must end with a user's message"),
+    ({"prompt": ["Hi."], "chosen": ["A.", "C."], "rejected": ["B."]},
+     r"the columns of DPO.fit\(pairs\) differ in length: prompt has 1, chosen has 2, rejected has 1"),
+    ({"prompt": "Hi.", "chosen": "A.", "rejected": "B."}, r"is a mapping whose 'prompt' is of type str; give a list of rows"),
+])  # fmt: skip
+def test_wrong_data_is_refused_in_a_sentence(data, message):
+    with pytest.raises(UserError, match=message):
+        as_pairs(data, "DPO.fit(pairs)")
+
+
+def test_lists_of_unequal_length_are_refused():
+    with pytest.raises(UserError, match="RewardModel.score received lists of unequal length: prompts has 2, responses has 1"):
+        require_equal_lengths("RewardModel.score", prompts=["a", "b"], responses=["c"])

@@ -1,0 +1,118 @@
+"""SFT as a library object: in memory, in a directory, resumed, and with adapters."""
+
+from __future__ import annotations
+
+import itertools
+
+import jax
+import numpy as np
+import pytest
+
+from jaxalign.config import Optimizer
+from jaxalign.data.chat import styles
+from jaxalign.errors import UserError
+from jaxalign.tracking.metrics import read_metrics
+from jaxalign.trainers.sft import SFT, held_out_loss, packed
+from tests import tiny
+from tests.trainers.small import EXAMPLES, language_model, tokenizer
+
+FIELDS = {
+    "epochs": 4,
+    "batch_rows": 2,
+    "row_length": 32,
+    "checkpoint_every": 2,
+    "optimizer": Optimizer(learning_rate=1e-2, schedule="constant"),
+}
+
+
+def run(steps: int | None = None, **options) -> tuple[SFT, list]:
+    trainer = SFT(language_model(), **FIELDS, **options)
+    return trainer, list(itertools.islice(trainer.fit(EXAMPLES), steps))
+
+
+@pytest.fixture(scope="module")
+def whole():
+    return run()
+
+
+def test_it_learns_and_leaves_the_model_as_it_was(whole):
+    trainer, steps = whole
+    assert [step.number for step in steps] == list(range(len(steps))) and len(steps) > 4
+    assert steps[-1].metrics["loss"] < steps[0].metrics["loss"] - 0.1
+    pairs = ((row["prompt"], row["response"]) for row in EXAMPLES)
+    rows, cut = packed(tokenizer(), ((language_model().messages(p), r) for p, r in pairs), "plain", 32)
+    before = held_out_loss(language_model().model, language_model().weights, rows, 2)
+    assert cut == 0 and held_out_loss(trainer.policy.model, trainer.policy.weights, rows, 2) < before - 0.1
+
+
+def test_the_loss_of_the_first_step_is_the_mean_over_its_answer_tokens():
+    """By the softmax over the vocabulary, answer token by answer token."""
+    trainer = SFT(language_model(), **FIELDS | {"batch_rows": 1, "epochs": 1})
+    step = next(iter(trainer.fit(EXAMPLES[:1])))
+    model, words = language_model(), tokenizer()
+    prompt = model.prompt_ids(EXAMPLES[0]["prompt"])
+    ids = np.asarray([*prompt, *styles.encode_answer(words, EXAMPLES[0]["response"], "plain")])
+    logits = model.model.logits(model.params, model.model.hidden(model.params, ids[None]))[0]
+    logprobs = jax.nn.log_softmax(logits.astype(np.float32))
+    expected = -np.mean([logprobs[t - 1, ids[t]] for t in range(len(prompt), len(ids))])
+    assert step.metrics["loss"] == pytest.approx(float(expected), rel=1e-5)
+
+
+def test_a_directory_and_an_interruption_change_nothing(whole, tmp_path):
+    trainer, steps = whole
+    run(steps=4, directory=tmp_path)
+    again, rest = run(directory=tmp_path)
+    assert [step.number for step in rest][-1] == len(steps) - 1 and 0 < rest[0].number <= 4
+    assert rest == steps[rest[0].number :]
+    tiny.assert_trees_equal(tiny.to_host(again.policy.params), tiny.to_host(trainer.policy.params))
+    assert [row["loss"] for row in read_metrics(tmp_path / "metrics.jsonl")] == [step.metrics["loss"] for step in steps]
+
+
+def test_a_directory_of_another_run_is_refused(tmp_path):
+    run(steps=1, directory=tmp_path)
+    with pytest.raises(UserError, match="which holds a run with other settings; give the same ones to resume it"):
+        SFT(language_model(), **FIELDS | {"epochs": 5}, directory=tmp_path).fit(EXAMPLES)
+    with pytest.raises(UserError, match="which holds a run with other data"):
+        SFT(language_model(), **FIELDS, directory=tmp_path).fit(EXAMPLES[1:])
+
+
+def test_the_policy_can_be_read_while_training_runs():
+    trainer = SFT(language_model(), **FIELDS)
+    policies = [trainer.policy for _ in trainer.fit(EXAMPLES)]
+    assert all(np.isfinite(policy.params["embedding"]).all() for policy in policies)
+
+
+def test_adapters_are_trained_on_a_base_that_stays():
+    model = language_model(lora=True)
+    trainer = SFT(model, **FIELDS)
+    losses = [step.metrics["loss"] for step in trainer.fit(EXAMPLES)]
+    assert losses[-1] < losses[0] and set(trainer.policy.params) == set(model.params)
+    assert trainer.policy.frozen is model.frozen
+
+
+def test_texts_and_whole_dialogues_are_rows_too():
+    messages = [{"role": "user", "content": "Hi."}, {"role": "assistant", "content": "It is red."}]
+    for rows in (["It is red."], [{"messages": messages}]):
+        steps = list(SFT(language_model(), **FIELDS | {"epochs": 1}).fit(rows))
+        assert np.isfinite([step.metrics["loss"] for step in steps]).all()
+
+
+def test_a_trainer_that_has_not_trained_has_no_policy():
+    with pytest.raises(UserError, match=r"SFT has not trained yet; iterate over SFT.fit\(...\) first"):
+        SFT(language_model()).policy  # noqa: B018
+
+
+@pytest.mark.parametrize(("fields", "message"), [
+    ({"epochz": 2}, "SFT.epochz is not a field of SFT; did you mean epochs"),
+    ({"epochs": 0}, "SFT.epochs is 0; it must be at least 1"),
+    ({"learning_rate": 1.0}, "SFT.learning_rate is not a field of SFT; did you mean SFT.optimizer.learning_rate"),
+    ({"seed": -1}, r"SFT\(seed\) is -1; a whole number of at least 0 is expected"),
+])  # fmt: skip
+def test_wrong_settings_are_refused_in_a_sentence(fields, message):
+    with pytest.raises(UserError, match=message):
+        SFT(language_model(), **fields)
+
+
+def test_what_is_no_language_model_is_refused():
+    with pytest.raises(UserError, match=r"SFT\(model\) is of type str; a LanguageModel, as load_model returns it, is expected"):
+        SFT("FOLDER")
