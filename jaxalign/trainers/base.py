@@ -23,7 +23,7 @@ from jaxalign.parallel import hosts
 from jaxalign.parallel.ahead import Ahead
 from jaxalign.parallel.rows import placed
 from jaxalign.planner.hardware import chip_of
-from jaxalign.tracking.jsonl import write_atomically
+from jaxalign.storage import write_atomically
 from jaxalign.tracking.timing import Timing
 from jaxalign.tracking.tracker import Tracker
 from jaxalign.trainers.rows import as_examples, as_judgements, as_pairs, as_prompts, require_equal_lengths
@@ -61,6 +61,7 @@ class Start:
       trained: the trained part of these weights, in buffers that training may donate.
       frozen: reads the parameters under adapters; None without adapters.
       abstract_frozen: ShapeDtypeStructs of these.
+      like: arrays on the device where a model without a mesh is trained; None for the default device.
     """
 
     model: Model
@@ -68,17 +69,19 @@ class Start:
     trained: Callable[[Params], Params]
     frozen: Callable[[], Frozen]
     abstract_frozen: Frozen = None
+    like: Params | None = None
 
 
 def start_of(model: LanguageModel) -> Start:
     """Training that starts from a language model, whose weights stay as they are."""
-    shapes = placed(jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=_place(x)), model.frozen))
+    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=_place(x)), model.frozen)
     return Start(
         model.model,
         weights=lambda: model.weights,
         trained=lambda _: placed(copy_params(model.params)),
         frozen=lambda: model.frozen,
-        abstract_frozen=shapes,
+        abstract_frozen=placed(shapes, model.params),
+        like=model.params,
     )
 
 
@@ -176,10 +179,10 @@ class Fit:
           loop: further fields of the `Loop`.
         """
         model = self.start.model
-        abstract = abstract_state(model, self.optimizer)
+        abstract = placed(abstract_state(model, self.optimizer), self.start.like)
         made = self.run.loop(total_steps, checkpoint_every, shown=program.shown, flops=program.flops, **loop)
         with Ahead() as ahead:
-            ahead.add(program.step, lambda: (placed(abstract), program.arguments(self.start.abstract_frozen, 0)))
+            ahead.add(program.step, lambda: (abstract, program.arguments(self.start.abstract_frozen, 0)))
             weights = prepare() if prepare else None
             self.frozen = self.start.frozen()
 
