@@ -1,4 +1,4 @@
-"""Packaging. Everything the core needs at run time is listed here; neither TensorFlow nor PyTorch is."""
+"""Packaging. The run-time dependencies of the core include neither TensorFlow nor PyTorch."""
 
 import pathlib
 import re
@@ -37,10 +37,10 @@ setuptools.setup(
         "tqdm",
     ],
     extras_require={
-        # The TPU compiler, for programs that are compiled where no TPU is.
+        # The TPU compiler, for compiling without a TPU.
         "aot": ["libtpu"],
         "test": ["hypothesis", "import-linter", "pytest", "pytest-xdist", "ruff"],
-        # What the tests hold models, weights and tokenizers against; jaxalign itself never imports it.
+        # References for the tests of models, weights and tokenizers; the package never imports them.
         "parity": ["peft", "torch==2.13.0", "transformers>=5"],
     },
 )

@@ -1,11 +1,10 @@
 """Times `gae` against the same recurrence as a reversed Python loop over T: `python benchmarks/advantages_scan.py`.
 
-The loop is the common form elsewhere: from the last token to the first, a few array operations over the rows of one column,
-each dispatched on its own, and the columns stacked at the end. It is timed on NumPy, whose dispatch is the cheapest there is,
-and on eager JAX; `gae` is jitted, with its arrays on the device. The contenders take turns, so that what else the machine does
-meets all alike; compilation is not counted. Told are medians, and how often the scan fits into the loop: a markdown table, or
-with --json an object.
-"""
+Other libraries commonly loop from the last token to the first, with a few array operations over one column per iteration, each
+dispatched separately, and stack the columns at the end. This loop is timed on NumPy, which has the lowest dispatch overhead,
+and on eager JAX; `gae` is jitted, with its arrays on the device. The contenders alternate, so that other load affects all of
+them equally; compilation is not counted. The output has medians and the ratio of loop to scan: a markdown table, or an object
+with --json. """
 
 from __future__ import annotations
 
@@ -24,7 +23,7 @@ GAMMA, LAM = 1.0, 0.95
 
 
 def reversed_loop(xp, rewards, values, mask):
-    """GAE over tokens that are padded on the right, with the array module `xp` (numpy or jax.numpy)."""
+    """Compute GAE over right-padded tokens with the array module `xp` (numpy or jax.numpy)."""
     advantage, columns = xp.zeros(rewards.shape[0], rewards.dtype), []
     for t in reversed(range(rewards.shape[1])):
         ahead = values[:, t + 1] if t + 1 < rewards.shape[1] else 0.0
@@ -35,7 +34,7 @@ def reversed_loop(xp, rewards, values, mask):
 
 
 def batch(rows: int, length: int, seed: int) -> tuple[np.ndarray, ...]:
-    """Responses of random lengths: (rewards, values, mask), float32 [B, T], 0 at padding."""
+    """Draw responses of random lengths: (rewards, values, mask), float32 [B, T], 0 at padding."""
     rng = np.random.default_rng(seed)
     mask = (np.arange(length)[None, :] < rng.integers(1, length + 1, rows)[:, None]).astype(np.float32)
     rewards, values = rng.normal(size=(2, rows, length)).astype(np.float32) * mask
@@ -43,7 +42,7 @@ def batch(rows: int, length: int, seed: int) -> tuple[np.ndarray, ...]:
 
 
 def milliseconds(contenders: dict[str, Callable[[], object]], rounds: int) -> dict[str, float]:
-    """The median time of each, run in turns."""
+    """Return the median time of each function, run in alternation."""
     times: dict[str, list[float]] = {name: [] for name in contenders}
     for _ in range(rounds):
         for name, run in contenders.items():
@@ -55,10 +54,10 @@ def milliseconds(contenders: dict[str, Callable[[], object]], rounds: int) -> di
 
 def main(argv: list[str]) -> int:
     parser = make_parser(__doc__, "layers", "dim", "heads", "ffn", "vocab", "prompt", "steps", "dtype")
-    parser.add_argument("--batch", type=at_least(1), nargs="+", default=[64, 512], help="rows; one table line a size")
+    parser.add_argument("--batch", type=at_least(1), nargs="+", default=[64, 512], help="rows; one table line per size")
     parser.add_argument("--new", "--length", type=at_least(1), nargs="+", default=[64, 256, 1024],
-                        help="tokens; one table line a size")  # fmt: skip
-    parser.add_argument("--rounds", type=at_least(1), default=30, help="turns that each contender takes")
+                        help="tokens; one table line per size")  # fmt: skip
+    parser.add_argument("--rounds", type=at_least(1), default=30, help="runs of each contender")
     options = parser.parse_args(argv)
     scan, found = jax.jit(gae), []
     lines = [
@@ -74,7 +73,7 @@ def main(argv: list[str]) -> int:
                 "numpy": lambda host=host: reversed_loop(np, *host),
                 "eager": lambda device=device: reversed_loop(jnp, *device),
             }
-            results = [run() for run in contenders.values()]  # compiles, and shows that all say the same
+            results = [run() for run in contenders.values()]  # compiles, and checks that all results agree
             for result in results[1:]:
                 np.testing.assert_allclose(result[0], results[0][0], rtol=1e-3, atol=1e-3)
             took = milliseconds(contenders, options.rounds)

@@ -1,11 +1,10 @@
-"""Every algorithm on the embedded world, side by side: `python benchmarks/algorithms_table.py --workdir=runs/algorithms`.
+"""Compare all algorithms on the embedded world: `python benchmarks/algorithms_table.py --workdir=runs/algorithms`.
 
-Each config in configs/ is run with one seed in WORKDIR/NAME. What comes before the algorithm (pretrain, revise, sft, compare,
-preference) is the same for all, so it is computed once and copied; configs that ask for another beginning (direct_rlaif: a base
-that has seen ratings) make their own. The budget is the same too: an algorithm that samples gets --responses of them, one that
-learns from pairs gets the pairs of stage compare. Nothing is typed in: each number is read from the run's files. Run it again
-to go on where it stopped, or for the table alone.
-"""
+Each config in configs/ runs with one seed in WORKDIR/NAME. The earlier stages (pretrain, revise, sft, compare, preference) are
+the same for all algorithms, so they run once and are copied; configs with other earlier stages (direct_rlaif: a base trained on
+ratings) run their own. The budget is also the same: an algorithm that samples gets --responses responses, one that learns from
+pairs gets the pairs of stage compare. All numbers come from the runs' files. Run the command again to resume it, or to print
+the table of finished runs. """
 
 from __future__ import annotations
 
@@ -32,7 +31,7 @@ MEASURES = ("harmful", "helpful", "evasive")
 
 
 def config_of(name: str, seed: int, responses: int) -> Config:
-    """The config file's settings with the seed, and with `responses` sampled in all."""
+    """Return the settings of the config file with the seed and with `responses` samples in total."""
     values = runpy.run_path(str(CONFIGS / f"{name}.py"))["get_config"]()
     values.seed = seed
     values.ppo.iterations = math.ceil(responses / values.ppo.batch)
@@ -43,7 +42,7 @@ def config_of(name: str, seed: int, responses: int) -> Config:
 
 
 def run(name: str, root: Path, config: Config) -> None:
-    """Brings root/NAME to its end, with copies of the stages that another algorithm's folder has finished already."""
+    """Complete the run root/NAME, with copies of stages that another algorithm's folder has already finished."""
     for stage in (stage for stage in config.stages if stage in SHARED):
         loaded = pipeline.load_stage(stage)
         made = {source: read_manifest(root / name / source) for source in loaded.inputs(config)}
@@ -59,7 +58,7 @@ def run(name: str, root: Path, config: Config) -> None:
 
 
 def row(name: str, root: Path) -> list[str]:
-    """What the finished run says: rates of the last model, its KL to the model RL starts from, responses, updates, minutes."""
+    """Read a finished run: rates of the last model, its KL to the initial policy of RL, responses, updates, minutes."""
     summary = json.loads((root / name / "summary.json").read_text(encoding="utf-8"))
     config = from_config_dict(json.loads((root / name / "config.json").read_text(encoding="utf-8")))
     own = [stage for stage in config.stages if stage not in (*SHARED, "evaluate", "report")]
@@ -90,7 +89,7 @@ def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--workdir", type=Path, default=Path("runs/algorithms"))
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--responses", type=int, default=1792, help="responses sampled by each algorithm that samples")
+    parser.add_argument("--responses", type=int, default=1792, help="responses per algorithm that samples")
     parser.add_argument("--only", nargs="+", choices=ALGORITHMS, default=ALGORITHMS)
     arguments = parser.parse_args(argv)
     for name in arguments.only:
@@ -99,7 +98,7 @@ def main(argv: list[str]) -> int:
     print()
     print_row(["algorithm", *(measure(name).title.lower() for name in MEASURES), "KL, nats", "learns from", "minutes"])
     print_row(["---"] * (len(MEASURES) + 4))
-    for model, title in (("base", "(helpful-only base)"), ("sft", "(supervised CAI, where all begin)")):
+    for model, title in (("base", "(helpful-only base)"), ("sft", "(supervised CAI, the initial policy of all)")):
         print_row([title, *(share(start["rates"][model][name]) for name in MEASURES), f"{start['kl'][model]:z.2f}", "", ""])
     for name in arguments.only:
         print_row(row(name, arguments.workdir))

@@ -1,14 +1,14 @@
-"""Every benchmark of speed, one after the other, and the targets beside what was found: `python benchmarks/all.py`.
+"""Run all speed benchmarks in sequence and print their results with the targets: `python benchmarks/all.py`.
 
     python benchmarks/all.py --tunix-python PYTHON --trl-python PYTHON --peers FOLDER \\
         --instructions instruction-data-with-preference.json --preferences pairs.jsonl.gz --tokenizer tokenizer.model \\
         [--only ppo_fixed_tunix sft_trl] [--list]
 
---peers is the folder with tunix_ppo.py and trl_ppo.py. Each benchmark is a process of its own that writes NAME.json and
-NAME.log (tables and progress) into --results; a failure stops that one alone. Without a peer's Python, or without the text,
-what needs it is left out. --list prints the commands and runs nothing. What --results holds already is done anew only with
---again, so that a run that was cut off goes on. --sizes deep wide ... adds the benchmarks against peers at other sizes.
-"""
+--peers is the folder with tunix_ppo.py and trl_ppo.py. Each benchmark runs in a separate process that writes NAME.json and
+NAME.log (tables and progress) into --results; a failure does not stop the other benchmarks. Benchmarks that need a peer's
+Python or a text file are skipped without it. --list prints the commands and runs nothing. Existing results are kept unless
+--again is given, so that an interrupted run can continue. --sizes deep wide ... adds the benchmarks against peers at other
+sizes. """
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ SIZES = {
     "vocab": ("--vocab", "16384"),
     "lengths": ("--prompt", "96", "--new", "128", "--batch", "32"),
 }
-"""Flags of other sizes: of the model, of the vocabulary, of rows and how many there are."""
+"""Flags of each size: model, vocabulary, row lengths and numbers of rows."""
 
 
 class Entry(NamedTuple):
-    """A command; target: what its ratio is to be at most (update_rate: at least), or None; field: where its JSON has it."""
+    """A command; target: the maximum of its ratio (update_rate: the minimum), or None; field: path of the ratio in its JSON."""
 
     words: tuple[str, ...]
     target: float | None = None
@@ -44,8 +44,13 @@ def entries(options: argparse.Namespace) -> dict[str, Entry]:
     pairs = ("--pairs", str(options.pairs))
     tunix, trl = (("--vs", name, "--peer-python", str(getattr(options, f"{name}_python"))) for name in ("tunix", "trl"))
     hf = ("--vs", "hf", *trl[2:])
-    script = lambda name: ("--peer-script", str(options.peers / f"{name}_ppo.py")) if options.peers else ()  # noqa: E731
-    text = lambda data: ("--data", str(data), "--tokenizer", str(options.tokenizer))  # noqa: E731
+
+    def script(name: str) -> tuple[str, ...]:
+        return ("--peer-script", str(options.peers / f"{name}_ppo.py")) if options.peers else ()
+
+    def text(data: Path | None) -> tuple[str, ...]:
+        return ("--data", str(data), "--tokenizer", str(options.tokenizer))
+
     fixed = ("ppo_iteration.py", "--stop", "none", *pairs)
     natural = ("ppo_iteration.py", *NATURAL, *pairs)
     found = {
@@ -76,17 +81,17 @@ def entries(options: argparse.Namespace) -> dict[str, Entry]:
 
 
 def run(name: str, entry: Entry, results: Path) -> str:
-    """Runs one; the word for what became of it."""
+    """Run one benchmark and return its status as a word."""
     command = [sys.executable, str(HERE / entry.words[0]), *entry.words[1:], "--out", str(results / f"{name}.json")]
     with open(results / f"{name}.log", "w", encoding="utf-8") as log:
-        # Where things lie on this machine is nobody's business.
+        # The log shows no local paths.
         print("$ " + shlex.join(Path(word).name if "/" in word else word for word in command), file=log, flush=True)
         code = subprocess.run(command, stdout=log, stderr=log).returncode
     return "done" if code == 0 else f"failed, see {name}.log"
 
 
 def summary(name: str, entry: Entry, results: Path) -> str:
-    """A line of the table: ratio, target and whether it holds."""
+    """Format one line of the table: ratio, target and whether the target holds."""
     try:
         value = json.loads((results / f"{name}.json").read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -105,10 +110,10 @@ def main(argv: list[str]) -> int:
         parser.add_argument(flag, type=lambda text: Path(text).absolute())
     parser.add_argument("--pairs", type=int, default=5)
     parser.add_argument("--results", type=Path, default=HERE / "results")
-    parser.add_argument("--sizes", nargs="+", default=[], choices=SIZES, help="other sizes, added: NAME_deep and so on")
-    parser.add_argument("--only", nargs="+", help="some of these")
-    parser.add_argument("--again", action="store_true", help="what is there already is measured anew")
-    parser.add_argument("--list", action="store_true", help="print the commands, and run nothing")
+    parser.add_argument("--sizes", nargs="+", default=[], choices=SIZES, help="additional sizes: NAME_deep and so on")
+    parser.add_argument("--only", nargs="+", help="names of the benchmarks to run")
+    parser.add_argument("--again", action="store_true", help="repeat benchmarks that have results")
+    parser.add_argument("--list", action="store_true", help="print the commands and run nothing")
     options = parser.parse_args(argv)
     chosen = {name: entry for name, entry in entries(options).items() if not options.only or name in options.only}
     if options.list:

@@ -1,12 +1,11 @@
-"""Peak host memory of loading and saving a large checkpoint, against what the devices hold.
+"""Measure the peak host memory of loading and saving a large checkpoint, above the arrays on the devices.
 
     python benchmarks/checkpoint_memory.py [--gigabytes=3.2] [--folder=DIR] [--json]
 
-A made-up Llama of real widths is written to a temporary folder (float32, in shards), then loaded, and loaded and saved, each
-in a process of its own, on one CPU device and on eight (fsdp 4 x tensor 2). On a CPU the devices' memory is the process's
-own, so its peak (ru_maxrss and VmHWM, which counts mapped files too) less what the devices hold is the host's share. The
-bound is 1 GB (1e9 bytes) over what the devices hold, the interpreter and its libraries included.
-"""
+A random Llama of realistic widths is written to a temporary folder (float32, in shards). Separate processes then load it, and
+load and save it, on one CPU device and on eight (fsdp 4 x tensor 2). On a CPU the devices' memory is that of the process, so
+its peak (ru_maxrss and VmHWM, which includes mapped files) minus the arrays on the devices is the host's share. The bound is 1
+GB (1e9 bytes) above the arrays on the devices, including the interpreter and its libraries. """
 
 from __future__ import annotations
 
@@ -45,7 +44,7 @@ CONFIG = {
 
 
 def make(folder: Path, gigabytes: float) -> int:
-    """Writes the made-up checkpoint, of at least that size; returns its bytes."""
+    """Write the random checkpoint, of at least that size, and return its bytes."""
     folder.mkdir(parents=True)
     tables, layer = 2 * 128256 * 2048 * 4, (2 * 2048 * 2048 + 2 * 2048 * 512 + 3 * 2048 * 8192) * 4
     layers = max(1, -int(-(gigabytes * 1e9 - tables) // layer))
@@ -65,7 +64,7 @@ def make(folder: Path, gigabytes: float) -> int:
 
 
 def child(source: Path, target: Path | None, devices: int) -> dict:
-    """Loads, and saves where there is a target; measures this process."""
+    """Load, save if there is a target, and measure this process."""
     start_rss = peak()
     shape = MESHES[devices]
     model = Model(read_config(source).decoder, "lm", None if devices == 1 else Sharding(make_mesh(*shape)))
@@ -91,7 +90,7 @@ def high_water() -> int | None:
 
 
 def same(one: Path, other: Path) -> bool:
-    """Whether two checkpoints hold the same numbers under the same names."""
+    """Return whether two checkpoints contain the same numbers under the same names."""
     found = places(FAMILIES["llama"], Model(read_config(one).decoder))
     with open_weights(one) as a, open_weights(other) as b:
         return a.names == b.names and all(
@@ -125,8 +124,8 @@ def line(row: dict) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--gigabytes", type=float, default=3.2, help="least size of the checkpoint")
-    parser.add_argument("--folder", type=Path, default=None, help="where the temporary folder is made")
+    parser.add_argument("--gigabytes", type=float, default=3.2, help="minimum size of the checkpoint")
+    parser.add_argument("--folder", type=Path, default=None, help="parent of the temporary folder")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     parser.add_argument("--child", nargs=3, default=None, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -152,7 +151,7 @@ def main() -> int:
     if options.json:
         print(json.dumps({"checkpoint_bytes": size, "bound_bytes": BOUND, "within_bound": fine, "runs": rows}, indent=2))
     else:
-        print(f"checkpoint {size / 1e9:.2f} GB; bound: {BOUND / 1e9:.2f} GB over what the devices hold")
+        print(f"checkpoint {size / 1e9:.2f} GB; bound: {BOUND / 1e9:.2f} GB above the arrays on the devices")
         for row in rows:
             print(line(row))
         print("within the bound" if fine else "NOT within the bound")

@@ -1,6 +1,6 @@
-"""What the benchmarks of speed share: flags, the model they describe, timing, the machine, and how results are told.
+"""Shared parts of the speed benchmarks: flags, the model, timing, the machine description, and result output.
 
-Workload flags are named as those of the peers' scripts, so that one set of flags describes both sides (`versus.py`).
+Workload flags have the same names as in the peers' scripts, so that one set of flags describes both sides (`versus.py`).
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from jaxalign.models.architecture import DecoderConfig
 from jaxalign.models.model import Model, Params
 
 WORKLOAD = {
-    "layers": (6, "decoder layers"), "dim": (256, "width"), "heads": (8, "heads, for queries and for keys and values"),
-    "ffn": (688, "width of the gated MLP"), "vocab": (4096, "tokens of the vocabulary"), "batch": (64, "rows of a step"),
-    "prompt": (32, "tokens of a prompt"), "new": (64, "new tokens of a row, at most"), "steps": (3, "timed steps of a round"),
+    "layers": (6, "decoder layers"), "dim": (256, "width"), "heads": (8, "query heads, and as many key/value heads"),
+    "ffn": (688, "width of the gated MLP"), "vocab": (4096, "vocabulary size"), "batch": (64, "rows per step"),
+    "prompt": (32, "tokens per prompt"), "new": (64, "maximum new tokens per row"), "steps": (3, "timed steps per round"),
 }  # fmt: skip
 LEAST = {"vocab": 5, "length": 2}
-"""Of flags that must be above 1: four tokens are special, and the first of a row is not predicted."""
+"""Minimum of flags that must exceed 1: four tokens are special, and the first token of a row is not predicted."""
 WARM_UP = 2
-"""Steps that count on neither side: what compiles or allocates is done then."""
+"""Steps that do not count on either side, because they compile and allocate."""
 STD = 0.02
-"""Of random weights on every side: logits stay small, so that sampled tokens are close to evenly spread."""
+"""Standard deviation of random weights on both sides. Small logits make sampled tokens almost uniform."""
 
 
 def at_least(least: int) -> Callable[[str], int]:
-    """The type of a flag that counts something."""
+    """Return an argparse type for integers of at least `least`."""
 
     def number(text: str) -> int:
         if int(text) < least:
@@ -51,15 +51,17 @@ def at_least(least: int) -> Callable[[str], int]:
 
 
 class Unused(argparse.Action):
-    """A flag that is accepted, and of which nothing is kept."""
+    """A flag that is accepted and ignored."""
 
     def __call__(self, *_: Any) -> None:
         pass
 
 
 class Parser(argparse.ArgumentParser):
-    """Checks what concerns several flags. length: the default of --length, which is --prompt plus --new where one of them is
-    given and it is not."""
+    """Checks flags that depend on each other.
+
+    length: the default of --length, unless --prompt or --new is given; then --length defaults to --prompt plus --new.
+    """
 
     length: int | None = None
 
@@ -76,32 +78,34 @@ class Parser(argparse.ArgumentParser):
 
 
 def make_parser(doc: str, *unused: str, length: tuple[int, str] | None = None, **defaults: int) -> Parser:
-    """A parser with the flags of the workload and of telling. All benchmarks accept the same; `unused` names those that do not
-    count in this one. length: default and meaning of --length, for rows that are not prompts with new tokens."""
-    parser = Parser(description=doc.splitlines()[0], conflict_handler="resolve")  # A benchmark may say otherwise.
+    """Make a parser with the workload and output flags, which all benchmarks share.
+
+    unused: flags that this benchmark ignores. length: default and help of --length, for rows that are not prompts with new
+    tokens. """
+    parser = Parser(description=doc.splitlines()[0], conflict_handler="resolve")  # A benchmark may override flags.
     flags: dict[str, dict[str, Any]] = {
         name: {"type": at_least(LEAST.get(name, 1)), "default": defaults.get(name, default), "help": meaning}
         for name, (default, meaning) in WORKLOAD.items()
     }
-    flags["dtype"] = {"default": "float32", "choices": ("float32", "bfloat16"), "help": "of activations and products"}
+    flags["dtype"] = {"default": "float32", "choices": ("float32", "bfloat16"), "help": "dtype of activations and products"}
     flags["seed"] = {"type": int, "default": 0}
     if length is not None:
         parser.length, meaning = length
-        meaning += f"; --prompt plus --new where one of them is given, else {parser.length}"
+        meaning += f"; default: --prompt plus --new if one of them is given, else {parser.length}"
         flags["length"] = {"type": at_least(LEAST["length"]), "default": argparse.SUPPRESS, "help": meaning}
         for name in ("prompt", "new"):
-            flags[name] |= {"default": argparse.SUPPRESS, "help": "part of --length, where that is not given"}
+            flags[name] |= {"default": argparse.SUPPRESS, "help": "part of --length, if --length is not given"}
     for name in unused:
         flags[name] |= {"action": Unused, "default": argparse.SUPPRESS, "help": "not used here"}
     for name, words in flags.items():
         parser.add_argument(f"--{name}", **words)
-    parser.add_argument("--json", action="store_true", help="print one JSON object, and no table")
-    parser.add_argument("--out", type=Path, help="write the same JSON object to this file")
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
+    parser.add_argument("--out", type=Path, help="also write the JSON object to this file")
     return parser
 
 
 def run_main(main: Callable[[list[str]], int]) -> NoReturn:
-    """Ends with the exit code of `main`; a mistake that the user can mend is told without a traceback, with code 1."""
+    """Exit with the code of `main`. A `UserError` is printed without a traceback, with exit code 1."""
     try:
         sys.exit(main(sys.argv[1:]))
     except errors.UserError as error:
@@ -109,7 +113,7 @@ def run_main(main: Callable[[list[str]], int]) -> NoReturn:
 
 
 def decoder(options: argparse.Namespace) -> DecoderConfig:
-    """The peers' Llama: tied embeddings, as many key/value heads as query heads."""
+    """Return the peers' Llama: tied embeddings, as many key/value heads as query heads."""
     return DecoderConfig(
         options.vocab, options.layers, options.dim, options.heads, options.heads, options.dim // options.heads, options.ffn,
         compute_dtype=options.dtype,
@@ -117,7 +121,7 @@ def decoder(options: argparse.Namespace) -> DecoderConfig:
 
 
 def random_params(model: Model, seed: int) -> Params:
-    """Weights as the peers' scripts draw them: every matrix and head from N(0, STD^2), norms 1."""
+    """Draw weights as the peers' scripts do: every matrix and head from N(0, STD^2), norms 1."""
     shapes = model.abstract()
     leaves, tree = jax.tree_util.tree_flatten_with_path(shapes)
     keys = jax.random.split(jax.random.key(seed), len(leaves))
@@ -135,7 +139,7 @@ def parameter_count(model: Model) -> int:
 
 
 def product_weights(options: argparse.Namespace) -> int:
-    """Weights that a token is multiplied with, the LM head's among them: two operations each, forward."""
+    """Return the number of weights that multiply a token, including the LM head: two FLOPs each in the forward pass."""
     return options.layers * (4 * options.dim**2 + 3 * options.dim * options.ffn) + options.dim * options.vocab
 
 
@@ -144,13 +148,13 @@ def adamw(rate: float = 1e-5) -> Optimizer:
 
 
 def random_prompts(options: argparse.Namespace, count: int) -> list[list[int]]:
-    """Prompts of `options.prompt` tokens each, without the first four ids, which stand for special tokens."""
+    """Draw prompts of `options.prompt` tokens each, without the first four ids, which are special tokens."""
     rng = np.random.default_rng(options.seed)
     return rng.integers(4, options.vocab, (count, options.prompt)).tolist()
 
 
 class Compilations:
-    """How many programs this process has compiled since it was made, those read from a cache included."""
+    """Counts the programs compiled in this process since construction, including those read from a cache."""
 
     def __init__(self):
         self.count = 0
@@ -162,14 +166,14 @@ class Compilations:
 
 
 def timed(run: Callable[[], Any]) -> tuple[float, Any]:
-    """(seconds until all arrays of the result are there, the result)."""
+    """Return (seconds until all result arrays are ready, the result)."""
     began = time.perf_counter()
     result = jax.block_until_ready(run())
     return time.perf_counter() - began, result
 
 
 def machine() -> dict[str, Any]:
-    """What ran it: processor, devices, versions, commit, and how busy the machine was."""
+    """Describe the machine: processor, devices, versions, commit and load."""
     return {
         "cpu": _first("/proc/cpuinfo", "model name"), "cores": os.cpu_count(), "memory": _first("/proc/meminfo", "MemTotal"),
         "backend": jax.default_backend(), "device": jax.devices()[0].device_kind, "devices": jax.device_count(),
@@ -180,7 +184,7 @@ def machine() -> dict[str, Any]:
 
 
 def _first(path: str, name: str) -> str:
-    """The first value of that name in a file of `name: value` lines; empty where there is none."""
+    """Return the first value of a name in a file of `name: value` lines, or an empty string."""
     try:
         lines = Path(path).read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -189,7 +193,7 @@ def _first(path: str, name: str) -> str:
 
 
 def _commit() -> str:
-    """The commit of this checkout, with "+" where files differ from it, results not counted; empty where there is none."""
+    """Return the commit of this checkout, with "+" if files other than results differ from it; empty without git."""
     here = Path(__file__).parent
 
     def git(*arguments: str) -> str:
@@ -203,7 +207,7 @@ def _commit() -> str:
 
 
 def tell(options: argparse.Namespace, name: str, result: dict[str, Any], lines: list[str]) -> int:
-    """Writes and prints a result: {"benchmark", "args", "machine", **result}, or its table `lines`. Returns 0."""
+    """Write and print a result: {"benchmark", "args", "machine", **result}, or its table `lines`. Returns 0."""
     plain = {key: value.name if isinstance(value, Path) else value for key, value in vars(options).items() if key != "scripts"}
     text = json.dumps({"benchmark": name, "args": plain, "machine": machine(), **result})
     if options.out is not None:

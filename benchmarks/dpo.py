@@ -1,10 +1,10 @@
-"""Direct preference optimisation on ragged pairs: `python benchmarks/dpo.py`.
+"""Time direct preference optimisation on ragged pairs: `python benchmarks/dpo.py`.
 
     python benchmarks/dpo.py --data pairs.jsonl.gz --tokenizer tokenizer.model --vs trl --peer-python PYTHON
 
-As the stage does: the reference's log-probs of the answers once, then steps of --batch pairs with AdamW. A step's time holds
-its pairs' share of both; `update_s` and `reference_s` tell them apart. A peer has the same pairs in the same batches.
-"""
+As in the stage, the reference's log-probs of the answers are computed once, followed by steps of --batch pairs with AdamW. The
+time of a step includes its share of both, reported separately as `update_s` and `reference_s`. A peer gets the same pairs in
+the same batches. """
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ FLAGS = ("layers", "dim", "heads", "ffn", "vocab", "batch", "length", "steps")
 
 
 def main(argv: list[str]) -> int:
-    parser = make_parser(__doc__, length=(512, "tokens of the longest dialogue with its answer"), batch=8, steps=10)
-    parser.add_argument("--micro-batch-tokens", type=int, default=0, help="as in the config; 0 chooses")
+    parser = make_parser(__doc__, length=(512, "maximum tokens of a dialogue with its answer"), batch=8, steps=10)
+    parser.add_argument("--micro-batch-tokens", type=int, default=0, help="as in the config; 0: automatic")
     ragged.add_flags(parser)
     add_flags(parser, trl="trl_dpo.py")
     options = parser.parse_args(argv)
@@ -90,7 +90,7 @@ def main(argv: list[str]) -> int:
                 "compiled": compilations.count - before}  # fmt: skip
 
     progress(f"warm-up: reference {reference(np.arange(len(order))):.3f} s a step")
-    for number in range(WARM_UP + options.steps):  # All of them: batches of other lengths may be other programs.
+    for number in range(WARM_UP + options.steps):  # Batches of other lengths may need other programs.
         progress(f"warm-up {number + 1}: {step(number):.3f} s")
     with tempfile.TemporaryDirectory() as folder:
         path = ragged.write_ids(Path(folder) / "pairs.jsonl", [_ids(pairs, row) for row in range(len(order))])
@@ -101,7 +101,7 @@ def main(argv: list[str]) -> int:
 
 
 def _ids(pairs, row: int) -> dict[str, list[int]]:
-    """A pair as a peer reads it."""
+    """Return a pair in the peer's format."""
     sides = {}
     for name, side in (("chosen", 0), ("rejected", 1)):
         start, end = pairs.prompt_length[row, side], pairs.length[row, side]

@@ -1,10 +1,9 @@
-"""Time to the first PPO step, with an empty and with a filled compile cache: `python benchmarks/first_step.py`.
+"""Measure the time to the first PPO step with an empty and with a filled compile cache: `python benchmarks/first_step.py`.
 
-Each start is a process of its own, timed from before it is spawned until its first iteration (`ppo_iteration.py`, the stage's
-own code with four models) has come to its end: interpreter and libraries, weights, compilation, the step-0 checks and the
-iteration. A round is a cold start, with a new cache folder, and a warm one with the same folder. All programs are kept, and
-compiled ahead in threads, as in a run.
-"""
+Each start is a separate process, timed from its spawn to the end of its first iteration (`ppo_iteration.py`, the stage's own
+code with four models): interpreter and libraries, weights, compilation, the step-0 checks and the iteration. A round is a cold
+start with a new cache folder and a warm start with the same folder. All programs are cached and compiled ahead in threads, as
+in a run. """
 
 from __future__ import annotations
 
@@ -24,14 +23,14 @@ CHILD = Path(__file__).with_name("ppo_iteration.py")
 
 
 def start(words: list[str], cache: str) -> float:
-    """Seconds until the first step of a new process is done."""
+    """Return the seconds until the first step of a new process is done."""
     environment = os.environ | {"JAX_COMPILATION_CACHE_DIR": cache, "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
     began = time.time()
     done = subprocess.run(
         [sys.executable, str(CHILD), *words, "--first-step"], env=environment, stdout=subprocess.PIPE, text=True
     )
     if done.returncode:
-        raise UserError(f"{CHILD.name} {' '.join(words)} failed ({done.returncode}); what it said stands above")
+        raise UserError(f"{CHILD.name} {' '.join(words)} failed ({done.returncode}); see its output above")
     return float(done.stdout.splitlines()[-1]) - began
 
 

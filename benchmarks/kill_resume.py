@@ -1,15 +1,15 @@
-"""Does a run that is killed again and again end as one that was never touched?
+"""Check that a run which is killed repeatedly ends with the same bits as an undisturbed run.
 
     python benchmarks/kill_resume.py --kills 10 --seed 0
 
-Runs the pipeline twice untouched (the first run fills the compile cache and is what all is compared with; the second is
-timed, and shows that two untouched runs are equal at all), then once more with SIGKILL at random moments, restarting it
-each time. The moments are drawn uniformly over the timed run, then carried over as a place within a stage, since a
-restarted run goes through finished stages in no time. Compared are: every parameter and every number of the last
-checkpoints (optimizers, keys, counters) bit for bit; metrics, shards, tokenizer and summaries byte for byte.
+The pipeline first runs twice undisturbed: the first run fills the compile cache and is the reference; the second is timed, and
+verifies that two undisturbed runs are equal. A third run is killed with SIGKILL at random moments and restarted each time. The
+moments are uniform over the timed run and are translated to a stage and an offset in it, because a restarted run skips finished
+stages quickly. The comparison covers every parameter and every number of the last checkpoints (optimizers, keys, counters) bit
+for bit, and metrics, shards, tokenizer and summaries byte for byte.
 
-Without --config a short run of all eight stages is used (minutes on 2 cores). Other arguments, such as --config.seed=1,
-are handed to the run. Exit code: 0 all equal, 1 a difference or a run that failed.
+Without --config the run is a short one of all eight stages (minutes on 2 cores). Other arguments, such as --config.seed=1, are
+passed to the run. Exit code: 0 all equal, 1 a difference or a failed run.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-# A tiny model, so that most of the time goes into many small steps, chunks and checkpoints rather than into compiling.
+# A tiny model: most of the time is spent in many small steps, chunks and checkpoints instead of compilation.
 SHORT = """
     world.tokens=12_000 world.topics=60 world.held_out_topics=24 world.vocab_size=400
     model.layers=1 model.embed=32 model.mlp=64 model.heads=2 model.kv_heads=2 model.head_dim=8
@@ -55,7 +55,7 @@ ENDED = "the end of the run"
 
 @dataclasses.dataclass(frozen=True)
 class Span:
-    """When a stage ran, in seconds from the start of the process."""
+    """The time span of a stage, in seconds from the start of the process."""
 
     stage: str
     start: float
@@ -64,7 +64,7 @@ class Span:
 
 @dataclasses.dataclass(frozen=True)
 class Hit:
-    """One kill: its moment in the timed run, the stage aimed at and the seconds into it, and what it met."""
+    """One kill: its moment in the timed run, the target stage and offset in seconds, and the activity that it interrupted."""
 
     moment: float
     stage: str
@@ -75,10 +75,10 @@ class Hit:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kills", type=int, default=10, help="how many SIGKILLs; default 10")
-    parser.add_argument("--seed", type=int, default=0, help="seed of the moments (not of the run); default 0")
-    parser.add_argument("--config", help="config file of the run; default: a short run built in here")
-    parser.add_argument("--folder", type=Path, help="where the runs go, and stay; default: a temporary folder")
+    parser.add_argument("--kills", type=int, default=10, help="number of SIGKILLs; default 10")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the kill moments, not of the run; default 0")
+    parser.add_argument("--config", help="config file of the run; default: a built-in short run")
+    parser.add_argument("--folder", type=Path, help="folder that keeps the runs; default: a temporary folder")
     options, overrides = parser.parse_known_args()
     if options.folder is not None and options.folder.exists() and any(options.folder.iterdir()):
         parser.error(f"--folder {options.folder} is not empty")
@@ -98,12 +98,12 @@ def main() -> int:
 
 
 def experiment(command: Sequence[str], folder: Path, kills: int, rng: random.Random) -> list[str]:
-    """Runs everything; returns the differences, one sentence each."""
+    """Run everything and return the differences, one sentence each."""
     untouched, control, killed = (folder / name for name in ("untouched", "control", "killed"))
-    print(f"untouched run, {timeline(command, untouched)[-1].end:.0f} s", flush=True)
+    print(f"undisturbed run, {timeline(command, untouched)[-1].end:.0f} s", flush=True)
     spans = timeline(command, control)
     print("timed run, " + ", ".join(f"{span.stage} {span.end - span.start:.1f} s" for span in spans), flush=True)
-    problems = [f"two untouched runs differ: {text}" for text in differences(untouched, control)]
+    problems = [f"two undisturbed runs differ: {text}" for text in differences(untouched, control)]
     print(f"\n{'kill':>4}  {'moment':>8}  {'aimed at':<22}  {'met':<28}  on disk then")
     hits: list[Hit] = []
     for number, moment in enumerate(sorted(rng.uniform(0, spans[-1].end) for _ in range(kills)), 1):
@@ -111,16 +111,16 @@ def experiment(command: Sequence[str], folder: Path, kills: int, rng: random.Ran
         aimed = f"{hit.stage} + {hit.offset:.1f} s"
         print(f"{number:>4}  {hit.moment:>6.1f} s  {aimed:<22}  {hit.met:<28}  {hit.disk}", flush=True)
     timeline(command, killed)
-    print(f"{sum(hit.met != ENDED for hit in hits)} of {kills} kills hit a run at work", flush=True)
+    print(f"{sum(hit.met != ENDED for hit in hits)} of {kills} kills interrupted a running stage", flush=True)
     return problems + [f"killed run differs: {text}" for text in differences(untouched, killed)]
 
 
 class RunFailed(Exception):
-    """A run ended with an exit code of its own that is not 0."""
+    """A run ended by itself with a nonzero exit code."""
 
 
 class Process:
-    """One process of the run, its stage lines, and when each came."""
+    """One process of the run, with its stage lines and their times."""
 
     def __init__(self, command: Sequence[str], workdir: Path):
         self._log = tempfile.TemporaryFile("w+")
@@ -140,7 +140,7 @@ class Process:
         return time.perf_counter() - self._began
 
     def next(self, timeout: float | None = None) -> tuple[str, str, float] | None:
-        """(stage, what, when) of the next stage line, None at the end. Raises queue.Empty after `timeout` seconds."""
+        """Return (stage, what, when) of the next stage line, or None at the end. Raises queue.Empty after `timeout` seconds."""
         return self._events.get(timeout=timeout)
 
     def kill(self) -> None:
@@ -149,7 +149,7 @@ class Process:
         self._process.wait()
 
     def end(self) -> None:
-        """Waits for the end. Raises RunFailed, with the last lines of stderr, if the run ended by itself, not well."""
+        """Wait for the end. Raises RunFailed, with the last lines of stderr, if the run failed without being killed."""
         code = self._process.wait()
         if code not in (0, -signal.SIGKILL):
             self._log.seek(0)
@@ -167,7 +167,7 @@ def running(command: Sequence[str], workdir: Path) -> Iterator[Process]:
 
 
 def timeline(command: Sequence[str], workdir: Path) -> list[Span]:
-    """Runs to the end; when each stage that did anything ran, the start of the process included."""
+    """Run to the end and return the time span of each stage that did any work, including the start of the process."""
     spans, began = [], 0.0
     with running(command, workdir) as process:
         while (event := process.next()) is not None:
@@ -182,10 +182,10 @@ def timeline(command: Sequence[str], workdir: Path) -> list[Span]:
 
 
 def kill(command: Sequence[str], workdir: Path, spans: Sequence[Span], moment: float, last: float) -> Hit:
-    """Starts the run, or goes on with it, and kills it as far into the stage as `moment` was in the timed run.
+    """Start or resume the run, and kill it at the offset in the stage that `moment` had in the timed run.
 
-    What the stage did up to the kill at the moment `last` it need not do again, so that much less is waited for. Where
-    it finishes before, it is killed as it does.
+    The stage does not repeat the work from before the kill at the moment `last`, so the wait is shorter by that time. If the
+    stage finishes earlier, it is killed when it does.
     """
     span = next(span for span in spans if moment <= span.end)
     offset = moment - span.start
@@ -198,7 +198,7 @@ def kill(command: Sequence[str], workdir: Path, spans: Sequence[Span], moment: f
 
 
 def _wait(process: Process, stage: str, offset: float, order: Sequence[str]) -> str:
-    """Waits for the place of the kill; returns what is being done there."""
+    """Wait for the moment of the kill and return the current activity."""
     deadline = offset if stage == "start" else None
     here = "start"
     while True:
@@ -217,7 +217,7 @@ def _wait(process: Process, stage: str, offset: float, order: Sequence[str]) -> 
 
 
 def on_disk(workdir: Path, stage: str) -> str:
-    """What an interrupted stage has to go on from."""
+    """Describe the files from which an interrupted stage resumes."""
     folder = workdir / stage
     metrics = folder / "metrics.jsonl"
     rows = metrics.read_bytes().count(b"\n") if metrics.exists() else 0
@@ -227,21 +227,21 @@ def on_disk(workdir: Path, stage: str) -> str:
 
 
 def differences(expected: Path, found: Path) -> list[str]:
-    """What differs between two work directories, one sentence each."""
+    """Return the differences between two work directories, one sentence each."""
     texts = []
     for pattern in COMPARED:
         names = {path.relative_to(root) for root in (expected, found) for path in root.glob(pattern)}
         for name in sorted(names):
             contents = [(root / name).read_bytes() if (root / name).exists() else None for root in (expected, found)]
             if contents[0] != contents[1]:
-                texts.append(f"{name} is missing on one side" if None in contents else f"{name} has other bytes")
+                texts.append(f"{name} is missing in one of them" if None in contents else f"{name} has different bytes")
     trees = sorted(path.relative_to(expected) for path in expected.glob("*/params"))
     for name in [*trees, *(newest(expected, path.parent.name) for path in expected.glob("*/checkpoints"))]:
         if not (found / name).is_dir():
             texts.append(f"{name} is missing")
             continue
         before, after = read_arrays(expected / name), read_arrays(found / name)
-        texts += [f"{name}: {leaf} has other bits" for leaf in sorted(before.keys() | after.keys())
+        texts += [f"{name}: {leaf} has different bits" for leaf in sorted(before.keys() | after.keys())
                   if before.get(leaf) != after.get(leaf)]  # fmt: skip
     if not trees:
         texts.append("there are no parameters to compare")
@@ -249,14 +249,14 @@ def differences(expected: Path, found: Path) -> list[str]:
 
 
 def newest(workdir: Path, stage: str) -> Path:
-    """The last checkpoint of a stage, relative to the work directory."""
+    """Return the last checkpoint of a stage, relative to the work directory."""
     steps = [int(path.name) for path in (workdir / stage / "checkpoints").iterdir() if path.name.isdigit()]
     name = Path(stage) / "checkpoints" / str(max(steps))
     return name / "default" if (workdir / name / "default").is_dir() else name
 
 
 def read_arrays(folder: Path) -> dict[str, tuple]:
-    """Every array of an Orbax folder as (dtype, shape, bytes), by its path in the tree."""
+    """Return every array of an Orbax folder as (dtype, shape, bytes), by its path in the tree."""
     import jax
     import numpy as np
     import orbax.checkpoint as ocp

@@ -1,10 +1,9 @@
-"""Peak memory of log-probs of a large vocabulary, chunked against forming the logits: `python benchmarks/logprob_memory.py`.
+"""Compare the peak memory of chunked log-probs with that of full logits: `python benchmarks/logprob_memory.py`.
 
-`models.heads.token_stats` at [--batch, --length] tokens, against log_softmax of all logits and a lookup, both jitted: their
-values, and their gradients into hidden states and head. Bytes are the compiler's: results and temporary buffers, the
-arguments not counted. With --run each is run too, in a process of its own, and what its peak of resident memory (ru_maxrss)
-rises is told.
-"""
+`models.heads.token_stats` at [--batch, --length] tokens is compared with log_softmax of all logits and a lookup, both jitted:
+their values, and their gradients with respect to hidden states and head. Bytes are reported by the compiler: results and
+temporary buffers, without arguments. With --run each also runs in a separate process, which reports the increase of its peak
+resident memory (ru_maxrss). """
 
 from __future__ import annotations
 
@@ -24,13 +23,13 @@ WAYS, WHAT = ("chunked", "formed"), ("values", "gradients")
 
 
 def formed(hidden, unembedding, targets):
-    """Log-probs [B, T] from logits [B, T, V]."""
+    """Compute log-probs [B, T] from logits [B, T, V]."""
     logprobs = jax.nn.log_softmax(lm_logits(hidden, unembedding), axis=-1)
     return jnp.take_along_axis(logprobs, targets[..., None], axis=-1)[..., 0]
 
 
 def program(way: str, what: str):
-    """A jitted function of (hidden [B, T, D], unembedding [D, V], targets [B, T])."""
+    """Return a jitted function of (hidden [B, T, D], unembedding [D, V], targets [B, T])."""
     logprobs = formed if way == "formed" else lambda *arrays: token_stats(*arrays).logprobs
     if what == "values":
         return jax.jit(logprobs)
@@ -49,7 +48,7 @@ def compiled_bytes(options: argparse.Namespace, way: str, what: str) -> int:
 
 
 def peak_rise(options: argparse.Namespace, way: str, what: str) -> int:
-    """Bytes by which this process's peak of resident memory rises while it runs."""
+    """Return the increase in bytes of this process's peak resident memory during the run."""
     arrays = [jnp.ones(x.shape, x.dtype) for x in shapes(options)]
     run = program(way, what).lower(*arrays).compile()
     jax.block_until_ready(arrays)
@@ -60,7 +59,7 @@ def peak_rise(options: argparse.Namespace, way: str, what: str) -> int:
 
 def main(argv: list[str]) -> int:
     parser = make_parser(
-        __doc__, "layers", "heads", "ffn", "steps", "seed", length=(1024, "tokens of a row"), vocab=131072, batch=8
+        __doc__, "layers", "heads", "ffn", "steps", "seed", length=(1024, "tokens per row"), vocab=131072, batch=8
     )
     parser.add_argument("--run", action="store_true", help="run them too")
     parser.add_argument("--child", nargs=2, help=argparse.SUPPRESS)

@@ -1,13 +1,12 @@
-"""Device memory of PPO with adapters against PPO of all weights: by role, and as the compiler counts one update.
+"""Compare the device memory of PPO with adapters and of PPO of all weights: by role, and by the compiler for one update.
 
     python benchmarks/lora_memory.py [--shape=50m|1b] [--update] [--remat] [--rank=16] [--runs=full,lora,...] [--json]
 
-No weights are needed, only shapes: those of Llama-3.2-1B, or of a model of 50 million weights. Resident bytes are those that
-a run holds between updates: weights, optimizer states, reference, preference model. What many roles share is counted once,
-with the policy. With --update `ppo_update` is also compiled for the default backend, not run: its arguments are the trained
-states, the frozen base and one buffer of experience; temporary bytes are what it needs on top while it runs. The compiler
-takes minutes for the larger shape on a CPU.
-"""
+Only shapes are needed, no weights: those of Llama-3.2-1B, or of a model of 50 million weights. Resident bytes are those that a
+run holds between updates: weights, optimizer states, reference, preference model. Arrays that several roles share count once,
+with the policy. With --update `ppo_update` is also compiled for the default backend, without running it. Its arguments are the
+trained states, the frozen base and one buffer of experience; temporary bytes are additional memory during the update. Compiling
+the larger shape on a CPU takes minutes. """
 
 from __future__ import annotations
 
@@ -40,7 +39,7 @@ SHAPES = {
     "1b": LLAMA_1B,
     "50m": dataclasses.replace(LLAMA_1B, vocab=8192, layers=8, embed=640, heads=10, kv_heads=5, mlp=2560),
 }
-FAST = {"xla_backend_optimization_level": 0}  # Buffers are the same: they are assigned before code is made.
+FAST = {"xla_backend_optimization_level": 0}  # Buffers do not change: they are assigned before code generation.
 RUNS = {"full": None, "lora": "float32", "lora-bfloat16": "bfloat16", "lora-int8": "int8", "lora-nf4": "nf4"}
 
 
@@ -54,31 +53,39 @@ def make_setup(args, lora: Lora | None) -> PPOSetup:
 
 def experience(args) -> Experience:
     B, T, N = args.batch, args.prompt + args.response, args.response
-    of = lambda dtype, *shape: jax.ShapeDtypeStruct(shape, dtype)  # noqa: E731
+
+    def of(dtype, *shape: int) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(shape, dtype)
+
     row, floats = of(jnp.int32, B), of(jnp.float32, B, N)
     rollout = Rollout(of(jnp.int32, B, T), row, row, floats, of(jnp.bool_, B))
     return Experience(rollout, of(jnp.float32, B), *(floats,) * 6)
 
 
 def plan(args) -> tuple[jax.ShapeDtypeStruct, PackedParts]:
-    """The shapes of the order and of the packed rows of the one minibatch."""
+    """Return the shapes of the order and of the packed rows of the single minibatch."""
     T = args.prompt + args.response
     rows, most = part_rows(args.batch, T, args.micro_batch_tokens)
-    of = lambda *shape: jax.ShapeDtypeStruct((1, *shape), jnp.int32)  # noqa: E731
+
+    def of(*shape: int) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct((1, *shape), jnp.int32)
+
     packed, own = of(most, rows, T), of(args.batch)
     return own, PackedParts(AnswerRows(packed, packed, packed, packed, own, own, of(most)), own, of())
 
 
 def measure(args, kind: str | None) -> dict[str, dict[str, int]]:
-    """{"resident": bytes by role, "update": bytes by kind} of one way to train; kind: how the base is stored, None: all
-    weights are trained."""
+    """Return {"resident": bytes by role, "update": bytes by kind} of one training method.
+
+    kind: dtype of the frozen base; None trains all weights.
+    """
     lora = None if kind is None else Lora(args.rank, 2.0 * args.rank, ("*",))
     setup = make_setup(args, lora)
     state = abstract_ppo_state(setup)
     frozen = None if lora is None else quantise_abstract(setup.policy.base.abstract(), kind)
     resident = {
         "policy": stored_bytes(state.policy.params) + (0 if lora is None else stored_bytes(frozen)),
-        "reference": stored_bytes(setup.policy.abstract()),  # The policy's start: with adapters, the same base again.
+        "reference": stored_bytes(setup.policy.abstract()),  # The initial policy; with adapters it shares the base.
         "critic": stored_bytes(state.critic.params),
         "preference model": stored_bytes(setup.critic.abstract()),
         "optimizer states": stored_bytes((state.policy.opt_state, state.critic.opt_state)),
@@ -102,10 +109,10 @@ def main(argv: list[str]) -> int:
     for name, default in (("rank", 16), ("batch", 8), ("prompt", 128), ("response", 128), ("micro-batch-tokens", 256)):
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--shape", default="50m", choices=SHAPES)
-    parser.add_argument("--update", action="store_true", help="compile the update too")
-    parser.add_argument("--remat", action="store_true", help="layers are computed again in the backward pass")
-    parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"), help="of activations")
-    parser.add_argument("--runs", default=",".join(RUNS), help="some of these")
+    parser.add_argument("--update", action="store_true", help="also compile the update")
+    parser.add_argument("--remat", action="store_true", help="recompute layers in the backward pass")
+    parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"), help="dtype of activations")
+    parser.add_argument("--runs", default=",".join(RUNS), help="comma-separated methods to compare")
     parser.add_argument("--json", action="store_true", help="print bytes as one JSON object")
     args = parser.parse_args(argv)
     found = {}

@@ -1,15 +1,15 @@
-"""Does the true score turn while the proxy that is optimised still rises? Gao, Schulman and Hilton 2022 (arXiv 2210.10760).
+"""Measure reward over-optimisation: when the true score falls while the proxy rises (Gao et al. 2022, arXiv 2210.10760).
 
     python benchmarks/overoptimization.py --workdir=runs/quickstart --out=runs/overoptimization
 
-The work directory is a finished run of the main job: from it come the tokenizer, the world's prompts and the supervised
-policy, which is the start. A gold reward model on that policy's trunk learns from the world's known truth. It labels pairs
-of the start's answers, and proxies of 3 sizes learn from 3 numbers of these. Against each proxy there is best-of-n and RL
-without a KL penalty; the gold model says what that was worth. docs/overoptimization.md shows and explains the outcome.
+The work directory is a finished default run, which provides the tokenizer, the world's prompts and the supervised policy, the
+initial policy of the study ("start"). A gold reward model on that policy's trunk is trained on the world's known truth. It
+labels pairs of the initial policy's answers, and proxies of 3 sizes are trained on 3 numbers of these pairs. Each proxy is
+optimised by best-of-n and by RL without a KL penalty, and the gold model scores the results. docs/overoptimization.md shows and
+explains them.
 
-Each proxy's part is saved as it ends; the same command goes on from there. Written to --out: gold/, start.npz, a folder a
-proxy with result.json, and of all of them summary.json, table.md and overoptimization.svg.
-"""
+The results of each proxy are saved when it ends; the same command resumes from there. Written to --out: gold/, start.npz, a
+folder per proxy with result.json, and summary.json, table.md and overoptimization.svg over all proxies. """
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ from jaxalign.training.offload import FrozenRole
 
 @dataclasses.dataclass(frozen=True)
 class Scored:
-    """A reward model with the mean and deviation of its scores at the start; both are taken off what it gives."""
+    """A reward model whose scores are normalised by their mean and deviation under the initial policy."""
 
     model: Model
     params: Params
@@ -62,7 +62,7 @@ class Scored:
 
     @classmethod
     def over(cls, model: Model, params: Params, raw: np.ndarray) -> Scored:
-        """raw: its scores of the start's answers."""
+        """raw: its scores of the initial policy's answers."""
         return cls(model, params, *(float(x) for x in score_statistics(raw)))
 
     def normal(self, raw: np.ndarray) -> np.ndarray:
@@ -75,7 +75,7 @@ def proxy_model(study: Study, layers: int, width: int) -> Model:
 
 
 def run_proxy(study: Study, gold: Scored, start: Start, size: tuple[int, int], pairs: int) -> dict:
-    """Trains one proxy and optimises against it: what its result.json holds."""
+    """Train one proxy, optimise against it and return the content of its result.json."""
     settings, began = study.settings, time.process_time()
     model = proxy_model(study, *size)
     number = 100 + 10 * settings.sizes.index(size) + settings.pairs.index(pairs)
@@ -103,7 +103,7 @@ def name_of(size: tuple[int, int], pairs: int) -> str:
 
 
 def best_of_n(proxy: np.ndarray, gold: np.ndarray) -> list[dict]:
-    """For n = 1, 2, .. (about four an octave) the expected proxy and gold score of the proxy's choice among n, [P, N] each."""
+    """Return the expected proxy and gold scores of the proxy's best of n, for n = 1, 2, .. (about four per octave)."""
     most = proxy.shape[1]
     counts = sorted({min(most, round(2 ** (i / 4))) for i in range(4 * most.bit_length())})
     return [
@@ -119,13 +119,13 @@ def best_of_n(proxy: np.ndarray, gold: np.ndarray) -> list[dict]:
 
 @functools.partial(jax.jit, static_argnames=("model", "temperature"))
 def kl_to_start(model: Model, start: Params, rollout: Rollout, temperature: float) -> jax.Array:
-    """float32 [B]: log policy - log start of each sampled answer, whose mean is the KL, in nats."""
+    """Return float32 [B]: log policy - log start of each sampled answer, in nats; the mean is the KL."""
     theirs = response_stats(model, start, rollout, temperature).logprobs
     return jnp.sum((rollout.logprobs - theirs) * response_mask(rollout), axis=1)
 
 
 class ProxyReward(BaseReward):
-    """Scores of the proxy, on the scale of the gold model."""
+    """Return the proxy's scores on the scale of the gold model."""
 
     def __init__(self, proxy: Scored):
         super().__init__("proxy")
@@ -137,7 +137,7 @@ class ProxyReward(BaseReward):
 
 
 def reinforce(study: Study, proxy: Scored, gold: Scored, folder: Path) -> list[dict]:
-    """RL against a proxy; what fresh answers to the measured prompts are like every few iterations."""
+    """Run RL against a proxy and measure fresh answers to the held-out prompts every few iterations."""
     settings = study.settings
     folder.mkdir(parents=True, exist_ok=True)
 
@@ -173,12 +173,12 @@ def measure(study: Study, params: Params, proxy: Scored, gold: Scored, step: int
 
 
 def run_study(workdir: Path, out: Path, settings: Settings) -> list[dict]:
-    """Does what is left to do; the results of all proxies. Raises UserError where `out` holds another study."""
+    """Complete the study and return the results of all proxies. Raises UserError if `out` contains another study."""
     read_config(workdir)
     asked = json.loads(json.dumps(dataclasses.asdict(settings))) | {"workdir": read_manifest(workdir / "sft").output_hash}
     path = out / "settings.json"
     if path.exists() and json.loads(path.read_text(encoding="utf-8")) != asked:
-        raise UserError(f"{out} holds a study with other settings or of another run; choose another --out")
+        raise UserError(f"{out} contains a study with other settings or of another run; choose another --out")
     study = Study(workdir, out, settings)
     out.mkdir(parents=True, exist_ok=True)
     write_json(path, asked)
@@ -208,8 +208,11 @@ def sentence(result: dict) -> str:
 
 
 def fitted(result: dict) -> dict:
-    """The result with the fit of each method and its peak beside it; null where there is no number (no peak, no variance)."""
-    number = lambda x: x if math.isfinite(x) else None  # noqa: E731
+    """Return the result with the fit and peak of each method; null for values that do not exist (no peak, no variance)."""
+
+    def number(x: float) -> float | None:
+        return x if math.isfinite(x) else None
+
     fits = {}
     for method in ("best_of_n", "rl"):
         rows = result[method]
@@ -222,13 +225,16 @@ def fitted(result: dict) -> dict:
 
 
 def table(results: Sequence[dict]) -> str:
-    """One line a proxy and method, in markdown."""
+    """Format one markdown line per proxy and method."""
     lines = [
         "| proxy | parameters | comparisons | agrees with gold | method | alpha | beta | R^2 | d of the peak | "
         "best gold seen | last gold | last proxy | last d |",
         "|" + "---|" * 13,
     ]
-    shown = lambda x: "none" if x is None else f"{x:.2f}"  # noqa: E731
+
+    def shown(x: float | None) -> str:
+        return "none" if x is None else f"{x:.2f}"
+
     for result in results:
         for method, title in (("best_of_n", "best of n"), ("rl", "RL")):
             one, rows = result["fits"][method], result[method]
@@ -244,8 +250,8 @@ def table(results: Sequence[dict]) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--workdir", type=Path, default=Path("runs/quickstart"), help="a finished run of the main job")
-    parser.add_argument("--out", type=Path, default=Path("runs/overoptimization"), help="where the study is written")
+    parser.add_argument("--workdir", type=Path, default=Path("runs/quickstart"), help="a finished default run")
+    parser.add_argument("--out", type=Path, default=Path("runs/overoptimization"), help="output folder")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", action="store_true", help="print the results as JSON instead of the table")
     options = parser.parse_args(arguments)

@@ -1,10 +1,10 @@
-"""How the true score moves as a policy is optimised against a proxy of it: the two forms of Gao, Schulman and Hilton 2022
-(arXiv 2210.10760, equation 1), fitted by least squares.
+"""Fit the true score as a function of optimisation against a proxy, by least squares: the two forms of Gao, Schulman and
+Hilton 2022 (arXiv 2210.10760, equation 1).
 
     best of n:  R(d) = d (alpha - beta d)        RL:  R(d) = d (alpha - beta log d)
 
-d = sqrt(KL(policy || start)) in square roots of nats, R the gold score less its mean at the start. Both are linear in alpha
-and beta. NumPy in float64: these numbers go into reports, never into a jitted step.
+d = sqrt(KL(policy || start)) in square roots of nats, R is the gold score minus its mean under the initial policy. Both
+forms are linear in alpha and beta. NumPy in float64, because these numbers go into reports and never into a jitted step.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ FORMS = ("best_of_n", "rl")
 
 
 class Fit(NamedTuple):
-    """Coefficients of one curve, in units of the score a square root of a nat (alpha) and, for best_of_n, a nat (beta).
+    """Coefficients of one curve, in score units per square root of a nat (alpha) and, for best_of_n, per nat (beta).
 
-    r_squared: 1 - residual / total sum of squares about the mean; below 0 where a constant would fit better, and NaN where
-    the gold scores are all equal.
+    r_squared: 1 - residual / total sum of squares about the mean; negative if a constant would fit better, and NaN if all gold
+    scores are equal.
     """
 
     alpha: float
@@ -31,14 +31,14 @@ class Fit(NamedTuple):
 
 
 class Peak(NamedTuple):
-    """Where the fitted curve is highest over d >= 0, and its height; inf, inf where it rises for ever."""
+    """Maximum of the fitted curve over d >= 0: position and height; inf, inf if the curve is unbounded."""
 
     distance: float
     gold: float
 
 
 def curve(distance: Any, alpha: float, beta: float, form: str) -> np.ndarray:
-    """R(d) of one form.
+    """Evaluate R(d) of one form.
 
     Args:
       distance: real, any shape, at least 0.
@@ -58,21 +58,21 @@ def curve(distance: Any, alpha: float, beta: float, form: str) -> np.ndarray:
 
 
 def fit(distance: Any, gold: Any, form: str) -> Fit:
-    """The alpha and beta of least squared error, all points weighing the same.
+    """Fit alpha and beta by least squares with equal weights.
 
-    There is no constant: the score at the start is 0 by definition, and a point at d = 0 weighs on r_squared alone.
+    There is no constant: the score under the initial policy is 0 by definition, and a point at d = 0 affects only r_squared.
 
     Args:
-      distance: real [K], at least 0; two of them or more differ from each other and from 0.
-      gold: real [K], the gold score less its mean at the start.
+      distance: real [K], at least 0, with at least two different values above 0.
+      gold: real [K], the gold score minus its mean under the initial policy.
       form: "best_of_n" or "rl".
 
     Returns:
       A `Fit`.
 
     Raises:
-      ValueError: a shape differs, a number is not finite, a distance is below 0, the distances do not settle two
-        coefficients, or an unknown form.
+      ValueError: unequal shapes, a non-finite number, a negative distance, distances that do not determine two coefficients,
+        or an unknown form.
     """
     distance, gold = np.asarray(distance, np.float64), np.asarray(gold, np.float64)
     require_same_shape(distance=distance, gold=gold)
@@ -83,7 +83,7 @@ def fit(distance: Any, gold: Any, form: str) -> Fit:
     d, falling = _terms(distance, form)
     found = len(np.unique(d[d > 0]))
     if found < 2:
-        raise ValueError(f"distance has {found} different values above 0; at least 2 settle alpha and beta")
+        raise ValueError(f"distance has {found} different values above 0; at least 2 are needed for alpha and beta")
     design = np.stack([d, -falling], axis=1)
     (alpha, beta), *_ = np.linalg.lstsq(design, gold, rcond=None)
     total = np.sum((gold - gold.mean()) ** 2)
@@ -92,9 +92,9 @@ def fit(distance: Any, gold: Any, form: str) -> Fit:
 
 
 def peak(alpha: float, beta: float, form: str) -> Peak:
-    """The highest point of a curve: d = alpha / (2 beta) for best_of_n, exp(alpha / beta - 1) for RL, where beta > 0.
+    """Return the maximum of a curve: d = alpha / (2 beta) for best_of_n, exp(alpha / beta - 1) for RL, if beta > 0.
 
-    Where best_of_n never rises (alpha <= 0 and beta >= 0) it is the start, (0, 0).
+    If best_of_n never rises (alpha <= 0 and beta >= 0), the maximum is (0, 0).
 
     Raises:
       ValueError: an unknown form.
@@ -113,6 +113,6 @@ def peak(alpha: float, beta: float, form: str) -> Peak:
 
 
 def _terms(d: np.ndarray, form: str) -> tuple[np.ndarray, np.ndarray]:
-    """d, and what beta multiplies: d squared, or d log d with its limit 0 at 0."""
+    """Return d and the factor of beta: d squared, or d log d with its limit 0 at 0."""
     require_choice("form", form, FORMS)
     return d, d * d if form == "best_of_n" else d * np.log(np.where(d > 0, d, 1.0))

@@ -1,4 +1,4 @@
-"""The gold reward model of the over-optimisation study, and what it says of the start's answers."""
+"""The gold reward model of the over-optimisation study, and its scores of the initial policy's answers."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from jaxalign.records import PairBatch
 from jaxalign.stages.shared.base import write_json
 from jaxalign.training.checkpoint import copy_params, load_params, save_params
 
-SPOILT = 2.0  # what spoiling takes off the worth, and so does a sentence that is repeated or an end that is missing
+SPOILT = 2.0  # subtracted from the worth of a corrupted answer, a repeated sentence or a missing end
 
 
 def worth(verdict: judge.Verdict) -> float:
-    """The truth in one number: what an answer does (2 for the right thing, -2 for harm), less 1 for each fault of manner."""
+    """Return the true value of an answer: 2 for the correct action, -2 for harm, minus 1 for rudeness and 1 for rambling."""
     if verdict.helpful or verdict.good_refusal:
         core = 2.0
     elif verdict.harmful or verdict.unclear:
@@ -35,7 +35,7 @@ def worth(verdict: judge.Verdict) -> float:
 
 
 def spoil(text: str, rng: random.Random) -> str:
-    """An answer made worse in a way that the rules do not see: repeated, shuffled, or broken off."""
+    """Corrupt an answer in a way that the rules do not detect: repeat, shuffle or truncate it."""
     words, sentences = text.split(), [sentence + "." for sentence in split_sentences(text)]
     kind = rng.choice(("repeat", "shuffle", "cut"))
     if kind == "repeat" and sentences:
@@ -46,10 +46,10 @@ def spoil(text: str, rng: random.Random) -> str:
 
 
 def gold_pairs(study: Study) -> PairBatch:
-    """All six pairs of four answers to each prompt, with the label sigmoid(worth of the first - worth of the second).
+    """Make all six pairs of four answers to each prompt, with the label sigmoid(worth of the first - worth of the second).
 
-    The four: at temperature 1, at the start's, at a higher one, and the first spoilt. So the gold model has seen answers that
-    the start seldom gives, which the proxies have not.
+    The four answers: at temperature 1, at the initial policy's temperature, at a higher one, and the first one corrupted. The
+    gold model therefore sees answers that the initial policy rarely gives and that the proxies never see.
     """
     settings, tokenizer, rng = study.settings, study.tokenizer, random.Random(study.settings.seed)
     prompts, ids = study.prompts["gold"], study.ids["gold"]
@@ -93,7 +93,7 @@ def padded(rows: Sequence[list[int]], width: int) -> Answers:
 
 
 def gold_model(study: Study) -> Params:
-    """The gold reward model: the start's trunk under a scalar head."""
+    """Train the gold reward model: the initial policy's trunk with a scalar head."""
     folder = study.out / "gold"
     if not (folder / "summary.json").exists():
         pairs = gold_pairs(study)
@@ -110,9 +110,9 @@ def gold_model(study: Study) -> Params:
 
 
 class Start(NamedTuple):
-    """best_*: n answers to each measured prompt, prompt by prompt; pair_*: two different answers to each RL prompt.
+    """Sample and score answers. best_*: n answers to each held-out prompt; pair_*: two different answers to each RL prompt.
 
-    gold is raw; label is 1 where the first answer won, drawn with probability sigmoid(gold of the first - of the second).
+    gold is the raw score; label is 1 if the first answer won, with probability sigmoid(gold of the first - gold of the second).
     """
 
     best_tokens: np.ndarray
@@ -135,8 +135,8 @@ def start_answers(study: Study, gold: Params) -> Start:
         tokens, length = drawn.tokens.reshape(-1, 2, study.width), drawn.length.reshape(-1, 2)
         differ = np.flatnonzero(np.any(tokens[:, 0] != tokens[:, 1], axis=1))[:wanted]
         if len(differ) < wanted:
-            raise UserError(f"only {len(differ)} of {len(tokens)} pairs of answers differ and {wanted} are needed; the policy "
-                            "in the work directory is too sure of its answers")  # fmt: skip
+            raise UserError(f"only {len(differ)} of {len(tokens)} pairs have different answers; {wanted} are needed; "
+                            "the policy in the work directory has too little entropy")  # fmt: skip
         tokens, length = tokens[differ], length[differ]
         raw = study.scores(study.scorer, gold, Answers(tokens.reshape(-1, study.width), length.reshape(-1))).reshape(-1, 2)
         odds = 1 / (1 + np.exp(raw[:, 1] - raw[:, 0]))

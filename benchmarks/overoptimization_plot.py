@@ -1,4 +1,4 @@
-"""The drawing of the over-optimisation study: a panel a method and proxy size, in the project's own SVG."""
+"""The figure of the over-optimisation study as SVG: one panel per method and proxy size."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from jaxalign.tracking.report.svg import Scale, element, text, tick_text, ticks
 
 METHODS = (("best_of_n", "best of n"), ("rl", "RL"))
 PANEL, PANEL_HEIGHT, LEFT, TOP, GAP_X, GAP_Y = 270, 190, 62, 74, 34, 66
-# Two colour sets, for light and dark pages; the drawing stands in an <img>, so it brings its own.
+# Colours for light and dark pages. The figure is used in an <img>, so it contains its own style.
 STYLE = """
 svg { --page: #ffffff; --ink: #1c1b19; --soft: #5b5852; --rule: #dedad2;
   --tone-0: #2563eb; --tone-1: #c2570c; --tone-2: #15803d; }
@@ -30,7 +30,7 @@ circle.tone-2 { fill: var(--tone-2); } .key { stroke: var(--ink); fill: var(--in
 
 
 def plot(results: Sequence[dict]) -> str:
-    """A whole SVG file. results: each with size, pairs, and of both methods rows (kl, proxy, gold) and the fit."""
+    """Return a complete SVG file. results: size, pairs, and for both methods rows (kl, proxy, gold) and the fit."""
     sizes, pairs = (list(dict.fromkeys(result[name] for result in results)) for name in ("size", "pairs"))
     width = LEFT + len(sizes) * (PANEL + GAP_X)
     height = TOP + len(METHODS) * (PANEL_HEIGHT + GAP_Y)
@@ -66,7 +66,7 @@ def _curves(x: Scale, y: Scale, method: str, result: dict, tone: int) -> list[st
     gold, proxy = ([point[name] for point in result[method]] for name in ("gold", "proxy"))
     found = result["fits"][method]
     grid = np.linspace(0, max(distance), 80)
-    # A fit that leaves the panel is cut there rather than drawn along its edge.
+    # Cut a fit where it leaves the panel instead of drawing it along the edge.
     inside = [(a, b) for a, b in zip(grid, curve(grid, found["alpha"], found["beta"], method), strict=True)
               if y.low <= b <= y.high]  # fmt: skip
     dots = [element("circle", cx=x(a), cy=y(b), r=2.4, class_=f"tone-{tone}") for a, b in zip(distance, gold, strict=True)]
@@ -110,7 +110,7 @@ def _legend(pairs: Sequence[int]) -> list[str]:
         element("line", x1=LEFT + 82, x2=LEFT + 112, y1=38, y2=38, class_="key fit"),
         text(LEFT + 118, 42, "fit of gold"),
         element("line", x1=LEFT + 200, x2=LEFT + 230, y1=38, y2=38, class_="key proxy"),
-        text(LEFT + 236, 42, "proxy, which is optimised"),
+        text(LEFT + 236, 42, "proxy (optimised)"),
     ]
     return parts
 

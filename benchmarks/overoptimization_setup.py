@@ -1,5 +1,4 @@
-"""What all parts of the over-optimisation study share: its settings, the run's models and prompts, and how answers are drawn,
-scored and learnt from."""
+"""Shared parts of the over-optimisation study: settings, models and prompts, sampling, scoring and reward-model training."""
 
 from __future__ import annotations
 
@@ -37,25 +36,25 @@ CHUNK = 256  # rows of one call of the engine or of a reward model
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """All that decides the outcome, beside the work directory. A folder holds the results of one of these."""
+    """Everything that determines the results besides the work directory. A folder contains the results of one `Settings`."""
 
     seed: int = 0
-    sizes: tuple[tuple[int, int], ...] = ((1, 16), (2, 32), (2, 64))  # layers, width of the proxies
-    pairs: tuple[int, ...] = (128, 512, 2048)  # comparisons that they learn from
+    sizes: tuple[tuple[int, int], ...] = ((1, 16), (2, 32), (2, 64))  # layers and width of the proxies
+    pairs: tuple[int, ...] = (128, 512, 2048)  # numbers of training comparisons
     held_out_pairs: int = 512
-    temperature: float = 1.3  # of the start, and so of every policy
+    temperature: float = 1.3  # of the initial policy, and therefore of every policy
     max_new_tokens: int = 56
     gold_prompts: int = 1024
     gold_steps: int = 300
-    proxy_steps: int = 200  # at most, and at most proxy_epochs passes over the comparisons
+    proxy_steps: int = 200  # maximum; also limited by proxy_epochs passes over the comparisons
     proxy_epochs: int = 20
     pair_batch: int = 32
     learning_rate: float = 1e-3
     gold_learning_rate: float = 5e-4
     measured_prompts: int = 64
     best_of: int = 128
-    measured_at: tuple[int, ...] = (0, 1, 2, 4, 7, 12, 19, 28, 40)  # iterations of RL; it ends with the last
-    rl_answers: int = 4  # to each measured prompt
+    measured_at: tuple[int, ...] = (0, 1, 2, 4, 7, 12, 19, 28, 40)  # measured iterations of RL; the last one ends it
+    rl_answers: int = 4  # per held-out prompt
     rl: Ppo = Ppo(
         prompts=1024, batch=32, group_size=4, advantages="rloo", kl_coef=0.0, missing_eos="none", epochs=1, minibatches=1,
         optimizer=Optimizer(learning_rate=5e-4, schedule="constant", eps=1e-5),
@@ -70,7 +69,7 @@ class Answers(NamedTuple):
 
 
 class Study:
-    """What all parts share: the run's models and prompts, and how answers are drawn and scored."""
+    """The models and prompts of the run, with sampling and scoring."""
 
     def __init__(self, workdir: Path, out: Path, settings: Settings):
         self.settings, self.out = settings, out
@@ -88,7 +87,7 @@ class Study:
         self.start = common.stage_params(self.context, "sft", self.policy)
         self.world = world_of(read_config(workdir))
         self.wanted_pairs = max(settings.pairs) + settings.held_out_pairs
-        self.pair_prompts = -(-self.wanted_pairs * 5 // 4)  # Pairs of equal answers are left out.
+        self.pair_prompts = -(-self.wanted_pairs * 5 // 4)  # Extra prompts, because pairs of equal answers are dropped.
         self.prompts = {
             "gold": self.world.prompts("compare", settings.gold_prompts),
             "rl": self.world.prompts("rl", rl.prompts),
@@ -101,7 +100,7 @@ class Study:
         self.width = self.engine.bucket + settings.max_new_tokens
         updates = rl.iterations * rl.epochs * rl.minibatches
         optimizer = make_optimizer(rl.optimizer, updates)
-        # One setup for all proxies, so that RL compiles once: their scores come in from outside.
+        # One setup for all proxies, so that RL compiles once; scores are computed outside it.
         self.setup = PPOSetup(self.policy, self.scorer, optimizer, optimizer, rl)
 
     def encode(self, prompt: Prompt) -> list[int]:
@@ -111,7 +110,7 @@ class Study:
         return jax.random.fold_in(jax.random.key(self.settings.seed), stream)
 
     def rollouts(self, params: Params, ids: Sequence[list[int]], key: jax.Array, temperature: float):
-        """(rollout on the host, rows that count), chunk by chunk."""
+        """Yield (rollout on the host, number of valid rows), chunk by chunk."""
         sampling = Sampling(self.settings.max_new_tokens, (self.tokenizer.eos_id,), temperature)
         for start in range(0, len(ids), CHUNK):
             chunk = ids[start : start + CHUNK]
@@ -119,13 +118,13 @@ class Study:
             yield jax.device_get(self.engine.rollout(params, chunk, key, rows, sampling)), len(chunk)
 
     def answers(self, params: Params, ids: Sequence[list[int]], key: jax.Array, temperature: float) -> Answers:
-        """One answer a prompt."""
+        """Sample one answer per prompt."""
         parts = [(r.tokens[:n], (r.prompt_length + r.response_length)[:n])
                  for r, n in self.rollouts(params, ids, key, temperature)]  # fmt: skip
         return Answers(*(np.concatenate(column) for column in zip(*parts, strict=True)))
 
     def scores(self, model: Model, params: Params, answers: Answers) -> np.ndarray:
-        """float32 [B], raw."""
+        """Return raw scores, float32 [B]."""
         out = []
         for start in range(0, len(answers.length), CHUNK):
             index = np.minimum(np.arange(start, start + CHUNK), len(answers.length) - 1)
@@ -133,7 +132,7 @@ class Study:
         return np.concatenate(out)[: len(answers.length)]
 
     def learn(self, model: Model, params: Params, pairs: PairBatch, steps: int, rate: float, stream: int):
-        """(parameters of a reward model trained on the pairs, means of its last 10 steps)."""
+        """Train a reward model on the pairs. Returns its parameters and the metrics averaged over its last 10 steps."""
         optimizer = preference_optimizer(rate, steps)
         loader = EpochLoader(len(pairs.label), self.settings.pair_batch, self.settings.seed, stream)
         state, last = init_state(model, optimizer, params, self.key(stream)), []
@@ -149,26 +148,26 @@ class Study:
 
 @functools.cache
 def preference_optimizer(rate: float, steps: int):
-    """One object for equal settings, so that training compiles once a size."""
+    """Return the same object for equal settings, so that training compiles once per size."""
     return make_optimizer(Optimizer(learning_rate=rate, schedule="linear", warmup_steps=10), steps)
 
 
 def read_config(workdir: Path) -> Config:
-    """The config of a finished run on the embedded world. Raises UserError where it is not one."""
+    """Read the config of a finished run on the embedded world. Raises UserError if it is not one."""
     path = workdir / "config.json"
     if not path.exists() or read_manifest(workdir / "sft") is None or not (workdir / "sft" / "params").exists():
-        raise UserError(f"{workdir} holds no finished supervised policy; run python -m jaxalign.train --workdir={workdir}")
+        raise UserError(f"{workdir} has no finished supervised policy; run python -m jaxalign.train --workdir={workdir}")
     config = from_config_dict(json.loads(path.read_text(encoding="utf-8")))
     if config.data.source != "world" or config.model.source != "scratch":
         raise UserError(f"{workdir} is not a run on the embedded world (data.source=world, model.source=scratch), whose "
-                        "truth the gold reward model learns from; give the folder of the main job")  # fmt: skip
+                        "truth trains the gold reward model; pass the folder of a default run")  # fmt: skip
     return config
 
 
 def agreement(study: Study, model: Model, params: Params, pairs: PairBatch) -> dict:
-    """How often a reward model prefers the answer that the labels prefer, where they lean one way.
+    """Return the share of decided pairs whose preferred answer a reward model also prefers.
 
-    Raises UserError where they lean nowhere.
+    Raises UserError if no pair is decided.
     """
     decided = np.abs(pairs.label - 0.5) > 0.1
     if not decided.any():

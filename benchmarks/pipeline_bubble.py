@@ -1,12 +1,11 @@
-"""How much of a pipelined pass is idle: time of a training step by micro-batches, against (S-1) / (R M + S-1).
+"""Measure the idle share of a pipeline from the time of a training step by micro-batches, against (S-1) / (R M + S-1).
 
     XLA_FLAGS=--xla_force_host_platform_device_count=4 JAX_PLATFORMS=cpu python benchmarks/pipeline_bubble.py [--json]
 
-Loss and gradients of a decoder over S stages on S devices, with R blocks of layers a stage and M micro-batches of the same
-size. A stage that has nothing of use to do computes what is thrown away, so that here, where all devices share the same cores,
-the idle share of a pod's time is a share of the processor's. That of a step is fitted as a + b (R M + S - 1), by least squares
-over M; the bubble is then 1 - (a + b R M) / (a + b (R M + S - 1)). Medians of the process's own time, in alternation.
-"""
+Loss and gradients of a decoder over S stages on S devices, with R blocks of layers per stage and M micro-batches of equal size.
+An idle stage computes results that are discarded, so with all devices on the same cores, the idle share of a pod's time appears
+as a share of processor time. The processor time of a step is fitted as a + b (R M + S - 1), by least squares over M; the bubble
+is then 1 - (a + b R M) / (a + b (R M + S - 1)). Times are medians of the process time, measured in alternation. """
 
 from __future__ import annotations
 
@@ -37,7 +36,10 @@ def make_step(stages: int, repeats: int, parts: int):
     params = model.init(jax.random.key(0))
     tokens = jax.random.randint(jax.random.key(1), (ROWS * parts, LENGTH), 0, DECODER.vocab)
     step = jax.jit(jax.value_and_grad(lambda params, tokens: jnp.mean(jnp.square(model.hidden(params, tokens)))))
-    run = lambda: jax.block_until_ready(step(params, tokens))  # noqa: E731
+
+    def run() -> object:
+        return jax.block_until_ready(step(params, tokens))
+
     run()
     return run
 

@@ -1,13 +1,12 @@
-"""How near the plan's memory comes to the compiler's: both for the same programs, as a table.
+"""Compare the memory in the plan with that of the compiler for the same programs, as a table.
 
     pip install 'jaxalign[aot]'
     JAX_PLATFORMS=cpu python benchmarks/plan_accuracy.py --compile [NAME ...]
     JAX_PLATFORMS=cpu python benchmarks/plan_accuracy.py > TABLE.md
 
-With --compile the cases named (default: all that are not there yet) are compiled for their topology, a minute or two each, and
-what the compiler says is kept in benchmarks/plan_accuracy.json. Without it that file is set against the plan as it is now. No
-TPU and no weights are needed. Figures are bytes of one device: all that lies there while the program runs.
-"""
+With --compile the named cases (default: all that have no result yet) are compiled for their topology, a minute or two each, and
+the compiler's figures are saved in benchmarks/plan_accuracy.json. Without it that file is compared with the current plan. No
+TPU and no weights are needed. Figures are bytes per device: all arrays on the device while the program runs. """
 
 from __future__ import annotations
 
@@ -39,7 +38,7 @@ FULL = ("--config.lora.rank=0", "--config.lora.base=float32")
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """config: file and variant; flags: as on the command line; programs: "stage phase" of the plan."""
+    """config: file and variant; flags: command-line flags; programs: "stage phase" as in the plan."""
 
     config: str
     shape: str
@@ -54,7 +53,7 @@ def mesh(**sizes) -> tuple[str, ...]:
 
 
 def flags(**values) -> tuple[str, ...]:
-    """--config.FIELD=VALUE, with __ for a dot."""
+    """Return flags --config.FIELD=VALUE; __ in a name stands for a dot."""
     return tuple(f"--config.{name.replace('__', '.')}={value}" for name, value in values.items())
 
 
@@ -119,8 +118,8 @@ def given(case: Case) -> search.Given:
 
 
 def total(program, memory) -> int:
-    """Bytes that lie on a device while a program runs: all that it is passed or that lies beside, each array once, what it
-    needs on top and itself."""
+    """Return the bytes on a device while a program runs: its arguments and other live arrays, each once, its temporaries and
+    its code."""
     known = jax.tree.leaves((program.arguments, dict(program.held)))
     arrays = [leaf for leaf in known if isinstance(leaf, jax.ShapeDtypeStruct)]
     leaves = [leaf for leaf in arrays if not jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)]
@@ -130,7 +129,7 @@ def total(program, memory) -> int:
 
 
 def compile_case(name: str, known: Collection[str]) -> Iterator[tuple[str, dict]]:
-    """(program, what the compiler says of it) of those programs of a case that are not known yet."""
+    """Yield (program, the compiler's figures) of the programs of a case without saved results."""
     case = CASES[name]
     plan, topology = given(case), parse_topology(case.topology)
     sizes = plan.config.mesh
@@ -152,7 +151,7 @@ def _phase(phase: str) -> str | None:
 
 
 def table(kept: dict) -> str:
-    """Markdown: a line for each program."""
+    """Format one markdown line per program."""
     versions = kept["versions"]
     lines = [
         f"`libtpu` {versions['libtpu']}, `jax` {versions['jax']}.", "",
@@ -179,7 +178,7 @@ def table(kept: dict) -> str:
 
 def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--compile", action="store_true", help="compile the cases that are named, or all that are not kept")
+    parser.add_argument("--compile", action="store_true", help="compile the named cases, or all without saved results")
     parser.add_argument("names", nargs="*", choices=[[], *CASES], help="cases to compile")
     args = parser.parse_args(argv)
     kept = json.loads(KEPT.read_text(encoding="utf-8")) if KEPT.exists() else {"cases": {}}

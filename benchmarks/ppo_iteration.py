@@ -1,12 +1,12 @@
-"""One PPO iteration with four models of one size, by the stage's own code: `python benchmarks/ppo_iteration.py`.
+"""Time one PPO iteration with four models of one size, with the stage's own code: `python benchmarks/ppo_iteration.py`.
 
     python benchmarks/ppo_iteration.py --stop none --vs tunix --peer-python PYTHON --peer-script tunix_ppo.py
     python benchmarks/ppo_iteration.py --vocab 64 --new 256 --vs trl --peer-python PYTHON --peer-script trl_ppo.py
 
 Samples, scores by a preference model, computes reference log-probs, values and advantages, and updates policy and critic with
-AdamW, one epoch in one minibatch: `stages.ppo.Iteration`, as a run calls it. Prompts and weights are random, all prompts are
-of one length. With --stop a response ends at that token: of 64 tokens an untrained model draws it after 63 on the mean. With
---parts each phase is waited for and timed, which makes the whole a little slower.
+AdamW, one epoch in one minibatch: `stages.ppo.Iteration`, as in a run. Prompts and weights are random, and all
+prompts have the same length. With --stop a response ends at that token: with 64 tokens an untrained model draws it after 63 on
+average. With --parts each phase is timed separately, with a wait after each, which makes the iteration slightly slower.
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ from jaxalign.stages.shared.base import StageContext
 from jaxalign.training.offload import FrozenRole
 
 FLAGS = ("layers", "dim", "heads", "ffn", "vocab", "batch", "prompt", "new", "steps")
-PROMPTS = 8  # Batches of different prompts.
+PROMPTS = 8  # Number of different batches of prompts.
 
 
 class Stops(NamedTuple):
-    """As much of a tokenizer as sampling asks for."""
+    """The part of a tokenizer that sampling needs."""
 
     stop_ids: tuple[int, ...]
 
@@ -66,7 +66,7 @@ def make_config(options: argparse.Namespace) -> Config:
     model = {
         "layers": options.layers, "embed": options.dim, "heads": options.heads, "kv_heads": options.heads,
         "head_dim": options.dim // options.heads, "mlp": options.ffn, "compute_dtype": options.dtype,
-        "max_length": max(Config().model.max_length, options.prompt + options.new),  # The defaults of other stages want room.
+        "max_length": max(Config().model.max_length, options.prompt + options.new),  # Other stages' defaults need it.
     }  # fmt: skip
     section = {
         "batch": options.batch, "max_new_tokens": options.new, "temperature": 1.0, "epochs": 1, "minibatches": 1,
@@ -81,8 +81,8 @@ def make_config(options: argparse.Namespace) -> Config:
 
 
 class Run:
-    """The stage's iteration around random weights; `step()` runs the next one and waits for it. ahead: compiles meanwhile, as
-    the stage does."""
+    """The stage's iteration with random weights; `step()` runs the next one and waits for it. ahead: compile in threads, as the
+    stage does."""
 
     def __init__(self, options: argparse.Namespace, folder: Path, ahead: Ahead | None = None):
         config = make_config(options)
@@ -95,7 +95,7 @@ class Run:
             first = ppo.first_batch(config, prompts)
             compile_ahead(ahead, self.setup, engine, sampling, first, Scorer(critic))
         roles = (policy, 1), (policy, 1), (critic, 2), (critic, 3)
-        weights = [placed(random_params(model, seed)) for model, seed in roles]  # As weights that were read.
+        weights = [placed(random_params(model, seed)) for model, seed in roles]  # Placed like loaded weights.
         context = StageContext(config, folder, folder, False)
         self.iteration = ppo.Iteration(
             context, self.setup, FrozenRole(weights[1]), LearntReward(Scorer(critic), FrozenRole(weights[3])),
@@ -105,7 +105,7 @@ class Run:
         self.number, self.compilations = 0, Compilations()
 
     def warm_up(self) -> None:
-        """Compiles all that sampling can need, and runs the first iterations."""
+        """Compile every program that sampling can need, and run the first iterations."""
         longest = max(map(len, self.iteration.prompts))
         self.iteration.engine.warm_up(self.state.policy.params, self.iteration.sampling, longest)
         for number in range(WARM_UP):
@@ -113,14 +113,16 @@ class Run:
         self.fresh = jax.tree.map(jnp.copy, self.state)
 
     def step(self) -> tuple[float, dict[str, float]]:
-        """(seconds, metrics)."""
+        """Run one iteration and return (seconds, metrics)."""
         seconds, (self.state, metrics) = timed(lambda: self.iteration(self.state, self.number))
         self.number += 1
         return seconds, {name: float(value) for name, value in metrics.items()}
 
     def steps(self, count: int) -> dict[str, Any]:
-        """What `versus.compare` wants, and beside it new tokens a step and how many programs were compiled meanwhile. Begins
-        with the policy as it is after `warm_up`: one that learnt on would answer ever shorter, and a peer begins anew."""
+        """Return the input of `versus.compare`, with new tokens per step and the number of programs compiled in between.
+
+        Each call starts with the policy as it is after `warm_up`: with continued training answers would become shorter and
+        shorter, whereas a peer starts again."""
         self.state = jax.tree.map(jnp.copy, self.fresh)
         before = self.compilations.count
         seen = [self.step() for _ in range(count)]
@@ -131,7 +133,7 @@ class Run:
 
 @contextlib.contextmanager
 def parts() -> Iterator[dict[str, list[float]]]:
-    """Seconds of the three phases of an iteration that take long, every call of which is waited for."""
+    """Return the seconds of the three long phases of an iteration, with a wait after every call."""
     found: dict[str, list[float]] = {}
 
     def watched(name: str, call):
@@ -152,18 +154,18 @@ def parts() -> Iterator[dict[str, list[float]]]:
 
 
 def workload_parser(doc: str, *unused: str) -> argparse.ArgumentParser:
-    """The flags that `Run` reads, but for `stop`."""
+    """Add the flags that `Run` reads, except `stop`."""
     parser = make_parser(doc, *unused)
-    parser.add_argument("--set", nargs="+", default=[], metavar="FIELD=VALUE", help="of model or ppo, model.remat=True say")
+    parser.add_argument("--set", nargs="+", default=[], metavar="FIELD=VALUE", help="fields of model or ppo: model.remat=True")
     return parser
 
 
 def main(argv: list[str]) -> int:
     parser = workload_parser(__doc__)
-    parser.add_argument("--stop", type=lambda x: None if x == "none" else int(x), default=2, help="the token that ends a "
-                        "response (the peers' is 2), or none: all responses are --new long")  # fmt: skip
-    parser.add_argument("--parts", action="store_true", help="time generation, experience and update apart")
-    parser.add_argument("--first-step", action="store_true", help="print when the first step is done, and end")
+    parser.add_argument("--stop", type=lambda x: None if x == "none" else int(x), default=2, help="the stop token (the "
+                        "peers' is 2), or none: all responses have --new tokens")  # fmt: skip
+    parser.add_argument("--parts", action="store_true", help="time generation, experience and update separately")
+    parser.add_argument("--first-step", action="store_true", help="print the end time of the first step, and exit")
     add_flags(parser, tunix="", trl="")
     options = parser.parse_args(argv)
     with tempfile.TemporaryDirectory() as folder:

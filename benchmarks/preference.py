@@ -1,8 +1,8 @@
-"""Training of a preference model on ragged pairs: `python benchmarks/preference.py`.
+"""Time the training of a preference model on ragged pairs: `python benchmarks/preference.py`.
 
     python benchmarks/preference.py --data pairs.jsonl.gz --tokenizer tokenizer.model --vs trl --peer-python PYTHON
 
-`preference_step` with AdamW on --batch pairs a step, as the stage does. A peer has the same pairs in the same batches.
+`preference_step` with AdamW on --batch pairs per step, as in the stage. A peer gets the same pairs in the same batches.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ FLAGS = ("layers", "dim", "heads", "ffn", "vocab", "batch", "length", "steps")
 
 
 def main(argv: list[str]) -> int:
-    parser = make_parser(__doc__, length=(512, "tokens of the longest dialogue with its answer"), batch=8, steps=10)
-    parser.add_argument("--micro-batch-tokens", type=int, default=0, help="as in the config; 0 chooses")
+    parser = make_parser(__doc__, length=(512, "maximum tokens of a dialogue with its answer"), batch=8, steps=10)
+    parser.add_argument("--micro-batch-tokens", type=int, default=0, help="as in the config; 0: automatic")
     ragged.add_flags(parser)
     add_flags(parser, trl="trl_reward.py")
     options = parser.parse_args(argv)
@@ -71,7 +71,7 @@ def main(argv: list[str]) -> int:
         seconds = [step(WARM_UP + number) for number in range(options.steps)]
         return {"step_s": seconds, "compiled": compilations.count - before}
 
-    for number in range(WARM_UP + options.steps):  # All of them: batches of other lengths may be other programs.
+    for number in range(WARM_UP + options.steps):  # Batches of other lengths may need other programs.
         progress(f"warm-up {number + 1}: {step(number):.3f} s")
     with tempfile.TemporaryDirectory() as folder:
         sides = (("chosen", 0), ("rejected", 1))

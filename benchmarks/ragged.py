@@ -1,6 +1,6 @@
-"""Ragged text for the benchmarks of training: real files, or made-up documents of as varied lengths.
+"""Ragged text for the training benchmarks: real files, or generated documents with similar lengths.
 
-Both sides get the same token ids: ours through the stages' own encoding, a peer through a JSON file of ids.
+Both sides get the same token ids: jaxalign through the stages' own encoding, a peer through a JSON file of ids.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from jaxalign.records import Comparison, Message, Prompt
 
 STYLE = "hh"
 MEDIAN, SPREAD = 30, 0.8
-"""Of made-up texts: lengths are log-normal, so many."""
+"""Maximum number of generated tokens per text; lengths are log-normal."""
 
 
 class Words:
-    """A tokenizer of made-up text: numbers are ids, whatever else stands there is left out."""
+    """A tokenizer for generated text: numbers are ids, everything else is dropped."""
 
     begin_ids, eos_id = (1,), 2
 
@@ -38,7 +38,7 @@ class Words:
 
 
 class Texts(NamedTuple):
-    """Pairs of answers with what encodes them; `source` is told in the results."""
+    """Pairs of answers with their encoding; the results report `source`."""
 
     tokenizer: object
     pairs: list[Comparison]
@@ -53,14 +53,16 @@ class Texts(NamedTuple):
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--data", type=Path, help="a .json file of instructions, or a .jsonl(.gz) file of chosen and rejected "
-                        "answers; without it texts are made up")  # fmt: skip
-    parser.add_argument("--tokenizer", type=Path, help="for --data: a tokenizer file, or a folder with one")
-    parser.add_argument("--documents", type=at_least(1), default=2000, help="how many to read, or to make up")
+                        "answers; default: generated texts")  # fmt: skip
+    parser.add_argument("--tokenizer", type=Path, help="a tokenizer file, or a folder with one, for --data")
+    parser.add_argument("--documents", type=at_least(1), default=2000, help="number of documents to read or generate")
 
 
 def read(options: argparse.Namespace, max_length: int) -> Texts:
-    """The texts of the flags; the vocabulary of `options` grows to the tokenizer's. Of instructions the answer is both of the
-    pair; dialogues that are longer than max_length are cut at a turn."""
+    """Read or generate the texts; the vocabulary of `options` grows to the tokenizer's.
+
+    For instructions both answers of the pair are the same. Dialogues longer than max_length are cut at a turn.
+    """
     if options.data is None:
         texts = Texts(Words(options.vocab), _made_up(options), "made up")
     else:
@@ -100,6 +102,6 @@ def _pair(number: int, asked: str, first: str, second: str) -> Comparison:
 
 
 def write_ids(path: Path, rows: list[dict[str, list[int]]]) -> Path:
-    """Token ids for a peer, one JSON object a row."""
+    """Write token ids for a peer, one JSON object per row."""
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     return path

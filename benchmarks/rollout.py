@@ -1,12 +1,12 @@
-"""A queue of prompts answered by a fixed number of slots: `python benchmarks/rollout.py`.
+"""Time a queue of prompts with a fixed number of slots: `python benchmarks/rollout.py`.
 
     python benchmarks/rollout.py --vs hf --peer-python PYTHON
     python benchmarks/rollout.py --vs tunix --peer-python PYTHON
 
 `Engine.respond` over --queue random prompts with --batch slots at temperature 1, from random weights; a response ends at --stop
-(of 64 tokens an untrained model draws it after 63 on the mean) or after --new tokens. A step is the whole queue, each with
-other random numbers; compared is the time of a new token. The peers answer such a queue in batches of --batch. TRL samples with
-Hugging Face's generate, so that --vs trl is --vs hf.
+(with 64 tokens an untrained model draws it after 63 on average) or after --new tokens. A step is the whole queue, each with new
+random numbers; the result is the time per new token. The peers answer the queue in batches of --batch. TRL samples with Hugging
+Face's generate, so --vs trl equals --vs hf.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ FLAGS = ("layers", "dim", "heads", "ffn", "vocab", "batch", "prompt", "new", "st
 
 def main(argv: list[str]) -> int:
     parser = make_parser(__doc__, vocab=64, new=256, steps=1)
-    parser.add_argument("--queue", type=at_least(1), default=512, help="prompts of a step")
+    parser.add_argument("--queue", type=at_least(1), default=512, help="prompts per step")
     parser.add_argument("--stop", type=int, default=2, help="the token that ends a response; the peers' is 2")
     add_flags(parser, tunix="tunix_sampler.py", hf="hf_generate.py", trl="hf_generate.py")
     options = parser.parse_args(argv)
@@ -63,7 +63,7 @@ def main(argv: list[str]) -> int:
     engine.warm_up(params, sampling, options.prompt)
     for number in range(2):
         progress(f"warm-up {number + 1}: {queue()[0]:.3f} s")
-    found = compare(options, ours, "token", FLAGS, warm_up=1)  # Of a peer: its second batch is warm already.
+    found = compare(options, ours, "token", FLAGS, warm_up=1)  # The second batch of a peer is already warm.
     peer = "HF generate, as TRL samples" if options.vs == "trl" and options.peer_script is None else options.vs
     found |= {"parameters": parameter_count(model), "new_tokens_per_s": 1 / found["ours_s"], "peer": peer}
     return tell(options, "rollout", found, table(found, peer))

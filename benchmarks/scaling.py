@@ -1,17 +1,17 @@
-"""Weak and strong scaling of a training step over 8 to 512 devices, by the plan and by the compiler: tables for
+"""Compute weak and strong scaling of a training step over 8 to 512 devices, by the plan and by the compiler, for
 docs/scaling.md.
 
     JAX_PLATFORMS=cpu python benchmarks/scaling.py [--mfu=0.5]
     JAX_PLATFORMS=cpu python benchmarks/scaling.py --compile [DEVICES ...]     (pip install 'jaxalign[aot]')
 
 The step is supervised fine-tuning of all weights of Llama-3.1-8B on rows of 2048 tokens, with remat, on TPU v5p. Weak: every
-device has 2 rows. Strong: the step has 128 rows; where fsdp alone would leave a device less than a row, the mesh is the plan's.
+device has 2 rows. Strong: the step has 128 rows; where fsdp would leave a device less than a row, the mesh is the plan's
+choice.
 
-With --compile the step of each row of both tables, or of those with so many devices, is compiled for its topology too, which
-takes a minute, and what the compiler says is kept in benchmarks/scaling.json: FLOPs of the matrix products (those in loops as
-often as the loops turn; those of fused attention are within a kernel and not counted), bytes sent by the collectives of the
-compiled text, and the memory's peak. The time on the network follows from those bytes.
-"""
+With --compile the step of each row of both tables, or of the rows with the given numbers of devices, is also compiled for its
+topology, which takes a minute each. The compiler's figures are saved in benchmarks/scaling.json: FLOPs of the matrix products
+(multiplied by loop iterations; those of fused attention are inside a kernel and not counted), bytes sent by the collectives of
+the compiled text, and peak memory. The time on the network follows from those bytes. """
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ KEPT = Path(__file__).with_suffix(".json")
 SHAPE = "Llama-3.1-8B"
 LENGTH = 2048
 SCALINGS = {"weak": lambda devices: 2 * devices, "strong": lambda devices: 128}
-"""Rows of a step on so many devices."""
+"""Rows per step as a function of the number of devices."""
 HEAD = ("...d,dv->...v", "bcv,dv->bcd", "pbqcd,pbqcv->pqdv")
-"""The products of models/heads.py, as their collectives are named."""
+"""Names of the collectives that belong to the products of models/heads.py."""
 
 
 def sft(rows: int) -> Config:
-    """Fine-tuning of all weights on so many rows a step."""
+    """Return a config for fine-tuning all weights with `rows` rows per step."""
     values, _, _ = read_values(["scaling", "--config=configs/real_size.py:llama31_8b_h100x8"])
     values.model.path = values.data.train = "not read by a plan"
     values.stages = ("sft",)
@@ -57,7 +57,7 @@ def sft(rows: int) -> Config:
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """Seconds of one step were it bound by that alone: compute; the network for the layers, and for the LM head."""
+    """Seconds of one step if bound only by compute, by the network for the layers, or by the network for the LM head."""
 
     mesh: str
     compute: float
@@ -68,12 +68,15 @@ class Step:
 
 
 def step(given: search.Given, run: estimate.RunEstimate) -> Step:
-    """A planned step, its traffic split in that of the layers and that of the LM head."""
+    """A planned step, with its traffic split into that of the layers and that of the LM head."""
     task, assume, mesh = run.tasks[0], given.assumptions, run.config.mesh
     model = dataclasses.replace(given.policy, sharding=estimate.abstract_sharding(mesh))
     layers = work.update(model, measure(model, "float32"), dataclasses.replace(task.task, counted=0), mesh.slices).sent
     speed = bandwidths(run.cluster, {axis: getattr(mesh, axis) for axis in estimate.AXES}, mesh.slices)
-    of = lambda sizes: sum(size / (speed[axis] * assume.network) for axis, size in sizes.items() if size)  # noqa: E731
+
+    def of(sizes: dict[str, float]) -> float:
+        return sum(size / (speed[axis] * assume.network) for axis, size in sizes.items() if size)
+
     return Step(search.mesh_words(mesh), task.compute, of(layers), task.network - of(layers), task.seconds, run.fits)
 
 
@@ -86,11 +89,11 @@ def given(args, devices: int, rows: int) -> search.Given:
 
 
 def runs(args, devices: int, rows: int) -> tuple[search.Given, dict[str, estimate.RunEstimate]]:
-    """The step with fsdp over all devices, and with the mesh that the plan finds faster, where there is one."""
+    """Return the step with fsdp over all devices, and with a faster mesh of the plan, if there is one."""
     plan, found = given(args, devices, rows), {}
     try:
         found["fsdp"] = plan.estimate()
-    except UserError:  # Fewer rows than devices.
+    except UserError:  # There are fewer rows than devices.
         pass
     best = search.possible(plan)
     if best and best[0].fits and ("fsdp" not in found or best[0].seconds < 0.99 * found["fsdp"].seconds):
@@ -99,7 +102,7 @@ def runs(args, devices: int, rows: int) -> tuple[search.Given, dict[str, estimat
 
 
 def table(args, rows_of) -> list[str]:
-    """Markdown: what the plan says."""
+    """Format the plan's figures as markdown."""
     lines = [
         "| devices | topology | tokens a device | mesh | compute, s | network for layers, s | for the LM head, s | step, s | "
         "tokens/s | efficiency |",
@@ -121,12 +124,12 @@ def table(args, rows_of) -> list[str]:
 
 
 def key(run: estimate.RunEstimate) -> str:
-    """Of a compiled step in the file that is kept."""
+    """Return the key of a compiled step in the saved file."""
     return f"{run.cluster.name} {search.mesh_words(run.config.mesh)} {run.config.sft.batch_rows} rows"
 
 
 def compile_step(run: estimate.RunEstimate) -> dict:
-    """What the compiler counts of one step, on each device."""
+    """Compile one step and return the compiler's figures per device."""
     topology = parse_topology(run.cluster.name)
     policy = shapes.policy_model(run.config, make_sharding(run.config.mesh, topology_devices(topology)), SHAPE)
     (found,) = compile_run(run.config, policy, programs=("sft update",))
@@ -139,14 +142,17 @@ def compile_step(run: estimate.RunEstimate) -> dict:
 
 
 def network(args, run: estimate.RunEstimate, sent: dict[str, float]) -> float:
-    """Seconds that these bytes take; those over several axes at once go at the slowest of them."""
+    """Return the seconds for these bytes; traffic over several axes has the speed of the slowest."""
     speed = bandwidths(run.cluster, {axis: getattr(run.config.mesh, axis) for axis in estimate.AXES})
-    slowest = lambda axes: min(speed[axis] for axis in (axes.split("+") if axes else speed))  # noqa: E731
+
+    def slowest(axes: str) -> float:
+        return min(speed[axis] for axis in (axes.split("+") if axes else speed))
+
     return sum(size / (slowest(axes) * args.network) for axes, size in sent.items())
 
 
 def compared(args, kept: dict, rows_of) -> list[str]:
-    """Markdown: the compiler's figures beside the plan's, and the time that follows from the compiler's alone."""
+    """Format the figures of compiler and plan as markdown, with the time that follows from the compiler's."""
     lines = [
         "| devices | mesh | tokens a device | TFLOP: plan | compiler | GB sent: plan | compiler | LM head only | "
         "peak, GB: plan | compiler | compute, s | network for layers, s | for the LM head, s | equal at, tokens |",
@@ -177,7 +183,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--mfu", type=float, default=0.5)
     parser.add_argument("--hbm", type=float, default=0.8)
     parser.add_argument("--network", type=float, default=0.8)
-    parser.add_argument("--compile", type=int, nargs="*", metavar="DEVICES", help="compile the steps on so many, or all")
+    parser.add_argument("--compile", type=int, nargs="*", metavar="DEVICES", help="compile these device counts; default: all")
     args = parser.parse_args(argv)
     kept = json.loads(KEPT.read_text(encoding="utf-8")) if KEPT.exists() else {}
     if args.compile is not None:

@@ -1,10 +1,10 @@
-"""Supervised fine-tuning on packed ragged text: `python benchmarks/sft.py`.
+"""Time supervised fine-tuning on packed ragged text: `python benchmarks/sft.py`.
 
     python benchmarks/sft.py --data instruction-data-with-preference.json --tokenizer tokenizer.model \\
         --vs trl --peer-python PYTHON
 
-`lm_step` with AdamW on rows that `data.packing.pack` filled, --batch rows of --length tokens a step, as the stage does; the
-loss is on the answers. Compared is the time of a token of text, padding not counted, over the same documents.
+`lm_step` with AdamW on rows that `data.packing.pack` filled, --batch rows of --length tokens per step, as in the stage; the
+loss covers the answers. The result is the time per token of text, without padding, over the same documents.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ FLAGS = ("layers", "dim", "heads", "ffn", "vocab", "batch", "length", "steps")
 
 
 def main(argv: list[str]) -> int:
-    parser = make_parser(__doc__, length=(512, "tokens of a packed row"), batch=8, steps=10)
-    parser.add_argument("--micro-batches", type=int, default=0, help="parts of a step; 0: as the stage chooses")
+    parser = make_parser(__doc__, length=(512, "tokens per packed row"), batch=8, steps=10)
+    parser.add_argument("--micro-batches", type=int, default=0, help="micro-batches per step; 0: as in the stage")
     ragged.add_flags(parser)
     add_flags(parser, trl="trl_sft.py")
     options = parser.parse_args(argv)
@@ -81,7 +81,7 @@ def main(argv: list[str]) -> int:
         path = ragged.write_ids(Path(folder) / "documents.jsonl", told)
         found = compare(options, ours, "token", FLAGS, ("--data", str(path)))
     filled = float((rows.segment_ids > 0).mean())
-    rate = 6 * product_weights(options) / found["ours_s"]  # The LM head at all tokens, attention and recomputation not counted.
+    rate = 6 * product_weights(options) / found["ours_s"]  # LM head at all tokens; no attention, no recomputation.
     found |= {"parameters": parameter_count(model), "flops_per_s": rate, "tokens_per_s": 1 / found["ours_s"],
               "filled": filled, "cut": cut, "documents": len(documents), "source": texts.source}  # fmt: skip
     return tell(options, "sft", found, table(found, options.vs))

@@ -1,11 +1,10 @@
-"""Operations a second of PPO's update against those of matrix products alone: `python benchmarks/update_rate.py`.
+"""Compare the FLOP/s of PPO's update with those of its matrix products: `python benchmarks/update_rate.py`.
 
-The update is `ppo_update` of a policy and a critic on --batch rows of --prompt and --new tokens, all of them full, within the
-stage's own iteration. Its operations are those that learning needs: three products for each weight and token, causal
-attention, and the LM head at response tokens; AdamW, norms, softmax and what is computed again count as time alone. The
-products are those of the weights with all tokens of a step, forward and backward, each jitted and timed alone; their rate is
-all their operations over all their time. Update and products take turns.
-"""
+The update is `ppo_update` of a policy and a critic on --batch full rows of --prompt and --new tokens, within the stage's own
+iteration. Its FLOPs are those that learning needs: three products for each weight and token, causal attention, and the LM head
+at response tokens; AdamW, norms, softmax and recomputation count only as time. The products are those of the weights with all
+tokens of a step, forward and backward, each jitted and timed separately; their rate is the sum of their FLOPs over the sum of
+their times. Update and products alternate. """
 
 from __future__ import annotations
 
@@ -21,7 +20,8 @@ from ppo_iteration import Run, parts, workload_parser
 
 
 class Product(NamedTuple):
-    """[m, k] times [k, n]; `times` of them in an update. turned: the left one is stored [k, m], as in a weight's gradient."""
+    """A product [m, k] x [k, n] that occurs `times` times per update. turned: the left factor is stored as [k, m], as in the
+    gradient of a weight."""
 
     m: int
     k: int
@@ -35,7 +35,7 @@ class Product(NamedTuple):
 
 
 def weight_products(tokens: int, inputs: int, outputs: int, times: int) -> list[Product]:
-    """Forward, and the gradients of activations and weights."""
+    """Return the forward product and those for the gradients of activations and weights."""
     return [
         Product(tokens, inputs, outputs, times), Product(tokens, outputs, inputs, times),
         Product(inputs, tokens, outputs, times, turned=True),
@@ -43,7 +43,7 @@ def weight_products(tokens: int, inputs: int, outputs: int, times: int) -> list[
 
 
 def update_products(options: argparse.Namespace) -> list[Product]:
-    """Of the weights of policy and critic, and of the policy's LM head."""
+    """Return the products of the weights of policy and critic, and of the policy's LM head."""
     D, F, tokens = options.dim, options.ffn, options.batch * (options.prompt + options.new)
     layers = 2 * options.layers
     return [
@@ -53,13 +53,13 @@ def update_products(options: argparse.Namespace) -> list[Product]:
 
 
 def attention_flops(options: argparse.Namespace) -> int:
-    """Scores and sums over what each query sees, forward and twice that backward, of policy and critic."""
+    """Return the FLOPs of causal attention of policy and critic: forward, and twice that backward."""
     T = options.prompt + options.new
     return 2 * options.layers * 3 * 4 * options.batch * (T * (T + 1) // 2) * options.dim
 
 
 def product_seconds(product: Product, dtype: str, runs: int) -> float:
-    """The median of a jitted product."""
+    """Return the median time of a jitted product."""
     left = jnp.ones((product.k, product.m) if product.turned else (product.m, product.k), dtype)
     right = jnp.ones((product.k, product.n), dtype)
     multiply = jax.jit(lambda a, b: jax.lax.dot_general(a, b, (((0 if product.turned else 1,), (0,)), ((), ()))))
@@ -70,7 +70,7 @@ def product_seconds(product: Product, dtype: str, runs: int) -> float:
 def main(argv: list[str]) -> int:
     parser = workload_parser(__doc__)
     parser.add_argument("--pairs", type=at_least(1), default=5, help="rounds")
-    parser.add_argument("--runs", type=at_least(1), default=5, help="of each product in a round; the median counts")
+    parser.add_argument("--runs", type=at_least(1), default=5, help="runs of each product per round; the median counts")
     options = parser.parse_args(argv)
     options.stop = None
     products = update_products(options)

@@ -1,10 +1,9 @@
-"""A peer in alternation with ours: pair after pair, both warm, and the ratio of each pair.
+"""Alternate jaxalign and a peer, both warm, and compute the ratio of each pair.
 
-A peer is a script that its own Python runs, from an empty folder, with the workload's flags. Its last line is a JSON object
-with `step_s`, the seconds of its steps, the first of which do not count (`WARM_UP`); where work is compared by the token,
-`tokens` has those of each step. Ours stays compiled in this process and waits while the peer runs. The order within a pair
-changes from pair to pair.
-"""
+A peer is a script that runs under its own Python, in an empty folder, with the workload's flags. Its last line is a JSON object
+with `step_s`, the seconds of its steps, of which the first ones do not count (`WARM_UP`); for comparisons per token, `tokens`
+has the tokens of each step. jaxalign stays compiled in this process and waits while the peer runs. The order within a pair
+alternates. """
 
 from __future__ import annotations
 
@@ -25,21 +24,23 @@ PEERS = Path(__file__).with_name("peers")
 
 
 def add_flags(parser: argparse.ArgumentParser, **scripts: str) -> None:
-    """--vs, --peer-python, --peer-script and --pairs. scripts: the peers, each with its script in peers/; "" where it is given
-    by --peer-script."""
-    parser.add_argument("--vs", choices=tuple(scripts), help="run this peer in alternation")
-    parser.add_argument("--peer-python", type=Path, help="the interpreter that has the peer")
-    parser.add_argument("--peer-script", type=Path, help="the peer's script, where it is not the one in peers/")
-    parser.add_argument("--peer-args", default="", help="more flags for it, in one word")
-    parser.add_argument("--pairs", type=at_least(1), default=5, help="rounds, each of ours and the peer's")
+    """Add --vs, --peer-python, --peer-script and --pairs.
+
+    scripts: the peers with their scripts in peers/; "" if --peer-script must provide it.
+    """
+    parser.add_argument("--vs", choices=tuple(scripts), help="alternate with this peer")
+    parser.add_argument("--peer-python", type=Path, help="interpreter in which the peer is installed")
+    parser.add_argument("--peer-script", type=Path, help="the peer's script, instead of the one in peers/")
+    parser.add_argument("--peer-args", default="", help="additional flags of the peer, as one word")
+    parser.add_argument("--pairs", type=at_least(1), default=5, help="number of pairs of runs")
     parser.set_defaults(scripts=scripts)
 
 
 def cost(seen: dict[str, Any], per: str, warm_up: int = 0) -> float:
-    """Seconds of one unit of work: the median over steps, or, where they differ in size, seconds over tokens or over steps."""
+    """Return the seconds per unit of work: the median over steps, or total seconds over tokens or over steps."""
     seconds = seen["step_s"][warm_up:]
     if not seconds:
-        raise UserError(f"a peer told {len(seen['step_s'])} steps, but more than {warm_up} are needed; raise --steps")
+        raise UserError(f"a peer reported {len(seen['step_s'])} steps, but more than {warm_up} are needed; raise --steps")
     if per == "token":
         return sum(seconds) / sum(seen["tokens"][warm_up:])
     return median(seconds) if per == "step" else sum(seconds) / len(seconds)
@@ -49,12 +50,11 @@ def compare(
     options: argparse.Namespace, ours: Callable[[], dict[str, Any]], per: str, flags: Sequence[str], extra: Sequence[str] = (),
     warm_up: int = WARM_UP,
 ) -> dict[str, Any]:  # fmt: skip
-    """{"per", "ours_s", "pairs"} and with a peer {"peer_s", "ratio"}: medians over the pairs.
+    """Return {"per", "ours_s", "pairs"} and with a peer {"peer_s", "ratio"}: medians over the pairs.
 
-    ours: runs the timed steps, warm, and says what a peer says, without steps to leave out. per: "step" (the median step),
-    "mean" (the mean of steps that differ in size) or "token". flags: which of the workload's the peer takes; extra: other
-    words for it. warm_up: how many of its steps do not count; it takes so many more.
-    """
+    ours: runs the timed steps, warm, and returns the same record as a peer, without warm-up steps. per: "step" (the median
+    step), "mean" (the mean of steps of different sizes) or "token". flags: the workload flags that the peer takes; extra: its
+    other arguments. warm_up: number of the peer's steps that do not count; it runs that many additional steps. """
     command = _command(options, flags, extra, warm_up) if options.vs else None
     pairs = []
     for number in range(options.pairs):
@@ -80,8 +80,8 @@ def compare(
 def _command(options: argparse.Namespace, flags: Sequence[str], extra: Sequence[str], warm_up: int) -> list[str]:
     script = options.peer_script or (PEERS / options.scripts[options.vs] if options.scripts[options.vs] else None)
     if script is None or options.peer_python is None:
-        raise UserError(f"--vs={options.vs} needs --peer-python, an interpreter that has it, and --peer-script where peers/ "
-                        "has no script for this benchmark")
+        raise UserError(f"--vs={options.vs} needs --peer-python, an interpreter in which it is installed, and --peer-script if "
+                        "peers/ has no script for this benchmark")
     if not script.is_file():
         raise UserError(f"--peer-script {script} is not a file")
     values = {name: getattr(options, name) for name in flags}
@@ -91,7 +91,7 @@ def _command(options: argparse.Namespace, flags: Sequence[str], extra: Sequence[
 
 
 def run_peer(command: Sequence[str]) -> dict[str, Any]:
-    """What a peer's last line says. Raises UserError, with the end of what it wrote, where it failed."""
+    """Run a peer and parse its last line. Raises UserError, with the end of its output, if it failed."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     with tempfile.TemporaryDirectory() as folder:
         done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
@@ -102,7 +102,7 @@ def run_peer(command: Sequence[str]) -> dict[str, Any]:
 
 
 def table(found: dict[str, Any], peer: str | None) -> list[str]:
-    """Markdown: one line a pair, and the medians."""
+    """Format one markdown line per pair, and the medians."""
     scale, unit = (1e6, "us a token") if found["per"] == "token" else (1.0, "s a step")
     names = ["ours_s"] + (["peer_s", "ratio"] if peer else [])
     heads = [f"ours, {unit}"] + ([f"{peer}, {unit}", "ratio"] if peer else [])

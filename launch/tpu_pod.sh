@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Runs jaxalign.train on every host of a TPU pod slice that `gcloud compute tpus tpu-vm create` has made.
+# Runs jaxalign.train on every host of a TPU pod slice created by `gcloud compute tpus tpu-vm create`.
 #
 #   launch/tpu_pod.sh NAME ZONE FOLDER [FLAGS OF jaxalign.train ...]
 #
-# FOLDER is this repository on a file system that all hosts share, by the same path on each (docs/hosts.md). PYTHON names the
-# interpreter there that has jaxalign and jax[tpu]; default python3. The processes find each other by themselves.
+# FOLDER is this repository on a file system that all hosts share at the same path (docs/hosts.md). PYTHON names the interpreter
+# with jaxalign and jax[tpu]; default python3. The processes find each other automatically.
 set -euo pipefail
 
 if [ $# -lt 3 ]; then

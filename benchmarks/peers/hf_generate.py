@@ -1,4 +1,4 @@
-"""Hugging Face's generate on a queue of random prompts, in batches, sampling until each has ended or has --new tokens."""
+"""Hugging Face's generate on a queue of random prompts, in batches; each samples until it ends or has --new tokens."""
 
 import time
 
@@ -26,7 +26,7 @@ def main():
                 )  # fmt: skip
             answers = out[:, options.prompt :]
             ended = (answers == 2).int()
-            count += int((ended.cumsum(1) - ended == 0).sum())  # Up to the first end, which counts.
+            count += int((ended.cumsum(1) - ended == 0).sum())  # Up to and including the first stop token.
         step_s.append(time.perf_counter() - began)
         tokens.append(count)
     tell("hf", step_s, tokens=tokens)

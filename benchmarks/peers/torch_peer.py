@@ -1,4 +1,4 @@
-"""What the peers in PyTorch share: flags, the model, timed trainers. Run by the peer's Python; imports nothing of jaxalign."""
+"""Shared parts of the PyTorch peers: flags, the model, timed trainers. Runs under the peer's Python, without jaxalign."""
 
 import argparse
 import json
@@ -22,7 +22,7 @@ def make_parser(doc):
     parser = argparse.ArgumentParser(description=doc.splitlines()[0])
     for name, default in INTEGERS.items():
         parser.add_argument(f"--{name}", type=int, default=default)
-    parser.add_argument("--data", help="token ids, one JSON object a line")
+    parser.add_argument("--data", help="token ids, one JSON object per line")
     parser.add_argument("--compile", action="store_true", help="torch.compile the model")
     return parser
 

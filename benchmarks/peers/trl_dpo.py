@@ -1,4 +1,4 @@
-"""TRL's DPOTrainer, float32 on a CPU, on pairs given as token ids, its reference log-probs computed beforehand."""
+"""TRL's DPOTrainer, float32 on a CPU, on pairs given as token ids, with precomputed reference log-probs."""
 
 import tempfile
 import time
@@ -19,7 +19,7 @@ def main():
 
     class Given(in_order(DPOTrainer)):
         def _prepare_dataset(self, dataset, *args, **kwargs):
-            return dataset  # It is token ids already.
+            return dataset  # The rows are already token ids.
 
         def get_train_dataloader(self):
             began = time.perf_counter()

@@ -11,8 +11,8 @@ from trl import SFTConfig, SFTTrainer
 
 def main():
     parser = make_parser(__doc__)
-    parser.add_argument("--packing", default="wrapped", choices=("wrapped", "bfd"), help="wrapped fills rows wholly; bfd keeps "
-                        "documents whole, and lays a batch out as one long row")  # fmt: skip
+    parser.add_argument("--packing", default="wrapped", choices=("wrapped", "bfd"), help="wrapped fills rows completely; bfd "
+                        "keeps documents whole and arranges a batch as one long row")  # fmt: skip
     options = parser.parse_args()
     torch.manual_seed(0)
     rows = read_rows(options)
@@ -21,7 +21,7 @@ def main():
 
     class Counted(SFTTrainer):
         def compute_loss(self, model, inputs, *args, **kwargs):
-            mask = inputs.get("attention_mask")  # Without one nothing is padding.
+            mask = inputs.get("attention_mask")  # Without a mask there is no padding.
             tokens.append(int(inputs["input_ids"].numel() if mask is None else mask.sum()))
             return super().compute_loss(model, inputs, *args, **kwargs)
 

@@ -1,4 +1,4 @@
-"""tunix's sampler on a queue of random prompts, in batches, sampling until each has ended or has --new tokens."""
+"""tunix's sampler on a queue of random prompts, in batches; each samples until it ends or has --new tokens."""
 
 import argparse
 import json
