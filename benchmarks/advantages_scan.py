@@ -4,7 +4,8 @@ Other libraries commonly loop from the last token to the first, with a few array
 dispatched separately, and stack the columns at the end. This loop is timed on NumPy, which has the lowest dispatch overhead,
 and on eager JAX; `gae` is jitted, with its arrays on the device. The contenders alternate, so that other load affects all of
 them equally; compilation is not counted. The output has medians and the ratio of loop to scan: a markdown table, or an object
-with --json. """
+with --json.
+"""
 
 from __future__ import annotations
 

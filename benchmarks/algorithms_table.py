@@ -4,7 +4,8 @@ Each config in configs/ runs with one seed in WORKDIR/NAME. The earlier stages (
 the same for all algorithms, so they run once and are copied; configs with other earlier stages (direct_rlaif: a base trained on
 ratings) run their own. The budget is also the same: an algorithm that samples gets --responses responses, one that learns from
 pairs gets the pairs of stage compare. All numbers come from the runs' files. Run the command again to resume it, or to print
-the table of finished runs. """
+the table of finished runs.
+"""
 
 from __future__ import annotations
 

@@ -8,7 +8,8 @@
 NAME.log (tables and progress) into --results; a failure does not stop the other benchmarks. Benchmarks that need a peer's
 Python or a text file are skipped without it. --list prints the commands and runs nothing. Existing results are kept unless
 --again is given, so that an interrupted run can continue. --sizes deep wide ... adds the benchmarks against peers at other
-sizes. """
+sizes.
+"""
 
 from __future__ import annotations
 

@@ -5,7 +5,8 @@
 A random Llama of realistic widths is written to a temporary folder (float32, in shards). Separate processes then load it, and
 load and save it, on one CPU device and on eight (fsdp 4 x tensor 2). On a CPU the devices' memory is that of the process, so
 its peak (ru_maxrss and VmHWM, which includes mapped files) minus the arrays on the devices is the host's share. The bound is 1
-GB (1e9 bytes) above the arrays on the devices, including the interpreter and its libraries. """
+GB (1e9 bytes) above the arrays on the devices, including the interpreter and its libraries.
+"""
 
 from __future__ import annotations
 

@@ -81,7 +81,8 @@ def make_parser(doc: str, *unused: str, length: tuple[int, str] | None = None, *
     """Make a parser with the workload and output flags, which all benchmarks share.
 
     unused: flags that this benchmark ignores. length: default and help of --length, for rows that are not prompts with new
-    tokens. """
+    tokens.
+    """
     parser = Parser(description=doc.splitlines()[0], conflict_handler="resolve")  # A benchmark may override flags.
     flags: dict[str, dict[str, Any]] = {
         name: {"type": at_least(LEAST.get(name, 1)), "default": defaults.get(name, default), "help": meaning}

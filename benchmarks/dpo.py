@@ -4,7 +4,8 @@
 
 As in the stage, the reference's log-probs of the answers are computed once, followed by steps of --batch pairs with AdamW. The
 time of a step includes its share of both, reported separately as `update_s` and `reference_s`. A peer gets the same pairs in
-the same batches. """
+the same batches.
+"""
 
 from __future__ import annotations
 

@@ -3,7 +3,8 @@
 Each start is a separate process, timed from its spawn to the end of its first iteration (`ppo_iteration.py`, the stage's own
 code with four models): interpreter and libraries, weights, compilation, the step-0 checks and the iteration. A round is a cold
 start with a new cache folder and a warm start with the same folder. All programs are cached and compiled ahead in threads, as
-in a run. """
+in a run.
+"""
 
 from __future__ import annotations
 

@@ -3,7 +3,8 @@
 `models.heads.token_stats` at [--batch, --length] tokens is compared with log_softmax of all logits and a lookup, both jitted:
 their values, and their gradients with respect to hidden states and head. Bytes are reported by the compiler: results and
 temporary buffers, without arguments. With --run each also runs in a separate process, which reports the increase of its peak
-resident memory (ru_maxrss). """
+resident memory (ru_maxrss).
+"""
 
 from __future__ import annotations
 

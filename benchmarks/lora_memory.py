@@ -6,7 +6,8 @@ Only shapes are needed, no weights: those of Llama-3.2-1B, or of a model of 50 m
 run holds between updates: weights, optimizer states, reference, preference model. Arrays that several roles share count once,
 with the policy. With --update `ppo_update` is also compiled for the default backend, without running it. Its arguments are the
 trained states, the frozen base and one buffer of experience; temporary bytes are additional memory during the update. Compiling
-the larger shape on a CPU takes minutes. """
+the larger shape on a CPU takes minutes.
+"""
 
 from __future__ import annotations
 

@@ -9,7 +9,8 @@ optimised by best-of-n and by RL without a KL penalty, and the gold model scores
 explains them.
 
 The results of each proxy are saved when it ends; the same command resumes from there. Written to --out: gold/, start.npz, a
-folder per proxy with result.json, and summary.json, table.md and overoptimization.svg over all proxies. """
+folder per proxy with result.json, and summary.json, table.md and overoptimization.svg over all proxies.
+"""
 
 from __future__ import annotations
 

@@ -5,7 +5,8 @@
 Loss and gradients of a decoder over S stages on S devices, with R blocks of layers per stage and M micro-batches of equal size.
 An idle stage computes results that are discarded, so with all devices on the same cores, the idle share of a pod's time appears
 as a share of processor time. The processor time of a step is fitted as a + b (R M + S - 1), by least squares over M; the bubble
-is then 1 - (a + b R M) / (a + b (R M + S - 1)). Times are medians of the process time, measured in alternation. """
+is then 1 - (a + b R M) / (a + b (R M + S - 1)). Times are medians of the process time, measured in alternation.
+"""
 
 from __future__ import annotations
 

@@ -6,7 +6,8 @@
 
 With --compile the named cases (default: all that have no result yet) are compiled for their topology, a minute or two each, and
 the compiler's figures are saved in benchmarks/plan_accuracy.json. Without it that file is compared with the current plan. No
-TPU and no weights are needed. Figures are bytes per device: all arrays on the device while the program runs. """
+TPU and no weights are needed. Figures are bytes per device: all arrays on the device while the program runs.
+"""
 
 from __future__ import annotations
 

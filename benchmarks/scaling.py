@@ -11,7 +11,8 @@ choice.
 With --compile the step of each row of both tables, or of the rows with the given numbers of devices, is also compiled for its
 topology, which takes a minute each. The compiler's figures are saved in benchmarks/scaling.json: FLOPs of the matrix products
 (multiplied by loop iterations; those of fused attention are inside a kernel and not counted), bytes sent by the collectives of
-the compiled text, and peak memory. The time on the network follows from those bytes. """
+the compiled text, and peak memory. The time on the network follows from those bytes.
+"""
 
 from __future__ import annotations
 

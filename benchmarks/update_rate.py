@@ -4,7 +4,8 @@ The update is `ppo_update` of a policy and a critic on --batch full rows of --pr
 iteration. Its FLOPs are those that learning needs: three products for each weight and token, causal attention, and the LM head
 at response tokens; AdamW, norms, softmax and recomputation count only as time. The products are those of the weights with all
 tokens of a step, forward and backward, each jitted and timed separately; their rate is the sum of their FLOPs over the sum of
-their times. Update and products alternate. """
+their times. Update and products alternate.
+"""
 
 from __future__ import annotations
 

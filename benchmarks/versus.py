@@ -3,7 +3,8 @@
 A peer is a script that runs under its own Python, in an empty folder, with the workload's flags. Its last line is a JSON object
 with `step_s`, the seconds of its steps, of which the first ones do not count (`WARM_UP`); for comparisons per token, `tokens`
 has the tokens of each step. jaxalign stays compiled in this process and waits while the peer runs. The order within a pair
-alternates. """
+alternates.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +55,8 @@ def compare(
 
     ours: runs the timed steps, warm, and returns the same record as a peer, without warm-up steps. per: "step" (the median
     step), "mean" (the mean of steps of different sizes) or "token". flags: the workload flags that the peer takes; extra: its
-    other arguments. warm_up: number of the peer's steps that do not count; it runs that many additional steps. """
+    other arguments. warm_up: number of the peer's steps that do not count; it runs that many additional steps.
+    """
     command = _command(options, flags, extra, warm_up) if options.vs else None
     pairs = []
     for number in range(options.pairs):

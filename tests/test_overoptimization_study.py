@@ -83,10 +83,10 @@ def test_finished_parts_are_not_redone_and_lost_ones_come_out_the_same(ended, su
 
 def test_another_study_in_the_folder_and_a_folder_without_a_run_are_refused(ended, supervised, tmp_path, capsys):
     out, _ = ended
-    with pytest.raises(UserError, match="holds a study with other settings"):
+    with pytest.raises(UserError, match="contains a study with other settings"):
         study.run_study(supervised, out, dataclasses.replace(SETTINGS, seed=1))
     assert study.main([f"--workdir={tmp_path}", f"--out={tmp_path / 'out'}"]) == 2
-    assert "holds no finished supervised policy" in capsys.readouterr().err
+    assert "has no finished supervised policy" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
 
