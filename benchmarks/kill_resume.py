@@ -34,8 +34,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 # A tiny model: most of the time is spent in many small steps, chunks and checkpoints instead of compilation.
-SHORT =
-"""
+SHORT = """
     world.tokens=12_000 world.topics=60 world.held_out_topics=24 world.vocab_size=400
     model.layers=1 model.embed=32 model.mlp=64 model.heads=2 model.kv_heads=2 model.head_dim=8
     pretrain.steps=1200 pretrain.batch_rows=8 pretrain.row_length=64 pretrain.optimizer.learning_rate=1e-2

@@ -13,8 +13,7 @@ from jaxalign.tracking.report.svg import Scale, element, text, tick_text, ticks
 METHODS = (("best_of_n", "best of n"), ("rl", "RL"))
 PANEL, PANEL_HEIGHT, LEFT, TOP, GAP_X, GAP_Y = 270, 190, 62, 74, 34, 66
 # Colours for light and dark pages. The figure is used in an <img>, so it contains its own style.
-STYLE =
-"""
+STYLE = """
 svg { --page: #ffffff; --ink: #1c1b19; --soft: #5b5852; --rule: #dedad2;
   --tone-0: #2563eb; --tone-1: #c2570c; --tone-2: #15803d; }
 @media (prefers-color-scheme: dark) { svg { --page: #161513; --ink: #ece9e3; --soft: #aaa69d; --rule: #3a3833;
