@@ -12,8 +12,9 @@ import shlex
 import pytest
 
 from jaxalign import pipeline
-from jaxalign.config import DIRECT_OBJECTIVES, Config, Ppo, schema
+from jaxalign.config import Config, Ppo, schema
 from jaxalign.parallel.distributed import take_flags
+from jaxalign.registry.objectives import OBJECTIVES
 from jaxalign.train import read_arguments
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -116,7 +117,7 @@ def test_every_command_on_a_page_can_be_run(page, tmp_path):
 
 def test_the_algorithms_pages_run_every_choice():
     configs = [config_of(arguments) for page in ALGORITHMS for arguments in commands(text_of(page))]
-    assert {config.dpo.objective for config in configs} == set(DIRECT_OBJECTIVES)
+    assert {config.dpo.objective for config in configs} == set(OBJECTIVES.names())
     checks = {field.name: field.metadata["check"] for field in dataclasses.fields(Ppo)}
     for name in ("advantages", "policy_loss"):
         assert {getattr(config.ppo, name) for config in configs} == set(checks[name].choices)

@@ -26,7 +26,7 @@ from jaxalign.config.sections.arithmetic import Arithmetic
 from jaxalign.config.sections.best_of_n import BestOfN
 from jaxalign.config.sections.compare import Compare
 from jaxalign.config.sections.data import Data
-from jaxalign.config.sections.dpo import DIRECT_OBJECTIVES, PAIRWISE_OBJECTIVES, Dpo
+from jaxalign.config.sections.dpo import Dpo
 from jaxalign.config.sections.evaluate import Evaluate
 from jaxalign.config.sections.feedback import Feedback
 from jaxalign.config.sections.lora import Lora
@@ -34,33 +34,34 @@ from jaxalign.config.sections.mesh import Mesh
 from jaxalign.config.sections.model import Model
 from jaxalign.config.sections.online_dpo import OnlineChecks, OnlineDpo
 from jaxalign.config.sections.optimizer import Optimizer
-from jaxalign.config.sections.ppo import ADVANTAGES_WITH_CRITIC, Checks, Ppo
+from jaxalign.config.sections.ppo import Checks, Ppo
 from jaxalign.config.sections.preference import Preference
 from jaxalign.config.sections.pretrain import Pretrain
 from jaxalign.config.sections.revise import Revise
-from jaxalign.config.sections.reward import REWARD_SOURCES, Reward
+from jaxalign.config.sections.reward import Reward
 from jaxalign.config.sections.reward_distill import RewardDistill
 from jaxalign.config.sections.sft import Sft
 from jaxalign.config.sections.tracking import Tracking
 from jaxalign.config.sections.world import World
 from jaxalign.config.stages import DEFAULT_STAGES
+from jaxalign.registry.advantages import ADVANTAGES
 from jaxalign.registry.stages import STAGES as _REGISTRY
 from jaxalign.registry.stages import policy_makers
 
 STAGES = _REGISTRY.names()
 POLICY_STAGES = policy_makers()
+ADVANTAGES_WITH_CRITIC = tuple(record.name for record in ADVANTAGES if record.needs_critic)
 
 __all__ = [
+    "ADVANTAGES_WITH_CRITIC",
     "STAGES",
     "POLICY_STAGES",
-    "ADVANTAGES_WITH_CRITIC",
     "Arithmetic",
     "BestOfN",
     "Checks",
     "Compare",
     "Config",
     "DEFAULT_STAGES",
-    "DIRECT_OBJECTIVES",
     "Data",
     "Dpo",
     "Evaluate",
@@ -71,11 +72,9 @@ __all__ = [
     "OnlineChecks",
     "OnlineDpo",
     "Optimizer",
-    "PAIRWISE_OBJECTIVES",
     "Ppo",
     "Preference",
     "Pretrain",
-    "REWARD_SOURCES",
     "Revise",
     "Reward",
     "RewardDistill",

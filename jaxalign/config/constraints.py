@@ -97,16 +97,6 @@ def none_or_some_of(*choices: str) -> Check:
                  lambda value: value == tuple(choice for choice in choices if choice in value), choices)
 
 
-def sum_of(*choices: str) -> Check:
-    """For a string: choices joined by "+", none twice."""
-
-    def holds(value: str) -> bool:
-        parts = names_in(value)
-        return all(part in choices for part in parts) and len(set(parts)) == len(parts)
-
-    return Check(f"one of {', '.join(choices)}, or some of them joined by +", holds, choices)
-
-
 def registered(registry: Registry, find: Callable[[str, str], Any] | None = None) -> Check:
     """For a string: a registered name, "package.module:name" or "FILE.py:name".
 

@@ -24,7 +24,7 @@ class ReadBy:
     Attributes:
         selector: the field that decides: its name in the same section, or its full dotted name.
         reads: `reads(value, name)`: whether the field `name` is read where the selector has `value`.
-        readers: `readers(name)`: the values of the selector that read the field, in words.
+        readers: `readers(name)`: the values of the selector that read the field; completes "or set SELECTOR ...".
     """
 
     selector: str
@@ -42,7 +42,7 @@ def when(selector: str, *values: Any) -> ReadBy:
 
 
 def unless(selector: str, value: Any, otherwise: str) -> ReadBy:
-    """Read where the selector does not have `value`; `otherwise` describes such values, as in "above 0"."""
+    """Read where the selector does not have `value`; `otherwise` completes "or set SELECTOR ...", as in "above 0"."""
     return ReadBy(selector, lambda found, name: found != value, lambda name: otherwise)
 
 
@@ -87,8 +87,8 @@ def refuse_unread(section: Any, usual: Any, name: str, value_of: Callable[[str],
             if condition.reads(found, entry.name):
                 continue
             field, value, default = _differing(value, default, f"{name}.{entry.name}")
-            raise UserError(f"config.{field} is {value!r}, but config.{selector} is {found!r}, which does not read it: leave "
-                            f"it at {default!r}, or set {selector} to {condition.readers(entry.name)}")
+            raise UserError(f"config.{field} is {value!r}, which is not read where config.{selector} is {found!r}: leave it at "
+                            f"{default!r}, or set config.{selector} {condition.readers(entry.name)}")
 
 
 def _differing(value: Any, default: Any, name: str) -> tuple[str, Any, Any]:
@@ -103,4 +103,4 @@ def _differing(value: Any, default: Any, name: str) -> tuple[str, Any, Any]:
 
 def _alternatives(values: Any) -> str:
     *most, last = [value if isinstance(value, str) else repr(value) for value in values]
-    return f"{', '.join(most)} or {last}" if most else last
+    return f"to {', '.join(most)} or {last}" if most else f"to {last}"

@@ -26,7 +26,8 @@ class RewardSource:
         them can then be compiled ahead.
       reads: the fields of `config.reward` that only this source, or one of a few, reads. A field that no chosen source reads
         is refused unless it has its default.
-      data_sources: the values of `config.data.source` whose prompts it can score; empty: all.
+      needs: what the data source must have: "comparisons" (to train a preference model on), "answers" (to compare responses
+        with) or "feedback" (text from which the base learns to judge).
       files: `files(config) -> dict[Path, str]`, the user's files that it reads with the config fields that name them, or
         "module:attribute"; None: none.
       programs: `programs(run: jaxalign.planner.programs.Run) -> list[Program]`, the programs that compute its scores outside of
@@ -42,7 +43,7 @@ class RewardSource:
     is_model: bool = False
     host: bool = False
     reads: tuple[str, ...] = ()
-    data_sources: tuple[str, ...] = ()
+    needs: tuple[str, ...] = ()
     files: Callable | str | None = None
     programs: Callable | str | None = None
 
@@ -59,17 +60,17 @@ _MODEL = ("model", "model_style", "model_max_length", "model_batch", "model_dtyp
 
 REWARDS = Registry("reward source", RewardSource, (
     RewardSource("preference", f"{_STAGE}:make_preference", stages=("preference",), learnt=True, is_model=True,
-                 data_sources=("world", "preferences_jsonl"), programs=f"{_PLAN}:preference"),
+                 needs=("comparisons",), programs=f"{_PLAN}:preference"),
     RewardSource("distilled", f"{_STAGE}:make_distilled", stages=("preference", "reward_distill"), learnt=True, is_model=True,
-                 data_sources=("world", "preferences_jsonl"), programs=f"{_PLAN}:distilled"),
+                 needs=("comparisons",), programs=f"{_PLAN}:distilled"),
     RewardSource("model", f"{_STAGE}:make_model", is_model=True, reads=(*_MODEL, "max_dropped_share"),
                  files="jaxalign.rewards.outside:model_files", programs=f"{_PLAN}:outside"),
     RewardSource("callable", f"{_STAGE}:make_callable", host=True, reads=("callable", *_CALLS, "max_dropped_share"),
                  files=f"{_STAGE}:callable_files"),
     RewardSource("verifier", f"{_STAGE}:make_verifier", host=True, reads=("verifier", *_CALLS, "max_dropped_share"),
-                 data_sources=("arithmetic", "prompts_jsonl")),
+                 needs=("answers",)),
     RewardSource("ai_feedback", f"{_STAGE}:make_ai_feedback", reads_base=True, reads_constitution=True,
-                 reads=("principles", "max_dropped_share"), data_sources=("world",), programs=f"{_PLAN}:ai_feedback"),
+                 reads=("principles", "max_dropped_share"), needs=("feedback",), programs=f"{_PLAN}:ai_feedback"),
 ))  # fmt: skip
 
 

@@ -14,8 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxalign.algorithms.direct_preference import DPO_KINDS
-from jaxalign.config import DIRECT_OBJECTIVES, PAIRWISE_OBJECTIVES, Dpo, Optimizer
+from jaxalign.config import Dpo, Optimizer
 from jaxalign.records import AnswerPairs
+from jaxalign.registry.objectives import OBJECTIVES
 from jaxalign.training.arguments import DirectArguments, LogprobArguments
 from jaxalign.training.direct_step import answer_logprobs, direct_step, sorts_the_batch
 from jaxalign.training.optimizer import make_optimizer
@@ -117,7 +118,7 @@ def assert_same(found, expected) -> None:
 
 
 def test_the_names_of_the_config_are_those_of_the_objectives():
-    assert set(PAIRWISE_OBJECTIVES) == set(DPO_KINDS)
+    assert {record.name for record in OBJECTIVES if record.pairs and record.summable} == set(DPO_KINDS)
 
 
 def test_answer_logprobs_are_those_of_the_full_softmax():
@@ -150,7 +151,7 @@ def test_a_policy_that_is_its_own_reference_has_loss_log_2():
     assert metrics["margin"] == pytest.approx(0, abs=1e-5)
 
 
-@pytest.mark.parametrize("objective", DIRECT_OBJECTIVES)
+@pytest.mark.parametrize("objective", OBJECTIVES.names())
 def test_pitfall_08_packed_micro_batches_and_rows_that_do_not_count_change_nothing(objective):
     """Nor does what stands there, though KTO's KL and BCO's mean reward are taken over the whole batch."""
     batch = judged(pairs(), objective)

@@ -5,39 +5,43 @@ from __future__ import annotations
 import dataclasses
 
 from jaxalign.config.base import Section, WholeConfig
-from jaxalign.config.constraints import at_least, between, one_of
+from jaxalign.config.constraints import at_least, between, one_of, registered
+from jaxalign.config.reading import chosen
 from jaxalign.config.schema import field
 from jaxalign.errors import UserError
 from jaxalign.registry.data_sources import DATA_SOURCES, DataSourceRecord, data_source
 from jaxalign.registry.stages import STAGES, StageRecord
 
+_SOURCE = chosen("source", DATA_SOURCES)
+
 
 @dataclasses.dataclass(frozen=True)
 class Data(Section):
-    """Where prompts and comparisons come from."""
+    """The origin of prompts and comparisons."""
 
     source: str = field("world", "world (the embedded world), preferences_jsonl (human preferences), judgements_jsonl (single "
                         "judged answers, for dpo.objective=kto), prompts_jsonl (prompts, with the columns that a reward "
-                        "reads), arithmetic, or 'package.module:name' or 'FILE.py:name' of your own.")
+                        "reads), or arithmetic.",
+                        registered(DATA_SOURCES))
     train: str = field("", "JSONL file (.gz too), for preferences_jsonl (chosen/rejected), judgements_jsonl "
-                       "(prompt/completion/label) and prompts_jsonl.")
-    prompt_field: str = field("prompt", "The field of a row that is the prompt, for prompts_jsonl; the others are its columns.")
-    extra_train: tuple[str, ...] = field((), "Further such files, mixed with train.")
-    weights: tuple[float, ...] = field((), "Shares of an epoch's pairs that come from train and from each of extra_train, in "
-                                       "any unit; empty: as many as each file has.")
-    held_out_share: float = field(0.05, "Share of the rows kept for evaluation.", between(0.0, 0.9))
-    max_bad_share: float = field(0.01, "Share of broken lines over which reading stops.", between(0.0, 1.0))
-    empty_answers: str = field("drop", "What becomes of a row one of whose answers is empty.", one_of("drop", "keep"))
-    differing_contexts: str = field(
-        "drop", "A row whose dialogues differ before the last turn: dropped, or the turns they share are the prompt.",
-        one_of("drop", "keep"))
-    limit: int = field(0, "Rows of a file used at most; 0 means all.", at_least(0))
-    style: str = field("compact", "How dialogues become text: the world's compact markers, the transcripts of HH, or the "
-                       "model's own chat template.", one_of("compact", "hh", "chat"))
+                       "(prompt/completion/label) and prompts_jsonl.", None, _SOURCE)
+    prompt_field: str = field("prompt", "The field of a row that is the prompt; the other fields are its columns.", None,
+                              _SOURCE)
+    extra_train: tuple[str, ...] = field((), "Further files, mixed with train.", None, _SOURCE)
+    weights: tuple[float, ...] = field((), "Shares of an epoch's pairs that come from train and from each file of extra_train, "
+                                       "in any unit; empty: in proportion to their sizes.", None, _SOURCE)
+    held_out_share: float = field(0.05, "Share of the rows held out for evaluation.", between(0.0, 0.9), _SOURCE)
+    max_bad_share: float = field(0.01, "Reading stops where a larger share of lines is malformed.", between(0.0, 1.0), _SOURCE)
+    empty_answers: str = field("drop", "Drop or keep a row with an empty answer.", one_of("drop", "keep"),
+                               _SOURCE)
+    differing_contexts: str = field("drop", "A row whose dialogues differ before the last turn: drop it, or take the turns "
+                                    "they share as the prompt.", one_of("drop", "keep"), _SOURCE)
+    limit: int = field(0, "Most rows of a file that are used; 0: all.", at_least(0), _SOURCE)
+    style: str = field("compact", "How dialogues become text: the world's compact markers, HH's transcripts, or the model's "
+                       "own chat template.", one_of("compact", "hh", "chat"))
 
     def check(self, config: WholeConfig, name: str) -> None:
         source = data_source(config)
-        _check_read(self, source)
         self._check_mixture()
         if source.rows and not self.train:
             raise UserError(f"config.data.source is {self.source!r} but config.data.train is empty; set it to a JSONL file "
@@ -61,18 +65,6 @@ class Data(Section):
         if any(weight <= 0 for weight in self.weights):
             raise UserError(f"config.data.weights is {self.weights}; every weight must be above 0: leave out a file that is "
                             "not to be used")
-
-
-def _check_read(data: Data, source: DataSourceRecord) -> None:
-    """Refuses a field that only other sources read."""
-    if source.reads is None:
-        return
-    for entry in dataclasses.fields(data):
-        readers = [other.name for other in DATA_SOURCES if other.reads is not None and entry.name in other.reads]
-        value = getattr(data, entry.name)
-        if readers and entry.name not in source.reads and value != entry.default:
-            raise UserError(f"config.data.{entry.name} is {value!r}, which config.data.source {source.name!r} does not read; "
-                            f"leave it at {entry.default!r}, or set data.source to one of {', '.join(readers)}")
 
 
 def _check_stages(names: tuple[str, ...], source: DataSourceRecord) -> None:

@@ -6,26 +6,28 @@ import dataclasses
 
 from jaxalign.config.base import Section, WholeConfig
 from jaxalign.config.constraints import at_least, between, one_of
+from jaxalign.config.reading import unless
 from jaxalign.config.schema import field
 from jaxalign.config.selectors import names_in
 from jaxalign.errors import UserError
 
+_REASONING = unless("reasoning", False, "to True")
+
 
 @dataclasses.dataclass(frozen=True)
 class Feedback(Section):
-    """The feedback model: which principles it holds to, and how its labels are made."""
+    """The feedback model: the principles it judges by, and how its labels are made."""
 
-    constitution: str = field("default", "Name of one that comes with the package, or a JSON file.")
-    invert: bool = field(False, "Turn every label round: a control, which should make things worse.")
-    reasoning: bool = field(True, "Let the feedback model think before it answers (chain of thought).")
-    clamp_low: float = field(0.1, "Labels made with reasoning are not below this.", between(0.0, 0.5))
-    clamp_high: float = field(0.9, "Labels made with reasoning are not above this.", between(0.5, 1.0))
-    principles_per_comparison: int = field(1, "Principles drawn a comparison; their labels are averaged.", at_least(1))
+    constitution: str = field("default", "Name of a constitution in the package, or a JSON file.")
+    invert: bool = field(False, "Invert every label: a control, which should make the policy worse.")
+    reasoning: bool = field(True, "Let the feedback model reason before it answers (chain of thought).")
+    clamp_low: float = field(0.1, "Lower bound of labels made with reasoning.", between(0.0, 0.5), _REASONING)
+    clamp_high: float = field(0.9, "Upper bound of labels made with reasoning.", between(0.5, 1.0), _REASONING)
+    principles_per_comparison: int = field(1, "Principles drawn for a comparison; their labels are averaged.", at_least(1))
     undecided_margin: float = field(0.02, "A label closer to 0.5 than this is undecided.", between(0.0, 0.5))
-    undecided: str = field("drop", "An undecided comparison is kept with the label 0.5, or dropped.",
-                           one_of("half", "drop"))
-    reasoning_temperature: float = field(0.0, "Sampling temperature of the reasoning; 0 is greedy.", at_least(0))
-    max_reasoning_tokens: int = field(160, "Longest reasoning.", at_least(1))
+    undecided: str = field("drop", "Keep an undecided comparison with the label 0.5, or drop it.", one_of("half", "drop"))
+    reasoning_temperature: float = field(0.0, "Sampling temperature of the reasoning; 0 is greedy.", at_least(0), _REASONING)
+    max_reasoning_tokens: int = field(160, "Longest reasoning, in tokens.", at_least(1), _REASONING)
 
     def check(self, config: WholeConfig, name: str) -> None:
         reading = {"revise", "compare", "online_dpo"}.intersection(config.stages)

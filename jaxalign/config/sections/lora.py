@@ -6,8 +6,11 @@ import dataclasses
 
 from jaxalign.config.base import Section, WholeConfig
 from jaxalign.config.constraints import above, at_least, one_of
+from jaxalign.config.reading import unless
 from jaxalign.config.schema import field
 from jaxalign.errors import UserError
+
+_ADAPTED = unless("rank", 0, "above 0")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -15,15 +18,16 @@ class Lora(Section):
     """Low-rank adapters on the frozen base, in every stage that trains a policy, a critic or a preference model."""
 
     rank: int = field(0, "Rank of each adapter; 0 trains all weights.", at_least(0))
-    alpha: float = field(32.0, "What an adapter adds is multiplied by alpha / rank.", above(0))
-    targets: tuple[str, ...] = field(("*",), 'Linear layers that get one: patterns over "attention.query" ... "mlp.down", or '
-                                     '"q_proj" ... "down_proj".')
-    rank_stabilised: bool = field(False, "rsLoRA: alpha / sqrt(rank) in place of alpha / rank.")
-    dora: bool = field(False, "DoRA: the length of each weight vector is trained apart.")
-    base: str = field("float32", "How the frozen base is stored: int8 with a scale for each output, nf4 in 4 bits with "
-                      "one for each 64 numbers of its input.", one_of("float32", "bfloat16", "int8", "nf4"))
+    alpha: float = field(32.0, "The output of an adapter is multiplied by alpha / rank.", above(0), _ADAPTED)
+    targets: tuple[str, ...] = field(("*",), 'Linear layers that get an adapter: patterns over "attention.query" ... '
+                                     '"mlp.down", or "q_proj" ... "down_proj".', None, _ADAPTED)
+    rank_stabilised: bool = field(False, "rsLoRA: alpha / sqrt(rank) instead of alpha / rank.", None, _ADAPTED)
+    dora: bool = field(False, "DoRA: train the length of each weight vector separately.", None, _ADAPTED)
+    base: str = field("float32", "How the frozen base is stored: int8 with one scale for each output, nf4 in 4 bits with one "
+                      "scale for each 64 numbers of its input.", one_of("float32", "bfloat16", "int8", "nf4"))
     path: str = field("", "PEFT folder (adapter_config.json, adapter_model.safetensors) that policy and reference start from, "
-                      "for model.source=huggingface. It says rank, alpha, targets and kind; those here stay as they are.")
+                      "for model.source=huggingface. It determines rank, alpha, targets and kind; leave those here at their "
+                      "defaults.")
 
     def check(self, config: WholeConfig, name: str) -> None:
         if self.base != "float32" and not self.rank and not self.path:

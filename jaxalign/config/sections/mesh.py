@@ -7,33 +7,37 @@ import dataclasses
 from jaxalign.config.base import Section, WholeConfig
 from jaxalign.config.constraints import at_least, none_or_some_of, one_of
 from jaxalign.config.division import check_divides, nearest_divisors
+from jaxalign.config.reading import unless
 from jaxalign.config.schema import field
 from jaxalign.config.selectors import names_in
 from jaxalign.errors import UserError
 from jaxalign.registry.data_sources import data_source
 
+_PIPELINE = unless("pipeline", 1, "above 1")
+
 
 @dataclasses.dataclass(frozen=True)
 class Mesh(Section):
-    """How many devices, and what they share. Fewer than the machine has is fine; results do not depend on it."""
+    """The number of devices and what each holds. It may be fewer than the machine has; results do not depend on it."""
 
-    data: int = field(1, "Ways the batch is split, each with a whole copy of the parameters.", at_least(1))
-    fsdp: int = field(1, "Ways the batch and also parameters and optimizer state are split.", at_least(1))
+    data: int = field(1, "Ways the batch is split, each with a full copy of the parameters.", at_least(1))
+    fsdp: int = field(1, "Ways the batch, parameters and optimizer state are split.", at_least(1))
     tensor: int = field(1, "Ways heads, MLP and vocabulary are split.", at_least(1))
     context: int = field(1, "Ways the tokens of each row are split, for long sequences.", at_least(1))
     pipeline: int = field(1, "Ways the layers are split.", at_least(1))
-    pipeline_micro_batches: int = field(0, "Parts of a batch that pass through the pipeline one after another; 0 is as many as "
-                                        "stages. More leave less of it idle.", at_least(0))
-    pipeline_repeats: int = field(1, "Blocks of layers a stage holds: above 1 the schedule is interleaved.", at_least(1))
+    pipeline_micro_batches: int = field(0, "Parts of a batch that pass through the pipeline one after another; 0: as many as "
+                                        "stages. More parts leave less of the pipeline idle.", at_least(0), _PIPELINE)
+    pipeline_repeats: int = field(1, "Blocks of layers in a stage; above 1 the schedule is interleaved.", at_least(1),
+                                  _PIPELINE)
     slices: int = field(1, "Groups of devices joined by a slower network; data is split over them.", at_least(1))
-    zero: int = field(3, "What fsdp splits beside the batch: 1 the optimizer state, 2 gradients too, 3 parameters too.",
-                      one_of(1, 2, 3))
-    sequence_parallel: bool = field(False, "Split what passes between layers over tensor, along its length.")
-    generation: str = field("tensor", "Weights while tokens are sampled: gathered over all axes but tensor (tensor), as they "
-                            "lie in training (training), or whole on each device (whole).",
-                            one_of("tensor", "training", "whole"))
-    offload: tuple[str, ...] = field((), "In ppo and online_dpo, what lies in host memory in the phases that do not need it: "
-                                     "optimizer state, and frozen roles (reference, reward models). docs/memory.md.",
+    zero: int = field(3, "What fsdp splits besides the batch: 1 the optimizer state, 2 gradients too, 3 parameters too.",
+                      one_of(1, 2, 3), unless("fsdp", 1, "above 1"))
+    sequence_parallel: bool = field(False, "Split activations between layers over tensor, along the sequence.", None,
+                                    unless("tensor", 1, "above 1"))
+    generation: str = field("tensor", "Layout of weights during sampling: gathered over all axes but tensor (tensor), as in "
+                            "training (training), or whole on each device (whole).", one_of("tensor", "training", "whole"))
+    offload: tuple[str, ...] = field((), "In ppo and online_dpo, arrays kept in host memory in the phases that do not need "
+                                     "them: optimizer state, and frozen roles (reference, reward models). docs/memory.md.",
                                      none_or_some_of("optimizer", "frozen"))
 
     def check(self, config: WholeConfig, name: str) -> None:
@@ -42,15 +46,7 @@ class Mesh(Section):
         self._check_sizes(config)
 
     def _check_axes(self) -> None:
-        """Options of an axis are refused where the axis has one device; slices and micro-batches must divide."""
-        usual = Mesh()
-        needs = [("zero", "fsdp"), ("sequence_parallel", "tensor"), ("pipeline_micro_batches", "pipeline"),
-                 ("pipeline_repeats", "pipeline")]
-        for name, axis in needs:
-            value, default = getattr(self, name), getattr(usual, name)
-            if value != default and getattr(self, axis) == 1:
-                raise UserError(f"config.mesh.{name} is {value} but config.mesh.{axis} is 1, so it would have no effect: set "
-                                f"mesh.{axis} above 1, or mesh.{name} to {default}")
+        """Slices must divide the data axis, and interleaving needs enough micro-batches."""
         if self.data % self.slices:
             raise UserError(f"config.mesh.slices is {self.slices}; it must divide config.mesh.data ({self.data}), which is "
                             f"split over them: {nearest_divisors((self.data,), self.slices)} would")

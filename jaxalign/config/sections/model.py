@@ -3,42 +3,39 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
-from jaxalign.config.base import Section, WholeConfig
+from jaxalign.config.base import WholeConfig
 from jaxalign.config.constraints import above, at_least, one_of
+from jaxalign.config.reading import unless, when
 from jaxalign.config.schema import field
+from jaxalign.config.sections.shared import DecoderSizes
 from jaxalign.errors import UserError
 
 
 @dataclasses.dataclass(frozen=True)
-class Model(Section):
-    """The decoder. With source=huggingface its sizes are read from the checkpoint, and those here are not used."""
+class Model(DecoderSizes):
+    """The decoder. With source=huggingface the checkpoint determines its sizes, and those here are not read."""
 
-    source: str = field("scratch", "Where the weights come from.", one_of("scratch", "huggingface"))
-    path: str = field("", "Folder of a Hugging Face checkpoint with its tokenizer, for source=huggingface.")
-    layers: int = field(4, "Decoder layers.", at_least(1))
-    embed: int = field(128, "Width of the residual stream.", at_least(1))
-    heads: int = field(4, "Query heads.", at_least(1))
-    kv_heads: int = field(2, "Key/value heads; they must divide the query heads.", at_least(1))
-    head_dim: int = field(32, "Width of a head; even, for the rotary positions.", at_least(2))
-    mlp: int = field(352, "Width of the gated MLP.", at_least(1))
+    source: str = field("scratch", "Origin of the weights.", one_of("scratch", "huggingface"))
+    path: str = field("", "Folder of a Hugging Face checkpoint with its tokenizer, for source=huggingface.", None,
+                      when("source", "huggingface"))
     rope_base: float = field(10000.0, "Base of the rotary frequencies.", above(1))
     norm_eps: float = field(1e-5, "Epsilon of RMSNorm.", above(0))
     tie_embeddings: bool = field(True, "Use the input embedding as the output projection too.")
-    vocab_multiple: int = field(1, "The tables' rows are padded to a multiple of this, so that mesh.tensor can divide them.",
-                                at_least(1))
+    vocab_multiple: int = field(1, "The rows of the embedding tables are padded to a multiple of this, so that mesh.tensor can "
+                                "divide them.", at_least(1))
     max_length: int = field(320, "Longest prompt and response together, in tokens; longer dialogues are cut at a turn.",
                             at_least(8))
-    remat: bool = field(False, "Compute each layer again in the backward pass, keeping only what goes into it: less memory for "
-                        "about a third more work.")
-    remat_saves: str = field("nothing", "With remat: keep nothing else of a layer, or the results of its products with weights "
-                             "too (products): more memory, less computed twice.", one_of("nothing", "products"))
+    remat: bool = field(False, "Recompute each layer in the backward pass and keep only its input: less memory for about a "
+                        "third more work.")
+    remat_saves: str = field("nothing", "With remat: keep nothing else of a layer, or also the results of its products with "
+                             "weights (products): more memory, less recomputation.", one_of("nothing", "products"),
+                             unless("remat", False, "to True"))
     attention: str = field("auto", "auto: a fused kernel where the platform has one, ring attention where mesh.context splits "
                            "rows; plain: the formula; fused: refused where there is no kernel.",
                            one_of("auto", "plain", "fused"))
-    cache_dtype: str = field("compute", "Type of the keys and values that sampling keeps: that of activations (compute), or "
-                             "another; int8 has a scale for each token and head, and changes what is sampled a little.",
+    cache_dtype: str = field("compute", "Type of the keys and values cached during sampling: that of activations (compute), or "
+                             "another; int8 has a scale for each token and head, and changes samples slightly.",
                              one_of("compute", "float32", "bfloat16", "int8"))
     load_balance_coef: float = field(0.0, "Weight of the load-balancing loss of a model with experts, in supervised training.",
                                      at_least(0))
@@ -47,20 +44,8 @@ class Model(Section):
                                one_of("float32", "bfloat16", "float16"))
 
     def check(self, config: WholeConfig, name: str) -> None:
-        if self.remat_saves != "nothing" and not self.remat:
-            raise UserError(f"config.model.remat_saves is {self.remat_saves!r} but config.model.remat is False, so every "
-                            "activation is kept: set remat to True, or remat_saves to 'nothing'")
         if self.source == "huggingface" and not self.path:
             raise UserError("config.model.source is 'huggingface' but config.model.path is empty; set it to the folder "
                             "with config.json, the safetensors weights and the tokenizer")
         if self.source != "huggingface":
-            check_heads(self, name)
-
-
-def check_heads(sizes: Any, name: str) -> None:
-    """Checks the attention heads of a decoder whose sizes are in the section `name`."""
-    if sizes.heads % sizes.kv_heads:
-        raise UserError(f"config.{name}.heads is {sizes.heads}; it must be a multiple of config.{name}.kv_heads "
-                        f"({sizes.kv_heads})")
-    if sizes.head_dim % 2:
-        raise UserError(f"config.{name}.head_dim is {sizes.head_dim}; an even number is expected, for the rotary positions")
+            self.check_heads(name)

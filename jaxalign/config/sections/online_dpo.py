@@ -5,48 +5,49 @@ from __future__ import annotations
 import dataclasses
 
 from jaxalign.config.base import Section, WholeConfig
-from jaxalign.config.constraints import above, at_least, between, one_of
-from jaxalign.config.schema import field, section
+from jaxalign.config.constraints import above, at_least, one_of
+from jaxalign.config.schema import field, like, section
 from jaxalign.config.sections.optimizer import Optimizer
+from jaxalign.config.sections.shared import Sampling, Trained
+from jaxalign.config.selectors import names_in
 from jaxalign.errors import UserError
 from jaxalign.registry.data_sources import data_source
+from jaxalign.registry.objectives import OBJECTIVES
 
 
 @dataclasses.dataclass(frozen=True)
 class OnlineChecks(Section):
-    """What a failed check of online_dpo leads to: a warning, or the end of the run."""
+    """What follows from a failed check of online_dpo: a warning, or the end of the run."""
 
-    sampler_gap: str = field("warn", "At step 0, the sampler's log-probabilities are not the trainer's.",
+    sampler_gap: str = field("warn", "At step 0, the sampler's log-probabilities differ from the trainer's.",
                              one_of("warn", "stop"))
-    finite_gradients: str = field("warn", "A gradient is not finite; its update is left out in any case.",
+    finite_gradients: str = field("warn", "A gradient is not finite; its update is skipped in either case.",
                                   one_of("warn", "stop"))
 
 
 @dataclasses.dataclass(frozen=True)
-class OnlineDpo(Section):
-    """Direct preference optimisation on the policy's own fresh pairs, labelled as they come. The loss is that of `dpo`."""
+class OnlineDpo(Sampling, Trained):
+    """Direct preference optimisation on fresh pairs: the policy answers each prompt twice, and the labeller judges. The
+    objective and its settings are those of config.dpo."""
 
     iterations: int = field(40, "Rounds of sampling, labelling and learning.", at_least(1))
-    prompts: int = field(2000, "Distinct prompts to sample from; the loader goes round them.", at_least(1))
-    batch: int = field(64, "Prompts of an iteration, each answered twice.", at_least(1))
+    prompts: int = field(2000, "Distinct prompts to sample from; the loader cycles through them.", at_least(1))
+    batch: int = field(64, "Prompts in an iteration, each answered twice.", at_least(1))
     epochs: int = field(1, "Passes over the pairs of an iteration.", at_least(1))
-    minibatches: int = field(1, "Optimizer steps a pass; sampling is in as many parts.", at_least(1))
+    minibatches: int = field(1, "Optimizer steps in a pass; sampling is split into as many parts.", at_least(1))
     reference: str = field("start", "The reference: the weights this stage starts from, or the policy at the start of the "
-                           "iteration (iterative DPO). dpo.reference=none comes first.", one_of("start", "iteration"))
-    temperature: float = field(1.0, "Sampling temperature.", above(0))
-    top_k: int = field(0, "Sample from the k likeliest tokens; 0: from all.", at_least(0))
-    top_p: float = field(1.0, "Sample from the smallest set of this probability.", between(1e-6, 1.0))
-    max_new_tokens: int = field(60, "Longest answer.", at_least(1))
-    sampler_tolerance: float = field(1e-3, "Largest gap of a token's log-prob between sampler and trainer.", above(0))
-    checks: OnlineChecks = section(OnlineChecks(), "What a failed check leads to.")
+                           "iteration (iterative DPO). dpo.reference=none takes precedence.", one_of("start", "iteration"))
+    sampler_tolerance: float = field(1e-3, "Largest difference of a token's log-prob between sampler and trainer.", above(0))
+    checks: OnlineChecks = section(OnlineChecks(), "")
     optimizer: Optimizer = section(Optimizer(learning_rate=2e-4, schedule="linear"), "Its optimizer.")
-    checkpoint_every: int = field(5, "Iterations between checkpoints.", at_least(1))
+    checkpoint_every: int = like(Trained, "checkpoint_every", default=5, doc="Iterations between checkpoints.")
 
     def check(self, config: WholeConfig, name: str) -> None:
         config.dpo.check_objective(config)
-        if config.dpo.objective == "kto":
-            raise UserError("config.dpo.objective is 'kto', which learns from single answers; stage online_dpo has pairs: "
-                            "choose another")
+        objective = config.dpo.objective
+        if not all(OBJECTIVES.get(part, "config.dpo.objective").pairs for part in names_in(objective)):
+            raise UserError(f"config.dpo.objective is {objective!r}, which learns from single answers; stage online_dpo has "
+                            "pairs: choose another")
         if not data_source(config).feedback:
             raise UserError("stage online_dpo labels fresh pairs with the labeller, which knows only the embedded world; leave "
                             "it out of config.stages, or set config.data.source to 'world'")

@@ -15,10 +15,10 @@ from jaxalign.registry.data_sources import data_source
 class World(Section):
     """The embedded world: short dialogues about made-up topics, with known truth."""
 
-    topics: int = field(60, "Topics in all.", at_least(4))
-    held_out_topics: int = field(20, "Topics never demonstrated in pretraining; evaluation is on them.", at_least(1))
-    vocab_size: int = field(768, "Pieces of the SentencePiece tokenizer trained on the world's text.", at_least(300))
-    tokens: int = field(1_300_000, "Size of the pretraining text in tokens, about.", at_least(10_000))
+    topics: int = field(60, "Number of topics.", at_least(4))
+    held_out_topics: int = field(20, "Topics that never occur in pretraining; evaluation is on them.", at_least(1))
+    vocab_size: int = field(768, "Pieces of the SentencePiece tokenizer trained on the text.", at_least(300))
+    tokens: int = field(1_300_000, "Approximate size of the pretraining text, in tokens.", at_least(10_000))
     ratings: float = field(0.0, "Share of the text that shows how to rate an answer from 1 to 10; reward.source=ai_feedback "
                            "needs it.", between(0.0, 0.5))
 
