@@ -103,7 +103,7 @@ SOURCE = DataSourceRecord("own", {kind}=lambda inputs: {rows}, answers=True)
     ({"source": "worlds"}, "config.data.source is 'worlds'; one of world, preferences_jsonl"),
     ({"source": "no.such.module:SOURCE"}, "no.such.module cannot be imported"),
     ({"source": f"{PLUGIN}:Sums"}, "is of type type; a jaxalign DataSourceRecord is expected"),
-    ({"source": "arithmetic", "limit": 3}, "config.data.limit is 3, which config.data.source 'arithmetic' does not read"),
+    ({"source": "arithmetic", "limit": 3}, "config.data.limit is 3, which is not read where config.data.source"),
 ])
 def test_a_wrong_source_is_refused_before_anything_runs(changes, message):
     with pytest.raises(UserError, match=message):

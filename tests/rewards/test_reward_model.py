@@ -122,8 +122,8 @@ def test_what_does_not_fit_is_one_sentence(folder, tmp_path):
 @pytest.mark.parametrize(
     ("reward", "message"),
     [
-        ({"source": "model"}, "config.reward.model is '' .*; set model to its folder"),
-        ({"model": "judge"}, "config.reward.model is 'judge' .*; set source to 'model', or leave model empty"),
+        ({"source": "model"}, "config.reward.model is empty .*; set it to the model's folder"),
+        ({"model": "judge"}, "config.reward.model is 'judge', which is not read where config.reward.source is 'preference'"),
         ({"source": "model", "model": "judge", "model_scale": 0.0}, "model_scale"),
     ],
 )

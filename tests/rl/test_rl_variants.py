@@ -282,13 +282,13 @@ def test_kl_in_the_loss_pulls_to_the_reference():
         ({"advantages": "grpo"}, "group_size is 1"),
         ({"missing_eos": "penalty"}, "it must be at least 0"),
         ({"critic_warmup": 28}, "the policy never learns"),
-        ({"policy_loss": "gspo", "dual_clip": 3.0}, "belongs to policy_loss 'clip'"),
+        ({"policy_loss": "gspo", "dual_clip": 3.0}, "is not read where config.ppo.policy_loss is 'gspo'"),
         ({"clip": 1.5}, "at most 1"),
         ({"advantages": "rloo", "group_size": 3}, "multiple of config.ppo.group_size"),
         ({"skip_equal_groups": True}, "every group would be equal"),
         ({"kl_in": "loss"}, "gradient is 0 on average"),
         ({"overlong_buffer": 100}, "overlong_buffer is 100"),
-        ({"advantages": "reinforce_pp", "critic_warmup": 2}, "no critic"),
+        ({"advantages": "reinforce_pp", "critic_warmup": 2}, "is not read where config.ppo.advantages is 'reinforce_pp'"),
     ],
 )
 def test_choices_that_do_not_fit_are_refused(changes, message):
@@ -368,9 +368,9 @@ def test_vtrace_looks_at_the_samplers_log_probs():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"advantages": "rloo", "group_size": 2, "critic": "shared"}, "have no critic: leave it at 'separate'"),
-        ({"critic": "shared", "critic_warmup": 2}, "cannot learn without the policy"),
-        ({"correction_cap": 3.0}, "nothing is corrected"),
+        ({"advantages": "rloo", "group_size": 2, "critic": "shared"}, "is not read where config.ppo.advantages is 'rloo'"),
+        ({"critic": "shared", "critic_warmup": 2}, "is not read where config.ppo.critic is 'shared'"),
+        ({"correction_cap": 3.0}, "is not read where config.ppo.sampler_correction is 'none'"),
     ],
 )
 def test_what_the_new_choices_cannot_go_with_is_refused(changes, message):

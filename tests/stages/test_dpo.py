@@ -185,7 +185,7 @@ def test_fresh_pairs_are_turned_and_those_that_do_not_count_weigh_nothing():
         ({"objective": "aot", "micro_batch_tokens": 1024}, "sorts the whole batch"),
         ({"objective": "kto"}, "learns from single answers"),
         ({"objective": "sigmod"}, "sigmoid"),
-        ({"objective": "simpo", "label_smoothing": 0.1}, "has no such setting"),
+        ({"objective": "simpo", "label_smoothing": 0.1}, "not read where config.dpo.objective is 'simpo'"),
     ],
 )
 def test_what_does_not_fit_together_is_refused(changes, message):

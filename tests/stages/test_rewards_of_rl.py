@@ -82,7 +82,7 @@ def test_one_that_fails_stops_the_run_with_a_sentence(done, tmp_path):  # noqa: 
     [
         ({"source": "callable"}, {}, "config.reward.callable is ''"),
         ({"source": "callable", "callable": "length.py"}, {}, "FILE.py:function"),
-        ({"callable": "length.py:brief"}, {}, "set source to 'callable'"),
+        ({"callable": "length.py:brief"}, {}, "set config.reward.source to callable"),
         ({"source": "callable", "callable": "length.py:brief"}, {"score_clip": 1.0}, "score_clip is 1.0"),
         ({"while_sampling": True}, {}, "while_sampling is True.*source is 'preference'"),
     ],
@@ -180,15 +180,15 @@ def test_the_feedback_models_rating_may_be_the_reward(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"reward": {"source": "verifier"}}, "no wanted answers"),
+        ({"reward": {"source": "verifier"}}, "there are no wanted answers"),
         ({"reward": {"source": "ai_feedback"}}, "world.ratings is 0"),
         ({"reward": {"source": "preference+callable", "callable": "a.py:b", "weights": (1.0,)}}, "weights has 1 entries"),
-        ({"reward": {"source": "preference+preference"}}, "joined by [+]"),
+        ({"reward": {"source": "preference+preference"}}, "has 'preference' twice"),
         ({"data": {"source": "arithmetic"}}, "stage revise has no data to learn from"),
         ({"data": {"source": "arithmetic"}, "stages": ("pretrain", "ppo")}, "there is no preference model"),
         ({"data": {"source": "prompts_jsonl"}}, "data.train is empty"),
         ({"data": {"source": "prompts_jsonl", "train": "x.jsonl"}, "stages": ("ppo",), "reward": {"source": "verifier"}},
-         "no text to make a tokenizer"),
+         "no text to train a tokenizer"),
     ],
 )  # fmt: skip
 def test_a_reward_that_cannot_be_had_is_refused_before_anything_runs(changes, message):
@@ -212,11 +212,11 @@ def test_other_critics_and_corrections_run_as_a_stage(done, tmp_path, ppo):  # n
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"ppo": {"advantages": "vtrace", "sampler_correction": "mask"}}, "correct for the sampler themselves"),
+        ({"ppo": {"advantages": "vtrace", "sampler_correction": "mask"}}, "already correct for the sampler"),
         (ARITHMETIC | {"mesh": {"tensor": 2}}, "cannot split: use mesh.data"),
         (ARITHMETIC | {"reward": {"source": "verifier", "verifier": "regex_match"}}, "reads a column of patterns"),
-        ({"reward": {"length_free": 3}}, "no token costs anything"),
-        ({"data": {"weights": (1.0,)}}, "leave weights empty"),
+        ({"reward": {"length_free": 3}}, "length_free is 3, which is not read where config.reward.length_coef is 0.0"),
+        ({"data": {"weights": (1.0,)}}, "weights is .*, which is not read where config.data.source is 'world'"),
     ],
 )
 def test_what_would_be_ignored_or_fail_later_is_refused(changes, message):

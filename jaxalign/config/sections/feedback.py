@@ -27,7 +27,7 @@ class Feedback(Section):
     undecided_margin: float = field(0.02, "A label closer to 0.5 than this is undecided.", between(0.0, 0.5))
     undecided: str = field("drop", "Keep an undecided comparison with the label 0.5, or drop it.", one_of("half", "drop"))
     reasoning_temperature: float = field(0.0, "Sampling temperature of the reasoning; 0 is greedy.", at_least(0), _REASONING)
-    max_reasoning_tokens: int = field(160, "Longest reasoning, in tokens.", at_least(1), _REASONING)
+    max_reasoning_tokens: int = field(160, "Longest reasoning, in tokens.", at_least(1))
 
     def check(self, config: WholeConfig, name: str) -> None:
         reading = {"revise", "compare", "online_dpo"}.intersection(config.stages)

@@ -9,13 +9,15 @@ from jaxalign.config.constraints import above, at_least, between, one_of, sum_of
 from jaxalign.config.reading import chosen, unless
 from jaxalign.config.schema import field
 from jaxalign.errors import UserError
-from jaxalign.registry.data_sources import DATA_SOURCES, data_source
+from jaxalign.registry.data_sources import DATA_SOURCES, DataSourceRecord, data_source
 from jaxalign.registry.rewards import REWARDS, RewardSource, reward_records
 
 _SOURCE = chosen("source", REWARDS)
-_NEEDS = {"comparisons": "a preference model, which is trained on comparisons",
-          "answers": "prompts with wanted answers to verify",
-          "feedback": "ratings by the base, which learns them in the embedded world"}
+_MISSING = {
+    "comparisons": "there is no preference model",
+    "answers": "there are no wanted answers to compare with",
+    "feedback": "the base does not learn to rate answers",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,12 +86,13 @@ class Reward(Section):
 
     def _check_data(self, record: RewardSource, config: WholeConfig) -> None:
         """The data source must have the rows and columns that a part of the reward reads."""
-        data, missing = data_source(config), None
         for need in record.needs:
-            if not (need in data.provides or getattr(data, need, None) is True):
-                missing = need
-        if missing:
-            able = [other.name for other in DATA_SOURCES if missing in other.provides or getattr(other, missing, None) is True]
-            raise UserError(f"config.reward.source is {self.source!r}; {record.name} needs {_NEEDS[missing]}, and "
-                            f"config.data.source {config.data.source!r} has none: set data.source to {' or '.join(able)}, or "
-                            "choose another reward")
+            able = [source.name for source in DATA_SOURCES if _has(source, need)]
+            if not _has(data_source(config), need):
+                raise UserError(f"config.reward.source is {self.source!r}; with config.data.source {config.data.source!r} "
+                                f"{_MISSING.get(need, f'there are no {need}')}: set data.source to {' or '.join(able)}, or "
+                                "choose another reward")
+
+
+def _has(source: DataSourceRecord, need: str) -> bool:
+    return need in source.provides or getattr(source, need, None) is True
