@@ -10,7 +10,7 @@ import os
 import pathlib
 
 _DEVICES = "--xla_force_host_platform_device_count=8"
-# Most programs of tests run once or twice: what they compute is the same, and they are there in two thirds of the time.
+# Most test programs run once or twice. These options keep their results and cut compile time by a third.
 _COMPILE_FAST = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
 _CACHE = pathlib.Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "jaxalign-tests"
 

@@ -106,7 +106,7 @@ def randomised(model, seed: int = 0):
 
 @functools.cache
 def adapted(kind: str, scalar: bool = False, **changes):
-    """A tiny model with random adapters of rank 3 and alpha 5 on all its linear layers, but as `changes` say."""
+    """A tiny model with random adapters of rank 3 and alpha 5 on all its linear layers, modified by `changes`."""
     settings = dict(r=3, lora_alpha=5, target_modules="all-linear", task_type="SEQ_CLS" if scalar else "CAUSAL_LM")
     changes = {name: list(value) if isinstance(value, tuple) else value for name, value in changes.items()}
     return randomised(peft.get_peft_model(torch_model(kind, scalar), peft.LoraConfig(**settings | changes)))

@@ -147,7 +147,7 @@ def llama2(folder: Path, template: str = MISTRAL) -> Path:
     parts = [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
     library.decoder = decoders.Sequence(parts)
     texts = [f" {text}".replace(" ", "\u2581").replace("\n", "") for text in TEXTS]
-    library.pre_tokenizer = pre_tokenizers.Split("\u2581", "merged_with_next")  # for training alone
+    library.pre_tokenizer = pre_tokenizers.Split("\u2581", "merged_with_next")  # only for training
     library.train_from_iterator(texts, trainers.BpeTrainer(vocab_size=400, special_tokens=special, show_progress=False))
     whole = json.loads(library.to_str())
     whole["pre_tokenizer"] = None

@@ -14,12 +14,12 @@ from typing import NamedTuple
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 DEVICES = 8
-# Programs of tests run once: what they compute is the same, and they are there sooner.
+# Test programs run once. These options keep their results and shorten compilation.
 _XLA = "--xla_backend_optimization_level=0 --xla_cpu_collective_call_terminate_timeout_seconds=600"
 
 
 class Ended(NamedTuple):
-    """How one process ended: its exit code, what it wrote, and after how many seconds all had ended."""
+    """The end of one process: exit code, output, and the seconds until all processes had ended."""
 
     code: int
     out: str
@@ -65,7 +65,7 @@ def started(
 
 
 def ends(running: Sequence[subprocess.Popen], timeout: float = 400.0) -> list[Ended]:
-    """Waits for all of them."""
+    """Wait for all processes."""
     began = time.monotonic()
     said = [process.communicate(timeout=timeout) for process in running]
     seconds = time.monotonic() - began

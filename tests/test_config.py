@@ -1,4 +1,4 @@
-"""The config: what is accepted, what is refused and in which words, and that nothing is lost on the way."""
+"""The config: accepted and rejected values, error texts, and round trips."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_a_config_cannot_be_changed_once_read():
     ({"pretrian": {}}, "config.pretrian is not a field of config; did you mean pretrain?"),
     ({"sft": {"optimizer": {"learning_rat": 1.0}}},
      "config.sft.optimizer.learning_rat is not a field of optimizer; did you mean learning_rate?"),
-    # Right name, wrong place: the full name is given, from the same section where it has one.
+    # Right name, wrong section: the error gives the full name, preferably from the same section.
     ({"ppo": {"learning_rate": 0.1}},
      "config.ppo.learning_rate is not a field of ppo; did you mean config.ppo.optimizer.learning_rate?"),
     ({"constitution": "x"}, "config.constitution is not a field of config; did you mean config.feedback.constitution?"),

@@ -52,7 +52,7 @@ def workdir(tmp_path_factory):
         manifest = new_manifest(importlib.import_module(f"jaxalign.stages.{name}").STAGE, config, {})
         dataclasses.replace(manifest, status=DONE).write(folder)
         write_json(folder / "summary.json", {"shift": 0.25, "scale": 1.5})
-    # A later run changed what the stages were not made with.
+    # A later run changed fields after the stages had run.
     write_json(workdir / "config.json", to_dict(dataclasses.replace(config, model=dataclasses.replace(config.model, layers=9))))
     return workdir, models
 
@@ -88,7 +88,7 @@ def test_a_reward_model_of_a_run_says_how_its_raw_score_was_used(workdir, tmp_pa
     model = models[stage]
     params = model.init(jax.random.key(list(models).index(stage)))
     theirs = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "hf", dtype=torch.float32).eval()
-    ids = [[1, 20, 21, 22, 2], [1, 7, 7, 2, 0]]  # The second is padded: its score is that of its own last token.
+    ids = [[1, 20, 21, 22, 2], [1, 7, 7, 2, 0]]  # The second is padded; its score is read at its own last token.
     expected = theirs(torch.tensor(ids)).logits.detach().numpy()[:, 0]
     scores = model.scores(params, model.hidden(params, jnp.asarray(ids)))[np.arange(2), np.array([4, 3])]
     np.testing.assert_allclose(scores, expected, rtol=2e-5, atol=2e-5 * np.abs(expected).max())

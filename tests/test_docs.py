@@ -1,4 +1,4 @@
-"""The pages say what the code does: defaults, places, commands, options, papers and links are looked up, not believed."""
+"""The pages match the code: defaults, paths, commands, options, papers and links."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ def test_options_named_in_the_notes_exist():
 
 
 def _exists_here_or_there(page: pathlib.Path, name: str) -> bool:
-    # Another library has sections of these names too: what stands in the first column is its own.
+    # Other libraries also have sections with these names; the first column contains their options.
     first = [next(iter(row.values())) for table in tables(text_of(page)) for row in table]
     theirs = {option for cell in first for option in re.findall(r"`([\w.]+)", cell)}
     if page.name == "coming_from.md" and name in theirs:
@@ -205,6 +205,6 @@ def test_every_relative_link_resolves(page):
 
 
 def _anchors(page: pathlib.Path) -> set[str]:
-    """The headings of a page as GitHub makes anchors of them."""
+    """The headings of a page as GitHub anchors."""
     heads = re.findall(r"^#+ (.*)$", text_of(page), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}

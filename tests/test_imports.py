@@ -1,4 +1,4 @@
-"""The house's import rules: floors, the gold judge's door, and no second deep-learning framework."""
+"""Import rules: layers, access to the gold judge, and no second deep-learning framework."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def run_python(code: str, *arguments: str) -> str:
 
 
 def test_all_other_modules_load_without_the_gold_judge_and_without_another_framework():
-    """The same at run time, and: what the libraries below bring in is counted too."""
+    """The same at run time, including modules that the libraries import."""
     code = """
 import importlib, json, sys
 for name in sys.argv[1:]:
@@ -101,6 +101,6 @@ def test_the_floors_hold():
 
 
 def test_what_a_run_is_told_before_it_computes_does_not_wait_for_jax():
-    """So that a finished run, or a mistake, is told at once."""
+    """So that a finished run or an error is reported quickly."""
     code = "import sys, jaxalign.train; assert not {'jax', 'flax', 'matplotlib'} & set(sys.modules)"
     run_python(code)

@@ -16,7 +16,7 @@ from jaxalign.train import read_arguments
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 LAUNCH = ROOT / "launch"
 FLAGS = ["--config=configs/ppo.py", "--workdir=a folder/of $mine", "--config.mesh.fsdp=4"]
-# Stands for gcloud and srun: it writes the arguments it was given, one a line.
+# Replaces gcloud and srun: writes its arguments, one per line.
 SHOW = "#!/bin/sh\nfor argument in \"$@\"; do printf '%s\\n' \"$argument\"; done\n"
 
 
@@ -27,7 +27,7 @@ def taken(arguments):
 
 
 def ran(tmp_path, command: str, script: str, *arguments: str, python: str = "python3") -> subprocess.CompletedProcess:
-    """What a script gives to `command`, which is not there."""
+    """The arguments that a script passes to a replaced `command`."""
     (tmp_path / command).write_text(SHOW)
     (tmp_path / command).chmod(0o755)
     environment = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}", "PYTHON": python}
@@ -43,7 +43,7 @@ def test_the_pod_script_runs_the_flags_on_every_host(tmp_path, monkeypatch):
     lines = ran(tmp_path, "gcloud", "tpu_pod.sh", "pod", "zone-b", "/my repo", *FLAGS).stdout.splitlines()
     assert lines[:7] == ["compute", "tpus", "tpu-vm", "ssh", "pod", "--zone=zone-b", "--worker=all"]
     remote = lines[7].removeprefix("--command=")
-    # A host's shell makes of it what was meant.
+    # The shell of a host parses it as intended.
     (tmp_path / "python3").write_text(SHOW)
     (tmp_path / "python3").chmod(0o755)
     (tmp_path / "my repo").mkdir()

@@ -1,4 +1,4 @@
-"""The command line in several processes: a run ends as in one process on the same mesh, and mistakes are told at once."""
+"""The command line in several processes: a run ends as in one process on the same mesh, and errors are reported immediately."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CONFIG = {
     "pretrain": {"steps": 4, "batch_rows": 8, "row_length": 32, "checkpoint_every": 2,
                  "optimizer": {"learning_rate": 2e-2, "warmup_steps": 2}},
     "reward": {"source": "callable"},
-    # The KL in the reward would tell equal scores of a group apart by rounding alone, which grpo divides by its own size.
+    # The KL in the reward would distinguish equal scores of a group only by rounding, which grpo then normalises.
     "ppo": {"iterations": 2, "advantages": "grpo", "group_size": 4, "batch": 8, "minibatches": 1, "epochs": 1, "prompts": 8,
             "max_new_tokens": 4, "checkpoint_every": 1, "kl_in": "loss", "kl_estimator": "k3"},
     "evaluate": {"prompts": 8, "batch": 8, "max_new_tokens": 4, "examples": 2},

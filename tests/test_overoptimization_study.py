@@ -1,4 +1,4 @@
-"""benchmarks/overoptimization.py at its smallest: parts, resume, refusals, and what a proxy's choices are worth."""
+"""benchmarks/overoptimization.py at its smallest: parts, resume, errors, and the gold score of a proxy's choices."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_another_study_in_the_folder_and_a_folder_without_a_run_are_refused(ende
 
 
 def test_the_choice_of_the_best_by_hand():
-    # Two prompts, three answers each; the proxy prefers the first, then the last answer of them.
+    # Two prompts, three answers each; the proxy prefers the first answer, then the last.
     rows = study.best_of_n(np.array([[3.0, 2.0, 1.0], [0.0, 1.0, 2.0]]), np.array([[5.0, 0.0, 1.0], [4.0, 2.0, 0.0]]))
     assert [row["n"] for row in rows] == [1, 2, 3]
     proxy = [np.mean([max(chosen) for chosen in itertools.combinations((1, 2, 3), n)]) - 0.5 for n in (1, 2, 3)]

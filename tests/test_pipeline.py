@@ -1,4 +1,4 @@
-"""The pipeline with small stand-in stages: skipping, continuing, refusing, moving aside, locking."""
+"""The pipeline with small fake stages: skipping, resuming, refusing, moving aside, locking."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ def test_a_field_that_no_stage_reads_changes_nothing(stages, tmp_path):
 
 
 def test_a_stage_that_now_reads_another_one_is_out_of_date(stages, tmp_path):
-    """What a stage reads may depend on a field that its own config fields do not hold, such as the stages of the run."""
+    """The inputs of a stage may depend on a field outside its config fields, such as the stages of the run."""
     ppo = stages["ppo"]
     ppo.inputs = lambda config: ("sft",) if "sft" in config.stages else ("pretrain",)
     pipeline.run(config(stages=("pretrain", "ppo")), tmp_path, load=stages.__getitem__)
@@ -201,7 +201,7 @@ def test_a_stage_folder_taken_away_is_made_again_alone(stages, tmp_path):
     for stage in stages.values():
         stage.starts = 0
     pipeline.run(config(), tmp_path, load=stages.__getitem__)
-    # The same config gives the same output, so ppo, which read the old folder, still stands.
+    # The same config gives the same output, so ppo, which read the old folder, remains valid.
     assert starts(stages) == [0, 1, 0]
 
 
@@ -315,7 +315,7 @@ def test_the_end_shows_the_table_and_the_report(tmp_path, capsys):
 
 
 def test_a_field_that_came_later_changes_nothing_at_its_default(tmp_path, stages):
-    """An upgrade adds fields to a section; what was made before them is what their defaults make."""
+    """An upgrade adds fields to a section; earlier results equal those of the default values."""
     two = ("pretrain", "sft")
     pipeline.run(config(stages=two), tmp_path, load=stages.get)
     path = tmp_path / "sft" / "manifest.json"
@@ -335,7 +335,7 @@ def test_a_field_that_came_later_changes_nothing_at_its_default(tmp_path, stages
     ("stop", {"ratio": "stop", "sampler_gap": "stop", "reference_kl": "stop", "micro_batches": "stop"}),
 ])
 def test_the_one_policy_of_older_runs_is_read_as_one_for_each_check(tmp_path, policy, checks):
-    """ppo.on_sampler_gap ruled every check; what was made under it is not made again for its new names."""
+    """ppo.on_sampler_gap once controlled every check; renaming it does not invalidate finished stages."""
     stages = {"ppo": Counting("ppo", ("ppo",))}
     wanted = config(stages=("ppo",), ppo={"checks": checks})
     pipeline.run(wanted, tmp_path, load=stages.get)

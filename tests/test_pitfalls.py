@@ -1,4 +1,4 @@
-"""One named test for each known fault of the systems users pick instead; its docstring says what went wrong there."""
+"""One named test for each known fault of the systems users pick instead; its docstring describes the fault."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_pitfall_05_the_score_sits_on_the_last_response_token():
     lengths, ended = np.array([1, 3, 4, 0]), np.array([True, True, False, False])
     rewards = np.asarray(shape_rewards(np.array([1.0, 2.0, 3.0, 4.0]), np.zeros((4, 4)), 0.1, lengths, ended))
     np.testing.assert_array_equal(rewards, [[1, 0, 0, 0], [0, 0, 2, 0], [0, 0, 0, 3], [0, 0, 0, 0]])
-    # Whether a response ended is told by the sampler, which knows its stop set; no token id is looked at.
+    # The sampler, which knows its stop set, reports whether a response ended; no token id is inspected.
     replaced = shape_rewards(np.array([1.0, 2.0, 3.0, 4.0]), np.zeros((4, 4)), 0.1, lengths, ended, "replace", -1.0)
     np.testing.assert_array_equal(replaced, [[1, 0, 0, 0], [0, 0, 2, 0], [0, 0, 0, -1], [0, 0, 0, 0]])
 
@@ -112,9 +112,9 @@ def test_pitfall_06_masked_tokens_carry_value_through(garbage):
 
 
 def test_pitfall_07_whitening_is_global_on_any_mesh():
-    """Advantages were whitened by each device, or each micro-batch, with statistics of its own."""
+    """Each device or micro-batch whitened advantages with its own statistics."""
     rng = np.random.default_rng(0)
-    # The rows of each device have their own level: local statistics would remove just what is to be learnt.
+    # The rows of each device have a different mean: local statistics would remove the training signal.
     x = rng.normal(size=(8, 5)) + np.arange(8)[:, None]
     mask = rng.integers(0, 2, size=(8, 5)).astype(bool)
     chosen = x[mask]
@@ -185,7 +185,7 @@ def test_pitfall_14_the_logits_of_a_rollout_never_exist_at_once():
 
 
 def test_pitfall_20_the_preference_model_need_not_be_the_policys_twin():
-    """Elsewhere it had to be. Here it has sizes, weights and a head of its own; its scores are plain floats."""
+    """Other systems require that. Here it has its own sizes, weights and head; its scores are plain floats."""
     setup = tiny.setup()
     other = tiny.model(head="scalar", layers=1, embed=32, heads=2, kv_heads=1)
     setup = dataclasses.replace(setup, critic=other)
@@ -201,6 +201,6 @@ def test_pitfall_20_the_preference_model_need_not_be_the_policys_twin():
 
 
 def test_every_pitfall_has_its_named_test():
-    """Those not in this file stand beside the code they are about."""
+    """Tests of the other faults are next to the tests of their code."""
     text = "".join(path.read_text() for path in sorted(pathlib.Path(__file__).parent.rglob("test_*.py")))
     assert {int(number) for number in re.findall(r"def test_pitfall_(\d\d)_", text)} == set(range(1, 22))

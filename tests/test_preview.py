@@ -1,4 +1,4 @@
-"""The preview shows what training encodes, and says what it shows."""
+"""The preview shows the encoding of training, with a description."""
 
 from __future__ import annotations
 

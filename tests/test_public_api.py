@@ -1,4 +1,4 @@
-"""`import jaxalign as ja`: what it has, that it loads nothing before it is used, and that every name is there."""
+"""`import jaxalign as ja`: its names, and that it imports nothing before first use."""
 
 from __future__ import annotations
 

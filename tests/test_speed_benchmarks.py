@@ -1,4 +1,4 @@
-"""The benchmarks of speed at their smallest: each runs, says what it promises, and compares with a peer pair by pair."""
+"""The speed benchmarks at their smallest: each runs, reports its fields, and compares pairs with a peer."""
 
 from __future__ import annotations
 

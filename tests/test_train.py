@@ -33,7 +33,7 @@ class Writing(Stage):
 
 @pytest.fixture
 def stage(monkeypatch):
-    """A stand-in for the pretrain stage."""
+    """A fake pretrain stage."""
     made = Writing()
     monkeypatch.setitem(sys.modules, "jaxalign.stages.pretrain", types.SimpleNamespace(STAGE=made))
     return made
@@ -67,7 +67,7 @@ def config_of(*arguments: str) -> Config:
 
 
 def refusal(capsys, *arguments: str) -> str:
-    """What is said about a mistake; checks that it is one line on stderr, and nothing but that."""
+    """Return the error message; check that it is the only output, one line on stderr."""
     assert train.main(["train", *arguments]) == 2
     captured = capsys.readouterr()
     assert captured.out == "" and captured.err.count("\n") == 1 and "Traceback" not in captured.err
@@ -254,7 +254,7 @@ import signal, sys, time, types
 from jaxalign import train
 from jaxalign.stages.shared.base import Stage
 
-signal.signal(signal.SIGINT, signal.default_int_handler)  # Whoever runs the tests in the background has it ignored.
+signal.signal(signal.SIGINT, signal.default_int_handler)  # Background processes ignore SIGINT by default.
 
 class Waiting(Stage):
     name, config_fields = "pretrain", ()

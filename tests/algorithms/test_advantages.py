@@ -47,14 +47,14 @@ def test_an_episode_end_inside_gives_the_worked_figures():
 
 
 def test_returns_are_the_lambda_returns_of_the_worked_figures():
-    # The value before the first step enters its advantage alone, so any will do.
+    # The value before the first step affects only its own advantage, so any value works.
     values, bootstrap = _row(17, 3, 1, 5, -5), np.array([3.0])
     _, returns = gae(_row(1, 0, -1, 0, 1), values, np.ones((1, 5)), _row(0.5, 0.9, 1, 0.5, 0.8), 0.75, bootstrap)
     np.testing.assert_allclose(returns, _row(1.64605469, 0.7228125, 0.7375, 0.65, 3.4), rtol=1e-5)
 
 
 def _by_definition(rewards, values, mask, gamma, lam, bootstrap):
-    """Equation 16 of the paper on the unmasked steps alone: the sum of the errors ahead, discounted on their way."""
+    """Equation 16 of the paper on unmasked steps only: the discounted sum of future errors."""
     advantages = np.zeros(rewards.shape)
     for b in range(len(rewards)):
         steps = np.flatnonzero(mask[b])
@@ -159,7 +159,7 @@ def test_reinforce_plus_plus_by_hand():
 
 
 def test_the_baseline_of_reinforce_plus_plus_is_that_of_the_scores_before_they_are_shaped():
-    # Without a KL term the score stands alone on the last token: taking the mean off before or here is one and the same.
+    # Without a KL term only the last token has a reward, so subtracting the mean before or after is equivalent.
     scores, lengths = np.array([1.0, 0.0, 0.5, 0.25]), np.array([3, 1, 2, 4])
     position = np.arange(4)[None, :]
     mask, is_last = position < lengths[:, None], position == lengths[:, None] - 1
@@ -170,7 +170,7 @@ def test_the_baseline_of_reinforce_plus_plus_is_that_of_the_scores_before_they_a
 
 
 def _discounted_by_definition(rewards, gamma, bootstrap):
-    """Of the steps of one row: the sum of what is ahead, each discounted by all steps in between."""
+    """Discounted rewards-to-go of the steps of one row."""
     returns = np.zeros(len(rewards))
     for start in range(len(rewards)):
         weight = 1.0
@@ -209,7 +209,7 @@ def _vtrace_by_definition(rewards, values, ratios, gamma, lam, clips, bootstrap)
 
 
 def _by_row(mask, function, *arrays):
-    """`function` of each row's unmasked entries alone, put back in their places."""
+    """Apply `function` to the unmasked entries of each row and scatter the result back."""
     outputs = None
     for b in range(len(mask)):
         chosen = mask[b]

@@ -64,7 +64,7 @@ def test_masked_predictions_change_nothing():
     for got, expected in zip(masked, alone, strict=True):
         np.testing.assert_array_equal(got, expected)
     assert float(_error(prob, label, bins=5, mask=np.zeros(3))) == 0
-    # Nor does what is no probability, known or not while tracing.
+    # Neither do values outside [0, 1], whether traced or concrete.
     for garbage in (999.0, np.inf, np.nan):
         spoilt = np.array([0.2, 0.9, garbage]), np.array([0.0, 1.0, garbage])
         for function in (_bins, reliability_bins):

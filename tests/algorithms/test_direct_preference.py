@@ -94,7 +94,7 @@ def _soft(kind: str, a: float, b: float, beta: float, e: float, label: float) ->
 
 
 def _transport_total(kind: str, case, beta: float, e: float, label, mask) -> float:
-    """The sum over rows, with every quarter of a pair as an atom of its own: sort both sides, and pair them up."""
+    """Sum over rows, with every quarter of a pair as a separate atom: sort both sides and pair them."""
     better, worse = [], []
     for c, r, rc, rr, p, m in zip(*case, label, mask, strict=True):
         orders = (((c - r), (rc - rr)), (-(c - r), -(rc - rr))) if kind == "aot" else ((c - rc, r - rr), (r - rr, c - rc))
@@ -381,7 +381,7 @@ def test_micro_batches_add_up(kind):
     whole, first, second = part(slice(None)), part(slice(0, 3)), part(slice(3, 6))
     np.testing.assert_allclose(np.concatenate([first, second]), whole, rtol=1e-6)
     assert (first.sum() + second.sum()) / mask.sum() == pytest.approx(float(masked_mean(whole, mask)), rel=1e-5)
-    # The baseline of the whole batch is the one that "bco_pair" takes by itself.
+    # "bco_pair" uses the baseline of the whole batch by default.
     np.testing.assert_allclose(part(slice(None), baseline=None), whole, rtol=1e-6)
 
 

@@ -66,7 +66,7 @@ def test_the_gradient_is_the_finite_difference(how):
 
 @functools.partial(jax.jit, static_argnames="how")
 def _gradient(scores, mask, how):
-    """(gradient of the sum, what is summed)."""
+    """Return (gradient of the sum, the summed values)."""
 
     def total(scores):
         combined = combine(scores, how, mask=mask)

@@ -94,7 +94,7 @@ def test_equal_a_loop_under_any_mask(seed, group_size):
 @pytest.mark.parametrize("name", ESTIMATORS)
 @pytest.mark.parametrize("level", [0.0, 0.1, 1 / 3, -7.3, 12345.678])
 def test_equal_scores_give_exactly_zero(name, level):
-    # Jitted and not: what is fused is rounded otherwise.
+    # Jitted and eager: fusion changes rounding.
     for group_size in (3, 7):
         np.testing.assert_array_equal(ESTIMATORS[name](np.full(42, level), group_size), np.zeros(42))
     np.testing.assert_array_equal(PLAIN[name](np.full(6, level), 3), np.zeros(6))

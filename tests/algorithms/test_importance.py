@@ -101,7 +101,7 @@ def test_all_masked_rows_and_overflowing_ratios_are_harmless():
 
 
 def test_effective_sample_share_by_hand():
-    # Weights 1, 3: 16 / (2 * 10). One of four alone: 1/4. Whatever their unit.
+    # Weights 1, 3: 16 / (2 * 10). One of four: 1/4. The scale of the weights does not matter.
     assert float(effective_sample_share(np.array([1.0, 3.0, 77.0]), np.array([1, 1, 0]))) == pytest.approx(0.8)
     assert float(effective_sample_share(np.array([0.0, 1e30, 0, 0]), np.ones(4))) == pytest.approx(0.25)
     assert float(effective_sample_share(np.full((2, 3), 0.7), np.ones((2, 3)))) == pytest.approx(1)

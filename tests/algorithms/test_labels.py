@@ -25,7 +25,7 @@ def test_impossible_options():
 
 
 def test_both_orders_are_averaged():
-    # A judge that takes whatever stands first says .9 of A when A is first, and .1 of A when B is.
+    # A judge that prefers the first answer gives A .9 when A is first and .1 when B is first.
     np.testing.assert_allclose(labels.average_orders(np.array([0.9, 0.8]), np.array([0.1, 0.6])), [0.5, 0.7], rtol=1e-6)
 
 
@@ -49,7 +49,7 @@ def test_undecided_is_symmetric_and_holds_its_edges():
 def test_exchanging_the_responses_mirrors_label_and_decision(seed):
     ab, ba = np.random.default_rng(seed).random((2, 6))
     label = labels.average_orders(ab, ba)
-    # What was P(A) with A first is now P(not A) with the other second.
+    # P(A) with A first becomes P(not A) with the other answer second.
     mirrored = labels.average_orders(1 - ba, 1 - ab)
     np.testing.assert_allclose(mirrored, labels.invert_label(label), atol=1e-6)
     np.testing.assert_allclose(
@@ -81,7 +81,7 @@ def test_a_judge_without_an_answer_has_no_score():
 
 
 def test_numbers_of_a_single_pair_will_do():
-    # The labeller handles pairs one by one, as Python floats.
+    # The labeller processes single pairs as Python floats.
     label = labels.average_orders(0.9, 0.7)
     assert float(labels.invert_label(label)) == pytest.approx(0.2, rel=1e-6)
     assert not bool(labels.is_undecided(label, 0.02))

@@ -1,8 +1,8 @@
-"""One table of every masked function, and what is to hold for each of them.
+"""Properties of every masked function, from one table.
 
-What stands at a masked place, where the padding lies, how much there is, and how the rows are shared out over devices change
-neither value nor gradient; nothing at all gives 0; narrow numbers are widened; gradients are finite differences; a wrong
-shape or dtype is refused while tracing, whichever argument has it.
+Masked values, the position and amount of padding, and the distribution of rows over devices change neither value nor gradient.
+An all-zero mask gives 0. Narrow dtypes are widened. Gradients equal finite differences. A wrong shape or dtype of any argument
+raises while tracing.
 """
 
 from __future__ import annotations
@@ -49,10 +49,9 @@ COUNT = lambda rng, shape: rng.integers(1, 9, shape).astype(float)  # noqa: E731
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """call(arrays by name, mask); learnt: has a gradient; constant: must not have one; rank 1: [B], 2: [B, T].
+    """call(arrays by name, mask); learnt: has a gradient; constant: must have none; rank 1: [B], 2: [B, T].
 
-    trailing: axes that an input has beyond those of the mask. alone: no row depends on another. empty: what an all-zero mask
-    gives.
+    trailing: axes of an input beyond those of the mask. alone: rows are independent. empty: the result of an all-zero mask.
     """
 
     call: Callable[[Mapping[str, Any], Any], Any]
@@ -157,7 +156,7 @@ for _kind in direct_preference.DPO_KINDS:
             *_pair(x), 0.7, x["label"], chosen_lengths=x.get("chosen_lengths"), rejected_lengths=x.get("rejected_lengths"),
             mask=m, **o)[0],
         _PAIR | (_COUNTS if _kind == "ipo_mean" else {}), 1, ("chosen", "rejected"), _HELD,
-        # bco_pair here takes its baseline from the rows at hand.
+        # bco_pair computes its baseline from these rows.
         alone=_kind not in ("aot", "aot_unpaired", "bco_pair"))  # fmt: skip
 _TWO = {"chosen": LOGPROB, "rejected": LOGPROB, "label": SHARE}
 CASES |= {
@@ -233,7 +232,7 @@ CASES |= {
 
 ROWS, TOKENS = 4, 3
 # Of the others the gradients are checked beside their worked figures. The weights of CISPO and the ratio of GSPO are constants
-# to the gradient, as is the baseline that bco_pair takes from the rows at hand.
+# to the gradient, as is the baseline that bco_pair computes from these rows.
 CHECKED_HERE = [
     "effective samples", "explained variance", *("masked_sum", "masked_mean", "masked_variance", "whiten True", "whiten False"),
     *masked.AGGREGATIONS, "mixed_dpo", "sft", "score_statistics", "combine_scores", "remax", "broadcast_to_tokens",
@@ -262,7 +261,7 @@ def padded(case: Case, arrays, garbage: float, rows: slice, places: list[int]) -
 
 
 def nothing(case: Case) -> tuple[dict[str, np.ndarray], np.ndarray]:
-    """NaN alone, of the shape that `padded` gives."""
+    """NaN in the shape that `padded` returns."""
     wide, mask = padded(case, dense(case), np.nan, slice(0, 4), [0, 1, 2])
     return {name: np.full_like(x, np.nan) for name, x in wide.items()}, np.zeros_like(mask)
 

@@ -1,4 +1,4 @@
-"""Masked statistics against published figures, hand calculation and numpy on the selected elements alone."""
+"""Masked statistics against published figures, hand calculation and numpy on the selected elements."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _case(seed: int) -> tuple[np.ndarray, np.ndarray]:
     return x, rng.random(SHAPE) < rng.uniform(0, 1)
 
 
-# What the loops below compute with is the list of the selected numbers, in float64.
+# The loops below use the list of selected numbers in float64.
 @settings(max_examples=30, deadline=None)
 @given(seed=st.integers(0, 2**31))
 def test_statistics_equal_those_of_the_selected_numbers(seed):

@@ -1,8 +1,8 @@
-"""What other implementations give: figures of the tests of rlax, and figures computed with TRL 1.16.0.
+"""Results of other implementations: values from the tests of rlax, and values computed with TRL 1.16.0.
 
 TRL's numbers come from its own loss functions (DPOTrainer, KTOTrainer, GRPOTrainer and RLOOTrainer._compute_loss,
-CPOTrainer.cpo_loss, ORPOTrainer.odds_ratio_loss and the lines of the others that make advantages), in float64, with the
-log-probabilities below in the place of a model's. Where it goes another way than we do by default, the test says so.
+CPOTrainer.cpo_loss, ORPOTrainer.odds_ratio_loss and the advantage code of the others), in float64, with the
+log-probabilities below instead of a model's. Tests state where TRL's default differs from ours.
 """
 
 from __future__ import annotations
@@ -180,7 +180,7 @@ def _clip(x, dual=None):
     return clipped_surrogate(x, OLD, ADVANTAGES, 0.2, 0.28, MASK, dual)[0]
 
 
-# From TRL's loss_type (and importance_sampling_level, beta, delta) to ours: loss per token, aggregation; what it gives.
+# From TRL's loss_type (and importance_sampling_level, beta, delta) to loss per token, aggregation, and TRL's result.
 POLICY = {
     "grpo": (_clip, "sequence_mean_token_mean", 0.069758,
              [[-0.101784, -0.068228, -0.083333], [0, 0.076338, 0], [0.125, 0.227765, 0], [0, 0, 0]]),

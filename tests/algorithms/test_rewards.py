@@ -1,4 +1,4 @@
-"""Scores become rewards: where the score goes, what the missing-eos rules do, and how scores are normalised."""
+"""From scores to rewards: the position of the score, the missing-eos rules, and normalisation."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_score_and_penalty_by_hand():
 )
 def test_missing_eos_rules_by_hand(rule, value, expected):
     rewards = shape_rewards(SCORES, np.zeros((2, 3)), 0.1, LENGTHS, np.array([True, False]), rule, value)
-    # The first response ended, so its score stands under every rule.
+    # The first response ended, so every rule keeps its score.
     np.testing.assert_allclose(rewards, [[0, 0, 0.5], [0, expected, 0]], rtol=1e-6)
 
 

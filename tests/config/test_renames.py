@@ -10,7 +10,7 @@ NEW = ("ratio", "sampler_gap", "reference_kl", "micro_batches")
 
 @pytest.fixture(autouse=True)
 def lines(capsys):
-    """What is printed; a sentence is printed once a process, so the memory of earlier tests is cleared."""
+    """Capture printed sentences. Each is printed once per process, so the memory of earlier tests is cleared."""
     renames.report.cache_clear()
     return lambda: capsys.readouterr().out.splitlines()
 

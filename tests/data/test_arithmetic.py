@@ -1,4 +1,4 @@
-"""Arithmetic with answers: what the problems are, and that none is on both sides."""
+"""Arithmetic with answers: the problems, and that the split has no overlap."""
 
 import pytest
 

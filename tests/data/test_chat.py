@@ -75,7 +75,7 @@ def test_a_prompt_and_its_answer_are_the_dialogue_up_to_the_end_of_the_turn(fold
     assert ids[-1] in tokenizer.special_ids
 
 
-# What the assistant says, by hand: for each family the marked text, with every answer and its end between brackets.
+# Assistant text by hand: for each family the marked text, with every answer and its end in brackets.
 BY_HAND = {
     "chatml": "<|im_start|>user\nWhy?<|im_end|>\n<|im_start|>assistant\n⟦It is 4.<|im_end|>⟧\n<|im_start|>user\n"
               "user<|im_end|>\n<|im_start|>assistant\n⟦user<|im_end|>⟧\n",
@@ -108,7 +108,7 @@ def test_the_mask_of_a_dialogue_of_several_turns_is_right_token_by_token(loaded,
     encoded = tokenizer.encode_template(text)
     assert encoded.ids == ids
     assert mask == [said[start] if start < len(said) else said[-1] for start, _ in encoded.spans]
-    # The parts that are learnt, read back: nothing of the template but the turns' ends.
+    # Decoded trained parts: the only template text is the end of each turn.
     learnt = [i for i, counts in zip(ids, mask, strict=True) if counts]
     assert "".join(tokenizer.piece(i) for i in learnt) == "".join(re.findall("⟦(.*?)⟧", marked, re.DOTALL))
 
@@ -133,7 +133,7 @@ def test_a_template_that_takes_reasoning_out_of_earlier_turns(folders, loaded):
 @pytest.mark.parametrize("name", FAMILIES)
 @pytest.mark.parametrize("place", [0, 1, 2, 3])
 def test_special_tokens_in_a_message_stay_text(loaded, name, place):
-    """Whoever says it: the number of special tokens is that of the same dialogue without them."""
+    """For every role, the number of special tokens is that of the same dialogue without them."""
     tokenizer = loaded[name]
     specials = {tokenizer.piece(i) for i in tokenizer.special_ids}
     texts = ["Why?", "It is 4.", "And?", "the mat."]

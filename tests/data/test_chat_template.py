@@ -1,4 +1,4 @@
-"""A chat template is a stranger's program: what it may do, and what it may not."""
+"""Chat templates are untrusted programs: permitted and forbidden operations."""
 
 from __future__ import annotations
 

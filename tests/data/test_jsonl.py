@@ -1,4 +1,4 @@
-"""JSONL reading: what is a row, what is a broken line, and which mistakes are one clear sentence."""
+"""JSONL reading: rows, broken lines, and errors as one sentence."""
 
 from __future__ import annotations
 

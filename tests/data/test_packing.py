@@ -1,4 +1,4 @@
-"""Packing: every token of every document once, told apart by segment, with its weight."""
+"""Packing: every token of every document occurs once, with its segment and weight."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_nothing_to_pack_is_a_sentence():
 
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=40), st.integers(4, 12))
 def test_every_token_and_weight_is_packed_once(lengths, row_length):
-    """Read back segment by segment, the rows hold the documents, each whole (but for the cut) and next to no other."""
+    """The segments of the rows are the documents, each complete (except truncated ones) and separate from the others."""
     number, documents = 1, []
     for length in lengths:
         ids = list(range(number, number + length))

@@ -138,7 +138,7 @@ def test_unique_prompts_holds_each_dialogue_once_in_order():
 
 
 def test_margins_are_read_only_when_asked(tmp_path):
-    """A row without one has 0; what is no number of at least 0 is listed, and its pair stays: the pairs do not change."""
+    """A row without a margin has 0. Invalid margins are listed, and their pairs are kept: the pairs do not change."""
     margins = [1.5, None, "much", -1, True, 2, [1]]
     rows = [_row([f"q{i}", "good"], [f"q{i}", "bad"]) for i in range(7)]
     rows = [row if margin is None else row | {"margin": margin} for row, margin in zip(rows, margins, strict=True)]

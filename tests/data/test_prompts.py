@@ -1,4 +1,4 @@
-"""Prompts with columns from JSONL: every row is a prompt or is told."""
+"""Prompts with columns from JSONL: every row is a prompt or is reported."""
 
 import json
 

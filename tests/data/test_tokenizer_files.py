@@ -1,4 +1,4 @@
-"""What stands beside a tokenizer, and which of two files counts."""
+"""Files next to a tokenizer, and their precedence."""
 
 from __future__ import annotations
 

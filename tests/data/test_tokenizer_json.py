@@ -59,7 +59,7 @@ def test_text_of_known_characters_comes_back_from_a_unigram_model(loaded):
 @pytest.mark.parametrize("kind", KINDS)
 def test_special_tokens_spelled_out_in_text_are_text(loaded, kind):
     tokenizer = loaded[kind]
-    # Each special token by itself, and two grown together from the parts of one.
+    # Each special token, and two that are joined from the parts of one.
     names = [tokenizer.piece(token) for token in tokenizer.special_ids]
     for name in (*names, *(name[:3] + name + name[3:] for name in names)):
         for text in (name, f"a{name}b {name}", f"\n{name}"):

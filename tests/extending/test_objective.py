@@ -1,4 +1,4 @@
-"""A preference objective of one's own, registered or named by its file, alone and in a sum."""
+"""A preference objective of one's own, registered or named by its file, as the only one and in a sum."""
 
 from __future__ import annotations
 

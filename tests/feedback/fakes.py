@@ -47,7 +47,7 @@ class WordTokenizer:
 
 @dataclasses.dataclass
 class ScriptedSpeaker:
-    """Answers with `script(segments, call)`: a text, or None for an answer cut off. Keeps what it was asked."""
+    """Answers with `script(segments, call)`: a text, or None for an answer cut off. Records its requests."""
 
     script: Any
     calls: list = dataclasses.field(default_factory=list)

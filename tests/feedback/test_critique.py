@@ -1,4 +1,4 @@
-"""Critique and revision: which principle, what is asked, and what becomes of answers that were cut off."""
+"""Critique and revision: the choice of principles, the requests, and truncated answers."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ def shown(segments) -> tuple[str, str]:
 
 
 class Judge(Labeller):
-    """A labeller whose P(first shown) is a function of what it is shown; None does not fit."""
+    """A labeller whose P(first shown) is a function of its prompt; None marks a prompt that is too long."""
 
     def _first_probabilities(self, segments):
         self.asked.extend(segments)
@@ -44,7 +44,7 @@ def judge(opinion, config=PLAIN, script=lambda segments, call: "because"):
 
 
 def fair(segments, sure=0.9, bias=0.0):
-    """Prefers "good" by `sure`, and whatever stands first by `bias` more."""
+    """Prefers "good" by `sure`, and the first answer by `bias` in addition."""
     first, second = shown(segments)
     base = 0.5 if first == second else sure if first == "good" else 1 - sure
     return base + bias
@@ -87,7 +87,7 @@ def test_labels_stay_soft_without_reasoning_and_are_clamped_with_it():
     assert label(judge(fair))[0].label == pytest.approx(0.9)
     out = label(judge(fair, REASONED))
     np.testing.assert_allclose([c.label for c in out], [0.6, 0.4, 0.5], rtol=1e-6)
-    # What is told about the orders stays as it was.
+    # The statistics of the orders stay the same.
     assert out[0].label_ab == pytest.approx(0.9)
     mild = label(judge(lambda segments: fair(segments, 0.55), REASONED))
     np.testing.assert_allclose([c.label for c in mild], [0.55, 0.45, 0.5], rtol=1e-6)
@@ -117,7 +117,7 @@ def test_the_margin_is_measured_before_the_clamp():
 
 
 def test_pitfall_16_reasoning_that_was_cut_off_in_one_order_is_undecided():
-    """It has no verdict to read; the other order alone would bring back the liking for a place."""
+    """It has no verdict, and using only the other order would reintroduce position bias."""
 
     def script(segments, call):
         return None if call == 1 and shown(segments) == ("bad", "good") else "because"
@@ -181,8 +181,8 @@ def test_several_principles_are_averaged():
 
 
 def test_a_row_is_labelled_alike_in_any_chunk():
-    """Principles and global row numbers go by the row; with several principles a pair takes as many rows. That a pair
-    of equal answers is not asked about shifts no other."""
+    """Principles and global row numbers depend on the row; with several principles a pair has that many rows. Skipping a pair
+    of equal answers shifts no other row."""
     config, pairs = dataclasses.replace(REASONED, principles_per_comparison=2), [PAIRS[0], PAIRS[2], PAIRS[1]]
     first, second = judge(fair, config), judge(fair, config)
     whole = label(first, pairs=pairs, first_row=10)

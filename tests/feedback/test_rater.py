@@ -18,7 +18,7 @@ KEY = jax.random.key(0)
 
 
 class DigitTokenizer(WordTokenizer):
-    """Each digit is an id of its own: 1 and 10 begin alike."""
+    """Each digit is a separate id, so 1 is a prefix of 10."""
 
     def encode(self, text):
         return [20 + int(digit) for digit in text] if text.isdigit() else super().encode(text)

@@ -1,4 +1,4 @@
-"""Text in, text out: what the model is given, what counts as its answer, and prompts that do not fit."""
+"""Text in, text out: the model's input, its answer, and prompts that do not fit."""
 
 from __future__ import annotations
 

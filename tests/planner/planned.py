@@ -20,7 +20,7 @@ FSDP16 = ("--config.mesh.fsdp=16", "--config.mesh.tensor=1", "--config.sft.batch
 
 
 def config(*flags: str, file: str = "configs/real_size.py:llama31_8b_v5e16") -> Config:
-    """A config for models of real size, whose files are nowhere; of the 8B model on fsdp 16 unless the flags say else."""
+    """A config for models of real size without files; by default the 8B model on fsdp 16."""
     own = FSDP16 if file.endswith("v5e16") else ()
     values, _, _ = read_values(["plan", f"--config={file}", *own, *flags])
     values.model.path = "nowhere"

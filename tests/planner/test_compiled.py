@@ -1,4 +1,4 @@
-"""What is told of a compiled program: bytes by hand on the CPU, and the real TPU compiler's word where it is installed."""
+"""Figures of compiled programs: bytes by hand on the CPU, and the TPU compiler's figures if it is installed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from jaxalign.planner.topology import parse_topology, topology_devices
 from tests.planner.test_programs import config
 
 needs_libtpu = pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="the TPU compiler is not installed")
-# The cache of compiled programs cannot read what was compiled for devices that are not here.
+# The compilation cache cannot read programs for absent devices.
 pytestmark = pytest.mark.filterwarnings("ignore:Error reading persistent compilation cache")
 KB = 1024
 
@@ -38,7 +38,7 @@ def made(step, *arguments, phase="update", **held) -> Program:
 
 
 def test_bytes_of_one_device_by_hand():
-    """8 devices; the state, 64 KB on each, gives its place to the result; the table is read by no one, but lies there."""
+    """8 devices; the state, 64 KB on each, is donated to the result; the table is unused but resident."""
     state, batch = array(jax.devices(), P("fsdp"), 8, 16 * KB), array(jax.devices(), P(), KB)
     table, unread = array(jax.devices(), P(None, "fsdp"), 2, 8 * KB), array(jax.devices(), P("fsdp"), 8 * KB)
     step = jax.jit(lambda state, batch, unread: state + batch[0], donate_argnums=0)
@@ -112,7 +112,7 @@ def test_a_run_on_cpu_devices_tells_each_program_and_fsdp_shows_in_its_traffic()
 
 
 def test_the_heads_weight_is_gathered_once_however_many_chunks_there_are(monkeypatch):
-    """The compiler's own account showed each of 383 chunks gathering it anew. With adapters it has no gradient either."""
+    """The compiler showed that each of 383 chunks gathered it. With adapters it also has no gradient."""
     monkeypatch.setattr(jaxalign.models.model, "CHUNK_FLOATS", 400)  # a position of one row a device, 16 chunks
     changes = config(stages=["sft"], mesh={"data": 1, "fsdp": 4, "tensor": 1}, lora={"rank": 2},
                      model={"tie_embeddings": False})  # fmt: skip
@@ -159,7 +159,7 @@ def test_a_run_compiles_for_a_topology_of_two_slices():
     sharding = make_sharding(MeshConfig(data=2, fsdp=4, slices=2), topology_devices(topology))
     (found,) = compile_run(changes, policy_model(changes, sharding), usable=topology.usable)
     assert found.fits and {axis for one in found.collectives for axis in one.axes} == {"data", "fsdp"}
-    # The gradients of all weights are summed between the slices, each device its quarter of them; the small are padded.
+    # The gradients of all weights are reduced between slices, a quarter per device; small ones are padded.
     apart = [one for one in found.collectives if one.between_slices]
     own = device_bytes([leaf for leaf in jax.tree.leaves(policy_model(changes, sharding).abstract()) if leaf.ndim > 1])
     assert {one.kind for one in apart} == {"all-reduce"} and sum(one.total for one in apart) >= own

@@ -1,4 +1,4 @@
-"""Whole plans: what fits, what does not, what each change does, and who is refused with which words."""
+"""Whole plans: runs that fit and do not fit, the effect of each change, and the texts of errors."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def test_prices_refused(tmp_path, content, sentence):
 
 
 def test_changes_that_only_together_are_enough_name_each_field_once():
-    """Of several forms of a change the last stands for those before it."""
+    """Of several forms of a change the last represents the earlier ones."""
     ((words, run),) = search.advice(given("v5e:1x1", "--config.lora.rank=0", "--config.lora.base=float32"))
     fields = re.findall(r"(config\.[\w.]+)=", words)
     assert run.fits and len(fields) > 1 and len(fields) == len(set(fields))

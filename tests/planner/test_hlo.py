@@ -189,8 +189,8 @@ ENTRY %main (w.1: bf16[1,8], g.1: f32[64]) -> f32[64] {
 
 
 def test_as_the_tpu_compiler_writes_it():
-    """A gather that is spread over other work stands twice and counts once; an all-reduce of which a part is kept is a
-    reduce-scatter; a loop from 0 to 10 by twos turns 5 times; a permute's start and done are one."""
+    """An asynchronous gather occurs twice and counts once; an all-reduce of which a slice is kept is a reduce-scatter; a loop
+    from 0 to 10 in steps of 2 has 5 iterations; a permute's start and done are one."""
     by_kind = {(one.kind, one.loop): one for one in collectives(parse(TPU), AXES)}
     gather = by_kind["all-gather", 1]
     assert (gather.operand, gather.result, gather.times, gather.certain) == (16, 128, 5, True)
@@ -207,14 +207,14 @@ def test_as_the_tpu_compiler_writes_it():
 
 
 def test_an_instruction_may_take_several_lines():
-    """Kernels have their settings written out, and constants their rows."""
+    """The text contains the settings of kernels and the rows of constants."""
     entry = parse(TPU).entry
     assert entry.root.name == "last" and entry.instructions["kernel"].op_name == "jit(f)/kernel"
     assert entry.instructions["table"].bytes == 16
 
 
 def test_what_runs_on_another_core_is_a_computation_like_others():
-    """A gather that a TPU leaves to its sparse cores, in a thread of its own."""
+    """A gather that a TPU runs on its sparse cores, in a separate thread."""
     module = parse("""HloModule jit_f
 
 %inner (a: f32[8]) -> f32[64] {

@@ -46,7 +46,7 @@ def test_products_by_hand(name):
 @needs_libtpu
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_products_by_hand_as_a_tpus_compiler_writes_them(name):
-    """It makes convolutions of them, over windows with holes where there is a batch."""
+    """The compiler turns them into convolutions, with dilated windows if there is a batch."""
     fn, shapes, expected = PROGRAMS[name]
     (device,) = topology_devices(parse_topology("v5e:1x1"))
     assert counted(fn, shapes, device) == expected

@@ -1,4 +1,4 @@
-"""What a program needs, against hand calculations."""
+"""Memory and work of programs, compared with hand calculations."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_two_parts_of_a_minibatch_hold_two_sets_of_gradients_and_half_the_activa
 def test_chunks_of_the_head_are_as_the_head_cuts_them():
     assert memory.chunk(model(), Rows(1, 512)) == (32, 16)  # 2 ** 22 // 128256 positions
     assert memory.chunk(model(), Rows(64, 512)) == (1, 512)
-    assert memory.chunk(model(fsdp=16), Rows(64, 512)) == (8, 64)  # Each device has its own room.
+    assert memory.chunk(model(fsdp=16), Rows(64, 512)) == (8, 64)  # Capacity is per device.
 
 
 def test_forward_is_two_operations_a_parameter_and_token_with_attention_and_head_beside():
@@ -107,7 +107,7 @@ def test_fsdp_gathers_the_layers_in_each_of_three_passes_and_the_embedding_and_s
 
 
 def test_the_head_is_gathered_once_and_its_gradient_sent_with_all_others():
-    """1024 positions in 32 chunks: what is sent for them beside the step's gradients is the head, in bfloat16."""
+    """1024 positions in 32 chunks: besides the step's gradients they send only the head, in bfloat16."""
     at = model(fsdp=16)
     own = measure(at, "float32")
     with_head, without = (work.update(at, own, task(Rows(16, 1024), n), 1).sent["fsdp"] for n in (1024, 0))

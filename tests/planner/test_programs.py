@@ -147,7 +147,7 @@ def test_what_a_device_holds():
 
 @pytest.mark.parametrize("changes", [{}, {"ppo": {"kl_estimator": "full", "kl_in": "loss"}}])
 def test_a_base_is_passed_to_a_program_once(changes):
-    """Several models stand on it, but what is passed twice counts twice against a device's memory."""
+    """Several models share the base, but an argument passed twice counts twice against a device's memory."""
     for program in programs(lora={"rank": 2}, **changes):
         base = {id(leaf) for leaf in jax.tree.leaves(program.held.get("base", {}))}
         passed = [id(leaf) for leaf in jax.tree.leaves(program.arguments) if id(leaf) in base]
@@ -166,7 +166,7 @@ def test_what_is_offloaded_lies_there_only_while_it_is_read():
              if p.stage == "ppo"}  # fmt: skip
     trained = {"policy", "critic"}
     assert set(found["sampling"].held) == trained | {"policy for sampling"}
-    assert set(found["scoring"].held) == trained  # the reference is an argument of its own
+    assert set(found["scoring"].held) == trained  # the reference is a separate argument
     assert set(found["update"].held) == trained | {"policy optimizer", "critic optimizer"}
 
 

@@ -1,4 +1,4 @@
-"""Topologies by name: what is understood, what is refused and with which words; devices where the TPU compiler is installed."""
+"""Topologies by name: valid names, errors and their texts; devices if the TPU compiler is installed."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ def test_a_failing_callable_is_retried_and_recovers():
 
     def reward(prompts, responses):
         calls.append(list(responses))
-        # What it does to its arguments is gone with the next call.
+        # Changes to its arguments do not persist to the next call.
         responses.clear()
         if len(calls) < 3:
             raise OSError(f"try {len(calls)}")
@@ -197,7 +197,7 @@ def test_callables_are_found_in_modules_and_files(tmp_path, monkeypatch):
     np.testing.assert_array_equal(_call(reward)[0], [2, 2, 2])
     monkeypatch.chdir(tmp_path)
     assert load_callable("my_reward.py:reward")([], ["x"]) == [2.0]
-    # A changed file is read anew.
+    # A changed file is read again.
     file.write_text("reward = lambda prompts, responses: [0.0]\n")
     assert load_callable("my_reward.py:reward")([], ["x"]) == [0.0]
 

@@ -84,7 +84,7 @@ _RUN = {
 
 
 def test_pitfall_20_a_reward_model_may_have_its_own_tokenizer(tmp_path):
-    """Elsewhere it had to read the policy's ids. Here its tokenizer knows none of them."""
+    """Other systems pass the policy's ids to it. Here its tokenizer knows none of them."""
     folder = _classifier(tmp_path / "judge")
     reward = {"source": "model+verifier", "model": str(folder), "model_shift": 0.25, "model_scale": 2.0}
     pipeline.run(from_config_dict(_RUN | {"reward": reward}), tmp_path / "run")

@@ -1,4 +1,4 @@
-"""The learnt reward: what is normalised, what is clipped, and what padding rows do."""
+"""The learnt reward: normalisation, clipping, and padding rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A made-up work directory, complete or in part, laid out as docs/data_formats.md says."""
+"""A generated work directory, complete or partial, in the layout of docs/data_formats.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plots: where the marks stand, what is read aloud, and that nothing in them can break out of the drawing."""
+"""Plots: positions of marks, text for screen readers, and escaping."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_ticks_are_short(value, expected):
 def test_scale_maps_ends_and_holds_values_inside():
     scale = Scale(0, 10, 100, 0)
     assert [scale(0), scale(5), scale(10), scale(99)] == [100, 50, 0, 0]
-    assert Scale(2, 2, 0, 1)(2) == pytest.approx(0.5)  # a flat curve stands in the middle
+    assert Scale(2, 2, 0, 1)(2) == pytest.approx(0.5)  # a flat curve is centred
 
 
 def test_long_curves_are_means_of_bins_and_skip_what_is_not_finite():

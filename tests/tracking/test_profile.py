@@ -1,4 +1,4 @@
-"""Which steps are traced, and where the traces lie."""
+"""Which steps are traced, and the location of the traces."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from jaxalign.config.selectors import traced_steps
 from jaxalign.errors import UserError
 from jaxalign.tracking.profile import Profiler
 
-# In a process of its own: JAX's profiler also asks a TPU's library that another test has loaded, and crashes without a TPU.
+# In a separate process: JAX's profiler also queries a TPU library that another test loaded, and crashes without a TPU.
 _STEPS = """
 import pathlib, sys
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""Progress: plain lines where output is no terminal, a bar where it is."""
+"""Progress: a bar on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The report: what it shows equals the files, whatever is missing is explained, and nothing hostile gets through."""
+"""The report: its numbers equal the files, missing parts are explained, and hostile text is escaped."""
 
 from __future__ import annotations
 

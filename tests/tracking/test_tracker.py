@@ -13,7 +13,7 @@ from jaxalign.tracking.tracker import Tracker, Trackers, make_trackers
 
 
 class Keeps:
-    """Keeps what it receives; raises in the methods, and at the steps, named in `fails`."""
+    """Records its calls; raises in the methods, and at the steps, named in `fails`."""
 
     def __init__(self, *fails):
         self.fails, self.config, self.steps, self.status = fails, None, [], None
