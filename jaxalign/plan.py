@@ -14,6 +14,7 @@ from typing import Any
 from jaxalign import train
 from jaxalign.config import Config, from_config_dict
 from jaxalign.errors import UserError, tell
+from jaxalign.registry.data_sources import DATA_SOURCES
 
 _USAGE = """usage: python -m jaxalign.plan --config=FILE --topology=NAME [--config.FIELD=VALUE ...]
 
@@ -58,7 +59,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def read_config(argv: Sequence[str], shape: str) -> Config:
     """The checked config. Files that a plan does not read may be left open: the data's, and with `shape` the model's."""
     values, _, _ = train.read_values(argv)
-    values.data.train = values.data.train or "not read by a plan"
+    if isinstance(values.data.source, str) and DATA_SOURCES.get(values.data.source, "config.data.source").rows:
+        values.data.train = values.data.train or "not read by a plan"
     if shape:
         values.model.source, values.model.path = "huggingface", values.model.path or shape
     return from_config_dict(values)
