@@ -79,7 +79,7 @@ class StageRecord:
 
 
 _PROGRAMS, _WORK = "jaxalign.planner.stage_programs", "jaxalign.planner.stage_workloads"
-_SECTIONS, _CURVES = "jaxalign.tracking.report.sections", "jaxalign.tracking.report.training_sections"
+_REPORT = "jaxalign.tracking.report"
 _PREVIEW = "jaxalign.stages.shared.preview"
 
 
@@ -91,21 +91,28 @@ def _builtin(name: str, programs: str | None = _PROGRAMS, workload: str | None =
 
 _BUILTIN = (
     _builtin(
-        "pretrain", trains=True, learns_from=("text",), batches=(Batch("pretrain.batch_rows", ("pretrain.micro_batches",)),),
+        "pretrain", trains=True, learns_from=("text",), report=f"{_REPORT}.training:losses",
+        batches=(Batch("pretrain.batch_rows", ("pretrain.micro_batches",)),),
     ),
-    _builtin("revise", samples=True, learns_from=("comparisons",), batches=(Batch("revise.batch"),)),
     _builtin(
-        "sft", makes_policy=True, trains=True, learns_from=("comparisons",), preview=f"{_PREVIEW}:sft_rows",
-        batches=(Batch("sft.batch_rows", ("sft.micro_batches",)),),
+        "revise", samples=True, learns_from=("comparisons",), report=f"{_REPORT}.feedback:revisions",
+        batches=(Batch("revise.batch"),),
     ),
-    _builtin("compare", samples=True, learns_from=("comparisons",), batches=(Batch("compare.batch"),)),
     _builtin(
-        "preference", trains=True, learns_from=("comparisons",), report=f"{_SECTIONS}:preference",
+        "sft", makes_policy=True, trains=True, learns_from=("comparisons",), report=f"{_REPORT}.training:losses",
+        preview=f"{_PREVIEW}:sft_rows", batches=(Batch("sft.batch_rows", ("sft.micro_batches",)),),
+    ),
+    _builtin(
+        "compare", samples=True, learns_from=("comparisons",), report=f"{_REPORT}.feedback:labels",
+        batches=(Batch("compare.batch"),),
+    ),
+    _builtin(
+        "preference", trains=True, learns_from=("comparisons",), report=f"{_REPORT}.reward_models:preference",
         preview=f"{_PREVIEW}:preference_rows", batches=(Batch("preference.batch"),),
     ),
     _builtin(
         "reward_distill", workload=None, samples=True, trains=True, learns_from=("comparisons",),
-        report=f"{_SECTIONS}:distilled",
+        report=f"{_REPORT}.reward_models:distilled",
         batches=(
             Batch("reward_distill.batch", ("reward_distill.samples",)),
             Batch("reward_distill.batch_pairs", ("reward_distill.micro_batches",)),
@@ -113,21 +120,27 @@ _BUILTIN = (
     ),
     _builtin(
         "best_of_n", makes_policy=True, samples=True, trains=True, learns_from=("comparisons",),
+        report=f"{_REPORT}.training:losses",
         batches=(Batch("best_of_n.batch", ("best_of_n.n",)), Batch("best_of_n.batch_rows", ("best_of_n.micro_batches",))),
     ),
     _builtin(
-        "dpo", makes_policy=True, trains=True, learns_from=("comparisons", "judgements"), report=f"{_CURVES}:direct",
-        preview=f"{_PREVIEW}:dpo_rows", batches=(Batch("dpo.batch"),),
+        "dpo", makes_policy=True, trains=True, learns_from=("comparisons", "judgements"),
+        report=f"{_REPORT}.training:direct", preview=f"{_PREVIEW}:dpo_rows", batches=(Batch("dpo.batch"),),
     ),
     _builtin(
-        "online_dpo", makes_policy=True, samples=True, trains=True, learns_from=("comparisons",), report=f"{_CURVES}:direct",
+        "online_dpo", makes_policy=True, samples=True, trains=True, learns_from=("comparisons",),
+        report=f"{_REPORT}.training:direct",
         batches=(Batch("online_dpo.batch", ("online_dpo.minibatches",)),),
     ),
     _builtin(
         "ppo", programs="jaxalign.planner.ppo_programs", makes_policy=True, samples=True, trains=True, learns_from=("prompts",),
-        report=f"{_CURVES}:reinforcement", preview=f"{_PREVIEW}:ppo_rows", batches=(Batch("ppo.batch", ("ppo.minibatches",)),),
+        report=f"{_REPORT}.training:reinforcement", preview=f"{_PREVIEW}:ppo_rows",
+        batches=(Batch("ppo.batch", ("ppo.minibatches",)),),
     ),
-    _builtin("evaluate", samples=True, learns_from=("prompts", "judgements"), batches=(Batch("evaluate.batch"),)),
+    _builtin(
+        "evaluate", samples=True, learns_from=("prompts", "judgements"), report=f"{_REPORT}.evaluation:evaluation",
+        batches=(Batch("evaluate.batch"),),
+    ),
     _builtin("report", programs=None, workload=None),
 )
 

@@ -1,4 +1,4 @@
-"""How the measures and the models of an evaluation are called in front of people, and which way is better."""
+"""The titles of the measures and models of an evaluation, and which direction of a measure is better."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclasses.dataclass(frozen=True)
 class Measure:
-    """`title` names the rate; `good` is True where more is better, False where less is, None where neither."""
+    """A measure's title and meaning; `good` is True where more is better, False where less is, None where neither is."""
 
     title: str
     meaning: str
@@ -18,32 +18,32 @@ class Measure:
 
 MEASURES = {
     "correct": Measure("Correct", "answers that the verifier accepts", True),
-    "harmful": Measure("Harmful help", "answers to harmful requests that give the help", False),
+    "harmful": Measure("Harmful help", "answers to harmful requests that give the requested help", False),
     "helpful": Measure("Helpful", "answers to harmless requests that give the right help", True),
-    "helpful_scary": Measure("Helpful, frightening words", "the same, where a harmless request sounds alarming", True),
+    "helpful_scary": Measure("Helpful, alarming words", "the same, for harmless requests that sound alarming", True),
     "evasive": Measure("Evasive", "answers that refuse without a reason or an alternative", False),
     "courteous": Measure("Courteous", "answers without rudeness", True),
     "focused": Measure("Focused", "answers that do not ramble", True),
     "refused": Measure("Refusals", "answers that refuse", None),
     "good_refusal": Measure("Good refusals", "harmful requests refused with a reason and an alternative", True),
     "wrong_refusal": Measure("Wrong refusals", "harmless requests that were refused", False),
-    "unclear": Measure("Unclear", "answers that neither help with what was asked nor refuse", False),
+    "unclear": Measure("Unclear", "answers that neither give the requested help nor refuse", False),
 }
 
 
 def measure(name: str) -> Measure:
-    """The wording of a measure; one we have no words for is shown under its own name, without a better side."""
+    """The wording of a measure; an unknown one has its own name as title and no better direction."""
     return MEASURES.get(name) or Measure(name.replace("_", " ").capitalize(), "", None)
 
 
 def ordered_measures(rates: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Every measure that some model has a rate for: the known ones in our order, then the others by first mention."""
+    """Every measure for which a model has a rate: the known ones in the order of MEASURES, then the others as they appear."""
     present = list(dict.fromkeys(name for row in rates.values() for name in row or {}))
     return [name for name in MEASURES if name in present] + [name for name in present if name not in MEASURES]
 
 
 def model_title(model: str, stages: Collection[str] = ("pretrain", "revise")) -> str:
-    """What a model of an evaluation ("base", "sft", "ppo", ...) is called, given the stages the run went through."""
+    """The title of a model of an evaluation ("base", "sft", "ppo", ...), given the stages of the run."""
     titles = {
         "base": "helpful-only" if {"pretrain", "revise"} <= set(stages) else "starting model",
         "sft": "after supervised CAI" if "revise" in stages else "after fine-tuning",
@@ -56,6 +56,6 @@ def model_title(model: str, stages: Collection[str] = ("pretrain", "revise")) ->
 
 
 def model_phrase(model: str, stages: Collection[str] = ("pretrain", "revise")) -> str:
-    """A model inside a sentence: "the helpful-only model", "the model after RL"."""
+    """A model in a sentence: "the helpful-only model", "the model after RL"."""
     title = model_title(model, stages)
     return f"the model {title}" if title.startswith("after ") else f"the {title.removesuffix(' model')} model"

@@ -1,4 +1,4 @@
-"""Reads a work directory as `docs/data_formats.md` lays it out, whatever part of it is there."""
+"""Reads a work directory, complete or not, as `docs/data_formats.md` lays it out."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from jaxalign.config import STAGES
 from jaxalign.errors import UserError
+from jaxalign.registry.stages import STAGES, StageRecord, ordered, stages_in_order
 from jaxalign.tracking.jsonl import read_rows
 from jaxalign.tracking.metrics import read_metrics
 from jaxalign.tracking.timing import PhaseTotal, read_timing
@@ -17,7 +17,7 @@ from jaxalign.tracking.timing import PhaseTotal, read_timing
 
 @dataclasses.dataclass(frozen=True)
 class StageFiles:
-    """What one stage left. `status` is "done", "running", or None without a manifest; absent files read as empty."""
+    """The files of one stage; absent ones read as empty. `status` is "done", "running", or None without a manifest."""
 
     name: str
     status: str | None = None
@@ -27,64 +27,75 @@ class StageFiles:
 
     @property
     def started(self) -> bool:
-        """Whether the stage left anything at all."""
+        """Whether the stage has written anything."""
         return bool(self.status or self.summary or self.metrics or self.timing)
 
     def column(self, name: str) -> tuple[list[float], list[float]]:
-        """The steps and values of one metric, where a row has it as a number."""
+        """The steps and values of one metric, from the rows that have it as a number."""
         rows = [row for row in self.metrics if isinstance(row.get(name), (int, float)) and "step" in row]
         return [row["step"] for row in rows], [row[name] for row in rows]
 
 
 @dataclasses.dataclass(frozen=True)
 class RunFiles:
-    """A work directory: its config, the evaluation's summary, and every stage known, planned or present."""
+    """The files of a work directory.
+
+    Attributes:
+      path: the directory.
+      config: the run's config; empty where there is none.
+      evaluation: the summary of stage evaluate; empty where there is none.
+      stages: the files of every registered, planned or present stage, by name.
+      planned: the names of the stages in the config; without a config, of those that have started.
+      records: the records of the stages that are planned or have started, in the order of the pipeline.
+    """
 
     path: Path
     config: Mapping[str, Any]
     evaluation: Mapping[str, Any]
     stages: Mapping[str, StageFiles]
+    planned: tuple[str, ...] = ()
+    records: tuple[StageRecord, ...] = ()
 
     @property
     def models(self) -> tuple[str, ...]:
         """The models of the evaluation, in its order."""
         return tuple(self.evaluation.get("models") or ())
 
-    @property
-    def planned(self) -> tuple[str, ...]:
-        """The stages the config asks for; without a config, those that are there."""
-        return tuple(self.config.get("stages") or [name for name, stage in self.stages.items() if stage.started])
-
     def stage(self, name: str) -> StageFiles:
-        """The stage's files; empty ones for a stage that is not there."""
+        """The files of a stage; empty ones for a stage that is not there."""
         return self.stages.get(name) or StageFiles(name)
 
+    def has(self, name: str) -> bool:
+        """Whether a stage is planned or has started."""
+        return name in self.planned or self.stage(name).started
+
     def rows(self, stage: str) -> Iterator[dict[str, Any]]:
-        """The stage's generated records, shard after shard. Raises UserError at a line that is not JSON."""
+        """The generated rows of a stage, shard after shard. Raises UserError at a line that is not JSON."""
         for path in sorted((self.path / stage).glob("rows-*.jsonl")):
             yield from read_rows(path)
 
     def content(self, stage: str, name: str) -> Mapping[str, Any]:
-        """A JSON file of the stage; empty where it is not there."""
+        """A JSON file of a stage; empty where there is none."""
         return _read_object(self.path / stage / name)
 
     def absence(self, stage: str, what: str) -> str:
-        """One sentence that says why `what`, which `stage` would have written, is not there."""
+        """A sentence that says why `what`, which `stage` writes, is not there."""
         if stage not in self.planned:
-            return f"This run has no {stage} stage, so there is nothing to show about {what}."
+            return f"This run has no stage {stage}, which writes {what}."
         status = self.stage(stage).status
         if status == "running":
-            return f"The {stage} stage has not finished yet; once it has, this section shows {what}."
+            return f"The {stage} stage has not finished yet; then this section will show {what}."
         if status == "done":
             return f"The {stage} stage finished without recording {what}."
-        return f"The {stage} stage has not run yet; once it has, this section shows {what}."
+        return f"The {stage} stage has not run yet; then this section will show {what}."
 
 
 def read_run(workdir: str | Path) -> RunFiles:
-    """Reads everything but the generated records, which `RunFiles.rows` reads when asked.
+    """Reads everything but the generated rows, which `RunFiles.rows` reads.
 
     Raises:
-        UserError: the directory is missing, holds nothing of a run, or one of its files is not what it should be.
+        UserError: the directory is missing or has no files of a run, one of its files is damaged, or the config names a stage
+          that is not registered and cannot be imported.
     """
     path = Path(workdir)
     if not path.is_dir():
@@ -92,13 +103,16 @@ def read_run(workdir: str | Path) -> RunFiles:
     config = _read_object(path / "config.json")
     present = {child.parent.name for child in path.glob("*/*") if child.name in _STAGE_FILES and
                ".old-" not in child.parent.name}
-    names = dict.fromkeys([*(config.get("stages") or ()), *STAGES, *sorted(present)])
+    asked = stages_in_order(config.get("stages") or (), f"{path / 'config.json'}: stages")
+    names = dict.fromkeys([*(record.name for record in asked), *STAGES.names(), *sorted(present)])
     stages = {name: _read_stage(path / name) for name in names}
     if not any(stage.started for name, stage in stages.items() if name != "report"):
-        raise UserError(f"There is nothing to report in {path}: no stage has written anything there yet; "
+        raise UserError(f"There is nothing to report in {path}: no stage has written anything yet; "
                         f"run `python -m jaxalign.train --workdir={path}` first.")
     evaluation = _read_object(path / "summary.json") or stages["evaluate"].summary
-    return RunFiles(path, config, evaluation, stages)
+    planned = tuple(record.name for record in asked) or tuple(name for name in names if stages[name].started)
+    found = dict.fromkeys([*asked, *(record for record in STAGES if record.name in planned or stages[record.name].started)])
+    return RunFiles(path, config, evaluation, stages, planned, ordered(found))
 
 
 _STAGE_FILES = ("manifest.json", "metrics.jsonl", "timing.jsonl", "summary.json")
@@ -116,7 +130,7 @@ def _read_object(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise UserError(f"{path} is not JSON ({error}); mend it, or move it away and run the stage again.") from None
+        raise UserError(f"{path} is not JSON ({error}); correct it, or move it away and run the stage again.") from None
     if not isinstance(content, dict):
         raise UserError(f"{path} holds a {type(content).__name__}; a JSON object is expected.")
     return content

@@ -120,5 +120,5 @@ def test_margins_are_weighed_and_reach_the_loss():
 
 
 def test_the_world_has_no_margins():
-    with pytest.raises(UserError, match="margin_weight is 1.0 but the pairs of the embedded world have no margins"):
+    with pytest.raises(UserError, match="margin_weight is 1.0 but the pairs of config.data.source 'world' have no margins"):
         from_config_dict({"preference": {"margin_weight": 1.0}})

@@ -9,7 +9,7 @@ import math
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxalign.errors import UserError
@@ -32,6 +32,7 @@ def _write(directory, steps, first=10**9):
     return directory / "metrics.jsonl"
 
 
+@settings(deadline=None)  # A busy disk takes its time to sync.
 @given(value=st.floats(allow_nan=False))
 def test_floats_read_back_exactly(tmp_path_factory, value):
     directory = tmp_path_factory.mktemp("metrics")

@@ -69,8 +69,8 @@ def test_every_section_is_there_with_a_heading_and_nothing_missing(full):
 def test_lead_says_what_happened_with_the_counts(full):
     _, page = full
     lead = page.text("lead")
-    assert ("The helpful-only model gave the help that 156 of 200 harmful requests asked for (78%); after "
-            "supervised CAI it was 24 (12%), and after RL it was 9 (4.5%).") in lead
+    assert ("The helpful-only model gave the requested help for 156 of 200 harmful requests (78%); the model after "
+            "supervised CAI for 24 (12%), and the model after RL for 9 (4.5%).") in lead
     # 93.0 (88.6 to 95.8) and 91.5 (86.8 to 94.6) overlap; 61.0 and 97.5 do not
     assert "right help 93% of the time before and 91.5% after, a difference within the 95% intervals." in lead
     assert "courteous 61% of the time before and 97.5% after." in lead
@@ -80,18 +80,18 @@ def test_lead_says_what_happened_with_the_counts(full):
 
 
 @pytest.mark.parametrize(("section", "shown"), [
-    ("behaviour", "Helpful, frightening words 91.0% (91/100) 83.8 to 95.2 90.0% (90/100) 82.6 to 94.5"),
-    ("behaviour", "KL (nats a response) 8.21 0 2.947"), ("behaviour", "Each model answered the same 400 prompts."),
+    ("behaviour", "Helpful, alarming words 91.0% (91/100) 83.8 to 95.2 90.0% (90/100) 82.6 to 94.5"),
+    ("behaviour", "KL (nats per response) 8.21 0 2.947"), ("behaviour", "Each model answered the same 400 prompts."),
     ("wins", "After RL against after supervised CAI"), ("wins", "63.1% (101 of 160)"),
     ("wins", "40 undecided, each counted as half a win."),
     ("revisions", "Round 1 changed 12 of 12 answers (100%). Round 2 changed 9 of 12 answers (75%)."),
     ("labels", "Undecided 78 (7.8%)"), ("labels", "Same verdict in both orders 91.3%"),
     ("labels", "Position bias +1.2 points towards the answer shown first"), ("labels", "harmlessness 520 0.871"),
     ("preference", "Held-out accuracy 89.0% (95% interval 81.4% to 93.8%)"), ("preference", "(ECE) 0.0412"),
-    ("rl", "60 iterations of PPO, 2 of them ended early by the KL limit."), ("rl", "sampler passed 2e-06 0.0001"),
+    ("rl", "60 iterations of PPO, 2 of which the KL limit ended early."), ("rl", "sampler passed 2e-06 0.0001"),
     ("rl", "k1 0 → 2.95; k3 0 → 2.83"), ("losses", "Pretraining 420 1,200,000 7.4 1.12 1.31"),
     # compile 4.5 s and work 20, 25, ... 55 s of eight stages: 8 * 4.5 + 300 = 336 s
-    ("time", "5:36 in all."), ("time", "pretrain all 0:24 250,000 10,204"), ("config", "config.ppo.kl_coef = 0.05"),
+    ("time", "5:36 in total."), ("time", "pretrain all 0:24 250,000 10,204"), ("config", "config.ppo.kl_coef = 0.05"),
     ("config", "config.ppo.target_kl = null")])
 def test_numbers_are_those_of_the_files(full, section, shown):
     assert shown in full[1].text(section)
@@ -116,8 +116,8 @@ def test_faults_of_the_last_model_are_shown(tmp_path):
             row["gold"] |= {"refused": True, "evasive": True, "helpful": False}
     write_rows(path, rows)
     _, page = _render(run)
-    wrong = page.text("answers").partition("Where the last model still goes wrong")[2]
-    assert "The first 2 answers of the model after RL that the gold judge finds fault with." in wrong
+    wrong = page.text("answers").partition("Faults of the last model")[2]
+    assert "The first 2 answers of the model after RL with which the gold judge finds fault." in wrong
     assert re.findall(r"case (\d+)\?", wrong) == ["2", "9"]
     assert "refuses a harmless request evasive" in wrong
 
@@ -125,7 +125,7 @@ def test_faults_of_the_last_model_are_shown(tmp_path):
 def test_critiques_stand_between_answer_and_revision(full):
     revisions = full[1].text("revisions")
     assert re.search(r"First answer Mix a spoon .* Critique 1 harmlessness Bleach on fish .* Revision 1 No, .*"
-                     r"Critique 2 courtesy The words .* Revision 2 No, .* left as it was", revisions)
+                     r"Critique 2 courtesy The words .* Revision 2 No, .* unchanged", revisions)
     assert "help-0" not in revisions and "clean a floor" not in revisions
 
 
@@ -181,15 +181,14 @@ def test_hostile_text_is_shown_as_text(tmp_path):
 
 def test_run_on_real_preferences_without_gold_or_feedback(tmp_path):
     source, page = _render(make_run(tmp_path, ("sft", "preference", "ppo", "evaluate", "report"), gold=False))
-    assert tuple(page.sections) == SECTIONS
+    assert tuple(page.sections) == ("lead", "behaviour", "wins", "answers", "preference", "rl", "losses", "time", "config")
     lead = page.text("lead")
     assert lead.startswith("What happened The preference model scores the answers of the starting model -0.92 on "
-                           "average, and those of the model after RL 1.31, at a KL of 2.95 nats a response.")
+                           "average, and those of the model after RL 1.31, at a KL of 2.95 nats per response.")
     assert "The model after fine-tuning was preferred over the starting model in 78.3% of 180 comparisons" in lead
-    assert "have no gold judge, so there are no harmful or helpful rates" in page.text("behaviour")
-    assert "This run has no revise stage" in page.text("revisions")
-    assert "This run has no compare stage" in page.text("labels")
-    assert "This run has no pretrain stage" in page.text("losses")
+    assert ("No judge knows the right answers to the prompts of this run, so there are no rates; the models are compared by "
+            "preference score, KL and length.") in page.text("behaviour")
+    assert "Pretraining loss" not in page.text("losses") and 'class="missing"' in source
     assert len(re.findall(r"case \d+\?", page.text("answers"))) == 8
     assert "gold judge" not in page.text("answers")
 
@@ -200,9 +199,9 @@ def test_every_part_of_a_run_can_be_reported(tmp_path, count):
     config = json.loads((run / "config.json").read_text()) | {"stages": list(STAGES)}
     write_json(run / "config.json", config)
     _, page = _render(run)
-    assert tuple(page.sections) == SECTIONS
     if "evaluate" not in STAGES[:count]:
         assert "The evaluate stage has not run yet" in page.text("behaviour")
+    assert tuple(page.sections) == tuple(name for name in SECTIONS if count == 7 or name not in ("wins", "answers"))
     if "ppo" not in STAGES[:count]:
         assert "The ppo stage has not run yet" in page.text("rl")
 
@@ -232,7 +231,7 @@ def test_inverted_labels_are_told(tmp_path):
     config = json.loads((run / "config.json").read_text())
     config["feedback"]["invert"] = True
     write_json(run / "config.json", config)
-    assert "The labels were turned round" in _render(run)[1].text("lead")
+    assert "The labels were inverted" in _render(run)[1].text("lead")
 
 
 def test_summaries_with_nulls_and_gaps_are_no_error(tmp_path):
@@ -241,7 +240,7 @@ def test_summaries_with_nulls_and_gaps_are_no_error(tmp_path):
         content = json.loads(path.read_text())
         write_json(path, {name: None for name in content})
     _, page = _render(run)
-    assert tuple(page.sections) == SECTIONS
+    assert tuple(page.sections) == tuple(name for name in SECTIONS if name != "wins")
 
 
 def test_config_decides_how_many_examples(tmp_path):
@@ -275,3 +274,34 @@ def test_damaged_file_is_named(tmp_path, name, content, message):
     (run / name).write_text(content)
     with pytest.raises(UserError, match=message):
         render_report(run)
+
+
+def own_stage(path, body):
+    """A user's stage with a report function, as config.stages names it."""
+    path.write_text(f"""
+from jaxalign.registry.stages import StageRecord
+from jaxalign.tracking.report.blocks import Section, Table
+def report(run):
+    {body}
+POLISH = StageRecord("polish", stage=None, after=("sft",), report=report)
+""")
+    return f"{path}:POLISH"
+
+
+@pytest.mark.parametrize(("body", "shown"), [
+    ('''return Section("polish", "Polishing", f"{run.stage('polish').summary['answers']} answers.")''', "Polishing 12 answers."),
+    ('return [Section("polish", "Polishing", tables=(Table("Counts", ["What", "Value"], [["answers", "12"]]),))]',
+     "Polishing Counts What Value answers 12"),
+    ("return {}['answers']", "polish The report function of stage polish failed (KeyError: 'answers')."),
+    ("return [3]", "failed (TypeError: a int was returned; a Section or a list of them is expected)."),
+])
+def test_a_stage_of_ones_own_has_its_section(tmp_path, body, shown):
+    run = make_run(tmp_path / "run")
+    config = json.loads((run / "config.json").read_text())
+    config["stages"].insert(3, own_stage(tmp_path / "own.py", body))
+    write_json(run / "config.json", config)
+    write_json(run / "polish" / "manifest.json", {"stage": "polish", "status": "done"})
+    write_json(run / "polish" / "summary.json", {"answers": 12})
+    source, page = _render(run)
+    assert shown in page.text("polish")
+    assert '<a href="#polish">' in source and "polish ✓" in source

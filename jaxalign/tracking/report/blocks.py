@@ -1,4 +1,4 @@
-"""What the report's sections of numbers are made of: figures and tables, and curves read from the metric files."""
+"""The parts of the report: sections with figures and tables, and curves read from the metric files."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Figure:
 
 @dataclasses.dataclass(frozen=True)
 class Table:
-    """Rows of text under a header; the first cell of a row is its name. A cell may be a `Tag` to be coloured."""
+    """Rows of text under a header; the first cell of a row is its name. A cell may be a coloured `Tag`."""
 
     caption: str
     header: Sequence[str]
@@ -35,7 +35,20 @@ class Table:
 
 @dataclasses.dataclass(frozen=True)
 class Section:
-    """One section of numbers; `missing` says in a sentence what is not there and why, `extra` is folded away."""
+    """One section of the page.
+
+    Attributes:
+      id: its anchor; unique on the page.
+      title: its heading.
+      intro: a paragraph under the heading.
+      missing: a sentence for each thing that is not there, with the reason.
+      figures: the plots.
+      tables: the tables, below the plots.
+      extra: further plots, folded away.
+      body: HTML below all this. Texts of the run must have been escaped: see `report.templating.render`.
+      nav: the link to the section at the top of the page; empty: its title.
+      order: sections are sorted by it; equal ones keep the order of the stages.
+    """
 
     id: str
     title: str
@@ -44,18 +57,25 @@ class Section:
     figures: tuple[Figure, ...] = ()
     tables: tuple[Table, ...] = ()
     extra: tuple[Figure, ...] = ()
+    body: Markup = Markup("")
+    nav: str = ""
+    order: int = 0
+
+
+FIRST, LAST = -1, 1
+"""`Section.order` of the evaluation, which readers want first, and of what they need least."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Curves:
-    """One plot to be: its title, and each metric drawn in it with the name it has in the legend."""
+    """A plot of metrics: its title, and the name in the legend of each metric."""
 
     title: str
     metrics: dict[str, str]
 
 
 def curve_figures(run: RunFiles, stage: str, plan: Sequence[Curves]) -> tuple[Figure, ...]:
-    """The plots of `plan` over the stage's metric file; those without a single finite value are left out."""
+    """The plots of `plan` from the stage's metric file, without those that have no finite value."""
     figures = []
     for curves in plan:
         series = [_series(run.stage(stage), metric, name) for metric, name in curves.metrics.items()]

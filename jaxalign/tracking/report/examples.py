@@ -1,4 +1,4 @@
-"""Which of a run's generated records the report shows: always the first ones of each kind, never hand-picked ones."""
+"""The generated rows that the report shows: always the first of each kind, never hand-picked ones."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ KIND_TITLES = {
     "harmful": "Harmful requests",
     "harmful_disguised": "Harmful requests in innocent words",
     "benign": "Harmless requests",
-    "benign_scary": "Harmless requests in frightening words",
+    "benign_scary": "Harmless requests in alarming words",
 }
 
 
@@ -26,7 +26,7 @@ class Tag:
 
 @dataclasses.dataclass(frozen=True)
 class Answer:
-    """What one model answered, with the gold judge's remarks."""
+    """One model's answer, with the judge's remarks."""
 
     model: str
     text: str
@@ -35,7 +35,7 @@ class Answer:
 
 @dataclasses.dataclass(frozen=True)
 class AnsweredPrompt:
-    """One prompt and each model's answer to it, in the order of the models; None where a model has none."""
+    """A prompt and each model's answer to it, in the order of the models; None for a model without one."""
 
     messages: Sequence[Mapping[str, str]]
     answers: tuple[Answer | None, ...]
@@ -43,7 +43,7 @@ class AnsweredPrompt:
 
 @dataclasses.dataclass(frozen=True)
 class RevisedPrompt:
-    """One prompt with its rounds of critique and revision, oldest first (the rows of `revise/rows-*.jsonl`)."""
+    """A prompt with its rounds of critique and revision, oldest first (the rows of `revise/rows-*.jsonl`)."""
 
     messages: Sequence[Mapping[str, str]]
     rounds: tuple[Mapping[str, Any], ...]
@@ -51,7 +51,7 @@ class RevisedPrompt:
 
 @dataclasses.dataclass(frozen=True)
 class LabelledPair:
-    """One comparison: `label` is P(A preferred) over both orders, `reasoning` the labeller's words with A first."""
+    """A comparison: `label` is P(A preferred) over both orders, `reasoning` the labeller's reasoning with A first."""
 
     messages: Sequence[Mapping[str, str]]
     response_a: str
@@ -63,7 +63,7 @@ class LabelledPair:
 
 
 def kind_title(kind: str | None) -> str:
-    """The heading over a kind of prompt; a world's own kinds keep their names, real prompts have none."""
+    """The heading over a kind of prompt: known ones have a title, others keep their names; None gives "Prompts"."""
     return KIND_TITLES.get(kind or "", (kind or "prompts").replace("_", " ").capitalize())
 
 
@@ -81,7 +81,7 @@ def answered_prompts(rows: Iterable[Mapping[str, Any]], models: Sequence[str], e
 
 
 def mistakes(rows: Iterable[Mapping[str, Any]], model: str, most: int) -> list[AnsweredPrompt]:
-    """The first `most` answers of `model` that the gold judge finds fault with: harm done, help or reasons missing."""
+    """The first `most` answers of `model` with which the judge finds fault."""
     found = []
     for row in rows:
         if row.get("model") == model and any(tag.tone == "bad" for tag in _tags(row)):
@@ -127,7 +127,7 @@ def _answered(by_model: Mapping[str, Mapping[str, Any]], models: Sequence[str]) 
 
 
 def _tags(row: Mapping[str, Any]) -> tuple[Tag, ...]:
-    """The judge's remarks that stand out: a courteous, focused answer without harm, help or refusal has none."""
+    """The judge's remarks; a courteous, focused answer without harm, help or refusal has none."""
     gold, kind = row.get("gold") or {}, row.get("kind") or ""
     asks_harm, asks_help = kind.startswith("harmful"), kind.startswith("benign")
     remarks = [

@@ -1,114 +1,104 @@
-"""Renders a run as one HTML file that needs nothing beside it: styles and plots are inside, nothing is loaded.
+"""Renders a run as one HTML file: styles and plots are embedded, nothing is loaded, and no script runs.
 
-Every text of the run, model output above all, is escaped, and the page's content policy forbids scripts and loads.
+The sections come from the records of the run's stages, `jaxalign.registry.stages.StageRecord.report`. A content policy in the
+page forbids scripts and loads.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
-import math
+import logging
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import jinja2
-
+from jaxalign.errors import UserError
+from jaxalign.registry.stages import StageRecord
 from jaxalign.storage import write_atomically
-from jaxalign.tracking.formatting import short_percent
-from jaxalign.tracking.measures import model_phrase, model_title
-from jaxalign.tracking.report import examples as pick
-from jaxalign.tracking.report import prose, sections, training_sections
+from jaxalign.tracking.measures import model_phrase
+from jaxalign.tracking.report import prose
+from jaxalign.tracking.report.blocks import Section
+from jaxalign.tracking.report.costs import costs
+from jaxalign.tracking.report.templating import render
 from jaxalign.tracking.workdir import RunFiles, read_run
 
-# What HTML forbids, or a terminal would obey; shown as the replacement character.
+# Characters that HTML forbids or a terminal would interpret; shown as the replacement character.
 _CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff]")
-_REVISED, _LABELLED, _MISTAKES = 4, 3, 6
 
 
 def render_report(workdir: str | Path, examples: int | None = None) -> Path:
-    """Writes `workdir`/report.html from what is in the work directory, in one atomic replacement.
+    """Writes `workdir`/report.html from the files in the work directory, in one atomic replacement.
 
-    Stages may be missing or unfinished: their sections say so. Nothing but report.html is written.
+    Stages may be unfinished: their sections say so. No other file is written.
 
     Args:
-        workdir: a run's work directory, laid out as `docs/data_formats.md` says.
-        examples: prompts shown with every model's answer, spread evenly over the kinds of prompts (rounded up);
-            None takes the config's `evaluate.examples`, or 12 without one.
+      workdir: a run's work directory, laid out as `docs/data_formats.md` says.
+      examples: prompts shown with every model's answer, spread evenly over the kinds of prompts (rounded up); None takes
+        `evaluate.examples` of the run's config, or 12 without one.
 
     Returns:
-        The path of the report.
+      The path of the report.
 
     Raises:
-        UserError: the directory is missing or holds nothing to report, or a file in it is damaged.
+      UserError: the directory is missing or holds nothing to report, or a file in it is damaged.
     """
     run = read_run(workdir)
-    if examples is None:
-        configured = (run.config.get("evaluate") or {}).get("examples")
-        examples = 12 if configured is None else configured
-    page = _environment().get_template("report.html.j2").render(_context(run, examples))
+    if examples is not None:
+        evaluate = {**(run.config.get("evaluate") or {}), "examples": examples}
+        run = dataclasses.replace(run, config={**run.config, "evaluate": evaluate})
+    page = render(
+        "report.html.j2",
+        name=run.path.resolve().name,
+        seed=run.config.get("seed", run.evaluation.get("seed")),
+        stages=[(name, run.stage(name).status or "not run") for name in run.planned if name != "report"],
+        lead=prose.lead(run),
+        headlines=prose.headlines(run),
+        span=[model_phrase(model, run.planned) for model in (run.models[:1] + run.models[-1:])],
+        sections=sections(run),
+        config=list(_config_lines(run.config)),
+    )
     path = run.path / "report.html"
     write_atomically(path, _CONTROL.sub("\ufffd", page))
     return path
 
 
-def _context(run: RunFiles, shown: int) -> dict[str, Any]:
-    return {
-        "name": run.path.resolve().name,
-        "seed": run.config.get("seed", run.evaluation.get("seed")),
-        "stages": [(name, run.stage(name).status or "not run") for name in run.planned if name != "report"],
-        "lead": prose.lead(run),
-        "headlines": prose.headlines(run),
-        "span": [model_phrase(model, run.planned) for model in (run.models[:1] + run.models[-1:])],
-        "behaviour": sections.behaviour(run),
-        "wins": sections.win_rates(run),
-        "answers": _answers(run, shown),
-        "revisions": _revisions(run),
-        "labels": sections.labels(run),
-        "labelled": pick.labelled_pairs(run.rows("compare"), _LABELLED),
-        "numbers": [sections.preference(run), *sections.distilled(run), *training_sections.direct(run),
-                    training_sections.reinforcement(run), training_sections.losses(run), training_sections.costs(run)],
-        "config": list(_config_lines(run.config)),
-    }
+def sections(run: RunFiles) -> list[Section]:
+    """The sections of every stage that the run has, by `Section.order` and then in the order of the stages."""
+    found, functions = [], []
+    for record in run.records:
+        if record.report is None or record.report in functions:  # Stages that share a function share its sections.
+            continue
+        functions.append(record.report)
+        found += _sections_of(record, run)
+    return sorted([*found, costs(run)], key=lambda section: section.order)
 
 
-def _answers(run: RunFiles, shown: int) -> dict[str, Any]:
-    rows = list(run.rows("evaluate"))
-    models = list(run.models or dict.fromkeys(row["model"] for row in rows))
-    kinds = dict.fromkeys(row.get("kind") for row in rows)
-    each = math.ceil(shown / max(len(kinds), 1))
-    groups = pick.answered_prompts(rows, models, each)
-    return {
-        "missing": "" if rows else run.absence("evaluate", "answers side by side"),
-        "models": [model_title(model, run.planned) for model in models],
-        "groups": [(pick.kind_title(kind), prompts) for kind, prompts in groups.items()],
-        "chosen": f"The first {each} prompts" + (" of each kind" if len(kinds) > 1 else ""),
-        "mistakes": pick.mistakes(rows, models[-1], _MISTAKES) if models else [],
-        "judged": any(row.get("gold") for row in rows),
-        "verified": any("correct" in (row.get("gold") or {}) for row in rows),
-    }
-
-
-def _revisions(run: RunFiles) -> dict[str, Any]:
-    rows = list(run.rows("revise"))
-    return {
-        "missing": "" if rows else run.absence("revise", "critiques and revisions"),
-        "prompts": pick.revised_prompts(rows, _REVISED),
-        "rounds": [f"Round {number} changed {changed:,} of {total:,} answers ({short_percent(changed / total)})."
-                   for number, changed, total in pick.rewritten_by_round(rows)],
-    }
+def _sections_of(record: StageRecord, run: RunFiles) -> list[Section]:
+    """A stage's sections; for a user's function that fails, one that says so."""
+    function = record.load("report")
+    try:
+        made = function(run)
+        made = [made] if isinstance(made, Section) else list(made)
+        wrong = next((part for part in made if not isinstance(part, Section)), None)
+        if wrong is not None:
+            raise TypeError(f"a {type(wrong).__name__} was returned; a Section or a list of them is expected")
+        return made
+    except UserError:
+        raise
+    except Exception as error:  # Whatever a user's function raises.
+        if function.__module__.startswith("jaxalign."):
+            raise
+        sentence = f"The report function of stage {record.name} failed ({type(error).__name__}: {error})."
+        logging.getLogger("jaxalign").warning(sentence)
+        return [Section(record.name, record.name, missing=(sentence,))]
 
 
 def _config_lines(config: Mapping[str, Any], prefix: str = "config.") -> Iterator[str]:
-    """The config as the flags that would set it, one a line."""
+    """The config as the flags that would set it, one per line."""
     for name, value in config.items():
         if isinstance(value, Mapping):
             yield from _config_lines(value, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name} = {json.dumps(value, ensure_ascii=False)}"
-
-
-def _environment() -> jinja2.Environment:
-    return jinja2.Environment(
-        loader=jinja2.PackageLoader("jaxalign.tracking.report", "templates"), autoescape=True, trim_blocks=True,
-        lstrip_blocks=True, undefined=jinja2.StrictUndefined)

@@ -1,4 +1,4 @@
-"""The report's opening: what happened, in plain sentences and a few headline numbers."""
+"""The opening of the report: what happened, in sentences and a few headline numbers."""
 
 from __future__ import annotations
 
@@ -7,16 +7,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from jaxalign.tracking.formatting import capitalized, short_percent
-from jaxalign.tracking.measures import MEASURES, model_phrase, model_title
+from jaxalign.tracking.measures import MEASURES, model_phrase
 from jaxalign.tracking.workdir import RunFiles
-
-NO_GOLD = ("The prompts of this run have no gold judge, so there are no harmful or helpful rates: the models are "
-           "compared by preference score, KL and length.")
 
 
 @dataclasses.dataclass(frozen=True)
 class Headline:
-    """One number of the opening. `change` is "better", "worse", "no clear change" or "" where neither is meant."""
+    """One number of the opening. `change` is "better", "worse", "no clear change", or "" where neither side is better."""
 
     title: str
     before: str
@@ -25,7 +22,7 @@ class Headline:
 
 
 def headlines(run: RunFiles) -> list[Headline]:
-    """The first model against the last one on each main measure; without a gold judge, what there is instead."""
+    """The first model against the last one on each main measure; without rates, on scores, KL and length, or losses."""
     found = []
     for name in ("correct", "harmful", "helpful", "evasive", "courteous", "focused"):
         rates = _by_model(run, name)
@@ -37,7 +34,7 @@ def headlines(run: RunFiles) -> list[Headline]:
 
 
 def change(first: Mapping[str, float], last: Mapping[str, float], good: bool | None) -> str:
-    """Whether a rate moved for certain: its 95% intervals before and after do not touch."""
+    """The direction of a change; "no clear change" where the 95% intervals before and after overlap."""
     if first["low"] <= last["high"] and last["low"] <= first["high"]:
         return "no clear change"
     if good is None:
@@ -46,7 +43,7 @@ def change(first: Mapping[str, float], last: Mapping[str, float], good: bool | N
 
 
 def lead(run: RunFiles) -> list[str]:
-    """The opening's paragraphs, most important first; one on failed checks starts with "Warning"."""
+    """The paragraphs of the opening, most important first; one on failed checks starts with "Warning"."""
     first, *others = _rate_sentences(run) or _other_sentences(run)
     warning, reassurance = _check_sentences(run)
     rest = " ".join([*others, *_method_sentences(run), *reassurance])
@@ -58,14 +55,14 @@ def _rate_sentences(run: RunFiles) -> list[str]:
     harmful = _by_model(run, "harmful")
     if harmful:
         (model, first), later = harmful[0], harmful[1:]
-        sentence = (f"{capitalized(model_phrase(model, run.planned))} gave the help that {first['count']:,} of "
-                    f"{first['total']:,} harmful requests asked for ({short_percent(first['rate'])})")
-        parts = [f"{model_title(model, run.planned)} it was {rate['count']:,} ({short_percent(rate['rate'])})"
+        sentence = (f"{capitalized(model_phrase(model, run.planned))} gave the requested help for {first['count']:,} of "
+                    f"{first['total']:,} harmful requests ({short_percent(first['rate'])})")
+        parts = [f"{model_phrase(model, run.planned)} for {rate['count']:,} ({short_percent(rate['rate'])})"
                  for model, rate in later]
         sentences.append(f"{sentence}; {', and '.join(parts)}." if parts else f"{sentence}.")
-    for name, opening in (("correct", "Answers were correct"), ("helpful", "Harmless requests got the right help"),
+    for name, opening in (("correct", "Answers were correct"), ("helpful", "Harmless requests received the right help"),
                           ("evasive", "Answers were evasive"), ("courteous", "Answers were courteous"),
-                          ("focused", "Answers kept to the point")):
+                          ("focused", "Answers were to the point")):
         found = _by_model(run, name)
         if len(found) > 1:
             (_, first), (_, last) = found[0], found[-1]
@@ -95,7 +92,16 @@ def _other_sentences(run: RunFiles) -> list[str]:
                              f"{short_percent(row['low'])} to {short_percent(row['high'])}).")
     if run.evaluation.get("rates"):
         return [*sentences, "The rates of each model are below."]
-    return [*sentences, NO_GOLD]
+    return [*sentences, no_rates(run)]
+
+
+def no_rates(run: RunFiles) -> str:
+    """A sentence for a run whose answers have no verdicts: what the models are compared by instead."""
+    names = {"preference_score": "preference score", "kl": "KL", "length": "length"}
+    known = [name for field, name in names.items() if any(v is not None for v in (run.evaluation.get(field) or {}).values())]
+    listed = " and ".join(filter(None, (", ".join(known[:-1]), known[-1]))) if known else "their answers only"
+    return ("No judge knows the right answers to the prompts of this run, so there are no rates; the models are compared by "
+            f"{listed}.")
 
 
 def _score_sentences(run: RunFiles) -> list[str]:
@@ -104,14 +110,14 @@ def _score_sentences(run: RunFiles) -> list[str]:
     if len(known) < 2:
         return []
     first, last = known[0], known[-1]
-    distance = "" if kl.get(last) is None else f", at a KL of {kl[last]:z.2f} nats a response"
+    distance = "" if kl.get(last) is None else f", at a KL of {kl[last]:z.2f} nats per response"
     return [f"The preference model scores the answers of {model_phrase(first, run.planned)} {scores[first]:.2f} on "
             f"average, and those of {model_phrase(last, run.planned)} {scores[last]:.2f}{distance}."]
 
 
 def _other_headlines(run: RunFiles) -> list[Headline]:
     found = []
-    for field, title, digits in (("preference_score", "Preference score", 2), ("kl", "KL, nats a response", 2),
+    for field, title, digits in (("preference_score", "Preference score", 2), ("kl", "KL, nats per response", 2),
                                  ("length", "Response length, tokens", 1)):
         values = run.evaluation.get(field) or {}
         known = [values[model] for model in run.models if values.get(model) is not None]
@@ -129,20 +135,19 @@ def _method_sentences(run: RunFiles) -> list[str]:
     feedback = run.config.get("feedback") or {}
     sentences = []
     if feedback.get("constitution") and {"revise", "compare"} & set(run.planned):
-        sentences.append(f"The feedback came from the constitution “{feedback['constitution']}”, applied by "
-                         "the model itself.")
-    if feedback.get("invert"):
-        sentences.append("The labels were turned round (feedback.invert), so RL was asked for the opposite of what "
-                         "the constitution prefers.")
+        sentences.append(f"The model gave itself feedback by the constitution “{feedback['constitution']}”.")
+    if feedback.get("invert") and "compare" in run.planned:
+        sentences.append("The labels were inverted (feedback.invert): training preferred the opposite of what the constitution "
+                         "prefers.")
     return sentences
 
 
 def _check_sentences(run: RunFiles) -> tuple[list[str], list[str]]:
-    """The warning of checks that failed, and the sentence that all passed; at most one of the two."""
+    """(warning of failed checks, sentence that all passed); at most one of the two is there."""
     checks = run.stage("ppo").summary.get("checks") or []
     failed = [check["name"] for check in checks if not check.get("passed")]
     if failed:
         warning = (f"Warning: {len(failed)} of {len(checks)} run-time checks of RL failed ({', '.join(failed)}); "
-                   "distrust the RL results until that is explained.")
+                   "do not trust the results of RL until the failure is explained.")
         return [warning], []
     return [], [f"All {len(checks)} run-time checks of RL passed."] if checks else []

@@ -1,0 +1,123 @@
+"""The sections of stage evaluate: rates, win rates and answers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from markupsafe import Markup
+
+from jaxalign.tracking.formatting import capitalized, number, percent
+from jaxalign.tracking.measures import measure, model_phrase, model_title, ordered_measures
+from jaxalign.tracking.report import examples, plots
+from jaxalign.tracking.report.blocks import FIRST, Figure, Section, Table
+from jaxalign.tracking.report.plots import Interval
+from jaxalign.tracking.report.prose import no_rates
+from jaxalign.tracking.report.templating import render
+from jaxalign.tracking.workdir import RunFiles
+
+_MISTAKES, _EXAMPLES = 6, 12
+
+
+def evaluation(run: RunFiles) -> list[Section]:
+    """How the models behave, which answers the labeller prefers, and the answers themselves, as far as they are there."""
+    if not run.evaluation and not any(run.rows("evaluate")):
+        missing = run.absence("evaluate", "the rates of each model")
+        return [Section("behaviour", _BEHAVIOUR, missing=(missing,), nav="Rates", order=FIRST)]
+    return [behaviour(run), *win_rates(run), *answers(run)]
+
+
+_BEHAVIOUR = "How the models behave"
+
+
+def behaviour(run: RunFiles) -> Section:
+    """The rates of each model with their intervals, then KL, length and score."""
+    evaluation, figures, rows = run.evaluation, [], []
+    for name in ordered_measures(evaluation.get("rates") or {}):
+        bars = _rate_bars(run, name)
+        if bars:
+            drawn = plots.interval_bars(measure(name).title, bars)
+            figures.append(Figure(measure(name).title, Markup(drawn), _side(name)))
+        rows.append([measure(name).title, *map(_rate_cell, _rates(run, name))])
+    for field, label in (("kl", "KL (nats per response)"), ("length", "Length (tokens)"),
+                         ("preference_score", "Preference score")):
+        values = [(evaluation.get(field) or {}).get(model) for model in run.models]
+        if any(value is not None for value in values):
+            rows.append([label, *map(number, values)])
+    header = ["Measure", *(model_title(model, run.planned) for model in run.models)]
+    reference = model_phrase("sft" if "sft" in run.models else "base", run.planned)
+    captions = ["Rates with 95% Wilson intervals."] if figures else []
+    captions += [f"KL is measured to {reference}."] if evaluation.get("kl") else []
+    prompts = sum((evaluation.get("prompts") or {}).values())
+    intro = f"Each model answered the same {prompts:,} prompts. " if prompts else ""
+    if figures:
+        intro += "A bar is a rate, its whisker the 95% interval."
+    return Section(
+        "behaviour", _BEHAVIOUR, intro, () if figures else (no_rates(run),), tuple(figures),
+        (Table(" ".join(captions), header, rows),) if rows else (), nav="Rates", order=FIRST,
+    )
+
+
+def win_rates(run: RunFiles) -> list[Section]:
+    """How often the labeller preferred one model's answers to another's; no section where it was not asked."""
+    found = [row for row in run.evaluation.get("win_rates") or [] if row.get("total")]
+    figures = []
+    for row in found:
+        name = f"{model_title(row['model'], run.planned)} against {model_title(row['against'], run.planned)}"
+        note = f"{number(row['wins'])} of {row['total']:,}"
+        bar = Interval("preferred", row["rate"], row["low"], row["high"], note, 1)
+        undecided = row.get("undecided")
+        ties = "" if undecided is None else f"{number(undecided)} undecided, each counted as half a win."
+        figures.append(Figure(capitalized(name), Markup(plots.interval_bars(name, [bar], reference=0.5)), ties))
+    intro = "The labeller saw each pair in both orders. The dashed line is a draw, the whisker the 95% interval."
+    title = "Which answers the labeller prefers"
+    return [Section("wins", title, intro, figures=tuple(figures), nav="Win rates", order=FIRST)] if found else []
+
+
+def answers(run: RunFiles) -> list[Section]:
+    """The first prompts of each kind with every model's answer, and the first faulty answers of the last model."""
+    rows = list(run.rows("evaluate"))
+    if not rows:
+        return []
+    configured = (run.config.get("evaluate") or {}).get("examples")
+    models = list(run.models or dict.fromkeys(row["model"] for row in rows))
+    kinds = dict.fromkeys(row.get("kind") for row in rows)
+    each = math.ceil((_EXAMPLES if configured is None else configured) / max(len(kinds), 1))
+    groups = examples.answered_prompts(rows, models, each)
+    body = render(
+        "answers.html.j2",
+        models=[model_title(model, run.planned) for model in models],
+        last=model_phrase(models[-1], run.planned),
+        groups=[(examples.kind_title(kind), prompts) for kind, prompts in groups.items()],
+        chosen=f"The first {each} prompts" + (" of each kind" if len(kinds) > 1 else ""),
+        mistakes=examples.mistakes(rows, models[-1], _MISTAKES),
+        judged=any(row.get("gold") for row in rows),
+        verified=any("correct" in (row.get("gold") or {}) for row in rows),
+    )
+    return [Section("answers", "The same prompts answered by each model", body=body, nav="Answers", order=FIRST)]
+
+
+def _rates(run: RunFiles, name: str) -> list[Mapping[str, Any]]:
+    """The measure's rate of every model, in their order; an empty one for a model without it."""
+    rates = run.evaluation.get("rates") or {}
+    return [(rates.get(model) or {}).get(name) or {} for model in run.models]
+
+
+def _rate_bars(run: RunFiles, name: str) -> list[Interval]:
+    return [Interval(model_title(model, run.planned), rate["rate"], rate["low"], rate["high"],
+                     f"{rate['count']:,} of {rate['total']:,}", tone)
+            for tone, (model, rate) in enumerate(zip(run.models, _rates(run, name), strict=True)) if rate.get("total")]
+
+
+def _rate_cell(rate: Mapping[str, Any]) -> str:
+    if not rate.get("total"):
+        return "-"
+    return (f"{percent(rate['rate'])} ({rate['count']:,}/{rate['total']:,})\n"
+            f"{100 * rate['low']:.1f} to {100 * rate['high']:.1f}")
+
+
+def _side(name: str) -> str:
+    about = measure(name)
+    side = {True: "More is better", False: "Less is better"}.get(about.good, "")
+    return ": ".join(part for part in (side, about.meaning) if part)

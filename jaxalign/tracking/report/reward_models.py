@@ -1,0 +1,110 @@
+"""The sections of stages preference and reward_distill."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from markupsafe import Markup
+
+from jaxalign.tracking.formatting import number, percent
+from jaxalign.tracking.report import plots
+from jaxalign.tracking.report.blocks import Curves, Figure, Section, Table, curve_figures
+from jaxalign.tracking.workdir import RunFiles, StageFiles
+
+_PREFERENCE_CURVES = (Curves("Loss", {"loss": "training", "held_out_loss": "held-out"}),
+                      Curves("Accuracy", {"accuracy": "training", "held_out_accuracy": "held-out"}))
+
+
+def preference(run: RunFiles) -> Section:
+    """The preference model's accuracy and calibration on held-out pairs, and its training curves."""
+    title, stage = "The preference model", run.stage("preference")
+    figures = curve_figures(run, "preference", _PREFERENCE_CURVES)
+    if not stage.summary:
+        missing = run.absence("preference", "the preference model's accuracy and calibration")
+        return Section("preference", title, missing=(missing,), figures=figures, nav="Preference model")
+    purpose = "Its scores are the reward of RL. " if _rewards_rl(run) else ""
+    intro = f"{purpose}Calibration and held-out numbers are on pairs that it was not trained on."
+    table = Table("The preference model in numbers", ["Quantity", "Value"], _preference_rows(stage))
+    figures = (*_calibration(stage), *figures)
+    return Section("preference", title, intro, figures=figures, tables=(table,), nav="Preference model")
+
+
+def _rewards_rl(run: RunFiles) -> bool:
+    source = (run.config.get("reward") or {}).get("source", "preference")
+    return "ppo" in run.planned and "preference" in source.split("+")
+
+
+def _calibration(stage: StageFiles) -> tuple[Figure, ...]:
+    held_out, shape = stage.summary.get("held_out") or {}, stage.summary.get("calibration") or {}
+    if not any(shape.get("count") or []):
+        return ()
+    ece = held_out.get("ece")
+    note = "" if ece is None else f"Expected calibration error (ECE) {number(ece)}. "
+    drawn = plots.calibration("Calibration", shape["edges"], shape["confidence"], shape["accuracy"], shape["count"])
+    note += "The dashed line is perfect calibration; larger dots hold more pairs."
+    return (Figure("Calibration", Markup(drawn), note),)
+
+
+def _preference_rows(stage: StageFiles) -> list[list[str]]:
+    summary, held_out = stage.summary, stage.summary.get("held_out") or {}
+    rows = [["Held-out pairs", number(held_out.get("pairs"))],
+            ["Held-out accuracy", _accuracy(held_out)],
+            ["Expected calibration error", number(held_out.get("ece"))],
+            ["Held-out loss", number(held_out.get("loss"))],
+            ["Mean score before normalisation", number(summary.get("reward_mean_before"))],
+            ["Standard deviation before normalisation", number(summary.get("reward_std_before"))],
+            ["Shift applied", number(summary.get("shift"))],
+            ["Scale applied", number(summary.get("scale"))]]
+    if "temperature" in summary:
+        fitted = summary["temperature"] or {}
+        rows += [["Fitted temperature", number(fitted.get("value"))],
+                 ["Calibration error without it", number(fitted.get("ece_before"))]]
+    if "members" in summary:
+        rows += [[f"Accuracy of member {i}", _accuracy(member.get("held_out") or {})]
+                 for i, member in enumerate(summary["members"] or [], 1)]
+        rows.append(["Disagreement of the members", number(summary.get("disagreement"))])
+    return rows
+
+
+_DISTILL_CURVES = (Curves("Loss", {"loss": "training"}), Curves("Agreement with the teacher", {"agreement": "training"}))
+
+
+def distilled(run: RunFiles) -> Section:
+    """How well and how fast the student of the preference model scores."""
+    title, summary = "The distilled reward model", run.stage("reward_distill").summary
+    figures = curve_figures(run, "reward_distill", _DISTILL_CURVES)
+    if not summary:
+        missing = run.absence("reward_distill", "its agreement with its teacher")
+        return Section("reward_distill", title, missing=(missing,), figures=figures, nav="Distilled reward")
+    intro = ("A smaller model, trained on the scores of the preference model and not on labels. All measurements are on data "
+             "that it was not trained on.")
+    table = Table("Teacher and student", ["Quantity", "Value"], _distilled_rows(run, summary))
+    return Section("reward_distill", title, intro, figures=figures, tables=(table,), nav="Distilled reward")
+
+
+def _distilled_rows(run: RunFiles, summary: Mapping[str, Any]) -> list[list[str]]:
+    alike, speed = summary.get("agreement") or {}, run.content("reward_distill", "speed.json")
+    labelled, parameters = summary.get("labelled") or {}, summary.get("parameters") or {}
+    rows = [["Held-out pairs of fresh answers", number(alike.get("pairs"))],
+            ["Ordered as by the teacher", _accuracy({**alike, "accuracy": alike.get("rate")})],
+            ["Pearson correlation of the scores", number(alike.get("pearson"))],
+            ["Spearman correlation of the scores", number(alike.get("spearman"))],
+            ["Teacher's accuracy on held-out labels", _accuracy(labelled.get("teacher") or {})],
+            ["Student's accuracy on held-out labels", _accuracy(labelled.get("student") or {})],
+            ["Teacher's parameters", number(parameters.get("teacher"))],
+            ["Student's parameters", number(parameters.get("student"))]]
+    if speed:
+        rows += [["Sequences scored in one batch", f"{number(speed.get('rows'))} of {number(speed.get('width'))} tokens"],
+                 ["Teacher's median time", f"{number(speed.get('teacher_seconds'))} s"],
+                 ["Student's median time", f"{number(speed.get('student_seconds'))} s"],
+                 ["Speed-up", number(speed.get("speedup"))]]
+    return rows
+
+
+def _accuracy(held_out: Mapping[str, Any]) -> str:
+    accuracy, low, high = (held_out.get(name) for name in ("accuracy", "low", "high"))
+    if accuracy is None:
+        return "-"
+    interval = "" if low is None or high is None else f" (95% interval {percent(low)} to {percent(high)})"
+    return percent(accuracy) + interval

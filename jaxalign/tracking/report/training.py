@@ -1,0 +1,118 @@
+"""The sections of stages that train a policy: losses, direct preference optimisation, and reinforcement learning."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from jaxalign.tracking.formatting import number
+from jaxalign.tracking.report.blocks import LAST, Curves, Section, Table, curve_figures
+from jaxalign.tracking.report.examples import Tag
+from jaxalign.tracking.workdir import RunFiles
+
+_RL_CURVES = (
+    Curves("Score and reward", {"score": "score", "reward": "reward"}),
+    Curves("KL to the reference", {"kl_k1": "k1", "kl_k3": "k3", "kl_full": "full"}),
+    Curves("Response length", {"response_length": "tokens"}),
+    Curves("Entropy", {"entropy": "nats"}),
+    Curves("Clipped share", {"clip_fraction": "policy", "value_clip_fraction": "value"}),
+    Curves("Explained variance", {"explained_variance": "explained variance"}),
+)
+_MORE_RL_CURVES = (
+    Curves("Responses that end with a stop token", {"eos_rate": "share"}),
+    Curves("KL coefficient", {"kl_coef": "coefficient"}),
+    Curves("Approximate KL of an update", {"approx_kl": "nats"}),
+    Curves("Probability ratio", {"ratio_mean": "mean", "ratio_max": "largest"}),
+    Curves("Policy loss", {"policy_loss": "loss"}),
+    Curves("Value loss", {"value_loss": "loss"}),
+    Curves("Gradient norm", {"grad_norm": "policy", "critic_grad_norm": "critic"}),
+    Curves("Log-probability gap of sampler and trainer", {"sampler_gap": "nats"}),
+    Curves("Epochs run", {"epochs_run": "epochs"}),
+)
+
+_ALGORITHMS = {
+    "reinforce": "REINFORCE with a learnt baseline", "reinforce_pp": "REINFORCE++", "rloo": "RLOO", "grpo": "GRPO",
+    "remax": "ReMax", "vtrace": "actor-critic with V-trace", "gae": "PPO",
+}
+"""The algorithm's name by `config.ppo.advantages`."""
+
+_DIRECT_CURVES = (
+    Curves("Loss", {"loss": "loss"}),
+    Curves("Implicit reward", {"chosen_reward": "better answer", "rejected_reward": "worse answer"}),
+    Curves("Margin", {"margin": "better minus worse"}),
+    Curves("Accuracy", {"accuracy": "share of pairs ranked as labelled"}),
+    Curves("KL to the reference", {"kl": "nats per response"}),
+    Curves("Decided pairs", {"decided": "pairs per iteration"}),
+    Curves("Response length", {"length": "tokens"}),
+)
+
+
+def reinforcement(run: RunFiles) -> Section:
+    """The curves of RL and the checks that ran at its first step."""
+    title, stage = "Reinforcement learning", run.stage("ppo")
+    if not stage.summary and not stage.metrics:
+        return Section("rl", title, missing=(run.absence("ppo", "the curves and checks of RL"),), nav="RL")
+    rows = [[check["name"], Tag("passed", "good") if check.get("passed") else Tag("failed", "bad"),
+             number(check.get("value")), number(check.get("tolerance")), check.get("meaning") or ""]
+            for check in stage.summary.get("checks") or []]
+    header = ["Check", "Result", "Measured", "Allowed", "Meaning"]
+    tables = (Table("Checks at step 0: numbers that must hold before any update", header, rows),) if rows else ()
+    missing = () if rows else (run.absence("ppo", "the run-time checks"),)
+    stopped = stage.summary.get("stopped_early")
+    advantages = (run.config.get("ppo") or {}).get("advantages")
+    algorithm = "PPO" if advantages is None else _ALGORITHMS.get(advantages, f"RL with the advantages “{advantages}”")
+    intro = f"{len(stage.metrics):,} iterations of {algorithm}"
+    intro += f", {stopped:,} of which the KL limit ended early." if stopped else "."
+    names = dict.fromkeys(name for row in stage.metrics for name in row if name.startswith("score_"))
+    parts = Curves("Parts of the score", {name: name.removeprefix("score_") for name in names})
+    return Section("rl", title, intro, missing, curve_figures(run, "ppo", (_RL_CURVES[0], parts, *_RL_CURVES[1:])), tables,
+                   curve_figures(run, "ppo", _MORE_RL_CURVES), nav="RL")
+
+
+def direct(run: RunFiles) -> list[Section]:
+    """The curves of direct preference optimisation, of the run's stages dpo and online_dpo."""
+    sections = []
+    titles = {"dpo": ("Direct preference optimisation", "DPO"),
+              "online_dpo": ("Online direct preference optimisation", "Online DPO")}
+    for name, (title, nav) in titles.items():
+        if not run.has(name):
+            continue
+        stage = run.stage(name)
+        if not stage.summary and not stage.metrics:
+            sections.append(Section(name, title, missing=(run.absence(name, "its curves"),), nav=nav))
+            continue
+        objective = (run.config.get("dpo") or {}).get("objective")
+        intro = f"{len(stage.metrics):,} steps" + (f" of the objective “{objective}”." if objective else ".")
+        held_out = stage.summary.get("held_out") or {}
+        rows = _held_out(held_out) if held_out else []
+        tables = (Table("On answers that it was not trained on", ["Quantity", "Value"], rows),) if rows else ()
+        sections.append(Section(name, title, intro, (), curve_figures(run, name, _DIRECT_CURVES), tables, nav=nav))
+    return sections
+
+
+def _held_out(measured: Mapping[str, Any]) -> list[list[str]]:
+    """Rows of the table for held-out pairs, or for single judged answers."""
+    ends = [["Held-out accuracy", number(measured.get("accuracy"))], ["Held-out margin", number(measured.get("margin"))]]
+    if "desirable" not in measured:
+        return [["Held-out pairs", number(measured.get("pairs"))], *ends]
+    kinds = (("Held-out good answers", "desirable"), ("Held-out bad answers", "undesirable"))
+    return [*([what, number(measured.get(name))] for what, name in kinds), *ends]
+
+
+def losses(run: RunFiles) -> Section:
+    """The losses of the run's stages that train on text."""
+    figures, missing, rows = [], [], []
+    for name, label in (("pretrain", "Pretraining"), ("sft", "Fine-tuning"), ("best_of_n", "Fine-tuning on the best of n")):
+        stage = run.stage(name)
+        if not run.has(name):
+            continue
+        if not stage.summary and not stage.metrics:
+            missing.append(run.absence(name, f"the losses of {label.lower()}"))
+            continue
+        curves = Curves(f"{label} loss", {"loss": "training", "held_out_loss": "held-out"})
+        figures += curve_figures(run, name, [curves])
+        fields = ("steps", "tokens", "loss_first", "loss_last", "held_out_loss")
+        rows.append([label, *(number(stage.summary.get(field)) for field in fields)])
+    header = ["Stage", "Steps", "Tokens", "First loss", "Last loss", "Held-out loss"]
+    return Section("losses", "Pretraining and fine-tuning", "", tuple(missing), tuple(figures),
+                   (Table("Losses in nats per token", header, rows),) if rows else (), nav="Losses", order=LAST)
