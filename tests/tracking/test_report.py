@@ -289,7 +289,7 @@ POLISH = StageRecord("polish", stage=None, after=("sft",), report=report)
 
 
 @pytest.mark.parametrize(("body", "shown"), [
-    ('''return Section("polish", "Polishing", f"{run.stage('polish').summary['answers']} answers.")''', "Polishing 12 answers."),
+    ("return Section('polish', 'Polishing', f\"{run.stage('polish').summary['answers']} answers.\")", "Polishing 12 answers."),
     ('return [Section("polish", "Polishing", tables=(Table("Counts", ["What", "Value"], [["answers", "12"]]),))]',
      "Polishing Counts What Value answers 12"),
     ("return {}['answers']", "polish The report function of stage polish failed (KeyError: 'answers')."),
