@@ -135,7 +135,7 @@ def test_pitfall_16_a_comparison_too_long_for_the_model_is_undecided():
 
 
 def test_a_comparison_whose_logits_are_not_finite_is_undecided(caplog):
-    """A word of one answer has an embedding of NaN, of a model whose head is another table; no other word has its id."""
+    """One word of one answer has a NaN embedding, in a model with an untied head; no other word shares its id."""
     model = tiny.model(tie_embeddings=False)
     weights, tokenizer = model.init(jax.random.key(0)), WordTokenizer()
     broken = weights | {"embedding": weights["embedding"].at[tokenizer.encode("x")[0]].set(np.nan)}

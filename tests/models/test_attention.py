@@ -1,4 +1,4 @@
-"""Which implementation of attention serves when, and what is refused."""
+"""Selection of the attention implementation, and errors."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_blocks_of_queries_see_what_the_formula_says(local, documents):
 
 @pytest.mark.parametrize(("stem", "branches", "way"), [(20, (15, 30), 0), (100, (60, 90), 3)])
 def test_a_branch_sees_its_stem_and_nothing_of_the_other(stem, branches, way):
-    """Rows of documents in two branches, against each branch behind its stem alone, by the formula; and no other document."""
+    """Rows of documents in two branches, compared with each branch after its stem, by the formula, without other documents."""
     B, T, H, K, h = 2, 800, 4, 2, 4
     rng = np.random.default_rng(2)
     q, k, v = (rng.normal(size=(B, T, n, h)).astype(np.float32) for n in (H, K, K))

@@ -71,7 +71,7 @@ def both(config, mesh, T: int, segments, locals=(None,), dtype="float32"):
 
 @pytest.mark.parametrize("size", [2, 4, 8])
 def test_results_and_gradients_equal_the_formula(size):
-    """Grouped heads, packed rows, a window, a cap and a scale of its own."""
+    """Grouped heads, packed rows, a window, a soft cap and an own scale."""
     segments = np.sort(RNG.integers(0, 4, (2, 4 * size)), axis=1)[:, ::-1].astype(np.int32)
     for found, expected in both(GEMMA, Mesh(context=size), 4 * size, segments, (True, False)):
         np.testing.assert_allclose(found, expected, atol=5e-6)  # sums of some 30 products of values up to 5
@@ -124,7 +124,7 @@ def compiled(config, mesh: Mesh, T: int):
 
 
 def test_keys_go_round_and_nothing_is_gathered():
-    """Neither keys and values nor hidden states and logits are ever whole on one device."""
+    """No device ever holds complete keys, values, hidden states or logits."""
     text = compiled(GEMMA, Mesh(context=4), 32).as_text()
     chunks = re.findall(r"= f32\[2,2,4,2,4\]\S* collective-permute", text)  # [2, B, c, K, h]
     assert len(chunks) >= 4, "keys and values are not handed round in the forward and backward pass"
@@ -160,7 +160,7 @@ def product_flops(jaxpr, times: int = 1) -> int:
 
 @pytest.mark.parametrize("size", [2, 4, 8])
 def test_every_device_does_the_same_half_of_the_work(size):
-    """All keys for all queries are (2n)^2 chunk products over n devices; 2n + 1 of them are done by each, whichever it is."""
+    """All keys for all queries are (2n)^2 chunk products over n devices; each device computes 2n + 1 of them."""
     T, sharding = 8 * size, make_sharding(Mesh(context=size))
     q, k = (jax.ShapeDtypeStruct((1, T, n, 4), jnp.float32) for n in (4, 2))
     attend = ring_attention(tiny.DECODER, sharding, None)

@@ -17,7 +17,7 @@ _SPECS = (PartitionSpec(), PartitionSpec("tensor", "fsdp"), PartitionSpec(("data
 
 
 class _Rows:
-    """Gives rows of `_VALUE` one by one, but for the last two, and counts how many it gave."""
+    """Yields the rows of `_VALUE` except the last two, and counts them."""
 
     def __init__(self):
         self.given = 0

@@ -1,4 +1,4 @@
-"""The decoder against plain numpy loops, and what a position may see, proved by gradients."""
+"""The decoder against plain numpy loops, and causality, verified by gradients."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ def _folder(path, config, **changes):
 def _model(tmp_path, config, head="lm", sharding=None, vocab_multiple=1):
     decoder = read_config(_folder(tmp_path / "config", config), vocab_multiple=vocab_multiple).decoder
     model = Model(decoder, head, sharding)
-    # Away from the first values of norms and biases, so that none of them could be left out in silence.
+    # Away from the initial values of norms and biases, so that a missing one changes the result.
     params = jax.tree.map(lambda x: x + 0.1 * jnp.cos(jnp.arange(1.0 * x.size)).reshape(x.shape), model.init(jax.random.key(0)))
     return model, params if sharding is None else jax.device_put(params, model.shardings())
 

@@ -1,4 +1,4 @@
-"""A model that lies on the devices of two processes is loaded by both and written by the first."""
+"""A model on the devices of two processes is loaded by both and written by the first."""
 
 from __future__ import annotations
 

@@ -124,7 +124,7 @@ def test_logits_of_a_ragged_batch(pair):
 
 
 def test_cached_decoding_past_the_window(pair):
-    """Prompts of different lengths, then tokens one by one from the cache: the logits of the whole text at each place."""
+    """Prompts of different lengths, then single tokens from the cache: equal to the logits of the whole text."""
     reference, _, model, params = pair
     tokens, length = _ragged(model.config.vocab)
     P, N = tokens.shape[1], 6

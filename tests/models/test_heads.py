@@ -36,7 +36,7 @@ def plain(hidden, weight, targets, temperature):
 
 
 def chunk(size):
-    """The memory bound that gives chunks of so many positions."""
+    """The memory bound that gives chunks of `positions` positions."""
     return size * B * V
 
 

@@ -29,7 +29,7 @@ WEIGHTS = RNG.normal(size=(4, B, T)).astype(np.float32)  # Of log-probs, entropi
 
 
 def whole(temperature: float, cap: float | None, weights, hidden, head):
-    """What is added up below, by the formulas. The loss has no temperature."""
+    """The sums below, by the formulas. The loss has no temperature."""
 
     def logp(hidden, head, temperature):
         logits = hidden @ head
@@ -75,7 +75,7 @@ def expected(temperature: float, cap: float | None, used: int):
     (1, 0.7, None, None), (3, 1.3, 2.5, None), (5, 0.7, None, None), (5, 1.3, 2.5, 4),
 ])  # fmt: skip
 def test_chunks_on_any_mesh_equal_all_logits_at_once(mesh, chunks, temperature, cap, used):
-    """used: only so many positions count, and of the others nothing is asked."""
+    """used: number of positions that count; the others are ignored."""
     sharding, (hidden, head) = make_sharding(mesh), (HIDDEN, HEAD)
     if sharding is not None:
         hidden, head = jax.device_put((HIDDEN, HEAD), (sharding.batch, sharding.named(("embed", "vocab"))))

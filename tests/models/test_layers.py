@@ -1,4 +1,4 @@
-"""`linear` is its einsum, with the same gradients, and none for what is not trained."""
+"""`linear` is its einsum, with the same gradients, and no gradient for frozen inputs."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_values_and_gradients_are_those_of_the_einsum(equation, x, kernel):
 
 @pytest.mark.parametrize("trained", [0, 1])
 def test_what_is_not_trained_has_no_gradient_and_nothing_is_kept_for_it(trained):
-    """Of the two products of the backward pass one is there, as its jaxpr says; in a scan of layers too."""
+    """The jaxpr of the backward pass has one of the two products, also in a scan of layers."""
     x, kernels = jnp.ones((2, 3, 4)), jnp.ones((2, 4, 4))
 
     def loss(*given):
@@ -52,5 +52,5 @@ def test_what_is_not_trained_has_no_gradient_and_nothing_is_kept_for_it(trained)
 
     if trained == 0:
         assert products(0) == products((0, 1)) - 1
-    else:  # The gradient of x is what the gradients of earlier layers' kernels come by.
+    else:  # Gradients of earlier layers' kernels need the gradient of x.
         assert products(1) == products((0, 1))

@@ -73,7 +73,7 @@ def test_fresh_adapters_change_nothing(variant):
 
 
 def test_apart_is_the_inverse_of_join():
-    """By the arrays themselves: equal ones that lie elsewhere are no part of the base."""
+    """Sharing is by identity: equal copies are not part of the base."""
     base, own = tiny.host_params(), {"adapters": {"a": np.ones(3)}}
     joined = jax.tree.map(lambda x: x, join(base, own))  # the same arrays in other containers
     assert apart(base, joined) == own and apart(base, base) == {}
@@ -136,7 +136,7 @@ def test_logits_and_gradients_on_a_mesh_equal_those_of_one_device(variant, mesh)
 
 @pytest.mark.parametrize("variant", ["lora", "dora"])
 def test_a_cached_decode_has_the_adapters_too(variant):
-    """Prefill of five tokens, then one by one, equals the full forward."""
+    """Prefill of five tokens and then single tokens equal the full forward pass."""
     model, params = adapted(VARIANTS[variant])
     expected = logits(model, params)
     hidden, cache = jax.jit(lambda p: model.prefill(p, TOKENS[:, :5]))(params)

@@ -1,4 +1,4 @@
-"""Adapters equal those of `peft` on `transformers` models: logits, and the gradients of what is trained."""
+"""Adapters equal those of `peft` on `transformers` models: logits, and the gradients of trained parameters."""
 
 from __future__ import annotations
 

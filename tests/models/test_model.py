@@ -61,7 +61,7 @@ def test_initial_sizes():
         (mlp["gate"], 256**-0.5), (mlp["down"], 512**-0.5 / 2), (params["score"], 257**-0.5),
     ]  # fmt: skip
     for found, deviation in expected:
-        # The deviation of a sample's deviation is s / sqrt(2 n); four of them.
+        # Four standard errors; that of a standard deviation is s / sqrt(2 n).
         assert abs(found.std() - deviation) < 4 * deviation / np.sqrt(2 * found.size)
     np.testing.assert_array_equal(params["final_norm"]["scale"], np.ones(256))
 

@@ -1,4 +1,4 @@
-"""PEFT directories: what `peft` writes is read, what is written `peft` loads, and both compute the same."""
+"""PEFT folders: reading folders of `peft`, writing folders that `peft` loads, and equal results."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def close(found, expected):
 
 
 def loaded(kind, scalar, folder):
-    """The tiny base with a directory's adapters, by `peft`, which warns of what is missing: here that is an error."""
+    """The tiny base with a directory's adapters, by `peft`; its warnings about missing parts are errors here."""
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message=".*missing adapter keys.*")
         return peft.PeftModel.from_pretrained(hugging.torch_model(kind, scalar), folder).eval()

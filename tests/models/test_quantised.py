@@ -1,4 +1,4 @@
-"""A base in fewer bits: how far its numbers and logits are off, what it takes, and that adapters learn on it."""
+"""Quantised bases: errors of numbers and logits, memory, and training of adapters."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_nf4_takes_the_nearest_of_sixteen_numbers_in_each_block_of_64():
 
 @pytest.mark.parametrize(("kind", "bits", "scales"), [("bfloat16", 16, 0), ("int8", 8, 1 / 64), ("nf4", 4, 1 / 64)])
 def test_bytes_are_as_promised(kind, bits, scales):
-    """What the compiler counts as the size of the arguments is what the numbers take: 4 bits where 4 are stored."""
+    """The compiler's size of the arguments equals the stored bits: 4 bits per number for nf4."""
     model, host = wide()
     found = quantise(tiny.place(model, host), kind)
     weights = sum(host["blocks"][part][name].size for part, name in LINEAR)
@@ -101,7 +101,7 @@ def test_logits_are_near_those_of_the_full_base_and_adapters_learn(kind, distanc
 
 
 def test_dora_and_a_mesh():
-    """Scales lie like their kernels, as far as there are enough of them; the numbers are those of one device."""
+    """Scales are sharded like their kernels if there are enough; the numbers equal those of one device."""
     lora, outputs = dataclasses.replace(LORA, dora=True), {}
     for mesh in (None, (2, 2, 2)):
         model, params = adapted(lora, mesh)
@@ -125,7 +125,7 @@ def test_experts_are_stored_so_too_and_the_router_is_not():
 
 
 def test_backward_holds_the_arrays_of_one_layer_at_a_time():
-    """Four times the layers take less more than a layer's worth of float32 kernels, in the compiler's own count."""
+    """Four times the layers add less than one layer of float32 kernels, by the compiler."""
     temporary = {}
     for layers in (2, 8):
         model = dataclasses.replace(tiny.model(**WIDE | {"layers": layers}), lora=LORA)

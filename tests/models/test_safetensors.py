@@ -1,4 +1,4 @@
-"""Weights in Hugging Face layout: one file or shards, and every mistake told before anything is read."""
+"""Weights in Hugging Face layout: one file or shards, and every error is reported before any weight is read."""
 
 from __future__ import annotations
 

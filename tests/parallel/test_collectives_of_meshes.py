@@ -1,5 +1,5 @@
-"""What the devices of a compiled step send each other: no weights while tokens are sampled, each parameter's share with FSDP,
-none on the way back with ZeRO-1."""
+"""Communication of compiled steps: no weights during sampling, each parameter's share with FSDP, and none in the backward
+pass with ZeRO-1."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_the_gradient_of_the_head_is_not_sent_by_every_chunk(mesh):
 
 @pytest.mark.parametrize("zero", [1, 2])
 def test_zero_1_and_2_gather_no_parameter_for_the_forward_or_the_backward_pass(zero):
-    """What is updated in parts is gathered once, after the update: 4 bytes of each number of a kernel or a table."""
+    """Sharded updates are gathered once, after the update: 4 bytes per number of a kernel or a table."""
     every = [one for one in updated(Mesh(fsdp=8, zero=zero)) if one.kind == "all-gather"]
     assert not gathered(every, loop=True) and not gathered(every, loop=False)
     assert not [one for one in every if one.loop]
@@ -96,7 +96,7 @@ def test_two_tiers_of_rows_send_no_more_than_one(mesh):
 
 
 def test_sampling_as_in_training_gathers_weights_at_every_token():
-    """What the other rules spare."""
+    """The communication that the other rules avoid."""
     every = sampled(Mesh(fsdp=8, generation="training"))
     assert {one.weight.split("'")[-2] for one in every if one.weight and one.loop > 1} >= set(KERNELS)
 

@@ -1,4 +1,4 @@
-"""What several processes owe each other: one acts, all learn the result; one fails, all end."""
+"""Cooperation of several processes: one acts, all receive the result; one fails, all end."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Counting(np.ndarray):
 
 
 def program() -> None:
-    """What each of two processes does; each writes what it saw."""
+    """The program of each of two processes; each writes its observations."""
     group, (folder,) = distributed.take_flags(sys.argv[1:])
     folder = pathlib.Path(folder)
     with distributed.running(group, explain):
@@ -112,7 +112,7 @@ def test_both_learn_of_a_refusal_and_wait_for_slow_work(pair):
 
 
 def test_each_reads_only_its_rows_of_one_global_batch(pair):
-    """Mesh (data 2, fsdp 2, tensor 2): the first process holds the first half of the batch, and of it alone."""
+    """Mesh (data 2, fsdp 2, tensor 2): the first process holds the first half of the batch and nothing else."""
     _, (first, second), _ = pair
     assert first["rows"] == [0, 3, 19] and second["rows"] == [4, 7, 8, 9]
     assert not first["here"] and not second["here"]
@@ -135,7 +135,7 @@ def test_the_first_alone_writes_and_prints(pair):
 
 
 def failing() -> None:
-    """Process 1 fails as it is told to while process 0 waits for it, or for a signal."""
+    """Process 1 fails as requested while process 0 waits for it, or for a signal."""
     group, (how,) = distributed.take_flags(sys.argv[1:])
     signal.signal(signal.SIGTERM, lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
     with distributed.running(group, explain):

@@ -1,4 +1,4 @@
-"""Stages, micro-batches and repeats compute what the layers do one after the other, in the steps that the formula says."""
+"""Stages, micro-batches and repeats equal sequential layers, in the number of steps of the formula."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from tests.processes import free_port
 
 
 def together(callers, timeout=10.0, address="localhost"):
-    """What each caller (its number of processes, its own number) was told: None, or the sentence; after how long."""
+    """The result of each caller (number of processes, own number): None or the error; and the seconds it took."""
     coordinator, told = f"{address}:{free_port()}", [None] * len(callers)
 
     def run(at, processes, process):
@@ -117,7 +117,7 @@ def test_a_process_that_was_started_again_takes_its_old_place():
             time.sleep(0.05)
     other = threading.Thread(target=call, args=(f"localhost:{port}", 3, 2, 10.0))
     other.start()
-    time.sleep(0.5)  # All would be here, had the first of them not left.
+    time.sleep(0.5)  # All would be present if the first one had not left.
     assert thread.is_alive() and other.is_alive()
     call(f"localhost:{port}", 3, 1, 10.0)
     for each in (thread, other):

@@ -1,4 +1,4 @@
-"""Where a CPU plays several devices, XLA has threads enough for all of them to wait in more than one collective."""
+"""If a CPU simulates several devices, XLA has enough threads for each to wait in more than one collective."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ def checked(setup, reference_seed=0, temperature=None, spoil=None):
 
 
 def test_an_odd_number_of_rows_is_split_too():
-    """The check cuts the batch into micro-batches of its own."""
+    """The check splits the batch into its own micro-batches."""
     setup = tiny.setup()
     state, frozen = tiny.state(setup), tiny.roles(setup)
     sampled = tiny.rollout(setup, state.policy.params)
@@ -64,10 +64,10 @@ def failed(checks):
 
 @pytest.mark.parametrize("settings", [{}, {"temperature": 0.7, "top_k": 5}, {"temperature": 1.3, "top_p": 0.8}])
 def test_a_fresh_state_passes(settings):
-    """Also with filters: they change what is sampled, not what its log-probability is."""
+    """Also with filters, which change samples but not log-probabilities."""
     checks = checked(tiny.setup(**settings))
     assert failed(checks) == []
-    assert checks[1].value < 2e-6  # equal weights: a rounding of a log-prob of a few nats apart, in one program compiled twice
+    assert checks[1].value < 2e-6  # equal weights: one program compiled twice differs by a rounding of log-probs of a few nats
 
 
 def test_bfloat16_passes_where_its_rounding_is_allowed_for():

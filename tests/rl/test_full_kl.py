@@ -56,7 +56,7 @@ def test_in_the_reward_each_token_pays_the_kl_of_its_state(temperature):
     assert expected.max() > 0.01
     last = np.arange(8)[None] == np.asarray(sampled.response_length)[:, None] - 1
     score = np.asarray(experience.rewards) + 0.3 * expected
-    np.testing.assert_allclose(np.where(last, 0, score), 0, atol=1e-5)  # what is left is the score, on the last token
+    np.testing.assert_allclose(np.where(last, 0, score), 0, atol=1e-5)  # only the score remains, on the last token
     assert float(metrics["kl_full"]) == pytest.approx(expected.sum(1).mean(), rel=1e-4)
 
 

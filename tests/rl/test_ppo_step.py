@@ -19,7 +19,7 @@ SGD = optax.sgd(1.0)  # an update is the gradient
 
 @pytest.fixture(scope="module")
 def buffer():
-    """One rollout buffer on the host, with advantages worth learning from."""
+    """One rollout buffer on the host, with informative advantages."""
     setup = tiny.setup()
     state = tiny.state(setup)
     experience, _ = tiny.experience(setup, state, tiny.roles(setup, 1), tiny.rollout(setup, state.policy.params))
@@ -78,7 +78,7 @@ def test_packed_micro_batches_of_any_size_change_nothing(buffer, whiten):
 
     setup, state = fresh(0)
     fn = jax.jit(minibatch_update, static_argnums=0)
-    policy, critic, expected = fn(setup, state.policy, state.critic, buffer, state.kl_coef)  # each in a row of its own
+    policy, critic, expected = fn(setup, state.policy, state.critic, buffer, state.kl_coef)  # each in a separate row
     expected = tiny.to_host((policy.params, critic.params, expected))
     for tokens in (T, 8 * T):
         state, metrics = ppo_update(*fresh(tokens), buffer)
@@ -151,7 +151,7 @@ def traced(buffer, epochs, step=0):
 
 
 def test_each_epoch_visits_every_row_once_in_a_fresh_order(buffer):
-    """A row's weight in the decayed sum of gradients tells when it came: .5^0 for the last, .5^7 for the first."""
+    """A row's weight in the decayed sum of gradients shows its position: .5^0 for the last, .5^7 for the first."""
     setup = tiny.setup(epochs=1, minibatches=8, whiten_advantages=False)
 
     @jax.jit
@@ -168,7 +168,7 @@ def test_each_epoch_visits_every_row_once_in_a_fresh_order(buffer):
     first = places(traced(buffer, 1))
     order = np.argsort(first)
     np.testing.assert_allclose(np.sort(first), DECAY ** np.arange(7.0, -1, -1), rtol=0.02)
-    # The second epoch's own part is what is left once the first has decayed by its eight steps.
+    # The second epoch's part is the rest after the first has decayed by eight steps.
     second = places(traced(buffer, 2)) - DECAY**8 * first
     np.testing.assert_allclose(np.sort(second), DECAY ** np.arange(7.0, -1, -1), rtol=0.02)
     assert (np.argsort(second) != order).any()

@@ -45,7 +45,7 @@ VARIANTS = {
 
 
 def start(setup):
-    """The policy's weights at the start, with the value head where it is the policy's."""
+    """The policy's initial weights, with the value head if the critic is shared."""
     return tiny.host_params() | ({"score": tiny.host_params("scalar", seed=3)["score"]} if setup.shares_trunk else {})
 
 
@@ -67,7 +67,7 @@ def other(setup):
 
 
 def packed(setup, experience, rows: int):
-    """The rows that count, packed into parts of so many rows."""
+    """The valid rows, packed into parts with the given number of rows."""
     B, sharding = len(experience.weight), setup.policy.sharding
     own = experience.rollout
     given = own.tokens, own.prompt_length, own.response_length
@@ -77,8 +77,8 @@ def packed(setup, experience, rows: int):
 
 
 def gradients(setup, experience, rows=None):
-    """(the policy's gradient, the critic's, metrics) of one minibatch, packed into parts of so many rows or, without, as it
-    is."""
+    """Return (the policy's gradient, the critic's, metrics) of one minibatch, packed into parts with the given number of rows,
+    or without packing."""
     setup = dataclasses.replace(setup, policy_optimizer=SGD, critic_optimizer=SGD)
     state, parts = fresh(setup), None if rows is None else packed(setup, experience, rows)
     policy, critic, metrics = jax.jit(minibatch_update, static_argnums=0, compiler_options=tiny.COMPILE_FAST)(
@@ -231,7 +231,7 @@ def test_groups_of_equal_scores_are_left_out_when_asked():
     experience, metrics = make_experience(
         setup, False, frozen.reference, state.policy.params, None, state.kl_coef, sampled, scores
     )
-    # What is compared is the score after the missing-eos rule: -1 where a response was cut.
+    # The comparison uses the score after the missing-eos rule: -1 for a truncated response.
     settled = np.where(np.asarray(sampled.ended), scores, -1).reshape(4, 2)
     expected = np.repeat(settled[:, 0] != settled[:, 1], 2)
     np.testing.assert_array_equal(experience.weight, expected)
@@ -264,7 +264,7 @@ def test_the_critic_alone_learns_in_its_warm_up():
 
 
 def test_kl_in_the_loss_pulls_to_the_reference():
-    """With advantages of 0 nothing but the KL moves the policy, and it moves towards the reference."""
+    """With advantages of 0 only the KL moves the policy, towards the reference."""
     setup = tiny.setup(**VARIANTS["grpo"] | {"kl_coef": 1.0}, learning_rate=3e-3)
     state, experience, metrics = collected(setup)
     experience = dataclasses.replace(experience, advantages=np.zeros_like(experience.advantages))
@@ -333,7 +333,7 @@ def test_a_sampler_that_errs_is_corrected_in_the_loss(mode, level):
     ratio = np.exp(-gap if level == "token" else np.broadcast_to(-gap.sum(axis=1, keepdims=True), gap.shape))
     weight = np.minimum(ratio, 1.2) if mode == "truncate" else np.where(ratio > 1.2, 0, ratio)
     np.testing.assert_allclose(experience.importance, np.where(inside, weight, 0), atol=2e-4)
-    np.testing.assert_allclose(experience.rollout.logprobs, sampled.logprobs, atol=1e-4)  # the trainer's, not what was told
+    np.testing.assert_allclose(experience.rollout.logprobs, sampled.logprobs, atol=1e-4)  # the trainer's, not the reported ones
     assert float(metrics["correction_outside"]) == pytest.approx((ratio > 1.2)[inside].mean(), abs=1e-5)
     assert 0 < float(metrics["effective_sample_share"]) <= 1
     assert float(metrics["sampler_gap"]) == pytest.approx(np.abs(gap).max(), abs=2e-4)

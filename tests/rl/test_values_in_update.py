@@ -1,4 +1,4 @@
-"""With one update of a rollout the critic's values come from its own training pass: what is learnt is the same."""
+"""With one update of a rollout the critic's values come from its own training pass, with equal results."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ REINFORCE = {"advantages": "reinforce", "value_loss": "huber", "policy_loss": "p
 
 
 def setups(**changes):
-    """(one whose update makes the values, one that is handed them but for that the same)."""
+    """Return two setups that differ only in where values come from: the update, or the caller."""
     made = [tiny.setup(epochs=epochs, minibatches=1, **changes) for epochs in (1, 2)]
     return [dataclasses.replace(setup, policy_optimizer=SGD, critic_optimizer=SGD) for setup in made]
 

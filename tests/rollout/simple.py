@@ -1,4 +1,4 @@
-"""Sampling as its definition says: a forward of the whole rows for every token, and no cache. What the engine must equal."""
+"""Sampling by definition: a full forward pass for every token, without a cache. The reference for the engine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Generation: what is sampled hangs on the prompt, the row number and the position, and on nothing else."""
+"""Generation: samples depend only on the prompt, the row number and the position."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def respond(params, prompts, rows, batch=8, bucket=8, sampling=SAMPLING, mesh=No
 
 
 def defined(params, sampling=SAMPLING, **changes) -> list[Response]:
-    """What the definition gives, without a cache."""
+    """The result by definition, without a cache."""
     found = simple.respond(tiny.model(**changes), params, tiny.PROMPTS, jax.random.key(0), sampling, ROWS)
     return [Response(ids, ids[-1] in sampling.stop_ids, sum(logprobs)) for ids, logprobs in found]
 
@@ -71,8 +71,8 @@ def test_the_setting_is_telling(expected):
 
 @pytest.mark.parametrize(("batch", "bucket"), [(1, 8), (2, 8), (3, 8), (8, 8), (8, 2), (8, 24)])
 def test_the_engine_samples_what_the_definition_says(params, expected, batch, bucket):
-    """With one slot prompts are taken one by one, with 2 or 3 they follow each other, with 8 all are there at once; buckets of
-    2 and 24 pad them little and much."""
+    """With one slot prompts run in sequence, with 2 or 3 they overlap, with 8 all run at once; buckets of 2 and 24 give little
+    and much padding."""
     assert_same(respond(params, tiny.PROMPTS, ROWS, batch, bucket), expected)
 
 
@@ -110,7 +110,7 @@ def test_so_it_does_with_adapters(params):
 
 @pytest.mark.parametrize("kept", ["bfloat16", "int8"])
 def test_a_smaller_cache_changes_log_probabilities_a_little(params, kept):
-    """Greedy, so that the first token tells: keys and values have 8 bits, their sums over 16 numbers an error of 2 ** -8."""
+    """Greedy, so that the first token shows errors: keys and values have 8 bits, sums over 16 numbers an error of 2 ** -8."""
     model, sampling = tiny.model(cache_dtype=kept), dataclasses.replace(SAMPLING, max_new_tokens=1, temperature=0.0)
     found = Engine(model, 3, 32, 8).respond(params, tiny.PROMPTS, jax.random.key(0), sampling, ROWS)
     expected = defined(params, sampling)
@@ -137,7 +137,7 @@ def test_samples_of_one_prompt_share_its_prefill(params, monkeypatch):
 
 
 def test_a_prompt_that_waits_behind_others_is_not_prefilled_again(params, monkeypatch):
-    """Two prompts in turn, with room for two rows, and then more prompts than may be kept."""
+    """Two alternating prompts with two slots, then more prompts than the engine keeps."""
     seen, real = [], session.prefill
     monkeypatch.setattr(session, "prefill", lambda model, params, prompts: seen.append(prompts) or real(model, params, prompts))
     work = Engine(tiny.model(), 2, 32, 8).start(params, [], jax.random.key(0), SAMPLING, [])
@@ -158,7 +158,7 @@ def test_a_prompt_that_waits_behind_others_is_not_prefilled_again(params, monkey
 
 @pytest.mark.parametrize("mesh", [(4, 1, 2), (8, 1, 1)])
 def test_a_group_is_prefilled_once_in_each_part_of_the_mesh(mesh):
-    """32 prompts, 8 samples of each; the host's part alone, without a device."""
+    """32 prompts, 8 samples of each; only the host's part, without a device."""
     class Counted(_Played):
         def _prefill(self, length, count, prompts, fresh):
             again = [(part, prompt) for part, own in enumerate(prompts) for prompt in own]
@@ -232,7 +232,7 @@ def test_any_id_of_the_stop_set_ends_a_response_and_stays_in_it(params):
         places = [n for n in range(N) if unstopped[n] in tiny.STOPS]
         length = places[0] + 1 if places else N
         assert found.ended[row] == bool(places) and found.response_length[row] == length
-        # Prompt, response, padding, without a gap; what was sampled before the stop is what was sampled without it.
+        # Prompt, response, padding, without gaps; tokens before the stop equal those sampled without a stop.
         np.testing.assert_array_equal(found.tokens[row, : len(prompt)], prompt)
         np.testing.assert_array_equal(found.tokens[row, len(prompt) : len(prompt) + length], unstopped[:length])
         assert not found.tokens[row, len(prompt) + length :].any()
@@ -243,7 +243,7 @@ def test_any_id_of_the_stop_set_ends_a_response_and_stays_in_it(params):
 
 
 def test_id_0_can_be_sampled_and_can_be_a_stop(params):
-    """0 fills the padding too; lengths keep them apart."""
+    """Padding is 0 too; lengths distinguish them."""
     free = rollout(params, dataclasses.replace(SAMPLING, stop_ids=()), [[1, 4]] * 8, range(8))
     rows, places = np.nonzero(free.tokens[:, 2 : 2 + N] == 0)
     assert len(rows), "no row sampled id 0; choose other rows"
@@ -263,7 +263,7 @@ def test_rows_that_only_fill_the_batch_are_empty(params, expected):
 @pytest.mark.parametrize("temperature", [0.7, 1.0, 1.3])
 @pytest.mark.parametrize(("top_k", "top_p"), [(0, 1.0), (5, 0.8)])
 def test_the_samplers_log_probabilities_are_the_trainers(params, temperature, top_k, top_p):
-    """Token by token, with ragged prompts and responses; filters do not change what a log-probability means."""
+    """Token by token, with ragged prompts and responses; filters do not change log-probabilities."""
     sampled = rollout(params, dataclasses.replace(SAMPLING, temperature=temperature, top_k=top_k, top_p=top_p))
     stats = jax.jit(response_stats, static_argnums=(0, 3))(tiny.model(), params, sampled, temperature)
     inside = np.arange(N)[None] < sampled.response_length[:, None]

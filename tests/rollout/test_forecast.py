@@ -1,4 +1,4 @@
-"""What a queue will need is known before it runs, and compiled in threads."""
+"""The programs of a queue are known before it runs, and compiled in threads."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_a_forecast_ends_however_long_responses_are(monkeypatch):
 def test_two_tiers_are_foreseen(called, mesh):
     """Rows of 300 tokens at most, 8 in each part of the mesh."""
     model, sampling = tiny.model(mesh), Sampling(300, tiny.STOPS)
-    params = tiny.place(model, tiny.host_params())  # Which hardly ever stops: see the first test for what is called then.
+    params = tiny.place(model, tiny.host_params())  # Almost never stops; the first test covers the calls in that case.
     batch = 8 if mesh is None else 32
     session = Engine(model, batch, 512, 8).start(params, MIXED * 4, KEY, sampling, range(4 * len(MIXED)))
     foreseen = [module._key(*program) for program in module.forecast(session)]

@@ -64,7 +64,7 @@ def test_rows_change_their_tier_with_their_latest_tokens(slot):
 
 @pytest.mark.parametrize("slot", [0, 5, 8])
 def test_two_tiers_become_one_and_back(slot):
-    """Rows 0 to 2 are of the short tier, 3 and 4 of the long one; which of them come is said by number."""
+    """Rows 0 to 2 are in the short tier, 3 and 4 in the long one; entering rows are given by number."""
     before, index = (caches(3, 6), caches(2, 12)), np.asarray([[4, 1, 3]], np.int32)
     (found,) = reroll(tiny.model(), before, index, np.int32(slot), single(3, 12))
     for new, old in enumerate(index[0]):

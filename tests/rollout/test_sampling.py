@@ -57,8 +57,8 @@ def draws(sampling, count=4000):
     ("temperature", "top_k", "top_p"), [(1.0, 0, 1.0), (0.7, 0, 1.0), (1.5, 4, 1.0), (1.0, 0, 0.8)]
 )
 def test_frequencies_and_log_probabilities(temperature, top_k, top_p):
-    """Sampled as often as the filtered softmax says; the log-prob is the unfiltered softmax's at the temperature, which
-    is what a trainer computes for policy and reference alike."""
+    """Frequencies follow the filtered softmax; log-probs are those of the unfiltered softmax at the temperature, as the
+    trainer computes them for policy and reference."""
     scaled = LOGITS[0].astype(np.float64) / temperature
     tokens, logprobs = draws(Sampling(8, (2,), temperature, top_k, top_p))
     probability = np.exp(scaled) / np.exp(scaled).sum()
@@ -67,13 +67,13 @@ def test_frequencies_and_log_probabilities(temperature, top_k, top_p):
     kept = np.array([p if i in stay else 0.0 for i, p in enumerate(probability)])
     kept /= kept.sum()
     frequency = np.bincount(tokens, minlength=V) / len(tokens)
-    # Five deviations of a binomial share; what is filtered out never comes.
+    # Five standard deviations of a binomial share; filtered tokens never occur.
     assert (np.abs(frequency - kept) <= 5 * np.sqrt(kept * (1 - kept) / len(tokens))).all()
 
 
 @pytest.mark.parametrize("vocab", [1, 127, 128, 129, 1000])
 def test_any_vocabulary_is_drawn_from_by_its_weights(vocab):
-    """Half of the weight on the last token, half on the others alike; every third of them is out. Five deviations."""
+    """Half of the weight on the last token, the rest uniform; every third token is filtered. Five standard deviations."""
     count, logits = 4000, np.zeros(vocab, np.float32)
     logits[::3] = -np.inf
     logits[-1] = np.log(max(1, np.isfinite(logits[:-1]).sum()))

@@ -1,4 +1,4 @@
-"""A session step by step: weights swapped in between, bad input, what is compiled, how much is kept."""
+"""A session step by step: weights swapped between steps, bad input, compiled programs, kept prefills."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def finish(session) -> dict:
 
 
 def test_every_token_has_the_version_of_the_weights_that_wrote_it(params, others):
-    """40 tokens are two chunks; the weights change between them, and so does what is written, from there on."""
+    """40 tokens are two chunks; the weights change between them, and the tokens from there on."""
     engine = Engine(tiny.model(), 2, 64, 8)
     session = engine.start(params, [[1, 4]], KEY, ENDLESS, [0])
     assert session.step() == [] and len(session.written(0)) == module.STEPS
@@ -138,7 +138,7 @@ def test_a_row_whose_logits_are_not_finite_ends_alone(params):
 
 
 def test_what_pads_a_prompt_reaches_no_prompt(params):
-    """Token 0 has an embedding of NaN, and stands in none of them."""
+    """Token 0 has an embedding of NaN and occurs in none of them."""
     model = tiny.model(tie_embeddings=False)
     weights = model.init(jax.random.key(0))
     broken = weights | {"embedding": weights["embedding"].at[0].set(np.nan)}
@@ -185,12 +185,12 @@ def test_warm_up_is_for_prompts_that_have_room(params):
 
 
 def test_nothing_is_compiled_anew_for_another_queue(params):
-    """Queues and prompts of other lengths: all they need is there after `warm_up`."""
+    """Queues and prompts of other lengths compile nothing after `warm_up`."""
     engine, rng, sampling = Engine(tiny.model(), 2, 128, 16), np.random.default_rng(0), Sampling(60, (2,))
 
     def queue(count: int, longest: int):
         prompts = [rng.integers(0, 32, rng.integers(1, longest + 1)).tolist() for _ in range(count)]
-        for key in (KEY, jax.device_put(KEY, jax.devices()[0])):  # One that JAX may put anywhere, and one that has its place.
+        for key in (KEY, jax.device_put(KEY, jax.devices()[0])):  # One uncommitted and one committed array.
             assert len(engine.respond(params, prompts, key, sampling, range(count))) == count
 
     jax.clear_caches()

@@ -1,4 +1,4 @@
-"""Two tiers of rows: what is sampled is what one ring samples, rows outgrow the short tier, and layouts follow each other."""
+"""Two tiers of rows: samples equal those of one ring, rows outgrow the short tier, and layouts change in order."""
 
 from __future__ import annotations
 
@@ -54,14 +54,14 @@ def small(monkeypatch) -> collections.Counter:
 
 
 def test_the_setting_is_telling(expected):
-    """The short tier has room for 22 tokens: many responses end before, and several after."""
+    """The short tier holds 22 tokens: many responses are shorter, several longer."""
     lengths = [len(prompt) + len(ids) for prompt, (ids, _) in zip(QUEUE, expected, strict=True)]
     assert sum(length > 22 for length in lengths) > 8 and sum(length < 20 for length in lengths) > 20
 
 
 @pytest.mark.parametrize(("mesh", "batch"), [(None, 4), (None, 8), (None, 12), ((2, 1, 1), 8), ((1, 2, 2), 12)])
 def test_two_tiers_sample_what_the_definition_says(params, expected, small, mesh, batch):
-    """Rows that outgrow the short tier go on in the long one; with the last prompts there are fewer rows, of one tier."""
+    """Rows that outgrow the short tier continue in the long one; the last prompts use fewer rows in one tier."""
     model = tiny.model(mesh)
     placed = params if mesh is None else tiny.place(model, tiny.host_params(scale=1.5))
     found = Engine(model, batch, 64, 8).respond(placed, QUEUE, jax.random.key(0), SAMPLING, ROWS)
@@ -84,7 +84,7 @@ def test_so_they_do_with_every_kind_of_cache(small, changes, layered, monkeypatc
     assert small["2 tiers"] > 2 and small["rows"] > 2
     monkeypatch.setattr(layouts, "LEAST_TIERED", (99, 99))
     alone = Engine(model, 8, 64, 8).respond(params, QUEUE, jax.random.key(0), SAMPLING, ROWS)
-    jax.clear_caches()  # How layers lie is not part of a model.
+    jax.clear_caches()  # The layout of layers is not part of a model.
     assert [response.ids for response in found] == [response.ids for response in alone]
 
 
@@ -96,7 +96,7 @@ def test_rows_that_become_equally_long_have_one_tier(params, small):
 
 
 def test_a_prompt_that_the_short_tier_has_no_room_for(params, small):
-    """Then all rows have one tier, while it enters; the others are sampled as ever."""
+    """All rows use one tier while it enters; the others are sampled as before."""
     long = [[1, 5] + [7, 9] * 12 if i == 20 else prompt for i, prompt in enumerate(QUEUE)]
     found = Engine(tiny.model(), 8, 64, 8).respond(params, long, jax.random.key(0), SAMPLING, ROWS)
     alone = Engine(tiny.model(), 1, 64, 8).respond(params, [long[20]], jax.random.key(0), SAMPLING, [ROWS[20]])
@@ -119,8 +119,8 @@ def test_nothing_is_compiled_anew_with_tiers(params, small):
 
 
 def test_every_layout_comes_to_be_any_other_by_neighbours_that_its_rows_fit():
-    """From each of a session's layouts to each with no fewer slots; two tiers at the ends alone, since what is between may
-    have rows that do not fit."""
+    """From each layout of a session to each with at least as many slots; two tiers only at the ends, because rows of layouts in
+    between may not fit."""
     sizes, counts = row_counts(64), slot_counts(320)
     assert (sizes, counts) == ([8, 16, 32, 64], [64, 128, 320])
     assert row_counts(64, 2) == [16, 64] and row_counts(64, 1.9) == sizes and row_counts(1, 9) == [1]

@@ -1,4 +1,4 @@
-"""best_of_n on a tiny run: what is chosen is the best by the preference model, and what is learnt from is what is chosen."""
+"""best_of_n on a tiny run: the preference model's best answer is chosen, and training uses the chosen answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is counted over the labelled pairs, and which of them are learnt from."""
+"""Statistics of the labelled pairs, and the selection of training pairs."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_the_summary_by_hand(shards):
     # P(first shown) is label_ab in one order and 1 - label_ba in the other: .9 .3, .2 .8, .75 .75.
     assert found["position_bias"] == pytest.approx((0.9 + 0.3 + 0.2 + 0.8 + 0.75 + 0.75) / 6 - 0.5)
     assert found["order_agreement"] == pytest.approx(2 / 3)
-    # Confidences .8, .8 and .5 over ten bins of [.5, 1]; .8 lies on an edge, up to rounding.
+    # Confidences .8, .8 and .5 over ten bins of [.5, 1]; .8 is on an edge, up to rounding.
     counts = found["confidence_histogram"]["counts"]
     assert sum(counts) == 3 and counts[0] == 1 and counts[5] + counts[6] == 2
     assert found["confidence_histogram"]["edges"][::5] == pytest.approx([0.5, 0.75, 1.0])
@@ -53,7 +53,7 @@ def test_a_summary_of_nothing_that_could_be_read(tmp_path):
 
 
 def test_pitfall_16_undecided_pairs_are_kept_even_or_dropped_as_configured(shards):
-    """Identical answers teach nothing and are always left out."""
+    """Identical answers carry no information and are always dropped."""
     half = read_comparisons(shards, "half")
     assert [(c.prompt.id, c.label) for c in half] == [("c-0", 0.8), ("c-1", 0.2), ("c-2", 0.5), ("c-3", 0.5)]
     assert [c.prompt.id for c in read_comparisons(shards, "drop")] == ["c-0", "c-1"]
@@ -62,7 +62,7 @@ def test_pitfall_16_undecided_pairs_are_kept_even_or_dropped_as_configured(shard
 
 
 def test_a_pair_with_a_missing_answer_is_none_to_learn_from():
-    """One whose logits were not finite, say: against it any answer would win."""
+    """For example an answer with non-finite logits, against which any answer would win."""
     said, ended, missing = (Utterance(*x) for x in (("yes", (5, 2), True, -1.0), ("", (2,), True, -1.0), ("", (), False, 0.0)))
     about = Prompt("test-000", (Message("user", "how"),), "red_team")
     texts = lambda *pair: (stage._pair(about, *pair).response_a, stage._pair(about, *pair).response_b)  # noqa: E731

@@ -159,7 +159,7 @@ def test_kto_sets_each_answer_beside_one_to_another_prompt(tokenizer):
 
 
 def test_kto_skips_answers_to_the_same_prompt(tokenizer):
-    """Neighbouring pairs may share a prompt; one prompt alone has no answer to another."""
+    """Neighbouring pairs may share a prompt; a single prompt has no mismatched answer."""
     pairs = [pair(0.9), pair(0.9), pair(0.9, prompt=1)]
     found = pair_arrays(tokenizer, pairs, "compact", Dpo(objective="kto"), single=True)
     assert found.label.shape == (6,)

@@ -1,4 +1,4 @@
-"""From text to the arrays that sft and preference learn from."""
+"""From text to the arrays that train sft and preference."""
 
 from __future__ import annotations
 

@@ -69,14 +69,14 @@ def test_every_stage_is_done_and_leaves_its_summary(done):
 
 
 def phases_with_operations(folder: pathlib.Path) -> set[str]:
-    """Of a stage; each of them has tokens too."""
+    """The phases of a stage; each has tokens too."""
     timing = read_timing(folder / "timing.jsonl")
     assert all(total["tokens"] for total in timing.values() if total["flops"])
     return {name for name, total in timing.items() if total["flops"]}
 
 
 def test_every_phase_that_runs_a_model_tells_tokens_and_operations(done):
-    """And phases add up to what the stage took, with when its first step was done."""
+    """Phases add up to the time of the stage; the end of the first step is recorded."""
     expected = {
         "pretrain": {"train"}, "revise": {"generate"}, "sft": {"train"}, "compare": {"generate", "label"},
         "preference": {"train"}, "ppo": {"generate", "score", "update"}, "evaluate": {"generate", "score", "win rates"},
@@ -173,7 +173,7 @@ def test_another_config_is_refused_and_nothing_is_lost(done):
 
 
 def test_an_interrupted_generation_goes_on_at_its_chunk(done, tmp_path):
-    """A chunk that is there is not made again; a missing one comes back byte for byte."""
+    """Existing chunks are not recomputed; a missing one is reproduced byte for byte."""
     workdir = tmp_path / "run"
     shutil.copytree(done, workdir)
     for stage, lost in (("revise", "rows-00000.jsonl"), ("compare", "rows-00001.jsonl")):

@@ -1,4 +1,4 @@
-"""Stage dpo on a file of single judged answers: what it learns from, what it tells, what it refuses."""
+"""Stage dpo on a file of single judged answers: training rows, reported counts, rejected input."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_a_row_is_the_judged_answer_beside_one_to_another_prompt():
     (0, 10, (1.0, 1.0), 0.0, "give answers of both kinds"),
 ])  # fmt: skip
 def test_kinds_that_weigh_far_apart_are_told(caplog, good, bad, weights, ratio, told):
-    """The paper wants 1 to 1.5; told is what is below half or above twice that."""
+    """The paper recommends 1 to 1.5; a warning appears below half or above twice that range."""
     section = Dpo(objective="kto", desirable_weight=weights[0], undesirable_weight=weights[1])
     with caplog.at_level(logging.WARNING, logger="jaxalign"):
         found = balance(section, [judgement("q", "a", i < good) for i in range(good + bad)])
@@ -97,7 +97,7 @@ def test_what_needs_pairs_is_refused(changes, message):
 
 
 def test_a_run_learns_which_answers_are_good(tmp_path, capsys):
-    """Good answers say one thing and bad ones another; the held-out prompts are new."""
+    """Good and bad answers have different texts; the held-out prompts are new."""
     path = tmp_path / "judged.jsonl"
     rows = [
         {"prompt": f"Question {i} of mine?", "completion": text, "label": good}

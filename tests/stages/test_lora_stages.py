@@ -1,4 +1,4 @@
-"""Every stage with adapters: one base, adapters alone in every folder, checks passed, an interrupt without a trace."""
+"""Every stage with adapters: one base, only adapters in every folder, passing checks, exact resume."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_the_checks_passed_and_the_reference_is_where_rl_started(done):
 
 @pytest.mark.parametrize("mesh", [None, {"data": 2, "fsdp": 2, "tensor": 2}])
 def test_an_interrupted_ppo_goes_on_as_if_nothing_had_been(done, tmp_path, mesh):
-    """On one device to the last bit; on a mesh but for rounding."""
+    """On one device to the last bit; on a mesh up to rounding."""
     workdir = tmp_path / "run"
     shutil.copytree(done, workdir)
     shutil.rmtree(workdir / "ppo" / "checkpoints" / "3")

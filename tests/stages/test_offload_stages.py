@@ -1,5 +1,4 @@
-"""A stage that offloads leaves what it leaves without: from the start, and gone on with from a checkpoint. PPO's iterations
-are compared in test_ppo.py."""
+"""Offloading does not change the results of a stage, also after a resume. test_ppo.py compares PPO's iterations."""
 
 from __future__ import annotations
 

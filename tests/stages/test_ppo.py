@@ -1,4 +1,4 @@
-"""One PPO iteration as the stage runs it: prompts, keys, and what a gap between sampler and trainer leads to."""
+"""One PPO iteration as the stage runs it: prompts, keys, and the response to a gap between sampler and trainer."""
 
 from __future__ import annotations
 
@@ -65,8 +65,8 @@ def test_a_step_reports_all_that_the_formats_page_promises(tmp_path):
 
 @pytest.mark.parametrize("mesh", [None, (2, 2, 2)])
 def test_every_program_of_an_iteration_is_compiled_once(tmp_path, monkeypatch, mesh):
-    """Weights that were read have a device. What stands beside them in a fresh state once had none, and all was compiled again
-    for the state that the first update gave back."""
+    """Loaded weights are committed to a device. The rest of a fresh state once was not, and everything was compiled again for
+    the state after the first update."""
     programs = (ring.insert, ring.prefill, experience.packed_experience, ppo_step.packed_update)
     here = jax.devices()[0]
     if mesh is None:
@@ -103,7 +103,7 @@ def test_what_is_compiled_ahead_is_what_the_iterations_call(tmp_path, monkeypatc
 
 
 def test_pitfall_10_the_samplers_gap_is_reported_at_every_step(tmp_path):
-    """Elsewhere the first ratio differed from 1, as sampler and trainer compute differently, and nobody was told."""
+    """In other systems the first ratio differed from 1, because sampler and trainer differ, without a warning."""
     _, metrics = iterate(tmp_path, steps=3)
     assert all(0 < row["sampler_gap"] < 1e-4 for row in metrics)
 
@@ -162,7 +162,7 @@ HALF = {"compute_dtype": "float16", "sampler_tolerance": 0.01, "checks": Checks(
 
 
 def test_in_float16_an_overflow_that_halves_the_loss_scale_is_no_failed_check(tmp_path, monkeypatch):
-    """Under so high a first scale the first updates overflow; a run that is to stop at gradients not finite goes on."""
+    """With such a high initial scale the first updates overflow; a run that stops at non-finite gradients continues."""
     monkeypatch.setattr(loss_scale, "START", 2.0**24)
     state, metrics = iterate(tmp_path, **HALF)
     assert [row["skipped"] for row in metrics] == [row["overflowed"] for row in metrics] == [2, 2]
@@ -177,13 +177,13 @@ def test_but_a_loss_that_is_not_finite_is(tmp_path, monkeypatch):
 
 
 def on_devices() -> int:
-    """Bytes of all arrays that lie on the devices."""
+    """Bytes of all arrays on the devices."""
     gc.collect()
     return sum(x.nbytes for x in jax.live_arrays() if not x.is_deleted() and x.sharding.memory_kind == "device")
 
 
 def bytes_by_phase(monkeypatch, *arguments, **changes):
-    """(result of `iterate`, {phase: bytes on the devices beside what was there before}) of the last iteration."""
+    """Return (result of `iterate`, {phase: additional bytes on the devices}) of the last iteration."""
     found, before = {}, on_devices()
 
     def watch(where, name, phase):
@@ -216,8 +216,8 @@ def test_offloading_changes_no_result_and_each_phase_holds_what_it_needs(tmp_pat
     assert saved["sampling"] == optimizers + reference + preference and saved["update"] == reference + preference
     # There are the scores already, and the rows that were packed for them.
     assert 0 <= optimizers + preference - saved["reference"] <= 4096 < min(reference, preference) / 4
-    # A reward model that is to be there by itself scores before the reference does, else beside it.
-    assert held["reference"] - left["reward"] == optimizers + reference  # Nothing of the kind yet.
+    # An offloaded reward model scores before the reference, otherwise together with it.
+    assert held["reference"] - left["reward"] == optimizers + reference  # None exist yet.
     for trained in (found.policy, found.critic):
         assert {x.sharding.memory_kind for x in jax.tree.leaves(trained.opt_state) if x.ndim} == {"pinned_host"}
         assert {x.sharding.memory_kind for x in jax.tree.leaves(trained.params)} == {"device"}

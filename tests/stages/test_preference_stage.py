@@ -49,7 +49,7 @@ def test_members_are_trained_apart(ensemble):
 
 
 def test_rl_is_rewarded_by_all_of_them(ensemble):
-    """The scores of a response are on the scale that the summary says: of order 1, and of no member alone."""
+    """The scores of a response have the scale in the summary: of order 1, and of no single member."""
     row = read_metrics(ensemble / "ppo" / "metrics.jsonl")[0]
     assert np.isfinite(row["score"]) and abs(row["score"]) < 5 and np.isfinite(row["value_loss"])
 
@@ -102,7 +102,7 @@ def test_a_temperature_mends_an_overconfident_model():
 
 
 def test_no_pair_is_judged_by_a_temperature_that_was_fitted_on_it():
-    """Were the pair itself among those fitted, turning its label round would move what it is divided by."""
+    """If the pair were part of its own fit, flipping its label would change the temperature."""
     scores, pairs = overconfident(40)
     margin = scores[:, 0] - scores[:, 1]
     turned = pairs.label.copy()

@@ -1,4 +1,4 @@
-"""reward_distill on a tiny run: what the student learns and leaves, and what RL does with it."""
+"""reward_distill on a tiny run: the student's training, its files, and its use in RL."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_accuracy_by_hand():
 
 
 def test_agreement_by_hand():
-    """Three pairs told apart, two of them alike; a pair the teacher does not tell apart counts for the correlation alone."""
+    """The teacher separates three pairs, and the student agrees on two; a tied pair counts only for the correlation."""
     teacher = np.asarray([[1.0, 0.0], [0.0, 1.0], [2.0, 0.0], [1.0, 1.0]])
     student = np.asarray([[0.5, 0.1], [0.2, 0.9], [0.3, 0.4], [0.6, 0.5]])
     found = agreement(teacher, student)

@@ -1,4 +1,4 @@
-"""What RL may be rewarded by, on tiny runs: a callable and every way in which it may fail, a verifier, ratings, sums."""
+"""Rewards of RL on tiny runs: a callable and its failures, a verifier, ratings, sums."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ def test_pitfall_20_a_reward_may_be_a_callable(done, tmp_path, caplog):  # noqa:
     workdir = started(done, tmp_path / "run")
     run(workdir, **changes(path))
     metrics = read_metrics(workdir / "ppo" / "metrics.jsonl")
-    assert [row["kept"] for row in metrics] == [7.0] * 3  # the NaN of each batch is left out
+    assert [row["kept"] for row in metrics] == [7.0] * 3  # the NaN of each batch is dropped
     assert [row["score"] for row in metrics] == pytest.approx([0.73] * 3)  # pitfall 1: not rounded
     assert np.isfinite([row["policy_loss"] for row in metrics]).all()
     seen = [eval(line, {"null": None}) for line in path.with_suffix(".jsonl").read_text().splitlines()]
     assert len(seen) == 24
     prompt, response, name, source = seen[0]
     assert prompt[-1]["role"] == "user" and isinstance(response, str) and source == "rl" and name.startswith("rl-")
-    assert [row[2] for row in seen[0::2]] == [row[2] for row in seen[1::2]]  # groups of two stand together
+    assert [row[2] for row in seen[0::2]] == [row[2] for row in seen[1::2]]  # groups of two are contiguous
     assert "gave no score for 1 of 8 responses" in caplog.text
     assert read(workdir / "summary.json")["models"] == ["base", "sft", "ppo"]
     path.write_text(GOOD + "\n# changed\n")
@@ -225,7 +225,7 @@ def test_what_would_be_ignored_or_fail_later_is_refused(changes, message):
 
 
 def test_the_parts_of_a_sum_are_means_over_all_rows_that_have_a_score(done, tmp_path):  # noqa: F811
-    """Groups without a difference are left out of the loss, not of the metrics."""
+    """Groups of equal scores are dropped from the loss, not from the metrics."""
     path = tmp_path / "mine.py"
     path.write_text("def score(prompts, responses, **columns):\n    return [2.0] * len(responses)\n")
     workdir = started(done, tmp_path / "run")

@@ -66,6 +66,6 @@ def test_pitfall_19_a_crash_loses_at_most_the_rows_in_flight(tmp_path, monkeypat
         made.write(1, [{"n": 1}, {"n": 2}])
     monkeypatch.undo()
     assert made.finished(2) == [True, False]
-    assert [row["n"] for row in made.read()] == [0]  # what was half written is no shard
+    assert [row["n"] for row in made.read()] == [0]  # a partially written file is not a shard
     made.write(1, [{"n": 1}, {"n": 2}])
     assert [row["n"] for row in made.read()] == [0, 1, 2]

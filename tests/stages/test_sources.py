@@ -1,4 +1,4 @@
-"""Where prompts come from: a file of prompts with columns, split, fitted and told of."""
+"""Prompts from a file with columns: split, truncation and counts."""
 
 from __future__ import annotations
 

@@ -143,7 +143,7 @@ def _ppo(path: Path, draw: random.Random) -> None:
 
 
 def _evaluate(path: Path, gold: bool) -> None:
-    """Sixteen prompts, kinds in turn. The base helps with everything and is rude; the others refuse what is harmful."""
+    """Sixteen prompts with alternating kinds. The base always helps and is rude; the others refuse harmful requests."""
     rows = []
     for model in MODELS:
         for index in range(16):

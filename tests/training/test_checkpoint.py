@@ -33,12 +33,12 @@ def restored(directory, abstract):
 
 
 _FULL = ('RESOURCE_EXHAUSTED: Error writing local file "/x/_sharding": Failed to write 4335 bytes to file 12: '
-         "No space left on device [os_error_code='28']")  # As TensorStore tells of it.
+         "No space left on device [os_error_code='28']")  # TensorStore's message.
 
 
 @pytest.mark.parametrize("fails", ["save", "wait_until_finished"])
 def test_a_full_disk_is_the_error_of_the_system(tmp_path, monkeypatch, caplog, fails):
-    """Which entry points tell in a sentence; the threads of Orbax say no more of it."""
+    """Entry points report it as one sentence; the threads of Orbax print nothing else."""
     def fail(*_, **__):
         for name in ("absl", "asyncio"):
             logging.getLogger(name).error("a thread failed", exc_info=ValueError(_FULL))
@@ -81,7 +81,7 @@ def test_pitfall_12_all_state_comes_back_on_any_mesh(tmp_path, first, second):
 
 
 def test_a_checkpoint_holds_what_it_was_given_though_the_buffers_are_donated_at_once(tmp_path):
-    """Writing goes on in the background while the next step overwrites the very memory."""
+    """Writing continues in the background while the next step overwrites the memory."""
     advance = jax.jit(lambda tree: jax.tree.map(lambda x: x + 1, tree), donate_argnums=0)
     state = {f"part {i}": jnp.full((256, 256), float(i)) for i in range(12)}
     checkpointer = Checkpointer(tmp_path)

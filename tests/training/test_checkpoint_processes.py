@@ -1,4 +1,4 @@
-"""A run of four processes goes on in one and the reverse, whatever the mesh; on the same mesh nothing changes by a bit."""
+"""A run of four processes continues in one and the reverse, on any mesh; on the same mesh it is bit-identical."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ LOADER = EpochLoader(len(ROWS.tokens), 8, seed=0)
 
 
 class Stopped(Exception):
-    """Stands for an interruption."""
+    """Simulates an interruption."""
 
 
 def train(directory: pathlib.Path, mesh, stop: int | None = None):
-    """The state after STEPS steps, with what is in `directory`; with `stop`, only its checkpoint is left there."""
+    """Return the state after STEPS steps, resumed from `directory`; with `stop`, only write a checkpoint."""
     model = tiny.model(mesh)
 
     def step_fn(state, step):
@@ -86,7 +86,7 @@ def program() -> None:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> pathlib.Path:
-    """What the four processes left, beside a run of one process that they went on with."""
+    """The files of the four processes, and of a run of one process that they continued."""
     folder = tmp_path_factory.mktemp("four")
     train(folder / "of one", ONE, stop=CUT)
     shutil.copytree(folder / "of one", folder / "one")

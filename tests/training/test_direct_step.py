@@ -50,7 +50,7 @@ def judged(batch: AnswerPairs, objective: str) -> AnswerPairs:
 
 
 def scattered(batch: AnswerPairs, width: int = 20) -> AnswerPairs:
-    """The same rows, each followed by one that does not count and holds garbage, and all of them padded further."""
+    """The same rows, each followed by an invalid row of garbage, with more padding."""
     rows, _, narrow = batch.tokens.shape
 
     def twice(x, garbage):
@@ -153,7 +153,7 @@ def test_a_policy_that_is_its_own_reference_has_loss_log_2():
 
 @pytest.mark.parametrize("objective", OBJECTIVES.names())
 def test_pitfall_08_packed_micro_batches_and_rows_that_do_not_count_change_nothing(objective):
-    """Nor does what stands there, though KTO's KL and BCO's mean reward are taken over the whole batch."""
+    """Nor does the content of padding rows, although KTO's KL and BCO's mean reward cover the whole batch."""
     batch = judged(pairs(), objective)
     # The transport kinds sort the whole batch, and have no micro-batches. Else each is a row for each answer of a pair.
     tokens = 0 if objective.startswith("aot") else 2 * 20
@@ -189,8 +189,8 @@ LENGTHS = st.tuples(UP_TO_8, UP_TO_8, UP_TO_8, UP_TO_8, st.integers(0, 16), st.b
 @settings(deadline=None, max_examples=15)
 @given(st.lists(LENGTHS, min_size=6, max_size=6), st.integers(0, 99))
 def test_pairs_of_any_lengths_are_learnt_packed_as_each_answer_alone(objective, lengths, seed):
-    """lengths: of both prompts and both answers, how far the two sequences are alike, and whether the pair counts. Packed with
-    and without what is alike standing once, in parts of 4 rows of 16."""
+    """lengths: of both prompts and both answers, length of the shared prefix, and whether the pair counts. Packed with and
+    without prefix sharing, in parts of 4 rows of 16."""
     rng, numbers = np.random.default_rng(seed), np.asarray(lengths)
     prompt, length, alike = numbers[:, :2], numbers[:, :2] + numbers[:, 2:4], numbers[:, 4]
     tokens = rng.integers(0, 32, (6, 2, 16))

@@ -85,7 +85,7 @@ def summed(model, params, batch):
 @settings(deadline=None, max_examples=15)
 @given(st.lists(st.integers(1, 12), min_size=1, max_size=7), st.sampled_from([12, 17, 24]), st.integers(0, 99))
 def test_documents_packed_in_any_rows_are_learnt_as_each_alone(mesh, lengths, row_length, seed):
-    """Of 1 to 12 tokens, in 8 rows of 24 of which those behind `row_length` are padding; alone, a document has its own row."""
+    """Documents of 1 to 12 tokens in 8 rows of 24, with padding after `row_length`; alone: one document per row."""
     rng, model, params = np.random.default_rng(seed), tiny.model(mesh), tiny.host_params()
     documents = [(rng.integers(0, 32, n).tolist(), rng.choice([0.0, 0.5, 1.0], n).tolist()) for n in lengths]
     total, gradient = 0.0, jax.tree.map(np.zeros_like, params)

@@ -29,11 +29,11 @@ LOADER = EpochLoader(len(ROWS.tokens), 4, seed=0)
 
 
 class Killed(Exception):
-    """Stands for the end of a process."""
+    """Simulates the end of a process."""
 
 
 def train(directory, stop_before=None, seen=None, mesh=None):
-    """Trains in `directory`, from its newest checkpoint where there is one."""
+    """Train in `directory`, from its newest checkpoint if there is one."""
     model = MODEL if mesh is None else tiny.model(mesh)
 
     def step_fn(state, step):

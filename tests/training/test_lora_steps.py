@@ -91,7 +91,7 @@ def check_chain_rule(params, found, full):
 
 
 def unchanged(base, host):
-    """Still there (not donated), and byte for byte what it was."""
+    """Not donated, and byte for byte unchanged."""
     tiny.assert_trees_equal(tiny.to_host(base), host)
 
 
@@ -112,7 +112,7 @@ def test_an_update_is_the_chain_rules_and_leaves_the_base(kind):
 
 @pytest.mark.parametrize("critic", ["separate", "shared"])
 def test_a_ppo_update_is_the_chain_rules_and_leaves_the_base(critic):
-    """Policy and critic stand on one base, each with its own adapters; or share them."""
+    """Policy and critic share one base, with separate or shared adapters."""
     plain = dataclasses.replace(tiny.setup(epochs=1, minibatches=1, critic=critic), policy_optimizer=SGD, critic_optimizer=SGD)
     setup = dataclasses.replace(
         plain, policy=dataclasses.replace(plain.policy, lora=LORA), critic=dataclasses.replace(plain.critic, lora=LORA)

@@ -1,4 +1,4 @@
-"""float16: the rule of the loss scale, and training that it must not change but for rounding."""
+"""float16: the rule of the loss scale, which changes training only by rounding."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_gradients_are_those_without_a_scale_and_small_ones_survive():
     for micro_batches in (1, 2):
         (loss, aux), gradient = accumulate(loss_fn, w, parts_of(x, micro_batches), loss_scale=scale(2.0**20))
         assert float(loss) == float(aux.sums["loss"]) == pytest.approx(x.astype(float).sum() / 1e8, rel=1e-6)
-        # Of each product one rounding, and of their sum one: by 2^-11 of what is added up.
+        # One rounding for each product and one for their sum: 2^-11 of the summands.
         np.testing.assert_allclose(gradient, x.astype(float).sum(0) / 1e8, rtol=0, atol=2 * EPS * 10 / 1e8)
     _, lost = accumulate(loss_fn, w, parts_of(x, 1))
     assert not np.asarray(lost).any()
@@ -202,7 +202,7 @@ def test_policy_and_critic_have_a_scale_each():
 
 
 def test_an_overflow_is_explained_by_the_scale_but_not_a_loss_that_is_not_finite():
-    """What the run-time check of RL counts."""
+    """The number that the run-time check of RL reports."""
     model, state = start(first=2.0**24)
     _, metrics = lm_step(state, LmArguments(model=model, optimizer=SGD, batch=ROWS))
     assert float(metrics["skipped"]) == 1 and float(unexplained(metrics)) == 0

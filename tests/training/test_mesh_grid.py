@@ -1,6 +1,6 @@
 """One training step, log-probabilities and sampled tokens on every kind of mesh, against one device.
 
-Every mesh is of 8 CPU devices. The model's sizes are the least that all of them divide.
+Every mesh is of 8 CPU devices. The model has the smallest sizes that all of them divide.
 """
 
 from __future__ import annotations

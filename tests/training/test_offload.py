@@ -1,4 +1,4 @@
-"""Offloading: where arrays lie, that their bytes are freed, and that checkpoints do not mind."""
+"""Offloading: placement of arrays, freeing of their bytes, and checkpoints."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_an_optimizer_state_goes_to_host_memory_and_comes_back_as_it_was(mesh):
 
 @pytest.mark.parametrize(("first", "second"), [(None, None), ((2, 2, 2), None), (None, (2, 2, 2))])
 def test_checkpoints_do_not_mind_where_the_optimizer_state_was(tmp_path, first, second):
-    """Saved from host memory and read into it or not, on the same devices or others; and the buffers may go on at once."""
+    """Saved from host memory and restored into it or not, on the same or other devices; buffers can be reused immediately."""
     (_, state), model = fresh(first), tiny.model(second)
     before = tiny.to_host(state)
     for number, offloaded in enumerate((True, False)):

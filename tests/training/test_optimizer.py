@@ -84,7 +84,7 @@ def test_tensorflows_form_moves_less_where_gradients_are_tiny():
 
 
 def test_gradients_are_clipped_by_their_global_norm():
-    """Norm 5 to 1, before Adam: its moments see 0.6 and 0.8. None leaves them alone."""
+    """Norm 5 to 1, before Adam: its moments see 0.6 and 0.8. None disables clipping."""
     gradient = {"blocks": {"a": jnp.array([[3.0]])}, "b": jnp.array([4.0])}
     params = jax.tree.map(jnp.zeros_like, gradient)
 
@@ -123,7 +123,7 @@ TWO = {"blocks": {"mlp": {"up": UP}}, "embedding": np.array([[0.3, -0.7], [1.1, 
 
 
 def one_by_one(optimizer, steps):
-    """The same weights in a flat tree, layers apart, after `steps` of the optimizer given on gradients that are the weights."""
+    """The same weights in a flat tree with separate layers, after `steps` optimizer steps with the weights as gradients."""
     params = {"0": UP[0], "1": UP[1], "embedding": TWO["embedding"]}
     state = optimizer.init(params)
     for _ in range(steps):
@@ -169,7 +169,7 @@ def test_a_large_matrix_has_a_factored_moment():
 
 @pytest.mark.parametrize(("kind", "numbers"), [("adamw", 2), ("lion", 1), ("muon", 1), ("adafactor", 0)])
 def test_numbers_kept_for_each_number_of_a_large_kernel(kind, numbers):
-    """What docs/memory.md says of each: 8, 4, 4 and nearly 0 bytes a parameter."""
+    """The figures of docs/memory.md: 8, 4, 4 and nearly 0 bytes per parameter."""
     shapes = {"blocks": {"mlp": {"up": jax.ShapeDtypeStruct((2, 512, 1024), jnp.float32)}}}
     state = jax.eval_shape(make_optimizer(Optimizer(kind=kind), 10).init, shapes)
     assert sum(leaf.size for leaf in jax.tree.leaves(state)) / (2 * 512 * 1024) == pytest.approx(numbers, abs=0.004)

@@ -1,4 +1,4 @@
-"""Which sequence goes where: every token of those that count stands once in a row, and is found again."""
+"""Placement of sequences: every valid token occurs once in a row and can be located."""
 
 from __future__ import annotations
 

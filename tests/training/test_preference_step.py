@@ -1,4 +1,4 @@
-"""The preference model's step: where it reads its score, and the loss on soft labels."""
+"""The preference model's step: the position of its score, and the loss on soft labels."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def pairs():
 
 
 def step(batch, tokens=None, branches=True):
-    """(gradient, metrics) of one step; with tokens by packed micro-batches of so many."""
+    """Return (gradient, metrics) of one step; tokens: size of packed micro-batches."""
     packed = None if tokens is None else pack_pairs(batch, tokens, None, branches=branches)
     state = init_state(MODEL, SGD, tiny.place(MODEL, tiny.host_params("scalar")), jax.random.key(0))
     given = PreferenceArguments(model=MODEL, optimizer=SGD, centering_coef=CENTERING, batch=batch, packed=packed)
@@ -86,11 +86,11 @@ def test_a_margin_by_hand(pairs):
 @example([(1, 1, 0)] * 4 + [(1, 2, 1)] + [(1, 1, 0)] * 3)
 @given(st.lists(st.tuples(st.integers(1, 10), st.integers(1, 10), st.integers(0, 10)), min_size=8, max_size=8))
 def test_packed_micro_batches_change_nothing(pairs, tokens, lengths):
-    """Of sequences of any two lengths that begin alike as far as the third number says. What is alike may stand once."""
+    """Pairs of sequences with two lengths and a shared prefix of the third length, optionally stored once."""
     length, alike = np.split(np.asarray(lengths, np.int32), [2], axis=1)
     both = np.where(np.arange(10) < alike[..., None], pairs.tokens[:, :1], pairs.tokens)
     pairs = dataclasses.replace(pairs, tokens=both, length=length)
-    # Of equal sequences, or of a token and the same one twice, rounding would say which is better.
+    # For equal sequences, or a token and its repetition, rounding would decide which is better.
     tied = np.abs(np.diff(expected_scores(pairs), axis=1)[:, 0]) < 1e-5
     pairs = dataclasses.replace(pairs, label=np.where(tied, np.float32(0.5), pairs.label))
     gradient, metrics = step(pairs)

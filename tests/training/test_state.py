@@ -1,4 +1,4 @@
-"""Training state: what is sharded, what a restore needs to know, and steps that are not finite."""
+"""Training state: sharding, restoring, and non-finite steps."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_every_matrix_and_its_moments_lie_in_quarters(head):
 
 
 def test_pitfall_15_all_roles_of_ppo_are_sharded():
-    """Elsewhere the reference and the reward model lay whole on every device, although the policy was sharded."""
+    """In other systems the reference and the reward model were replicated although the policy was sharded."""
     setup = tiny.setup((2, 2, 2))
     state, frozen = tiny.state(setup), tiny.roles(setup)
     for tree in (state.policy.params, state.critic.params, frozen.reference, frozen.preference):

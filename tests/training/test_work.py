@@ -1,4 +1,4 @@
-"""Operations of batches, against those of their sequences one by one."""
+"""FLOPs of batches, compared with those of their sequences."""
 
 from __future__ import annotations
 
