@@ -32,6 +32,7 @@ from overoptimization_gold import Start, gold_model, start_answers
 from overoptimization_plot import plot
 from overoptimization_setup import Answers, Settings, Study, agreement, count, read_config
 
+from jaxalign import streams
 from jaxalign.algorithms.best_of_n import analytic_kl, expected_best_of
 from jaxalign.algorithms.rewards import score_statistics
 from jaxalign.data.chat import styles
@@ -43,9 +44,13 @@ from jaxalign.records import PairBatch, Rollout
 from jaxalign.rewards.base import BaseReward, RewardBatch
 from jaxalign.rewards.base import Scored as Scores
 from jaxalign.rewards.scorer import Scorer, raw_rollout_scores
+from jaxalign.rl.iteration import Iteration
+from jaxalign.rl.prompts import PromptStream
 from jaxalign.rl.responses import response_mask, response_stats
 from jaxalign.rl.state import init_ppo_state
-from jaxalign.stages.ppo import Iteration
+from jaxalign.rollout.engine import Engine
+from jaxalign.rollout.sampler import LocalSampler
+from jaxalign.stages.shared import common
 from jaxalign.stages.shared.base import write_json
 from jaxalign.stages.shared.manifest import read_manifest
 from jaxalign.training.checkpoint import copy_params
@@ -142,10 +147,15 @@ def reinforce(study: Study, proxy: Scored, gold: Scored, folder: Path) -> list[d
     settings = study.settings
     folder.mkdir(parents=True, exist_ok=True)
 
-    context = dataclasses.replace(study.context, directory=folder)
-    iteration = Iteration(
-        context, study.setup, FrozenRole(study.start), ProxyReward(proxy), study.prompts["rl"], study.ids["rl"], study.tokenizer
+    section, config = study.setup.config, study.context.config
+    stream = PromptStream(
+        study.prompts["rl"], study.ids["rl"], section.batch, section.group_size, config.seed, streams.LOADERS["ppo"]
     )
+    engine = Engine(study.setup.policy, section.batch, config.model.max_length, stream.width)
+    iteration = Iteration(
+        study.setup, stream, LocalSampler(engine), engine.padding, common.sampling(section, study.tokenizer, config.data.style),
+        ProxyReward(proxy), study.tokenizer, FrozenRole(study.start),
+    )  # fmt: skip
     state = init_ppo_state(study.setup, copy_params(study.start), None, study.key(30))
     points = []
     for step in range(settings.measured_at[-1] + 1):

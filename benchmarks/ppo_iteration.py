@@ -4,7 +4,7 @@
     python benchmarks/ppo_iteration.py --vocab 64 --new 256 --vs trl --peer-python PYTHON --peer-script trl_ppo.py
 
 Samples, scores by a preference model, computes reference log-probs, values and advantages, and updates policy and critic with
-AdamW, one epoch in one minibatch: `stages.ppo.Iteration`, as in a run. Prompts and weights are random, and all
+AdamW, one epoch in one minibatch: `rl.iteration.Iteration`, as in a run. Prompts and weights are random, and all
 prompts have the same length. With --stop a response ends at that token: with 64 tokens an untrained model draws it after 63 on
 average. With --parts each phase is timed separately, with a wait after each, which makes the iteration slightly slower.
 """
@@ -37,6 +37,7 @@ from common import (
 )
 from versus import add_flags, compare, table
 
+from jaxalign import streams
 from jaxalign.config import Config, from_config_dict
 from jaxalign.models.configured import configured_model
 from jaxalign.parallel.ahead import Ahead
@@ -44,11 +45,14 @@ from jaxalign.parallel.rows import placed
 from jaxalign.records import Prompt
 from jaxalign.rewards.learnt import LearntReward
 from jaxalign.rewards.scorer import Scorer
+from jaxalign.rl import iteration as rl_iteration
 from jaxalign.rl.ahead import compile_ahead
+from jaxalign.rl.iteration import Iteration
+from jaxalign.rl.prompts import PromptStream
 from jaxalign.rl.state import init_ppo_state, make_ppo_setup
 from jaxalign.rollout.engine import Engine
-from jaxalign.stages import ppo
-from jaxalign.stages.shared.base import StageContext
+from jaxalign.rollout.sampler import LocalSampler
+from jaxalign.stages.shared import common
 from jaxalign.training.offload import FrozenRole
 
 FLAGS = ("layers", "dim", "heads", "ffn", "vocab", "batch", "prompt", "new", "steps")
@@ -90,24 +94,28 @@ class Run:
         policy, critic = self.setup.policy, self.setup.critic
         stops = Stops(() if options.stop is None else (options.stop,))
         prompts = random_prompts(options, PROMPTS * options.batch)
+        questions = [Prompt(str(i), (), "random") for i in range(len(prompts))]
+        stream = PromptStream(
+            questions, prompts, config.ppo.batch, config.ppo.group_size, config.seed, streams.LOADERS["ppo"]
+        )
+        engine = Engine(self.setup.policy, config.ppo.batch, config.model.max_length, stream.width)
+        sampling = common.sampling(config.ppo, stops)
         if ahead is not None:
-            engine, sampling = ppo.engine_of(config, self.setup, prompts), ppo.common.sampling(config.ppo, stops)
-            first = ppo.first_batch(config, prompts)
-            compile_ahead(ahead, self.setup, engine, sampling, first, Scorer(critic))
+            compile_ahead(ahead, self.setup, engine, sampling, stream.at(0).ids, Scorer(critic))
         roles = (policy, 1), (policy, 1), (critic, 2), (critic, 3)
         weights = [placed(random_params(model, seed)) for model, seed in roles]  # Placed like loaded weights.
-        context = StageContext(config, folder, folder, False)
-        self.iteration = ppo.Iteration(
-            context, self.setup, FrozenRole(weights[1]), LearntReward(Scorer(critic), FrozenRole(weights[3])),
-            [Prompt(str(i), (), "random") for i in range(len(prompts))], prompts, stops,
+        self.engine = engine
+        self.iteration = Iteration(
+            self.setup, stream, LocalSampler(engine), engine.padding, sampling,
+            LearntReward(Scorer(critic), FrozenRole(weights[3])), stops, FrozenRole(weights[1]),
         )  # fmt: skip
         self.state = init_ppo_state(self.setup, weights[0], weights[2], jax.random.key(options.seed))
         self.number, self.compilations = 0, Compilations()
 
     def warm_up(self) -> None:
         """Compile every program that sampling can need, and run the first iterations."""
-        longest = max(map(len, self.iteration.prompts))
-        self.iteration.engine.warm_up(self.state.policy.params, self.iteration.sampling, longest)
+        longest = max(map(len, self.iteration.stream.ids))
+        self.engine.warm_up(self.state.policy.params, self.iteration.sampling, longest)
         for number in range(WARM_UP):
             progress(f"warm-up {number + 1}: {self.step()[0]:.3f} s")
         self.fresh = jax.tree.map(jnp.copy, self.state)
@@ -144,13 +152,15 @@ def parts() -> Iterator[dict[str, list[float]]]:
 
         return watch
 
-    kept = Engine.rollout, ppo.make_experience, ppo.ppo_update
-    Engine.rollout = watched("generate", kept[0])
-    ppo.make_experience, ppo.ppo_update = watched("experience", kept[1]), watched("update", kept[2])
+    names = {"sample_rollout": "generate", "make_experience": "experience", "ppo_update": "update"}
+    kept = {name: getattr(rl_iteration, name) for name in names}
+    for name, phase in names.items():
+        setattr(rl_iteration, name, watched(phase, kept[name]))
     try:
         yield found
     finally:
-        Engine.rollout, ppo.make_experience, ppo.ppo_update = kept
+        for name, call in kept.items():
+            setattr(rl_iteration, name, call)
 
 
 def workload_parser(doc: str, *unused: str) -> argparse.ArgumentParser:

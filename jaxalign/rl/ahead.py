@@ -53,7 +53,8 @@ class Shapes:
         """`batch` responses of at most `new_tokens` to prompts padded to `prompt` tokens."""
         row, each = self.rows(jnp.int32, batch), (batch, new_tokens)
         tokens = self.rows(jnp.int32, batch, prompt + new_tokens)
-        return Rollout(tokens, row, row, self.rows(jnp.float32, *each), self.rows(jnp.bool_, batch))
+        logprobs, versions = self.rows(jnp.float32, *each), self.rows(jnp.int32, *each)
+        return Rollout(tokens, row, row, logprobs, self.rows(jnp.bool_, batch), versions)
 
     def parts(self, sequences: int, rows: int, most: int, T: int, plans: int | None = None) -> PackedParts:
         """`sequences` in at most `most` parts of `rows` rows of T tokens; for several minibatches with `plans`."""

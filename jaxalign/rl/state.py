@@ -1,4 +1,4 @@
-"""What PPO trains and carries from one iteration to the next, and its shapes for a restore."""
+"""The training state of RL, and all that is fixed during a run."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ import jax
 import jax.numpy as jnp
 
 from jaxalign.config import Ppo
-from jaxalign.models.model import Model
+from jaxalign.models.model import Model, Params, scalar_from_lm
 from jaxalign.parallel.rows import placed
 from jaxalign.rl.estimators import estimator_of
+from jaxalign.training.checkpoint import copy_params
 from jaxalign.training.optimizer import make_optimizer
 from jaxalign.training.state import TrainState, abstract_state, init_state
 
@@ -19,9 +20,13 @@ from jaxalign.training.state import TrainState, abstract_state, init_state
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class PPOState:
-    """step int32 []: iterations done (the data cursor); kl_coef float32 []; two TrainStates with their own optimizers.
+    """All that changes during a run; one pytree, saved and restored as a whole.
 
-    critic is None where the advantages need none, and where it is a head of the policy's.
+    Attributes:
+      step: int32 [], the number of iterations done, which is also the data cursor.
+      policy: parameters and optimizer of the policy.
+      critic: those of the critic; None where there is none or it is a head of the policy.
+      kl_coef: float32 [], the weight of the KL penalty.
     """
 
     step: jax.Array
@@ -32,9 +37,13 @@ class PPOState:
 
 @dataclasses.dataclass(frozen=True)
 class PPOSetup:
-    """Everything fixed during a run, hashable, hence static for jit.
+    """Everything fixed during a run; hashable, hence static for jit.
 
-    policy has an LM head, critic a scalar head. Where the critic is shared both are the policy's trunk with both heads.
+    Attributes:
+      policy: a model with an LM head, and a scalar head beside it where the critic shares its trunk.
+      critic: a model with a scalar head; the same as `policy` where it shares the trunk.
+      policy_optimizer, critic_optimizer: optax transformations. They equal only themselves, so a run makes one setup.
+      config: the section `config.ppo`.
     """
 
     policy: Model
@@ -45,11 +54,18 @@ class PPOSetup:
 
     @property
     def has_critic(self) -> bool:
+        """Whether the advantage estimator reads values."""
         return estimator_of(self.config).needs_critic
 
     @property
     def shares_trunk(self) -> bool:
+        """Whether the critic is a head on the policy's trunk."""
         return self.has_critic and self.config.critic == "shared"
+
+    @property
+    def owns_critic(self) -> bool:
+        """Whether there is a critic with weights of its own."""
+        return self.has_critic and not self.shares_trunk
 
     @property
     def values_in_update(self) -> bool:
@@ -58,11 +74,11 @@ class PPOSetup:
 
     @property
     def runs_critic(self) -> bool:
-        """Whether a rollout's values are computed with its log-probs, before any update."""
+        """Whether values are computed with the log-probabilities of a rollout, before the update."""
         return self.has_critic and not self.values_in_update
 
     def critic_to_run(self, state: PPOState):
-        """The parameters of a critic of its own, where it is run so; else None."""
+        """The parameters of a critic of its own that runs before the update; else None."""
         return None if state.critic is None or self.values_in_update else state.critic.params
 
     @property
@@ -72,25 +88,32 @@ class PPOSetup:
 
     @property
     def loss_reads_reference(self) -> bool:
-        """Whether the policy's loss runs the reference itself: its log-probs at the sampled tokens are not enough."""
+        """Whether the policy's loss runs the reference, as its log-probabilities at the sampled tokens are not enough."""
         return self.config.kl_in == "loss" and self.config.kl_estimator == "full"
 
     @property
     def recomputes(self) -> bool:
-        """Whether the old log-probs are always the trainer's, the sampler's being needed for a ratio between the two."""
+        """Whether the old log-probabilities are always the trainer's, because a ratio to the sampler's is needed."""
         return self.config.sampler_correction != "none" or estimator_of(self.config).needs_trainer_logprobs
 
 
 def values_in_update(section: Ppo) -> bool:
-    """Whether the update makes the critic's values, and advantages of them, itself: with one update of a rollout they are those
-    of the forward pass that the critic learns by, and it need not be run before. (A shared critic's trunk needs the advantages
-    in that pass, and V-trace more than rewards and values.)"""
+    """Whether the update computes the critic's values, and the advantages from them.
+
+    With one update per rollout the values are those of the critic's forward pass in the update, so no other pass is run. The
+    estimator must need only rewards and values, and a shared trunk would need the advantages within that same pass.
+    """
     once = section.epochs * section.minibatches == 1
     return once and section.critic == "separate" and estimator_of(section).values_suffice
 
 
 def make_ppo_setup(section: Ppo, policy: Model) -> PPOSetup:
-    """Models, and optimizers over all updates of the run."""
+    """The setup of a run: models with their heads, and optimizers whose schedules span all updates.
+
+    Args:
+      section: `config.ppo`.
+      policy: a model with an LM head.
+    """
     updates = section.iterations * section.epochs * section.minibatches
     shared = section.critic == "shared" and estimator_of(section).needs_critic
     return PPOSetup(
@@ -103,14 +126,20 @@ def make_ppo_setup(section: Ppo, policy: Model) -> PPOSetup:
 
 
 def init_ppo_state(setup: PPOSetup, policy_params, critic_params, key: jax.Array) -> PPOState:
-    """The state before the first iteration; donates nothing, but its buffers may be donated later. critic_params are not
-    read where there is no critic of its own; policy_params hold the value head where it is shared."""
+    """The state before the first iteration.
+
+    Args:
+      setup: models, optimizers and options.
+      policy_params: trained parameters, `with_value_head`. The first update donates them.
+      critic_params: trained parameters of a critic of its own; not read without one.
+      key: the run's PRNG key, from which samples and shuffles follow.
+    """
     policy = init_state(setup.policy, setup.policy_optimizer, policy_params, key)
     coef = jnp.float32(setup.config.kl_coef)
     if setup.policy.sharding is not None:
         coef = jax.device_put(coef, setup.policy.sharding.replicated)
     critic = None
-    if setup.has_critic and not setup.shares_trunk:
+    if setup.owns_critic:
         critic = init_state(setup.critic, setup.critic_optimizer, critic_params, key)
         # Small arrays of equal value may share a buffer, and one buffer cannot be donated twice.
         critic = dataclasses.replace(critic, step=critic.step.copy(), key=critic.key.copy())
@@ -120,7 +149,33 @@ def init_ppo_state(setup: PPOSetup, policy_params, critic_params, key: jax.Array
 def abstract_ppo_state(setup: PPOSetup) -> PPOState:
     """ShapeDtypeStructs of `init_ppo_state`'s result."""
     policy = abstract_state(setup.policy, setup.policy_optimizer)
-    own_critic = setup.has_critic and not setup.shares_trunk
-    critic = abstract_state(setup.critic, setup.critic_optimizer) if own_critic else None
+    critic = abstract_state(setup.critic, setup.critic_optimizer) if setup.owns_critic else None
     coef = dict(sharding=policy.step.sharding) if setup.policy.sharding is not None else {}
     return PPOState(policy.step, policy, critic, jax.ShapeDtypeStruct((), jnp.float32, **coef))
+
+
+def with_value_head(setup: PPOSetup, params: Params) -> Params:
+    """A policy's parameters with a value head of zeros where the critic shares the trunk; else as they are."""
+    if not setup.shares_trunk:
+        return params
+    head = setup.policy.abstract()["score"]
+    return params | {"score": placed(jnp.zeros(head.shape, head.dtype, device=head.sharding), like=params)}
+
+
+def without_value_head(params: Params) -> Params:
+    """A policy's parameters without the value head."""
+    return {name: value for name, value in params.items() if name != "score"}
+
+
+def critic_from(setup: PPOSetup, start: Params, key: jax.Array) -> Params:
+    """Fresh parameters of a critic of its own: the policy's trunk with a head of zeros, so that all values are 0.
+
+    Args:
+      setup: models, optimizers and options.
+      start: the policy's starting parameters, joined with a frozen base.
+      key: a PRNG key, for fresh adapters.
+    """
+    if setup.critic.lora is not None:
+        return setup.critic.init_adapters(start, key)
+    critic = scalar_from_lm(start, setup.critic.init(key))
+    return copy_params(critic | {"score": jnp.zeros_like(critic["score"])})

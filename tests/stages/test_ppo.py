@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import gc
 import json
 import logging
@@ -11,20 +12,26 @@ import jax
 import numpy as np
 import pytest
 
-from jaxalign.config import Checks, Config, Mesh
+from jaxalign.config import Checks, Config
 from jaxalign.errors import UserError
 from jaxalign.parallel.ahead import Ahead
 from jaxalign.rewards import learnt
 from jaxalign.rewards.learnt import LearntReward
 from jaxalign.rl import ahead as rl_ahead
 from jaxalign.rl import experience, step_zero
+from jaxalign.rl import iteration as rl_iteration
 from jaxalign.rl import update as ppo_step
+from jaxalign.rl.iteration import Iteration
+from jaxalign.rl.prompts import PromptStream
 from jaxalign.rl.update import ppo_update
 from jaxalign.rollout import decode, forecast, ring
 from jaxalign.rollout.engine import Engine
+from jaxalign.rollout.sampler import LocalSampler
 from jaxalign.stages import ppo as stage
-from jaxalign.stages.ppo import CHECKS, Iteration
+from jaxalign.stages.ppo import CHECKS
+from jaxalign.stages.shared import common
 from jaxalign.stages.shared.base import StageContext
+from jaxalign.streams import LOADERS
 from jaxalign.training import loss_scale
 from jaxalign.training.offload import FrozenRole
 from tests import tiny
@@ -34,16 +41,26 @@ from tests.parallel.test_ahead import SEEN, compiled
 TINIEST = 1e-12  # any rounding is above it
 
 
+def sampled_by(setup, prompts):
+    """(prompts of each iteration, engine, sampling) as the stage makes them."""
+    questions = [prompt(i) for i in range(len(prompts))]
+    stream = PromptStream(questions, prompts, setup.config.batch, setup.config.group_size, 0, LOADERS["ppo"])
+    engine = Engine(setup.policy, stream.batch, Config().model.max_length, stream.width)
+    return stream, engine, common.sampling(setup.config, WordTokenizer())
+
+
 def iterate(directory, steps=2, prompts=tiny.PROMPTS, offload=(), mesh=None, **changes):
     """(last state, metrics of each step) of some iterations."""
     setup = tiny.setup(mesh, epochs=1, minibatches=1, **changes)
-    config = dataclasses.replace(Config(), ppo=setup.config, mesh=Mesh(offload=offload))
-    context = StageContext(config, directory, directory, False)
+    context = StageContext(dataclasses.replace(Config(), ppo=setup.config), directory, directory, False)
     frozen = tiny.roles(setup)
     reward = LearntReward(tiny.scorer(setup), FrozenRole(frozen.preference, "frozen" in offload))
     reference = FrozenRole(frozen.reference, "frozen" in offload)
-    questions = [prompt(i) for i in range(len(prompts))]
-    iteration = Iteration(context, setup, reference, reward, questions, prompts, WordTokenizer())
+    stream, engine, sampling = sampled_by(setup, prompts)
+    iteration = Iteration(
+        setup, stream, LocalSampler(engine), engine.padding, sampling, reward, WordTokenizer(), reference,
+        offload_optimizer="optimizer" in offload, on_checks=functools.partial(stage.write_checks, context),
+    )  # fmt: skip
     state, metrics = iteration.rest(tiny.state(setup)), []
     for step in range(steps):
         state, row = iteration(state, step)
@@ -85,16 +102,13 @@ def test_what_is_compiled_ahead_is_what_the_iterations_call(tmp_path, monkeypatc
     if mesh is None:
         monkeypatch.setattr(tiny, "place", lambda _, params: jax.device_put(jax.tree.map(jax.numpy.array, params), here))
     setup, lowered = tiny.setup(mesh, epochs=1, minibatches=1, **changes), []
-    config = dataclasses.replace(Config(), ppo=setup.config)
     jax.clear_caches()
     forecast.forget()
     with Ahead() as ahead:
         add = ahead.add
         monkeypatch.setattr(ahead, "add", lambda *program: lowered.append((program[0], add(*program))))
-        sampling = stage.common.sampling(setup.config, WordTokenizer())
-        engine = stage.engine_of(config, setup, tiny.PROMPTS)
-        first = stage.first_batch(config, tiny.PROMPTS)
-        rl_ahead.compile_ahead(ahead, setup, engine, sampling, first, tiny.scorer(setup))
+        stream, engine, sampling = sampled_by(setup, tiny.PROMPTS)
+        rl_ahead.compile_ahead(ahead, setup, engine, sampling, stream.at(0).ids, tiny.scorer(setup))
         assert all(future.result() is not None for _, future in lowered)
     assert {*programs, decode.decode_chunk, ring.insert, ring.prefill} <= {fn for fn, _ in lowered}
     SEEN.clear()
@@ -140,7 +154,7 @@ def spoiled_updates(monkeypatch):
             experience = dataclasses.replace(experience, rewards=bad)
         return ppo_update(setup, state, experience, *rest)
 
-    monkeypatch.setattr(stage, "ppo_update", update)
+    monkeypatch.setattr(rl_iteration, "ppo_update", update)
 
 
 def test_a_gradient_that_is_not_finite_is_left_out_and_told_at_the_last_iteration_too(tmp_path, caplog, monkeypatch):
@@ -196,8 +210,9 @@ def bytes_by_phase(monkeypatch, *arguments, **changes):
         monkeypatch.setattr(where, name, outer)
 
     with monkeypatch.context() as monkeypatch:
-        for where, name, phase in ((Engine, "rollout", "sampling"), (learnt, "rollout_scores", "reward"),
-                                   (stage, "make_experience", "reference"), (stage, "ppo_update", "update")):  # fmt: skip
+        for where, name, phase in ((rl_iteration, "sample_rollout", "sampling"), (learnt, "rollout_scores", "reward"),
+                                   (rl_iteration, "make_experience", "reference"),
+                                   (rl_iteration, "ppo_update", "update")):  # fmt: skip
             watch(where, name, phase)
         return iterate(*arguments, **changes), found
 

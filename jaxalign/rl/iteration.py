@@ -1,0 +1,179 @@
+"""One iteration of RL: sample responses, score them, make experience of them, check it, and learn from it.
+
+Nothing here knows a work directory or a whole config: `Iteration` takes the setup, a sampler, a reward, prompts, the reference
+and hooks, and is called as `iteration(state, step) -> (state, metrics)`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxalign.algorithms.masked import masked_mean
+from jaxalign.data.tokenizers.load import Tokenizer
+from jaxalign.models import flops
+from jaxalign.models.adapters.lora import join
+from jaxalign.models.model import Params
+from jaxalign.parallel.rows import place_rows
+from jaxalign.records import Rollout
+from jaxalign.rewards.base import Reward, RewardBatch, Scored
+from jaxalign.rewards.scorer import LearntScore
+from jaxalign.rl.estimators import check_estimates, estimator_of
+from jaxalign.rl.experience import make_experience
+from jaxalign.rl.monitor import Monitor, OnChecks
+from jaxalign.rl.prompts import PromptBatch, PromptStream
+from jaxalign.rl.shaping import greedy_baseline
+from jaxalign.rl.state import PPOSetup, PPOState
+from jaxalign.rl.update import ppo_update
+from jaxalign.rollout.padding import Padding
+from jaxalign.rollout.sampler import Sampler, sample_rollout
+from jaxalign.rollout.sampling import Sampling
+from jaxalign.tracking.timing import Timeline
+from jaxalign.training import work
+from jaxalign.training.offload import FrozenRole, optimizer_to_device, optimizer_to_host
+from jaxalign.training.packed import part_rows, rows_split
+
+
+class Iteration:
+    """One iteration, `iteration(state, step) -> (state, metrics)`; the state is donated.
+
+    Args:
+      setup: models, optimizers and options.
+      stream: the prompts of each iteration.
+      sampler: writes the responses; it gets the policy's weights before each iteration.
+      padding: the shape of the rollout's arrays.
+      sampling: temperature, top-k, top-p, the most new tokens and the ids that end a response.
+      reward: scores the responses.
+      tokenizer: decodes responses for rewards that read text.
+      reference: the reference's parameters, joined with a frozen base.
+      frozen: the base under adapters, or None.
+      offload_optimizer: keep optimizer states in host memory outside the update.
+      on_checks: receives the checks of step 0.
+
+    Raises:
+      UserError: `config.ppo.micro_batch_tokens` is too small for one row.
+    """
+
+    def __init__(
+        self, setup: PPOSetup, stream: PromptStream, sampler: Sampler, padding: Padding, sampling: Sampling, reward: Reward,
+        tokenizer: Tokenizer, reference: FrozenRole, frozen: Params | None = None, offload_optimizer: bool = False,
+        on_checks: OnChecks | None = None,
+    ):  # fmt: skip
+        self.setup, self.stream, self.sampler, self.padding, self.sampling = setup, stream, sampler, padding, sampling
+        self.reward, self.tokenizer, self.reference, self.frozen = reward, tokenizer, reference, frozen
+        self.offloads_optimizer, self.fused = offload_optimizer, reward.fused()
+        self.monitor, self.timeline = Monitor(setup, on_checks), Timeline()
+        section, width = setup.config, min(padding.bucket + setup.config.max_new_tokens, padding.max_length)
+        part_rows(section.batch, width, section.micro_batch_tokens, *rows_split(setup.policy.sharding))
+
+    def __call__(self, state: PPOState, step: int) -> tuple[PPOState, dict[str, jax.Array]]:
+        batch, params = self.stream.at(step), join(self.frozen, state.policy.params)
+        key = jax.random.fold_in(jax.random.wrap_key_data(state.policy.key), step)
+        sampled = self.sample(params, batch, key, step)
+        with self.timeline.phase("score") as phase:
+            experience, metrics = jax.block_until_ready(self.score(state, params, batch, key, step, sampled))
+            phase.tokens, phase.flops = self._scoring_work()
+        self.monitor.settle()
+        self.monitor.scored(step, metrics)
+        check_estimates(
+            self.setup.config, experience.rewards, experience.values, experience.advantages, experience.returns
+        )
+        with self.timeline.phase("update") as phase:
+            state, learnt = jax.block_until_ready(self.update(state, experience))
+            epochs = float(learnt["epochs_run"])
+            phase.tokens, phase.flops = round(epochs * np.sum(self._lengths)), epochs * self._learning_work()
+        self.monitor.updated(step, learnt)
+        # With recomputed log-probabilities the sampler's gap is the rollout's, not the update's.
+        return state, {**learnt, **metrics} if self.setup.recomputes else {**metrics, **learnt}
+
+    def sample(self, params: Params, batch: PromptBatch, key: jax.Array, step: int) -> Rollout:
+        """Responses to the batch as a rollout on the devices, split over the batch axes. params: the policy's, joined."""
+        with self.timeline.phase("generate") as phase:
+            self.sampler.update(params, step)
+            listener = self.reward.listen(batch.prompts)
+            rollout = sample_rollout(self.sampler, self.padding, batch.ids, key, batch.rows, self.sampling, listener)
+            self._lengths = rollout.prompt_length + rollout.response_length
+            phase.tokens, phase.flops = work.sampled(self.setup.reference, rollout)
+            self._new_tokens = phase.tokens
+            return place_rows(self.setup.policy.sharding, rollout)
+
+    def score(self, state: PPOState, params: Params, batch: PromptBatch, key: jax.Array, step: int, sampled: Rollout):
+        """(experience, metrics) of a rollout. At step 0 the checks of step 0 run too."""
+        setup = self.setup
+        recompute = setup.recomputes or self.monitor.must_recompute(params, step, sampled)
+        scored = None if self.fused else self._scored(batch, sampled)
+        kept, baseline = None if scored is None else scored.kept, None
+        if estimator_of(setup.config).needs_greedy:
+            baseline, greedy_kept = self._baseline(batch, key)
+            kept = greedy_kept if kept is None else kept if greedy_kept is None else kept & greedy_kept
+        critic = params if setup.shares_trunk else join(self.frozen, state.critic.params) if setup.has_critic else None
+        with self.reference.on_device() as reference, self._scores(scored) as scores:
+            experience, metrics = make_experience(
+                setup, recompute, reference, params, critic, state.kl_coef, sampled, scores, kept, baseline, self.frozen
+            )
+            if step == 0:
+                self.monitor.step_zero(state, sampled, experience, reference, self.frozen)
+        counted = sampled.prompt_length > 0 if kept is None else (sampled.prompt_length > 0) & jnp.asarray(kept)
+        parts = {} if scored is None else scored.parts
+        return experience, metrics | {f"score_{name}": masked_mean(_total(x), counted) for name, x in parts.items()}
+
+    def update(self, state: PPOState, experience):
+        """(state, metrics): all epochs over the experience; the state is donated."""
+        if self.offloads_optimizer:
+            state = optimizer_to_device(state)
+        read = self.reference.on_device() if self.setup.loss_reads_reference else contextlib.nullcontext()
+        with read as reference:
+            state, metrics = ppo_update(self.setup, state, experience, self.frozen, reference)
+        return self.rest(state), metrics
+
+    def rest(self, state: PPOState) -> PPOState:
+        """A state, or its ShapeDtypeStructs, as it is outside the update: with `offload_optimizer` partly in host memory."""
+        return optimizer_to_host(state) if self.offloads_optimizer else state
+
+    def settle(self) -> None:
+        """Checks the last update; to be called after the last iteration."""
+        self.monitor.settle()
+
+    def _scored(self, batch: PromptBatch, rollout: Rollout) -> Scored:
+        return self.reward.score(RewardBatch(rollout, batch.prompts, batch.rows.start, self.tokenizer))
+
+    def _baseline(self, batch: PromptBatch, key: jax.Array):
+        """(float32 [B] rewards of greedy responses to the same prompts, bool [B] rows that have one or None for all)."""
+        greedy = dataclasses.replace(self.sampling, temperature=0.0)
+        best = sample_rollout(self.sampler, self.padding, batch.ids, key, batch.rows, greedy)
+        best = place_rows(self.setup.policy.sharding, best)
+        scored = self._scored(batch, best)
+        return greedy_baseline(self.setup.config, best, jnp.nan_to_num(jnp.asarray(scored.scores))), scored.kept
+
+    @contextlib.contextmanager
+    def _scores(self, scored: Scored | None):
+        """The scores for `make_experience`, or the fused reward model with its weights on the devices."""
+        if scored is not None:
+            yield scored.scores
+            return
+        with self.fused.role.on_device() as params:
+            yield LearntScore(self.fused.scorer, params)
+
+    def _scoring_work(self) -> tuple[int, float]:
+        """(tokens, FLOPs) of scoring the last rollout: reference, critic and a fused reward model."""
+        setup = self.setup
+        own = flops.forward(setup.critic, self._lengths) if setup.runs_critic else 0.0
+        if self.fused:
+            scorer = self.fused.scorer
+            own += scorer.members * flops.forward(scorer.model, self._lengths)
+        return int(np.sum(self._lengths)), own + flops.forward(setup.reference, self._lengths, self._new_tokens)
+
+    def _learning_work(self) -> float:
+        """FLOPs of one epoch over the last rollout."""
+        setup = self.setup
+        critic = flops.learning(setup.critic, self._lengths) if setup.owns_critic else 0.0
+        return critic + flops.learning(setup.policy, self._lengths, self._new_tokens)
+
+
+def _total(scores):
+    """float32 [B]: the score of each response, from scores [B] or [B, N]."""
+    return scores if jnp.ndim(scores) == 1 else jnp.sum(jnp.asarray(scores), axis=1)

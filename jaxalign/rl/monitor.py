@@ -1,0 +1,83 @@
+"""The run-time checks of an RL run: when they are made and what their failure leads to (`config.ppo.checks`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import jax
+
+from jaxalign.records import Experience, Rollout
+from jaxalign.rl.arguments import SamplerArguments
+from jaxalign.rl.checks import Check, act_on, gap_check, gradients_check, ratio_check, sampler_difference, unexplained
+from jaxalign.rl.state import PPOSetup, PPOState
+from jaxalign.rl.step_zero import step_zero_checks
+
+OnChecks = Callable[[Sequence[Check]], None]
+"""Receives the checks of step 0, to record them."""
+
+
+class Monitor:
+    """The checks of one run.
+
+    Every method raises UserError where a check fails whose policy is "stop".
+
+    Args:
+      setup: models, optimizers and options.
+      on_checks: receives the checks of step 0 before a failure stops the run; None: they are not recorded.
+      name: the section of the config in messages.
+    """
+
+    def __init__(self, setup: PPOSetup, on_checks: OnChecks | None = None, name: str = "ppo"):
+        self._setup, self._on_checks, self._name = setup, on_checks, name
+        self._config, self._policies = setup.config, setup.config.checks
+        self._pending: tuple[int, jax.Array, jax.Array] | None = None
+
+    def must_recompute(self, params, step: int, rollout: Rollout) -> bool:
+        """Whether the old log-probabilities of a fresh rollout must be the trainer's. params: the policy's, joined."""
+        config, policies, when = self._config, self._policies, f" at iteration {step}"
+        if policies.ratio == policies.sampler_gap == "warn":  # The first minibatch of the update measures both.
+            return False
+        found = sampler_difference(SamplerArguments(
+            model=self._setup.policy, temperature=config.temperature, params=params, rollout=rollout
+        ))  # fmt: skip
+        gap = gap_check(float(found.gap), config.sampler_tolerance, when)
+        if policies.sampler_gap != "warn" and self._act_on(gap):
+            return True
+        ratio = ratio_check(float(found.ratio), config.sampler_tolerance, when)
+        return policies.ratio != "warn" and self._act_on(ratio)
+
+    def step_zero(self, state: PPOState, sampled: Rollout, experience: Experience, reference, frozen) -> None:
+        """Runs the five checks before the first update. reference: its parameters, joined with `frozen`."""
+        checks = step_zero_checks(
+            self._setup, reference, state.policy.params, sampled, experience, state.kl_coef, frozen
+        )
+        if self._on_checks is not None:
+            self._on_checks(checks)
+        done = self._policies.sampler_gap != "warn" and not self._setup.recomputes  # By `must_recompute`.
+        self._act_on(*(check for check in checks if not (done and check.field == "sampler_gap")))
+
+    def scored(self, step: int, metrics) -> None:
+        """Checks the sampler's gap of a scored rollout where the trainer's log-probabilities are always used."""
+        if self._setup.recomputes and self._policies.sampler_gap == "stop":
+            self._act_on(gap_check(float(metrics["sampler_gap"]), self._config.sampler_tolerance, f" at iteration {step}"))
+
+    def updated(self, step: int, metrics) -> None:
+        """Notes the metrics of an update. They are checked by the next `settle`, or at once where a failure must stop."""
+        self._pending = (step, metrics["sampler_gap"], unexplained(metrics))
+        if self._policies.finite_gradients == "stop":
+            self.settle()
+
+    def settle(self) -> None:
+        """Checks the last noted update; one iteration late, so that nothing waits for it."""
+        if self._pending is None:
+            return
+        (step, gap, skipped), self._pending = self._pending, None
+        trained = 2 if self._setup.owns_critic else 1
+        when = f"share of the updates of iteration {step} whose gradient is not finite"
+        found = [gradients_check(float(skipped) / trained, when)]
+        if self._policies.sampler_gap == "warn" and not self._setup.recomputes:
+            found.insert(0, gap_check(float(gap), self._config.sampler_tolerance, f" at iteration {step}"))
+        self._act_on(*found)
+
+    def _act_on(self, *checks: Check) -> bool:
+        return act_on(checks, self._policies, self._name)

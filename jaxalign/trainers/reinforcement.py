@@ -1,0 +1,112 @@
+"""RL from start to end on a list of prompts, as stage ppo and `PPO` run it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+
+import jax
+
+from jaxalign.data.tokenizers.load import Tokenizer
+from jaxalign.models.model import Params
+from jaxalign.parallel.ahead import Ahead
+from jaxalign.rewards.base import Reward
+from jaxalign.rl.ahead import Scores, compile_ahead
+from jaxalign.rl.iteration import Iteration
+from jaxalign.rl.monitor import OnChecks
+from jaxalign.rl.prompts import PromptStream
+from jaxalign.rl.state import PPOSetup, PPOState, abstract_ppo_state, init_ppo_state, with_value_head, without_value_head
+from jaxalign.rollout.engine import Engine
+from jaxalign.rollout.sampler import LocalSampler, Sampler
+from jaxalign.rollout.sampling import Sampling
+from jaxalign.training.loop import Loop, Step, Training
+from jaxalign.training.offload import FrozenRole
+
+
+@dataclasses.dataclass(frozen=True)
+class Roles:
+    """The models of a run and where their weights come from.
+
+    Attributes:
+      reward: scores responses.
+      reference: the parameters that the KL is measured against, joined with `frozen`; the policy starts from them.
+      policy: `policy(reference's parameters) -> trained parameters`, in buffers that training may donate.
+      critic: the same for a critic with weights of its own; not called without one.
+      frozen: the base under adapters, or None.
+    """
+
+    reward: Reward
+    reference: FrozenRole
+    policy: Callable[[Params], Params]
+    critic: Callable[[Params], Params]
+    frozen: Params | None = None
+
+
+class Reinforcement:
+    """One RL run.
+
+    Args:
+      setup: models, optimizers and options.
+      stream: the prompts.
+      sampling: how responses are sampled.
+      tokenizer: decodes responses for rewards that read text.
+      max_length: the most tokens of a prompt and its response together.
+
+    Attributes:
+      training: the running loop, whose `state` is the newest `PPOState`; None before `steps`.
+
+    Raises:
+      UserError: the mesh does not divide `config.ppo.batch`.
+    """
+
+    def __init__(self, setup: PPOSetup, stream: PromptStream, sampling: Sampling, tokenizer: Tokenizer, max_length: int):
+        self.setup, self.stream, self.sampling, self.tokenizer = setup, stream, sampling, tokenizer
+        self.engine = Engine(setup.policy, stream.batch, max_length, stream.width)
+        self.training: Training | None = None
+
+    def compile_ahead(
+        self, ahead: Ahead, scores: Scores, frozen: Params | None, reference: Params, checked: bool
+    ) -> None:
+        """Starts to compile the first iteration's programs; the arguments are those of `rl.ahead.compile_ahead`."""
+        first = self.stream.at(0).ids
+        compile_ahead(ahead, self.setup, self.engine, self.sampling, first, scores, frozen, reference, checked)
+
+    def steps(
+        self, roles: Roles, loop: Callable[..., Loop], key: jax.Array, sampler: Sampler | None = None,
+        offload_optimizer: bool = False, on_checks: OnChecks | None = None,
+    ) -> Iterator[Step]:  # fmt: skip
+        """Trains and yields each iteration.
+
+        Args:
+          roles: the models and their weights.
+          loop: `loop(total_steps, checkpoint_every, **fields) -> Loop`.
+          key: the PRNG key of the training state.
+          sampler: writes the responses; None: the engine of this process.
+          offload_optimizer: keep optimizer states in host memory outside the update.
+          on_checks: receives the checks of step 0.
+
+        Raises:
+          UserError: a check fails whose policy is "stop", or a plug-in returns something else than it should.
+        """
+        setup = self.setup
+        iteration = Iteration(
+            setup, self.stream, LocalSampler(self.engine) if sampler is None else sampler, self.engine.padding, self.sampling,
+            roles.reward, self.tokenizer, roles.reference, roles.frozen, offload_optimizer, on_checks,
+        )  # fmt: skip
+        section = setup.config
+        made = loop(section.iterations, section.checkpoint_every, shown=("score", "kl_k1"), timeline=iteration.timeline)
+
+        def init() -> PPOState:
+            with roles.reference.on_device() as start:
+                policy = with_value_head(setup, roles.policy(start))
+                critic = roles.critic(start) if setup.owns_critic else None
+            return iteration.rest(init_ppo_state(setup, policy, critic, key))
+
+        self.training = made.begin(init, iteration.rest(abstract_ppo_state(setup)), iteration)
+        yield from self.training
+        iteration.settle()
+
+    @property
+    def policy_params(self) -> Params:
+        """The newest trained parameters, without a value head. The next step donates them."""
+        return without_value_head(self.training.state.policy.params)
