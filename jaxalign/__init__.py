@@ -25,6 +25,7 @@ _PUBLIC = {
     "Sampler": "jaxalign.rollout.generation:TextSampler",
     "DPO": "jaxalign.trainers.direct",
     "RewardModel": "jaxalign.trainers.reward_model",
+    "PPO": "jaxalign.trainers.ppo",
     "SFT": "jaxalign.trainers.sft",
     "advantages": "jaxalign.advantages:",
     "losses": "jaxalign.losses:",

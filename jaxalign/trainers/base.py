@@ -15,6 +15,7 @@ import numpy as np
 import optax
 
 from jaxalign.config import schema
+from jaxalign.data.tokenizers.load import Tokenizer
 from jaxalign.errors import UserError
 from jaxalign.models.adapters.lora import join
 from jaxalign.models.language_model import LanguageModel
@@ -264,6 +265,11 @@ class Trainer:
         self._start, self._directory, self._seed = model, None if directory is None else Path(directory).expanduser(), seed
         self._trackers, self._progress = trackers, progress
         self._fit: Fit | None = None
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer of the model."""
+        return self._start.tokenizer
 
     def _settings(self, key: jax.Array) -> RunSettings:
         """The run's settings: its own loop in `directory` or in memory."""

@@ -10,6 +10,7 @@ import jax
 from jaxalign.data.tokenizers.load import Tokenizer
 from jaxalign.models.model import Params
 from jaxalign.parallel.ahead import Ahead
+from jaxalign.parallel.rows import placed
 from jaxalign.rewards.base import Reward
 from jaxalign.rl.ahead import Scores, compile_ahead
 from jaxalign.rl.iteration import Iteration
@@ -51,6 +52,7 @@ class Reinforcement:
       sampling: how responses are sampled.
       tokenizer: decodes responses for rewards that read text.
       max_length: the most tokens of a prompt and its response together.
+      like: arrays on the device where a model without a mesh is trained; None for the default device.
 
     Attributes:
       training: the running loop, whose `state` is the newest `PPOState`; None before `steps`.
@@ -59,8 +61,11 @@ class Reinforcement:
       UserError: the mesh does not divide `config.ppo.batch`.
     """
 
-    def __init__(self, setup: PPOSetup, stream: PromptStream, sampling: Sampling, tokenizer: Tokenizer, max_length: int):
-        self.setup, self.stream, self.sampling, self.tokenizer = setup, stream, sampling, tokenizer
+    def __init__(
+        self, setup: PPOSetup, stream: PromptStream, sampling: Sampling, tokenizer: Tokenizer, max_length: int,
+        like: Params | None = None,
+    ):  # fmt: skip
+        self.setup, self.stream, self.sampling, self.tokenizer, self._like = setup, stream, sampling, tokenizer, like
         self.engine = Engine(setup.policy, stream.batch, max_length, stream.width)
         self.training: Training | None = None
 
@@ -102,7 +107,9 @@ class Reinforcement:
                 critic = roles.critic(start) if setup.owns_critic else None
             return iteration.rest(init_ppo_state(setup, policy, critic, key))
 
-        self.training = made.begin(init, iteration.rest(abstract_ppo_state(setup)), iteration)
+        abstract = abstract_ppo_state(setup)
+        abstract = abstract if self._like is None else placed(abstract, self._like)
+        self.training = made.begin(init, iteration.rest(abstract), iteration)
         yield from self.training
         iteration.settle()
 

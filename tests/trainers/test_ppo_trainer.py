@@ -1,0 +1,124 @@
+"""PPO as a library object: a Python reward, a directory, interruptions, a mesh, adapters, and arguments that do not fit."""
+
+from __future__ import annotations
+
+import itertools
+
+import jax
+import numpy as np
+import pytest
+
+from jaxalign.config import Checks, Mesh
+from jaxalign.errors import UserError
+from jaxalign.tracking.metrics import read_metrics
+from jaxalign.trainers.ppo import PPO
+from tests import tiny
+from tests.trainers.small import PAIRS, language_model
+
+PROMPTS = [row["prompt"] for row in PAIRS]
+FIELDS = {"iterations": 4, "batch": 8, "max_new_tokens": 8, "checkpoint_every": 2, "epochs": 1, "minibatches": 1,
+          "missing_eos": "none", "advantages": "rloo", "group_size": 2}  # fmt: skip
+
+
+def brief(prompts, responses, **columns):
+    return [-len(response) / 10 for response in responses]
+
+
+def run(steps=None, prompts=PROMPTS, reward=brief, model=None, **options):
+    trainer = PPO(model or language_model(), reward=reward, **FIELDS | options)
+    return trainer, list(itertools.islice(trainer.fit(prompts), steps))
+
+
+@pytest.fixture(scope="module")
+def whole():
+    return run()
+
+
+def test_a_python_function_rewards_and_the_model_stays_as_it_was(whole):
+    trainer, steps = whole
+    assert [step.number for step in steps] == [0, 1, 2, 3]
+    assert all(np.isfinite(list(step.metrics.values())).all() for step in steps)
+    assert all(-0.8 * 10 <= step.metrics["score"] <= 0 for step in steps)
+    assert len(trainer.checks) == 5 and all(check.passed for check in trainer.checks)
+    tiny.assert_trees_equal(language_model().model.init(jax.random.key(0)), language_model().params)
+    changed = jax.tree.map(lambda a, b: np.any(np.asarray(a) != b), trainer.policy.params, language_model().params)
+    assert all(jax.tree.leaves(changed))
+
+
+def test_a_directory_and_an_interruption_change_nothing(whole, tmp_path):
+    trainer, steps = whole
+    run(steps=3, directory=tmp_path)
+    again, rest = run(directory=tmp_path)
+    assert rest[-1].number == 3 and 0 < rest[0].number <= 3
+    assert rest == steps[rest[0].number :]
+    tiny.assert_trees_equal(tiny.to_host(again.policy.params), tiny.to_host(trainer.policy.params))
+    assert [row["score"] for row in read_metrics(tmp_path / "metrics.jsonl")] == [s.metrics["score"] for s in steps]
+    assert (tmp_path / "checks.json").exists()
+
+
+def test_columns_reach_the_reward_and_few_prompts_are_repeated():
+    seen = []
+
+    def graded(prompts, responses, wanted, **columns):
+        seen.append((prompts, wanted))
+        return np.arange(len(responses), dtype=float)
+
+    _, steps = run(steps=1, prompts=[{"prompt": "Name a colour.", "wanted": "red"}], reward=graded)
+    assert seen == [([[{"role": "user", "content": "Name a colour."}]] * 8, ["red"] * 8)]
+    assert steps[0].metrics["score"] == pytest.approx(3.5)
+
+
+@pytest.mark.parametrize("options", [
+    {"model": language_model(mesh=Mesh(fsdp=2, tensor=2, data=2))}, {"model": language_model(lora=True)},
+    {"advantages": "gae", "group_size": 1}, {"advantages": "gae", "group_size": 1, "critic": "shared"},
+])  # fmt: skip
+def test_it_runs_on_a_mesh_with_adapters_and_with_critics(options):
+    trainer, steps = run(steps=2, **options)
+    assert np.isfinite(list(steps[-1].metrics.values())).all()
+    assert set(trainer.policy.params) == set((options.get("model") or language_model()).params)
+
+
+class PerToken:
+    """One point for each token of a response."""
+
+    name = "tokens"
+
+    def score(self, batch):
+        return np.ones(batch.rollout.logprobs.shape, np.float32)
+
+
+def test_scores_per_token_add_up():
+    _, (step,) = run(steps=1, reward=PerToken())
+    assert step.metrics["score"] == pytest.approx(step.metrics["response_length"])
+
+
+@pytest.mark.parametrize(("options", "message"), [
+    ({"kl_coeff": 0.1}, "kl_coeff"), ({"batch": 7}, "multiple of PPO: group_size"), ({"prompts": 6}, "PPO.fit"),
+    ({"score_clip": 1.0}, "score_clip"), ({"advantages": "nothing"}, "nothing"), ({"seed": -1}, "seed"),
+    ({"reference": "x"}, "reference"), ({"start_critic": 3}, "start_critic"),
+])  # fmt: skip
+def test_arguments_that_do_not_fit_are_refused(options, message):
+    with pytest.raises(UserError, match=message):
+        PPO(language_model(), reward=brief, **FIELDS | options)
+
+
+@pytest.mark.parametrize(("prompts", "message"), [
+    ([], "empty"), ([3], r"PPO.fit\(prompts\)\[0\]"), (np.zeros((2, 3)), "ndarray"), (["Name " * 200], "tokens"),
+    ([{"prompt": "a b", "x": 1}, {"prompt": "a b"}], "same columns"),
+])  # fmt: skip
+def test_prompts_that_do_not_fit_are_refused(prompts, message):
+    with pytest.raises(UserError, match=message):
+        PPO(language_model(), reward=brief, **FIELDS).fit(prompts)
+
+
+@pytest.mark.parametrize(("reward", "message"), [
+    (lambda prompts, responses, **_: [1.0], "1"), (lambda prompts, responses, **_: [float("nan")] * len(responses), "score"),
+])  # fmt: skip
+def test_rewards_that_return_something_else_are_refused(reward, message):
+    with pytest.raises(UserError, match=message):
+        run(steps=1, reward=reward)
+
+
+def test_a_failed_check_stops_where_the_caller_says_so():
+    with pytest.raises(UserError, match="sampler_gap"):
+        run(steps=1, sampler_tolerance=1e-12, checks=Checks(sampler_gap="stop"))
