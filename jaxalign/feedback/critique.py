@@ -1,4 +1,4 @@
-"""Critique and revision of a model's own answers, round by round (Bai et al. 2022, section 3)."""
+"""Critique and revision of a model's own responses, round by round, with any judge (Bai et al. 2022, section 3)."""
 
 from __future__ import annotations
 
@@ -7,16 +7,21 @@ from collections.abc import Sequence
 import jax
 import numpy as np
 
-from jaxalign.data.chat.formats import render_critique, render_prompt, render_revision
-from jaxalign.feedback.speaker import Speaker
+from jaxalign.data.chat.formats import render_prompt
+from jaxalign.feedback.judge import CheckedJudge, CritiqueRequest, Draw, RevisionRequest, Text
+from jaxalign.feedback.speaker import Speaker, Utterance
 from jaxalign.records import Principle, Prompt, Revision
 from jaxalign.rollout.sampling import Sampling
 
+Drawn = list[list[Principle]]
 
-def draw_principles(constitution: Sequence[Principle], rows: Sequence[int], count: int, seed: int, stream: int):
-    """For each global row, `count` distinct principles (repeating only when the constitution has fewer), in random order.
 
-    A pure function of (seed, stream, row), so that chunks and restarts change nothing.
+def draw_principles(
+    constitution: Sequence[Principle], rows: Sequence[int], count: int, seed: int, stream: int
+) -> Drawn:
+    """For each global row, `count` distinct principles in random order; they repeat only if the constitution has fewer.
+
+    The result depends only on (seed, stream, row), so chunks and restarts do not change it.
     """
     drawn = []
     for row in rows:
@@ -26,43 +31,64 @@ def draw_principles(constitution: Sequence[Principle], rows: Sequence[int], coun
     return drawn
 
 
-def answer(speaker: Speaker, prompts: Sequence[Prompt], key: jax.Array, sampling: Sampling, first_row: int, style="compact"):
-    """One plain answer a prompt."""
+def answer(
+    speaker: Speaker, prompts: Sequence[Prompt], key: jax.Array, sampling: Sampling, first_row: int, style: str = "compact"
+) -> list[Utterance]:
+    """Samples one response to each prompt; their global rows are first_row + i."""
     numbers = range(first_row, first_row + len(prompts))
     return speaker.say([render_prompt(p.messages, style) for p in prompts], key, sampling, numbers)
 
 
 def revise(
+    judge: CheckedJudge,
+    prompts: Sequence[Prompt],
+    responses: Sequence[Text],
+    principles: Sequence[Sequence[Principle]],
+    key: jax.Array,
+    first_row: int,
+) -> list[Revision]:
+    """Critiques and revises each response once under each of its row's principles.
+
+    Each round starts from the revision of the round before. A row is incomplete, in that round and all later ones, once any of
+    its texts was cut off by the length limit.
+
+    Args:
+      judge: writes the critiques and revisions.
+      prompts: B prompts, whose global rows are first_row + i.
+      responses: the B responses to start from.
+      principles: B lists with one principle a round.
+      key: a PRNG key. Number 0 folded into it is left to the caller's responses; round n uses 2n - 1 and 2n.
+
+    Returns:
+      The revisions of the first round in the order of the prompts, then those of the second, and so on.
+    """
+    numbers = range(first_row, first_row + len(prompts))
+    texts, complete = [found.text for found in responses], [found.complete for found in responses]
+    out: list[Revision] = []
+    with judge.loaded() as judge:
+        for number in range(len(principles[0]) if principles else 0):
+            rules = [row[number] for row in principles]
+            asked = [CritiqueRequest(p.messages, text, rule) for p, text, rule in zip(prompts, texts, rules, strict=True)]
+            critiques = judge.critique(asked, Draw(jax.random.fold_in(key, 2 * number + 1), numbers))
+            better = [RevisionRequest(*request, found.text) for request, found in zip(asked, critiques, strict=True)]
+            revisions = judge.revise(better, Draw(jax.random.fold_in(key, 2 * number + 2), numbers))
+            for i, prompt in enumerate(prompts):
+                complete[i] = complete[i] and critiques[i].complete and revisions[i].complete
+                texts_of = (texts[i], critiques[i].text, revisions[i].text)
+                out.append(Revision(prompt, number + 1, rules[i].name, *texts_of, complete[i]))
+            texts = [found.text for found in revisions]
+    return out
+
+
+def answer_and_revise(
     speaker: Speaker,
+    judge: CheckedJudge,
     prompts: Sequence[Prompt],
     principles: Sequence[Sequence[Principle]],
     key: jax.Array,
     sampling: Sampling,
     first_row: int,
 ) -> list[Revision]:
-    """Answers each prompt, then criticises and revises the answer once for each of the row's principles.
-
-    Each round starts from the revision of the round before. A row any of whose pieces was cut by the length limit is
-    marked incomplete, in that round and every later one. Rows come back round by round.
-    """
-    piece = lambda number: jax.random.fold_in(key, number)  # noqa: E731
-    numbers = range(first_row, first_row + len(prompts))
-    first = answer(speaker, prompts, piece(0), sampling, first_row)
-    responses, complete = [u.text for u in first], [u.ended for u in first]
-    out: list[Revision] = []
-    for number in range(len(principles[0])):
-        rules = [row[number] for row in principles]
-        asked = [render_critique(p.messages, r, rule) for p, r, rule in zip(prompts, responses, rules, strict=True)]
-        critiques = speaker.say(asked, piece(2 * number + 1), sampling, numbers)
-        asked = [
-            render_revision(p.messages, r, rule, c.text)
-            for p, r, rule, c in zip(prompts, responses, rules, critiques, strict=True)
-        ]
-        revisions = speaker.say(asked, piece(2 * number + 2), sampling, numbers)
-        for i, prompt in enumerate(prompts):
-            complete[i] = complete[i] and critiques[i].ended and revisions[i].ended
-            out.append(
-                Revision(prompt, number + 1, rules[i].name, responses[i], critiques[i].text, revisions[i].text, complete[i])
-            )
-        responses = [u.text for u in revisions]
-    return out
+    """`revise` of fresh responses, sampled with number 0 folded into the key."""
+    found = answer(speaker, prompts, jax.random.fold_in(key, 0), sampling, first_row)
+    return revise(judge, prompts, [Text(u.text, u.ended) for u in found], principles, key, first_row)

@@ -19,7 +19,7 @@ class RewardSource:
         function `(prompts, responses, **columns) -> scores`. `RewardInputs` is in `jaxalign.rewards.base`.
       stages: the stages whose output it reads. They must be run, and are inputs of the stage that uses the reward.
       reads_base: it reads the helpful-only base model.
-      reads_constitution: it reads the constitution of `config.feedback`.
+      asks_judge: it asks the judge of `config.feedback` under its constitution.
       learnt: it is a reward model that an earlier stage of the run trained. A critic then starts from the preference model.
       is_model: it is a reward model, so `ppo.score_clip` clips its scores.
       host: its scores are computed by a function on the host, and are float32 [B] with a mask of kept rows. Programs that take
@@ -38,7 +38,7 @@ class RewardSource:
     make: Callable | str
     stages: tuple[str, ...] = ()
     reads_base: bool = False
-    reads_constitution: bool = False
+    asks_judge: bool = False
     learnt: bool = False
     is_model: bool = False
     host: bool = False
@@ -69,7 +69,7 @@ REWARDS = Registry("reward source", RewardSource, (
                  files=f"{_STAGE}:callable_files"),
     RewardSource("verifier", f"{_STAGE}:make_verifier", host=True, reads=("verifier", *_CALLS, "max_dropped_share"),
                  needs=("answers",)),
-    RewardSource("ai_feedback", f"{_STAGE}:make_ai_feedback", reads_base=True, reads_constitution=True,
+    RewardSource("ai_feedback", f"{_STAGE}:make_ai_feedback", reads_base=True, asks_judge=True,
                  reads=("principles", "max_dropped_share"), needs=("feedback",), programs=f"{_PLAN}:ai_feedback"),
 ))  # fmt: skip
 

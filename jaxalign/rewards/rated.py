@@ -1,8 +1,6 @@
-"""The reward of direct AI feedback: the feedback model rates each response (Lee et al. 2023, arXiv 2309.00267)."""
+"""The reward of direct AI feedback: a judge rates each response (Lee et al. 2023, arXiv 2309.00267)."""
 
 from __future__ import annotations
-
-import dataclasses
 
 import jax
 import numpy as np
@@ -11,33 +9,28 @@ from jaxalign.algorithms.labels import direct_reward
 from jaxalign.feedback.rater import Rater
 from jaxalign.rewards.base import BaseReward, RewardBatch, Scored
 from jaxalign.rewards.dropped import DroppedRows
-from jaxalign.training.offload import FrozenRole
 
 
 class RatedReward(BaseReward):
     """The expected rating of each response, mapped from 1..10 to -1..1.
 
     Args:
-      rater: rates responses; `role` holds its model's weights.
+      rater: rates responses with any judge.
       key: the PRNG key of its reasoning.
       max_dropped_share: see `DroppedRows`.
     """
 
     is_checked = True
 
-    def __init__(self, rater: Rater, role: FrozenRole, key: jax.Array, max_dropped_share: float):
+    def __init__(self, rater: Rater, key: jax.Array, max_dropped_share: float):
         super().__init__("ai_feedback")
-        self.rater, self.role, self.key = rater, role, key
+        self.rater, self.key = rater, key
         self._dropped = DroppedRows(self.name, max_dropped_share)
 
     def score(self, batch: RewardBatch) -> Scored:
         """Scores [B]; responses without a rating are dropped."""
-        responses = batch.responses
-        with self.role.on_device() as params:
-            speaking = dataclasses.replace(self.rater.speaker, params=params)
-            rater = dataclasses.replace(self.rater, speaker=speaking)
-            ratings = rater.rate(batch.prompts, responses, self.key, batch.first_row)
+        ratings = self.rater.rate(batch.prompts, batch.responses, self.key, batch.first_row)
         rated = np.isfinite(ratings)
-        why = "the reasoning did not end, or the dialogue is too long for the feedback model"
+        why = "the judge gave no rating: its reasoning did not end, or the dialogue is too long for it"
         self._dropped.check(int(np.sum(~rated)), len(rated), why)
         return Scored(np.asarray(direct_reward(np.where(rated, ratings, 5.5))), rated)

@@ -16,7 +16,7 @@ from jaxalign.feedback.critique import answer
 from jaxalign.feedback.labeller import Pair
 from jaxalign.feedback.speaker import Utterance
 from jaxalign.records import Prompt
-from jaxalign.stages.shared import common
+from jaxalign.stages.shared import common, judges
 from jaxalign.stages.shared.base import Stage, StageContext, write_json
 from jaxalign.stages.shared.labelled import comparison_row
 from jaxalign.stages.shared.shards import Shards, queues
@@ -31,7 +31,7 @@ class Compare(Stage):
         return tuple(dict.fromkeys((*common.base_stages(config), *common.policy_stages(config, self.name))))
 
     def files(self, config: Config):
-        return common.base_files(config) | common.constitution_files(config)
+        return common.base_files(config) | judges.feedback_files(config)
 
     def run(self, context: StageContext) -> None:
         config, section = context.config, context.config.compare
@@ -45,8 +45,7 @@ class Compare(Stage):
             if left:
                 meter = common.Meter(common.timing(context, model), model, progress)
                 policy = common.speaker(context, model, common.policy_params(context, model, self.name), section.batch, meter)
-                judging = common.speaker(context, model, common.base_params(context, model), section.batch, meter)
-                labelling = common.labeller(context, judging)
+                labelling = judges.make_labeller(context, judges.make_judge(context, model, section.batch, meter))
             for queue in left:
                 rows = queue.rows
                 own = [prompts[i] for i in rows]

@@ -31,7 +31,7 @@ from jaxalign.rewards.scorer import raw_rollout_scores, scoring_work
 from jaxalign.rewards.verifiers import VERIFIERS
 from jaxalign.rl.responses import response_mask, response_stats
 from jaxalign.rollout.engine import Engine
-from jaxalign.stages.shared import common, sources
+from jaxalign.stages.shared import common, judges, sources
 from jaxalign.stages.shared.base import Stage, StageContext, write_json
 from jaxalign.stages.shared.scorers import load_scorer
 from jaxalign.stages.shared.shards import Queue, Shards, chunks, prompt_row, queues
@@ -56,7 +56,7 @@ class Evaluate(Stage):
         return (*common.base_stages(config), *evaluated(config)[1:], *made)
 
     def files(self, config: Config):
-        return common.base_files(config) | sources.data_files(config) | common.constitution_files(config)
+        return common.base_files(config) | sources.data_files(config) | judges.feedback_files(config)
 
     def run(self, context: StageContext) -> None:
         config, section = context.config, context.config.evaluate
@@ -203,8 +203,7 @@ def win_rates(context: StageContext, model: Model, shards: Shards, names: Sequen
     contests, out = [(later, names[i]) for j, later in enumerate(names) for i in range(j)], []
     with Progress("evaluate", len(contests) * len(prompts), unit="comparison") as progress:
         meter = common.Meter(common.timing(context, model), model, progress)
-        judging = common.speaker(context, model, common.base_params(context, model), section.batch, meter)
-        labelling = common.labeller(context, judging)
+        labelling = judges.make_labeller(context, judges.make_judge(context, model, section.batch, meter))
         for number, (later, earlier) in enumerate(contests):
             pairs = [Pair(prompts[i], answers[later, i], answers[earlier, i]) for i in prompts]
             with meter.phase("win rates"):

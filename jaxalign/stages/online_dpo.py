@@ -26,7 +26,7 @@ from jaxalign.records import AnswerPairs, Rollout
 from jaxalign.rl.arguments import SamplerArguments
 from jaxalign.rl.checks import act_on, gap_check, gradients_check, sampler_difference, unexplained
 from jaxalign.rollout.engine import Engine
-from jaxalign.stages.shared import common, sources
+from jaxalign.stages.shared import common, judges, sources
 from jaxalign.stages.shared.base import Stage, StageContext, write_json
 from jaxalign.stages.shared.labelled import comparison_row
 from jaxalign.stages.shared.shards import Shards
@@ -56,7 +56,7 @@ class OnlineDPO(Stage):
         return tuple(dict.fromkeys((*common.base_stages(config), *common.policy_stages(config, self.name))))
 
     def files(self, config: Config):
-        return common.base_files(config) | common.constitution_files(config)
+        return common.base_files(config) | judges.feedback_files(config)
 
     def run(self, context: StageContext) -> None:
         config, section = context.config, context.config.online_dpo
@@ -66,8 +66,8 @@ class OnlineDPO(Stage):
         reference = common.frozen_role(context, model, common.policy_params(context, model, self.name))
         timeline = Timeline()
         meter = common.Meter(timeline, model)
-        judge = common.speaker(context, model, common.base_params(context, model), section.batch, meter)
-        iteration = _Iteration(context, model, reference, common.labeller(context, judge), tokenizer, timeline, meter)
+        labeller = judges.make_labeller(context, judges.make_judge(context, model, section.batch, meter, trains=True))
+        iteration = _Iteration(context, model, reference, labeller, tokenizer, timeline, meter)
         loop = common.loop(
             context, model, section.iterations, section.checkpoint_every, shown=("loss", "decided", "kl"), timeline=timeline
         )
@@ -98,7 +98,6 @@ class _Iteration:
         self.frozen, self.checks_path = common.frozen_params(context, model), context.directory / CHECKS
         self.offloads_optimizer, self.timeline, self.meter = "optimizer" in config.mesh.offload, timeline, meter
         self.config, self.model, self.start, self.labeller, self.tokenizer = config, model, reference, labeller, tokenizer
-        self.judge = common.frozen_role(context, model, labeller.speaker.params)
         self.prompts = sources.prompts(context, tokenizer, "rl", section.prompts, section.max_new_tokens)
         self.encoded = [styles.encode_prompt(tokenizer, p.messages, config.data.style) for p in self.prompts]
         self.loader = EpochLoader(len(self.prompts), section.batch, config.seed, streams.LOADERS["online_dpo"])
@@ -176,11 +175,8 @@ class _Iteration:
         texts = styles.response_texts(self.tokenizer, rollout)
         pairs = [Pair(self.prompts[i], texts[2 * n], texts[2 * n + 1]) for n, i in enumerate(index)]
         key = common.stage_key(self.config, "online_dpo", "labels")
-        with self.judge.on_device() as judging:
-            speaking = dataclasses.replace(self.labeller.speaker, params=judging)
-            labeller = dataclasses.replace(self.labeller, speaker=speaking)
-            with self.meter.phase("label"):
-                labelled = labeller.label(pairs, key, first_row, self.config.feedback.invert)
+        with self.meter.phase("label"):
+            labelled = self.labeller.label(pairs, key, first_row, self.config.feedback.invert)
         answered = answer_pairs(rollout, labelled, self.config.feedback.undecided)
         every = dataclasses.replace(answered, weight=np.ones_like(answered.weight))
         with self.timeline.phase("score") as phase:

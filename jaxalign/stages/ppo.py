@@ -37,7 +37,7 @@ class PPO(Stage):
     name = "ppo"
     config_fields = (
         *common.MODEL_FIELDS, "data", "world", "arithmetic", "preference.max_length", "reward", "ppo", "feedback.constitution",
-        "feedback.reasoning", "feedback.max_reasoning_tokens", "feedback.reasoning_temperature",
+        "feedback.judge", "feedback.reasoning", "feedback.max_reasoning_tokens", "feedback.reasoning_temperature",
     )  # fmt: skip
 
     def inputs(self, config: Config) -> tuple[str, ...]:

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from jaxalign import streams
 from jaxalign.config import Config
 from jaxalign.data.sources.generated import world_of
-from jaxalign.feedback.critique import answer, draw_principles, revise
+from jaxalign.feedback.critique import answer, answer_and_revise, draw_principles
 from jaxalign.records import Revision
-from jaxalign.stages.shared import common
+from jaxalign.stages.shared import common, judges
 from jaxalign.stages.shared.base import Stage, StageContext, write_json
 from jaxalign.stages.shared.shards import Queue, Shards, chunks, prompt_row, queues
 from jaxalign.tracking.progress import Progress
@@ -21,17 +21,17 @@ from jaxalign.tracking.progress import Progress
 
 class Revise(Stage):
     name = "revise"
-    config_fields = (*common.BASE_FIELDS, *common.WORLD_FIELDS, "revise", "feedback.constitution")
+    config_fields = (*common.BASE_FIELDS, *common.WORLD_FIELDS, "revise", "feedback.constitution", "feedback.judge")
 
     def inputs(self, config: Config) -> tuple[str, ...]:
         return common.base_stages(config)
 
     def files(self, config: Config):
-        return common.base_files(config) | common.constitution_files(config)
+        return common.base_files(config) | judges.feedback_files(config)
 
     def run(self, context: StageContext) -> None:
         config, section = context.config, context.config.revise
-        constitution = common.constitution(config)
+        constitution = judges.constitution(config)
         tokenizer = common.load_tokenizer(context)
         model = common.make_model(config, tokenizer.vocab_size)
         world, shards = world_of(config), Shards(context.directory)
@@ -44,6 +44,7 @@ class Revise(Stage):
             if left:
                 meter = common.Meter(common.timing(context, model), model, progress)
                 speaking = common.speaker(context, model, common.base_params(context, model), section.batch, meter)
+                judge = judges.make_judge(context, model, section.batch, meter, sampling)
             for queue in left:
                 rows, prompts = queue.rows, red_team if min(queue.chunks) < first else helpful
                 own = [prompts[i] for i in rows]
@@ -51,7 +52,7 @@ class Revise(Stage):
                     if prompts is red_team:
                         rules = draw_principles(constitution, rows, section.rounds, config.seed, streams.PRINCIPLES["revise"])
                         key = common.stage_key(config, self.name, streams.SAMPLES)
-                        revisions = revise(speaking, own, rules, key, sampling, rows.start)
+                        revisions = answer_and_revise(speaking, judge, own, rules, key, sampling, rows.start)
                     else:
                         key = common.stage_key(config, self.name, "revisions")
                         said = answer(speaking, own, key, sampling, rows.start)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import jax
 import numpy as np
@@ -10,9 +11,12 @@ import pytest
 
 from jaxalign.config import Feedback
 from jaxalign.data.chat.formats import FIRST, OPTIONS, QUESTION, REASONING, SECOND, VERDICT
+from jaxalign.feedback.judge import CheckedJudge
 from jaxalign.feedback.labeller import Labeller, Pair
+from jaxalign.feedback.local import LocalJudge
 from jaxalign.feedback.speaker import Speaker, next_logprobs
 from jaxalign.rollout.engine import Engine
+from jaxalign.rollout.sampling import Sampling
 from tests import tiny
 from tests.feedback.fakes import PRINCIPLES, ScriptedSpeaker, WordTokenizer, prompt
 
@@ -28,19 +32,37 @@ def shown(segments) -> tuple[str, str]:
     return first[-1].split()[-1], second[-1].split()[-1]
 
 
-class Judge(Labeller):
-    """A labeller whose P(first shown) is a function of its prompt; None marks a prompt that is too long."""
+@dataclasses.dataclass(frozen=True)
+class FakeJudge(LocalJudge):
+    """A local judge whose P(first shown) is a function of its prompt; None marks a prompt that is too long."""
 
-    def _first_probabilities(self, segments):
+    opinion: Any = None
+    asked: list = dataclasses.field(default_factory=list)
+
+    def first_probabilities(self, segments):
         self.asked.extend(segments)
         return [self.opinion(asked) for asked in segments]
 
 
-def judge(opinion, config=PLAIN, script=lambda segments, call: "because"):
-    made = Judge(ScriptedSpeaker(script), PRINCIPLES, config, seed=0)
-    object.__setattr__(made, "opinion", opinion)
-    object.__setattr__(made, "asked", [])
-    return made
+@dataclasses.dataclass(frozen=True)
+class FakeLabeller(Labeller):
+    """A labeller with what its judge was asked."""
+
+    asked: list = dataclasses.field(default_factory=list)
+    speaker: Any = None
+
+
+def reasoning_of(config):
+    return Sampling(config.max_reasoning_tokens, (2,), config.reasoning_temperature) if config.reasoning else None
+
+
+def judge(opinion, config=PLAIN, script=lambda segments, call: "because", speaker=None):
+    made = FakeJudge(speaker or ScriptedSpeaker(script), None, reasoning_of(config), opinion=opinion)
+    return FakeLabeller(CheckedJudge(made), PRINCIPLES, config, 0, made.asked, made.speaker)
+
+
+def local(speaker, principles=PRINCIPLES):
+    return Labeller(CheckedJudge(LocalJudge(speaker)), principles, PLAIN, seed=0)
 
 
 def fair(segments, sure=0.9, bias=0.0):
@@ -143,7 +165,7 @@ def test_a_comparison_whose_logits_are_not_finite_is_undecided(caplog):
     rules = tuple(dataclasses.replace(rule, comparison="a") for rule in PRINCIPLES)
     assert tokenizer.encode("x")[0] not in tokenizer.encode("a b 0 1")
     good, found = (
-        Labeller(Speaker(Engine(model, 2, 64, 8), params, tokenizer), rules, PLAIN, seed=0).label(pairs, jax.random.key(0), 0)
+        label(local(Speaker(Engine(model, 2, 64, 8), params, tokenizer), rules), pairs=pairs)
         for params in (weights, broken)
     )
     assert (found[0].label, found[0].decided, found[0].label_ab) == (0.5, False, None)
@@ -209,12 +231,9 @@ def test_a_real_models_label_is_its_option_probabilities_normalised(speaker):
     """Ragged prompts over several batches, the longest of which does not fit."""
     pairs = [Pair(prompt(i, "why " * (i + 1)), "good", "bad word here") for i in range(5)]
     pairs.append(Pair(prompt(9, "why " * 40), "good", "bad"))
-    made = Judge(speaker, PRINCIPLES, PLAIN, seed=0)
-    asked = []
-    object.__setattr__(made, "asked", asked)
-    object.__setattr__(made, "opinion", lambda segments: None)
+    made = judge(lambda segments: None, speaker=speaker)
     label(made, pairs=pairs)
-    found = label(Labeller(speaker, PRINCIPLES, PLAIN, seed=0), pairs=pairs)
+    asked, found = made.asked, label(local(speaker), pairs=pairs)
     for i in range(5):
         ab, ba = numpy_first(speaker, asked[i]), 1 - numpy_first(speaker, asked[i + 6])
         assert found[i].label_ab == pytest.approx(ab, abs=1e-5) and found[i].label_ba == pytest.approx(ba, abs=1e-5)

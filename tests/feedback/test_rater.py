@@ -6,11 +6,14 @@ import jax
 import numpy as np
 import pytest
 
-from jaxalign.config import Feedback
 from jaxalign.data.chat.formats import RATINGS, render_rating, render_rating_verdict
-from jaxalign.feedback.rater import Rater, text_logprobs
+from jaxalign.feedback.judge import CheckedJudge, Draw, Rating, RatingRequest
+from jaxalign.feedback.local import LocalJudge
+from jaxalign.feedback.options import text_logprobs
+from jaxalign.feedback.rater import Rater
 from jaxalign.feedback.speaker import Speaker
 from jaxalign.rollout.engine import Engine
+from jaxalign.rollout.sampling import Sampling
 from tests import tiny
 from tests.feedback.fakes import PRINCIPLES, ScriptedSpeaker, WordTokenizer, prompt
 
@@ -28,6 +31,10 @@ class DigitTokenizer(WordTokenizer):
 def speaker():
     model = tiny.model()
     return Speaker(Engine(model, 4, 64, bucket=8), tiny.place(model, tiny.host_params(scale=1.5)), DigitTokenizer())
+
+
+def rater_of(speaker, principles, count=1):
+    return Rater(CheckedJudge(LocalJudge(speaker)), principles, count, seed=0)
 
 
 def next_logp(speaker, ids):
@@ -48,7 +55,7 @@ def test_a_text_counts_with_all_its_tokens_and_one_that_begins_another_with_its_
 
 def test_a_rating_is_the_expectation_over_one_to_ten(speaker):
     asked, answers = [prompt(0), prompt(1), prompt(2)], ["so", "not so", ""]
-    rater = Rater(speaker, PRINCIPLES[:1], Feedback(reasoning=False), 1, seed=0)
+    rater = rater_of(speaker, PRINCIPLES[:1])
     found = rater.rate(asked, answers, KEY, first_row=0)
     for row, (question, text) in enumerate(zip(asked, answers, strict=True)):
         ids = speaker.prompt_ids(render_rating(question.messages, text, PRINCIPLES[0], reasoning=False))
@@ -60,24 +67,31 @@ def test_a_rating_is_the_expectation_over_one_to_ten(speaker):
 
 
 def test_several_principles_are_averaged(speaker):
-    config = Feedback(reasoning=False)
-    both = Rater(speaker, PRINCIPLES[:2], config, 2, seed=0).rate([prompt(0)], ["so"], KEY, 0)
-    each = [Rater(speaker, PRINCIPLES[i : i + 1], config, 1, seed=0).rate([prompt(0)], ["so"], KEY, 0) for i in range(2)]
+    both = rater_of(speaker, PRINCIPLES[:2], 2).rate([prompt(0)], ["so"], KEY, 0)
+    each = [rater_of(speaker, PRINCIPLES[i : i + 1]).rate([prompt(0)], ["so"], KEY, 0) for i in range(2)]
     assert both[0] == pytest.approx(np.mean(each), abs=1e-4)
 
 
 def test_reasoning_stands_before_the_rating_and_one_cut_short_gives_none():
     asked = [prompt(0), prompt(1)]
     scripted = ScriptedSpeaker(lambda segments, _: None if "how so 1" in segments else "it is good")
-    rater = Rater(scripted, PRINCIPLES, Feedback(), 1, seed=0)
-    seen = rater._segments([(p, "yes", PRINCIPLES[0]) for p in asked], KEY, 7)
+    seen = []
+
+    class Shown(LocalJudge):
+        def expected_ratings(self, segments):
+            seen.extend(segments)
+            return np.asarray([np.nan if found is None else 4.0 for found in segments], np.float32)
+
+    requests = [RatingRequest(p.messages, "yes", PRINCIPLES[0]) for p in asked]
+    found = Shown(scripted, None, Sampling(160, (2,), 0.0)).rate(requests, Draw(KEY, [7, 8]))
     assert seen == [render_rating_verdict(asked[0].messages, "yes", PRINCIPLES[0], "it is good"), None]
+    assert found == [Rating(4.0, "it is good"), Rating(None, "cut")]
     assert scripted.calls[0][3] == [7, 8]
-    assert np.isnan(rater._expected([None, None])).all()
+    assert np.isnan(LocalJudge(scripted).expected_ratings([None, None])).all()
 
 
 def test_a_dialogue_without_room_has_no_rating_and_stops_no_other(speaker):
-    rater = Rater(speaker, PRINCIPLES, Feedback(reasoning=False), 1, seed=0)
+    rater = rater_of(speaker, PRINCIPLES)
     found = rater.rate([prompt(0), prompt(1)], ["word " * 70, "so"], KEY, 0)
     assert np.isnan(found[0]) and 1 <= found[1] <= 10
 

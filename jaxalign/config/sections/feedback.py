@@ -10,6 +10,7 @@ from jaxalign.config.reading import unless
 from jaxalign.config.schema import field
 from jaxalign.config.selectors import names_in
 from jaxalign.errors import UserError
+from jaxalign.registry.judges import judge_record
 
 _REASONING = unless("reasoning", False, "to True")
 
@@ -19,6 +20,9 @@ class Feedback(Section):
     """The feedback model: the principles it judges by, and how its labels are made."""
 
     constitution: str = field("default", "Name of a constitution in the package, or a JSON file.")
+    judge: str = field("local", "Source of critiques, revisions, comparisons and ratings: local (the run's base model), or your "
+                       "own, as 'package.module:name' or 'FILE.py:name' of a class, an object or a JudgeRecord; "
+                       "docs/extending.md.")
     invert: bool = field(False, "Invert every label: a control, which should make the policy worse.")
     reasoning: bool = field(True, "Let the feedback model reason before it answers (chain of thought).")
     clamp_low: float = field(0.1, "Lower bound of labels made with reasoning.", between(0.0, 0.5), _REASONING)
@@ -30,6 +34,9 @@ class Feedback(Section):
     max_reasoning_tokens: int = field(160, "Longest reasoning, in tokens.", at_least(1))
 
     def check(self, config: WholeConfig, name: str) -> None:
+        """The judge must exist, and the local one needs space for its reasoning."""
+        if not judge_record(self.judge, "config.feedback.judge").runs_base:
+            return
         reading = {"revise", "compare", "online_dpo"}.intersection(config.stages)
         rating = "ppo" in config.stages and "ai_feedback" in names_in(config.reward.source)
         if (reading or rating) and self.reasoning and self.max_reasoning_tokens >= config.model.max_length:

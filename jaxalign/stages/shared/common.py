@@ -18,9 +18,6 @@ from jaxalign.data.tokenizers import files as tokenizer_files
 from jaxalign.data.tokenizers.load import Tokenizer
 from jaxalign.data.tokenizers.load import load_tokenizer as read_tokenizer
 from jaxalign.errors import UserError
-from jaxalign.feedback.constitution import builtin_names, load_constitution
-from jaxalign.feedback.labeller import Labeller
-from jaxalign.feedback.rater import Rater
 from jaxalign.feedback.speaker import Counted, Speaker
 from jaxalign.models import flops
 from jaxalign.models.adapters import peft_config, peft_folder
@@ -33,7 +30,6 @@ from jaxalign.models.model import Model, Params
 from jaxalign.parallel.rows import placed
 from jaxalign.parallel.sharding import Sharding, make_sharding
 from jaxalign.planner.hardware import chip_of
-from jaxalign.records import Principle
 from jaxalign.registry.stages import policies_before
 from jaxalign.rollout.engine import Engine, Heard
 from jaxalign.rollout.sampling import Sampling, section_sampling
@@ -53,7 +49,7 @@ WORLD_FIELDS = ("data.source", "world", "arithmetic")
 LABEL_FIELDS = tuple(
     f"feedback.{name}"
     for name in (
-        "constitution", "reasoning", "clamp_low", "clamp_high", "principles_per_comparison", "undecided_margin",
+        "constitution", "judge", "reasoning", "clamp_low", "clamp_high", "principles_per_comparison", "undecided_margin",
         "reasoning_temperature", "max_reasoning_tokens",
     )
 )  # fmt: skip
@@ -250,28 +246,6 @@ class Meter:
         with self._timing.phase(name) as phase:
             yield
             phase.tokens, phase.flops = self._tokens - tokens, self._flops - operations
-
-
-def constitution(config: Config) -> tuple[Principle, ...]:
-    return load_constitution(config.feedback.constitution)
-
-
-def constitution_files(config: Config) -> dict[Path, str]:
-    """The constitution, where it is a file of the user's. Raises UserError where it cannot be read as one, before stages that
-    take long."""
-    name = config.feedback.constitution
-    load_constitution(name)
-    return {} if name in builtin_names() else {Path(name).expanduser(): "feedback.constitution"}
-
-
-def labeller(context: StageContext, speaking: Speaker) -> Labeller:
-    config = context.config
-    return Labeller(speaking, constitution(config), config.feedback, config.seed)
-
-
-def rater(context: StageContext, speaking: Speaker, principles: int) -> Rater:
-    config = context.config
-    return Rater(speaking, constitution(config), config.feedback, principles, config.seed)
 
 
 def sampling(section, tokenizer: Tokenizer, style: str = "compact") -> Sampling:

@@ -17,7 +17,7 @@ from jaxalign.rewards.outside import OutsideReward, load_reward_model
 from jaxalign.rewards.rated import RatedReward
 from jaxalign.rewards.sums import sum_of_rewards
 from jaxalign.rewards.verifiers import VERIFIERS
-from jaxalign.stages.shared import common
+from jaxalign.stages.shared import common, judges
 from jaxalign.stages.shared.base import StageContext
 from jaxalign.stages.shared.scorers import load_scorer
 
@@ -37,7 +37,7 @@ def reward_stages(config: Config) -> tuple[str, ...]:
 def reward_files(config: Config) -> dict[Path, str]:
     """The user's files that the reward reads, with the config fields that name them."""
     records = reward_records(config.reward.source)
-    found = common.constitution_files(config) if any(record.reads_constitution for record in records) else {}
+    found = judges.feedback_files(config) if any(record.asks_judge for record in records) else {}
     for record in records:
         files = record.load("files")
         found = found | (files(config) if files is not None else {})
@@ -96,9 +96,8 @@ def make_verifier(inputs: RewardInputs) -> Reward:
 
 
 def make_ai_feedback(inputs: RewardInputs) -> Reward:
-    """Ratings by the feedback model."""
-    config, context, policy = inputs.config, inputs.context, inputs.policy
-    judge = common.speaker(context, policy, common.base_params(context, policy), config.ppo.batch)
-    rating = common.rater(context, judge, config.reward.principles)
-    role = common.frozen_role(context, policy, judge.params)
-    return RatedReward(rating, role, common.stage_key(config, "ppo", "ratings"), config.reward.max_dropped_share)
+    """Ratings by the judge of `config.feedback`."""
+    config, context = inputs.config, inputs.context
+    judge = judges.make_judge(context, inputs.policy, config.ppo.batch, trains=True)
+    rater = judges.make_rater(context, judge, config.reward.principles)
+    return RatedReward(rater, common.stage_key(config, "ppo", "ratings"), config.reward.max_dropped_share)

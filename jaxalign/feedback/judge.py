@@ -1,0 +1,214 @@
+"""The seam between the project and whatever gives AI feedback: the `Judge` protocol and the records that it exchanges.
+
+A judge answers single requests, each under one principle. Drawing principles, asking in both orders, averaging, clamping and
+undecided labels are the caller's (`labeller`, `rater`, `critique`), and work with any judge.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+import numbers
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import jax
+
+from jaxalign.errors import UserError
+from jaxalign.records import Message, Principle
+
+
+class CritiqueRequest(NamedTuple):
+    """Asks for a critique of `response` to the dialogue `messages` under `principle`."""
+
+    messages: tuple[Message, ...]
+    response: str
+    principle: Principle
+
+
+class RevisionRequest(NamedTuple):
+    """Asks for a better response than `response`, given its critique."""
+
+    messages: tuple[Message, ...]
+    response: str
+    principle: Principle
+    critique: str
+
+
+class ComparisonRequest(NamedTuple):
+    """Asks which of two responses, shown in this order, is better under `principle`."""
+
+    messages: tuple[Message, ...]
+    first: str
+    second: str
+    principle: Principle
+
+
+class RatingRequest(NamedTuple):
+    """Asks how good `response` is under `principle`."""
+
+    messages: tuple[Message, ...]
+    response: str
+    principle: Principle
+
+
+class Text(NamedTuple):
+    """A critique or revision. complete: whether it ended before the length limit."""
+
+    text: str
+    complete: bool = True
+
+
+class Verdict(NamedTuple):
+    """probability: that the first response shown is better, in [0, 1]; None without a verdict. reasoning: before it, if any."""
+
+    probability: float | None
+    reasoning: str | None = None
+
+
+class Rating(NamedTuple):
+    """rating: a number from 1 (worst) to 10 (best), such as an expectation; None without one. reasoning: before it, if any."""
+
+    rating: float | None
+    reasoning: str | None = None
+
+
+class Draw(NamedTuple):
+    """The randomness of one call. A judge that samples depends only on the key and each request's row number.
+
+    key: a PRNG key; rows: the global row number of each request, int32 and at least 0.
+    """
+
+    key: jax.Array
+    rows: Sequence[int]
+
+
+class Judge(Protocol):
+    """Gives AI feedback. Each method returns one result a request, in order. A judge needs only the methods that are used."""
+
+    def critique(self, requests: Sequence[CritiqueRequest], draw: Draw) -> Sequence[Text]: ...
+
+    def revise(self, requests: Sequence[RevisionRequest], draw: Draw) -> Sequence[Text]: ...
+
+    def compare(self, requests: Sequence[ComparisonRequest], draw: Draw) -> Sequence[Verdict]: ...
+
+    def rate(self, requests: Sequence[RatingRequest], draw: Draw) -> Sequence[Rating]: ...
+
+
+@dataclasses.dataclass(frozen=True)
+class JudgeInputs:
+    """What a judge of the registry is made from.
+
+    Attributes:
+      config: the run's config.
+      context: the `StageContext` of the stage that uses the judge.
+      model: the architecture of the run's base model, with its mesh.
+      batch: the most rows to compute at once.
+      writing: how critiques and revisions are sampled; None where the stage asks for none.
+      counted: `feedback.speaker.Counted`, called with the lengths of texts that a local model handles; None: not counted.
+      trains: the stage trains beside the judge, so that its weights may be offloaded while it waits.
+    """
+
+    config: Any
+    context: Any
+    model: Any
+    batch: int
+    writing: Any = None
+    counted: Any = None
+    trains: bool = False
+
+
+METHODS = ("critique", "revise", "compare", "rate")
+
+
+class CheckedJudge:
+    """A judge whose results are checked, so that its callers need not.
+
+    A probability or rating that is not finite counts as none. Raises UserError where a method is missing or raises, or where it
+    returns another number of results, of another type, or a number outside its range.
+
+    Args:
+      judge: has some of the methods of `Judge`, and may have `loaded`.
+      name: what messages call it.
+    """
+
+    def __init__(self, judge: Any, name: str = ""):
+        if isinstance(judge, CheckedJudge):
+            judge, name = judge.judge, name or judge.name
+        if not any(callable(getattr(judge, method, None)) for method in METHODS):
+            raise UserError(f"the judge {name or judge!r} has none of the methods {', '.join(METHODS)}; see "
+                            "jaxalign.feedback.judge.Judge")
+        self.judge, self.name = judge, name or getattr(judge, "name", type(judge).__name__)
+
+    def critique(self, requests: Sequence[CritiqueRequest], draw: Draw) -> list[Text]:
+        """See `Judge`."""
+        return [_text(found) for found in self._ask("critique", Text, requests, draw)]
+
+    def revise(self, requests: Sequence[RevisionRequest], draw: Draw) -> list[Text]:
+        """See `Judge`."""
+        return [_text(found) for found in self._ask("revise", Text, requests, draw)]
+
+    def compare(self, requests: Sequence[ComparisonRequest], draw: Draw) -> list[Verdict]:
+        """See `Judge`."""
+        found = self._ask("compare", Verdict, requests, draw)
+        return [Verdict(self._number("compare", x.probability, 0, 1), x.reasoning) for x in found]
+
+    def rate(self, requests: Sequence[RatingRequest], draw: Draw) -> list[Rating]:
+        """See `Judge`."""
+        found = self._ask("rate", Rating, requests, draw)
+        return [Rating(self._number("rate", x.rating, 1, 10), x.reasoning) for x in found]
+
+    @contextlib.contextmanager
+    def loaded(self) -> Iterator[CheckedJudge]:
+        """The judge with its weights on the devices, for several calls in a row."""
+        if not hasattr(self.judge, "loaded"):
+            yield self
+            return
+        with self.judge.loaded() as judge:
+            yield CheckedJudge(judge, self.name)
+
+    def _ask(self, method: str, kind: type, requests: Sequence[Any], draw: Draw) -> list[Any]:
+        if not requests:
+            return []
+        ask = getattr(self.judge, method, None)
+        if not callable(ask):
+            raise UserError(f"judge {self.name!r} has no method {method!r}, which this stage needs; add it, or choose another "
+                            "config.feedback.judge")
+        try:
+            found = ask(requests, draw)
+        except UserError:
+            raise
+        except Exception as error:  # Whatever a user's judge raises.
+            raise UserError(f"judge {self.name!r} raised {type(error).__name__} in {method!r}: {error}") from error
+        if not isinstance(found, Sequence) or isinstance(found, str) or len(found) != len(requests):
+            count = f"{len(found)} results" if hasattr(found, "__len__") else f"a {type(found).__name__}"
+            raise UserError(f"judge {self.name!r} returned {count} from {method!r} for {len(requests)} requests; a list with "
+                            f"one {kind.__name__} a request is expected")
+        return [self._record(method, kind, x) for x in found]
+
+    def _record(self, method: str, kind: type, found: Any) -> Any:
+        """The record; a bare text or number stands for one without further fields."""
+        if isinstance(found, kind):
+            return found
+        if isinstance(found, str) if kind is Text else found is None or isinstance(found, numbers.Real):
+            return kind(found)
+        raise UserError(f"judge {self.name!r} returned {found!r} of type {type(found).__name__} from {method!r}; a "
+                        f"{kind.__name__} is expected")
+
+    def _number(self, method: str, value: Any, low: float, high: float) -> float | None:
+        if value is None:
+            return None
+        try:
+            number = float(value)
+        except (TypeError, ValueError):
+            number = math.inf
+        if math.isnan(number):
+            return None
+        if not low <= number <= high:
+            raise UserError(f"judge {self.name!r} returned {value!r} from {method!r}; {low} to {high} is expected")
+        return number
+
+
+def _text(found: Text) -> Text:
+    return Text(str(found.text), bool(found.complete))

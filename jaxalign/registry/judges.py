@@ -1,0 +1,67 @@
+"""Judges: what `config.feedback.judge` names."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+from jaxalign.errors import UserError
+from jaxalign.registry.core import Registry, load_object
+
+METHODS = ("critique", "revise", "compare", "rate")
+"""The methods of `jaxalign.feedback.judge.Judge`; a judge has some of them."""
+
+
+@dataclasses.dataclass(frozen=True)
+class JudgeRecord:
+    """A source of AI feedback.
+
+    Attributes:
+      name: its name in the config.
+      make: `make(inputs: JudgeInputs) -> Judge`, or "module:attribute" of such a function, imported when it is first used.
+        `JudgeInputs` and `Judge` are in `jaxalign.feedback.judge`.
+      runs_base: it runs the run's base model on the run's devices.
+    """
+
+    name: str
+    make: Callable[[Any], Any] | str
+    runs_base: bool = False
+
+    def load(self) -> Callable[[Any], Any]:
+        """The function itself."""
+        return load_object(self.make, f"make of judge {self.name!r}") if isinstance(self.make, str) else self.make
+
+
+JUDGES = Registry("judge", JudgeRecord, (
+    JudgeRecord("local", "jaxalign.stages.shared.judges:make_local", runs_base=True),
+))  # fmt: skip
+
+
+def judge_record(name: str, where: str = "config.feedback.judge") -> JudgeRecord:
+    """The registered record of that name, or one for the judge at "package.module:name" or "FILE.py:name".
+
+    What is found there is a record, a judge, or a class whose instances are judges and need no arguments.
+
+    Raises:
+      UserError: there is none, its module cannot be imported, or it is no judge; `where` is the field that names it.
+    """
+    if name in JUDGES or ":" not in name:
+        return JUDGES.get(name, where)
+    found = load_object(name, where)
+    if isinstance(found, JudgeRecord):
+        return found
+    if not any(callable(getattr(found, method, None)) for method in METHODS):
+        raise UserError(f"{where} names {name!r}, which is no judge; a class or object with some of the methods "
+                        f"{', '.join(METHODS)}, or a JudgeRecord, is expected")
+    return JudgeRecord(name, lambda inputs: _made(found, name, where))
+
+
+def _made(found: Any, name: str, where: str) -> Any:
+    if not isinstance(found, type):
+        return found
+    try:
+        return found()
+    except Exception as error:  # Whatever a user's class raises.
+        raise UserError(f"{where} names {name!r}, which cannot be made without arguments ({type(error).__name__}: {error}); "
+                        "name an instance or a JudgeRecord") from error

@@ -1,0 +1,72 @@
+"""The judge of `config.feedback`, and what stages ask it through."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from jaxalign.config import Config
+from jaxalign.feedback.constitution import builtin_names, load_constitution
+from jaxalign.feedback.judge import CheckedJudge, JudgeInputs
+from jaxalign.feedback.labeller import Labeller
+from jaxalign.feedback.local import LocalJudge
+from jaxalign.feedback.rater import Rater
+from jaxalign.feedback.speaker import Counted, Speaker
+from jaxalign.models.model import Model
+from jaxalign.records import Principle
+from jaxalign.registry.judges import judge_record
+from jaxalign.rollout.engine import Engine
+from jaxalign.rollout.sampling import Sampling
+from jaxalign.stages.shared import common
+from jaxalign.stages.shared.base import StageContext
+
+
+def constitution(config: Config) -> tuple[Principle, ...]:
+    """The principles of `config.feedback.constitution`."""
+    return load_constitution(config.feedback.constitution)
+
+
+def feedback_files(config: Config) -> dict[Path, str]:
+    """The user's constitution and judge, where they are files, with the fields that name them.
+
+    Raises:
+      UserError: the constitution cannot be read. Stages call this before they begin to work.
+    """
+    name, place = config.feedback.constitution, config.feedback.judge.rpartition(":")[0]
+    load_constitution(name)
+    found = {} if name in builtin_names() else {Path(name).expanduser(): "feedback.constitution"}
+    return found | ({Path(place).expanduser(): "feedback.judge"} if place.endswith(".py") else {})
+
+
+def make_judge(
+    context: StageContext, model: Model, batch: int, counted: Counted | None = None, writing: Sampling | None = None,
+    trains: bool = False,
+) -> CheckedJudge:  # fmt: skip
+    """The judge of `config.feedback.judge`. The arguments are those of `JudgeInputs`."""
+    record = judge_record(context.config.feedback.judge)
+    made = record.load()(JudgeInputs(context.config, context, model, batch, writing, counted, trains))
+    return CheckedJudge(made, record.name)
+
+
+def make_local(inputs: JudgeInputs) -> LocalJudge:
+    """The run's base model as the judge."""
+    config, context = inputs.config, inputs.context
+    tokenizer, params = common.load_tokenizer(context), common.base_params(context, inputs.model)
+    reasoning = None
+    if config.feedback.reasoning:
+        limit, temperature = config.feedback.max_reasoning_tokens, config.feedback.reasoning_temperature
+        reasoning = Sampling(limit, (tokenizer.eos_id,), temperature)
+    engine = Engine(inputs.model, inputs.batch, config.model.max_length)
+    role = common.frozen_role(context, inputs.model, params) if inputs.trains else None
+    speaker = Speaker(engine, None if inputs.trains else params, tokenizer, inputs.counted)
+    return LocalJudge(speaker, inputs.writing, reasoning, role)
+
+
+def make_labeller(context: StageContext, judge: CheckedJudge) -> Labeller:
+    """Labels pairs as `config.feedback` says."""
+    config = context.config
+    return Labeller(judge, constitution(config), config.feedback, config.seed)
+
+
+def make_rater(context: StageContext, judge: CheckedJudge, principles: int) -> Rater:
+    """Rates responses under the run's constitution."""
+    return Rater(judge, constitution(context.config), principles, context.config.seed)
