@@ -20,8 +20,8 @@ class Feedback(Section):
     """The feedback model: the principles it judges by, and how its labels are made."""
 
     constitution: str = field("default", "Name of a constitution in the package, or a JSON file.")
-    judge: str = field("local", "Source of critiques, revisions, comparisons and ratings: local (the run's base model), or your "
-                       "own, as 'package.module:name' or 'FILE.py:name' of a class, an object or a JudgeRecord; "
+    judge: str = field("local", "Source of critiques, revisions, comparisons and ratings: local (the run's base model), or "
+                       "your own, as 'package.module:name' or 'FILE.py:name' of a class, an object or a JudgeRecord; "
                        "docs/extending.md.")
     invert: bool = field(False, "Invert every label: a control, which should make the policy worse.")
     reasoning: bool = field(True, "Let the feedback model reason before it answers (chain of thought).")
