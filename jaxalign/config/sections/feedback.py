@@ -22,7 +22,7 @@ class Feedback(Section):
     constitution: str = field("default", "Name of a constitution in the package, or a JSON file.")
     judge: str = field("local", "Source of critiques, revisions, comparisons and ratings: local (the run's base model), or "
                        "your own, as 'package.module:name' or 'FILE.py:name' of a class, an object or a JudgeRecord; "
-                       "docs/extending.md.")
+                       "docs/labels.md.")
     invert: bool = field(False, "Invert every label: a control, which should make the policy worse.")
     reasoning: bool = field(True, "Let the feedback model reason before it answers (chain of thought).")
     clamp_low: float = field(0.1, "Lower bound of labels made with reasoning.", between(0.0, 0.5), _REASONING)
