@@ -30,10 +30,10 @@ from jaxalign.models.checkpoints.huggingface import load_params, read_config
 from jaxalign.models.checkpoints.layout import places, stored_shapes
 from jaxalign.models.checkpoints.safetensors import open_weights
 from jaxalign.models.checkpoints.safetensors_writer import Planned, plan, write_file, write_index
-from jaxalign.models.families.registry import FAMILIES
 from jaxalign.models.model import Model
 from jaxalign.parallel.mesh import make_mesh
 from jaxalign.parallel.sharding import Sharding
+from jaxalign.registry.families import FAMILIES
 
 BOUND = 1_000_000_000
 MESHES = {1: (1, 1, 1), 8: (1, 4, 2)}
@@ -50,7 +50,7 @@ def make(folder: Path, gigabytes: float) -> int:
     tables, layer = 2 * 128256 * 2048 * 4, (2 * 2048 * 2048 + 2 * 2048 * 512 + 3 * 2048 * 8192) * 4
     layers = max(1, -int(-(gigabytes * 1e9 - tables) // layer))
     (folder / "config.json").write_text(json.dumps(CONFIG | {"num_hidden_layers": layers}))
-    shapes = stored_shapes(places(FAMILIES["llama"], Model(read_config(folder).decoder)))
+    shapes = stored_shapes(places(FAMILIES.get("llama"), Model(read_config(folder).decoder)))
     kind = np.dtype(np.float32)
     planned = plan([Planned(name, shape) for name, shape in shapes.items()], kind, 1_000_000_000)
     random = np.random.default_rng(0)
@@ -92,7 +92,7 @@ def high_water() -> int | None:
 
 def same(one: Path, other: Path) -> bool:
     """Return whether two checkpoints contain the same numbers under the same names."""
-    found = places(FAMILIES["llama"], Model(read_config(one).decoder))
+    found = places(FAMILIES.get("llama"), Model(read_config(one).decoder))
     with open_weights(one) as a, open_weights(other) as b:
         return a.names == b.names and all(
             np.array_equal(a.read(place.name(number), window), b.read(place.name(number), window))

@@ -14,8 +14,8 @@ transformers = pytest.importorskip("transformers")
 peft = pytest.importorskip("peft")
 
 from jaxalign.models.architecture import DecoderConfig  # noqa: E402
-from jaxalign.models.families.base import Family, Fields  # noqa: E402
-from jaxalign.models.families.registry import FAMILIES  # noqa: E402
+from jaxalign.models.families.base import Fields  # noqa: E402
+from jaxalign.registry.families import FAMILIES, Family  # noqa: E402
 
 _SIZES = dict(vocab_size=37, hidden_size=20, intermediate_size=28, num_hidden_layers=2, num_attention_heads=4,
               max_position_embeddings=64, attn_implementation="eager")  # fmt: skip
@@ -46,13 +46,13 @@ def torch_model(kind: str, scalar: bool = False):
 
 
 def family(kind: str) -> Family:
-    return FAMILIES[kind]
+    return FAMILIES.get(kind)
 
 
 def decoder_config(model) -> DecoderConfig:
     raw = model.config.to_dict()
-    found = FAMILIES[raw["model_type"]]
-    return DecoderConfig(**found.decoder(Fields(pathlib.Path("config.json"), raw)))
+    found = FAMILIES.get(raw["model_type"])
+    return DecoderConfig(**found.decoder_arguments(Fields(pathlib.Path("config.json"), raw)))
 
 
 def _converted(value: np.ndarray, layout: str, pick: int, sizes: dict[str, int]) -> np.ndarray:
@@ -71,7 +71,7 @@ def params_of(model, head: str = "lm"):
     state = {name: value.numpy() for name, value in model.state_dict().items()}
     sizes = {"V": c.vocab, "D": c.embed, "H": c.heads, "K": c.kv_heads, "h": c.head_dim, "F": c.mlp, "n": 3}
     params: dict = {}
-    for weight in found.weights(c):
+    for weight in found.stored_weights(c):
         if "{layer}" in weight.stored:
             stored = [state[weight.stored.format(layer=i)] for i in range(c.layers)]
             value = np.stack([_converted(x, weight.layout, weight.pick, sizes) for x in stored])

@@ -10,9 +10,9 @@ from jaxalign.models.adapters import peft_config
 from jaxalign.models.adapters.lora import Lora
 from jaxalign.models.architecture import DecoderConfig
 from jaxalign.models.checkpoints import huggingface
-from jaxalign.models.families.base import Family
 from jaxalign.models.model import Model
 from jaxalign.parallel.sharding import Sharding
+from jaxalign.registry.families import Family
 
 
 def configured_decoder(section: schema.Model, vocab: int) -> tuple[DecoderConfig, Family | None]:

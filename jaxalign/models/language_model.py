@@ -28,6 +28,7 @@ from jaxalign.models.configured import adapted
 from jaxalign.models.model import Model, Params
 from jaxalign.parallel.sharding import make_sharding
 from jaxalign.records import Message, Prompt
+from jaxalign.registry.families import FAMILIES, Family, use_family
 
 UNBOUNDED = 1 << 20
 """The longest sequence of a model whose config.json names no limit."""
@@ -204,6 +205,7 @@ def load_model(
     compute_dtype: str | None = None,
     style: str | None = None,
     lora: Lora | None = None,
+    family: str | Family | None = None,
     seed: int = 0,
 ) -> LanguageModel:
     """Loads a language model.
@@ -218,12 +220,16 @@ def load_model(
       style: "chat" (the model's chat template), "hh", "compact" or "plain"; None for the run's, else "chat" where there is a
         template, else "plain".
       lora: adapters to train on frozen weights: fresh ones, or those of the PEFT folder `lora.path`.
+      family: a model family of one's own, as a record or as "package.module:name" or "FILE.py:name" of one. Those that are
+        registered are found by the model_type of config.json.
       seed: of fresh adapters.
 
     Raises:
       UserError: the folder is none of these or is damaged, holds a reward model, or does not fit the mesh or `max_length`.
     """
     folder, mesh = Path(folder).expanduser(), mesh or Mesh()
+    if family is not None:
+        FAMILIES.register(family) if isinstance(family, Family) else use_family(family, "family")
     if not folder.is_dir():
         raise UserError(f"{folder} is not a folder; give a model's folder, or a stage's folder of a run")
     orbax = (folder / "params").is_dir()
@@ -274,7 +280,7 @@ def _load_stage(
     return LanguageModel(model, params, base.tokenizer, style, length, frozen, Origin(base.fields, base.folder, base.files))
 
 
-def _with_adapters(found: LanguageModel, family, lora: Lora, seed: int) -> LanguageModel:
+def _with_adapters(found: LanguageModel, family: Family, lora: Lora, seed: int) -> LanguageModel:
     """The model with its weights frozen under adapters."""
     if not lora.rank and not lora.path:
         raise UserError("lora.rank is 0 and lora.path is empty, so that nothing would be trained; set one of them")

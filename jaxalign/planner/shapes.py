@@ -12,10 +12,10 @@ from jaxalign.errors import UserError
 from jaxalign.models.architecture import DecoderConfig
 from jaxalign.models.checkpoints.huggingface import parse_config
 from jaxalign.models.configured import adapted, configured_decoder, with_choices
-from jaxalign.models.families.base import Family
 from jaxalign.models.model import Model
 from jaxalign.parallel.sharding import Sharding
 from jaxalign.registry.data_sources import data_source
+from jaxalign.registry.families import Family
 
 _FILE = pathlib.Path(__file__).parent / "published_shapes.json"
 

@@ -18,10 +18,10 @@ peft, torch = hugging.peft, hugging.torch
 from jaxalign.errors import UserError  # noqa: E402
 from jaxalign.models.adapters.lora import Lora, join, merge  # noqa: E402
 from jaxalign.models.adapters.peft_folder import export_adapters, load_adapters  # noqa: E402
-from jaxalign.models.families.registry import FAMILIES  # noqa: E402
 from jaxalign.models.model import Model  # noqa: E402
 from jaxalign.parallel.mesh import make_mesh  # noqa: E402
 from jaxalign.parallel.sharding import Sharding  # noqa: E402
+from jaxalign.registry.families import FAMILIES  # noqa: E402
 
 CASES = [
     ("llama", False, {}), ("llama", False, {"use_dora": True, "target_modules": ("q_proj", "down_proj")}),
@@ -36,7 +36,7 @@ def ours(kind, scalar, folder, mesh=None):
     theirs = hugging.torch_model(kind, scalar)
     sharding = None if mesh is None else Sharding(make_mesh(*mesh))
     base = Model(hugging.decoder_config(theirs), sharding=sharding)
-    lora, own = load_adapters(folder, FAMILIES[kind], base)
+    lora, own = load_adapters(folder, FAMILIES.get(kind), base)
     model = Model(base.config, "scalar" if scalar else "lm", sharding, lora)
     return model, join(hugging.params_of(theirs, "scalar" if scalar else "lm"), own)
 
@@ -66,7 +66,7 @@ def test_peft_to_here_and_back(kind, scalar, changes, tmp_path):
     model, params = ours(kind, scalar, tmp_path / "in")
     expected = hugging.logits(theirs)
     close(outputs(model, params), expected)
-    export_adapters(tmp_path / "out", FAMILIES[kind], model, params, "their/base")
+    export_adapters(tmp_path / "out", FAMILIES.get(kind), model, params, "their/base")
     close(hugging.logits(loaded(kind, scalar, tmp_path / "out")), expected)
     before, after = (load_file(tmp_path / name / "adapter_model.safetensors") for name in ("in", "out"))
     assert before.keys() == after.keys()
@@ -89,7 +89,7 @@ def test_adapters_trained_here_go_out_and_come_back(kind, scalar, settings, tmp_
     rng = np.random.default_rng(0)
     fresh = model.init_adapters(base, jax.random.key(0))
     own = jax.tree.map(lambda x: np.asarray(x) + 0.3 * rng.normal(size=x.shape).astype(np.float32), fresh)
-    export_adapters(tmp_path / "out", FAMILIES[kind], model, own)
+    export_adapters(tmp_path / "out", FAMILIES.get(kind), model, own)
     expected = outputs(model, join(base, own))
     close(hugging.logits(loaded(kind, scalar, tmp_path / "out")), expected)
     back, params = ours(kind, scalar, tmp_path / "out")
@@ -107,7 +107,7 @@ def test_a_mesh_makes_no_difference(tmp_path):
     model, params = ours("llama", True, tmp_path / "in", (2, 2, 2))
     own = {name: params[name] for name in model.abstract()}
     assert jax.tree.map(lambda x: x.sharding, own) == model.shardings()
-    export_adapters(tmp_path / "out", FAMILIES["llama"], model, own)
+    export_adapters(tmp_path / "out", FAMILIES.get("llama"), model, own)
     before, after = (load_file(tmp_path / name / "adapter_model.safetensors") for name in ("in", "out"))
     assert before.keys() == after.keys() and all(np.array_equal(before[name], after[name]) for name in before)
 
@@ -133,7 +133,7 @@ def broken(saved, tmp_path, config=None, weights=None, drop=()):
 
 
 def read(folder):
-    return load_adapters(folder, FAMILIES["llama"], Model(hugging.decoder_config(hugging.torch_model("llama"))))
+    return load_adapters(folder, FAMILIES.get("llama"), Model(hugging.decoder_config(hugging.torch_model("llama"))))
 
 
 Q = "base_model.model.model.layers.1.self_attn.q_proj."
@@ -215,14 +215,14 @@ def test_a_folder_is_written_whole_or_not_at_all(saved, tmp_path, monkeypatch):
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "mine").write_text("x")
     with pytest.raises(UserError, match="exists already"):
-        export_adapters(tmp_path / "full", FAMILIES["llama"], model, own)
+        export_adapters(tmp_path / "full", FAMILIES.get("llama"), model, own)
 
     def failing(*args, **kwargs):
         raise OSError("no space left")
 
     monkeypatch.setattr("jaxalign.models.adapters.peft_folder.save_file", failing)
     with pytest.raises(OSError):
-        export_adapters(tmp_path / "out", FAMILIES["llama"], model, own)
+        export_adapters(tmp_path / "out", FAMILIES.get("llama"), model, own)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["full"]
 
 
@@ -230,4 +230,4 @@ def test_dora_on_a_part_of_a_fused_module_cannot_be_said(tmp_path):
     model = Model(hugging.decoder_config(hugging.torch_model("gpt_neox")), lora=Lora(2, 1.0, ("q_proj",), dora=True))
     own = model.init_adapters(hugging.params_of(hugging.torch_model("gpt_neox")), jax.random.key(0))
     with pytest.raises(UserError, match="DoRA is on a part of .*query_key_value only"):
-        export_adapters(tmp_path / "out", FAMILIES["gpt_neox"], model, own)
+        export_adapters(tmp_path / "out", FAMILIES.get("gpt_neox"), model, own)

@@ -16,7 +16,7 @@ from jaxalign.config import from_config_dict  # noqa: E402
 from jaxalign.errors import UserError  # noqa: E402
 from jaxalign.models.adapters.lora import merge  # noqa: E402
 from jaxalign.models.adapters.peft_folder import export_adapters, load_adapters  # noqa: E402
-from jaxalign.models.families.registry import FAMILIES  # noqa: E402
+from jaxalign.registry.families import FAMILIES  # noqa: E402
 from jaxalign.stages.shared import common  # noqa: E402
 from jaxalign.stages.shared.base import StageContext  # noqa: E402
 from jaxalign.training.checkpoint import load_params  # noqa: E402
@@ -54,7 +54,7 @@ def test_stories_go_in_and_come_out_as_adapters_and_as_merged_weights(real_data,
     ours = np.asarray(model.logits(params, model.hidden(params, tokens)))
     before = np.asarray(model.logits(params, model.base.hidden(common.base_params(context, model), tokens)))
     assert np.abs(ours - before).max() > 1e-2
-    export_adapters(tmp_path / "peft", FAMILIES["llama"], model, own, "stories260K")
+    export_adapters(tmp_path / "peft", FAMILIES.get("llama"), model, own, "stories260K")
     base = lambda: hugging.transformers.AutoModelForCausalLM.from_pretrained(made.model.path).eval()  # noqa: E731
     theirs = peft.PeftModel.from_pretrained(base(), tmp_path / "peft").eval()
     close(ours, hugging.logits(theirs, tokens))
@@ -78,7 +78,7 @@ def test_a_run_starts_from_a_peft_folder_and_is_held_to_it(real_data, tmp_path):
     assert (model.lora.rank, model.lora.alpha, model.lora.targets) == (2, 3.0, ("attention.query", "mlp.down"))
     context = StageContext(made, tmp_path / "run", tmp_path / "run" / "ppo", False)
     start = common.policy_params(context, model, "ppo")
-    _, given = load_adapters(tmp_path / "peft", FAMILIES["llama"], model.base)
+    _, given = load_adapters(tmp_path / "peft", FAMILIES.get("llama"), model.base)
     tiny.assert_trees_equal(start["adapters"], given["adapters"])
     after = load_params(tmp_path / "run" / "ppo" / "params", model)
     moved = np.abs(after["adapters"]["attention"]["query"]["b"] - given["adapters"]["attention"]["query"]["b"]).max()

@@ -10,6 +10,7 @@ from jaxalign.config.reading import unless, when
 from jaxalign.config.schema import field
 from jaxalign.config.sections.shared import DecoderSizes
 from jaxalign.errors import UserError
+from jaxalign.registry.families import use_family
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,6 +20,8 @@ class Model(DecoderSizes):
     source: str = field("scratch", "Origin of the weights.", one_of("scratch", "huggingface"))
     path: str = field("", "Folder of a Hugging Face checkpoint with its tokenizer, for source=huggingface.", None,
                       when("source", "huggingface"))
+    family: str = field("", "A model family of your own, as package.module:name or FILE.py:name of a jaxalign Family; empty: one "
+                        "that is known by the model_type of config.json.", None, when("source", "huggingface"))
     rope_base: float = field(10000.0, "Base of the rotary frequencies.", above(1))
     norm_eps: float = field(1e-5, "Epsilon of RMSNorm.", above(0))
     tie_embeddings: bool = field(True, "Use the input embedding as the output projection too.")
@@ -47,5 +50,7 @@ class Model(DecoderSizes):
         if self.source == "huggingface" and not self.path:
             raise UserError("config.model.source is 'huggingface' but config.model.path is empty; set it to the folder "
                             "with config.json, the safetensors weights and the tokenizer")
+        if self.family:
+            use_family(self.family, "config.model.family")
         if self.source != "huggingface":
             self.check_heads(name)

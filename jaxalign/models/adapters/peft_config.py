@@ -17,8 +17,8 @@ import numpy as np
 from jaxalign.data.sources.jsonl import read_object
 from jaxalign.errors import UserError
 from jaxalign.models.adapters.lora import LINEAR, Lora
-from jaxalign.models.families.base import Family
 from jaxalign.models.model import Model
+from jaxalign.registry.families import Family
 
 CONFIG = "adapter_config.json"
 _LISTED = 8  # names that an error message lists; the rest is counted
@@ -87,7 +87,7 @@ def linear_modules(family: Family, model: Model) -> dict[str, tuple[Linear, ...]
     """Every module of a block that adapters can be on, in the order of the family's weights."""
     blocks = model.base.abstract()["blocks"]
     found: dict[str, list] = collections.defaultdict(list)
-    for weight in family.weights(model.config):
+    for weight in family.stored_weights(model.config):
         key = weight.path[1:]
         if weight.path[0] == "blocks" and key in LINEAR and "{expert}" not in weight.stored:
             found[weight.stored.removesuffix(".weight")].append((key, weight))

@@ -23,9 +23,9 @@ from jaxalign.errors import UserError
 from jaxalign.models.adapters.lora import Lora
 from jaxalign.models.adapters.peft_config import CONFIG, Adapted, Linear, linear_modules, read_adapted, some
 from jaxalign.models.checkpoints.export import check_target, whole_folder
-from jaxalign.models.families.base import Family
 from jaxalign.models.model import Model, Params
 from jaxalign.parallel import hosts
+from jaxalign.registry.families import Family
 
 WEIGHTS = "adapter_model.safetensors"
 _PREFIX = "base_model.model."

@@ -22,11 +22,11 @@ from jaxalign.models.architecture import DecoderConfig
 from jaxalign.models.blocks import place_blocks, row_blocks
 from jaxalign.models.checkpoints.layout import Bounds, Place, places, stored_shapes
 from jaxalign.models.checkpoints.safetensors import Weights, open_weights
-from jaxalign.models.families.base import Family, Fields
-from jaxalign.models.families.registry import FAMILIES
+from jaxalign.models.families.base import Fields
 from jaxalign.models.model import Model, Params
 from jaxalign.parallel.rows import default_device
 from jaxalign.parallel.sharding import Sharding
+from jaxalign.registry.families import FAMILIES, Family
 
 DTYPES = ("float32", "bfloat16", "float16")
 """The dtypes in which weights are read and written."""
@@ -112,12 +112,20 @@ def parse_config(path: pathlib.Path, raw: Any, compute_dtype: str = "float32", v
     if not isinstance(raw, dict) or "model_type" not in raw:
         raise UserError(f"{path} is not a model's config: it has no model_type; 'llama' is expected, for example")
     fields = Fields(path, raw)
-    family = fields.choice("model_type", FAMILIES)
+    kind = fields.get("model_type")
+    if kind not in FAMILIES:
+        raise fields.unsupported("model_type", kind, f"{', '.join(FAMILIES.names())}, or a family of your own (model.family),")
+    family = FAMILIES.get(kind)
     head = _head(fields, family)
     try:
-        decoder = DecoderConfig(**family.decoder(fields), compute_dtype=compute_dtype, vocab_multiple=vocab_multiple)
+        decoder = DecoderConfig(
+            **family.decoder_arguments(fields), compute_dtype=compute_dtype, vocab_multiple=vocab_multiple
+        )
     except UserError as error:
         raise UserError(str(error) if str(path) in str(error) else f"{path}: {error}") from error
+    except TypeError as error:
+        raise UserError(f"{path}: the model family {family.model_type!r} does not give the arguments of DecoderConfig "
+                        f"({error})") from error
     fields.finish()
     positions = None if raw.get("max_position_embeddings") is None else fields.integer("max_position_embeddings")
     bos, eos = raw.get("bos_token_id"), raw.get("eos_token_id")

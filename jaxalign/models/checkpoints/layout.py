@@ -14,8 +14,9 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from jaxalign.models.families.base import Family, Weight
+from jaxalign.models.families.base import Weight
 from jaxalign.models.model import Model
+from jaxalign.registry.families import Family
 
 Bounds = tuple[tuple[int, int], ...]  # (start, stop) of each axis.
 
@@ -124,7 +125,7 @@ def places(family: Family, model: Model) -> tuple[Place, ...]:
       ValueError: another head; Hugging Face's layout knows no model with two.
     """
     c = model.config
-    weights = list(family.weights(c))
+    weights = list(family.stored_weights(c))
     if model.head == "scalar":
         weights.append(Weight("score.weight", ("score",), "1 D -> D"))
     elif model.head != "lm":

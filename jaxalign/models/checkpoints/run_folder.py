@@ -18,6 +18,7 @@ from jaxalign.models.configured import configured_model
 from jaxalign.models.families.llama import config_json
 from jaxalign.models.model import Model, Params
 from jaxalign.parallel.sharding import Sharding
+from jaxalign.registry.families import use_family
 
 LANGUAGE_MODEL_STAGES = ("pretrain", *POLICY_STAGES)
 """The stages whose weights are a language model's."""
@@ -96,6 +97,8 @@ def _run_config(workdir: Path, made_with: Mapping[str, Any]) -> Config:
 def base_of(config: Config, workdir: Path) -> Base:
     """The base model of the run in `workdir`, without its weights."""
     if config.model.source == "huggingface":
+        if config.model.family:
+            use_family(config.model.family, "config.model.family")
         folder = Path(config.model.path).expanduser()
         found = huggingface.read_config(folder)
         return Base(dict(found.raw), folder, {}, load_tokenizer(folder), found.decoder.vocab)

@@ -1,4 +1,7 @@
-"""What a family of models is: how its config.json becomes a `DecoderConfig`, and where each of its weights goes.
+"""The parts that model families are made of: fields of config.json, and where each weight is stored.
+
+A family is a record in `jaxalign.registry.families` with two functions: `decoder(fields)` gives the arguments of
+`DecoderConfig`, and `weights(config)` the stored weights.
 
 Letters of weight layouts: D model, H query heads, K key/value heads, h head dim, F mlp, V vocab, E experts, n parts of a
 fused weight.
@@ -6,9 +9,7 @@ fused weight.
 
 from __future__ import annotations
 
-import dataclasses
 import pathlib
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from jaxalign.errors import UserError
@@ -28,28 +29,6 @@ class Weight(NamedTuple):
     path: tuple[str, ...]
     layout: str
     pick: int = 0
-
-
-@dataclasses.dataclass(frozen=True)
-class Family:
-    """A family of models.
-
-    model_type, architecture: as config.json has them, the latter of the language model ("...ForCausalLM").
-    decoder: fields of config.json to arguments of `DecoderConfig`.
-    weights: all weights of a decoder but those of its heads, `lm_head` and "score.weight".
-    lm_head: the stored name of the untied output projection, [V, D].
-    """
-
-    model_type: str
-    architecture: str
-    decoder: Callable[[Fields], dict[str, Any]]
-    weights: Callable[[DecoderConfig], tuple[Weight, ...]]
-    lm_head: str = "lm_head.weight"
-
-    @property
-    def classifier(self) -> str:
-        """The architecture with a scalar head, as config.json has it."""
-        return self.architecture.replace("ForCausalLM", "ForSequenceClassification")
 
 
 # Keys that do not change what a decoder computes.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from jaxalign.models.families.base import Family, Fields, activation, llama_weights, rope, sizes
+from jaxalign.models.families.base import Fields, activation, rope, sizes
 
 
 def gemma_sizes(fields: Fields) -> dict[str, Any]:
@@ -15,11 +15,8 @@ def gemma_sizes(fields: Fields) -> dict[str, Any]:
     return found | {"norm": "rms_plus_one", "scale_embeddings": True, "qkv_bias": bias, "out_bias": bias}
 
 
-def _decoder(fields: Fields) -> dict[str, Any]:
+def decoder(fields: Fields) -> dict[str, Any]:
     # The first releases say "gelu" and mean its tanh approximation; hidden_activation, where given, comes first.
     chosen = activation(fields, "hidden_activation", fields.get("hidden_act", "gelu_pytorch_tanh"))
     chosen = "gelu_tanh" if chosen == "gelu" else chosen
     return gemma_sizes(fields) | rope(fields) | {"activation": chosen}
-
-
-FAMILY = Family("gemma", "GemmaForCausalLM", _decoder, llama_weights)

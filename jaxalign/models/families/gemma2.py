@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from jaxalign.models.families.base import Family, Fields, activation, llama_weights, rope, windows
+from jaxalign.models.families.base import Fields, activation, rope, windows
 from jaxalign.models.families.gemma import gemma_sizes
 
 
@@ -19,11 +19,8 @@ def capped_sizes(fields: Fields, attention_cap: float | None, final_cap: float |
     }  # fmt: skip
 
 
-def _decoder(fields: Fields) -> dict[str, Any]:
+def decoder(fields: Fields) -> dict[str, Any]:
     found = capped_sizes(fields, 50.0, 30.0)
     fields.get("hidden_act")
     local = tuple(layer % 2 == 0 for layer in range(found["layers"]))
     return found | rope(fields) | windows(fields, fields.integer("sliding_window", 4096), local)
-
-
-FAMILY = Family("gemma2", "Gemma2ForCausalLM", _decoder, llama_weights)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from jaxalign.models.families.base import Family, Fields, llama_weights, scaled_rope, windows
+from jaxalign.models.families.base import Fields, scaled_rope, windows
 from jaxalign.models.families.gemma2 import capped_sizes
 
 
-def _decoder(fields: Fields) -> dict[str, Any]:
+def decoder(fields: Fields) -> dict[str, Any]:
     found = capped_sizes(fields, None, None)
     every = fields.integer("sliding_window_pattern", 6)
     local = tuple((layer + 1) % every != 0 for layer in range(found["layers"]))
@@ -26,6 +26,3 @@ def _ropes(fields: Fields) -> dict[str, Any]:
     if "rope_scaling" in near:
         raise fields.unsupported("rope_type of sliding_attention", dataclasses.asdict(near["rope_scaling"])["kind"], "default")
     return found | {"local_rope_base": near["rope_base"]}
-
-
-FAMILY = Family("gemma3_text", "Gemma3ForCausalLM", _decoder, llama_weights)

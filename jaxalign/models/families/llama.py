@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from jaxalign.models.architecture import DecoderConfig
-from jaxalign.models.families.base import Family, Fields, activation, llama_weights, rope, sizes
+from jaxalign.models.families.base import Fields, activation, rope, sizes
 
 
-def _decoder(fields: Fields) -> dict[str, Any]:
+def decoder(fields: Fields) -> dict[str, Any]:
     bias = fields.flag("attention_bias", False)
     fields.only("sliding_window", None)
     return sizes(fields, eps=1e-6, tied=False) | rope(fields) | {
@@ -27,6 +27,3 @@ def config_json(decoder: DecoderConfig, max_positions: int) -> dict[str, Any]:
         "rms_norm_eps": decoder.norm_eps, "tie_word_embeddings": decoder.tie_embeddings,
         "max_position_embeddings": max_positions, "torch_dtype": "float32",
     }  # fmt: skip
-
-
-FAMILY = Family("llama", "LlamaForCausalLM", _decoder, llama_weights)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from jaxalign.models.families.base import Family, Fields, activation, llama_weights, rope, sizes
+from jaxalign.models.families.base import Fields, activation, rope, sizes
 
 
-def _decoder(fields: Fields) -> dict[str, Any]:
+def decoder(fields: Fields) -> dict[str, Any]:
     # Absent means the family's first window; null, none at all.
     window = fields.raw.get("sliding_window", 4096)
     found = {} if window is None else {"window": fields.integer("sliding_window", 4096)}
@@ -15,6 +15,3 @@ def _decoder(fields: Fields) -> dict[str, Any]:
     return sizes(fields, eps=1e-6, tied=False) | rope(fields) | found | {
         "activation": activation(fields, "hidden_act", "silu"),
     }  # fmt: skip
-
-
-FAMILY = Family("mistral", "MistralForCausalLM", _decoder, llama_weights)

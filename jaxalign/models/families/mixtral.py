@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from jaxalign.models.architecture import DecoderConfig, Experts
-from jaxalign.models.families.base import Family, Fields, Weight, activation, llama_weights, rope, sizes
+from jaxalign.models.families.base import Fields, Weight, activation, llama_weights, rope, sizes
 
 _EXPERT = "block_sparse_moe.experts.{expert}."
 _NAMES = ("block_sparse_moe.gate.weight", f"{_EXPERT}w1.weight", f"{_EXPERT}w3.weight", f"{_EXPERT}w2.weight")
 
 
-def _decoder(fields: Fields) -> dict[str, Any]:
+def decoder(fields: Fields) -> dict[str, Any]:
     fields.only("router_jitter_noise", 0)
     window = fields.get("sliding_window")
     return sizes(fields, eps=1e-5, tied=False) | rope(fields, 1e6) | {
@@ -21,8 +21,5 @@ def _decoder(fields: Fields) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _weights(c: DecoderConfig) -> tuple[Weight, ...]:
+def weights(c: DecoderConfig) -> tuple[Weight, ...]:
     return llama_weights(c, _NAMES)
-
-
-FAMILY = Family("mixtral", "MixtralForCausalLM", _decoder, _weights)

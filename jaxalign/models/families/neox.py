@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from jaxalign.models.architecture import DecoderConfig
-from jaxalign.models.families.base import Family, Fields, Weight, activation, rope, sizes
+from jaxalign.models.families.base import Fields, Weight, activation, rope, sizes
 
 
-def _decoder(fields: Fields) -> dict[str, Any]:
+def decoder(fields: Fields) -> dict[str, Any]:
     found, bias = sizes(fields, eps=1e-5, tied=False), fields.flag("attention_bias", True)
     turning = rope(fields, fields.real("rotary_emb_base", 10000.0), partial=True)
     share = fields.real("rotary_pct", 0.25)
@@ -21,7 +21,7 @@ def _decoder(fields: Fields) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _weights(c: DecoderConfig) -> tuple[Weight, ...]:
+def weights(c: DecoderConfig) -> tuple[Weight, ...]:
     at = "gpt_neox.layers.{layer}."
     found = [
         Weight("gpt_neox.embed_in.weight", ("embedding",), "V D -> V D"),
@@ -45,6 +45,3 @@ def _weights(c: DecoderConfig) -> tuple[Weight, ...]:
     for stored, path in norms:
         found += [Weight(f"{stored}.weight", (*path, "scale"), "D -> D"), Weight(f"{stored}.bias", (*path, "bias"), "D -> D")]
     return tuple(found)
-
-
-FAMILY = Family("gpt_neox", "GPTNeoXForCausalLM", _decoder, _weights, "embed_out.weight")

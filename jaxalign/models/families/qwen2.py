@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from jaxalign.models.families.base import Family, Fields, activation, llama_weights, rope, sizes, windows
+from jaxalign.models.families.base import Fields, activation, rope, sizes, windows
 
 
 def qwen_windows(fields: Fields, layers: int) -> dict[str, Any]:
@@ -14,13 +14,10 @@ def qwen_windows(fields: Fields, layers: int) -> dict[str, Any]:
     return windows(fields, window if used else None, tuple(used and layer >= first for layer in range(layers)))
 
 
-def _decoder(fields: Fields) -> dict[str, Any]:
+def decoder(fields: Fields) -> dict[str, Any]:
     found = sizes(fields, eps=1e-6, tied=False)
     fields.get("use_mrope")
     fields.only("use_mrope", False)
     return found | rope(fields) | qwen_windows(fields, found["layers"]) | {
         "activation": activation(fields, "hidden_act", "silu"), "qkv_bias": True,
     }  # fmt: skip
-
-
-FAMILY = Family("qwen2", "Qwen2ForCausalLM", _decoder, llama_weights)

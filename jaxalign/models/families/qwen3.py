@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from jaxalign.models.families.base import Family, Fields, activation, llama_weights, rope, sizes
+from jaxalign.models.families.base import Fields, activation, rope, sizes
 from jaxalign.models.families.qwen2 import qwen_windows
 
 
-def _decoder(fields: Fields) -> dict[str, Any]:
+def decoder(fields: Fields) -> dict[str, Any]:
     found, bias = sizes(fields, eps=1e-6, tied=False), fields.flag("attention_bias", False)
     found["head_dim"] = fields.integer("head_dim", 128)
     return found | rope(fields) | qwen_windows(fields, found["layers"]) | {
         "activation": activation(fields, "hidden_act", "silu"), "head_norm": True, "qkv_bias": bias, "out_bias": bias,
     }  # fmt: skip
-
-
-FAMILY = Family("qwen3", "Qwen3ForCausalLM", _decoder, llama_weights)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from jaxalign.models.architecture import DecoderConfig, Experts
-from jaxalign.models.families.base import Family, Fields, Weight, activation, llama_weights, rope, sizes
+from jaxalign.models.families.base import Fields, Weight, activation, llama_weights, rope, sizes
 
 _EXPERT = "mlp.experts.{expert}."
 _NAMES = ("mlp.gate.weight", f"{_EXPERT}gate_proj.weight", f"{_EXPERT}up_proj.weight", f"{_EXPERT}down_proj.weight")
 
 
-def _decoder(fields: Fields) -> dict[str, Any]:
+def decoder(fields: Fields) -> dict[str, Any]:
     found, bias = sizes(fields, eps=1e-6, tied=False), fields.flag("attention_bias", False)
     fields.only("decoder_sparse_step", 1)
     fields.only("mlp_only_layers", [])
@@ -26,8 +26,5 @@ def _decoder(fields: Fields) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _weights(c: DecoderConfig) -> tuple[Weight, ...]:
+def weights(c: DecoderConfig) -> tuple[Weight, ...]:
     return llama_weights(c, _NAMES)
-
-
-FAMILY = Family("qwen3_moe", "Qwen3MoeForCausalLM", _decoder, _weights)
