@@ -20,8 +20,8 @@ class Model(DecoderSizes):
     source: str = field("scratch", "Origin of the weights.", one_of("scratch", "huggingface"))
     path: str = field("", "Folder of a Hugging Face checkpoint with its tokenizer, for source=huggingface.", None,
                       when("source", "huggingface"))
-    family: str = field("", "A model family of your own, as package.module:name or FILE.py:name of a jaxalign Family; empty: one "
-                        "that is known by the model_type of config.json.", None, when("source", "huggingface"))
+    family: str = field("", "A model family of your own, as package.module:name or FILE.py:name of a jaxalign Family; empty: "
+                        "one that is known by the model_type of config.json.", None, when("source", "huggingface"))
     rope_base: float = field(10000.0, "Base of the rotary frequencies.", above(1))
     norm_eps: float = field(1e-5, "Epsilon of RMSNorm.", above(0))
     tie_embeddings: bool = field(True, "Use the input embedding as the output projection too.")
