@@ -1,8 +1,8 @@
-"""online_dpo: direct preference optimisation on fresh pairs of the policy's own answers, labelled as they come.
+"""online_dpo: direct preference optimisation on fresh pairs of the policy's own answers, which are labelled in each iteration.
 
-With one update an iteration it is online DPO (Guo et al. 2024, arXiv 2402.04792); with many, and the policy at the start of the
-iteration as the reference, iterative DPO. Reads the base (the labeller) and the weights it starts from (policy and reference).
-Writes checkpoints, params, metrics, one shard of labelled pairs an iteration, the check of step 0 and a summary.
+With one update per iteration it is online DPO (Guo et al. 2024, arXiv 2402.04792); with many, and the policy at the start of
+the iteration as the reference, it is iterative DPO. Reads the base (the labeller) and the weights it starts from (policy and
+reference). Writes checkpoints, params, metrics, one shard of labelled pairs per iteration, the check of step 0 and a summary.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from jaxalign.feedback.labeller import Labeller, Pair
 from jaxalign.models.adapters.lora import join
 from jaxalign.models.model import Model, Params
 from jaxalign.parallel import hosts
-from jaxalign.parallel.rows import fetch, place_rows
-from jaxalign.records import AnswerPairs, Rollout
+from jaxalign.parallel.rows import place_rows
+from jaxalign.records import Rollout
 from jaxalign.rl.arguments import SamplerArguments
 from jaxalign.rl.checks import act_on, gap_check, gradients_check, sampler_difference, unexplained
 from jaxalign.rollout.engine import Engine
@@ -32,12 +32,11 @@ from jaxalign.stages.shared.labelled import comparison_row
 from jaxalign.stages.shared.shards import Shards
 from jaxalign.tracking.metrics import read_metrics
 from jaxalign.tracking.timing import Timeline
-from jaxalign.trainers.answers import answer_pairs, packed
+from jaxalign.trainers.answers import answer_pairs
+from jaxalign.trainers.online_direct import OnlineUpdates
 from jaxalign.training import work
-from jaxalign.training.arguments import DirectArguments, LogprobArguments
 from jaxalign.training.checkpoint import save_params
-from jaxalign.training.direct_step import answer_logprobs, direct_step
-from jaxalign.training.offload import FrozenRole, check_host_memory, optimizer_to_device, optimizer_to_host
+from jaxalign.training.offload import FrozenRole, check_host_memory
 from jaxalign.training.optimizer import make_optimizer
 from jaxalign.training.state import TrainState, abstract_state, init_state
 
@@ -68,6 +67,7 @@ class OnlineDPO(Stage):
         meter = common.Meter(timeline, model)
         labeller = judges.make_labeller(context, judges.make_judge(context, model, section.batch, meter, trains=True))
         iteration = _Iteration(context, model, reference, labeller, tokenizer, timeline, meter)
+        updates = iteration.updates
         loop = common.loop(
             context, model, section.iterations, section.checkpoint_every, shown=("loss", "decided", "kl"), timeline=timeline
         )
@@ -75,20 +75,20 @@ class OnlineDPO(Stage):
         def init() -> TrainState:
             with reference.on_device() as start:
                 params = common.trained_params(context, model, start, self.name)
-            return iteration.rest(init_state(model, iteration.optimizer, params, common.stage_key(config, self.name)))
+            return updates.rest(init_state(model, updates.optimizer, params, common.stage_key(config, self.name)))
 
-        state = loop.run(init, iteration.rest(abstract_state(model, iteration.optimizer)), iteration)
+        state = loop.run(init, updates.rest(abstract_state(model, updates.optimizer)), iteration)
         save_params(context.directory / "params", state.params)
         rows = read_metrics(context.directory / "metrics.jsonl")
         decided = sum(row["decided"] for row in rows)
         summary = {"iterations": len(rows), "pairs": len(rows) * section.batch, "decided": int(decided)}
-        if hosts.once((context.directory / CHECKS).exists):  # Not of a run that an older version began.
+        if hosts.once((context.directory / CHECKS).exists):  # Absent where an older version began the run.
             summary["checks"] = json.loads((context.directory / CHECKS).read_text(encoding="utf-8"))
         write_json(context.directory / "summary.json", summary | {"kl_last": rows[-1]["kl"], "loss_last": rows[-1]["loss"]})
 
 
 class _Iteration:
-    """One round as the loop calls it: two answers a prompt, their labels, then the updates."""
+    """One step of the loop: two answers to each prompt, their labels, then the updates."""
 
     def __init__(
         self, context: StageContext, model: Model, reference: FrozenRole, labeller: Labeller, tokenizer,
@@ -96,16 +96,18 @@ class _Iteration:
     ):  # fmt: skip
         config, section = context.config, context.config.online_dpo
         self.frozen, self.checks_path = common.frozen_params(context, model), context.directory / CHECKS
-        self.offloads_optimizer, self.timeline, self.meter = "optimizer" in config.mesh.offload, timeline, meter
+        self.timeline, self.meter = timeline, meter
         self.config, self.model, self.start, self.labeller, self.tokenizer = config, model, reference, labeller, tokenizer
         self.prompts = sources.prompts(context, tokenizer, "rl", section.prompts, section.max_new_tokens)
         self.encoded = [styles.encode_prompt(tokenizer, p.messages, config.data.style) for p in self.prompts]
         self.loader = EpochLoader(len(self.prompts), section.batch, config.seed, streams.LOADERS["online_dpo"])
-        self.optimizer = make_optimizer(section.optimizer, section.iterations * section.epochs * section.minibatches)
+        optimizer = make_optimizer(section.optimizer, section.iterations * section.epochs * section.minibatches)
+        offloads = "optimizer" in config.mesh.offload
+        self.updates = OnlineUpdates(model, optimizer, section, config.dpo, self.frozen, config.seed, offloads)
         self.sampling, self.shards = common.sampling(section, tokenizer, config.data.style), Shards(context.directory)
         self.size = section.batch // section.minibatches
         longest = max(len(prompt) for prompt in self.encoded)
-        # One prompt length for the whole run: one compilation.
+        # All iterations use one prompt length, so that sampling compiles once.
         self.engine = Engine(model, 2 * self.size, config.model.max_length, bucket=-(-longest // 8) * 8)
 
     def __call__(self, state: TrainState, step: int):
@@ -120,38 +122,16 @@ class _Iteration:
         measured = [metrics for _, _, metrics in parts]
         means = {name: float(np.mean([row[name] for row in measured])) for name in ("kl", "length")}
         totals = {name: sum(row[name] for row in measured) for name in ("decided", "tokens")}
-        with self.timeline.phase("update") as phase:  # Which sampling waits for anyway.
-            state, metrics = jax.block_until_ready(self._update(state, pairs, step))
+        with self.timeline.phase("update") as phase:  # Blocking is free here: sampling needs the result.
+            state, metrics = jax.block_until_ready(self.updates.run(state, pairs, step))
             phase.tokens = section.epochs * int(pairs.length.sum())
             phase.flops = section.epochs * work.learning_pairs(self.model, pairs)
-        told = f"share of the updates of iteration {step} whose gradient is not finite"
-        act_on((gradients_check(float(unexplained(metrics)), told),), section.checks, "online_dpo")
+        what = f"share of the updates of iteration {step} whose gradient is not finite"
+        act_on((gradients_check(float(unexplained(metrics)), what),), section.checks, "online_dpo")
         return state, means | totals | metrics
 
-    def _update(self, state: TrainState, pairs: AnswerPairs, step: int):
-        """(state, metrics) after all minibatches of the iteration."""
-        learnt = []
-        state = optimizer_to_device(state) if self.offloads_optimizer else state
-        for rows in self._minibatches(step):
-            batch, parts = packed(self.config.dpo, self.model, pairs, rows)
-            arguments = DirectArguments(
-                model=self.model,
-                optimizer=self.optimizer,
-                section=self.config.dpo,
-                batch=batch,
-                frozen=self.frozen,
-                packed=parts,
-            )
-            state, metrics = direct_step(state, arguments)
-            learnt.append(metrics)
-        return self.rest(state), {name: sum(m[name] for m in learnt) / len(learnt) for name in learnt[0]}
-
-    def rest(self, state: TrainState) -> TrainState:
-        """A state, or its description, as it is outside of the updates."""
-        return optimizer_to_host(state) if self.offloads_optimizer else state
-
     def _check(self, params: Params, sampled: Rollout) -> None:
-        """The sampler against the trainer, on the first rollout of the run."""
+        """Compares the log-probabilities of sampler and trainer on the first rollout of the run."""
         section = self.config.online_dpo
         found = sampler_difference(SamplerArguments(
             model=self.model, temperature=section.temperature, params=params, rollout=sampled
@@ -161,9 +141,12 @@ class _Iteration:
         act_on(checks, section.checks, "online_dpo")
 
     def _collect(self, params: Params, index, first_row: int):
-        """(pairs with their reference as numpy, their comparisons, metrics) of the prompts `index`, whose first has the global
-        number `first_row`."""
-        # Both answers in one call, so that two samples of one prompt have neighbouring global rows.
+        """(pairs with their reference as numpy, their comparisons, metrics) of the prompts `index`.
+
+        Args:
+          first_row: the global number of the first prompt.
+        """
+        # Both answers to a prompt are sampled in one call, so that they have neighbouring global rows.
         rows = range(2 * first_row, 2 * (first_row + len(index)))
         key = common.stage_key(self.config, "online_dpo", "samples")
         twice = [self.encoded[i] for i in index for _ in range(2)]
@@ -181,8 +164,8 @@ class _Iteration:
         every = dataclasses.replace(answered, weight=np.ones_like(answered.weight))
         with self.timeline.phase("score") as phase:
             with self.start.on_device() as reference:
-                start = self._logprobs(reference, every)
-            now = self._logprobs(params, every)
+                start = self.updates.logprobs(reference, every)
+            now = self.updates.logprobs(params, every)
             phase.tokens, phase.flops = 2 * int(every.length.sum()), 2 * work.reading_pairs(self.model, every)
         metrics = {
             "decided": float(sum(c.decided for c in labelled)),
@@ -193,24 +176,9 @@ class _Iteration:
         reference = {"start": start, "iteration": now, "none": 0 * start}[self._reference]
         return dataclasses.replace(answered, reference=reference), labelled, metrics
 
-    def _logprobs(self, params: Params, pairs: AnswerPairs) -> np.ndarray:
-        """float32 [B, 2]: the log-probability of every answer."""
-        own, parts = packed(self.config.dpo, self.model, pairs, np.arange(len(pairs.label)))
-        return fetch(answer_logprobs(LogprobArguments(model=self.model, params=params, pairs=own, packed=parts)).logprobs)
-
     @property
     def _reference(self) -> str:
         return "none" if self.config.dpo.reference == "none" else self.config.online_dpo.reference
-
-    def _minibatches(self, step: int):
-        """The pairs of each update: every epoch takes each once, in a fresh order where there are several minibatches."""
-        section = self.config.online_dpo
-        for epoch in range(section.epochs):
-            order = np.arange(section.batch)
-            if section.minibatches > 1:
-                stream = streams.LOADERS["online_dpo minibatches"]
-                order = np.random.default_rng([self.config.seed, stream, step, epoch]).permutation(section.batch)
-            yield from order.reshape(section.minibatches, self.size)
 
 
 STAGE = OnlineDPO()

@@ -23,7 +23,7 @@ from jaxalign.registry.data_sources import data_source
 from jaxalign.stages.shared import common, sources
 from jaxalign.stages.shared.base import Stage, StageContext, write_json
 from jaxalign.stages.shared.training import train_supervised
-from jaxalign.trainers.base import Start
+from jaxalign.trainers.fitting import Start
 from jaxalign.training.checkpoint import save_params
 
 

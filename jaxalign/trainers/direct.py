@@ -25,11 +25,13 @@ from jaxalign.parallel.rows import fetch
 from jaxalign.records import AnswerPairs
 from jaxalign.registry.objectives import objectives_of
 from jaxalign.trainers.answers import judged_arrays, packed, pair_arrays
-from jaxalign.trainers.base import Fit, PolicyTrainer, Program, RunSettings, Start, Step, section_from, start_of
+from jaxalign.trainers.base import PolicyTrainer, section_from
+from jaxalign.trainers.fitting import Fit, Program, RunSettings, Start, start_of
 from jaxalign.trainers.rows import as_judgements, as_pairs, is_judged
 from jaxalign.training import work
 from jaxalign.training.arguments import DirectArguments, LogprobArguments
 from jaxalign.training.direct_step import answer_logprobs, direct_step
+from jaxalign.training.loop import Step
 from jaxalign.training.objectives import is_builtin
 from jaxalign.training.optimizer import make_optimizer
 

@@ -19,11 +19,13 @@ from jaxalign.models.language_model import LanguageModel
 from jaxalign.models.model import Model, Params, scalar_from_lm
 from jaxalign.records import Comparison, PairBatch
 from jaxalign.rewards.scorer import Ensemble, Scorer, normalised, stack_members
-from jaxalign.trainers.base import Fit, Program, RunSettings, Start, Step, Trainer, section_from, start_of
+from jaxalign.trainers.base import Trainer, section_from
+from jaxalign.trainers.fitting import Fit, Program, RunSettings, Start, start_of
 from jaxalign.trainers.preference_quality import accuracy
 from jaxalign.trainers.rows import as_pairs, as_prompts, as_rows, require_equal_lengths
 from jaxalign.trainers.scoring import all_scores, packed, pair_arrays
 from jaxalign.training.arguments import PreferenceArguments
+from jaxalign.training.loop import Step
 from jaxalign.training.optimizer import make_optimizer
 from jaxalign.training.preference_step import preference_step
 from jaxalign.training.work import learning_pairs

@@ -19,10 +19,12 @@ from jaxalign.models.language_model import LanguageModel
 from jaxalign.models.model import Model, Params
 from jaxalign.parallel.rows import place_rows
 from jaxalign.records import Message, PackedBatch
-from jaxalign.trainers.base import Fit, PolicyTrainer, Program, RunSettings, Start, Step, section_from, start_of
+from jaxalign.trainers.base import PolicyTrainer, section_from
+from jaxalign.trainers.fitting import Fit, Program, RunSettings, Start, start_of
 from jaxalign.trainers.rows import Example, as_examples
 from jaxalign.training.arguments import LmArguments
 from jaxalign.training.lm_step import lm_evaluate, lm_step
+from jaxalign.training.loop import Step
 from jaxalign.training.microbatch import chosen
 from jaxalign.training.optimizer import make_optimizer
 from jaxalign.training.work import learning_packed

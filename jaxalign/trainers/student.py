@@ -14,11 +14,12 @@ from jaxalign.models.model import Model, Params
 from jaxalign.parallel.rows import place_rows
 from jaxalign.records import ScoredPairs
 from jaxalign.rewards.scorer import Scorer
-from jaxalign.trainers.base import Fit, Program, RunSettings, Start, Step
+from jaxalign.trainers.fitting import Fit, Program, RunSettings, Start
 from jaxalign.training import work
 from jaxalign.training.arguments import DistillArguments
 from jaxalign.training.checkpoint import copy_params
 from jaxalign.training.distill_step import distill_step
+from jaxalign.training.loop import Step
 from jaxalign.training.optimizer import make_optimizer
 
 

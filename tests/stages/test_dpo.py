@@ -12,9 +12,9 @@ from jaxalign.config import Dpo, from_config_dict
 from jaxalign.data.tokenizers.load import Tokenizer, load_tokenizer
 from jaxalign.errors import UserError
 from jaxalign.records import Comparison, Message, Prompt, Rollout
-from jaxalign.stages.online_dpo import _Iteration
 from jaxalign.tracking.metrics import read_metrics
 from jaxalign.trainers.answers import answer_pairs, oriented, pair_arrays
+from jaxalign.trainers.online_direct import OnlineUpdates
 from tests.stages import test_end_to_end
 from tests.stages.test_end_to_end import done, phases_with_operations, read, rows, run  # noqa: F401
 
@@ -209,10 +209,9 @@ def test_iterative_dpo_takes_each_pair_once_an_epoch_and_its_reference_from_the_
     ]
     rows = read_metrics(workdir / "online_dpo" / "metrics.jsonl")
     assert len(rows) == 3 and all(np.isfinite(row["loss"]) for row in rows)
-    iteration = _Iteration.__new__(_Iteration)
-    iteration.config = from_config_dict(test_end_to_end.CONFIG | CHANGES | {"online_dpo": changed})
-    iteration.size = 4
-    visits = list(iteration._minibatches(0))
+    config = from_config_dict(test_end_to_end.CONFIG | CHANGES | {"online_dpo": changed})
+    updates = OnlineUpdates(None, None, config.online_dpo, config.dpo, None, config.seed)
+    visits = list(updates.minibatches(0))
     assert len(visits) == 4 and sorted(np.concatenate(visits[:2])) == sorted(np.concatenate(visits[2:])) == list(range(8))
     assert not np.array_equal(visits[0], visits[2])
 

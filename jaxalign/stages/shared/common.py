@@ -29,7 +29,6 @@ from jaxalign.models.configured import configured_model
 from jaxalign.models.model import Model, Params
 from jaxalign.parallel.rows import placed
 from jaxalign.parallel.sharding import Sharding, make_sharding
-from jaxalign.planner.hardware import chip_of
 from jaxalign.registry.stages import policies_before
 from jaxalign.rollout.engine import Engine, Heard
 from jaxalign.rollout.sampling import Sampling, section_sampling
@@ -38,6 +37,7 @@ from jaxalign.stages.shared.manifest import read_manifest
 from jaxalign.tracking.progress import Progress
 from jaxalign.tracking.timing import Timeline, Timing
 from jaxalign.tracking.tracker import make_trackers
+from jaxalign.trainers.fitting import peak_flops
 from jaxalign.training.checkpoint import copy_params, load_params
 from jaxalign.training.loop import Loop
 from jaxalign.training.offload import FrozenRole
@@ -206,22 +206,15 @@ def counting(progress: Progress) -> Heard:
     return lambda ended: progress.update(0, sum(len(response.ids) for _, response in ended))
 
 
-def peak(model: Model) -> float:
-    """Operations a second that this run's devices can do at most, 0 where it is not known."""
-    devices = jax.devices()[:1] if model.sharding is None else list(model.sharding.mesh.devices.flat)
-    chip = chip_of(devices[0].device_kind)
-    return 0.0 if chip is None else len(devices) * chip.flops(model.config.compute_dtype)
-
-
 def timing(context: StageContext, model: Model) -> Timing:
     """What a stage times its phases by."""
-    return Timing(context.directory / "timing.jsonl", peak(model))
+    return Timing(context.directory / "timing.jsonl", peak_flops(model))
 
 
 def loop(context: StageContext, model: Model, total_steps: int, checkpoint_every: int, **more) -> Loop:
     """The stage's loop, with what all of them have alike; more: its other fields."""
     alike = {"stage": context.directory.name, "directory": context.directory, "began": context.began}
-    alike |= {"peak": peak(model), "profile": context.config.profile}
+    alike |= {"peak": peak_flops(model), "profile": context.config.profile}
     alike |= {"trackers": make_trackers(context.config.tracking.trackers), "settings": to_dict(context.config)}
     return Loop(total_steps=total_steps, checkpoint_every=checkpoint_every, **{**alike, **more})
 

@@ -16,7 +16,7 @@ from jaxalign.records import PackedBatch
 from jaxalign.stages.shared import common
 from jaxalign.stages.shared.base import StageContext, write_json
 from jaxalign.tracking.metrics import read_metrics
-from jaxalign.trainers.base import RunSettings, Start
+from jaxalign.trainers.fitting import RunSettings, Start
 from jaxalign.trainers.sft import Supervised, held_out_loss
 from jaxalign.training.checkpoint import save_params
 

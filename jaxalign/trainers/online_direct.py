@@ -1,0 +1,81 @@
+"""The updates of online direct preference optimisation: minibatches of an iteration's fresh pairs, in several epochs."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+import jax
+import numpy as np
+import optax
+
+from jaxalign import streams
+from jaxalign.config import Dpo, OnlineDpo
+from jaxalign.models.model import Model, Params
+from jaxalign.parallel.rows import fetch
+from jaxalign.records import AnswerPairs
+from jaxalign.trainers.answers import packed
+from jaxalign.training.arguments import DirectArguments, LogprobArguments
+from jaxalign.training.direct_step import answer_logprobs, direct_step
+from jaxalign.training.offload import optimizer_to_device, optimizer_to_host
+from jaxalign.training.state import TrainState
+
+
+@dataclasses.dataclass(frozen=True)
+class OnlineUpdates:
+    """Updates a policy on the pairs of one iteration.
+
+    Attributes:
+      model: the policy.
+      optimizer: of its trained parameters.
+      section: iterations, epochs and minibatches.
+      objective: the section `dpo`, whose loss is used.
+      frozen: the parameters under adapters, or None.
+      seed: of the order of the pairs.
+      offloads_optimizer: keep the optimizer state in host memory outside of the updates.
+    """
+
+    model: Model
+    optimizer: optax.GradientTransformation
+    section: OnlineDpo
+    objective: Dpo
+    frozen: Params | None
+    seed: int
+    offloads_optimizer: bool = False
+
+    def run(self, state: TrainState, pairs: AnswerPairs, iteration: int) -> tuple[TrainState, dict[str, jax.Array]]:
+        """(state, metrics) after all minibatches of an iteration; the metrics are means over the updates."""
+        found = []
+        state = optimizer_to_device(state) if self.offloads_optimizer else state
+        for rows in self.minibatches(iteration):
+            batch, parts = packed(self.objective, self.model, pairs, rows)
+            arguments = DirectArguments(
+                model=self.model,
+                optimizer=self.optimizer,
+                section=self.objective,
+                batch=batch,
+                frozen=self.frozen,
+                packed=parts,
+            )
+            state, metrics = direct_step(state, arguments)
+            found.append(metrics)
+        return self.rest(state), {name: sum(row[name] for row in found) / len(found) for name in found[0]}
+
+    def rest(self, state: TrainState) -> TrainState:
+        """A state, or its description, as it is stored outside of the updates."""
+        return optimizer_to_host(state) if self.offloads_optimizer else state
+
+    def minibatches(self, iteration: int) -> Iterator[np.ndarray]:
+        """The pairs of each update: every epoch takes each pair once, in a new order where there are several minibatches."""
+        section = self.section
+        for epoch in range(section.epochs):
+            order = np.arange(section.batch)
+            if section.minibatches > 1:
+                stream = streams.LOADERS["online_dpo minibatches"]
+                order = np.random.default_rng([self.seed, stream, iteration, epoch]).permutation(section.batch)
+            yield from order.reshape(section.minibatches, section.batch // section.minibatches)
+
+    def logprobs(self, params: Params, pairs: AnswerPairs) -> np.ndarray:
+        """float32 [B, 2]: the log-probability of every answer under joined parameters."""
+        own, parts = packed(self.objective, self.model, pairs, np.arange(len(pairs.label)))
+        return fetch(answer_logprobs(LogprobArguments(model=self.model, params=params, pairs=own, packed=parts)).logprobs)
