@@ -105,7 +105,7 @@ def _pair_scoring(run: Run, stage: str, scorer: Scorer, params, pairs: PairBatch
 
 
 def _packed(pairs: AnswerPairs | PairBatch):
-    """The pairs without their tokens, which are packed beside them."""
+    """The pairs without their tokens, which a packed plan holds."""
     return dataclasses.replace(pairs, tokens=None)
 
 

@@ -1,4 +1,4 @@
-"""best_of_n: several answers a prompt, scored by the preference model; the policy is fine-tuned on the best of each.
+"""best_of_n: several answers to each prompt, scored by the preference model; the policy is fine-tuned on the best answers.
 
 Reads the weights it starts from and preference. Writes one row per prompt with the chosen answer and every score, then
 checkpoints, params and metrics of the fine-tuning, and a summary. With `threshold` it is rejection sampling: a prompt whose

@@ -46,10 +46,12 @@ CHECKS = "checks.json"
 class OnlineDPO(Stage):
     name = "online_dpo"
     config_fields = (
-        *common.MODEL_FIELDS, *common.WORLD_FIELDS, *common.LABEL_FIELDS, "feedback.invert", "feedback.undecided",
-        "data.style", "online_dpo", "dpo.objective", "dpo.weights", "dpo.beta", "dpo.label_smoothing", "dpo.margin",
-        "dpo.sft_weight", "dpo.reference", "dpo.micro_batch_tokens",
-    )  # fmt: skip
+        *common.MODEL_FIELDS,
+        *common.WORLD_FIELDS,
+        *common.LABEL_FIELDS,
+        *("feedback.invert", "feedback.undecided", "data.style", "online_dpo", "dpo.objective", "dpo.weights", "dpo.beta"),
+        *("dpo.label_smoothing", "dpo.margin", "dpo.sft_weight", "dpo.reference", "dpo.micro_batch_tokens"),
+    )
 
     def inputs(self, config: Config) -> tuple[str, ...]:
         return tuple(dict.fromkeys((*common.base_stages(config), *common.policy_stages(config, self.name))))
@@ -91,9 +93,15 @@ class _Iteration:
     """One step of the loop: two answers to each prompt, their labels, then the updates."""
 
     def __init__(
-        self, context: StageContext, model: Model, reference: FrozenRole, labeller: Labeller, tokenizer,
-        timeline: Timeline, meter: common.Meter,
-    ):  # fmt: skip
+        self,
+        context: StageContext,
+        model: Model,
+        reference: FrozenRole,
+        labeller: Labeller,
+        tokenizer,
+        timeline: Timeline,
+        meter: common.Meter,
+    ):
         config, section = context.config, context.config.online_dpo
         self.frozen, self.checks_path = common.frozen_params(context, model), context.directory / CHECKS
         self.timeline, self.meter = timeline, meter

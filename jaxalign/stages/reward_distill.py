@@ -1,9 +1,9 @@
 """reward_distill: a smaller reward model, the student, learns the scores of the preference model, its teacher.
 
-Reads the weights RL starts from, preference, and the labelled pairs (compare or the preference file). Writes one row per
-prompt with the fresh answers to it, checkpoints, params, metrics, speed.json (clocks) and a summary. The student learns
-from the fresh answers and from the answers of the labelled pairs that the teacher learnt from. Their labels it never
-sees, and what is measured is on prompts and pairs that it never saw.
+Reads the weights that RL starts from, preference, and the labelled pairs (compare or the preference file). Writes one row per
+prompt with the fresh answers to it, checkpoints, params, metrics, speed.json (clock times) and a summary. The student learns
+from the fresh answers and from the answers of the teacher's training pairs, without their labels. It is evaluated on held-out
+prompts and pairs.
 """
 
 from __future__ import annotations
@@ -48,9 +48,10 @@ _WARM_UP, _REPEATS = 3, 21
 class RewardDistill(Stage):
     name = "reward_distill"
     config_fields = (
-        *common.MODEL_FIELDS, "data", "world", "reward_distill", "preference.max_length", "preference.held_out_share",
-        "preference.normalise", "feedback.undecided",
-    )  # fmt: skip
+        *common.MODEL_FIELDS,
+        *("data", "world", "reward_distill", "preference.max_length", "preference.held_out_share"),
+        *("preference.normalise", "feedback.undecided"),
+    )
 
     def inputs(self, config: Config) -> tuple[str, ...]:
         return (*common.policy_stages(config, self.name), *sources.made_in(config, "compare"), "preference")
@@ -69,7 +70,7 @@ class RewardDistill(Stage):
             fresh_pairs(Shards(context.directory).read()), section.held_out_share, config.seed
         )
         labelled, labelled_held_out, _ = labelled_split(context, tokenizer, config.preference.held_out_share)
-        unseen = {pair.prompt.messages for pair in held_out}  # A file's pairs are about the prompts that RL has too.
+        unseen = {pair.prompt.messages for pair in held_out}  # A file's pairs have the same prompts as RL.
         labelled = [pair for pair in labelled if pair.prompt.messages not in unseen]
         arrays = [
             pair_arrays(tokenizer, pairs, config.data.style, config.preference.max_length)
@@ -117,7 +118,7 @@ def _same(params: Params) -> Params:
 
 
 def _answer(context: StageContext, policy: Model, tokenizer: Tokenizer) -> None:
-    """Answers every prompt `samples` times with the weights that RL starts from, chunk by chunk."""
+    """Samples `samples` answers to every prompt with the weights that RL starts from, chunk by chunk."""
     config, section = context.config, context.config.reward_distill
     shards = Shards(context.directory)
     prompts = sources.prompts(context, tokenizer, "rl", section.prompts, section.max_new_tokens)
@@ -146,7 +147,7 @@ def _answer(context: StageContext, policy: Model, tokenizer: Tokenizer) -> None:
 
 
 def fresh_pairs(rows) -> list[Comparison]:
-    """The answers to each prompt two by two; there is no label, and the even one stands for none."""
+    """Consecutive answers to each prompt as pairs. Their label is 0.5, since there is none."""
     pairs = []
     for row in rows:
         prompt, said = row_prompt(row), row["responses"]
@@ -155,8 +156,12 @@ def fresh_pairs(rows) -> list[Comparison]:
 
 
 def agreement(teacher: np.ndarray, student: np.ndarray) -> dict | None:
-    """Of scores [B, 2] of the same pairs: how often both put the same answer first, over the pairs that the teacher tells
-    apart, and the correlations over all single answers. None where the teacher tells no pair apart."""
+    """How well the scores [B, 2] of teacher and student agree on the same pairs.
+
+    Returns:
+      The share of pairs that both order alike, among those with different teacher scores, its 95% Wilson interval, and the
+      correlations over all single answers; None where the teacher's scores are equal in every pair.
+    """
     differ = teacher[:, 0] != teacher[:, 1]
     total = int(differ.sum())
     if not total:
@@ -169,7 +174,7 @@ def agreement(teacher: np.ndarray, student: np.ndarray) -> dict | None:
 
 
 def speed(scorers: Sequence[tuple[Scorer, Params]], pairs: PairBatch, rows: int) -> dict:
-    """Median seconds in which teacher and student score the same `rows` sequences, in turn, once both are compiled."""
+    """The median seconds in which teacher and student score the same `rows` sequences, measured alternately after warm-up."""
     width = pairs.tokens.shape[-1]
     index = np.arange(rows) % (2 * len(pairs.label))
     batch = place_rows(scorers[0][0].model.sharding, (pairs.tokens.reshape(-1, width)[index], pairs.length.reshape(-1)[index]))
@@ -187,7 +192,7 @@ def speed(scorers: Sequence[tuple[Scorer, Params]], pairs: PairBatch, rows: int)
 
 
 def count(params: Params) -> int:
-    """How many numbers a model has."""
+    """The number of parameters of a model."""
     return sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(params))
 
 

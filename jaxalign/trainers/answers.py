@@ -92,9 +92,13 @@ def answer_pairs(rollout: Rollout, labelled: Sequence[Comparison], undecided: st
     order = np.stack([2 * np.arange(B) + (label < 0.5), 2 * np.arange(B) + (label >= 0.5)], axis=1)
     counted = [c.response_a != c.response_b and (c.decided or undecided == "half") for c in labelled]
     return AnswerPairs(
-        rollout.tokens[order], rollout.prompt_length[order], length[order], np.maximum(label, 1 - label),
-        np.asarray(counted, np.float32), np.zeros((B, 2), np.float32),
-    )  # fmt: skip
+        tokens=rollout.tokens[order],
+        prompt_length=rollout.prompt_length[order],
+        length=length[order],
+        label=np.maximum(label, 1 - label),
+        weight=np.asarray(counted, np.float32),
+        reference=np.zeros((B, 2), np.float32),
+    )
 
 
 def _mismatched(singles: Sequence[AnsweredIds], i: int) -> list[int]:

@@ -97,9 +97,9 @@ class Trainer:
 
     def _loop(self, total_steps: int, checkpoint_every: int, **fields: Any) -> Loop:
         settings = {"seed": self._seed} | dataclasses.asdict(self.section)
-        alike = {"trackers": self._trackers, "settings": settings, "progress": self._progress}
-        alike["peak"] = peak_flops(self._start.model)
-        return Loop(self.name, self._directory, total_steps, checkpoint_every, **(alike | fields))
+        alike = {"stage": self.name, "directory": self._directory, "progress": self._progress}
+        alike |= {"trackers": self._trackers, "settings": settings, "peak": peak_flops(self._start.model)}
+        return Loop(total_steps=total_steps, checkpoint_every=checkpoint_every, **(alike | fields))
 
     def _claim(self, data: Any) -> None:
         """Records in the directory which run it holds, by settings and data, or checks that it holds this one.

@@ -61,9 +61,16 @@ class DPO(PolicyTrainer):
     """
 
     def __init__(
-        self, model: LanguageModel, objective: str = "sigmoid", *, directory=None, seed=0, trackers=(), progress=False,
+        self,
+        model: LanguageModel,
+        objective: str = "sigmoid",
+        *,
+        directory: str | Path | None = None,
+        seed: int = 0,
+        trackers: Any = (),
+        progress: bool = False,
         **fields: Any,
-    ):  # fmt: skip
+    ):
         section = section_from(Dpo(), {"objective": objective, **fields}, "DPO")
         check_objective(section, "DPO")
         options = {"directory": directory, "seed": seed, "trackers": trackers, "progress": progress}
@@ -112,9 +119,14 @@ class Direct:
     """
 
     def __init__(
-        self, start: Start, section: Dpo, run: RunSettings, train: AnswerPairs, loader: EpochLoader,
+        self,
+        start: Start,
+        section: Dpo,
+        run: RunSettings,
+        train: AnswerPairs,
+        loader: EpochLoader,
         held_out: AnswerPairs | None = None,
-    ):  # fmt: skip
+    ):
         self._start, self._section, self._run, self._loader = start, section, run, loader
         self.train, self.held_out = train, held_out
         self.total_steps = loader.steps(section.epochs)

@@ -65,14 +65,14 @@ def _place(x: jax.Array):
 
 @dataclasses.dataclass(frozen=True)
 class RunSettings:
-    """What a run of a trainer has beside its model, its data and its config section.
+    """The settings of a training run other than model, data and config section.
 
     Attributes:
       seed: of the order of the rows.
       key: the PRNG key of the training state.
       loop: `loop(total_steps, checkpoint_every, **fields) -> Loop`, with the directory and the trackers of the run.
       directory: where the run writes; None for a run in memory.
-      timing: `timing() -> Timing` of work beside the loop; None where nothing is timed.
+      timing: `timing() -> Timing` of work outside the loop; None where nothing is timed.
     """
 
     seed: int
@@ -82,7 +82,7 @@ class RunSettings:
     timing: Callable[[], Timing] | None = None
 
     def phase(self, name: str) -> contextlib.AbstractContextManager:
-        """Times work beside the loop; yields an object with the fields tokens and flops."""
+        """Times work outside the loop; yields an object with the fields tokens and flops."""
         return contextlib.nullcontext(_Untimed()) if self.timing is None else self.timing().phase(name)
 
 

@@ -50,7 +50,7 @@ class Loop:
       began: when the stage started, by `time.perf_counter`.
       profile: the steps to trace (`tracking.profile`).
       progress: whether progress is shown on stderr.
-      trackers: receive the metrics beside the metric file (`jaxalign.tracking.tracker`).
+      trackers: receive the same metrics as the metric file (`jaxalign.tracking.tracker`).
       settings: the settings of the run as plain values, for the trackers.
     """
 

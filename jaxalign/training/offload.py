@@ -1,7 +1,7 @@
 """Offloading to host memory of arrays that a phase does not need: `config.mesh.offload`.
 
-Arrays are moved between phases, outside of jitted programs, and return with the same sharding, so no result changes. Of the
-arrays that may be offloaded, a device holds
+Arrays are moved between phases, outside of jitted programs, and return with the same sharding, so no result changes. A
+device holds, of the arrays that may be offloaded,
 
 - while sampling: none;
 - while scoring: the frozen role that scores, and no optimizer state;

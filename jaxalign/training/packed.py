@@ -59,9 +59,17 @@ def rows_split(sharding: Sharding | None) -> tuple[int, int]:
 
 
 def pack_answers(
-    tokens: np.ndarray, prompts: np.ndarray, answers: np.ndarray, groups: Sequence[np.ndarray], counted, rows: int, most: int,
-    ways: int = 1, together: int = 1, common: np.ndarray | None = None,
-) -> PackedParts:  # fmt: skip
+    tokens: np.ndarray,
+    prompts: np.ndarray,
+    answers: np.ndarray,
+    groups: Sequence[np.ndarray],
+    counted,
+    rows: int,
+    most: int,
+    ways: int = 1,
+    together: int = 1,
+    common: np.ndarray | None = None,
+) -> PackedParts:
     """A plan of numpy arrays for each group of sequences.
 
     Args:
@@ -165,10 +173,9 @@ def pack_pairs(
     length, (ways, unit) = pairs.length.reshape(-1), rows_split(sharding)
     prompts = pairs.prompt_length.reshape(-1) if isinstance(pairs, AnswerPairs) else length
     rows = pair_rows(B, T, tokens, ways, unit, whole)
-    plan = pack_answers(
-        pairs.tokens.reshape(2 * B, T), prompts, length - prompts, [np.arange(2 * B)], np.repeat(pairs.weight > 0, 2), *rows,
-        ways, 2, np.repeat(_common(pairs.tokens, pairs.length, prompts.reshape(B, 2)), 2) if branches else None,
-    )  # fmt: skip
+    common = np.repeat(_common(pairs.tokens, pairs.length, prompts.reshape(B, 2)), 2) if branches else None
+    tokens, counted = pairs.tokens.reshape(2 * B, T), np.repeat(pairs.weight > 0, 2)
+    plan = pack_answers(tokens, prompts, length - prompts, [np.arange(2 * B)], counted, *rows, ways, 2, common)
     return place_parts(sharding, jax.tree.map(lambda x: x[0], plan))
 
 

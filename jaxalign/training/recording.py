@@ -1,4 +1,4 @@
-"""What a training loop writes beside its metrics: timing and checkpoints in a directory, or nothing."""
+"""Timing and checkpoints of a training loop, in a directory or not at all."""
 
 from __future__ import annotations
 

@@ -17,8 +17,9 @@ Answered = tuple[Sequence[Message], str]
 """A dialogue and the answer to imitate."""
 
 _FIELDS = (
-    "response_a", "response_b", "principles", "label", "label_ab", "label_ba", "decided", "reasoning_ab", "reasoning_ba",
-)  # fmt: skip
+    *("response_a", "response_b", "principles", "label", "label_ab"),
+    *("label_ba", "decided", "reasoning_ab", "reasoning_ba"),
+)
 
 
 def comparison_row(comparison: Comparison) -> dict:
