@@ -25,7 +25,8 @@ def as_reward(
     """A `Reward` from whatever a user gives as one.
 
     Args:
-      found: a `Reward`, any object or class with a method `score(batch)`, a function
+      found: a `Reward`, an object that gives one by its method `as_reward()`, such as a trained `RewardModel`, any object or
+        class with a method `score(batch)`, a function
         `(prompts, responses, **columns) -> scores`, the name of a verifier, or "package.module:name" or "FILE.py:name" of one
         of these.
       tokenizer: the policy's tokenizer.
@@ -40,6 +41,8 @@ def as_reward(
         found = VERIFIERS.get(found) or load_object(found, "reward")
     if isinstance(found, type):
         found = _instance(found)
+    if hasattr(found, "as_reward"):
+        found = found.as_reward()
     if hasattr(found, "score"):
         name = name or getattr(found, "name", type(found).__name__)
         return found if getattr(found, "is_checked", False) else CheckedReward(found, name, settings.max_dropped_share)

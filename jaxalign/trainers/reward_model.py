@@ -18,6 +18,7 @@ from jaxalign.errors import UserError
 from jaxalign.models.language_model import LanguageModel
 from jaxalign.models.model import Model, Params, scalar_from_lm
 from jaxalign.records import Comparison, PairBatch
+from jaxalign.rewards.learnt import LearntReward
 from jaxalign.rewards.scorer import Ensemble, Scorer, normalised, stack_members
 from jaxalign.trainers.base import Trainer, section_from
 from jaxalign.trainers.fitting import Fit, Program, RunSettings, Start, start_of
@@ -26,6 +27,7 @@ from jaxalign.trainers.rows import as_pairs, as_prompts, as_rows, require_equal_
 from jaxalign.trainers.scoring import all_scores, packed, pair_arrays
 from jaxalign.training.arguments import PreferenceArguments
 from jaxalign.training.loop import Step
+from jaxalign.training.offload import FrozenRole
 from jaxalign.training.optimizer import make_optimizer
 from jaxalign.training.preference_step import preference_step
 from jaxalign.training.work import learning_pairs
@@ -94,6 +96,11 @@ class RewardModel(Trainer):
         if self._scorer is None:
             raise UserError("RewardModel has not been trained to the end; iterate over RewardModel.fit(...) first")
         return self._scorer
+
+    def as_reward(self) -> LearntReward:
+        """The trained model as a reward of RL. Raises UserError where training has not ended."""
+        scorer, params = self.scorer
+        return LearntReward(scorer, FrozenRole(params), "preference")
 
     def save(self, folder: str | Path, **options: Any) -> None:
         """Writes the model in Hugging Face's layout, as a sequence classifier with one label whose score is raw.

@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 
 from jaxalign.errors import UserError
+from jaxalign.rewards.checked import as_reward
+from jaxalign.rewards.learnt import LearntReward
 from jaxalign.trainers.reward_model import RewardModel
-from tests.trainers.small import PAIRS, language_model
+from tests.trainers.small import PAIRS, language_model, tokenizer
 
 FIELDS = {
     "batch": 3,
@@ -48,6 +50,11 @@ def test_a_directory_and_an_interruption_change_nothing(whole, tmp_path):
     assert rest == steps[rest[0].number :] and rest[0].number > 0
     chosen = [row["chosen"] for row in PAIRS]
     np.testing.assert_array_equal(again.score(PROMPTS, chosen), trainer.score(PROMPTS, chosen))
+
+
+def test_a_trained_model_is_a_reward_of_rl(whole):
+    reward = as_reward(whole[0], tokenizer())
+    assert isinstance(reward, LearntReward) and reward.fused().scorer == whole[0].scorer[0]
 
 
 def test_an_ensemble_trains_its_members_one_after_another():
