@@ -6,6 +6,7 @@ import dataclasses
 import functools
 from typing import Any
 
+import chex
 import jax
 import numpy as np
 
@@ -118,11 +119,10 @@ def to_host(tree):
 
 
 def assert_trees_close(found, expected, rtol: float, atol: float) -> None:
-    """Leaf by leaf, with the leaf's path in the message; structures must be equal."""
-    assert jax.tree.structure(found) == jax.tree.structure(expected)
-    for (path, a), b in zip(jax.tree_util.tree_leaves_with_path(found), jax.tree.leaves(expected), strict=True):
-        np.testing.assert_allclose(a, b, rtol=rtol, atol=atol, err_msg=jax.tree_util.keystr(path))
+    """Asserts that two pytrees have the same structure and close leaves; NaN equals NaN."""
+    chex.assert_trees_all_close(found, expected, rtol=rtol, atol=atol)
 
 
 def assert_trees_equal(found, expected) -> None:
-    assert_trees_close(found, expected, 0, 0)
+    """Asserts that two pytrees have the same structure and equal leaves; NaN equals NaN."""
+    chex.assert_trees_all_close(found, expected, rtol=0, atol=0)

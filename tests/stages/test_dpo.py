@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 
@@ -11,10 +12,15 @@ import pytest
 from jaxalign.config import Dpo, from_config_dict
 from jaxalign.data.tokenizers.load import Tokenizer, load_tokenizer
 from jaxalign.errors import UserError
+from jaxalign.models.language_model import load_model
 from jaxalign.records import Comparison, Message, Prompt, Rollout
+from jaxalign.stages.shared.base import StageContext
+from jaxalign.stages.shared.labelled import answered, direct_split
 from jaxalign.tracking.metrics import read_metrics
 from jaxalign.trainers.answers import answer_pairs, oriented, pair_arrays
+from jaxalign.trainers.direct import DPO
 from jaxalign.trainers.online_direct import OnlineUpdates
+from jaxalign.trainers.sft import SFT
 from tests.stages import test_end_to_end
 from tests.stages.test_end_to_end import done, phases_with_operations, read, rows, run  # noqa: F401
 
@@ -229,3 +235,20 @@ def test_iterative_dpo_takes_each_pair_once_an_epoch_and_its_reference_from_the_
 def test_a_sum_of_objectives_that_cannot_be_is_refused(dpo, message):
     with pytest.raises(UserError, match=message):
         from_config_dict({"stages": ("dpo",), "dpo": dpo})
+
+
+def library_metrics(trainer, data, stage: str, workdir) -> None:
+    """Asserts that a trainer object's steps have the numbers of the stage's metric file."""
+    steps = list(trainer.fit(data))
+    expected = read_metrics(workdir / stage / "metrics.jsonl")
+    assert [{"step": step.number} | step.metrics for step in steps] == expected
+
+
+def test_the_trainers_of_the_library_compute_what_the_stages_compute(direct):
+    config = from_config_dict(test_end_to_end.CONFIG | CHANGES)
+    context = StageContext(config, direct, direct / "dpo", False)
+    base, policy = load_model(direct / "pretrain"), load_model(direct / "sft")
+    examples, _, _ = answered(context, base.tokenizer)
+    library_metrics(SFT(base, seed=config.seed, **dataclasses.asdict(config.sft)), examples, "sft", direct)
+    pairs, _, _ = direct_split(context, base.tokenizer)
+    library_metrics(DPO(policy, seed=config.seed, **dataclasses.asdict(config.dpo)), pairs, "dpo", direct)
