@@ -6,7 +6,7 @@ import dataclasses
 import hashlib
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from jaxalign.parallel import hosts
 from jaxalign.parallel.rows import fetch
 from jaxalign.records import AnswerPairs
 from jaxalign.registry.objectives import objectives_of
+from jaxalign.tracking.tracker import Tracker
 from jaxalign.trainers.answers import judged_arrays, packed, pair_arrays
 from jaxalign.trainers.base import PolicyTrainer, section_from
 from jaxalign.trainers.fitting import Fit, Program, RunSettings, Start, start_of
@@ -67,7 +68,7 @@ class DPO(PolicyTrainer):
         *,
         directory: str | Path | None = None,
         seed: int = 0,
-        trackers: Any = (),
+        trackers: Mapping[str, Tracker] | Sequence[Tracker] = (),
         progress: bool = False,
         **fields: Any,
     ):

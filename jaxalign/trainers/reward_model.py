@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from jaxalign.models.model import Model, Params, scalar_from_lm
 from jaxalign.records import Comparison, PairBatch
 from jaxalign.rewards.learnt import LearntReward
 from jaxalign.rewards.scorer import Ensemble, Scorer, normalised, stack_members
+from jaxalign.tracking.tracker import Tracker
 from jaxalign.trainers.base import Trainer, section_from
 from jaxalign.trainers.fitting import Fit, Program, RunSettings, Start, start_of
 from jaxalign.trainers.preference_quality import accuracy
@@ -53,7 +54,16 @@ class RewardModel(Trainer):
       UserError: an argument is not a field of the section, or has a value that the section does not accept.
     """
 
-    def __init__(self, model: LanguageModel, *, directory=None, seed=0, trackers=(), progress=False, **fields: Any):
+    def __init__(
+        self,
+        model: LanguageModel,
+        *,
+        directory: str | Path | None = None,
+        seed: int = 0,
+        trackers: Mapping[str, Tracker] | Sequence[Tracker] = (),
+        progress: bool = False,
+        **fields: Any,
+    ):
         section = section_from(Preference(), fields, "RewardModel")
         options = {"directory": directory, "seed": seed, "trackers": trackers, "progress": progress}
         super().__init__(model, section, "RewardModel", **options)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -19,6 +20,7 @@ from jaxalign.models.language_model import LanguageModel
 from jaxalign.models.model import Model, Params
 from jaxalign.parallel.rows import place_rows
 from jaxalign.records import Message, PackedBatch
+from jaxalign.tracking.tracker import Tracker
 from jaxalign.trainers.base import PolicyTrainer, section_from
 from jaxalign.trainers.fitting import Fit, Program, RunSettings, Start, start_of
 from jaxalign.trainers.rows import Example, as_examples
@@ -52,7 +54,16 @@ class SFT(PolicyTrainer):
       UserError: an argument is not a field of the section, or has a value that the section does not accept.
     """
 
-    def __init__(self, model: LanguageModel, *, directory=None, seed=0, trackers=(), progress=False, **fields: Any):
+    def __init__(
+        self,
+        model: LanguageModel,
+        *,
+        directory: str | Path | None = None,
+        seed: int = 0,
+        trackers: Mapping[str, Tracker] | Sequence[Tracker] = (),
+        progress: bool = False,
+        **fields: Any,
+    ):
         section = section_from(Sft(), fields, "SFT")
         options = {"directory": directory, "seed": seed, "trackers": trackers, "progress": progress}
         super().__init__(model, section, "SFT", **options)
