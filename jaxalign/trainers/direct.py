@@ -73,7 +73,10 @@ class DPO(PolicyTrainer):
         **fields: Any,
     ):
         section = section_from(Dpo(), {"objective": objective, **fields}, "DPO")
-        check_objective(section, "DPO")
+        try:
+            section.check_terms()
+        except UserError as error:
+            raise UserError(str(error).replace("config.dpo.", "DPO.")) from None
         options = {"directory": directory, "seed": seed, "trackers": trackers, "progress": progress}
         super().__init__(model, section, "DPO", **options)
 
@@ -177,26 +180,6 @@ class Direct:
                 return dataclasses.replace(pairs, reference=found)
             hosts.once(lambda: _write_array(path, found))
         return dataclasses.replace(pairs, reference=np.load(path))
-
-
-def check_objective(section: Dpo, name: str) -> None:
-    """Checks an objective's options against its record. Raises UserError, which names `name`, the section or trainer."""
-    objectives = objectives_of(section.objective, f"{name}.objective")
-    smoothed = [objective.name for objective in objectives if objective.smoothing_required]
-    if smoothed and section.label_smoothing == 0:
-        raise UserError(f"{name}.label_smoothing is 0; objective {smoothed[0]!r} needs it above 0, for example 0.1")
-    lone = [objective.name for objective in objectives if not objective.summable]
-    if lone and len(objectives) > 1:
-        raise UserError(f"{name}.objective is {section.objective!r}; {lone[0]!r} cannot be part of a sum")
-    if section.weights and (len(section.weights) != len(objectives) or len(objectives) == 1):
-        raise UserError(f"{name}.weights has {len(section.weights)} entries; {name}.objective is {section.objective!r}: give "
-                        "one weight for each objective of a sum, or none")
-    if any(objective.sorts_the_batch for objective in objectives) and section.micro_batch_tokens:
-        raise UserError(f"{name}.micro_batch_tokens is {section.micro_batch_tokens}; objective {section.objective!r} sorts the "
-                        "whole batch, which is computed at once: leave it at 0")
-    needing = [objective.name for objective in objectives if objective.needs_reference]
-    if needing and section.reference == "none":
-        raise UserError(f"{name}.reference is 'none', but objective {needing[0]!r} needs a reference; set it to 'start'")
 
 
 def all_logprobs(section: Dpo, model: Model, params: Params, pairs: AnswerPairs) -> np.ndarray:

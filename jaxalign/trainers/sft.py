@@ -83,8 +83,10 @@ class SFT(PolicyTrainer):
         self._claim(packed)
         run = self._settings(jax.random.key(self._seed))
         supervised = Supervised(start_of(self._start), self.section, run, packed, streams.LOADERS["sft"])
+        batches = EpochLoader(len(packed.tokens), self.section.batch_rows, self._seed)
+        steps = supervised.steps(batches.steps(self.section.epochs))
         self._fit = supervised.fit
-        return supervised.steps(EpochLoader(len(packed.tokens), self.section.batch_rows, 0).steps(self.section.epochs))
+        return steps
 
     def _encoded(self, example: Example) -> tuple[list[int], list[float]]:
         messages, text = example

@@ -7,7 +7,7 @@ import dataclasses
 from jaxalign.config.base import WholeConfig, check_dialogue_length
 from jaxalign.config.constraints import above, at_least, between, one_of, sum_of_registered
 from jaxalign.config.reading import chosen, refuse_unread
-from jaxalign.config.schema import field, get, like, section
+from jaxalign.config.schema import field, like, section
 from jaxalign.config.sections.optimizer import Optimizer
 from jaxalign.config.sections.shared import PackedPairs
 from jaxalign.config.selectors import names_in
@@ -48,14 +48,18 @@ class Dpo(PackedPairs):
         self.check_objective(config)
 
     def check_objective(self, config: WholeConfig) -> None:
-        """Checks what an objective, or each part of a sum, needs from the other fields; online_dpo reads them too."""
-        refuse_unread(self, type(self)(), "dpo", lambda dotted: get(config, dotted))
-        parts = tuple(OBJECTIVES.get(part, "config.dpo.objective") for part in names_in(self.objective))
-        pairwise = [part for part in parts if part.pairs]
+        """Checks the objective against the data source and the other fields of this section; online_dpo reads them too."""
+        self.check_terms()
+        pairwise = any(OBJECTIVES.get(part).pairs for part in names_in(self.objective))
         if "comparisons" not in data_source(config).provides and pairwise:
             raise UserError(f"config.dpo.objective is {self.objective!r}, which learns from pairs; config.data.source "
                             f"{config.data.source!r} has single answers: set dpo.objective to 'kto', or data.source to "
                             "'preferences_jsonl'")
+
+    def check_terms(self) -> None:
+        """Checks what an objective, or each term of a sum, needs from the other fields of this section."""
+        refuse_unread(self, type(self)(), "dpo", lambda dotted: getattr(self, dotted.removeprefix("dpo.")))
+        parts = tuple(OBJECTIVES.get(part, "config.dpo.objective") for part in names_in(self.objective))
         alone = [part.name for part in parts if not part.summable]
         if alone and len(parts) > 1:
             raise UserError(f"config.dpo.objective is {self.objective!r}; {alone[0]!r} cannot be part of a sum: only DPO and "
