@@ -52,7 +52,7 @@ class BestOfN(Stage):
         if not chosen:
             raise UserError(
                 f"none of {len(rows)} prompts has a complete answer"
-                + (f" and scores at least {section.threshold}" if section.threshold is not None else "")
+                + (f" that scores at least {section.threshold}" if section.threshold is not None else "")
                 + "; lower best_of_n.threshold, or raise best_of_n.max_new_tokens"
             )
         answers = ((row_prompt(row).messages, row["response"]) for row in chosen)

@@ -124,7 +124,7 @@ def test_a_student_may_start_from_its_teachers_first_layers():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"samples": 3}, "config.reward_distill.samples is 3; answers are compared two by two"),
+        ({"samples": 3}, "config.reward_distill.samples is 3; answers are compared in pairs"),
         ({"heads": 3, "kv_heads": 2}, "config.reward_distill.heads is 3; it must be a multiple"),
         ({"head_dim": 7}, "config.reward_distill.head_dim is 7; an even number"),
         ({"batch": 18}, r"config.reward_distill.batch is 18; it must be a multiple of config.reward_distill.samples \(4\)"),
