@@ -1,6 +1,6 @@
-"""The entry point, `python -m jaxalign.plan`: does a run fit, how long does it take and what does it cost (docs/plan.md).
+"""The entry point `python -m jaxalign.plan`: whether a run fits, how long it takes and what it costs (docs/plan.md).
 
-Exit codes: 0 it fits, 1 it does not, 2 a mistake the user can mend (one sentence on stderr, no traceback), 130 interrupted.
+Exit codes: 0 it fits, 1 it does not, 2 a mistake of the user (one sentence on stderr, no traceback), 130 interrupted.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from jaxalign.registry.data_sources import DATA_SOURCES
 
 _USAGE = """usage: python -m jaxalign.plan --config=FILE --topology=NAME [--config.FIELD=VALUE ...]
 
-Prints, by arithmetic alone, the memory, the work and the time of each task of a run on devices that need not be here.
+Prints the memory, work and time of each task of a run, by arithmetic, for devices that need not be attached.
 
   --config=FILE         a config file as for jaxalign.train, with any --config.FIELD=VALUE
   --topology=NAME       TPUs: a generation (v4, v5e, v5p, v6e) and the chips along each axis, as in v5p:4x4x8
-  --gpus=NAMExCOUNT     in its place, GPUs, as in H100x8
-  --shape=NAME          the sizes of a published model, as in Llama-3.1-8B, without its files
-  --search              plan the fastest mesh that fits, in place of that of config.mesh
-  --compile             compile every step for the topology as well (minutes; pip install 'jaxalign[aot]')
-  --prompt=N            tokens of the longest prompt; default: what model.max_length leaves beside the new ones
-  --examples=N          rows of the data file, from which the number of steps follows
-  --prices=FILE         JSON with prices and their date, as configs/prices_example.json is
+  --gpus=NAMExCOUNT     GPUs instead, as in H100x8
+  --shape=NAME          the architecture of a published model, as in Llama-3.1-8B, without its files
+  --search              plan the fastest mesh that fits instead of config.mesh
+  --compile             also compile every step for the topology (minutes; pip install 'jaxalign[aot]')
+  --prompt=N            tokens of the longest prompt; default: what model.max_length leaves before a response
+  --examples=N          rows of the data file, which determine the number of steps
+  --prices=FILE         JSON with prices and their date, as in configs/prices_example.json
   --mfu=SHARE           share of peak FLOP/s that matrix products reach; default 0.5
-  --hbm=SHARE           the same of the memory's bandwidth; default 0.8
-  --network=SHARE       the same of the network's; default 0.8
+  --hbm=SHARE           share of peak memory bandwidth that programs reach; default 0.8
+  --network=SHARE       share of peak network bandwidth that programs reach; default 0.8
   --json                print one JSON object
 
-Exit codes: 0 it fits, 1 it does not, 2 a mistake in what was given.
+Exit codes: 0 it fits, 1 it does not, 2 a mistake in the arguments.
 """
 _VALUES = ("topology", "gpus", "shape", "prompt", "examples", "prices", "mfu", "hbm", "network")
 _SWITCHES = ("search", "compile", "json")
@@ -57,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def read_config(argv: Sequence[str], shape: str) -> Config:
-    """The checked config. Files that a plan does not read may be left open: the data's, and with `shape` the model's."""
+    """The checked config. Paths of files that a plan does not read may be missing: the data's, and with `shape` the model's."""
     values, _, _ = train.read_values(argv)
     if isinstance(values.data.source, str) and DATA_SOURCES.get(values.data.source, "config.data.source").rows:
         values.data.train = values.data.train or "not read by a plan"
@@ -67,7 +67,7 @@ def read_config(argv: Sequence[str], shape: str) -> Config:
 
 
 def _plan(config: Config, own: dict[str, Any]) -> int:
-    # JAX is not loaded for a mistyped flag.
+    # Imported here so that a mistyped flag is reported without importing JAX.
     from jaxalign.planner import compiled_report, report, search, shapes
     from jaxalign.planner.estimate import Assumptions, abstract_sharding, role_model
     from jaxalign.planner.prices import read_prices
@@ -114,23 +114,26 @@ def _plan(config: Config, own: dict[str, Any]) -> int:
 
 
 def _compiled(config: Config, own: dict[str, Any]):
-    """Every step of the run, compiled for the topology. Raises UserError where that cannot be."""
+    """Every step of the run, compiled for the topology. Raises UserError without a topology."""
     from jaxalign.parallel.sharding import make_sharding
     from jaxalign.planner import shapes
     from jaxalign.planner.compiled import compile_run
     from jaxalign.planner.topology import parse_topology, topology_devices
 
     if not own["topology"]:
-        raise UserError("--compile is for TPUs: give a --topology; for GPUs there is no compiler without one")
+        raise UserError("--compile needs a --topology of TPUs: a compiler for GPUs needs an attached GPU")
     mesh, topology = config.mesh, parse_topology(own["topology"], config.mesh.slices)
     devices = topology_devices(topology, mesh.data * mesh.fsdp * mesh.tensor * mesh.context * mesh.pipeline)
     policy = shapes.policy_model(config, make_sharding(mesh, devices), own["shape"] or None)
-    tell = lambda name: print(f"compiling {name}", file=sys.stderr, flush=True)  # noqa: E731
-    return compile_run(config, policy, prompt=own["prompt"], usable=topology.usable, progress=tell)
+
+    def progress(name: str) -> None:
+        print(f"compiling {name}", file=sys.stderr, flush=True)
+
+    return compile_run(config, policy, prompt=own["prompt"], usable=topology.usable, progress=progress)
 
 
 def _faster(run, best):
-    """The fastest mesh that fits, where it takes a twentieth less time than that of `run`."""
+    """The fastest plan that fits, if it saves at least 5% of the time of `run`; else None."""
     if not best or not best[0].fits or (run.fits and best[0].seconds > 0.95 * run.seconds):
         return None
     return best[0]
@@ -146,10 +149,10 @@ def _cluster(own: dict[str, Any], slices: int):
 
 
 def _take_own(arguments: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
-    """This command's flags, and the rest, which are train's.
+    """This command's flags, and the other arguments, which are those of train.
 
     Raises:
-        UserError: a flag without a value, or with one that does not fit.
+        UserError: a flag has no value, or an invalid one.
     """
     own: dict[str, Any] = dict.fromkeys(_VALUES, "") | dict.fromkeys(_SWITCHES, False)
     rest, waiting = [], iter(arguments)

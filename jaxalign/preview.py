@@ -1,6 +1,6 @@
-"""`python -m jaxalign.preview`: what the model will really see, token by token, marked by what is learnt from.
+"""The entry point `python -m jaxalign.preview`: the tokens that a model sees, marked by whether it learns from them.
 
-Exit codes: 0 done, 2 a mistake the user can mend (one sentence on stderr, no traceback).
+Exit codes: 0 done, 2 a mistake of the user (one sentence on stderr, no traceback).
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from jaxalign.tracking.tokens import GIVEN, LEARNT, TokenRow, legend, show
 _USAGE = """usage: python -m jaxalign.preview --config=FILE [--stage=STAGE] [--config.FIELD=VALUE ...] [--workdir=DIR]
        python -m jaxalign.preview --model=DIR --messages=FILE [--answers=last|all]
 
-Prints what the model will see, token by token, as the stage's own code encodes it.
+Prints the tokens that the model sees, as the stage's own code encodes them.
 
   --config=FILE         a config file as for jaxalign.train, with any --config.FIELD=VALUE
   --stage=STAGE         sft, preference, dpo or ppo; default: the first of them in config.stages
-  --workdir=DIR         the run whose tokenizer and data are shown, where stages make them; default runs/<name of FILE>
+  --workdir=DIR         the run whose stages made the tokenizer and the data; default runs/<name of FILE>
   --model=DIR           a folder with a tokenizer and a chat template
-  --messages=FILE       dialogues: JSON (a list of {"role", "content"}, or an object with "messages"), or one such a line
-  --answers=last|all    learn from the last answer of a dialogue, as training does (default), or show what each answer is
-  --rows=N              how many; default 3
-  --ids                 one token a line, with its position and id
+  --messages=FILE       dialogues: JSON (a list of {"role", "content"}, or an object with "messages"), or one of these per line
+  --answers=last|all    mark the last answer of a dialogue, as training does (default), or every answer
+  --rows=N              number of rows; default 3
+  --ids                 one token per line, with its position and id
   --color=auto|always|never
 """
 _CHOICES = {"answers": ("last", "all"), "color": ("auto", "always", "never")}
@@ -71,10 +71,10 @@ def _named(tokenizer: Tokenizer, token: int | None) -> str:
 
 
 def _take_own(arguments: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
-    """This command's flags, and the rest, which are train's.
+    """This command's flags, and the other arguments, which are those of train.
 
     Raises:
-        UserError: a flag without a value, or with one that does not fit.
+        UserError: a flag has no value, or an invalid one.
     """
     own: dict[str, Any] = dict.fromkeys(_OWN, "") | {"rows": "3", "answers": "last", "color": "auto", "ids": False}
     rest, waiting = [], iter(arguments)
@@ -100,7 +100,7 @@ def _take_own(arguments: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
 
 def _of_stage(own: dict[str, Any], argv: list[str]) -> tuple[Tokenizer, list[TokenRow]]:
     if own["answers"] == "all":
-        raise UserError("--answers belongs to --messages; a stage learns from what its config says")
+        raise UserError("--answers goes with --messages; what a stage learns from follows from its config")
     config, workdir, _ = train.read_arguments(argv)
     stage = preview.choose_stage(config, own["stage"])
     return preview.rows(StageContext(config, workdir, workdir / stage, False), stage, own["rows"])
@@ -125,10 +125,10 @@ def _dialogues(own: dict[str, Any], rest: list[str]) -> tuple[Tokenizer, list[To
 
 
 def read_dialogues(path: Path) -> list[list[Message]]:
-    """The dialogues of a JSON or JSONL file; any roles.
+    """The dialogues of a JSON or JSONL file, with any roles.
 
     Raises:
-        UserError: the file is missing, or holds something else.
+        UserError: the file cannot be read, or holds no dialogues.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -141,10 +141,10 @@ def read_dialogues(path: Path) -> list[list[Message]]:
             found = [json.loads(line) for line in text.split("\n") if line.strip()]
         dialogues = [[Message(m["role"], m["content"]) for m in _messages(item)] for item in found]
         if not dialogues or not all(isinstance(m.content, str) for messages in dialogues for m in messages):
-            raise ValueError("no dialogue, or a content that is no text")
+            raise ValueError("there is no dialogue, or a content is not a string")
     except (ValueError, TypeError, KeyError) as error:
         raise UserError(f'--messages={path} holds no dialogues ({type(error).__name__}: {error}); a JSON list of {{"role", '
-                        '"content"}, an object with such "messages", or one of them a line is expected') from None
+                        '"content"}, an object with such "messages", or one of these per line, is expected') from None
     return dialogues
 
 

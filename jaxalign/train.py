@@ -1,6 +1,6 @@
-"""The entry point, `python -m jaxalign.train`: flags, the config file, exit codes, and nothing else.
+"""The entry point `python -m jaxalign.train`: flags, the config file and exit codes.
 
-Exit codes: 0 done, 2 a mistake the user can mend (one sentence on stderr, no traceback), 130 interrupted.
+Exit codes: 0 done, 2 a mistake of the user (one sentence on stderr, no traceback), 130 interrupted.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _USAGE = f"""usage: python -m jaxalign.train [--config=FILE] [--workdir=DIR] [--
                                 [--coordinator=HOST:PORT --processes=N --process=I]
 
   --config=FILE         a Python file with get_config(); default {_DEFAULT}
-  --workdir=DIR         where everything is written, and an interrupted run is continued; default runs/<name of FILE>
+  --workdir=DIR         where everything is written, and where an interrupted run is resumed; default runs/<name of FILE>
   --overwrite           redo stages whose config or inputs changed; the old folders are kept as STAGE.old-N
   --config.FIELD=VALUE  set a field of the config, as in --config.ppo.kl_coef=0.1; docs/config.md lists them
 {distributed.USAGE}"""
@@ -49,16 +49,16 @@ def main(argv: Sequence[str] | None = None) -> int:
             pipeline.run(config, workdir, overwrite)
         return 0
     except BaseException as error:
-        told = _explain(error)
-        if told is None:
+        explained = _explain(error)
+        if explained is None:
             raise
-        return tell(*told)
+        return tell(*explained)
     finally:
         signal.signal(signal.SIGTERM, previous)
 
 
 def _explain(error: BaseException) -> tuple[str, int] | None:
-    """What the user is told of an error, and the exit code; None where it is not the user's to mend."""
+    """The message and the exit code of an error that the user can correct; None for any other error."""
     if isinstance(error, UserError):
         return str(error), 2
     if isinstance(error, KeyboardInterrupt):
@@ -89,7 +89,7 @@ def read_values(argv: Sequence[str]) -> tuple[config_dict.ConfigDict, Path, bool
     values = flags.FlagValues()
     workdir = flags.DEFINE_string("workdir", None, "Where everything is written.", flag_values=values)
     overwrite = flags.DEFINE_boolean("overwrite", False, "Redo changed stages.", flag_values=values)
-    # The file is loaded above and not by the library, which tells some of its faults late and others with a traceback.
+    # The file is loaded above and not by the library, which reports some of its errors late and others with a traceback.
     config_flags.DEFINE_config_dict("config", config, flag_values=values, sys_argv=arguments, lock_config=False,
                                     accept_new_attributes=True)
     unused = _parse(values, arguments)
@@ -100,7 +100,7 @@ def read_values(argv: Sequence[str]) -> tuple[config_dict.ConfigDict, Path, bool
 
 
 def _parse(values: flags.FlagValues, arguments: list[str]) -> list[str]:
-    """Parses into `values`; returns what is no flag."""
+    """Parses into `values` and returns the arguments that are not flags."""
     try:
         return values(arguments)[1:]
     except flags.UnrecognizedFlagError as error:
@@ -114,10 +114,10 @@ def _parse(values: flags.FlagValues, arguments: list[str]) -> list[str]:
 
 
 def _load(file: Path, variant: str) -> config_dict.ConfigDict:
-    """Runs a config file's get_config(), with `variant` (what stood behind a colon) as its argument if there is one.
+    """Runs a config file's get_config(), with `variant` (the part of the name after a colon), if any, as its argument.
 
     Raises:
-        UserError: the file fails, with the line where it did, or returns something else than a config.
+        UserError: the file fails, with the line at which it did, or does not return a config.
     """
     path, namespace = str(file), {"__name__": "config", "__file__": str(file)}
     try:
@@ -140,9 +140,9 @@ def _load(file: Path, variant: str) -> config_dict.ConfigDict:
 
 
 def _take_config_file(arguments: Sequence[str]) -> tuple[Path, str, list[str]]:
-    """The config file, what follows its name after a colon, and the other arguments.
+    """The config file, the part of its name after a colon, and the other arguments.
 
-    A relative path is looked for in the current folder, then beside the package.
+    A relative path is searched in the current folder, then beside the package.
     """
     given, rest, waiting = _DEFAULT, [], iter(arguments)
     for argument in waiting:

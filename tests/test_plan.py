@@ -59,7 +59,7 @@ def test_gpus_and_a_model_from_scratch(capsys):
     (("--topology=v5e:4x4", "--config.mesh.fsdpp=2"), "did you mean fsdp?"),
     (("--topology=v5e:2x2",), "asks for 16 devices, but v5e:2x2 has 4"),
     (("--topology=v5e:4x4", "--serach"), "--serach is not a flag"),
-    (("--gpus=H100x16", "--compile"), "--compile is for TPUs"),
+    (("--gpus=H100x16", "--compile"), "--compile needs a --topology of TPUs"),
 ])  # fmt: skip
 def test_mistakes_end_with_2_and_one_sentence(capsys, arguments, sentence):
     given = [argument for argument in arguments if argument.startswith("--shape")] or [RUN[1]]

@@ -1,4 +1,4 @@
-"""Which stages of a work directory another config, other files or other inputs have made."""
+"""Finds the stages of a work directory that were made with another config, other files or other inputs."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ def _appears(storage: Storage, content: bytes) -> bool:
 
 
 def _make_ready(config: Config, storage: Storage, overwrite: bool, load: Load) -> None:
-    """Refuses what cannot be done, and moves aside what is to be redone."""
+    """Refuses a run that is not possible, and moves aside the stages that are to be redone."""
     changed = find_changes(config, storage, load)
     if changed and not overwrite:
         raise UserError(refusal(storage.path(), changed))
@@ -113,7 +113,7 @@ def _bring_to_done(name: str, config: Config, storage: Storage, load: Load) -> N
 
 
 def _begin(name: str, config: Config, storage: Storage, load: Load) -> bool | None:
-    """Marks a stage as running. Returns whether it resumes what is there; None where it is done."""
+    """Marks a stage as running. Returns whether an interrupted run is resumed; None where the stage is done."""
     manifest = find_manifest(storage, name)
     if manifest is not None and manifest.status == DONE:
         print(f"[{name}] done, nothing to compute", flush=True)

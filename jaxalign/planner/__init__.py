@@ -1,1 +1,1 @@
-"""Which model lies on which devices in which phase, and what the compiler says that it takes."""
+"""Plans a run before it starts: memory, time and cost, by arithmetic and by the compiler."""

@@ -1,11 +1,11 @@
-"""A run's programs, compiled for devices that need not be here: memory, work and traffic by the compiler's own account.
+"""A run's programs, compiled for devices that need not be attached: memory, work and traffic as the compiler reports them.
 
     topology = parse_topology("v5e:4x4")
     sharding = Sharding(make_mesh(..., devices=topology_devices(topology)))
     policy = policy_model(config, sharding, shape="Llama-3.1-8B")
     found = compile_run(config, policy, usable=topology.usable)
 
-Every figure is of one device. Nothing is run, and no weight or tokenizer is read.
+Every figure is for one device. Nothing runs, and no weights or tokenizer are read.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ REFUSAL_LINES = 40
 
 @dataclasses.dataclass(frozen=True)
 class Memory:
-    """Bytes of one device. peak: the most at once, while the program runs: arguments, results that take no argument's place
-    (outputs less aliased), temporaries and the program's code."""
+    """Bytes of one device. `peak` is the most in use while the program runs: arguments, results that do not reuse an argument's
+    memory (outputs less aliased), temporaries and the program's code."""
 
     arguments: int
     outputs: int
@@ -53,18 +53,20 @@ class Memory:
 class CompiledProgram:
     """One jitted step of a run as the compiler sees it.
 
-    stage, phase, role: as "ppo", "update", "policy, critic"; phase is one of sampling, prefill, decode, scoring, reward,
-      update, resharding.
-    seconds: of lowering and compiling.
-    memory: None where the compiler refused; `refusal` has its first lines then, else it is "".
-    flops, bytes_accessed: of one device, by the compiler's cost analysis. It counts the body of a loop once.
-    products: FLOPs of the matrix products outside of kernels, those in a loop counted as often as it turns; None where the
-      compiler's text cannot be had.
-    collectives: what the devices send each other, those in a loop counted as often as it turns; None where that is not known,
-      since the compiler's text cannot be had.
-    resident: bytes by role of what lies on the device meanwhile and is no argument of the program.
-    usable: bytes that a device has for all; None where that is not known.
-    warnings: sentences about surprises.
+    Attributes:
+      stage, phase, role: such as "ppo", "update", "policy, critic"; the phases are sampling, prefill, decode, scoring, reward,
+        update and resharding.
+      seconds: the time of lowering and compiling.
+      memory: None where the compiler refused the program.
+      refusal: the first lines of the refusal, or "".
+      flops, bytes_accessed: of one device, from the compiler's cost analysis, which counts the body of a loop once.
+      products: FLOPs of the matrix products outside of kernels, those in a loop once for each iteration; None where the
+        compiler's text is not available.
+      collectives: the communication between devices, in a loop once for each iteration; None where the compiler's text is not
+        available.
+      resident: bytes by role of the arrays that are on the device while the program runs and are not its arguments.
+      usable: bytes of a device that programs may use; None where that is not known.
+      warnings: sentences about surprises.
     """
 
     stage: str
@@ -83,12 +85,12 @@ class CompiledProgram:
 
     @property
     def total(self) -> int | None:
-        """Bytes in use at the program's peak, what is resident beside it included; None where the compiler refused."""
+        """Bytes in use at the program's peak, resident arrays included; None where the compiler refused."""
         return None if self.memory is None else self.memory.peak + sum(self.resident.values())
 
     @property
     def fits(self) -> bool:
-        """Whether the compiler took it, and what lies beside it has room too."""
+        """Whether the compiler accepted the program, and the device holds it together with the resident arrays."""
         return self.memory is not None and (self.usable is None or self.total <= self.usable)
 
 
@@ -108,8 +110,8 @@ def compile_run(
       policy: the run's model (`shapes.policy_model`), with a Sharding on topology devices or on any others.
       prompt: tokens of the longest prompt; by default what model.max_length leaves beside ppo.max_new_tokens.
       usable: bytes of one device's memory (`Topology.usable`).
-      programs: only those whose "stage phase" contains one of these; empty: all.
-      progress: told of each program before it is compiled ("ppo update").
+      programs: compile only those whose "stage phase" contains one of these; empty: all.
+      progress: called with the name of each program before it is compiled ("ppo update").
     """
     found = []
     for program in run_programs(config, policy, prompt):
@@ -129,7 +131,7 @@ def run_programs(config: Config, policy: Model, prompt: int | None = None) -> li
 
 
 def compile_program(program: Program, usable: int | None = None) -> CompiledProgram:
-    """Lowers and compiles one program. That it does not fit is a result; any other failure of the compiler is raised."""
+    """Lowers and compiles one program. A program that does not fit is a result; any other failure of the compiler is raised."""
     began = time.perf_counter()
     named = {"stage": program.stage, "phase": program.phase, "role": program.role, "usable": usable}
     try:
@@ -150,7 +152,7 @@ def compile_program(program: Program, usable: int | None = None) -> CompiledProg
     module = None if text is None else hlo_text.parse(text)
     traffic, unread = (), ()
     if module is None:
-        traffic, unread = None, ("its collectives are not known: neither the compiler nor JAX has written out what it made",)
+        traffic, unread = None, ("its collectives are not known: neither the compiler nor JAX provides the compiled text",)
     elif mesh is not None and mesh.size > 1:
         traffic = collectives(module, dict(mesh.shape), program.turns)
     counted, cost = compiled.memory_analysis(), compiled.cost_analysis()
@@ -163,17 +165,17 @@ def compile_program(program: Program, usable: int | None = None) -> CompiledProg
         role: device_bytes([leaf for leaf in jax.tree.leaves(tree) if id(leaf) not in own])
         for role, tree in program.held.items()
     }
-    told = surprises(program.phase, traffic or (), ((name, x.shape, x.dtype, x.sharding) for name, x in arrays))
+    warnings = surprises(program.phase, traffic or (), ((name, x.shape, x.dtype, x.sharding) for name, x in arrays))
     return CompiledProgram(
         **named, seconds=seconds, memory=memory, refusal="", flops=cost.get("flops", 0.0),
         bytes_accessed=cost.get("bytes accessed", 0.0), collectives=traffic,
         products=None if module is None else flops(module, program.turns),
-        resident={role: size for role, size in beside.items() if size}, warnings=unread + told,
+        resident={role: size for role, size in beside.items() if size}, warnings=unread + warnings,
     )  # fmt: skip
 
 
 def _hashable(arguments: tuple) -> tuple:
-    """What `_compile` takes in the arguments' place."""
+    """The arguments as `_compile` takes them: hashable, for its cache."""
     leaves, structure = jax.tree.flatten(arguments)
     return structure, tuple(leaves)
 
@@ -208,7 +210,7 @@ def _kept(compiled, arguments: tuple, step: Callable) -> list[tuple[str, jax.Sha
 
 
 def _results(compiled) -> list[tuple[str, jax.ShapeDtypeStruct]]:
-    """(path, array) of what the program returns, as the compiler has placed it."""
+    """(path, array) of each result, with the sharding that the compiler chose."""
     shardings = compiled.out_tree.flatten_up_to(compiled.output_shardings)
     infos = jax.tree_util.tree_flatten_with_path(compiled.out_info)[0]
     return [

@@ -1,4 +1,4 @@
-"""What the compiler says of a run's programs, as people read it and as JSON."""
+"""The compiled programs of a run, as text and as JSON."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def sent(program: CompiledProgram) -> dict[str, float]:
 
 
 def text(programs: Sequence[CompiledProgram]) -> str:
-    """A line for each program, then what the compiler refused and what is surprising."""
+    """A line for each program, then refusals and surprises."""
     rows = [["compiled", "peak", "", "temporary", "beside it", "collectives", "GB sent", "seconds to compile"]]
     for program in programs:
         name = f"{program.stage} {program.phase}"

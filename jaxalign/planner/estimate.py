@@ -1,4 +1,4 @@
-"""A run on a cluster, by arithmetic alone: the memory, the work and the time of each of its tasks. Nothing is compiled."""
+"""Estimates a run on a cluster by arithmetic: the memory, work and time of each task. Nothing is compiled."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from jaxalign.planner.workload import Task, tasks
 
 @dataclasses.dataclass(frozen=True)
 class Assumptions:
-    """Shares of the peak that a program reaches: of matrix FLOP/s (mfu), of the memory's and of the network's bandwidth."""
+    """Shares of the peak that programs reach: matrix FLOP/s (mfu), memory bandwidth (hbm) and network bandwidth."""
 
     mfu: float = 0.5
     hbm: float = 0.8
@@ -35,9 +35,13 @@ class Assumptions:
 class TaskEstimate:
     """One task on one device.
 
-    resident: bytes by role of what stays there through the stage; temporary: bytes of what the program adds; work: of one
-    call; compute, memory, network: seconds of one call were it bound by that alone; seconds: of one call, the largest of
-    them step by step.
+    Attributes:
+      task: the task.
+      resident: bytes by role that stay on the device throughout the stage.
+      temporary: bytes that the program adds, by kind.
+      work: the work of one call.
+      compute, memory, network: seconds of one call if only that resource limited it.
+      seconds: seconds of one call: for each step of it the largest of these three, added up.
     """
 
     task: Task
@@ -55,12 +59,12 @@ class TaskEstimate:
 
     @property
     def bound(self) -> str:
-        """What it waits for most: "compute", "memory" or "network"."""
+        """The resource that limits the task most: "compute", "memory" or "network"."""
         return max(("compute", "memory", "network"), key=lambda name: getattr(self, name))
 
     @property
     def tokens_per_second(self) -> float:
-        """Of all devices together."""
+        """Tokens per second of all devices together."""
         return self.task.tokens / self.seconds
 
 
@@ -82,17 +86,17 @@ class RunEstimate:
 
     @property
     def uncounted(self) -> tuple[str, ...]:
-        """Tasks of which it is not known how often they run."""
+        """Tasks whose number of calls is not known."""
         return tuple(task.task.name for task in self.tasks if task.task.calls is None)
 
     @property
     def seconds(self) -> float:
-        """Of all tasks that are counted."""
+        """Seconds of all tasks whose number of calls is known."""
         return sum(task.seconds * task.task.calls for task in self.tasks if task.task.calls is not None)
 
 
 def abstract_sharding(mesh: MeshConfig) -> Sharding:
-    """The rules of config.mesh on devices that need not be anywhere."""
+    """The sharding of config.mesh on an abstract mesh, without devices."""
     sizes = tuple(getattr(mesh, axis) for axis in AXES)
     return Sharding(
         AbstractMesh(sizes, AXES, axis_types=(AxisType.Auto,) * len(AXES)), mesh.zero, mesh.sequence_parallel, mesh.generation,
@@ -101,8 +105,8 @@ def abstract_sharding(mesh: MeshConfig) -> Sharding:
 
 
 def with_attention(policy: Model, cluster: Cluster) -> Model:
-    """The model with the attention that the platform has: "plain" where config.model.attention asks for it, or where a GPU has
-    no kernel for such a model, else "fused". Raises UserError where it asks for a kernel that there is not."""
+    """The model with the attention that the platform runs: "plain" where config.model.attention asks for it or a GPU has no
+    kernel for the model, else "fused". Raises UserError where the config asks for a kernel that does not exist."""
     config = policy.config
     refusal = cudnn_refusal(config) if cluster.chip.kind == "gpu" else None
     if refusal is not None and config.attention == "fused":
@@ -133,10 +137,17 @@ def estimate(
     config: Config, policy: Model, cluster: Cluster, assumptions: Assumptions = Assumptions(), prompt: int | None = None,
     examples: int | None = None,
 ) -> RunEstimate:  # fmt: skip
-    """The plan of a run. policy: the run's model; it gets the sharding of config.mesh. prompt, examples: as in
-    `workload.tasks`.
+    """The plan of a run.
 
-    Raises UserError where the mesh is not that of the cluster, or does not divide the model.
+    Args:
+      config: the run's config.
+      policy: the run's model; it gets the sharding of config.mesh.
+      cluster: the devices.
+      assumptions: the shares of the peak that programs reach.
+      prompt, examples: as in `workload.tasks`.
+
+    Raises:
+      UserError: the mesh has more devices than the cluster, or does not divide the model.
     """
     mesh = config.mesh
     sharding = abstract_sharding(mesh)
@@ -153,7 +164,7 @@ def estimate(
 
 
 def optimizer_kind(config: Config, stage: str, role: str) -> str:
-    """What trains a role in a stage."""
+    """The kind of the optimizer that trains a role in a stage."""
     section = getattr(config, stage)
     return section.critic_optimizer.kind if role == "critic" else section.optimizer.kind
 
@@ -187,7 +198,7 @@ class _Run:
             copies = self.config.preference.members if role == "preference model" and role not in trained else 1
             found[role] = own.parameters * copies
             if role == "labeller" and self.policy.lora is not None:
-                found[role] = 0.0  # The base alone.
+                found[role] = 0.0  # Only the base, which is counted once.
             if role in trained:
                 found[f"{role}'s optimizer"] = own.optimizer[optimizer_kind(self.config, task.stage, role)]
         if self.policy.lora is not None:
@@ -215,7 +226,7 @@ class _Run:
         return TaskEstimate(task, self.resident(task, trained), parts, whole, *each, seconds)
 
     def _update_memory(self, task: Task, models) -> memory.Parts:
-        """The largest of the models updated one after another in a program."""
+        """The largest temporaries of the models that a program updates one after another."""
         found = []
         for place, (model, own) in enumerate(models):
             others = [other for i, (_, other) in enumerate(models) if i != place]

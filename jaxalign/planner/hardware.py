@@ -1,4 +1,4 @@
-"""What devices and networks can do, by their vendors' figures: chips, the torus of a TPU slice, hosts of GPUs."""
+"""Devices and networks by their vendors' figures: chips, the torus of a TPU slice, hosts of GPUs."""
 
 from __future__ import annotations
 
@@ -22,11 +22,20 @@ _GIB_OF = {"gpu": 1e9, "tpu": float(1 << 30)}  # Vendors of GPUs count in 1e9, t
 class Chip:
     """One device.
 
-    memory: bytes; bf16_flops, f32_flops: peak FLOP/s of matrix products, as JAX multiplies by default (float32 in one pass of
-    bfloat16 on TPUs, in TF32 on GPUs); hbm: bytes/s of its memory; link: bytes/s one way of a torus link, or of a GPU's NVLink
-    or PCIe; torus_axes: of a TPU slice, 0 for GPUs; host_network: bytes/s out of a host, None where the vendor sells none with
-    it; wrap: when the torus closes: "cubes" (every axis a multiple of 4), "sixteen" (an axis of 16) or ""; largest: chips of
-    the largest slice there is, or of GPUs that is planned.
+    Attributes:
+      name: the chip's name.
+      kind: "tpu" or "gpu".
+      memory: bytes.
+      bf16_flops, f32_flops: peak FLOP/s of matrix products at JAX's default precision (float32 in one pass of bfloat16 on
+        TPUs, in TF32 on GPUs).
+      hbm: bytes/s of its memory.
+      link: bytes/s in one direction of a torus link, or of a GPU's NVLink or PCIe.
+      torus_axes: axes of a TPU slice; 0 for GPUs.
+      chips_per_host: chips of a host.
+      host_network: bytes/s out of a host; None where the vendor sells no network with it.
+      wrap: when the torus closes: "cubes" (every axis is a multiple of 4), "sixteen" (an axis of 16) or "" (never).
+      largest: chips of the largest slice, or the most GPUs that are planned.
+      source: where the figures are from.
     """
 
     name: str
@@ -71,7 +80,7 @@ _KINDS = {
 
 
 def chip_of(device_kind: str) -> Chip | None:
-    """The chip that JAX calls so (`device.device_kind`), or None where it is not known here."""
+    """The chip with that `device.device_kind`, or None where it is not known."""
     for name, kinds in _KINDS.items():
         chip = chips()[name]
         if device_kind in kinds or (chip.kind == "gpu" and any(kind in device_kind for kind in kinds)):
@@ -81,7 +90,7 @@ def chip_of(device_kind: str) -> Chip | None:
 
 @dataclasses.dataclass(frozen=True)
 class Cluster:
-    """Equal chips: `shape` is a TPU slice's torus, or (count,) of GPUs; slices of that shape are joined by the hosts' network.
+    """Equal chips: `shape` is the torus of a TPU slice, or (count,) for GPUs; `slices` of it are joined by the hosts' network.
 
     usable: bytes of a device's memory that a program may take.
     """
@@ -107,20 +116,20 @@ class Cluster:
 
     @property
     def far(self) -> float | None:
-        """Bytes/s that each device can send to another slice or host, all at once; None where nothing is known."""
+        """Bytes/s that each device can send to another slice or host while all do; None where it is not known."""
         network = self.chip.host_network
         return None if network is None else network / self.chip.chips_per_host
 
     @property
     def closed(self) -> tuple[bool, ...]:
-        """Which axes of the torus wrap around."""
+        """Whether each axis of the torus wraps around."""
         if self.chip.wrap == "cubes":
             return (all(size % 4 == 0 for size in self.shape),) * len(self.shape)
         return tuple(self.chip.wrap == "sixteen" and size == 16 for size in self.shape)
 
 
 def tpu_cluster(topology: Topology) -> Cluster:
-    """The chips of a topology (`planner.topology.parse_topology`). Raises UserError where no slice is so large."""
+    """The chips of a topology (`planner.topology.parse_topology`). Raises UserError where no slice has that many chips."""
     chip = chips()[topology.generation]
     if topology.chips // topology.slices > chip.largest:
         raise UserError(f"topology {topology.name} has {topology.chips // topology.slices} chips; the largest slice of "

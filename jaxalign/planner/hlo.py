@@ -1,4 +1,4 @@
-"""What the devices of a compiled program send each other: its collectives, their bytes, and the mesh axes they run over."""
+"""The collectives of a compiled program: their bytes, and the mesh axes that they run over."""
 
 from __future__ import annotations
 
@@ -22,13 +22,19 @@ _AXIS = re.compile(r"'([^']+)'(?::\((\d+)\)(\d+))?")
 
 @dataclasses.dataclass(frozen=True)
 class Collective:
-    """One collective of a program; all bytes are of one device.
+    """One collective of a program. All bytes are of one device.
 
-    operand, result: bytes it gives and gets in one go. axes: the mesh axes that its groups run over; () where they follow no
-    axes. group: devices of a group. times: how often it happens in one run of the program; certain: whether that is known,
-    and not a bound. loop: how many loops it is in. weight: the argument that it gathers, where it is one, as
-    "params['blocks']['mlp']['up']". op_name: the JAX operation it comes from. rematerialised: the compiler does it anew to
-    save memory. between_slices: over the slower network, part of a collective whose rest is within a slice.
+    Attributes:
+      operand, result: bytes of its operand and of its result.
+      axes: the mesh axes that its groups run over; () where they follow no axes.
+      group: devices of a group.
+      times: executions in one run of the program.
+      certain: whether `times` is exact; else it is a bound.
+      loop: the number of loops around it.
+      weight: the argument that it gathers, such as "params['blocks']['mlp']['up']"; "" where it gathers none.
+      op_name: the JAX operation that it belongs to.
+      rematerialised: the compiler repeats it to save memory.
+      between_slices: it is the part over the slower network of a collective whose other part is within a slice.
     """
 
     kind: str
@@ -47,10 +53,10 @@ class Collective:
 
     @property
     def wire(self) -> float:
-        """Bytes that a device sends in one go on a ring: all but its own part of what is gathered or scattered; an all-reduce
-        is a reduce-scatter and an all-gather."""
+        """Bytes that a device sends around a ring in one execution: all of the array but its own part; twice that for an
+        all-reduce, which is a reduce-scatter and an all-gather."""
         others = (self.group - 1) / self.group
-        if self.between_slices:  # What is handed to the host to be sent.
+        if self.between_slices:  # Transfers to the host.
             return float(self.operand)
         return {
             "all-gather": self.result * others, "all-reduce": 2 * self.operand * others,
@@ -59,14 +65,14 @@ class Collective:
 
     @property
     def total(self) -> float:
-        """Bytes that a device sends for it in one run of the program."""
+        """Bytes that a device sends in all executions of one run of the program."""
         return self.wire * self.times
 
 
 def collectives(module: Module, mesh: Mapping[str, int], unknown_trips: int = 1) -> tuple[Collective, ...]:
     """The collectives of a program that was compiled for a mesh of these axes (outermost first) and sizes.
 
-    An asynchronous one counts once. A loop whose turns the program decides counts `unknown_trips` times.
+    An asynchronous collective counts once. A loop whose number of iterations depends on the data counts `unknown_trips` times.
     """
     found: dict[object, Collective] = {}
     for computation in module.computations.values():
@@ -79,7 +85,7 @@ def collectives(module: Module, mesh: Mapping[str, int], unknown_trips: int = 1)
             elif kind not in KINDS:
                 continue
             one = _collective(module, computation, instruction, kind, mesh, unknown_trips)
-            # What the TPU compiler spreads over other work stands in several places of the text, with one channel.
+            # A collective that the TPU compiler overlaps with other work is in several places of the text, with one channel.
             channel = re.search(r"channel_id=(\d+)", instruction.attributes)
             key = int(channel[1]) if channel else one.name
             if key not in found or one.total > found[key].total:
@@ -93,7 +99,7 @@ def _collective(module, computation: Computation, instruction: Instruction, kind
     if instruction.opcode.endswith("-start"):  # Its result has the operand in it, and on TPU words of context.
         result = _started(instruction, kind, operand)
     elif kind == "all-reduce" and computation.root.opcode == "dynamic-slice":
-        if computation.root.operands[0] == instruction.name:  # How the TPU compiler writes a reduce-scatter.
+        if computation.root.operands[0] == instruction.name:  # The TPU compiler's form of a reduce-scatter.
             kind, result = "reduce-scatter", computation.root.bytes
     between = instruction.opcode == "send"
     if between:  # Slices split the axis data, and no other.
@@ -133,8 +139,8 @@ def _callers_op_name(module: Module, computation: Computation) -> str:
 
 
 def argument(module: Module, computation: Computation, instruction: Instruction) -> str:
-    """The argument of the program that an instruction's operand is, or a part of, cast or moved but not computed with; ""
-    where it is none."""
+    """The argument of the program that an instruction's operand is, or is a part of, perhaps cast or moved; "" where the
+    operand is computed."""
     name = instruction.operands[0]
     while True:
         here = computation.instructions[name]
@@ -163,8 +169,8 @@ def argument(module: Module, computation: Computation, instruction: Instruction)
 
 
 def _part(module: Module, computation: Computation, element: Instruction) -> tuple[Computation, str] | None:
-    """(computation, name) of what stands at that place of a tuple: in a loop or after it, what the loop was handed, if it
-    hands it on as it is."""
+    """(computation, name) of the instruction at that place of a tuple; for a value that a loop passes through unchanged, of the
+    loop's input."""
     place, source = element.index, computation.instructions[element.operands[0]]
     if source.opcode == "tuple":
         return computation, source.operands[place]
@@ -180,7 +186,7 @@ def _part(module: Module, computation: Computation, element: Instruction) -> tup
 
 
 def _through(fused: Computation) -> int | None:
-    """The number of the parameter that a fused computation only moves."""
+    """The number of the parameter that a fused computation only moves or casts."""
     here = fused.root
     while here.opcode in _MOVES:
         here = fused.instructions[here.operands[0]]
@@ -205,7 +211,7 @@ def _axes(attributes: str, mesh: Mapping[str, int]) -> tuple[tuple[str, ...], in
 
 
 def replica_groups(attributes: str, devices: int) -> list[list[int]]:
-    """The groups of devices, as {{0,1},{2,3}}, [2,2]<=[4], [2,2]<=[2,2]T(1,0) or mesh['a'=2,'b'=2] {'b'} say them."""
+    """The groups of devices from {{0,1},{2,3}}, [2,2]<=[4], [2,2]<=[2,2]T(1,0) or mesh['a'=2,'b'=2] {'b'}."""
     text = attributes.partition("replica_groups=")[2]
     if text.startswith("{{"):
         return [[int(x) for x in group.split(",")] for group in re.findall(r"\{([\d,]+)\}", text[: text.index("}}") + 2])]

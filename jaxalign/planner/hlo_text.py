@@ -1,7 +1,7 @@
 """The text of a compiled program (XLA's HLO) as records: computations, their instructions, and how often each runs.
 
-Only what the traffic of a program follows from is read. The form is that of `jax.stages.Compiled.as_text`, by the CPU, GPU
-and TPU compilers.
+Only what determines a program's traffic is read. The format is that of `jax.stages.Compiled.as_text` for the CPU, GPU and TPU
+compilers.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ class Instruction:
     type: str
     opcode: str
     operands: tuple[str, ...]
-    inside: str  # What stands between the brackets: of a constant its value.
+    inside: str  # The text between the brackets; for a constant, its value.
     attributes: str
     root: bool
 
     @property
     def bytes(self) -> int:
-        """Of the result; of a tuple, of all its parts."""
+        """Bytes of the result; for a tuple, of all its parts."""
         return type_bytes(self.type)
 
     @functools.cached_property
     def called(self) -> tuple[tuple[str, str], ...]:
-        """(attribute, computation) of every computation that it names."""
+        """(attribute, computation) of every computation that the instruction names."""
         found = []
         for match in _CALLED.finditer(self.attributes):
             kind = match[0].partition("=")[0]
@@ -51,13 +51,13 @@ class Instruction:
 
     @property
     def op_name(self) -> str:
-        """The JAX operation that it was made for; of a parameter, its path in the arguments."""
+        """The JAX operation that it belongs to; for a parameter, its path in the arguments."""
         found = _OP_NAME.search(self.attributes)
         return found[1].replace("\\'", "'") if found else ""
 
     @property
     def index(self) -> int:
-        """Of a get-tuple-element."""
+        """The index of a get-tuple-element."""
         return int(re.search(r"index=(\d+)", self.attributes)[1])
 
     def calls(self, kind: str) -> str | None:
@@ -83,7 +83,7 @@ class Computation:
 
 @dataclasses.dataclass(frozen=True)
 class Module:
-    """A whole program. Raises ValueError where it has no entry."""
+    """A whole program. Raises ValueError where it has no entry computation."""
 
     computations: dict[str, Computation]
 
@@ -96,18 +96,18 @@ class Module:
 
     @functools.cached_property
     def callers(self) -> dict[str, list[tuple[Computation, Instruction, str]]]:
-        """(where, by which instruction, as what) each computation is called. A reduction's own is not a call of interest."""
+        """(computation, instruction, attribute) of the calls of each computation, without those of reductions."""
         found: dict[str, list[tuple[Computation, Instruction, str]]] = {}
         for computation in self.computations.values():
             for instruction in computation.instructions.values():
                 for kind, name in instruction.called:
-                    # An asynchronous call is made by its start; update and done only name it again.
+                    # An asynchronous call is its start; update and done only refer to it.
                     if kind != "to_apply" and instruction.opcode not in ("async-update", "async-done"):
                         found.setdefault(name, []).append((computation, instruction, kind))
         return found
 
     def loops(self, computation: Computation) -> tuple[Instruction, ...]:
-        """The while instructions that a computation runs within, outermost first, by its first caller all the way."""
+        """The while instructions around a computation, outermost first, following first callers."""
         found, here = [], computation
         while not here.entry and here.name in self.callers:
             here, instruction, kind = self.callers[here.name][0]
@@ -116,19 +116,19 @@ class Module:
         return tuple(reversed(found))
 
     def home(self, loop: Instruction) -> Computation:
-        """The computation that has this while instruction."""
+        """The computation that contains this while instruction."""
         return self.callers[loop.calls("body")][0][0]
 
     def kept(self, loop: Instruction, place: int) -> bool:
-        """Whether part `place` of what a loop carries is the same in every turn."""
+        """Whether part `place` of a loop's carry is the same in every iteration."""
         body = self.computations[loop.calls("body")]
         if body.root.opcode != "tuple":
             return False
         return _tuple_place(body, body.instructions[body.root.operands[place]]) == place
 
     def trips(self, loop: Instruction) -> int | None:
-        """How often a while loop turns; None where the text does not say. By the compiler's note, or a counter that starts
-        at a constant, grows by a constant and is compared with one."""
+        """The number of iterations of a while loop; None where the text does not determine it. It is the compiler's note, or
+        follows from a counter that starts at a constant, grows by a constant and is compared with a constant."""
         noted = _TRIPS.search(loop.attributes)
         if noted:
             return int(noted[1])
@@ -146,7 +146,7 @@ class Module:
         return None if first is None or step is None else max(0, -(-(limit - first) // step))
 
     def _step(self, loop: Instruction, place: int) -> int | None:
-        """By how much part `place` of what a loop carries grows in each turn."""
+        """The growth of part `place` of a loop's carry in each iteration."""
         body = self.computations[loop.calls("body")]
         made = None if body.root.opcode != "tuple" else _uncopied(body, body.instructions[body.root.operands[place]])
         if made is None or made.opcode != "add" or len(made.operands) != 2:
@@ -158,7 +158,7 @@ class Module:
         return step if step is not None and step > 0 else None
 
     def _constant(self, where: Computation, instruction: Instruction, loop: Instruction | None = None) -> int | None:
-        """The integer that an instruction stands for, through copies; within `loop` also one that the loop is handed."""
+        """The integer value of an instruction, through copies; within `loop`, also of its inputs."""
         instruction = _uncopied(where, instruction)
         if instruction.opcode == "constant" and re.fullmatch(r"-?\d+", instruction.inside):
             return int(instruction.inside)
@@ -170,8 +170,8 @@ class Module:
         return None if handed is None else self._constant(home, handed)
 
     def times(self, computation: Computation, unknown: int = 1) -> tuple[int, bool]:
-        """(how often a computation runs in one run of the program, whether that is certain). A loop whose turns are not known
-        counts `unknown` times, a branch as if it were always taken."""
+        """(executions of a computation in one run of the program, whether that is exact). A loop whose number of iterations is
+        not known counts `unknown` times; a branch counts as always taken."""
         found, certain = 1, True
         for loop in self.loops(computation):
             trips = self.trips(loop)
@@ -187,7 +187,7 @@ def _uncopied(where: Computation, instruction: Instruction) -> Instruction:
 
 
 def _tuple_place(where: Computation, instruction: Instruction) -> int | None:
-    """Which part of the computation's own parameter an instruction is."""
+    """The part of the computation's parameter that an instruction selects."""
     instruction = _uncopied(where, instruction)
     if instruction.opcode != "get-tuple-element" or where.instructions[instruction.operands[0]].opcode != "parameter":
         return None
@@ -231,7 +231,7 @@ def _instruction(line: str) -> Instruction:
 
 
 def _closing(text: str, opening: int) -> int:
-    """Where the bracket that opens at `opening` closes."""
+    """The position at which the bracket that opens at `opening` closes."""
     depth = 0
     for place in range(opening, len(text)):
         depth += (text[place] == "(") - (text[place] == ")")
@@ -241,7 +241,7 @@ def _closing(text: str, opening: int) -> int:
 
 
 def type_bytes(text: str) -> int:
-    """Bytes of a type as it is written, `bf16[16,1024]{1,0}` or a tuple of such, without the padding of its layout."""
+    """Bytes of a type such as `bf16[16,1024]{1,0}`, or of a tuple of types, without the padding of its layout."""
     total = 0
     for found in _ARRAY.finditer(text):
         if found["type"] == "token":

@@ -1,8 +1,8 @@
-"""FLOPs of a compiled program by its own text: every matrix product as often as it runs.
+"""FLOPs of a compiled program from its text: every matrix product as often as it runs.
 
-The compiler's cost analysis counts the body of a loop once; here a product in a loop over layers counts once a layer. Only
-products count, which a TPU's compiler writes as convolutions: what works on numbers one by one is no more than a hundredth of a
-training step. Kernels are closed to the text: a fused attention's products are not counted.
+The compiler's cost analysis counts the body of a loop once; here a product in a loop over layers counts once for each layer.
+Only products count, which a TPU's compiler writes as convolutions: elementwise work is at most a hundredth of a training step.
+The text does not show the inside of kernels, so the products of fused attention are not counted.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ _CONTRACTED = re.compile(r"lhs_contracting_dims=\{([\d,]*)\}")
 
 
 def flops(module: Module, unknown_trips: int = 1) -> int:
-    """Of one device in one run of the program. A loop whose turns the program decides turns `unknown_trips` times, and a branch
-    counts as if it were always taken."""
+    """FLOPs of one device in one run of the program. A loop whose number of iterations depends on the data counts
+    `unknown_trips` times; a branch counts as always taken."""
 
     @functools.cache
     def runs(name: str) -> int:
-        """How often a computation runs, over all that call it."""
+        """Executions of a computation, over all its callers."""
         if module.computations[name].entry:
             return 1
         return sum(
@@ -41,7 +41,7 @@ def _turns(module: Module, loop: Instruction, unknown: int) -> int:
 
 
 def _own(computation: Computation) -> int:
-    """Of one run of a computation, without those that it calls."""
+    """FLOPs of one run of a computation, without those that it calls."""
     total = 0
     for instruction in computation.instructions.values():
         if instruction.opcode == "dot":
@@ -58,8 +58,8 @@ def _dot(where: Computation, instruction: Instruction) -> int:
 
 
 def _convolution(where: Computation, instruction: Instruction) -> int:
-    """Two for each pair of numbers that meets: padding and holes meet none. A product with a batch is written as one over a
-    window whose parts meet a single number each."""
+    """Two for each pair of numbers that is multiplied; padding and holes are not. A batched product is written as a convolution
+    over a window each of whose parts meets a single number."""
     left, right = (_shape(where.instructions[name]) for name in instruction.operands[:2])
     out = _shape(instruction)
     labels = _LABELS.search(instruction.attributes)
@@ -75,7 +75,7 @@ def _convolution(where: Computation, instruction: Instruction) -> int:
 
 
 def _pairs(size: int, kernel: int, out: int, stride="1", pad="0_0", lhs_dilate="1", rhs_dilate="1") -> int:
-    """How many (place of the result, place in the window) meet a number of the input, along one axis."""
+    """The number of pairs (position of the result, position in the window) that meet a number of the input, along one axis."""
     step, before, holes, apart = int(stride), int(pad.split("_")[0]), int(lhs_dilate), int(rhs_dilate)
     last, found = (size - 1) * holes, 0
     for k in range(kernel):

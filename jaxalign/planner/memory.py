@@ -1,7 +1,7 @@
-"""The peak memory of each program on one device, from what XLA is seen to keep (docs/plan.md says how each part was found).
+"""The peak memory of each program on one device, from observations of what XLA keeps (docs/plan.md explains each part).
 
 Dimension letters: B rows of a device, T tokens of a row on a device, S keys of a row, D model, H query heads, K key/value
-heads, h head dim, F mlp, V vocab, L layers; H, K, F and V are those of one device.
+heads, h head dim, F mlp, V vocab, L layers; H, K, F and V are counted on one device.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from jaxalign.planner.weights import Weights
 from jaxalign.rollout.layouts import prefill_sizes, slot_counts
 
 Parts = dict[str, float]
-"""Bytes of one device by what they are."""
+"""Bytes of one device, by kind of array."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Rows:
-    """What passes through a model at once: `rows` of `length` tokens over all devices; new: tokens sampled beyond."""
+    """The rows of one call: `rows` rows of `length` tokens over all devices, and `new` tokens sampled after each."""
 
     rows: int
     length: int
@@ -76,12 +76,12 @@ def local(model: Model, rows: Rows, phase: str = "training") -> Local:
 
 
 LANES = 128
-"""Of a TPU, which pads an array's last axis to so many in many orders; shorter rows have no fused kernel."""
+"""Lanes of a TPU, which pads the last axis of many arrays to a multiple; shorter rows have no fused kernel."""
 
 
 def attention_kind(model: Model, rows: Rows, phase: str = "training") -> str:
-    """What serves rows of this length: "plain", "ring" or "fused". The model's own attention is "plain" where its platform has
-    no kernel for it (`estimate.with_attention`)."""
+    """The attention used for rows of this length: "plain", "ring" or "fused". The model's own setting is "plain" where its
+    platform has no kernel for it (`estimate.with_attention`)."""
     if model.config.attention == "plain":
         return "plain"
     if phase == "training" and model.sharding.mesh.shape["context"] > 1:
@@ -90,30 +90,30 @@ def attention_kind(model: Model, rows: Rows, phase: str = "training") -> str:
 
 
 def scores(at: Local) -> float:
-    """Attention scores of one layer in float32 with their softmax in the compute dtype: all of them [B, H, T, S], of a ring
-    those of one device's keys at a time, of a fused kernel a float32 for each query alone."""
+    """Attention scores of one layer in float32, with their softmax in the compute dtype: [B, H, T, S] for plain attention,
+    those of one device's keys at a time for a ring, and one float32 for each query for a fused kernel."""
     if at.attention == "fused":
         return at.tokens * at.H * 4
     return at.B * at.H * at.T * (at.S if at.attention == "plain" else at.T) * (4 + at.size)
 
 
 def layer_forward(at: Local) -> float:
-    """The largest of what a layer needs at once, forward: its attention, or its MLP."""
+    """Peak temporaries of a layer's forward pass: its attention or its MLP, whichever is larger."""
     mlp = (3 if at.gated else 2) * at.tokens * at.F * at.size
     heads = at.tokens * 2 * (at.H + at.K) * at.h * at.size
     return 3 * at.tokens * at.D * at.size + max(scores(at) + heads, mlp)
 
 
 def layer_backward(at: Local) -> float:
-    """The same, backward: the MLP's two products stay while the attention is gone through."""
+    """Peak temporaries of a layer's backward pass: the MLP's two products remain during the attention's."""
     kept = (2 if at.gated else 1) * at.tokens * at.F * at.size
     heads = at.tokens * 3 * (at.H + at.K) * at.h * at.size
     return 6 * at.tokens * at.D * at.size + kept + max(scores(at) + heads, kept)
 
 
 def residuals(at: Local, remat: str) -> float:
-    """What the forward pass leaves for the backward pass, of all layers. remat: "" without, else what it saves beside the
-    layers' inputs: "nothing", or the "products" with weights."""
+    """The arrays of all layers that the forward pass keeps for the backward pass. remat: "" without rematerialisation, else
+    what is saved beside the layers' inputs: "nothing", or the "products" with weights."""
     if remat:
         products = (at.H + 2 * at.K) * at.h + 2 * at.D + (2 if at.gated else 1) * at.F if remat == "products" else 0
         return at.L * at.tokens * (at.share * at.D + products) * at.size
@@ -127,12 +127,12 @@ def residuals(at: Local, remat: str) -> float:
 
 
 def cache(at: Local, slots: int) -> float:
-    """Keys and values of all layers, and in int8 the scale of each."""
+    """Keys and values of all layers, and for int8 the scale of each."""
     return 2 * at.L * at.B * at.K * slots * (at.h * at.kept + (4 if at.kept == 1 else 0))
 
 
 def chunk(model: Model, rows: Rows) -> tuple[int, int]:
-    """(positions of a row that a device has in one chunk of the LM head, how many chunks), as `models/heads.py` cuts them."""
+    """(positions of a row that a device has in one chunk of the LM head, number of chunks), as `models/heads.py` cuts them."""
     parts = model.sharding.mesh.shape["context"]
     own = -(-rows.length // parts)
     positions = max(1, min(own, model.chunk_floats // max(1, rows.rows * model.config.vocab) // parts))
@@ -141,39 +141,39 @@ def chunk(model: Model, rows: Rows) -> tuple[int, int]:
 
 def update(model: Model, weights: Weights, rows: Rows, micro: int, lm_head: bool, beside: float = 0.0) -> Parts:
     """Temporaries of one update, whose minibatch is `rows` in `micro` parts. beside: bytes of casts and tables that another
-    model, updated in the same program, holds meanwhile."""
+    model, updated in the same program, holds at the same time."""
     config = model.config
     part = Rows(max(1, rows.rows // micro), rows.length)
     at = local(model, part)
     kept = residuals(at, config.remat_saves if config.remat else "")
-    layer = at  # In a pipeline a stage has one part of the rows at a time, but keeps what all of them leave.
+    layer = at  # A pipeline stage computes one part of the rows at a time, but keeps the residuals of all of them.
     if is_pipelined(model.sharding):
         layer = dataclasses.replace(at, B=at.B / micro_batches(model.sharding, part.rows))
     if model.lora is None and not config.remat:
         kept += weights.casts  # The slices that each layer multiplied by are kept as well.
-    # The head comes first, before any gradient; then the layers, whose gradients lie there whole; the embedding's come last.
-    # (gradients, casts and tables, all else) at each time:
+    # The head is computed first, before any gradient; then the layers, whose gradients are whole; the embedding's come last.
+    # (gradients, casts and tables, all else) at each of these times:
     casts = weights.casts + weights.copies[0] + (weights.table if micro > 1 else 0.0) + beside
-    heaped = weights.gradients if micro > 1 else 0.0
-    layers = heaped + weights.gradients - weights.table_gradient
+    accumulated = weights.gradients if micro > 1 else 0.0
+    layers = accumulated + weights.gradients - weights.table_gradient
     times = {
         "layers": (layers, casts, kept + layer_backward(layer) + 2 / 3 * weights.layer),
         "lookup": (layers, casts, 2 * weights.table if model.lora is None else weights.copies[1]),
-        # Where each device updates a part of what it holds whole, the new parameters are gathered beside the old.
-        "step": (heaped + weights.gradients, beside, 0.0 if model.sharding.zero == 3 else weights.parameters),
+        # Where each device updates a part of replicated parameters, the new ones are gathered beside the old.
+        "step": (accumulated + weights.gradients, beside, 0.0 if model.sharding.zero == 3 else weights.parameters),
     }
     if lm_head:
         positions, _ = chunk(model, part)
         gradient = 4 / at.size * weights.head if model.lora is None else 0.0  # float32, before it is split
-        times["head"] = (heaped, casts, weights.head + gradient + 3 * at.B * positions * at.V * 4 + kept)
+        times["head"] = (accumulated, casts, weights.head + gradient + 3 * at.B * positions * at.V * 4 + kept)
     return dict(zip(("gradients", "casts", "activations"), max(times.values(), key=sum), strict=True))
 
 
 def scoring(models: list[tuple[Model, Weights]], rows: Rows, counted: int) -> Parts:
     """Temporaries of one program that runs several models forward over the same rows, their heads at `counted` positions.
 
-    The rows come part by part, in a loop before which XLA gathers what every turn needs: all tables and heads, those of
-    one base once.
+    The rows are computed part by part, in a loop before which XLA gathers what every iteration reads: all tables and heads,
+    those of a shared base once.
     """
     at, first = local(models[0][0], rows), models[0][0]
     adapted = first.lora is not None
@@ -188,10 +188,11 @@ def scoring(models: list[tuple[Model, Weights]], rows: Rows, counted: int) -> Pa
 
 
 def generation(model: Model, weights: Weights, rows: Rows) -> Parts:
-    """Temporaries of sampling: the ring, and the larger of what prompts that enter and a chunk of tokens need beside it. A TPU
-    copies the ring for a chunk into an order in which a token is written to one place, its heads padded to whole lanes; more
-    than the ring's move from one of half the size takes. Before there is a ring, weights are moved, the largest of them there
-    twice. Where weights lie as in training, both tables are gathered once."""
+    """Temporaries of sampling: the ring cache, and beside it the larger of what prefilled prompts and a chunk of tokens need.
+
+    For a chunk, a TPU copies the ring into a layout in which a token is written to one place, its heads padded to whole lanes;
+    that takes more than widening the ring from half its size. Before the ring exists, weights are resharded, and the largest
+    of them is held twice. Where weights keep the sharding of training, both tables are gathered once."""
     at = local(model, rows, "generation")
     parts = model.sharding.generation.batch_size
     count = prefill_sizes(rows.length, parts, max(1, rows.rows // parts))[1] * parts

@@ -1,8 +1,8 @@
 """Bytes between devices: what each collective sends, and how fast each axis of a mesh is on a cluster.
 
-Every figure is of one device. Collectives are rings, as bandwidth has it: to gather V bytes over n devices each of them
-receives V (n-1)/n. Source of the rules: "How to Scale Your Model" (jax-ml.github.io/scaling-book), chapters on TPUs and on
-sharded matrices.
+Every figure is for one device. Collectives are modelled as rings limited by bandwidth: to gather V bytes over n devices, each
+of them receives V (n-1)/n. Source: "How to Scale Your Model" (jax-ml.github.io/scaling-book), chapters on TPUs and on sharded
+matrices.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ import math
 from jaxalign.planner.hardware import Cluster
 
 INNER_TO_OUTER = ("tensor", "context", "fsdp", "data", "pipeline")
-"""Mesh axes, those whose neighbours are nearest first: the order in which they get the network's axes."""
+"""Mesh axes, nearest neighbours first: the order in which they are assigned axes of the network."""
 
 
 def gathered(size: float, n: int) -> float:
-    """Bytes that each of n devices receives to hold all of an array of `size` bytes; a reduce-scatter sends as many."""
+    """Bytes that each of n devices receives to hold an array of `size` bytes; a reduce-scatter sends as many."""
     return size * (n - 1) / n
 
 
@@ -50,19 +50,19 @@ def bandwidths(cluster: Cluster, mesh: dict[str, int], slices: int = 1) -> dict[
 
 
 def _links(cluster: Cluster) -> list[tuple[int, int]]:
-    """(size, links) of each axis of the torus. Between two chips there is one link, whether it closes or not."""
+    """(size, links) of each axis of the torus. Two chips have one link, whether or not the axis closes."""
     return [(size, 2 if closed and size > 2 else 1) for size, closed in zip(cluster.shape, cluster.closed, strict=True)
             if size > 1]
 
 
 def _take(free: list[tuple[int, int]], size: int) -> tuple[int, list[tuple[int, int]]]:
-    """(links, what is left) of a mesh axis of that size."""
+    """(links of a mesh axis of that size, the network axes that remain)."""
     for count in range(1, len(free) + 1):
         for some in itertools.combinations(range(len(free)), count):
             if math.prod(free[i][0] for i in some) == size:
                 return sum(free[i][1] for i in some), [axis for i, axis in enumerate(free) if i not in some]
     rest, left = size, []
-    for length, links in free:  # Parts of axes: nothing closes there any more.
+    for length, links in free:  # Parts of axes do not close.
         part = math.gcd(length, rest)
         rest //= part
         if part == 1:

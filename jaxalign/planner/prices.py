@@ -1,4 +1,4 @@
-"""What a device costs an hour: a file of the user's, with its date. Nothing here knows a price."""
+"""Prices of device hours, from a file of the user's that states their date. The package contains no prices."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from jaxalign.planner.hardware import chips
 
 @dataclasses.dataclass(frozen=True)
 class Prices:
-    """date: ISO, when they held; hourly: by chip, for one device and hour, in `currency`; source: in words."""
+    """Prices on `date` (ISO): `hourly` by chip, for one device and hour, in `currency`; `source` in words."""
 
     date: str
     currency: str
@@ -28,7 +28,7 @@ def read_prices(path: str) -> Prices:
     """A JSON object with "date" (as 2026-01-31), "currency", "per_device_hour" (chip to price) and, if wanted, "source".
 
     Raises:
-        UserError: it cannot be read, or a field is missing, of another type or of a chip that is not known.
+        UserError: the file cannot be read, a field is missing or of another type, or a chip is not known.
     """
     try:
         found = json.loads(Path(path).expanduser().read_text(encoding="utf-8"))

@@ -1,7 +1,7 @@
-"""Every jitted step of a run, with the shapes that the run would call it with: what the compiler is given.
+"""Every jitted step of a run with the shapes of its arguments, for the compiler.
 
-The functions and their static arguments are the stages' own. What follows only from data (how many steps, how long prompts
-are) is assumed: steps change constants of a schedule alone, and prompts are as long as they may be.
+The functions and their static arguments are those that the stages call. What follows only from data is assumed: the number of
+steps, which changes only constants of a schedule, and the length of prompts, which are as long as they may be.
 """
 
 from __future__ import annotations
@@ -31,14 +31,21 @@ from jaxalign.rollout.sampling import Sampling, section_sampling
 from jaxalign.rollout.session import STEPS as CHUNK
 
 STEPS = 1000
-"""Of a schedule whose length follows from the data."""
+"""Steps of a schedule whose length follows from the data."""
 STOP_IDS = (2,)
 
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """One jitted step. arguments: in their order, arrays as ShapeDtypeStructs with shardings; held: all that lies on the
-    devices while it runs, by role, its arguments or not; turns: the most turns of its loop that ends by itself."""
+    """One jitted step.
+
+    Attributes:
+      stage, phase, role: such as "ppo", "update", "policy, critic".
+      step: the jitted function.
+      arguments: its arguments in order, a tuple or a NamedTuple, with arrays as ShapeDtypeStructs with shardings.
+      held: everything on the devices while it runs, by role, arguments included.
+      turns: the most iterations of its loop whose end depends on the data.
+    """
 
     stage: str
     phase: str
@@ -58,7 +65,7 @@ class Program:
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """A run as its programs are made from it. prompt: tokens of the longest prompt; None: what max_length leaves."""
+    """A run from which programs are made. prompt: tokens of the longest prompt; None: as many as max_length leaves."""
 
     config: Config
     policy: Model
@@ -71,22 +78,22 @@ class Run:
 
     @property
     def base(self) -> dict[str, Any]:
-        """What every stage holds: the base under adapters."""
+        """The arrays that every stage holds, by role: the base under adapters."""
         return {} if self.frozen is None else {"base": self.frozen}
 
     def start(self, stage: str) -> Params:
-        """The weights that a stage starts from: trained ones of an earlier stage, or the base."""
+        """The weights that a stage starts from: those trained by an earlier stage, or the base."""
         made = self.config.lora.path or policies_before(self.config.stages, stage)
         if self.frozen is None or made:
             return join(self.frozen, self.policy.abstract())
         return self.frozen
 
     def own(self, params: Params) -> Params:
-        """The part of joined parameters that is not the base's."""
+        """The joined parameters without those of the base."""
         return params if self.frozen is None else {name: x for name, x in params.items() if name not in self.frozen}
 
     def prompt_length(self, new_tokens: int) -> int:
-        """Tokens of a prompt beside so many of a response. Raises UserError where they do not fit."""
+        """Tokens of a prompt before `new_tokens` of a response. Raises UserError where they do not fit."""
         room = self.config.model.max_length - new_tokens
         if room < 1 or (self.prompt or 1) > room:
             raise UserError(f"prompts of {self.prompt or 1} tokens and {new_tokens} new ones are more than "
@@ -109,10 +116,10 @@ class Run:
 
 
 def sampling_programs(run: Run, stage: str, role: str, model: Model, params, section, batch: int, held) -> list[Program]:
-    """Sampling as the engine calls it: its weights brought to where it wants them, if they are not there; a chunk of decoding,
-    with the ring as large as it gets; what fills and widens the ring; and one step of decoding without the head.
+    """The programs of the sampling engine: resharding of its weights where needed, a chunk of decoding with the largest ring,
+    prefill, entering and widening of the ring, and one step of decoding without the head.
 
-    section: has temperature, top_k, top_p and max_new_tokens.
+    section: a config section with temperature, top_k, top_p and max_new_tokens.
     """
     N, own = section.max_new_tokens, model.generation
     P = run.prompt_length(N)
@@ -138,7 +145,7 @@ def sampling_programs(run: Run, stage: str, role: str, model: Model, params, sec
 
 
 def _chunk(run: Run, stage: str, phase: str, role: str, model: Model, params, sampling: Sampling, cache, held) -> Program:
-    """A chunk of decoding, all rows of `cache`."""
+    """A chunk of decoding of all rows of `cache`."""
     own, B = model.generation, cache[0].values.shape[1]
     where = own.sharding and own.sharding.named((None, "batch"))
     rows = jax.ShapeDtypeStruct((4, B), jnp.int32, sharding=where)
@@ -148,8 +155,9 @@ def _chunk(run: Run, stage: str, phase: str, role: str, model: Model, params, sa
 
 
 def resharding(stage: str, role: str, model: Model, params, held) -> tuple[list[Program], Params, dict[str, Any]]:
-    """(the programs that bring weights to where sampling wants them, the weights as they leave them, what they add to the
-    devices). Large weights move one after another, and those moved before lie there already."""
+    """(the programs that reshard weights for sampling, the weights as they leave them, the arrays that they add by role).
+
+    Large weights are moved one after another; those moved before are already on the devices."""
     names = [jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in jax.tree_util.tree_leaves_with_path(params)]
     leaves, structure = jax.tree.flatten(params)
     targets, programs, moved = jax.tree.leaves(model.generation_abstract(params)), [], []
@@ -164,7 +172,7 @@ def resharding(stage: str, role: str, model: Model, params, held) -> tuple[list[
 
 
 def judging_programs(run: Run, stage: str, model: Model, params, batch: int, held) -> list[Program]:
-    """What the feedback model runs: its reasoning, if it reasons, and the log-probabilities of its options."""
+    """The programs of the feedback model: its reasoning, if it reasons, and the log-probabilities of its options."""
     feedback, T = run.config.feedback, run.config.model.max_length - 1
     asked = (model, params, run.rows(jnp.int32, batch, T), run.rows(jnp.int32, batch), run.scalar(jnp.int32, (2,)))
     labelling = Program(stage, "labelling", "feedback model", next_logprobs, asked, held)
@@ -179,8 +187,8 @@ def judging_programs(run: Run, stage: str, model: Model, params, batch: int, hel
 
 
 def stacked_members(section: Preference, scorer: Scorer, params: Params) -> tuple[Scorer, Params]:
-    """The scorer and its weights as an ensemble, where the preference model is one: each leaf [K, ...] but for those that
-    members with adapters share."""
+    """The scorer and its weights as an ensemble, where the preference model is one: each leaf is [K, ...], except those
+    that members with adapters share."""
     K = section.members
     if K == 1:
         return scorer, params
@@ -196,16 +204,16 @@ def stacked_members(section: Preference, scorer: Scorer, params: Params) -> tupl
 
 @functools.cache
 def decode_step(model: Model) -> Callable:
-    """One step of the engine's loop without head and draw; the cache is donated, as the loop's is."""
+    """One step of the engine's loop without head and draw; the cache is donated, as in the loop."""
     return jax.jit(model.decode, donate_argnums=3)
 
 
 FROZEN = ("reference", "preference model", "student", "reward model", "feedback model")
-"""Roles that `mesh.offload` keeps in host memory but for the program that reads them, with "frozen" among it."""
+"""Roles that `mesh.offload` with "frozen" keeps in host memory, except for the program that reads them."""
 
 
 def offloaded(run: Run, programs: list[Program]) -> list[Program]:
-    """The programs without what lies in host memory meanwhile, as `training/offload.py` moves it."""
+    """The programs without the arrays that `training/offload.py` keeps in host memory while they run."""
     out = run.config.mesh.offload
 
     def stays(role: str, phase: str) -> bool:
@@ -221,7 +229,7 @@ def offloaded(run: Run, programs: list[Program]) -> list[Program]:
 
 
 def device_bytes(tree) -> int:
-    """What one device holds of a pytree of ShapeDtypeStructs."""
+    """Bytes of one device's part of a pytree of ShapeDtypeStructs."""
     return sum(_leaf_bytes(leaf) for leaf in jax.tree.leaves(tree))
 
 

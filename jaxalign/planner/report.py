@@ -1,4 +1,4 @@
-"""A plan as people read it, and as JSON."""
+"""A plan as text and as JSON."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ def text(run: RunEstimate, weights: dict[str, Weights], name: str, assumptions: 
 
 
 def verdict(run: RunEstimate) -> str:
-    """Whether it fits, in a sentence."""
+    """A sentence that says whether the run fits."""
     worst = max(run.tasks, key=lambda task: task.peak)
     where = f"{worst.task.name} needs {worst.peak / GB:.1f} GB of the {run.cluster.usable / GB:.1f} GB of a device"
     return f"It fits: {where}." if run.fits else f"It does not fit: {where}."
 
 
 def advised(found: list[tuple[str, RunEstimate]]) -> list[str]:
-    """Lines that say what to change."""
+    """The lines that recommend changes."""
     if not found:
         return ["Nothing that was tried makes it fit; it needs far more devices, or a smaller model."]
     return ["It would fit with any one of:" if len(found) > 1 else "It would fit with:"] + [
@@ -82,7 +82,7 @@ def _weight_rows(run: RunEstimate, weights: dict[str, Weights]) -> list[list[str
 
 
 def _optimizer(run: RunEstimate, role: str) -> float:
-    """The most that a stage holds of a role's optimizer."""
+    """The most bytes of a role's optimizer that any stage holds."""
     return max((task.resident.get(f"{role}'s optimizer", 0.0) for task in run.tasks), default=0.0)
 
 
@@ -144,13 +144,13 @@ def _totals(run: RunEstimate, prices: Prices | None) -> list[str]:
 
 
 def money(run: RunEstimate, prices: Prices) -> float | None:
-    """What the counted tasks cost; None without a price for the chip."""
+    """The cost of the counted tasks; None without a price for the chip."""
     price = prices.of(run.cluster.chip.name)
     return None if price is None else run.seconds / 3600 * run.cluster.devices * price
 
 
 def to_json(run: RunEstimate, weights: dict[str, Weights], assumptions: Assumptions, prices: Prices | None) -> dict[str, Any]:
-    """Bytes, seconds and FLOPs, unrounded, of one device where they are of a device (docs/plan.md has every field)."""
+    """The plan as JSON: bytes, seconds and FLOPs, unrounded, for one device (docs/plan.md lists the fields)."""
     cluster = run.cluster
     return {
         "cluster": {"name": cluster.name, "devices": cluster.devices, "hosts": cluster.hosts, "usable_bytes": cluster.usable,

@@ -1,4 +1,4 @@
-"""Which mesh of a cluster is the fastest that fits, and what to change where none or the one asked for does not."""
+"""Finds the fastest mesh of a cluster that fits, and changes that make a run fit."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _LENGTHS = ("row_length", "max_length", "max_new_tokens")
 
 @dataclasses.dataclass(frozen=True)
 class Given:
-    """What a plan is made of beside its mesh."""
+    """The inputs of a plan."""
 
     config: Config
     policy: Model
@@ -32,13 +32,13 @@ class Given:
     examples: int | None = None
 
     def estimate(self) -> RunEstimate:
-        """Raises UserError where config.mesh cannot be."""
+        """The plan. Raises UserError where config.mesh is not possible."""
         check(self.config)
         return estimate(self.config, self.policy, self.cluster, self.assumptions, self.prompt, self.examples)
 
 
 def meshes(devices: int, pipeline: int, slices: int) -> Iterator[dict[str, int]]:
-    """data, fsdp, context and tensor of every mesh of all devices; slices divide data."""
+    """The sizes of data, fsdp, context and tensor of every mesh of all devices; slices divide data."""
     inner = devices // pipeline
     for tensor in _divisors(inner):
         for context in _divisors(inner // tensor):
@@ -54,8 +54,8 @@ def _divisors(number: int) -> list[int]:
 
 @functools.lru_cache(maxsize=32)
 def possible(given: Given) -> tuple[RunEstimate, ...]:
-    """Estimates of every mesh of the whole cluster that divides the model and the batches, for each way to hold weights in
-    generation, the fastest that fit first, then the others by their peak. pipeline and zero are left as they are."""
+    """Estimates of every mesh of the whole cluster that divides the model and the batches, for each sharding of weights in
+    generation: first those that fit, the fastest first, then the others by their peak. pipeline and zero do not change."""
     mesh, found = given.config.mesh, []
     if given.cluster.devices % mesh.pipeline:
         return ()
@@ -74,22 +74,22 @@ def possible(given: Given) -> tuple[RunEstimate, ...]:
 
 
 def _speed(run: RunEstimate) -> float:
-    """Seconds of a run whose tasks are not all counted: one call of those that are not."""
+    """Seconds of a run, with one call of each task whose number of calls is not known."""
     return run.seconds + sum(task.seconds for task in run.tasks if task.task.calls is None)
 
 
 @dataclasses.dataclass(frozen=True)
 class Change:
-    """Something to change: what it says to the user, and the plan with it."""
+    """A change: its description, and the inputs of the plan with it."""
 
     words: str
     given: Given
 
 
 def advice(given: Given, keep: int = 4) -> list[tuple[str, RunEstimate]]:
-    """The first changes that make a run fit, each with its plan, in the order of how little they take from it.
+    """The first changes that make a run fit, each with its plan, those that cost the run least first.
 
-    Each change is tried alone; where none is enough they are heaped on one another until they are.
+    Each change is tried by itself first. Where none suffices, changes are combined until they do.
     """
     found = []
     for change in _changes(given):
@@ -100,15 +100,15 @@ def advice(given: Given, keep: int = 4) -> list[tuple[str, RunEstimate]]:
                 break
     if found:
         return found
-    heaped, words = given, []
+    combined, words = given, []
     for change in _changes(given):
         before = words
-        for made in change(heaped):  # Forms of one change, each in place of the one before.
+        for made in change(combined):  # Forms of one change; each replaces the one before.
             try:
                 run = made.given.estimate()
             except UserError:
                 continue
-            heaped, words = made.given, [*before, made.words]
+            combined, words = made.given, [*before, made.words]
             if run.fits:
                 return [(", and ".join(words), run)]
     return []
@@ -152,7 +152,7 @@ def _remat(given: Given) -> list[Change]:
 
 
 def _parts(given: Given) -> list[Change]:
-    """More micro-batches, in every stage that has them: 2, 4 ... times as many."""
+    """2, 4, 8 or 16 times as many micro-batches, in every stage that has them."""
     found = []
     for times in (2, 4, 8, 16):
         sections, words = {}, []
@@ -181,7 +181,7 @@ def _smaller_parts(given: Given, task: Task, times: int) -> int:
 
 
 def _larger(given: Given) -> list[Change]:
-    """Twice, four or eight times as many of the same chips, with their fastest mesh."""
+    """Two, four or eight times as many of the same chips, with their fastest mesh."""
     found, shape, chip = [], list(given.cluster.shape), given.cluster.chip
     for _ in range(3):
         shape[shape.index(min(shape))] *= 2
@@ -232,13 +232,13 @@ def _smaller_batch(given: Given) -> list[Change]:
 
 
 def _online(config: Config) -> list[str]:
-    """The stages that sample a batch, train on it, and so on in turn."""
+    """The stages that alternate between sampling a batch and training on it."""
     records = [record for record in stages_in_order(config.stages) if record.samples and record.trains]
     return [record.name for record in records if hasattr(getattr(config, record.name, None), "iterations")]
 
 
 def _shorter(given: Given) -> list[Change]:
-    """Half as long rows, wherever rows have a length."""
+    """Rows half as long, wherever the config bounds their length."""
     config, sections, words = given.config, {}, []
     planned = [record.name for record in stages_in_order(config.stages) if record.workload is not None]
     for owner in ("model", *planned):

@@ -1,4 +1,4 @@
-"""Which architecture a plan is for: that of the config, or of a published model by name. No weights or tokenizers are read."""
+"""The architecture of a plan: the config's, or a published model's by name. No weights or tokenizers are read."""
 
 from __future__ import annotations
 
@@ -22,16 +22,19 @@ _FILE = pathlib.Path(__file__).parent / "published_shapes.json"
 
 @functools.cache
 def published_shapes() -> dict[str, dict]:
-    """Fields of config.json by a published model's name, as far as a decoder's shape follows from them."""
+    """The fields of config.json that determine a decoder's shape, by the name of a published model."""
     return json.loads(_FILE.read_text(encoding="utf-8"))
 
 
 def architecture(config: Config, shape: str | None = None) -> tuple[DecoderConfig, Family | None]:
-    """The policy's architecture, and its family where it is one of Hugging Face's.
+    """The policy's architecture, and its family where it is a Hugging Face model.
 
-    shape: the name of a published model; None: what config.model says, for which model.path needs only config.json.
+    Args:
+      config: the run's config.
+      shape: the name of a published model; None: the architecture of config.model, whose path needs only config.json.
 
-    Raises UserError where the shape is not known, or model.path has none.
+    Raises:
+      UserError: the shape is not known, or model.path has no config.json.
     """
     if shape is None:
         return configured_decoder(config.model, scratch_vocabulary(config))
@@ -44,12 +47,12 @@ def architecture(config: Config, shape: str | None = None) -> tuple[DecoderConfi
 
 
 def scratch_vocabulary(config: Config) -> int:
-    """Ids of the tokenizer that stage pretrain trains."""
+    """The vocabulary size of the tokenizer that stage pretrain trains."""
     alphabet = data_source(config).alphabet
     return least_vocabulary(alphabet) if alphabet else config.world.vocab_size
 
 
 def policy_model(config: Config, sharding: Sharding | None, shape: str | None = None) -> Model:
-    """The run's policy, with its adapters, on a mesh of any devices."""
+    """The run's policy with its adapters, on any mesh."""
     decoder, family = architecture(config, shape)
     return adapted(config.lora, Model(decoder, "lm", sharding), family)

@@ -1,5 +1,5 @@
-"""What a reader of a compiled program would want to be told: weights that travel at every token, arrays that are whole on
-every device, work that the compiler does twice."""
+"""Warnings about a compiled program: weights gathered for every token, arrays replicated on every device, collectives that
+the compiler repeats."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from jax.sharding import NamedSharding
 from jaxalign.planner.hlo import Collective
 
 LARGE = 32 << 20
-"""Bytes on a device from which an array is worth a sentence."""
+"""Bytes on a device from which a replicated array is reported."""
 DECODING = ("sampling", "reasoning", "decode")
 _SHOWN = 3
 
@@ -22,23 +22,23 @@ def surprises(
     """Sentences about one program.
 
     Args:
-      phase: of the program; those of `DECODING` make one token after another.
+      phase: the program's phase; those in `DECODING` sample token by token.
       found: its collectives.
       arrays: (name, shape, dtype, sharding) of its arguments and results.
-      large: bytes from which an array that is whole on every device is told.
+      large: bytes from which an array that is replicated on every device is reported.
     """
-    told = []
+    warnings = []
     if phase in DECODING:
-        # The loop over tokens is the one whose turns the program decides.
+        # The loop over tokens is the one whose number of iterations depends on the data.
         each = [one for one in found if one.weight and (phase == "decode" or not one.certain)]
         if each:
             turns = max(one.times for one in each) if phase == "decode" else 1
-            told.append(f"every token gathers weights from other devices: {_sizes(each, turns)}; keep them whole on a device, "
-                        "or split over tensor alone, while sampling")
+            warnings.append(f"every token gathers weights from other devices: {_sizes(each, turns)}; while sampling, keep them "
+                            "whole on a device, or split only over tensor")
     again = [one for one in found if one.rematerialised and one.kind == "all-gather"]
     if again:
-        told.append(f"the compiler gathers again, to save memory, what was gathered before: {_sizes(again)}; smaller "
-                    "micro-batches leave it room to keep it")
+        warnings.append(f"the compiler gathers weights a second time to save memory: {_sizes(again)}; smaller micro-batches "
+                            "leave memory to keep them")
     whole, devices = {}, 1
     for name, shape, dtype, sharding in arrays:
         if not isinstance(sharding, NamedSharding) or sharding.mesh.size == 1 or not sharding.is_fully_replicated:
@@ -47,12 +47,12 @@ def surprises(
         if size >= large:
             whole[f"{name} {list(shape)}"], devices = size, sharding.mesh.size
     if whole:
-        told.append(f"whole on each of the {devices} devices: {_listed(whole)}, {sum(whole.values()) / 1e9:.2f} GB")
-    return tuple(told)
+        warnings.append(f"whole on each of the {devices} devices: {_listed(whole)}, {sum(whole.values()) / 1e9:.2f} GB")
+    return tuple(warnings)
 
 
 def _listed(sizes: dict[str, float]) -> str:
-    """The largest by name, and how many more."""
+    """The names of the largest, and the number of the others."""
     names = sorted(sizes, key=lambda name: -sizes[name])
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     return ", ".join(names[:_SHOWN]) + more

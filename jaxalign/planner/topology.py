@@ -1,4 +1,4 @@
-"""TPU devices that are not here: a topology by name, for the TPU compiler that `libtpu` brings to any Linux machine."""
+"""TPU topologies by name, for the TPU compiler, which `libtpu` provides on any Linux machine without a TPU."""
 
 from __future__ import annotations
 
@@ -20,8 +20,13 @@ _FORM = re.compile(r"(?P<generation>[a-z0-9]+):(?P<sizes>\d+(?:x\d+)*)")
 
 @dataclasses.dataclass(frozen=True)
 class Generation:
-    """axes: of the torus or mesh of chips; usable: bytes of a chip's memory that the compiler gives a program, by its own
-    words when it refuses one (libtpu 0.0.52); options: what the compiler has to be told beside the shape."""
+    """A generation of TPUs.
+
+    Attributes:
+      axes: the number of axes of its torus or mesh of chips.
+      usable: bytes of a chip's memory that a program may use, as the compiler's refusals state (libtpu 0.0.52).
+      options: options of the compiler beside the shape.
+    """
 
     axes: int
     usable: int
@@ -30,8 +35,8 @@ class Generation:
 
 # The two cores of a v4 or v5p chip are one device, as on the machines themselves.
 _MEGACORE = (("chip_config_name", "megacore"),)
-# Several processes may compile at once, since none of them holds a TPU; and there is no machine to ask about its TPU, which the
-# compiler would otherwise complain of at length.
+# Several processes may compile at once, since none of them holds a TPU. The compiler must not query the machine about its TPU,
+# which fails with long messages.
 _ENVIRONMENT = {
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1", "TPU_SKIP_MDS_QUERY": "1", "TPU_WORKER_HOSTNAMES": "localhost", "TPU_WORKER_ID": "0",
     "TPU_ACCELERATOR_TYPE": "v5litepod-16",
@@ -46,7 +51,7 @@ GENERATIONS = {
 
 @dataclasses.dataclass(frozen=True)
 class Topology:
-    """A slice by name, as `v5e:4x4`; slices: how many of them are joined by the slower network. `sizes` in chips."""
+    """A slice such as `v5e:4x4`, its `sizes` in chips; `slices` of them are joined by the slower network."""
 
     generation: str
     sizes: tuple[int, ...]
@@ -70,7 +75,7 @@ def parse_topology(text: str, slices: int = 1) -> Topology:
     """The topology that `text` names, as in v5e:4x4, v6e:8x8, v4:2x2x4 or v5p:4x4x8.
 
     Raises:
-      UserError: the text has another form, or names a generation or a shape that there is not.
+      UserError: the text has another form, or names a generation or a shape that does not exist.
     """
     found = _FORM.fullmatch(text.strip())
     if found is None:
@@ -97,7 +102,7 @@ def parse_topology(text: str, slices: int = 1) -> Topology:
 def topology_devices(topology: Topology, needed: int | None = None) -> list[jax.Device]:
     """The devices of a topology, in the compiler's order; they compile but hold and run nothing.
 
-    needed: of how many the mesh is, all by default.
+    needed: the number of devices of the mesh; all by default.
 
     Raises:
       UserError: the compiler is not installed or refuses the shape, or the mesh has more devices than the topology.
@@ -106,8 +111,8 @@ def topology_devices(topology: Topology, needed: int | None = None) -> list[jax.
         raise UserError(f"the mesh has {needed} devices, but topology {topology.name} has {topology.chips}; make config.mesh "
                         "smaller or the topology larger")
     if importlib.util.find_spec("libtpu") is None:
-        raise UserError("the TPU compiler is not installed, without which nothing can be compiled for "
-                        f"{topology.name}; run: pip install 'jaxalign[aot]'")
+        raise UserError(f"the TPU compiler, which --compile needs for {topology.name}, is not installed; run: "
+                        "pip install 'jaxalign[aot]'")
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     options = dict(GENERATIONS[topology.generation].options)

@@ -1,4 +1,4 @@
-"""Bytes of a model's weights on one device, in each of the forms that a run holds them in; from shapes alone."""
+"""Bytes of a model's weights on one device, in each form that a run holds them in, from their shapes."""
 
 from __future__ import annotations
 
@@ -26,18 +26,25 @@ LANES = 128
 class Weights:
     """Bytes on one device, unless said otherwise.
 
-    count: parameters of the whole model, not of a device; trained: those that are learnt; matmul: those that multiply each
-    token (no embedding lookup, no norms; of experts those at work).
-    parameters: what is learnt, float32; frozen: the base under adapters, as it is stored; gradients, of which table_gradient
-    is the embedding's, and optimizer (by its kind) as config.mesh.zero splits them.
-    casts: the blocks once more in the compute dtype, split as they are stored, where they are stored otherwise.
-    table: the embedding whole but for tensor, in the compute dtype, which a lookup reads; head: the same of the LM head.
-    layer: the kernels of one layer, whole but for tensor, in the compute dtype.
-    generation: all that sampling reads, in the form that config.mesh.generation says; moved: those of them that are copies
-    made for it; moving: the largest array of those, which is there twice while it is made.
-    copies: what a TPU holds once more in another layout, where the part of the width that a device has is no multiple of its
-    128 lanes: (attention kernels in the compute dtype, the gathered embedding while it is made).
-    learnt: what is trained, whole but for tensor, in the compute dtype, as gradients are before they are split.
+    Attributes:
+      count: parameters of the whole model.
+      trained: the trained ones among them.
+      matmul: those that multiply each token, without embedding lookup and norms; of experts, the active ones.
+      parameters: the trained parameters, float32.
+      frozen: the base under adapters, as stored.
+      gradients: gradients, sharded as config.mesh.zero says.
+      table_gradient: the embedding's gradient among them.
+      optimizer: optimizer state by kind, sharded as config.mesh.zero says.
+      casts: the blocks in the compute dtype, sharded as stored, where they are stored in another dtype.
+      table: the embedding that a lookup reads, in the compute dtype, sharded only over tensor.
+      head: the LM head, likewise.
+      layer: the kernels of one layer, likewise.
+      generation: the weights that sampling reads, sharded as config.mesh.generation says.
+      moved: the copies among them that are made for sampling.
+      moving: the largest of these copies, which is held twice while it is made.
+      copies: what a TPU holds a second time in another layout, where a device's part of the width is no multiple of its 128
+        lanes: (attention kernels in the compute dtype, the gathered embedding while it is made).
+      learnt: the trained parameters in the compute dtype, sharded only over tensor, as gradients are before they are split.
     """
 
     count: int
@@ -60,13 +67,13 @@ class Weights:
 
 
 def whole(sharding: Sharding) -> Sharding:
-    """How weights lie where they are used: gathered over all axes but tensor."""
+    """The sharding of weights where they are used: gathered over all axes but tensor."""
     return dataclasses.replace(sharding, phase="generation", generation_rules="tensor")
 
 
 @functools.lru_cache(maxsize=4096)
 def measure(model: Model, stored: str) -> Weights:
-    """The Weights of a model on the mesh of its sharding (an AbstractMesh will do). stored: `config.lora.base`."""
+    """The Weights of a model on the mesh of its sharding (which may be an AbstractMesh). stored: `config.lora.base`."""
     sharding, config = model.sharding, model.config
     own, base = _Tree(model.abstract(), model.axes()), _Tree(model.base.abstract(), model.base.axes())
     compute = np.dtype(config.compute_dtype).itemsize
@@ -76,7 +83,7 @@ def measure(model: Model, stored: str) -> Weights:
     kernels = base.only(lambda path: path[0] == "blocks" and path[1:] in LINEAR)
     held = stored if adapted else "float32"
     stays = held in ("float32", "bfloat16") and np.dtype(held).itemsize == compute
-    cast = held in ("float32", "bfloat16") and not stays  # What is quantised becomes an array layer by layer.
+    cast = held in ("float32", "bfloat16") and not stays  # Quantisation builds an array layer by layer.
     table = base.only(lambda path: path[0] == "embedding").bytes(whole(sharding), lambda *_: compute)
     untied = base.only(lambda path: path[0] == "unembedding").bytes(whole(sharding), lambda *_: compute)
     layer = kernels.bytes(whole(sharding), lambda *_: compute) / config.layers
@@ -118,12 +125,12 @@ def _copies(model: Model, base: _Tree, table: float, compute: int) -> tuple[floa
 
 
 def _muon(path: tuple, shape: tuple) -> float:
-    """One momentum of a kernel, Adam's two moments of all else."""
+    """State of Muon: one momentum for each kernel, Adam's two moments for all else."""
     return 4 if (path[0] == "blocks" and path[1:] in LINEAR) or (path[0] == "adapters" and path[-1] in ("a", "b")) else 8
 
 
 def _adafactor(path: tuple, shape: tuple) -> float:
-    """Sums over the two largest axes of a matrix of each layer; of what has none so large, the squares themselves."""
+    """State of Adafactor: sums over the two largest axes of each layer's matrix; for smaller ones, the squares themselves."""
     large = sorted(shape[1:] if path[0] in ("blocks", "adapters") else shape)[-2:]
     if len(large) < 2 or large[0] < FACTORED:
         return 4
@@ -160,7 +167,7 @@ class _Tree:
         return sum(self._each(sharding, size))
 
     def largest(self, sharding: Sharding, size: Callable[[tuple, tuple], float]) -> float:
-        """`bytes` of the largest array alone."""
+        """`bytes` of the largest array."""
         return max(self._each(sharding, size), default=0.0)
 
     def _each(self, sharding: Sharding, size: Callable[[tuple, tuple], float]) -> list[float]:
@@ -168,13 +175,13 @@ class _Tree:
 
 
 def _stored(kind: str, path: tuple, shape: tuple[int, ...]) -> float:
-    """Bytes of one number of the frozen base (`models/adapters/quantised.py`), its share of the scales included."""
+    """Bytes of one number of the frozen base (`models/adapters/quantised.py`), including its share of the scales."""
     kernel = path[0] == "blocks" and path[1:] in LINEAR
     if kind == "float32" or not (kernel or path[0] in _TABLES):
         return 4
     if kind == "bfloat16" or not kernel:
         return 2
-    first, inputs = (2 if path[1] == "mlp" and len(shape) == 4 else 1), LINEAR[path[1:]][0]  # An expert's have an axis more.
+    first, inputs = (2 if path[1] == "mlp" and len(shape) == 4 else 1), LINEAR[path[1:]][0]  # Experts add an axis.
     if kind == "nf4":
         return 0.5 + 4 / math.gcd(BLOCK, shape[first + inputs - 1])
     return 1 + 4 / math.prod(shape[first : first + inputs])

@@ -1,4 +1,4 @@
-"""report: one self-contained HTML file about the run."""
+"""report: writes one self-contained HTML file about the run."""
 
 from __future__ import annotations
 

@@ -41,6 +41,13 @@ def test_it_runs_in_the_pipeline_and_its_summary_is_returned(done):
     assert manifest.config == {"plateau": {"tolerance": 0.5}} and list(manifest.inputs) == ["pretrain"]
 
 
+def test_its_section_is_in_the_report(done):
+    workdir, result = done
+    page = result.report.read_text()
+    assert ">Plateau<" in page and f"At step {result.stages['plateau'].summary['step']}." in page
+    assert "plateau ✓" in page
+
+
 def test_a_second_run_computes_nothing(done, capsys):
     workdir, _ = done
     pipeline.run(from_config_dict(CONFIG | {"plateau": {"tolerance": 0.5}}), workdir)

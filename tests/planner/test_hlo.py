@@ -203,7 +203,7 @@ def test_as_the_tpu_compiler_writes_it():
     again = by_kind["all-gather", 0]
     assert again.rematerialised and again.times == 1 and len(by_kind) == 4
     (told,) = surprises("update", [again], ())
-    assert told.startswith("the compiler gathers again") and "params['w']" in told
+    assert told.startswith("the compiler gathers weights a second time") and "params['w']" in told
 
 
 def test_an_instruction_may_take_several_lines():
