@@ -1,4 +1,4 @@
-"""Which rows make up batch number `step`: a pure function of (seed, step), so the step is the data cursor."""
+"""The rows of each batch, as a pure function of (seed, step). The step is therefore the data cursor that a checkpoint saves."""
 
 from __future__ import annotations
 
@@ -13,9 +13,13 @@ from jaxalign.errors import UserError
 
 @dataclasses.dataclass(frozen=True)
 class EpochLoader:
-    """Shuffles `rows` afresh each epoch; a last incomplete batch is filled up from the next epoch's order.
+    """Reshuffles the rows in each epoch; an incomplete last batch is completed from the next epoch's order.
 
-    stream tells apart the shuffles of different uses of one seed.
+    Attributes:
+      rows: the number of rows.
+      batch: rows of a batch.
+      seed: the run's seed.
+      stream: separates the shuffles of different uses of one seed (`jaxalign.streams.LOADERS`).
     """
 
     rows: int
@@ -25,14 +29,14 @@ class EpochLoader:
 
     def __post_init__(self):
         if self.rows < 1:
-            raise UserError("there is not a single row to train on")
+            raise UserError("there are no rows to train on; give a data set with at least one")
 
     def steps(self, epochs: float) -> int:
-        """How many batches make up so many epochs (at least one)."""
+        """The number of batches in that many epochs, at least 1."""
         return max(1, round(self.rows * epochs / self.batch))
 
     def indices(self, step: int) -> np.ndarray:
-        """int64 [batch]."""
+        """The rows of batch `step`: int64 [batch]."""
         first, last = step * self.batch, (step + 1) * self.batch
         epochs = range(first // self.rows, (last - 1) // self.rows + 1)
         order = np.concatenate([_kept_order(self, epoch) for epoch in epochs])
@@ -45,10 +49,14 @@ class EpochLoader:
 
 @dataclasses.dataclass(frozen=True)
 class MixtureLoader(EpochLoader):
-    """Rows of several sources, which stand one after another; each makes up its share of every epoch.
+    """Rows of several concatenated sources, each with a fixed share of every epoch.
 
-    An epoch has as many rows as all sources together (`rows` is the sum of `sizes`). A source is gone through in shuffled
-    order from epoch to epoch: none of its rows comes again before all others have come.
+    An epoch has as many rows as all sources together. Each source is traversed in shuffled order across epochs: no row is
+    repeated before all rows of its source have been used.
+
+    Attributes:
+      sizes: the rows of each source; their sum is `rows`.
+      shares: the share of each source, in any unit.
     """
 
     sizes: tuple[int, ...] = ()
@@ -68,10 +76,10 @@ class MixtureLoader(EpochLoader):
 
 @functools.lru_cache(maxsize=2)
 def _kept_order(loader: EpochLoader, epoch: int) -> np.ndarray:
-    """An epoch's order, which all of its steps ask for; not to be written to."""
+    """An epoch's order, cached because all of its steps need it. Read-only."""
     return loader._order(epoch)
 
 
 def take(arrays, index: np.ndarray):
-    """Rows `index` of every array of a record."""
+    """Rows `index` of every array of a pytree."""
     return jax.tree.map(lambda x: x[index], arrays)

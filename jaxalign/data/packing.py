@@ -1,4 +1,4 @@
-"""Packing documents of unequal length into rows of one length, told apart by segment ids."""
+"""Packing of documents of unequal length into rows of one length, separated by segment ids."""
 
 from __future__ import annotations
 
@@ -12,13 +12,20 @@ from jaxalign.records import PackedBatch
 
 
 def pack(documents: Iterable[tuple[Sequence[int], Sequence[float]]], row_length: int) -> tuple[PackedBatch, int]:
-    """Packs (token ids, loss weights) pairs in their order, each where the least room is left of all rows (best fit). Returns
-    numpy arrays [R, row_length] and a count.
+    """Packs documents in their order, each into the row with the least remaining space that fits it (best fit).
 
-    Longest first would need about 1% fewer rows, but rows would hold documents of one length, and so of one kind, and small
-    batches be less alike (benchmarks/RESULTS.md). The first token of a document is never predicted (nothing stands before it).
-    Documents longer than a row are cut at its end; the count says how many. Raises UserError when there is no document, or none
-    with a token.
+    Longest first would need about 1% fewer rows, but the documents of a row would then have similar lengths, hence be of one
+    kind, and small batches would differ more (benchmarks/RESULTS.md). The first token of a document is never predicted.
+
+    Args:
+      documents: (token ids, loss weights) pairs.
+      row_length: tokens of a row; longer documents are truncated.
+
+    Returns:
+      The packed rows as numpy arrays [R, row_length], and the number of truncated documents.
+
+    Raises:
+      UserError: there is no document with a token.
     """
     kept: list[tuple[Sequence[int], Sequence[float]]] = []
     cut = 0
@@ -28,7 +35,7 @@ def pack(documents: Iterable[tuple[Sequence[int], Sequence[float]]], row_length:
         if len(ids):
             kept.append((ids, weights))
     if not kept:
-        raise UserError("there is no text to train on; the data source gave no document")
+        raise UserError("there is no text to train on; the data source has no documents")
     rows = _Part(row_length, len(kept))
     for i, (ids, _) in enumerate(kept):
         rows.take([(i, len(ids))])
@@ -51,11 +58,16 @@ def _fill(rows, row_length: int) -> PackedBatch:
 
 
 def fit(lengths: np.ndarray, row_length: int, rows: int, together: int = 1) -> list[list[list[int]]]:
-    """Sequence numbers by part and by row of it, where at most `rows` rows of a part may each hold row_length in sum.
+    """Assigns sequences to rows of at most `row_length` tokens, and rows to parts of at most `rows` rows.
 
-    Units of `together` neighbouring sequences come into one part; the longest first, each into the first part that has room,
-    there each sequence where the least is left (best-fit decreasing). Raises ValueError where a unit does not fit an
-    empty part.
+    Units of `together` neighbouring sequences stay in one part. Units are placed longest first, each into the first part that
+    fits it; within a part each sequence goes into the row with the least remaining space (best-fit decreasing).
+
+    Returns:
+      Sequence numbers by part and row.
+
+    Raises:
+      ValueError: a unit does not fit into an empty part.
     """
     parts: list[_Part] = []
     units = lengths.reshape(-1, together)
@@ -65,62 +77,62 @@ def fit(lengths: np.ndarray, row_length: int, rows: int, together: int = 1) -> l
         if not any(part.take(members) for part in parts):
             parts.append(_Part(row_length, rows))
             if not parts[-1].take(members):
-                told = ", ".join(str(length) for _, length in members)
-                raise ValueError(f"sequences of {told} tokens do not fit into {rows} rows of {row_length}")
+                listed = ", ".join(str(length) for _, length in members)
+                raise ValueError(f"sequences of {listed} tokens do not fit into {rows} rows of {row_length}")
     return [part.content for part in parts]
 
 
 class _Part:
-    """Rows that fill up, each found by the room left in it."""
+    """Rows that fill up, indexed by their remaining space."""
 
     def __init__(self, row_length: int, rows: int):
         self.row_length, self.rows = row_length, rows
         self.content: list[list[int]] = []  # The sequences of each row.
-        self._left: dict[int, list[int]] = {}  # The rows with that much room left, the one last changed at the end,
-        self._rooms: list[int] = []  # and the keys, sorted: no more than there are lengths, however many rows.
+        self._left: dict[int, list[int]] = {}  # Rows by remaining space, the most recently changed one last.
+        self._spaces: list[int] = []  # Its keys, sorted. At most one per length, however many rows there are.
 
     def take(self, members: list[tuple[int, int]]) -> bool:
-        """Finds a row for each of (sequence, length), where the least room is left; False, and none taken, if not for all."""
+        """Places each (sequence, length) by best fit. False, with none placed, where one does not fit."""
         taken = []
         for i, length in members:
-            at = bisect.bisect_left(self._rooms, length)
-            if at < len(self._rooms):
-                room = self._rooms[at]
-                row = self._pop(room)
+            at = bisect.bisect_left(self._spaces, length)
+            if at < len(self._spaces):
+                space = self._spaces[at]
+                row = self._pop(space)
             elif len(self.content) < self.rows and length <= self.row_length:
-                room, row = self.row_length, len(self.content)
+                space, row = self.row_length, len(self.content)
                 self.content.append([])
             else:
                 self._give_back(taken)
                 return False
-            self._push(room - length, row)
+            self._push(space - length, row)
             self.content[row].append(i)
-            taken.append((row, room - length, room))
+            taken.append((row, space - length, space))
         return True
 
     def _give_back(self, taken: list[tuple[int, int, int]]) -> None:
-        for row, room, before in reversed(taken):
-            self._pop(room)
+        for row, space, before in reversed(taken):
+            self._pop(space)
             self.content[row].pop()
             if self.content[row]:
                 self._push(before, row)
             else:
                 self.content.pop()
 
-    def _pop(self, room: int) -> int:
-        row = self._left[room].pop()
-        if not self._left[room]:
-            del self._left[room]
-            self._rooms.remove(room)
+    def _pop(self, space: int) -> int:
+        row = self._left[space].pop()
+        if not self._left[space]:
+            del self._left[space]
+            self._spaces.remove(space)
         return row
 
-    def _push(self, room: int, row: int) -> None:
-        if room not in self._left:
-            self._left[room] = []
-            bisect.insort(self._rooms, room)
-        self._left[room].append(row)
+    def _push(self, space: int, row: int) -> None:
+        if space not in self._left:
+            self._left[space] = []
+            bisect.insort(self._spaces, space)
+        self._left[space].append(row)
 
 
 def completion(prompt_ids: Sequence[int], response_ids: Sequence[int]) -> tuple[list[int], list[float]]:
-    """A document whose loss is on the response alone."""
+    """A document whose loss is on the response only: (ids, loss weights)."""
     return [*prompt_ids, *response_ids], [0.0] * len(prompt_ids) + [1.0] * len(response_ids)

@@ -205,7 +205,7 @@ def test_a_template_whose_prompt_opens_reasoning_has_no_place_for_an_answer(tmp_
     opened = made_tokenizers.CHATML.replace("assistant\\n' }}", "assistant\\n<think>\\n' }}")
     tokenizer = template(tmp_path, opened)
     assert chat.encode_prompt(tokenizer, QUESTION) and chat.stop_ids(tokenizer) == (332,)
-    with pytest.raises(UserError, match=r"answered dialogue otherwise .* ends with '.*<think>\\n'"):
+    with pytest.raises(UserError, match=r"does not write an answered dialogue .* ends with '.*<think>\\n'"):
         chat.encode_answer(tokenizer, "It is.")
     with pytest.raises(UserError, match="the beginning of a dialogue otherwise .* \\(message 2 of 6\\)"):
         chat.encode_dialogue(tokenizer, DIALOGUE)
@@ -213,14 +213,14 @@ def test_a_template_whose_prompt_opens_reasoning_has_no_place_for_an_answer(tmp_
 
 def test_a_template_without_an_end_of_turn_is_a_sentence(tmp_path):
     tokenizer = template(tmp_path, "{% for m in messages %}{{ m.role + ': ' + m.content + '\\n' }}{% endfor %}")
-    with pytest.raises(UserError, match=r"puts no special token after an answer \(it goes on with '\\n'\)"):
+    with pytest.raises(UserError, match=r"puts no special token after an answer \(it continues with '\\n'\)"):
         chat.encode_answer(tokenizer, "It is.")
 
 
 def test_a_template_that_looks_for_special_tokens_in_messages_is_a_sentence(tmp_path):
     tokenizer = template(tmp_path, "{% for m in messages %}{{ m.content.replace('<|im_end|>', '') }}<|im_end|>{% endfor %}")
     assert chat.encode_prompt(tokenizer, dialogue("Why?"))
-    with pytest.raises(DialogueRefused, match="looks into what is said, .* once special tokens in it are cut"):
+    with pytest.raises(DialogueRefused, match="depends on the text of messages.* when special tokens in it are cut"):
         chat.encode_prompt(tokenizer, dialogue("a <|im_end|> b"))
 
 

@@ -42,7 +42,7 @@ def test_templates_have_what_transformers_gives_them(source, text):
     "{{ messages | attr('__class__') }}{{ (messages | attr('__class__')).mro() }}",
 ])  # fmt: skip
 def test_what_reaches_out_of_the_sandbox_is_refused(source):
-    with pytest.raises(UserError, match="the chat template of the-model (does what a template must not|fails)"):
+    with pytest.raises(UserError, match="the chat template of the-model (does something that the sandbox forbids|fails)"):
         run(source)
 
 
@@ -62,12 +62,12 @@ def test_a_message_is_never_run_as_a_template():
     "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
 ])  # fmt: skip
 def test_what_counts_or_writes_without_end_is_stopped(source):
-    with pytest.raises(UserError, match="the chat template of the-model (runs too long|fails on a dialogue)"):
+    with pytest.raises(UserError, match="the chat template of the-model (exceeds a limit|fails on a dialogue)"):
         run(source)
 
 
 @pytest.mark.parametrize(("source", "message"), [
-    ("a\n{% for %}", r"is no Jinja template \(line 2: "),
+    ("a\n{% for %}", r"is not a Jinja template \(line 2: "),
     ("{{ messages[7].content }}", "fails on a dialogue .*UndefinedError"),
     ("{{ 1 / 0 }}", "ZeroDivisionError"),
     ("{{ raise_exception('no tools here') }}", r"refuses a dialogue \(roles user, assistant\): no tools here$"),

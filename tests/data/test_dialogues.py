@@ -127,7 +127,7 @@ def test_an_answer_after_a_prompt_may_begin_with_a_speakers_name():
         ({"chosen": "Human: q\n\nAssistant: a"}, "the key 'rejected' is missing"),
         ({"chosen": "Human: q", "rejected": "Human: q\n\nAssistant: a"}, "chosen: the dialogue does not end with"),
         ({"chosen": [], "rejected": []}, "chosen: the dialogue does not end with"),
-        ({"chosen": "Human: q\n\nAssistant: a", "rejected": 7}, "rejected: a int stands where"),
+        ({"chosen": "Human: q\n\nAssistant: a", "rejected": 7}, "rejected: a int; a transcript"),
     ],
 )
 def test_what_is_no_pair_is_refused_by_the_key(row, message):

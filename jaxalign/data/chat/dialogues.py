@@ -1,8 +1,8 @@
-"""Dialogues, turn by turn: from transcripts or message lists, two answers to one context, and cutting at a turn.
+"""Dialogues turn by turn: parsing of transcripts and message lists, shared contexts of two answers, cutting at a turn.
 
 A transcript is text such as "\\n\\nHuman: Hi.\\n\\nAssistant: Hello." (Bai et al. 2022, arXiv 2204.05862). A speaker's
-name is a marker only where a paragraph starts, after a blank line or at the beginning of the text; anywhere else it is
-what somebody said: "Assistant: Human: why?" is one answer that starts with the word "Human:".
+name is a marker only at the start of a paragraph: after a blank line or at the beginning of the text. Elsewhere it is part
+of a turn: "Assistant: Human: why?" is one answer that starts with the word "Human:".
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Dialogue = tuple[Message, ...]
 
 
 class Answers(NamedTuple):
-    """Two answers to the one context they share; its last message is the user's."""
+    """Two answers and the context that they share, whose last message is the user's."""
 
     context: Dialogue
     chosen: str
@@ -29,7 +29,7 @@ class Answers(NamedTuple):
 
 
 def parse_transcript(text: str) -> Dialogue:
-    """Messages of a transcript, white space around each turn removed; turns of one speaker in a row stay separate.
+    """The messages of a transcript, without white space around each turn; consecutive turns of one speaker stay separate.
 
     Raises:
       ValueError: the text does not begin with a marker.
@@ -44,7 +44,7 @@ def parse_transcript(text: str) -> Dialogue:
 
 
 def parse_messages(value: list[Any]) -> Dialogue:
-    """Messages of a list of {"role": "user" | "assistant", "content": text}, their text untouched.
+    """The messages of a list of {"role": "user" | "assistant", "content": text}, their text unchanged.
 
     Raises:
       ValueError: an item is not such an object.
@@ -61,18 +61,18 @@ def parse_messages(value: list[Any]) -> Dialogue:
 
 
 def parse_dialogue(value: Any) -> Dialogue:
-    """A transcript or a message list; ValueError for anything else."""
+    """The messages of a transcript or message list. Raises ValueError for anything else."""
     if isinstance(value, str):
         return parse_transcript(value)
     if isinstance(value, list):
         return parse_messages(value)
-    raise ValueError(f"a {type(value).__name__} stands where a transcript or a list of messages is expected")
+    raise ValueError(f"a {type(value).__name__}; a transcript or a list of messages is expected")
 
 
 def parse_pair(row: dict[str, Any]) -> tuple[Dialogue, Dialogue]:
-    """The two whole dialogues of a row with `chosen` and `rejected`, and perhaps `prompt`.
+    """The two whole dialogues of a row with `chosen` and `rejected`, and optionally `prompt`.
 
-    Without `prompt` both are whole dialogues. With it, each may also be the answer alone: text that does not begin with
+    Without `prompt` both are whole dialogues. With it, each may also be the answer only: text that does not begin with
     "\\n\\nHuman:", or messages that do not begin with the user's.
 
     Raises:
@@ -96,7 +96,7 @@ def parse_judgement(row: dict[str, Any]) -> tuple[Dialogue, str, bool]:
     """(context, answer, whether it is good) of a row with `prompt`, `completion` and `label`.
 
     The prompt is text (the user's one turn, or a transcript) or messages, and ends with the user's turn; the completion is text
-    or messages that begin and end with the assistant's. Where it has several, the answer is the transcript of all of them.
+    or messages that begin and end with the assistant's. The answer to several messages is their transcript.
 
     Raises:
       ValueError: a key is missing or ill-formed.
@@ -116,7 +116,7 @@ def parse_judgement(row: dict[str, Any]) -> tuple[Dialogue, str, bool]:
     if isinstance(completion, str):
         return context, completion.strip(), row["label"]
     if not isinstance(completion, list):
-        raise ValueError(f"completion: a {type(completion).__name__} stands where text or a list of messages is expected")
+        raise ValueError(f"completion: a {type(completion).__name__}; text or a list of messages is expected")
     try:
         turns = parse_messages(completion)
     except ValueError as error:
@@ -143,15 +143,15 @@ def _context(prompt: Any) -> Dialogue:
     if not prompt.startswith("\n\nHuman:"):
         return (Message("user", prompt),)
     context = parse_transcript(prompt)
-    opened = context[-1] == Message("assistant", "")  # the common "...\n\nAssistant:", which the answer goes on from
+    opened = context[-1] == Message("assistant", "")  # The common "...\n\nAssistant:", which the answer continues.
     return context[:-1] if opened else context
 
 
 def split_answers(chosen: Dialogue, rejected: Dialogue) -> Answers | None:
-    """The longest shared context that ends with a user's turn and that both go on from as the assistant; None if none.
+    """The longest shared context that ends with a user's turn and is followed by the assistant in both; None if there is none.
 
-    Where more than one turn follows it (the contexts differ, or the assistant spoke twice), the answer is the
-    transcript of all of them without the first marker.
+    Where several turns follow the context (the contexts differ, or the assistant spoke twice), the answer is their
+    transcript without the first marker.
     """
     limit = min(len(chosen), len(rejected)) - 1
     shared = 0
@@ -168,7 +168,7 @@ def _join(turns: Dialogue) -> str:
 
 
 def cut_front(context: Dialogue, fits: Callable[[Dialogue], bool]) -> Dialogue | None:
-    """The longest end of `context` that starts with a user's turn (or is whole) and fits; None when none does."""
+    """The longest suffix of `context` that starts with a user's turn, or is the whole, and fits; None if none does."""
     for start, message in enumerate(context):
         if (start == 0 or message.role == "user") and fits(context[start:]):
             return context[start:]

@@ -1,12 +1,13 @@
-"""Dialogues as a model's own chat template writes them: ids, and which of them the assistant says.
+"""Dialogues in a model's own chat template: token ids, and which of them belong to the assistant.
 
-Ids are those of `transformers` (`apply_chat_template(..., tokenize=True)`) for ordinary text: the template alone decides
-whether a bos stands first, and special tokens that it spells out are tokens. What a message says is never a special token:
-where one is spelled out in a message it is cut after its first character, so that its pieces are text. To find its place in the
-rendering the cut is marked by a character that no text holds; without the marks the rendering must be that of the real message.
+For ordinary text the ids equal those of `transformers` (`apply_chat_template(..., tokenize=True)`): only the template decides
+whether bos comes first, and special tokens that it spells out become tokens. Text of a message never becomes a special token:
+a special token spelled out in a message is split after its first character, so that its pieces are text. The position of such a
+cut in the rendering is found with a mark character that no text contains; without the marks the rendering must equal that of
+the original message.
 
-An answer's end is the first special token after it, with nothing but white space between. White space after the end is the
-template's and is not learnt.
+An answer ends with the first special token after it, with only white space in between. White space after that token belongs to
+the template and is not learnt.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _PROBE = Message("user", "Hello.")
 
 
 def render(tokenizer: Tokenizer, messages: Sequence[Message], begin_answer: bool = False) -> str:
-    """The dialogue as text; with `begin_answer` up to where the assistant's next answer begins.
+    """The dialogue as text; with `begin_answer` up to the beginning of the assistant's next answer.
 
     Raises:
         UserError: there is no template, or it fails (`chat_template.render`).
@@ -35,29 +36,30 @@ def render(tokenizer: Tokenizer, messages: Sequence[Message], begin_answer: bool
 
 
 def encode_prompt(tokenizer: Tokenizer, messages: Sequence[Message]) -> list[int]:
-    """The ids of a dialogue up to where the assistant's answer begins. Raises UserError where the last turn is its own."""
+    """The ids of a dialogue up to the assistant's answer. Raises UserError where the last turn is the assistant's."""
     if not messages or messages[-1].role == "assistant":
-        raise UserError("a prompt must end with a message to the assistant; this one is empty or ends with its own")
+        raise UserError("a prompt must end with a message to the assistant; this one is empty or ends with an answer")
     return _encode(tokenizer, _rendered(tokenizer, messages, begin_answer=True)).ids
 
 
 def encode_answer(tokenizer: Tokenizer, text: str) -> list[int]:
-    """The ids of an answer as they stand after a prompt, with what the template writes before it, and with its end.
+    """The ids of an answer as they follow a prompt, with the text that the template writes before it, and with its end.
 
     Raises:
-        UserError: the template puts no end after an answer, or an answered dialogue does not go on from its prompt: there the
-            answer has no place after it.
+        UserError: the template puts no end after an answer, or the rendering of an answered dialogue does not begin with
+            that of its prompt.
     """
     answered = _answered(tokenizer, text)
     prompt = _rendered(tokenizer, [_PROBE], begin_answer=True)
     if not answered.rendered.text.startswith(prompt.text):
-        raise UserError(f"the chat template of {tokenizer.files.folder} writes an answered dialogue otherwise than as its "
-                        f"prompt and the answer (the prompt ends with {prompt.text[-30:]!r}), so that answers cannot be "
-                        "learnt with it; give another chat_template")
+        raise UserError(f"the chat template of {tokenizer.files.folder} does not write an answered dialogue as its "
+                        f"prompt and the answer (the prompt ends with {prompt.text[-30:]!r}), so answers cannot be learnt with "
+                        "it; give another chat_template")
     ids, before = answered.encoded.ids, _encode(tokenizer, prompt).ids
     if ids[: len(before)] == before:
         return ids[len(before) : answered.end + 1]
-    # A token reaches over the seam (a line break of both, say). Sampling begins after the prompt's own tokens, so does this.
+    # A token spans the boundary, for example a line break of both parts. As in sampling, the answer begins after the prompt's
+    # own tokens.
     places = answered.rendered._replace(cuts=tuple(sorted({*answered.rendered.cuts, len(prompt.text)})))
     found = _encode(tokenizer, places)
     first = next(i for i, (start, _) in enumerate(found.spans) if start >= len(prompt.text))
@@ -66,15 +68,15 @@ def encode_answer(tokenizer: Tokenizer, text: str) -> list[int]:
 
 
 def encode_dialogue(tokenizer: Tokenizer, messages: Sequence[Message]) -> tuple[list[int], list[bool]]:
-    """(ids, which of them the assistant says) of a whole dialogue.
+    """(ids, mask) of a whole dialogue; the mask is True for the assistant's tokens.
 
-    Where the template has `{% generation %}` blocks, they say it. Else each answer reaches from the end of the rendering of
-    what stands before it to its end. A token that is partly the assistant's counts as its own. Each turn is taken as it
-    stands in the whole dialogue (some templates take the reasoning out of all answers but the last).
+    A template's `{% generation %}` blocks define the mask. Without them an answer extends from the end of the rendering of the
+    messages before it to its end. A token that is partly the assistant's counts as the assistant's. Each turn is read from the
+    rendering of the whole dialogue, since some templates remove the reasoning from all answers but the last.
 
     Raises:
-        UserError: the template fails; or it has no such blocks and a dialogue does not go on from its own beginning, so that it
-            cannot be told what the assistant says.
+        UserError: the template fails; or it has no such blocks and the rendering of a dialogue does not begin with that of its
+            first messages, so that the assistant's text cannot be located.
     """
     source = _source(tokenizer)
     if "endgeneration" in source:
@@ -88,27 +90,27 @@ def encode_dialogue(tokenizer: Tokenizer, messages: Sequence[Message]) -> tuple[
     for number, after in zip(numbers, places.ends, strict=True):
         before = render(tokenizer, messages[:number], begin_answer=True)
         if not places.text.startswith(before) or after < len(before):
-            raise UserError(f"the chat template of {tokenizer.files.folder} writes the beginning of a dialogue otherwise once "
-                            f"it goes on (message {number + 1} of {len(messages)}), so that it cannot be told what the "
-                            "assistant says; put {% generation %} blocks into it")
+            raise UserError(f"the chat template of {tokenizer.files.folder} writes the beginning of a dialogue differently "
+                            f"when messages follow (message {number + 1} of {len(messages)}), so the assistant's text cannot "
+                            "be located; put {% generation %} blocks into it")
         end = _end(tokenizer, encoded, places, after)
         answers.append((len(before), after if end is None else encoded.spans[end][1]))
     return encoded.ids, _mask(encoded, answers)
 
 
 def encode_whole(tokenizer: Tokenizer, messages: Sequence[Message]) -> list[int]:
-    """The ids of a whole dialogue, to its last character as the template writes it. Raises UserError where it fails."""
+    """The ids of a whole dialogue, to the last character of its rendering. Raises UserError where the template fails."""
     return _encode(tokenizer, _rendered(tokenizer, messages)).ids
 
 
 def stop_ids(tokenizer: Tokenizer) -> tuple[int, ...]:
-    """The ids that end an answer: the template's end of a turn, and the tokenizer's own."""
+    """The ids that end an answer: the template's end of a turn, then those of the tokenizer."""
     answered = _answered(tokenizer, "Hello.")
     return tuple(dict.fromkeys((answered.encoded.ids[answered.end], *tokenizer.stop_ids)))
 
 
 class _Places(NamedTuple):
-    """A rendering without its marks, and where they stood: cuts, ends of answers, and blocks (start, end)."""
+    """A rendering without its marks, and their positions: cuts, ends of answers, and blocks (start, end)."""
 
     text: str
     cuts: tuple[int, ...]
@@ -136,28 +138,29 @@ def _write(tokenizer: Tokenizer, messages: Sequence[Message], begin_answer: bool
 
 
 def _rendered(tokenizer: Tokenizer, messages: Sequence[Message], begin_answer: bool = False, ends: bool = False) -> _Places:
-    """The rendering with its cuts, and with the ends of the assistant's messages where they are asked for.
+    """The rendering with its cuts, and with `ends` the ends of the assistant's messages.
 
     Raises:
-        DialogueRefused: a mark stands in a message, or the template writes what is marked otherwise.
+        DialogueRefused: a message contains a mark, or the template writes a marked message differently.
     """
     for message in messages:
         if any(mark in message.content for mark in MARKS):
-            raise DialogueRefused("a message holds a character from U+FDD0 to U+FDD3, which Unicode keeps out of texts; "
-                                  "take it out")
+            raise DialogueRefused("a message has a character from U+FDD0 to U+FDD3, which Unicode reserves; "
+                                  "remove it")
     plain = _places(_write(tokenizer, messages, begin_answer))
     cut = [_with_cuts(tokenizer, message) for message in messages]
     if cut == list(messages) and not ends:
         return plain
-    # Most templates trim what is said, and a mark at its end would keep them from it.
+    # Most templates trim messages, which a mark at the end would prevent.
     for tail in (str, str.rstrip, lambda text: text.rstrip("\n")) if ends else (str,):
         said = [_ended(message, tail) if ends and message.role == "assistant" else message for message in cut]
         places = _places(_write(tokenizer, said, begin_answer))
         if places.text == plain.text and len(places.ends) == sum(message.content.endswith(END) for message in said):
             return places
     change = "special tokens in it are cut" if cut != list(messages) else "the ends of answers are marked"
-    raise DialogueRefused(f"the chat template of {tokenizer.files.folder} looks into what is said, and writes a dialogue "
-                          f"otherwise once {change}; take special tokens out of the messages, or give another chat_template")
+    raise DialogueRefused(f"the chat template of {tokenizer.files.folder} depends on the text of messages: it writes a "
+                          f"dialogue differently when {change}; remove special tokens from the messages, or give another "
+                          "chat_template")
 
 
 def _ended(message: Message, tail: Callable[[str], str]) -> Message:
@@ -172,7 +175,7 @@ def _with_cuts(tokenizer: Tokenizer, message: Message) -> Message:
 
 
 def _places(marked: str) -> _Places:
-    """Takes the marks out."""
+    """Removes the marks."""
     found: dict[str, list[int]] = {mark: [] for mark in MARKS}
     for taken, match in enumerate(_MARK.finditer(marked)):
         found[match[0]].append(match.start() - taken)
@@ -181,7 +184,7 @@ def _places(marked: str) -> _Places:
 
 
 def _encode(tokenizer: Tokenizer, places: _Places) -> Encoded:
-    """The rendering's ids, piece by piece where it is cut."""
+    """The ids of a rendering, encoded piece by piece between its cuts."""
     ids, spans = [], []
     edges = [0, *places.cuts, len(places.text)]
     for start, stop in zip(edges, edges[1:], strict=False):
@@ -192,19 +195,19 @@ def _encode(tokenizer: Tokenizer, places: _Places) -> Encoded:
 
 
 def _answered(tokenizer: Tokenizer, text: str) -> _Answered:
-    """A question and this answer to it, as the template writes them, and the token that ends it."""
+    """The rendering of a question with this answer, and the position of the token that ends the answer."""
     places = _rendered(tokenizer, [_PROBE, Message("assistant", text)], ends=True)
     encoded = _encode(tokenizer, places)
     end = _end(tokenizer, encoded, places, places.ends[0])
     if end is None:
-        raise UserError(f"the chat template of {tokenizer.files.folder} puts no special token after an answer (it goes on with "
-                        f"{places.text[places.ends[0]:][:30]!r}), so that its end can be neither learnt nor seen; give another "
-                        "chat_template, or name the token that ends an answer among the tokenizer's special tokens")
+        raise UserError(f"the chat template of {tokenizer.files.folder} puts no special token after an answer (it continues "
+                        f"with {places.text[places.ends[0]:][:30]!r}), so the end cannot be learnt or detected; give "
+                        "another chat_template, or name the token that ends an answer among the tokenizer's special tokens")
     return _Answered(places, encoded, end)
 
 
 def _end(tokenizer: Tokenizer, encoded: Encoded, places: _Places, after: int) -> int | None:
-    """The first special token behind the character `after`, if there is but white space before it."""
+    """The index of the first special token after the character `after`, if only white space precedes it."""
     for index, (token, (start, stop)) in enumerate(zip(encoded.ids, encoded.spans, strict=True)):
         if token in tokenizer.special_ids and stop > after:
             return None if places.text[after:start].strip() else index
@@ -212,6 +215,6 @@ def _end(tokenizer: Tokenizer, encoded: Encoded, places: _Places, after: int) ->
 
 
 def _mask(encoded: Encoded, parts: Sequence[tuple[int, int]]) -> list[bool]:
-    """Which tokens stand for a character of one of the parts. A token that stands for none (a byte of several, say) is where
-    it begins."""
+    """For each token, whether it covers a character of one of the parts. A token without a character, such as one byte of
+    several, counts at its start."""
     return [any(a < max(stop, start + 1) and start < b for a, b in parts) for start, stop in encoded.spans]

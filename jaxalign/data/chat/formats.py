@@ -1,15 +1,15 @@
-"""How dialogues, critiques, revisions and comparisons are laid out as text.
+"""The text formats of dialogues, critiques, revisions and comparisons.
 
-Every renderer returns *segments*: short strings that the tokenizer encodes one by one and joins. A segment that equals
-one of `MARKERS` (or `END`) becomes that one token; the same characters inside a longer segment stay plain text, so that
-markers cannot be smuggled into a turn. Training documents and sampling prompts are built from the same segments, so
-their token boundaries are the same.
+Every renderer returns *segments*: strings that the tokenizer encodes one by one and concatenates. A segment that equals one
+of `MARKERS`, or `END`, becomes one token; the same characters inside a longer segment stay plain text, so that a turn cannot
+contain a marker. Training documents and sampling prompts are built from the same segments and so have the same token
+boundaries.
 
-Whatever a model writes (answer, critique, revision, reasoning) is followed by `END`, the tokenizer's eos. Sampling
-therefore always stops at eos, whichever piece is sampled.
+Everything that a model writes (answer, critique, revision, reasoning) is followed by `END`, the tokenizer's eos. Sampling
+therefore always stops at eos.
 
-Two styles of plain dialogue: "compact" (the project's own markers) and "hh", the public transcript form
-"\\n\\nHuman: ...\\n\\nAssistant: ..." for models whose tokenizer has no markers.
+Plain dialogues have two styles: "compact", with the project's own markers, and "hh", the public transcript form
+"\\n\\nHuman: ...\\n\\nAssistant: ..." for tokenizers without markers.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from jaxalign.errors import UserError
 from jaxalign.records import Message, Principle
 
 END = "<end>"
-"""Stands for the tokenizer's eos; never spelled out in a vocabulary."""
+"""Represents the tokenizer's eos; it is not itself in a vocabulary."""
 
 USER = "<user>"
 ASSISTANT = "<assistant>"
@@ -34,9 +34,9 @@ QUESTION = "<question>"
 REASONING = "<reasoning>"
 VERDICT = "<verdict>"
 RATINGS = tuple(str(rating) for rating in range(1, 11))
-"""The answers to a question for a rating; plain text, one or more tokens each."""
+"""The possible ratings; plain text, one or more tokens each."""
 OPTIONS = ("(A)", "(B)")
-"""The two answers to a comparison: the first shown, the second shown. One token each."""
+"""The two verdicts of a comparison: the first or the second answer shown is better. One token each."""
 
 MARKERS = (
     USER,
@@ -52,10 +52,10 @@ MARKERS = (
     VERDICT,
     *OPTIONS,
 )
-"""Every special segment but `END`; the project's tokenizer holds each as one symbol."""
+"""Every special segment except `END`; each is one symbol of the project's tokenizer."""
 
 MODEL_SPEAKS = (ASSISTANT, CRITIQUE, REVISION, REASONING, VERDICT)
-"""After these markers the model writes, up to and with the next `END` or marker."""
+"""The model writes after these markers, up to and including the next `END` or marker."""
 
 Segments = list[str]
 
@@ -64,7 +64,7 @@ _COMPACT_ROLES = {"user": USER, "assistant": ASSISTANT}
 
 
 def render_prompt(messages: Sequence[Message], style: str = "compact") -> Segments:
-    """The dialogue up to the place where the assistant's next answer begins.
+    """The dialogue up to the beginning of the assistant's next answer.
 
     Args:
         messages: the turns so far; the last is the user's.
@@ -80,25 +80,25 @@ def render_prompt(messages: Sequence[Message], style: str = "compact") -> Segmen
 
 
 def render_dialogue(messages: Sequence[Message], style: str = "compact") -> Segments:
-    """A whole dialogue that ends with the assistant's answer; its final eos is left to the caller."""
+    """A whole dialogue that ends with the assistant's answer; the caller adds the final eos."""
     _check(messages, style)
     segments = _turns(messages, style)
     return segments[:-1] if segments[-1] == END else segments
 
 
 def render_response(text: str, style: str = "compact") -> Segments:
-    """An answer as it stands after `render_prompt`, without its eos. An empty answer has no segments."""
+    """An answer as it follows `render_prompt`, without its eos. An empty answer has no segments."""
     return _text(text, style)
 
 
 def render_critique(messages: Sequence[Message], response: str, principle: Principle) -> Segments:
-    """Prompt, response and the principle's critique request, up to where the critique begins."""
+    """Prompt, response and the principle's critique request, up to the beginning of the critique."""
     answered = render_prompt(messages) + _text(response) + [END]
     return answered + [CRITIQUE_REQUEST, principle.critique_request, CRITIQUE]
 
 
 def render_revision(messages: Sequence[Message], response: str, principle: Principle, critique: str) -> Segments:
-    """The critique's transcript with the revision request, up to where the revision begins."""
+    """The critique's transcript and the revision request, up to the beginning of the revision."""
     criticised = render_critique(messages, response, principle) + _text(critique) + [END]
     return criticised + [REVISION_REQUEST, principle.revision_request, REVISION]
 
@@ -106,12 +106,10 @@ def render_revision(messages: Sequence[Message], response: str, principle: Princ
 def render_comparison(
     messages: Sequence[Message], first: str, second: str, principle: Principle, reasoning: bool = True
 ) -> Segments:
-    """Two answers to one dialogue and the principle's question, up to where the judge begins.
+    """Two answers to one dialogue and the principle's question, up to the beginning of the judge's text.
 
-    Each answer is named in words too ("First: ..."), so that a judge can quote it by its name.
-
-    With `reasoning` the judge begins by thinking aloud (sample until eos, then use `render_verdict`); without it the
-    next token is one of `OPTIONS`.
+    Each answer is also named in words ("First: ..."), so that the judge can refer to it by name. With `reasoning` the judge
+    first writes its reasoning (sample until eos, then use `render_verdict`); without it the next token is one of `OPTIONS`.
     """
     _check(messages, "compact")
     shown = _turns(messages, "compact") + [FIRST, f"First: {first}".strip(), SECOND, f"Second: {second}".strip()]
@@ -121,15 +119,15 @@ def render_comparison(
 def render_verdict(
     messages: Sequence[Message], first: str, second: str, principle: Principle, reasoning: str
 ) -> Segments:
-    """The comparison with the judge's reasoning, up to where one of `OPTIONS` stands."""
+    """The comparison with the judge's reasoning; the next token is one of `OPTIONS`."""
     return render_comparison(messages, first, second, principle) + _text(reasoning) + [END, VERDICT]
 
 
 def render_rating(messages: Sequence[Message], response: str, principle: Principle, reasoning: bool = True) -> Segments:
-    """An answered prompt and the request to rate the answer from 1 to 10 under the principle, up to where the judge begins.
+    """An answered prompt and the request to rate the answer from 1 to 10 under the principle, up to the judge's text.
 
-    With `reasoning` the judge begins by thinking aloud (sample until eos, then use `render_rating_verdict`); without it one
-    of `RATINGS` and an eos come next.
+    With `reasoning` the judge first writes its reasoning (sample until eos, then use `render_rating_verdict`); without it one
+    of `RATINGS` and an eos follow.
     """
     _check(messages, "compact")
     answered = render_prompt(messages) + _text(response) + [END]
@@ -138,15 +136,15 @@ def render_rating(messages: Sequence[Message], response: str, principle: Princip
 
 
 def render_rating_verdict(messages: Sequence[Message], response: str, principle: Principle, reasoning: str) -> Segments:
-    """The request with the judge's reasoning, up to where one of `RATINGS` stands."""
+    """The request with the judge's reasoning; one of `RATINGS` follows."""
     return render_rating(messages, response, principle) + _text(reasoning) + [END, VERDICT]
 
 
 def written_by_model(segments: Sequence[str]) -> list[bool]:
-    """For each segment of a document whether the model would write it; all of them in a text without markers.
+    """For each segment of a document, whether the model writes it; in a text without markers, all segments.
 
-    The `END` after a piece of the model's is the model's; requests, principles, answers shown for comparison and the
-    markers themselves are not.
+    The `END` after the model's text counts as the model's. Requests, principles, answers shown for comparison and the
+    markers do not.
     """
     if not any(segment in MARKERS for segment in segments):
         return [True] * len(segments)

@@ -72,7 +72,7 @@ def encode_answer(tokenizer: Tokenizer, text: str, style: str) -> list[int]:
 
 
 def encode_completion(tokenizer: Tokenizer, messages: Sequence[Message], text: str, style: str):
-    """(ids, loss weights) of an answered prompt; the loss is on the answer."""
+    """(ids, loss weights) of an answered prompt; the loss is on the answer only."""
     return completion(encode_prompt(tokenizer, messages, style), encode_answer(tokenizer, text, style))
 
 

@@ -1,7 +1,7 @@
-"""Chat templates: Jinja in a sandbox, with what `transformers` gives templates to work with.
+"""Chat templates: Jinja in a sandbox, with the variables and functions that `transformers` offers to templates.
 
-A template is a stranger's program. It runs in Jinja's immutable sandbox (no attributes that begin with an underscore, no
-changes to what it is given), with limits on what it can count and write; whatever goes wrong in it is one sentence.
+A template is untrusted code. It runs in Jinja's immutable sandbox (no attributes that begin with an underscore, no changes to
+its arguments), with limits on loops and output. Any failure in it becomes one UserError.
 """
 
 from __future__ import annotations
@@ -20,32 +20,32 @@ import jinja2.sandbox
 from jaxalign.errors import UserError
 from jaxalign.records import Message
 
-# Unicode noncharacters, which no text holds: they mark places in a rendering and are taken out again.
+# Unicode noncharacters, which no text contains: they mark positions in a rendering and are removed again.
 CUT, END, OPEN, CLOSE = "\ufdd0", "\ufdd1", "\ufdd2", "\ufdd3"
 MARKS = (CUT, END, OPEN, CLOSE)
 MAX_TEXT = 10_000_000
-"""Characters that a template may write."""
+"""The most characters that a template may write."""
 MAX_NUMBERS = 1_000_000
-"""Numbers that the ranges of one rendering may have together."""
+"""The most numbers in all ranges of one rendering together."""
 
 
 class DialogueRefused(UserError):
-    """This dialogue cannot be written: its roles do not alternate, say. Others may do."""
+    """The template refuses this dialogue, for example because roles do not alternate. Others may be accepted."""
 
 
 def render(source: str, origin: str, messages: Sequence[Message], variables: Mapping[str, Any], begin_answer: bool) -> str:
-    """What the template writes; `{% generation %}` blocks stand between OPEN and CLOSE.
+    """The text that the template writes; `{% generation %}` blocks are enclosed in OPEN and CLOSE.
 
     Args:
         source: the template.
-        origin: where it comes from; for messages.
+        origin: its file or folder, for error messages.
         messages: the dialogue, with any roles that the template knows.
-        variables: further variables (bos_token and the like).
-        begin_answer: `add_generation_prompt`: whether the text ends where the assistant's next answer begins.
+        variables: further variables, such as bos_token.
+        begin_answer: `add_generation_prompt`: the text ends at the beginning of the assistant's next answer.
 
     Raises:
         DialogueRefused: the template refuses the dialogue.
-        UserError: the template is ill-formed, fails, does what the sandbox forbids, or writes too much.
+        UserError: the template is malformed, fails, does something that the sandbox forbids, or writes too much.
     """
     given = {"messages": [{"role": m.role, "content": m.content} for m in messages], "tools": None, "documents": None}
     given |= {"add_generation_prompt": begin_answer, "range": _Ranges(), **variables}
@@ -59,13 +59,14 @@ def render(source: str, origin: str, messages: Sequence[Message], variables: Map
     except _Refused as error:
         raise DialogueRefused(f"the chat template of {origin} refuses a dialogue ({_roles(messages)}): {error}") from None
     except jinja2.sandbox.SecurityError as error:
-        raise UserError(f"the chat template of {origin} does what a template must not: {error}; do not use it") from None
-    except jinja2.TemplateSyntaxError as error:
-        raise UserError(f"the chat template of {origin} is no Jinja template (line {error.lineno}: {error.message}); mend "
+        raise UserError(f"the chat template of {origin} does something that the sandbox forbids: {error}; do not use "
                         "it") from None
+    except jinja2.TemplateSyntaxError as error:
+        raise UserError(f"the chat template of {origin} is not a Jinja template (line {error.lineno}: {error.message}); "
+                        "correct it") from None
     except (_TooMuch, MemoryError, OverflowError, RecursionError) as error:
-        raise UserError(f"the chat template of {origin} runs too long: {error or type(error).__name__}; mend it") from None
-    except Exception as error:  # A template can raise whatever Python can.
+        raise UserError(f"the chat template of {origin} exceeds a limit: {error or type(error).__name__}; correct it") from None
+    except Exception as error:  # A template can raise any exception.
         raise UserError(f"the chat template of {origin} fails on a dialogue ({_roles(messages)}): {type(error).__name__}: "
                         f"{str(error)[:200]}") from None
     return "".join(parts)
@@ -76,11 +77,11 @@ class _Refused(jinja2.TemplateError):
 
 
 class _TooMuch(jinja2.TemplateError):
-    """A limit was passed."""
+    """A limit was exceeded."""
 
 
 class _Ranges:
-    """`range` for one rendering: all of them together may have MAX_NUMBERS numbers."""
+    """`range` for one rendering: all ranges together may have MAX_NUMBERS numbers."""
 
     def __init__(self):
         self.left = MAX_NUMBERS
@@ -94,7 +95,7 @@ class _Ranges:
 
 
 class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
-    """Repetition and powers are looked at before they are computed."""
+    """Checks repetitions and powers before they are computed."""
 
     intercepted_binops = frozenset(["*", "**"])
 
@@ -108,7 +109,7 @@ class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
 
 
 class _Generation(jinja2.ext.Extension):
-    """`{% generation %}...{% endgeneration %}`: what the assistant says, by the template's own account."""
+    """`{% generation %}...{% endgeneration %}`: the template's own marks around the assistant's text."""
 
     tags = {"generation"}  # noqa: RUF012 (Jinja's interface)
 
@@ -130,7 +131,7 @@ def _compiled(source: str) -> jinja2.Template:
 
 
 def _to_json(value: Any, ensure_ascii=False, indent=None, separators=None, sort_keys=False) -> str:
-    """Plain JSON; Jinja's own escapes what is special in HTML."""
+    """Plain JSON; Jinja's own filter would escape HTML characters."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 

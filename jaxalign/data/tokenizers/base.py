@@ -1,8 +1,7 @@
-"""What every tokenizer can do, whichever library is behind it.
+"""The interface of every tokenizer, whichever library implements it.
 
-Two ways to encode. *Text* is what somebody said: special tokens spelled out in it are characters like any others. A *template*
-is what a chat template wrote: there a special token's text is the token. Only `encode_template` makes special tokens out of
-characters.
+There are two ways to encode. In *text*, special tokens that are spelled out are ordinary characters. In a rendered *template*,
+the text of a special token becomes the token. Only `encode_template` makes special tokens from characters.
 """
 
 from __future__ import annotations
@@ -17,11 +16,11 @@ from jaxalign.data.tokenizers.files import TokenizerFiles
 from jaxalign.errors import UserError
 
 SPACE = "\u2581"
-"""How pieces write a space."""
+"""The character that represents a space in pieces."""
 
 
 class Encoded(NamedTuple):
-    """Token ids with the characters (start, end) of the text that each stands for; a token may stand for none."""
+    """Token ids, and for each the characters (start, end) of the text that it covers, possibly none."""
 
     ids: list[int]
     spans: list[tuple[int, int]]
@@ -29,7 +28,7 @@ class Encoded(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class SpecialIds:
-    """The ids that a tokenizer is told to use, or knows itself; `begin` opens every sequence."""
+    """The special ids of a tokenizer; `begin` opens every sequence, `controls` are never text."""
 
     bos: int | None
     eos: int | None
@@ -45,16 +44,17 @@ def special_ids(
     begin: tuple[int, ...] | None,
     controls: Iterable[int],
 ) -> SpecialIds:
-    """Which ids open, end and pad.
+    """The ids that open, end and pad sequences.
 
-    A token that the folder names comes first, then what the tokenizer's file knows itself (`own`, by "bos", "eos", "pad"), then
-    the model's config. A token that is named but not in the vocabulary does not count, as it has no embedding. A folder that
-    says there is no bos or pad has none.
+    A token that the folder names takes precedence, then the tokenizer's own file, then the model's config. A named token that
+    is not in the vocabulary is ignored, as it has no embedding. A folder that declares that there is no bos or pad has none.
 
     Args:
-        token_id: the id of a token, None where the vocabulary lacks it.
-        begin: what the tokenizer's file itself opens a text with; None: bos where there is one.
-        controls: ids that are no text.
+        files: the settings of the folder.
+        token_id: gives the id of a token, None where the vocabulary lacks it.
+        own: the ids in the tokenizer's own file, by "bos", "eos" and "pad".
+        begin: the ids with which the tokenizer's own file opens a text; None: bos where there is one.
+        controls: ids that are never text.
     """
     found = {}
     for part in ("bos", "eos", "pad"):
@@ -79,10 +79,10 @@ class Tokenizer(abc.ABC):
         vocab_size: the highest id and 1, added tokens included. The embedding may be larger.
         bos_id: the id of the begin symbol; None where there is none.
         eos_id: the id of the end symbol.
-        pad_id: the pad where there is one, else eos. Masks never look at it: they come from lengths.
-        begin_ids: what every sequence opens with: bos, or nothing where the model was made without.
-        stop_ids: eos, then other ends that the model's config names (chat models often have two).
-        special_ids: every id that is no text: they are skipped in decoding, and never made from text.
+        pad_id: the pad where there is one, else eos. Masks do not depend on it: they come from lengths.
+        begin_ids: the ids that open every sequence: bos, or none for a model trained without.
+        stop_ids: eos, then the other ends in the model's config (chat models often have two).
+        special_ids: every id that is not text: skipped in decoding, and never made from text.
         files: the folder's settings: names of special tokens, chat template.
     """
 
@@ -103,37 +103,37 @@ class Tokenizer(abc.ABC):
 
     @property
     def names(self) -> dict[str, str]:
-        """Special tokens by their part ("bos_token"), for chat templates: the folder's, else those that the tokenizer knows."""
+        """Special tokens by role ("bos_token"), for chat templates: those of the folder, else of the tokenizer."""
         known = {"bos_token": self.bos_id, "eos_token": self.eos_id}
         found = {part: self.piece(token) for part, token in known.items() if token is not None}
         return found | dict(self.files.named)
 
     @abc.abstractmethod
     def encode(self, text: str) -> list[int]:
-        """The ids of plain text, as at the beginning of a text; no bos, no eos, no markers."""
+        """The ids of plain text at the beginning of a sequence; no bos, no eos, no markers."""
 
     @abc.abstractmethod
     def encode_template(self, text: str, continues: bool = False) -> Encoded:
-        """The ids of a rendered template, in which special tokens are spelled out. Nothing is put before or after it.
+        """The ids of a rendered template, in which special tokens are spelled out. Nothing is added before or after it.
 
-        With `continues` other text stands before it, so that its first word gets no space of its own.
+        With `continues` the text follows other text, so no space is added before its first word.
         """
 
     @abc.abstractmethod
     def cuts(self, text: str) -> list[int]:
-        """Where to cut a text that stands in a template, so that no special token is made of it; none for ordinary text.
+        """Positions at which to cut a message in a template so that no special token is made of it; none for ordinary text.
 
         Raises:
-            UserError: a special token of one character is in it, which cannot be cut.
+            UserError: it contains a special token of one character, which cannot be cut.
         """
 
     @abc.abstractmethod
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of ids, without spaces at its ends. Special tokens (bos, eos, pad, markers) have no text."""
+        """The text of ids, stripped of spaces. Special tokens (bos, eos, pad, markers) have no text."""
 
     @abc.abstractmethod
     def piece(self, token: int) -> str:
-        """One token for people to read: its text, or its name where it is special or only part of a character."""
+        """One token in readable form: its text, or its name where it is special or only part of a character."""
 
     @abc.abstractmethod
     def _token_id(self, token: str) -> int | None:
@@ -141,11 +141,11 @@ class Tokenizer(abc.ABC):
 
     @abc.abstractmethod
     def _encode_segment(self, text: str) -> list[int]:
-        """A segment goes on from what stands before it. Where texts get a space put before their first word, so does a
-        segment, unless it begins with a line break or a space of its own."""
+        """The ids of a segment that follows other text. A tokenizer that puts a space before the first word of a text also
+        puts one before a segment, unless it begins with a line break or a space."""
 
     def encode_segments(self, segments: Sequence[str]) -> list[int]:
-        """The ids of segments, each encoded on its own. Markers and `END` become their one id; no bos, no final eos."""
+        """The ids of segments, each encoded separately. Markers and `END` become one id; no bos, no final eos."""
         ids: list[int] = []
         for segment in segments:
             if segment in self._markers:
@@ -155,10 +155,10 @@ class Tokenizer(abc.ABC):
         return ids
 
     def marker_id(self, marker: str) -> int:
-        """The id of a marker (`formats.OPTIONS`, say).
+        """The id of a marker, such as one of `formats.OPTIONS`.
 
         Raises:
-            UserError: if the vocabulary does not hold it.
+            UserError: the vocabulary lacks it.
         """
         if marker not in self._markers:
             raise UserError(

@@ -1,8 +1,8 @@
-"""This project's own tokenizers as tokenizer.json, which `transformers` loads with equal ids.
+"""Exports this project's own tokenizers as tokenizer.json, which `transformers` loads with equal ids.
 
-Written for what `tokenizer.train_tokenizer` makes: BPE whose pieces are scored by the order of their merges, SentencePiece's
-default normalisation, no bytes as a last resort. Control symbols become special tokens: `transformers` finds them in text,
-which SentencePiece does not.
+Handles the output of `sentence_piece.train_tokenizer`: BPE whose pieces are scored by the order of their merges, with the
+default normalisation of SentencePiece and without byte fallback. Control symbols become special tokens, which `transformers`,
+unlike SentencePiece, also recognises in text.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _BYTES, _NORMALIZER, _CHARSMAP = 2, 3, 2  # Wire type; fields of ModelProto and 
 
 
 def tokenizer_files(path: Path) -> dict[str, str]:
-    """Texts of tokenizer.json and tokenizer_config.json for a tokenizer.model of `train_tokenizer`."""
+    """The contents of tokenizer.json and tokenizer_config.json for a tokenizer.model of `train_tokenizer`."""
     model = path.read_bytes()
     processor = sentencepiece.SentencePieceProcessor(model_proto=model)
     pieces = [processor.id_to_piece(i) for i in range(processor.vocab_size())]
@@ -64,12 +64,12 @@ def tokenizer_files(path: Path) -> dict[str, str]:
     names = {"bos_token": bos, "eos_token": pieces[processor.eos_id()], "unk_token": unknown}
     names |= {"pad_token": pieces[processor.pad_id()]} if processor.pad_id() >= 0 else {}
     config = {"tokenizer_class": "PreTrainedTokenizerFast", **names, "clean_up_tokenization_spaces": False}
-    dump = lambda value: json.dumps(value, ensure_ascii=False, indent=1) + "\n"  # noqa: E731
-    return {"tokenizer.json": dump(content), "tokenizer_config.json": dump(config)}
+    contents = {"tokenizer.json": content, "tokenizer_config.json": config}
+    return {name: json.dumps(value, ensure_ascii=False, indent=1) + "\n" for name, value in contents.items()}
 
 
 def _merges(processor: sentencepiece.SentencePieceProcessor, pieces: list[str], special: set[int]) -> Iterator[list[str]]:
-    """Every pair that makes a piece, the best piece first."""
+    """Every pair of pieces that merges into a piece, best pieces first."""
     plain = {piece: processor.get_score(i) for i, piece in enumerate(pieces) if i not in special}
     for piece in sorted((piece for piece in plain if len(piece) > 1), key=plain.get, reverse=True):
         for cut in range(1, len(piece)):
@@ -78,7 +78,7 @@ def _merges(processor: sentencepiece.SentencePieceProcessor, pieces: list[str], 
 
 
 def _fields(message: bytes) -> Iterator[tuple[int, bytes]]:
-    """The length-delimited fields of a protocol buffer's message, by number."""
+    """The length-delimited fields of a protocol buffer message: (number, content)."""
     at = 0
 
     def varint() -> int:

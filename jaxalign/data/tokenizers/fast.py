@@ -1,4 +1,4 @@
-"""tokenizer.json, as fast tokenizers of the `transformers` library have it, through the `tokenizers` library."""
+"""Tokenizers from tokenizer.json, the format of fast tokenizers in `transformers`, through the `tokenizers` library."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from jaxalign.data.tokenizers.base import SPACE, Encoded, Tokenizer, special_ids
 from jaxalign.data.tokenizers.files import TokenizerFiles
 from jaxalign.errors import UserError
 
-_BYTE_SPACE = "\u0120"  # How byte-level pieces write a space.
-# Byte-level pieces write a byte as a character: the visible ones of Latin-1 as themselves, the others as those from U+0100 on.
+_BYTE_SPACE = "\u0120"  # Represents a space in byte-level pieces.
+# Byte-level pieces represent a byte by a character: visible ones of Latin-1 by themselves, the others by those from U+0100 on.
 _SHOWN = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
 _HIDDEN = [byte for byte in range(256) if byte not in _SHOWN]
 _BYTES = {chr(byte): byte for byte in _SHOWN} | {chr(0x100 + i): byte for i, byte in enumerate(_HIDDEN)}
@@ -35,12 +35,12 @@ class JsonTokenizer(Tokenizer):
         ids = special_ids(files, library.token_to_id, {}, begin, self._special.keys() - {self._unknown})
         super().__init__(1 + max(library.get_vocab(with_added_tokens=True).values()), ids, files)
         if self.begin_ids and self.begin_ids[-1] == self.eos_id != self.bos_id:
-            self.begin_ids = self.begin_ids[:-1]  # What closes a text, which the library puts around an empty one as well.
+            self.begin_ids = self.begin_ids[:-1]  # The library also adds the eos to an empty text.
         self._spaces_first = (self._run(library, "a", special=False).tokens or [""])[0].startswith((SPACE, _BYTE_SPACE))
 
     @classmethod
     def load(cls, path: Path, files: TokenizerFiles) -> JsonTokenizer:
-        """Raises UserError if the file cannot be read, or has no end symbol."""
+        """Reads a tokenizer.json. Raises UserError if the file cannot be read or has no end symbol."""
         try:
             library = tokenizers.Tokenizer.from_file(str(path))
         except Exception as error:  # The library raises plain Exception.
@@ -90,7 +90,7 @@ class JsonTokenizer(Tokenizer):
         return self._plain(self._inside if inside else self._library, text)
 
     def _plain(self, library: tokenizers.Tokenizer, text: str) -> list[int]:
-        """Ids of text. Some models know their special tokens as pieces, too: such a piece is cut after its first character."""
+        """Ids of text. Some vocabularies have special tokens as pieces; such a piece is cut after its first character."""
         found = self._run(library, text, special=False)
         cut = self._first_cut(found, text)
         if cut is None:
@@ -98,9 +98,9 @@ class JsonTokenizer(Tokenizer):
         return self._plain(library, text[:cut]) + self._plain(self._inside, text[cut:])
 
     def _first_cut(self, found: tokenizers.Encoding, text: str) -> int | None:
-        """Where the first special token that text was taken for is to be cut; None where there is no such token.
+        """Where to cut the first piece of text that became a special token; None where there is none.
 
-        The unknown symbol may stand for unknown characters; that is not meant.
+        The unknown symbol for unknown characters does not count.
         """
         if self._special.keys().isdisjoint(found.ids):
             return None
@@ -109,8 +109,8 @@ class JsonTokenizer(Tokenizer):
             if token not in self._special or (token == self._unknown and taken != self._special[token]):
                 continue
             if len(taken) < 2:
-                raise UserError(f"a text holds {taken!r}, which the tokenizer in {self.files.folder} cannot tell from its "
-                                f"special token {self._special[token]!r}; leave it out")
+                raise UserError(f"a text has {taken!r}, which the tokenizer in {self.files.folder} cannot distinguish from "
+                                f"its special token {self._special[token]!r}; remove it")
             return start + text[start:end].index(taken) + 1
         return None
 
@@ -121,7 +121,7 @@ class JsonTokenizer(Tokenizer):
 
     @functools.cached_property
     def _inside(self) -> tokenizers.Tokenizer:
-        """The same tokenizer for text that others stand before: it puts no space at its beginning."""
+        """The same tokenizer for text that follows other text: it adds no space at the beginning."""
         if not self._spaces_first:
             return self._library
         whole = json.loads(self._library.to_str())
@@ -131,7 +131,7 @@ class JsonTokenizer(Tokenizer):
 
 
 def _add_tokens(library: tokenizers.Tokenizer, files: TokenizerFiles) -> None:
-    """Added tokens that the file lacks, under their ids, and as special what the folder calls so or ends texts with."""
+    """Adds the tokens that the file lacks, and marks as special those that the folder declares special or as ends of texts."""
     for number, token in files.added.items():
         if library.token_to_id(token.content) is None:
             library.add_tokens([tokenizers.AddedToken(token.content, special=token.special, normalized=False)])
@@ -156,7 +156,7 @@ def _begin_ids(library: tokenizers.Tokenizer) -> tuple[int, ...]:
 
 
 def _without_space(part: Any) -> Any:
-    """A normalizer or pre-tokenizer of tokenizer.json, less what puts a space before a text."""
+    """A normalizer or pre-tokenizer of tokenizer.json without the part that adds a space before a text."""
     if not isinstance(part, dict):
         return part
     if part["type"] == "Sequence":

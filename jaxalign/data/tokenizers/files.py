@@ -1,4 +1,4 @@
-"""What stands beside a tokenizer in a Hugging Face folder: which tokens are special, what opens a text, the chat template."""
+"""The tokenizer settings of a Hugging Face folder: special and added tokens, opening and ending ids, the chat template."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from jaxalign.errors import UserError
 
 NAMES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
          "generation_config.json", "chat_template.jinja")
-"""The files that a tokenizer is read from, beside config.json; any of them may be absent."""
+"""The files that a tokenizer is read from, in addition to config.json; any of them may be absent."""
 _SINGLE = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _LISTED = ("additional_special_tokens", "extra_special_tokens")
 
 
 @dataclasses.dataclass(frozen=True)
 class AddedToken:
-    """A token beyond the tokenizer's own file."""
+    """A token that the tokenizer's own file lacks."""
 
     content: str
     special: bool
@@ -30,15 +30,15 @@ class TokenizerFiles:
     """The settings of a folder.
 
     Attributes:
-        folder: where it is; for messages.
-        named: special tokens by their part ("bos_token": "<s>"), as chat templates know them; a part that is absent has none.
+        folder: its path, for error messages.
+        named: special tokens by role ("bos_token": "<s>"), as chat templates use them; an absent role has none.
         other_special: further special tokens.
         added: added tokens by id.
-        settled: the parts that a file speaks of, be it to say that there is none.
-        bos_id: of generation_config.json or config.json.
-        eos_ids: of generation_config.json and config.json, in this order.
-        add_bos: whether texts open with bos, where it is said.
-        legacy: SentencePiece puts a space before the text after every special token, not only before the first.
+        settled: the roles that a file mentions, even if only to declare that there is none.
+        bos_id: from generation_config.json or config.json.
+        eos_ids: from generation_config.json and config.json, in this order.
+        add_bos: whether texts open with bos; None where no file says.
+        legacy: SentencePiece adds a space to the text after every special token, not only to the first.
         chat_template: Jinja source; None where there is none.
     """
 
@@ -55,18 +55,18 @@ class TokenizerFiles:
 
     @property
     def special(self) -> tuple[str, ...]:
-        """Every token that these files call special."""
+        """Every token that these files declare special."""
         added = (token.content for token in self.added.values() if token.special)
         return tuple(dict.fromkeys((*self.named.values(), *self.other_special, *added)))
 
 
 def read_tokenizer_files(folder: Path) -> TokenizerFiles:
-    """The settings of a folder; its tokenizer itself is not read.
+    """The settings of a folder; the tokenizer itself is not read.
 
-    tokenizer_config.json comes before special_tokens_map.json. Their tokens are texts, or objects with "content".
+    tokenizer_config.json takes precedence over special_tokens_map.json. Their tokens are strings or objects with "content".
 
     Raises:
-        UserError: a file is not JSON, or a setting has an ill form.
+        UserError: a file is not JSON, or a setting is malformed.
     """
     config, names = _read(folder / "tokenizer_config.json"), _read(folder / "special_tokens_map.json")
     generation, model = _read(folder / "generation_config.json"), _read(folder / "config.json")
@@ -101,7 +101,7 @@ def _read(path: Path) -> dict[str, Any]:
 def _content(folder: Path, part: str, value: Any) -> str:
     found = value.get("content") if isinstance(value, dict) else value
     if not isinstance(found, str):
-        raise UserError(f"the tokenizer files in {folder} give {part} as {str(value)[:60]}; a text, or an object with "
+        raise UserError(f"the tokenizer files in {folder} give {part} as {str(value)[:60]}; a string, or an object with "
                         '"content", is expected')
     return found
 
@@ -116,7 +116,7 @@ def _ids(folder: Path, part: str, value: Any) -> tuple[int, ...]:
 
 
 def _added(folder: Path, decoder: Any, by_content: Mapping[str, Any], special: set[str]) -> dict[int, AddedToken]:
-    """added_tokens_decoder (id: object) and added_tokens.json (text: id) together; the former says more."""
+    """Merges added_tokens_decoder (id: object) with added_tokens.json (text: id); the former takes precedence."""
     found = {}
     try:
         for content, number in by_content.items():
@@ -126,13 +126,13 @@ def _added(folder: Path, decoder: Any, by_content: Mapping[str, Any], special: s
             marked = isinstance(value, dict) and bool(value.get("special"))
             found[int(number)] = AddedToken(content, marked or content in special)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise UserError(f"the added tokens of the tokenizer in {folder} are ill-formed ({type(error).__name__}: {error}); get "
+        raise UserError(f"the added tokens of the tokenizer in {folder} are malformed ({type(error).__name__}: {error}); get "
                         "tokenizer_config.json and added_tokens.json again") from error
     return dict(sorted(found.items()))
 
 
 def _chat_template(folder: Path, given: Any) -> str | None:
-    """chat_template.jinja comes first; of a list of named templates the one named "default" is used."""
+    """chat_template.jinja takes precedence; from a list of named templates the one named "default" is used."""
     path = folder / "chat_template.jinja"
     if path.is_file():
         try:
@@ -144,8 +144,8 @@ def _chat_template(folder: Path, given: Any) -> str | None:
     try:
         named = {item["name"]: item["template"] for item in given}
     except (TypeError, KeyError) as error:
-        raise UserError(f"chat_template in {folder / 'tokenizer_config.json'} is neither a text nor a list of named templates; "
-                        "mend it") from error
+        raise UserError(f"chat_template in {folder / 'tokenizer_config.json'} is neither a string nor a list of named "
+                        "templates; correct it") from error
     if not isinstance(named.get("default"), str):
         raise UserError(f"chat_template in {folder / 'tokenizer_config.json'} has no template named 'default', only "
                         f"{', '.join(map(str, named))}; put the one to use into chat_template.jinja")

@@ -1,4 +1,4 @@
-"""The one door to a tokenizer: SentencePiece (`.model`) or `tokenizer.json`, with the settings that stand beside it."""
+"""Loads a tokenizer, SentencePiece (`.model`) or `tokenizer.json`, with the settings of its folder."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ __all__ = ["Tokenizer", "load_tokenizer"]
 def load_tokenizer(path: str | Path) -> Tokenizer:
     """The tokenizer of a folder in Hugging Face layout, or of one file.
 
-    A folder's special tokens, added tokens and chat template are read too (`tokenizer_files`); a file stands for itself. Where
-    a folder has both files, tokenizer.json is used, as `transformers` does: that is what the model will be served with, and
-    it may hold tokens that the `.model` lacks.
+    From a folder, special tokens, added tokens and chat template are read too (`data.tokenizers.files`); a file is read without
+    them. In a folder with both files tokenizer.json is used, as in `transformers`: the model will be served with it, and it may
+    have tokens that the `.model` lacks.
 
     Raises:
-        UserError: nothing is there, a file is damaged, or no token ends a sequence.
+        UserError: there is no tokenizer, a file is damaged, or no token ends a sequence.
     """
     path = Path(path).expanduser()
     files = TokenizerFiles(str(path.parent))

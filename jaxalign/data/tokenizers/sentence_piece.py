@@ -1,7 +1,7 @@
 """SentencePiece tokenizers: any `.model`, and the project's own, trained on the world's text.
 
-Text is encoded segment by segment (see `formats`). A segment that is one of the format's markers becomes that marker's
-one id where the vocabulary has it; markers are control symbols, which SentencePiece never matches inside text.
+Text is encoded segment by segment (see `data.chat.formats`). A segment that equals a marker becomes the marker's id where the
+vocabulary has it. Markers are control symbols, which SentencePiece never matches inside text.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _KEEP_SPACES = b"\x1a\x04\x18\x00\x20\x00"
 
 
 class SentencePieceTokenizer(Tokenizer):
-    """A SentencePiece model, and perhaps tokens that its folder adds beyond its pieces."""
+    """A SentencePiece model, with the tokens that its folder adds."""
 
     def __init__(self, model: bytes, files: TokenizerFiles):
         self._model, self._processor = model, sentencepiece.SentencePieceProcessor(model_proto=model)
@@ -54,11 +54,11 @@ class SentencePieceTokenizer(Tokenizer):
 
     @classmethod
     def load(cls, path: Path, files: TokenizerFiles) -> SentencePieceTokenizer:
-        """Raises UserError if the file is no SentencePiece model, or there is no end symbol."""
+        """Reads a `.model`. Raises UserError if it is not a SentencePiece model, or there is no end symbol."""
         try:
             model = path.read_bytes()
             sentencepiece.SentencePieceProcessor(model_proto=model)
-        except Exception as error:  # SentencePiece raises RuntimeError or its own types, by version
+        except Exception as error:  # SentencePiece raises RuntimeError or its own types, depending on the version.
             raise UserError(f"tokenizer {path} is not a readable SentencePiece model; it may be cut short") from error
         return cls(model, files)
 
@@ -74,8 +74,8 @@ class SentencePieceTokenizer(Tokenizer):
         found: list[int] = []
         while self._specials is not None and (match := self._specials.search(text, found[-1] if found else 0)):
             if len(match[0]) < 2:
-                raise UserError(f"a text holds {match[0]!r}, which the tokenizer in {self.files.folder} cannot tell from its "
-                                "special token; leave it out")
+                raise UserError(f"a text has {match[0]!r}, which the tokenizer in {self.files.folder} cannot distinguish "
+                                "from its special token; remove it")
             found.append(match.start() + 1)
         return found
 
@@ -101,13 +101,13 @@ class SentencePieceTokenizer(Tokenizer):
     def _encode_segment(self, text: str) -> list[int]:
         if text.startswith("\n"):
             ids = self.encode(text)
-            # SentencePiece puts a space before every text; before a line break it stands alone and is dropped.
+            # SentencePiece adds a space before every text; before a line break it is a piece of its own and is dropped.
             return ids[1:] if ids and self._processor.id_to_piece(ids[0]) == SPACE else ids
         return self.encode(text.removeprefix(" "))
 
     def _encode_parts(self, text: str, tokens: re.Pattern[str] | None, continues: bool) -> Encoded:
-        """Text with `tokens` matched in it. What stands between them is encoded part by part: the first as a text of its own
-        unless it `continues`, the others so too in a legacy tokenizer."""
+        """Text in which `tokens` are matched. The parts between them are encoded separately: the first as the beginning of a
+        text unless it `continues`, the others likewise only in a legacy tokenizer."""
         ids, spans, at = [], [], 0
         matches = [] if tokens is None else list(tokens.finditer(text))
         for match in (*matches, None):
@@ -124,7 +124,7 @@ class SentencePieceTokenizer(Tokenizer):
         return Encoded(ids, spans)
 
     def _decode_parts(self, ids: Iterable[int]) -> Iterator[str]:
-        """Texts of the runs between added tokens, with the space that a run begins with, and of those that are no specials."""
+        """Texts of the runs between added tokens, with a run's leading space, and of added tokens that are not special."""
         run: list[int] = []
         for token in (*ids, None):
             if token is not None and token not in self._added:
@@ -140,12 +140,12 @@ class SentencePieceTokenizer(Tokenizer):
 
     @functools.cached_property
     def _inside(self) -> sentencepiece.SentencePieceProcessor:
-        """The same model for text that other text stands before: spaces are kept as they are."""
+        """The same model for text that follows other text: spaces are kept as they are."""
         return sentencepiece.SentencePieceProcessor(model_proto=self._model + _KEEP_SPACES)
 
 
 def _alternatives(tokens: Iterable[str]) -> re.Pattern[str] | None:
-    """Matches any of the tokens, the longest where several begin at one place; None for none."""
+    """Matches any of the tokens, the longest where several match; None for no tokens."""
     ordered = sorted(filter(None, tokens), key=len, reverse=True)
     return re.compile("|".join(map(re.escape, ordered))) if ordered else None
 
@@ -155,12 +155,12 @@ PRINTABLE = "".join(chr(code) for code in range(33, 127))
 
 
 def least_vocabulary(alphabet: str) -> int:
-    """Ids of markers, the four specials, the mark of a space and single characters."""
+    """The number of ids for markers, the four special tokens, the space and single characters."""
     return len(MARKERS) + 4 + 1 + len(set(alphabet))
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int | None, path: str | Path, alphabet: str = PRINTABLE) -> Tokenizer:
-    """Trains the project's own tokenizer (BPE, markers as single symbols) and writes it to `path` in one move.
+    """Trains the project's own tokenizer (BPE, markers as single symbols) and writes it to `path` atomically.
 
     The same texts and size give the same file: one thread, no sampling. The alphabet is always covered (printable ASCII, so
     that any English text can be encoded); other characters become the unknown symbol.
@@ -168,11 +168,11 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int | None, path: str | Pa
     Args:
         texts: plain text lines, without markers.
         vocab_size: number of ids, markers included; None: no more than markers, specials and single characters.
-        alphabet: characters that are covered even where the texts lack them.
-        path: where the `.model` goes.
+        alphabet: characters that are covered even if the texts lack them.
+        path: the `.model` file.
 
     Raises:
-        UserError: if the texts do not support that vocabulary size.
+        UserError: the texts are too few or too uniform for that vocabulary size.
     """
     path = Path(path)
     model = io.BytesIO()
