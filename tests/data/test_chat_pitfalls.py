@@ -11,8 +11,8 @@ from jaxalign.data.chat import styles
 from jaxalign.data.packing import pack
 from jaxalign.data.tokenizers.load import load_tokenizer
 from jaxalign.records import Comparison, Message, Prompt
-from jaxalign.stages import dpo
 from jaxalign.stages.shared import common
+from jaxalign.trainers import answers
 from tests import made_tokenizers
 
 ASK, ANSWER = (Message("user", "Why did it sit?"),), "It is 4."
@@ -43,7 +43,7 @@ def test_pitfall_04_the_ends_of_earlier_turns_are_not_learnt_and_do_not_end_the_
     """The same id ends every turn; "the first eos" was taken for the end of the row."""
     messages = (*ASK, Message("assistant", "b"), Message("user", "c"))
     pair = Comparison(Prompt("p", messages, "x"), ANSWER, "d", 1.0)
-    batch = dpo.arrays(llama3, [pair], "chat", Dpo())
+    batch = answers.pair_arrays(llama3, [pair], "chat", Dpo())
     prompt = styles.encode_prompt(llama3, messages, "chat")
     assert prompt.count(0) == 3 and batch.prompt_length[0, 0] == len(prompt)
     answer = batch.tokens[0, 0, len(prompt) : batch.length[0, 0]].tolist()
