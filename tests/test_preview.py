@@ -166,7 +166,8 @@ def test_nothing_in_a_text_writes_to_the_terminal():
     (["--answers=all"], "--answers belongs to --messages"),
     (["--roows=2"], "--roows is not a flag"),
     (["--config.data.style=chatt"], "config.data.style is 'chatt'; it must be one of compact, hh, chat; did you mean chat?"),
-    (["--config.model.source=scratch"], "config.data.style is 'chat', the chat template of a pretrained model"),
+    (["--config.model.source=scratch", "--config.model.path="],
+     "config.data.style is 'chat', the chat template of a pretrained model"),
 ])  # fmt: skip
 def test_mistakes_are_one_sentence(run, folder, arguments, message):
     config = [] if arguments[0].startswith("--model") else [f"--config={folder / 'small.py'}"]

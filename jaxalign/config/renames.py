@@ -9,6 +9,9 @@ from typing import Any
 
 from ml_collections import config_dict
 
+from jaxalign.errors import UserError
+from jaxalign.registry.policy_losses import POLICY_LOSSES
+
 
 @dataclasses.dataclass(frozen=True)
 class Rename:
@@ -92,6 +95,25 @@ def leaves_with_current_names(leaves: Mapping[str, Any]) -> dict[str, Any]:
             report(rename)
             leaves.update(rename.apply(leaves.pop(rename.old)))
     return leaves
+
+
+def effective(leaves: Mapping[str, Any]) -> dict[str, Any]:
+    """`leaves`, by dotted name, with the clip range that the policy loss uses where ppo.clip or clip_high is not set.
+
+    A manifest from before that default was the loss's own states the numbers, so both forms compare equal.
+    """
+    try:
+        loss = POLICY_LOSSES.get(leaves["ppo.policy_loss"], "config.ppo.policy_loss")
+    except (KeyError, UserError):  # Another section, or a loss that is no longer there.
+        return dict(leaves)
+    low, high = loss.clip_range(leaves.get("ppo.clip"), leaves.get("ppo.clip_high"))
+    return dict(leaves) | {"ppo.clip": low, "ppo.clip_high": high}
+
+
+def current_names(name: str) -> tuple[str, ...]:
+    """The names that the field or section `name` has now: its own where it was never renamed."""
+    rename = rename_of(name)
+    return (name,) if rename is None else rename.new
 
 
 def rename_of(name: str) -> Rename | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 from collections.abc import Iterable, Mapping
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxalign.config import Config, schema, to_dict
+from jaxalign.config.renames import current_names, effective, leaves_with_current_names
 from jaxalign.errors import UserError
 from jaxalign.pipeline.graph import Load, loader, names, read_graph
 from jaxalign.stages.shared.manifest import DONE, Manifest, file_fingerprint, find_manifest, new_manifest
@@ -77,19 +79,16 @@ def _differences(manifest: Manifest, config: Config) -> list[str]:
 
     A field that did not exist then and has its default now is no difference: a default does what was done before.
     """
-    differences, defaults = [], type(config)()
-    for name, old in manifest.config.items():
-        try:
-            after = _leaves(schema.to_plain(schema.get(config, name)), name)
-        except KeyError:
-            after = {}
-        before = _renamed(_leaves(old, name))
-        usual = _leaves(schema.to_plain(schema.get(defaults, name)), name) if after else {}
-        after = {leaf: value for leaf, value in after.items() if leaf in before or value != usual[leaf]}
-        for leaf in sorted(before.keys() | after.keys()):
-            was, now = (repr(side[leaf]) if leaf in side else "not there" for side in (before, after))
-            if was != now:
-                differences.append(f"config.{leaf} was {was} and is {now}")
+    old = {leaf: value for name, section in manifest.config.items() for leaf, value in _leaves(section, name).items()}
+    before = effective(leaves_with_current_names(old))
+    names_now = [now for name in manifest.config for now in current_names(name)]
+    usual, after = (effective(_leaves_of(found, names_now)) for found in (type(config)(), config))
+    after = {leaf: value for leaf, value in after.items() if leaf in before or value != usual[leaf]}
+    differences = []
+    for leaf in sorted(before.keys() | after.keys()):
+        was, now = (repr(side[leaf]) if leaf in side else "not there" for side in (before, after))
+        if was != now:
+            differences.append(f"config.{leaf} was {was} and is {now}")
     for path, old in manifest.files.items():
         # A file that is gone cannot have changed what was made from it; a stage that still needs it reports it.
         if Path(path).exists() and file_fingerprint(Path(path), path) != old:
@@ -97,22 +96,19 @@ def _differences(manifest: Manifest, config: Config) -> list[str]:
     return differences
 
 
+def _leaves_of(config: Config, dotted: Iterable[str]) -> dict[str, Any]:
+    """The values of a config at and inside the given names; names that it does not have are left out."""
+    found: dict[str, Any] = {}
+    for name in dotted:
+        with contextlib.suppress(KeyError):
+            found.update(_leaves(schema.to_plain(schema.get(config, name)), name))
+    return found
+
+
 def _leaves(value: Any, name: str) -> dict[str, Any]:
     if isinstance(value, dict):
         return {leaf: item for key, inner in value.items() for leaf, item in _leaves(inner, f"{name}.{key}").items()}
     return {name: value}
-
-
-def _renamed(leaves: dict[str, Any]) -> dict[str, Any]:
-    """The values of an older manifest under their present names. One field once held the policy of every check of RL; all
-    checks but the sampler's could only warn or stop."""
-    policy = leaves.get("ppo.on_sampler_gap")
-    if policy is None:
-        return leaves
-    other = "stop" if policy == "stop" else "warn"
-    checks = {"ratio": policy, "sampler_gap": policy, "reference_kl": other, "micro_batches": other}
-    kept = {leaf: value for leaf, value in leaves.items() if leaf != "ppo.on_sampler_gap"}
-    return kept | {f"ppo.checks.{check}": value for check, value in checks.items()}
 
 
 def _listed(found: Iterable[str]) -> str:

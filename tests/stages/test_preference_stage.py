@@ -76,7 +76,7 @@ def test_an_interruption_between_members_changes_nothing(ensemble, tmp_path):
 
 
 def test_one_model_has_nothing_to_combine():
-    with pytest.raises(UserError, match="config.preference.combine is 'min' but config.preference.members is 1"):
+    with pytest.raises(UserError, match="config.preference.combine is 'min', which is not read where"):
         from_config_dict({"preference": {"combine": "min"}})
 
 

@@ -12,9 +12,11 @@ from jaxalign.config.sections.optimizer import Optimizer
 from jaxalign.config.sections.shared import Sampling, Trained
 from jaxalign.errors import UserError
 from jaxalign.registry.advantages import ADVANTAGES, AdvantageEstimator
+from jaxalign.registry.policy_losses import POLICY_LOSSES
 from jaxalign.registry.rewards import REWARDS
 
 _ESTIMATOR = chosen("advantages", ADVANTAGES)
+_LOSS = chosen("policy_loss", POLICY_LOSSES)
 _CRITIC = chosen("advantages", ADVANTAGES, "needs_critic")
 _ADAPTIVE = when("kl_controller", "adaptive")
 _CORRECTED = when("sampler_correction", "truncate", "mask")
@@ -60,11 +62,13 @@ class Ppo(Sampling, Trained):
     gamma: float = field(1.0, "Discount (gae, reinforce, vtrace, reinforce_pp).", between(0.0, 1.0), _ESTIMATOR)
     lam: float = field(0.95, "Lambda of generalised advantage estimation (gae, vtrace).", between(0.0, 1.0), _ESTIMATOR)
     policy_loss: str = field("clip", "PPO's clipped ratio, GSPO's ratio of whole responses, CISPO's clipped weight, or plain "
-                             "REINFORCE.", one_of("clip", "gspo", "cispo", "plain"))
-    clip: float = field(0.2, "The policy's ratio is clipped to [1 - clip, 1 + clip].", above(0))
-    clip_high: float | None = field(None, "The ratio's upper bound is 1 + clip_high; None: clip.", above(0))
+                             "REINFORCE.", registered(POLICY_LOSSES))
+    clip: float | None = field(None, "The policy's ratio is clipped to [1 - clip, 1 + clip]; None: the policy loss's own range "
+                               "(0.2; for gspo 3e-4 below and 4e-4 above).", above(0), _LOSS)
+    clip_high: float | None = field(None, "The ratio's upper bound is 1 + clip_high; None: clip, or the policy loss's own "
+                                    "range.", above(0), _LOSS)
     dual_clip: float | None = field(None, "Upper bound of the ratio for negative advantages (clip); None: no bound.",
-                                    above(1), when("policy_loss", "clip"))
+                                    above(1), _LOSS)
     aggregation: str = field("token_mean", "How the losses of tokens are aggregated: docs/ppo.md.",
                              one_of("token_mean", "sequence_mean_token_mean", "sequence_mean_token_sum", "token_sum_constant"))
     entropy_coef: float = field(0.0, "Weight of the entropy bonus.", at_least(0))
@@ -135,7 +139,7 @@ class Ppo(Sampling, Trained):
         if self.missing_eos == "penalty" and self.missing_eos_value < 0:
             raise UserError(f"config.ppo.missing_eos is 'penalty' and config.ppo.missing_eos_value is "
                             f"{self.missing_eos_value}; it is subtracted from the score, so it must be at least 0")
-        if self.clip > 1:
+        if self.clip is not None and self.clip > 1:
             raise UserError(f"config.ppo.clip is {self.clip}; a ratio cannot fall below 0, so it must be at most 1")
         if self.kl_in == "loss" and self.kl_estimator == "k1" and self.kl_coef > 0:
             raise UserError("config.ppo.kl_in is 'loss' and config.ppo.kl_estimator is 'k1', whose gradient is 0 on average, "
