@@ -12,6 +12,7 @@ A config file starts from the defaults and changes some fields:
 `python -m jaxalign.config` prints the reference page, docs/config.md. Nothing here imports JAX.
 """
 
+from jaxalign.config.arguments import section_from
 from jaxalign.config.constraints import above, at_least, between, none_or_some_of, one_of, some_of
 from jaxalign.config.root import (
     Config,
@@ -90,6 +91,7 @@ __all__ = [
     "some_of",
     "field",
     "section",
+    "section_from",
     "default_for",
     "default_config",
     "from_config_dict",

@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxalign.config import schema
+from jaxalign.config import section_from
 from jaxalign.data.tokenizers.load import Tokenizer
 from jaxalign.errors import UserError
 from jaxalign.models.language_model import LanguageModel
@@ -26,21 +26,6 @@ from jaxalign.training.checkpoint import copy_params
 from jaxalign.training.loop import Loop, Step
 
 __all__ = ["PolicyTrainer", "Step", "Trainer", "fingerprint", "section_from"]
-
-
-def section_from(default: Any, fields: Mapping[str, Any], name: str) -> Any:
-    """A config section from keyword arguments; fields that are not given keep the values of `default`.
-
-    Args:
-      default: the section.
-      fields: values by field name. A section inside is a mapping, or an object of its class.
-      name: the trainer's name in error messages.
-
-    Raises:
-      UserError: there is no such field, or its value is not accepted.
-    """
-    plain = {key: dataclasses.asdict(x) if dataclasses.is_dataclass(x) else x for key, x in fields.items()}
-    return schema.from_mapping(default, plain, name)
 
 
 class Trainer:

@@ -49,3 +49,11 @@ def test_a_field_that_is_no_longer_read_is_dropped_with_its_remedy(lines):
 def test_a_manifest_of_old_names_compares_equal_to_the_defaults():
     old = {"ppo.on_sampler_gap": "warn", "ppo.micro_batches": 2, "ppo.clip": 0.2}
     assert renames.leaves_with_current_names(old) == {"ppo.clip": 0.2} | {f"ppo.checks.{name}": "warn" for name in NEW}
+
+
+def test_a_clip_that_is_not_set_compares_equal_to_the_range_of_its_policy_loss():
+    old = {"ppo.policy_loss": "clip", "ppo.clip": 0.2, "ppo.clip_high": None}
+    assert renames.effective(old) == renames.effective(old | {"ppo.clip": None})
+    gspo = old | {"ppo.policy_loss": "gspo"}
+    assert renames.effective(gspo)["ppo.clip"] == 0.2
+    assert renames.effective(gspo | {"ppo.clip": None}) == gspo | {"ppo.clip": 3e-4, "ppo.clip_high": 4e-4}

@@ -1,0 +1,51 @@
+"""Sections made from keyword arguments, for the Python API."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from jaxalign.config import schema
+from jaxalign.config.reading import refuse_unread
+from jaxalign.config.root import Config
+from jaxalign.errors import UserError
+
+
+def section_from(default: Any, fields: Mapping[str, Any], caller: str) -> Any:
+    """A section of the config from keyword arguments, checked as in a run.
+
+    Args:
+        default: the section whose fields apply where they are not given.
+        fields: values by the names of fields. A section inside is a mapping or an instance of its class.
+        caller: the name of the function or class in error messages, where CALLER.FIELD stands for the argument.
+
+    Raises:
+        UserError: there is no such field, its value is not accepted, or the chosen kind does not read it.
+    """
+    section = schema.from_mapping(default, fields, caller)
+    name = next((name for name, kind in schema.field_types(Config).items() if kind is type(default)), None)
+    if name is None:
+        return section
+    config = _around(name, section)
+    try:
+        _refuse_unread(section, default, name, config)
+        section.check(config, name)
+    except UserError as error:
+        raise UserError(str(error).replace(f"config.{name}.", f"{caller}.")) from None
+    return section
+
+
+def _around(name: str, section: Any) -> Config:
+    """A config for the section's check. The caller brings its own model and data, so those do not restrict it."""
+    config = Config()
+    model = dataclasses.replace(config.model, max_length=2**31 - 1)
+    data = dataclasses.replace(config.data, source="preferences_jsonl")
+    return dataclasses.replace(config, stages=(), model=model, data=data, **{name: section})
+
+
+def _refuse_unread(section: Any, usual: Any, name: str, config: Config) -> None:
+    refuse_unread(section, usual, name, lambda dotted: schema.get(config, dotted))
+    for inner, kind in schema.field_types(type(section)).items():
+        if schema.is_section(kind):
+            _refuse_unread(getattr(section, inner), getattr(usual, inner), f"{name}.{inner}", config)
