@@ -141,7 +141,7 @@ def test_another_config_in_one_process_is_refused(made, tmp_path):
     first, second = processes.run(2, command(made, f"--workdir={tmp_path}", *MESH), each)
     assert (first.code, second.code) == (2, 2)
     assert "process 1: this process has another config than process 0" in second.err
-    assert "process 0 ends, since process 1 has: this process has another config" in first.err
+    assert "process 0 ends because process 1 did: this process has another config" in first.err
     assert not list(tmp_path.glob("*/manifest.json"))
 
 

@@ -99,7 +99,7 @@ def test_a_compile_cache_that_cannot_be_written_is_told_once(stages, tmp_path, c
     monkeypatch.setattr(jax.config, "update", lambda *_: None)  # The tests' own cache stays.
     (tmp_path / "file").write_text("")
     pipeline.run(config(compile_cache=str(tmp_path / "file")), tmp_path / "run", load=stages.__getitem__)
-    why = "cannot be written (File exists); what this run compiles is not kept"
+    why = "cannot be written (File exists); programs of this run are not cached"
     told = [line for line in capsys.readouterr().out.splitlines() if "compile_cache" in line]
     assert told == [f"config.compile_cache: {tmp_path}/file {why}"]
 

@@ -1,8 +1,8 @@
 """Programs compiled in threads before they are called, while data and weights are read.
 
-A jitted function that has been compiled for shapes is found by its ordinary call with arrays of those shapes, in this process,
-with or without a compile cache on disk. A call that comes while its program is being compiled waits for it; one that comes
-before compiles by itself, and the thread finds that. So nothing is compiled twice, and whoever calls need not know of this.
+An ordinary call of a jitted function uses the program that a thread of this process has compiled for the same shapes, with or
+without a compile cache on disk. A call during compilation waits for it. A call before compilation compiles the program itself,
+and the thread then reuses it. No program is compiled twice, and callers need no changes.
 """
 
 from __future__ import annotations
@@ -19,25 +19,27 @@ import jax
 from jaxalign.errors import UserError
 
 WORKERS = 4
-"""Programs at once, at most. XLA compiles without Python's lock; tracing takes turns."""
+"""Maximum number of concurrent compilations. XLA compiles without the GIL; tracing is sequential."""
 
 
 class Ahead:
-    """Compiles in the background, in the order in which programs are added, until it is left as a context.
+    """Compiles programs in the background, in the order of their addition, until the context ends.
 
-    All processes of a run are to add the same programs in one order: some compilers share their work among processes.
+    All processes of a run must add the same programs in the same order, because some compilers share work among processes.
     """
 
     def __init__(self, workers: int = 0):
-        alone = jax.process_count() == 1  # Else one after another, so that no process waits for what another has not begun.
-        self._pool = ThreadPoolExecutor(workers or (min(WORKERS, os.cpu_count() or 1) if alone else 1), "compile")
+        # One at a time with several processes, so that no process waits for a compilation that another has not started.
+        most = min(WORKERS, os.cpu_count() or 1) if jax.process_count() == 1 else 1
+        self._pool = ThreadPoolExecutor(workers or most, "compile")
 
     def add(self, step: Callable, arguments: tuple | Callable[[], tuple]) -> Future:
-        """Compiles a jitted function for its arguments in their order, arrays as ShapeDtypeStructs, which have a sharding where
-        the call's arrays are placed, and none for numpy arrays. A callable gives the arguments when the turn comes.
+        """Adds a jitted function with its positional arguments; arrays are ShapeDtypeStructs, with a sharding for arrays that
+        the call places and without one for numpy arrays. A callable computes the arguments when compilation starts.
 
-        The future's result is the `jax.stages.Compiled`, or None where that failed: the log says so, and the call itself will
-        meet the same error, or compile what it needs.
+        The future's result is the `jax.stages.Compiled`, or None on failure. A failure is logged; the call then raises the same
+        error or compiles its program.
+       
         """
         return self._pool.submit(_compiled, step, arguments)
 
@@ -48,21 +50,21 @@ class Ahead:
         self.close()
 
     def close(self) -> None:
-        """Drops the programs that no thread has begun to compile. Those that are being compiled are finished."""
+        """Drops the programs whose compilation has not started. Running compilations finish."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 
 @contextlib.contextmanager
 def told_only(what: str) -> Iterator[None]:
-    """Within it an error is only told: what was to be compiled ahead is compiled when it is called. A UserError is left to the
-    call, which will raise it."""
+    """A context that logs errors instead of raising them: the first call compiles the program. The call also raises any
+    UserError, which is therefore not logged."""
     try:
         yield
     except UserError:
         pass
     except Exception as error:
         logging.getLogger("jaxalign").warning(
-            f"{what} could not be compiled ahead of its first call, which will compile it: {type(error).__name__}: {error}"
+            f"{what} could not be compiled ahead; its first call will compile it: {type(error).__name__}: {error}"
         )
 
 

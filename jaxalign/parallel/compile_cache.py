@@ -1,4 +1,4 @@
-"""The folder in which compiled programs are kept between runs."""
+"""The folder that keeps compiled programs between runs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 
 def use_compile_cache(folder: str | None) -> None:
-    """Keeps compiled programs in a folder or bucket.
+    """Sets the folder or bucket for compiled programs.
 
     Args:
       folder: the folder, or a bucket's URL; "" is ~/.cache/jaxalign, None keeps nothing. A folder set through JAX's own
@@ -25,20 +25,20 @@ def use_compile_cache(folder: str | None) -> None:
         place = str(Path(place).expanduser())
         _try_to_write(place)
     jax.config.update("jax_compilation_cache_dir", place)
-    # A run starts with tens of small programs: reading them takes a third of the time that compiling them takes.
+    # A run starts with tens of small programs; reading them takes a third of the time of compiling them.
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-    # A process killed while it wrote an entry leaves it torn. JAX then compiles again and would warn at every run; on a full
+    # A process killed while writing leaves a partial entry. JAX then compiles again and would warn at every run; on a full
     # disk it would warn for every program.
     warnings.filterwarnings("ignore", message="Error (reading|writing) persistent compilation cache entry")
 
 
 @functools.cache
 def _try_to_write(folder: str) -> None:
-    """Prints once that a folder cannot be written. What is in it can still be read."""
+    """Prints once that a folder cannot be written. Existing entries can still be read."""
     try:
         Path(folder).mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder) as file:
             file.write(b"0")
     except OSError as error:
         why = error.strerror or error
-        print(f"config.compile_cache: {folder} cannot be written ({why}); what this run compiles is not kept", flush=True)
+        print(f"config.compile_cache: {folder} cannot be written ({why}); programs of this run are not cached", flush=True)

@@ -1,7 +1,7 @@
-"""Start and end of a run of several processes: who the others are, from flags, the environment or the launcher.
+"""Start and end of a run of several processes: finds the other processes from flags, the environment or the launcher.
 
-JAX's own detection is used for TPU pods, GKE, Kubernetes and Slurm. Added is what it lacks: Open MPI 5, hosts where one process
-has several GPUs, and a roll call before JAX's start, which ends the process with a stack trace where another one is missing.
+JAX detects TPU pods, GKE, Kubernetes and Slurm. This module adds Open MPI 5, hosts where one process has several GPUs, and a
+roll call before JAX starts: without it JAX ends the process with a stack trace if another one is missing.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from jaxalign.parallel.simulated import enough_threads
 FLAGS = ("coordinator", "processes", "process", "start_timeout")
 USAGE = """\
   --coordinator=HOST:PORT, --processes=N, --process=I
-                        of a run of several processes: where process 0 listens, how many there are, and which one this is;
-                        found by itself on TPU pods, GKE, Slurm and Open MPI (docs/hosts.md); --processes=1: this one is alone
+                        for a run of several processes: address of process 0, number of processes, index of this one;
+                        detected on TPU pods, GKE, Slurm and Open MPI (docs/hosts.md); --processes=1: a single process
   --start_timeout=S     seconds to wait for all processes; default 300
 """
 _TIMEOUT = 300.0
 _ENVIRONMENT = {"coordinator": "JAX_COORDINATOR_ADDRESS", "processes": "JAX_NUM_PROCESSES", "process": "JAX_PROCESS_ID"}
 _SLURM = ("SLURM_JOB_ID", "SLURM_STEP_NODELIST", "SLURM_NTASKS", "SLURM_PROCID", "SLURM_LOCALID")
-_FIRST_PORT, _PORTS = 61440, 4096  # Ephemeral ports, as JAX chooses them for Slurm.
+_FIRST_PORT, _PORTS = 61440, 4096  # Ephemeral ports, as in JAX's Slurm support.
 _watch: hosts.Watch | None = None
 
 
 class Group(NamedTuple):
-    """The processes of a run, as far as known. devices: the accelerators of this host that are this process's; None for all."""
+    """The known properties of a group of processes. devices: local accelerators of this process; None for all of the host."""
 
     coordinator: str | None = None
     processes: int | None = None
@@ -47,10 +47,10 @@ class Group(NamedTuple):
 
 
 def take_flags(arguments: Sequence[str]) -> tuple[Group, list[str]]:
-    """What the flags of this file say, and the other arguments.
+    """Parses the flags of this module. Returns the group and the other arguments.
 
     Raises:
-        UserError: a value that does not fit.
+        UserError: a value is invalid.
     """
     given, rest, waiting = {}, [], iter(arguments)
     for argument in waiting:
@@ -63,7 +63,7 @@ def take_flags(arguments: Sequence[str]) -> tuple[Group, list[str]]:
 
 
 def _checked(given: Mapping[str, str], called: Mapping[str, str]) -> Group:
-    """`given` as a group. called: what the user knows each value as."""
+    """Parses `given` as a group. called: the user-facing name of each value."""
     found: dict[str, Any] = {}
     for name, value in given.items():
         if name == "coordinator":
@@ -94,10 +94,10 @@ def _check_range(group: Group, process: str, processes: str) -> None:
 
 
 def find(given: Group, environ: Mapping[str, str] | None = None) -> Group | None:
-    """The whole group: what is not given comes from JAX's own variables, then from the launcher. None: this process is alone.
+    """Completes the group from JAX's environment variables, then from the launcher. None for a single process.
 
     Raises:
-        UserError: a part of it cannot be found.
+        UserError: a value is missing.
     """
     environ = os.environ if environ is None else environ
     if given.processes == 1:
@@ -118,7 +118,7 @@ def find(given: Group, environ: Mapping[str, str] | None = None) -> Group | None
     if missing:
         there = ", ".join(f"--{name}" for name in _ENVIRONMENT if name not in missing)
         what = " and ".join(f"--{name}" for name in missing)
-        told = f"{launcher} tells {there}" if launcher else f"{there} is known"
+        told = f"{launcher} provides {there}" if launcher else f"{there} is known"
         raise UserError(f"{told}, but not {what}: give --coordinator=HOST:PORT, --processes=N and --process=I to each process, "
                         "or none of them for a run of one process")
     _check_range(known, "--process", "--processes")
@@ -131,7 +131,7 @@ def _filled(group: Group, other: Group) -> Group:
 
 
 def _launched(known: Group, environ: Mapping[str, str]) -> tuple[str, Group | None]:
-    """(what has started this process, what it tells), or ("", None)."""
+    """Returns (name of the launcher of this process, the group that it provides), or ("", None)."""
     if "OMPI_COMM_WORLD_SIZE" in environ:
         return "Open MPI", _open_mpi(known, environ)
     if all(name in environ for name in _SLURM):
@@ -147,7 +147,7 @@ def _launched(known: Group, environ: Mapping[str, str]) -> tuple[str, Group | No
 
 
 def _open_mpi(known: Group, environ: Mapping[str, str]) -> Group:
-    """Up to version 4 JAX finds the first host; version 5 does not tell it, but whether all processes are on this one."""
+    """JAX finds the first host up to version 4. Version 5 only provides whether all processes are on this host."""
     size, rank, here, local = (
         int(environ.get(f"OMPI_COMM_WORLD_{name}", missing))
         for name, missing in (("SIZE", 1), ("RANK", 0), ("LOCAL_SIZE", 1), ("LOCAL_RANK", 0))
@@ -171,23 +171,24 @@ def _on_tpu(environ: Mapping[str, str]) -> bool:
 
 
 def _detected(known: Group) -> Group:
-    """What JAX finds. Raises UserError where it sees its launcher but cannot read it."""
-    from jax._src import clusters  # There is no public door to it but the start itself.
+    """Returns the group that JAX detects. Raises UserError if JAX recognises the launcher but cannot read it."""
+    from jax._src import clusters  # The only public interface to it is jax.distributed.initialize.
 
     try:
         found = clusters.ClusterEnv.auto_detect_unset_distributed_params(None, None, None, (), None, int(known.timeout))
     except Exception as error:
         why = " ".join(str(error).split())
         raise UserError(f"the launcher of this process was recognised, but JAX cannot read it ({why}); "
-                        "give --coordinator=HOST:PORT, --processes=N and --process=I, or --processes=1 to run alone") from error
+                        "give --coordinator=HOST:PORT, --processes=N and --process=I, or --processes=1 for a single "
+                        "process") from error
     return Group(*found[:3])
 
 
 def start(given: Group) -> None:
-    """Joins the other processes of the run, where there are any. To be called before JAX computes anything.
+    """Joins the other processes of the run, if any. Call it before JAX computes anything.
 
     Raises:
-        UserError: the group is not whole, or the others do not come in time.
+        UserError: the group is incomplete, or another process does not arrive in time.
     """
     global _watch
     group = find(given)
@@ -196,7 +197,7 @@ def start(given: Group) -> None:
     call(group.coordinator, group.processes, group.process, group.timeout)
     import jax
 
-    # A signal is to interrupt, as in a run of one process.
+    # Signals must interrupt, as in a run of one process.
     jax.config.update("jax_enable_preemption_service", False)
     devices = None if "JAX_LOCAL_DEVICE_IDS" in os.environ else group.devices
     jax.distributed.initialize(
@@ -211,9 +212,9 @@ def start(given: Group) -> None:
 
 @contextlib.contextmanager
 def running(given: Group, explain: Callable[[BaseException], tuple[str, int] | None]) -> Iterator[None]:
-    """A program's whole work, begun by `start`. Where one of several processes fails, it says why, and all end with its code.
+    """Runs the body of a program after `start`. If one of several processes fails, it reports why, and all exit with its code.
 
-    explain: what the user is told of an error, and the exit code; None for a fault of the program, which ends with 1.
+    explain: returns the message and exit code of an error; None for an internal error, which exits with 1.
     """
     enough_threads()
     start(given)
@@ -232,7 +233,7 @@ def running(given: Group, explain: Callable[[BaseException], tuple[str, int] | N
             tell(f"process {hosts.index()}: {why}", code)
         hosts.tell_failure(code, why)
         sys.stderr.flush()
-        os._exit(code)  # JAX's own end would wait for the others, which have gone.
+        os._exit(code)  # JAX's shutdown would wait for the others, which have ended.
     _watch.stop()
     import jax
 

@@ -1,10 +1,11 @@
-"""What several processes of one run need of each other: who is first, what it alone does, and word of a failure.
+"""Coordination of the processes of a run: the first process, work that only it does, and failure notices.
 
-Every process runs the same program in the same order. What touches the world (files, a user's function) the first one does in
-`once`, and all learn the result there. JAX is not loaded here: where it is not, or was not told of others, a process is alone.
+Every process runs the same program in the same order. Side effects (files, a user's function) happen on the first process in
+`once`, which returns the result on all. This module does not import JAX: without JAX, or without jax.distributed, a process is
+a run of one.
 
-Words go through the service that JAX's processes keep with each other, not through the devices: a process that waits for the
-first one's slow work stands in no collective, whose backend may have a limit.
+Messages use the coordination service of jax.distributed and not the devices: a process that waits for slow work of the first
+one is not inside a collective, whose backend may have a time limit.
 """
 
 from __future__ import annotations
@@ -23,18 +24,18 @@ from jaxalign.errors import UserError
 
 T = TypeVar("T")
 
-_SLICE_MS = 2_000  # Between two looks at what the system has signalled.
+_SLICE_MS = 2_000  # Interval between checks for signals.
 _EVER_MS = 7 * 24 * 3_600_000
-_SWEEP = 64  # Results of `once` that are kept before all are known to be read.
-_POLLS = 100  # A second that all processes together ask the first one's service for word of a failure.
-_GRACE_SECONDS = 10.0  # For the others to hear of a failure before the process that has their service ends.
+_SWEEP = 64  # Results of `once` that are kept until all processes have read them.
+_POLLS = 100  # Polls per second, over all processes, of the first one's service for a failure notice.
+_GRACE_SECONDS = 10.0  # Time for the others to read a failure notice before the process with the service ends.
 _numbers = itertools.count()
-_inside = False  # Whether the action of `once` is being done.
+_inside = False  # Whether the action of `once` is running.
 _FAILED, _HEARD = "jaxalign/failed", "jaxalign/heard/"
 
 
 def _state() -> Any:
-    """JAX's record of the processes; None where this one is alone. JAX has no public door to their service."""
+    """JAX's state of the processes; None for a single process. JAX has no public interface to their service."""
     if "jax" not in sys.modules:
         return None
     from jax._src import distributed
@@ -44,30 +45,30 @@ def _state() -> Any:
 
 
 def count() -> int:
-    """How many processes the run has."""
+    """Returns the number of processes of the run."""
     state = _state()
     return 1 if state is None else state.num_processes
 
 
 def index() -> int:
-    """The number of this process, from 0."""
+    """Returns the index of this process, from 0."""
     state = _state()
     return 0 if state is None else state.process_id
 
 
 def is_first() -> bool:
-    """Whether this is the process that writes, prints and calls what is not the run's own."""
+    """Returns whether this process writes files, prints, and calls external functions."""
     return index() == 0
 
 
 def once(action: Callable[[], T]) -> T:
-    """What `action` gives on the first process, which alone calls it; all others wait for it.
+    """Calls `action` on the first process and returns its result on all; the others wait.
 
-    The result must be JSON. All processes must call this in the same order, from their main threads; what the action itself
-    does `once` is simply done.
+    The result must be JSON. All processes must call this in the same order, from their main threads; a nested `once` calls its
+    action directly.
 
-    Raises:
-        UserError: the action has raised it, on all processes. Any other error is raised on the first alone, and ends the run.
+    Raises: UserError: on all processes, if the action raises it. Any other error is raised only on the first process and ends
+    the run.
     """
     global _inside
     state = _state()
@@ -97,7 +98,7 @@ def once(action: Callable[[], T]) -> T:
 
 
 def wait() -> None:
-    """Returns when all processes have come here."""
+    """Waits until all processes have called this."""
     state = _state()
     if state is not None:
         state.client.wait_at_barrier("jaxalign", _EVER_MS)
@@ -114,7 +115,7 @@ def _get(client: Any, key: str) -> str:
 
 @contextlib.contextmanager
 def first_alone(manager: Callable[[], contextlib.AbstractContextManager]) -> Iterator[None]:
-    """A context that the first process alone is in; where it cannot be entered, all are told."""
+    """Enters a context on the first process only; if that fails, all processes raise."""
     with contextlib.ExitStack() as stack:
 
         def enter() -> None:
@@ -125,7 +126,7 @@ def first_alone(manager: Callable[[], contextlib.AbstractContextManager]) -> Ite
 
 
 class Watch:
-    """Ends this process when another says that it failed, whatever this one waits for."""
+    """Ends this process when another one reports a failure, whatever this one waits for."""
 
     def __init__(self) -> None:
         self._over = threading.Event()
@@ -142,9 +143,9 @@ class Watch:
             failure = _failure(state)
             if failure is None:
                 continue
-            if self._over.is_set():  # This one has failed too, and tells so itself.
+            if self._over.is_set():  # This process has failed too, and reports its own failure.
                 return
-            print(f"process {state.process_id} ends, since process {failure['process']} has: {failure['why']}",
+            print(f"process {state.process_id} ends because process {failure['process']} did: {failure['why']}",
                   file=sys.stderr, flush=True)
             _until_heard(state)
             os._exit(failure["code"])
@@ -157,26 +158,26 @@ def _poll_seconds(state: Any) -> float:
 def _failure(state: Any) -> dict | None:
     try:
         return json.loads(state.client.key_value_try_get(_FAILED))
-    except RuntimeError:  # There is none; or no service any more, which JAX itself ends this process for.
+    except RuntimeError:  # There is no notice; or no service any more, for which JAX ends this process.
         return None
 
 
 def tell_failure(code: int, why: str) -> None:
-    """Tells all other processes that this one ends with the exit code `code`."""
+    """Notifies all other processes that this one ends with the exit code `code`."""
     state = _state()
     if state is None:
         return
-    with contextlib.suppress(RuntimeError):  # Another was faster, or the service has gone: then all know.
+    with contextlib.suppress(RuntimeError):  # Another process was faster, or the service has ended: all processes know.
         state.client.key_value_set(_FAILED, json.dumps({"process": state.process_id, "code": code, "why": why}))
     _until_heard(state)
 
 
 def _until_heard(state: Any) -> None:
-    """Says that this process has heard of the failure. The first one, which has the service, returns when all others have."""
+    """Confirms the failure notice. The first process, which has the service, waits until all others have confirmed."""
     until = time.monotonic() + _GRACE_SECONDS + _poll_seconds(state)
     with contextlib.suppress(RuntimeError):
         state.client.key_value_set(f"{_HEARD}{state.process_id}", "", allow_overwrite=True)
         if state.process_id == 0:
             while len(state.client.key_value_dir_get(_HEARD)) < state.num_processes and time.monotonic() < until:
                 time.sleep(0.1)
-            time.sleep(1.0)  # They are about to end.
+            time.sleep(1.0)  # The others are about to end.

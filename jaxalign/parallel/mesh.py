@@ -1,4 +1,4 @@
-"""Device meshes. Axis types are Auto on purpose: the compiler propagates shardings from our constraints."""
+"""Device meshes. Axis types are Auto, so that the compiler propagates shardings from our constraints."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from jax.sharding import AxisType, Mesh
 
 from jaxalign.errors import UserError
 
-# Outer to inner: neighbours along the last axes are neighbours in the network, and tensor talks most.
+# Outer to inner: neighbours along the last axes are neighbours in the network, and tensor communicates most.
 AXES = ("pipeline", "data", "fsdp", "context", "tensor")
 
 
@@ -20,9 +20,9 @@ def make_mesh(
     data: int = 1, fsdp: int = 1, tensor: int = 1, context: int = 1, pipeline: int = 1, slices: int = 1,
     devices: Sequence[jax.Device] | None = None,
 ) -> Mesh:  # fmt: skip
-    """A mesh of the first data*fsdp*tensor*context*pipeline devices, `AXES` its axes, each there even if of size 1.
+    """Makes a mesh of the first data*fsdp*tensor*context*pipeline devices with the axes `AXES`, including axes of size 1.
 
-    slices: groups of devices that a slower network joins; `data` is split over them, all else stays within one.
+    slices: groups of devices connected by a slower network; `data` is split over them, all other axes stay within one.
     devices: default those of this run; those of a topology for compiling ahead of time.
 
     Raises:
@@ -44,20 +44,20 @@ def make_mesh(
 
 
 def _arranged(devices: list[jax.Device], shape: tuple[int, ...], slices: int) -> np.ndarray:
-    """The devices [pipeline, data, fsdp, context, tensor], so that what talks much is near."""
+    """Returns the devices [pipeline, data, fsdp, context, tensor], with communicating devices close to each other."""
     pipeline, data, *inner = shape
     within = (pipeline, data // slices, *inner)
     if slices == 1 and devices[0].platform == "tpu" and len(devices) > 1:
         return mesh_utils.create_device_mesh(shape, devices, allow_split_physical_axes=True)
     if slices > 1 and len({getattr(device, "slice_index", 0) for device in devices}) == slices:
         return mesh_utils.create_hybrid_device_mesh(within, (1, slices, 1, 1, 1), devices, allow_split_physical_axes=True)
-    # Devices that do not say where they are: in their order, a slice after the other.
+    # Devices without coordinates: in order, slice by slice.
     apart = np.asarray(devices).reshape(slices, *within)
     return apart.swapaxes(0, 1).reshape(shape)
 
 
 def _smaller(sizes: dict[str, int], have: int) -> str:
-    """The mesh nearest to the one asked for that so many devices hold: its largest axes are cut."""
+    """Returns the nearest mesh that fits on `have` devices: its largest axes are reduced."""
     found = dict(sizes)
     while math.prod(found.values()) > have:
         largest = max(found, key=lambda name: found[name])

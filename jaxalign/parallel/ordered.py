@@ -1,4 +1,4 @@
-"""The order of collectives where one CPU plays several devices."""
+"""The order of collectives when one CPU simulates several devices."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import jax.numpy as jnp
 from jaxalign.parallel.sharding import Sharding, platform_of
 
 Tree = TypeVar("Tree")
-NEVER = -1.2345678e38  # No sum of anything that a step computes.
+NEVER = -1.2345678e38  # Not a sum over values of the step.
 
 
 def after(sharding: Sharding | None, tree: Tree, first) -> Tree:
-    """A pytree of arrays, on a mesh of CPU devices not there before all arrays of the pytree `first`.
+    """Returns the arrays of a pytree; on a mesh of CPU devices they become available only after all arrays of `first`.
 
-    XLA's executor for CPUs keeps the order of the collectives of one computation, but not that of one in a loop's body and one
-    beside the loop, or in another loop: two devices may each start another first, and both wait for ever. Elsewhere the tree is
-    returned as it is.
+    XLA's CPU executor keeps the order of collectives within one computation, but not between a loop body and its surroundings
+    or another loop: two devices may start different collectives first, and both wait forever. On other devices the tree is
+    returned unchanged.
     """
     if sharding is None or platform_of(sharding) != "cpu":
         return tree

@@ -1,12 +1,12 @@
-"""Pipelined layers: the mesh's axis `pipeline` splits the layers into stages, and micro-batches pass from one to the next.
+"""Pipelined layers: the mesh axis `pipeline` splits the layers into stages, and micro-batches pass from one to the next.
 
 With S stages, M micro-batches and R repeats, a stage holds R blocks of layers: stage s the blocks s, S+s, 2S+s ... With R = 1
-that is the plain schedule (GPipe, arXiv 1811.06965), with more the interleaved one (Megatron-LM, arXiv 2104.04473, section
+this is the plain schedule (GPipe, arXiv 1811.06965), otherwise the interleaved one (Megatron-LM, arXiv 2104.04473, section
 2.2). At step t stage s computes the (t - s)-th of the R*M pieces of work, in the order of repeats, then of micro-batches, so
-that all are done after R*M + S - 1 steps: the share of steps in which a stage has nothing of use to do is
+that all are done after R*M + S - 1 steps: the idle share of a stage is
 (S-1) / (R*M + S-1). The backward pass is the transpose of the forward and has the same share.
 
-A stage's parameters lie with it as the layers are stored, L/S after each other; with R > 1 they are exchanged once a pass.
+Each stage stores L/S consecutive layers; with R > 1 parameters are exchanged once per pass.
 """
 
 from __future__ import annotations
@@ -26,28 +26,28 @@ PIPELINE = "pipeline"
 
 
 def is_pipelined(sharding: Sharding | None) -> bool:
-    """Whether layers run as stages: they are split, and each is where it was stored."""
+    """Returns whether layers run as pipeline stages."""
     return sharding is not None and sharding.phase == "training" and sharding.mesh.shape[PIPELINE] > 1
 
 
 def bubble(stages: int, micro_batches: int, repeats: int = 1) -> float:
-    """The share of a pass in which a stage has nothing of use to do."""
+    """Returns the share of a pass in which a stage is idle."""
     return (stages - 1) / (repeats * micro_batches + stages - 1)
 
 
 def micro_batches(sharding: Sharding, rows: int) -> int:
-    """Into how many parts `rows` rows are cut: `pipeline_micro_batches`, or fewer where the rows are few."""
+    """Returns the number of micro-batches for `rows` rows: `pipeline_micro_batches`, or fewer for few rows."""
     return math.gcd(rows // sharding.batch_size, sharding.pipeline_micro_batches)
 
 
 def run_stages(sharding: Sharding, stage: Callable, layers: Any, x: jax.Array, rows: Any) -> tuple[jax.Array, Any]:
-    """x [B, ...] through all layers, and the sum over them of what a stage reports beside.
+    """Applies all layers to x [B, ...]. Returns the result and the sum over the layers of the stages' second outputs.
 
     stage(layers of one block, x [B/M, ...], rows of those) -> (x, sums or None). layers: leaves [L, ...]; rows: leaves
-    [B, ...]. The result's rows are split over `pipeline` too where S divides M, so that what follows is not done S times.
+    [B, ...]. If S divides M, the result's rows are also split over `pipeline`, so that following work is not repeated S times.
 
     Raises:
-        UserError: the layers do not make R*S equal blocks, or there are fewer micro-batches than stages and R > 1.
+        UserError: R*S does not divide the layers, or there are fewer micro-batches than stages and R > 1.
     """
     S, R, M = sharding.mesh.shape[PIPELINE], sharding.pipeline_repeats, micro_batches(sharding, len(x))
     L = len(jax.tree.leaves(layers)[0])
@@ -97,12 +97,12 @@ def _at(x: jax.Array, index) -> jax.Array:
 
 
 def _keep(kept, part, index, wanted):
-    """`kept` with `part` at `index` where that is wanted; only that part is written."""
+    """Writes `part` at `index` of `kept` if requested; no other part is written."""
     return jax.lax.dynamic_update_index_in_dim(kept, jnp.where(wanted, part, _at(kept, index)), index, 0)
 
 
 def _by_stage(sharding: Sharding, layers, S: int, R: int):
-    """Leaves [S, R, L / (S R), ...], split over the stages."""
+    """Reshapes leaves to [S, R, L / (S R), ...], split over the stages."""
 
     def arrange(leaf):
         blocks = leaf.reshape(R, S, -1, *leaf.shape[1:]).swapaxes(0, 1)
@@ -113,7 +113,7 @@ def _by_stage(sharding: Sharding, layers, S: int, R: int):
 
 
 def _deal(sharding: Sharding, x: jax.Array, M: int) -> jax.Array:
-    """[B, ...] as [M, B/M, ...], each device keeping the rows it has."""
+    """Reshapes [B, ...] to [M, B/M, ...]; each device keeps its rows."""
     D = sharding.batch_size
     return x.reshape(D, M, -1, *x.shape[1:]).swapaxes(0, 1).reshape(M, len(x) // M, *x.shape[1:])
 

@@ -1,6 +1,6 @@
 """All processes of a run meet at the coordinator's address before JAX starts, so that a missing one is named.
 
-Each sends one line of JSON to process 0, which answers all at once: that everyone is here, or what is wrong.
+Each sends one line of JSON to process 0, which answers all of them together: all are present, or the error.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ _WORD = "jaxalign"
 
 
 def call(coordinator: str, processes: int, process: int, timeout: float) -> None:
-    """Returns when all `processes` have called. `coordinator` is "HOST:PORT", of process 0; `timeout` is in seconds.
+    """Waits until all `processes` have called. coordinator: "HOST:PORT" of process 0. timeout: seconds.
 
     Raises:
-        UserError: some do not come in time, two have the same number, or they were told different numbers of processes.
+        UserError: a process does not call in time, two have the same number, or they expect different numbers of processes.
     """
     host, _, port = coordinator.rpartition(":")
     until = time.monotonic() + timeout
@@ -51,7 +51,7 @@ def _receive(coordinator: str, port: int, processes: int, timeout: float, until:
             said = _line(caller)
             number = said.get("process")
             if said.get("word") != _WORD or not isinstance(number, int):
-                continue  # Not one of ours.
+                continue  # Not a process of this run.
             known = here.pop(number, None)
             here[number] = caller
             if said.get("processes") != processes:
@@ -92,7 +92,7 @@ def _report(address: tuple[str, int], coordinator: str, processes: int, process:
         try:
             with socket.create_connection(address, timeout=max(0.01, min(_LINE_SECONDS, left))) as caller:
                 _answer(caller, {"word": _WORD, "process": process, "processes": processes})
-                # Process 0 began to wait at another time than this one: it tells who is missing.
+                # Process 0 started to wait at another time than this one, so its answer names the missing processes.
                 caller.settimeout(timeout + _LINE_SECONDS)
                 said = _line(caller)
         except OSError as error:
@@ -109,12 +109,12 @@ def _report(address: tuple[str, int], coordinator: str, processes: int, process:
 
 
 def _answer(caller: socket.socket, said: dict[str, Any]) -> None:
-    with contextlib.suppress(OSError):  # It has left; it will call again, or is missed.
+    with contextlib.suppress(OSError):  # It disconnected; it will call again, or is reported as missing.
         caller.sendall(json.dumps(said).encode() + b"\n")
 
 
 def _line(caller: socket.socket) -> dict[str, Any]:
-    """One line as an object; {} for anything else, or for none within the socket's time, by default _LINE_SECONDS."""
+    """Reads one line as a JSON object; {} for anything else, or after the socket's timeout, by default _LINE_SECONDS."""
     if caller.gettimeout() is None:
         caller.settimeout(_LINE_SECONDS)
     text = b""

@@ -13,10 +13,10 @@ from jaxalign.parallel.sharding import Sharding
 
 
 def place_rows(sharding: Sharding | None, rows: Any, index: np.ndarray | None = None) -> Any:
-    """A record of numpy arrays [N, ...] on the devices, its leading axis split over the mesh's batch axes.
+    """Places a record of numpy arrays [N, ...] on the devices, with the leading axis split over the mesh's batch axes.
 
-    Each process copies only the rows of its own devices, so `rows` must be there, and equal, on all. index int [B] says which
-    rows make up the batch, in its order; None for all of them. Without a mesh the batch stays on the host.
+    Each process copies only the rows of its own devices, so `rows` must be equal on all processes. index int [B]: the rows of
+    the batch, in order; None for all rows. Without a mesh the batch stays on the host.
     """
     if sharding is None:
         return rows if index is None else jax.tree.map(lambda x: x[index], rows)
@@ -32,7 +32,7 @@ def place_rows(sharding: Sharding | None, rows: Any, index: np.ndarray | None = 
 
 
 def placed(tree: Any, like: Any = None) -> Any:
-    """Commits every array of a pytree to a device: those that JAX may move go to the device of `like`.
+    """Commits every array of a pytree to a device; uncommitted arrays go to the device of `like`.
 
     Jitted steps return committed arrays, and compile separately for committed and uncommitted arguments: an uncommitted state
     would have every step compiled twice.
@@ -52,7 +52,7 @@ def placed(tree: Any, like: Any = None) -> Any:
 
 
 def device_of(tree: Any) -> jax.Device:
-    """The one device that arrays of a pytree are committed to; where there is none, or a mesh, `default_device`."""
+    """Returns the single device to which arrays of a pytree are committed; without one, or with a mesh, `default_device`."""
     for leaf in jax.tree.leaves(tree):
         sharding = leaf.sharding if isinstance(leaf, jax.ShapeDtypeStruct) else None
         if isinstance(leaf, jax.Array) and leaf.committed:
@@ -63,7 +63,7 @@ def device_of(tree: Any) -> jax.Device:
 
 
 def default_device() -> jax.Device:
-    """The device of `jax.default_device`, or the first one of this process."""
+    """Returns the device of `jax.default_device`, or the first one of this process."""
     chosen = jax.config.jax_default_device
     if isinstance(chosen, str):
         return jax.local_devices(backend=chosen)[0]
@@ -71,7 +71,7 @@ def default_device() -> jax.Device:
 
 
 def fetch(tree: Any) -> Any:
-    """The whole of every array as numpy, on every process; numpy arrays stay as they are."""
+    """Gathers every array as numpy on every process; numpy arrays are returned unchanged."""
     if all(_is_here(leaf) for leaf in jax.tree.leaves(tree)):
         return jax.device_get(tree)
     return jax.tree.map(lambda x: jax.device_get(x) if _is_here(x) else multihost_utils.process_allgather(x, tiled=True), tree)

@@ -19,9 +19,9 @@ from jaxalign.parallel.mesh import make_mesh
 # weight is split over fsdp, while `embed` of an activation is not: its `batch` has fsdp already.
 RULES: dict[str, tuple[str, ...]] = {
     "batch": ("data", "fsdp"),
-    "rows": ("data", "fsdp", "pipeline"),  # of final hidden states: with pipeline, heads share them out too
+    "rows": ("data", "fsdp", "pipeline"),  # of final hidden states: heads also split them over pipeline
     "length": ("context",),
-    "residual": ("context",),  # the length of what passes from layer to layer
+    "residual": ("context",),  # the length of activations between layers
     "vocab": ("tensor",),
     "heads": ("tensor",),
     "kv_heads": ("tensor",),
@@ -35,7 +35,7 @@ RULES: dict[str, tuple[str, ...]] = {
 }
 _SAMPLED = ("pipeline", "data", "fsdp", "context")
 _GATHERED = {"embed": (), "layers": (), "length": (), "residual": ()}
-# How weights lie, and over which axes rows are split, while tokens are sampled.
+# Sharding of weights and rows during sampling.
 _GENERATION: dict[str, dict[str, tuple[str, ...]]] = {
     "tensor": _GATHERED | {"batch": _SAMPLED, "rows": _SAMPLED},
     "training": {"length": (), "residual": (), "batch": _SAMPLED, "rows": _SAMPLED},
@@ -47,9 +47,10 @@ _GENERATION: dict[str, dict[str, tuple[str, ...]]] = {
 class Sharding:
     """A mesh with its rules. Hashable, so it can be closed over by jitted functions.
 
-    zero: 3 splits parameters, gradients and optimizer state over fsdp, 2 the last two, 1 the optimizer state alone (ZeRO, arXiv
-    1910.02054). sequence_parallel: what passes between layers is split over tensor too, along its length (arXiv 2205.05198).
-    generation_rules: as `config.mesh.generation`. pipeline_micro_batches, pipeline_repeats: see `parallel/pipeline.py`.
+    zero: 3 splits parameters, gradients and optimizer state over fsdp, 2 the last two, 1 only the optimizer state (ZeRO, arXiv
+    1910.02054). sequence_parallel: activations between layers are also split over tensor, along their length (arXiv
+    2205.05198). generation_rules: as `config.mesh.generation`. pipeline_micro_batches, pipeline_repeats: see
+    `parallel/pipeline.py`.
     """
 
     mesh: Mesh
@@ -62,7 +63,7 @@ class Sharding:
 
     @functools.cached_property
     def rules(self) -> dict[str, tuple[str, ...]]:
-        """The mesh axes of each logical axis in this phase."""
+        """Returns the mesh axes of each logical axis in this phase."""
         table = dict(RULES)
         if self.sequence_parallel:
             table["residual"] = ("context", "tensor")
@@ -76,21 +77,21 @@ class Sharding:
 
     @property
     def generation(self) -> Sharding:
-        """How weights, rows and caches lie while tokens are sampled."""
+        """Returns the rules for weights, rows and caches during sampling."""
         return self._in("generation")
 
     @property
     def gradients(self) -> Sharding:
-        """How gradients lie, for the names of their parameters."""
+        """Returns the rules for gradients, by the axes of their parameters."""
         return self._in("gradients")
 
     @property
     def optimizer(self) -> Sharding:
-        """How the optimizer's moments lie, for the names of their parameters."""
+        """Returns the rules for optimizer moments, by the axes of their parameters."""
         return self._in("optimizer")
 
     def spec(self, axes: tuple[str | None, ...]) -> PartitionSpec:
-        """The PartitionSpec of an array whose dimensions have these logical names (None: not split)."""
+        """Returns the PartitionSpec of an array whose dimensions have these logical names (None: not split)."""
         table, used, entries = self.rules, set(), []
         for axis in axes:
             if axis is not None and axis not in table:
@@ -104,12 +105,12 @@ class Sharding:
         return NamedSharding(self.mesh, self.spec(axes))
 
     def constrain(self, x: jax.Array, axes: tuple[str | None, ...]) -> jax.Array:
-        # Inside a `shard_map` over some axes its own mesh is in force, which knows them as taken.
+        # Inside a `shard_map` over some axes the context mesh applies, which has them as manual.
         around = jax.sharding.get_abstract_mesh()
         return jax.lax.with_sharding_constraint(x, NamedSharding(around if around.manual_axes else self.mesh, self.spec(axes)))
 
     def tree(self, axes_tree: Any) -> Any:
-        """NamedShardings for a pytree of logical-axis tuples."""
+        """Returns NamedShardings for a pytree of logical-axis tuples."""
         return jax.tree.map(self.named, axes_tree, is_leaf=lambda x: isinstance(x, tuple))
 
     @property
@@ -118,29 +119,30 @@ class Sharding:
 
     @property
     def batch(self) -> NamedSharding:
-        """Leading dimension over all batch axes."""
+        """Returns the sharding of the leading dimension over all batch axes."""
         return self.named(("batch",))
 
     @property
     def length_multiple(self) -> int:
-        """What the length of a row is padded to a multiple of, inside a model."""
+        """Returns the number of which padded row lengths inside a model are multiples."""
         return math.prod(self.mesh.shape[axis] for axis in self.rules["residual"])
 
     @property
     def batch_size(self) -> int:
-        """How many parts the batch is split into."""
+        """Returns the number of parts into which the batch is split."""
         return math.prod(self.mesh.shape[axis] for axis in self.rules["batch"])
 
 
 def platform_of(sharding: Sharding | None) -> str:
-    """"cpu", "gpu" or "tpu": where arrays lie that are sharded so, or, without a mesh, by default."""
+    """Returns "cpu", "gpu" or "tpu": the platform of these rules, or without a mesh the default one."""
     return jax.default_backend() if sharding is None else sharding.mesh.devices.flat[0].platform
 
 
 def make_sharding(settings: MeshConfig, devices: Sequence[jax.Device] | None = None) -> Sharding | None:
-    """The mesh of `config.mesh` with its rules; None for one device, where there is nothing to place.
+    """Returns the mesh of `config.mesh` with its rules; None for one device.
 
-    devices: as in `make_mesh`. Raises UserError as it does, and where several processes run and the mesh leaves devices out.
+    devices: as in `make_mesh`. Raises UserError as `make_mesh` does, and if the mesh omits devices of a run of several
+    processes.
     """
     mesh = make_mesh(
         settings.data, settings.fsdp, settings.tensor, settings.context, settings.pipeline, settings.slices, devices
@@ -156,7 +158,7 @@ def make_sharding(settings: MeshConfig, devices: Sequence[jax.Device] | None = N
 
 
 def _check_all_used(mesh: Mesh) -> None:
-    """Each process must have its part in every step."""
+    """Checks that each process takes part in every step."""
     processes, devices = jax.process_count(), jax.device_count()
     if processes > 1 and mesh.size != devices:
         raise UserError(f"the mesh takes {mesh.size} of the {devices} devices of {processes} processes; set the product of its "

@@ -1,4 +1,4 @@
-"""Devices that one CPU plays."""
+"""Several devices simulated by one CPU."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import re
 from collections.abc import MutableMapping
 
 _FLAG = re.compile(r"--xla_force_host_platform_device_count[= ](\d+)")
-_THREADS = 4  # For each device.
+_THREADS = 4  # Per device.
 
 
 def enough_threads(environ: MutableMapping[str, str] | None = None) -> None:
-    """Gives XLA more threads where a CPU plays several devices: sets NPROC, if it is not as high; before JAX's first use.
+    """Gives XLA more threads when a CPU simulates several devices: raises NPROC. Call it before the first use of JAX.
 
-    XLA's executor for CPUs has as many threads as there are devices, or CPUs if they are more, and a device that waits for the
-    others in a collective holds one. A program whose collectives do not wait for each other lets one device wait in two: then
-    another finds no thread, and all wait for ever.
+    XLA's CPU executor has one thread per device, or per CPU if there are more CPUs, and a device that waits in a collective
+    blocks one. With independent collectives a device may wait in two at once; another device then finds no thread, and all wait
+    forever.
     """
     environ = os.environ if environ is None else environ
     found = _FLAG.findall(environ.get("XLA_FLAGS", "")) or [environ.get("JAX_NUM_CPU_DEVICES", "")]

@@ -1,8 +1,7 @@
-"""How rows lie over the mesh's axis `context`: each is cut in 2n chunks for n devices, and device i holds chunks i and 2n-1-i.
+"""The layout of rows over the mesh axis `context`: 2n chunks per row for n devices; device i holds chunks i and 2n-1-i.
 
-So every device has as many earlier as later tokens and, where a token sees what stands before it, the same work as the others;
-in the order of the row the last device would have 2n-1 times that of the first. A row is dealt out so once, before a model,
-and put back once, after it.
+Every device has as many early as late tokens, and therefore the same work in causal attention. In the order of the row the last
+device would have 2n-1 times the work of the first. A row is rearranged once before a model and restored once after it.
 
 Source: the load-balanced ring of Striped Attention (arXiv 2311.09431) in the two-chunk form that Llama 3 trained with
 (arXiv 2407.21783, section 3.3.2).
@@ -22,18 +21,18 @@ CONTEXT = "context"
 
 
 def context_size(sharding: Sharding | None) -> int:
-    """Over how many devices the rules split a row."""
+    """Returns the number of devices over which the rules split a row."""
     split = None if sharding is None else sharding.spec(("length",))[0]
     return sharding.mesh.shape[CONTEXT] if split and CONTEXT in split else 1
 
 
 def holder(chunk: int, size: int) -> int:
-    """Which of `size` devices holds a chunk."""
+    """Returns which of `size` devices holds a chunk."""
     return min(chunk, 2 * size - 1 - chunk)
 
 
 def deal(sharding: Sharding, x: jax.Array) -> jax.Array:
-    """x [B, T, ...], rows in their order, as they lie on the devices. T is a multiple of twice the devices."""
+    """Rearranges x [B, T, ...] from row order to the layout on the devices. T is a multiple of twice the number of devices."""
     return _moved(sharding, True, x)
 
 
@@ -44,7 +43,8 @@ def collect(sharding: Sharding, x: jax.Array) -> jax.Array:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def _moved(sharding: Sharding, out: bool, x: jax.Array) -> jax.Array:
-    """Half of what a device holds moves at once: its even chunk, of which each device has one in either order, and its odd."""
+    """Moves half of a device's data at a time: its even chunk, then its odd one. Each device has one of each in both
+    layouts."""
     size = context_size(sharding)
     routes = [[(n // 2, holder(n, size)) for n in range(parity, 2 * size, 2)] for parity in (0, 1)]
     if not out:
@@ -62,6 +62,6 @@ def _moved(sharding: Sharding, out: bool, x: jax.Array) -> jax.Array:
     return on_each_device(sharding, local, spec, spec)(x)
 
 
-# A permutation's transpose is its inverse; said here, so that nothing is added up over the axes that x is not split over.
+# A permutation's transpose is its inverse; stating it avoids a reduction over axes over which x is not split.
 _moved.defvjp(lambda sharding, out, x: (_moved(sharding, out, x), None),
               lambda sharding, out, _, ct: (_moved(sharding, not out, ct),))

@@ -124,7 +124,7 @@ def test_open_mpi_5_on_one_host(monkeypatch):
 
 
 def test_open_mpi_5_on_several_hosts_needs_the_coordinator(monkeypatch):
-    with pytest.raises(UserError, match="Open MPI tells --processes, --process, but not --coordinator: give --coordinator"):
+    with pytest.raises(UserError, match="Open MPI provides --processes, --process, but not --coordinator: give --coordinator"):
         under(monkeypatch, MPI)
     assert find(Group("first:1234")) == Group("first:1234", 4, 3, devices=(1,))
 
@@ -149,7 +149,7 @@ def test_a_tpu_pod_on_gke(monkeypatch):
 
 
 def test_what_jax_cannot_read_is_told(monkeypatch):
-    with pytest.raises(UserError, match="JAX cannot read it .*--processes=1 to run alone"):
+    with pytest.raises(UserError, match="JAX cannot read it .*--processes=1 for a single process"):
         under(monkeypatch, SLURM | {"SLURM_NTASKS": "four"})
 
 

@@ -162,7 +162,7 @@ def test_where_one_fails_all_end_and_say_why(how, code, said):
             running[1].send_signal(signal.SIGTERM)
         waiting, failed = processes.ends(running, timeout=120)
     assert (waiting.code, failed.code) == (code, code)
-    assert f"process 0 ends, since process 1 has: {said}" in waiting.err
+    assert f"process 0 ends because process 1 did: {said}" in waiting.err
     assert said in failed.err and ("Traceback" in failed.err) == (how == "fault")
 
 
