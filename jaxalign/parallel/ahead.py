@@ -39,7 +39,7 @@ class Ahead:
 
         The future's result is the `jax.stages.Compiled`, or None on failure. A failure is logged; the call then raises the same
         error or compiles its program.
-       
+
         """
         return self._pool.submit(_compiled, step, arguments)
 
