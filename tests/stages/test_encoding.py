@@ -107,7 +107,7 @@ def test_sft_learns_from_complete_revisions_and_helpful_samples(tmp_path, used, 
     (tmp_path / "revise").mkdir()
     Shards(tmp_path / "revise").write(0, list(revision_rows()))
     config = dataclasses.replace(Config(), revise=ReviseConfig(rounds=2), sft=Sft(rounds_used=used))
-    train, held_out = revisions(StageContext(config, tmp_path, tmp_path / "sft", False), TOKENIZER)
+    train, held_out = revisions(StageContext(config, tmp_path, tmp_path / "sft", False))
     texts = [text for _, text in train + held_out]
     assert len(texts) == len(set(texts)) == revised + 9
     assert sum(text.startswith("h") for text in texts) == 9
@@ -121,7 +121,7 @@ def test_a_base_that_never_ends_an_answer_is_a_sentence(tmp_path):
     (tmp_path / "revise").mkdir()
     Shards(tmp_path / "revise").write(0, [row | {"complete": False} for row in revision_rows()])
     with pytest.raises(UserError, match="0 of the answers and revisions .* raise revise.max_new_tokens"):
-        revisions(StageContext(Config(), tmp_path, tmp_path / "sft", False), TOKENIZER)
+        revisions(StageContext(Config(), tmp_path, tmp_path / "sft", False))
 
 
 def test_a_policy_that_says_one_thing_only_is_a_sentence(tmp_path):

@@ -53,9 +53,9 @@ def test_a_row_is_the_judged_answer_beside_one_to_another_prompt():
 @pytest.mark.parametrize(("good", "bad", "weights", "ratio", "told"), [
     (10, 10, (1.0, 1.0), 1.0, ""),
     (30, 10, (1.0, 1.0), 3.0, ""),
-    (40, 10, (1.0, 1.0), 4.0, "config.dpo.desirable_weight 0.312 would bring it there"),
+    (40, 10, (1.0, 1.0), 4.0, "set config.dpo.desirable_weight to 0.312"),
     (40, 10, (1.0, 3.0), 4 / 3, ""),
-    (1, 10, (1.0, 1.0), 0.1, "config.dpo.desirable_weight 12.5 would bring it there"),
+    (1, 10, (1.0, 1.0), 0.1, "set config.dpo.desirable_weight to 12.5"),
     (10, 0, (1.0, 1.0), None, "give answers of both kinds"),
     (0, 10, (1.0, 1.0), 0.0, "give answers of both kinds"),
 ])  # fmt: skip
@@ -70,12 +70,12 @@ def test_kinds_that_weigh_far_apart_are_told(caplog, good, bad, weights, ratio, 
 
 
 def test_separation_is_the_share_of_good_answers_above_bad_ones(monkeypatch):
-    from jaxalign.stages import dpo
+    from jaxalign.trainers import direct
 
     rewards = np.array([2.0, -1.0, 0.5, 0.5, 3.0], np.float32)
     label = np.array([1, 0, 1, 0, 0], np.float32)
-    monkeypatch.setattr(dpo, "all_logprobs", lambda *_: np.stack([rewards, rewards], axis=1) + 1)
-    judged = dpo.AnswerPairs(None, None, None, label, None, np.ones((5, 2), np.float32))
+    monkeypatch.setattr(direct, "all_logprobs", lambda *_: np.stack([rewards, rewards], axis=1) + 1)
+    judged = direct.AnswerPairs(None, None, None, label, None, np.ones((5, 2), np.float32))
     found = separation(Dpo(beta=0.5), None, None, judged)
     # Of six two: 2 > -1, 2 > .5, 2 < 3, .5 > -1, .5 = .5 (half), .5 < 3.
     assert found["accuracy"] == pytest.approx(3.5 / 6)
