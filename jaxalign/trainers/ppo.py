@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import operator
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -11,6 +12,7 @@ import jax
 
 from jaxalign import streams
 from jaxalign.config import Config, Ppo
+from jaxalign.config.reading import refuse_unread
 from jaxalign.errors import UserError
 from jaxalign.models.adapters.lora import apart
 from jaxalign.models.language_model import LanguageModel
@@ -171,9 +173,11 @@ class PPO(PolicyTrainer):
 
 
 def _checked(section: Ppo) -> Ppo:
-    """The section, if its fields fit each other. Raises UserError where they do not."""
+    """The section, if its fields fit each other. Raises UserError where they do not, or the chosen kinds do not read one."""
+    config = dataclasses.replace(Config(), ppo=section)
     try:
-        section.check(dataclasses.replace(Config(), ppo=section), "ppo")
+        section.check(config, "ppo")
+        refuse_unread(section, Ppo(), "ppo", lambda name: operator.attrgetter(name)(config))
     except UserError as error:
         raise UserError(str(error).replace("config.ppo.", "PPO: ")) from None
     return section

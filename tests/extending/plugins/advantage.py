@@ -1,0 +1,21 @@
+"""An advantage estimator of one's own: rewards less the batch's mean, each token by its share of the response."""
+
+import jax.numpy as jnp
+
+from jaxalign.registry.advantages import AdvantageEstimator
+
+
+def centred(inputs):
+    """The response's reward less the mean over all responses that count, spread over its tokens."""
+    total, kept = inputs.total, inputs.kept
+    mean = jnp.sum(jnp.where(kept, total, 0.0)) / jnp.maximum(jnp.sum(kept), 1)
+    share = inputs.mask / jnp.maximum(jnp.sum(inputs.mask, axis=1, keepdims=True), 1)
+    return (total - mean)[:, None] * share, jnp.zeros_like(inputs.rewards)
+
+
+CENTRED = AdvantageEstimator("centred", centred)
+BOTH = AdvantageEstimator("both", lambda inputs: centred(inputs)[0])
+ROWS = AdvantageEstimator("rows", lambda inputs: (inputs.total, inputs.rewards))
+HALF = AdvantageEstimator("half", lambda inputs: (inputs.rewards.astype(jnp.float16), inputs.rewards))
+NAN = AdvantageEstimator("nan", lambda inputs: (inputs.rewards * jnp.nan, inputs.rewards))
+RAISES = AdvantageEstimator("raises", lambda inputs: inputs.nothing)

@@ -1,0 +1,78 @@
+"""An advantage estimator of one's own, registered or named by file, and the errors for wrong ones."""
+
+from __future__ import annotations
+
+import itertools
+import pathlib
+
+import numpy as np
+import pytest
+
+from jaxalign.errors import UserError
+from jaxalign.registry.advantages import ADVANTAGES, AdvantageEstimator
+from jaxalign.rl.estimators import AdvantageInputs, estimate
+from jaxalign.trainers.ppo import PPO
+from tests import tiny
+from tests.extending.plugins import advantage as plugin
+from tests.trainers.small import PAIRS, language_model
+
+PLUGINS = pathlib.Path(__file__).parent / "plugins"
+FIELDS = {"iterations": 2, "batch": 8, "max_new_tokens": 8, "epochs": 1, "minibatches": 1, "missing_eos": "none"}
+
+
+def steps(count: int = 2, **fields) -> list[dict[str, float]]:
+    def brief(prompts, responses, **columns):
+        return [-len(response) / 10 for response in responses]
+
+    trainer = PPO(language_model(), reward=brief, **FIELDS | fields)
+    return [step.metrics for step in itertools.islice(trainer.fit([row["prompt"] for row in PAIRS]), count)]
+
+
+@pytest.fixture
+def registered():
+    ADVANTAGES.register(plugin.CENTRED)
+    yield
+    ADVANTAGES.unregister("centred")
+
+
+def test_an_estimator_trains_by_name_and_by_file(registered):
+    found = steps(advantages="centred")
+    assert all(np.isfinite(list(row.values())).all() for row in found) and "value_loss" not in found[0]
+    assert steps(advantages=f"{PLUGINS / 'advantage.py'}:CENTRED") == found
+
+
+def test_its_advantages_are_those_of_a_loop(registered):
+    rng = np.random.default_rng(0)
+    rewards, lengths = rng.normal(size=(4, 3)).astype(np.float32), np.array([3, 1, 2, 2])
+    mask = np.arange(3)[None, :] < lengths[:, None]
+    rewards, kept = rewards * mask, np.array([True, True, True, False])
+    section = tiny.setup(advantages="centred").config
+    mask = mask & kept[:, None]
+    found, returns = estimate(AdvantageInputs(rewards, 0 * rewards, 0 * rewards, mask, kept, None, section))
+    mean = np.mean([rewards[b].sum() for b in range(3)])
+    expected = np.zeros((4, 3))
+    for b, t in zip(*np.nonzero(mask), strict=True):
+        expected[b, t] = (rewards[b].sum() - mean) / lengths[b]
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+    assert not np.any(returns)
+
+
+@pytest.mark.parametrize(("name", "message"), [
+    ("BOTH", r"advantage estimator 'both' returned a .*Tracer.*; \(advantages, returns\) is expected"),
+    ("ROWS", r"advantage estimator 'rows': advantages is float32 of shape \(8,\); float32 of shape \(8, 8\) is expected"),
+    ("HALF", r"advantage estimator 'half': advantages is float16 of shape \(8, 8\); float32 of shape"),
+    ("NAN", r"advantage estimator 'nan': advantages has entries that are not finite though all of its inputs are"),
+    ("RAISES", r"advantage estimator 'raises' failed: AttributeError: .*nothing"),
+    ("NONE", r"'.*advantage.py:NONE', but .*advantage.py has no NONE"),
+    ("centred", r"'.*advantage.py:centred', which is of type function; a jaxalign AdvantageEstimator is expected"),
+])  # fmt: skip
+def test_a_wrong_estimator_is_refused_in_a_sentence(name, message):
+    with pytest.raises(UserError, match=message):
+        steps(1, advantages=f"{PLUGINS / 'advantage.py'}:{name}")
+
+
+def test_a_module_that_cannot_be_imported_and_a_name_that_clashes_are_refused(registered):
+    with pytest.raises(UserError, match="no_such_module cannot be imported"):
+        steps(1, advantages="no_such_module:X")
+    with pytest.raises(UserError, match="the advantage estimator 'gae' is already registered"):
+        ADVANTAGES.register(AdvantageEstimator("gae", plugin.centred))
