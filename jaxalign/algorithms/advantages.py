@@ -1,8 +1,8 @@
 """Advantages and returns per step: GAE, lambda-returns, discounted returns, V-trace, REINFORCE and REINFORCE++.
 
-In all of them masked steps (padding, or tokens inside a response which the policy did not write) are as if they were cut
-out: the step before continues with the next step that counts, is discounted once, and nothing that stands at a masked
-place is read. Each is one backward scan over T.
+All of them skip masked steps (padding, or tokens inside a response that the policy did not write): the step before
+continues with the next unmasked step and is discounted once. Values at masked places are not read. Each function is one
+backward scan over T.
 """
 
 from __future__ import annotations
@@ -25,9 +25,8 @@ def gae(
 
         delta_t = r_t + gamma_t V_{t+1} - V_t,    A_t = delta_t + gamma_t lam A_{t+1},    R_t = A_t + V_t
 
-    Masked steps (padding, or tokens inside a response which the policy did not write) are as if they were cut out: the
-    step before takes the value and the advantage of the next step that counts, is discounted once, and nothing that
-    stands at a masked place is read.
+    Masked steps (padding, or tokens inside a response that the policy did not write) are skipped: the step before takes the
+    value and the advantage of the next unmasked step and is discounted once. Values at masked places are not read.
 
     Args:
       rewards: real [B, T].
@@ -88,8 +87,8 @@ def lambda_returns(rewards: Any, next_values: Any, mask: Any, gamma: Any = 1.0, 
 
     Args:
       rewards: real [B, T].
-      next_values: real [B, T], V_{t+1}: the critic's value after step t, which at a masked gap is that of the next step
-        that counts; after the last step 0 for a row that ended, the bootstrap value for one that was cut off.
+      next_values: real [B, T], V_{t+1}: the critic's value after step t, which before masked steps is that of the next
+        unmasked step; after the last step 0 for a row that ended, the bootstrap value for one that was cut off.
       mask: bool, int or float [B, T]; not 0 where the policy acted.
       gamma: scalar in [0, 1], or [B, T]: the discount from step t to the next, 0 where an episode ends.
       lam: scalar in [0, 1]. 0 gives one-step returns, 1 discounted ones.
@@ -114,9 +113,11 @@ def lambda_returns(rewards: Any, next_values: Any, mask: Any, gamma: Any = 1.0, 
 
 
 class VTrace(NamedTuple):
-    """What `vtrace` returns, float32 [B, T] both, 0 at masked steps.
+    """The result of `vtrace`: float32 [B, T] both, 0 at masked steps.
 
-    targets: v_t, what the critic learns. advantages: for the policy gradient at step t.
+    Attributes:
+      targets: v_t, the critic's regression targets.
+      advantages: for the policy gradient at step t.
     """
 
     targets: jax.Array
@@ -152,7 +153,7 @@ def vtrace(
       mask: bool, int or float [B, T]; not 0 where the policy acted.
       gamma: scalar in [0, 1], or [B, T]: the discount from step t to the next, 0 where an episode ends.
       lam: scalar in [0, 1].
-      rho_clip: scalar above 0: which policy's value is learnt (inf: that of the policy in training).
+      rho_clip: scalar above 0: selects the policy whose value is learnt (inf: the policy in training).
       c_clip: scalar above 0, at most `rho_clip` in the paper: how far back an error reaches.
       pg_rho_clip: scalar above 0.
       bootstrap_value: real [B], the value after the last step of a row that was cut off; None for rows that ended: 0.
@@ -224,7 +225,7 @@ def reinforce_plus_plus(rewards: Any, mask: Any, gamma: Any = 1.0, group_size: i
       rewards: real [B, T]: -kl_coef * kl on each token and the score on the last (`rewards.shape_rewards`).
       mask: bool, int or float [B, T]; not 0 where the policy acted. A row without a token belongs to no group.
       gamma: scalar in [0, 1], or [B, T].
-      group_size: rows of one prompt, which stand together, at least 2; None for no baseline.
+      group_size: responses to one prompt, in contiguous rows, at least 2; None for no baseline.
 
     Returns:
       float32 [B, T], 0 at masked steps.

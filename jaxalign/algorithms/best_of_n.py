@@ -1,4 +1,4 @@
-"""Best-of-n and rejection sampling: choosing among n responses to a prompt, and what the choice is worth and costs.
+"""Best-of-n and rejection sampling: choosing among n responses to a prompt, with the expected gain and the KL of the choice.
 
 A batch of B rows holds B / n groups, each of n contiguous rows. A row that is masked, or whose score is not finite (a reward
 that failed), is never chosen.
@@ -48,7 +48,7 @@ def best_of(scores: Any, n: int, mask: Any = None) -> BestOf:
 
     Args:
       scores: real [B].
-      n: rows of one prompt, which stand together; a Python int, at least 1.
+      n: responses to one prompt, in contiguous rows; a Python int, at least 1.
       mask: bool, int or float [B]; 0 for rows that may not be chosen. None allows all whose score is finite.
 
     Returns:
@@ -66,11 +66,11 @@ def rejection_sample(scores: Any, n: int, threshold: Any, most: int | None = Non
     """The rows whose score reaches a threshold, at most the `most` best of each group: what to fine-tune on.
 
     With most = 1 and a threshold below all scores it is best-of-n (RAFT, Dong et al. 2023, arXiv 2304.06767); with a
-    threshold alone the filter of ReST (Gulcehre et al. 2023, arXiv 2308.08998).
+    only a threshold, the filter of ReST (Gulcehre et al. 2023, arXiv 2308.08998).
 
     Args:
       scores: real [B].
-      n: rows of one prompt, which stand together; a Python int, at least 1.
+      n: responses to one prompt, in contiguous rows; a Python int, at least 1.
       threshold: scalar or real [B / n], one a group, in units of the score.
       most: a Python int, at least 1; None for no limit. Of equal scores the first come first.
       mask: bool, int or float [B]; 0 for rows that may not be chosen. None allows all whose score is finite.
@@ -109,7 +109,7 @@ def expected_best_of(scores: Any, n: int, values: Any = None, mask: Any = None) 
         is finite; their values are taken as they are.
 
     Returns:
-      float32 [...]; 0 where fewer than n samples count, of which there is no subset of n: leave those out.
+      float32 [...]; 0 where fewer than n samples count, since they have no subset of n; leave these out.
 
     Raises:
       ValueError: a shape differs, or n is not in 1..N.

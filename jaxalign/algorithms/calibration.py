@@ -1,4 +1,4 @@
-"""How far a predicted probability can be trusted: reliability bins, the expected calibration error, and a temperature."""
+"""Calibration of predicted probabilities: reliability bins, the expected calibration error, and temperature scaling."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def reliability_bins(prob: Any, label: Any, bins: int = 10, mask: Any = None) ->
     Args:
       prob: real [B], in [0, 1], the predicted probability of the positive outcome.
       label: real [B], in [0, 1]; the outcome is positive where label > .5, so mask out even labels, which have none.
-      bins: how many, at least 1.
+      bins: the number of bins, at least 1.
       mask: bool, int or float [B], the predictions that count; None counts all.
 
     Returns:
@@ -48,7 +48,7 @@ def reliability_bins(prob: Any, label: Any, bins: int = 10, mask: Any = None) ->
     require_same_shape(prob=prob, label=label, mask=prob if mask is None else mask)
     require_shape("prob", prob, "[B]", (None,))
     require_range("bins", bins, 1)
-    # Without a mask as they came: under `jit` a guard can read nothing that was computed.
+    # Checked before any computation: under `jit` a guard cannot read computed values.
     if mask is None:
         mask = jnp.ones(jnp.shape(prob))
     else:
@@ -83,16 +83,16 @@ def fit_temperature(margin: Any, label: Any, mask: Any = None, low: float = 1e-3
     """The temperature T which makes sigmoid(margin / T) most likely (Guo et al. 2017, arXiv 1706.04599, section 4.2).
 
     Fitted on held-out pairs, it changes no ranking: `expected_calibration_error(sigmoid(margin / T), label)` on other
-    pairs says what it is worth. In 1 / T the cross-entropy is convex, and the sign of its slope is all that is looked at:
-    bisection in log T cannot diverge.
+    pairs measures the improvement. The cross-entropy is convex in 1 / T, and bisection in log T uses only the sign of its
+    slope, so it cannot diverge.
 
     Args:
       margin: real [B], the score of the first response less that of the second.
       label: real [B], in [0, 1]: the probability that the first is better; soft labels are not rounded.
       mask: bool, int or float [B], the pairs that count; None counts all.
-      low: above 0, the least temperature, which is also what is returned when every pair is ranked rightly: the
-        likelihood then grows without end as T falls.
-      high: above `low`, the greatest, returned when the margins say nothing about the labels, or the contrary of them.
+      low: above 0, the lowest temperature. It is returned where every pair is ranked correctly, since the likelihood then
+        increases without bound as T falls.
+      high: above `low`, the highest temperature, returned where the margins are uninformative or contradict the labels.
 
     Returns:
       float32 scalar without gradient; 1 where no pair counts or all margins are 0.
@@ -102,7 +102,7 @@ def fit_temperature(margin: Any, label: Any, mask: Any = None, low: float = 1e-3
     """
     require_shape("margin", margin, "[B]", (None,))
     if mask is None:
-        # Before anything is computed, which under `jit` no guard can read.
+        # Checked before any computation: under `jit` a guard cannot read computed values.
         require_range("label", label, 0, 1)
         mask = jnp.ones(jnp.shape(margin))
     require_same_shape(margin=margin, label=label, mask=mask)
@@ -113,14 +113,14 @@ def fit_temperature(margin: Any, label: Any, mask: Any = None, low: float = 1e-3
     require_positive("high - low", high - low)
     margin = jax.lax.stop_gradient(jnp.where(mask != 0, as_float("margin", margin), 0))
     label = jax.lax.stop_gradient(label.astype(margin.dtype))
-    # In units of the largest, lest the slope's sum overflow; the sign does not change.
+    # Scaled by the largest margin so that the slope's sum does not overflow; its sign is unchanged.
     unit = jnp.max(jnp.abs(margin), initial=0)
     scaled = margin / jnp.where(unit > 0, unit, 1)
 
     def halve(_: int, bracket: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         middle = 0.5 * (bracket[0] + bracket[1])
         logit = margin * jnp.exp(-middle)
-        # sigmoid(logit) - label, each part by itself: the difference of two numbers near 1 has lost its digits.
+        # sigmoid(logit) - label, written as two terms: the difference of two numbers near 1 loses precision.
         error = (1 - label) * jax.nn.sigmoid(logit) - label * jax.nn.sigmoid(-logit)
         too_cold = jnp.sum(mask * scaled * error) > 0
         return jnp.where(too_cold, middle, bracket[0]), jnp.where(too_cold, bracket[1], middle)

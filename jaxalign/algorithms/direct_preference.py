@@ -1,7 +1,7 @@
-"""Preference objectives on pairs with a reference: DPO and its kin (their relatives are in `reference_free` and `kto`).
+"""Preference objectives on pairs with a reference: DPO and its variants (others are in `reference_free` and `kto`).
 
 Every loss is one number a row; their mean over the rows that count is `masked.masked_mean`, or for micro-batches the masked
-sum over the global count of rows. Masked rows have loss 0 and no gradient, whatever stands there. "The first" of a pair is
+sum over the global count of rows. Masked rows have loss 0 and no gradient, whatever their values. "The first" of a pair is
 the chosen response where the label is 1, and the rejected one where it is 0.
 """
 
@@ -99,8 +99,8 @@ def dpo(
     For "ipo", "ipo_mean" and "sppo_hard" the mixture differs from a regression on 2 label - 1 (the papers' soft forms) by a
     constant; for "nca_pair" it is the paper's.
 
-    Rows do not depend on each other, but for the "aot" kinds, to be called on the whole batch (a micro-batch has other
-    quantiles), and "bco_pair" without a baseline. Of the "aot" kinds the loss of a row is what its quantiles cost.
+    Rows are independent, with two exceptions: the "aot" kinds, which must see the whole batch since a micro-batch has other
+    quantiles, and "bco_pair" without a baseline. In the "aot" kinds the loss of a row is the cost of its quantile.
 
     Args:
       chosen_logprobs: real [B], the summed log-probabilities of the first response's tokens, under the policy.
@@ -116,7 +116,7 @@ def dpo(
       rejected_lengths: int [B], of the second.
       mask: bool, int or float [B]; 0 for padding rows. None counts all.
       baseline: scalar, for "bco_pair", not read by the others: the mean reward (`bco_baseline`), of the whole batch or a
-        running one. None: that of the rows at hand; 0 leaves it out, as TRL does.
+        running one. None: the mean over the rows given; 0 omits it, as TRL does.
       discopop_tau: scalar in (0, 1), for "discopop", not read by the others.
 
     Returns:
@@ -228,7 +228,7 @@ def bco_baseline(
 ) -> jax.Array:
     """The mean implicit reward of all responses, both of each pair: the reward shift of BCO (arXiv 2404.04656, sec. 3.3).
 
-    Taken over the whole batch, or averaged over steps by the caller, and handed to `dpo`, it makes the losses of
+    Computed over the whole batch, or averaged over steps by the caller, and passed to `dpo`, it makes the losses of
     micro-batches add up.
 
     Args as in `dpo`.
@@ -249,7 +249,7 @@ def bco_baseline(
 def sft_loss(chosen_avg_logprobs: Any, rejected_avg_logprobs: Any, label: Any = 1.0, mask: Any = None) -> jax.Array:
     """The supervised loss of the better response: -label * (first) - (1 - label) * (second).
 
-    A response weighs the same whatever its length (the SFT stage, by contrast, averages over all tokens of a batch).
+    Every response has the same weight, whatever its length. (The SFT stage averages over all tokens of a batch.)
 
     Args:
       chosen_avg_logprobs: real [B], the mean log-probability of the first response's tokens; sums work as well.

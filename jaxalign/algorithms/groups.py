@@ -1,8 +1,7 @@
-"""Advantages from the scores of several responses to one prompt: a group is its own baseline, and no critic is needed.
+"""Advantages from the scores of several responses to one prompt: each group is its own baseline, without a critic.
 
-A batch of B rows holds B / group_size groups, each of contiguous rows. Every function returns one number a row;
-`broadcast_to_tokens` hands it to the row's tokens. A score that was dropped is to be masked: NaN that counts is not hidden,
-but spoils its group.
+A batch of B rows holds B / group_size groups of contiguous rows. Every function returns one number per row, which
+`broadcast_to_tokens` copies to the row's tokens. Mask dropped scores: an unmasked NaN propagates to its whole group.
 """
 
 from __future__ import annotations
@@ -19,45 +18,45 @@ SCALES = ("std", "none")
 
 
 def rloo(scores: Any, group_size: int, mask: Any = None) -> jax.Array:
-    """Leave-one-out: a score less the mean of the others of its group (Ahmadian et al. 2024, arXiv 2402.14740).
+    """Leave-one-out: each score minus the mean of the others in its group (Ahmadian et al. 2024, arXiv 2402.14740).
 
     Args:
       scores: real [B].
-      group_size: rows of one prompt, which stand together, at least 2; a Python int.
+      group_size: responses to one prompt, in contiguous rows, at least 2; a Python int.
       mask: bool, int or float [B]; 0 for padding rows, whose score is not read. None counts all.
 
     Returns:
-      float32 [B]; exactly 0 for masked rows, for a row whose group has no other, and for groups of equal scores.
+      float32 [B]; exactly 0 for masked rows, for a row that is alone in its group, and for groups of equal scores.
 
     Raises:
       ValueError: a shape differs, or the rows are not whole groups of 2 or more.
     """
     scores, selected = _grouped(scores, group_size, mask, 2)
     centred, count = _centre(scores, selected)
-    # s_i - (sum - s_i) / (n - 1) is n / (n - 1) of what s_i is above the mean; a lone row is its own mean, and so 0.
+    # s_i - (sum - s_i) / (n - 1) is n / (n - 1) times s_i - mean; a single row equals its mean, so this is 0.
     return (centred * count / jnp.maximum(count - 1, 1)).reshape(-1)
 
 
 def grpo(
     scores: Any, group_size: int, scale: str = "std", mask: Any = None, eps: Any = 1e-6, unbiased: bool = True
 ) -> jax.Array:
-    """A score less the mean of its group, over the group's standard deviation (DeepSeekMath, arXiv 2402.03300, sec. 4.1.2).
+    """Each score minus its group's mean, over the group's standard deviation (DeepSeekMath, arXiv 2402.03300, sec. 4.1.2).
 
         A = (s - mean) / (std + eps)  ("std"),    A = s - mean  ("none")
 
-    "none" is Dr. GRPO (Liu et al. 2025, arXiv 2503.20783): dividing by the deviation weighs up prompts that are almost
-    always or almost never solved. Its other half is `masked.aggregate` with "token_sum_constant".
+    "none" is Dr. GRPO (Liu et al. 2025, arXiv 2503.20783): dividing by the deviation gives more weight to prompts that are
+    almost always or almost never solved. Its other part is `masked.aggregate` with "token_sum_constant".
 
     Args:
       scores: real [B].
-      group_size: rows of one prompt, which stand together, at least 2; a Python int.
+      group_size: responses to one prompt, in contiguous rows, at least 2; a Python int.
       scale: one of `SCALES`.
       mask: bool, int or float [B]; 0 for padding rows, whose score is not read. None counts all.
       eps: scalar, not negative, in units of the score; not read by "none".
       unbiased: the deviation divides by the count less one (Bessel), as the common implementations do; False: by the count.
 
     Returns:
-      float32 [B]; exactly 0 for masked rows, for a row whose group has no other, and for groups of equal scores, at any eps.
+      float32 [B]; exactly 0 for masked rows, for a row that is alone in its group, and for groups of equal scores, at any eps.
 
     Raises:
       ValueError: a shape differs, the rows are not whole groups of 2 or more, an unknown scale, or a negative eps.
@@ -78,7 +77,7 @@ def grpo(
 
 
 def remax(scores: Any, greedy_scores: Any, mask: Any = None) -> jax.Array:
-    """A sample's score less that of the greedy response to the same prompt (Li et al. 2023, arXiv 2310.10505).
+    """Each score minus the score of the greedy response to the same prompt (Li et al. 2023, arXiv 2310.10505).
 
     Args:
       scores: real [B], of sampled responses.
@@ -102,13 +101,13 @@ def remax(scores: Any, greedy_scores: Any, mask: Any = None) -> jax.Array:
 
 
 def informative_groups(scores: Any, group_size: int, mask: Any = None) -> jax.Array:
-    """The rows whose group's scores are not all equal: the others' group advantages are 0, and so is their gradient.
+    """Rows whose group has unequal scores. In the other groups all advantages, and hence the gradients, are 0.
 
     The dynamic sampling of DAPO (Yu et al. 2025, arXiv 2503.14476) keeps these and samples again for the rest.
 
     Args:
       scores: real [B].
-      group_size: rows of one prompt, which stand together; in a group of 1 there is no difference.
+      group_size: responses to one prompt, in contiguous rows; scores in a group of 1 never differ.
       mask: bool, int or float [B]; 0 for padding rows, whose score is not read. None counts all.
 
     Returns:
@@ -123,7 +122,7 @@ def informative_groups(scores: Any, group_size: int, mask: Any = None) -> jax.Ar
 
 
 def broadcast_to_tokens(advantages: Any, mask: Any) -> jax.Array:
-    """A row's advantage on each of its tokens.
+    """Copies each row's advantage to its tokens.
 
     Args:
       advantages: real [B].
@@ -157,7 +156,7 @@ def _centre(scores: jax.Array, selected: jax.Array) -> tuple[jax.Array, jax.Arra
     """(scores less their group's mean, 0 where not selected; count of the selected [groups, 1])."""
     count = jnp.sum(selected, axis=1, keepdims=True).astype(scores.dtype)
     centred = scores - masked_mean(scores, selected, axis=1)[:, None]
-    # A float32 mean is off by an ulp of the scores, and what is left of equal ones a tiny deviation would blow up.
+    # A float32 mean is off by an ulp, and dividing the remainder of equal scores by a tiny deviation would amplify it.
     highest, lowest = _extremes(scores, selected)
     return jnp.where(selected & (highest != lowest), centred, 0), count
 

@@ -1,4 +1,8 @@
-"""The checks that open every function of this room. They read shapes and dtypes, so they cost nothing once jitted."""
+"""The checks of arguments at the start of every function of this package.
+
+They read shapes and dtypes, so they cost nothing once jitted. These functions are public, so the checks raise ValueError and
+name the argument; checks within the package use chex, whose AssertionErrors number the arrays.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Importance weights that correct for samples of another policy: an older one, or a sampler of other numerics."""
+"""Importance weights that correct for samples from another policy: an older one, or a sampler with other numerics."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from jaxalign.algorithms.masked import masked_mean, masked_sum
 LEVELS = ("token", "sequence", "geometric")
 MODES = ("truncate", "mask")
 
-# A weight beyond e^60 says no more than that the policies have nothing in common, and its sums would overflow float32.
+# A weight beyond e^60 only shows that the policies have nothing in common, and sums of it would overflow float32.
 LOG_RATIO_LIMIT = 60.0
 
 
 class ImportanceStats(NamedTuple):
     """Per token and without gradient; to be averaged under the mask.
 
-    ratio: float32, the weight before its bounds. outside: bool, the bounds changed it.
+    ratio: float32, the weight before clipping. outside: bool, clipping changed it.
     """
 
     ratio: jax.Array
@@ -48,7 +48,7 @@ def importance_weights(
 
     With d = logprobs - behaviour_logprobs, summed and averaged over a row's unmasked tokens:
 
-        "token"      exp(d_t)       each token's own; low variance, biased: it forgets how the prefix came about
+        "token"      exp(d_t)       each token's own; low variance, biased: it ignores the prefix
         "sequence"   exp(sum d)     unbiased for the whole response; its variance grows with the length
         "geometric"  exp(mean d)    the length-normalised ratio: a measure of drift more than a correction
 
@@ -96,7 +96,7 @@ def effective_sample_share(weights: Any, mask: Any) -> jax.Array:
     """Kish's effective sample size over the number of samples: (sum w)^2 / (n sum w^2); 1 where all weights are equal.
 
     Args:
-      weights: real, any shape, not negative. Of weights that a whole row shares, hand over one a row ([B]).
+      weights: real, any shape, not negative. Where all tokens of a row share a weight, pass one per row ([B]).
       mask: bool, int or float of that shape; not 0 at the samples that count.
 
     Returns:
@@ -108,7 +108,7 @@ def effective_sample_share(weights: Any, mask: Any) -> jax.Array:
     require_same_shape(weights=weights, mask=mask)
     selected = is_set(mask)
     weights = jnp.where(selected, as_float("weights", weights), 0)
-    # In units of the largest, lest the squares overflow.
+    # Scaled by the largest weight so that the squares do not overflow.
     largest = jnp.max(weights, initial=0)
     weights = weights / jnp.where(largest > 0, largest, 1)
     squares = masked_mean(weights**2, selected)

@@ -1,4 +1,4 @@
-"""Estimators of KL(policy || reference) from samples, the exact KL, both as losses, and the controllers of the coefficient."""
+"""Estimators of KL(policy || reference) from samples, the exact KL, both as losses, and controllers of its coefficient."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def kl_penalty(logprobs: Any, reference_logprobs: Any, kind: str = "k1") -> jax.
     """Per-token estimate of KL(policy || reference), with d = logprobs - reference_logprobs at the sampled tokens.
 
     "k1" d: unbiased, may be negative; "k2" d^2 / 2: biased, low variance; "k3" exp(-d) - 1 + d: unbiased and never
-    negative; "abs" |d|: a penalty in its own right, no estimate. Source: Schulman 2020, "Approximating KL divergence".
+    negative; "abs" |d|: a penalty, not an estimate. Source: Schulman 2020, "Approximating KL divergence".
 
     Args:
       logprobs: real, any shape, usually [B, N]; log-probabilities under the policy that sampled.
@@ -50,7 +50,7 @@ def kl_penalty(logprobs: Any, reference_logprobs: Any, kind: str = "k1") -> jax.
     if kind == "k2":
         return 0.5 * difference**2
     if kind == "k3":
-        # expm1: near 0, exp(-d) - 1 in float32 has lost the digits that the estimate is made of.
+        # expm1, because exp(-d) - 1 cancels in float32 for small d.
         return jnp.expm1(-difference) + difference
     return jnp.abs(difference)
 
@@ -79,17 +79,17 @@ def full_kl(logits: Any, reference_logits: Any) -> jax.Array:
 def kl_loss(logprobs: Any, reference_logprobs: Any, kind: str = "k2", mask: Any = None) -> jax.Array:
     """The KL as a loss beside the policy's: per token, differentiable, and safe under a mask.
 
-    As a loss an estimator is judged by its gradient, not its value. With d = logprobs - reference_logprobs, and tokens
-    that the policy in training sampled itself, the gradients and what they are in expectation:
+    In a loss the gradient of an estimator matters, not its value. With d = logprobs - reference_logprobs, and tokens sampled
+    from the policy in training, the gradients and their expectations are:
 
         "k1"    grad log pi                 0: noise, and no pull towards the reference
         "k2"    d grad log pi               the gradient of KL(policy || reference)
         "k3"    (1 - exp(-d)) grad log pi   the gradient of KL(reference || policy), the other direction
-        "abs"   sign(d) grad log pi         of no KL, but a bounded pull towards the reference
+        "abs"   sign(d) grad log pi         not of a KL, but bounded and towards the reference
         "full"  summed over the vocabulary  the gradient of KL(policy || reference), without noise
 
-    In the reward (`kl_penalty`) it is the value that counts, and k1 is the right one. On samples of an older policy the
-    expectations hold only once each token is weighed (`importance.importance_weights`).
+    In the reward (`kl_penalty`) the value matters, and k1 is unbiased. For samples of an older policy the expectations hold
+    only with importance weights (`importance.importance_weights`).
 
     Args:
       logprobs: real, any shape, usually [B, N]; at the sampled tokens, under the policy in training. For "full"
@@ -97,7 +97,7 @@ def kl_loss(logprobs: Any, reference_logprobs: Any, kind: str = "k2", mask: Any 
       reference_logprobs: the same shape, under the reference; no gradient flows into it.
       kind: one of `LOSSES`.
       mask: bool, int or float of the shape of the result, or None. Masked tokens have loss 0 and no gradient, whatever
-        stands there.
+        their values.
 
     Returns:
       float32 of the shape of `logprobs`, for "full" without its last axis; 0 at masked tokens.
@@ -123,7 +123,7 @@ def update_kl_coef(
 ) -> jax.Array:
     """The KL coefficient for the next step.
 
-    "fixed" leaves it. "adaptive" is the log-space proportional controller of Ziegler et al. 2019 (arXiv 1909.08593):
+    "fixed" returns it unchanged. "adaptive" is the log-space proportional controller of Ziegler et al. 2019 (arXiv 1909.08593):
     coef * (1 + clip(measured_kl / target - 1, -0.2, 0.2) * num_samples / horizon).
 
     Args:
@@ -131,7 +131,7 @@ def update_kl_coef(
       measured_kl: scalar, mean nats a response.
       target: scalar above 0, the wanted nats a response.
       horizon: scalar above 0, in responses: how slowly to react.
-      num_samples: scalar, responses seen since the last update; below 5 * horizon, lest the coefficient reach 0.
+      num_samples: scalar, responses seen since the last update; below 5 * horizon, so that the coefficient stays above 0.
       kind: one of `CONTROLLERS`.
 
     Returns:

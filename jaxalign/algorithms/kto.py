@@ -69,7 +69,7 @@ def kto(
 def kto_baseline(policy_logprobs: Any, ref_logprobs: Any, mask: Any = None) -> jax.Array:
     """KTO's reference point: max(0, mean of log pi - log ref over mismatched pairs), an estimate of KL(pi || ref).
 
-    A mismatched pair is a row's prompt with another row's response, commonly that of the next row; the last row takes the
+    A mismatched pair is a row's prompt with another row's response, usually the next row's; the last row takes the
     first's. Call it on the whole batch: the mean of micro-batches, each cut off at 0, is another number.
 
     Args:

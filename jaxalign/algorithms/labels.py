@@ -1,4 +1,4 @@
-"""AI feedback as numbers: from the log-probabilities of an answer's options to a soft label or a direct reward."""
+"""AI feedback as numbers: soft labels and direct rewards from the log-probabilities of a judge's options."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def option_label(logprob_a: Any, logprob_b: Any) -> jax.Array:
       logprob_b: the same shape.
 
     Returns:
-      float32 of that shape, in [0, 1]; .5, which every margin takes as undecided, where both options are impossible.
+      float32 of that shape, in [0, 1]; .5, undecided at every margin, where both options have probability 0.
 
     Raises:
       ValueError: the shapes differ.
@@ -35,11 +35,11 @@ def option_label(logprob_a: Any, logprob_b: Any) -> jax.Array:
 
 
 def average_orders(label_ab: Any, label_ba: Any) -> jax.Array:
-    """The mean of P(A preferred) over both orders of showing the pair, which cancels a liking for a position.
+    """The mean of P(A preferred) over both orders of showing the pair, which cancels position bias.
 
     Args:
       label_ab: real, any shape, in [0, 1]: P(A preferred) with A shown first.
-      label_ba: the same shape: P(A preferred), of the same A, with A shown second.
+      label_ba: the same shape: P(A preferred) with the same A shown second.
 
     Returns:
       float32 of that shape.
@@ -108,7 +108,7 @@ def expected_score(logprobs: Any) -> jax.Array:
       logprobs: real [..., 10], log-probabilities of the answers 1..10 in this order; normalised over the ten here.
 
     Returns:
-      float32 [...], in 1..10. NaN where all ten are impossible: there is no answer, and a middling score would hide it.
+      float32 [...], in 1..10. NaN where all ten have probability 0: there is no answer, and an average score would hide that.
 
     Raises:
       ValueError: the last axis is not of size 10.

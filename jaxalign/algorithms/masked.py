@@ -1,7 +1,7 @@
-"""Masked statistics, and the one way in which per-token losses become a number.
+"""Masked statistics, and the aggregation of per-token losses into one number.
 
-Under `jit` with sharded arrays every sum here is over the global array, whatever the mesh; a sum over micro-batches is
-made exact by handing `aggregate` the global count.
+Under `jit` with sharded arrays every sum here is over the global array, whatever the mesh; sums over micro-batches are
+exact where `aggregate` receives the global count.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _VARIANCE_FLOOR = 1e-8
 
 
 def masked_sum(x: Any, mask: Any, axis: int | tuple[int, ...] | None = None) -> jax.Array:
-    """Sum of `x` where `mask` is set; a fractional mask weighs.
+    """Sum of `x` where `mask` is set; a fractional mask is a weight.
 
     Args:
       x: real, any shape; inf and NaN at masked places are ignored, in the gradient too.
@@ -46,7 +46,7 @@ def masked_sum(x: Any, mask: Any, axis: int | tuple[int, ...] | None = None) -> 
 
 
 def masked_mean(x: Any, mask: Any, axis: int | tuple[int, ...] | None = None) -> jax.Array:
-    """Mean of `x` over the places where `mask` is set, 0 where there is none. Arguments as in `masked_sum`."""
+    """Mean of `x` over the places where `mask` is set; 0 where it is set nowhere. Arguments as in `masked_sum`."""
     total = masked_sum(x, mask, axis)
     return _safe_divide(total, jnp.sum(as_float("mask", mask), axis=axis))
 
@@ -72,9 +72,9 @@ def masked_variance(x: Any, mask: Any, unbiased: bool = False) -> jax.Array:
 
 
 def whiten(x: Any, mask: Any, shift_mean: bool = True, unbiased: bool = False) -> jax.Array:
-    """`x` scaled to variance 1 over all the places where `mask` is set, and to mean 0 unless the mean is to be kept.
+    """`x` scaled to variance 1 over all the places where `mask` is set, and shifted to mean 0 unless `shift_mean` is False.
 
-    Call it on the whole minibatch, before that is split into micro-batches: the statistics must be global.
+    Call it on the whole minibatch, before the split into micro-batches: the statistics must be global.
 
     Args:
       x: real [B, T].
@@ -98,7 +98,7 @@ def aggregate_total(mask: Any, mode: str = "token_mean", max_length: Any = None)
     """The count that `aggregate` divides by: tokens for "token_mean", sequences with any token for the others, and these
     times `max_length` for "token_sum_constant".
 
-    Taken over the full batch and handed to `aggregate` as `total`, it makes the losses of micro-batches add up.
+    Computed over the full batch and passed to `aggregate` as `total`, it makes the losses of micro-batches add up.
 
     Args:
       mask: bool, int or float [B, T].
@@ -138,8 +138,8 @@ def aggregate(loss: Any, mask: Any, mode: str = "token_mean", total: Any = None,
       loss: real [B, T].
       mask: bool, int or float [B, T].
       mode: one of `AGGREGATIONS`.
-      total: scalar, the count of the full batch (`aggregate_total`) where `loss` is but a part of it: the results of
-        the parts then add up to that of the whole. None: this array is the full batch.
+      total: scalar, the count of the full batch (`aggregate_total`) where `loss` is a part of it: the results of
+        the parts then add up to the loss of the whole. None: this array is the full batch.
       max_length: scalar, as in `aggregate_total`; not read where `total` is given, which holds it.
 
     Returns:
@@ -168,7 +168,7 @@ def _select(x: jax.Array, mask: jax.Array) -> jax.Array:
 
 
 def _safe_divide(numerator: jax.Array, denominator: jax.Array) -> jax.Array:
-    # The inner `where` keeps the gradient finite: that of 0 / 0 is NaN even where the outer one drops it.
+    # The inner `where` keeps the gradient finite: 0 / 0 has a NaN gradient even where the outer one discards its value.
     positive = denominator > 0
     return jnp.where(positive, numerator / jnp.where(positive, denominator, 1), jnp.zeros_like(numerator))
 
@@ -176,6 +176,6 @@ def _safe_divide(numerator: jax.Array, denominator: jax.Array) -> jax.Array:
 def _centre(x: Any, mask: Any) -> tuple[jax.Array, jax.Array]:
     x = _select(as_float("x", x), as_float("mask", mask))
     mean = masked_mean(x, mask)
-    # A float32 mean is off by an ulp of the values; taking what is left off too keeps large equal values at exactly 0.
+    # A float32 mean is off by an ulp; subtracting the mean of the remainder keeps large equal values at exactly 0.
     residue = masked_mean(x - mean, mask)
     return mean, x - mean - residue

@@ -1,8 +1,8 @@
 """The policy's losses, per token; `masked.aggregate` makes one number of them.
 
-In each, no gradient flows into advantages or old log-probabilities, and masked tokens have loss 0 and no gradient,
-whatever stands there. Ratios never exceed e^60, where `exp` would soon overflow. An entropy bonus is another loss beside
-these: -coef * aggregate(entropy, mask).
+No gradient flows into advantages or old log-probabilities, and masked tokens have loss 0 and no gradient, whatever their
+values. Ratios are capped at e^60, so that `exp` does not overflow. An entropy bonus is a separate loss:
+-coef * aggregate(entropy, mask).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from jaxalign.algorithms.masked import masked_mean
 
 
 class SurrogateStats(NamedTuple):
-    """What PPO and its kin report of a step, per token and without gradient; to be averaged under the mask.
+    """Statistics of a policy loss, per token and without gradient; to be averaged under the mask.
 
     ratio: float32, new over old probability; in `gspo` the sequence's. clipped: bool, the clipped term is the one that
     counts, so that the token has no gradient; in `cispo`, which keeps it, the weight was clipped. approx_kl: float32, the
@@ -51,7 +51,7 @@ def clipped_surrogate(
       clip_low: scalar in [0, 1].
       clip_high: scalar, not negative; above `clip_low` for the asymmetric clip of DAPO (arXiv 2503.14476).
       mask: bool, int or float of that shape, or None. Masked tokens have loss 0, ratio 1 and no gradient, whatever
-        stands there.
+        their values.
       dual_clip: scalar above 1, the largest ratio that counts against a token of negative advantage, which the clip leaves
         without bound (Ye et al. 2020, arXiv 1912.09729; 3 there); None for no such bound.
 
@@ -88,8 +88,8 @@ def gspo(
 
     The paper's objective is this aggregated by "sequence_mean_token_mean". The gradient takes the form of the paper's
     GSPO-token: the ratio of token t is stop_gradient(s) pi_t / stop_gradient(pi_t), whose value is s and whose derivative
-    is by the token's own log-probability alone. Where the advantage is one for the row, any mode that weighs a row's tokens
-    alike gives the gradient of the formula above (-A s / |y| a token for the mode named); where it differs between tokens,
+    is by the token's own log-probability only. Where a row has one advantage, any mode that weights a row's tokens equally
+    gives the gradient of the formula above (-A s / |y| a token for the mode named); where it differs between tokens,
     each token learns by its own.
 
     Args:
@@ -127,7 +127,7 @@ def cispo(
 
         loss = -stop_gradient(clip(ratio, 1 - clip_low, 1 + clip_high)) A logprobs
 
-    The gradient alone has a meaning: the value moves with the level of the log-probabilities.
+    Only the gradient has a meaning: the value depends on the level of the log-probabilities.
 
     Args:
       logprobs: real, any shape, usually [B, N]; log-probabilities of the sampled tokens under the policy in training.
@@ -197,8 +197,8 @@ def decoupled_surrogate(
         w = min(pi_proximal / pi_behaviour, weight_cap),    ratio = pi / pi_proximal
         loss = w max(-A ratio, -A clip(ratio, 1 - clip_low, 1 + clip_high))
 
-    The trust region is drawn about a recent policy and not about the one that happened to sample. With the same policy in
-    both places it is `clipped_surrogate`.
+    The trust region is around a recent policy, not around the one that sampled. With the same policy in both places this is
+    `clipped_surrogate`.
 
     Args:
       logprobs: real [B, N], log-probabilities of the sampled tokens under the policy in training.
@@ -251,7 +251,7 @@ def _prepare(
 
 
 def _clip(ratio: jax.Array, advantages: jax.Array, clip_low: Any, clip_high: Any) -> tuple[jax.Array, jax.Array]:
-    """(the pessimist's bound of the loss, where it is the clipped term)."""
+    """(the larger of the plain and the clipped loss, where it is the clipped one)."""
     plain = -advantages * ratio
     bounded = -advantages * jnp.clip(ratio, 1 - clip_low, 1 + clip_high)
     return jnp.maximum(plain, bounded), bounded > plain

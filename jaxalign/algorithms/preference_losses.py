@@ -1,4 +1,4 @@
-"""The preference (reward) model's losses: on pairs of scores, and on single scores that are to be met."""
+"""The preference (reward) model's losses: on pairs of scores, and on single target scores."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def bradley_terry(
       label: the same shape, in [0, 1]: the probability that the first is better.
       centering_coef: scalar, not negative.
       margin: scalar or the same shape, not negative, in units of the score; None for none.
-      mask: bool, int or float of that shape; 0 for padding, which has loss 0 and no gradient, whatever stands there. None
+      mask: bool, int or float of that shape; 0 for padding, which has loss 0 and no gradient, whatever its values. None
         counts all.
 
     Returns:
@@ -39,7 +39,7 @@ def bradley_terry(
     require_same_shape(score_a=score_a, score_b=score_b, label=label)
     require_shape("centering_coef", centering_coef, "scalar", ())
     require_range("centering_coef", centering_coef, 0)
-    # Without a mask as they came: under `jit` a guard can read nothing that was computed.
+    # Checked before any computation: under `jit` a guard cannot read computed values.
     require_range("label", label if mask is None else _select("label", label, mask), 0, 1)
     score_a, score_b = _select("score_a", score_a, mask), _select("score_b", score_b, mask)
     label = _select("label", label, mask)
@@ -68,7 +68,7 @@ def score_regression(scores: Any, targets: Any, mask: Any = None, huber_delta: A
     Args:
       scores: real, any shape, usually [B].
       targets: the same shape; no gradient flows into it.
-      mask: bool, int or float of that shape; 0 for padding, which has loss 0 and no gradient, whatever stands there. None
+      mask: bool, int or float of that shape; 0 for padding, which has loss 0 and no gradient, whatever its values. None
         counts all.
       huber_delta: scalar above 0, in units of the score; None for the square.
 

@@ -43,7 +43,7 @@ def cpo(
       beta: scalar above 0.
       label: scalar or real [B], in [0, 1]: the probability that the first is better; soft labels as in `dpo`.
       nll: real [B], `sft_loss` of the summed log-probabilities (the paper) or of the mean ones (common implementations);
-        None for the first term alone.
+        None for the first term only.
       nll_coef: scalar, not negative; 1 in the paper.
       mask: bool, int or float [B]; 0 for padding rows. None counts all.
 
@@ -71,7 +71,7 @@ def orpo(
         loss = nll + beta * (-log sigmoid(log odds(chosen) - log odds(rejected)))
 
     As called with two arguments it is the odds term. ORPO itself has beta = .1 (lambda in the paper) and
-    nll = sft_loss(chosen_avg_logprobs, rejected_avg_logprobs, label, mask): the odds term alone has no anchor.
+    nll = sft_loss(chosen_avg_logprobs, rejected_avg_logprobs, label, mask): the odds term has no anchor without it.
 
     Args:
       chosen_avg_logprobs: real [B], the mean log-probability of the first response's tokens, at most 0. Odds are capped at
@@ -79,7 +79,7 @@ def orpo(
       rejected_avg_logprobs: real [B], of the second.
       beta: scalar above 0, the odds term's weight.
       label: scalar or real [B], in [0, 1]: the probability that the first is better; soft labels as in `dpo`.
-      nll: real [B], or None for the odds term alone.
+      nll: real [B], or None for the odds term only.
       mask: bool, int or float [B]; 0 for padding rows. None counts all.
 
     Returns:

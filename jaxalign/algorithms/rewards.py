@@ -77,7 +77,7 @@ def combine_scores(scores: Any, weights: Any, mask: Any = None) -> tuple[jax.Arr
 
     Args:
       scores: real [K, B], of K rewards.
-      weights: real [K], finite; negative for what is to be avoided. They are not normalised.
+      weights: real [K], finite; negative for scores to minimise. They are not normalised.
       mask: bool, int or float [K, B]; 0 where a score was dropped. None: all are there.
 
     Returns:
@@ -156,16 +156,16 @@ def shape_rewards(
     """Rewards per token: -kl_coef * kl on every token of the response, and the score on its last one, or one on each.
 
     The last token is found by length, never by looking for a token id: it is the stop token where one was sampled, else
-    the last token before the cut. Only the score is subject to the missing-eos rule; the KL is paid in any case.
+    the last token before the cut. Only the score is subject to the missing-eos rule; the KL penalty always applies.
 
     Args:
       scores: real [B], one score a response, or [B, N], one a token; integers are cast up.
-      kl: real [B, N], per-token estimates (`kl.kl_penalty`); what stands past the response is not read.
+      kl: real [B, N], per-token estimates (`kl.kl_penalty`); entries past the response are not read.
       kl_coef: scalar, not negative.
       response_length: int [B], in 0..N; a row of length 0 has no token, and so no reward.
       ended: bool [B], a stop token of the stop set in use was sampled.
-      missing_eos: what becomes of the score of a response that did not end: "none" keeps it, "replace" puts
-        `missing_eos_value` in its place, "penalty" subtracts `missing_eos_value` (a positive number) from it, "zero"
+      missing_eos: the rule for the score of a response that did not end: "none" keeps it, "replace" replaces it by
+        `missing_eos_value`, "penalty" subtracts `missing_eos_value` (a positive number) from it, "zero"
         makes it 0. Of scores per token "replace" and "zero" remove all; the value is placed on, or subtracted from, the
         last token.
       missing_eos_value: scalar; needed by "replace" and "penalty", not read by the others.

@@ -1,4 +1,4 @@
-"""The critic's losses, per token, and the measure of what it explains."""
+"""The critic's losses per token, and the variance that it explains."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from jaxalign.algorithms.masked import masked_variance
 def clipped_value_loss(
     values: Any, old_values: Any, returns: Any, clip: Any = None, mask: Any = None
 ) -> tuple[jax.Array, jax.Array]:
-    """Half the squared error of the critic, no better than if its move away from the old value were clipped.
+    """Half the squared error of the critic, or of its clipped move away from the old value where that is larger.
 
         loss = max((V - R)^2, (V_old + clip(V - V_old, -c, c) - R)^2) / 2
 
@@ -25,9 +25,9 @@ def clipped_value_loss(
       values: real, any shape, usually [B, N].
       old_values: the same shape, from before the update; no gradient flows into it.
       returns: the same shape; no gradient flows into it.
-      clip: scalar, not negative; None for the plain half square. 0 is not None: it allows no move at
-        all, so there is no gradient.
-      mask: bool, int or float of that shape, or None. Masked tokens have loss 0 and no gradient, whatever stands there.
+      clip: scalar, not negative; None for the plain half square. 0 is not None: it allows no move, so there is
+        no gradient.
+      mask: bool, int or float of that shape, or None. Masked tokens have loss 0 and no gradient, whatever their values.
 
     Returns:
       (loss, clipped): float32 of that shape, and bool of that shape: the clipped term is the one that counts.
@@ -46,14 +46,14 @@ def huber_value_loss(
         huber(e) = e^2 / 2 where |e| <= delta, else delta (|e| - delta / 2)
         loss = max(huber(V - R), huber(V_old + clip(V - V_old, -c, c) - R))
 
-    Its gradient is never beyond +-delta: an outlier among the returns cannot drown the others. Without a clip the first term
-    alone; the clip, which is that of `clipped_value_loss`, picks the same tokens, for both losses grow with the error.
+    Its gradient never exceeds +-delta, so an outlier among the returns cannot dominate. Without a clip only the first term
+    counts. The clip selects the same tokens as in `clipped_value_loss`, since both losses increase with the error.
 
     Args:
       values: real, any shape, usually [B, N].
       returns: the same shape; no gradient flows into it.
       delta: scalar above 0, in units of the return. Beyond all errors it is the half square.
-      mask: bool, int or float of that shape, or None. Masked tokens have loss 0 and no gradient, whatever stands there.
+      mask: bool, int or float of that shape, or None. Masked tokens have loss 0 and no gradient, whatever their values.
       old_values: the same shape, from before the update; no gradient flows into it. Needed by `clip`, else not read.
       clip: scalar, not negative; None for no clip.
 
@@ -85,7 +85,7 @@ def explained_variance(values: Any, returns: Any, mask: Any) -> jax.Array:
       mask: bool, int or float [B, N].
 
     Returns:
-      float32 scalar, possibly negative; 0 where the returns do not differ, since there is nothing to explain.
+      float32 scalar, possibly negative; 0 where the returns do not differ, as there is nothing to explain.
 
     Raises:
       ValueError: the shapes differ.
@@ -100,7 +100,7 @@ def explained_variance(values: Any, returns: Any, mask: Any) -> jax.Array:
 def _clipped(
     values: Any, old_values: Any, returns: Any, clip: Any, mask: Any, cost: Callable[[jax.Array], jax.Array]
 ) -> tuple[jax.Array, jax.Array]:
-    """(the larger cost of the error as it is and after a clipped move, where it is the latter)."""
+    """(the larger of the costs of the plain and the clipped move, where it is the clipped one)."""
     mask = jnp.ones(jnp.shape(values), bool) if mask is None else is_set(mask)
     require_same_shape(values=values, old_values=old_values, returns=returns, mask=mask)
     values, old_values, returns = (
@@ -113,8 +113,8 @@ def _clipped(
         return plain, jnp.zeros_like(mask)
     require_shape("clip", clip, "scalar", ())
     require_range("clip", clip, 0)
-    # Not V_old + clip(V - V_old, -c, c): that misses V by an ulp where nothing is clipped, and would count as a clip.
+    # Not V_old + clip(V - V_old, -c, c): that differs from V by an ulp where nothing is clipped, and would count as clipped.
     bounded = cost(jnp.clip(values, old_values - clip, old_values + clip) - returns)
     larger = jnp.maximum(plain, bounded)
-    # Without room to move, rounding alone would say which of the two has a gradient.
+    # With a clip of 0, rounding would decide which of the two has a gradient.
     return jnp.where(clip == 0, jax.lax.stop_gradient(larger), larger), bounded > plain

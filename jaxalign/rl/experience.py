@@ -6,6 +6,7 @@ import dataclasses
 import functools
 from typing import NamedTuple
 
+import chex
 import jax
 import jax.numpy as jnp
 
@@ -113,6 +114,8 @@ def packed_experience(given: ExperienceArguments):
     """`make_experience` over packed rows: the models run part by part."""
     setup, config, sharding = given.setup, given.setup.config, given.setup.policy.sharding
     params, rollout, scores, baseline = _joined(given), given.rollout, given.scores, given.baseline
+    chex.assert_rank([rollout.tokens, rollout.logprobs], 2)
+    chex.assert_equal_shape([rollout.prompt_length, rollout.response_length, rollout.ended])
     real = rollout.prompt_length > 0
     scored = real if given.kept is None else real & given.kept
     found = each_part(given.parts, functools.partial(_forward, given, params))
@@ -128,6 +131,7 @@ def packed_experience(given: ExperienceArguments):
     scores = jnp.where(scored if scores.ndim == 1 else scored[:, None] & mask, scores, 0.0)
     reference = zeroed(found["reference"])
     logprobs = zeroed(found["logprobs"]) if given.recompute else rollout.logprobs
+    chex.assert_equal_shape([reference, logprobs, mask])
     values = zeroed(found["values"]) if setup.runs_critic else jnp.zeros_like(reference)
     if config.kl_estimator != "full":
         kl = zeroed(kl_penalty(logprobs, reference, config.kl_estimator))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 from typing import NamedTuple
 
+import chex
 import jax
 import jax.numpy as jnp
 
@@ -62,6 +63,7 @@ def policy_loss(
     rows = alone(batch.rollout) if rows is None else rows
     hidden = response_hidden(setup.policy, params, rows) if hidden is None else hidden
     stats = response_stats(setup.policy, params, batch.rollout, temperature, hidden, rows)
+    chex.assert_equal_shape([stats.logprobs, old, batch.advantages, batch.reference_logprobs, mask])
     per_token, surrogate = surrogate_of(config, stats.logprobs, old, batch.advantages, mask)
     if config.sampler_correction != "none":
         per_token = jnp.where(mask > 0, batch.importance, 0) * per_token
@@ -98,6 +100,7 @@ def value_loss(setup: PPOSetup, params, batch: Experience, whole: Totals, hidden
     """(value_coef * loss, Aux) of the critic. The arguments are those of `policy_loss`."""
     config, mask = setup.config, experience_mask(batch)
     values = response_values(setup.critic, params, batch.rollout, hidden, rows)
+    chex.assert_equal_shape([values, batch.values, batch.returns, mask])
     if config.value_loss == "huber":
         loss, clipped = huber_value_loss(
             values, batch.returns, config.huber_delta, mask, batch.values, config.value_clip
