@@ -116,7 +116,7 @@ def experiment(command: Sequence[str], folder: Path, kills: int, rng: random.Ran
 
 
 class RunFailed(Exception):
-    """A run ended by itself with a nonzero exit code."""
+    """A run that was not killed ended with a nonzero exit code."""
 
 
 class Process:

@@ -172,7 +172,7 @@ def agreement(study: Study, model: Model, params: Params, pairs: PairBatch) -> d
     decided = np.abs(pairs.label - 0.5) > 0.1
     if not decided.any():
         raise UserError(f"none of {len(pairs.label)} held-out pairs has a better answer: the supervised policy writes no "
-                        "answers that the truth tells apart; train it longer, or hold out more prompts")  # fmt: skip
+                        "answers that differ in truth; train it longer, or hold out more prompts")  # fmt: skip
     tokens, length = pairs.tokens[decided], pairs.length[decided]
     flat = Answers(tokens.reshape(-1, tokens.shape[-1]), length.reshape(-1))
     scores = study.scores(model, params, flat).reshape(-1, 2)
