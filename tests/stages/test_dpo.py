@@ -28,8 +28,8 @@ PROMPTS = [Prompt(f"p{i}", (Message("user", text),), "compare") for i, text in e
 STAGES = ("pretrain", "revise", "sft", "compare", "dpo", "online_dpo", "evaluate", "report")
 CHANGES = {
     "stages": STAGES,
-    # With the answers' own likelihood: where no pair of a batch is decided the gradient would otherwise be only rounding, of which
-    # Adam makes whole steps.
+    # The supervised term matters if no pair of a batch is decided: the gradient would be only rounding, which Adam scales to
+    # full steps.
     "dpo": {"batch": 8, "epochs": 2, "max_length": 192, "held_out_share": 0.2, "checkpoint_every": 2, "sft_weight": 0.5},
     "online_dpo": {"iterations": 3, "batch": 8, "prompts": 16, "max_new_tokens": 24, "checkpoint_every": 2,
                    "temperature": 0.9},
