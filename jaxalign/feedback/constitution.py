@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,30 @@ from jaxalign.records import Principle
 _SHAPES = 'our own ("principles"), the paper\'s ("prompt" and "edit_request") or the public one ("constitutions")'
 _FIELDS = ("name", "critique_request", "revision_request", "comparison")
 _LABELS = re.compile(r"(?:CritiqueRequest|RevisionRequest|Critique|Revision):")
+
+
+class Constitution(tuple[Principle, ...]):
+    """The principles of a constitution.
+
+    Args:
+        source: the name of one in the package ("default", "courtesy"), the path of a JSON file, or a list whose entries are
+            `Principle`s, mappings with their fields, or texts such as "Be brief.", from which the three requests are made.
+
+    Raises:
+        UserError: see `load_constitution`; or an entry of the list is none of these.
+    """
+
+    def __new__(cls, source: str | Path | Sequence[Any] = "default") -> Constitution:
+        if isinstance(source, str | Path):
+            return super().__new__(cls, load_constitution(source))
+        if not isinstance(source, Sequence) or not source:
+            raise UserError(f"the constitution is {source!r}; a name, a file, or a list of at least one principle is expected")
+        return super().__new__(cls, _unique("given", tuple(_given(i, entry) for i, entry in enumerate(source))))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The name of each principle."""
+        return tuple(principle.name for principle in self)
 
 
 def load_constitution(path_or_name: str | Path) -> tuple[Principle, ...]:
@@ -49,11 +74,33 @@ def load_constitution(path_or_name: str | Path) -> tuple[Principle, ...]:
     principles = _parse(source, data)
     if not principles:
         raise UserError(f"constitution {source} has no principles; at least one is needed")
+    return _unique(source, principles)
+
+
+def _unique(source: str, principles: tuple[Principle, ...]) -> tuple[Principle, ...]:
     names = [principle.name for principle in principles]
     repeated = sorted({name for name in names if names.count(name) > 1})
     if repeated:
         raise UserError(f"constitution {source} names {repeated[0]!r} more than once; give each principle its own name")
     return principles
+
+
+def _given(index: int, entry: Any) -> Principle:
+    """A principle of a list from Python."""
+    if isinstance(entry, Principle):
+        return entry
+    if isinstance(entry, Mapping):
+        return _own("given", index, dict(entry))
+    if not isinstance(entry, str) or not entry.strip():
+        raise UserError(f"principle {index + 1} of the constitution is {entry!r}; a text, a Principle or a mapping with the "
+                        f"fields {', '.join(_FIELDS)} is expected")
+    rule = entry.strip()
+    return Principle(
+        f"principle-{index + 1}",
+        f"Point out where the answer breaks this principle: {rule}",
+        f"Rewrite the answer so that it follows this principle: {rule}",
+        f"Which of the two answers follows this principle better? {rule}",
+    )
 
 
 def builtin_names() -> tuple[str, ...]:

@@ -15,7 +15,6 @@ import jax
 import numpy as np
 
 from jaxalign import streams
-from jaxalign.algorithms.statistics import wilson_interval
 from jaxalign.config import Config
 from jaxalign.data.chat import styles
 from jaxalign.data.sources.generated import world_of
@@ -23,7 +22,7 @@ from jaxalign.data.world import gold
 from jaxalign.feedback.labeller import Pair
 from jaxalign.models.model import Model
 from jaxalign.parallel.rows import fetch, place_rows
-from jaxalign.records import Comparison, Prompt, Rollout
+from jaxalign.records import Prompt, Rollout
 from jaxalign.registry.data_sources import data_source
 from jaxalign.registry.stages import policy_makers
 from jaxalign.rewards.base import columns_of
@@ -36,6 +35,7 @@ from jaxalign.stages.shared.base import Stage, StageContext, write_json
 from jaxalign.stages.shared.scorers import load_scorer
 from jaxalign.stages.shared.shards import Queue, Shards, chunks, prompt_row, queues
 from jaxalign.tracking.progress import Progress
+from jaxalign.trainers.evaluation import contests, rate, won
 from jaxalign.training import work
 
 
@@ -187,39 +187,23 @@ def is_asked(measure: str, kind: str | None) -> bool:
     return measure not in gold.MEASURES or kind in gold.MEASURES[measure][0]
 
 
-def rate(values: Sequence[bool]) -> dict:
-    """Count, total, share and its interval."""
-    count, total = int(sum(values)), len(values)
-    low, high = wilson_interval(count, total)
-    return {"count": count, "total": total, "rate": count / total if total else 0.0, "low": low, "high": high}
-
-
 def win_rates(context: StageContext, model: Model, shards: Shards, names: Sequence[str]) -> list[dict]:
     """How often the labeller (the base, never inverted) prefers a later model's answer to an earlier one's, asked in both
     orders. A tie or an undecided pair counts half."""
     config, section = context.config, context.config.evaluate
     prompts = {p.id: p for p in world_of(config).prompts("evaluate", section.prompts)[: section.win_rate_prompts]}
     answers = {(row["model"], row["prompt_id"]): row["response"] for row in shards.read()}
-    contests, out = [(later, names[i]) for j, later in enumerate(names) for i in range(j)], []
-    with Progress("evaluate", len(contests) * len(prompts), unit="comparison") as progress:
+    pairings, out = contests(names), []
+    with Progress("evaluate", len(pairings) * len(prompts), unit="comparison") as progress:
         meter = common.Meter(common.timing(context, model), model, progress)
         labelling = judges.make_labeller(context, judges.make_judge(context, model, section.batch, meter))
-        for number, (later, earlier) in enumerate(contests):
+        for number, (later, earlier) in enumerate(pairings):
             pairs = [Pair(prompts[i], answers[later, i], answers[earlier, i]) for i in prompts]
             with meter.phase("win rates"):
                 labelled = labelling.label(pairs, common.stage_key(config, "evaluate", streams.win_rate_labels(number)), 0)
-            out.append({"model": later, "against": earlier} | _won(labelled))
+            out.append({"model": later, "against": earlier} | won(labelled))
             progress.update(len(pairs))
     return out
-
-
-def _won(labelled: Sequence[Comparison]) -> dict:
-    """How often the first answer won, with the interval of the share."""
-    different = [c for c in labelled if c.response_a != c.response_b and c.decided]
-    wins, ties = sum(c.label > 0.5 for c in different), len(labelled) - len(different)
-    low, high = wilson_interval(wins + ties / 2, len(labelled))
-    share = (wins + ties / 2) / len(labelled)
-    return {"wins": wins, "total": len(labelled), "undecided": ties, "rate": share, "low": low, "high": high}
 
 
 STAGE = Evaluate()

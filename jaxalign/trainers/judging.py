@@ -1,0 +1,159 @@
+"""AI feedback for Python callers: `jaxalign.Judge` and `jaxalign.revise`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxalign import streams
+from jaxalign.config import Feedback
+from jaxalign.data.chat.formats import VERDICT
+from jaxalign.errors import UserError
+from jaxalign.feedback import critique as rounds_of
+from jaxalign.feedback.constitution import Constitution
+from jaxalign.feedback.judge import CheckedJudge, CritiqueRequest, Draw, JudgeInputs, Text
+from jaxalign.feedback.labeller import Labeller, Pair
+from jaxalign.feedback.local import LocalJudge
+from jaxalign.feedback.rater import Rater
+from jaxalign.feedback.speaker import Speaker
+from jaxalign.models.language_model import LanguageModel
+from jaxalign.records import Comparison, Prompt, Revision
+from jaxalign.registry.judges import judge_record
+from jaxalign.rollout.engine import Engine
+from jaxalign.rollout.generation import TextSampler
+from jaxalign.rollout.sampling import Sampling
+from jaxalign.trainers.base import section_from
+from jaxalign.trainers.rows import as_prompts, require_equal_lengths
+
+
+class Judge:
+    """AI feedback under a constitution.
+
+        judge = Judge(load_model("FOLDER"), ["Be brief.", "Be kind."], reasoning=False)
+        judge.compare(["Hello"], ["Hi."], ["Good day to you, dear reader."])[0].label    # P(the first is better)
+
+    Principles are drawn for each row, both orders of a pair are averaged, and undecided labels are 0.5, whatever the judge is.
+
+    Args:
+      judge: a language model whose tokenizer has this project's markers; an object with some of the methods of
+        `jaxalign.feedback.judge.Judge`; or the name of a registered judge, "package.module:name" or "FILE.py:name".
+      constitution: a `Constitution`, or what makes one.
+      temperature, max_new_tokens: of a language model's critiques and revisions.
+      batch: the most rows that a language model handles at once.
+      seed: of the drawn principles and all samples.
+      fields: of the config section `feedback`, such as reasoning, principles_per_comparison and undecided_margin.
+
+    Raises:
+      UserError: an argument is none of these, or not a field of the section.
+    """
+
+    def __init__(
+        self, judge: Any, constitution: Any = "default", *, temperature: float = 0.7, max_new_tokens: int = 60, batch: int = 32,
+        seed: int = 0, **fields: Any,
+    ):  # fmt: skip
+        self.settings = section_from(Feedback(), fields, "Judge")
+        self.constitution = constitution if isinstance(constitution, Constitution) else Constitution(constitution)
+        self._seed, self._key = seed, jax.random.key(seed)
+        if isinstance(judge, LanguageModel):
+            judge = _local(judge, self.settings, temperature, max_new_tokens, batch)
+        elif isinstance(judge, str):
+            judge = judge_record(judge, "Judge(judge)").load()(JudgeInputs(None, None, None, batch))
+        self.judge = CheckedJudge(judge)
+
+    def compare(self, prompts: Any, first: Sequence[str], second: Sequence[str]) -> list[Comparison]:
+        """Compares two responses to each prompt.
+
+        Args:
+          prompts: B texts, dialogues or `Prompt`s.
+          first, second: B texts each.
+
+        Returns:
+          B comparisons; `label` is the probability that the first response is better.
+        """
+        asked = as_prompts(prompts, "Judge.compare(prompts)")
+        require_equal_lengths("Judge.compare", prompts=asked, first=first, second=second)
+        pairs = [Pair(*row) for row in zip(asked, first, second, strict=True)]
+        labeller = Labeller(self.judge, self.constitution, self.settings, self._seed)
+        return labeller.label(pairs, jax.random.fold_in(self._key, 1), 0, self.settings.invert)
+
+    def rate(self, prompts: Any, responses: Sequence[str], principles: int = 1) -> np.ndarray:
+        """Rates one response to each prompt.
+
+        Args:
+          prompts: B texts, dialogues or `Prompt`s.
+          responses: B texts.
+          principles: drawn for each response; their ratings are averaged.
+
+        Returns:
+          float32 [B], from 1 to 10; NaN where there is none.
+        """
+        asked = as_prompts(prompts, "Judge.rate(prompts)")
+        require_equal_lengths("Judge.rate", prompts=asked, responses=responses)
+        rater = Rater(self.judge, self.constitution, principles, self._seed)
+        return rater.rate(asked, list(responses), jax.random.fold_in(self._key, 2), 0)
+
+    def critique(self, prompts: Any, responses: Sequence[str]) -> list[str]:
+        """Critiques one response to each prompt under a drawn principle. Returns B texts."""
+        asked = as_prompts(prompts, "Judge.critique(prompts)")
+        require_equal_lengths("Judge.critique", prompts=asked, responses=responses)
+        rules = self._rules(len(asked), 1)
+        requests = [CritiqueRequest(p.messages, r, rule) for p, r, (rule,) in zip(asked, responses, rules, strict=True)]
+        draw = Draw(jax.random.fold_in(self._key, 3), range(len(asked)))
+        with self.judge.loaded() as judge:
+            return [found.text for found in judge.critique(requests, draw)]
+
+    def revise(self, prompts: Any, responses: Sequence[str], rounds: int = 1) -> list[Revision]:
+        """Critiques and revises one response to each prompt. Returns the revisions of round 1, then of round 2, and so on."""
+        asked = as_prompts(prompts, "Judge.revise(prompts)")
+        require_equal_lengths("Judge.revise", prompts=asked, responses=responses)
+        return self._revise(asked, [Text(text) for text in responses], rounds)
+
+    def _revise(self, prompts: Sequence[Prompt], responses: Sequence[Text], rounds: int) -> list[Revision]:
+        if rounds < 1:
+            raise UserError(f"rounds is {rounds}; at least 1 is expected")
+        return rounds_of.revise(self.judge, prompts, responses, self._rules(len(prompts), rounds), self._key, 0)
+
+    def _rules(self, rows: int, count: int) -> rounds_of.Drawn:
+        stream = streams.PRINCIPLES["revise"]
+        return rounds_of.draw_principles(self.constitution, range(rows), count, self._seed, stream)
+
+
+def revise(
+    model: LanguageModel, prompts: Any, constitution: Any = "default", *, rounds: int = 1, judge: Any = None,
+    temperature: float = 0.7, max_new_tokens: int = 60, batch: int = 32, seed: int = 0,
+) -> list[Revision]:  # fmt: skip
+    """Answers prompts, then critiques and revises the answers (Bai et al. 2022, section 3).
+
+    Args:
+      model: answers the prompts, and critiques and revises unless there is a judge.
+      prompts: B texts, dialogues or `Prompt`s.
+      constitution: a `Constitution`, or what makes one.
+      rounds: critiques and revisions of each answer, each under another principle.
+      judge: a `Judge`, or what makes one; None: the model itself.
+      temperature, max_new_tokens, batch, seed: of the model's texts.
+
+    Returns:
+      rounds * B revisions: those of round 1 in the order of the prompts, then those of round 2, and so on.
+    """
+    asked = as_prompts(prompts, "revise(prompts)")
+    if not isinstance(judge, Judge):
+        options = {"temperature": temperature, "max_new_tokens": max_new_tokens, "batch": batch, "seed": seed}
+        judge = Judge(model if judge is None else judge, constitution, **options)
+    found = TextSampler(model, temperature=temperature, batch=batch, seed=seed).generate(asked, max_new_tokens)
+    return judge._revise(asked, [Text(sample.text, sample.ended) for sample in found], rounds)
+
+
+def _local(
+    model: LanguageModel, settings: Feedback, temperature: float, max_new_tokens: int, batch: int
+) -> LocalJudge:
+    """The local judge of a language model. Raises UserError where its tokenizer lacks the markers."""
+    parts = 1 if model.model.sharding is None else model.model.sharding.generation.batch_size
+    engine, eos = Engine(model.model, -(-batch // parts) * parts, model.max_length), (model.tokenizer.eos_id,)
+    reasoning = None
+    if settings.reasoning:
+        reasoning = Sampling(settings.max_reasoning_tokens, eos, settings.reasoning_temperature)
+    model.tokenizer.marker_id(VERDICT)
+    return LocalJudge(Speaker(engine, model.weights, model.tokenizer), Sampling(max_new_tokens, eos, temperature), reasoning)
