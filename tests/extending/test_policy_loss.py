@@ -1,0 +1,39 @@
+"""A policy loss of one's own, registered or named by file, and the errors for wrong ones."""
+
+from __future__ import annotations
+
+import pathlib
+
+import pytest
+
+from jaxalign.errors import UserError
+from jaxalign.registry.policy_losses import POLICY_LOSSES
+from tests.extending.plugins import policy_loss as loss_plugin
+from tests.extending.test_advantage import steps
+
+PLUGINS = pathlib.Path(__file__).parent / "plugins"
+
+
+@pytest.fixture
+def registered():
+    POLICY_LOSSES.register(loss_plugin.OFFSET)
+    yield
+    POLICY_LOSSES.unregister("offset")
+
+
+def test_a_policy_loss_trains_with_its_own_clip(registered):
+    plain, own = steps(1), steps(1, policy_loss="offset")
+    assert own[0]["policy_loss"] == pytest.approx(plain[0]["policy_loss"] + 0.1, abs=1e-5)
+    assert loss_plugin.OFFSET.clip_range(None, None) == (0.1, 0.3)
+    assert loss_plugin.OFFSET.clip_range(0.2, None) == (0.2, 0.2)
+    assert loss_plugin.OFFSET.clip_range(None, 0.5) == (0.1, 0.5)
+    assert steps(1, policy_loss=f"{PLUGINS / 'policy_loss.py'}:OFFSET") == own
+
+
+@pytest.mark.parametrize(("name", "message"), [
+    ("SCALAR", r"policy loss 'scalar': its loss is float32 of shape \(\); float32 of shape \(8, 8\) is expected"),
+    ("ALONE", r"policy loss 'alone' returned a .*Tracer.*; \(loss, SurrogateStats\) is expected"),
+])  # fmt: skip
+def test_a_wrong_policy_loss_is_refused_in_a_sentence(name, message):
+    with pytest.raises(UserError, match=message):
+        steps(1, policy_loss=f"{PLUGINS / 'policy_loss.py'}:{name}")
