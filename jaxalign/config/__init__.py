@@ -13,7 +13,8 @@ A config file starts from the defaults and changes some fields:
 """
 
 from jaxalign.config.arguments import section_from
-from jaxalign.config.constraints import above, at_least, between, none_or_some_of, one_of, some_of
+from jaxalign.config.base import Section
+from jaxalign.config.constraints import above, at_least, between, none_or_some_of, one_of, registered, some_of
 from jaxalign.config.root import (
     Config,
     check,
@@ -45,18 +46,8 @@ from jaxalign.config.sections.sft import Sft
 from jaxalign.config.sections.tracking import Tracking
 from jaxalign.config.sections.world import World
 from jaxalign.config.stages import DEFAULT_STAGES
-from jaxalign.registry.advantages import ADVANTAGES
-from jaxalign.registry.stages import STAGES as _REGISTRY
-from jaxalign.registry.stages import policy_makers
-
-STAGES = _REGISTRY.names()
-POLICY_STAGES = policy_makers()
-ADVANTAGES_WITH_CRITIC = tuple(record.name for record in ADVANTAGES if record.needs_critic)
 
 __all__ = [
-    "ADVANTAGES_WITH_CRITIC",
-    "STAGES",
-    "POLICY_STAGES",
     "Arithmetic",
     "BestOfN",
     "Checks",
@@ -79,21 +70,23 @@ __all__ = [
     "Revise",
     "Reward",
     "RewardDistill",
+    "Section",
     "Sft",
     "Tracking",
     "World",
-    "check",
     "above",
     "at_least",
     "between",
+    "check",
+    "default_config",
+    "default_for",
+    "field",
+    "from_config_dict",
     "none_or_some_of",
     "one_of",
-    "some_of",
-    "field",
+    "registered",
     "section",
     "section_from",
-    "default_for",
-    "default_config",
-    "from_config_dict",
+    "some_of",
     "to_dict",
 ]

@@ -5,13 +5,11 @@ from __future__ import annotations
 import re
 
 from jaxalign.errors import UserError
+from jaxalign.registry.core import names_in
+
+__all__ = ["names_in", "traced_steps"]
 
 _TRACED = re.compile(r"(?P<stage>\w+):(?P<first>\d+)(:(?P<count>[1-9]\d*))?")
-
-
-def names_in(selector: str) -> tuple[str, ...]:
-    """The names in a sum, in order: `preference+callable` gives ("preference", "callable")."""
-    return tuple(selector.split("+"))
 
 
 def traced_steps(spec: str) -> tuple[str, int, int]:

@@ -15,6 +15,11 @@ from typing import Any, Generic, Protocol, TypeVar
 from jaxalign.errors import UserError
 
 
+def names_in(selector: str) -> tuple[str, ...]:
+    """The names in a sum, in order: `preference+callable` gives ("preference", "callable")."""
+    return tuple(selector.split("+"))
+
+
 class Record(Protocol):
     """What a registry holds: any frozen dataclass with a name."""
 

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable
 
 from jaxalign.errors import UserError
-from jaxalign.registry.core import Registry, load_object
+from jaxalign.registry.core import Registry, load_object, names_in
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,4 +98,4 @@ OBJECTIVES = Registry("objective", Objective, BUILTIN)
 
 def objectives_of(names: str, where: str = "config.dpo.objective") -> tuple[Objective, ...]:
     """The records of an objective or of the terms of a sum such as "sigmoid+bco_pair". Raises UserError as `Registry.get`."""
-    return tuple(OBJECTIVES.get(name, where) for name in names.split("+"))
+    return tuple(OBJECTIVES.get(name, where) for name in names_in(names))

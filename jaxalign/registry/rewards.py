@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-from jaxalign.registry.core import Registry, load_object
+from jaxalign.registry.core import Registry, load_object, names_in
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,4 +80,4 @@ def reward_records(source: str, where: str = "config.reward.source") -> tuple[Re
     Raises:
       UserError: a part is no reward source.
     """
-    return tuple(REWARDS.get(name, where) for name in source.split("+"))
+    return tuple(REWARDS.get(name, where) for name in names_in(source))

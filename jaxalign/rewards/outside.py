@@ -10,6 +10,7 @@ import numpy as np
 
 from jaxalign.algorithms.rewards import normalise_scores
 from jaxalign.config import Config, Reward
+from jaxalign.config.selectors import names_in
 from jaxalign.data.chat import encoding as chat
 from jaxalign.data.chat.dialogues import cut_front
 from jaxalign.data.chat.formats import USER
@@ -34,7 +35,7 @@ _LEAST_LENGTH = 64
 
 def model_files(config: Config) -> dict[Path, str]:
     """The files of the reward model, where there is one."""
-    if "model" not in config.reward.source.split("+"):
+    if "model" not in names_in(config.reward.source):
         return {}
     folder = Path(config.reward.model).expanduser()
     names = ("config.json", *tokenizer_files.NAMES, *weight_files(folder))

@@ -10,6 +10,7 @@ import numpy as np
 
 from jaxalign.algorithms.rewards import combine_scores, length_penalty
 from jaxalign.config import Reward as RewardSettings
+from jaxalign.config.selectors import names_in
 from jaxalign.records import Prompt
 from jaxalign.rewards.base import BaseReward, Listener, Reward, RewardBatch, Scored
 
@@ -26,7 +27,7 @@ def sum_of_rewards(
 
 def is_single(settings: RewardSettings) -> bool:
     """Whether `sum_of_rewards` returns the only part of `config.reward` itself, before any part is made."""
-    parts = {name: BaseReward(name) for name in settings.source.split("+")}
+    parts = {name: BaseReward(name) for name in names_in(settings.source)}
     return sum_of_rewards(parts, settings.weights, settings.length_coef) in parts.values()
 
 

@@ -16,6 +16,7 @@ import numpy as np
 
 from jaxalign import streams
 from jaxalign.config import Config
+from jaxalign.config.selectors import names_in
 from jaxalign.data.chat import styles
 from jaxalign.data.sources.generated import world_of
 from jaxalign.data.world import gold
@@ -156,7 +157,7 @@ class Answering:
 
 def is_verified(config: Config) -> bool:
     """Whether answers are measured by the verifier that rewards them."""
-    return data_source(config).answers and "verifier" in config.reward.source.split("+")
+    return data_source(config).answers and "verifier" in names_in(config.reward.source)
 
 
 def summarise(config: Config, rows: list[dict], names: Sequence[str]) -> dict:

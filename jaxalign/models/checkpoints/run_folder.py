@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jaxalign.config import POLICY_STAGES, Config, schema
+from jaxalign.config import Config, schema
 from jaxalign.data.tokenizers.export import tokenizer_files
 from jaxalign.data.tokenizers.load import Tokenizer, load_tokenizer
 from jaxalign.errors import UserError
@@ -19,8 +19,9 @@ from jaxalign.models.families.llama import config_json
 from jaxalign.models.model import Model, Params
 from jaxalign.parallel.sharding import Sharding
 from jaxalign.registry.families import use_family
+from jaxalign.registry.stages import policy_makers
 
-LANGUAGE_MODEL_STAGES = ("pretrain", *POLICY_STAGES)
+LANGUAGE_MODEL_STAGES = ("pretrain", *policy_makers())
 """The stages whose weights are a language model's."""
 
 

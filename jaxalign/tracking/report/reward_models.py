@@ -7,6 +7,7 @@ from typing import Any
 
 from markupsafe import Markup
 
+from jaxalign.config.selectors import names_in
 from jaxalign.tracking.formatting import number, percent
 from jaxalign.tracking.report import plots
 from jaxalign.tracking.report.blocks import Curves, Figure, Section, Table, curve_figures
@@ -32,7 +33,7 @@ def preference(run: RunFiles) -> Section:
 
 def _rewards_rl(run: RunFiles) -> bool:
     source = (run.config.get("reward") or {}).get("source", "preference")
-    return "ppo" in run.planned and "preference" in source.split("+")
+    return "ppo" in run.planned and "preference" in names_in(source)
 
 
 def _calibration(stage: StageFiles) -> tuple[Figure, ...]:
