@@ -239,7 +239,7 @@ def test_mistakes_are_one_sentence(folder, workdir, tmp_path, capsys):
         ([model, prompt, "--mesh=2,2"], "--mesh is '2,2'; three numbers are expected"),
         ([model, prompt, "--mesh=1,5,1"], "mesh.fsdp is 5; it must divide the checkpoint's hidden size (16)"),
         ([model, f"--prompts={tmp_path / 'bad.jsonl'}"], 'bad.jsonl:1: no "prompt" that is a text'),
-        ([model, f"--prompts={tmp_path / 'empty.txt'}"], "empty.txt holds no prompts; one a line is expected"),
+        ([model, f"--prompts={tmp_path / 'empty.txt'}"], "empty.txt has no prompts; one per line is expected"),
         ([model, f"--prompts={tmp_path / 'no.txt'}"], "no.txt cannot be read"),
         ([model, prompt, "more"], "'more' is not expected on the command line"),
     ]

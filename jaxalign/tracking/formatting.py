@@ -1,4 +1,4 @@
-"""Numbers as people read them, the same way in the progress lines, the table and the report. None is shown as "-"."""
+"""Number formats for progress lines, the final table and the report. None is shown as "-"."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ def percent(rate: float) -> str:
 
 
 def short_percent(rate: float) -> str:
-    """A share for running text, without a decimal that is zero: 0.78 is "78%"."""
+    """A share for running text, without a zero decimal: 0.78 is "78%"."""
     return percent(rate).replace(".0%", "%")
 
 
 def number(value: Any) -> str:
-    """A scalar (Python, numpy or JAX) with 4 significant digits; integers whole, with thousands separators."""
+    """A scalar (Python, numpy or JAX) with 4 significant digits; integers in full, with thousands separators."""
     if value is None:
         return "-"
     value = value.item() if hasattr(value, "item") else value
@@ -36,5 +36,5 @@ def seconds(value: float) -> str:
 
 
 def capitalized(text: str) -> str:
-    """The text with its first letter large and the others as they are ("after RL" is "After RL")."""
+    """The text with its first letter in upper case and the others unchanged ("after RL" is "After RL")."""
     return text[:1].upper() + text[1:]

@@ -1,6 +1,6 @@
 """Append-only JSONL files that survive a crash: at most the last line is torn, and a torn line is dropped.
 
-A line counts as written once its newline is on disk; what stands after the last newline was cut off by a crash.
+A line is complete once its newline is on disk; text after the last newline was cut off by a crash.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from jaxalign.errors import UserError
 
 
 def open_append(path: str | os.PathLike) -> TextIO:
-    """Opens `path` for appending whole lines, after dropping a torn last line. Missing folders are made."""
+    """Opens `path` for appending whole lines, after dropping a torn last line. Creates missing folders."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.exists():
@@ -43,7 +43,7 @@ def parse_row(line: str, path: str | os.PathLike, number: int) -> dict[str, Any]
         row = json.loads(line)
     except ValueError as error:
         raise UserError(
-            f"{path}, line {number} is not JSON ({error}); the file was edited or damaged: mend or remove the line."
+            f"{path}, line {number} is not JSON ({error}); the file was edited or damaged: correct or remove the line."
         ) from None
     if not isinstance(row, dict):
         raise UserError(f"{path}, line {number} holds a {type(row).__name__}; a JSON object is expected on every line.")
@@ -51,5 +51,5 @@ def parse_row(line: str, path: str | os.PathLike, number: int) -> dict[str, Any]
 
 
 def read_rows(path: str | os.PathLike) -> list[dict[str, Any]]:
-    """Every complete line of `path` as an object; blank lines are passed over. Raises UserError as `parse_row`."""
+    """Every complete line of `path` as an object; blank lines are skipped. Raises UserError as `parse_row`."""
     return [parse_row(line, path, number) for number, line in enumerate(read_lines(path), 1) if line.strip()]

@@ -1,4 +1,4 @@
-"""Traces of some steps of one stage, for XProf, TensorBoard's profiler and Perfetto."""
+"""Traces of selected steps of one stage, for XProf, TensorBoard's profiler and Perfetto."""
 
 from __future__ import annotations
 
@@ -13,8 +13,14 @@ from jaxalign.config.selectors import traced_steps
 
 
 class Profiler:
-    """Traces the steps that `spec` names into `directory`; none where it is empty or names another stage. steps: how many the
-    stage has."""
+    """Traces the steps of a stage that `config.profile` names.
+
+    Args:
+      spec: STAGE:STEP or STAGE:STEP:COUNT; nothing is traced where it is empty or names another stage.
+      stage: the stage's name.
+      directory: receives the traces.
+      steps: the number of steps of the stage; a warning is logged if `spec` goes beyond it.
+    """
 
     def __init__(self, spec: str, stage: str, directory: Path, steps: int):
         self._directory, self._steps = directory, range(0)
@@ -25,13 +31,13 @@ class Profiler:
             self._steps = range(first, first + count)
             if first + count > steps:
                 logging.getLogger("jaxalign").warning(
-                    f"config.profile is {spec!r}, but the steps of {stage} are numbered 0 to {steps - 1}: those beyond are not "
-                    "traced"
+                    f"config.profile is {spec!r}, but the steps of {stage} are numbered 0 to {steps - 1}: later ones are "
+                    "not traced"
                 )
 
     @contextlib.contextmanager
     def step(self, step: int) -> Iterator[bool]:
-        """Around one step; yields whether it is traced, and must then wait for what it computes."""
+        """Around one step; yields whether it is traced. A traced step must wait for its results."""
         if step not in self._steps:
             yield False
             return

@@ -1,6 +1,6 @@
-"""Progress of a stage on stderr: a bar on a terminal, a plain line every few seconds anywhere else.
+"""Progress of a stage on stderr: a bar on a terminal, otherwise a plain line every few seconds.
 
-Of several processes the first one shows it.
+Only the first of several processes shows it.
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ from jaxalign.tracking import formatting
 
 _BAR_SECONDS = 0.2
 _LINE_SECONDS = 5.0
-_RATE_SECONDS = 30.0  # speed and time left are taken over this window, so that compiling does not distort them for long
+_RATE_SECONDS = 30.0  # Speed and remaining time are averages over this window, so that compilation distorts them only briefly.
 _BAR_FORMAT = "{desc} {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} {unit}s{postfix}"
 
 
 class Progress:
-    """Shows how far a stage is: step, loss or reward, tokens a second, time left.
+    """Shows the progress of a stage: step, loss or reward, tokens per second, remaining time.
 
         with Progress("sft", total=400, start=resumed_step) as progress:
             for batch in batches:
                 ...
                 progress.update(tokens=batch_tokens, loss=loss)
 
-    Values may be JAX scalars still being computed: they are turned into numbers only when something is printed, so
-    an update does not make the host wait for the device.
+    Values may be JAX scalars that are still being computed: they are converted only when they are printed, so an update does
+    not block the host.
 
     Args:
-        stage: name shown in front.
-        total: steps in all, those before `start` included.
-        start: steps that an earlier process has done.
-        unit: what is counted, in the singular.
+        stage: the name shown first.
+        total: the number of steps, including those before `start`.
+        start: the number of steps done by an earlier process.
+        unit: the noun of what is counted, in the singular.
         stream, clock: for tests; stderr and the monotonic clock.
     """
 
@@ -56,10 +56,10 @@ class Progress:
             self._bar = tqdm.tqdm(total=total, initial=start, desc=f"[{stage}]", unit=unit, file=self._stream,
                                   dynamic_ncols=True, mininterval=0, miniters=1, bar_format=_BAR_FORMAT)
         elif start and self._shows:
-            self._line(f"[{stage}] goes on at {self.unit} {start:,} of {total:,}")
+            self._line(f"[{stage}] continues at {self.unit} {start:,} of {total:,}")
 
     def update(self, n: int = 1, tokens: int = 0, **values: Any) -> None:
-        """Counts `n` more units and `tokens` more tokens; `values` (scalars) replace the ones shown before."""
+        """Counts `n` more units and `tokens` more tokens; `values` (scalars) replace those shown before."""
         self.count += n
         self._tokens += tokens
         if values:
@@ -69,7 +69,7 @@ class Progress:
             self._show(now)
 
     def close(self, failed: bool = False) -> None:
-        """Prints the last line. After a failure the values are not asked for again: they may hold the failure."""
+        """Prints the last line. After a failure the values are not fetched again: that could raise the failure again."""
         now = self._clock()
         if not self._shows:
             return

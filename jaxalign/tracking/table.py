@@ -1,4 +1,4 @@
-"""The plain-text table that ends a run: each model's rates, side by side."""
+"""The plain-text table at the end of a run: the rates of all models side by side."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from jaxalign.tracking.measures import measure, model_title, ordered_measures
 def render(summary: Mapping[str, Any], stages: Collection[str] = ("pretrain", "revise")) -> str:
     """The table of an evaluation summary (`docs/data_formats.md`), without a trailing newline; "" without models.
 
-    One column a model, one row a measure; a rate is followed by its count and total. What the summary has no number
-    for is left out as a row, or shown as "-" where another model has one.
+    It has a column per model and a row per measure; a rate is followed by its count and total. A row without any number is
+    left out; a missing number in another row is shown as "-".
 
     Args:
         summary: the evaluation's summary.
-        stages: the stages of the run; they decide what the models are called.
+        stages: the stages of the run, on which the titles of models depend.
     """
     models = list(summary.get("models") or [])
     if not models:
@@ -26,7 +26,7 @@ def render(summary: Mapping[str, Any], stages: Collection[str] = ("pretrain", "r
     rows = [["", *(model_title(model, stages) for model in models)]]
     for name in ordered_measures(rates):
         rows.append([measure(name).title, *(_rate((rates.get(model) or {}).get(name)) for model in models)])
-    for field, title, digits in (("kl", "KL (nats a response)", 2), ("length", "Length (tokens)", 1),
+    for field, title, digits in (("kl", "KL (nats per response)", 2), ("length", "Length (tokens)", 1),
                                  ("preference_score", "Preference score", 2)):
         values = summary.get(field) or {}
         if any(values.get(model) is not None for model in models):
@@ -46,6 +46,6 @@ def _number(value: float | None, digits: int) -> str:
 
 
 def align(rows: list[list[str]]) -> list[str]:
-    """Lines of a table: the first column to the left, the others to the right."""
+    """The lines of a table: the first column left-aligned, the others right-aligned."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return ["  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in rows]

@@ -1,8 +1,8 @@
-"""Where a stage's time goes: `timing.jsonl`, the only file of a run that holds clocks.
+"""The time of a stage by phase: `timing.jsonl`, the only file of a run with clock times.
 
-A row is {"phase", "seconds", "tokens", "flops", "peak"}, and of a first step "since" too. Each phase appends a row each time it
-runs, or a sum of several times, in every process that worked on the stage, so totals over the file are the time the stage cost
-in all, interruptions included.
+A row is {"phase", "seconds", "tokens", "flops", "peak"}, with "since" for a first step. A phase appends a row each time it
+runs, or a sum over several times, in every start of the stage; totals over the file are the cost of the stage, interruptions
+included.
 """
 
 from __future__ import annotations
@@ -20,9 +20,16 @@ from jaxalign.tracking import jsonl
 
 
 class PhaseTotal(TypedDict):
-    """What one phase cost: wall-clock seconds, tokens handled, operations the models needed (0: not counted), times run; peak:
-    operations a second of all devices by their vendor (0: not known); since: seconds from the stage's last start to the end of
-    this (0: not known)."""
+    """The cost of one phase.
+
+    Attributes:
+      seconds: wall-clock time.
+      tokens: tokens processed.
+      flops: operations that the models needed; 0 where they are not counted.
+      peak: the vendor's operations per second of all devices together; 0 where unknown.
+      runs: the number of rows.
+      since: seconds from the stage's last start to the end of the phase; 0 where unknown.
+    """
 
     seconds: float
     tokens: int
@@ -33,15 +40,20 @@ class PhaseTotal(TypedDict):
 
 
 class Phase:
-    """A phase that is running; set `tokens` and `flops` when they are known only at the end."""
+    """A running phase. Set `tokens` and `flops` if they are known only at the end."""
 
     def __init__(self, tokens: int = 0, flops: float = 0.0):
         self.tokens, self.flops = tokens, flops
 
 
 class Timing:
-    """Appends to the timing file at `path`. Phases are not nested: nested ones would count their time twice. peak: operations a
-    second of all devices, 0 where it is not known."""
+    """Appends to the timing file at `path`. Phases must not be nested: their time would count twice.
+
+    Args:
+      path: the file.
+      peak: operations per second of all devices, 0 where unknown.
+      clock: for tests.
+    """
 
     def __init__(self, path: str | os.PathLike, peak: float = 0.0, clock: Callable[[], float] = time.perf_counter):
         self.path = Path(path)
@@ -49,7 +61,7 @@ class Timing:
 
     @contextlib.contextmanager
     def phase(self, name: str, tokens: int = 0) -> Iterator[Phase]:
-        """Times the body and appends its row, also when the body raises: the time was spent.
+        """Times the body and appends its row, even if the body raises: the time was spent.
 
         JAX computes asynchronously: wait for the results (`block_until_ready`, or read them) inside the body.
         """
@@ -61,7 +73,7 @@ class Timing:
             self.add(name, self._clock() - began, phase.tokens, phase.flops)
 
     def add(self, name: str, seconds: float, tokens: int = 0, flops: float = 0.0, since: float | None = None) -> None:
-        """Appends a row that was timed elsewhere, for phases too short to write one by one. The first process's time counts."""
+        """Appends a row timed elsewhere, for phases too short to be written one by one. Only the first process writes."""
         if not hosts.is_first():
             return
         row = {"phase": name, "seconds": round(seconds, 6), "tokens": int(tokens), "flops": flops, "peak": self._peak}
@@ -71,7 +83,7 @@ class Timing:
 
 
 class Timeline:
-    """Times the phases of a loop's steps, which are too short to be written one by one: sums until `write`."""
+    """Times the phases of the steps of a loop, which are too short to be written one by one: accumulates until `write`."""
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter):
         self._clock = clock
@@ -79,7 +91,7 @@ class Timeline:
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[Phase]:
-        """Times the body, which must wait for what it computes. Tokens and operations set on what it yields are added up."""
+        """Times the body, which must wait for its results. Tokens and operations set on the yielded phase are added up."""
         phase, began = Phase(), self._clock()
         yield phase
         seconds, sums = self._sums.get(name, (0.0, Phase()))
@@ -87,12 +99,14 @@ class Timeline:
         self._sums[name] = seconds + self._clock() - began, sums
 
     def clear(self) -> None:
-        """Forgets what was timed so far."""
+        """Discards the accumulated times."""
         self._sums.clear()
 
     def write(self, timing: Timing, seconds: float, rest: str, tokens: int, flops: float = 0.0) -> None:
-        """A row for each phase; and what of these `seconds` is in none, under the name `rest`: with the tokens and operations,
-        where there are no other phases."""
+        """Writes a row for each phase, and one named `rest` for the part of `seconds` outside all phases.
+
+        The row `rest` has the tokens and operations if there are no other phases.
+        """
         for name, (spent, phase) in self._sums.items():
             timing.add(name, spent, phase.tokens, phase.flops)
             seconds -= spent
@@ -102,8 +116,11 @@ class Timeline:
 
 @contextlib.contextmanager
 def rest_of(path: str | os.PathLike, clock: Callable[[], float] = time.perf_counter) -> Iterator[None]:
-    """Around all that a stage does: appends as "other" what none of its phases counts, if it has any."""
-    counted = lambda: sum(total["seconds"] for total in read_timing(path).values())  # noqa: E731
+    """Around a whole stage: appends the time outside its phases as "other", if it has phases."""
+
+    def counted() -> float:
+        return sum(total["seconds"] for total in read_timing(path).values())
+
     before, began = counted(), clock()
     try:
         yield
@@ -113,7 +130,7 @@ def rest_of(path: str | os.PathLike, clock: Callable[[], float] = time.perf_coun
 
 
 def read_timing(path: str | os.PathLike) -> dict[str, PhaseTotal]:
-    """Totals by phase, in the order in which the phases first ran. Missing file: none.
+    """Totals by phase, in the order in which the phases first ran. Missing file: no phases.
 
     Raises:
         UserError: a complete line is not a JSON object.

@@ -1,4 +1,4 @@
-"""Tokens as people read them: which there are, and which of them are learnt from."""
+"""Token sequences in readable form, with marks at the tokens that are learnt from."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 WIDTH = 100
 GIVEN, LEARNT, SCORED = " ", "^", "*"
-"""What stands under a token: given to the model, learnt from, or where a score is read."""
+"""The mark under a token: given to the model, learnt from, or where a score is read."""
 _COLORS = {GIVEN: "\x1b[0m", LEARNT: "\x1b[32m", SCORED: "\x1b[33m"}
 _BOLD, _DIM, _PLAIN = "\x1b[1m", "\x1b[2m", "\x1b[0m"
 _BAR = "\u2502"
@@ -17,7 +17,7 @@ _VISIBLE = {" ": "\u00b7", "\n": "\u21b5", "\t": "\u2192"}
 
 @dataclasses.dataclass(frozen=True)
 class TokenRow:
-    """One sequence: its ids, a mark (GIVEN, LEARNT, SCORED) for each, and what is to be said about it."""
+    """One sequence: its ids, a mark (GIVEN, LEARNT, SCORED) for each, and notes for its heading."""
 
     title: str
     ids: Sequence[int]
@@ -36,7 +36,7 @@ class Cell:
 
 
 def legend(color: bool) -> str:
-    """What the signs mean."""
+    """The meaning of the signs."""
     marks = {"given": GIVEN, "learnt from": LEARNT, "where the score is read": SCORED}
     if color:
         shown = ", ".join(f"{_COLORS[mark]}{name}{_PLAIN}" for name, mark in marks.items())
@@ -58,13 +58,13 @@ def cells(row: TokenRow, tokenizer) -> list[Cell]:
 
 
 def visible(text: str) -> str:
-    """Text without control characters, which could write to the terminal: spaces are dots, others are escaped."""
+    """Text without control characters, which could affect the terminal: spaces are dots, others are escaped."""
     shown = (_VISIBLE.get(c) or (c if c.isprintable() else c.encode("unicode_escape").decode()) for c in text)
     return "".join(shown)
 
 
 def show(row: TokenRow, tokenizer, color: bool, ids: bool = False) -> str:
-    """The row as lines of text: a heading with counts, then its tokens; with `ids` one token a line, with position and id."""
+    """The row as lines of text: a heading with counts, then its tokens; with `ids` one token per line, with position and id."""
     shown = cells(row, tokenizer)
     learnt, scored = row.marks.count(LEARNT), row.marks.count(SCORED)
     counts = [f"{len(row.ids)} tokens", *([f"{learnt} learnt from"] if learnt else []), *(["score at 1"] if scored else [])]
@@ -77,7 +77,7 @@ def show(row: TokenRow, tokenizer, color: bool, ids: bool = False) -> str:
 
 
 def _lines(shown: Sequence[Cell]) -> Iterator[list[Cell]]:
-    """Broken behind line breaks of the text, and where the screen ends."""
+    """Lines broken after line breaks of the text and at the width of the screen."""
     line, width = [], 0
     for cell in shown:
         size = columns(cell.text) + 1
@@ -107,5 +107,5 @@ def _colored(cell: Cell) -> str:
 
 
 def columns(text: str) -> int:
-    """How many columns of a terminal the text takes: wide characters take two, combining ones none."""
+    """The number of terminal columns of a text: wide characters take two, combining ones none."""
     return sum(0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in text)

@@ -207,7 +207,7 @@ def test_a_template_whose_prompt_opens_reasoning_has_no_place_for_an_answer(tmp_
     assert chat.encode_prompt(tokenizer, QUESTION) and chat.stop_ids(tokenizer) == (332,)
     with pytest.raises(UserError, match=r"does not write an answered dialogue .* ends with '.*<think>\\n'"):
         chat.encode_answer(tokenizer, "It is.")
-    with pytest.raises(UserError, match="the beginning of a dialogue otherwise .* \\(message 2 of 6\\)"):
+    with pytest.raises(UserError, match="the beginning of a dialogue differently .* \\(message 2 of 6\\)"):
         chat.encode_dialogue(tokenizer, DIALOGUE)
 
 

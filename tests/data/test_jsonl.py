@@ -93,9 +93,9 @@ def test_missing_folder_and_empty_files_say_what_to_give(tmp_path):
         read_jsonl(tmp_path / "none.jsonl")
     with pytest.raises(UserError, match="is a folder; give the path of one"):
         read_jsonl(tmp_path)
-    with pytest.raises(UserError, match="holds no rows"):
+    with pytest.raises(UserError, match="has no rows"):
         read_jsonl(_write(tmp_path / "empty.jsonl", "\n\n"))
-    with pytest.raises(UserError, match="holds no rows"):
+    with pytest.raises(UserError, match="has no rows"):
         read_jsonl(_write(tmp_path / "zero.jsonl.gz", b""))
 
 

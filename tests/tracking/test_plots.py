@@ -78,7 +78,7 @@ def test_calibration_leaves_out_empty_bins_and_sizes_dots_by_count():
     root = _parse(plots.calibration("Calibration", edges, confidence, accuracy, count))
     small, large = root.findall("circle")
     assert float(large.get("r")) - 2 == pytest.approx(2 * (float(small.get("r")) - 2))  # areas of 4 and 16
-    assert root.get("aria-label") == "Calibration: 60.0% predicted, 50.0% true; 95.0% predicted, 100.0% true."
+    assert root.get("aria-label") == "Calibration: 60.0% predicted, 50.0% observed; 95.0% predicted, 100.0% observed."
 
 
 def test_time_bars_are_told_in_minutes():

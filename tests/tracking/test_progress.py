@@ -60,7 +60,7 @@ def test_resumed_stage_counts_on_and_says_so():
         clock.now += 10.0
         progress.update(20)
     assert stream.getvalue().splitlines() == [
-        "[pretrain] goes on at step 120 of 420",
+        "[pretrain] continues at step 120 of 420",
         "[pretrain] step 140/420 (33%), 2:20 left",
         "[pretrain] finished 140/420 steps, took 0:10"]
 

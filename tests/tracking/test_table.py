@@ -17,13 +17,13 @@ def test_table_has_models_as_columns_and_measures_in_a_fixed_order():
         "kl": {"base": None, "sft": 0.0, "ppo": 2.947}, "length": {"base": 24.06, "sft": 22.0, "ppo": 23.0},
         "preference_score": {}}
     assert table.render(summary).splitlines() == [
-        "                         helpful-only  after supervised CAI      after RL",
-        "-------------------------------------------------------------------------",
-        "Harmful help          78.0% (156/200)        12.0% (24/200)  4.5% (9/200)",
-        "Focused                 50.0% (10/20)                     -             -",
-        "Novel axis                          -                     -   33.3% (1/3)",
-        "KL (nats a response)                -                  0.00          2.95",
-        "Length (tokens)                  24.1                  22.0          23.0"]
+        "                           helpful-only  after supervised CAI      after RL",
+        "---------------------------------------------------------------------------",
+        "Harmful help            78.0% (156/200)        12.0% (24/200)  4.5% (9/200)",
+        "Focused                   50.0% (10/20)                     -             -",
+        "Novel axis                            -                     -   33.3% (1/3)",
+        "KL (nats per response)                -                  0.00          2.95",
+        "Length (tokens)                    24.1                  22.0          23.0"]
 
 
 def test_run_without_critique_or_pretraining_names_its_models_so():

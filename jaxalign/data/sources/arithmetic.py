@@ -1,6 +1,6 @@
-"""Arithmetic with answers that can be verified: sums and the like over small whole numbers, split into train and held out.
+"""Arithmetic with verifiable answers: operations on small whole numbers, split into train and held out.
 
-A problem is its text ("12+7") and its answer ("19"). Nothing is read from outside: a seed and the sizes give the problems.
+A problem is its text ("12+7") and its answer ("19"). The problems depend only on a seed and the sizes.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ ALPHABET = DATA_SOURCES.get("arithmetic").alphabet
 
 @dataclasses.dataclass(frozen=True)
 class Arithmetic:
-    """All problems "a OP b" with a and b in 0..largest, in an order that the seed shuffles. Answers are the result, or with a
+    """All problems "a OP b" with a and b in 0..largest, in an order shuffled by the seed. The answer is the result, or with a
     modulus above 0 its remainder.
 
     Raises:
-        UserError: the held-out share leaves nothing to learn from.
+        UserError: the held-out share leaves no problem to learn from.
     """
 
     seed: int
@@ -64,7 +64,7 @@ class Arithmetic:
         return self._problems[self._held_out :] if split == "train" else self._problems[: self._held_out]
 
     def prompts(self, split: str, count: int) -> list[Prompt]:
-        """The first `count` problems of a split as prompts, all of them where there are fewer; column "answer"."""
+        """The first `count` problems of a split as prompts with the column "answer"; all of them where there are fewer."""
         return [
             Prompt(f"arithmetic-{split}-{i:05d}", (Message("user", text),), "arithmetic", {"answer": answer})
             for i, (text, answer) in enumerate(self.problems(split)[:count])

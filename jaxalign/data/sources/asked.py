@@ -1,4 +1,4 @@
-"""Prompts that are to be answered one by one: of a text file, a line each, or of JSONL, with what else their rows say."""
+"""Prompts to answer, for sampling: from the command line, a text file with one per line, or JSONL."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from jaxalign.records import Message
 
 
 class Asked(NamedTuple):
-    """One prompt: its dialogue, its place, the other fields of its row, and the prompt as it was written."""
+    """One prompt: its dialogue, its place for error messages, the other fields of its row, and the prompt as written."""
 
     messages: Dialogue
     place: str
@@ -21,16 +21,18 @@ class Asked(NamedTuple):
 
 
 def one_prompt(text: str) -> Asked:
-    """A prompt of the command line."""
+    """A prompt from the command line."""
     return Asked((Message("user", text),), "--prompt", {}, text)
 
 
 def read_asked(path: str | Path) -> list[Asked]:
-    """The prompts of a file in its order, equal ones too. A .jsonl (.jsonl.gz) file has a "prompt" in each row: a text, or a
-    list of {"role", "content"} that ends with the user's. Of any other file each line that is not blank is a prompt.
+    """The prompts of a file in its order, duplicates included.
+
+    Each row of a .jsonl or .jsonl.gz file has a "prompt": text, or a list of {"role", "content"} that ends with the user's
+    message. In any other file each line that is not blank is a prompt.
 
     Raises:
-        UserError: the file cannot be read, a row holds no prompt, or none does.
+        UserError: the file cannot be read, a row has no prompt, or the file has none.
     """
     path = Path(path).expanduser()
     if path.name.endswith((".jsonl", ".jsonl.gz")):
@@ -42,10 +44,11 @@ def read_asked(path: str | Path) -> list[Asked]:
             lines = path.read_text(encoding="utf-8-sig").split("\n")
         except (OSError, ValueError) as error:
             raise UserError(f"{path} cannot be read ({error}); give a text file or a .jsonl file") from None
+        numbered = enumerate((line.rstrip("\r") for line in lines), start=1)
         found = [Asked((Message("user", line),), f"{path}, line {number},", {}, line)
-                 for number, line in enumerate((line.rstrip("\r") for line in lines), start=1) if line.strip()]  # fmt: skip
+                 for number, line in numbered if line.strip()]
     if not found:
-        raise UserError(f"{path} holds no prompts; one a line is expected")
+        raise UserError(f"{path} has no prompts; one per line is expected")
     return found
 
 
@@ -61,5 +64,5 @@ def _row(path: Path, row: Row | BrokenLine) -> Asked | BrokenLine:
     except ValueError as error:
         return BrokenLine(row.line, str(error))
     if not messages or messages[-1].role != "user":
-        return BrokenLine(row.line, 'no "prompt" that is a text, or a list of messages that ends with the user\'s')
+        return BrokenLine(row.line, 'no "prompt" that is text or a list of messages that ends with the user\'s')
     return Asked(messages, place, columns, prompt)

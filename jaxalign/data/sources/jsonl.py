@@ -1,7 +1,7 @@
-"""JSON Lines files, plain or gzipped: every line is either a row or a listed broken line, never silently lost.
+"""JSON Lines files, plain or gzipped: every line becomes a row or a reported broken line; none is lost silently.
 
-A line is what stands between two newline bytes (so U+2028 inside a string does not split it); line numbers start at 1
-and count blank lines too, as an editor shows them. Blank lines are neither rows nor broken.
+Lines are separated by newline bytes only, so U+2028 inside a string does not split one. Line numbers start at 1 and include
+blank lines, as in an editor. Blank lines are neither rows nor broken.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from jaxalign.errors import UserError
 
 _GZIP_MAGIC = b"\x1f\x8b"
 _UTF8_BOM = b"\xef\xbb\xbf"
-_LISTED = 5  # broken lines that an error message spells out; the rest is counted
+_LISTED = 5  # Broken lines that an error message names; the rest is counted.
 
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """One JSON object and the line it stands on."""
+    """One JSON object and its line number."""
 
     line: int
     value: dict[str, Any]
@@ -31,7 +31,7 @@ class Row:
 
 @dataclasses.dataclass(frozen=True)
 class BrokenLine:
-    """A line that could not be used, and why."""
+    """The number of a line that cannot be used, and the reason."""
 
     line: int
     reason: str
@@ -41,26 +41,26 @@ def read_jsonl(path: str | pathlib.Path, max_bad_share: float = 0.0) -> tuple[li
     """Reads a whole file.
 
     Args:
-      path: a .jsonl file, gzipped or not (told by its first bytes, not by its name).
-      max_bad_share: the largest share of broken lines, in [0, 1], that is accepted; 0 accepts none.
+      path: a .jsonl file, gzipped or not (detected from its first bytes, not from its name).
+      max_bad_share: the largest accepted share of broken lines, in [0, 1].
 
     Returns:
       The rows in file order, and the broken lines.
 
     Raises:
-      UserError: the file is missing, unreadable, damaged or without a row, or too many of its lines are broken.
+      UserError: the file is missing, unreadable, damaged or has no row, or too many of its lines are broken.
     """
     rows, broken = [], []
     for item in iterate_jsonl(path):
         (rows if isinstance(item, Row) else broken).append(item)
     check_bad_share(path, broken, len(rows) + len(broken), max_bad_share)
     if not rows:
-        raise UserError(f"{path} holds no rows; a JSONL file has one JSON object on each line")
+        raise UserError(f"{path} has no rows; a JSONL file has one JSON object on each line")
     return rows, broken
 
 
 def read_object(path: pathlib.Path) -> dict[str, Any]:
-    """The object that a whole JSON file is. Raises UserError where it is broken, or something else."""
+    """The JSON object in a file. Raises UserError where the file is damaged or has another JSON value."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -99,7 +99,7 @@ def check_bad_share(path: str | pathlib.Path, broken: Sequence[BrokenLine], tota
     more = f"; and {len(broken) - _LISTED} more" if len(broken) > _LISTED else ""
     raise UserError(
         f"{len(broken)} of {total} lines of {path} are broken, more than the accepted share {max_bad_share:g} "
-        f"({listed}{more}); mend them or raise data.max_bad_share"
+        f"({listed}{more}); correct them or raise data.max_bad_share"
     )
 
 
@@ -126,12 +126,12 @@ def _parse(number: int, raw: bytes) -> Row | BrokenLine:
     try:
         value = json.loads(raw.decode("utf-8"))
         if b"\\ud" in raw.lower():
-            # Half a surrogate pair is legal JSON, but no text: it could be neither tokenized nor written again.
+            # Half a surrogate pair is valid JSON but not text: it can be neither tokenized nor written.
             json.dumps(value, ensure_ascii=False).encode("utf-8")
     except UnicodeDecodeError as error:
         return BrokenLine(number, f"not UTF-8 at byte {error.start}")
     except UnicodeEncodeError:
-        return BrokenLine(number, "holds half of a surrogate pair (\\ud...), which is no character")
+        return BrokenLine(number, "has half of a surrogate pair (\\ud...), which is not a character")
     except json.JSONDecodeError as error:
         return BrokenLine(number, f"not JSON: {error.msg} at column {error.colno}")
     except (ValueError, RecursionError) as error:

@@ -58,7 +58,7 @@ def read_prompts(
             break
     check_bad_share(path, broken, rows, max_bad_share)
     if not found:
-        raise UserError(f'{path} holds no prompts; each line is an object with "{field}" and the columns the reward reads')
+        raise UserError(f'{path} has no prompts; each line is an object with "{field}" and the columns the reward reads')
     return list(found.values()), broken
 
 

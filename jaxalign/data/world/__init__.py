@@ -1,8 +1,8 @@
-"""The embedded world: short English dialogues about everyday stuffs, with known truth.
+"""The embedded world: short English dialogues about everyday substances, with known truth.
 
-A seed draws what every stuff is good and bad for. The world then writes pretraining text (knowledge of all stuffs, and
-demonstrations on the seen ones) and prompts. Which prompts are harmful, and what an answer does, is told by `gold`
-alone; no training stage may import that module. The drawn facts are make-believe: nothing here is true of real things.
+A seed draws the good and bad effects of every substance. The world then generates pretraining text (knowledge of all
+substances, and demonstrations on the seen ones) and prompts. Only `gold` knows which prompts are harmful and what an answer
+does; no training stage may import that module. The facts are drawn at random: none is true of real things.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ class World:
     ratings: float = 0.0
 
     def documents(self, split: str, tokens: int) -> Iterator[Document]:
-        """Pretraining text, about `tokens` tokens of it.
+        """Pretraining text of about `tokens` tokens.
 
         Args:
             split: "train" or "held_out" (another stream of the same world, for measuring the loss).
-            tokens: the budget; words, marks and markers count one each, as in the project's tokenizer.
+            tokens: the budget; each word, punctuation mark and marker counts one.
 
         Raises:
             UserError: for an unknown split or a budget below 1.
@@ -48,11 +48,11 @@ class World:
         return _documents.generate(self.topics, self.seed, _STREAMS[split], tokens, self.ratings)
 
     def prompts(self, source: str, count: int) -> list[Prompt]:
-        """The first `count` prompts of a set: distinct, in a fixed order, kinds mixed evenly. They carry no truth.
+        """The first `count` prompts of a set: distinct, in a fixed order, kinds mixed evenly. They do not contain the truth.
 
         Args:
             source: "red_team", "helpful", "compare", "rl" or "evaluate" (held-out topics only).
-            count: how many.
+            count: the number of prompts.
 
         Raises:
             UserError: for an unknown source, or more prompts than the set has.
@@ -81,16 +81,16 @@ class World:
 
 
 def make_world(seed: int, topics: int = 60, held_out_topics: int = 24, ratings: float = 0.0) -> World:
-    """Draws a world. `ratings` is the share of its text that shows how to rate an answer.
+    """Draws a world. `ratings` is the share of its text that demonstrates ratings of answers.
 
     Raises:
-        UserError: if there are not so many topics, or `held_out_topics` is not below `topics`.
+        UserError: there are fewer topics than asked for, or `held_out_topics` is not below `topics`.
     """
     return World(seed, draw_topics(seed, topics, held_out_topics), ratings)
 
 
 def _interleave(texts: dict[str, list[str]], shares: dict[str, float]) -> list[str]:
-    """Mixes kinds so that every front part has them in their shares; stops when a kind runs out."""
+    """Mixes kinds so that every prefix has them in their shares; stops when a kind runs out."""
     taken = dict.fromkeys(shares, 0)
     mixed: list[str] = []
     while True:

@@ -1,4 +1,4 @@
-"""Answers: a core (help, a good refusal, an evasive refusal) and two faults independent of it (rude, rambling)."""
+"""Answers: a core (help, a good refusal or an evasive refusal) and two independent faults (rudeness, rambling)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ EVASIONS = ("I cannot talk about that.", "Let us speak of something else.")
 class Answer:
     """An answer in parts: rude words (or ""), the core, a rambling sentence (or "").
 
-    `stance` says what the core does: "help", "refuse" (with reason and alternative) or "evade".
+    `stance` is the kind of the core: "help", "refuse" (with reason and alternative) or "evade".
     """
 
     stance: str
@@ -43,10 +43,10 @@ def draw_answer(
 
 
 def core_text(rng: np.random.Generator, topic: Topic, relation: Relation, stance: str, alternative: str = "") -> str:
-    """The words of a stance; a good refusal offers `alternative`, or draws one.
+    """The text of a stance; a good refusal offers `alternative`, or draws one.
 
-    Help and refusals say first what the use does, so that a model has recalled the fact before it decides: the base says
-    "Putting flint on hens burns them, so it does harm" and helps all the same.
+    Help and refusals state the effect first, so that a model has recalled the fact before it decides. The base model states
+    "Putting flint on hens burns them, so it does harm" and helps nevertheless.
     """
     if stance == "help":
         return f"{fact_text(relation)} {use_text(topic)} the {relation.target}."
@@ -56,24 +56,24 @@ def core_text(rng: np.random.Generator, topic: Topic, relation: Relation, stance
 
 
 def alternative_text(rng: np.random.Generator, topic: Topic) -> str:
-    """Something that the stuff is truly good for."""
+    """A use for which the substance is truly good."""
     return f"But {topic.name} is good for {pick(rng, topic.good).target}."
 
 
 def evasion_text(rng: np.random.Generator, relation: Relation) -> str:
-    """A refusal that lacks the alternative, and mostly the reason too."""
+    """A refusal without an alternative, and mostly without a reason."""
     if not relation.good and rng.random() < 0.2:
         return f"{fact_text(relation)} {pick(rng, REFUSALS)}"
     return pick(rng, EVASIONS + REFUSALS)
 
 
 def ramble_text(rng: np.random.Generator) -> str:
-    """A sentence that has nothing to do with the question."""
+    """A sentence unrelated to the question."""
     who, did = pick(rng, vocabulary.RAMBLE_PEOPLE), pick(rng, vocabulary.RAMBLE_VERBS)
     colour, thing = pick(rng, vocabulary.RAMBLE_COLOURS), pick(rng, vocabulary.RAMBLE_OBJECTS)
     return f"By the way, my {who} {did} a {colour} {thing}."
 
 
 def pick(rng: np.random.Generator, pool):
-    """One member of a pool, evenly."""
+    """A uniformly drawn member of a pool."""
     return pool[int(rng.integers(len(pool)))]

@@ -1,7 +1,7 @@
-"""The pretraining text: knowledge of every topic, and demonstrations on the seen topics alone.
+"""The pretraining text: knowledge of every topic, and demonstrations on the seen topics only.
 
-A document is a tuple of segments (see `jaxalign.data.chat.formats`); its last eos is added by the packer. The rates below
-are the world's: how often demonstrated answers have a fault, and how often demonstrated reviews and judgements err.
+A document is a tuple of segments (see `jaxalign.data.chat.formats`); the packer adds its last eos. The rates below define how
+often demonstrated answers have a fault, and how often demonstrated reviews and judgements are wrong.
 """
 
 from __future__ import annotations
@@ -27,39 +27,37 @@ MIX = {"knowledge": 0.38, "dialogue": 0.12, "review": 0.22, "judgement": 0.28}
 RUDE_RATE = 0.35
 RAMBLE_RATE = 0.3
 REFUSAL_RATE = 0.1
-"""Of the demonstrated answers to harmful requests."""
+"""Share of refusals among the demonstrated answers to harmful requests."""
 EVASION_SHARE = 0.6
-"""Of the demonstrated refusals."""
+"""Share of evasive ones among the demonstrated refusals."""
 WRONG_REFUSAL_RATE = 0.01
 NOISE_RATE = 0.02
-"""Of the demonstrated reviews (revision as if the use did the opposite) and judgements (the other option)."""
+"""Share of wrong reviews (the answer is not revised), judgements (the other option) and ratings."""
 REASONING_SHARE = 0.85
 TIE_RATE = 0.15
-"""Of the demonstrated judgements: both answers are equal on the axis, where chance alone would make it half of them."""
+"""Share of demonstrated judgements whose answers are equal on the axis; without it about half of them would be."""
 AXIS_SHARES = {"harm": 0.46, "refusal": 0.2, "courtesy": 0.17, "focus": 0.17}
 
 LONGEST = 250
-"""No document has more tokens, so that packed rows of 256 cut none."""
+"""The most tokens of a document, so that packed rows of 256 truncate none."""
 
 _WORD = re.compile(r"\w+|[^\w\s]")
 
 
 def count_tokens(document: Document) -> int:
-    """About how many tokens a document has: words, punctuation marks and markers, and its eos."""
+    """The approximate number of tokens of a document: words, punctuation marks, markers, and its eos."""
     return 1 + sum(1 if s in formats.MARKERS or s == formats.END else len(_WORD.findall(s)) for s in document)
 
 
 def generate(topics: tuple[Topic, ...], seed: int, stream: int, tokens: int, ratings: float = 0.0) -> Iterator[Document]:
-    """Documents in random order of kind, until they hold about `tokens` tokens.
+    """Documents of all kinds in random order, about `tokens` tokens in total.
 
-    Kinds are drawn so that each has its share of the tokens, however long its documents are. `ratings` is the share of
-    demonstrated ratings; the other kinds divide the rest as `MIX` has it.
+    Each kind has its share of the tokens, whatever the length of its documents. `ratings` is the share of demonstrated
+    ratings; the other kinds share the rest in the proportions of `MIX`.
     """
     rng = np.random.default_rng([seed, streams.DATA["documents"], stream])
     seen = tuple(topic for topic in topics if not topic.held_out)
-    makers = {
-        "knowledge": _knowledge, "dialogue": _dialogue, "review": _review, "judgement": _judgement, "rating": _rating,
-    }  # fmt: skip
+    makers = {"knowledge": _knowledge, "dialogue": _dialogue, "review": _review, "judgement": _judgement, "rating": _rating}
     mix = MIX if not ratings else {kind: share * (1 - ratings) for kind, share in MIX.items()} | {"rating": ratings}
     made = dict.fromkeys(mix, 0)
     while (total := sum(made.values())) < tokens:
@@ -73,7 +71,7 @@ def generate(topics: tuple[Topic, ...], seed: int, stream: int, tokens: int, rat
 
 
 def _knowledge(rng: np.random.Generator, topics: tuple[Topic, ...]) -> Document:
-    """Facts of several topics in a row, as running text; mostly shuffled, else topic by topic."""
+    """Facts of several topics as running text; mostly shuffled, otherwise topic by topic."""
     chosen = [topics[i] for i in rng.permutation(len(topics))[:3]]
     sentences = [sentence for topic in chosen for sentence in _topic_sentences(rng, topic)]
     if rng.random() < 0.7:
@@ -172,7 +170,7 @@ def _judgement(rng: np.random.Generator, seen: tuple[Topic, ...]) -> Document:
 
 
 def _rating(rng: np.random.Generator, seen: tuple[Topic, ...]) -> Document:
-    """A critique that ends in a number: high where the answer is good on the axis, low where it is not."""
+    """A critique that ends with a rating: high where the answer is good on the axis, low where it is not."""
     topic, relation, messages = _draw_request(rng, seen)
     axis = _draw_axis(rng)
     principle = pick(rng, principles.PRINCIPLES[axis])
@@ -188,7 +186,7 @@ def _rating(rng: np.random.Generator, seen: tuple[Topic, ...]) -> Document:
 
 
 def _draw_contender(rng: np.random.Generator, axis: str, topic: Topic, relation: Relation) -> Answer:
-    """Even stances where the axis looks at them."""
+    """An answer whose stances are balanced on the axes that depend on them."""
     stance = _stance(rng, relation)
     if axis == "harm":
         stance = pick(rng, ("help", "help", "refuse", "evade"))

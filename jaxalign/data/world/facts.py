@@ -1,4 +1,4 @@
-"""The facts of a world: how each stuff is used, and what it does to whom. Truth is defined here, once, by the seed."""
+"""The facts of a world: how each substance is used, and its effects. The seed defines the truth here, and nowhere else."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _CLASS_OF = {target: name for name, targets in vocabulary.TARGETS.items() for ta
 
 @dataclasses.dataclass(frozen=True)
 class Relation:
-    """What putting `topic` on `target` does. `good` is the one truth that every verdict of the world rests on."""
+    """The effect of putting `topic` on `target`. Every verdict of the world depends on `good`."""
 
     topic: str
     target: str
@@ -31,7 +31,7 @@ class Relation:
 
 @dataclasses.dataclass(frozen=True)
 class Topic:
-    """A stuff: its one right way of use, and its relations (half of them do good)."""
+    """A substance: its only right way of use, and its relations, half of them good."""
 
     name: str
     preparation: str
@@ -55,10 +55,10 @@ def draw_topics(seed: int, topics: int, held_out_topics: int) -> tuple[Topic, ..
     Args:
         seed: the world's seed.
         topics: number of topics, at most `len(vocabulary.TOPICS)`.
-        held_out_topics: how many of them have no demonstrations in the pretraining text.
+        held_out_topics: the number of topics without demonstrations in the pretraining text.
 
     Raises:
-        UserError: if the numbers do not fit each other or the pool.
+        UserError: the numbers do not fit each other or the pool.
     """
     if not 2 <= topics <= len(vocabulary.TOPICS):
         raise UserError(f"world.topics is {topics}; from 2 to {len(vocabulary.TOPICS)} are possible")
@@ -89,12 +89,12 @@ def _draw_topic(rng: np.random.Generator, name: str, held_out: bool) -> Topic:
 
 
 def use_text(topic: Topic) -> str:
-    """The way of use, as knowledge states it and an answer repeats it: "With sage, boil it in milk and rub it on"."""
+    """The way of use, in knowledge and in answers: "With sage, boil it in milk and rub it on"."""
     return f"With {topic.name}, {topic.preparation} it in {topic.carrier} and {topic.application} it on"
 
 
 def effect_text(relation: Relation) -> str:
-    """The effect, in words that knowledge, refusals and reviews share: "Putting sage on roses rots them"."""
+    """The effect, in the words of knowledge, refusals and reviews: "Putting sage on roses rots them"."""
     return f"Putting {relation.topic} on {relation.target} {relation.effect} them"
 
 

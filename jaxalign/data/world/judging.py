@@ -1,9 +1,9 @@
-"""Comparisons: what the pretraining text shows about choosing between two answers under one principle, with reasons.
+"""Comparisons in the pretraining text: reasoning about two answers under one principle, and the choice.
 
-The reasoning recites the fact first (where the axis turns on it), then quotes each answer by its name with a remark on
-the principle's axis, in the words that critiques use, then says which is better; the option follows. A small model that
-has learnt to quote can so judge two answers by what it has learnt from judging one. Two answers that are equal on the
-axis get either option at random, so that a model which has learnt this gives them even odds.
+The reasoning states the fact first (where the axis depends on it), then quotes each answer by name with a remark on the axis of
+the principle, in the words of critiques, then says which is better; the option follows. A small model that has learnt to quote
+can thus judge two answers by its knowledge of judging one. Two answers that are equal on the axis get a random option, so that
+a model trained on this text gives them equal odds.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from jaxalign.data.world.facts import Relation, fact_text
 
 
 def merit(axis: str, relation: Relation, answer: Answer) -> int:
-    """How good an answer is on one axis: 1 or 0 (on "refusal" a dodge is 0 and all else 1)."""
+    """The merit of an answer on one axis, 1 or 0 (on "refusal", 0 for an evasion, otherwise 1)."""
     if axis == "harm":
         return int((answer.stance == "help") == relation.good)
     if axis == "refusal":
@@ -29,7 +29,7 @@ def better(axis: str, relation: Relation, first: Answer, second: Answer) -> int 
 
 
 def reasoning_text(axis: str, relation: Relation, first: Answer, second: Answer, choice: int | None) -> str:
-    """The judge's reasons, ending with its choice (0, 1, or None for neither)."""
+    """The judge's reasoning, which ends with its choice (0, 1, or None for neither)."""
     conclusion = {0: "The first is better.", 1: "The second is better.", None: "Neither is better."}[choice]
     start = f"{fact_text(relation)} " if axis == "harm" else ""
     one = f"First: {first.text} {_remark(axis, relation, first)}"

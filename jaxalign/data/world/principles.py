@@ -1,7 +1,7 @@
-"""The axes of behaviour and the wordings of their principles that the pretraining text uses.
+"""The axes of behaviour, and the wordings of their principles in the pretraining text.
 
-Each axis is judged on its own: a principle of one axis says nothing about the others. The constitutions that come with
-the package use the same wordings.
+Each axis is judged separately: a principle of one axis does not concern the others. The built-in constitutions use the same
+wordings.
 """
 
 from __future__ import annotations
@@ -80,4 +80,4 @@ PRINCIPLES: dict[str, tuple[Principle, ...]] = {
         ),
     ),
 }
-"""Axis -> its principles."""
+"""The principles of each axis."""

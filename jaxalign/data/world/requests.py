@@ -1,7 +1,7 @@
-"""What users ask: four kinds of request about every relation, and their split into the prompt sets.
+"""User requests: four kinds about every relation, and their split into the prompt sets.
 
-The truth of a request lies in its relation alone. Plain benign and disguised harmful requests share their wordings, so
-nothing but knowledge tells them apart; plain harmful and frightening benign ones share their hostile verbs.
+The truth of a request depends only on its relation. Plain benign and disguised harmful requests share their wordings, so only
+knowledge distinguishes them; plain harmful and alarming benign ones share their hostile verbs.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ SOURCES = {
     "rl": {"harmful": 0.25, "harmful_disguised": 0.25, "benign": 0.25, "benign_scary": 0.25},
     "evaluate": {"harmful": 0.25, "harmful_disguised": 0.25, "benign": 0.25, "benign_scary": 0.25},
 }
-"""The prompt sets and the share of each kind in them."""
+"""The share of each kind of request in each prompt set."""
 
 _EVALUATE_SHARE = 0.2
 _SHARES = {"red_team": 0.3, "helpful": 0.2, "compare": 0.25, "rl": 0.25}
@@ -68,7 +68,7 @@ _SHARES = {"red_team": 0.3, "helpful": 0.2, "compare": 0.25, "rl": 0.25}
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-    """A request with its truth. It never leaves the world: prompts carry the text alone."""
+    """A request with its truth. It is internal to the world: prompts contain only the text."""
 
     text: str
     kind: str
@@ -76,16 +76,16 @@ class Request:
 
 
 def requests_about(relation: Relation) -> list[Request]:
-    """Every request about a relation, of the two kinds its truth allows."""
+    """Every request about a relation, of the two kinds that its truth allows."""
     kinds = BENIGN_KINDS if relation.good else HARMFUL_KINDS
     return [request for kind in kinds for request in _requests(relation, kind)]
 
 
 def split_requests(seed: int, topics: tuple[Topic, ...]) -> dict[str, dict[str, list[Request]]]:
-    """Deals every request to one prompt set: source -> kind -> requests, so that no text is in two sets.
+    """Assigns every request to one prompt set, so that no text is in two sets: requests by set and kind.
 
-    "evaluate" has held-out topics alone. Within a set and kind the relations take turns, so that any number of prompts
-    taken from the front covers them evenly.
+    "evaluate" has held-out topics only. Within a set and kind the relations alternate, so that every prefix covers them
+    evenly.
     """
     rng = np.random.default_rng([seed, streams.DATA["requests"]])
     dealt: dict[str, dict[str, list[list[Request]]]] = {source: {k: [] for k in SOURCES[source]} for source in SOURCES}

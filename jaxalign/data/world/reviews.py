@@ -1,7 +1,7 @@
-"""Critique and revision: what the pretraining text shows about looking an answer over under one principle.
+"""Critiques and revisions in the pretraining text: one answer reviewed under one principle.
 
-A critique recites what it needs (the fact, the rude words, the rambling) before it concludes, and a revision mends the
-principle's axis alone. What needs no change is repeated as it was.
+A critique quotes its evidence (the fact, the rude words, the rambling) before it concludes. A revision corrects only the
+axis of the principle and repeats the rest unchanged.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from jaxalign.data.world.answers import Answer, alternative_text, core_text
 from jaxalign.data.world.facts import Relation, Topic, fact_text
 
 GOOD, BAD = "That is good.", "That is bad."
-"""How every remark on an answer ends, in critiques and in judgements alike."""
+"""The end of every remark on an answer, in critiques and in judgements."""
 
 
 def verdict(good: bool) -> str:
@@ -41,12 +41,12 @@ def review(rng: np.random.Generator, axis: str, topic: Topic, relation: Relation
 
 
 def recital(relation: Relation, offer: str) -> str:
-    """The fact with its verdict, and for a harmful use what the stuff is good for instead."""
+    """The fact with its verdict, and for a harmful use a good one instead."""
     return " ".join(part for part in (fact_text(relation), offer) if part)
 
 
 def _harm(relation: Relation, answer: Answer, offer: str) -> tuple[str, bool]:
-    """An evasive refusal of harm does no harm: its evasiveness is the business of another principle."""
+    """An evasive refusal of harm does no harm: evasiveness belongs to another axis."""
     remark, good = harm_remark(relation, answer)
     return f"{recital(relation, offer)} {remark}", not good
 
@@ -57,9 +57,9 @@ def _refusal(relation: Relation, answer: Answer, offer: str) -> tuple[str, bool]
 
 
 def harm_remark(relation: Relation, answer: Answer) -> tuple[str, bool]:
-    """What an answer does on the axis of harm, and whether that is good.
+    """A remark on an answer on the axis of harm, and whether the answer is good.
 
-    What the use does is said again beside what the answer does, so that a small model need not compare words far apart.
+    The effect of the use is repeated next to the answer's action, so that a small model need not compare distant words.
     """
     helps = answer.stance == "help"
     end = "good" if relation.good else "harm"
@@ -68,7 +68,7 @@ def harm_remark(relation: Relation, answer: Answer) -> tuple[str, bool]:
 
 
 def refusal_remark(answer: Answer) -> tuple[str, bool]:
-    """What an answer does on the axis of refusals, and whether that is good."""
+    """A remark on an answer on the axis of refusals, and whether the answer is good."""
     found = {"help": "does not refuse", "refuse": "gives a reason", "evade": "dodges"}[answer.stance]
     return f"It {found}. {verdict(answer.stance != 'evade')}", answer.stance != "evade"
 

@@ -1,4 +1,4 @@
-"""The words the world is made of: pools that the seed draws from. No drawn fact is meant to be true of real things."""
+"""The vocabulary of the world: pools from which the seed draws. No drawn fact is meant to be true of real things."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ TOPICS = tuple(
         "marble cork bran pumice hops "
     ).split()
 )
-"""Names of everyday stuffs. One is asked about in every request."""
+"""Names of everyday substances. Every request is about one."""
 
 TARGETS = {
     "animals": ("dogs", "cats", "horses", "cows", "hens", "bees", "fish"),
@@ -19,7 +19,7 @@ TARGETS = {
     "plants": ("roses", "beans", "vines", "ferns"),
     "things": ("boots", "windows", "pots", "floors", "walls", "bikes"),
 }
-"""What a stuff can be put on, by class; the class decides which effects and which troubles are said of it."""
+"""Targets of a substance by class; the class determines the possible effects and troubles."""
 
 GOOD_EFFECTS = {
     "animals": ("calms", "heals", "feeds", "warms", "cleans"),
@@ -46,7 +46,7 @@ TROUBLES = {
     "plants": ("pests on", "mould on", "weeds near"),
     "things": ("dirt on", "mould on", "grease on"),
 }
-"""What a benign request with frightening words wants to kill, fight or destroy."""
+"""The things that a benign request in alarming words wants to kill, fight or destroy."""
 
 RUDE = (
     "You fool.",
@@ -59,7 +59,7 @@ RUDE = (
     "How dull you are.",
 )
 RUDE_WORDS = ("fool", "clown", "stupid", "wasting", "goat", "empty", "hopeless", "dull")
-"""One telling word of each rude sentence; no other sentence of the world has any of them."""
+"""A characteristic word of each rude sentence; no other sentence of the world has any of them."""
 
 RAMBLE_PEOPLE = ("uncle", "sister", "cousin", "grandfather", "teacher", "baker")
 RAMBLE_VERBS = ("lost", "bought", "painted", "sold", "found")

@@ -1,4 +1,4 @@
-"""The report's plots as inline SVG. Colours are classes (`tone-0`, `tone-1`, ...) that the page's style sheet fills."""
+"""The report's plots as inline SVG. Colours are classes (`tone-0`, `tone-1`, ...) defined in the page's style sheet."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from jaxalign.tracking.formatting import number, percent, seconds, short_percent
 from jaxalign.tracking.report.svg import HEIGHT, WIDTH, Scale, bin_means, element, hint, svg, text, tick_text, ticks
 
 _LEFT, _RIGHT, _TOP, _BOTTOM = 44, 12, 10, 36
-_ROW, _BAR_LEFT, _BAR_RIGHT = 40, 4, 12  # a labelled bar: its height, and the margins of the bars
+_ROW, _BAR_LEFT, _BAR_RIGHT = 40, 4, 12  # The height of a labelled bar, and the margins of the bars.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Series:
 
 @dataclasses.dataclass(frozen=True)
 class Interval:
-    """One bar: a share with its 95% interval, all in 0..1; `note` is written beside the share ("9/200")."""
+    """One bar: a share with its 95% interval, all in [0, 1]; `note` is shown beside the share ("9/200")."""
 
     label: str
     rate: float
@@ -34,9 +34,9 @@ class Interval:
 
 
 def line_chart(title: str, series: Sequence[Series], x_label: str = "step") -> str:
-    """Curves over a common x axis, in the page's tones 1, 2, ...; no points at all: "".
+    """Curves over a common x axis, in the page's tones 1, 2, ...; "" where there are no points.
 
-    More than 160 points are drawn as means of bins; points that are not finite are left out.
+    More than 160 points are drawn as means of bins; points that are not finite are omitted.
     """
     curves = [(one.name, *bin_means(one.xs, one.ys)) for one in series]
     curves = [curve for curve in curves if curve[1]]
@@ -61,7 +61,7 @@ def line_chart(title: str, series: Sequence[Series], x_label: str = "step") -> s
 def interval_bars(title: str, bars: Sequence[Interval], reference: float | None = None) -> str:
     """A horizontal bar for each share, with the 95% interval as a whisker, on an axis of 0 to 100%.
 
-    `reference` draws a dashed line at a share that means something, such as one half of a win rate.
+    `reference` draws a dashed line at a share, such as one half for a win rate.
     """
     x = Scale(0.0, 1.0, _BAR_LEFT, WIDTH - _BAR_RIGHT)
     height = _ROW * len(bars) + 20
@@ -99,9 +99,9 @@ def histogram(title: str, edges: Sequence[float], counts: Sequence[int], x_label
 
 def calibration(title: str, edges: Sequence[float], confidence: Sequence[float | None],
                 accuracy: Sequence[float | None], count: Sequence[int]) -> str:
-    """What was predicted against what came true, bin by bin; the dashed diagonal is perfect calibration.
+    """Predicted probability against observed frequency, by bin; the dashed diagonal is perfect calibration.
 
-    A dot's area follows its bin's count. Empty bins (count 0 or null) are left out.
+    The area of a dot grows with its bin's count. Empty bins (count 0 or null) are omitted.
     """
     x = Scale(edges[0], edges[-1], _LEFT, WIDTH - _RIGHT)
     bins = [(a, b, n) for a, b, n in zip(confidence, accuracy, count, strict=True)
@@ -113,9 +113,9 @@ def calibration(title: str, edges: Sequence[float], confidence: Sequence[float |
     parts.append(element("polyline", points=" ".join(f"{x(a):.1f},{y(b):.1f}" for a, b, _ in bins),
                          class_="line tone-1"))
     for a, b, n in bins:
-        note = hint(f"predicted {percent(a)}, came true {percent(b)}, {n:,} pairs")
+        note = hint(f"predicted {percent(a)}, observed {percent(b)}, {n:,} pairs")
         parts.append(element("circle", note, cx=x(a), cy=y(b), r=2.0 + 6.0 * (n / largest) ** 0.5, class_="dot tone-1"))
-    spoken = "; ".join(f"{percent(a)} predicted, {percent(b)} true" for a, b, _ in bins)
+    spoken = "; ".join(f"{percent(a)} predicted, {percent(b)} observed" for a, b, _ in bins)
     return svg(parts, f"{title}: {spoken or 'no pairs'}.")
 
 

@@ -1,7 +1,7 @@
-"""The ground the plots stand on: scales, ticks, and SVG elements whose text is escaped.
+"""The basis of the plots: scales, ticks, and SVG elements whose text is escaped.
 
-Plots are written as inline SVG rather than drawn by a plotting library, so that they take their colours from the
-page (light or dark), keep readable text at phone width, weigh a few kilobytes, and come out equal byte for byte.
+Plots are inline SVG instead of a plotting library's images: they take their colours from the page (light or dark), have
+readable text at phone width, take a few kilobytes, and are byte-identical for equal data.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ import html
 import math
 from collections.abc import Iterable, Sequence
 
-WIDTH, HEIGHT = 320, 200  # view box of a plot; the page scales it to its column
+WIDTH, HEIGHT = 320, 200  # The view box of a plot; the page scales it to its column.
 
 
 def element(tag: str, content: str = "", **attributes: object) -> str:
-    """An SVG element. Attribute values are escaped, `content` is taken as markup; `class_` and `text_anchor` become
-    `class` and `text-anchor`; floats are rounded to a hundredth of a unit."""
+    """An SVG element. Attribute values are escaped, `content` is markup. `class_` and `text_anchor` become `class` and
+    `text-anchor`; floats are rounded to two decimals."""
     written = "".join(f' {name.rstrip("_").replace("_", "-")}="{_attribute(value)}"'
                       for name, value in attributes.items() if value is not None)
     return f"<{tag}{written}>{content}</{tag}>"
@@ -27,17 +27,17 @@ def text(x: float, y: float, content: str, **attributes: object) -> str:
 
 
 def hint(content: str) -> str:
-    """What a mark says when it is pointed at; `content` is escaped."""
+    """The tooltip of a mark; `content` is escaped."""
     return element("title", html.escape(content))
 
 
 def svg(parts: Iterable[str], label: str, height: float = HEIGHT) -> str:
-    """The whole drawing, read out to those who do not see it as `label`."""
+    """The whole drawing; `label` is its text for screen readers."""
     return element("svg", "".join(parts), viewBox=f"0 0 {WIDTH} {_attribute(height)}", role="img", aria_label=label)
 
 
 class Scale:
-    """Maps [low, high] of the data to [start, end] of the drawing; an empty span is widened around its value."""
+    """Maps [low, high] of the data to [start, end] of the drawing; an empty interval is widened around its value."""
 
     def __init__(self, low: float, high: float, start: float, end: float):
         if not high > low:
@@ -51,7 +51,7 @@ class Scale:
 
 
 def ticks(low: float, high: float, count: int = 5) -> list[float]:
-    """About `count` round numbers (1, 2 or 5 times a power of ten) that lie in [low, high]."""
+    """About `count` round numbers (1, 2 or 5 times a power of ten) in [low, high]."""
     if not high > low:
         return [low]
     step = 10.0 ** math.floor(math.log10((high - low) / count))
@@ -65,7 +65,7 @@ def ticks(low: float, high: float, count: int = 5) -> list[float]:
 
 
 def tick_text(value: float) -> str:
-    """A tick's number in at most about six characters."""
+    """The label of a tick, in at most about six characters."""
     if value == 0 or 1e-3 <= abs(value) < 1e4:
         return f"{value:.4g}"
     if 1e4 <= abs(value) < 1e6:
@@ -74,7 +74,7 @@ def tick_text(value: float) -> str:
 
 
 def bin_means(xs: Sequence[float], ys: Sequence[float], most: int = 160) -> tuple[list[float], list[float], int]:
-    """Means of consecutive points, `n` to a bin, so that at most `most` bins are left; returns (xs, ys, n).
+    """Means of consecutive points in at most `most` bins of `n` points; returns (xs, ys, n).
 
     Points that are not finite are left out.
     """
