@@ -33,6 +33,8 @@ _PUBLIC = {
     "SFT": "jaxalign.trainers.sft",
     "advantages": "jaxalign.advantages:",
     "losses": "jaxalign.losses:",
+    "registries": "jaxalign.registries:",
+    "responses": "jaxalign.rl.responses:",
 }
 """Where each public name is defined: "module" of an attribute of the same name, "module:attribute", or "module:" itself."""
 

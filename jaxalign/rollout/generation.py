@@ -10,6 +10,7 @@ import numpy as np
 
 from jaxalign.errors import UserError
 from jaxalign.models.language_model import Asked, LanguageModel
+from jaxalign.records import Rollout
 from jaxalign.rollout import sampler as seam
 from jaxalign.rollout.engine import Engine
 from jaxalign.rollout.responses import Response
@@ -93,10 +94,11 @@ class TextSampler:
     ):  # fmt: skip
         if not isinstance(policy, LanguageModel):
             raise UserError(f"policy is a {type(policy).__name__}; a language model of load_model is expected")
-        parts = 1 if policy.model.sharding is None else policy.model.sharding.generation.batch_size
+        sharding = policy.model.sharding
+        self._parts = 1 if sharding is None else sharding.generation.batch_size
         self._policy, self._temperature, self._top_k, self._top_p = policy, temperature, top_k, top_p
         self._sampling(1)
-        self._engine = Engine(policy.model, -(-batch // parts) * parts, policy.max_length)
+        self._engine = Engine(policy.model, -(-batch // self._parts) * self._parts, policy.max_length)
         self._key, self._calls, self._version = jax.random.key(seed), 0, 0
         self._sampler = seam.make_sampler(sampler, self._engine)
         self._sampler.update(policy.weights, 0)
@@ -124,19 +126,34 @@ class TextSampler:
         Raises:
           UserError: there are no prompts, or one cannot be answered (empty, or too long for the model).
         """
-        if isinstance(prompts, str) or not isinstance(prompts, Sequence) or not prompts:
-            raise UserError(f"prompts is {str(prompts)[:60]!r}; a list of at least one prompt is expected")
-        if n < 1:
-            raise UserError(f"n is {n}; at least 1 answer to each prompt is expected")
-        sampling = self._sampling(max_new_tokens)
-        ids = [self._policy.prompt_ids(prompt) for prompt in prompts for _ in range(n)]
-        key = jax.random.fold_in(self._key, self._calls)
-        self._calls += 1
+        ids, sampling, key = self._ids(prompts, n), self._sampling(max_new_tokens), self._next_key()
         responses = seam.respond(self._sampler, ids, key, range(len(ids)), sampling)
         for number, response in enumerate(responses):
             if response.error is not None:
                 raise UserError(f"prompts[{number // n}] has no answer: {response.error}")
         return Samples(tuple(self._sample(*both) for both in zip(ids, responses, strict=True)))
+
+    def rollout(self, prompts: Sequence[Asked], max_new_tokens: int = 64, n: int = 1) -> Rollout:
+        """Samples as `generate` does and returns arrays, for a training loop of one's own.
+
+        Returns:
+          A `Rollout` of numpy arrays with n rows for each prompt, in this order. On a mesh rows fill up to a
+          multiple of its batch axes; rows without a prompt have length 0.
+        """
+        ids, sampling, key = self._ids(prompts, n), self._sampling(max_new_tokens), self._next_key()
+        padding = dataclasses.replace(self._engine.padding, batch=self._parts)
+        return seam.sample_rollout(self._sampler, padding, ids, key, range(len(ids)), sampling)
+
+    def _ids(self, prompts: Sequence[Asked], n: int) -> list[list[int]]:
+        if isinstance(prompts, str) or not isinstance(prompts, Sequence) or not prompts:
+            raise UserError(f"prompts is {str(prompts)[:60]!r}; a list of at least one prompt is expected")
+        if n < 1:
+            raise UserError(f"n is {n}; at least 1 answer to each prompt is expected")
+        return [self._policy.prompt_ids(prompt) for prompt in prompts for _ in range(n)]
+
+    def _next_key(self) -> jax.Array:
+        self._calls += 1
+        return jax.random.fold_in(self._key, self._calls - 1)
 
     def _sampling(self, max_new_tokens: int) -> Sampling:
         return Sampling(max_new_tokens, self._policy.stop_ids, self._temperature, self._top_k, self._top_p)
