@@ -1,6 +1,6 @@
 """The registries: what a config or an argument can select by name, built in or added with `REGISTRY.register(record)`.
 
-docs/extending.md has an example of each.
+tests/extending/plugins/ has an example of each.
 """
 
 from jaxalign.registry.advantages import ADVANTAGES, AdvantageEstimator
