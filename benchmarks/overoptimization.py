@@ -50,7 +50,7 @@ from jaxalign.rl.responses import response_mask, response_stats
 from jaxalign.rl.state import init_ppo_state
 from jaxalign.rollout.engine import Engine
 from jaxalign.rollout.sampler import LocalSampler
-from jaxalign.stages.shared import common
+from jaxalign.stages.shared import engines
 from jaxalign.stages.shared.base import write_json
 from jaxalign.stages.shared.manifest import read_manifest
 from jaxalign.training.checkpoint import copy_params
@@ -153,7 +153,8 @@ def reinforce(study: Study, proxy: Scored, gold: Scored, folder: Path) -> list[d
     )
     engine = Engine(study.setup.policy, section.batch, config.model.max_length, stream.width)
     iteration = Iteration(
-        study.setup, stream, LocalSampler(engine), engine.padding, common.sampling(section, study.tokenizer, config.data.style),
+        study.setup, stream, LocalSampler(engine), engine.padding,
+        engines.sampling(section, study.tokenizer, config.data.style),
         ProxyReward(proxy), study.tokenizer, FrozenRole(study.start),
     )  # fmt: skip
     state = init_ppo_state(study.setup, copy_params(study.start), None, study.key(30))

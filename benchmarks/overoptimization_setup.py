@@ -23,7 +23,7 @@ from jaxalign.rewards.scorer import Scorer, raw_sequence_scores
 from jaxalign.rl.state import PPOSetup
 from jaxalign.rollout.engine import Engine
 from jaxalign.rollout.sampling import Sampling
-from jaxalign.stages.shared import common
+from jaxalign.stages.shared import run_models
 from jaxalign.stages.shared.base import StageContext
 from jaxalign.stages.shared.manifest import read_manifest
 from jaxalign.training.arguments import PreferenceArguments
@@ -81,10 +81,10 @@ class Study:
         check(config)
         self.context = StageContext(config, workdir, out, False)
         self.config = config
-        self.tokenizer = common.load_tokenizer(self.context)
-        self.policy = common.make_model(config, self.tokenizer.vocab_size)
+        self.tokenizer = run_models.load_tokenizer(self.context)
+        self.policy = run_models.make_model(config, self.tokenizer.vocab_size)
         self.scorer = self.policy.with_head("scalar")
-        self.start = common.stage_params(self.context, "sft", self.policy)
+        self.start = run_models.stage_params(self.context, "sft", self.policy)
         self.world = world_of(read_config(workdir))
         self.wanted_pairs = max(settings.pairs) + settings.held_out_pairs
         self.pair_prompts = -(-self.wanted_pairs * 5 // 4)  # Extra prompts, because pairs of equal answers are dropped.

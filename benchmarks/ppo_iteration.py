@@ -52,7 +52,7 @@ from jaxalign.rl.prompts import PromptStream
 from jaxalign.rl.state import init_ppo_state, make_ppo_setup
 from jaxalign.rollout.engine import Engine
 from jaxalign.rollout.sampler import LocalSampler
-from jaxalign.stages.shared import common
+from jaxalign.stages.shared import engines
 from jaxalign.training.offload import FrozenRole
 
 FLAGS = ("layers", "dim", "heads", "ffn", "vocab", "batch", "prompt", "new", "steps")
@@ -99,7 +99,7 @@ class Run:
             questions, prompts, config.ppo.batch, config.ppo.group_size, config.seed, streams.LOADERS["ppo"]
         )
         engine = Engine(self.setup.policy, config.ppo.batch, config.model.max_length, stream.width)
-        sampling = common.sampling(config.ppo, stops)
+        sampling = engines.sampling(config.ppo, stops)
         if ahead is not None:
             compile_ahead(ahead, self.setup, engine, sampling, stream.at(0).ids, Scorer(critic))
         roles = (policy, 1), (policy, 1), (critic, 2), (critic, 3)

@@ -19,7 +19,7 @@ from jaxalign.data.tokenizers.sentence_piece import train_tokenizer
 from jaxalign.models.checkpoints.huggingface import load_params, read_config
 from jaxalign.models.model import Model
 from jaxalign.rewards.scorer import student_model
-from jaxalign.stages.shared import common
+from jaxalign.stages.shared import run_models
 from jaxalign.stages.shared.base import write_json
 from jaxalign.stages.shared.manifest import DONE, new_manifest
 from jaxalign.training.checkpoint import save_params
@@ -42,7 +42,7 @@ def workdir(tmp_path_factory):
     sections["reward_distill"] = dataclasses.replace(config.reward_distill, **_STUDENT)
     config = dataclasses.replace(config, **sections)
     train_tokenizer(["the cat sat on the mat", "a dog ran to the house"] * 20, _VOCAB, workdir / "pretrain" / "tokenizer.model")
-    policy = common.make_model(config, _VOCAB)
+    policy = run_models.make_model(config, _VOCAB)
     models = {"pretrain": policy, "ppo": policy, "preference": policy.with_head("scalar")}
     models["reward_distill"] = student_model(config.reward_distill, policy)
     for number, (name, model) in enumerate(models.items()):

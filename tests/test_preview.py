@@ -163,7 +163,7 @@ def test_nothing_in_a_text_writes_to_the_terminal():
     (["--rows="], "--rows has no value"),
     (["--model=x"], "--messages is not given"),
     (["--model=x", "--messages=y", "--overwrite"], "--overwrite does not go with --model and --messages"),
-    (["--answers=all"], "--answers belongs to --messages"),
+    (["--answers=all"], "--answers goes with --messages"),
     (["--roows=2"], "--roows is not a flag"),
     (["--config.data.style=chatt"], "config.data.style is 'chatt'; it must be one of compact, hh, chat; did you mean chat?"),
     (["--config.model.source=scratch", "--config.model.path="],

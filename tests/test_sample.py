@@ -28,7 +28,7 @@ from jaxalign.records import Message
 from jaxalign.rollout.engine import Engine
 from jaxalign.rollout.sampling import Sampling
 from jaxalign.sample import main
-from jaxalign.stages.shared import common
+from jaxalign.stages.shared import run_models
 from jaxalign.stages.shared.base import write_json
 from jaxalign.stages.shared.manifest import DONE, new_manifest
 from jaxalign.training.checkpoint import save_params
@@ -62,7 +62,7 @@ def folder(tmp_path_factory):
     texts = made_tokenizers.qwen(tmp_path_factory.mktemp("texts") / "tokenizer")
     tokenizer = load_tokenizer(texts)
     config = dataclasses.replace(Config().model, **_SIZES)
-    model = common.make_model(dataclasses.replace(Config(), model=config), tokenizer.vocab_size)
+    model = run_models.make_model(dataclasses.replace(Config(), model=config), tokenizer.vocab_size)
     raw = config_json(model.config, _SIZES["max_length"]) | {"eos_token_id": tokenizer.eos_id, "bos_token_id": None}
     export(folder, model, _random(model), config=raw, source=texts, dtype="float32")
     return folder
@@ -76,7 +76,7 @@ def workdir(tmp_path_factory):
     lora = dataclasses.replace(config.lora, rank=2, alpha=4.0)
     config = dataclasses.replace(config, model=dataclasses.replace(config.model, **_SIZES), lora=lora)
     train_tokenizer(made_tokenizers.TEXTS, 150, workdir / "pretrain" / "tokenizer.model")
-    model = common.make_model(config, 150)
+    model = run_models.make_model(config, 150)
     base, own = _random(model.base, 1), _random(model, 2)
     for name, params in {"pretrain": base, "ppo": own, "preference": own | {"score": np.ones(16, np.float32)}}.items():
         (workdir / name).mkdir(exist_ok=True)

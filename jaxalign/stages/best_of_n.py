@@ -21,8 +21,9 @@ from jaxalign.parallel.rows import fetch, place_rows
 from jaxalign.records import Prompt, Rollout
 from jaxalign.rewards.scorer import raw_rollout_scores, scoring_work
 from jaxalign.rollout.engine import Engine
-from jaxalign.stages.shared import common, sources
+from jaxalign.stages.shared import engines, loops, reads, run_models, sources
 from jaxalign.stages.shared.base import Stage, StageContext
+from jaxalign.stages.shared.keys import stage_key
 from jaxalign.stages.shared.scorers import load_scorer
 from jaxalign.stages.shared.shards import Shards, prompt_row, queues, row_prompt
 from jaxalign.stages.shared.training import policy_start, train_supervised
@@ -33,18 +34,18 @@ from jaxalign.training import work
 
 class BestOfN(Stage):
     name = "best_of_n"
-    config_fields = (*common.MODEL_FIELDS, "data", "world", "best_of_n")
+    config_fields = (*reads.MODEL_FIELDS, "data", "world", "best_of_n")
 
     def inputs(self, config: Config) -> tuple[str, ...]:
-        return (*common.policy_stages(config, self.name), "preference")
+        return (*reads.policy_stages(config, self.name), "preference")
 
     def files(self, config: Config):
-        return common.base_files(config) | sources.data_files(config)
+        return reads.base_files(config) | sources.data_files(config)
 
     def run(self, context: StageContext) -> None:
         config, section = context.config, context.config.best_of_n
-        tokenizer = common.load_tokenizer(context)
-        model = common.make_model(config, tokenizer.vocab_size)
+        tokenizer = run_models.load_tokenizer(context)
+        model = run_models.make_model(config, tokenizer.vocab_size)
         shards = Shards(context.directory)
         _choose(context, model, tokenizer, shards)
         rows = list(shards.read())
@@ -68,16 +69,16 @@ def _choose(context: StageContext, model: Model, tokenizer: Tokenizer, shards: S
     prompts = sources.prompts(context, tokenizer, "rl", section.prompts, section.max_new_tokens)
     left, n = shards.unfinished(queues(len(prompts), section.batch // section.n)), section.n
     start = len(prompts) - sum(len(queue.rows) for queue in left)
-    timing = common.timing(context, model)
+    timing = loops.timing(context, model)
     with Progress("best_of_n", len(prompts), start, unit="prompt") as progress:
         if not left:
             return
-        policy = common.policy_params(context, model, "best_of_n")
+        policy = run_models.policy_params(context, model, "best_of_n")
         scorer, preference = load_scorer(context, "preference", model)
         engine = Engine(model, section.batch, config.model.max_length)
-        key = common.stage_key(config, "best_of_n", streams.SAMPLES)
-        sampling = common.sampling(section, tokenizer, config.data.style)
-        heard = common.counting(progress)
+        key = stage_key(config, "best_of_n", streams.SAMPLES)
+        sampling = engines.sampling(section, tokenizer, config.data.style)
+        heard = loops.counting(progress)
         for queue in left:
             rows = queue.rows
             ids = [styles.encode_prompt(tokenizer, prompts[i].messages, config.data.style) for i in rows for _ in range(n)]

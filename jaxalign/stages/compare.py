@@ -16,8 +16,9 @@ from jaxalign.feedback.critique import answer
 from jaxalign.feedback.labeller import Pair
 from jaxalign.feedback.speaker import Utterance
 from jaxalign.records import Prompt
-from jaxalign.stages.shared import common, judges
+from jaxalign.stages.shared import engines, judges, loops, reads, run_models
 from jaxalign.stages.shared.base import Stage, StageContext, write_json
+from jaxalign.stages.shared.keys import stage_key
 from jaxalign.stages.shared.labelled import comparison_row
 from jaxalign.stages.shared.shards import Shards, queues
 from jaxalign.tracking.progress import Progress
@@ -25,26 +26,27 @@ from jaxalign.tracking.progress import Progress
 
 class Compare(Stage):
     name = "compare"
-    config_fields = (*common.MODEL_FIELDS, *common.WORLD_FIELDS, *common.LABEL_FIELDS, "feedback.invert", "compare")
+    config_fields = (*reads.MODEL_FIELDS, *reads.WORLD_FIELDS, *reads.LABEL_FIELDS, "feedback.invert", "compare")
 
     def inputs(self, config: Config) -> tuple[str, ...]:
-        return tuple(dict.fromkeys((*common.base_stages(config), *common.policy_stages(config, self.name))))
+        return tuple(dict.fromkeys((*reads.base_stages(config), *reads.policy_stages(config, self.name))))
 
     def files(self, config: Config):
-        return common.base_files(config) | judges.feedback_files(config)
+        return reads.base_files(config) | judges.feedback_files(config)
 
     def run(self, context: StageContext) -> None:
         config, section = context.config, context.config.compare
-        tokenizer = common.load_tokenizer(context)
-        model = common.make_model(config, tokenizer.vocab_size)
+        tokenizer = run_models.load_tokenizer(context)
+        model = run_models.make_model(config, tokenizer.vocab_size)
         prompts = world_of(config).prompts("compare", section.prompts)
         shards = Shards(context.directory)
         left = shards.unfinished(queues(len(prompts), section.batch))
         start = len(prompts) - sum(len(queue.rows) for queue in left)
         with Progress(self.name, len(prompts), start, unit="pair") as progress:
             if left:
-                meter = common.Meter(common.timing(context, model), model, progress)
-                policy = common.speaker(context, model, common.policy_params(context, model, self.name), section.batch, meter)
+                meter = loops.Meter(loops.timing(context, model), model, progress)
+                params = run_models.policy_params(context, model, self.name)
+                policy = engines.speaker(context, model, params, section.batch, meter)
                 labelling = judges.make_labeller(context, judges.make_judge(context, model, section.batch, meter))
             for queue in left:
                 rows = queue.rows
@@ -52,11 +54,11 @@ class Compare(Stage):
                 with meter.phase("generate"):
                     # Both answers side by side, so that two samples of one prompt have neighbouring global rows.
                     twice = [prompt for prompt in own for _ in range(2)]
-                    key = common.stage_key(config, self.name, streams.SAMPLES)
-                    said = answer(policy, twice, key, common.sampling(section, tokenizer), 2 * rows.start)
+                    key = stage_key(config, self.name, streams.SAMPLES)
+                    said = answer(policy, twice, key, engines.sampling(section, tokenizer), 2 * rows.start)
                 pairs = [_pair(p, *said[2 * i : 2 * i + 2]) for i, p in enumerate(own)]
                 with meter.phase("label"):
-                    key = common.stage_key(config, self.name, "labels")
+                    key = stage_key(config, self.name, "labels")
                     labelled = labelling.label(pairs, key, rows.start, config.feedback.invert)
                 shards.write_all(queue, [comparison_row(comparison) for comparison in labelled])
                 progress.update(len(rows))

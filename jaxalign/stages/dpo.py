@@ -13,7 +13,7 @@ from jaxalign import streams
 from jaxalign.config import Config, Dpo
 from jaxalign.records import Judgement
 from jaxalign.registry.objectives import objectives_of
-from jaxalign.stages.shared import common, sources
+from jaxalign.stages.shared import reads, run_models, sources
 from jaxalign.stages.shared.base import Stage, StageContext, write_json
 from jaxalign.stages.shared.labelled import direct_split, print_report
 from jaxalign.stages.shared.training import policy_start, run_settings
@@ -30,18 +30,18 @@ BALANCE_SLACK = 2.0
 
 class DPO(Stage):
     name = "dpo"
-    config_fields = (*common.MODEL_FIELDS, "data", "world", "preference.max_length", "dpo", "feedback.undecided")
+    config_fields = (*reads.MODEL_FIELDS, "data", "world", "preference.max_length", "dpo", "feedback.undecided")
 
     def inputs(self, config: Config) -> tuple[str, ...]:
-        return (*common.policy_stages(config, self.name), *sources.made_in(config, "compare"))
+        return (*reads.policy_stages(config, self.name), *sources.made_in(config, "compare"))
 
     def files(self, config: Config):
-        return common.base_files(config) | sources.data_files(config)
+        return reads.base_files(config) | sources.data_files(config)
 
     def run(self, context: StageContext) -> None:
         config, section = context.config, context.config.dpo
-        tokenizer = common.load_tokenizer(context)
-        model = common.make_model(config, tokenizer.vocab_size)
+        tokenizer = run_models.load_tokenizer(context)
+        model = run_models.make_model(config, tokenizer.vocab_size)
         judged = sources.is_judged(config)
         rows, held_out_rows, report = (sources.human_judgements if judged else direct_split)(context, tokenizer)
         extra = print_report(self.name, report)

@@ -31,8 +31,9 @@ from jaxalign.rewards.scorer import raw_rollout_scores, scoring_work
 from jaxalign.rewards.verifiers import VERIFIERS
 from jaxalign.rl.responses import response_mask, response_stats
 from jaxalign.rollout.engine import Engine
-from jaxalign.stages.shared import common, judges, sources
+from jaxalign.stages.shared import engines, judges, loops, reads, run_models, sources
 from jaxalign.stages.shared.base import Stage, StageContext, write_json
+from jaxalign.stages.shared.keys import stage_key
 from jaxalign.stages.shared.scorers import load_scorer
 from jaxalign.stages.shared.shards import Queue, Shards, chunks, prompt_row, queues
 from jaxalign.tracking.progress import Progress
@@ -48,21 +49,21 @@ def evaluated(config: Config) -> tuple[str, ...]:
 class Evaluate(Stage):
     name = "evaluate"
     config_fields = (
-        *common.MODEL_FIELDS, *common.LABEL_FIELDS, "stages", "data", "world", "arithmetic", "evaluate",
+        *reads.MODEL_FIELDS, *reads.LABEL_FIELDS, "stages", "data", "world", "arithmetic", "evaluate",
         "preference.max_length", "reward.source", "reward.verifier",
     )  # fmt: skip
 
     def inputs(self, config: Config) -> tuple[str, ...]:
         made = ("preference",) if "preference" in config.stages else ()
-        return (*common.base_stages(config), *evaluated(config)[1:], *made)
+        return (*reads.base_stages(config), *evaluated(config)[1:], *made)
 
     def files(self, config: Config):
-        return common.base_files(config) | sources.data_files(config) | judges.feedback_files(config)
+        return reads.base_files(config) | sources.data_files(config) | judges.feedback_files(config)
 
     def run(self, context: StageContext) -> None:
         config, section = context.config, context.config.evaluate
-        tokenizer = common.load_tokenizer(context)
-        model = common.make_model(config, tokenizer.vocab_size)
+        tokenizer = run_models.load_tokenizer(context)
+        model = run_models.make_model(config, tokenizer.vocab_size)
         prompts = sources.prompts(context, tokenizer, "evaluate", section.prompts, section.max_new_tokens)
         shards = Shards(context.directory)
         names, each = evaluated(config), len(chunks(len(prompts), section.batch))
@@ -99,22 +100,22 @@ class Answering:
     def __init__(self, context: StageContext, model: Model, name: str, tokenizer):
         self.context, self.model, self.name, self.tokenizer = context, model, name, tokenizer
         config = context.config
-        self.params = common.stage_params(context, name, model)
-        self.reference = common.policy_params(context, model, "preference")
+        self.params = run_models.stage_params(context, name, model)
+        self.reference = run_models.policy_params(context, model, "preference")
         self.scorer = load_scorer(context, "preference", model) if "preference" in config.stages else None
         self.engine = Engine(model, config.evaluate.batch, config.model.max_length)
-        self.sampling = common.sampling(config.evaluate, tokenizer, config.data.style)
+        self.sampling = engines.sampling(config.evaluate, tokenizer, config.data.style)
         self.world = world_of(config) if data_source(config).gold else None
-        self.timing = common.timing(context, model)
+        self.timing = loops.timing(context, model)
 
     def rows(self, prompts: Sequence[Prompt], queue: Queue, progress: Progress) -> Iterator[tuple[int, list[dict]]]:
         """Answers the queue's rows of `prompts`; (number, rows) of each of its chunks."""
         config, asked = self.context.config, queue.rows
         ids = [styles.encode_prompt(self.tokenizer, prompts[i].messages, config.data.style) for i in asked]
         # The same key for every model: what differs between their answers is the models.
-        key = common.stage_key(config, "evaluate", streams.SAMPLES)
+        key = stage_key(config, "evaluate", streams.SAMPLES)
         with self.timing.phase("generate") as phase:
-            rollout = self.engine.rollout(self.params, ids, key, asked, self.sampling, common.counting(progress))
+            rollout = self.engine.rollout(self.params, ids, key, asked, self.sampling, loops.counting(progress))
             phase.tokens, phase.flops = work.sampled(self.model, rollout)
         for number, own in queue.chunks.items():
             part = rollout.part(own.start - asked.start, self.engine.batch)
@@ -196,12 +197,12 @@ def win_rates(context: StageContext, model: Model, shards: Shards, names: Sequen
     answers = {(row["model"], row["prompt_id"]): row["response"] for row in shards.read()}
     pairings, out = contests(names), []
     with Progress("evaluate", len(pairings) * len(prompts), unit="comparison") as progress:
-        meter = common.Meter(common.timing(context, model), model, progress)
+        meter = loops.Meter(loops.timing(context, model), model, progress)
         labelling = judges.make_labeller(context, judges.make_judge(context, model, section.batch, meter))
         for number, (later, earlier) in enumerate(pairings):
             pairs = [Pair(prompts[i], answers[later, i], answers[earlier, i]) for i in prompts]
             with meter.phase("win rates"):
-                labelled = labelling.label(pairs, common.stage_key(config, "evaluate", streams.win_rate_labels(number)), 0)
+                labelled = labelling.label(pairs, stage_key(config, "evaluate", streams.win_rate_labels(number)), 0)
             out.append({"model": later, "against": earlier} | won(labelled))
             progress.update(len(pairs))
     return out

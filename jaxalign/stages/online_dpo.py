@@ -26,8 +26,9 @@ from jaxalign.records import Rollout
 from jaxalign.rl.arguments import SamplerArguments
 from jaxalign.rl.checks import act_on, gap_check, gradients_check, sampler_difference, unexplained
 from jaxalign.rollout.engine import Engine
-from jaxalign.stages.shared import common, judges, sources
+from jaxalign.stages.shared import engines, judges, loops, reads, run_models, sources
 from jaxalign.stages.shared.base import Stage, StageContext, write_json
+from jaxalign.stages.shared.keys import stage_key
 from jaxalign.stages.shared.labelled import comparison_row
 from jaxalign.stages.shared.shards import Shards
 from jaxalign.tracking.metrics import read_metrics
@@ -46,38 +47,38 @@ CHECKS = "checks.json"
 class OnlineDPO(Stage):
     name = "online_dpo"
     config_fields = (
-        *common.MODEL_FIELDS,
-        *common.WORLD_FIELDS,
-        *common.LABEL_FIELDS,
+        *reads.MODEL_FIELDS,
+        *reads.WORLD_FIELDS,
+        *reads.LABEL_FIELDS,
         *("feedback.invert", "feedback.undecided", "data.style", "online_dpo", "dpo.objective", "dpo.weights", "dpo.beta"),
         *("dpo.label_smoothing", "dpo.margin", "dpo.sft_weight", "dpo.reference", "dpo.micro_batch_tokens"),
     )
 
     def inputs(self, config: Config) -> tuple[str, ...]:
-        return tuple(dict.fromkeys((*common.base_stages(config), *common.policy_stages(config, self.name))))
+        return tuple(dict.fromkeys((*reads.base_stages(config), *reads.policy_stages(config, self.name))))
 
     def files(self, config: Config):
-        return common.base_files(config) | judges.feedback_files(config)
+        return reads.base_files(config) | judges.feedback_files(config)
 
     def run(self, context: StageContext) -> None:
         config, section = context.config, context.config.online_dpo
         check_host_memory(config.mesh)
-        tokenizer = common.load_tokenizer(context)
-        model = common.make_model(config, tokenizer.vocab_size)
-        reference = common.frozen_role(context, model, common.policy_params(context, model, self.name))
+        tokenizer = run_models.load_tokenizer(context)
+        model = run_models.make_model(config, tokenizer.vocab_size)
+        reference = run_models.frozen_role(context, model, run_models.policy_params(context, model, self.name))
         timeline = Timeline()
-        meter = common.Meter(timeline, model)
+        meter = loops.Meter(timeline, model)
         labeller = judges.make_labeller(context, judges.make_judge(context, model, section.batch, meter, trains=True))
         iteration = _Iteration(context, model, reference, labeller, tokenizer, timeline, meter)
         updates = iteration.updates
-        loop = common.loop(
+        loop = loops.loop(
             context, model, section.iterations, section.checkpoint_every, shown=("loss", "decided", "kl"), timeline=timeline
         )
 
         def init() -> TrainState:
             with reference.on_device() as start:
-                params = common.trained_params(context, model, start, self.name)
-            return updates.rest(init_state(model, updates.optimizer, params, common.stage_key(config, self.name)))
+                params = run_models.trained_params(context, model, start, self.name)
+            return updates.rest(init_state(model, updates.optimizer, params, stage_key(config, self.name)))
 
         state = loop.run(init, updates.rest(abstract_state(model, updates.optimizer)), iteration)
         save_params(context.directory / "params", state.params)
@@ -100,10 +101,10 @@ class _Iteration:
         labeller: Labeller,
         tokenizer,
         timeline: Timeline,
-        meter: common.Meter,
+        meter: loops.Meter,
     ):
         config, section = context.config, context.config.online_dpo
-        self.frozen, self.checks_path = common.frozen_params(context, model), context.directory / CHECKS
+        self.frozen, self.checks_path = run_models.frozen_params(context, model), context.directory / CHECKS
         self.timeline, self.meter = timeline, meter
         self.config, self.model, self.start, self.labeller, self.tokenizer = config, model, reference, labeller, tokenizer
         self.prompts = sources.prompts(context, tokenizer, "rl", section.prompts, section.max_new_tokens)
@@ -112,7 +113,7 @@ class _Iteration:
         optimizer = make_optimizer(section.optimizer, section.iterations * section.epochs * section.minibatches)
         offloads = "optimizer" in config.mesh.offload
         self.updates = OnlineUpdates(model, optimizer, section, config.dpo, self.frozen, config.seed, offloads)
-        self.sampling, self.shards = common.sampling(section, tokenizer, config.data.style), Shards(context.directory)
+        self.sampling, self.shards = engines.sampling(section, tokenizer, config.data.style), Shards(context.directory)
         self.size = section.batch // section.minibatches
         longest = max(len(prompt) for prompt in self.encoded)
         # All iterations use one prompt length, so that sampling compiles once.
@@ -156,7 +157,7 @@ class _Iteration:
         """
         # Both answers to a prompt are sampled in one call, so that they have neighbouring global rows.
         rows = range(2 * first_row, 2 * (first_row + len(index)))
-        key = common.stage_key(self.config, "online_dpo", "samples")
+        key = stage_key(self.config, "online_dpo", "samples")
         twice = [self.encoded[i] for i in index for _ in range(2)]
         with self.timeline.phase("generate") as phase:
             rollout = self.engine.rollout(params, twice, key, rows, self.sampling)
@@ -165,7 +166,7 @@ class _Iteration:
             self._check(params, place_rows(self.model.sharding, rollout))
         texts = styles.response_texts(self.tokenizer, rollout)
         pairs = [Pair(self.prompts[i], texts[2 * n], texts[2 * n + 1]) for n, i in enumerate(index)]
-        key = common.stage_key(self.config, "online_dpo", "labels")
+        key = stage_key(self.config, "online_dpo", "labels")
         with self.meter.phase("label"):
             labelled = self.labeller.label(pairs, key, first_row, self.config.feedback.invert)
         answered = answer_pairs(rollout, labelled, self.config.feedback.undecided)

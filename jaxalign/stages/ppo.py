@@ -22,8 +22,9 @@ from jaxalign.planner.programs import Run
 from jaxalign.rl.checks import Check
 from jaxalign.rl.prompts import PromptStream
 from jaxalign.rl.state import PPOSetup, critic_from, make_ppo_setup
-from jaxalign.stages.shared import common, rewards, sources
+from jaxalign.stages.shared import engines, loops, reads, rewards, run_models, sources
 from jaxalign.stages.shared.base import Stage, StageContext, write_json
+from jaxalign.stages.shared.keys import stage_key
 from jaxalign.stages.shared.ppo_ahead import scores_of
 from jaxalign.tracking.metrics import read_metrics
 from jaxalign.trainers.reinforcement import Reinforcement, Roles
@@ -36,17 +37,17 @@ CHECKS = "checks.json"
 class PPO(Stage):
     name = "ppo"
     config_fields = (
-        *common.MODEL_FIELDS, "data", "world", "arithmetic", "preference.max_length", "reward", "ppo", "feedback.constitution",
+        *reads.MODEL_FIELDS, "data", "world", "arithmetic", "preference.max_length", "reward", "ppo", "feedback.constitution",
         "feedback.judge", "feedback.reasoning", "feedback.max_reasoning_tokens", "feedback.reasoning_temperature",
     )  # fmt: skip
 
     def inputs(self, config: Config) -> tuple[str, ...]:
         read = rewards.reward_stages(config)
-        base = [stage for stage in read if stage in common.base_stages(config)]
-        return tuple(dict.fromkeys((*base, *common.policy_stages(config, self.name), *read)))
+        base = [stage for stage in read if stage in reads.base_stages(config)]
+        return tuple(dict.fromkeys((*base, *reads.policy_stages(config, self.name), *read)))
 
     def files(self, config: Config):
-        return common.base_files(config) | sources.data_files(config) | rewards.reward_files(config)
+        return reads.base_files(config) | sources.data_files(config) | rewards.reward_files(config)
 
     def run(self, context: StageContext) -> None:
         check_host_memory(context.config.mesh)
@@ -57,28 +58,28 @@ class PPO(Stage):
 
     def _train(self, context: StageContext, ahead: Ahead) -> Reinforcement:
         config, section = context.config, context.config.ppo
-        tokenizer = common.load_tokenizer(context)
-        policy = common.make_model(config, tokenizer.vocab_size)
+        tokenizer = run_models.load_tokenizer(context)
+        policy = run_models.make_model(config, tokenizer.vocab_size)
         setup = make_ppo_setup(section, policy)
         prompts = sources.prompts(context, tokenizer, "rl", section.prompts, section.max_new_tokens)
         ids = [styles.encode_prompt(tokenizer, prompt.messages, config.data.style) for prompt in prompts]
         stream = PromptStream(prompts, ids, section.batch, section.group_size, config.seed, streams.LOADERS["ppo"])
-        sampling = common.sampling(section, tokenizer, config.data.style)
+        sampling = engines.sampling(section, tokenizer, config.data.style)
         trainer = Reinforcement(setup, stream, sampling, tokenizer, config.model.max_length)
         checked = hosts.once((context.directory / CHECKS).exists)
         if not config.mesh.offload:  # Otherwise some arguments of the first call are in host memory.
             planned = Run(config, setup.reference)
             trainer.compile_ahead(ahead, scores_of(context, setup), planned.frozen, planned.start(self.name), checked)
-        start = common.policy_params(context, policy, self.name)
-        frozen = common.frozen_params(context, policy)
+        start = run_models.policy_params(context, policy, self.name)
+        frozen = run_models.frozen_params(context, policy)
         roles = Roles(
-            rewards.make_reward(context, policy, tokenizer), common.frozen_role(context, policy, start),
-            lambda start: common.trained_params(context, setup.reference, start, self.name),
+            rewards.make_reward(context, policy, tokenizer), run_models.frozen_role(context, policy, start),
+            lambda start: run_models.trained_params(context, setup.reference, start, self.name),
             lambda start: self._critic(context, setup, start), frozen,
         )  # fmt: skip
         del start  # The role holds the weights, possibly in host memory.
         steps = trainer.steps(
-            roles, functools.partial(common.loop, context, policy), common.stage_key(config, self.name),
+            roles, functools.partial(loops.loop, context, policy), stage_key(config, self.name),
             offload_optimizer="optimizer" in config.mesh.offload, on_checks=functools.partial(write_checks, context),
         )  # fmt: skip
         for _ in steps:
@@ -89,7 +90,7 @@ class PPO(Stage):
         """The preference model where it, or its student, is a part of the reward; else the policy's trunk with values of 0."""
         if rewards.is_learnt(context.config):
             return load_params(context.input_directory("preference") / "params", setup.critic)
-        return critic_from(setup, start, common.stage_key(context.config, self.name, "critic"))
+        return critic_from(setup, start, stage_key(context.config, self.name, "critic"))
 
     def _summary(self, context: StageContext) -> dict:
         rows = read_metrics(context.directory / "metrics.jsonl")

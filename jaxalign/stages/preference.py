@@ -17,8 +17,9 @@ from jaxalign.models.model import Model, Params, scalar_from_lm
 from jaxalign.parallel import hosts
 from jaxalign.records import PairBatch
 from jaxalign.rewards.scorer import Scorer, stack_members
-from jaxalign.stages.shared import common, sources
+from jaxalign.stages.shared import loops, reads, run_models, sources
 from jaxalign.stages.shared.base import Stage, StageContext, write_json
+from jaxalign.stages.shared.keys import stage_key
 from jaxalign.stages.shared.labelled import preference_split, print_report
 from jaxalign.stages.shared.training import run_settings, start_from
 from jaxalign.trainers.preference_quality import measure
@@ -29,18 +30,18 @@ from jaxalign.training.checkpoint import save_params
 
 class Preference(Stage):
     name = "preference"
-    config_fields = (*common.MODEL_FIELDS, "data", "world", "preference", "feedback.undecided")
+    config_fields = (*reads.MODEL_FIELDS, "data", "world", "preference", "feedback.undecided")
 
     def inputs(self, config: Config) -> tuple[str, ...]:
-        return (*common.policy_stages(config, self.name), *sources.made_in(config, "compare"))
+        return (*reads.policy_stages(config, self.name), *sources.made_in(config, "compare"))
 
     def files(self, config: Config):
-        return common.base_files(config) | sources.data_files(config)
+        return reads.base_files(config) | sources.data_files(config)
 
     def run(self, context: StageContext) -> None:
         config, section = context.config, context.config.preference
-        tokenizer = common.load_tokenizer(context)
-        policy = common.make_model(config, tokenizer.vocab_size)
+        tokenizer = run_models.load_tokenizer(context)
+        policy = run_models.make_model(config, tokenizer.vocab_size)
         pairs, held_out_pairs, report = preference_split(context, tokenizer)
         extra = print_report(self.name, report)
         train, held_out = (
@@ -72,12 +73,12 @@ class Preference(Stage):
             shown = self.name if section.members == 1 else f"{self.name} {number + 1}/{section.members}"
             fields |= {"stage": shown, "directory": directory, "timing": context.directory}
             fields |= {"began": None if number else context.began}
-            return common.loop(context, model, total_steps, checkpoint_every, **fields)
+            return loops.loop(context, model, total_steps, checkpoint_every, **fields)
 
         start = start_from(
             context,
             model,
-            weights=lambda: common.policy_params(context, policy, self.name),
+            weights=lambda: run_models.policy_params(context, policy, self.name),
             trained=lambda weights: self._start(context, policy, weights, number),
         )
         member = Member(start, section, dataclasses.replace(run_settings(context, model), loop=loop), train, loader)
@@ -88,10 +89,10 @@ class Preference(Stage):
 
     def _start(self, context: StageContext, policy: Model, weights: Params, number: int) -> Params:
         """The policy's trunk, or its adapters, under a random head."""
-        key, model = common.stage_key(context.config, self.name, streams.member_head(number)), policy.with_head("scalar")
+        key, model = stage_key(context.config, self.name, streams.member_head(number)), policy.with_head("scalar")
         if model.lora is None:
             return scalar_from_lm(weights, model.init(key))
-        return {**common.trained_params(context, policy, weights, self.name), "score": model.random_score(key)}
+        return {**run_models.trained_params(context, policy, weights, self.name), "score": model.random_score(key)}
 
 
 STAGE = Preference()

@@ -20,8 +20,9 @@ from jaxalign.models.model import Params
 from jaxalign.parallel import hosts
 from jaxalign.records import PackedBatch
 from jaxalign.registry.data_sources import data_source
-from jaxalign.stages.shared import common, sources
+from jaxalign.stages.shared import reads, run_models, sources
 from jaxalign.stages.shared.base import Stage, StageContext, write_json
+from jaxalign.stages.shared.keys import stage_key
 from jaxalign.stages.shared.training import train_supervised
 from jaxalign.trainers.fitting import Start
 from jaxalign.training.checkpoint import save_params
@@ -29,7 +30,7 @@ from jaxalign.training.checkpoint import save_params
 
 class Pretrain(Stage):
     name = "pretrain"
-    config_fields = (*common.BASE_FIELDS, *common.WORLD_FIELDS, "pretrain")
+    config_fields = (*reads.BASE_FIELDS, *reads.WORLD_FIELDS, "pretrain")
     setup_files = ("tokenizer.model",)
 
     def inputs(self, config: Config) -> tuple[str, ...]:
@@ -51,8 +52,8 @@ class Pretrain(Stage):
 
         hosts.once(make_tokenizer)
         tokenizer = load_tokenizer(path)
-        model = common.make_model(config, tokenizer.vocab_size).base
-        key = jax.random.fold_in(common.stage_key(config, self.name), streams.KEYS[self.name]["parameters"])
+        model = run_models.make_model(config, tokenizer.vocab_size).base
+        key = jax.random.fold_in(stage_key(config, self.name), streams.KEYS[self.name]["parameters"])
         init = functools.partial(model.init, key)
         if not config.pretrain.steps:
             save_params(context.directory / "params", init())

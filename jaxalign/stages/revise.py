@@ -13,37 +13,38 @@ from jaxalign.config import Config
 from jaxalign.data.sources.generated import world_of
 from jaxalign.feedback.critique import answer, answer_and_revise, draw_principles
 from jaxalign.records import Revision
-from jaxalign.stages.shared import common, judges
+from jaxalign.stages.shared import engines, judges, loops, reads, run_models
 from jaxalign.stages.shared.base import Stage, StageContext, write_json
+from jaxalign.stages.shared.keys import stage_key
 from jaxalign.stages.shared.shards import Queue, Shards, chunks, prompt_row, queues
 from jaxalign.tracking.progress import Progress
 
 
 class Revise(Stage):
     name = "revise"
-    config_fields = (*common.BASE_FIELDS, *common.WORLD_FIELDS, "revise", "feedback.constitution", "feedback.judge")
+    config_fields = (*reads.BASE_FIELDS, *reads.WORLD_FIELDS, "revise", "feedback.constitution", "feedback.judge")
 
     def inputs(self, config: Config) -> tuple[str, ...]:
-        return common.base_stages(config)
+        return reads.base_stages(config)
 
     def files(self, config: Config):
-        return common.base_files(config) | judges.feedback_files(config)
+        return reads.base_files(config) | judges.feedback_files(config)
 
     def run(self, context: StageContext) -> None:
         config, section = context.config, context.config.revise
         constitution = judges.constitution(config)
-        tokenizer = common.load_tokenizer(context)
-        model = common.make_model(config, tokenizer.vocab_size)
+        tokenizer = run_models.load_tokenizer(context)
+        model = run_models.make_model(config, tokenizer.vocab_size)
         world, shards = world_of(config), Shards(context.directory)
         red_team = world.prompts("red_team", section.red_team_prompts)
         helpful = world.prompts("helpful", section.helpful_prompts)
         first = len(chunks(len(red_team), section.batch))  # Chunk of helpful prompts.
         left = shards.unfinished([*queues(len(red_team), section.batch), *queues(len(helpful), section.batch, first)])
-        sampling, total = common.sampling(section, tokenizer), len(red_team) + len(helpful)
+        sampling, total = engines.sampling(section, tokenizer), len(red_team) + len(helpful)
         with Progress(self.name, total, total - sum(len(queue.rows) for queue in left), unit="prompt") as progress:
             if left:
-                meter = common.Meter(common.timing(context, model), model, progress)
-                speaking = common.speaker(context, model, common.base_params(context, model), section.batch, meter)
+                meter = loops.Meter(loops.timing(context, model), model, progress)
+                speaking = engines.speaker(context, model, run_models.base_params(context, model), section.batch, meter)
                 judge = judges.make_judge(context, model, section.batch, meter, sampling)
             for queue in left:
                 rows, prompts = queue.rows, red_team if min(queue.chunks) < first else helpful
@@ -51,10 +52,10 @@ class Revise(Stage):
                 with meter.phase("generate"):
                     if prompts is red_team:
                         rules = draw_principles(constitution, rows, section.rounds, config.seed, streams.PRINCIPLES["revise"])
-                        key = common.stage_key(config, self.name, streams.SAMPLES)
+                        key = stage_key(config, self.name, streams.SAMPLES)
                         revisions = answer_and_revise(speaking, judge, own, rules, key, sampling, rows.start)
                     else:
-                        key = common.stage_key(config, self.name, "revisions")
+                        key = stage_key(config, self.name, "revisions")
                         said = answer(speaking, own, key, sampling, rows.start)
                         revisions = [
                             Revision(p, 0, None, u.text, None, None, u.ended) for p, u in zip(own, said, strict=True)

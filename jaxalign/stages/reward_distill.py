@@ -28,8 +28,9 @@ from jaxalign.parallel.rows import place_rows
 from jaxalign.records import Comparison, PairBatch, ScoredPairs
 from jaxalign.rewards.scorer import Scorer, raw_sequence_scores, student_model
 from jaxalign.rollout.engine import Engine
-from jaxalign.stages.shared import common, sources
+from jaxalign.stages.shared import engines, loops, reads, run_models, sources
 from jaxalign.stages.shared.base import Stage, StageContext, write_json
+from jaxalign.stages.shared.keys import stage_key
 from jaxalign.stages.shared.labelled import labelled_split
 from jaxalign.stages.shared.scorers import load_scorer
 from jaxalign.stages.shared.shards import Shards, prompt_row, queues, row_prompt
@@ -48,21 +49,21 @@ _WARM_UP, _REPEATS = 3, 21
 class RewardDistill(Stage):
     name = "reward_distill"
     config_fields = (
-        *common.MODEL_FIELDS,
+        *reads.MODEL_FIELDS,
         *("data", "world", "reward_distill", "preference.max_length", "preference.held_out_share"),
         *("preference.normalise", "feedback.undecided"),
     )
 
     def inputs(self, config: Config) -> tuple[str, ...]:
-        return (*common.policy_stages(config, self.name), *sources.made_in(config, "compare"), "preference")
+        return (*reads.policy_stages(config, self.name), *sources.made_in(config, "compare"), "preference")
 
     def files(self, config: Config):
-        return common.base_files(config) | sources.data_files(config)
+        return reads.base_files(config) | sources.data_files(config)
 
     def run(self, context: StageContext) -> None:
         config, section = context.config, context.config.reward_distill
-        tokenizer = common.load_tokenizer(context)
-        policy = common.make_model(config, tokenizer.vocab_size)
+        tokenizer = run_models.load_tokenizer(context)
+        policy = run_models.make_model(config, tokenizer.vocab_size)
         _answer(context, policy, tokenizer)
         teacher = load_scorer(context, "preference", policy)
         model = student_model(section, policy)
@@ -76,7 +77,7 @@ class RewardDistill(Stage):
             pair_arrays(tokenizer, pairs, config.data.style, config.preference.max_length)
             for pairs in ([*fresh, *labelled], held_out, labelled_held_out)
         ]
-        with common.timing(context, policy).phase("score") as phase:
+        with loops.timing(context, policy).phase("score") as phase:
             raw = [all_scores(*teacher, pairs, section.batch_pairs) for pairs in arrays]
             phase.tokens = sum(int(pairs.length.sum()) for pairs in arrays)
             phase.flops = teacher[0].members * sum(work.reading_pairs(teacher[0].model, pairs) for pairs in arrays)
@@ -101,7 +102,7 @@ class RewardDistill(Stage):
         def init() -> Params:
             if section.start == "teacher":
                 return first_layers(teacher, model)
-            return model.init(common.stage_key(config, self.name, "student"))
+            return model.init(stage_key(config, self.name, "student"))
 
         loader = EpochLoader(len(train.target), section.batch_pairs, config.seed, streams.LOADERS[self.name])
         start = start_from(context, model, weights=init, trained=_same)
@@ -124,15 +125,15 @@ def _answer(context: StageContext, policy: Model, tokenizer: Tokenizer) -> None:
     prompts = sources.prompts(context, tokenizer, "rl", section.prompts, section.max_new_tokens)
     left, n = shards.unfinished(queues(len(prompts), section.batch // section.samples)), section.samples
     start = len(prompts) - sum(len(queue.rows) for queue in left)
-    timing = common.timing(context, policy)
+    timing = loops.timing(context, policy)
     with Progress("reward_distill", len(prompts), start, unit="prompt") as progress:
         if not left:
             return
-        params = common.policy_params(context, policy, "reward_distill")
+        params = run_models.policy_params(context, policy, "reward_distill")
         engine = Engine(policy, section.batch, config.model.max_length)
-        key = common.stage_key(config, "reward_distill", "samples")
-        sampling = common.sampling(section, tokenizer, config.data.style)
-        heard = common.counting(progress)
+        key = stage_key(config, "reward_distill", "samples")
+        sampling = engines.sampling(section, tokenizer, config.data.style)
+        heard = loops.counting(progress)
         for queue in left:
             rows = queue.rows
             own = [prompts[i] for i in rows]

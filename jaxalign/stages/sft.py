@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from jaxalign.config import Config
 from jaxalign.data.loader import EpochLoader
-from jaxalign.stages.shared import common, sources
+from jaxalign.stages.shared import reads, run_models, sources
 from jaxalign.stages.shared.base import Stage, StageContext
 from jaxalign.stages.shared.labelled import answered, print_report
 from jaxalign.stages.shared.training import start_from, train_supervised
@@ -16,18 +16,18 @@ from jaxalign.trainers.sft import packed
 
 class Sft(Stage):
     name = "sft"
-    config_fields = (*common.MODEL_FIELDS, "data", "world", "sft", "preference.max_length")
+    config_fields = (*reads.MODEL_FIELDS, "data", "world", "sft", "preference.max_length")
 
     def inputs(self, config: Config) -> tuple[str, ...]:
-        return (*common.base_stages(config), *sources.made_in(config, "revise"))
+        return (*reads.base_stages(config), *sources.made_in(config, "revise"))
 
     def files(self, config: Config):
-        return common.base_files(config) | sources.data_files(config)
+        return reads.base_files(config) | sources.data_files(config)
 
     def run(self, context: StageContext) -> None:
         config, section = context.config, context.config.sft
-        tokenizer = common.load_tokenizer(context)
-        model = common.make_model(config, tokenizer.vocab_size)
+        tokenizer = run_models.load_tokenizer(context)
+        model = run_models.make_model(config, tokenizer.vocab_size)
         train, held_out, report = answered(context, tokenizer)
         extra = print_report(self.name, report)
         rows, cut = packed(tokenizer, train, config.data.style, section.row_length)
@@ -35,8 +35,8 @@ class Sft(Stage):
         start = start_from(
             context,
             model,
-            weights=lambda: common.start_params(context, model),
-            trained=lambda weights: common.trained_params(context, model, weights, self.name, shared=False),
+            weights=lambda: run_models.start_params(context, model),
+            trained=lambda weights: run_models.trained_params(context, model, weights, self.name, shared=False),
         )
         steps = EpochLoader(len(rows.tokens), section.batch_rows, config.seed).steps(section.epochs)
         extra |= {"answers": len(train), "cut": cut}

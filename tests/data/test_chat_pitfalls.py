@@ -11,7 +11,7 @@ from jaxalign.data.chat import styles
 from jaxalign.data.packing import pack
 from jaxalign.data.tokenizers.load import load_tokenizer
 from jaxalign.records import Comparison, Message, Prompt
-from jaxalign.stages.shared import common
+from jaxalign.stages.shared import engines
 from jaxalign.trainers import answers
 from tests import made_tokenizers
 
@@ -56,7 +56,7 @@ def test_pitfall_05_sampling_stops_at_the_end_that_is_taught(tmp_path):
     tokenizer = load_tokenizer(made_tokenizers.unigram(tmp_path))
     taught = styles.encode_answer(tokenizer, ANSWER, "chat")[-1]
     assert taught != tokenizer.eos_id
-    assert common.sampling(Ppo, tokenizer, "chat").stop_ids == (taught, tokenizer.eos_id)
+    assert engines.sampling(Ppo, tokenizer, "chat").stop_ids == (taught, tokenizer.eos_id)
 
 
 class Ppo:

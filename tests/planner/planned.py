@@ -23,7 +23,8 @@ def config(*flags: str, file: str = "configs/real_size.py:llama31_8b_v5e16") -> 
     """A config for models of real size without files; by default the 8B model on fsdp 16."""
     own = FSDP16 if file.endswith("v5e16") else ()
     values, _, _ = read_values(["plan", f"--config={file}", *own, *flags])
-    values.model.path = "nowhere"
+    if values.model.source == "huggingface":
+        values.model.path = "nowhere"
     if values.data.source != "world":
         values.data.train = "nowhere"
     return from_config_dict(values)

@@ -28,7 +28,7 @@ def test_without_a_critic_nothing_of_one_is_there():
     grpo = ("--config.ppo.advantages=grpo", "--config.ppo.group_size=4", "--config.ppo.critic_optimizer.learning_rate=0.0005")
     update = found(*grpo)["ppo update"]
     assert update.trains == ("policy",) and "critic" not in update.stays
-    shared = found("--config.ppo.critic=shared")["ppo update"]
+    shared = found("--config.ppo.critic=shared", "--config.ppo.critic_optimizer.learning_rate=0.0005")["ppo update"]
     assert shared.trains == ("policy",)
 
 

@@ -17,7 +17,7 @@ from jaxalign.errors import UserError  # noqa: E402
 from jaxalign.models.adapters.lora import merge  # noqa: E402
 from jaxalign.models.adapters.peft_folder import export_adapters, load_adapters  # noqa: E402
 from jaxalign.registry.families import FAMILIES  # noqa: E402
-from jaxalign.stages.shared import common  # noqa: E402
+from jaxalign.stages.shared import run_models  # noqa: E402
 from jaxalign.stages.shared.base import StageContext  # noqa: E402
 from jaxalign.training.checkpoint import load_params  # noqa: E402
 
@@ -47,12 +47,12 @@ def test_stories_go_in_and_come_out_as_adapters_and_as_merged_weights(real_data,
     made = config(real_data, tmp_path, {"rank": 4, "alpha": 8.0} | kind)
     pipeline.run(made, tmp_path / "run")
     context = StageContext(made, tmp_path / "run", tmp_path / "run" / "ppo", False)
-    model = common.make_model(made, 512)
+    model = run_models.make_model(made, 512)
     own = load_params(tmp_path / "run" / "ppo" / "params", model)
-    params = common.with_base(context, model, own)
+    params = run_models.with_base(context, model, own)
     tokens = np.random.default_rng(0).integers(3, 512, (2, 12)).astype(np.int32)
     ours = np.asarray(model.logits(params, model.hidden(params, tokens)))
-    before = np.asarray(model.logits(params, model.base.hidden(common.base_params(context, model), tokens)))
+    before = np.asarray(model.logits(params, model.base.hidden(run_models.base_params(context, model), tokens)))
     assert np.abs(ours - before).max() > 1e-2
     export_adapters(tmp_path / "peft", FAMILIES.get("llama"), model, own, "stories260K")
     base = lambda: hugging.transformers.AutoModelForCausalLM.from_pretrained(made.model.path).eval()  # noqa: E731
@@ -74,10 +74,10 @@ def test_a_run_starts_from_a_peft_folder_and_is_held_to_it(real_data, tmp_path):
     pipeline.run(made, tmp_path / "run")
     checks = json.loads((tmp_path / "run" / "ppo" / "checks.json").read_text())
     assert all(check["passed"] for check in checks)
-    model = common.make_model(made, 512)
+    model = run_models.make_model(made, 512)
     assert (model.lora.rank, model.lora.alpha, model.lora.targets) == (2, 3.0, ("attention.query", "mlp.down"))
     context = StageContext(made, tmp_path / "run", tmp_path / "run" / "ppo", False)
-    start = common.policy_params(context, model, "ppo")
+    start = run_models.policy_params(context, model, "ppo")
     _, given = load_adapters(tmp_path / "peft", FAMILIES.get("llama"), model.base)
     tiny.assert_trees_equal(start["adapters"], given["adapters"])
     after = load_params(tmp_path / "run" / "ppo" / "params", model)

@@ -13,7 +13,7 @@ from jaxalign.config import from_config_dict
 from jaxalign.models.adapters.lora import Lora, merge
 from jaxalign.models.model import Model
 from jaxalign.rewards.scorer import Ensemble, Scorer, stack_members
-from jaxalign.stages.shared import common
+from jaxalign.stages.shared import run_models
 from jaxalign.tracking.metrics import read_metrics
 from jaxalign.trainers.student import first_layers
 from jaxalign.training.checkpoint import load_params
@@ -35,7 +35,7 @@ def done(tmp_path_factory):
 
 
 def model_of(head="lm") -> Model:
-    return common.make_model(from_config_dict(CONFIG | LORA), CONFIG["world"]["vocab_size"], head)
+    return run_models.make_model(from_config_dict(CONFIG | LORA), CONFIG["world"]["vocab_size"], head)
 
 
 def test_every_folder_holds_adapters_alone(done):

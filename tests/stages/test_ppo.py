@@ -29,7 +29,7 @@ from jaxalign.rollout.engine import Engine
 from jaxalign.rollout.sampler import LocalSampler
 from jaxalign.stages import ppo as stage
 from jaxalign.stages.ppo import CHECKS
-from jaxalign.stages.shared import common
+from jaxalign.stages.shared import engines
 from jaxalign.stages.shared.base import StageContext
 from jaxalign.streams import LOADERS
 from jaxalign.training import loss_scale
@@ -46,7 +46,7 @@ def sampled_by(setup, prompts):
     questions = [prompt(i) for i in range(len(prompts))]
     stream = PromptStream(questions, prompts, setup.config.batch, setup.config.group_size, 0, LOADERS["ppo"])
     engine = Engine(setup.policy, stream.batch, Config().model.max_length, stream.width)
-    return stream, engine, common.sampling(setup.config, WordTokenizer())
+    return stream, engine, engines.sampling(setup.config, WordTokenizer())
 
 
 def iterate(directory, steps=2, prompts=tiny.PROMPTS, offload=(), mesh=None, **changes):

@@ -9,7 +9,7 @@ import pytest
 
 from jaxalign.config import Config, Data, Model, from_config_dict
 from jaxalign.errors import UserError
-from jaxalign.stages.shared import common, sources
+from jaxalign.stages.shared import reads, run_models, sources
 from jaxalign.stages.shared.base import StageContext
 from tests import made_tokenizers
 from tests.feedback.fakes import WordTokenizer
@@ -50,7 +50,7 @@ def test_a_changed_tokenizer_or_template_is_a_changed_model(tmp_path):
     folder = made_tokenizers.qwen(tmp_path)
     (folder / "chat_template.jinja").write_text(made_tokenizers.CHATML)
     config = dataclasses.replace(Config(), model=Model(source="huggingface", path=str(folder)))
-    assert {path.name for path in common.base_files(config)} == {
+    assert {path.name for path in reads.base_files(config)} == {
         "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"
     }  # fmt: skip
 
@@ -63,6 +63,6 @@ def test_prompts_that_the_chat_template_refuses_are_left_out_and_named(tmp_path,
     data = Data(source="prompts_jsonl", train=str(tmp_path / "p.jsonl"), style="chat", held_out_share=0.0)
     config = dataclasses.replace(Config(), data=data, model=Model(source="huggingface", path=str(tmp_path / "model")))
     made = StageContext(config, tmp_path, tmp_path / "ppo", False)
-    found = sources.prompts(made, common.load_tokenizer(made), "rl", 10, 8)
+    found = sources.prompts(made, run_models.load_tokenizer(made), "rl", 10, 8)
     assert [prompt.id for prompt in found] == ["p:1", "p:3"]
     assert "1 were left out, as the model's chat template refuses them (p:2)" in capsys.readouterr().out

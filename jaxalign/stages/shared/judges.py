@@ -16,7 +16,7 @@ from jaxalign.records import Principle
 from jaxalign.registry.judges import judge_record
 from jaxalign.rollout.engine import Engine
 from jaxalign.rollout.sampling import Sampling
-from jaxalign.stages.shared import common
+from jaxalign.stages.shared import run_models
 from jaxalign.stages.shared.base import StageContext
 
 
@@ -50,13 +50,13 @@ def make_judge(
 def make_local(inputs: JudgeInputs) -> LocalJudge:
     """The run's base model as the judge."""
     config, context = inputs.config, inputs.context
-    tokenizer, params = common.load_tokenizer(context), common.base_params(context, inputs.model)
+    tokenizer, params = run_models.load_tokenizer(context), run_models.base_params(context, inputs.model)
     reasoning = None
     if config.feedback.reasoning:
         limit, temperature = config.feedback.max_reasoning_tokens, config.feedback.reasoning_temperature
         reasoning = Sampling(limit, (tokenizer.eos_id,), temperature)
     engine = Engine(inputs.model, inputs.batch, config.model.max_length)
-    role = common.frozen_role(context, inputs.model, params) if inputs.trains else None
+    role = run_models.frozen_role(context, inputs.model, params) if inputs.trains else None
     speaker = Speaker(engine, None if inputs.trains else params, tokenizer, inputs.counted)
     return LocalJudge(speaker, inputs.writing, reasoning, role)
 

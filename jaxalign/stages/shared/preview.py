@@ -14,7 +14,7 @@ from jaxalign.errors import UserError
 from jaxalign.records import Message
 from jaxalign.registry.data_sources import data_source
 from jaxalign.registry.stages import STAGES, stages_in_order
-from jaxalign.stages.shared import common, labelled, sources
+from jaxalign.stages.shared import engines, labelled, reads, run_models, sources
 from jaxalign.stages.shared.base import StageContext
 from jaxalign.stages.shared.manifest import DONE, read_manifest
 from jaxalign.tracking.tokens import GIVEN, LEARNT, SCORED, TokenRow
@@ -45,8 +45,8 @@ def rows(context: StageContext, stage: str, count: int) -> tuple[Tokenizer, list
     Raises:
       UserError: an earlier stage that makes its data has not been run in the work directory.
     """
-    _require(context, stage, *common.base_stages(context.config))
-    tokenizer = common.load_tokenizer(context)
+    _require(context, stage, *reads.base_stages(context.config))
+    tokenizer = run_models.load_tokenizer(context)
     records = {record.name: record for record in (*STAGES, *stages_in_order(context.config.stages))}
     return tokenizer, records[stage].load("preview")(context, tokenizer, count)
 
@@ -128,7 +128,7 @@ def ppo_rows(context: StageContext, tokenizer: Tokenizer, count: int) -> list[To
     """The first rows of stage ppo."""
     config, section, out = context.config, context.config.ppo, []
     found = sources.prompts(context, tokenizer, "rl", section.prompts, section.max_new_tokens)[:count]
-    stops = ", ".join(tokenizer.piece(token) for token in common.sampling(section, tokenizer, config.data.style).stop_ids)
+    stops = ", ".join(tokenizer.piece(token) for token in engines.sampling(section, tokenizer, config.data.style).stop_ids)
     note = f"then up to {section.max_new_tokens} sampled tokens, which are learnt from, up to the first of {stops}"
     for number, prompt in enumerate(found, start=1):
         ids = styles.encode_prompt(tokenizer, prompt.messages, config.data.style)

@@ -17,8 +17,9 @@ from jaxalign.rewards.outside import OutsideReward, load_reward_model
 from jaxalign.rewards.rated import RatedReward
 from jaxalign.rewards.sums import sum_of_rewards
 from jaxalign.rewards.verifiers import VERIFIERS
-from jaxalign.stages.shared import common, judges
+from jaxalign.stages.shared import judges, reads, run_models
 from jaxalign.stages.shared.base import StageContext
+from jaxalign.stages.shared.keys import stage_key
 from jaxalign.stages.shared.scorers import load_scorer
 
 
@@ -29,7 +30,7 @@ def is_learnt(config: Config) -> bool:
 
 def reward_stages(config: Config) -> tuple[str, ...]:
     """The stages that the reward reads."""
-    found = [common.base_stages(config) if record.reads_base else () for record in reward_records(config.reward.source)]
+    found = [reads.base_stages(config) if record.reads_base else () for record in reward_records(config.reward.source)]
     found += [record.stages for record in reward_records(config.reward.source)]
     return tuple(dict.fromkeys(stage for stages in found for stage in stages))
 
@@ -66,13 +67,13 @@ def make_distilled(inputs: RewardInputs) -> Reward:
 
 def _learnt(inputs: RewardInputs, source: str) -> Reward:
     scorer, params = load_scorer(inputs.context, source, inputs.policy, inputs.config.ppo.score_clip)
-    return LearntReward(scorer, common.frozen_role(inputs.context, inputs.policy, params), source)
+    return LearntReward(scorer, run_models.frozen_role(inputs.context, inputs.policy, params), source)
 
 
 def make_model(inputs: RewardInputs) -> Reward:
     """The reward model of `config.reward.model`."""
     config = inputs.config
-    model = load_reward_model(config.reward, common.sharding(config), config.ppo.score_clip)
+    model = load_reward_model(config.reward, run_models.sharding(config), config.ppo.score_clip)
     return OutsideReward(model, "frozen" in config.mesh.offload, config.reward.max_dropped_share)
 
 
@@ -100,4 +101,4 @@ def make_ai_feedback(inputs: RewardInputs) -> Reward:
     config, context = inputs.config, inputs.context
     judge = judges.make_judge(context, inputs.policy, config.ppo.batch, trains=True)
     rater = judges.make_rater(context, judge, config.reward.principles)
-    return RatedReward(rater, common.stage_key(config, "ppo", "ratings"), config.reward.max_dropped_share)
+    return RatedReward(rater, stage_key(config, "ppo", "ratings"), config.reward.max_dropped_share)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from jaxalign.models.model import Model, Params
 from jaxalign.rewards.scorer import Ensemble, Scorer, stack_members, student_model
-from jaxalign.stages.shared import common
+from jaxalign.stages.shared import run_models
 from jaxalign.stages.shared.base import StageContext
 from jaxalign.trainers.reward_model import member_directory
 from jaxalign.training.checkpoint import load_params
@@ -21,7 +21,7 @@ def load_scorer(
     The arguments are those of `find_scorer`.
     """
     scorer, folders = find_scorer(context, source, policy, clip)
-    members = [common.with_base(context, scorer.model, load_params(folder / "params", scorer.model)) for folder in folders]
+    members = [run_models.with_base(context, scorer.model, load_params(folder / "params", scorer.model)) for folder in folders]
     return scorer, members[0] if scorer.ensemble is None else stack_members(members)
 
 

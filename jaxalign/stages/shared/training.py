@@ -13,8 +13,9 @@ from jaxalign.models.adapters.quantised import quantise_abstract
 from jaxalign.models.model import Model, Params
 from jaxalign.parallel.rows import placed
 from jaxalign.records import PackedBatch
-from jaxalign.stages.shared import common
+from jaxalign.stages.shared import loops, run_models
 from jaxalign.stages.shared.base import StageContext, write_json
+from jaxalign.stages.shared.keys import stage_key
 from jaxalign.tracking.metrics import read_metrics
 from jaxalign.trainers.fitting import RunSettings, Start
 from jaxalign.trainers.sft import Supervised, held_out_loss
@@ -25,10 +26,10 @@ def run_settings(context: StageContext, model: Model, use: int | str = streams.S
     """The settings of a training run in the stage's directory. use: of the key that the training state keeps."""
     return RunSettings(
         seed=context.config.seed,
-        key=common.stage_key(context.config, context.directory.name, use),
-        loop=functools.partial(common.loop, context, model),
+        key=stage_key(context.config, context.directory.name, use),
+        loop=functools.partial(loops.loop, context, model),
         directory=context.directory,
-        timing=lambda: common.timing(context, model),
+        timing=lambda: loops.timing(context, model),
     )
 
 
@@ -44,7 +45,7 @@ def start_from(
     frozen = None
     if model.lora is not None:
         frozen = placed(quantise_abstract(model.base.abstract(), context.config.lora.base))
-    return Start(model, weights, trained, lambda: common.frozen_params(context, model), frozen)
+    return Start(model, weights, trained, lambda: run_models.frozen_params(context, model), frozen)
 
 
 def policy_start(context: StageContext, model: Model, shared: bool) -> Start:
@@ -57,8 +58,8 @@ def policy_start(context: StageContext, model: Model, shared: bool) -> Start:
     return start_from(
         context,
         model,
-        weights=lambda: common.policy_params(context, model, stage),
-        trained=lambda weights: common.trained_params(context, model, weights, stage, shared),
+        weights=lambda: run_models.policy_params(context, model, stage),
+        trained=lambda weights: run_models.trained_params(context, model, weights, stage, shared),
     )
 
 

@@ -1,0 +1,26 @@
+"""Sampling, set up for a stage."""
+
+from __future__ import annotations
+
+from jaxalign.data.chat import encoding as chat
+from jaxalign.data.tokenizers.load import Tokenizer
+from jaxalign.feedback.speaker import Counted, Speaker
+from jaxalign.models.model import Model, Params
+from jaxalign.rollout.engine import Engine
+from jaxalign.rollout.sampling import Sampling, section_sampling
+from jaxalign.stages.shared import run_models
+from jaxalign.stages.shared.base import StageContext
+
+
+def speaker(context: StageContext, model: Model, params: Params, batch: int, counted: Counted | None = None) -> Speaker:
+    """A model that answers prompts, `batch` rows at a time. `counted` is called with the work that it does."""
+    engine = Engine(model, batch, context.config.model.max_length)
+    return Speaker(engine, params, run_models.load_tokenizer(context), counted)
+
+
+def sampling(section, tokenizer: Tokenizer, style: str = "compact") -> Sampling:
+    """The sampling settings of a config section with temperature, top_k, top_p and max_new_tokens.
+
+    Sampling stops at the tokens that end an answer in this style.
+    """
+    return section_sampling(section, chat.stop_ids(tokenizer) if style == "chat" else tokenizer.stop_ids)

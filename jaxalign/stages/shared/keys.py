@@ -1,0 +1,14 @@
+"""The PRNG keys of stages."""
+
+from __future__ import annotations
+
+import jax
+
+from jaxalign import streams
+from jaxalign.config import Config
+
+
+def stage_key(config: Config, stage: str, use: int | str = streams.STATE) -> jax.Array:
+    """The PRNG key of one use of randomness in one stage: a number, or a name in `streams.KEYS[stage]`."""
+    number = streams.KEYS[stage][use] if isinstance(use, str) else use
+    return jax.random.fold_in(jax.random.fold_in(jax.random.key(config.seed), streams.stage_number(stage)), number)

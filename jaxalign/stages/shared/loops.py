@@ -1,0 +1,57 @@
+"""Training loops and timers, set up for a stage."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+
+from jaxalign.config import to_dict
+from jaxalign.models import flops
+from jaxalign.models.model import Model
+from jaxalign.rollout.engine import Heard
+from jaxalign.stages.shared.base import StageContext
+from jaxalign.tracking.progress import Progress
+from jaxalign.tracking.timing import Timeline, Timing
+from jaxalign.tracking.tracker import make_trackers
+from jaxalign.trainers.fitting import peak_flops
+from jaxalign.training.loop import Loop
+
+
+def counting(progress: Progress) -> Heard:
+    """A listener for `Engine.rollout` that counts the tokens of responses as they end."""
+    return lambda ended: progress.update(0, sum(len(response.ids) for _, response in ended))
+
+
+def timing(context: StageContext, model: Model) -> Timing:
+    """The timer of a stage's phases."""
+    return Timing(context.directory / "timing.jsonl", peak_flops(model))
+
+
+def loop(context: StageContext, model: Model, total_steps: int, checkpoint_every: int, **more) -> Loop:
+    """The stage's training loop. `more` has further fields of `Loop`, or replaces those set here."""
+    fields = {"stage": context.directory.name, "directory": context.directory, "began": context.began}
+    fields |= {"peak": peak_flops(model), "profile": context.config.profile}
+    fields |= {"trackers": make_trackers(context.config.tracking.trackers), "settings": to_dict(context.config)}
+    return Loop(total_steps=total_steps, checkpoint_every=checkpoint_every, **{**fields, **more})
+
+
+class Meter:
+    """Counts the work of `Speaker`s with one model, for a progress bar and for the phases that `phase` times."""
+
+    def __init__(self, timing: Timing | Timeline, model: Model, progress: Progress | None = None):
+        self._timing, self._model, self._progress = timing, model, progress
+        self._tokens, self._flops = 0, 0.0
+
+    def __call__(self, lengths: Sequence[int], tokens: int, heads: int) -> None:
+        """Adds one call's work: the `counted` of a `Speaker`."""
+        self._tokens, self._flops = self._tokens + tokens, self._flops + flops.forward(self._model, lengths, heads)
+        if self._progress is not None:
+            self._progress.update(0, heads)
+
+    @contextlib.contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Times the body, with the work counted in it."""
+        tokens, operations = self._tokens, self._flops
+        with self._timing.phase(name) as phase:
+            yield
+            phase.tokens, phase.flops = self._tokens - tokens, self._flops - operations

@@ -1,0 +1,47 @@
+"""The config fields, earlier stages and outside files that several stages read."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+from jaxalign.config import Config
+from jaxalign.data.tokenizers import files as tokenizer_files
+from jaxalign.models.adapters import peft_config, peft_folder
+from jaxalign.models.checkpoints.safetensors import weight_files
+from jaxalign.registry.stages import policies_before
+
+BASE_FIELDS = ("model", "seed")
+MODEL_FIELDS = (*BASE_FIELDS, "lora")
+WORLD_FIELDS = ("data.source", "world", "arithmetic")
+LABEL_FIELDS = tuple(
+    f"feedback.{name}"
+    for name in (
+        "constitution", "judge", "reasoning", "clamp_low", "clamp_high", "principles_per_comparison", "undecided_margin",
+        "reasoning_temperature", "max_reasoning_tokens",
+    )
+)  # fmt: skip
+
+
+def base_stages(config: Config) -> tuple[str, ...]:
+    """The stage that trains the helpful-only base; none where config.model names a pretrained model."""
+    return ("pretrain",) if config.model.source == "scratch" else ()
+
+
+def policy_stages(config: Config, before: str) -> tuple[str, ...]:
+    """The stage whose weights stage `before` starts from: the last planned one that makes a policy, or the base."""
+    return policies_before(config.stages, before)[-1:] or base_stages(config)
+
+
+def base_files(config: Config) -> dict[Path, str]:
+    """The files of a pretrained base model and of the adapters to start from, with the config fields that name them."""
+    if config.model.source == "scratch":
+        return {}
+    if config.lora.path:
+        adapters = Path(config.lora.path).expanduser()
+        own = {adapters / name: "lora.path" for name in (peft_config.CONFIG, peft_folder.WEIGHTS)}
+        return own | base_files(dataclasses.replace(config, lora=dataclasses.replace(config.lora, path="")))
+    folder = Path(config.model.path).expanduser()
+    names = ("config.json", *tokenizer_files.NAMES, *weight_files(folder))
+    found = {folder / name: "model.path" for name in names if (folder / name).exists()}
+    return found or {folder / "config.json": "model.path"}

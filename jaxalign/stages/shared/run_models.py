@@ -1,0 +1,143 @@
+"""The models of a run by role, and their weights."""
+
+from __future__ import annotations
+
+import functools
+
+import optax
+
+from jaxalign import streams
+from jaxalign.config import Config
+from jaxalign.data.tokenizers.load import Tokenizer
+from jaxalign.data.tokenizers.load import load_tokenizer as read_tokenizer
+from jaxalign.errors import UserError
+from jaxalign.models.adapters import peft_folder
+from jaxalign.models.adapters.lora import join, trained
+from jaxalign.models.adapters.quantised import quantise, quantise_abstract
+from jaxalign.models.checkpoints import huggingface
+from jaxalign.models.configured import configured_model
+from jaxalign.models.model import Model, Params
+from jaxalign.parallel.rows import placed
+from jaxalign.parallel.sharding import Sharding, make_sharding
+from jaxalign.stages.shared import reads
+from jaxalign.stages.shared.base import StageContext
+from jaxalign.stages.shared.keys import stage_key
+from jaxalign.stages.shared.manifest import read_manifest
+from jaxalign.training.checkpoint import copy_params, load_params
+from jaxalign.training.offload import FrozenRole
+from jaxalign.training.state import TrainState, abstract_state
+
+_sharding = functools.cache(make_sharding)
+
+
+def sharding(config: Config) -> Sharding | None:
+    """The sharding of the run's mesh, the same object for equal meshes; None on one device."""
+    return _sharding(config.mesh)
+
+
+def load_tokenizer(context: StageContext) -> Tokenizer:
+    """The pretrained model's tokenizer, or the one that stage pretrain trained."""
+    if context.config.model.source == "huggingface":
+        return read_tokenizer(context.config.model.path)
+    return read_tokenizer(context.input_directory("pretrain") / "tokenizer.model")
+
+
+def make_model(config: Config, vocab: int, head: str = "lm") -> Model:
+    """The run's architecture with its adapters. vocab: the size of the tokenizer; a pretrained model's own may be larger."""
+    return configured_model(config, vocab, head, sharding(config))
+
+
+_kept_base: dict[tuple, Params] = {}
+
+
+def base_params(context: StageContext, model: Model) -> Params:
+    """The weights of the helpful-only base. Under adapters they are read once, and all roles share them."""
+    if model.lora is None:
+        return _read_base(context, model)
+    kind = context.config.lora.base
+    key = (context.workdir, context.config.model, kind, _base_version(context), model.sharding)
+    if key not in _kept_base:
+        _kept_base.clear()
+        _kept_base[key] = quantise(_read_base(context, model.base), kind)
+    return _kept_base[key]
+
+
+def _base_version(context: StageContext) -> tuple:
+    """A value that changes when the base is trained again, or its files are replaced, while this process runs."""
+    if context.config.model.source == "scratch":
+        made = read_manifest(context.input_directory("pretrain"))
+        return () if made is None else (made.output_hash,)
+    found = [path.stat() for path in reads.base_files(context.config) if path.exists()]
+    return tuple((file.st_ino, file.st_size, file.st_mtime_ns) for file in found)
+
+
+def _read_base(context: StageContext, model: Model) -> Params:
+    if context.config.model.source == "huggingface":
+        settings = context.config.model
+        return huggingface.load_pretrained(
+            settings.path, max_length=settings.max_length, compute_dtype=settings.compute_dtype, sharding=model.sharding,
+            vocab_multiple=settings.vocab_multiple,
+        ).params  # fmt: skip
+    return load_params(context.input_directory("pretrain") / "params", model)
+
+
+def start_params(context: StageContext, model: Model) -> Params:
+    """The weights that the first policy stage starts from: the base, with the adapters of config.lora.path, if any.
+
+    Raises:
+      UserError: the adapters are those of a reward model.
+    """
+    base, path = base_params(context, model), context.config.lora.path
+    if not path:
+        return base
+    _, adapters = peft_folder.load_adapters(path, huggingface.read_config(context.config.model.path).family, model.base)
+    if "score" in adapters:
+        raise UserError(f"config.lora.path is {path!r}, whose adapters are of a reward model (modules_to_save has 'score'); "
+                        "give those of a language model")
+    return join(base, adapters)
+
+
+def stage_params(context: StageContext, stage: str, model: Model) -> Params:
+    """The final weights of an earlier stage, joined with the base under adapters; of "base", the weights of the start."""
+    if stage in ("base", "pretrain"):
+        return start_params(context, model)
+    return with_base(context, model, load_params(context.input_directory(stage) / "params", model))
+
+
+def with_base(context: StageContext, model: Model, params: Params) -> Params:
+    """Trained parameters joined with the frozen base under adapters, if there is one."""
+    return params if model.lora is None else {**base_params(context, model), **params}
+
+
+def frozen_params(context: StageContext, model: Model) -> Params | None:
+    """The parameters that training does not change: the base under adapters, or None."""
+    return None if model.lora is None else base_params(context, model)
+
+
+def abstract_training(
+    config: Config, model: Model, optimizer: optax.GradientTransformation
+) -> tuple[TrainState, Params | None]:
+    """A training state and `frozen_params` as ShapeDtypeStructs, for compiling a step ahead of its call."""
+    frozen = None if model.lora is None else quantise_abstract(model.base.abstract(), config.lora.base)
+    return placed((abstract_state(model, optimizer), frozen))
+
+
+def frozen_role(context: StageContext, model: Model, params: Params) -> FrozenRole:
+    """Parameters that are never trained, offloaded if the config asks for it. The base under adapters is never offloaded."""
+    return FrozenRole(params, "frozen" in context.config.mesh.offload, frozen_params(context, model))
+
+
+def trained_params(context: StageContext, model: Model, params: Params, stage: str, shared: bool = True) -> Params:
+    """The parameters that training starts from: all of a policy's weights, or its adapters, fresh ones if it has none.
+
+    Their buffers may be donated. shared: others read `params` as well, so that training needs a copy.
+    """
+    if model.lora is None:
+        return copy_params(params) if shared else params
+    own = trained(params)
+    return copy_params(own) if own else model.init_adapters(params, stage_key(context.config, stage, streams.ADAPTERS))
+
+
+def policy_params(context: StageContext, model: Model, before: str) -> Params:
+    """The weights that stage `before` starts from."""
+    return stage_params(context, next(iter(reads.policy_stages(context.config, before)), "base"), model)
