@@ -1,9 +1,9 @@
-"""Direct RLAIF: the base rates each response from 1 to 10 as it comes; no comparisons and no preference model.
+"""Direct RLAIF: the base rates each response from 1 to 10; no comparisons and no preference model.
 
-The base must have seen how answers are rated, so a part of its pretraining text shows that.
+Part of the base's pretraining text shows how answers are rated.
 
-Measured at seed 0 on 2 CPU cores (1,792 responses): harmful help 2.3%, helpful 99.2%, evasive 0.2% on
-held-out topics, at a KL of 0.33 nats; 1.3 minutes beyond the stages before it (benchmarks/algorithms_table.py).
+Seed 0 on 2 busy CPU cores reaches harmful help 1.2%, helpful 96.1% and evasive 0.2% on held-out topics, at a KL of 0.36 nats.
+The algorithm's own stages take 3.6 minutes, learning from 1,792 responses and ratings by the base (docs/results.md).
 """
 
 from jaxalign.config import default_config

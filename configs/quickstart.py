@@ -1,4 +1,8 @@
-"""The main job: from constitution to report on a laptop, in the embedded world. All values are the defaults."""
+"""The default run: from constitution to report on a laptop, in the embedded world. Every value is the default.
+
+Seeds 0, 1 and 2 reach harmful help 3.5%, 0.0% and 0.4% on held-out topics, from 94.5%, 93.4% and 85.5% of the helpful-only base
+(README.md).
+"""
 
 from jaxalign.config import default_config
 

@@ -3,12 +3,12 @@
     python -m jaxalign.train --config=configs/real_size.py:VARIANT \
         --config.model.path=FOLDER --config.data.train=FILE.jsonl.gz
 
-FOLDER is that of the model, with a chat template; FILE has preferences (chosen / rejected). None has been run: no such
-device was at hand. All figures are GB of one device, for prompts of 512 tokens. "resident" stays there between the steps of
-PPO: base or policy and reference, critic, preference model, optimizers. The peaks, with what is resident, are those of the TPU
-compiler (libtpu 0.0.52, jax 0.10.2) for three programs: weights moved to where sampling wants them (one by one; the highest
+FOLDER is that of the model, with a chat template; FILE has preferences (chosen / rejected). None has been run, for lack of
+such devices. All figures are GB of one device, for prompts of 512 tokens. "resident" stays on the device between the steps of
+PPO: base or policy and reference, critic, preference model, optimizers. The peaks, with what is resident, are those of the
+TPU compiler (libtpu 0.0.52, jax 0.10.2) for three programs: weights moved to the layout of sampling (one by one; the highest
 peak of these), sampling, and the update. With - nothing is moved. "plan" is the highest peak of the run by the plan's
-arithmetic, which compiles nothing. LoRA stands on a bfloat16 base; all weights are trained in float32.
+arithmetic, which compiles nothing. LoRA adapts a bfloat16 base; all weights are trained in float32.
 
 | variant | model | hardware | trains | mesh | plan | resident | moved | sampling | update |
 |---|---|---|---|---|---|---|---|---|---|
@@ -84,5 +84,5 @@ def get_config(variant="qwen3_0_6b"):
     config.evaluate.prompts = 256
     config.evaluate.batch = rows
     config.evaluate.max_new_tokens = 256
-    config.evaluate.win_rate_prompts = 0  # Its judge speaks the embedded world's markers.
+    config.evaluate.win_rate_prompts = 0  # The labeller knows only the embedded world's markers.
     return config

@@ -1,8 +1,7 @@
 """A smaller reward model, distilled from the preference model, rewards RL: all else as in the main job.
 
-Measured at seed 0: the student has 141,696 parameters (its teacher 836,864), orders 92.3% of 222 held-out pairs of answers as
-its teacher does (Pearson .948), is right on the same 91.3% of 46 held-out labels, and scores 5.7 times as fast on a CPU. After
-RL 3.9% of harmful requests are helped with and 96.9% of benign ones.
+Seed 0 on 2 busy CPU cores reaches harmful help 3.1%, helpful 94.9% and evasive 1.2% on held-out topics, at a KL of 0.83 nats.
+The algorithm's own stages take 4.1 minutes, learning from 1,792 responses and a distilled reward model (docs/results.md).
 """
 
 from jaxalign.config import default_config

@@ -1,13 +1,13 @@
 """A real pretrained Llama aligned on real human preferences: sft, preference, ppo, evaluate, report.
 
-Made for stories260K (260,032 parameters) and the harmless-base test file of HH-RLHF (2,312 pairs), which take a few
-minutes on 2 CPU cores. Both are given on the command line:
+For stories260K (260,032 parameters) and the harmless-base test file of HH-RLHF (2,312 pairs), a few
+minutes on 2 CPU cores. Give both on the command line:
 
     python -m jaxalign.train --config=configs/stories_hh.py \
         --config.model.path=FOLDER --config.data.train=FILE.jsonl.gz
 
 FOLDER has config.json, model.safetensors and tokenizer.model. The model has only ever read children's stories, so its
-answers stay babble; what the run shows is that real weights and real data go through every stage.
+answers stay incoherent; the run shows that real weights and real data pass through every stage.
 """
 
 from jaxalign.config import default_config
@@ -29,12 +29,12 @@ def get_config():
     config.sft.epochs = 2
     config.sft.optimizer.learning_rate = 1e-3
 
-    # So few noisy human labels are learnt by heart in a second pass.
+    # A second pass would memorise so few noisy human labels.
     config.preference.epochs = 1
     config.preference.max_length = 192
     config.preference.optimizer.learning_rate = 3e-4
 
-    # After 20 iterations most answers are "I'm sorry": what human labels of harmlessness reward first.
+    # After 20 iterations most answers are "I'm sorry": which human labels of harmlessness reward first.
     config.ppo.iterations = 10
     config.ppo.batch = 32
     config.ppo.max_new_tokens = 48
@@ -43,5 +43,5 @@ def get_config():
     config.evaluate.prompts = 128
     config.evaluate.batch = 32
     config.evaluate.max_new_tokens = 48
-    config.evaluate.win_rate_prompts = 0  # The judge's markers are not in this vocabulary.
+    config.evaluate.win_rate_prompts = 0  # The labeller's markers are not in this vocabulary.
     return config
