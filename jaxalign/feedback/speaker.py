@@ -1,4 +1,4 @@
-"""A language model that answers in text: an engine, its weights and its tokenizer, for rooms that deal in words."""
+"""A language model that reads and writes text: an engine, its weights and its tokenizer."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from jaxalign.rollout.sampling import Sampling
 
 @dataclasses.dataclass(frozen=True)
 class Utterance:
-    """What the model said: its text, the ids with the end token if it ended by itself, and whether it did."""
+    """A sampled text: the text, its ids with the end token if there is one, and whether it ended before the length limit."""
 
     text: str
     ids: tuple[int, ...]
@@ -32,8 +32,8 @@ class Utterance:
 
 
 Counted = Callable[[Sequence[int], int, int], None]
-"""Told, as it is done, the lengths of the texts that the model read or wrote, how many tokens count as handled, and at how many
-the LM head was used."""
+"""Called as work is done with the lengths of the texts that the model read or wrote, the number of tokens to count, and the
+number of positions at which the LM head was applied."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Speaker:
     counted: Counted | None = None
 
     def prompt_ids(self, segments: Sequence[str]) -> list[int]:
-        """The ids the model is given: bos where the tokenizer has one, then the segments."""
+        """The token ids of a prompt: bos if the tokenizer has one, then the segments."""
         return list(self.tokenizer.begin_ids) + self.tokenizer.encode_segments(segments)
 
     def say(
@@ -54,21 +54,21 @@ class Speaker:
     ) -> list[Utterance]:
         """One continuation for each list of segments; the i-th is sampled under the global row number numbers[i].
 
-        A prompt that leaves no room for max_new_tokens gets an empty answer that did not end; it stops no other. So does one
-        whose logits are not finite, which is told. Raises UserError on an empty prompt, and where several were answered and of
-        none the logits are finite.
+        A prompt that leaves no space for max_new_tokens gets an empty answer that did not end, and others are not affected. So
+        does one whose logits are not finite, with a warning. Raises UserError on an empty prompt, and if the logits of none of
+        several prompts are finite.
         """
         ids = [self.prompt_ids(segments) for segments in prompts]
         rows = [i for i, prompt in enumerate(ids) if self.fits(prompt, sampling.max_new_tokens)]
         out = [Utterance("", (), False, 0.0)] * len(ids)
         asked = [ids[i] for i in rows]
 
-        def heard(ended: Sequence[tuple[int, Response]]) -> None:
+        def on_end(ended: Sequence[tuple[int, Response]]) -> None:
             written = sum(len(response.ids) for _, response in ended)
             self.counted([len(asked[i]) + len(response.ids) for i, response in ended], written, written)
 
         responses = self.engine.respond(
-            self.params, asked, key, sampling, [numbers[i] for i in rows], heard if self.counted else None
+            self.params, asked, key, sampling, [numbers[i] for i in rows], on_end if self.counted else None
         )
         for i, response in zip(rows, responses, strict=True):
             if response.error == BROKEN:
@@ -77,12 +77,12 @@ class Speaker:
                 raise UserError(f"sampling of row {numbers[i]}: {response.error}")
             words = response.ids[:-1] if response.ended else response.ids
             out[i] = Utterance(self.tokenizer.decode(words), response.ids, response.ended, response.logprob)
-        _tell_broken(sum(response.error == BROKEN for response in responses), len(rows), "answers count as cut off")
+        _report_broken(sum(response.error == BROKEN for response in responses), len(rows), "answers count as cut off")
         return out
 
     def next_logprobs(self, prompts: Sequence[Sequence[int]], tokens: np.ndarray) -> np.ndarray:
         """float32 [B, O]: log-probabilities of `tokens` int32 [O] right after each prompt, all of which fit; NaN where
-        logits are not finite, which is told. Raises UserError where there are several prompts and it is so for all."""
+        logits are not finite, with a warning. Raises UserError if the logits of none of several prompts are finite."""
         engine, order = self.engine, sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
         out = np.zeros((len(prompts), len(tokens)), np.float32)
         for start in range(0, len(order), engine.batch):
@@ -92,15 +92,15 @@ class Speaker:
             out[index] = fetch(next_logprobs(engine.model, self.params, *arrays, tokens))[: len(index)]
             if self.counted:
                 self.counted(length[: len(index)].tolist(), int(length.sum()), len(index))
-        _tell_broken(int(np.isnan(out).any(axis=1).sum()), len(out), "judgements are left out")
+        _report_broken(int(np.isnan(out).any(axis=1).sum()), len(out), "judgements are left out")
         return out
 
     def fits(self, prompt: Sequence[int], max_new_tokens: int) -> bool:
         return len(prompt) + max_new_tokens <= self.engine.max_length
 
 
-def _tell_broken(count: int, total: int, what: str) -> None:
-    """Warns of rows without finite logits; UserError where all of several are so, which is the model's fault."""
+def _report_broken(count: int, total: int, what: str) -> None:
+    """Warns of rows without finite logits. Raises UserError if several rows have none: the model itself is broken."""
     if count == total > 1:
         raise UserError(f"{BROKEN} for any of {total} prompts: its weights are not, or what it computes overflows")
     if count:

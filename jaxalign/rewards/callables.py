@@ -1,4 +1,4 @@
-"""The guard around a user's own reward callable: it may be slow, fail or return NaN, and never poisons a step.
+"""Calls a user's reward function, which may be slow, fail or return NaN, and returns finite scores.
 
 A reward callable has the signature `(prompts, responses, **columns) -> list of float`, one score a response; `columns` are
 further columns of the data set, each a list with one entry a row. An entry that is None, NaN or infinite says that this row
@@ -33,7 +33,7 @@ _SHOWN = 200  # characters of an error or an entry that a report holds
 
 @dataclasses.dataclass(frozen=True)
 class RewardReport:
-    """What became of one batch. rows = kept + dropped; a call is one try of the callable.
+    """Counts of one batch. rows = kept + dropped; a call is one try of the callable.
 
     bad_entries: rows of an accepted result whose entry was None, NaN, infinite or no number. failures: calls that raised,
     hung or returned something else than a list with one entry a row; timeouts: those of them that hung. first_error: why
@@ -58,7 +58,7 @@ def call_reward(
     timeout_s: float | None = 60.0,
     backoff_s: float = 1.0,
 ) -> tuple[np.ndarray, np.ndarray, RewardReport]:
-    """The user's scores of a batch; whatever the callable does, the answer is arrays without NaN.
+    """The user's scores of a batch, as arrays without NaN whatever the callable does.
 
     A call fails if it raises, takes longer than `timeout_s`, or returns anything but one entry a row. It is then made again,
     after backoff_s, 2 backoff_s, 4 backoff_s.. seconds; when the last one has failed all rows are dropped. Rows are also

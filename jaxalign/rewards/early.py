@@ -1,4 +1,4 @@
-"""Scores by a function on the host, asked for while other responses are still being sampled."""
+"""Scores from a function on the host, computed while other responses are still sampled."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ Answered = tuple[np.ndarray, np.ndarray, RewardReport]
 
 
 class EarlyScores:
-    """Calls `ask(rows, token ids of the responses, the stop token left out) -> Answered` in one thread: as soon as the call
-    before is over, with all rows that have ended meanwhile."""
+    """Calls `ask(rows, token ids of the responses without the stop token) -> Answered` in one thread: as soon as the previous
+    call is over, with all rows that have ended since."""
 
     def __init__(self, ask: Callable[[Sequence[int], Sequence[Sequence[int]]], Answered]):
         self._ask, self._thread = ask, ThreadPoolExecutor(1, "early scores")
@@ -25,7 +25,7 @@ class EarlyScores:
         self._calls: list[Future[tuple[list[int], Answered] | None]] = []
 
     def heard(self, ended: Sequence[tuple[int, Response]]) -> None:
-        """Takes the rows that have just ended, by their numbers in the batch, each once; does not wait."""
+        """Takes rows that have just ended, by their numbers in the batch, each once; does not block."""
         self._waiting.extend(ended)
         self._calls.append(self._thread.submit(self._call))
 

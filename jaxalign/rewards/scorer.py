@@ -1,4 +1,4 @@
-"""A learnt reward as all that score with it see it: one record, hashable, with the weights beside it."""
+"""Scorers: reward models and their ensembles as hashable records, with functions that score rows and rollouts."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def _by_member(model: Model, stacked, score: Callable):
 
 
 def _raw(scorer: Scorer, params, score: Callable):
-    """What one model's `score(params) -> [B]` is of the scorer's model or of all its members together."""
+    """The scores [B] of `score(params)`, combined over the members if the scorer is an ensemble."""
     if scorer.ensemble is None:
         return score(params)
     return scorer.ensemble.combined(_by_member(scorer.model, params, score))
@@ -117,7 +117,7 @@ def raw_row_scores(scorer: Scorer, params, rollout: Rollout, rows: AnswerRows):
 
 
 def normalised(scorer: Scorer, raw):
-    """What RL is rewarded by."""
+    """Normalised scores, the reward of RL."""
     return normalise_scores(raw, scorer.shift, scorer.scale, scorer.clip)
 
 

@@ -1,4 +1,4 @@
-"""Loads the learnt reward of an earlier stage: the one door to it for every stage that scores."""
+"""Loads the reward model of an earlier stage, for every stage that scores."""
 
 from __future__ import annotations
 
