@@ -21,10 +21,8 @@ def judge(name="Brevity", **fields):
 
 
 def test_the_stage_asks_it_in_both_orders_and_averages(done, tmp_path):  # noqa: F811
-    for stage in ("pretrain", "revise", "sft"):
-        shutil.copytree(done / stage, tmp_path / stage)
+    shutil.copytree(done / "pretrain", tmp_path / "pretrain")
     stages = ("pretrain", "revise", "sft", "compare")
-    shutil.rmtree(tmp_path / "revise")
     run(tmp_path, stages=stages, feedback={"judge": f"{PLUGIN}:Brevity", "reasoning": False})
     for row in rows(tmp_path, "compare"):
         a, b = len(row["response_a"]), len(row["response_b"])
