@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pathlib
+from collections.abc import Callable
 
 from jaxalign.data.chat.dialogues import Dialogue, cut_front, parse_judgement
 from jaxalign.data.sources.base import CountTokens
-from jaxalign.data.sources.jsonl import BrokenLine, check_bad_share, file_stem, iterate_jsonl
+from jaxalign.data.sources.jsonl import BrokenLine, Row, check_bad_share, file_stem, iterate_jsonl
 from jaxalign.data.sources.reports import JudgementReport
 from jaxalign.errors import UserError
 from jaxalign.records import Judgement, Prompt
@@ -42,35 +43,18 @@ def read_judgements(
     found: list[Judgement] = []
     rows = 0
 
-    def fitted(context: Dialogue, answer: str) -> Dialogue | None:
-        if count_tokens is None or max_tokens is None:
-            return context
-        return cut_front(context, lambda part: count_tokens(part, answer) <= max_tokens)
+    def fits(context: Dialogue, answer: str) -> bool:
+        return count_tokens is None or max_tokens is None or count_tokens(context, answer) <= max_tokens
 
     for row in iterate_jsonl(path):
         rows += 1
         if isinstance(row, BrokenLine):
             listed["broken"].append(row)
             continue
-        try:
-            context, answer, desirable = parse_judgement(row.value)
-        except ValueError as error:
-            listed["broken"].append(BrokenLine(row.line, str(error)))
-            continue
-        if not context[-1].content.strip():
-            listed["empty_prompts"].append(row.line)
-            continue
-        if not answer.strip():
-            listed["empty_answers"].append(row.line)
-            if empty_answers == "drop":
-                continue
-        short = fitted(context, answer)
-        if short is None:
-            listed["too_long"].append(row.line)
-            continue
-        if len(short) < len(context):
-            listed["cut"].append(row.line)
-        found.append(Judgement(Prompt(f"{file_stem(path)}:{row.line}", short, "human"), answer, desirable))
+        judged = _judged(row, fits, empty_answers == "keep", listed)
+        if judged is not None:
+            context, answer, desirable = judged
+            found.append(Judgement(Prompt(f"{file_stem(path)}:{row.line}", context, "human"), answer, desirable))
         if limit and len(found) == limit:
             break
     check_bad_share(path, listed["broken"], rows, max_bad_share)
@@ -80,3 +64,28 @@ def read_judgements(
     if not found:
         raise UserError(f"no judged answer is left: {'; '.join(report.sentences())}; give a file with usable rows")
     return found, report
+
+
+def _judged(
+    row: Row, fits: Callable[[Dialogue, str], bool], keep_empty: bool, listed: dict[str, list]
+) -> tuple[Dialogue, str, bool] | None:
+    """(context, answer, whether it is good) of a row; None for a dropped row, whose line is then listed under its reason."""
+    try:
+        context, answer, desirable = parse_judgement(row.value)
+    except ValueError as error:
+        listed["broken"].append(BrokenLine(row.line, str(error)))
+        return None
+    if not context[-1].content.strip():
+        listed["empty_prompts"].append(row.line)
+        return None
+    if not answer.strip():
+        listed["empty_answers"].append(row.line)
+        if not keep_empty:
+            return None
+    short = cut_front(context, lambda part: fits(part, answer))
+    if short is None:
+        listed["too_long"].append(row.line)
+        return None
+    if len(short) < len(context):
+        listed["cut"].append(row.line)
+    return short, answer, desirable

@@ -71,7 +71,6 @@ def read_preferences(
         has one.
     """
     options = _Options(differing_contexts, empty_answers, count_tokens, max_tokens)
-    name = name or file_stem(path)
     listed: dict[str, list] = {field: [] for field in PreferenceReport.reasons}
     pairs: list[Comparison] = []
     rows = 0
@@ -83,7 +82,7 @@ def read_preferences(
         else:
             answers = _answers(row.line, row.value, options, listed)
         if answers is not None:
-            prompt = Prompt(f"{name}:{row.line}", answers.context, source)
+            prompt = Prompt(f"{name or file_stem(path)}:{row.line}", answers.context, source)
             margin = _margin(row.line, row.value, listed) if margins else None
             pairs.append(Comparison(prompt, answers.chosen, answers.rejected, label=1.0, margin=margin))
         if limit and len(pairs) == limit:

@@ -60,7 +60,7 @@ def tokenizer_files(path: Path) -> dict[str, str]:
             "end_of_word_suffix": None, "fuse_unk": True, "byte_fallback": False, "ignore_merges": False,
             "vocab": {piece: i for i, piece in enumerate(pieces)}, "merges": list(_merges(processor, pieces, set(special))),
         },
-    }  # fmt: skip
+    }
     names = {"bos_token": bos, "eos_token": pieces[processor.eos_id()], "unk_token": unknown}
     names |= {"pad_token": pieces[processor.pad_id()]} if processor.pad_id() >= 0 else {}
     config = {"tokenizer_class": "PreTrainedTokenizerFast", **names, "clean_up_tokenization_spaces": False}
