@@ -17,24 +17,26 @@ from typing import Any
 __version__ = "0.1.0"
 
 _PUBLIC = {
+    "Constitution": "jaxalign.feedback.constitution",
+    "DPO": "jaxalign.trainers.direct",
+    "Judge": "jaxalign.trainers.judging",
+    "LanguageModel": "jaxalign.models.language_model",
     "Lora": "jaxalign.config",
     "Mesh": "jaxalign.config",
-    "UserError": "jaxalign.errors",
-    "LanguageModel": "jaxalign.models.language_model",
-    "load_model": "jaxalign.models.language_model",
-    "Sampler": "jaxalign.rollout.generation:TextSampler",
-    "DPO": "jaxalign.trainers.direct",
-    "RewardModel": "jaxalign.trainers.reward_model",
     "PPO": "jaxalign.trainers.ppo",
-    "Constitution": "jaxalign.feedback.constitution",
-    "Judge": "jaxalign.trainers.judging",
-    "revise": "jaxalign.trainers.judging",
-    "evaluate": "jaxalign.trainers.evaluation",
+    "RewardModel": "jaxalign.trainers.reward_model",
     "SFT": "jaxalign.trainers.sft",
+    "Sampler": "jaxalign.rollout.generation:TextSampler",
+    "UserError": "jaxalign.errors",
     "advantages": "jaxalign.advantages:",
+    "config": "jaxalign.config:",
+    "evaluate": "jaxalign.trainers.evaluation",
+    "load_model": "jaxalign.models.language_model",
     "losses": "jaxalign.losses:",
+    "pipeline": "jaxalign.pipeline:",
     "registries": "jaxalign.registries:",
     "responses": "jaxalign.rl.responses:",
+    "revise": "jaxalign.trainers.judging",
 }
 """Where each public name is defined: "module" of an attribute of the same name, "module:attribute", or "module:" itself."""
 

@@ -14,6 +14,7 @@ from tests.folders import write_model
 EXAMPLES = sorted((pathlib.Path(__file__).resolve().parents[1] / "examples").glob("*.py"))
 SMALL = {
     "best_of_n": ("--n=2", "--max_new_tokens=8", "--epochs=1"),
+    "constitutional_ai": ("--epochs=1", "--max_new_tokens=8"),
     "dpo": ("--epochs=2",),
     "kto": ("--epochs=2",),
     "own_loop": ("--iterations=2", "--max_new_tokens=8", "--group_size=2"),

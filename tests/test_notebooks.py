@@ -23,5 +23,12 @@ def test_every_cell_runs(path, tmp_path, monkeypatch, capsys):
         exec(compile("".join(cell["source"]), f"{path.name}:{cell['id']}", "exec"), names)
         if "settings" in tags:
             names["config"].update(CONFIG)
-    told = capsys.readouterr().out
-    assert "helps with harm" in told and "Report: " in told
+    printed = capsys.readouterr().out
+    assert "helps with harm" in printed and "Report: " in printed and "iteration 2: score" in printed
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_only_the_public_api_is_imported(path):
+    cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+    source = "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
+    assert "import jaxalign as ja" in source and "from jaxalign" not in source
