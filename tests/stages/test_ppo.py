@@ -132,10 +132,11 @@ def test_pitfall_10_a_gap_above_the_tolerance_warns_at_every_step(tmp_path, capl
 
 @pytest.mark.parametrize("check", ["sampler_gap", "ratio"])
 def test_pitfall_10_old_log_probs_are_recomputed_when_asked(tmp_path, check):
-    """The ratio before the first update is then exactly 1: the same program on the same weights."""
+    """The ratio before the first update is 1 to the rounding of two programs on the same weights: their float32 log-probs,
+    between -8 and -4, are each correct to one unit in the last place, 4.8e-7."""
     _, metrics = iterate(tmp_path, sampler_tolerance=TINIEST, checks=Checks(**{check: "recompute"}))
     assert [row["ratio_mean"] for row in metrics] == pytest.approx([1, 1], abs=2e-7)
-    assert [row["ratio_max"] for row in metrics] == pytest.approx([1, 1], abs=5e-7)
+    assert [row["ratio_max"] for row in metrics] == pytest.approx([1, 1], abs=2 * 4.8e-7)
 
 
 @pytest.mark.parametrize("check", ["sampler_gap", "ratio"])
