@@ -109,12 +109,12 @@ def test_values_of_every_type_from_the_command_line(folder):
     config = config_of(
         "--config.seed=5", "--config.ppo.kl_coef", "0.25", "--config.ppo.clip=1", "--config.feedback.invert",
         "--noconfig.feedback.reasoning", "--config.ppo.whiten_advantages=False", "--config.ppo.value_clip=None",
-        "--config.ppo.target_kl=0.5", "--config.model.path=007", "--config.compile_cache=/a b/c",
+        "--config.ppo.target_kl=0.5", "--config.feedback.constitution=007", "--config.compile_cache=/a b/c",
         "--config.stages=pretrain, sft", "--config.sft.optimizer.schedule=linear")
     assert (config.seed, config.ppo.kl_coef, config.ppo.clip) == (5, 0.25, 1.0)
     assert (config.feedback.invert, config.feedback.reasoning, config.ppo.whiten_advantages) == (True, False, False)
     assert (config.ppo.value_clip, config.ppo.target_kl) == (None, 0.5)
-    assert (config.model.path, config.compile_cache) == ("007", "/a b/c")
+    assert (config.feedback.constitution, config.compile_cache) == ("007", "/a b/c")
     assert config.stages == ("pretrain", "sft")
     assert config.sft.optimizer.schedule == "linear"
 
@@ -194,7 +194,7 @@ def test_a_missing_config_file_is_named(folder, capsys, given):
     ("def get_config():\n    pass\n", "get_config() returned a NoneType"),
     ("def get_config():\n    return {'seed': 1}\n", "get_config() returned a dict"),
     ("from jaxalign.config import default_config\n\ndef get_config():\n    c = default_config()\n    c.ppo.clip = 'x'\n"
-     "    return c\n", "config.ppo.clip is 'x' (str); a float is expected"),
+     "    return c\n", "config.ppo.clip is 'x' (str); a float or None is expected"),
     ("from jaxalign.config import default_config\n\ndef get_config():\n    c = default_config()\n    c.pppo.clip = 1\n"
      "    return c\n", "broken.py, line 5: AttributeError: "),
     ("from jaxalign.errors import UserError\n\ndef get_config():\n    raise UserError('give data')\n", "give data"),
