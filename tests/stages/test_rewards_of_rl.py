@@ -146,7 +146,7 @@ ARITHMETIC = {
 def test_arithmetic_from_random_weights_is_verified(tmp_path):
     pipeline.run(from_config_dict(ARITHMETIC | {"stages": (*ARITHMETIC["stages"], "report")}), tmp_path)
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
-    assert "The tags are the verifier's." in page and "courteous" not in page
+    assert "The tags are the verdicts of the verifier." in page and "courteous" not in page
     assert read(tmp_path / "pretrain" / "summary.json")["steps"] == 0
     answers = rows(tmp_path, "evaluate")
     assert len(answers) == 6  # three of 16 problems are held out, and two models answer them
