@@ -36,6 +36,7 @@ from common import (
     timed,
 )
 from versus import add_flags, compare, table
+from warm_up import warm_up
 
 from jaxalign import streams
 from jaxalign.config import Config, from_config_dict
@@ -115,7 +116,7 @@ class Run:
     def warm_up(self) -> None:
         """Compile every program that sampling can need, and run the first iterations."""
         longest = max(map(len, self.iteration.stream.ids))
-        self.engine.warm_up(self.state.policy.params, self.iteration.sampling, longest)
+        warm_up(self.engine, self.state.policy.params, self.iteration.sampling, longest)
         for number in range(WARM_UP):
             progress(f"warm-up {number + 1}: {self.step()[0]:.3f} s")
         self.fresh = jax.tree.map(jnp.copy, self.state)

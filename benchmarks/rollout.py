@@ -28,6 +28,7 @@ from common import (
     timed,
 )
 from versus import add_flags, compare, table
+from warm_up import warm_up
 
 from jaxalign.models.model import Model
 from jaxalign.rollout.engine import Engine
@@ -60,7 +61,7 @@ def main(argv: list[str]) -> int:
         seconds, tokens = zip(*(queue() for _ in range(options.steps)), strict=True)
         return {"step_s": list(seconds), "tokens": list(tokens), "compiled": compilations.count - before}
 
-    engine.warm_up(params, sampling, options.prompt)
+    warm_up(engine, params, sampling, options.prompt)
     for number in range(2):
         progress(f"warm-up {number + 1}: {queue()[0]:.3f} s")
     found = compare(options, ours, "token", FLAGS, warm_up=1)  # The second batch of a peer is already warm.

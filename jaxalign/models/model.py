@@ -1,4 +1,4 @@
-"""A decoder as pure functions of a parameter pytree: what every other room uses."""
+"""A decoder as pure functions of a pytree of parameters."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jax.sharding import NamedSharding
 
-from jaxalign.models.adapters.lora import TRAINED, Adapters, Lora, adapter_axes, adapter_shapes, init_adapters, is_quantised
-from jaxalign.models.adapters.quantised import fitting
+from jaxalign.models import generation
+from jaxalign.models.adapters.lora import Adapters, Lora, adapter_axes, adapter_shapes, init_adapters
 from jaxalign.models.architecture import DecoderConfig
 from jaxalign.models.attention.dispatch import attention, kind_of_attention
 from jaxalign.models.attention.ring import length_multiple
 from jaxalign.models.cache import CACHE_AXES, Cache, Caches, Tiers, cache_shapes
 from jaxalign.models.decoder import Decoder, Rows
 from jaxalign.models.experts import load_balance
+from jaxalign.models.generation import gathered
 from jaxalign.models.heads import CHUNK_FLOATS, TokenStats, chunk_count, lm_logits, token_stats, weighted_nll
 from jaxalign.models.layers import Constrain
 from jaxalign.parallel.rows import placed
@@ -29,7 +29,6 @@ from jaxalign.parallel.zigzag import collect, context_size, deal
 
 Params = Any  # A nested dict of arrays.
 
-_MOVED_TOGETHER = 64 << 20  # Bytes on a device from which a parameter moves alone.
 _LAYERED = 16  # Layers up to which a CPU decodes them one after another.
 
 
@@ -151,7 +150,8 @@ class Model:
 
     def generation_abstract(self, params: Params) -> Params:
         """ShapeDtypeStructs of `for_generation`'s result. params: arrays, or ShapeDtypeStructs."""
-        return _for_generation(self, params, {**self.base.axes(), **self.axes()}, trained=False)
+        axes, sharding = {**self.base.axes(), **self.axes()}, self.sharding
+        return generation.abstract(params, axes, self.config.compute_dtype, None if sharding is None else sharding.generation)
 
     def for_generation(self, params: Params) -> Params:
         """Parameters (joined) as `generation` reads them: gathered as its rules say, kernels and tables in the compute dtype.
@@ -165,16 +165,7 @@ class Model:
     def generation_moves(self, params: Params) -> list[tuple[list[int], Callable]]:
         """What `for_generation` does, step by step: (which leaves, the jitted function that takes them as a list and gives the
         new ones). Large ones move alone: what is gathered is there twice while it moves."""
-        leaves, targets = jax.tree.leaves(params), jax.tree.leaves(self.generation_abstract(params))
-        changed = [
-            i for i, (leaf, target) in enumerate(zip(leaves, targets, strict=True))
-            if leaf.dtype != target.dtype
-            or (self.sharding is not None and not leaf.sharding.is_equivalent_to(target.sharding, leaf.ndim))
-        ]  # fmt: skip
-        large = [i for i in changed if _device_bytes(targets[i]) > _MOVED_TOGETHER]
-        small = [i for i in changed if i not in large]
-        groups = [[i] for i in large] + ([small] if small else [])
-        return [(group, _mover(tuple((targets[i].dtype, targets[i].sharding) for i in group))) for group in groups]
+        return generation.moves(params, self.generation_abstract(params), self.sharding is not None)
 
     def constrain_gradients(self, gradients: Params) -> Params:
         """Gradients of the model's own parameters, split as `config.mesh.zero` says."""
@@ -295,7 +286,7 @@ class Model:
         """`unembedding` in `dtype`, as heads in chunks read it: gathered once, so that no chunk gathers it again, and split
         over the vocabulary alone."""
         weight = params["embedding"].T if self.config.tie_embeddings else params["unembedding"]
-        weight = _gathered(self.constrain, weight.astype(dtype))
+        weight = gathered(self.constrain, weight.astype(dtype))
         return weight if weight.shape[1] == self.config.vocab else weight[:, : self.config.vocab]
 
     @property
@@ -331,45 +322,6 @@ class Model:
         """The scalar head, float32 [...]: hidden [..., D] times `score` [D]."""
         weight = params["score"]
         return jnp.einsum("...d,d->...", hidden.astype(jnp.float32), weight.astype(jnp.float32))
-
-
-def _for_generation(model: Model, params, axes, trained: bool):
-    """The targets of `for_generation`, part by part. Adapters and scalar heads keep their dtype: their sums need it."""
-    if isinstance(params, dict):
-        return {
-            name: _for_generation(model, value, axes[name], trained or name in TRAINED) for name, value in params.items()
-        }
-    sharding = None if model.sharding is None else model.sharding.generation.named(axes)
-    if is_quantised(params):
-        where = lambda x: None if sharding is None else NamedSharding(sharding.mesh, fitting(sharding, x.shape))  # noqa: E731
-        return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where(x)), params)
-    matrix = len(axes) - (axes[0] == "layers") >= 2
-    dtype = model.config.compute_dtype if matrix and not trained else params.dtype
-    return jax.ShapeDtypeStruct(params.shape, dtype, sharding=sharding)
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _gathered(constrain: Constrain, weight: jax.Array) -> jax.Array:
-    return constrain(weight, (None, "vocab"))
-
-
-# The gradient need not be gathered: it may lie as the weight itself does.
-_gathered.defvjp(
-    lambda constrain, weight: (constrain(weight, (None, "vocab")), None), lambda constrain, _, gradient: (gradient,)
-)
-
-
-def _device_bytes(leaf: jax.ShapeDtypeStruct) -> int:
-    shape = leaf.shape if leaf.sharding is None else leaf.sharding.shard_shape(leaf.shape)
-    return math.prod(shape) * jnp.dtype(leaf.dtype).itemsize
-
-
-@functools.lru_cache(maxsize=32)
-def _mover(targets: tuple):
-    """A jitted function of a list of arrays: each in its target's dtype, lying by its target's sharding."""
-    move = lambda arrays: [x.astype(dtype) for x, (dtype, _) in zip(arrays, targets, strict=True)]  # noqa: E731
-    where = [sharding for _, sharding in targets]
-    return jax.jit(move, out_shardings=where if where[0] is not None else None)
 
 
 def default_positions(tokens: jax.Array) -> jax.Array:

@@ -17,7 +17,6 @@ from jaxalign.rollout.padding import Padding
 from jaxalign.rollout.responses import Response
 from jaxalign.rollout.sampling import Sampling
 from jaxalign.rollout.session import Session
-from jaxalign.rollout.warm_up import warm_up
 
 Heard = Callable[[Sequence[tuple[int, Response]]], None]
 """Takes what has just ended, each once: (index among the prompts, its response)."""
@@ -62,10 +61,6 @@ class Engine:
         session = Session(self.model, params, key, sampling, self.batch, self.max_length, self.bucket, version)
         session.submit(prompts, rows)
         return session
-
-    def warm_up(self, params, sampling: Sampling, longest: int) -> None:
-        """Compiles, by running them, all programs that queues with prompts of at most `longest` tokens can need."""
-        warm_up(self.start(params, [], jax.random.key(0), sampling, []), longest)
 
     def respond(
         self, params, prompts: Sequence[Sequence[int]], key: jax.Array, sampling: Sampling, rows: Sequence[int],

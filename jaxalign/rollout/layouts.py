@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 LEAST_SLOTS = 64
+FEW = 4
+"""Above this many small prefills, prompts are prefilled together in a large one."""
 PREFILLED = 2048
 """Tokens of prompts, padding included, that are prefilled at once at most, if they are not one prompt."""
 SHARES = (1, 2, 4, 8)
@@ -103,3 +105,27 @@ def prefill_sizes(length: int, parts: int, slots: int) -> tuple[int, int]:
     most = min(PREFILLED // (length * parts), slots)
     most = 1 << max(0, most.bit_length() - 1)
     return max(1, most // 16), most
+
+
+def prefill_groups(
+    fresh: Sequence[Sequence[tuple[int, ...]]], padded: Callable[[int], int], most: int
+) -> list[tuple[int, int, list[list[tuple[int, ...]]]]]:
+    """Groups new prompts into prefills.
+
+    Args:
+      fresh: the different prompts that enter each part of the mesh.
+      padded: the length that a prompt of a length is padded to.
+      most: the most rows of a part.
+
+    Returns:
+      For each prefill: the padded length, the rows of a part, and the prompts of each part.
+    """
+    groups = []
+    for length in sorted({padded(len(prompt)) for part in fresh for prompt in part}):
+        left = [[prompt for prompt in part if padded(len(prompt)) == length] for part in fresh]
+        few, many = prefill_sizes(length, len(fresh), most)
+        while any(left):
+            rows = few if max(map(len, left)) <= FEW * few else many
+            groups.append((length, rows, [prompts[:rows] for prompts in left]))
+            left = [prompts[rows:] for prompts in left]
+    return groups

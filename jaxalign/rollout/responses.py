@@ -7,6 +7,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from jaxalign.errors import UserError
+
 BROKEN = "the model's logits are not finite numbers"
 """The error of such a row."""
 
@@ -44,6 +46,15 @@ class Row:
         ids = tuple(ids.tolist())
         ended = bool(ids) and ids[-1] in stop_ids
         return Response(ids, ended, float(logprobs.sum()), tuple(logprobs.tolist()), versions, error)
+
+
+def check_rows(prompts: Sequence, rows: Sequence[int]) -> None:
+    """Raises UserError on a row number that is no int32 of at least 0, and ValueError unless there is one for each prompt."""
+    strange = next((number for number in rows if not (is_whole(number) and 0 <= number < 1 << 31)), None)
+    if strange is not None:
+        raise UserError(f"a row is numbered {strange}; a number from 0 to {(1 << 31) - 1} is expected")
+    if len(prompts) != len(rows):
+        raise ValueError(f"there are {len(prompts)} prompts and {len(rows)} row numbers; one for each is expected")
 
 
 def refuse(prompt: Sequence[int], new: int, max_length: int, vocab: int) -> str | None:

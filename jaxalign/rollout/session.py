@@ -11,20 +11,17 @@ from collections.abc import Callable, Sequence
 import jax
 import numpy as np
 
-from jaxalign.errors import UserError
 from jaxalign.models.cache import Caches, Tiers
 from jaxalign.models.model import Model
 from jaxalign.parallel.rows import placed
 from jaxalign.rollout.decode import NOT_FINITE, Drawn, decode_chunk
-from jaxalign.rollout.layouts import Layout, in_tiers, prefill_sizes, row_counts, single, slot_counts, step_towards
-from jaxalign.rollout.responses import BROKEN, Response, Row, is_whole, refuse
+from jaxalign.rollout.layouts import Layout, in_tiers, prefill_groups, row_counts, single, slot_counts, step_towards
+from jaxalign.rollout.responses import BROKEN, Response, Row, check_rows, refuse
 from jaxalign.rollout.ring import exchange, insert, prefill, reroll
 from jaxalign.rollout.sampling import Sampling
 
 STEPS = 32
 """Steps of decoding between two looks at the host."""
-FEW = 4
-"""More prompts than so many small prefills take go into a large one."""
 KEPT = 4
 """Prefills at most that are kept for prompts which are sampled once more later."""
 AHEAD = 8
@@ -69,11 +66,7 @@ class Session:
         """Adds prompts to the queue, under the global row numbers `rows`. Their indices count on from those before. Raises
         UserError on a row number that is no int32 of 0 or more, and ValueError where they are not as many as the prompts; then
         nothing was added."""
-        strange = next((number for number in rows if not (is_whole(number) and 0 <= number < 1 << 31)), None)
-        if strange is not None:
-            raise UserError(f"a row is numbered {strange}; a number from 0 to {(1 << 31) - 1} is expected")
-        if len(prompts) != len(rows):
-            raise ValueError(f"there are {len(prompts)} prompts and {len(rows)} row numbers; one for each is expected")
+        check_rows(prompts, rows)
         added = []
         for prompt, number in zip(prompts, rows, strict=True):
             refusal = refuse(prompt, self.new, self.max_length, self.model.config.vocab)
@@ -252,7 +245,7 @@ class Session:
             if any(plan):
                 self.enter(self.kept[at][0], plan)
         self._forget()
-        for group in self._groups(fresh):
+        for group in prefill_groups(fresh, self.padded, self.sizes[-1]):
             self._prefill(*group, fresh)
 
     def _forget(self) -> None:
@@ -263,19 +256,6 @@ class Session:
         self.waiting[prompt] -= 1
         if not self.waiting[prompt]:
             del self.waiting[prompt]
-
-    def _groups(self, fresh: list[dict]) -> list[tuple[int, int, list[list]]]:
-        """(padded length, how many rows of a part, the prompts of each part) of each prefill."""
-        lengths = sorted({self.padded(len(prompt)) for part in fresh for prompt in part})
-        groups = []
-        for length in lengths:
-            left = [[prompt for prompt in part if self.padded(len(prompt)) == length] for part in fresh]
-            few, most = prefill_sizes(length, self.parts, self.sizes[-1])
-            while any(left):
-                rows = few if max(map(len, left)) <= FEW * few else most
-                groups.append((length, rows, [prompts[:rows] for prompts in left]))
-                left = [prompts[rows:] for prompts in left]
-        return groups
 
     def _prefill(self, length: int, count: int, prompts: list[list], fresh: list[dict]) -> None:
         tokens = np.zeros((self.parts, count, length), np.int32)

@@ -8,11 +8,11 @@ import jax
 import numpy as np
 import pytest
 
+from benchmarks.warm_up import _lengths, warm_up
 from jaxalign.errors import UserError
 from jaxalign.rollout import session as module
 from jaxalign.rollout.engine import Engine
 from jaxalign.rollout.sampling import Sampling
-from jaxalign.rollout.warm_up import _lengths
 from tests import tiny
 from tests.parallel.test_ahead import SEEN
 
@@ -172,7 +172,7 @@ def test_warm_up_leaves_no_weights_behind():
     before = there()
     gc.disable()
     try:
-        Engine(model, 2, 64, 8).warm_up(params, ENDLESS, 8)
+        warm_up(Engine(model, 2, 64, 8), params, ENDLESS, 8)
         assert there() == before
     finally:
         gc.enable()
@@ -194,7 +194,7 @@ def test_nothing_is_compiled_anew_for_another_queue(params):
             assert len(engine.respond(params, prompts, key, sampling, range(count))) == count
 
     jax.clear_caches()
-    engine.warm_up(params, sampling, 16)
+    warm_up(engine, params, sampling, 16)
     before = compiled()
     for count, longest in ((12, 16), (5, 3), (1, 9), (2, 16), (7, 8)):
         queue(count, longest)
@@ -204,7 +204,7 @@ def test_nothing_is_compiled_anew_for_another_queue(params):
 def test_nothing_is_compiled_anew_for_longer_prompts_that_come_later(params):
     engine, sampling, late = Engine(tiny.model(), 2, 96, 16), Sampling(30, (2,)), [[1, *range(3, 32)]]
     jax.clear_caches()
-    engine.warm_up(params, sampling, 32)
+    warm_up(engine, params, sampling, 32)
     before = compiled()
     session = engine.start(params, [[1, 7]] * 4, KEY, sampling, range(4))
     session.step()
@@ -222,7 +222,7 @@ def test_nothing_at_all_is_compiled_on_a_mesh_for_another_queue():
     ]
     keys = [jax.random.key(i) for i in range(len(queues))]
     jax.clear_caches()
-    engine.warm_up(params, sampling, 16)
+    warm_up(engine, params, sampling, 16)
     SEEN.clear()
     for key, prompts in zip(keys, queues, strict=True):
         assert len(engine.respond(params, prompts, key, sampling, range(len(prompts)))) == len(prompts)

@@ -9,6 +9,7 @@ import jax
 import numpy as np
 import pytest
 
+from benchmarks.warm_up import warm_up
 from jaxalign.models import model as model_module
 from jaxalign.rollout import layouts
 from jaxalign.rollout import session as module
@@ -111,7 +112,7 @@ def test_nothing_is_compiled_anew_with_tiers(params, small):
         return [fn._cache_size() for fn in jitted]
 
     jax.clear_caches()
-    engine.warm_up(params, SAMPLING, 8)
+    warm_up(engine, params, SAMPLING, 8)
     before = compiled()
     for count in (32, 9, 20, 3):
         engine.respond(params, QUEUE[:count], jax.random.key(count), SAMPLING, ROWS[:count])

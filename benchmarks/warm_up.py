@@ -1,18 +1,22 @@
-"""All programs of a session, compiled ahead of the first prompt by running them."""
+"""Compiles every program that sampling can need, by running each once."""
 
 from __future__ import annotations
 
 import itertools
 
+import jax
 import numpy as np
 
 from jaxalign.rollout import forecast
+from jaxalign.rollout.engine import Engine
 from jaxalign.rollout.layouts import LONG, Layout, in_tiers, neighbours, prefill_sizes, row_counts, single, slot_counts
+from jaxalign.rollout.sampling import Sampling
 from jaxalign.rollout.session import Session
 
 
-def warm_up(session: Session, longest: int) -> None:
+def warm_up(engine: Engine, params, sampling: Sampling, longest: int) -> None:
     """Runs every program that prompts of at most `longest` tokens can need, over rings of every size that they can reach."""
+    session = engine.start(params, [], jax.random.key(0), sampling, [])
     call = session.call
 
     def known(step, *arguments):
@@ -23,7 +27,7 @@ def warm_up(session: Session, longest: int) -> None:
     try:
         _run_all(session, longest)
     finally:
-        del session.call  # Weights are held by what refers to itself until that is found.
+        del session.call  # Break the reference cycle so that the weights are freed promptly.
 
 
 def _run_all(session: Session, longest: int) -> None:

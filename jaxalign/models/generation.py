@@ -1,0 +1,95 @@
+"""Weights as they lie while tokens are sampled: gathered as the sharding rules say, matrices in the compute dtype."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import NamedSharding
+
+from jaxalign.models.adapters.lora import TRAINED, is_quantised
+from jaxalign.models.adapters.quantised import fitting
+from jaxalign.models.layers import Constrain
+from jaxalign.parallel.sharding import Sharding
+
+_MOVED_TOGETHER = 64 << 20
+"""Bytes on a device above which a parameter is moved by itself, so that few of them exist twice at a time."""
+
+Moves = list[tuple[list[int], Callable]]
+
+
+def abstract(params: Any, axes: Any, compute_dtype: str, sharding: Sharding | None, trained: bool = False) -> Any:
+    """ShapeDtypeStructs of parameters for generation, with their shardings on a mesh.
+
+    Adapters and scalar heads keep their dtype, since their sums need it.
+
+    Args:
+      params: arrays or ShapeDtypeStructs.
+      axes: a pytree like params, with the logical axis names of each leaf.
+      compute_dtype: of matrices.
+      sharding: the rules of generation; None without a mesh.
+      trained: these are adapters or a scalar head.
+    """
+    if isinstance(params, dict):
+        return {
+            name: abstract(value, axes[name], compute_dtype, sharding, trained or name in TRAINED)
+            for name, value in params.items()
+        }
+    where = None if sharding is None else sharding.named(axes)
+    if is_quantised(params):
+        return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=_fitting(where, x.shape)), params)
+    matrix = len(axes) - (axes[0] == "layers") >= 2
+    dtype = compute_dtype if matrix and not trained else params.dtype
+    return jax.ShapeDtypeStruct(params.shape, dtype, sharding=where)
+
+
+def moves(params: Any, targets: Any, on_mesh: bool) -> Moves:
+    """The steps from parameters to `targets`: (indices of leaves, a jitted function of the list of these leaves).
+
+    Leaves that are as their target is are in no step.
+    """
+    leaves, targets = jax.tree.leaves(params), jax.tree.leaves(targets)
+    changed = [
+        i
+        for i, (leaf, target) in enumerate(zip(leaves, targets, strict=True))
+        if leaf.dtype != target.dtype or (on_mesh and not leaf.sharding.is_equivalent_to(target.sharding, leaf.ndim))
+    ]
+    large = [i for i in changed if _device_bytes(targets[i]) > _MOVED_TOGETHER]
+    small = [i for i in changed if i not in large]
+    groups = [[i] for i in large] + ([small] if small else [])
+    return [(group, _mover(tuple((targets[i].dtype, targets[i].sharding) for i in group))) for group in groups]
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def gathered(constrain: Constrain, weight: jax.Array) -> jax.Array:
+    """A head's weight [D, V], gathered over all axes but that of the vocabulary. Its gradient is not gathered."""
+    return constrain(weight, (None, "vocab"))
+
+
+gathered.defvjp(
+    lambda constrain, weight: (constrain(weight, (None, "vocab")), None), lambda constrain, _, gradient: (gradient,)
+)
+
+
+def _fitting(where: NamedSharding | None, shape: tuple[int, ...]) -> NamedSharding | None:
+    return None if where is None else NamedSharding(where.mesh, fitting(where, shape))
+
+
+def _device_bytes(leaf: jax.ShapeDtypeStruct) -> int:
+    shape = leaf.shape if leaf.sharding is None else leaf.sharding.shard_shape(leaf.shape)
+    return math.prod(shape) * jnp.dtype(leaf.dtype).itemsize
+
+
+@functools.lru_cache(maxsize=32)
+def _mover(targets: tuple) -> Callable:
+    """A jitted function of a list of arrays that returns each in its target's dtype and sharding."""
+
+    def move(arrays: list[jax.Array]) -> list[jax.Array]:
+        return [x.astype(dtype) for x, (dtype, _) in zip(arrays, targets, strict=True)]
+
+    where = [sharding for _, sharding in targets]
+    return jax.jit(move, out_shardings=where if where[0] is not None else None)
