@@ -48,30 +48,30 @@ def main(argv: Sequence[str] | None = None) -> int:
                 print(sentence)
         return 0
     except BaseException as error:
-        told = _explain(error)
-        if told is None:
+        explained = _explain(error)
+        if explained is None:
             raise
-        return tell(*told)
+        return tell(*explained)
 
 
 def _explain(error: BaseException) -> tuple[str, int] | None:
-    """What the user is told of an error, and the exit code; None where it is not the user's to mend."""
+    """The sentence and the exit code for an error that the user can mend; None for others."""
     if isinstance(error, UserError):
         return str(error), 2
     if isinstance(error, KeyboardInterrupt):
         return "interrupted; nothing was written", 130
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return f"the disk is full ({error}); nothing was written: make room and run the same command again", 2
+        return f"the disk is full ({error}); nothing was written: free some space and run the same command again", 2
     return None
 
 
 def _read_arguments(argv: Sequence[str]) -> flags.FlagValues:
     values = flags.FlagValues()
-    flags.DEFINE_string("source", None, "What is converted.", flag_values=values)
-    flags.DEFINE_string("target", None, "Where it goes.", flag_values=values)
-    flags.DEFINE_boolean("adapters", False, "Adapters alone.", flag_values=values)
-    flags.DEFINE_enum("dtype", None, _DTYPES, "Of the weights.", flag_values=values)
-    flags.DEFINE_float("shard_gb", 4.0, "Largest file.", lower_bound=1e-6, flag_values=values)
+    flags.DEFINE_string("source", None, "The folder to convert.", flag_values=values)
+    flags.DEFINE_string("target", None, "The new folder.", flag_values=values)
+    flags.DEFINE_boolean("adapters", False, "Write only the adapters.", flag_values=values)
+    flags.DEFINE_enum("dtype", None, _DTYPES, "The dtype of the weights.", flag_values=values)
+    flags.DEFINE_float("shard_gb", 4.0, "The largest file.", lower_bound=1e-6, flag_values=values)
     flags.DEFINE_string("mesh", "1,1,1", "Sizes of data, fsdp and tensor.", flag_values=values)
     try:
         unused = values(list(argv))[1:]

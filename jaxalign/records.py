@@ -1,4 +1,4 @@
-"""The typed records that pass between rooms. Text records are plain frozen dataclasses; array records are pytrees.
+"""The typed records that pass between packages. Text records are plain frozen dataclasses; array records are pytrees.
 
 Dimension letters: B batch, T time (tokens of a row), N response tokens, V vocab.
 """
@@ -22,7 +22,7 @@ class Message:
 
 @dataclasses.dataclass(frozen=True)
 class Prompt:
-    """A dialogue that waits for the assistant's answer; its last message is the user's.
+    """A dialogue without the assistant's answer; its last message is the user's.
 
     `id` is unique and stable; `source` says which prompt set it came from ("red_team", "helpful", ...). `columns` are JSON
     values that belong to it (the wanted answer, say): rewards read them, models do not.
@@ -94,7 +94,7 @@ def _array_record(cls: type) -> type:
 
 @_array_record
 class PackedBatch:
-    """Several documents a row, told apart by segment id (0 is padding). All int32 [B, T] but the mask.
+    """Rows of several documents, which segment ids tell apart (0 is padding). All int32 [B, T] but the mask.
 
     loss_mask[b, t] (float32) weighs the prediction of tokens[b, t] from what stands before it in its segment.
     """

@@ -35,7 +35,7 @@ _USAGE = """usage: python -m jaxalign.sample --model=DIR (--prompt=TEXT | --prom
   --top_k=K, --top_p=P  draw from the K likeliest tokens, or from those that have P together; default all
   --seed=SEED           default 0; equal seeds give equal answers, on any mesh
   --style=STYLE         chat (the model's own template), hh (Human: / Assistant:), compact (the project's markers) or plain (the
-                        text goes on); default: the run's, else chat where there is a template, else plain
+                        text continues); default: the run's, else chat where there is a template, else plain
   --system=TEXT         a system message before the dialogue, in style chat
   --mesh=D,F,T          sizes of data, fsdp and tensor; default 1,1,1
   --dtype=NAME          of the parameters: float32, bfloat16 or float16; default: the files' own
@@ -61,13 +61,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     except (UserError, KeyboardInterrupt) as error:
         return tell(*_explain(error))
-    except BrokenPipeError:  # Whoever reads has had enough. What is left must not be flushed into the pipe at the end.
+    except BrokenPipeError:  # The reader closed the pipe: flush nothing into it at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
 
 
 def _explain(error: BaseException) -> tuple[str, int] | None:
-    """What the user is told of an error, and the exit code; None where it is not the user's to mend."""
+    """The sentence and the exit code for an error that the user can mend; None for others."""
     if isinstance(error, UserError):
         return str(error), 2
     return ("interrupted", 130) if isinstance(error, KeyboardInterrupt) else None
@@ -113,7 +113,7 @@ def _answer_all(answerer, values: flags.FlagValues, asked: list) -> None:
         elif len(ids) > answerer.longest_prompt:
             errors[number] = (
                 f"{item.place} has {len(ids)} tokens; the model's {answerer.policy.max_length} positions less "
-                f"{values.max_new_tokens} new tokens leave room for {answerer.longest_prompt}: shorten it, or lower "
+                f"{values.max_new_tokens} new tokens leave {answerer.longest_prompt} for the prompt: shorten it, or lower "
                 "--max_new_tokens"
             )
         prompts.append(ids)
@@ -167,7 +167,7 @@ def _chat(answerer, values: flags.FlagValues) -> None:
             asked = _with_system(values, [*turns, Message("user", said)])
             fitting = answerer.fitting(asked)
             if fitting is None:
-                print(f"this leaves no room for an answer: a prompt may have {answerer.longest_prompt} tokens; say less, "
+                print(f"this is too long for an answer to fit: a prompt may have {answerer.longest_prompt} tokens; say less, "
                       "or lower --max_new_tokens", file=sys.stderr, flush=True)
                 continue
             if len(fitting) < len(asked):

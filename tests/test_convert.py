@@ -22,6 +22,7 @@ from jaxalign.rewards.scorer import student_model
 from jaxalign.stages.shared import run_models
 from jaxalign.stages.shared.base import write_json
 from jaxalign.stages.shared.manifest import DONE, new_manifest
+from jaxalign.storage import LocalStorage
 from jaxalign.training.checkpoint import save_params
 
 _SIZES = {"layers": 2, "embed": 24, "heads": 6, "kv_heads": 2, "head_dim": 8, "mlp": 28, "max_length": 64, "vocab_multiple": 8}
@@ -50,7 +51,7 @@ def workdir(tmp_path_factory):
         folder.mkdir(exist_ok=True)
         save_params(folder / "params", model.init(jax.random.key(number)))
         manifest = new_manifest(importlib.import_module(f"jaxalign.stages.{name}").STAGE, config, {})
-        dataclasses.replace(manifest, status=DONE).write(folder)
+        dataclasses.replace(manifest, status=DONE).write(LocalStorage(workdir))
         write_json(folder / "summary.json", {"shift": 0.25, "scale": 1.5})
     # A later run changed fields after the stages had run.
     write_json(workdir / "config.json", to_dict(dataclasses.replace(config, model=dataclasses.replace(config.model, layers=9))))

@@ -31,6 +31,7 @@ from jaxalign.sample import main
 from jaxalign.stages.shared import run_models
 from jaxalign.stages.shared.base import write_json
 from jaxalign.stages.shared.manifest import DONE, new_manifest
+from jaxalign.storage import LocalStorage
 from jaxalign.training.checkpoint import save_params
 from tests import made_tokenizers
 
@@ -82,7 +83,7 @@ def workdir(tmp_path_factory):
         (workdir / name).mkdir(exist_ok=True)
         save_params(workdir / name / "params", params)
         manifest = new_manifest(importlib.import_module(f"jaxalign.stages.{name}").STAGE, config, {})
-        dataclasses.replace(manifest, status=DONE).write(workdir / name)
+        dataclasses.replace(manifest, status=DONE).write(LocalStorage(workdir))
     write_json(workdir / "config.json", to_dict(config))
     return workdir, model, base, own
 
@@ -182,7 +183,7 @@ def test_a_long_chat_forgets_its_oldest_turns(folder, monkeypatch, capsys):
     long = _chat(monkeypatch, capsys, "the cat sat\na dog ran to the house\nthe cat sat on a mat\n", *given)
     assert "messages no longer fit and are forgotten" in long.err
     huge = _chat(monkeypatch, capsys, "the cat " * 60 + "\nthe cat sat\n", *given)
-    assert "this leaves no room for an answer: a prompt may have 76 tokens" in huge.err
+    assert "this is too long for an answer to fit: a prompt may have 76 tokens" in huge.err
     assert long.out.startswith(huge.out)
 
 
@@ -238,7 +239,7 @@ def test_mistakes_are_one_sentence(folder, workdir, tmp_path, capsys):
         ([model, prompt, "--top_p=2"], "flag --top_p=2"),
         ([model, prompt, "--mesh=2,2"], "--mesh is '2,2'; three numbers are expected"),
         ([model, prompt, "--mesh=1,5,1"], "mesh.fsdp is 5; it must divide the checkpoint's hidden size (16)"),
-        ([model, f"--prompts={tmp_path / 'bad.jsonl'}"], 'bad.jsonl:1: no "prompt" that is a text'),
+        ([model, f"--prompts={tmp_path / 'bad.jsonl'}"], 'bad.jsonl:1: no "prompt" that is text'),
         ([model, f"--prompts={tmp_path / 'empty.txt'}"], "empty.txt has no prompts; one per line is expected"),
         ([model, f"--prompts={tmp_path / 'no.txt'}"], "no.txt cannot be read"),
         ([model, prompt, "more"], "'more' is not expected on the command line"),

@@ -50,7 +50,7 @@ ROW_AXIS = 1
 
 
 def cache_shapes(config: DecoderConfig, rows: int, slots: int, layers: int | None = None) -> Cache:
-    """ShapeDtypeStructs of a cache, of all layers or so many."""
+    """ShapeDtypeStructs of a cache of all layers, or of the given number."""
     sizes = {
         "layers": config.layers if layers is None else layers, "batch": rows, "kv_heads": config.kv_heads,
         "head_dim": config.head_dim, "length": slots,

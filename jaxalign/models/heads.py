@@ -1,4 +1,4 @@
-"""Log-probabilities, entropies and divergences of LM heads, in chunks: [B, T, V] is never formed (Decision 8)."""
+"""Log-probabilities, entropies and divergences of LM heads, in chunks, so that [B, T, V] is never formed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from jaxalign.models.layers import Constrain, softcap
 from jaxalign.parallel.zigzag import context_size
 
 CHUNK_FLOATS = 1 << 22  # At most this many logits exist at once on a device (16 MB in float32), if a row's share allows it.
-USED_CHUNKS = 8  # Where it is known only at run time how many positions are used, they are cut into at least so many chunks.
+USED_CHUNKS = 8  # The least number of chunks where the number of used positions is known only at run time.
 _NO_MESH = Constrain()
 _APART = ("batch", "length", None, "vocab")  # How what `_no_sum` makes lies on a mesh.
 
@@ -76,7 +76,7 @@ def weighted_nll(
 
 
 def chunk_count(shape: tuple[int, int], V: int, chunk_floats: int, constrain: Constrain) -> int:
-    """Into how many chunks positions [B, T] of V logits are cut where it is told which are used."""
+    """The number of chunks of positions [B, T] with V logits each, where `used` is given."""
     return _way(shape, V, 1.0, chunk_floats, None, constrain, 0)[0].chunks
 
 
@@ -241,7 +241,7 @@ def token_kl(
         logits = lm_logits(hidden_BxCxD, weight, cap) / temperature
         return full_kl(logits, lm_logits(reference_BxCxD, reference_weight, cap) / temperature)
 
-    # Of two heads' logits each has half the room.
+    # Two heads share the limit on logits.
     size = chunk_floats // max(1, 2 * hidden.shape[0] * weight.shape[1])
     return _in_chunks(one, size, constrain, used, hidden, reference_hidden)
 
@@ -313,7 +313,7 @@ def _permuted(x: jax.Array, order_BxT: jax.Array) -> jax.Array:
     return gather_positions(x, order_BxT)
 
 
-# Of a permutation the gradient is a gather too, which costs less than what is made of a gather in general.
+# The gradient of a permutation is a gather too, which is cheaper than the scatter of a general gather.
 _permuted.defvjp(
     lambda x, order: (gather_positions(x, order), order),
     lambda order, g: (gather_positions(g, jnp.argsort(order, axis=1)), None),

@@ -81,7 +81,7 @@ def linear(equation: str, x: jax.Array, kernel: jax.Array) -> jax.Array:
 
 
 def _linear(equation: str, x, kernel):
-    # What is not trained needs no gradient, and so nothing is kept for it.
+    # Frozen kernels need no gradient, so no residual is kept for it.
     kept = x.value if kernel.perturbed else None, kernel.value if x.perturbed else None
     return jnp.einsum(equation, x.value, kernel.value), kept
 

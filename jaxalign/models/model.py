@@ -52,8 +52,8 @@ class Model:
     """Architecture, head and sharding; no weights. Hashable, so jitted functions may close over it or take it as static.
 
     head is "lm", "scalar" or "lm_scalar" (both). sharding None means one device. With `lora` the model's own parameters,
-    those of `axes`, `abstract`, `shardings` and a training state, are its adapters and its scalar head alone; what computes
-    takes them joined with the frozen ones of `base` (`lora.join`), or those of the base alone.
+    those of `axes`, `abstract`, `shardings` and a training state, are only its adapters and its scalar head; forward passes
+    take them joined with the frozen ones of `base` (`lora.join`), or only those of the base.
     """
 
     config: DecoderConfig
@@ -154,8 +154,10 @@ class Model:
         return generation.abstract(params, axes, self.config.compute_dtype, None if sharding is None else sharding.generation)
 
     def for_generation(self, params: Params) -> Params:
-        """Parameters (joined) as `generation` reads them: gathered as its rules say, kernels and tables in the compute dtype.
-        What is so already stays the same array."""
+        """Joined parameters as `generation` reads them: gathered by its rules, kernels and tables in the compute dtype.
+
+        Leaves that already have this form stay the same arrays.
+        """
         leaves, structure = jax.tree.flatten(params)
         for changed, move in self.generation_moves(params):
             for i, moved in zip(changed, move([leaves[i] for i in changed]), strict=True):
@@ -163,8 +165,10 @@ class Model:
         return jax.tree.unflatten(structure, leaves)
 
     def generation_moves(self, params: Params) -> list[tuple[list[int], Callable]]:
-        """What `for_generation` does, step by step: (which leaves, the jitted function that takes them as a list and gives the
-        new ones). Large ones move alone: what is gathered is there twice while it moves."""
+        """The steps of `for_generation`: (indices of leaves, a jitted function of the list of these leaves).
+
+        A large leaf has a step of its own, since it exists twice while it is gathered.
+        """
         return generation.moves(params, self.generation_abstract(params), self.sharding is not None)
 
     def constrain_gradients(self, gradients: Params) -> Params:
@@ -206,7 +210,7 @@ class Model:
         if kind == "ring":
             multiple = math.lcm(multiple, length_multiple(context_size(sharding), T))
         given, short = (tokens, Rows(positions, counted, segment_ids)), -T % multiple
-        if short:  # Nothing sees what follows it.
+        if short:  # Causal: padding at the end changes nothing.
             given = jax.tree.map(lambda x: jnp.pad(x, ((0, 0), (0, short))), given)
         if kind == "ring":
             given = jax.tree.map(functools.partial(deal, sharding), given)
@@ -228,8 +232,11 @@ class Model:
 
     @property
     def layered(self) -> bool:
-        """Whether decoding has a cache for each layer, and layers one after another in its program. On a CPU, which copies what
-        a scan takes out of a stack; but not for deep models, since compiling would take long."""
+        """Whether decoding unrolls the layers and keeps a cache for each.
+
+        So on a CPU, where a scan copies each slice that it takes out of a stack; but not for deep models, which would take long
+        to compile.
+        """
         return platform_of(self.sharding) == "cpu" and self.config.layers <= _LAYERED
 
     def decode(self, params: Params, tokens, positions, tiers: Tiers, slot) -> tuple[jax.Array, Tiers]:
@@ -283,8 +290,8 @@ class Model:
         return weight if weight.shape[1] == self.config.vocab else weight[:, : self.config.vocab]
 
     def head_weight(self, params: Params, dtype) -> jax.Array:
-        """`unembedding` in `dtype`, as heads in chunks read it: gathered once, so that no chunk gathers it again, and split
-        over the vocabulary alone."""
+        """`unembedding` in `dtype`, as heads in chunks read it: gathered once and not in each chunk, and split
+        only over the vocabulary."""
         weight = params["embedding"].T if self.config.tie_embeddings else params["unembedding"]
         weight = gathered(self.constrain, weight.astype(dtype))
         return weight if weight.shape[1] == self.config.vocab else weight[:, : self.config.vocab]
@@ -311,7 +318,7 @@ class Model:
         return weighted_nll(hidden, weight, targets, weights, self.chunk_floats, cap, self.constrain, used)
 
     def head_chunks(self, rows: int, length: int) -> int:
-        """The most chunks in which `weighted_nll` computes so many positions, if it is told which are used."""
+        """The most chunks in which `weighted_nll` computes [rows, length] positions when `used` is given."""
         return chunk_count((rows, length), self.config.vocab, self.chunk_floats, self.constrain)
 
     def logits(self, params: Params, hidden: jax.Array) -> jax.Array:

@@ -18,7 +18,7 @@ NOTHING, NOT_FINITE = -1, -2
 
 
 class Drawn(NamedTuple):
-    """tokens int32 [C, B]; logprobs float32 [C, B] of what is a token; steps int32 []: how many of the C were made."""
+    """tokens int32 [C, B]; logprobs float32 [C, B], valid at tokens; steps int32 []: the number of the C steps that ran."""
 
     tokens: jax.Array
     logprobs: jax.Array

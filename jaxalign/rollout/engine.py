@@ -19,16 +19,21 @@ from jaxalign.rollout.sampling import Sampling
 from jaxalign.rollout.session import Session
 
 Heard = Callable[[Sequence[tuple[int, Response]]], None]
-"""Takes what has just ended, each once: (index among the prompts, its response)."""
+"""Receives the responses that have just ended, each once, as (index among the prompts, response)."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Engine:
     """Answers prompts with a model.
 
-    batch: slots, the rows that decode together at most; a multiple of what the mesh splits a batch into while it samples.
-    bucket: prompts are padded to this length, or to its double, and so on, so that few shapes are compiled. max_length: prompt
-    and response together. Raises UserError on a batch that the mesh does not divide, and on a bucket below 1.
+    Attributes:
+      model: the architecture.
+      batch: the most rows that decode together; a multiple of the parts into which the mesh splits a batch for sampling.
+      max_length: the most tokens of a prompt and its response together.
+      bucket: prompts are padded to this length times a power of two, so that few shapes are compiled.
+
+    Raises:
+      UserError: the mesh does not divide the batch, or the bucket is below 1.
     """
 
     model: Model
@@ -48,7 +53,7 @@ class Engine:
         self, params, prompts: Sequence[Sequence[int]], key: jax.Array, sampling: Sampling, rows: Sequence[int],
         version: int = 0,
     ) -> Session:  # fmt: skip
-        """The work of `respond`, to be done step by step: see `Session`.
+        """Begins the work of `respond`, which the returned `Session` does step by step.
 
         Args:
           params: the weights.
@@ -68,11 +73,12 @@ class Engine:
     ) -> list[Response]:  # fmt: skip
         """Responses to a queue of any length, in its order. `heard` is called with what each chunk ends, if it ends any.
 
-        Prompt i has the global row number rows[i], whatever slot it enters. An empty queue has no responses. A prompt that is
-        empty, leaves no room or has ids that the model does not know has one without ids, whose `error` says so; so does a row
-        whose logits are no finite numbers. Raises UserError on a row number that is no int32 of 0 or more.
+        Prompt i has the global row number rows[i], whatever slot it enters. A prompt that is empty, too long or has unknown ids
+        gets a response without ids whose `error` says so, and so does a row whose logits are not finite. Threads compile the
+        programs that the queue will need while it is sampled (`forecast.py`).
 
-        What the queue will need is compiled in threads from its beginning on (`forecast.py`).
+        Raises:
+          UserError: a row number is not an int32 of at least 0.
         """
         out: list[Response | None] = [None] * len(prompts)
         if not out:
@@ -93,9 +99,11 @@ class Engine:
     ) -> Rollout:
         """The responses as arrays on the host (numpy), the same on every process; `rows` are the prompts' global numbers.
 
-        Rows fill up to a multiple of `batch`; those without a prompt have length 0. A row has room for the longest prompt,
-        padded as `pad` does, and sampling.max_new_tokens; without prompts there are no rows. Raises UserError where a prompt
-        has no response.
+        Rows fill up to a multiple of `batch`; those without a prompt have length 0. A row holds the longest prompt, padded as
+        in `pad`, and sampling.max_new_tokens; without prompts there are no rows.
+
+        Raises:
+          UserError: a prompt has no response.
         """
         self.pad(prompts, sampling.max_new_tokens)
         responses = self.respond(params, prompts, key, sampling, rows, heard)

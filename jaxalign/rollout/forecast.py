@@ -1,4 +1,4 @@
-"""The programs that a queue will need, found before they run: its session is played through without a device."""
+"""Finds the programs that a queue will need before they run, by simulating its session without a device."""
 
 from __future__ import annotations
 
@@ -23,18 +23,19 @@ from jaxalign.rollout.session import LEFT, STEPS, Session
 Described = tuple[Callable, tuple]
 """(jitted function, its arguments): what `Ahead.add` takes."""
 WAVES = 4
-"""Prompts a slot that are played through at most; more ask for nothing else."""
+"""The most prompts per slot that are simulated; more of them need no other programs."""
 CHUNKS = 256
-"""Chunks that are played through at most: a ring grows by doubling, and what long responses need is needed early."""
+"""The most chunks that are simulated. A ring grows by doubling, so the programs of long responses appear early."""
 
-_known: set = set()  # Programs that are there, or are being compiled.
+_known: set = set()  # Programs that are compiled or being compiled.
 _begun: set = set()  # Kinds of queues whose programs are known.
 
 
 def compile_ahead(ahead: Ahead, session: Session) -> None:
-    """Begins to compile what the queue of a session needs and this process has not been told of before. What cannot be
-    described is told, and no error. Of several processes none does so: which programs a thread gets to before the queue is
-    done may differ, and some compilers share their work.
+    """Compiles, in threads, the programs that a session's queue needs and that this process does not have yet.
+
+    A failure is logged and is no error. With several processes nothing is compiled ahead: the threads of two processes may get
+    to different programs before the queue is done, and some compilers share their work.
     """
     if jax.process_count() > 1:
         return
@@ -49,7 +50,7 @@ def compile_ahead(ahead: Ahead, session: Session) -> None:
 
 
 def _ended(kind: tuple, key: tuple, future: Future) -> None:
-    """What was never begun, since the queue was done before, or could not be compiled, is not known."""
+    """Forgets a program whose compilation was cancelled or failed."""
     if future.cancelled() or future.result() is None:
         _known.discard(key)
         _begun.discard(kind)
@@ -75,7 +76,7 @@ def forecast(session: Session) -> list[Described]:
 
 
 def know(step: Callable, arguments: tuple) -> bool:
-    """Remembers a program that is there, or will be; whether it was not known."""
+    """Remembers a program that is compiled or will be; returns whether it was unknown."""
     key = _key(step, _described(arguments))
     new = key not in _known
     _known.add(key)
@@ -83,13 +84,13 @@ def know(step: Callable, arguments: tuple) -> bool:
 
 
 def forget() -> None:
-    """For who throws compiled programs away: none is known any more."""
+    """Forgets every program; call it after `jax.clear_caches`."""
     _known.clear()
     _begun.clear()
 
 
 def _kind(session: Session) -> tuple:
-    """Equal for queues that `forecast` finds the same programs for, or nearly so."""
+    """A key that is equal for queues with the same, or nearly the same, programs."""
     lengths = frozenset(session.padded(len(row.prompt)) for row in session.queue)
     count = -(-len(session.queue) // session.parts)
     rows = next((size for size in session.sizes if size >= count), None)
@@ -100,12 +101,12 @@ def _kind(session: Session) -> tuple:
 
 
 def _bound(params) -> bool:
-    """Whether weights, and so what programs make of them, are bound to devices."""
+    """Whether the weights, and so the results of programs, are committed to devices."""
     return any(leaf.sharding is not None for leaf in jax.tree.leaves(_described(params)))
 
 
 def _described(tree: Any) -> Any:
-    """Arrays as ShapeDtypeStructs, with a place where they are bound to one."""
+    """Arrays as ShapeDtypeStructs, with a sharding where they are committed."""
     def one(leaf):
         if isinstance(leaf, jax.Array):
             return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding if leaf.committed else None)
@@ -130,7 +131,7 @@ def _place(sharding: jax.sharding.Sharding | None) -> jax.Device | bool:
 
 
 class _Played(Session):
-    """A session whose programs are written down and not run; rings and prompts are ShapeDtypeStructs."""
+    """A session that records its programs and runs none; rings and prompts are ShapeDtypeStructs."""
 
     def __init__(self, session: Session):
         sampling = dataclasses.replace(session.sampling, max_new_tokens=session.new)
@@ -162,7 +163,7 @@ class _Played(Session):
         return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=sharding and sharding.named(axes))
 
     def _drawn(self, control: np.ndarray) -> Drawn:
-        """What a chunk would draw, as far as a session looks at it: how many tokens, and which of them ends a row."""
+        """A simulated result of a chunk: the number of tokens of each row, and which of them end it."""
         stops, _, most, quota = self.sampling.stop_ids, *control.tolist()
         left = {slot: self._end(row.index) + int(self.rows[LEFT, slot]) - self.new for slot, row in self.live.items()}
         steps = min(most, sorted(left.values())[min(quota, len(left)) - 1])

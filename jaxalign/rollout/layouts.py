@@ -1,4 +1,4 @@
-"""How a session's rows lie: how many there are, in rings of how many slots, and by which steps one layout becomes another."""
+"""The layout of a session's rows: how many rows, in rings of how many slots, and the steps from one layout to another."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ LEAST_SLOTS = 64
 FEW = 4
 """Above this many small prefills, prompts are prefilled together in a large one."""
 PREFILLED = 2048
-"""Tokens of prompts, padding included, that are prefilled at once at most, if they are not one prompt."""
+"""The most prompt tokens, padding included, that one prefill has; a single longer prompt is prefilled by itself."""
 SHARES = (1, 2, 4, 8)
-"""Of the slots there are all, a half, a quarter or an eighth at work."""
+"""All, a half, a quarter or an eighth of the slots decode."""
 LONG = 2
-"""Prompts a slot from which a queue is long: its end is a small part of it, and every other share will do."""
+"""Prompts per slot above which a queue is long: its end is a small part of it, so every other share suffices."""
 LEAST_TIERED = 8, 256
-"""Rows of a part, and slots, from which there are two tiers."""
+"""The least rows of a part, and the least slots, for two tiers."""
 SHORT = 5, 8
-"""The share of a part's rows that lie in the short tier."""
+"""The share of a part's rows that are in the short tier."""
 STRIDE = 32
-"""Of the slots of large rings, so that queues of about one length have the same programs."""
+"""Slots of large rings are a multiple of this, so that queues of similar length share programs."""
 
 
 class Layout(NamedTuple):
@@ -41,7 +41,7 @@ class Layout(NamedTuple):
         return len(self.rows) > 1
 
     def tier(self, row: int) -> tuple[int, int]:
-        """(which tier a row of a part is in, the how manieth it is there)."""
+        """(the tier of a row of a part, its index within the tier)."""
         return (0, row) if row < self.rows[0] else (1, row - self.rows[0])
 
 
@@ -50,7 +50,7 @@ def single(size: int, slots: int) -> Layout:
 
 
 def in_tiers(size: int, slots: int) -> Layout | None:
-    """So many rows of a part, the longest of `slots`, in two tiers; None where they are too few, or too short."""
+    """The layout of `size` rows of a part in two tiers, the long one of `slots`; None if they are too few or too short."""
     least, fewest = LEAST_TIERED
     if size < least or slots < fewest or slots % 2:
         return None
@@ -59,7 +59,7 @@ def in_tiers(size: int, slots: int) -> Layout | None:
 
 
 def row_counts(rows: int, waves: float = 1) -> list[int]:
-    """How many rows of a part, of so many, may be at work. waves: prompts of the queue for each slot."""
+    """The numbers of rows of a part that may decode together, up to `rows`. waves: prompts in the queue for each slot."""
     return sorted({-(-rows // share) for share in SHARES[:: 1 if waves < LONG else 2]})
 
 

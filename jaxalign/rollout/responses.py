@@ -1,4 +1,4 @@
-"""What a session is asked and what it answers: responses, rows at work, and why a prompt cannot be answered."""
+"""Responses, rows that are being decoded, and the reasons why a prompt cannot be answered."""
 
 from __future__ import annotations
 
@@ -10,16 +10,20 @@ import numpy as np
 from jaxalign.errors import UserError
 
 BROKEN = "the model's logits are not finite numbers"
-"""The error of such a row."""
+"""The error of a row whose logits are not finite."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Response:
     """One sampled response.
 
-    ids: its tokens, the stop token, if any, included; ended: whether it ended by itself; logprob: the sum of `logprobs`, its
-    tokens' log-probabilities at the sampling temperature; versions: of the weights that wrote each token (`Session.swap`);
-    error: why there is no more of it, or None.
+    Attributes:
+      ids: its tokens, with the stop token if there is one.
+      ended: whether a stop token ended it.
+      logprob: the sum of `logprobs`.
+      logprobs: the log-probability of each token at the sampling temperature.
+      versions: the version of the weights that wrote each token.
+      error: why the response is missing or incomplete; None for a complete one.
     """
 
     ids: tuple[int, ...]
@@ -32,7 +36,7 @@ class Response:
 
 @dataclasses.dataclass
 class Row:
-    """A prompt with what has been written after it: (tokens, log-probs, version) of each chunk."""
+    """A prompt and its response so far: (tokens, log-probs, version) of each chunk."""
 
     index: int
     prompt: tuple[int, ...]
@@ -58,7 +62,7 @@ def check_rows(prompts: Sequence, rows: Sequence[int]) -> None:
 
 
 def refuse(prompt: Sequence[int], new: int, max_length: int, vocab: int) -> str | None:
-    """Why a prompt cannot be answered with so many new tokens by a model of so many tokens, or None."""
+    """Why a prompt cannot be answered with `new` tokens within `max_length`; None where it can."""
     if len(prompt) == 0:
         return "a prompt is empty; at least one token is expected"
     limit = max_length - new
@@ -79,5 +83,5 @@ def refuse(prompt: Sequence[int], new: int, max_length: int, vocab: int) -> str 
 
 
 def is_whole(number) -> bool:
-    """Whether it is an integer, of Python or of NumPy."""
+    """Whether the value is an integer of Python or NumPy."""
     return isinstance(number, int | np.integer)

@@ -1,4 +1,4 @@
-"""Drawing one token a row: temperature, top-k, top-p, and keys that depend on position alone."""
+"""Draws one token per row: temperature, top-k, top-p, and keys that depend only on the row and the position."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import jax.numpy as jnp
 from jaxalign.errors import UserError
 
 BLOCK = 128
-"""Tokens of the vocabulary whose probabilities are cumulated together."""
+"""The number of vocabulary entries per block of the two-level cumulative sum."""
 LEAST_TEMPERATURE = 1e-6
-"""That is not greedy: logits over a smaller one may leave what float32 can hold."""
+"""The least temperature above 0: logits divided by a smaller one may overflow float32."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Sampling:
 
     @property
     def compiled(self) -> Sampling:
-        """What a program of it hangs on: of the temperature, whether there is one; not how many tokens are asked for."""
+        """The fields that affect compilation; of the temperature, only whether it is zero."""
         return dataclasses.replace(self, max_new_tokens=1, temperature=1.0 if self.temperature else 0.0)
 
 
@@ -58,12 +58,12 @@ def section_sampling(section, stop_ids: tuple[int, ...]) -> Sampling:
 
 
 def row_keys(key: jax.Array, rows_B: jax.Array) -> jax.Array:
-    """One key a row, folded from the global row number (Decision 6)."""
+    """One key per row, folded from the global row number."""
     return jax.vmap(lambda row: jax.random.fold_in(key, row))(rows_B)
 
 
 def filter_logits(logits_BxV: jax.Array, top_k: int, top_p: float) -> jax.Array:
-    """Sets what top-k and top-p (nucleus, arXiv 1904.09751) leave out to -inf. The likeliest token always stays."""
+    """Sets the logits that top-k and top-p (nucleus, arXiv 1904.09751) exclude to -inf. The likeliest token always stays."""
     V = logits_BxV.shape[-1]
     if 0 < top_k < V:
         kth = jax.lax.top_k(logits_BxV, top_k)[0][:, -1:]
@@ -104,7 +104,7 @@ def sample(
     logits_BxV, row_keys_B, positions_B, sampling: Sampling, temperature: jax.Array | None = None
 ) -> tuple[jax.Array, jax.Array]:
     """Tokens int32 [B] and their log-probabilities float32 [B]. temperature float32 []: `sampling.logprob_temperature`, where
-    it is not to be part of the program (`Sampling.compiled`).
+    it is an argument of the program and not a constant in it (`Sampling.compiled`).
 
     The log-probability is that of the softmax at the sampling temperature *before* top-k and top-p: what a trainer
     recomputes for the policy and for its reference alike, so that equal weights give a KL of 0 under every setting.
@@ -117,7 +117,7 @@ def sample(
         keys = jax.vmap(jax.random.fold_in)(row_keys_B, positions_B)
         filtered = filter_logits(scaled, sampling.top_k, sampling.top_p)
         tokens = draw(filtered, keys)
-    # The maximum goes off first, or the logits' common level takes up the digits of all that follows.
+    # Subtract the maximum first: a common offset of the logits would cost precision below.
     scaled = scaled - jnp.max(scaled, axis=-1, keepdims=True)
     logprobs = jnp.take_along_axis(scaled, tokens[:, None], axis=-1)[:, 0] - jnp.log(jnp.sum(jnp.exp(scaled), axis=-1))
     return tokens.astype(jnp.int32), logprobs

@@ -1,6 +1,6 @@
-"""Continuous batching: the host's part. Rows that end leave their slots, and queued prompts enter while others decode.
+"""The host's part of continuous batching: rows that end leave their slots, and queued prompts enter while others decode.
 
-All processes of a run decide alike: what they decide by are the prompts, and what every one of them fetches.
+All processes of a run make the same decisions, since these depend only on the prompts and on arrays that every process fetches.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from jaxalign.rollout.ring import exchange, insert, prefill, reroll
 from jaxalign.rollout.sampling import Sampling
 
 STEPS = 32
-"""Steps of decoding between two looks at the host."""
+"""The most decoding steps of a chunk, after which the host looks at the tokens."""
 KEPT = 4
-"""Prefills at most that are kept for prompts which are sampled once more later."""
+"""The most prefills that are kept for prompts which are sampled again later."""
 AHEAD = 8
-"""Steps that a row of the short tier has room for when a chunk begins."""
+"""The steps that fit into a row of the short tier when a chunk begins."""
 _TOKEN, _POSITION, LEFT, _NUMBER = range(4)  # Of `Session.rows`.
 
 
 class Session:
     """Responses to a queue of prompts, chunk by chunk: `submit`, then `step` until nothing is `unfinished`.
 
-    Between steps weights may be swapped and prompts added. Responses are handed over as they end and not kept, so a long
-    queue needs no more memory than the prompts themselves and the rows at work.
+    Between steps weights may be swapped and prompts added. Responses are returned as they end and not kept, so a long queue
+    needs no more memory than its prompts and the rows that are being decoded.
     """
 
     def __init__(
@@ -59,13 +59,16 @@ class Session:
 
     @property
     def unfinished(self) -> int:
-        """How many of the prompts have no response yet."""
+        """The number of prompts without a response."""
         return len(self.queue) + len(self.live) + len(self.refused)
 
     def submit(self, prompts: Sequence[Sequence[int]], rows: Sequence[int]) -> None:
-        """Adds prompts to the queue, under the global row numbers `rows`. Their indices count on from those before. Raises
-        UserError on a row number that is no int32 of 0 or more, and ValueError where they are not as many as the prompts; then
-        nothing was added."""
+        """Adds prompts to the queue, with the global row numbers `rows`. Their indices continue those of earlier prompts.
+
+        Raises:
+          UserError: a row number is not an int32 of at least 0; nothing was added.
+          ValueError: there are not as many row numbers as prompts; nothing was added.
+        """
         check_rows(prompts, rows)
         added = []
         for prompt, number in zip(prompts, rows, strict=True):
@@ -80,7 +83,7 @@ class Session:
         added.sort(key=lambda row: (len(row.prompt), row.prompt, row.index))
         self.queue.extend(added)
         self.waiting.update(row.prompt for row in added)
-        if self.tiers is None:  # What has begun goes on with the sizes it has.
+        if self.tiers is None:  # Decoding that has begun keeps its sizes.
             self.sizes = row_counts(self.batch // self.parts, len(self.queue) / self.batch)
         self.longest = max([self.longest, *(self.padded(len(row.prompt)) for row in added)])
 
@@ -92,7 +95,7 @@ class Session:
         self.kept = []
 
     def step(self) -> list[tuple[int, Response]]:
-        """One chunk. Returns what has ended: (index among the prompts submitted, its response)."""
+        """Decodes one chunk and returns the responses that have ended, as (index among the submitted prompts, response)."""
         ended, self.refused = self.refused, []
         if not self.queue and not self.live:
             return ended
@@ -107,18 +110,18 @@ class Session:
         return ended
 
     def written(self, index: int) -> tuple[int, ...]:
-        """The tokens so far of a row that has not ended; of one that still waits, or has ended, none."""
+        """The tokens so far of a row that is being decoded; none for a row that waits or has ended."""
         row = next((row for row in self.live.values() if row.index == index), None)
         return () if row is None else tuple(int(token) for piece in row.pieces for token in piece[0])
 
     @property
     def _size(self) -> int:
-        """Rows of a part, now."""
+        """The number of rows of a part."""
         return self.layout.size
 
     @property
     def counts(self) -> list[int]:
-        """How many slots the ring may have."""
+        """The numbers of slots that the ring may have."""
         return slot_counts(self.longest + self.new)
 
     def padded(self, length: int) -> int:
@@ -129,7 +132,7 @@ class Session:
         return max(1, min(padded, self.max_length - self.new))
 
     def _fit(self) -> None:
-        """Makes the ring as large as what lives, and what is about to enter, needs for a chunk."""
+        """Resizes the ring to what the live rows, and those about to enter, need for a chunk."""
         by_part = collections.Counter(slot // self._size for slot in self.live)
         wanted = max([*by_part.values(), -(-(len(self.live) + len(self.queue)) // self.parts)])
         size = next((size for size in self.sizes if size >= wanted), self.sizes[-1])
@@ -147,12 +150,12 @@ class Session:
             self.relayout(step_towards(target, self.layout, self.sizes, self.counts))
 
     def _reach(self, steps: int) -> np.ndarray:
-        """int32: how many tokens each row has after so many steps, if it goes on."""
+        """int32: the tokens of each row after `steps` more steps, if it does not end."""
         return self.rows[_POSITION] + np.minimum(self.rows[LEFT], steps)
 
     def _in_tiers(self, size: int, slots: int, entering: list[int]) -> Layout | None:
-        """So many rows and slots in two tiers, if what lives and what enters fits; longer ahead if it is not so already. Where
-        nothing ends a response all rows become equally long."""
+        """The layout of `size` rows and `slots` in two tiers, if the live and the entering rows fit; None otherwise. Entering
+        two tiers takes more free slots than staying. Without stop tokens all rows become equally long: one tier suffices."""
         largest = (size, slots) == (self.sizes[-1], self.counts[-1])
         layout = in_tiers(size, slots) if largest and self.sampling.stop_ids else None
         if layout is None or max(entering, default=1) - 1 + min(self.new, AHEAD) > layout.slots[0]:
@@ -170,11 +173,11 @@ class Session:
         return tuple(self.model.empty_cache(rows * self.parts, slots, self.params) for rows, slots in zip(*layout, strict=True))
 
     def call(self, step: Callable, *arguments):
-        """Runs a program; all of them are run here."""
+        """Runs a jitted program. Every program of a session runs through this method."""
         return step(*arguments)
 
     def relayout(self, layout: Layout) -> None:
-        """The live rows in rings of another layout."""
+        """Moves the live rows to rings of another layout."""
         index, live = np.zeros((self.parts, layout.size), np.int32), {}
         rows = np.zeros((4, self.parts * layout.size), np.int32)
         for part in range(self.parts):
@@ -187,7 +190,7 @@ class Session:
         self.layout, self.rows, self.live, self.slot = layout, rows, live, 0
 
     def _places(self, part: int, layout: Layout) -> dict[int, int]:
-        """Where a part's live rows are to be, and where they are. In two tiers the short ones are in the short one."""
+        """{new place: old place} of a part's live rows. In two tiers, short rows go to the short tier."""
         begin = part * self._size
         old = [slot - begin for slot in sorted(self.live) if slot // self._size == part]
         if not layout.tiered:
@@ -249,7 +252,7 @@ class Session:
             self._prefill(*group, fresh)
 
     def _forget(self) -> None:
-        """Lets go of what was prefilled and is not waited for, and of the oldest beyond `KEPT`."""
+        """Drops prefills that no queued prompt needs, and the oldest beyond `KEPT`."""
         self.kept = [kept for kept in self.kept if any(prompt in self.waiting for _, prompt in kept[1])][-KEPT:]
 
     def _count_out(self, prompt: tuple[int, ...]) -> None:
@@ -262,7 +265,7 @@ class Session:
         plan, known = [[] for _ in prompts], {}
         for part, own in enumerate(prompts):
             for source, prompt in enumerate(own):
-                tokens[part, source] = prompt[-1]  # What pads it is its own, lest another token's weights reach it.
+                tokens[part, source] = prompt[-1]  # Pad with its own last token: another token might select other experts.
                 tokens[part, source, : len(prompt)] = prompt
                 plan[part] += [(slot, source, len(prompt) - 1) for slot in fresh[part][prompt]]
                 if prompt in self.waiting:
@@ -292,7 +295,7 @@ class Session:
         self.tiers = self.call(insert, self.model, self.tiers, made, table, np.int32(self.slot))
 
     def chunk(self) -> Drawn:
-        """Decodes all rows for a while; on the host."""
+        """Decodes all rows for a chunk and fetches the tokens to the host."""
         control = np.asarray([self.slot, min(self._room(), int(self.rows[LEFT].max())), self._quota()], np.int32)
         rows = self._place(self.rows, (None, "batch"))
         self.tiers, drawn = self.call(
@@ -303,7 +306,7 @@ class Session:
         return drawn
 
     def _room(self) -> int:
-        """For how many steps all rows have room."""
+        """The number of steps for which every row has slots."""
         if not self.layout.tiered:
             return STEPS
         own = lambda x: x.reshape(self.parts, -1)[:, : self.layout.rows[0]]  # noqa: E731
@@ -331,7 +334,7 @@ class Session:
         return ended
 
     def _quota(self) -> int:
-        """After how many ended rows a chunk is over: enough to fill, or to halve the rows; else all."""
+        """The number of ended rows that ends a chunk: enough to refill slots or to halve the rows; otherwise all."""
         if self.queue:
             return max(1, self._size * self.parts // 16)
         smaller = [size for size in self.sizes if size < self._size]

@@ -26,7 +26,6 @@ from jaxalign.rewards.learnt import LearntReward
 from jaxalign.rl.checks import Check
 from jaxalign.rl.prompts import PromptStream
 from jaxalign.rl.state import critic_from, make_ppo_setup
-from jaxalign.rollout.sampler import Sampler
 from jaxalign.rollout.sampling import section_sampling
 from jaxalign.storage import write_atomically
 from jaxalign.trainers.base import PolicyTrainer, Step, section_from
@@ -54,7 +53,8 @@ class PPO(PolicyTrainer):
         the name of a verifier, or "package.module:name" or "FILE.py:name" of one of these.
       reference: the model that the KL is measured against, of the policy's architecture; None: the policy as it starts.
       start_critic: a trained `RewardModel` whose weights the critic starts from; None: the policy's, with values of 0.
-      sampler: writes the responses; None: the engine of this process.
+      sampler: writes the responses: a registered name, "package.module:name", "FILE.py:name", a
+        `jaxalign.rollout.sampler.Sampler`, or a function of an engine that makes one; None: the engine of this process.
       directory: for metrics, checkpoints, the checks of step 0 and exact resume; None keeps everything in memory.
       seed: of samples and of the order of the prompts.
       trackers: receive the metrics of every step.
@@ -70,7 +70,7 @@ class PPO(PolicyTrainer):
 
     def __init__(
         self, policy: LanguageModel, reward: Any, *, reference: LanguageModel | None = None,
-        start_critic: RewardModel | None = None, sampler: Sampler | None = None, directory=None, seed=0, trackers=(),
+        start_critic: RewardModel | None = None, sampler: Any = None, directory=None, seed=0, trackers=(),
         progress=False, **fields: Any,
     ):  # fmt: skip
         if "prompts" in fields:

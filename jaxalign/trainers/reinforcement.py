@@ -18,7 +18,7 @@ from jaxalign.rl.monitor import OnChecks
 from jaxalign.rl.prompts import PromptStream
 from jaxalign.rl.state import PPOSetup, PPOState, abstract_ppo_state, init_ppo_state, with_value_head, without_value_head
 from jaxalign.rollout.engine import Engine
-from jaxalign.rollout.sampler import LocalSampler, Sampler
+from jaxalign.rollout.sampler import Sampler, make_sampler
 from jaxalign.rollout.sampling import Sampling
 from jaxalign.training.loop import Loop, Step, Training
 from jaxalign.training.offload import FrozenRole
@@ -95,8 +95,8 @@ class Reinforcement:
         """
         setup = self.setup
         iteration = Iteration(
-            setup, self.stream, LocalSampler(self.engine) if sampler is None else sampler, self.engine.padding, self.sampling,
-            roles.reward, self.tokenizer, roles.reference, roles.frozen, offload_optimizer, on_checks,
+            setup, self.stream, make_sampler(sampler or "local", self.engine, "PPO(sampler)"), self.engine.padding,
+            self.sampling, roles.reward, self.tokenizer, roles.reference, roles.frozen, offload_optimizer, on_checks,
         )  # fmt: skip
         section = setup.config
         made = loop(section.iterations, section.checkpoint_every, shown=("score", "kl_k1"), timeline=iteration.timeline)

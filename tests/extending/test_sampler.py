@@ -7,12 +7,14 @@ import pathlib
 import jax
 import pytest
 
+import jaxalign as ja
 from jaxalign.errors import UserError
 from jaxalign.registry.samplers import SAMPLERS, SamplerRecord
 from jaxalign.rollout.engine import Engine
 from jaxalign.rollout.sampler import make_sampler, respond
 from jaxalign.rollout.sampling import Sampling
 from tests import tiny
+from tests.folders import write_model
 
 PLUGIN = pathlib.Path(__file__).parent / "plugins" / "sampler.py"
 NAME = f"{PLUGIN}:Remembering"
@@ -39,3 +41,17 @@ def test_a_registered_sampler_is_found_by_its_name():
             SAMPLERS.register(SamplerRecord("local", NAME))
     finally:
         SAMPLERS.unregister("remembering")
+
+
+def test_ppo_samples_with_it_by_name(tmp_path):
+    def lengths(prompts, responses, **columns):
+        return [len(text) for text in responses]
+
+    policy, scores = ja.load_model(write_model(tmp_path / "hf")), []
+    for sampler in (None, NAME):
+        fields = {"iterations": 2, "batch": 4, "minibatches": 1, "epochs": 1, "max_new_tokens": 8}
+        trainer = ja.PPO(policy, lengths, sampler=sampler, **fields)
+        scores.append([step.metrics["score"] for step in trainer.fit(["the cat", "a dog"])])
+    assert scores[0] == scores[1]
+    with pytest.raises(UserError, match=r"PPO\(sampler\) is 'remote'; one of local"):
+        next(ja.PPO(policy, lengths, sampler="remote").fit(["the cat"]))

@@ -110,7 +110,7 @@ def read_adapted(folder: str | pathlib.Path, family: Family, model: Model) -> Ad
     """Reads adapter_config.json. model: the base.
 
     Raises:
-      UserError: it is missing or broken, or asks for what is not computed here (named, with its value).
+      UserError: it is missing or broken, or has a field that is not supported (named, with its value).
     """
     path = pathlib.Path(folder).expanduser() / CONFIG
     raw = _read(path)

@@ -1,4 +1,4 @@
-"""The one door to attention over whole rows: the decoder's layers call what `attention` gives and never see a mask.
+"""Chooses the kernel of attention over whole rows: the decoder's layers call the result of `attention` and see no masks.
 
 A query sees the keys of its own segment that stand before it in the row or where it stands itself, and of those, in a layer
 with a window, the nearest `window`. A segment may be a branch (`attention_plain.STEM`), which sees its stem too, where

@@ -99,7 +99,7 @@ def read_config(folder: str | pathlib.Path, compute_dtype: str = "float32", voca
     """Reads config.json; its model_type chooses the family.
 
     Raises:
-      UserError: it is missing or broken, or asks for what is not computed here (named, with its value).
+      UserError: it is missing or broken, or has a field that is not supported (named, with its value).
     """
     path = pathlib.Path(folder).expanduser() / "config.json"
     if not path.is_file():

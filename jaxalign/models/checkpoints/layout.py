@@ -110,7 +110,7 @@ class Place:
 
     @property
     def numbers(self) -> Iterator[tuple[int, ...]]:
-        """What numbers the tensors: () alone, (layer,), or (layer, expert)."""
+        """The numbers of the stored tensors: (), (layer,) or (layer, expert)."""
         return iter(np.ndindex(self.stack))
 
     def name(self, number: tuple[int, ...]) -> str:

@@ -103,7 +103,7 @@ class Weights:
     ) -> None:
         """Raises UserError unless the folder holds just the `expected` names, of these shapes, in floating point.
 
-        ignored: tells names that may be there and are not read.
+        ignored: whether a name may be present and is not read.
         """
         problems = []
         if missing := sorted(set(expected) - self.names):
