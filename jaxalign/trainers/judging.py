@@ -60,7 +60,11 @@ class Judge:
         if isinstance(judge, LanguageModel):
             judge = _local(judge, self.settings, temperature, max_new_tokens, batch)
         elif isinstance(judge, str):
-            judge = judge_record(judge, "Judge(judge)").load()(JudgeInputs(None, None, None, batch))
+            record = judge_record(judge, "Judge(judge)")
+            if record.runs_base:
+                raise UserError(f"Judge(judge) is {judge!r}, which needs the base model of a pipeline run; pass a language model from "
+                                "load_model")
+            judge = record.load()(JudgeInputs(None, None, None, batch))
         self.judge = CheckedJudge(judge)
 
     def compare(self, prompts: Any, first: Sequence[str], second: Sequence[str]) -> list[Comparison]:

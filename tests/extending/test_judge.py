@@ -81,3 +81,8 @@ def test_wrong_arguments_are_named():
         judge().compare(["Hi"], ["a", "b"], ["a"])
     with pytest.raises(ja.UserError, match="at least one principle"):
         ja.Constitution([])
+
+
+def test_the_judge_of_a_run_needs_a_run():
+    with pytest.raises(ja.UserError, match="is 'local', which needs the base model of a pipeline run; pass a language model"):
+        ja.Judge("local")
