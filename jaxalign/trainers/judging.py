@@ -62,8 +62,8 @@ class Judge:
         elif isinstance(judge, str):
             record = judge_record(judge, "Judge(judge)")
             if record.runs_base:
-                raise UserError(f"Judge(judge) is {judge!r}, which needs the base model of a pipeline run; pass a language model from "
-                                "load_model")
+                raise UserError(f"Judge(judge) is {judge!r}, which needs the base model of a pipeline run; pass a language "
+                                "model from load_model")
             judge = record.load()(JudgeInputs(None, None, None, batch))
         self.judge = CheckedJudge(judge)
 
