@@ -3,6 +3,42 @@
 Every loss is one number a row; their mean over the rows that count is `masked.masked_mean`, or for micro-batches the masked
 sum over the global count of rows. Masked rows have loss 0 and no gradient, whatever their values. "The first" of a pair is
 the chosen response where the label is 1, and the rejected one where it is 0.
+
+With a and b the log-ratios log pi - log ref of the first and the second response, h = a - b, s the logistic function
+and e = label_smoothing, the loss of "the first is better" is, by kind:
+
+    "sigmoid"       -log s(beta h)                                                   DPO, arXiv 2305.18290, eq. 7
+    "conservative"  -(1 - e) log s(beta h) - e log s(-beta h)                        cDPO (Mitchell 2023)
+    "robust"        (-(1 - e) log s(beta h) + e log s(-beta h)) / (1 - 2 e)          arXiv 2403.00409
+    "hinge"         max(0, 1 - beta h)                                               SLiC, arXiv 2305.10425; RSO, 2309.06657
+    "ipo"           (h - 1 / (2 beta))^2                                             arXiv 2310.12036, eq. 17
+    "ipo_mean"      as "ipo", with a and b divided by their response's tokens        common implementations' IPO
+    "exo_pair"      KL((p, 1 - p) || (1 - e, e)), p = s(beta h)                      arXiv 2402.00856
+    "nca_pair"      -log s(beta a) - (log s(-beta a) + log s(-beta b)) / 2           arXiv 2402.05369
+    "bco_pair"      -log s(beta a - baseline) - log s(baseline - beta b)             arXiv 2404.04656
+    "apo_zero"      1 - s(beta a) + s(beta b)                                        arXiv 2408.06266, eq. 7
+    "apo_down"      s(beta a) + 1 - s(beta h)                                        arXiv 2408.06266, eq. 8
+    "sppo_hard"     (a - 1 / (2 beta))^2 + (b + 1 / (2 beta))^2                      arXiv 2405.00675, eq. 4.7
+    "aot"           -log s(beta (q - r)) over equal quantiles q of the policy's      arXiv 2406.05882
+                    margins chosen - rejected and r of the reference's
+    "aot_unpaired"  -log s(beta (q - r)) over equal quantiles q of a and r of b      arXiv 2406.05882
+    "discopop"      (1 - w) (-log s(beta h)) + w exp(-beta h), w = s(beta h / tau)   LRML, arXiv 2406.08414, eq. 5
+
+Soft labels: with L the loss above, label * L(first over second) + (1 - label) * L(second over first), which for label 1
+is L itself. label_smoothing is the share of labels taken to be flipped: the label becomes label (1 - e) + (1 - label) e,
+in every kind but three:
+
+  * "robust" undoes the flips instead: its label is (label - e) / (1 - 2 e), which may leave [0, 1].
+  * "exo_pair" has a soft target of its own, (label (1 - e) + (1 - label) e, and the rest): its minimum is where p is that
+    target. The mixture of the two losses would be least at a p which is more extreme.
+  * The "aot" kinds put each pair into the distributions in both orders, weighed by label and 1 - label; then
+    -(1 - e) log s - e log s of the negative is what a quantile costs.
+
+For "ipo", "ipo_mean" and "sppo_hard" the mixture differs from a regression on 2 label - 1 (the papers' soft forms) by a
+constant; for "nca_pair" it is the paper's.
+
+Rows are independent, with two exceptions: the "aot" kinds, which must see the whole batch since a micro-batch has other
+quantiles, and "bco_pair" without a baseline. In the "aot" kinds the loss of a row is the cost of its quantile.
 """
 
 from __future__ import annotations
@@ -66,47 +102,12 @@ def dpo(
 ) -> tuple[jax.Array, PreferenceStats]:
     """Direct preference optimisation and the objectives that share its inputs, for hard and soft labels.
 
-    With a and b the log-ratios log pi - log ref of the first and the second response, h = a - b, s the logistic function
-    and e = label_smoothing, the loss of "the first is better" is, by kind:
-
-        "sigmoid"       -log s(beta h)                                                   DPO, arXiv 2305.18290, eq. 7
-        "conservative"  -(1 - e) log s(beta h) - e log s(-beta h)                        cDPO (Mitchell 2023)
-        "robust"        (-(1 - e) log s(beta h) + e log s(-beta h)) / (1 - 2 e)          arXiv 2403.00409
-        "hinge"         max(0, 1 - beta h)                                               SLiC, arXiv 2305.10425; RSO, 2309.06657
-        "ipo"           (h - 1 / (2 beta))^2                                             arXiv 2310.12036, eq. 17
-        "ipo_mean"      as "ipo", with a and b divided by their response's tokens        common implementations' IPO
-        "exo_pair"      KL((p, 1 - p) || (1 - e, e)), p = s(beta h)                      arXiv 2402.00856
-        "nca_pair"      -log s(beta a) - (log s(-beta a) + log s(-beta b)) / 2           arXiv 2402.05369
-        "bco_pair"      -log s(beta a - baseline) - log s(baseline - beta b)             arXiv 2404.04656
-        "apo_zero"      1 - s(beta a) + s(beta b)                                        arXiv 2408.06266, eq. 7
-        "apo_down"      s(beta a) + 1 - s(beta h)                                        arXiv 2408.06266, eq. 8
-        "sppo_hard"     (a - 1 / (2 beta))^2 + (b + 1 / (2 beta))^2                      arXiv 2405.00675, eq. 4.7
-        "aot"           -log s(beta (q - r)) over equal quantiles q of the policy's      arXiv 2406.05882
-                        margins chosen - rejected and r of the reference's
-        "aot_unpaired"  -log s(beta (q - r)) over equal quantiles q of a and r of b      arXiv 2406.05882
-        "discopop"      (1 - w) (-log s(beta h)) + w exp(-beta h), w = s(beta h / tau)   LRML, arXiv 2406.08414, eq. 5
-
-    Soft labels: with L the loss above, label * L(first over second) + (1 - label) * L(second over first), which for label 1
-    is L itself. label_smoothing is the share of labels taken to be flipped: the label becomes label (1 - e) + (1 - label) e,
-    in every kind but three:
-
-      * "robust" undoes the flips instead: its label is (label - e) / (1 - 2 e), which may leave [0, 1].
-      * "exo_pair" has a soft target of its own, (label (1 - e) + (1 - label) e, and the rest): its minimum is where p is that
-        target. The mixture of the two losses would be least at a p which is more extreme.
-      * The "aot" kinds put each pair into the distributions in both orders, weighed by label and 1 - label; then
-        -(1 - e) log s - e log s of the negative is what a quantile costs.
-
-    For "ipo", "ipo_mean" and "sppo_hard" the mixture differs from a regression on 2 label - 1 (the papers' soft forms) by a
-    constant; for "nca_pair" it is the paper's.
-
-    Rows are independent, with two exceptions: the "aot" kinds, which must see the whole batch since a micro-batch has other
-    quantiles, and "bco_pair" without a baseline. In the "aot" kinds the loss of a row is the cost of its quantile.
+    The module docstring gives the loss of each kind.
 
     Args:
       chosen_logprobs: real [B], the summed log-probabilities of the first response's tokens, under the policy.
       rejected_logprobs: real [B], those of the second.
-      ref_chosen_logprobs: real [B], under the reference; no gradient flows into it. None, together with the next one: 0,
-        the reference-free form.
+      ref_chosen_logprobs: real [B], under the reference; no gradient flows into it. None, with the next: reference-free.
       ref_rejected_logprobs: real [B] or None.
       beta: scalar above 0; in IPO's paper tau, in SPPO's 1 / eta.
       label: scalar or real [B], in [0, 1]: the probability that the first is better.
@@ -123,8 +124,7 @@ def dpo(
       (loss, stats): loss float32 [B]; the rewards are beta a and beta b.
 
     Raises:
-      ValueError: a shape differs, an unknown kind, a label or a setting outside its range, half a reference, or no lengths
-        for "ipo_mean".
+      ValueError: a wrong shape, an unknown kind, a setting outside its range, half a reference, or no lengths for "ipo_mean".
     """
     require_choice("kind", kind, DPO_KINDS)
     selected, label, policy, reference = pair_inputs(
@@ -142,16 +142,24 @@ def dpo(
     elif kind == "exo_pair":
         loss = _exo(beta * (first - second), label + flips * (1 - 2 * label))
     else:
-        objective = _OBJECTIVES[kind]
-        if kind == "bco_pair":
-            objective = functools.partial(objective, baseline=_baseline(baseline, beta, first, second, selected))
-        elif kind == "discopop":
-            require_positive_scalar("discopop_tau", discopop_tau)
-            require_positive_scalar("1 - discopop_tau", 1 - discopop_tau)
-            objective = functools.partial(objective, tau=discopop_tau)
+        objective = _objective(kind, beta, first, second, selected, baseline, discopop_tau)
         weight = (label - flips) / (1 - 2 * flips) if kind == "robust" else label + flips * (1 - 2 * label)
         loss = weigh(weight, objective(first, second, beta)) + weigh(1 - weight, objective(second, first, beta))
     return jnp.where(selected, loss, 0), reward_stats(beta * first, beta * second)
+
+
+def _objective(
+    kind: str, beta: Any, first: jax.Array, second: jax.Array, selected: jax.Array, baseline: Any, tau: Any
+) -> Callable[..., jax.Array]:
+    """The function (a, b, beta) -> loss [B] of a kind whose rows are independent."""
+    objective = _OBJECTIVES[kind]
+    if kind == "bco_pair":
+        return functools.partial(objective, baseline=_baseline(baseline, beta, first, second, selected))
+    if kind == "discopop":
+        require_positive_scalar("discopop_tau", tau)
+        require_positive_scalar("1 - discopop_tau", 1 - tau)
+        return functools.partial(objective, tau=tau)
+    return objective
 
 
 def mixed_dpo(
@@ -187,12 +195,7 @@ def mixed_dpo(
     Raises:
       ValueError: as `dpo`; no weights, an unknown name, a negative weight, or no lengths for "sft".
     """
-    if not weights:
-        raise ValueError(f"weights is empty; names out of {', '.join((*DPO_KINDS, SFT))} and their weights are expected")
-    for name, weight in weights.items():
-        require_choice("a name in weights", name, (*DPO_KINDS, SFT))
-        require_shape(f"weights[{name!r}]", weight, "scalar", ())
-        require_range(f"weights[{name!r}]", weight, 0)
+    _require_weights(weights)
     references = ref_chosen_logprobs, ref_rejected_logprobs
     selected, _, policy, reference = pair_inputs(chosen_logprobs, rejected_logprobs, *references, label, mask)
     require_positive_scalar("beta", beta)
@@ -216,6 +219,15 @@ def mixed_dpo(
         loss = loss + weight * term
     first, second = (x - ref for x, ref in zip(policy, reference, strict=True))
     return loss, reward_stats(beta * first, beta * second)
+
+
+def _require_weights(weights: Mapping[str, float]) -> None:
+    if not weights:
+        raise ValueError(f"weights is empty; names out of {', '.join((*DPO_KINDS, SFT))} and their weights are expected")
+    for name, weight in weights.items():
+        require_choice("a name in weights", name, (*DPO_KINDS, SFT))
+        require_shape(f"weights[{name!r}]", weight, "scalar", ())
+        require_range(f"weights[{name!r}]", weight, 0)
 
 
 def bco_baseline(
