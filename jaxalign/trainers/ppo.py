@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import operator
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
 
 from jaxalign import streams
-from jaxalign.config import Config, Ppo
-from jaxalign.config.reading import refuse_unread
+from jaxalign.config import Ppo
 from jaxalign.errors import UserError
 from jaxalign.models.adapters.lora import apart
 from jaxalign.models.language_model import LanguageModel
@@ -75,7 +73,7 @@ class PPO(PolicyTrainer):
     ):  # fmt: skip
         if "prompts" in fields:
             raise UserError("PPO(prompts) is not an argument; pass the prompts to PPO.fit(prompts)")
-        section = _checked(section_from(Ppo(), fields, "PPO"))
+        section = section_from(Ppo(), fields, "PPO")
         options = {"directory": directory, "seed": seed, "trackers": trackers, "progress": progress}
         super().__init__(policy, section, "PPO", **options)
         self._setup = make_ppo_setup(section, policy.model)
@@ -170,17 +168,6 @@ class PPO(PolicyTrainer):
     def _trained(self) -> Params:
         params = self._fit.policy_params if self.state is not None else None
         return copy_params(params) if self._fit.training.running else params
-
-
-def _checked(section: Ppo) -> Ppo:
-    """The section, if its fields fit each other. Raises UserError where they do not, or the chosen kinds do not read one."""
-    config = dataclasses.replace(Config(), ppo=section)
-    try:
-        section.check(config, "ppo")
-        refuse_unread(section, Ppo(), "ppo", lambda name: operator.attrgetter(name)(config))
-    except UserError as error:
-        raise UserError(str(error).replace("config.ppo.", "PPO: ")) from None
-    return section
 
 
 def _require_equal_columns(prompts: Sequence[Prompt]) -> None:

@@ -93,7 +93,7 @@ def test_scores_per_token_add_up():
 
 
 @pytest.mark.parametrize(("options", "message"), [
-    ({"kl_coeff": 0.1}, "kl_coeff"), ({"batch": 7}, "multiple of PPO: group_size"), ({"prompts": 6}, "PPO.fit"),
+    ({"kl_coeff": 0.1}, "kl_coeff"), ({"batch": 7}, r"multiple of PPO\.group_size"), ({"prompts": 6}, "PPO.fit"),
     ({"lam": 0.5}, "lam is 0.5, which is not read"),
     ({"score_clip": 1.0}, "score_clip"), ({"advantages": "nothing"}, "nothing"), ({"seed": -1}, "seed"),
     ({"reference": "x"}, "reference"), ({"start_critic": 3}, "start_critic"),

@@ -117,5 +117,5 @@ def test_a_step_log_probs_and_samples_equal_those_of_one_device(mesh):
 
 def test_the_page_on_meshes_lists_them_all():
     page = (pathlib.Path(__file__).parents[2] / "docs" / "meshes.md").read_text()
-    table = page.partition("## Meshes tested")[2]
+    table = page.partition("## Tested meshes")[2]
     assert set(re.findall(r"^\| ([\w-]+) \|", table, re.M)) - {"mesh", "---"} == set(MESHES)
