@@ -70,7 +70,7 @@ def test_rl_is_rewarded_by_the_student(distilled, done):  # noqa: F811
     assert found["score"] != before["score"] and abs(found["score"] - before["score"]) < 1.5
     assert set(read(distilled / "ppo" / "manifest.json")["inputs"]) == {"sft", "preference", "reward_distill"}
     page = (distilled / "report.html").read_text()
-    assert "The distilled reward model" in page and "Times as fast" in page
+    assert "The distilled reward model" in page and "Speed-up" in page
 
 
 def test_an_interrupted_stage_ends_the_same(distilled, tmp_path):
