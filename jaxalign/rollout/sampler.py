@@ -150,7 +150,7 @@ def respond(
       UserError: the sampler returns a row that was not asked for, or twice, or has rows left over from before.
     """
     if sampler.unfinished:
-        raise UserError(f"the sampler has {sampler.unfinished} unfinished rows; collect them before sampling anew")
+        raise UserError(f"the sampler has {sampler.unfinished} unfinished rows; collect them before submitting more prompts")
     index = {row: i for i, row in enumerate(rows)}
     if len(index) != len(prompts):
         raise UserError(f"there are {len(prompts)} prompts and {len(index)} different row numbers; one for each is expected")

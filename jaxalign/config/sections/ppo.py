@@ -47,7 +47,7 @@ class Ppo(Sampling, Trained):
     temperature: float = like(Sampling, "temperature", default=0.7, doc="Sampling temperature; log-probabilities are always "
                               "computed at it.")
     max_new_tokens: int = like(Sampling, "max_new_tokens", default=56)
-    epochs: int = field(2, "Passes over the rollout buffer, each shuffled anew.", at_least(1))
+    epochs: int = field(2, "Passes over the rollout buffer, each in a new random order.", at_least(1))
     minibatches: int = field(2, "Optimizer steps in a pass.", at_least(1))
     micro_batch_tokens: int = field(0, "Most tokens, of prompts and responses packed together, that a device computes at once; "
                                     "results are the same. 0: a sixteenth of the most that a batch could hold, at least 768.",

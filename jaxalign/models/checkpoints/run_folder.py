@@ -81,7 +81,7 @@ def is_stage(folder: Path) -> bool:
 
 
 def _run_config(workdir: Path, made_with: Mapping[str, Any]) -> Config:
-    """The run's config, with the stage's own values where the run was configured anew after the stage."""
+    """The run's config, with the stage's own values where the config changed after the stage ran."""
     values = read_json(workdir / "config.json")
     if "stages" not in values:
         raise UserError(f"{workdir} has no config.json of a run; give a stage's folder where the run wrote it")
