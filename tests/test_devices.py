@@ -20,6 +20,7 @@ from jaxalign.rl.state import init_ppo_state
 from jaxalign.rl.update import ppo_update
 from jaxalign.rollout.engine import Engine
 from jaxalign.rollout.sampling import Sampling
+from jaxalign.training.arguments import LmArguments
 from jaxalign.training.lm_step import lm_step
 from jaxalign.training.state import init_state
 from tests import made_tokenizers, tiny
@@ -68,7 +69,8 @@ def test_a_supervised_step_on_another_device_changes_nothing(device):
     batch = PackedBatch(ids, np.ones_like(ids), positions, np.ones(ids.shape, np.float32))
 
     def one_step(params):
-        return lm_step(model, optimizer, 2, init_state(model, optimizer, params, jax.random.key(1)), batch)
+        arguments = LmArguments(model=model, optimizer=optimizer, batch=batch, micro_batches=2)
+        return lm_step(init_state(model, optimizer, params, jax.random.key(1)), arguments)
 
     (expected, metrics), (found, others) = (
         one_step(jax.device_put(tiny.host_params(), where)) for where in (jax.local_devices()[0], device)

@@ -10,6 +10,7 @@ Every figure is for one device. Nothing runs, and no weights or tokenizer are re
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import inspect
@@ -24,7 +25,7 @@ from jax.sharding import NamedSharding
 from jaxalign.config import Config
 from jaxalign.models.model import Model
 from jaxalign.planner import hlo_text
-from jaxalign.planner.hlo import Collective, collectives
+from jaxalign.planner.hlo import Collective, argument_name, collectives
 from jaxalign.planner.hlo_work import flops
 from jaxalign.planner.programs import Program, Run, device_bytes
 from jaxalign.planner.surprises import surprises
@@ -188,7 +189,8 @@ def _compile(step: Callable, structure, leaves: tuple) -> tuple[jax.stages.Compi
     """
     with tempfile.TemporaryDirectory() as folder:
         options = {"xla_dump_to": folder, "xla_dump_hlo_as_text": True}
-        compiled = step.lower(*jax.tree.unflatten(structure, leaves)).compile(compiler_options=options)
+        with _names_in_cache_key():
+            compiled = step.lower(*jax.tree.unflatten(structure, leaves)).compile(compiler_options=options)
         written = sorted(pathlib.Path(folder).glob("*after_optimizations.txt"), key=lambda path: path.stat().st_size)
         if written:
             return compiled, written[-1].read_text(encoding="utf-8")
@@ -198,13 +200,24 @@ def _compile(step: Callable, structure, leaves: tuple) -> tuple[jax.stages.Compi
         return compiled, None
 
 
+@contextlib.contextmanager
+def _names_in_cache_key():
+    """The persistent compile cache then returns no program with the argument names of another version of the code."""
+    before = jax.config.jax_compilation_cache_include_metadata_in_key
+    jax.config.update("jax_compilation_cache_include_metadata_in_key", True)
+    try:
+        yield
+    finally:
+        jax.config.update("jax_compilation_cache_include_metadata_in_key", before)
+
+
 def _kept(compiled, arguments: tuple, step: Callable) -> list[tuple[str, jax.ShapeDtypeStruct]]:
     """(path, array) of the arguments that the compiled program reads: the others are not passed to it."""
     paths = []
     for name, argument in zip(inspect.signature(step).parameters, arguments, strict=False):
         for path, leaf in jax.tree_util.tree_flatten_with_path(argument)[0]:
             if isinstance(leaf, jax.ShapeDtypeStruct):
-                paths.append((name + jax.tree_util.keystr(path), leaf))
+                paths.append((argument_name(name + jax.tree_util.keystr(path)), leaf))
     used = compiled.in_tree.flatten_up_to(compiled.input_shardings)
     return [entry for entry, sharding in zip(paths, used, strict=True) if sharding is not None]
 

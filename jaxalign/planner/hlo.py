@@ -138,6 +138,11 @@ def _callers_op_name(module: Module, computation: Computation) -> str:
     return called[0][1].op_name if called else ""
 
 
+def argument_name(path: str) -> str:
+    """The name of a program's argument in reports. It omits the record that holds the arguments of a step."""
+    return path.removeprefix("arguments.")
+
+
 def argument(module: Module, computation: Computation, instruction: Instruction) -> str:
     """The argument of the program that an instruction's operand is, or is a part of, perhaps cast or moved; "" where the
     operand is computed."""
@@ -145,7 +150,7 @@ def argument(module: Module, computation: Computation, instruction: Instruction)
     while True:
         here = computation.instructions[name]
         if here.opcode == "parameter" and computation.entry:
-            return here.op_name or here.name
+            return argument_name(here.op_name or here.name)
         if here.opcode == "parameter":
             called = module.callers.get(computation.name, [])
             if not called or called[0][2] != "calls":

@@ -17,8 +17,8 @@ import jax
 port, number, folder = sys.argv[1], int(sys.argv[2]), sys.argv[3]
 jax.distributed.initialize(f"localhost:{port}", 2, number)
 from jaxalign.models import blocks
-from jaxalign.models.export import export
-from jaxalign.models.huggingface import load_params, read_config
+from jaxalign.models.checkpoints.export import export
+from jaxalign.models.checkpoints.huggingface import load_params, read_config
 from jaxalign.models.model import Model
 from jaxalign.parallel.mesh import make_mesh
 from jaxalign.parallel.sharding import Sharding
