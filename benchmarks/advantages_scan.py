@@ -16,7 +16,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 import numpy as np
-from common import at_least, make_parser, run_main, tell
+from common import at_least, make_parser, report, run_main
 
 from jaxalign.algorithms.advantages import gae
 
@@ -81,7 +81,7 @@ def main(argv: list[str]) -> int:
             found.append({"batch": rows, "new": length} | {f"{name}_ms": value for name, value in took.items()})
             loops = (f"{took[name]:.2f} | {took[name] / took['scan']:.1f}" for name in ("numpy", "eager"))
             lines.append(f"| {rows} | {length} | {took['scan']:.3f} | " + " | ".join(loops) + " |")
-    return tell(options, "advantages_scan", {"rows": found}, lines)
+    return report(options, "advantages_scan", {"rows": found}, lines)
 
 
 if __name__ == "__main__":

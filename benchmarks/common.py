@@ -110,7 +110,7 @@ def run_main(main: Callable[[list[str]], int]) -> NoReturn:
     try:
         sys.exit(main(sys.argv[1:]))
     except errors.UserError as error:
-        sys.exit(errors.tell(str(error), 1))
+        sys.exit(errors.print_error(str(error), 1))
 
 
 def decoder(options: argparse.Namespace) -> DecoderConfig:
@@ -207,7 +207,7 @@ def _commit() -> str:
         return ""
 
 
-def tell(options: argparse.Namespace, name: str, result: dict[str, Any], lines: list[str]) -> int:
+def report(options: argparse.Namespace, name: str, result: dict[str, Any], lines: list[str]) -> int:
     """Write and print a result: {"benchmark", "args", "machine", **result}, or its table `lines`. Returns 0."""
     plain = {key: value.name if isinstance(value, Path) else value for key, value in vars(options).items() if key != "scripts"}
     text = json.dumps({"benchmark": name, "args": plain, "machine": machine(), **result})

@@ -26,8 +26,8 @@ from common import (
     parameter_count,
     progress,
     random_params,
+    report,
     run_main,
-    tell,
     timed,
 )
 from versus import add_flags, compare, table
@@ -98,7 +98,7 @@ def main(argv: list[str]) -> int:
         found = compare(options, ours, "mean", FLAGS, ("--data", str(path)))
     found |= {"parameters": parameter_count(model), "source": texts.source, "tokens": int(pairs.length[later].sum()),
               "padded_to": int(np.prod(pairs.tokens[later].shape))}  # fmt: skip
-    return tell(options, "dpo", found, table(found, options.vs))
+    return report(options, "dpo", found, table(found, options.vs))
 
 
 def _ids(pairs, row: int) -> dict[str, list[int]]:

@@ -15,7 +15,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from common import at_least, median, progress, run_main, tell
+from common import at_least, median, progress, report, run_main
 from ppo_iteration import FLAGS, workload_parser
 
 from jaxalign.errors import UserError
@@ -52,7 +52,7 @@ def main(argv: list[str]) -> int:
     for number, row in enumerate([*rounds, found]):
         title = str(number + 1) if number < len(rounds) else "median"
         lines.append(f"| {title} | {row['cold_s']:.2f} | {row['warm_s']:.2f} | {row['ratio']:.3f} |")
-    return tell(options, "first_step", {"rounds": rounds, **found}, lines)
+    return report(options, "first_step", {"rounds": rounds, **found}, lines)
 
 
 if __name__ == "__main__":

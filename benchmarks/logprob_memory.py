@@ -16,7 +16,7 @@ import sys
 
 import jax
 import jax.numpy as jnp
-from common import make_parser, progress, run_main, tell
+from common import make_parser, progress, report, run_main
 
 from jaxalign.models.heads import lm_logits, token_stats
 
@@ -80,7 +80,7 @@ def main(argv: list[str]) -> int:
         for what, row in measured.items():
             row["ratio"] = row["chunked"] / row["formed"]
             lines.append(f"| {kind}: {what} | {row['chunked']:,} | {row['formed']:,} | {row['ratio']:.4f} |")
-    return tell(options, "logprob_memory", found, lines)
+    return report(options, "logprob_memory", found, lines)
 
 
 if __name__ == "__main__":

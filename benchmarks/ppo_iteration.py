@@ -31,8 +31,8 @@ from common import (
     progress,
     random_params,
     random_prompts,
+    report,
     run_main,
-    tell,
     timed,
 )
 from versus import add_flags, compare, table
@@ -193,10 +193,10 @@ def main(argv: list[str]) -> int:
             found = {name: sum(seconds) / options.steps for name, seconds in found.items()}
             found["rest"] = sum(whole["step_s"]) / options.steps - sum(found.values())
             lines = ["| phase | s |", "|---|---|", *(f"| {name} | {seconds:.3f} |" for name, seconds in found.items())]
-            return tell(options, "ppo_iteration_parts", {"parts_s": found, "ours": whole}, lines)
+            return report(options, "ppo_iteration_parts", {"parts_s": found, "ours": whole}, lines)
         found = compare(options, lambda: run.steps(options.steps), "step", FLAGS)
     found["parameters"] = parameter_count(run.setup.policy)
-    return tell(options, "ppo_iteration", found, table(found, options.vs))
+    return report(options, "ppo_iteration", found, table(found, options.vs))
 
 
 if __name__ == "__main__":

@@ -23,8 +23,8 @@ from common import (
     parameter_count,
     progress,
     random_params,
+    report,
     run_main,
-    tell,
     timed,
 )
 from versus import add_flags, compare, table
@@ -82,7 +82,7 @@ def main(argv: list[str]) -> int:
         path = ragged.write_ids(Path(folder) / "pairs.jsonl", told)
         found = compare(options, ours, "mean", FLAGS, ("--data", str(path)))
     found |= {"parameters": parameter_count(model), "source": texts.source}
-    return tell(options, "preference", found, table(found, options.vs))
+    return report(options, "preference", found, table(found, options.vs))
 
 
 if __name__ == "__main__":

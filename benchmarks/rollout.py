@@ -23,8 +23,8 @@ from common import (
     progress,
     random_params,
     random_prompts,
+    report,
     run_main,
-    tell,
     timed,
 )
 from versus import add_flags, compare, table
@@ -67,7 +67,7 @@ def main(argv: list[str]) -> int:
     found = compare(options, ours, "token", FLAGS, warm_up=1)  # The second batch of a peer is already warm.
     peer = "HF generate, as TRL samples" if options.vs == "trl" and options.peer_script is None else options.vs
     found |= {"parameters": parameter_count(model), "new_tokens_per_s": 1 / found["ours_s"], "peer": peer}
-    return tell(options, "rollout", found, table(found, peer))
+    return report(options, "rollout", found, table(found, peer))
 
 
 if __name__ == "__main__":

@@ -26,8 +26,8 @@ from common import (
     product_weights,
     progress,
     random_params,
+    report,
     run_main,
-    tell,
     timed,
 )
 from versus import add_flags, compare, table
@@ -84,7 +84,7 @@ def main(argv: list[str]) -> int:
     rate = 6 * product_weights(options) / found["ours_s"]  # LM head at all tokens; no attention, no recomputation.
     found |= {"parameters": parameter_count(model), "flops_per_s": rate, "tokens_per_s": 1 / found["ours_s"],
               "filled": filled, "cut": cut, "documents": len(documents), "source": texts.source}  # fmt: skip
-    return tell(options, "sft", found, table(found, options.vs))
+    return report(options, "sft", found, table(found, options.vs))
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from common import at_least, median, progress, run_main, tell, timed
+from common import at_least, median, progress, report, run_main, timed
 from ppo_iteration import Run, parts, workload_parser
 
 
@@ -97,7 +97,7 @@ def main(argv: list[str]) -> int:
         cells = f"{row['update_s']:.3f} | {rates['update'] / 1e9:.1f} | {rates['products'] / 1e9:.1f} | {row['ratio']:.3f}"
         lines.append(f"| {number + 1} | {cells} |")
     found = {"rounds": rounds, "ratio": ratio, "update_flops": update_flops}
-    return tell(options, "update_rate", found, [*lines, f"| median | | | | {ratio:.3f} |"])
+    return report(options, "update_rate", found, [*lines, f"| median | | | | {ratio:.3f} |"])
 
 
 if __name__ == "__main__":

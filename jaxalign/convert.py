@@ -12,7 +12,7 @@ from pathlib import Path
 
 from absl import flags
 
-from jaxalign.errors import UserError, tell
+from jaxalign.errors import UserError, print_error
 from jaxalign.parallel import distributed
 
 _DTYPES = ("float32", "bfloat16", "float16")
@@ -51,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         explained = _explain(error)
         if explained is None:
             raise
-        return tell(*explained)
+        return print_error(*explained)
 
 
 def _explain(error: BaseException) -> tuple[str, int] | None:

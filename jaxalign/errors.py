@@ -9,8 +9,8 @@ class UserError(Exception):
     """A mistake in what the program was given. The message names the thing, the value, what was expected and the remedy."""
 
 
-def tell(sentence: str, code: int) -> int:
-    """Prints a sentence for the user on stderr, after all that went to stdout, and returns `code`: an entry point's end."""
+def print_error(sentence: str, code: int) -> int:
+    """Flush stdout, print `sentence` on stderr and return `code`, the exit code of an entry point."""
     sys.stdout.flush()
     print(sentence, file=sys.stderr, flush=True)
     return code

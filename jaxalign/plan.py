@@ -13,7 +13,7 @@ from typing import Any
 
 from jaxalign import train
 from jaxalign.config import Config, from_config_dict
-from jaxalign.errors import UserError, tell
+from jaxalign.errors import UserError, print_error
 from jaxalign.registry.data_sources import DATA_SOURCES
 
 _USAGE = """usage: python -m jaxalign.plan --config=FILE --topology=NAME [--config.FIELD=VALUE ...]
@@ -51,9 +51,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         config = read_config([argv[0], *rest], own["shape"])
         return _plan(config, own)
     except UserError as error:
-        return tell(str(error), 2)
+        return print_error(str(error), 2)
     except KeyboardInterrupt:
-        return tell("interrupted", 130)
+        return print_error("interrupted", 130)
 
 
 def read_config(argv: Sequence[str], shape: str) -> Config:

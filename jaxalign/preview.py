@@ -17,7 +17,7 @@ from typing import Any
 from jaxalign import train
 from jaxalign.data.chat.encoding import encode_dialogue
 from jaxalign.data.tokenizers.load import Tokenizer, load_tokenizer
-from jaxalign.errors import UserError, tell
+from jaxalign.errors import UserError, print_error
 from jaxalign.records import Message
 from jaxalign.stages.shared import preview
 from jaxalign.stages.shared.base import StageContext
@@ -52,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         own, rest = _take_own(argv[1:])
         tokenizer, rows = _dialogues(own, rest) if own["model"] or own["messages"] else _of_stage(own, [argv[0], *rest])
     except UserError as error:
-        return tell(str(error), 2)
+        return print_error(str(error), 2)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # For terminals that cannot show every character.
     color = own["color"] == "always" or (own["color"] == "auto" and sys.stdout.isatty() and "NO_COLOR" not in os.environ)

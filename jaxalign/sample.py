@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from absl import flags
 
 from jaxalign.convert import mesh_sizes
-from jaxalign.errors import UserError, tell
+from jaxalign.errors import UserError, print_error
 from jaxalign.parallel import distributed, hosts
 
 _STYLES = ("plain", "chat", "hh", "compact")
@@ -60,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             sys.stdout.flush()
         return 0
     except (UserError, KeyboardInterrupt) as error:
-        return tell(*_explain(error))
+        return print_error(*_explain(error))
     except BrokenPipeError:  # The reader closed the pipe: flush nothing into it at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0

@@ -21,7 +21,7 @@ from jaxalign import pipeline
 from jaxalign.config import Config, default_for, from_config_dict, overrides, schema
 from jaxalign.config.renames import rename_in_place
 from jaxalign.config.stages import stage_names
-from jaxalign.errors import UserError, tell
+from jaxalign.errors import UserError, print_error
 from jaxalign.parallel import distributed
 
 _DEFAULT = "configs/quickstart.py"
@@ -52,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         explained = _explain(error)
         if explained is None:
             raise
-        return tell(*explained)
+        return print_error(*explained)
     finally:
         signal.signal(signal.SIGTERM, previous)
 

@@ -3,7 +3,7 @@
 import time
 
 import torch
-from torch_peer import llama_config, make_parser, tell
+from torch_peer import llama_config, make_parser, report
 from transformers import LlamaForCausalLM
 
 
@@ -29,7 +29,7 @@ def main():
             count += int((ended.cumsum(1) - ended == 0).sum())  # Up to and including the first stop token.
         step_s.append(time.perf_counter() - began)
         tokens.append(count)
-    tell("hf", step_s, tokens=tokens)
+    report("hf", step_s, tokens=tokens)
 
 
 main()

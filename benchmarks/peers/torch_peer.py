@@ -85,6 +85,6 @@ def in_order(trainer):
     return InOrder
 
 
-def tell(engine, step_s, **more):
+def report(engine, step_s, **more):
     print(json.dumps({"engine": engine, "step_s": step_s, "torch": torch.__version__,
                       "transformers": transformers.__version__, "threads": torch.get_num_threads(), **more}))  # fmt: skip

@@ -5,7 +5,7 @@ import time
 
 import datasets
 import torch
-from torch_peer import Clock, in_order, llama_config, make_parser, read_rows, settings, tell, word_tokenizer
+from torch_peer import Clock, in_order, llama_config, make_parser, read_rows, report, settings, word_tokenizer
 from transformers import LlamaForCausalLM
 from trl import DPOConfig, DPOTrainer
 
@@ -38,7 +38,7 @@ def main():
         )  # fmt: skip
         trainer.train()
     share = reference[0] / (len(rows) / options.batch)
-    tell("trl", [share + update for update in clock.step_s], update_s=clock.step_s, reference_s=share)
+    report("trl", [share + update for update in clock.step_s], update_s=clock.step_s, reference_s=share)
 
 
 main()

@@ -4,7 +4,7 @@ import tempfile
 
 import datasets
 import torch
-from torch_peer import Clock, in_order, llama_config, make_parser, read_rows, settings, tell, word_tokenizer
+from torch_peer import Clock, in_order, llama_config, make_parser, read_rows, report, settings, word_tokenizer
 from transformers import LlamaForSequenceClassification
 from trl import RewardConfig, RewardTrainer
 
@@ -21,7 +21,7 @@ def main():
             processing_class=word_tokenizer(options), train_dataset=datasets.Dataset.from_dict(columns), callbacks=[clock],
         )  # fmt: skip
         trainer.train()
-    tell("trl", clock.step_s)
+    report("trl", clock.step_s)
 
 
 main()

@@ -4,7 +4,7 @@ import tempfile
 
 import datasets
 import torch
-from torch_peer import Clock, llama_config, make_parser, read_rows, settings, tell, word_tokenizer
+from torch_peer import Clock, llama_config, make_parser, read_rows, report, settings, word_tokenizer
 from transformers import LlamaForCausalLM
 from trl import SFTConfig, SFTTrainer
 
@@ -35,7 +35,7 @@ def main():
             train_dataset=datasets.Dataset.from_dict(columns), callbacks=[clock],
         )  # fmt: skip
         trainer.train()
-    tell("trl", clock.step_s, tokens=tokens, packing=options.packing)
+    report("trl", clock.step_s, tokens=tokens, packing=options.packing)
 
 
 main()

@@ -17,7 +17,7 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from jaxalign.errors import UserError, tell
+from jaxalign.errors import UserError, print_error
 from jaxalign.parallel import hosts
 from jaxalign.parallel.roll_call import call
 from jaxalign.parallel.simulated import enough_threads
@@ -230,7 +230,7 @@ def running(given: Group, explain: Callable[[BaseException], tuple[str, int] | N
         if explain(error) is None:
             traceback.print_exc()
         else:
-            tell(f"process {hosts.index()}: {why}", code)
+            print_error(f"process {hosts.index()}: {why}", code)
         hosts.tell_failure(code, why)
         sys.stderr.flush()
         os._exit(code)  # JAX's shutdown would wait for the others, which have ended.
