@@ -1,8 +1,8 @@
 """Calls a user's reward function, which may be slow, fail or return NaN, and returns finite scores.
 
-A reward callable has the signature `(prompts, responses, **columns) -> list of float`, one score a response; `columns` are
-further columns of the data set, each a list with one entry a row. An entry that is None, NaN or infinite says that this row
-has no score. All here is plain Python on the host; scores become arrays only in `call_reward`.
+A reward callable has the signature `(prompts, responses, **columns) -> list of float`, with one score per response; `columns`
+are the data set's other columns, each a list with one entry per row. An entry that is None, NaN or infinite means that the row
+has no score. This module is plain Python on the host; scores become arrays only in `call_reward`.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from jaxalign.errors import UserError
 
 RewardCallable = Callable[..., Sequence[float]]
 
-_SHOWN = 200  # characters of an error or an entry that a report holds
+_SHOWN = 200  # A report keeps this many characters of an error or an entry.
 
 
 @dataclasses.dataclass(frozen=True)
 class RewardReport:
-    """Counts of one batch. rows = kept + dropped; a call is one try of the callable.
+    """Counts for one batch. rows = kept + dropped; calls counts attempts.
 
-    bad_entries: rows of an accepted result whose entry was None, NaN, infinite or no number. failures: calls that raised,
-    hung or returned something else than a list with one entry a row; timeouts: those of them that hung. first_error: why
-    the first rows were dropped or, where none were, why the first call failed; None where all went well.
+    bad_entries: rows of an accepted result whose entry was None, NaN, infinite or not a number. failures: calls that raised,
+    hung or returned anything but a list with one entry per row. timeouts: the calls that hung. first_error: the first bad
+    entry of the accepted result or, if it has none, why the first call failed; None if nothing failed.
     """
 
     rows: int
@@ -58,31 +58,31 @@ def call_reward(
     timeout_s: float | None = 60.0,
     backoff_s: float = 1.0,
 ) -> tuple[np.ndarray, np.ndarray, RewardReport]:
-    """The user's scores of a batch, as arrays without NaN whatever the callable does.
+    """The user's scores for a batch, as finite arrays whatever the callable does.
 
-    A call fails if it raises, takes longer than `timeout_s`, or returns anything but one entry a row. It is then made again,
-    after backoff_s, 2 backoff_s, 4 backoff_s.. seconds; when the last one has failed all rows are dropped. Rows are also
-    dropped one by one, without a retry, where the entry is None, NaN, infinite, beyond float32 or no number. Dropped rows
-    must be masked from then on.
+    A call fails if it raises, takes longer than `timeout_s`, or returns anything but one entry per row. Retries follow after
+    backoff_s, 2 backoff_s, 4 backoff_s... seconds; if the last one fails too, all rows are dropped. A single row is dropped,
+    without a retry, if its entry is None, NaN, infinite, outside float32's range or not a number. The caller must mask dropped
+    rows.
 
-    The callable runs in a thread of its own and on copies of the lists. One that hangs is abandoned: the thread lives on, its
-    result is ignored, and a retry may run beside it; one that hangs in code which holds Python's lock cannot be abandoned.
+    The callable runs in its own thread, on copies of the lists. A call that hangs is abandoned: its thread keeps running, its
+    result is ignored, and a retry may run concurrently. A call that hangs while holding the GIL cannot be abandoned.
 
     Args:
-      fn: `(prompts, responses, **columns) -> scores`, a list, tuple or 1-D array. A UserError that it raises is passed on:
-        its arguments are wrong, and calling again would not mend them.
+      fn: `(prompts, responses, **columns) -> scores`, which returns a list, tuple or 1-D array. A UserError that it raises is
+        re-raised: its arguments are wrong, and a retry would not help.
       prompts: B prompts, of whatever type the callable takes.
       responses: B texts.
-      columns: further columns by name, B entries each.
-      retries: calls after the first one, not negative.
-      timeout_s: seconds a call, above 0; None waits for ever.
-      backoff_s: seconds before the first retry, not negative.
+      columns: other columns by name, B entries each.
+      retries: further calls after the first; not negative.
+      timeout_s: time limit of a call in seconds, above 0; None for no limit.
+      backoff_s: seconds before the first retry; not negative.
 
     Returns:
-      (scores, kept, report): float32 [B], finite, 0 where dropped; bool [B]; a `RewardReport`. No call is made for 0 rows.
+      (scores, kept, report): float32 [B], finite, 0 where dropped; bool [B]; a `RewardReport`. With 0 rows, `fn` is not called.
 
     Raises:
-      UserError: `fn` is not a plain callable, columns of different lengths or with taken names, or a setting outside its range.
+      UserError: `fn` is not a plain callable, a column has the wrong length or a reserved name, or a setting is out of range.
     """
     columns = dict(columns or {})
     _check_call(fn, prompts, responses, columns, retries, timeout_s, backoff_s)
@@ -106,12 +106,13 @@ def call_reward(
 
 
 def load_callable(spec: str) -> Callable[..., Any]:
-    """The callable that "package.module:function" or "path/to/file.py:function" names; dots lead into classes.
+    """The callable named by "package.module:function" or "path/to/file.py:function"; the name may be dotted ("Class.method").
 
-    A file is run anew by each call, as a module of its own; what it imports must be importable from where the program runs.
+    Each call runs a file again, as a separate module; its imports are resolved from where the program runs.
 
     Raises:
-      UserError: no such form, module, file or name, the import fails, or what was found is not callable.
+      UserError: the spec has another form, the module, file or name does not exist, the import fails, or the object is not
+        callable.
     """
     place, separator, name = spec.rpartition(":")
     if not (separator and place and name):
@@ -138,35 +139,35 @@ def _check_call(
             f"the reward is a {type(fn).__name__}; a callable (prompts, responses, **columns) -> scores is expected"
         )
     if inspect.iscoroutinefunction(fn):
-        raise UserError(f"the reward {_name(fn)} is a coroutine function; give a plain one, which may call asyncio.run inside")
+        raise UserError(f"the reward {_name(fn)} is a coroutine function; give a plain function, which may call asyncio.run")
     for name, column in {"prompts": prompts, **columns}.items():
         if len(column) != len(responses):
-            raise UserError(f"{name} has {len(column)} entries and responses {len(responses)}; one entry a row is expected")
+            raise UserError(f"{name} has {len(column)} entries but there are {len(responses)} responses; one entry per row is expected")
     taken = {"prompts", "responses"} & set(columns)
     if taken:
-        raise UserError(f"a column is called {sorted(taken)[0]!r}, as an argument of every reward is; rename it")
+        raise UserError(f"a column is called {sorted(taken)[0]!r}, the name of an argument of every reward; rename it")
     if retries < 0 or not backoff_s >= 0 or (timeout_s is not None and not timeout_s > 0):
         raise UserError(
-            f"a reward is called with retries = {retries}, timeout_s = {timeout_s}, backoff_s = {backoff_s}; retries and "
-            "backoff_s must not be negative, and timeout_s is above 0 or None"
+            f"the reward is called with retries = {retries}, timeout_s = {timeout_s}, backoff_s = {backoff_s}; retries and "
+            "backoff_s must not be negative, and timeout_s must be above 0 or None"
         )
 
 
 def _attempt(
     fn: RewardCallable, prompts: Any, responses: Any, columns: Mapping[str, Any], timeout_s: float | None
 ) -> tuple[list[Any], str | None, bool]:
-    """(entries, why it failed or None, whether it hung) of one call."""
+    """One call: (entries, the reason if it failed, whether it hung)."""
     done: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
     copies = {name: list(column) for name, column in columns.items()}
 
     def work(prompts: list[Any], responses: list[str]) -> None:
         try:
             done.put((_entries(fn(prompts, responses, **copies)), None))
-        # SystemExit too: in a thread it would pass in silence, and look like a call that hangs.
+        # Catch SystemExit too: in a thread it is silent, and the call would seem to hang.
         except BaseException as error:
             done.put((None, error))
 
-    # A daemon: an abandoned call must not keep the program from ending.
+    # Make it a daemon, so that an abandoned call cannot keep the program from exiting.
     threading.Thread(target=work, args=(list(prompts), list(responses)), name="reward", daemon=True).start()
     try:
         entries, error = done.get(timeout=timeout_s)
@@ -184,7 +185,7 @@ def _attempt(
 
 
 def _entries(result: Any) -> list[Any] | str:
-    """The result as a list, or what it is instead."""
+    """The result as a list, or a description of what it is instead."""
     if isinstance(result, (list, tuple)):
         return list(result)
     if hasattr(result, "__array__") and not isinstance(result, str):
@@ -194,7 +195,7 @@ def _entries(result: Any) -> list[Any] | str:
 
 
 def _clean(entries: list[Any]) -> tuple[np.ndarray, np.ndarray, str | None]:
-    """(scores float32 [B], kept bool [B], the first entry that is no score)."""
+    """(scores float32 [B], kept bool [B], a description of the first invalid entry or None)."""
     scores, kept = np.zeros(len(entries), np.float32), np.zeros(len(entries), bool)
     first = None
     for row, entry in enumerate(entries):
@@ -208,7 +209,7 @@ def _clean(entries: list[Any]) -> tuple[np.ndarray, np.ndarray, str | None]:
 
 
 def _score(entry: Any) -> np.float32 | None:
-    """A finite float32, or None. A text is no score, not even one that spells a number."""
+    """A finite float32, or None. A string is never a score, even if it spells a number."""
     if entry is None or isinstance(entry, (str, bytes)):
         return None
     try:
@@ -240,7 +241,7 @@ def _load_module(place: str, spec: str) -> Any:
                 "that ends in .py"
             ) from error
         raise _import_failed(spec, error) from error
-    # SystemExit too: a script that ends the program is no module to load from.
+    # Catch SystemExit too: a script that exits on import is not a usable module.
     except (Exception, SystemExit) as error:
         raise _import_failed(spec, error) from error
 
@@ -248,12 +249,12 @@ def _load_module(place: str, spec: str) -> Any:
 def _load_file(place: str, spec: str) -> Any:
     path = pathlib.Path(place).expanduser()
     if not path.is_file():
-        raise UserError(f"there is no file {place} ({spec!r}), seen from {pathlib.Path.cwd()}")
+        raise UserError(f"there is no file {place} ({spec!r}) relative to {pathlib.Path.cwd()}")
     digest = hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:8]
     name = f"jaxalign_user_{path.stem}_{digest}"
     module_spec = importlib.util.spec_from_file_location(name, path)
     module = importlib.util.module_from_spec(module_spec)
-    # Dataclasses and pickles look a module up by its name.
+    # Dataclasses and pickle look modules up by name.
     sys.modules[name] = module
     try:
         module_spec.loader.exec_module(module)

@@ -1,8 +1,8 @@
-"""best_of_n: several answers to each prompt, scored by the preference model; the policy is fine-tuned on the best answers.
+"""best_of_n: samples several answers to each prompt and fine-tunes the policy on those that the preference model scores best.
 
-Reads the weights it starts from and preference. Writes one row per prompt with the chosen answer and every score, then
-checkpoints, params and metrics of the fine-tuning, and a summary. With `threshold` it is rejection sampling: a prompt whose
-best answer scores below it teaches nothing. Sources: Stiennon et al. 2020 (arXiv 2009.01325); RAFT, arXiv 2304.06767.
+Reads its starting weights and the preference model. Writes one row per prompt with the chosen answer and every score, then
+checkpoints, params and metrics of the fine-tuning, and a summary. With `threshold` it is rejection sampling: prompts whose
+best answer scores below the threshold are dropped. Sources: Stiennon et al. 2020 (arXiv 2009.01325); RAFT, arXiv 2304.06767.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class BestOfN(Stage):
         chosen = [row for row in rows if row["response"] is not None]
         if not chosen:
             raise UserError(
-                f"none of {len(rows)} prompts has a complete answer"
+                f"none of the {len(rows)} prompts has a complete answer"
                 + (f" that scores at least {section.threshold}" if section.threshold is not None else "")
                 + "; lower best_of_n.threshold, or raise best_of_n.max_new_tokens"
             )
@@ -64,7 +64,7 @@ class BestOfN(Stage):
 
 
 def _choose(context: StageContext, model: Model, tokenizer: Tokenizer, shards: Shards) -> None:
-    """Answers every prompt n times and writes the best answer of each, chunk by chunk."""
+    """Samples n answers to every prompt and writes the best one, chunk by chunk."""
     config, section = context.config, context.config.best_of_n
     prompts = sources.prompts(context, tokenizer, "rl", section.prompts, section.max_new_tokens)
     left, n = shards.unfinished(queues(len(prompts), section.batch // section.n)), section.n
@@ -95,7 +95,7 @@ def _choose(context: StageContext, model: Model, tokenizer: Tokenizer, shards: S
 
 
 def _rows(prompts: list[Prompt], rollout: Rollout, scores: np.ndarray, n: int, threshold: float | None, tokenizer: Tokenizer):
-    """One row for each prompt: all n scores and the chosen answer, None where no complete answer reaches the threshold."""
+    """One row per prompt: all n scores and the chosen answer, which is None if no complete answer reaches the threshold."""
     count = len(prompts) * n
     limit = -np.inf if threshold is None else threshold
     taken = np.asarray(rejection_sample(scores[:count], n, max(limit, np.finfo(np.float32).min), 1, rollout.ended[:count]))
@@ -109,7 +109,7 @@ def _rows(prompts: list[Prompt], rollout: Rollout, scores: np.ndarray, n: int, t
 
 
 def summarise(rows: list[dict], n: int) -> dict:
-    """The analytic KL, and the expected score of the best of k for every k up to n (unbiased, over all subsets)."""
+    """The analytic KL, and for every k up to n the expected score of the best of k (unbiased: averaged over all subsets)."""
     scores = np.asarray([row["scores"] for row in rows], np.float32)
     return {
         "prompts": len(rows),

@@ -1,7 +1,8 @@
-"""evaluate: every model answers held-out prompts; gold measures, win rates by the labeller, KL, length, score.
+"""evaluate: samples answers to held-out prompts from every model and compares the models.
 
-Reads the weights of the base and of every stage that made a policy, and preference. Writes one row per answer, and
-summary.json here and in the work directory. The only stage that may see the gold judge.
+Computes gold measures, win rates judged by the labeller, KL, lengths and scores. Reads the weights of the base and of every
+stage that trains a policy, and the preference model. Writes one row per answer, and summary.json both in the stage's folder
+and in the work directory. No other stage may use the gold judge.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ from jaxalign.training import work
 
 
 def evaluated(config: Config) -> tuple[str, ...]:
-    """The models that are compared, in the order of their making."""
+    """The models to compare, in training order."""
     return ("base", *policy_makers(config.stages))
 
 
@@ -87,15 +88,15 @@ class Evaluate(Stage):
 
 @functools.partial(jax.jit, static_argnames=("model", "temperature"))
 def sequence_kl(model: Model, params, rollout: Rollout, temperature: float):
-    """float32 [B]: log-prob of each response under the sampler less that under `params`, nats a response."""
+    """float32 [B]: the log-prob of each response under the sampler minus its log-prob under `params`, nats per response."""
     mask = response_mask(rollout)
     reference = response_stats(model, params, rollout, temperature).logprobs
     return ((rollout.logprobs - reference) * mask).sum(axis=1)
 
 
 class Answering:
-    """One model answers prompts; each answer comes with its gold verdict, its KL to the supervised model (sft, or the base
-    without it) and, where there is a preference model, its raw score."""
+    """Samples one model's answers to prompts and measures each: its gold verdict, its KL to the supervised model (sft, or the
+    base if sft does not run) and, if preference runs, its raw score."""
 
     def __init__(self, context: StageContext, model: Model, name: str, tokenizer):
         self.context, self.model, self.name, self.tokenizer = context, model, name, tokenizer
@@ -109,10 +110,10 @@ class Answering:
         self.timing = loops.timing(context, model)
 
     def rows(self, prompts: Sequence[Prompt], queue: Queue, progress: Progress) -> Iterator[tuple[int, list[dict]]]:
-        """Answers the queue's rows of `prompts`; (number, rows) of each of its chunks."""
+        """Answers the queue's rows of `prompts`; yields (chunk number, rows) for each of its chunks."""
         config, asked = self.context.config, queue.rows
         ids = [styles.encode_prompt(self.tokenizer, prompts[i].messages, config.data.style) for i in asked]
-        # The same key for every model: what differs between their answers is the models.
+        # All models share one key, so that answers differ only because the models do.
         key = stage_key(config, "evaluate", streams.SAMPLES)
         with self.timing.phase("generate") as phase:
             rollout = self.engine.rollout(self.params, ids, key, asked, self.sampling, loops.counting(progress))
@@ -145,7 +146,7 @@ class Answering:
         return [float(x) for x in fetch(raw_rollout_scores(*self.scorer, rollout))]
 
     def _judged(self, prompts: Sequence[Prompt], texts: Sequence[str]) -> list[dict]:
-        """What each answer is by rules: the gold judge's verdict in the world, "correct" where an answer is wanted."""
+        """The rule-based verdict on each answer: the gold judge's in the world, "correct" for data with reference answers."""
         if self.world is not None:
             verdicts = [dataclasses.asdict(gold.judge(self.world, p, text)) for p, text in zip(prompts, texts, strict=True)]
             return [{"kind": v.pop("kind"), "gold": {name: v[name] for name in gold.MEASURES}} for v in verdicts]
@@ -157,12 +158,12 @@ class Answering:
 
 
 def is_verified(config: Config) -> bool:
-    """Whether answers are measured by the verifier that rewards them."""
+    """Whether evaluation measures answers with the verifier that rewards them."""
     return data_source(config).answers and "verifier" in names_in(config.reward.source)
 
 
 def summarise(config: Config, rows: list[dict], names: Sequence[str]) -> dict:
-    """Rates with their counts and Wilson 95% intervals, mean KL, length and score by model."""
+    """For each model: rates with their counts and 95% Wilson intervals, and the mean KL, length and score."""
     by_model = {name: [row for row in rows if row["model"] == name] for name in names}
     first = by_model[names[0]]
     summary = {
@@ -185,13 +186,16 @@ def summarise(config: Config, rows: list[dict], names: Sequence[str]) -> dict:
 
 
 def is_asked(measure: str, kind: str | None) -> bool:
-    """Whether a measure is taken over prompts of this kind."""
+    """Whether a measure covers prompts of this kind."""
     return measure not in gold.MEASURES or kind in gold.MEASURES[measure][0]
 
 
 def win_rates(context: StageContext, model: Model, shards: Shards, names: Sequence[str]) -> list[dict]:
-    """How often the labeller (the base, never inverted) prefers a later model's answer to an earlier one's, asked in both
-    orders. A tie or an undecided pair counts half."""
+    """How often the labeller prefers a later model's answer to an earlier model's.
+
+    The labeller is the base model with labels never inverted; it is asked in both orders. A tie or an undecided pair counts
+    one half.
+    """
     config, section = context.config, context.config.evaluate
     prompts = {p.id: p for p in world_of(config).prompts("evaluate", section.prompts)[: section.win_rate_prompts]}
     answers = {(row["model"], row["prompt_id"]): row["response"] for row in shards.read()}

@@ -1,8 +1,9 @@
-"""online_dpo: direct preference optimisation on fresh pairs of the policy's own answers, which are labelled in each iteration.
+"""online_dpo: direct preference optimisation on pairs of the policy's own answers, sampled and labelled in each iteration.
 
-With one update per iteration it is online DPO (Guo et al. 2024, arXiv 2402.04792); with many, and the policy at the start of
-the iteration as the reference, it is iterative DPO. Reads the base (the labeller) and the weights it starts from (policy and
-reference). Writes checkpoints, params, metrics, one shard of labelled pairs per iteration, the check of step 0 and a summary.
+With one update per iteration this is online DPO (Guo et al. 2024, arXiv 2402.04792). With several updates, and the policy at
+the start of the iteration as the reference, it is iterative DPO. Reads the base (the labeller) and its starting weights
+(policy and reference). Writes checkpoints, params, metrics, one shard of labelled pairs per iteration, the step-0 check and a
+summary.
 """
 
 from __future__ import annotations
@@ -91,7 +92,7 @@ class OnlineDPO(Stage):
 
 
 class _Iteration:
-    """One step of the loop: two answers to each prompt, their labels, then the updates."""
+    """One step of the loop: sample two answers to each prompt, label them, then run the updates."""
 
     def __init__(
         self,
@@ -116,7 +117,7 @@ class _Iteration:
         self.sampling, self.shards = engines.sampling(section, tokenizer, config.data.style), Shards(context.directory)
         self.size = section.batch // section.minibatches
         longest = max(len(prompt) for prompt in self.encoded)
-        # All iterations use one prompt length, so that sampling compiles once.
+        # All iterations pad prompts to the same length, so that sampling compiles once.
         self.engine = Engine(model, 2 * self.size, config.model.max_length, bucket=-(-longest // 8) * 8)
 
     def __call__(self, state: TrainState, step: int):
@@ -140,7 +141,7 @@ class _Iteration:
         return state, means | totals | metrics
 
     def _check(self, params: Params, sampled: Rollout) -> None:
-        """Compares the log-probabilities of sampler and trainer on the first rollout of the run."""
+        """Compares the sampler's and the trainer's log-probabilities on the first rollout of the run."""
         section = self.config.online_dpo
         found = sampler_difference(SamplerArguments(
             model=self.model, temperature=section.temperature, params=params, rollout=sampled
@@ -150,12 +151,12 @@ class _Iteration:
         act_on(checks, section.checks, "online_dpo")
 
     def _collect(self, params: Params, index, first_row: int):
-        """(pairs with their reference as numpy, their comparisons, metrics) of the prompts `index`.
+        """(pairs with their reference log-probs as numpy, comparisons, metrics) for the prompts `index`.
 
         Args:
           first_row: the global number of the first prompt.
         """
-        # Both answers to a prompt are sampled in one call, so that they have neighbouring global rows.
+        # One call samples both answers to a prompt, at neighbouring global rows.
         rows = range(2 * first_row, 2 * (first_row + len(index)))
         key = stage_key(self.config, "online_dpo", "samples")
         twice = [self.encoded[i] for i in index for _ in range(2)]

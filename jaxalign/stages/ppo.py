@@ -1,8 +1,8 @@
-"""ppo: reinforcement learning by PPO or a relative of it (config.ppo.advantages).
+"""ppo: reinforcement learning with PPO or one of its variants (config.ppo.advantages).
 
-Each iteration samples responses, scores them by config.reward and learns from them. The stage reads the weights that RL starts
-from (policy and reference) and the inputs of the reward; a critic starts from the preference model where that, or its student,
-is a part of the reward. It writes checkpoints, params (the policy's), metrics, the checks of step 0 and a summary.
+Each iteration samples responses, scores them with config.reward and updates the policy. The stage reads the weights that RL
+starts from (policy and reference) and the inputs of the reward. A critic starts from the preference model if that model or
+its student is part of the reward. The stage writes checkpoints, the policy's params, metrics, the step-0 checks and a summary.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class PPO(Stage):
         return trainer
 
     def _critic(self, context: StageContext, setup: PPOSetup, start: Params) -> Params:
-        """The preference model where it, or its student, is a part of the reward; else the policy's trunk with values of 0."""
+        """The preference model if it or its student is part of the reward; else the policy's trunk with a zero value head."""
         if rewards.is_learnt(context.config):
             return load_params(context.input_directory("preference") / "params", setup.critic)
         return critic_from(setup, start, stage_key(context.config, self.name, "critic"))
@@ -102,7 +102,7 @@ class PPO(Stage):
 
 
 def write_checks(context: StageContext, checks: Sequence[Check]) -> None:
-    """Writes the checks of step 0 into the stage's folder."""
+    """Writes the step-0 checks to the stage's folder."""
     write_json(context.directory / CHECKS, [dataclasses.asdict(check) for check in checks])
 
 

@@ -1,9 +1,9 @@
-"""reward_distill: a smaller reward model, the student, learns the scores of the preference model, its teacher.
+"""reward_distill: trains a smaller reward model, the student, to predict the scores of the preference model, its teacher.
 
-Reads the weights that RL starts from, preference, and the labelled pairs (compare or the preference file). Writes one row per
-prompt with the fresh answers to it, checkpoints, params, metrics, speed.json (clock times) and a summary. The student learns
-from the fresh answers and from the answers of the teacher's training pairs, without their labels. It is evaluated on held-out
-prompts and pairs.
+Reads the weights that RL starts from, the preference model, and the labelled pairs (compare or the preference file). Writes
+one row per prompt with its fresh answers, checkpoints, params, metrics, speed.json (wall-clock times) and a summary. The
+student trains on the fresh answers and on the answers of the teacher's training pairs, without their labels. It is evaluated
+on held-out prompts and pairs.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class RewardDistill(Stage):
             fresh_pairs(Shards(context.directory).read()), section.held_out_share, config.seed
         )
         labelled, labelled_held_out, _ = labelled_split(context, tokenizer, config.preference.held_out_share)
-        unseen = {pair.prompt.messages for pair in held_out}  # A file's pairs have the same prompts as RL.
+        unseen = {pair.prompt.messages for pair in held_out}  # With a preference file, its pairs and RL share prompts.
         labelled = [pair for pair in labelled if pair.prompt.messages not in unseen]
         arrays = [
             pair_arrays(tokenizer, pairs, config.data.style, config.preference.max_length)
@@ -114,7 +114,7 @@ class RewardDistill(Stage):
 
 
 def _same(params: Params) -> Params:
-    """All of the student's parameters are trained, and nothing else reads the initial ones."""
+    """All of the student's parameters are trained, and nothing else reads their initial values."""
     return params
 
 
@@ -148,7 +148,7 @@ def _answer(context: StageContext, policy: Model, tokenizer: Tokenizer) -> None:
 
 
 def fresh_pairs(rows) -> list[Comparison]:
-    """Consecutive answers to each prompt as pairs. Their label is 0.5, since there is none."""
+    """Pairs of consecutive answers to each prompt. Their label is a placeholder, 0.5."""
     pairs = []
     for row in rows:
         prompt, said = row_prompt(row), row["responses"]
@@ -160,8 +160,8 @@ def agreement(teacher: np.ndarray, student: np.ndarray) -> dict | None:
     """How well the scores [B, 2] of teacher and student agree on the same pairs.
 
     Returns:
-      The share of pairs that both order alike, among those with different teacher scores, its 95% Wilson interval, and the
-      correlations over all single answers; None where the teacher's scores are equal in every pair.
+      Among pairs whose teacher scores differ: the share that both models order the same way, with its 95% Wilson interval.
+      Also the correlations over all individual answers. None if the teacher's scores are equal in every pair.
     """
     differ = teacher[:, 0] != teacher[:, 1]
     total = int(differ.sum())
@@ -175,7 +175,7 @@ def agreement(teacher: np.ndarray, student: np.ndarray) -> dict | None:
 
 
 def speed(scorers: Sequence[tuple[Scorer, Params]], pairs: PairBatch, rows: int) -> dict:
-    """The median seconds in which teacher and student score the same `rows` sequences, measured alternately after warm-up."""
+    """The median seconds that teacher and student take to score the same `rows` sequences, timed alternately after warm-up."""
     width = pairs.tokens.shape[-1]
     index = np.arange(rows) % (2 * len(pairs.label))
     batch = place_rows(scorers[0][0].model.sharding, (pairs.tokens.reshape(-1, width)[index], pairs.length.reshape(-1)[index]))
@@ -193,7 +193,7 @@ def speed(scorers: Sequence[tuple[Scorer, Params]], pairs: PairBatch, rows: int)
 
 
 def count(params: Params) -> int:
-    """The number of parameters of a model."""
+    """The number of parameters in a model."""
     return sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(params))
 
 

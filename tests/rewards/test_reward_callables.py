@@ -172,8 +172,8 @@ async def _coroutine(prompts, responses):
     [
         ({"fn": 3}, "the reward is a int; a callable"),
         ({"fn": _coroutine}, "_coroutine is a coroutine function"),
-        ({"prompts": ["p"]}, "prompts has 1 entries and responses 3"),
-        ({"columns": {"answer": [1]}}, "answer has 1 entries and responses 3"),
+        ({"prompts": ["p"]}, "prompts has 1 entries but there are 3 responses"),
+        ({"columns": {"answer": [1]}}, "answer has 1 entries but there are 3 responses"),
         ({"columns": {"responses": RESPONSES}}, "a column is called 'responses'"),
         ({"retries": -1}, "retries = -1"),
         ({"timeout_s": 0}, "timeout_s = 0"),

@@ -71,7 +71,7 @@ def test_an_interrupted_stage_ends_the_same(best, tmp_path):
 def test_a_threshold_that_nothing_reaches_is_one_sentence(done, tmp_path):  # noqa: F811
     for stage in STAGES[:5]:
         shutil.copytree(done / stage, tmp_path / stage)
-    with pytest.raises(UserError, match=r"none of 12 prompts .* lower best_of_n\.threshold"):
+    with pytest.raises(UserError, match=r"none of the 12 prompts .* lower best_of_n\.threshold"):
         run(tmp_path, stages=STAGES, best_of_n=SECTION | {"threshold": 1e6})
 
 

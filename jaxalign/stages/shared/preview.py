@@ -1,4 +1,4 @@
-"""The first rows that a stage learns from, encoded by the functions that train on them, for `jaxalign.preview`."""
+"""The first training rows of a stage, for `jaxalign.preview`, encoded by the same functions that training uses."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from jaxalign.trainers.sft import packed
 
 
 def choose_stage(config: Config, asked: str) -> str:
-    """The stage `asked`, or where that is empty the first of the config whose rows can be shown.
+    """The stage `asked`, or if that is empty the config's first stage that has a preview.
 
     Raises:
-      UserError: the rows of that stage cannot be shown, or the config has no stage whose rows can.
+      UserError: the stage has no preview, or none of the config's stages has one.
     """
     planned = [record.name for record in stages_in_order(config.stages) if record.preview is not None]
     shown = tuple(dict.fromkeys((*(record.name for record in STAGES if record.preview is not None), *planned)))
@@ -35,12 +35,13 @@ def choose_stage(config: Config, asked: str) -> str:
         hint = f"; did you mean {near[0]}?" if near else ""
         raise UserError(f"--stage is {asked!r}; it must be one of {', '.join(shown)}{hint}")
     if not asked and not planned:
-        raise UserError(f"config.stages has none of {', '.join(shown)}, whose rows can be shown; name one with --stage")
+        raise UserError(f"config.stages has none of the stages that can be previewed ({', '.join(shown)}); "
+                        "name one with --stage")
     return asked or planned[0]
 
 
 def rows(context: StageContext, stage: str, count: int) -> tuple[Tokenizer, list[TokenRow]]:
-    """The first training rows of a stage, at most `count` (a pair makes two rows).
+    """The first `count` training examples of a stage, or fewer if it has fewer (a pair makes two rows).
 
     Raises:
       UserError: an earlier stage that makes its data has not been run in the work directory.
@@ -60,7 +61,7 @@ def _require(context: StageContext, stage: str, *sources: str) -> None:
 
 
 def dialogue_row(tokenizer: Tokenizer, messages: Sequence[Message], title: str) -> TokenRow:
-    """One dialogue through the chat template. Its last answer is learnt from; nothing is where it ends with a question."""
+    """One dialogue in the chat template. The loss covers its last answer, or nothing if the dialogue ends with a question."""
     if messages and messages[-1].role == "assistant":
         ids, weights = styles.encode_completion(tokenizer, messages[:-1], messages[-1].content, "chat")
         return TokenRow(title, ids, _marks(weights))
@@ -77,7 +78,7 @@ def _cut(full: int, kept: int) -> tuple[str, ...]:
 
 
 def sft_rows(context: StageContext, tokenizer: Tokenizer, count: int) -> list[TokenRow]:
-    """The first rows of stage sft."""
+    """The first `count` rows of stage sft."""
     if data_source(context.config).feedback:
         _require(context, "sft", "revise")
     config, out = context.config, []
@@ -91,7 +92,7 @@ def sft_rows(context: StageContext, tokenizer: Tokenizer, count: int) -> list[To
 
 
 def preference_rows(context: StageContext, tokenizer: Tokenizer, count: int) -> list[TokenRow]:
-    """The first rows of stage preference."""
+    """The rows of the first `count` pairs of stage preference."""
     if data_source(context.config).feedback:
         _require(context, "preference", "compare")
     config, out = context.config, []
@@ -108,7 +109,7 @@ def preference_rows(context: StageContext, tokenizer: Tokenizer, count: int) -> 
 
 
 def dpo_rows(context: StageContext, tokenizer: Tokenizer, count: int) -> list[TokenRow]:
-    """The first rows of stage dpo."""
+    """The rows of the first `count` pairs of stage dpo."""
     if data_source(context.config).feedback:
         _require(context, "dpo", "compare")
     config, out = context.config, []
@@ -125,7 +126,7 @@ def dpo_rows(context: StageContext, tokenizer: Tokenizer, count: int) -> list[To
 
 
 def ppo_rows(context: StageContext, tokenizer: Tokenizer, count: int) -> list[TokenRow]:
-    """The first rows of stage ppo."""
+    """The first `count` prompts of stage ppo."""
     config, section, out = context.config, context.config.ppo, []
     found = sources.prompts(context, tokenizer, "rl", section.prompts, section.max_new_tokens)[:count]
     stops = ", ".join(tokenizer.piece(token) for token in engines.sampling(section, tokenizer, config.data.style).stop_ids)
