@@ -142,7 +142,8 @@ def _check_call(
         raise UserError(f"the reward {_name(fn)} is a coroutine function; give a plain function, which may call asyncio.run")
     for name, column in {"prompts": prompts, **columns}.items():
         if len(column) != len(responses):
-            raise UserError(f"{name} has {len(column)} entries but there are {len(responses)} responses; one entry per row is expected")
+            raise UserError(f"{name} has {len(column)} entries but there are {len(responses)} responses; one entry per row is "
+                            "expected")
     taken = {"prompts", "responses"} & set(columns)
     if taken:
         raise UserError(f"a column is called {sorted(taken)[0]!r}, the name of an argument of every reward; rename it")
