@@ -87,7 +87,7 @@ def test_the_peak_by_hand_and_where_there_is_none():
 
 
 def test_bad_arguments_are_refused():
-    with pytest.raises(ValueError, match="one shape"):
+    with pytest.raises(ValueError, match="the same shape"):
         fit([1.0, 2.0], [1.0], "rl")
     with pytest.raises(ValueError, match=r"distance has shape \(1, 2\); \[K\]"):
         fit([[1.0, 2.0]], [[1.0, 2.0]], "rl")

@@ -1,8 +1,8 @@
 """Advantages and returns per step: GAE, lambda-returns, discounted returns, V-trace, REINFORCE and REINFORCE++.
 
-All of them skip masked steps (padding, or tokens inside a response that the policy did not write): the step before
-continues with the next unmasked step and is discounted once. Values at masked places are not read. Each function is one
-backward scan over T.
+All of them skip masked steps (padding, or tokens in a response that the policy did not generate): the step before a masked
+step uses the next unmasked step instead and is discounted once. Values at masked positions are not read. Each function is
+one backward scan over T.
 """
 
 from __future__ import annotations
@@ -25,8 +25,6 @@ def gae(
 
         delta_t = r_t + gamma_t V_{t+1} - V_t,    A_t = delta_t + gamma_t lam A_{t+1},    R_t = A_t + V_t
 
-    Masked steps (padding, or tokens inside a response that the policy did not write) are skipped: the step before takes the
-    value and the advantage of the next unmasked step and is discounted once. Values at masked places are not read.
 
     Args:
       rewards: real [B, T].
@@ -55,7 +53,7 @@ def gae(
 
 
 def discounted_returns(rewards: Any, mask: Any, gamma: Any = 1.0, bootstrap_value: Any = None) -> jax.Array:
-    """The rewards ahead, discounted: R_t = r_t + gamma_t R_{t+1}, and R = bootstrap_value after the last step.
+    """Discounted rewards-to-go: R_t = r_t + gamma_t R_{t+1}, with R = bootstrap_value after the last step.
 
     Args:
       rewards: real [B, T].
@@ -79,16 +77,16 @@ def discounted_returns(rewards: Any, mask: Any, gamma: Any = 1.0, bootstrap_valu
 
 
 def lambda_returns(rewards: Any, next_values: Any, mask: Any, gamma: Any = 1.0, lam: Any = 0.95) -> jax.Array:
-    """Mixtures of all n-step returns (Sutton and Barto 2018, section 12.1), by their recursion.
+    """Lambda-weighted mixtures of all n-step returns (Sutton and Barto 2018, section 12.1), computed recursively.
 
-        R_t = r_t + gamma_t ((1 - lam) V_{t+1} + lam R_{t+1}),    after the last step R = its own V_{t+1}
+        R_t = r_t + gamma_t ((1 - lam) V_{t+1} + lam R_{t+1}),    where at the last step R_{t+1} = V_{t+1}
 
-    `gae` returns the same numbers from the values before each step.
+    `gae` computes the same returns from the values before each step.
 
     Args:
       rewards: real [B, T].
-      next_values: real [B, T], V_{t+1}: the critic's value after step t, which before masked steps is that of the next
-        unmasked step; after the last step 0 for a row that ended, the bootstrap value for one that was cut off.
+      next_values: real [B, T], V_{t+1}: the critic's value after step t. If masked steps follow step t, it is the value of
+        the next unmasked step. At the last step it is 0 if the row ended, or the bootstrap value if the row was cut off.
       mask: bool, int or float [B, T]; not 0 where the policy acted.
       gamma: scalar in [0, 1], or [B, T]: the discount from step t to the next, 0 where an episode ends.
       lam: scalar in [0, 1]. 0 gives one-step returns, 1 discounted ones.
@@ -104,7 +102,7 @@ def lambda_returns(rewards: Any, next_values: Any, mask: Any, gamma: Any = 1.0, 
 
     def step(following: tuple[jax.Array, jax.Array], reward: jax.Array, next_value: jax.Array, discount: jax.Array):
         next_return, is_last = following
-        # The last step that counts is known only to the scan: padding may follow it.
+        # Padding may follow the last unmasked step, so only the scan can tell which step that is.
         next_return = jnp.where(is_last, next_value, next_return)
         now = reward + discount * ((1 - lam) * next_value + lam * next_return)
         return (now, jnp.zeros_like(is_last)), now
@@ -113,11 +111,11 @@ def lambda_returns(rewards: Any, next_values: Any, mask: Any, gamma: Any = 1.0, 
 
 
 class VTrace(NamedTuple):
-    """The result of `vtrace`: float32 [B, T] both, 0 at masked steps.
+    """The result of `vtrace`; each array is float32 [B, T], 0 at masked steps.
 
     Attributes:
       targets: v_t, the critic's regression targets.
-      advantages: for the policy gradient at step t.
+      advantages: A_t, for the policy gradient.
     """
 
     targets: jax.Array
@@ -136,25 +134,25 @@ def vtrace(
     pg_rho_clip: Any = 1.0,
     bootstrap_value: Any = None,
 ) -> VTrace:
-    """Off-policy targets and advantages by truncated importance weights (Espeholt et al. 2018, arXiv 1802.01561, eq. 1).
+    """Off-policy targets and advantages with truncated importance weights (Espeholt et al. 2018, arXiv 1802.01561, eq. 1).
 
         rho_t = min(rho_clip, ratio_t),    c_t = lam min(c_clip, ratio_t),    delta_t = rho_t (r_t + gamma_t V_{t+1} - V_t)
         v_t = V_t + delta_t + gamma_t c_t (v_{t+1} - V_{t+1})
         A_t = min(pg_rho_clip, ratio_t) (r_t + gamma_t (V_{t+1} + lam (v_{t+1} - V_{t+1})) - V_t)
 
-    With lam = 1 the advantage is the paper's, which takes v_{t+1} as the value ahead; below 1 the mixture keeps it equal to
-    `gae` at every lam where all ratios are 1.
+    With lam = 1 the advantage is the paper's, which uses v_{t+1} as the next value. The mixture of v_{t+1} and V_{t+1} for
+    lam < 1 makes the advantage equal to that of `gae` when all ratios are 1.
 
     Args:
       rewards: real [B, T].
       values: real [B, T], the critic's V_t before step t.
-      log_ratios: real [B, T], log-probability of the action under the policy in training less that under the one that
-        sampled; no gradient flows into it.
+      log_ratios: real [B, T], log-probability of the action under the policy in training minus that under the policy that
+        sampled it; no gradient flows into it.
       mask: bool, int or float [B, T]; not 0 where the policy acted.
       gamma: scalar in [0, 1], or [B, T]: the discount from step t to the next, 0 where an episode ends.
       lam: scalar in [0, 1].
-      rho_clip: scalar above 0: selects the policy whose value is learnt (inf: the policy in training).
-      c_clip: scalar above 0, at most `rho_clip` in the paper: how far back an error reaches.
+      rho_clip: scalar above 0: determines which policy's value is learned (inf: that of the policy in training).
+      c_clip: scalar above 0, at most `rho_clip` in the paper: limits how far back an error propagates.
       pg_rho_clip: scalar above 0.
       bootstrap_value: real [B], the value after the last step of a row that was cut off; None for rows that ended: 0.
 
@@ -188,19 +186,19 @@ def vtrace(
 def reinforce_baseline(
     rewards: Any, values: Any, mask: Any, gamma: Any = 1.0, bootstrap_value: Any = None
 ) -> tuple[jax.Array, jax.Array]:
-    """REINFORCE with a learned baseline: discounted returns less the critic's values (Williams 1992).
+    """REINFORCE with a learned baseline: discounted returns minus the critic's values (Williams 1992).
 
-    It is `gae` with lam = 1, without the rounding of a sum of errors.
+    Equals `gae` with lam = 1, but avoids the rounding errors of summing TD errors.
 
     Args:
       rewards: real [B, T].
-      values: real [B, T], the baseline at step t; of the policy's action at t it knows nothing.
+      values: real [B, T], the baseline at step t; it must not depend on the policy's action at t.
       mask: bool, int or float [B, T]; not 0 where the policy acted.
       gamma: scalar in [0, 1], or [B, T]: the discount from step t to the next, 0 where an episode ends.
       bootstrap_value: real [B], the value after the last step of a row that was cut off; None for rows that ended: 0.
 
     Returns:
-      (advantages, returns): float32 [B, T], 0 at masked steps; the baseline learns the returns.
+      (advantages, returns): float32 [B, T], 0 at masked steps; the baseline is regressed on the returns.
 
     Raises:
       ValueError: a shape differs, or gamma is outside [0, 1].
@@ -213,17 +211,17 @@ def reinforce_baseline(
 def reinforce_plus_plus(rewards: Any, mask: Any, gamma: Any = 1.0, group_size: int | None = None) -> jax.Array:
     """REINFORCE++ (Hu et al. 2025, arXiv 2501.03262): discounted returns, whitened over all tokens of the batch.
 
-    No critic. Call it on the whole batch, before that is split: mean and (biased) variance are global, unlike those of a
-    group in `groups.grpo`.
+    No critic. Call it on the whole batch, before it is split: the mean and the (biased) variance are global, unlike the
+    per-group ones of `groups.grpo`.
 
-    With `group_size` (the variant with baseline) the mean over its group of a row's total reward is first taken off the
-    reward of the row's last token, so that hard and easy prompts meet the whitening on one level. Where the rewards hold a
-    KL penalty, that total does too; to take off the mean of the bare scores instead, centre them by
+    With `group_size` (the variant with baseline) the group's mean total reward is first subtracted from the reward of each
+    row's last token, so that hard and easy prompts enter the whitening at the same level. If the rewards include a KL
+    penalty, the totals include it as well. To subtract the mean of the scores only, centre them with
     `groups.grpo(scores, group_size, scale="none")` before `rewards.shape_rewards`, and leave `group_size` None here.
 
     Args:
-      rewards: real [B, T]: -kl_coef * kl on each token and the score on the last (`rewards.shape_rewards`).
-      mask: bool, int or float [B, T]; not 0 where the policy acted. A row without a token belongs to no group.
+      rewards: real [B, T]: -kl_coef * kl on each token, plus the score on the last one (`rewards.shape_rewards`).
+      mask: bool, int or float [B, T]; not 0 where the policy acted. A row without tokens is left out of its group.
       gamma: scalar in [0, 1], or [B, T].
       group_size: responses to one prompt, in contiguous rows, at least 2; None for no baseline.
 
@@ -231,7 +229,8 @@ def reinforce_plus_plus(rewards: Any, mask: Any, gamma: Any = 1.0, group_size: i
       float32 [B, T], 0 at masked steps.
 
     Raises:
-      ValueError: a shape differs, gamma is outside [0, 1], or the rows are not whole groups of 2 or more.
+      ValueError: a shape differs, gamma is outside [0, 1], the rows do not divide into groups of `group_size`, or
+        `group_size` is below 2.
     """
     require_same_shape(rewards=rewards, mask=mask)
     require_shape("rewards", rewards, "[B, T]", (None, None))
@@ -246,7 +245,7 @@ def reinforce_plus_plus(rewards: Any, mask: Any, gamma: Any = 1.0, group_size: i
 
 
 def _prepare(mask: Any, gamma: Any, bootstrap_value: Any, **arrays: Any) -> tuple[jax.Array, ...]:
-    """The guards that all share. -> (selected, discounts, value after the last step, *arrays): 0 where masked, one dtype."""
+    """Checks and masks the arguments. -> (selected, discounts, value after the last step, *arrays), 0 where masked."""
     require_same_shape(**arrays, mask=mask)
     require_shape(next(iter(arrays)), mask, "[B, T]", (None, None))
     batch, length = jnp.shape(mask)
@@ -273,7 +272,7 @@ def _require_lam(lam: Any, dtype: Any) -> jax.Array:
 
 
 def _scan_back(step: Callable[..., Any], last: Any, selected: jax.Array, *arrays: jax.Array) -> Any:
-    """The outputs [B, T] of `step(following, *now) -> (carried, output)` from the end; masked steps carry on, output 0."""
+    """Scans `step(following, *now) -> (carried, output)` from the end. Masked steps keep the carry and output 0. -> [B, T]."""
 
     def masked_step(following: Any, now: tuple[jax.Array, ...]):
         acted, *here = now

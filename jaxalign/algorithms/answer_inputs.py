@@ -1,6 +1,6 @@
-"""What the objectives on labelled answers share: their guards, their masks, and the implicit rewards they report.
+"""Shared by the objectives on labelled answers: argument checks, masking, and the implicit rewards that they report.
 
-"The first" of a pair is the chosen response where the label is 1, and the rejected one where it is 0.
+"The first" response of a pair is the chosen response where the label is 1, and the rejected one where it is 0.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from jaxalign.algorithms.guards import (
 
 
 class PreferenceStats(NamedTuple):
-    """The implicit rewards of a pair, float32 [B] each and without gradient; 0 at masked rows.
+    """The implicit rewards of pairs, float32 [B] each and without gradient; 0 at masked rows.
 
-    chosen_rewards: of the first response. rejected_rewards: of the second. margins: the first less the second. A pair is
-    ranked as its label says where the margin is above 0 and the label above .5, or both are below.
+    chosen_rewards: of the first response. rejected_rewards: of the second. margins: the first minus the second. A pair's
+    ranking agrees with its label where the margin is above 0 and the label above .5, or both are below.
     """
 
     chosen_rewards: jax.Array
@@ -34,9 +34,9 @@ class PreferenceStats(NamedTuple):
 def pair_inputs(
     chosen: Any, rejected: Any, ref_chosen: Any, ref_rejected: Any, label: Any, mask: Any, of: str = ""
 ) -> tuple[jax.Array, jax.Array, list[jax.Array], list[jax.Array]]:
-    """The guards that all pairs share. -> (selected, label [B], [first, second], [their references]), 0 where masked."""
+    """Checks and masks the inputs of pairs. -> (selected, label [B], [first, second], [their references]), 0 where masked."""
     if (ref_chosen is None) != (ref_rejected is None):
-        raise ValueError("one of ref_chosen_logprobs and ref_rejected_logprobs is None; give both, or neither")
+        raise ValueError("one of ref_chosen_logprobs and ref_rejected_logprobs is None; give both or neither")
     selected = jnp.ones(jnp.shape(chosen), bool) if mask is None else is_set(mask)
     arrays = {f"chosen_{of}logprobs": chosen, f"rejected_{of}logprobs": rejected}
     if ref_chosen is not None:
@@ -52,7 +52,7 @@ def pair_inputs(
 
 
 def single_inputs(policy_logprobs: Any, ref_logprobs: Any, mask: Any, desirable: Any) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """The guards that KTO's functions share. -> (selected, desirable [B], log-ratios [B], 0 where masked)."""
+    """Checks and masks the inputs of KTO's functions. -> (selected, desirable [B], log-ratios [B], 0 where masked)."""
     selected = jnp.ones(jnp.shape(policy_logprobs), bool) if mask is None else is_set(mask)
     ref_logprobs = jnp.zeros(jnp.shape(policy_logprobs)) if ref_logprobs is None else ref_logprobs
     require_same_shape(policy_logprobs=policy_logprobs, ref_logprobs=ref_logprobs, mask=selected)
@@ -63,7 +63,7 @@ def single_inputs(policy_logprobs: Any, ref_logprobs: Any, mask: Any, desirable:
 
 
 def _judged(name: str, judgement: Any, mask: Any, like: jax.Array) -> jax.Array:
-    """A scalar or [B] in [0, 1] as [B] without gradient, 0 or the scalar where masked."""
+    """Broadcasts a scalar or [B] in [0, 1] to [B], without gradient. Masked rows hold the scalar, or 0 for an array."""
     if jnp.ndim(judgement):
         require_shape(name, judgement, "[B]", like.shape)
         judgement = counted(judgement, mask)
@@ -84,12 +84,12 @@ def token_counts(chosen_lengths: Any, rejected_lengths: Any, like: jax.Array, ma
 
 
 def counted(x: Any, mask: Any) -> Any:
-    """`x` with 0 where masked. Without a mask `x` itself, for under `jit` a guard can read no other."""
+    """`x` with 0 where masked. Without a mask it is `x` itself, since a guard cannot read a computed array under `jit`."""
     return x if mask is None else jnp.where(is_set(mask), jnp.asarray(x), 0)
 
 
 def weigh(weight: jax.Array, loss: jax.Array) -> jax.Array:
-    # A response that is impossible under the policy makes the loss of the order that does not count infinite.
+    # A response that is impossible under the policy has an infinite loss in the order with weight 0, and 0 * inf is NaN.
     return jnp.where(weight == 0, 0, weight * loss)
 
 

@@ -1,4 +1,4 @@
-"""Best-of-n and rejection sampling: choosing among n responses to a prompt, with the expected gain and the KL of the choice.
+"""Best-of-n and rejection sampling: the choice among n responses to a prompt, its expected score, and its KL.
 
 A batch of B rows holds B / n groups, each of n contiguous rows. A row that is masked, or whose score is not finite (a reward
 that failed), is never chosen.
@@ -17,7 +17,7 @@ from jaxalign.algorithms.guards import as_float, is_set, require_range, require_
 class BestOf(NamedTuple):
     """The choice of each group: G = B / n.
 
-    index: int32 [G], a row of the batch; the group's first row where none was chosen. found: bool [G], one was chosen.
+    index: int32 [G], a row of the batch; the group's first row where none was chosen. found: bool [G], a row was chosen.
     """
 
     index: jax.Array
@@ -25,9 +25,9 @@ class BestOf(NamedTuple):
 
 
 def analytic_kl(n: Any) -> jax.Array:
-    """KL(best-of-n policy || the policy that it samples from) = log n - (n - 1) / n, in nats (Stiennon et al. 2020).
+    """KL(best-of-n policy || the policy it samples from) = log n - (n - 1) / n, in nats (Stiennon et al. 2020).
 
-    Exact where no two responses are alike in score and in text, else an upper bound (Beirami et al. 2024, arXiv 2401.01879).
+    Exact where no two responses have equal scores or equal texts, else an upper bound (Beirami et al. 2024, arXiv 2401.01879).
 
     Args:
       n: real, any shape, at least 1.
@@ -36,7 +36,7 @@ def analytic_kl(n: Any) -> jax.Array:
       float32 of that shape.
 
     Raises:
-      ValueError: an n below 1.
+      ValueError: n is below 1.
     """
     require_range("n", n, 1)
     n = as_float("n", n)
@@ -44,7 +44,7 @@ def analytic_kl(n: Any) -> jax.Array:
 
 
 def best_of(scores: Any, n: int, mask: Any = None) -> BestOf:
-    """The row of the highest score in each group of n contiguous rows, the first of equals.
+    """The row with the highest score in each group of n contiguous rows; the first of them on a tie.
 
     Args:
       scores: real [B].
@@ -55,7 +55,7 @@ def best_of(scores: Any, n: int, mask: Any = None) -> BestOf:
       A `BestOf`.
 
     Raises:
-      ValueError: a shape differs, or the rows are not whole groups.
+      ValueError: a shape differs, or the rows do not divide into groups of n.
     """
     scores, allowed = _grouped(scores, n, mask)
     best = jnp.argmax(jnp.where(allowed, scores, -jnp.inf), axis=1).astype(jnp.int32)
@@ -63,23 +63,23 @@ def best_of(scores: Any, n: int, mask: Any = None) -> BestOf:
 
 
 def rejection_sample(scores: Any, n: int, threshold: Any, most: int | None = None, mask: Any = None) -> jax.Array:
-    """The rows whose score reaches a threshold, at most the `most` best of each group: what to fine-tune on.
+    """Selects rows to fine-tune on: those whose score reaches a threshold, and at most the `most` best of each group.
 
-    With most = 1 and a threshold below all scores it is best-of-n (RAFT, Dong et al. 2023, arXiv 2304.06767); with a
-    only a threshold, the filter of ReST (Gulcehre et al. 2023, arXiv 2308.08998).
+    With most = 1 and a threshold below all scores this is best-of-n (RAFT, Dong et al. 2023, arXiv 2304.06767). With only a
+    threshold it is the filter of ReST (Gulcehre et al. 2023, arXiv 2308.08998).
 
     Args:
       scores: real [B].
       n: responses to one prompt, in contiguous rows; a Python int, at least 1.
-      threshold: scalar or real [B / n], one a group, in units of the score.
-      most: a Python int, at least 1; None for no limit. Of equal scores the first come first.
+      threshold: scalar, or real [B / n] with one value per group, in units of the score.
+      most: a Python int, at least 1; None for no limit. Of equal scores, earlier rows are preferred.
       mask: bool, int or float [B]; 0 for rows that may not be chosen. None allows all whose score is finite.
 
     Returns:
       bool [B].
 
     Raises:
-      ValueError: a shape differs, or the rows are not whole groups.
+      ValueError: a shape differs, or the rows do not divide into groups of n.
     """
     scores, allowed = _grouped(scores, n, mask)
     if jnp.ndim(threshold):
@@ -94,22 +94,22 @@ def rejection_sample(scores: Any, n: int, threshold: Any, most: int | None = Non
 
 
 def expected_best_of(scores: Any, n: int, values: Any = None, mask: Any = None) -> jax.Array:
-    """The expected score of the best of n, from N >= n samples: the mean over all their subsets of n, without bias.
+    """An unbiased estimate of the expected best score of n, from N >= n samples: the mean over all their subsets of size n.
 
         E = sum over ranks r = 0..N-1, the best first, of  C(N - 1 - r, n - 1) / C(N, n)  times the value at rank r
 
-    As the unbiased pass@k of Chen et al. 2021 (arXiv 2107.03374), for real scores. With `values` it is the expected value
-    (a gold score, say) of what the scores choose.
+    This is the unbiased pass@k of Chen et al. 2021 (arXiv 2107.03374) for real scores. With `values` it is the expected value
+    (for example a gold score) of the response that the scores choose.
 
     Args:
-      scores: real [..., N], in any order; of equal scores the first ranks higher, as in `best_of`.
+      scores: real [..., N], in any order; of equal scores the earlier ranks higher, as in `best_of`.
       n: a Python int in 1..N.
-      values: real [..., N], what to average; None: the scores themselves.
-      mask: bool, int or float [..., N]; 0 for samples that do not count, where nothing is read. None counts all whose score
-        is finite; their values are taken as they are.
+      values: real [..., N], the values to average; None: the scores themselves.
+      mask: bool, int or float [..., N]; 0 for samples to ignore. Samples whose score is not finite are ignored in any case;
+        `values` are not checked.
 
     Returns:
-      float32 [...]; 0 where fewer than n samples count, since they have no subset of n; leave these out.
+      float32 [...]; 0 where fewer than n samples count and there is no subset of size n. Leave such rows out of averages.
 
     Raises:
       ValueError: a shape differs, or n is not in 1..N.
@@ -126,7 +126,7 @@ def expected_best_of(scores: Any, n: int, values: Any = None, mask: Any = None) 
     order = jnp.argsort(jnp.where(counted, -scores, jnp.inf), axis=-1, stable=True)
     values = jnp.take_along_axis(values, order, axis=-1)
     count = jnp.sum(counted, axis=-1, keepdims=True).astype(values.dtype)
-    # In logarithms, as a running sum of the ratios of neighbours: the binomials themselves overflow from N = 130 on.
+    # In log space, as a cumulative sum of log ratios of neighbouring weights: the binomials overflow from N = 130 on.
     rank = jnp.arange(1, values.shape[-1], dtype=values.dtype).reshape((1,) * (values.ndim - 1) + (-1,))
     left = count - rank - n + 1
     ratios = jnp.log(jnp.maximum(left, 1)) - jnp.log(jnp.maximum(count - rank, 1))
@@ -138,14 +138,14 @@ def expected_best_of(scores: Any, n: int, values: Any = None, mask: Any = None) 
 
 
 def _grouped(scores: Any, n: int, mask: Any) -> tuple[jax.Array, jax.Array]:
-    """(scores, may be chosen) [B / n, n], the scores 0 where they may not."""
+    """-> (scores, allowed), each [B / n, n]; scores are 0 where not allowed."""
     mask = jnp.ones(jnp.shape(scores), bool) if mask is None else mask
     require_same_shape(scores=scores, mask=mask)
     require_shape("scores", scores, "[B]", (None,))
     require_range("n", n, 1)
     rows = jnp.shape(scores)[0]
     if rows % n:
-        raise ValueError(f"scores has {rows} rows, which are not whole groups of n = {n}")
+        raise ValueError(f"scores has {rows} rows; a multiple of n = {n} is expected")
     scores = as_float("scores", scores)
     allowed = is_set(mask) & jnp.isfinite(scores)
     return jnp.where(allowed, scores, 0).reshape(rows // n, n), allowed.reshape(rows // n, n)

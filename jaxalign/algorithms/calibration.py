@@ -11,7 +11,7 @@ import numpy as np
 from jaxalign.algorithms.guards import as_float, require_positive, require_range, require_same_shape, require_shape
 from jaxalign.algorithms.masked import masked_mean
 
-# Halvings of the bracket of log T: from any two temperatures to neighbouring float32 numbers.
+# Bisection steps on log T: enough to go from any bracket to two neighbouring float32 numbers.
 _HALVINGS = 40
 
 
@@ -29,13 +29,13 @@ class ReliabilityBins(NamedTuple):
 
 
 def reliability_bins(prob: Any, label: Any, bins: int = 10, mask: Any = None) -> ReliabilityBins:
-    """Predictions sorted into equal bins of [0, 1], each with its mean prediction and its share of positive outcomes.
+    """Sorts predictions into equal bins of [0, 1]; gives each bin's mean prediction and share of positive outcomes.
 
-    A bin holds its lower edge; the last one also its upper.
+    A bin includes its lower edge; the last bin also includes its upper edge.
 
     Args:
       prob: real [B], in [0, 1], the predicted probability of the positive outcome.
-      label: real [B], in [0, 1]; the outcome is positive where label > .5, so mask out even labels, which have none.
+      label: real [B], in [0, 1]; the outcome is positive where label > .5. Mask out labels of exactly .5: they have none.
       bins: the number of bins, at least 1.
       mask: bool, int or float [B], the predictions that count; None counts all.
 
@@ -57,7 +57,7 @@ def reliability_bins(prob: Any, label: Any, bins: int = 10, mask: Any = None) ->
     require_range("prob", prob, 0, 1)
     require_range("label", label, 0, 1)
     prob, positive = as_float("prob", prob), as_float("label", label) > 0.5
-    # Divided on the host: the nearest float to k / K, so that a prediction of .9 meets the edge .9, not an ulp above.
+    # Divided on the host to get the nearest float to k / K: a prediction of .9 must equal the edge .9, not miss it by an ulp.
     edges = jnp.asarray(np.arange(bins + 1) / bins, prob.dtype)
     index = jnp.clip(jnp.searchsorted(edges, prob, side="right") - 1, 0, bins - 1)
     member = (index[None, :] == jnp.arange(bins)[:, None]) * mask[None, :]
@@ -80,14 +80,14 @@ def expected_calibration_error(prob: Any, label: Any, bins: int = 10, mask: Any 
 
 
 def fit_temperature(margin: Any, label: Any, mask: Any = None, low: float = 1e-3, high: float = 1e3) -> jax.Array:
-    """The temperature T which makes sigmoid(margin / T) most likely (Guo et al. 2017, arXiv 1706.04599, section 4.2).
+    """The temperature T that maximises the likelihood of sigmoid(margin / T) (Guo et al. 2017, arXiv 1706.04599, section 4.2).
 
     Fitted on held-out pairs, it changes no ranking: `expected_calibration_error(sigmoid(margin / T), label)` on other
     pairs measures the improvement. The cross-entropy is convex in 1 / T, and bisection in log T uses only the sign of its
     slope, so it cannot diverge.
 
     Args:
-      margin: real [B], the score of the first response less that of the second.
+      margin: real [B], the score of the first response minus that of the second.
       label: real [B], in [0, 1]: the probability that the first is better; soft labels are not rounded.
       mask: bool, int or float [B], the pairs that count; None counts all.
       low: above 0, the lowest temperature. It is returned where every pair is ranked correctly, since the likelihood then
@@ -98,7 +98,7 @@ def fit_temperature(margin: Any, label: Any, mask: Any = None, low: float = 1e-3
       float32 scalar without gradient; 1 where no pair counts or all margins are 0.
 
     Raises:
-      ValueError: the shapes differ or are not [B], a label is outside [0, 1], or bounds that are no bracket.
+      ValueError: the shapes differ or are not [B], a label is outside [0, 1], or not 0 < low < high.
     """
     require_shape("margin", margin, "[B]", (None,))
     if mask is None:
@@ -127,6 +127,6 @@ def fit_temperature(margin: Any, label: Any, mask: Any = None, low: float = 1e-3
 
     bounds = tuple(jnp.log(jnp.asarray(bound, margin.dtype)) for bound in (low, high))
     low_end, high_end = jax.lax.fori_loop(0, _HALVINGS, halve, bounds)
-    # A bracket that never left a bound ends an ulp away from it.
+    # Where one end of the bracket never moved, return that bound itself: the other end stops an ulp away.
     temperature = jnp.where(low_end == bounds[0], low, jnp.where(high_end == bounds[1], high, jnp.exp(low_end)))
     return jnp.where(unit > 0, temperature, 1).astype(margin.dtype)

@@ -1,8 +1,8 @@
 """Preference objectives on pairs with a reference: DPO and its variants (others are in `reference_free` and `kto`).
 
-Every loss is one number a row; their mean over the rows that count is `masked.masked_mean`, or for micro-batches the masked
-sum over the global count of rows. Masked rows have loss 0 and no gradient, whatever their values. "The first" of a pair is
-the chosen response where the label is 1, and the rejected one where it is 0.
+Each loss has one value per row. Average it with `masked.masked_mean`; for micro-batches, divide the masked sum by the global
+count of rows. Masked rows have loss 0 and no gradient, whatever their values. "The first" response of a pair is the chosen
+response where the label is 1, and the rejected one where it is 0.
 
 With a and b the log-ratios log pi - log ref of the first and the second response, h = a - b, s the logistic function
 and e = label_smoothing, the loss of "the first is better" is, by kind:
@@ -12,7 +12,7 @@ and e = label_smoothing, the loss of "the first is better" is, by kind:
     "robust"        (-(1 - e) log s(beta h) + e log s(-beta h)) / (1 - 2 e)          arXiv 2403.00409
     "hinge"         max(0, 1 - beta h)                                               SLiC, arXiv 2305.10425; RSO, 2309.06657
     "ipo"           (h - 1 / (2 beta))^2                                             arXiv 2310.12036, eq. 17
-    "ipo_mean"      as "ipo", with a and b divided by their response's tokens        common implementations' IPO
+    "ipo_mean"      as "ipo", with a and b divided by their response's token count   common implementations' IPO
     "exo_pair"      KL((p, 1 - p) || (1 - e, e)), p = s(beta h)                      arXiv 2402.00856
     "nca_pair"      -log s(beta a) - (log s(-beta a) + log s(-beta b)) / 2           arXiv 2402.05369
     "bco_pair"      -log s(beta a - baseline) - log s(baseline - beta b)             arXiv 2404.04656
@@ -25,19 +25,19 @@ and e = label_smoothing, the loss of "the first is better" is, by kind:
     "discopop"      (1 - w) (-log s(beta h)) + w exp(-beta h), w = s(beta h / tau)   LRML, arXiv 2406.08414, eq. 5
 
 Soft labels: with L the loss above, label * L(first over second) + (1 - label) * L(second over first), which for label 1
-is L itself. label_smoothing is the share of labels taken to be flipped: the label becomes label (1 - e) + (1 - label) e,
-in every kind but three:
+is L itself. label_smoothing is the assumed share of flipped labels: the label becomes label (1 - e) + (1 - label) e, with
+three exceptions:
 
-  * "robust" undoes the flips instead: its label is (label - e) / (1 - 2 e), which may leave [0, 1].
-  * "exo_pair" has a soft target of its own, (label (1 - e) + (1 - label) e, and the rest): its minimum is where p is that
-    target. The mixture of the two losses would be least at a p which is more extreme.
-  * The "aot" kinds put each pair into the distributions in both orders, weighed by label and 1 - label; then
-    -(1 - e) log s - e log s of the negative is what a quantile costs.
+  * "robust" corrects for the flips instead: its label is (label - e) / (1 - 2 e), which may lie outside [0, 1].
+  * "exo_pair" takes the smoothed label t = label (1 - e) + (1 - label) e as its target distribution (t, 1 - t), so its minimum
+    is at p = t. The minimum of the mixture of the two losses would be at a more extreme p.
+  * The "aot" kinds put each pair into the distributions in both orders, weighted by label and 1 - label. The cost of a
+    quantile with margin x = beta (q - r) is then -(1 - e) log s(x) - e log s(-x).
 
-For "ipo", "ipo_mean" and "sppo_hard" the mixture differs from a regression on 2 label - 1 (the papers' soft forms) by a
-constant; for "nca_pair" it is the paper's.
+For "ipo", "ipo_mean" and "sppo_hard" the mixture differs from a regression on 2 label - 1 (the papers' soft form) by a
+constant; for "nca_pair" it equals the paper's form.
 
-Rows are independent, with two exceptions: the "aot" kinds, which must see the whole batch since a micro-batch has other
+Rows are independent, with two exceptions: the "aot" kinds, which need the whole batch because a micro-batch has other
 quantiles, and "bco_pair" without a baseline. In the "aot" kinds the loss of a row is the cost of its quantile.
 """
 
@@ -80,7 +80,7 @@ DPO_KINDS = (
 )
 SFT = "sft"
 
-# The kinds whose very definition needs label_smoothing above 0, and those that couple the rows of a batch.
+# Kinds that are defined only for label_smoothing above 0, and kinds that couple the rows of a batch.
 _SMOOTHED_KINDS = ("conservative", "robust", "exo_pair")
 _TRANSPORT_KINDS = ("aot", "aot_unpaired")
 
@@ -106,25 +106,27 @@ def dpo(
 
     Args:
       chosen_logprobs: real [B], the summed log-probabilities of the first response's tokens, under the policy.
-      rejected_logprobs: real [B], those of the second.
-      ref_chosen_logprobs: real [B], under the reference; no gradient flows into it. None, with the next: reference-free.
+      rejected_logprobs: real [B], of the second.
+      ref_chosen_logprobs: real [B], under the reference; no gradient flows into it. None, together with
+        `ref_rejected_logprobs`: reference-free.
       ref_rejected_logprobs: real [B] or None.
-      beta: scalar above 0; in IPO's paper tau, in SPPO's 1 / eta.
+      beta: scalar above 0; tau in the IPO paper, 1 / eta in the SPPO paper.
       label: scalar or real [B], in [0, 1]: the probability that the first is better.
       kind: one of `DPO_KINDS`.
       label_smoothing: scalar in [0, .5); above 0 for "conservative", "robust" and "exo_pair".
-      chosen_lengths: int [B], tokens of the first response; for "ipo_mean", not read by the others. 0 is taken as 1.
+      chosen_lengths: int [B], token count of the first response; only "ipo_mean" reads it. 0 is treated as 1.
       rejected_lengths: int [B], of the second.
       mask: bool, int or float [B]; 0 for padding rows. None counts all.
-      baseline: scalar, for "bco_pair", not read by the others: the mean reward (`bco_baseline`), of the whole batch or a
-        running one. None: the mean over the rows given; 0 omits it, as TRL does.
-      discopop_tau: scalar in (0, 1), for "discopop", not read by the others.
+      baseline: scalar, only "bco_pair" reads it: the mean reward (`bco_baseline`) of the whole batch, or a running mean.
+        None: the mean over the given rows; 0 disables it, as in TRL.
+      discopop_tau: scalar in (0, 1); only "discopop" reads it.
 
     Returns:
       (loss, stats): loss float32 [B]; the rewards are beta a and beta b.
 
     Raises:
-      ValueError: a wrong shape, an unknown kind, a setting outside its range, half a reference, or no lengths for "ipo_mean".
+      ValueError: a wrong shape, an unknown kind, a setting outside its range, only one of the two reference arrays, or no
+        lengths for "ipo_mean".
     """
     require_choice("kind", kind, DPO_KINDS)
     selected, label, policy, reference = pair_inputs(
@@ -177,17 +179,17 @@ def mixed_dpo(
     baseline: Any = None,
     discopop_tau: Any = 0.05,
 ) -> tuple[jax.Array, PreferenceStats]:
-    """The weighted sum of several kinds of `dpo`, and of the SFT loss under the name "sft".
+    """The weighted sum of several kinds of `dpo` and, under the name "sft", the SFT loss.
 
-    MPO (Wang et al. 2024, arXiv 2411.10442) is {"sigmoid": .8, "bco_pair": .2, "sft": 1}; DPO with an anchor on the chosen
-    response (RPO, arXiv 2404.19733) {"sigmoid": 1, "sft": 1}. The SFT loss is `sft_loss` of the mean log-probability of a
+    MPO (Wang et al. 2024, arXiv 2411.10442) is {"sigmoid": .8, "bco_pair": .2, "sft": 1}. DPO with an anchor on the chosen
+    response (RPO, arXiv 2404.19733) is {"sigmoid": 1, "sft": 1}. The SFT loss is `sft_loss` of the mean log-probability per
     token. All kinds share one beta and one label_smoothing.
 
     Args:
-      weights: from a name of `DPO_KINDS` or "sft" to its weight, a float that is not negative; they are not normalised.
-      chosen_lengths: int [B], tokens of the first response; for "ipo_mean" and "sft". 0 is taken as 1.
+      weights: maps a name in `DPO_KINDS`, or "sft", to its weight, a float that is not negative; weights are not normalised.
+      chosen_lengths: int [B], token count of the first response; for "ipo_mean" and "sft". 0 is treated as 1.
       rejected_lengths: int [B], of the second.
-      The others as in `dpo`.
+      The other arguments as in `dpo`.
 
     Returns:
       (loss, stats): loss float32 [B]; the rewards are beta times the summed log-ratios.
@@ -223,7 +225,7 @@ def mixed_dpo(
 
 def _require_weights(weights: Mapping[str, float]) -> None:
     if not weights:
-        raise ValueError(f"weights is empty; names out of {', '.join((*DPO_KINDS, SFT))} and their weights are expected")
+        raise ValueError(f"weights is empty; at least one of {', '.join((*DPO_KINDS, SFT))} is expected, with its weight")
     for name, weight in weights.items():
         require_choice("a name in weights", name, (*DPO_KINDS, SFT))
         require_shape(f"weights[{name!r}]", weight, "scalar", ())
@@ -238,10 +240,10 @@ def bco_baseline(
     beta: Any = 0.1,
     mask: Any = None,
 ) -> jax.Array:
-    """The mean implicit reward of all responses, both of each pair: the reward shift of BCO (arXiv 2404.04656, sec. 3.3).
+    """The mean implicit reward over both responses of every pair: the reward shift of BCO (arXiv 2404.04656, sec. 3.3).
 
-    Computed over the whole batch, or averaged over steps by the caller, and passed to `dpo`, it makes the losses of
-    micro-batches add up.
+    Compute it over the whole batch (or keep a running mean over steps) and pass it to `dpo`, so that the losses of the
+    micro-batches add up to the loss of the batch.
 
     Args as in `dpo`.
 
@@ -261,19 +263,19 @@ def bco_baseline(
 def sft_loss(chosen_avg_logprobs: Any, rejected_avg_logprobs: Any, label: Any = 1.0, mask: Any = None) -> jax.Array:
     """The supervised loss of the better response: -label * (first) - (1 - label) * (second).
 
-    Every response has the same weight, whatever its length. (The SFT stage averages over all tokens of a batch.)
+    Every response has the same weight, whatever its length. (The SFT stage instead averages over all tokens of a batch.)
 
     Args:
-      chosen_avg_logprobs: real [B], the mean log-probability of the first response's tokens; sums work as well.
-      rejected_avg_logprobs: real [B], of the second; not read where the label is 1.
+      chosen_avg_logprobs: real [B], the mean log-probability of the first response's tokens; summed ones work as well.
+      rejected_avg_logprobs: real [B], of the second; ignored where the label is 1.
       label: scalar or real [B], in [0, 1]: the probability that the first is better.
       mask: bool, int or float [B]; 0 for padding rows. None counts all.
 
     Returns:
-      float32 [B], in nats (a token).
+      float32 [B], in nats (per token for mean log-probabilities).
 
     Raises:
-      ValueError: a shape differs, or a label outside [0, 1].
+      ValueError: a shape differs, or a label is outside [0, 1].
     """
     means = chosen_avg_logprobs, rejected_avg_logprobs
     selected, label, (first, second), _ = pair_inputs(*means, None, None, label, mask, "avg_")
@@ -294,12 +296,12 @@ def _nca(a: jax.Array, b: jax.Array, beta: Any) -> jax.Array:
 
 def _discopop(a: jax.Array, b: jax.Array, beta: Any, tau: Any) -> jax.Array:
     margin = beta * (a - b)
-    # The product in logarithms: exp(-margin) overflows long before sigmoid(margin / tau) has outweighed it.
+    # Multiplied in log space: exp(-margin) overflows although its product with sigmoid(margin / tau) is finite.
     exponential = jnp.exp(jax.nn.log_sigmoid(margin / tau) - margin)
     return jax.nn.sigmoid(-margin / tau) * jax.nn.softplus(-margin) + exponential
 
 
-# Each of (log-ratio of the better response, of the worse, beta).
+# Each function takes (log-ratio of the better response, log-ratio of the worse response, beta).
 _OBJECTIVES: dict[str, Callable[..., jax.Array]] = {
     "sigmoid": logistic,
     "conservative": logistic,
@@ -317,7 +319,7 @@ _OBJECTIVES: dict[str, Callable[..., jax.Array]] = {
 
 
 def _exo(margin: jax.Array, target: jax.Array) -> jax.Array:
-    """KL of (s(margin), s(-margin)) from (target, 1 - target)."""
+    """KL((s(margin), s(-margin)) || (target, 1 - target))."""
     ahead, behind = jax.nn.log_sigmoid(margin), jax.nn.log_sigmoid(-margin)
     return jnp.exp(ahead) * (ahead - jnp.log(target)) + jnp.exp(behind) * (behind - jnp.log1p(-target))
 

@@ -1,9 +1,9 @@
-"""One score from the scores of an ensemble of reward models: less trust where its members disagree.
+"""Combines the scores of an ensemble of reward models into one score, optionally lower where the members disagree.
 
-The members are one architecture with K parameter pytrees, stacked leaf by leaf on a new leading axis, and the batch goes
-through them in one batched forward: `jax.vmap(scores_of, in_axes=(0, None, None))(stacked, tokens, length)`, which gives
-float32 [K, B]. Members that were trained apart differ in level and scale: bring each to mean 0 and standard deviation 1 on
-the same samples (`rewards.score_statistics`, `rewards.normalise_scores`) before they are combined.
+The members share one architecture. Their K parameter pytrees are stacked leaf by leaf on a new leading axis, and one batched
+forward pass scores the batch with all of them: `jax.vmap(scores_of, in_axes=(0, None, None))(stacked, tokens, length)`,
+which gives float32 [K, B]. Separately trained members differ in level and scale: normalise each to mean 0 and standard
+deviation 1 on the same samples (`rewards.score_statistics`, `rewards.normalise_scores`) before you combine them.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ COMBINATIONS = ("mean", "min", "mean_minus_std")
 
 
 def combine(scores_KxB: Any, how: str = "mean", k: Any = 1.0, mask: Any = None) -> jax.Array:
-    """The members' scores as one: their mean, their minimum, or their mean less k standard deviations.
+    """Combines the members' scores: their mean, their minimum, or their mean minus k standard deviations.
 
-    The minimum and the deviation are the conservative ones (Coste et al. 2023, arXiv 2310.02743, section 3, where the
-    variance is taken off and not its root; Eisenstein et al. 2023, arXiv 2312.09244): what one member has wrongly learnt to
-    like, the others do not reward.
+    The minimum and the mean minus the deviation are conservative (Coste et al. 2023, arXiv 2310.02743, section 3, which
+    subtracts the variance, not its root; Eisenstein et al. 2023, arXiv 2312.09244): a response that only one member
+    overrates gets a lower combined score.
 
     Args:
       scores_KxB: real [K, B], K members' scores of B responses. A NaN in a counted row makes that row NaN.
       how: one of `COMBINATIONS`.
-      k: scalar, not negative; for "mean_minus_std", whose deviation divides by K; not read by the others.
+      k: scalar, not negative; only "mean_minus_std" reads it. Its standard deviation divides by K, not K - 1.
       mask: bool, int or float [B]; 0 for padding rows. None counts all.
 
     Returns:
       float32 [B]; 0 for masked rows.
 
     Raises:
-      ValueError: a shape differs, no members, one member for "mean_minus_std", an unknown combination, or a negative k.
+      ValueError: a shape differs, there are no members (or only one for "mean_minus_std"), `how` is unknown, or k is negative.
     """
     require_choice("how", how, COMBINATIONS)
     require_shape("scores_KxB", scores_KxB, "[K, B]", (None, None))
@@ -53,5 +53,5 @@ def combine(scores_KxB: Any, how: str = "mean", k: Any = 1.0, mask: Any = None) 
     require_shape("k", k, "scalar", ())
     require_range("k", k, 0)
     variance = jnp.mean((scores - mean[None, :]) ** 2, axis=0)
-    # The inner `where` keeps the root's gradient finite where the members agree; a NaN variance goes through.
+    # The inner `where` keeps the gradient of the square root finite where the members agree; a NaN variance propagates.
     return mean - k * jnp.where(variance == 0, 0, jnp.sqrt(jnp.where(variance == 0, 1, variance)))

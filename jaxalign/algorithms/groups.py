@@ -26,40 +26,41 @@ def rloo(scores: Any, group_size: int, mask: Any = None) -> jax.Array:
       mask: bool, int or float [B]; 0 for padding rows, whose score is not read. None counts all.
 
     Returns:
-      float32 [B]; exactly 0 for masked rows, for a row that is alone in its group, and for groups of equal scores.
+      float32 [B]; exactly 0 for masked rows, for the only unmasked row of a group, and for groups of equal scores.
 
     Raises:
-      ValueError: a shape differs, or the rows are not whole groups of 2 or more.
+      ValueError: a shape differs, the rows do not divide into groups of `group_size`, or `group_size` is below 2.
     """
     scores, selected = _grouped(scores, group_size, mask, 2)
     centred, count = _centre(scores, selected)
-    # s_i - (sum - s_i) / (n - 1) is n / (n - 1) times s_i - mean; a single row equals its mean, so this is 0.
+    # s_i - (sum - s_i) / (n - 1) is n / (n - 1) times (s_i - mean). A single row equals its mean, so the result is 0.
     return (centred * count / jnp.maximum(count - 1, 1)).reshape(-1)
 
 
 def grpo(
     scores: Any, group_size: int, scale: str = "std", mask: Any = None, eps: Any = 1e-6, unbiased: bool = True
 ) -> jax.Array:
-    """Each score minus its group's mean, over the group's standard deviation (DeepSeekMath, arXiv 2402.03300, sec. 4.1.2).
+    """Each score minus its group's mean, divided by the group's standard deviation (GRPO, arXiv 2402.03300, sec. 4.1.2).
 
         A = (s - mean) / (std + eps)  ("std"),    A = s - mean  ("none")
 
-    "none" is Dr. GRPO (Liu et al. 2025, arXiv 2503.20783): dividing by the deviation gives more weight to prompts that are
-    almost always or almost never solved. Its other part is `masked.aggregate` with "token_sum_constant".
+    "none" is Dr. GRPO (Liu et al. 2025, arXiv 2503.20783), which avoids giving more weight to prompts that are almost always
+    or almost never solved. The other half of Dr. GRPO is `masked.aggregate` with "token_sum_constant".
 
     Args:
       scores: real [B].
       group_size: responses to one prompt, in contiguous rows, at least 2; a Python int.
       scale: one of `SCALES`.
       mask: bool, int or float [B]; 0 for padding rows, whose score is not read. None counts all.
-      eps: scalar, not negative, in units of the score; not read by "none".
-      unbiased: the deviation divides by the count less one (Bessel), as the common implementations do; False: by the count.
+      eps: scalar, not negative, in units of the score; "none" ignores it.
+      unbiased: the deviation divides by the count minus one (Bessel), as common implementations do; False: by the count.
 
     Returns:
-      float32 [B]; exactly 0 for masked rows, for a row that is alone in its group, and for groups of equal scores, at any eps.
+      float32 [B]; for any eps exactly 0 for masked rows, for the only unmasked row of a group, and for groups of equal scores.
 
     Raises:
-      ValueError: a shape differs, the rows are not whole groups of 2 or more, an unknown scale, or a negative eps.
+      ValueError: a shape differs, the rows do not divide into groups of `group_size`, `group_size` is below 2, the scale is
+        unknown, or eps is negative.
     """
     require_choice("scale", scale, SCALES)
     require_shape("eps", eps, "scalar", ())
@@ -70,7 +71,7 @@ def grpo(
         return centred.reshape(-1)
     squares = masked_sum(centred**2, selected, axis=1)[:, None]
     divisor = jnp.maximum(count - 1 if unbiased else count, 1)
-    # The inner `where` keeps the root's gradient finite where the scores do not differ.
+    # The inner `where` keeps the gradient of the square root finite where the scores do not differ.
     differ = squares != 0
     deviation = jnp.sqrt(jnp.where(differ, squares, 1) / divisor)
     return jnp.where(differ, centred / (deviation + eps), 0).reshape(-1)
@@ -101,9 +102,9 @@ def remax(scores: Any, greedy_scores: Any, mask: Any = None) -> jax.Array:
 
 
 def informative_groups(scores: Any, group_size: int, mask: Any = None) -> jax.Array:
-    """Rows whose group has unequal scores. In the other groups all advantages, and hence the gradients, are 0.
+    """Marks rows whose group has unequal scores. In the other groups all advantages, and hence the gradients, are 0.
 
-    The dynamic sampling of DAPO (Yu et al. 2025, arXiv 2503.14476) keeps these and samples again for the rest.
+    The dynamic sampling of DAPO (Yu et al. 2025, arXiv 2503.14476) keeps these groups and replaces the others by new ones.
 
     Args:
       scores: real [B].
@@ -114,7 +115,7 @@ def informative_groups(scores: Any, group_size: int, mask: Any = None) -> jax.Ar
       bool [B]; False for masked rows, and for groups that hold NaN.
 
     Raises:
-      ValueError: a shape differs, or the rows are not whole groups.
+      ValueError: a shape differs, or the rows do not divide into groups of `group_size`.
     """
     scores, selected = _grouped(scores, group_size, mask, 1)
     highest, lowest = _extremes(scores, selected)
@@ -140,28 +141,28 @@ def broadcast_to_tokens(advantages: Any, mask: Any) -> jax.Array:
 
 
 def _grouped(scores: Any, group_size: int, mask: Any, least: int) -> tuple[jax.Array, jax.Array]:
-    """(scores, selected) [groups, group_size], the scores 0 where they are not selected."""
+    """-> (scores, selected), each [groups, group_size]; scores are 0 where not selected."""
     mask = jnp.ones(jnp.shape(scores), bool) if mask is None else mask
     require_same_shape(scores=scores, mask=mask)
     require_shape("scores", scores, "[B]", (None,))
     require_range("group_size", group_size, least)
     rows = jnp.shape(scores)[0]
     if rows % group_size:
-        raise ValueError(f"scores has {rows} rows, which are not whole groups of group_size = {group_size}")
+        raise ValueError(f"scores has {rows} rows; a multiple of group_size = {group_size} is expected")
     selected = jnp.reshape(is_set(mask), (rows // group_size, group_size))
     return jnp.where(selected, as_float("scores", scores).reshape(selected.shape), 0), selected
 
 
 def _centre(scores: jax.Array, selected: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """(scores less their group's mean, 0 where not selected; count of the selected [groups, 1])."""
+    """-> (scores minus their group's mean, 0 where not selected; number of selected scores [groups, 1])."""
     count = jnp.sum(selected, axis=1, keepdims=True).astype(scores.dtype)
     centred = scores - masked_mean(scores, selected, axis=1)[:, None]
-    # A float32 mean is off by an ulp, and dividing the remainder of equal scores by a tiny deviation would amplify it.
+    # Equal scores must give exactly 0: a float32 mean can be off by an ulp, and dividing by a tiny deviation amplifies that.
     highest, lowest = _extremes(scores, selected)
     return jnp.where(selected & (highest != lowest), centred, 0), count
 
 
 def _extremes(scores: jax.Array, selected: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """(highest, lowest) of each group's selected scores, [groups, 1]."""
+    """-> (highest, lowest) of each group's selected scores, each [groups, 1]."""
     highest = jnp.max(jnp.where(selected, scores, -jnp.inf), axis=1, keepdims=True)
     return highest, jnp.min(jnp.where(selected, scores, jnp.inf), axis=1, keepdims=True)

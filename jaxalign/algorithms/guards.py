@@ -1,7 +1,7 @@
-"""The checks of arguments at the start of every function of this package.
+"""Argument checks at the start of the public functions of this package.
 
-They read shapes and dtypes, so they cost nothing once jitted. These functions are public, so the checks raise ValueError and
-name the argument; checks within the package use chex, whose AssertionErrors number the arrays.
+They read shapes and dtypes, so they cost nothing once jitted. They raise a ValueError that names the argument. Internal checks
+elsewhere use chex, whose AssertionErrors only number the arrays.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 
 
 def as_float(name: str, x: Any) -> jax.Array:
-    """`x` as an array of at least float32: integers, bools and narrow floats are cast up, float64 is kept.
+    """`x` as an array of at least float32: integers, bools and narrower floats are cast to float32; float64 stays float64.
 
     Raises:
       ValueError: `x` is complex or not numeric.
@@ -24,7 +24,7 @@ def as_float(name: str, x: Any) -> jax.Array:
 
 
 def is_set(mask: Any) -> jax.Array:
-    """bool of the shape of `mask`: where it is not 0. Raises ValueError when it is complex or not numeric."""
+    """A bool array, True where `mask` is not 0. Raises ValueError if `mask` is complex or not numeric."""
     require_real("mask", mask)
     return jnp.asarray(mask) != 0
 
@@ -38,15 +38,15 @@ def require_real(name: str, x: Any) -> Any:
 
 
 def require_same_shape(**arrays: Any) -> None:
-    """Raises ValueError, naming the arrays and their shapes, unless all have one shape (nothing is broadcast)."""
+    """Raises ValueError, naming the arrays and their shapes, unless all have the same shape (nothing is broadcast)."""
     shapes = {name: jnp.shape(x) for name, x in arrays.items()}
     if len(set(shapes.values())) > 1:
         listed = ", ".join(f"{name} {shape}" for name, shape in shapes.items())
-        raise ValueError(f"these must have one shape: {listed}")
+        raise ValueError(f"these must have the same shape: {listed}")
 
 
 def require_shape(name: str, x: Any, letters: str, sizes: Sequence[int | None]) -> None:
-    """Raises ValueError unless `x` has the given sizes (None: any). `letters` is the shape as docstrings write it."""
+    """Raises ValueError unless `x` has the given sizes (None: any). `letters` is the shape as written in docstrings."""
     shape = jnp.shape(x)
     fits = len(shape) == len(sizes) and all(want in (None, got) for got, want in zip(shape, sizes, strict=True))
     if not fits:
@@ -61,7 +61,7 @@ def require_choice(name: str, value: str, choices: Sequence[str]) -> None:
 
 
 def require_range(name: str, x: Any, low: float, high: float = np.inf, tolerance: float = 0.0) -> None:
-    """Raises ValueError when an element of `x` is known to be outside [low, high], or NaN; a traced `x` passes if real."""
+    """Raises ValueError if an element of `x` is outside [low, high] or NaN. For a traced `x` only the dtype is checked."""
     require_real(name, x)
     values = _known(x)
     if values is None:
@@ -73,7 +73,7 @@ def require_range(name: str, x: Any, low: float, high: float = np.inf, tolerance
 
 
 def require_positive(name: str, x: Any) -> None:
-    """Raises ValueError when an element of `x` is known not to be above 0; a traced `x` passes if it is real."""
+    """Raises ValueError if an element of `x` is not above 0. For a traced `x` only the dtype is checked."""
     require_real(name, x)
     values = _known(x)
     if values is not None and not (values > 0).all():
@@ -81,13 +81,13 @@ def require_positive(name: str, x: Any) -> None:
 
 
 def require_positive_scalar(name: str, x: Any) -> None:
-    """Raises ValueError unless `x` is a scalar that is not known not to be above 0."""
+    """Raises ValueError unless `x` is a scalar above 0. For a traced `x` only the shape and the dtype are checked."""
     require_shape(name, x, "scalar", ())
     require_positive(name, x)
 
 
 def _known(x: Any) -> np.ndarray | None:
-    # Under `jit` there is no value yet, and of an array that spans hosts no host has the whole.
+    # Under `jit` there is no value yet, and no host holds the whole of an array that spans hosts.
     if isinstance(x, jax.core.Tracer) or (isinstance(x, jax.Array) and not x.is_fully_addressable):
         return None
     return np.asarray(x)

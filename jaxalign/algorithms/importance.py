@@ -1,4 +1,4 @@
-"""Importance weights that correct for samples from another policy: an older one, or a sampler with other numerics."""
+"""Importance weights for samples from another policy: an older one, or a sampler with different numerics."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from jaxalign.algorithms.masked import masked_mean, masked_sum
 LEVELS = ("token", "sequence", "geometric")
 MODES = ("truncate", "mask")
 
-# A weight beyond e^60 only shows that the policies have nothing in common, and sums of it would overflow float32.
+# A weight beyond e^60 carries no information except that the policies are far apart, and sums of it could overflow float32.
 LOG_RATIO_LIMIT = 60.0
 
 
 class ImportanceStats(NamedTuple):
-    """Per token and without gradient; to be averaged under the mask.
+    """Statistics per token and without gradient; to be averaged under the mask.
 
-    ratio: float32, the weight before clipping. outside: bool, clipping changed it.
+    ratio: float32, the weight before clipping. outside: bool, the ratio is outside the bounds.
     """
 
     ratio: jax.Array
@@ -44,31 +44,31 @@ def importance_weights(
     low: Any = 0.0,
     high: Any = 2.0,
 ) -> tuple[jax.Array, ImportanceStats]:
-    """Weights policy / behaviour, bounded, to multiply per-token losses by. No gradient flows into or out of them.
+    """Bounded weights, policy over behaviour probability, for multiplying per-token losses. No gradient flows through them.
 
     With d = logprobs - behaviour_logprobs, summed and averaged over a row's unmasked tokens:
 
-        "token"      exp(d_t)       each token's own; low variance, biased: it ignores the prefix
+        "token"      exp(d_t)       per token; low variance, but biased: it ignores the prefix
         "sequence"   exp(sum d)     unbiased for the whole response; its variance grows with the length
-        "geometric"  exp(mean d)    the length-normalised ratio: a measure of drift more than a correction
+        "geometric"  exp(mean d)    the length-normalised ratio: a measure of drift rather than a correction
 
-    "truncate" clips them to [low, high] (truncated importance sampling); "mask" makes those outside 0, which drops the
-    token, or at the other levels the whole response.
+    "truncate" clips them to [low, high] (truncated importance sampling). "mask" sets those outside to 0, which drops the
+    token, or at the other two levels the whole response.
 
     Args:
-      logprobs: real [B, N], under the policy that is trained, or the proximal one.
+      logprobs: real [B, N], under the policy in training, or the proximal policy.
       behaviour_logprobs: real [B, N], under the policy that sampled.
       mask: bool, int or float [B, N]; not 0 at the tokens that count.
       level: one of `LEVELS`.
       mode: one of `MODES`.
-      low: scalar, not negative, at most `high`; 0 for no lower bound.
+      low: scalar in [0, high]; 0 for no lower bound.
       high: scalar above 0; inf for no upper bound, though ratios never exceed e^60.
 
     Returns:
       (weights, stats): weights float32 [B, N], 0 at masked tokens; the statistics are 1 and False there.
 
     Raises:
-      ValueError: a shape differs, an unknown level or mode, or bounds outside their range.
+      ValueError: a shape differs, the level or mode is unknown, or a bound is outside its range.
     """
     require_choice("level", level, LEVELS)
     require_choice("mode", mode, MODES)
@@ -93,7 +93,7 @@ def importance_weights(
 
 
 def effective_sample_share(weights: Any, mask: Any) -> jax.Array:
-    """Kish's effective sample size over the number of samples: (sum w)^2 / (n sum w^2); 1 where all weights are equal.
+    """Kish's effective sample size divided by the number of samples: (sum w)^2 / (n sum w^2); 1 if all weights are equal.
 
     Args:
       weights: real, any shape, not negative. Where all tokens of a row share a weight, pass one per row ([B]).

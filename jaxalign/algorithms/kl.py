@@ -1,4 +1,4 @@
-"""Estimators of KL(policy || reference) from samples, the exact KL, both as losses, and controllers of its coefficient."""
+"""KL(policy || reference): estimates from samples, the exact value, both as losses, and controllers of the coefficient."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def full_kl(logits: Any, reference_logits: Any) -> jax.Array:
     """KL(policy || reference) summed over the vocabulary; for small vocabularies and for checks.
 
     Args:
-      logits: real [..., V]; unnormalised, or log-probabilities (which are their own normalisation). -inf is allowed.
+      logits: real [..., V]; unnormalised, or log-probabilities. -inf is allowed.
       reference_logits: real [..., V].
 
     Returns:
@@ -71,24 +71,24 @@ def full_kl(logits: Any, reference_logits: Any) -> jax.Array:
     require_same_shape(logits=logits, reference_logits=reference_logits)
     logp = jax.nn.log_softmax(as_float("logits", logits))
     reference_logp = jax.nn.log_softmax(as_float("reference_logits", reference_logits))
-    # A token of probability 0 adds nothing, but 0 * -inf is NaN.
+    # A token of probability 0 contributes nothing, but 0 * -inf would be NaN.
     possible = jnp.isfinite(logp)
     return jnp.sum(jnp.where(possible, jnp.exp(logp) * jnp.where(possible, logp - reference_logp, 0), 0), axis=-1)
 
 
 def kl_loss(logprobs: Any, reference_logprobs: Any, kind: str = "k2", mask: Any = None) -> jax.Array:
-    """The KL as a loss beside the policy's: per token, differentiable, and safe under a mask.
+    """The KL as a loss to add to the policy's: per token, differentiable, and safe under a mask.
 
     In a loss the gradient of an estimator matters, not its value. With d = logprobs - reference_logprobs, and tokens sampled
     from the policy in training, the gradients and their expectations are:
 
-        "k1"    grad log pi                 0: noise, and no pull towards the reference
+        "k1"    grad log pi                 0: only noise, no pull towards the reference
         "k2"    d grad log pi               the gradient of KL(policy || reference)
         "k3"    (1 - exp(-d)) grad log pi   the gradient of KL(reference || policy), the other direction
-        "abs"   sign(d) grad log pi         not of a KL, but bounded and towards the reference
+        "abs"   sign(d) grad log pi         not the gradient of a KL, but bounded and towards the reference
         "full"  summed over the vocabulary  the gradient of KL(policy || reference), without noise
 
-    In the reward (`kl_penalty`) the value matters, and k1 is unbiased. For samples of an older policy the expectations hold
+    In the reward (`kl_penalty`) the value matters, and k1 is unbiased. For samples from an older policy the expectations hold
     only with importance weights (`importance.importance_weights`).
 
     Args:
@@ -127,10 +127,10 @@ def update_kl_coef(
     coef * (1 + clip(measured_kl / target - 1, -0.2, 0.2) * num_samples / horizon).
 
     Args:
-      coef: scalar, the present coefficient.
-      measured_kl: scalar, mean nats a response.
-      target: scalar above 0, the wanted nats a response.
-      horizon: scalar above 0, in responses: how slowly to react.
+      coef: scalar, the current coefficient.
+      measured_kl: scalar, mean nats per response.
+      target: scalar above 0, the target in nats per response.
+      horizon: scalar above 0, in responses; a larger horizon reacts more slowly.
       num_samples: scalar, responses seen since the last update; below 5 * horizon, so that the coefficient stays above 0.
       kind: one of `CONTROLLERS`.
 

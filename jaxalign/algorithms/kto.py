@@ -1,6 +1,6 @@
-"""Kahneman-Tversky optimisation: single responses, good or bad, instead of pairs (arXiv 2402.01306).
+"""Kahneman-Tversky optimisation: single responses, each judged good or bad, instead of pairs (arXiv 2402.01306).
 
-Every loss is one number a row, as in `direct_preference`.
+Each loss has one value per row, as in `direct_preference`.
 """
 
 from __future__ import annotations
@@ -33,26 +33,26 @@ def kto(
     """Kahneman-Tversky optimisation of single responses (Ethayarajh et al. 2024, arXiv 2402.01306, eq. 8).
 
         loss = desirable_weight (1 - sigmoid(beta (a - kl)))      where desirable, a = policy_logprobs - ref_logprobs
-        loss = undesirable_weight (1 - sigmoid(beta (kl - a)))    where not
+        loss = undesirable_weight (1 - sigmoid(beta (kl - a)))    where undesirable
 
-    A judgement between 0 and 1 mixes the two.
+    A value of `desirable` between 0 and 1 mixes the two.
 
     Args:
       policy_logprobs: real [B], the summed log-probabilities of a response's tokens, under the policy.
       ref_logprobs: real [B], under the reference; no gradient flows into it. None: 0.
-      desirable: bool or real [B], in [0, 1]: (the probability that) the response is good.
+      desirable: bool or real [B], in [0, 1]: whether the response is good, or the probability that it is.
       kl: scalar, the reference point z0 (`kto_baseline`), over the whole batch; no gradient flows into it.
       beta: scalar above 0.
-      desirable_weight: scalar, not negative. The paper wants the weights' ratio, times that of the two counts, in
-        [1, 3/2].
+      desirable_weight: scalar, not negative. The paper recommends weights such that (desirable_weight * number of desirable
+        responses) / (undesirable_weight * number of undesirable ones) is in [1, 3/2].
       undesirable_weight: scalar, not negative.
       mask: bool, int or float [B]; 0 for padding rows. None counts all.
 
     Returns:
-      (loss, rewards): float32 [B] both; the rewards, beta a, without gradient.
+      (loss, rewards): float32 [B] both; the rewards are beta a, without gradient.
 
     Raises:
-      ValueError: a shape differs, or a judgement or a setting outside its range.
+      ValueError: a shape differs, or `desirable` or a setting is outside its range.
     """
     require_positive_scalar("beta", beta)
     for name, x in (("desirable_weight", desirable_weight), ("undesirable_weight", undesirable_weight)):
@@ -69,8 +69,8 @@ def kto(
 def kto_baseline(policy_logprobs: Any, ref_logprobs: Any, mask: Any = None) -> jax.Array:
     """KTO's reference point: max(0, mean of log pi - log ref over mismatched pairs), an estimate of KL(pi || ref).
 
-    A mismatched pair is a row's prompt with another row's response, usually the next row's; the last row takes the
-    first's. Call it on the whole batch: the mean of micro-batches, each cut off at 0, is another number.
+    A mismatched pair is a row's prompt with another row's response, usually that of the next row; the last row takes the
+    first row's response. Call it on the whole batch: averaging over micro-batches, each clipped at 0, gives another result.
 
     Args:
       policy_logprobs: real [B], the summed log-probabilities of the other response's tokens after this row's prompt.

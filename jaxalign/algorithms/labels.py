@@ -1,4 +1,4 @@
-"""AI feedback as numbers: soft labels and direct rewards from the log-probabilities of a judge's options."""
+"""Soft labels and direct rewards from the log-probabilities that a judge gives to its options."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from jaxalign.algorithms.guards import as_float, require_range, require_same_sha
 
 DIRECT_SCORES = 10
 
-# A few float32 ulp of 0.5, so that the labels .4 and .6 are both undecided at margin .1 (in float32, .6 - .5 > .1).
+# A few float32 ulps of 0.5, so that the labels .4 and .6 are both undecided at margin .1 (in float32, .6 - .5 > .1).
 _ROUNDING = 1e-6
 
 
 def option_label(logprob_a: Any, logprob_b: Any) -> jax.Array:
-    """P(A) from the log-probabilities of the two options, normalised over the two (Bai et al. 2022, arXiv 2212.08073).
+    """P(A) from the log-probabilities of two options, normalised over the two (Bai et al. 2022, arXiv 2212.08073).
 
     Args:
       logprob_a: real, any shape; log-probability of the option (A). -inf is allowed.
       logprob_b: the same shape.
 
     Returns:
-      float32 of that shape, in [0, 1]; .5, undecided at every margin, where both options have probability 0.
+      float32 of that shape, in [0, 1]; .5 (undecided at every margin) where both options have probability 0.
 
     Raises:
       ValueError: the shapes differ.
@@ -35,7 +35,7 @@ def option_label(logprob_a: Any, logprob_b: Any) -> jax.Array:
 
 
 def average_orders(label_ab: Any, label_ba: Any) -> jax.Array:
-    """The mean of P(A preferred) over both orders of showing the pair, which cancels position bias.
+    """The mean of P(A preferred) over both presentation orders of a pair, to reduce position bias.
 
     Args:
       label_ab: real, any shape, in [0, 1]: P(A preferred) with A shown first.
@@ -54,7 +54,7 @@ def average_orders(label_ab: Any, label_ba: Any) -> jax.Array:
 
 
 def clamp_label(label: Any, low: Any, high: Any) -> jax.Array:
-    """`label` limited to [low, high]: after reasoning the options' probabilities come out near 0 or 1.
+    """Clamps `label` to [low, high], because after chain-of-thought reasoning the options' probabilities are near 0 or 1.
 
     Bai et al. 2022 (arXiv 2212.08073) clamp to [.4, .6].
 
@@ -67,7 +67,7 @@ def clamp_label(label: Any, low: Any, high: Any) -> jax.Array:
       float32 of the shape of `label`.
 
     Raises:
-      ValueError: the label or a limit is outside its range.
+      ValueError: a label or a limit is outside its range.
     """
     require_range("label", label, 0, 1)
     require_range("low", low, 0, 0.5)
@@ -76,15 +76,15 @@ def clamp_label(label: Any, low: Any, high: Any) -> jax.Array:
 
 
 def invert_label(label: Any) -> jax.Array:
-    """1 - label: the other response is preferred. Real of any shape in [0, 1] to float32; ValueError outside of it."""
+    """1 - label, for the swapped pair. Real of any shape in [0, 1] to float32; ValueError outside that range."""
     require_range("label", label, 0, 1)
     return 1 - as_float("label", label)
 
 
 def is_undecided(label: Any, margin: Any) -> jax.Array:
-    """Where |label - .5| <= margin, up to rounding; at margin 0 only an even label is undecided.
+    """Where |label - .5| <= margin, up to rounding; at margin 0 only a label of .5 is undecided.
 
-    Test the averaged label before it is clamped: a clamp to [.5 - margin, .5 + margin] would leave nothing decided.
+    Test the averaged label before clamping it: after a clamp to [.5 - margin, .5 + margin] every label is undecided.
 
     Args:
       label: real, any shape, in [0, 1].
@@ -94,7 +94,7 @@ def is_undecided(label: Any, margin: Any) -> jax.Array:
       bool of the shape of `label`.
 
     Raises:
-      ValueError: the label or the margin is outside its range.
+      ValueError: a label or the margin is outside its range.
     """
     require_range("label", label, 0, 1)
     require_range("margin", margin, 0, 0.5)
@@ -102,13 +102,13 @@ def is_undecided(label: Any, margin: Any) -> jax.Array:
 
 
 def expected_score(logprobs: Any) -> jax.Array:
-    """The expected score, sum of i P(i) over i = 1..10, of a judge who answers with a number (arXiv 2309.00267).
+    """The expected score, sum of i P(i) over i = 1..10, of a judge that answers with a number (arXiv 2309.00267).
 
     Args:
-      logprobs: real [..., 10], log-probabilities of the answers 1..10 in this order; normalised over the ten here.
+      logprobs: real [..., 10], log-probabilities of the answers 1..10 in this order; this function normalises them.
 
     Returns:
-      float32 [...], in 1..10. NaN where all ten have probability 0: there is no answer, and an average score would hide that.
+      float32 [...], in 1..10. NaN where all ten have probability 0, because a neutral score would hide the missing answer.
 
     Raises:
       ValueError: the last axis is not of size 10.
@@ -120,6 +120,6 @@ def expected_score(logprobs: Any) -> jax.Array:
 
 
 def direct_reward(score: Any) -> jax.Array:
-    """(score - 5.5) / 4.5, which maps 1..10 to [-1, 1]. Real of any shape to float32; ValueError outside of 1..10."""
+    """(score - 5.5) / 4.5, which maps 1..10 to [-1, 1]. Real of any shape to float32; ValueError outside 1..10."""
     require_range("score", score, 1, DIRECT_SCORES, tolerance=1e-5)
     return (as_float("score", score) - 5.5) / 4.5

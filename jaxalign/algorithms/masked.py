@@ -1,7 +1,7 @@
 """Masked statistics, and the aggregation of per-token losses into one number.
 
-Under `jit` with sharded arrays every sum here is over the global array, whatever the mesh; sums over micro-batches are
-exact where `aggregate` receives the global count.
+Under `jit` with sharded arrays every sum here is over the global array, whatever the mesh. The losses of micro-batches add up
+to the loss of the batch if `aggregate` receives the global count.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def masked_sum(x: Any, mask: Any, axis: int | tuple[int, ...] | None = None) -> 
     """Sum of `x` where `mask` is set; a fractional mask is a weight.
 
     Args:
-      x: real, any shape; inf and NaN at masked places are ignored, in the gradient too.
+      x: real, any shape; inf and NaN at masked positions affect neither the sum nor its gradient.
       mask: bool, int or float of x's shape, not negative.
       axis: axes to sum over; None sums all.
 
@@ -46,18 +46,18 @@ def masked_sum(x: Any, mask: Any, axis: int | tuple[int, ...] | None = None) -> 
 
 
 def masked_mean(x: Any, mask: Any, axis: int | tuple[int, ...] | None = None) -> jax.Array:
-    """Mean of `x` over the places where `mask` is set; 0 where it is set nowhere. Arguments as in `masked_sum`."""
+    """Mean of `x` over the positions where `mask` is set; 0 where none is set. Arguments as in `masked_sum`."""
     total = masked_sum(x, mask, axis)
     return _safe_divide(total, jnp.sum(as_float("mask", mask), axis=axis))
 
 
 def masked_variance(x: Any, mask: Any, unbiased: bool = False) -> jax.Array:
-    """Variance of `x` over all the places where `mask` is set.
+    """Variance of `x` over all positions where `mask` is set.
 
     Args:
       x: real, any shape.
       mask: bool, int or float of x's shape.
-      unbiased: divide by the count less one (Bessel) instead of the count.
+      unbiased: divide by the count minus one (Bessel) instead of the count.
 
     Returns:
       float32 scalar; 0 where the divisor would be 0.
@@ -72,18 +72,18 @@ def masked_variance(x: Any, mask: Any, unbiased: bool = False) -> jax.Array:
 
 
 def whiten(x: Any, mask: Any, shift_mean: bool = True, unbiased: bool = False) -> jax.Array:
-    """`x` scaled to variance 1 over all the places where `mask` is set, and shifted to mean 0 unless `shift_mean` is False.
+    """Scales `x` to variance 1 over all positions where `mask` is set, and shifts it to mean 0 unless `shift_mean` is False.
 
     Call it on the whole minibatch, before the split into micro-batches: the statistics must be global.
 
     Args:
       x: real [B, T].
       mask: bool, int or float [B, T].
-      shift_mean: False adds the mean back after scaling (Ziegler et al. 2019 keep it for rewards).
+      shift_mean: False adds the mean back after scaling (as Ziegler et al. 2019 do for rewards).
       unbiased: use the Bessel-corrected variance.
 
     Returns:
-      float32 [B, T], 0 at masked places.
+      float32 [B, T], 0 at masked positions.
 
     Raises:
       ValueError: the shapes differ.
@@ -95,22 +95,23 @@ def whiten(x: Any, mask: Any, shift_mean: bool = True, unbiased: bool = False) -
 
 
 def aggregate_total(mask: Any, mode: str = "token_mean", max_length: Any = None) -> jax.Array:
-    """The count that `aggregate` divides by: tokens for "token_mean", sequences with any token for the others, and these
-    times `max_length` for "token_sum_constant".
+    """The count that `aggregate` divides by.
 
-    Computed over the full batch and passed to `aggregate` as `total`, it makes the losses of micro-batches add up.
+    For "token_mean" it is the number of tokens; for the other modes the number of sequences with at least one token, and for
+    "token_sum_constant" that number times `max_length`. Compute it over the full batch and pass it to `aggregate` as `total`,
+    so that the losses of the micro-batches add up to the loss of the batch.
 
     Args:
       mask: bool, int or float [B, T].
       mode: one of `AGGREGATIONS`.
-      max_length: scalar above 0, in tokens, for "token_sum_constant"; not read by the others. None: T, which is right only
-        where every batch is as wide as the longest response that is allowed.
+      max_length: scalar above 0, in tokens; only "token_sum_constant" reads it. None: T, which is correct only if every batch
+        is as wide as the longest allowed response.
 
     Returns:
       float32 scalar.
 
     Raises:
-      ValueError: an unknown mode, a mask that is not [B, T], or a length that is not a scalar above 0.
+      ValueError: the mode is unknown, the mask is not [B, T], or `max_length` is not a scalar above 0.
     """
     require_choice("mode", mode, AGGREGATIONS)
     require_shape("mask", mask, "[B, T]", (None, None))
@@ -127,26 +128,26 @@ def aggregate_total(mask: Any, mode: str = "token_mean", max_length: Any = None)
 
 
 def aggregate(loss: Any, mask: Any, mode: str = "token_mean", total: Any = None, max_length: Any = None) -> jax.Array:
-    """One number from per-token losses.
+    """Reduces per-token losses to a scalar.
 
-    "token_mean" weighs every token alike. The "sequence_mean" modes average over sequences the mean or the sum of their
-    tokens' losses; a row without a token is padding and does not count as a sequence (elsewhere it often counts as a 0).
-    "token_sum_constant" divides the sum of all by sequences * `max_length`, so that a token weighs the same in a short
-    response and a long one, in every batch (Dr. GRPO, Liu et al. 2025, arXiv 2503.20783).
+    "token_mean" weights every token equally. The "sequence_mean" modes take the mean or the sum over each sequence's tokens
+    and average that over sequences; a row without tokens is padding and does not count as a sequence (many implementations
+    count it as a 0). "token_sum_constant" divides the total by sequences * `max_length`, so that a token has the same weight
+    in short and long responses, and in every batch (Dr. GRPO, Liu et al. 2025, arXiv 2503.20783).
 
     Args:
       loss: real [B, T].
       mask: bool, int or float [B, T].
       mode: one of `AGGREGATIONS`.
-      total: scalar, the count of the full batch (`aggregate_total`) where `loss` is a part of it: the results of
-        the parts then add up to the loss of the whole. None: this array is the full batch.
-      max_length: scalar, as in `aggregate_total`; not read where `total` is given, which holds it.
+      total: scalar, the count of the full batch (`aggregate_total`) where `loss` is one of its micro-batches: their results
+        then add up to the loss of the batch. None: `loss` is the full batch.
+      max_length: scalar, as in `aggregate_total`; ignored if `total` is given, which already includes it.
 
     Returns:
       float32 scalar; 0 for an all-zero mask.
 
     Raises:
-      ValueError: the shapes differ or are not [B, T], an unknown mode, or a total that is negative or not a scalar.
+      ValueError: the shapes differ or are not [B, T], the mode is unknown, or `total` is negative or not a scalar.
     """
     require_same_shape(loss=loss, mask=mask)
     if total is None:
@@ -163,7 +164,7 @@ def aggregate(loss: Any, mask: Any, mode: str = "token_mean", total: Any = None,
 
 
 def _select(x: jax.Array, mask: jax.Array) -> jax.Array:
-    # Not `x * mask`: 0 * inf is NaN, and so would be the gradient.
+    # Not `x * mask`: 0 * inf is NaN, in the value and in the gradient.
     return jnp.where(mask != 0, x, jnp.zeros_like(x))
 
 
@@ -176,6 +177,6 @@ def _safe_divide(numerator: jax.Array, denominator: jax.Array) -> jax.Array:
 def _centre(x: Any, mask: Any) -> tuple[jax.Array, jax.Array]:
     x = _select(as_float("x", x), as_float("mask", mask))
     mean = masked_mean(x, mask)
-    # A float32 mean is off by an ulp; subtracting the mean of the remainder keeps large equal values at exactly 0.
+    # A float32 mean can be off by an ulp; subtracting the mean of the remainder gives exactly 0 for large equal values.
     residue = masked_mean(x - mean, mask)
     return mean, x - mean - residue

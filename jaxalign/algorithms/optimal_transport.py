@@ -1,4 +1,4 @@
-"""Alignment via optimal transport (AOT, Melnyk et al. 2024, arXiv 2406.05882): equal quantiles of two distributions meet."""
+"""Alignment via optimal transport (AOT, Melnyk et al. 2024, arXiv 2406.05882): compares two distributions by quantile."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ from jaxalign.algorithms.answer_inputs import weigh
 def transport(
     policy: Any, reference: Any, label: jax.Array, selected: jax.Array, beta: Any, flips: Any, paired: bool
 ) -> jax.Array:
-    """AOT: how far one distribution is from dominating the other. A row is two atoms, one for each order of its pair."""
+    """The AOT loss per row: how far one distribution is from dominating the other.
+
+    Each row contributes two atoms, one for each order of its pair.
+    """
     if paired:
         better, worse = policy[0] - policy[1], reference[0] - reference[1]
         better, worse = (jnp.concatenate([x, -x]) for x in (better, worse))
@@ -30,11 +33,11 @@ def transport(
 
 
 def _coupled(x: jax.Array, y: jax.Array, weights: jax.Array, cost: Callable[[jax.Array], jax.Array]) -> jax.Array:
-    """What each atom of `x` pays when equal quantiles of `x` and `y`, of the same weights [M], meet. float32 [M].
+    """The cost of each atom of `x` when `x` and `y`, both with weights [M], are coupled quantile by quantile. float32 [M].
 
-    With weights of 0 and 1 it pairs the sorted values; a fractional atom is split where the other side's ends.
+    With weights of 0 and 1 this pairs the sorted values. An atom of fractional weight is split where an atom of `y` ends.
     """
-    # Atoms without weight come last, where no quantile reaches them.
+    # Atoms without weight are sorted last, where no quantile reaches them.
     order_x, order_y = (jnp.argsort(jnp.where(weights > 0, values, jnp.inf)) for values in (x, y))
     ends_x, ends_y = jnp.cumsum(weights[order_x]), jnp.cumsum(weights[order_y])
     cuts = jnp.sort(jnp.concatenate([ends_x, ends_y]))

@@ -1,4 +1,4 @@
-"""The policy's losses, per token; `masked.aggregate` makes one number of them.
+"""Policy losses per token; `masked.aggregate` reduces them to a scalar.
 
 No gradient flows into advantages or old log-probabilities, and masked tokens have loss 0 and no gradient, whatever their
 values. Ratios are capped at e^60, so that `exp` does not overflow. An entropy bonus is a separate loss:
@@ -20,9 +20,9 @@ from jaxalign.algorithms.masked import masked_mean
 class SurrogateStats(NamedTuple):
     """Statistics of a policy loss, per token and without gradient; to be averaged under the mask.
 
-    ratio: float32, new over old probability; in `gspo` the sequence's. clipped: bool, the clipped term is the one that
-    counts, so that the token has no gradient; in `cispo`, which keeps it, the weight was clipped. approx_kl: float32, the
-    k3 estimate of KL(old || new), never negative.
+    ratio: float32, new over old probability; in `gspo`, that of the sequence. clipped: bool, the clipped term was taken, so
+    the token has no gradient; in `cispo`, which keeps the gradient, the weight was clipped. approx_kl: float32, the k3
+    estimate of KL(old || new), never negative.
     """
 
     ratio: jax.Array
@@ -42,7 +42,7 @@ def clipped_surrogate(
     """PPO's clipped objective, as a loss (Schulman et al. 2017, arXiv 1707.06347, equation 7).
 
         ratio = exp(logprobs - old_logprobs)
-        loss = max(-A ratio, -A clip(ratio, 1 - clip_low, 1 + clip_high)),    where A < 0 at most -A dual_clip
+        loss = max(-A ratio, -A clip(ratio, 1 - clip_low, 1 + clip_high)),    capped at -A dual_clip where A < 0
 
     Args:
       logprobs: real, any shape, usually [B, N]; log-probabilities of the sampled tokens under the policy in training.
@@ -52,8 +52,8 @@ def clipped_surrogate(
       clip_high: scalar, not negative; above `clip_low` for the asymmetric clip of DAPO (arXiv 2503.14476).
       mask: bool, int or float of that shape, or None. Masked tokens have loss 0, ratio 1 and no gradient, whatever
         their values.
-      dual_clip: scalar above 1, the largest ratio that counts against a token of negative advantage, which the clip leaves
-        without bound (Ye et al. 2020, arXiv 1912.09729; 3 there); None for no such bound.
+      dual_clip: scalar above 1, the largest ratio for tokens of negative advantage, where the clip sets no upper bound
+        (Ye et al. 2020, arXiv 1912.09729, who use 3); None for no bound.
 
     Returns:
       (loss, stats): loss float32 of that shape.
@@ -81,27 +81,27 @@ def gspo(
     clip_high: Any = 4e-4,
     mask: Any = None,
 ) -> tuple[jax.Array, SurrogateStats]:
-    """Group sequence policy optimisation: the ratio of the whole response, length-normalised (arXiv 2507.18071).
+    """Group sequence policy optimisation (GSPO): the length-normalised ratio of the whole response (arXiv 2507.18071).
 
         s = exp(mean over the row's tokens of (logprobs - old_logprobs))
         loss = max(-A s, -A clip(s, 1 - clip_low, 1 + clip_high))    on each of the row's tokens
 
-    The paper's objective is this aggregated by "sequence_mean_token_mean". The gradient takes the form of the paper's
-    GSPO-token: the ratio of token t is stop_gradient(s) pi_t / stop_gradient(pi_t), whose value is s and whose derivative
-    is by the token's own log-probability only. Where a row has one advantage, any mode that weights a row's tokens equally
-    gives the gradient of the formula above (-A s / |y| a token for the mode named); where it differs between tokens,
-    each token learns by its own.
+    The paper's objective aggregates this loss with "sequence_mean_token_mean". The gradient is that of the paper's
+    GSPO-token: the ratio of token t is stop_gradient(s) pi_t / stop_gradient(pi_t). Its value is s, and it has a derivative
+    only with respect to the token's own log-probability. If all tokens of a row share one advantage, every mode that weights
+    a row's tokens equally gives the gradient of the formula above (-A s / |y| per token for "sequence_mean_token_mean").
+    If the advantages differ, each token's gradient uses its own.
 
     Args:
       logprobs: real [B, N], log-probabilities of the sampled tokens under the policy in training.
       old_logprobs: real [B, N], under the policy that sampled; no gradient flows into it.
-      advantages: real [B, N], usually one number a row (`groups.broadcast_to_tokens`); no gradient flows into it.
+      advantages: real [B, N], usually constant in a row (`groups.broadcast_to_tokens`); no gradient flows into it.
       clip_low: scalar in [0, 1].
       clip_high: scalar, not negative. The range is narrower than PPO's by orders of magnitude: s is a geometric mean.
       mask: bool, int or float [B, N], or None.
 
     Returns:
-      (loss, stats): loss float32 [B, N]; `stats.ratio` is s on each token of the row, `approx_kl` that of the tokens.
+      (loss, stats): loss float32 [B, N]; `stats.ratio` is s on each token of the row; `approx_kl` is per token.
 
     Raises:
       ValueError: the shapes differ or are not [B, N], or a clip is outside its range.
@@ -109,7 +109,7 @@ def gspo(
     mask, log_ratio, advantages = _prepare(logprobs, old_logprobs, advantages, clip_low, clip_high, mask)
     require_shape("logprobs", logprobs, "[B, N]", (None, None))
     sequence = jnp.where(mask, masked_mean(log_ratio, mask, axis=1)[:, None], 0)
-    # The difference is 0, and exactly so: its derivative is all it is there for.
+    # The difference is exactly 0; it only contributes the derivative.
     ratio = jnp.exp(jax.lax.stop_gradient(sequence) + (log_ratio - jax.lax.stop_gradient(log_ratio)))
     loss, clipped = _clip(ratio, advantages, clip_low, clip_high)
     return loss, _stats(ratio, clipped, log_ratio)
@@ -123,18 +123,18 @@ def cispo(
     clip_high: Any = 4.0,
     mask: Any = None,
 ) -> tuple[jax.Array, SurrogateStats]:
-    """Clipped importance weights before the plain policy gradient: no token loses its gradient (arXiv 2506.13585).
+    """CISPO: the plain policy gradient with clipped importance weights, so no token loses its gradient (arXiv 2506.13585).
 
         loss = -stop_gradient(clip(ratio, 1 - clip_low, 1 + clip_high)) A logprobs
 
-    Only the gradient has a meaning: the value depends on the level of the log-probabilities.
+    Only the gradient is meaningful: the value of the loss depends on the level of the log-probabilities.
 
     Args:
       logprobs: real, any shape, usually [B, N]; log-probabilities of the sampled tokens under the policy in training.
       old_logprobs: the same shape, under the policy that sampled; no gradient flows into it.
       advantages: the same shape; no gradient flows into it.
-      clip_low: scalar in [0, 1]; 1, as in the paper, is no lower bound.
-      clip_high: scalar, not negative: weights are at most 1 + clip_high. The paper tunes it and gives no figure.
+      clip_low: scalar in [0, 1]; 1 means no lower bound, as in the paper.
+      clip_high: scalar, not negative: weights are at most 1 + clip_high. The paper tunes it but gives no value.
       mask: bool, int or float of that shape, or None.
 
     Returns:
@@ -171,10 +171,10 @@ def policy_gradient(logprobs: Any, advantages: Any, mask: Any = None) -> jax.Arr
 
 
 class DecoupledStats(NamedTuple):
-    """What `decoupled_surrogate` reports, per token and without gradient; to be averaged under the mask.
+    """Statistics of `decoupled_surrogate`, per token and without gradient; to be averaged under the mask.
 
-    surrogate: `SurrogateStats` against the proximal policy. weight: float32, proximal over behaviour probability before its
-    cap. capped: bool, the cap lowered it.
+    surrogate: `SurrogateStats` against the proximal policy. weight: float32, proximal over behaviour probability, before the
+    cap. capped: bool, the cap lowered the weight.
     """
 
     surrogate: SurrogateStats
@@ -197,8 +197,8 @@ def decoupled_surrogate(
         w = min(pi_proximal / pi_behaviour, weight_cap),    ratio = pi / pi_proximal
         loss = w max(-A ratio, -A clip(ratio, 1 - clip_low, 1 + clip_high))
 
-    The trust region is around a recent policy, not around the one that sampled. With the same policy in both places this is
-    `clipped_surrogate`.
+    The trust region is around a recent policy, not around the one that sampled. If the proximal policy is the behaviour
+    policy, this is `clipped_surrogate`.
 
     Args:
       logprobs: real [B, N], log-probabilities of the sampled tokens under the policy in training.
@@ -214,7 +214,7 @@ def decoupled_surrogate(
       (loss, stats): loss float32 [B, N].
 
     Raises:
-      ValueError: the shapes differ or are not [B, N], a clip is outside its range, or a cap not above 0.
+      ValueError: the shapes differ or are not [B, N], a clip is outside its range, or the cap is not above 0.
     """
     mask = jnp.ones(jnp.shape(logprobs), bool) if mask is None else mask
     require_same_shape(
@@ -237,7 +237,7 @@ def decoupled_surrogate(
 def _prepare(
     logprobs: Any, old_logprobs: Any, advantages: Any, clip_low: Any, clip_high: Any, mask: Any
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """The guards that all clips share. -> (bool mask, log ratio, advantages), 0 where masked."""
+    """Checks and masks the arguments of the clipped losses. -> (bool mask, log ratio, advantages), 0 where masked."""
     mask = jnp.ones(jnp.shape(logprobs), bool) if mask is None else is_set(mask)
     require_same_shape(logprobs=logprobs, old_logprobs=old_logprobs, advantages=advantages, mask=mask)
     for name, clip, high in (("clip_low", clip_low, 1), ("clip_high", clip_high, jnp.inf)):
@@ -251,7 +251,7 @@ def _prepare(
 
 
 def _clip(ratio: jax.Array, advantages: jax.Array, clip_low: Any, clip_high: Any) -> tuple[jax.Array, jax.Array]:
-    """(the larger of the plain and the clipped loss, where it is the clipped one)."""
+    """-> (the larger of the plain and the clipped loss; bool, where that is the clipped one)."""
     plain = -advantages * ratio
     bounded = -advantages * jnp.clip(ratio, 1 - clip_low, 1 + clip_high)
     return jnp.maximum(plain, bounded), bounded > plain

@@ -1,4 +1,4 @@
-"""The preference (reward) model's losses: on pairs of scores, and on single target scores."""
+"""Losses of the preference (reward) model: on pairs of scores, and on single target scores."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from jaxalign.algorithms.guards import as_float, is_set, require_positive, requi
 def bradley_terry(
     score_a: Any, score_b: Any, label: Any, centering_coef: Any = 0.0, margin: Any = None, mask: Any = None
 ) -> jax.Array:
-    """Cross-entropy of a soft label with the softmax of two scores, and a pull of their sum towards 0.
+    """Cross-entropy of a soft label with the softmax of two scores, plus a penalty on the square of their sum.
 
         loss = -label log sigmoid(a - b - margin) - (1 - label) log sigmoid(b - a - margin) + centering_coef (a + b)^2
 
-    Only the difference of two scores is learnt, so their level drifts; the last term centres it (Eisenstein et al.
-    2023, arXiv 2312.09244). Soft labels: Lee et al. 2023 (arXiv 2309.00267). The margin is how far apart the better and
-    the worse are to be, say by how much the annotator preferred one (Llama 2, arXiv 2307.09288, eq. 2).
+    Pairs determine only the difference of two scores, so their level drifts; the last term centres it (Eisenstein et al.
+    2023, arXiv 2312.09244). Soft labels: Lee et al. 2023 (arXiv 2309.00267). The margin is the required gap between the better
+    and the worse score, for example the strength of the annotator's preference (Llama 2, arXiv 2307.09288, eq. 2).
 
     Args:
       score_a: real, any shape, usually [B].
@@ -34,7 +34,7 @@ def bradley_terry(
       float32 of that shape, in nats.
 
     Raises:
-      ValueError: the shapes differ, a label is outside [0, 1], or a negative coefficient or margin.
+      ValueError: the shapes differ, a label is outside [0, 1], or the coefficient or a margin is negative.
     """
     require_same_shape(score_a=score_a, score_b=score_b, label=label)
     require_shape("centering_coef", centering_coef, "scalar", ())
@@ -58,25 +58,25 @@ def bradley_terry(
 
 
 def score_regression(scores: Any, targets: Any, mask: Any = None, huber_delta: Any = None) -> jax.Array:
-    """The error of a score against a number that it is to meet: a rating, or another model's score (distillation).
+    """The error of a score against its target: a rating, or another model's score (distillation).
 
         squared  (scores - targets)^2
         Huber    e^2 / 2 where |e| <= delta, else delta (|e| - delta / 2),    e = scores - targets
 
-    Each as its name is commonly used, so that the square is twice what Huber's loss is at small errors.
+    Both follow common usage, so at small errors the squared loss is twice the Huber loss.
 
     Args:
       scores: real, any shape, usually [B].
       targets: the same shape; no gradient flows into it.
       mask: bool, int or float of that shape; 0 for padding, which has loss 0 and no gradient, whatever its values. None
         counts all.
-      huber_delta: scalar above 0, in units of the score; None for the square.
+      huber_delta: scalar above 0, in units of the score; None for the squared loss.
 
     Returns:
       float32 of that shape.
 
     Raises:
-      ValueError: the shapes differ, or a delta that is not above 0.
+      ValueError: the shapes differ, or `huber_delta` is not above 0.
     """
     require_same_shape(scores=scores, targets=targets)
     targets = jax.lax.stop_gradient(_select("targets", targets, mask))

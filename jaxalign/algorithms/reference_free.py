@@ -1,6 +1,6 @@
 """Preference objectives that need no reference: CPO, ORPO and SimPO.
 
-Every loss is one number a row, as in `direct_preference`.
+Each loss has one value per row, as in `direct_preference`.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ def cpo(
     nll_coef: Any = 1.0,
     mask: Any = None,
 ) -> tuple[jax.Array, PreferenceStats]:
-    """Contrastive preference optimisation (Xu et al. 2024, arXiv 2401.08417, eq. 4): no reference, and an SFT term.
+    """Contrastive preference optimisation (CPO, Xu et al. 2024, arXiv 2401.08417, eq. 4): no reference, plus an SFT term.
 
         loss = -log sigmoid(beta (chosen - rejected)) + nll_coef * nll
 
-    The first term is `dpo` without a reference, so for its other kinds (hinge, ipo) call that and add the same `nll`.
+    The first term is `dpo` without a reference. For other kinds (hinge, ipo) call `dpo` directly and add the same `nll`.
 
     Args:
       chosen_logprobs: real [B], the summed log-probabilities of the first response's tokens, under the policy.
-      rejected_logprobs: real [B], those of the second.
+      rejected_logprobs: real [B], of the second.
       beta: scalar above 0.
       label: scalar or real [B], in [0, 1]: the probability that the first is better; soft labels as in `dpo`.
       nll: real [B], `sft_loss` of the summed log-probabilities (the paper) or of the mean ones (common implementations);
@@ -51,7 +51,7 @@ def cpo(
       (loss, stats): loss float32 [B]; the rewards are beta times the log-probabilities.
 
     Raises:
-      ValueError: a shape differs, or a label or a setting outside its range.
+      ValueError: a shape differs, or a label or a setting is outside its range.
     """
     loss, stats = dpo(chosen_logprobs, rejected_logprobs, None, None, beta, label, mask=mask)
     return _add_nll(loss, nll, nll_coef, mask), stats
@@ -65,17 +65,17 @@ def orpo(
     nll: Any = None,
     mask: Any = None,
 ) -> tuple[jax.Array, PreferenceStats]:
-    """Odds ratio preference optimisation (Hong et al. 2024, arXiv 2403.07691, eq. 6 and 7): SFT and a penalty, one stage.
+    """Odds ratio preference optimisation (ORPO, Hong et al. 2024, arXiv 2403.07691, eq. 6 and 7): SFT plus a penalty.
 
-        odds(p) = p / (1 - p),    p = exp(mean log-probability of a token)
+        odds(p) = p / (1 - p),    p = exp(mean log-probability per token)
         loss = nll + beta * (-log sigmoid(log odds(chosen) - log odds(rejected)))
 
-    As called with two arguments it is the odds term. ORPO itself has beta = .1 (lambda in the paper) and
-    nll = sft_loss(chosen_avg_logprobs, rejected_avg_logprobs, label, mask): the odds term has no anchor without it.
+    With the defaults this is the odds term only. ORPO itself uses beta = .1 (lambda in the paper) and
+    nll = sft_loss(chosen_avg_logprobs, rejected_avg_logprobs, label, mask); without it nothing anchors the odds term.
 
     Args:
       chosen_avg_logprobs: real [B], the mean log-probability of the first response's tokens, at most 0. Odds are capped at
-        1 / epsilon of the dtype: a probability of 1 has infinite ones.
+        1 / epsilon of the dtype, since a probability of 1 has infinite odds.
       rejected_avg_logprobs: real [B], of the second.
       beta: scalar above 0, the odds term's weight.
       label: scalar or real [B], in [0, 1]: the probability that the first is better; soft labels as in `dpo`.
@@ -86,7 +86,7 @@ def orpo(
       (loss, stats): loss float32 [B]; the rewards are the log odds, and the margins their difference.
 
     Raises:
-      ValueError: a shape differs, a label or a setting outside its range, or a log-probability above 0.
+      ValueError: a shape differs, a label or a setting is outside its range, or a log-probability is above 0.
     """
     require_positive_scalar("beta", beta)
     selected, label, pair, _ = pair_inputs(chosen_avg_logprobs, rejected_avg_logprobs, None, None, label, mask, "avg_")
@@ -106,7 +106,7 @@ def simpo(
     label: Any = 1.0,
     mask: Any = None,
 ) -> tuple[jax.Array, PreferenceStats]:
-    """Simple preference optimisation (Meng et al. 2024, arXiv 2405.14734, eq. 6): mean log-probabilities and a margin.
+    """Simple preference optimisation (SimPO, Meng et al. 2024, arXiv 2405.14734, eq. 6): mean log-probabilities and a margin.
 
         loss = -log sigmoid(beta (chosen - rejected) - gamma)
 
@@ -114,16 +114,16 @@ def simpo(
       chosen_avg_logprobs: real [B], the mean log-probability of the first response's tokens, under the policy.
       rejected_avg_logprobs: real [B], of the second.
       beta: scalar above 0.
-      gamma: scalar, not negative, in units of the reward; elsewhere given as gamma / beta.
-      label: scalar or real [B], in [0, 1]: the probability that the first is better; soft labels as in `dpo`, so that the
-        margin is asked for in both directions.
+      gamma: scalar, not negative, in units of the reward; some implementations take gamma / beta instead.
+      label: scalar or real [B], in [0, 1]: the probability that the first is better; soft labels as in `dpo`, so the margin
+        applies in both directions.
       mask: bool, int or float [B]; 0 for padding rows. None counts all.
 
     Returns:
       (loss, stats): loss float32 [B]; the rewards are beta times the mean log-probabilities, the margins without gamma.
 
     Raises:
-      ValueError: a shape differs, or a label or a setting outside its range.
+      ValueError: a shape differs, or a label or a setting is outside its range.
     """
     require_positive_scalar("beta", beta)
     require_shape("gamma", gamma, "scalar", ())
@@ -136,7 +136,7 @@ def simpo(
 
 def _log_odds(logprobs: jax.Array) -> jax.Array:
     logprobs = jnp.minimum(logprobs, -jnp.finfo(logprobs.dtype).eps)
-    # Of log(1 - exp(x)) each form keeps its digits on one side of -log 2; the inner `where`s keep the other's gradient finite.
+    # Each form of log(1 - exp(x)) is accurate on one side of -log 2; the inner `where`s keep the other form's gradient finite.
     near = logprobs > -0.6931
     log_rest = jnp.where(
         near,

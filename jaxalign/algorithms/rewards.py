@@ -1,4 +1,4 @@
-"""From the scores of a response to a reward for each of its tokens: combined, normalised, penalised for length, placed."""
+"""Turns scores of responses into rewards per token: combines, normalises, adds length and KL penalties, places on tokens."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ MISSING_EOS = ("none", "replace", "penalty", "zero")
 
 
 def score_statistics(scores: Any, mask: Any = None) -> tuple[jax.Array, jax.Array]:
-    """The (shift, scale) with which `normalise_scores` brings `scores` to mean 0 and standard deviation 1.
+    """The (shift, scale) for `normalise_scores` that gives `scores` mean 0 and standard deviation 1.
 
-    Measured on samples of the policy that RL starts from (Ziegler et al. 2019, arXiv 1909.08593).
+    Measure it on samples of the policy that RL starts from (Ziegler et al. 2019, arXiv 1909.08593).
 
     Args:
       scores: real [B].
@@ -49,13 +49,13 @@ def normalise_scores(scores: Any, shift: Any, scale: Any, clip: Any = None) -> j
       scores: real, any shape, usually [B].
       shift: scalar.
       scale: scalar above 0.
-      clip: scalar, not negative, in units of the normalised score; None leaves it as it is.
+      clip: scalar, not negative, in units of the normalised score; None: no clipping.
 
     Returns:
       float32 of the shape of `scores`.
 
     Raises:
-      ValueError: a scale that is not above 0, a negative clip, or a setting that is not a scalar.
+      ValueError: `scale` is not above 0, `clip` is negative, or a setting is not a scalar.
     """
     require_shape("shift", shift, "scalar", ())
     require_shape("scale", scale, "scalar", ())
@@ -69,22 +69,22 @@ def normalise_scores(scores: Any, shift: Any, scale: Any, clip: Any = None) -> j
 
 
 def combine_scores(scores: Any, weights: Any, mask: Any = None) -> tuple[jax.Array, jax.Array]:
-    """Several scores of a response as one: the weighted sum, where all that it needs are there.
+    """Combines several scores of each response into their weighted sum, where all of them are present.
 
-    A dropped score (masked, or not finite: a reward function that failed or returned NaN) drops its row, for the sum of
-    the others lies on another level and would count as better or worse. A score of weight 0 is not needed. Rows that are
-    not kept must be masked from then on, and counted.
+    A missing score (masked or not finite, because a reward function failed or returned NaN) drops its row: the sum of the
+    other scores is on another level and would look better or worse. Scores of weight 0 may be missing. The caller must mask
+    and count the dropped rows.
 
     Args:
       scores: real [K, B], of K rewards.
       weights: real [K], finite; negative for scores to minimise. They are not normalised.
-      mask: bool, int or float [K, B]; 0 where a score was dropped. None: all are there.
+      mask: bool, int or float [K, B]; 0 where a score is missing. None: all are present.
 
     Returns:
       (combined, kept): float32 [B], 0 in dropped rows, and bool [B].
 
     Raises:
-      ValueError: a shape differs, or a weight that is not finite.
+      ValueError: a shape differs, or a weight is not finite.
     """
     mask = jnp.ones(jnp.shape(scores), bool) if mask is None else is_set(mask)
     require_same_shape(scores=scores, mask=mask)
@@ -100,7 +100,7 @@ def combine_scores(scores: Any, weights: Any, mask: Any = None) -> tuple[jax.Arr
 
 
 def length_penalty(length: Any, coef: Any, free: Any = 0) -> jax.Array:
-    """-coef for every token beyond the first `free` ones, to be added to a score.
+    """-coef for every token after the first `free`, to be added to a score.
 
     Args:
       length: int or real, any shape, usually [B], in tokens, not negative.
@@ -123,7 +123,7 @@ def length_penalty(length: Any, coef: Any, free: Any = 0) -> jax.Array:
 def overlong_penalty(length: Any, max_length: Any, buffer: Any) -> jax.Array:
     """DAPO's soft overlong punishment (Yu et al. 2025, arXiv 2503.14476, section 3.4), to be added to a score.
 
-    0 up to max_length - buffer tokens, then falling in a straight line to -1 at max_length, and -1 beyond it.
+    0 up to max_length - buffer tokens, then decreasing linearly to -1 at max_length, and -1 beyond.
 
     Args:
       length: int or real, any shape, usually [B], in tokens, not negative.
@@ -134,7 +134,7 @@ def overlong_penalty(length: Any, max_length: Any, buffer: Any) -> jax.Array:
       float32 of the shape of `length`, in [-1, 0].
 
     Raises:
-      ValueError: a negative length, a buffer that is not above 0 or exceeds `max_length`, or a setting that is no scalar.
+      ValueError: a length is negative, `buffer` is not above 0 or exceeds `max_length`, or a setting is not a scalar.
     """
     for name, value in (("max_length", max_length), ("buffer", buffer)):
         require_shape(name, value, "scalar", ())
@@ -153,28 +153,29 @@ def shape_rewards(
     missing_eos: str = "none",
     missing_eos_value: Any = None,
 ) -> jax.Array:
-    """Rewards per token: -kl_coef * kl on every token of the response, and the score on its last one, or one on each.
+    """Rewards per token: -kl_coef * kl on every token of the response, plus the score on its last token, or one per token.
 
-    The last token is found by length, never by looking for a token id: it is the stop token where one was sampled, else
-    the last token before the cut. Only the score is subject to the missing-eos rule; the KL penalty always applies.
+    The last token is found by length, not by token id: it is the stop token if one was sampled, else the last token before
+    the cut. Only the score is subject to the missing-eos rule; the KL penalty always applies.
 
     Args:
-      scores: real [B], one score a response, or [B, N], one a token; integers are cast up.
+      scores: real [B], one score per response, or [B, N], one per token; integers are cast to float32.
       kl: real [B, N], per-token estimates (`kl.kl_penalty`); entries past the response are not read.
       kl_coef: scalar, not negative.
-      response_length: int [B], in 0..N; a row of length 0 has no token, and so no reward.
-      ended: bool [B], a stop token of the stop set in use was sampled.
+      response_length: int [B], in 0..N; a row of length 0 has no token, hence no reward.
+      ended: bool [B], True if a stop token was sampled.
       missing_eos: the rule for the score of a response that did not end: "none" keeps it, "replace" replaces it by
-        `missing_eos_value`, "penalty" subtracts `missing_eos_value` (a positive number) from it, "zero"
-        makes it 0. Of scores per token "replace" and "zero" remove all; the value is placed on, or subtracted from, the
-        last token.
-      missing_eos_value: scalar; needed by "replace" and "penalty", not read by the others.
+        `missing_eos_value`, "penalty" subtracts `missing_eos_value` (not negative), "zero" sets it to 0. For scores per
+        token, "replace" and "zero" remove the scores of all tokens, "replace" then puts the value on the last token, and
+        "penalty" subtracts it there.
+      missing_eos_value: scalar; only "replace" and "penalty" read it, and they need it.
 
     Returns:
       float32 [B, N], 0 past the response.
 
     Raises:
-      ValueError: a shape differs, an unknown rule, a missing or (for "penalty") negative value, a length outside 0..N.
+      ValueError: a shape differs, the rule is unknown, its value is missing or (for "penalty") negative, or a length is
+        outside 0..N.
     """
     require_shape("kl", kl, "[B, N]", (None, None))
     batch, length = jnp.shape(kl)
@@ -195,7 +196,7 @@ def shape_rewards(
         scores = _missing_eos(scores, ended, missing_eos, missing_eos_value)
         return penalty + jnp.where(last, scores[:, None], 0)
     none = jnp.zeros(batch, scores.dtype)
-    on_last = _missing_eos(none, ended, missing_eos, missing_eos_value)  # The score of the last token beside its own.
+    on_last = _missing_eos(none, ended, missing_eos, missing_eos_value)  # Added to the last token's own score.
     removed = missing_eos in ("replace", "zero")
     tokens = jnp.where((position < lengths) & (ended[:, None] | (not removed)), scores, 0)
     return penalty + tokens + jnp.where(last, on_last[:, None], 0)

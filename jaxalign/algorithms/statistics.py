@@ -1,4 +1,4 @@
-"""Intervals for counted shares, and correlations. On the host: the numbers go into reports, never into a jitted step."""
+"""Confidence intervals for proportions, and correlations. Computed on the host: for reports, never in a jitted step."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ import numpy as np
 
 
 def wilson_interval(count: float, total: float, confidence: float = 0.95) -> tuple[float, float]:
-    """Wilson's score interval of a share (Wilson 1927), no continuity correction; sound for few cases and near 0 or 1.
+    """Wilson's score interval for a proportion (Wilson 1927), without continuity correction; valid for small samples too.
 
     Args:
       count: cases that have the property, in 0..total; halves are allowed (a tie).
-      total: cases seen; 0 gives (0, 1), for nothing is known.
+      total: number of cases; 0 gives (0, 1).
       confidence: the interval's coverage, between 0 and 1.
 
     Returns:
       (low, high), in 0..1.
 
     Raises:
-      ValueError: a count outside 0..total, or a confidence that is not between 0 and 1.
+      ValueError: `count` is outside 0..total, or `confidence` is not between 0 and 1.
     """
     if not 0 <= count <= total:
         raise ValueError(f"count is {count}; a number in 0..total = {total} is expected")
@@ -41,7 +41,7 @@ def wilson_interval(count: float, total: float, confidence: float = 0.95) -> tup
 
 
 def pearson(x: Any, y: Any) -> float | None:
-    """Pearson's correlation of two lists of numbers; None where either does not vary.
+    """Pearson's correlation of two lists of numbers; None if either is constant or has fewer than two elements.
 
     Args:
       x: real [B].
@@ -60,7 +60,7 @@ def pearson(x: Any, y: Any) -> float | None:
 
 
 def spearman(x: Any, y: Any) -> float | None:
-    """Spearman's: Pearson's correlation of the ranks, equal numbers sharing the mean of theirs. As `pearson` otherwise."""
+    """Spearman's rank correlation: `pearson` of the ranks, where equal numbers share their mean rank."""
     return pearson(_ranks(np.asarray(x)), _ranks(np.asarray(y)))
 
 

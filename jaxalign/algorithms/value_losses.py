@@ -1,4 +1,4 @@
-"""The critic's losses per token, and the variance that it explains."""
+"""Critic losses per token, and the critic's explained variance."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from jaxalign.algorithms.masked import masked_variance
 def clipped_value_loss(
     values: Any, old_values: Any, returns: Any, clip: Any = None, mask: Any = None
 ) -> tuple[jax.Array, jax.Array]:
-    """Half the squared error of the critic, or of its clipped move away from the old value where that is larger.
+    """Half the squared error of the critic's value, or of the value clipped around the old one where that error is larger.
 
         loss = max((V - R)^2, (V_old + clip(V - V_old, -c, c) - R)^2) / 2
 
@@ -25,8 +25,8 @@ def clipped_value_loss(
       values: real, any shape, usually [B, N].
       old_values: the same shape, from before the update; no gradient flows into it.
       returns: the same shape; no gradient flows into it.
-      clip: scalar, not negative; None for the plain half square. 0 is not None: it allows no move, so there is
-        no gradient.
+      clip: scalar, not negative; None for the unclipped loss. 0 differs from None: it allows no change of the value, so there
+        is no gradient.
       mask: bool, int or float of that shape, or None. Masked tokens have loss 0 and no gradient, whatever their values.
 
     Returns:
@@ -41,27 +41,27 @@ def clipped_value_loss(
 def huber_value_loss(
     values: Any, returns: Any, delta: Any = 1.0, mask: Any = None, old_values: Any = None, clip: Any = None
 ) -> tuple[jax.Array, jax.Array]:
-    """Huber's loss of the critic (Huber 1964): half the square of a small error, linear in a large one.
+    """The critic's Huber loss (Huber 1964): half the square of a small error, linear in a large error.
 
         huber(e) = e^2 / 2 where |e| <= delta, else delta (|e| - delta / 2)
         loss = max(huber(V - R), huber(V_old + clip(V - V_old, -c, c) - R))
 
-    Its gradient never exceeds +-delta, so an outlier among the returns cannot dominate. Without a clip only the first term
-    counts. The clip selects the same tokens as in `clipped_value_loss`, since both losses increase with the error.
+    Its gradient stays within +-delta, so an outlier among the returns cannot dominate. Without `clip` the loss is the first
+    term. The clip selects the same tokens as in `clipped_value_loss`, since both losses increase with the error.
 
     Args:
       values: real, any shape, usually [B, N].
       returns: the same shape; no gradient flows into it.
-      delta: scalar above 0, in units of the return. Beyond all errors it is the half square.
+      delta: scalar above 0, in units of the return. If it exceeds every error, the loss is half the squared error.
       mask: bool, int or float of that shape, or None. Masked tokens have loss 0 and no gradient, whatever their values.
-      old_values: the same shape, from before the update; no gradient flows into it. Needed by `clip`, else not read.
+      old_values: the same shape, from before the update; no gradient flows into it. Needed with `clip`, otherwise ignored.
       clip: scalar, not negative; None for no clip.
 
     Returns:
       (loss, clipped): float32 of that shape, and bool of that shape: the clipped term is the one that counts.
 
     Raises:
-      ValueError: the shapes differ, a delta that is not above 0, a negative clip, or a clip without old values.
+      ValueError: the shapes differ, delta is not above 0, clip is negative, or clip is given without `old_values`.
     """
     require_shape("delta", delta, "scalar", ())
     require_positive("delta", delta)
@@ -77,7 +77,7 @@ def huber_value_loss(
 
 
 def explained_variance(values: Any, returns: Any, mask: Any) -> jax.Array:
-    """1 - Var(returns - values) / Var(returns) over the unmasked tokens: 1 perfect, 0 no better than a constant.
+    """1 - Var(returns - values) / Var(returns) over the unmasked tokens: 1 is perfect, 0 no better than a constant.
 
     Args:
       values: real [B, N].
@@ -85,7 +85,7 @@ def explained_variance(values: Any, returns: Any, mask: Any) -> jax.Array:
       mask: bool, int or float [B, N].
 
     Returns:
-      float32 scalar, possibly negative; 0 where the returns do not differ, as there is nothing to explain.
+      float32 scalar, possibly negative; 0 if all returns are equal.
 
     Raises:
       ValueError: the shapes differ.
@@ -100,7 +100,7 @@ def explained_variance(values: Any, returns: Any, mask: Any) -> jax.Array:
 def _clipped(
     values: Any, old_values: Any, returns: Any, clip: Any, mask: Any, cost: Callable[[jax.Array], jax.Array]
 ) -> tuple[jax.Array, jax.Array]:
-    """(the larger of the costs of the plain and the clipped move, where it is the clipped one)."""
+    """-> (the larger cost of the plain and the clipped value; bool, where that is the clipped one)."""
     mask = jnp.ones(jnp.shape(values), bool) if mask is None else is_set(mask)
     require_same_shape(values=values, old_values=old_values, returns=returns, mask=mask)
     values, old_values, returns = (
@@ -113,7 +113,7 @@ def _clipped(
         return plain, jnp.zeros_like(mask)
     require_shape("clip", clip, "scalar", ())
     require_range("clip", clip, 0)
-    # Not V_old + clip(V - V_old, -c, c): that differs from V by an ulp where nothing is clipped, and would count as clipped.
+    # Not V_old + clip(V - V_old, -c, c): that can differ from V by an ulp where nothing is clipped, and would count as clipped.
     bounded = cost(jnp.clip(values, old_values - clip, old_values + clip) - returns)
     larger = jnp.maximum(plain, bounded)
     # With a clip of 0, rounding would decide which of the two has a gradient.

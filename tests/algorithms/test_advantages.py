@@ -340,7 +340,7 @@ def test_narrow_types_are_computed_in_float32(name):
 def test_nothing_is_broadcast(name):
     full = np.zeros((4, 3))
     for other in (np.zeros((4, 1)), np.zeros(3)):
-        with pytest.raises(ValueError, match=r"one shape.*\(4, 3\)"):
+        with pytest.raises(ValueError, match=r"the same shape.*\(4, 3\)"):
             ESTIMATORS[name](full, full, full, other)
 
 
@@ -364,7 +364,7 @@ def test_bad_arguments_are_refused():
         lambda_returns(_row(0.0), _row(0.0), _row(1), 1.0, np.ones(1))
     with pytest.raises(ValueError, match=r"gamma is 2.0; in \[0, 1\]"):
         discounted_returns(_row(0.0), _row(1), 2.0)
-    with pytest.raises(ValueError, match="4 rows, which are not whole groups of group_size = 3"):
+    with pytest.raises(ValueError, match="4 rows; a multiple of group_size = 3 is expected"):
         reinforce_plus_plus(np.zeros((4, 2)), np.ones((4, 2)), group_size=3)
     with pytest.raises(ValueError, match="group_size is 1; at least 2"):
         reinforce_plus_plus(np.zeros((4, 2)), np.ones((4, 2)), group_size=1)

@@ -147,13 +147,13 @@ def test_bad_arguments_are_refused():
     with pytest.raises(ValueError, match="n is 0; at least 1"):
         analytic_kl(0)
     for function in (best_of, lambda scores, n: rejection_sample(scores, n, 0.0)):
-        with pytest.raises(ValueError, match="scores has 4 rows, which are not whole groups of n = 3"):
+        with pytest.raises(ValueError, match="scores has 4 rows; a multiple of n = 3 is expected"):
             function(np.zeros(4), 3)
         with pytest.raises(ValueError, match="n is 0; at least 1"):
             function(np.zeros(4), 0)
         with pytest.raises(ValueError, match=r"scores has shape \(2, 2\); \[B\]"):
             function(np.zeros((2, 2)), 2)
-    with pytest.raises(ValueError, match="one shape"):
+    with pytest.raises(ValueError, match="the same shape"):
         best_of(np.zeros(4), 2, np.ones(2))
     with pytest.raises(ValueError, match=r"threshold has shape \(4,\); \[B / n\] = \(2,\)"):
         rejection_sample(np.zeros(4), 2, np.zeros(4))
@@ -163,5 +163,5 @@ def test_bad_arguments_are_refused():
         expected_best_of(np.zeros(4), 5)
     with pytest.raises(ValueError, match="scores is a scalar"):
         expected_best_of(np.float32(1), 1)
-    with pytest.raises(ValueError, match="one shape"):
+    with pytest.raises(ValueError, match="the same shape"):
         expected_best_of(np.zeros(4), 2, np.zeros(3))

@@ -155,7 +155,7 @@ def test_double_precision_is_kept_and_no_gradient_flows():
 def test_bad_arguments_of_the_fit_are_refused():
     with pytest.raises(ValueError, match=r"label is 2.0; in \[0, 1\]"):
         fit_temperature(np.ones(1), np.array([2.0]))
-    with pytest.raises(ValueError, match="one shape"):
+    with pytest.raises(ValueError, match="the same shape"):
         fit_temperature(np.ones(2), np.ones(1))
     with pytest.raises(ValueError, match=r"margin has shape \(1, 1\)"):
         fit_temperature(np.ones((1, 1)), np.ones((1, 1)))

@@ -548,7 +548,7 @@ def test_narrow_numbers_are_widened():
         ({"kind": "bco_pair", "baseline": np.zeros(3)}, "baseline has shape"),
         ({"kind": "discopop", "discopop_tau": 0.0}, "discopop_tau is 0.0; a number above 0"),
         ({"kind": "discopop", "discopop_tau": 1.0}, "1 - discopop_tau is 0.0; a number above 0"),
-        ({"mask": np.ones(2)}, r"one shape: chosen_logprobs \(3,\).*mask \(2,\)"),
+        ({"mask": np.ones(2)}, r"the same shape: chosen_logprobs \(3,\).*mask \(2,\)"),
     ],
 )
 def test_bad_settings_of_dpo_are_refused(options, message):
@@ -557,7 +557,7 @@ def test_bad_settings_of_dpo_are_refused(options, message):
 
 
 def test_shapes_are_refused_at_trace_time():
-    with pytest.raises(ValueError, match="these must have one shape: chosen_logprobs"):
+    with pytest.raises(ValueError, match="these must have the same shape: chosen_logprobs"):
         jax.eval_shape(dpo, CHOSEN, REJECTED[:2], REF_CHOSEN, REF_REJECTED)
     with pytest.raises(ValueError, match=r"chosen_logprobs has shape \(3, 1\); \[B\]"):
         dpo(*(x[:, None] for x in WORKED))
@@ -577,7 +577,7 @@ def test_known_values_are_refused_at_trace_time():
 
 
 def test_bad_settings_of_the_others_are_refused():
-    with pytest.raises(ValueError, match="weights is empty; names out of sigmoid"):
+    with pytest.raises(ValueError, match="weights is empty; at least one of sigmoid"):
         mixed_dpo(*WORKED, {})
     with pytest.raises(ValueError, match="a name in weights is 'dpo'; one of sigmoid"):
         mixed_dpo(*WORKED, {"dpo": 1.0})
@@ -587,11 +587,11 @@ def test_bad_settings_of_the_others_are_refused():
         mixed_dpo(*WORKED, {"sft": 1.0})
     with pytest.raises(ValueError, match=r"chosen_avg_logprobs is 0.5; in \[-inf, 0\]"):
         orpo(np.array([0.5]), np.array([-0.5]))
-    with pytest.raises(ValueError, match=r"one shape: chosen_avg_logprobs \(3,\), rejected_avg_logprobs \(2,\)"):
+    with pytest.raises(ValueError, match=r"the same shape: chosen_avg_logprobs \(3,\), rejected_avg_logprobs \(2,\)"):
         simpo(CHOSEN, REJECTED[:2])
     with pytest.raises(ValueError, match="gamma is -0.5; at least 0"):
         simpo(CHOSEN, REJECTED, 2.0, -0.5)
-    with pytest.raises(ValueError, match=r"one shape: loss \(3,\), nll \(1,\)"):
+    with pytest.raises(ValueError, match=r"the same shape: loss \(3,\), nll \(1,\)"):
         cpo(CHOSEN, REJECTED, nll=np.ones(1))
     with pytest.raises(ValueError, match="nll_coef is -1; at least 0"):
         cpo(CHOSEN, REJECTED, nll=np.ones(3), nll_coef=-1)

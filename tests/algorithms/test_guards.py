@@ -30,9 +30,9 @@ def test_nothing_is_broadcast(function):
     full = np.zeros((2, 3), np.float32)
     for other in (np.zeros((2, 1), np.float32), np.zeros(3, np.float32)):
         arguments = [full, other] if function in TWO_ARGUMENTS else [full, full, other]
-        with pytest.raises(ValueError, match=r"one shape.*\(2, 3\)"):
+        with pytest.raises(ValueError, match=r"the same shape.*\(2, 3\)"):
             function(*arguments)
-        with pytest.raises(ValueError, match="one shape"):
+        with pytest.raises(ValueError, match="the same shape"):
             jax.eval_shape(function, *arguments)
 
 

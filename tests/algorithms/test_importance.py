@@ -121,7 +121,7 @@ def test_bad_arguments_are_refused():
         importance_weights(*arguments, low=-1.0)
     with pytest.raises(ValueError, match="high - low is -1.0; at least 0"):
         importance_weights(*arguments, low=3.0, high=2.0)
-    with pytest.raises(ValueError, match="one shape"):
+    with pytest.raises(ValueError, match="the same shape"):
         importance_weights(np.zeros((1, 2)), np.zeros((1, 1)), np.ones((1, 2)))
     with pytest.raises(ValueError, match=r"logprobs has shape \(2,\); \[B, N\]"):
         importance_weights(np.zeros(2), np.zeros(2), np.ones(2))

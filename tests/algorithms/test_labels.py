@@ -137,5 +137,5 @@ def test_labels_outside_their_range_are_refused():
         ):
             with pytest.raises(ValueError, match=r"in \[0, 1\] is expected"):
                 function(np.array([wrong]))
-    with pytest.raises(ValueError, match="one shape"):
+    with pytest.raises(ValueError, match="the same shape"):
         labels.option_label(np.zeros(3), np.zeros(1))

@@ -161,11 +161,11 @@ def test_the_gradients_with_margin_and_of_regression_are_finite_differences():
 def test_bad_margins_masks_and_targets_are_refused():
     with pytest.raises(ValueError, match="margin is -0.5; at least 0"):
         bradley_terry(np.zeros(1), np.zeros(1), np.ones(1), margin=-0.5)
-    with pytest.raises(ValueError, match=r"one shape: score_a \(2,\), margin \(1,\)"):
+    with pytest.raises(ValueError, match=r"the same shape: score_a \(2,\), margin \(1,\)"):
         bradley_terry(np.zeros(2), np.zeros(2), np.ones(2), margin=np.ones(1))
-    with pytest.raises(ValueError, match=r"one shape: .*mask \(1,\)"):
+    with pytest.raises(ValueError, match=r"the same shape: .*mask \(1,\)"):
         bradley_terry(np.zeros(2), np.zeros(2), np.ones(2), mask=np.ones(1))
-    with pytest.raises(ValueError, match="one shape"):
+    with pytest.raises(ValueError, match="the same shape"):
         score_regression(np.zeros(2), np.zeros((2, 1)))
     with pytest.raises(ValueError, match="huber_delta is 0.0; a number above 0"):
         score_regression(np.zeros(2), np.zeros(2), huber_delta=0.0)

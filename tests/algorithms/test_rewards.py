@@ -181,7 +181,7 @@ def test_bad_scores_and_penalties_are_refused():
         combine_scores(np.zeros((2, 4)), np.ones(3))
     with pytest.raises(ValueError, match=r"scores has shape \(4,\); \[K, B\]"):
         combine_scores(np.zeros(4), np.ones(4))
-    with pytest.raises(ValueError, match="one shape"):
+    with pytest.raises(ValueError, match="the same shape"):
         combine_scores(np.zeros((2, 4)), np.ones(2), np.ones((1, 4)))
     with pytest.raises(ValueError, match="weights is nan"):
         combine_scores(np.zeros((2, 4)), np.array([1.0, np.nan]))

@@ -143,7 +143,7 @@ def test_bad_settings_of_huber_are_refused():
         huber_value_loss(np.zeros(1), np.zeros(1), 0.0)
     with pytest.raises(ValueError, match="clip is 0.2, which needs old_values"):
         huber_value_loss(np.zeros(1), np.zeros(1), clip=0.2)
-    with pytest.raises(ValueError, match="one shape"):
+    with pytest.raises(ValueError, match="the same shape"):
         huber_value_loss(np.zeros(2), np.zeros(1))
     with pytest.raises(ValueError, match="clip is -0.2; at least 0"):
         huber_value_loss(np.zeros(1), np.zeros(1), 1.0, None, np.zeros(1), -0.2)
