@@ -26,7 +26,7 @@ def test_a_run_that_does_not_fit_ends_with_1_and_says_what_would(capsys):
 def test_search_plans_a_mesh_that_fits(capsys):
     assert plan(*RUN, "--topology=v5e:4x4", "--search", "--prices=configs/prices_example.json") == 0
     told = capsys.readouterr().out
-    assert "It fits: " in told and "USD, at 1 for a device and hour on 2026-01-01" in told
+    assert "It fits: " in told and "USD, at 1 per device hour on 2026-01-01" in told
 
 
 def test_json_has_every_number_of_the_table(capsys):
@@ -51,7 +51,7 @@ def test_gpus_and_a_model_from_scratch(capsys):
 @pytest.mark.parametrize(("arguments", "sentence"), [
     ((), "exactly one of --topology"),
     (("--topology=v5e:4x4", "--gpus=H100x8"), "exactly one of --topology"),
-    (("--topology=v5x:4x4",), "'v5x' is not a generation of TPU known here"),
+    (("--topology=v5x:4x4",), "'v5x' is not one of the known TPU generations"),
     (("--topology=v5e:4x4", "--shape=Llama-9"), "shape is 'Llama-9'; it must be one of"),
     (("--topology=v5e:4x4", "--mfu=2"), "--mfu is '2'; a share above 0 and at most 1"),
     (("--topology=v5e:4x4", "--prompt=0"), "--prompt is '0'; a number of at least 1"),

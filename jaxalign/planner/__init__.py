@@ -1,1 +1,1 @@
-"""Plans a run before it starts: memory, time and cost, by arithmetic and by the compiler."""
+"""Plans a run before it starts: memory, time and cost, estimated by arithmetic or reported by the compiler."""

@@ -1,11 +1,11 @@
-"""A run's programs, compiled for devices that need not be attached: memory, work and traffic as the compiler reports them.
+"""Compiles a run's programs for devices that need not be attached. Reports memory, work and traffic, from the compiler.
 
     topology = parse_topology("v5e:4x4")
     sharding = Sharding(make_mesh(..., devices=topology_devices(topology)))
     policy = policy_model(config, sharding, shape="Llama-3.1-8B")
     found = compile_run(config, policy, usable=topology.usable)
 
-Every figure is for one device. Nothing runs, and no weights or tokenizer are read.
+Every figure is for one device. Nothing runs. Neither weights nor a tokenizer are read.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ REFUSAL_LINES = 40
 
 @dataclasses.dataclass(frozen=True)
 class Memory:
-    """Bytes of one device. `peak` is the most in use while the program runs: arguments, results that do not reuse an argument's
-    memory (outputs less aliased), temporaries and the program's code."""
+    """Bytes on one device. `peak` is the maximum in use while the program runs: arguments, results that do not reuse an
+    argument's memory (outputs - aliased), temporaries and the program's code."""
 
     arguments: int
     outputs: int
@@ -57,17 +57,17 @@ class CompiledProgram:
     Attributes:
       stage, phase, role: such as "ppo", "update", "policy, critic"; the phases are sampling, prefill, decode, scoring, reward,
         update and resharding.
-      seconds: the time of lowering and compiling.
-      memory: None where the compiler refused the program.
-      refusal: the first lines of the refusal, or "".
-      flops, bytes_accessed: of one device, from the compiler's cost analysis, which counts the body of a loop once.
-      products: FLOPs of the matrix products outside of kernels, those in a loop once for each iteration; None where the
-        compiler's text is not available.
-      collectives: the communication between devices, in a loop once for each iteration; None where the compiler's text is not
-        available.
-      resident: bytes by role of the arrays that are on the device while the program runs and are not its arguments.
-      usable: bytes of a device that programs may use; None where that is not known.
-      warnings: sentences about surprises.
+      seconds: seconds to lower and compile the program.
+      memory: None if the program does not fit and the compiler rejected it.
+      refusal: the first lines of the compiler's error, or "".
+      flops, bytes_accessed: per device, from the compiler's cost analysis, which counts the body of a loop once.
+      products: FLOPs of the matrix products outside kernels; a product in a loop counts once per iteration. None if the
+        compiled text is not available.
+      collectives: the communication between devices; a collective in a loop counts once per iteration. None if the compiled
+        text is not available.
+      resident: bytes, by role, of arrays that are on the device while the program runs but are not its arguments.
+      usable: bytes of device memory available to programs; None if unknown.
+      warnings: sentences about unexpected costs (see `surprises`).
     """
 
     stage: str
@@ -86,12 +86,12 @@ class CompiledProgram:
 
     @property
     def total(self) -> int | None:
-        """Bytes in use at the program's peak, resident arrays included; None where the compiler refused."""
+        """Bytes in use at the program's peak, including resident arrays; None if the compiler rejected the program."""
         return None if self.memory is None else self.memory.peak + sum(self.resident.values())
 
     @property
     def fits(self) -> bool:
-        """Whether the compiler accepted the program, and the device holds it together with the resident arrays."""
+        """Whether the compiler accepted the program and it fits on the device together with the resident arrays."""
         return self.memory is not None and (self.usable is None or self.total <= self.usable)
 
 
@@ -107,12 +107,12 @@ def compile_run(
     """Compiles every jitted step of the run's stages, one after another (minutes for large models).
 
     Args:
-      config: the checked config; its stages say which programs there are.
-      policy: the run's model (`shapes.policy_model`), with a Sharding on topology devices or on any others.
-      prompt: tokens of the longest prompt; by default what model.max_length leaves beside ppo.max_new_tokens.
+      config: the checked config; its stages determine the programs.
+      policy: the run's model (`shapes.policy_model`), with a Sharding on topology devices or on real ones.
+      prompt: tokens of the longest prompt; by default model.max_length minus the stage's max_new_tokens.
       usable: bytes of one device's memory (`Topology.usable`).
-      programs: compile only those whose "stage phase" contains one of these; empty: all.
-      progress: called with the name of each program before it is compiled ("ppo update").
+      programs: compile only programs whose name contains one of these strings; empty compiles all.
+      progress: called with the name of each program before it is compiled, such as "ppo update (policy)".
     """
     found = []
     for program in run_programs(config, policy, prompt):
@@ -125,14 +125,14 @@ def compile_run(
 
 
 def run_programs(config: Config, policy: Model, prompt: int | None = None) -> list[Program]:
-    """Every jitted step of the run's stages, in their order, as the stages' records give them."""
+    """Every jitted step of the run's stages, in the order of the stages, from their registry records."""
     run = Run(config, policy, prompt)
     found = [record.load("programs") for record in stages_in_order(config.stages)]
     return [program for programs in found if programs is not None for program in programs(run)]
 
 
 def compile_program(program: Program, usable: int | None = None) -> CompiledProgram:
-    """Lowers and compiles one program. A program that does not fit is a result; any other failure of the compiler is raised."""
+    """Lowers and compiles one program. Returns a result even if the program does not fit; raises any other compiler error."""
     began = time.perf_counter()
     named = {"stage": program.stage, "phase": program.phase, "role": program.role, "usable": usable}
     try:
@@ -176,16 +176,16 @@ def compile_program(program: Program, usable: int | None = None) -> CompiledProg
 
 
 def _hashable(arguments: tuple) -> tuple:
-    """The arguments as `_compile` takes them: hashable, for its cache."""
+    """The arguments in the hashable form that the cache of `_compile` needs: (tree structure, leaves)."""
     leaves, structure = jax.tree.flatten(arguments)
     return structure, tuple(leaves)
 
 
-@functools.lru_cache(maxsize=16)  # Stages that sample share their programs.
+@functools.lru_cache(maxsize=16)  # Stages that sample share the sampling programs.
 def _compile(step: Callable, structure, leaves: tuple) -> tuple[jax.stages.Compiled, str | None]:
-    """(the compiled program, its text, or None where there is none).
+    """(the compiled program, its text or None).
 
-    The text is the compiler's own: JAX does not know every instruction of a TPU compiler newer than itself.
+    Prefers the text that XLA dumps: JAX cannot print every instruction of a TPU compiler newer than itself.
     """
     with tempfile.TemporaryDirectory() as folder:
         options = {"xla_dump_to": folder, "xla_dump_hlo_as_text": True}
@@ -202,7 +202,7 @@ def _compile(step: Callable, structure, leaves: tuple) -> tuple[jax.stages.Compi
 
 @contextlib.contextmanager
 def _names_in_cache_key():
-    """The persistent compile cache then returns no program with the argument names of another version of the code."""
+    """Prevents the persistent compile cache from returning a program with argument names of an older version of the code."""
     before = jax.config.jax_compilation_cache_include_metadata_in_key
     jax.config.update("jax_compilation_cache_include_metadata_in_key", True)
     try:
@@ -212,7 +212,7 @@ def _names_in_cache_key():
 
 
 def _kept(compiled, arguments: tuple, step: Callable) -> list[tuple[str, jax.ShapeDtypeStruct]]:
-    """(path, array) of the arguments that the compiled program reads: the others are not passed to it."""
+    """(path, array) of the arguments that the compiled program reads; JAX drops unused arguments."""
     paths = []
     for name, argument in zip(inspect.signature(step).parameters, arguments, strict=False):
         for path, leaf in jax.tree_util.tree_flatten_with_path(argument)[0]:

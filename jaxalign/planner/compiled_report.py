@@ -1,4 +1,4 @@
-"""The compiled programs of a run, as text and as JSON."""
+"""Reports a run's compiled programs as text and as JSON."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ GB = 1e9
 
 
 def sent(program: CompiledProgram) -> dict[str, float]:
-    """Bytes that a device sends, by the mesh axes that it sends them over ("fsdp", "data+fsdp", "" where they follow none)."""
+    """Bytes that a device sends, by mesh axes: "fsdp", "data+fsdp", or "" for groups that do not follow mesh axes."""
     found: dict[str, float] = {}
     for one in program.collectives or ():
         axes = "+".join(one.axes)
@@ -22,32 +22,32 @@ def sent(program: CompiledProgram) -> dict[str, float]:
 
 
 def text(programs: Sequence[CompiledProgram]) -> str:
-    """A line for each program, then refusals and surprises."""
-    rows = [["compiled", "peak", "", "temporary", "beside it", "collectives", "GB sent", "seconds to compile"]]
+    """A table with a row for each program, then the bytes sent, the warnings and the compiler's errors."""
+    rows = [["compiled", "peak", "", "temporary", "resident", "collectives", "GB sent", "seconds to compile"]]
     for program in programs:
         name = f"{program.stage} {program.phase}"
         if program.memory is None:
-            rows.append([name, "-", "refused", "-", _gb(sum(program.resident.values())), "-", "-", f"{program.seconds:.0f}"])
+            rows.append([name, "-", "rejected", "-", _gb(sum(program.resident.values())), "-", "-", f"{program.seconds:.0f}"])
             continue
         known = program.collectives is not None
         rows.append([
-            name, _gb(program.total), "" if program.fits else "too much", _gb(program.memory.temporary),
+            name, _gb(program.total), "" if program.fits else "does not fit", _gb(program.memory.temporary),
             _gb(sum(program.resident.values())), str(len(program.collectives)) if known else "?",
             _gb(sum(sent(program).values())) if known else "?", f"{program.seconds:.0f}",
         ])  # fmt: skip
     lines = align(rows)
-    lines = ["By the compiler, GB on each device", lines[0], "-" * max(map(len, lines)), *lines[1:]]
+    lines = ["Memory reported by the compiler, GB on each device", lines[0], "-" * max(map(len, lines)), *lines[1:]]
     for program in programs:
         over = ", ".join(f"{axes or 'no axis'} {size / GB:.2f} GB" for axes, size in sorted(sent(program).items()))
-        lines += [f"{program.stage} {program.phase} sends over {over}."] if over else []
+        lines += [f"{program.stage} {program.phase}: each device sends over {over}."] if over else []
         lines += [f"{program.stage} {program.phase}: {warning}." for warning in program.warnings]
         if program.refusal:
-            lines += [f"{program.stage} {program.phase} is refused by the compiler:", *program.refusal.splitlines()]
+            lines += [f"The compiler rejected {program.stage} {program.phase}:", *program.refusal.splitlines()]
     return "\n".join(lines)
 
 
 def to_json(programs: Sequence[CompiledProgram]) -> list[dict[str, Any]]:
-    """Bytes and FLOPs of one device, unrounded."""
+    """Bytes and FLOPs per device, unrounded."""
     return [
         {
             "stage": program.stage, "phase": program.phase, "role": program.role, "fits": program.fits,

@@ -1,4 +1,4 @@
-"""Estimates a run on a cluster by arithmetic: the memory, work and time of each task. Nothing is compiled."""
+"""Estimates the memory, work and time of each task of a run on a cluster by arithmetic. Nothing is compiled."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from jaxalign.planner.workload import Task, tasks
 
 @dataclasses.dataclass(frozen=True)
 class Assumptions:
-    """Shares of the peak that programs reach: matrix FLOP/s (mfu), memory bandwidth (hbm) and network bandwidth."""
+    """Fractions of the peak that programs reach: of matrix FLOP/s (mfu), memory bandwidth (hbm) and network bandwidth."""
 
     mfu: float = 0.5
     hbm: float = 0.8
@@ -37,11 +37,11 @@ class TaskEstimate:
 
     Attributes:
       task: the task.
-      resident: bytes by role that stay on the device throughout the stage.
+      resident: bytes, by role, that stay on the device throughout the stage.
       temporary: bytes that the program adds, by kind.
       work: the work of one call.
       compute, memory, network: seconds of one call if only that resource limited it.
-      seconds: seconds of one call: for each step of it the largest of these three, added up.
+      seconds: seconds of one call: the sum over its steps of the largest of these three.
     """
 
     task: Task
@@ -64,13 +64,13 @@ class TaskEstimate:
 
     @property
     def tokens_per_second(self) -> float:
-        """Tokens per second of all devices together."""
+        """Tokens per second over all devices."""
         return self.task.tokens / self.seconds
 
 
 @dataclasses.dataclass(frozen=True)
 class RunEstimate:
-    """All tasks of a run with its mesh on a cluster."""
+    """The estimates of all tasks of a run on a cluster."""
 
     config: Config
     cluster: Cluster
@@ -86,12 +86,12 @@ class RunEstimate:
 
     @property
     def uncounted(self) -> tuple[str, ...]:
-        """Tasks whose number of calls is not known."""
+        """Names of the tasks with an unknown number of calls."""
         return tuple(task.task.name for task in self.tasks if task.task.calls is None)
 
     @property
     def seconds(self) -> float:
-        """Seconds of all tasks whose number of calls is known."""
+        """Seconds of all tasks with a known number of calls."""
         return sum(task.seconds * task.task.calls for task in self.tasks if task.task.calls is not None)
 
 
@@ -105,8 +105,8 @@ def abstract_sharding(mesh: MeshConfig) -> Sharding:
 
 
 def with_attention(policy: Model, cluster: Cluster) -> Model:
-    """The model with the attention that the platform runs: "plain" where config.model.attention asks for it or a GPU has no
-    kernel for the model, else "fused". Raises UserError where the config asks for a kernel that does not exist."""
+    """The model with the attention that the platform runs: "plain" if config.model.attention selects it or a GPU has no kernel
+    for the model, else "fused". Raises UserError if the config requires a kernel that does not exist."""
     config = policy.config
     refusal = cudnn_refusal(config) if cluster.chip.kind == "gpu" else None
     if refusal is not None and config.attention == "fused":
@@ -116,7 +116,7 @@ def with_attention(policy: Model, cluster: Cluster) -> Model:
 
 
 def check_divides(model: Model, mesh: MeshConfig) -> None:
-    """Raises UserError where the mesh does not divide the model's heads, widths or layers."""
+    """Raises UserError if a mesh axis does not divide the model's heads, widths or layers."""
     config = model.config
     must = {
         "tensor": {"heads": config.heads, "kv_heads": config.kv_heads, "mlp": config.mlp, "rows of the vocabulary's tables":
@@ -141,9 +141,9 @@ def estimate(
 
     Args:
       config: the run's config.
-      policy: the run's model; it gets the sharding of config.mesh.
+      policy: the run's model; its sharding is replaced by that of config.mesh.
       cluster: the devices.
-      assumptions: the shares of the peak that programs reach.
+      assumptions: the fractions of the peak that programs reach.
       prompt, examples: as in `workload.tasks`.
 
     Raises:
@@ -164,13 +164,13 @@ def estimate(
 
 
 def optimizer_kind(config: Config, stage: str, role: str) -> str:
-    """The kind of the optimizer that trains a role in a stage."""
+    """The kind of optimizer that trains a role in a stage."""
     section = getattr(config, stage)
     return section.critic_optimizer.kind if role == "critic" else section.optimizer.kind
 
 
 def role_model(policy: Model, role: str) -> Model:
-    """The model of a role: the policy's architecture, with a scalar head where it scores."""
+    """The model of a role: the policy's architecture, with a scalar head for the critic and the preference model."""
     return policy.with_head("scalar" if role in ("critic", "preference model") else "lm")
 
 
@@ -191,14 +191,14 @@ class _Run:
         return self.kinds[head]
 
     def resident(self, task: Task, trained: tuple[str, ...]) -> dict[str, float]:
-        """Bytes by role, the base that adapters share counted once."""
+        """Bytes by role; the base that adapters share counts once."""
         found = {}
         for role in task.stays:
             own = self.weights(role)
             copies = self.config.preference.members if role == "preference model" and role not in trained else 1
             found[role] = own.parameters * copies
             if role == "labeller" and self.policy.lora is not None:
-                found[role] = 0.0  # Only the base, which is counted once.
+                found[role] = 0.0  # The labeller is the frozen base, which is counted once below.
             if role in trained:
                 found[f"{role}'s optimizer"] = own.optimizer[optimizer_kind(self.config, task.stage, role)]
         if self.policy.lora is not None:
@@ -226,11 +226,11 @@ class _Run:
         return TaskEstimate(task, self.resident(task, trained), parts, whole, *each, seconds)
 
     def _update_memory(self, task: Task, models) -> memory.Parts:
-        """The largest temporaries of the models that a program updates one after another."""
+        """The largest temporaries among the models that a program updates one after another."""
         found = []
         for place, (model, own) in enumerate(models):
             others = [other for i, (_, other) in enumerate(models) if i != place]
-            beside = 0.0  # Adapters share their base, and with it its casts and tables.
+            beside = 0.0  # Models with adapters share the base, its casts and its tables.
             if model.lora is None:
                 beside = sum(other.casts + (other.table if task.micro > 1 else 0.0) for other in others)
             found.append(memory.update(model, own, task.rows, task.micro, bool(task.counted) and model.head == "lm", beside))

@@ -1,4 +1,4 @@
-"""Devices and networks by their vendors' figures: chips, the torus of a TPU slice, hosts of GPUs."""
+"""Devices and networks, with their vendors' figures: chips, the torus of a TPU slice, GPU hosts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from jaxalign.planner.topology import Topology
 
 _DATA = Path(__file__).with_name("hardware.json")
 _GPUS = re.compile(r"(?P<name>.+?)x(?P<count>\d+)", re.IGNORECASE)
-_GIB_OF = {"gpu": 1e9, "tpu": float(1 << 30)}  # Vendors of GPUs count in 1e9, the memory of TPUs is in GiB.
+_GIB_OF = {"gpu": 1e9, "tpu": float(1 << 30)}  # GPU vendors state memory in units of 1e9 bytes, TPU vendors in GiB.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,16 +26,17 @@ class Chip:
       name: the chip's name.
       kind: "tpu" or "gpu".
       memory: bytes.
-      bf16_flops, f32_flops: peak FLOP/s of matrix products at JAX's default precision (float32 in one pass of bfloat16 on
-        TPUs, in TF32 on GPUs).
-      hbm: bytes/s of its memory.
-      link: bytes/s in one direction of a torus link, or of a GPU's NVLink or PCIe.
-      torus_axes: axes of a TPU slice; 0 for GPUs.
-      chips_per_host: chips of a host.
-      host_network: bytes/s out of a host; None where the vendor sells no network with it.
-      wrap: when the torus closes: "cubes" (every axis is a multiple of 4), "sixteen" (an axis of 16) or "" (never).
-      largest: chips of the largest slice, or the most GPUs that are planned.
-      source: where the figures are from.
+      bf16_flops, f32_flops: peak FLOP/s of matrix products at JAX's default precision (float32 runs in one bfloat16 pass on
+        TPUs and in TF32 on GPUs).
+      hbm: memory bandwidth in bytes/s.
+      link: bandwidth in bytes/s, in one direction, of a torus link or of a GPU's NVLink or PCIe.
+      torus_axes: the number of axes of a TPU slice; 0 for GPUs.
+      chips_per_host: the number of chips in a host.
+      host_network: bytes/s out of a host; None if the vendor sells the chip without a network.
+      wrap: when the axes of the torus wrap around: "cubes" (all, if each is a multiple of 4), "sixteen" (an axis of 16) or ""
+        (never).
+      largest: chips of the largest slice, or the largest number of GPUs that can be planned.
+      source: the source of the figures.
     """
 
     name: str
@@ -53,13 +54,13 @@ class Chip:
     source: str
 
     def flops(self, dtype: str) -> float:
-        """Peak FLOP/s of matrix products of that dtype."""
+        """Peak FLOP/s of matrix products in a dtype."""
         return self.f32_flops if dtype == "float32" else self.bf16_flops
 
 
 @functools.cache
 def chips() -> dict[str, Chip]:
-    """Every chip known, by name."""
+    """Every known chip, by name."""
     table = json.loads(_DATA.read_text(encoding="utf-8"))
     return {
         name: Chip(
@@ -80,7 +81,7 @@ _KINDS = {
 
 
 def chip_of(device_kind: str) -> Chip | None:
-    """The chip with that `device.device_kind`, or None where it is not known."""
+    """The chip with this `device.device_kind`, or None if it is unknown."""
     for name, kinds in _KINDS.items():
         chip = chips()[name]
         if device_kind in kinds or (chip.kind == "gpu" and any(kind in device_kind for kind in kinds)):
@@ -90,9 +91,13 @@ def chip_of(device_kind: str) -> Chip | None:
 
 @dataclasses.dataclass(frozen=True)
 class Cluster:
-    """Equal chips: `shape` is the torus of a TPU slice, or (count,) for GPUs; `slices` of it are joined by the hosts' network.
+    """Identical chips.
 
-    usable: bytes of a device's memory that a program may take.
+    Attributes:
+      chip: the chip.
+      shape: the torus of a TPU slice, or (count,) for GPUs.
+      slices: the number of TPU slices, connected by the hosts' network.
+      usable: bytes of a device's memory available to a program.
     """
 
     chip: Chip
@@ -116,7 +121,7 @@ class Cluster:
 
     @property
     def far(self) -> float | None:
-        """Bytes/s that each device can send to another slice or host while all do; None where it is not known."""
+        """Bytes/s that each device can send to another slice or host while all devices send; None if unknown."""
         network = self.chip.host_network
         return None if network is None else network / self.chip.chips_per_host
 
@@ -129,34 +134,36 @@ class Cluster:
 
 
 def tpu_cluster(topology: Topology) -> Cluster:
-    """The chips of a topology (`planner.topology.parse_topology`). Raises UserError where no slice has that many chips."""
+    """The chips of a topology (`planner.topology.parse_topology`). Raises UserError if no slice has that many chips."""
     chip = chips()[topology.generation]
     if topology.chips // topology.slices > chip.largest:
         raise UserError(f"topology {topology.name} has {topology.chips // topology.slices} chips; the largest slice of "
-                        f"{chip.name} has {chip.largest}: join several with config.mesh.slices")
+                        f"{chip.name} has {chip.largest}: connect several with config.mesh.slices")
     return Cluster(chip, topology.sizes, topology.slices, topology.usable)
 
 
 def gpu_cluster(text: str) -> Cluster:
-    """GPUs by name and count, as in H100x8.
+    """The GPUs that `text` names with their count, as in H100x8.
 
     Raises:
-        UserError: another form, or a GPU that is not known.
+        UserError: the text has another form, names an unknown or ambiguous GPU, or asks for several hosts of a GPU without a
+          known network.
     """
     known = {name.lower(): chip for name, chip in chips().items() if chip.kind == "gpu"}
     match = _GPUS.fullmatch(text.strip())
     if match is None or not int(match["count"]):
-        raise UserError(f"--gpus is {text!r}; a name and a count are expected, as in H100-80x8; known are {_names(known)}")
+        raise UserError(f"--gpus is {text!r}; expected a name and a count, as in H100-80x8; known GPUs: {_names(known)}")
     asked = match["name"].lower()
     found = [name for name in known if name == asked] or [name for name in known if name.partition("-")[0] == asked]
     if len(found) != 1:
         near = found or difflib.get_close_matches(asked, known, n=1, cutoff=0.4)
         hint = f"; did you mean {' or '.join(known[name].name for name in near)}?" if near else ""
-        raise UserError(f"--gpus is {text!r}, but {match['name']!r} is not one GPU known here: {_names(known)}{hint}")
+        raise UserError(f"--gpus is {text!r}, but {match['name']!r} does not name exactly one of the known GPUs: "
+                        f"{_names(known)}{hint}")
     chip, count = known[found[0]], int(match["count"])
     if count > chip.chips_per_host and chip.host_network is None:
-        raise UserError(f"--gpus asks for {count} of {chip.name}, for which no network between hosts is known; at most "
-                        f"{chip.chips_per_host} in one host can be planned")
+        raise UserError(f"--gpus asks for {count} of {chip.name}, but no network between hosts is known for it; plan at most "
+                        f"{chip.chips_per_host}, in one host")
     return Cluster(chip, (count,), 1, chip.memory)
 
 

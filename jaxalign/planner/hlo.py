@@ -1,4 +1,4 @@
-"""The collectives of a compiled program: their bytes, and the mesh axes that they run over."""
+"""The collectives of a compiled program: their bytes and the mesh axes that they run over."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ _AXIS = re.compile(r"'([^']+)'(?::\((\d+)\)(\d+))?")
 
 @dataclasses.dataclass(frozen=True)
 class Collective:
-    """One collective of a program. All bytes are of one device.
+    """One collective of a program. All bytes are per device.
 
     Attributes:
-      operand, result: bytes of its operand and of its result.
-      axes: the mesh axes that its groups run over; () where they follow no axes.
-      group: devices of a group.
+      operand, result: bytes of its operand and its result.
+      axes: the mesh axes that its groups run over; () if the groups do not follow mesh axes.
+      group: the number of devices in a group.
       times: executions in one run of the program.
-      certain: whether `times` is exact; else it is a bound.
+      certain: whether `times` is exact. If not, it assumes `unknown_trips` iterations of a data-dependent loop.
       loop: the number of loops around it.
-      weight: the argument that it gathers, such as "params['blocks']['mlp']['up']"; "" where it gathers none.
+      weight: the program argument that it gathers, such as "params['blocks']['mlp']['up']"; "" if it gathers no argument.
       op_name: the JAX operation that it belongs to.
-      rematerialised: the compiler repeats it to save memory.
-      between_slices: it is the part over the slower network of a collective whose other part is within a slice.
+      rematerialised: whether the compiler repeats it to save memory.
+      between_slices: whether it is the transfer between slices of a hierarchical collective, over the slower network.
     """
 
     kind: str
@@ -53,10 +53,10 @@ class Collective:
 
     @property
     def wire(self) -> float:
-        """Bytes that a device sends around a ring in one execution: all of the array but its own part; twice that for an
-        all-reduce, which is a reduce-scatter and an all-gather."""
+        """Bytes that a device sends around a ring in one execution: the whole array minus its own part; twice that for an
+        all-reduce, which is a reduce-scatter followed by an all-gather."""
         others = (self.group - 1) / self.group
-        if self.between_slices:  # Transfers to the host.
+        if self.between_slices:  # These are transfers to the host.
             return float(self.operand)
         return {
             "all-gather": self.result * others, "all-reduce": 2 * self.operand * others,
@@ -65,14 +65,14 @@ class Collective:
 
     @property
     def total(self) -> float:
-        """Bytes that a device sends in all executions of one run of the program."""
+        """Bytes that a device sends in one run of the program, over all executions of the collective."""
         return self.wire * self.times
 
 
 def collectives(module: Module, mesh: Mapping[str, int], unknown_trips: int = 1) -> tuple[Collective, ...]:
-    """The collectives of a program that was compiled for a mesh of these axes (outermost first) and sizes.
+    """The collectives of a program that was compiled for a mesh with these axes (outermost first) and sizes.
 
-    An asynchronous collective counts once. A loop whose number of iterations depends on the data counts `unknown_trips` times.
+    An asynchronous collective counts once. A loop with a data-dependent number of iterations counts `unknown_trips` times.
     """
     found: dict[object, Collective] = {}
     for computation in module.computations.values():
@@ -85,7 +85,7 @@ def collectives(module: Module, mesh: Mapping[str, int], unknown_trips: int = 1)
             elif kind not in KINDS:
                 continue
             one = _collective(module, computation, instruction, kind, mesh, unknown_trips)
-            # A collective that the TPU compiler overlaps with other work is in several places of the text, with one channel.
+            # A collective that the TPU compiler overlaps with other work appears several times in the text, with one channel.
             channel = re.search(r"channel_id=(\d+)", instruction.attributes)
             key = int(channel[1]) if channel else one.name
             if key not in found or one.total > found[key].total:
@@ -96,13 +96,13 @@ def collectives(module: Module, mesh: Mapping[str, int], unknown_trips: int = 1)
 def _collective(module, computation: Computation, instruction: Instruction, kind: str, mesh, unknown: int) -> Collective:
     operand = sum(computation.instructions[name].bytes for name in instruction.operands)
     result = instruction.bytes
-    if instruction.opcode.endswith("-start"):  # Its result has the operand in it, and on TPU words of context.
+    if instruction.opcode.endswith("-start"):  # Its type also contains the operand and, on TPUs, context words.
         result = _started(instruction, kind, operand)
     elif kind == "all-reduce" and computation.root.opcode == "dynamic-slice":
         if computation.root.operands[0] == instruction.name:  # The TPU compiler's form of a reduce-scatter.
             kind, result = "reduce-scatter", computation.root.bytes
     between = instruction.opcode == "send"
-    if between:  # Slices split the axis data, and no other.
+    if between:  # Slices split only the axis data.
         result, axes, group = operand, ("data",), mesh["data"]
     else:
         axes, group = _axes(instruction.attributes, mesh)
@@ -116,7 +116,7 @@ def _collective(module, computation: Computation, instruction: Instruction, kind
 
 
 def _started(instruction: Instruction, kind: str, operand: int) -> int:
-    """Bytes of the result of a `-start`, whose type is (operands, results, context)."""
+    """Bytes of the result of a `-start` instruction, which has type (operands, results, context)."""
     if kind == "all-reduce":
         return operand
     parts = _top_level(instruction.type[1:-1])
@@ -139,13 +139,13 @@ def _callers_op_name(module: Module, computation: Computation) -> str:
 
 
 def argument_name(path: str) -> str:
-    """The name of a program's argument in reports. It omits the record that holds the arguments of a step."""
+    """The name of a program's argument in reports, without the name of the record that holds a step's arguments."""
     return path.removeprefix("arguments.")
 
 
 def argument(module: Module, computation: Computation, instruction: Instruction) -> str:
-    """The argument of the program that an instruction's operand is, or is a part of, perhaps cast or moved; "" where the
-    operand is computed."""
+    """The name of the program argument that an instruction's operand comes from, possibly cast or moved; "" if the operand is
+    computed."""
     name = instruction.operands[0]
     while True:
         here = computation.instructions[name]
@@ -174,8 +174,8 @@ def argument(module: Module, computation: Computation, instruction: Instruction)
 
 
 def _part(module: Module, computation: Computation, element: Instruction) -> tuple[Computation, str] | None:
-    """(computation, name) of the instruction at that place of a tuple; for a value that a loop passes through unchanged, of the
-    loop's input."""
+    """(computation, name) of the instruction that a get-tuple-element selects. If a loop passes the value through unchanged,
+    that is the loop's input. None if the source is neither."""
     place, source = element.index, computation.instructions[element.operands[0]]
     if source.opcode == "tuple":
         return computation, source.operands[place]
@@ -191,7 +191,7 @@ def _part(module: Module, computation: Computation, element: Instruction) -> tup
 
 
 def _through(fused: Computation) -> int | None:
-    """The number of the parameter that a fused computation only moves or casts."""
+    """The index of the parameter that a fused computation only moves or casts; None if it computes something."""
     here = fused.root
     while here.opcode in _MOVES:
         here = fused.instructions[here.operands[0]]
@@ -199,7 +199,7 @@ def _through(fused: Computation) -> int | None:
 
 
 def _axes(attributes: str, mesh: Mapping[str, int]) -> tuple[tuple[str, ...], int]:
-    """(mesh axes that the groups run over, devices of a group)."""
+    """(mesh axes that the groups run over, number of devices in a group)."""
     names, sizes = tuple(mesh), tuple(mesh.values())
     pairs = re.search(r"source_target_pairs=\{(.*?)\}\}", attributes)
     if pairs:
@@ -226,7 +226,7 @@ def replica_groups(attributes: str, devices: int) -> list[list[int]]:
     found = _MESH.match(text)
     if found:
         return _along(found)
-    return [list(range(devices))]  # {}: all of them.
+    return [list(range(devices))]  # {} means one group of all devices.
 
 
 def _integers(text: str) -> list[int]:
@@ -243,7 +243,7 @@ def _along(found: re.Match) -> list[list[int]]:
     count = int(np.prod(list(sizes.values())))
     ids = np.arange(count) if found[2] is None else _iota(found[2], found[3], found[4]).reshape(-1)
     chosen = {name: (int(before or 1), int(size) if size else sizes[name]) for name, before, size in _AXIS.findall(found[5])}
-    # An axis that is taken in part is cut in three: before it, the part, and after it.
+    # Split a partially used axis into three: the part before, the part used, and the part after.
     shape, along = [], []
     for name, size in sizes.items():
         before, part = chosen.get(name, (size, 1))

@@ -1,7 +1,7 @@
-"""The text of a compiled program (XLA's HLO) as records: computations, their instructions, and how often each runs.
+"""Parses the text of a compiled program (XLA's HLO): computations, their instructions, and how often each runs.
 
-Only what determines a program's traffic is read. The format is that of `jax.stages.Compiled.as_text` for the CPU, GPU and TPU
-compilers.
+Reads only the parts that determine a program's traffic and matrix products. The format is that of
+`jax.stages.Compiled.as_text` for the CPU, GPU and TPU compilers.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ _OP_NAME = re.compile(r'op_name="((?:[^"\\]|\\.)*)"')
 
 @dataclasses.dataclass(frozen=True)
 class Instruction:
-    """`%name = type opcode(operands), attributes`. called: computations by attribute, in their order."""
+    """`%name = type opcode(operands), attributes`."""
 
     name: str
     type: str
     opcode: str
     operands: tuple[str, ...]
-    inside: str  # The text between the brackets; for a constant, its value.
+    inside: str  # The text between the parentheses; for a constant, its value.
     attributes: str
     root: bool
 
     @property
     def bytes(self) -> int:
-        """Bytes of the result; for a tuple, of all its parts."""
+        """Bytes of the result; for a tuple, the sum over its elements."""
         return type_bytes(self.type)
 
     @functools.cached_property
@@ -51,7 +51,7 @@ class Instruction:
 
     @property
     def op_name(self) -> str:
-        """The JAX operation that it belongs to; for a parameter, its path in the arguments."""
+        """The JAX operation that the instruction belongs to; for a parameter, its path in the arguments."""
         found = _OP_NAME.search(self.attributes)
         return found[1].replace("\\'", "'") if found else ""
 
@@ -83,7 +83,7 @@ class Computation:
 
 @dataclasses.dataclass(frozen=True)
 class Module:
-    """A whole program. Raises ValueError where it has no entry computation."""
+    """A whole program. `entry` raises ValueError if the program has no entry computation."""
 
     computations: dict[str, Computation]
 
@@ -96,18 +96,18 @@ class Module:
 
     @functools.cached_property
     def callers(self) -> dict[str, list[tuple[Computation, Instruction, str]]]:
-        """(computation, instruction, attribute) of the calls of each computation, without those of reductions."""
+        """(computation, instruction, attribute) of each call to a computation, by its name, except calls by reductions."""
         found: dict[str, list[tuple[Computation, Instruction, str]]] = {}
         for computation in self.computations.values():
             for instruction in computation.instructions.values():
                 for kind, name in instruction.called:
-                    # An asynchronous call is its start; update and done only refer to it.
+                    # Count an asynchronous call at its start; async-update and async-done only refer to it.
                     if kind != "to_apply" and instruction.opcode not in ("async-update", "async-done"):
                         found.setdefault(name, []).append((computation, instruction, kind))
         return found
 
     def loops(self, computation: Computation) -> tuple[Instruction, ...]:
-        """The while instructions around a computation, outermost first, following first callers."""
+        """The while instructions around a computation, outermost first, following the first caller of each computation."""
         found, here = [], computation
         while not here.entry and here.name in self.callers:
             here, instruction, kind = self.callers[here.name][0]
@@ -116,19 +116,22 @@ class Module:
         return tuple(reversed(found))
 
     def home(self, loop: Instruction) -> Computation:
-        """The computation that contains this while instruction."""
+        """The computation that contains a while instruction."""
         return self.callers[loop.calls("body")][0][0]
 
     def kept(self, loop: Instruction, place: int) -> bool:
-        """Whether part `place` of a loop's carry is the same in every iteration."""
+        """Whether element `place` of a loop's carry is the same in every iteration."""
         body = self.computations[loop.calls("body")]
         if body.root.opcode != "tuple":
             return False
         return _tuple_place(body, body.instructions[body.root.operands[place]]) == place
 
     def trips(self, loop: Instruction) -> int | None:
-        """The number of iterations of a while loop; None where the text does not determine it. It is the compiler's note, or
-        follows from a counter that starts at a constant, grows by a constant and is compared with a constant."""
+        """The number of iterations of a while loop; None if the text does not determine it.
+
+        It is the compiler's annotation, or follows from a counter that starts at a constant, is incremented by a constant and
+        is compared with a constant.
+        """
         noted = _TRIPS.search(loop.attributes)
         if noted:
             return int(noted[1])
@@ -146,7 +149,7 @@ class Module:
         return None if first is None or step is None else max(0, -(-(limit - first) // step))
 
     def _step(self, loop: Instruction, place: int) -> int | None:
-        """The growth of part `place` of a loop's carry in each iteration."""
+        """The positive constant added to element `place` of a loop's carry in each iteration; None if it is not constant."""
         body = self.computations[loop.calls("body")]
         made = None if body.root.opcode != "tuple" else _uncopied(body, body.instructions[body.root.operands[place]])
         if made is None or made.opcode != "add" or len(made.operands) != 2:
@@ -158,7 +161,8 @@ class Module:
         return step if step is not None and step > 0 else None
 
     def _constant(self, where: Computation, instruction: Instruction, loop: Instruction | None = None) -> int | None:
-        """The integer value of an instruction, through copies; within `loop`, also of its inputs."""
+        """The integer value of an instruction, through copies and, within `loop`, through the loop's inputs; None if it is not
+        a constant."""
         instruction = _uncopied(where, instruction)
         if instruction.opcode == "constant" and re.fullmatch(r"-?\d+", instruction.inside):
             return int(instruction.inside)
@@ -170,8 +174,8 @@ class Module:
         return None if handed is None else self._constant(home, handed)
 
     def times(self, computation: Computation, unknown: int = 1) -> tuple[int, bool]:
-        """(executions of a computation in one run of the program, whether that is exact). A loop whose number of iterations is
-        not known counts `unknown` times; a branch counts as always taken."""
+        """(executions of a computation in one run of the program, whether the number is exact). A loop with an unknown number
+        of iterations counts `unknown` times; a branch counts as always taken."""
         found, certain = 1, True
         for loop in self.loops(computation):
             trips = self.trips(loop)
@@ -187,7 +191,7 @@ def _uncopied(where: Computation, instruction: Instruction) -> Instruction:
 
 
 def _tuple_place(where: Computation, instruction: Instruction) -> int | None:
-    """The part of the computation's parameter that an instruction selects."""
+    """The index of the element of the computation's parameter that an instruction selects; None if it does not select one."""
     instruction = _uncopied(where, instruction)
     if instruction.opcode != "get-tuple-element" or where.instructions[instruction.operands[0]].opcode != "parameter":
         return None
@@ -195,7 +199,7 @@ def _tuple_place(where: Computation, instruction: Instruction) -> int | None:
 
 
 def _element(where: Computation, made: Instruction, place: int) -> Instruction | None:
-    """Part `place` of a tuple that is made in this computation."""
+    """Element `place` of a tuple that `made` builds in this computation; None if it is not a tuple instruction."""
     return where.instructions[made.operands[place]] if made.opcode == "tuple" else None
 
 
@@ -211,7 +215,7 @@ def parse(text: str) -> Module:
             header = None
         elif _INSTRUCTION.match(line):
             lines.append(line)
-        elif lines:  # A constant of several rows, or the settings of a kernel.
+        elif lines:  # A continuation line: a constant of several rows, or a kernel's settings.
             lines[-1] += " " + line
     return Module(computations)
 
@@ -231,17 +235,17 @@ def _instruction(line: str) -> Instruction:
 
 
 def _closing(text: str, opening: int) -> int:
-    """The position at which the bracket that opens at `opening` closes."""
+    """The position of the parenthesis that closes the one at `opening`."""
     depth = 0
     for place in range(opening, len(text)):
         depth += (text[place] == "(") - (text[place] == ")")
         if depth == 0:
             return place
-    raise ValueError(f"a bracket does not close in {text[:80]!r}")
+    raise ValueError(f"unbalanced parentheses in {text[:80]!r}")
 
 
 def type_bytes(text: str) -> int:
-    """Bytes of a type such as `bf16[16,1024]{1,0}`, or of a tuple of types, without the padding of its layout."""
+    """Bytes of a type such as `bf16[16,1024]{1,0}` or of a tuple of types, without layout padding."""
     total = 0
     for found in _ARRAY.finditer(text):
         if found["type"] == "token":

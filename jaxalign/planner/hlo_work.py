@@ -1,8 +1,8 @@
-"""FLOPs of a compiled program from its text: every matrix product as often as it runs.
+"""Counts the FLOPs of a compiled program from its text: every matrix product, times the number of times it runs.
 
-The compiler's cost analysis counts the body of a loop once; here a product in a loop over layers counts once for each layer.
-Only products count, which a TPU's compiler writes as convolutions: elementwise work is at most a hundredth of a training step.
-The text does not show the inside of kernels, so the products of fused attention are not counted.
+The compiler's cost analysis counts the body of a loop once; here a product in a loop over layers counts once per layer. Only
+matrix products count (the TPU compiler writes them as convolutions); elementwise work is at most 1% of a training step. The
+text does not show the inside of kernels, so the products of fused attention are not counted.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ _CONTRACTED = re.compile(r"lhs_contracting_dims=\{([\d,]*)\}")
 
 
 def flops(module: Module, unknown_trips: int = 1) -> int:
-    """FLOPs of one device in one run of the program. A loop whose number of iterations depends on the data counts
-    `unknown_trips` times; a branch counts as always taken."""
+    """FLOPs of one device in one run of the program. A loop with a data-dependent number of iterations counts `unknown_trips`
+    times; a branch counts as always taken."""
 
     @functools.cache
     def runs(name: str) -> int:
-        """Executions of a computation, over all its callers."""
+        """Executions of a computation, summed over its callers."""
         if module.computations[name].entry:
             return 1
         return sum(
@@ -41,7 +41,7 @@ def _turns(module: Module, loop: Instruction, unknown: int) -> int:
 
 
 def _own(computation: Computation) -> int:
-    """FLOPs of one run of a computation, without those that it calls."""
+    """FLOPs of one run of a computation, excluding the computations that it calls."""
     total = 0
     for instruction in computation.instructions.values():
         if instruction.opcode == "dot":
@@ -58,8 +58,10 @@ def _dot(where: Computation, instruction: Instruction) -> int:
 
 
 def _convolution(where: Computation, instruction: Instruction) -> int:
-    """Two for each pair of numbers that is multiplied; padding and holes are not. A batched product is written as a convolution
-    over a window each of whose parts meets a single number."""
+    """Two FLOPs for each pair of numbers that is multiplied; padding and the holes of dilation do not count.
+
+    XLA writes a batched matrix product as a convolution in which each window position meets a single input number.
+    """
     left, right = (_shape(where.instructions[name]) for name in instruction.operands[:2])
     out = _shape(instruction)
     labels = _LABELS.search(instruction.attributes)
@@ -75,12 +77,12 @@ def _convolution(where: Computation, instruction: Instruction) -> int:
 
 
 def _pairs(size: int, kernel: int, out: int, stride="1", pad="0_0", lhs_dilate="1", rhs_dilate="1") -> int:
-    """The number of pairs (position of the result, position in the window) that meet a number of the input, along one axis."""
+    """The number of pairs (output position, window position) that meet an input number rather than padding, along one axis."""
     step, before, holes, apart = int(stride), int(pad.split("_")[0]), int(lhs_dilate), int(rhs_dilate)
     last, found = (size - 1) * holes, 0
     for k in range(kernel):
         first = k * apart - before
-        # Places i with first + i step within [0, last] and a multiple of holes.
+        # Output positions i for which first + i * step is in [0, last] and a multiple of holes.
         low, high = max(0, -(first // step)), min(out - 1, (last - first) // step)
         period = holes // math.gcd(holes, step)
         hit = next((i for i in range(low, low + period) if (first + i * step) % holes == 0), None)

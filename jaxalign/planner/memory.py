@@ -1,7 +1,7 @@
-"""The peak memory of each program on one device, from observations of what XLA keeps (docs/plan.md explains each part).
+"""Estimates the peak memory of each program on one device, from observations of the arrays that XLA keeps.
 
-Dimension letters: B rows of a device, T tokens of a row on a device, S keys of a row, D model, H query heads, K key/value
-heads, h head dim, F mlp, V vocab, L layers; H, K, F and V are counted on one device.
+docs/plan.md explains each part. Dimension letters: B rows per device, T tokens of a row per device, S keys of a row, D model,
+H query heads, K key/value heads, h head dim, F mlp, V vocab, L layers. H, K, F, V and L are per device.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from jaxalign.planner.weights import Weights
 from jaxalign.rollout.layouts import prefill_sizes, slot_counts
 
 Parts = dict[str, float]
-"""Bytes of one device, by kind of array."""
+"""Bytes on one device, by kind of array."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Rows:
-    """The rows of one call: `rows` rows of `length` tokens over all devices, and `new` tokens sampled after each."""
+    """The rows of one call: `rows` rows of `length` tokens over all devices, with `new` tokens sampled after each row."""
 
     rows: int
     length: int
@@ -42,9 +42,9 @@ class Local:
     F: float
     V: float
     L: float
-    size: int  # bytes of a number in the compute dtype
-    kept: int  # and in the cache
-    share: float  # of a row's tokens that a device keeps between layers
+    size: int  # bytes per number in the compute dtype
+    kept: int  # bytes per number in the KV cache
+    share: float  # the fraction of its tokens that a device stores between layers
     gated: bool
     attention: str  # "plain", "ring" or "fused"
     experts: bool
@@ -55,7 +55,7 @@ class Local:
 
 
 def local(model: Model, rows: Rows, phase: str = "training") -> Local:
-    """The shares of one device in training, or in "generation"."""
+    """One device's share of the sizes, in phase "training" or "generation"."""
     config, sharding = model.config, dataclasses.replace(model.sharding, phase=phase)
 
     def ways(name: str) -> int:
@@ -76,12 +76,12 @@ def local(model: Model, rows: Rows, phase: str = "training") -> Local:
 
 
 LANES = 128
-"""Lanes of a TPU, which pads the last axis of many arrays to a multiple; shorter rows have no fused kernel."""
+"""Lanes of a TPU register. TPUs pad the last axis of many arrays to a multiple of it; shorter rows have no fused kernel."""
 
 
 def attention_kind(model: Model, rows: Rows, phase: str = "training") -> str:
-    """The attention used for rows of this length: "plain", "ring" or "fused". The model's own setting is "plain" where its
-    platform has no kernel for it (`estimate.with_attention`)."""
+    """The attention used for rows of this length: "plain", "ring" or "fused". `estimate.with_attention` has set the model's
+    attention to "plain" if its platform has no kernel for the model."""
     if model.config.attention == "plain":
         return "plain"
     if phase == "training" and model.sharding.mesh.shape["context"] > 1:
@@ -90,49 +90,49 @@ def attention_kind(model: Model, rows: Rows, phase: str = "training") -> str:
 
 
 def scores(at: Local) -> float:
-    """Attention scores of one layer in float32, with their softmax in the compute dtype: [B, H, T, S] for plain attention,
-    those of one device's keys at a time for a ring, and one float32 for each query for a fused kernel."""
+    """Bytes of one layer's attention scores, in float32 and after the softmax in the compute dtype: [B, H, T, S] for plain
+    attention, and the keys of one device at a time for a ring. A fused kernel keeps one float32 per query."""
     if at.attention == "fused":
         return at.tokens * at.H * 4
     return at.B * at.H * at.T * (at.S if at.attention == "plain" else at.T) * (4 + at.size)
 
 
 def layer_forward(at: Local) -> float:
-    """Peak temporaries of a layer's forward pass: its attention or its MLP, whichever is larger."""
+    """Peak temporaries of a layer's forward pass: those of attention or of the MLP, whichever are larger."""
     mlp = (3 if at.gated else 2) * at.tokens * at.F * at.size
     heads = at.tokens * 2 * (at.H + at.K) * at.h * at.size
     return 3 * at.tokens * at.D * at.size + max(scores(at) + heads, mlp)
 
 
 def layer_backward(at: Local) -> float:
-    """Peak temporaries of a layer's backward pass: the MLP's two products remain during the attention's."""
+    """Peak temporaries of a layer's backward pass: the MLP's products stay in memory during attention's backward pass."""
     kept = (2 if at.gated else 1) * at.tokens * at.F * at.size
     heads = at.tokens * 3 * (at.H + at.K) * at.h * at.size
     return 6 * at.tokens * at.D * at.size + kept + max(scores(at) + heads, kept)
 
 
 def residuals(at: Local, remat: str) -> float:
-    """The arrays of all layers that the forward pass keeps for the backward pass. remat: "" without rematerialisation, else
-    what is saved beside the layers' inputs: "nothing", or the "products" with weights."""
+    """Bytes of all layers' arrays that the forward pass keeps for the backward pass. remat: "" without rematerialisation;
+    "nothing" to save only the layers' inputs; "products" to save the products with weights as well."""
     if remat:
         products = (at.H + 2 * at.K) * at.h + 2 * at.D + (2 if at.gated else 1) * at.F if remat == "products" else 0
         return at.L * at.tokens * (at.share * at.D + products) * at.size
     if at.attention == "plain" and not at.experts:
         marked = at.D + (2 * at.H + 2 * at.K) * at.h + (2 if at.gated else 1) * at.F
         return at.L * at.tokens * (at.share * at.D + marked) * at.size
-    norms = 6 * at.tokens * at.D * 4  # float32, three for each norm
+    norms = 6 * at.tokens * at.D * 4  # Three float32 arrays for each of two norms.
     mlp = (6 if at.gated else 4) * at.tokens * at.F * at.size
     heads = at.tokens * (2 * at.H + 2 * at.K) * at.h * at.size
     return at.L * (scores(at) + norms + mlp + heads + 3 * at.tokens * at.D * at.size)
 
 
 def cache(at: Local, slots: int) -> float:
-    """Keys and values of all layers, and for int8 the scale of each."""
+    """Bytes of the keys and values of all layers, with their scales if they are int8."""
     return 2 * at.L * at.B * at.K * slots * (at.h * at.kept + (4 if at.kept == 1 else 0))
 
 
 def chunk(model: Model, rows: Rows) -> tuple[int, int]:
-    """(positions of a row that a device has in one chunk of the LM head, number of chunks), as `models/heads.py` cuts them."""
+    """(positions of a row per device in one chunk of the LM head, number of chunks), as in `models/heads.py`."""
     parts = model.sharding.mesh.shape["context"]
     own = -(-rows.length // parts)
     positions = max(1, min(own, model.chunk_floats // max(1, rows.rows * model.config.vocab) // parts))
@@ -140,40 +140,41 @@ def chunk(model: Model, rows: Rows) -> tuple[int, int]:
 
 
 def update(model: Model, weights: Weights, rows: Rows, micro: int, lm_head: bool, beside: float = 0.0) -> Parts:
-    """Temporaries of one update, whose minibatch is `rows` in `micro` parts. beside: bytes of casts and tables that another
-    model, updated in the same program, holds at the same time."""
+    """Temporaries of one update on a minibatch `rows`, computed in `micro` micro-batches. beside: bytes of casts and tables
+    that another model, updated in the same program, holds at the same time."""
     config = model.config
     part = Rows(max(1, rows.rows // micro), rows.length)
     at = local(model, part)
     kept = residuals(at, config.remat_saves if config.remat else "")
-    layer = at  # A pipeline stage computes one part of the rows at a time, but keeps the residuals of all of them.
+    layer = at  # A pipeline stage computes one micro-batch at a time, but keeps the residuals of all of them.
     if is_pipelined(model.sharding):
         layer = dataclasses.replace(at, B=at.B / micro_batches(model.sharding, part.rows))
     if model.lora is None and not config.remat:
-        kept += weights.casts  # The slices that each layer multiplied by are kept as well.
-    # The head is computed first, before any gradient; then the layers, whose gradients are whole; the embedding's come last.
-    # (gradients, casts and tables, all else) at each of these times:
+        kept += weights.casts  # The cast weights that each layer used are kept as well.
+    # The head's backward pass runs first, before any gradient of this micro-batch exists. The layers follow; the embedding
+    # lookup comes last.
+    # Each entry of `times` is (gradients, casts and tables, everything else) at that point:
     casts = weights.casts + weights.copies[0] + (weights.table if micro > 1 else 0.0) + beside
     accumulated = weights.gradients if micro > 1 else 0.0
     layers = accumulated + weights.gradients - weights.table_gradient
     times = {
         "layers": (layers, casts, kept + layer_backward(layer) + 2 / 3 * weights.layer),
         "lookup": (layers, casts, 2 * weights.table if model.lora is None else weights.copies[1]),
-        # Where each device updates a part of replicated parameters, the new ones are gathered beside the old.
+        # With zero < 3 each device updates its part of replicated parameters; the new ones are gathered next to the old.
         "step": (accumulated + weights.gradients, beside, 0.0 if model.sharding.zero == 3 else weights.parameters),
     }
     if lm_head:
         positions, _ = chunk(model, part)
-        gradient = 4 / at.size * weights.head if model.lora is None else 0.0  # float32, before it is split
+        gradient = 4 / at.size * weights.head if model.lora is None else 0.0  # float32, before the reduce-scatter
         times["head"] = (accumulated, casts, weights.head + gradient + 3 * at.B * positions * at.V * 4 + kept)
     return dict(zip(("gradients", "casts", "activations"), max(times.values(), key=sum), strict=True))
 
 
 def scoring(models: list[tuple[Model, Weights]], rows: Rows, counted: int) -> Parts:
-    """Temporaries of one program that runs several models forward over the same rows, their heads at `counted` positions.
+    """Temporaries of one program that runs several models forward over the same rows, with LM heads at `counted` positions.
 
-    The rows are computed part by part, in a loop before which XLA gathers what every iteration reads: all tables and heads,
-    those of a shared base once.
+    A loop computes the rows part by part. Before the loop, XLA gathers the weights that every iteration reads: all tables and
+    heads, once if the models share a base.
     """
     at, first = local(models[0][0], rows), models[0][0]
     adapted = first.lora is not None
@@ -188,11 +189,11 @@ def scoring(models: list[tuple[Model, Weights]], rows: Rows, counted: int) -> Pa
 
 
 def generation(model: Model, weights: Weights, rows: Rows) -> Parts:
-    """Temporaries of sampling: the ring cache, and beside it the larger of what prefilled prompts and a chunk of tokens need.
+    """Temporaries of sampling: the ring cache, plus the larger of the temporaries of prefill and of decoding a chunk of tokens.
 
-    For a chunk, a TPU copies the ring into a layout in which a token is written to one place, its heads padded to whole lanes;
-    that takes more than widening the ring from half its size. Before the ring exists, weights are resharded, and the largest
-    of them is held twice. Where weights keep the sharding of training, both tables are gathered once."""
+    To decode a chunk, a TPU copies the ring into a layout in which each token is contiguous and heads are padded to whole
+    lanes. The copy takes more memory than widening the ring from half its size. Weights are resharded before the ring is
+    allocated, and the largest one exists twice. If weights keep the sharding of training, both tables are gathered once."""
     at = local(model, rows, "generation")
     parts = model.sharding.generation.batch_size
     count = prefill_sizes(rows.length, parts, max(1, rows.rows // parts))[1] * parts

@@ -1,7 +1,7 @@
-"""Bytes between devices: what each collective sends, and how fast each axis of a mesh is on a cluster.
+"""Traffic between devices: the bytes that each collective sends, and the bandwidth of each mesh axis on a cluster.
 
-Every figure is for one device. Collectives are modelled as rings limited by bandwidth: to gather V bytes over n devices, each
-of them receives V (n-1)/n. Source: "How to Scale Your Model" (jax-ml.github.io/scaling-book), chapters on TPUs and on sharded
+Every figure is for one device. Collectives are modelled as bandwidth-limited rings: to gather V bytes over n devices, each
+device receives V (n-1)/n. Source: "How to Scale Your Model" (jax-ml.github.io/scaling-book), chapters on TPUs and on sharded
 matrices.
 """
 
@@ -13,26 +13,30 @@ import math
 from jaxalign.planner.hardware import Cluster
 
 INNER_TO_OUTER = ("tensor", "context", "fsdp", "data", "pipeline")
-"""Mesh axes, nearest neighbours first: the order in which they are assigned axes of the network."""
+"""Mesh axes in the order in which they are assigned axes of the network: nearest neighbours first."""
 
 
 def gathered(size: float, n: int) -> float:
-    """Bytes that each of n devices receives to hold an array of `size` bytes; a reduce-scatter sends as many."""
+    """Bytes that each of n devices receives in an all-gather of an array of `size` bytes; a reduce-scatter sends as many."""
     return size * (n - 1) / n
 
 
 def reduced(size: float, n: int) -> float:
-    """Bytes of an all-reduce of `size` bytes: a reduce-scatter, then a gather."""
+    """Bytes that each device sends in an all-reduce of `size` bytes: a reduce-scatter, then an all-gather."""
     return 2 * gathered(size, n)
 
 
 def bandwidths(cluster: Cluster, mesh: dict[str, int], slices: int = 1) -> dict[str, float]:
-    """Bytes/s one device receives in a ring over each mesh axis larger than 1; "slices": over the network between slices.
+    """Bytes/s that one device receives in a ring over each mesh axis larger than 1; "slices": over the network between slices.
 
-    mesh: sizes by axis, data with its slices. On a torus an axis gets whole network axes whose sizes multiply to its own
-    where there are such, the innermost first; each of them gives two links if it closes, else one. An axis that gets a part
-    of a network axis has one link. Among GPUs an axis that stays within a host has the GPU's own link, one that leaves it has
-    the device's share of the host's network.
+    On a torus, a mesh axis is assigned whole network axes if their sizes multiply to its own. Each gives two links if it wraps
+    around, else one. Any other mesh axis has one link. On GPUs, a mesh axis within a host uses the GPU's own link; an axis that
+    spans hosts uses the device's share of the host's network.
+
+    Args:
+      cluster: the devices.
+      mesh: sizes by axis; the size of data includes the slices.
+      slices: the number of slices.
     """
     found, inner, free = {}, 1, _links(cluster)
     for axis in INNER_TO_OUTER:
@@ -50,19 +54,19 @@ def bandwidths(cluster: Cluster, mesh: dict[str, int], slices: int = 1) -> dict[
 
 
 def _links(cluster: Cluster) -> list[tuple[int, int]]:
-    """(size, links) of each axis of the torus. Two chips have one link, whether or not the axis closes."""
+    """(size, links) of each axis of the torus larger than 1. Two chips have one link, whether or not the axis wraps around."""
     return [(size, 2 if closed and size > 2 else 1) for size, closed in zip(cluster.shape, cluster.closed, strict=True)
             if size > 1]
 
 
 def _take(free: list[tuple[int, int]], size: int) -> tuple[int, list[tuple[int, int]]]:
-    """(links of a mesh axis of that size, the network axes that remain)."""
+    """(links of a mesh axis of this size, the remaining network axes)."""
     for count in range(1, len(free) + 1):
         for some in itertools.combinations(range(len(free)), count):
             if math.prod(free[i][0] for i in some) == size:
                 return sum(free[i][1] for i in some), [axis for i, axis in enumerate(free) if i not in some]
     rest, left = size, []
-    for length, links in free:  # Parts of axes do not close.
+    for length, links in free:  # A part of an axis does not wrap around.
         part = math.gcd(length, rest)
         rest //= part
         if part == 1:

@@ -17,7 +17,7 @@ from jaxalign.rl.update import packed_update
 
 
 def ppo(run: Run) -> list[Program]:
-    """In the order in which an iteration calls them."""
+    """The programs, in the order in which an iteration calls them."""
     section = run.config.ppo
     setup = make_ppo_setup(section, run.policy)
     state = abstract_ppo_state(setup)
@@ -34,7 +34,7 @@ def ppo(run: Run) -> list[Program]:
     shapes = iteration_shapes(setup, state, prompt, run.frozen, reference, scorer, weights, not alone, kept)
     roles = "policy, critic" if setup.has_critic else "policy"
     scored = f"reference, {'policy' if setup.values_in_update else roles}" + (f", {rewards[0].role}" if alone else "")
-    if alone and not estimator_of(section).needs_greedy:  # Else the greedy responses are scored by themselves.
+    if alone and not estimator_of(section).needs_greedy:  # Greedy responses need their own reward program.
         rewards = []
     policy = join(run.frozen, state.policy.params)
     made = [

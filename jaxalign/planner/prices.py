@@ -1,4 +1,4 @@
-"""Prices of device hours, from a file of the user's that states their date. The package contains no prices."""
+"""Reads the prices of device hours from the user's file, which states their date. The package contains no prices."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from jaxalign.planner.hardware import chips
 
 @dataclasses.dataclass(frozen=True)
 class Prices:
-    """Prices on `date` (ISO): `hourly` by chip, for one device and hour, in `currency`; `source` in words."""
+    """Prices on `date` (ISO): `hourly` maps a chip to the price of one device hour in `currency`; `source` says where the
+    prices are from."""
 
     date: str
     currency: str
@@ -25,37 +26,37 @@ class Prices:
 
 
 def read_prices(path: str) -> Prices:
-    """A JSON object with "date" (as 2026-01-31), "currency", "per_device_hour" (chip to price) and, if wanted, "source".
+    """Reads a JSON object with "date" (such as 2026-01-31), "currency", "per_device_hour" (chip to price), maybe "source".
 
     Raises:
-        UserError: the file cannot be read, a field is missing or of another type, or a chip is not known.
+        UserError: the file cannot be read, a field is missing or has the wrong type, or a chip is unknown.
     """
     try:
         found = json.loads(Path(path).expanduser().read_text(encoding="utf-8"))
     except OSError as error:
-        raise UserError(f"--prices={path} cannot be read ({error.strerror or error}); give a JSON file, as "
-                        "configs/prices_example.json is") from None
+        raise UserError(f"--prices={path} cannot be read ({error.strerror or error}); give a JSON file such as "
+                        "configs/prices_example.json") from None
     except ValueError as error:
         raise UserError(f"--prices={path} is not JSON ({error})") from None
     if not isinstance(found, dict):
-        raise UserError(f"--prices={path} holds a {type(found).__name__}; an object with date, currency and per_device_hour is "
-                        "expected")
+        raise UserError(f"--prices={path} contains a {type(found).__name__}; expected an object with date, currency and "
+                        "per_device_hour")
     for name, kind in (("date", str), ("currency", str), ("per_device_hour", dict)):
         if not isinstance(found.get(name), kind):
-            raise UserError(f"--prices={path}: {name} is {found.get(name)!r}; {_EXPECTED[name]} is expected")
+            raise UserError(f"--prices={path}: {name} is {found.get(name)!r}; expected {_EXPECTED[name]}")
     try:
         datetime.date.fromisoformat(found["date"])
     except ValueError:
-        raise UserError(f"--prices={path}: date is {found['date']!r}; {_EXPECTED['date']} is expected") from None
+        raise UserError(f"--prices={path}: date is {found['date']!r}; expected {_EXPECTED['date']}") from None
     for chip, price in found["per_device_hour"].items():
         if chip not in chips():
-            raise UserError(f"--prices={path} has a price for {chip!r}; known are {', '.join(chips())}")
+            raise UserError(f"--prices={path} has a price for {chip!r}; known chips: {', '.join(chips())}")
         if type(price) not in (int, float) or not 0 <= price < float("inf"):
-            raise UserError(f"--prices={path}: the price of {chip} is {price!r}; a number of at least 0 is expected")
+            raise UserError(f"--prices={path}: the price of {chip} is {price!r}; expected a number of at least 0")
     return Prices(found["date"], found["currency"], found["per_device_hour"], str(found.get("source", "")))
 
 
 _EXPECTED = {
-    "date": "the day on which the prices held, as 2026-01-31,", "currency": "its name, as USD,",
+    "date": "the date of the prices, such as 2026-01-31", "currency": "the currency's name, such as USD",
     "per_device_hour": 'an object such as {"v5e": 1.0}',
 }  # fmt: skip

@@ -1,7 +1,7 @@
 """Every jitted step of a run with the shapes of its arguments, for the compiler.
 
-The functions and their static arguments are those that the stages call. What follows only from data is assumed: the number of
-steps, which changes only constants of a schedule, and the length of prompts, which are as long as they may be.
+The functions and their static arguments are those that the stages use. Two properties of the data are assumed: the number of
+steps, which changes only constants of a schedule, and the length of prompts, which is the maximum.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from jaxalign.rollout.sampling import Sampling, section_sampling
 from jaxalign.rollout.session import STEPS as CHUNK
 
 STEPS = 1000
-"""Steps of a schedule whose length follows from the data."""
+"""Assumed steps of a schedule with a length that depends on the data."""
 STOP_IDS = (2,)
 
 
@@ -42,9 +42,9 @@ class Program:
     Attributes:
       stage, phase, role: such as "ppo", "update", "policy, critic".
       step: the jitted function.
-      arguments: its arguments in order, a tuple or a NamedTuple, with arrays as ShapeDtypeStructs with shardings.
-      held: everything on the devices while it runs, by role, arguments included.
-      turns: the most iterations of its loop whose end depends on the data.
+      arguments: its arguments in order, a tuple or a NamedTuple; arrays are ShapeDtypeStructs with shardings.
+      held: all arrays on the devices while it runs, by role, including the arguments.
+      turns: the maximum number of iterations of its data-dependent loop.
     """
 
     stage: str
@@ -65,7 +65,7 @@ class Program:
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """A run from which programs are made. prompt: tokens of the longest prompt; None: as many as max_length leaves."""
+    """The run that the programs belong to. prompt: tokens of the longest prompt; None: model.max_length minus the response."""
 
     config: Config
     policy: Model
@@ -73,7 +73,7 @@ class Run:
 
     @functools.cached_property
     def frozen(self) -> Params | None:
-        """The base under adapters, as it is stored."""
+        """The frozen base under adapters, as stored (`lora.base`); None without adapters."""
         return None if self.policy.lora is None else quantise_abstract(self.policy.base.abstract(), self.config.lora.base)
 
     @property
@@ -82,26 +82,26 @@ class Run:
         return {} if self.frozen is None else {"base": self.frozen}
 
     def start(self, stage: str) -> Params:
-        """The weights that a stage starts from: those trained by an earlier stage, or the base."""
+        """The weights that a stage starts from: those of lora.path or an earlier stage, or the base."""
         made = self.config.lora.path or policies_before(self.config.stages, stage)
         if self.frozen is None or made:
             return join(self.frozen, self.policy.abstract())
         return self.frozen
 
     def own(self, params: Params) -> Params:
-        """The joined parameters without those of the base."""
+        """The joined parameters without the base's parameters."""
         return params if self.frozen is None else {name: x for name, x in params.items() if name not in self.frozen}
 
     def prompt_length(self, new_tokens: int) -> int:
-        """Tokens of a prompt before `new_tokens` of a response. Raises UserError where they do not fit."""
+        """Tokens of the longest prompt before a response of `new_tokens`. Raises UserError if both do not fit max_length."""
         room = self.config.model.max_length - new_tokens
         if room < 1 or (self.prompt or 1) > room:
-            raise UserError(f"prompts of {self.prompt or 1} tokens and {new_tokens} new ones are more than "
+            raise UserError(f"prompts of {self.prompt or 1} tokens and responses of {new_tokens} exceed "
                             f"config.model.max_length ({self.config.model.max_length}); raise it, or shorten the prompt")
         return self.prompt or room
 
     def rows(self, dtype, *shape: int, sampling: bool = False) -> jax.ShapeDtypeStruct:
-        """An array whose first dimension is the batch's, as `device_put(x, sharding.batch)` leaves it; or the engine."""
+        """An array split over its first dimension, the batch, as in training or, with `sampling`, as in the sampling engine."""
         sharding = self.policy.sharding
         sharding = sharding.generation if sharding and sampling else sharding
         return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding and sharding.batch)
@@ -116,8 +116,8 @@ class Run:
 
 
 def sampling_programs(run: Run, stage: str, role: str, model: Model, params, section, batch: int, held) -> list[Program]:
-    """The programs of the sampling engine: resharding of its weights where needed, a chunk of decoding with the largest ring,
-    prefill, entering and widening of the ring, and one step of decoding without the head.
+    """The programs of the sampling engine: resharding the weights if needed, decoding a chunk with the largest ring, prefill,
+    entering and widening the ring, and one step of decoding without the head.
 
     section: a config section with temperature, top_k, top_p and max_new_tokens.
     """
@@ -145,7 +145,7 @@ def sampling_programs(run: Run, stage: str, role: str, model: Model, params, sec
 
 
 def _chunk(run: Run, stage: str, phase: str, role: str, model: Model, params, sampling: Sampling, cache, held) -> Program:
-    """A chunk of decoding of all rows of `cache`."""
+    """Decoding of a chunk of tokens for all rows of `cache`."""
     own, B = model.generation, cache[0].values.shape[1]
     where = own.sharding and own.sharding.named((None, "batch"))
     rows = jax.ShapeDtypeStruct((4, B), jnp.int32, sharding=where)
@@ -155,9 +155,9 @@ def _chunk(run: Run, stage: str, phase: str, role: str, model: Model, params, sa
 
 
 def resharding(stage: str, role: str, model: Model, params, held) -> tuple[list[Program], Params, dict[str, Any]]:
-    """(the programs that reshard weights for sampling, the weights as they leave them, the arrays that they add by role).
+    """(the programs that reshard weights for sampling, the resharded weights, the arrays that they add, by role).
 
-    Large weights are moved one after another; those moved before are already on the devices."""
+    Large weights move one after another; the weights moved earlier are already on the devices."""
     names = [jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in jax.tree_util.tree_leaves_with_path(params)]
     leaves, structure = jax.tree.flatten(params)
     targets, programs, moved = jax.tree.leaves(model.generation_abstract(params)), [], []
@@ -172,7 +172,7 @@ def resharding(stage: str, role: str, model: Model, params, held) -> tuple[list[
 
 
 def judging_programs(run: Run, stage: str, model: Model, params, batch: int, held) -> list[Program]:
-    """The programs of the feedback model: its reasoning, if it reasons, and the log-probabilities of its options."""
+    """The programs of the feedback model: its reasoning, if feedback.reasoning is set, and the log-probs of its options."""
     feedback, T = run.config.feedback, run.config.model.max_length - 1
     asked = (model, params, run.rows(jnp.int32, batch, T), run.rows(jnp.int32, batch), run.scalar(jnp.int32, (2,)))
     labelling = Program(stage, "labelling", "feedback model", next_logprobs, asked, held)
@@ -187,7 +187,7 @@ def judging_programs(run: Run, stage: str, model: Model, params, batch: int, hel
 
 
 def stacked_members(section: Preference, scorer: Scorer, params: Params) -> tuple[Scorer, Params]:
-    """The scorer and its weights as an ensemble, where the preference model is one: each leaf is [K, ...], except those
+    """The scorer and its weights; an ensemble if preference.members > 1. Each leaf of an ensemble is [K, ...], except the base
     that members with adapters share."""
     K = section.members
     if K == 1:
@@ -204,16 +204,16 @@ def stacked_members(section: Preference, scorer: Scorer, params: Params) -> tupl
 
 @functools.cache
 def decode_step(model: Model) -> Callable:
-    """One step of the engine's loop without head and draw; the cache is donated, as in the loop."""
+    """One step of the engine's loop without the LM head and the draw. It donates the cache, as the loop does."""
     return jax.jit(model.decode, donate_argnums=3)
 
 
 FROZEN = ("reference", "preference model", "student", "reward model", "feedback model")
-"""Roles that `mesh.offload` with "frozen" keeps in host memory, except for the program that reads them."""
+"""Roles that `mesh.offload` with "frozen" keeps in host memory, except while a program reads them."""
 
 
 def offloaded(run: Run, programs: list[Program]) -> list[Program]:
-    """The programs without the arrays that `training/offload.py` keeps in host memory while they run."""
+    """The programs, with `held` reduced by the arrays that `training/offload.py` keeps in host memory while they run."""
     out = run.config.mesh.offload
 
     def stays(role: str, phase: str) -> bool:
@@ -229,7 +229,7 @@ def offloaded(run: Run, programs: list[Program]) -> list[Program]:
 
 
 def device_bytes(tree) -> int:
-    """Bytes of one device's part of a pytree of ShapeDtypeStructs."""
+    """Bytes on one device of a pytree of ShapeDtypeStructs."""
     return sum(_leaf_bytes(leaf) for leaf in jax.tree.leaves(tree))
 
 

@@ -1,4 +1,4 @@
-"""A plan as text and as JSON."""
+"""Reports a plan as text and as JSON."""
 
 from __future__ import annotations
 
@@ -23,28 +23,28 @@ def text(run: RunEstimate, weights: dict[str, Weights], name: str, assumptions: 
     used = mesh.data * mesh.fsdp * mesh.tensor * mesh.context * mesh.pipeline
     lines = [
         f"{name} on {cluster.name}: {_many(cluster.devices, 'device')} on {_many(cluster.hosts, 'host')}, "
-        f"{cluster.usable / GB:.1f} GB for a program on each",
+        f"{cluster.usable / GB:.1f} GB usable on each device",
         f"mesh: {mesh_words(mesh)}" + (f" ({used} of {cluster.devices} devices)" if used < cluster.devices else ""),
         "", "Weights, GB on each device", *_ruled(_weight_rows(run, weights)),
-        "", f"Memory at the peak, GB on each device, {cluster.usable / GB:.1f} usable", *_ruled(_memory_rows(run)),
-        "", f"Time of a call, at {assumptions.mfu:.0%} of peak FLOP/s, {assumptions.hbm:.0%} of the memory's and "
-        f"{assumptions.network:.0%} of the network's bandwidth", *_ruled(_time_rows(run)),
+        "", f"Peak memory, GB on each device, {cluster.usable / GB:.1f} usable", *_ruled(_memory_rows(run)),
+        "", f"Time per call, at {assumptions.mfu:.0%} of peak FLOP/s, {assumptions.hbm:.0%} of memory bandwidth and "
+        f"{assumptions.network:.0%} of network bandwidth", *_ruled(_time_rows(run)),
         "", *_totals(run, prices),
     ]  # fmt: skip
     return "\n".join(lines)
 
 
 def verdict(run: RunEstimate) -> str:
-    """A sentence that says whether the run fits."""
+    """A sentence that states whether the run fits."""
     worst = max(run.tasks, key=lambda task: task.peak)
-    where = f"{worst.task.name} needs {worst.peak / GB:.1f} GB of the {run.cluster.usable / GB:.1f} GB of a device"
+    where = f"{worst.task.name} needs {worst.peak / GB:.1f} GB of the {run.cluster.usable / GB:.1f} GB usable on a device"
     return f"It fits: {where}." if run.fits else f"It does not fit: {where}."
 
 
 def advised(found: list[tuple[str, RunEstimate]]) -> list[str]:
     """The lines that recommend changes."""
     if not found:
-        return ["Nothing that was tried makes it fit; it needs far more devices, or a smaller model."]
+        return ["None of the changes tried makes it fit; use many more devices or a smaller model."]
     return ["It would fit with any one of:" if len(found) > 1 else "It would fit with:"] + [
         f"  - {words}  (peak {run.peak / GB:.1f} GB{_hours_words(run)})" for words, run in found
     ]
@@ -68,7 +68,7 @@ def _number(value: float) -> str:
 
 
 def _weight_rows(run: RunEstimate, weights: dict[str, Weights]) -> list[list[str]]:
-    rows = [["role", "parameters", "of them trained", "held", "gradients", "optimizer", "frozen base", "to sample"]]
+    rows = [["role", "parameters", "trained", "parameter memory", "gradients", "optimizer", "frozen base", "for sampling"]]
     trained = {role for task in run.tasks for role in task.task.trains}
     sampled = {role for task in run.tasks if task.task.phase == "generate" for role in task.task.runs}
     for role, own in weights.items():
@@ -82,7 +82,7 @@ def _weight_rows(run: RunEstimate, weights: dict[str, Weights]) -> list[list[str
 
 
 def _optimizer(run: RunEstimate, role: str) -> float:
-    """The most bytes of a role's optimizer that any stage holds."""
+    """The largest number of bytes that a role's optimizer takes in any stage."""
     return max((task.resident.get(f"{role}'s optimizer", 0.0) for task in run.tasks), default=0.0)
 
 
@@ -103,7 +103,7 @@ def _memory_rows(run: RunEstimate) -> list[list[str]]:
     rows = [["task", "peak", "", *shown]]
     for task in run.tasks:
         parts = _parts(task)
-        fits = "" if task.peak <= run.cluster.usable else "too much"
+        fits = "" if task.peak <= run.cluster.usable else "does not fit"
         rows.append([task.task.name, _number(task.peak / GB), fits, *(_number(parts.get(part, 0.0) / GB) for part in shown)])
     return rows
 
@@ -126,9 +126,10 @@ def _time_rows(run: RunEstimate) -> list[list[str]]:
 
 def _totals(run: RunEstimate, prices: Prices | None) -> list[str]:
     hours = run.seconds / 3600
-    lines = [f"In all {hours:.3g} hours, {hours * run.cluster.devices:.3g} device hours."]
+    lines = [f"Total: {hours:.3g} hours, {hours * run.cluster.devices:.3g} device hours."]
     if run.uncounted:
-        lines.append(f"Not counted: {', '.join(run.uncounted)}, whose steps follow from the data; say --examples=N, its rows.")
+        lines.append(f"Not counted: {', '.join(run.uncounted)}; their steps depend on the data. Set --examples=N, its number "
+                     "of rows.")
     planned = {task.task.stage for task in run.tasks}
     skipped = [record.name for record in stages_in_order(run.config.stages)
                if record.name not in planned and (record.programs or record.workload)]
@@ -137,20 +138,20 @@ def _totals(run: RunEstimate, prices: Prices | None) -> list[str]:
     if prices is not None:
         cost = money(run, prices)
         lines.append(
-            f"{cost:,.2f} {prices.currency}, at {prices.of(run.cluster.chip.name):g} for a device and hour on {prices.date}."
-            if cost is not None else f"The prices of {prices.date} have none for {run.cluster.chip.name}."
+            f"{cost:,.2f} {prices.currency}, at {prices.of(run.cluster.chip.name):g} per device hour on {prices.date}."
+            if cost is not None else f"The prices of {prices.date} do not include {run.cluster.chip.name}."
         )  # fmt: skip
     return lines
 
 
 def money(run: RunEstimate, prices: Prices) -> float | None:
-    """The cost of the counted tasks; None without a price for the chip."""
+    """The cost of the counted tasks; None if the chip has no price."""
     price = prices.of(run.cluster.chip.name)
     return None if price is None else run.seconds / 3600 * run.cluster.devices * price
 
 
 def to_json(run: RunEstimate, weights: dict[str, Weights], assumptions: Assumptions, prices: Prices | None) -> dict[str, Any]:
-    """The plan as JSON: bytes, seconds and FLOPs, unrounded, for one device (docs/plan.md lists the fields)."""
+    """The plan as JSON: bytes, seconds and FLOPs per device, unrounded."""
     cluster = run.cluster
     return {
         "cluster": {"name": cluster.name, "devices": cluster.devices, "hosts": cluster.hosts, "usable_bytes": cluster.usable,

@@ -1,4 +1,4 @@
-"""The programs that score responses outside of the scoring program: one function for each reward source that runs a model."""
+"""The programs that score responses outside the scoring program: one function for each reward source that runs a model."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from jaxalign.rewards.sums import is_single
 
 
 def is_fused(config: Config) -> bool:
-    """Whether the reward is a single learnt model whose weights stay on the devices (see `LearntReward.fused`)."""
+    """Whether the reward is a single learnt model with weights that stay on the devices (see `LearntReward.fused`)."""
     return is_single(config.reward) and reward_records(config.reward.source)[0].learnt and "frozen" not in config.mesh.offload
 
 
@@ -53,13 +53,13 @@ def ai_feedback(run: Run) -> list[Program]:
 
 
 def outside(run: Run) -> list[Program]:
-    """The scores of `config.reward.model`, for texts that have as many tokens for it as for the policy."""
+    """The scores of `config.reward.model`. A text is assumed to have as many tokens in its tokenizer as in the policy's."""
     settings, sharding = run.config.reward, run.policy.sharding
     tensor, parts = (1, 1) if sharding is None else (sharding.mesh.shape["tensor"], sharding.batch_size)
     found = read_config(pathlib.Path(settings.model), settings.model_dtype, tensor)
     if found.head != "scalar":
-        raise UserError(f"config.reward.model is {settings.model}, a {found.family.architecture}; a {found.family.classifier} "
-                        "with one label is expected")
+        raise UserError(f"config.reward.model is {settings.model}, a {found.family.architecture}; expected a "
+                        f"{found.family.classifier} with one label")
     model = Model(found.decoder, "scalar", sharding)
 
     def stored(x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:

@@ -1,4 +1,4 @@
-"""Finds the fastest mesh of a cluster that fits, and changes that make a run fit."""
+"""Finds the fastest mesh that fits a run on a cluster, and changes that make a run fit."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from jaxalign.planner.workload import Task, tasks
 from jaxalign.registry.stages import stages_in_order
 
 _LENGTHS = ("row_length", "max_length", "max_new_tokens")
-"""Fields that bound the length of a stage's rows; a section's first one counts."""
+"""Fields that bound the length of a stage's rows; of each section, the first one that it has applies."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,13 +32,13 @@ class Given:
     examples: int | None = None
 
     def estimate(self) -> RunEstimate:
-        """The plan. Raises UserError where config.mesh is not possible."""
+        """The plan. Raises UserError if config.mesh is not possible."""
         check(self.config)
         return estimate(self.config, self.policy, self.cluster, self.assumptions, self.prompt, self.examples)
 
 
 def meshes(devices: int, pipeline: int, slices: int) -> Iterator[dict[str, int]]:
-    """The sizes of data, fsdp, context and tensor of every mesh of all devices; slices divide data."""
+    """Sizes of data, fsdp, context and tensor for every mesh that uses all devices. data is a multiple of `slices`."""
     inner = devices // pipeline
     for tensor in _divisors(inner):
         for context in _divisors(inner // tensor):
@@ -54,8 +54,9 @@ def _divisors(number: int) -> list[int]:
 
 @functools.lru_cache(maxsize=32)
 def possible(given: Given) -> tuple[RunEstimate, ...]:
-    """Estimates of every mesh of the whole cluster that divides the model and the batches, for each sharding of weights in
-    generation: first those that fit, the fastest first, then the others by their peak. pipeline and zero do not change."""
+    """Estimates for every mesh of the whole cluster that divides the model and the batches, with mesh.generation "tensor" and
+    "training". Estimates that fit come first, sorted by time; the others follow, sorted by peak memory. pipeline, slices and
+    zero keep their values."""
     mesh, found = given.config.mesh, []
     if given.cluster.devices % mesh.pipeline:
         return ()
@@ -68,28 +69,28 @@ def possible(given: Given) -> tuple[RunEstimate, ...]:
                 found.append(_with(given, mesh=changed).estimate())
             except UserError:
                 continue
-    # Of meshes about as fast, the one with fewer kinds of split.
+    # Ties go to the mesh that splits fewer axes.
     simple = lambda run: sum(getattr(run.config.mesh, axis) > 1 for axis in ("data", "fsdp", "context", "tensor"))  # noqa: E731
     return tuple(sorted(found, key=lambda run: (not run.fits, _speed(run) if run.fits else run.peak, simple(run))))
 
 
 def _speed(run: RunEstimate) -> float:
-    """Seconds of a run, with one call of each task whose number of calls is not known."""
+    """Seconds of a run; a task with an unknown number of calls counts as one call."""
     return run.seconds + sum(task.seconds for task in run.tasks if task.task.calls is None)
 
 
 @dataclasses.dataclass(frozen=True)
 class Change:
-    """A change: its description, and the inputs of the plan with it."""
+    """A change: its description, and the changed inputs of the plan."""
 
     words: str
     given: Given
 
 
 def advice(given: Given, keep: int = 4) -> list[tuple[str, RunEstimate]]:
-    """The first changes that make a run fit, each with its plan, those that cost the run least first.
+    """The first changes that make a run fit, each with its plan. Changes that affect the run least come first.
 
-    Each change is tried by itself first. Where none suffices, changes are combined until they do.
+    Tries each change on its own. If none suffices, combines changes until the run fits.
     """
     found = []
     for change in _changes(given):
@@ -103,7 +104,7 @@ def advice(given: Given, keep: int = 4) -> list[tuple[str, RunEstimate]]:
     combined, words = given, []
     for change in _changes(given):
         before = words
-        for made in change(combined):  # Forms of one change; each replaces the one before.
+        for made in change(combined):  # Variants of one change: each replaces the previous one.
             try:
                 run = made.given.estimate()
             except UserError:
@@ -115,7 +116,7 @@ def advice(given: Given, keep: int = 4) -> list[tuple[str, RunEstimate]]:
 
 
 def _try(changes: list[Change]) -> tuple[str, RunEstimate] | None:
-    """The first of several forms of a change that fits, else the last."""
+    """The first variant of a change that fits, else the last valid one; None if no variant is valid."""
     tried = None
     for change in changes:
         try:
@@ -152,7 +153,7 @@ def _remat(given: Given) -> list[Change]:
 
 
 def _parts(given: Given) -> list[Change]:
-    """2, 4, 8 or 16 times as many micro-batches, in every stage that has them."""
+    """2, 4, 8 or 16 times as many micro-batches in every stage that uses them."""
     found = []
     for times in (2, 4, 8, 16):
         sections, words = {}, []
@@ -173,7 +174,7 @@ def _parts(given: Given) -> list[Change]:
 
 
 def _smaller_parts(given: Given, task: Task, times: int) -> int:
-    """The tokens of an update's packed micro-batches that make them `times` times smaller, or as small as they can be."""
+    """The micro_batch_tokens that make an update's packed micro-batches `times` times smaller, or as small as possible."""
     mesh, part = given.config.mesh, task.part
     ways, turns = mesh.data * mesh.fsdp, mesh.pipeline_micro_batches or mesh.pipeline
     unit = math.lcm(ways * turns, task.unit)
@@ -181,7 +182,7 @@ def _smaller_parts(given: Given, task: Task, times: int) -> int:
 
 
 def _larger(given: Given) -> list[Change]:
-    """Two, four or eight times as many of the same chips, with their fastest mesh."""
+    """2, 4 or 8 times as many of the same chips, with the best mesh for them."""
     found, shape, chip = [], list(given.cluster.shape), given.cluster.chip
     for _ in range(3):
         shape[shape.index(min(shape))] *= 2
@@ -213,11 +214,11 @@ def _quantised(given: Given) -> list[Change]:
     section = dataclasses.replace(given.config.lora, rank=given.config.lora.rank or 16, base="nf4")
     lora = given.policy.lora or Lora(section.rank, section.alpha, section.targets, section.rank_stabilised, section.dora)
     made = dataclasses.replace(_with(given, lora=section), policy=dataclasses.replace(given.policy, lora=lora))
-    return [Change(f"adapters on a base of 4 bits: config.lora.rank={section.rank}, config.lora.base=nf4", made)]
+    return [Change(f"adapters on a 4-bit base: config.lora.rank={section.rank}, config.lora.base=nf4", made)]
 
 
 def _smaller_batch(given: Given) -> list[Change]:
-    """Half the rows, then a quarter of them, in the stages that train on what they sample."""
+    """Half, then a quarter of the batch, in the stages that alternate between sampling and training."""
     found = []
     for times in (2, 4):
         sections, words = {}, []

@@ -1,4 +1,4 @@
-"""The architecture of a plan: the config's, or a published model's by name. No weights or tokenizers are read."""
+"""The architecture to plan for: the config's, or that of a published model. No weights or tokenizers are read."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ def architecture(config: Config, shape: str | None = None) -> tuple[DecoderConfi
       shape: the name of a published model; None: the architecture of config.model, whose path needs only config.json.
 
     Raises:
-      UserError: the shape is not known, or model.path has no config.json.
+      UserError: the shape is unknown, or model.path has no config.json.
     """
     if shape is None:
         return configured_decoder(config.model, scratch_vocabulary(config))
     if shape not in published_shapes():
-        raise UserError(f"shape is {shape!r}; it must be one of {', '.join(published_shapes())}, or leave it out and set "
-                        "config.model.path to a folder with the model's config.json")
+        raise UserError(f"shape is {shape!r}; it must be one of {', '.join(published_shapes())}. For another model, leave it "
+                        "out and set config.model.path to a folder with the model's config.json")
     chosen = config.model
     found = parse_config(pathlib.Path(shape), published_shapes()[shape], chosen.compute_dtype, chosen.vocab_multiple)
     return with_choices(chosen, found.decoder), found.family
@@ -53,6 +53,6 @@ def scratch_vocabulary(config: Config) -> int:
 
 
 def policy_model(config: Config, sharding: Sharding | None, shape: str | None = None) -> Model:
-    """The run's policy with its adapters, on any mesh."""
+    """The run's policy, with its adapters if it has any. `shape` is as in `architecture`."""
     decoder, family = architecture(config, shape)
     return adapted(config.lora, Model(decoder, "lm", sharding), family)

@@ -53,7 +53,7 @@ def _lm(run: Run, stage: str, section: Pretrain | Sft | BestOfN, model: Model, s
 
 
 def trained_roles(role: str, state) -> dict:
-    """The parameters and the optimizer state of a training state, by role."""
+    """A training state's parameters and optimizer state, by role."""
     return {role: state.params, f"{role} optimizer": state.opt_state}
 
 
@@ -97,7 +97,7 @@ def preference(run: Run) -> list[Program]:
 
 
 def _pair_scoring(run: Run, stage: str, scorer: Scorer, params, pairs: PairBatch) -> Program:
-    """The scores that a preference model gives to a batch of pairs."""
+    """The program that scores a batch of pairs with a preference model."""
     parts, turns = _pair_parts(run, *pairs.tokens.shape[::2])
     arguments = PairScoreArguments(scorer=scorer, params=params, pairs=_packed(pairs), packed=parts)
     held = run.base | {"preference model": run.own(params)}
@@ -105,16 +105,19 @@ def _pair_scoring(run: Run, stage: str, scorer: Scorer, params, pairs: PairBatch
 
 
 def _packed(pairs: AnswerPairs | PairBatch):
-    """The pairs without their tokens, which a packed plan holds."""
+    """The pairs without their tokens, which are in the packed rows instead."""
     return dataclasses.replace(pairs, tokens=None)
 
 
 def _pair_parts(run: Run, pairs: int, T: int, tokens: int = 0, whole: bool = False) -> tuple[PackedParts, int]:
-    """(a number of pairs of at most T tokens each, packed; the largest number of parts).
+    """(the packed rows of `pairs` pairs of sequences of at most T tokens, the maximum number of parts).
 
     Args:
-      tokens: the most tokens of a device in a part; 0 chooses.
-      whole: one part holds all pairs.
+      run: the run.
+      pairs: the number of pairs.
+      T: the maximum length of a sequence.
+      tokens: the maximum number of tokens per device in a part; 0 selects a default.
+      whole: whether all pairs are in one part.
     """
     rows, most = pair_rows(pairs, T, tokens, *rows_split(run.policy.sharding), whole)
     return packed_parts(run, 2 * pairs, rows, most, T), most
@@ -154,7 +157,7 @@ def reward_distill(run: Run) -> list[Program]:
 
 
 def preference_scorer(run: Run, clip: float | None = None):
-    """(Scorer, weights) of the preference model, an ensemble if it is one."""
+    """(Scorer, weights) of the preference model, or of its ensemble if preference.members > 1."""
     model = run.policy.with_head("scalar")
     return stacked_members(run.config.preference, Scorer(model, clip=clip), join(run.frozen, model.abstract()))
 
@@ -177,7 +180,8 @@ def sampled_rollout(run: Run, batch: int, new_tokens: int) -> Rollout:
 
 
 def packed_parts(run: Run, sequences: int, rows: int, most: int, T: int, plans: int | None = None) -> PackedParts:
-    """A plan of sequences in at most `most` parts of `rows` rows of T tokens each; of several minibatches with `plans`."""
+    """`sequences` sequences packed into at most `most` parts of `rows` rows of T tokens. plans: the number of minibatches; it
+    adds a leading axis."""
     sharding, more = run.policy.sharding, () if plans is None else (plans,)
     shape = (*more, most, rows, T)
     where = sharding and sharding.named((None,) * (len(shape) - 2) + ("batch", None))
@@ -188,7 +192,7 @@ def packed_parts(run: Run, sequences: int, rows: int, most: int, T: int, plans: 
 
 
 def scoring_program(run: Run, stage: str, section, role: str, scorer: Scorer, weights, held) -> Program:
-    """The scores that a reward model gives to a batch of rollouts. section: has batch and max_new_tokens."""
+    """The program that scores a batch of rollouts with a reward model. section: has batch and max_new_tokens."""
     rollout = sampled_rollout(run, section.batch, section.max_new_tokens)
     T = rollout.tokens.shape[1]
     rows, most = part_rows(section.batch, T, 0, *rows_split(run.policy.sharding))

@@ -1,7 +1,7 @@
 """The tasks of each built-in stage: the `workload` of its record.
 
-Each function takes the config, the tokens of the longest prompt (None: as many as there is room for) and the rows of the data
-file (None: not known), and returns the stage's tasks.
+Each function takes the config, the tokens of the longest prompt (None: model.max_length minus the response) and the number of
+rows of the data file (None: unknown), and returns the stage's tasks.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def compare(config: Config, prompt: int | None, examples: int | None) -> list[Ta
 
 
 def _pairs(config: Config, examples: int | None) -> int | None:
-    """Pairs to learn from: those that stage compare makes, or the rows of the data file."""
+    """The number of training pairs: the pairs that stage compare labels, or the rows of the data file."""
     return config.compare.prompts if data_source(config).feedback else examples
 
 

@@ -11,7 +11,7 @@ from jax.sharding import NamedSharding
 from jaxalign.planner.hlo import Collective
 
 LARGE = 32 << 20
-"""Bytes on a device from which a replicated array is reported."""
+"""Replicated arrays of at least this many bytes are reported."""
 DECODING = ("sampling", "reasoning", "decode")
 _SHOWN = 3
 
@@ -19,26 +19,26 @@ _SHOWN = 3
 def surprises(
     phase: str, found: Sequence[Collective], arrays: Iterable[tuple[str, tuple[int, ...], np.dtype, object]], large: int = LARGE
 ) -> tuple[str, ...]:
-    """Sentences about one program.
+    """The warnings about one program, as sentences.
 
     Args:
-      phase: the program's phase; those in `DECODING` sample token by token.
+      phase: the program's phase; the phases in `DECODING` sample token by token.
       found: its collectives.
       arrays: (name, shape, dtype, sharding) of its arguments and results.
-      large: bytes from which an array that is replicated on every device is reported.
+      large: the minimum size in bytes of a replicated array that is reported.
     """
     warnings = []
     if phase in DECODING:
-        # The loop over tokens is the one whose number of iterations depends on the data.
+        # The loop over tokens is the only loop with a data-dependent number of iterations.
         each = [one for one in found if one.weight and (phase == "decode" or not one.certain)]
         if each:
             turns = max(one.times for one in each) if phase == "decode" else 1
-            warnings.append(f"every token gathers weights from other devices: {_sizes(each, turns)}; while sampling, keep them "
-                            "whole on a device, or split only over tensor")
+            warnings.append(f"every token gathers weights from other devices: {_sizes(each, turns)}; while sampling, replicate "
+                            "them or split them only over tensor")
     again = [one for one in found if one.rematerialised and one.kind == "all-gather"]
     if again:
-        warnings.append(f"the compiler gathers weights a second time to save memory: {_sizes(again)}; smaller micro-batches "
-                            "leave memory to keep them")
+        warnings.append(f"the compiler gathers weights a second time to save memory: {_sizes(again)}; use smaller "
+                            "micro-batches to leave memory for them")
     whole, devices = {}, 1
     for name, shape, dtype, sharding in arrays:
         if not isinstance(sharding, NamedSharding) or sharding.mesh.size == 1 or not sharding.is_fully_replicated:
@@ -47,12 +47,12 @@ def surprises(
         if size >= large:
             whole[f"{name} {list(shape)}"], devices = size, sharding.mesh.size
     if whole:
-        warnings.append(f"whole on each of the {devices} devices: {_listed(whole)}, {sum(whole.values()) / 1e9:.2f} GB")
+        warnings.append(f"replicated on all {devices} devices: {_listed(whole)}, {sum(whole.values()) / 1e9:.2f} GB")
     return tuple(warnings)
 
 
 def _listed(sizes: dict[str, float]) -> str:
-    """The names of the largest, and the number of the others."""
+    """The names of the largest arrays, and the number of the others."""
     names = sorted(sizes, key=lambda name: -sizes[name])
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     return ", ".join(names[:_SHOWN]) + more

@@ -1,4 +1,4 @@
-"""TPU topologies by name, for the TPU compiler, which `libtpu` provides on any Linux machine without a TPU."""
+"""TPU topologies by name, for the TPU compiler. `libtpu` provides the compiler on any Linux machine, also without a TPU."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class Generation:
 
     Attributes:
       axes: the number of axes of its torus or mesh of chips.
-      usable: bytes of a chip's memory that a program may use, as the compiler's refusals state (libtpu 0.0.52).
-      options: options of the compiler beside the shape.
+      usable: bytes of a chip's memory available to a program, from the compiler's out-of-memory errors (libtpu 0.0.52).
+      options: options of the compiler in addition to the shape.
     """
 
     axes: int
@@ -33,10 +33,10 @@ class Generation:
     options: tuple[tuple[str, str], ...] = ()
 
 
-# The two cores of a v4 or v5p chip are one device, as on the machines themselves.
+# The two cores of a v4 or v5p chip act as one device, as on real machines.
 _MEGACORE = (("chip_config_name", "megacore"),)
-# Several processes may compile at once, since none of them holds a TPU. The compiler must not query the machine about its TPU,
-# which fails with long messages.
+# Allow several processes to compile in parallel: none of them holds a TPU. Prevent the compiler from querying the machine about
+# its TPU, which fails with long messages.
 _ENVIRONMENT = {
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1", "TPU_SKIP_MDS_QUERY": "1", "TPU_WORKER_HOSTNAMES": "localhost", "TPU_WORKER_ID": "0",
     "TPU_ACCELERATOR_TYPE": "v5litepod-16",
@@ -51,7 +51,7 @@ GENERATIONS = {
 
 @dataclasses.dataclass(frozen=True)
 class Topology:
-    """A slice such as `v5e:4x4`, its `sizes` in chips; `slices` of them are joined by the slower network."""
+    """A slice such as `v5e:4x4`, with `sizes` in chips, or `slices` such slices connected by the slower network."""
 
     generation: str
     sizes: tuple[int, ...]
@@ -67,24 +67,24 @@ class Topology:
 
     @property
     def usable(self) -> int:
-        """Bytes of one chip's memory that a program may use."""
+        """Bytes of one chip's memory available to a program."""
         return GENERATIONS[self.generation].usable
 
 
 def parse_topology(text: str, slices: int = 1) -> Topology:
-    """The topology that `text` names, as in v5e:4x4, v6e:8x8, v4:2x2x4 or v5p:4x4x8.
+    """The topology that `text` names, such as v5e:4x4, v6e:8x8, v4:2x2x4 or v5p:4x4x8.
 
     Raises:
       UserError: the text has another form, or names a generation or a shape that does not exist.
     """
     found = _FORM.fullmatch(text.strip())
     if found is None:
-        raise UserError(f"topology is {text!r}; a generation and the chips along each axis are expected, as in v5e:4x4 or "
+        raise UserError(f"topology is {text!r}; expected a generation and the chips along each axis, as in v5e:4x4 or "
                         "v5p:4x4x8")
     generation, sizes = found["generation"], tuple(map(int, found["sizes"].split("x")))
     if generation not in GENERATIONS:
         near = difflib.get_close_matches(generation, GENERATIONS, n=1, cutoff=0.5)
-        raise UserError(f"topology is {text!r}, but {generation!r} is not a generation of TPU known here: "
+        raise UserError(f"topology is {text!r}, but {generation!r} is not one of the known TPU generations: "
                         f"{', '.join(GENERATIONS)}{f'; did you mean {near[0]}?' if near else ''}")
     axes = GENERATIONS[generation].axes
     if len(sizes) != axes:
@@ -92,7 +92,7 @@ def parse_topology(text: str, slices: int = 1) -> Topology:
                         f"{generation}:{'x'.join(('4', '4', '8')[:axes])}")
     small = axes == 2 and sizes in ((1, 1), (2, 1))
     if 0 in sizes or not (small or all(size % 2 == 0 for size in sizes[:2])):
-        # A host has 2 x 2 chips; of v5e and v6e there are also machines of one chip.
+        # A host has 2 x 2 chips; v5e and v6e also come in machines of one or two chips.
         near = tuple(max(2, size + size % 2) if axis < 2 else max(1, size) for axis, size in enumerate(sizes))
         raise UserError(f"topology is {text!r}; the first two axes must be multiples of 2, as a host has 2 x 2 chips: "
                         f"{generation}:{'x'.join(map(str, near))}, for example")
@@ -100,12 +100,12 @@ def parse_topology(text: str, slices: int = 1) -> Topology:
 
 
 def topology_devices(topology: Topology, needed: int | None = None) -> list[jax.Device]:
-    """The devices of a topology, in the compiler's order; they compile but hold and run nothing.
+    """The devices of a topology, in the compiler's order. Programs compile for them, but cannot run on them.
 
-    needed: the number of devices of the mesh; all by default.
+    needed: the number of devices of the mesh; None returns all.
 
     Raises:
-      UserError: the compiler is not installed or refuses the shape, or the mesh has more devices than the topology.
+      UserError: the compiler is not installed or rejects the shape, or the mesh has more devices than the topology.
     """
     if needed is not None and needed > topology.chips:
         raise UserError(f"the mesh has {needed} devices, but topology {topology.name} has {topology.chips}; make config.mesh "
@@ -123,5 +123,5 @@ def topology_devices(topology: Topology, needed: int | None = None) -> list[jax.
     try:
         devices = topologies.get_topology_desc(topology.name, "tpu", **options).devices
     except jax.errors.JaxRuntimeError as error:
-        raise UserError(f"the TPU compiler refuses topology {topology.name}: {str(error).splitlines()[0]}") from error
+        raise UserError(f"the TPU compiler rejects topology {topology.name}: {str(error).splitlines()[0]}") from error
     return list(devices)[:needed]

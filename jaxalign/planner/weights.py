@@ -1,4 +1,4 @@
-"""Bytes of a model's weights on one device, in each form that a run holds them in, from their shapes."""
+"""Bytes of a model's weights on one device, in each form that a run stores, from their shapes."""
 
 from __future__ import annotations
 
@@ -19,32 +19,32 @@ from jaxalign.parallel.sharding import Sharding
 
 _TABLES = ("embedding", "unembedding")
 LANES = 128
-"""The width of a TPU's vector registers."""
+"""Lanes of a TPU's vector registers."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Weights:
-    """Bytes on one device, unless said otherwise.
+    """Bytes on one device, except for the first three attributes, which count parameters of the whole model.
 
     Attributes:
-      count: parameters of the whole model.
-      trained: the trained ones among them.
-      matmul: those that multiply each token, without embedding lookup and norms; of experts, the active ones.
+      count: all parameters.
+      trained: trained parameters.
+      matmul: parameters that multiply each token: without embedding lookup and norms, and only the active experts.
       parameters: the trained parameters, float32.
       frozen: the base under adapters, as stored.
-      gradients: gradients, sharded as config.mesh.zero says.
-      table_gradient: the embedding's gradient among them.
-      optimizer: optimizer state by kind, sharded as config.mesh.zero says.
-      casts: the blocks in the compute dtype, sharded as stored, where they are stored in another dtype.
+      gradients: gradients, sharded according to config.mesh.zero.
+      table_gradient: the embedding's part of `gradients`.
+      optimizer: optimizer state by kind, sharded according to config.mesh.zero.
+      casts: the blocks' kernels in the compute dtype, sharded as stored; 0 if they are stored in that dtype or quantised.
       table: the embedding that a lookup reads, in the compute dtype, sharded only over tensor.
-      head: the LM head, likewise.
-      layer: the kernels of one layer, likewise.
-      generation: the weights that sampling reads, sharded as config.mesh.generation says.
-      moved: the copies among them that are made for sampling.
-      moving: the largest of these copies, which is held twice while it is made.
-      copies: what a TPU holds a second time in another layout, where a device's part of the width is no multiple of its 128
-        lanes: (attention kernels in the compute dtype, the gathered embedding while it is made).
-      learnt: the trained parameters in the compute dtype, sharded only over tensor, as gradients are before they are split.
+      head: the LM head, in the same dtype and sharding as `table`.
+      layer: the kernels of one layer, in the same dtype and sharding as `table`.
+      generation: the weights that sampling reads, sharded according to config.mesh.generation.
+      moved: the part of `generation` that is resharded or cast for sampling.
+      moving: the largest array of `moved`, which exists twice during the move.
+      copies: arrays that a TPU stores a second time in another layout, if a device's part of the model width is not a multiple
+        of the 128 lanes: (attention kernels in the compute dtype, the embedding during its gather).
+      learnt: the trained parameters in the compute dtype, sharded only over tensor, as gradients are before the reduce-scatter.
     """
 
     count: int
@@ -67,13 +67,13 @@ class Weights:
 
 
 def whole(sharding: Sharding) -> Sharding:
-    """The sharding of weights where they are used: gathered over all axes but tensor."""
+    """The sharding of weights at their point of use: gathered over all axes except tensor."""
     return dataclasses.replace(sharding, phase="generation", generation_rules="tensor")
 
 
 @functools.lru_cache(maxsize=4096)
 def measure(model: Model, stored: str) -> Weights:
-    """The Weights of a model on the mesh of its sharding (which may be an AbstractMesh). stored: `config.lora.base`."""
+    """Measures the weights of a model on its mesh, which may be an AbstractMesh. stored: the value of `config.lora.base`."""
     sharding, config = model.sharding, model.config
     own, base = _Tree(model.abstract(), model.axes()), _Tree(model.base.abstract(), model.base.axes())
     compute = np.dtype(config.compute_dtype).itemsize
@@ -125,12 +125,13 @@ def _copies(model: Model, base: _Tree, table: float, compute: int) -> tuple[floa
 
 
 def _muon(path: tuple, shape: tuple) -> float:
-    """State of Muon: one momentum for each kernel, Adam's two moments for all else."""
+    """Bytes of Muon's state per parameter: one momentum for kernels, Adam's two moments for other parameters."""
     return 4 if (path[0] == "blocks" and path[1:] in LINEAR) or (path[0] == "adapters" and path[-1] in ("a", "b")) else 8
 
 
 def _adafactor(path: tuple, shape: tuple) -> float:
-    """State of Adafactor: sums over the two largest axes of each layer's matrix; for smaller ones, the squares themselves."""
+    """Bytes of Adafactor's state per parameter: sums of squares along the two largest axes of each layer's matrix; for smaller
+    arrays, the unfactored squares."""
     large = sorted(shape[1:] if path[0] in ("blocks", "adapters") else shape)[-2:]
     if len(large) < 2 or large[0] < FACTORED:
         return 4
@@ -138,15 +139,15 @@ def _adafactor(path: tuple, shape: tuple) -> float:
 
 
 FACTORED = 128
-"""optax factors axes of at least this size."""
+"""optax factors an array if its two largest axes have at least this size."""
 MOMENTS = {
     "adamw": lambda *_: 8, "lion": lambda *_: 4, "adafactor": _adafactor, "muon": _muon, "sophia": lambda *_: 8,
 }  # fmt: skip
-"""Bytes of optimizer state for each parameter, float32, by config's `kind`."""
+"""Bytes of float32 optimizer state per parameter, by the optimizer's `kind` in the config."""
 
 
 class _Tree:
-    """Shapes and logical axes by path."""
+    """The paths, shapes and logical axes of a pytree's arrays."""
 
     def __init__(self, shapes: Any, axes: Any):
         leaves = jax.tree_util.tree_flatten_with_path(shapes)[0]
@@ -163,11 +164,11 @@ class _Tree:
         return sum(math.prod(shape) for _, shape, _ in self.rows)
 
     def bytes(self, sharding: Sharding, size: Callable[[tuple, tuple], float]) -> float:
-        """size(path, shape): bytes of one number."""
+        """Bytes of all arrays on one device. size(path, shape) is the bytes of one number."""
         return sum(self._each(sharding, size))
 
     def largest(self, sharding: Sharding, size: Callable[[tuple, tuple], float]) -> float:
-        """`bytes` of the largest array."""
+        """Bytes of the largest array on one device."""
         return max(self._each(sharding, size), default=0.0)
 
     def _each(self, sharding: Sharding, size: Callable[[tuple, tuple], float]) -> list[float]:
@@ -175,7 +176,7 @@ class _Tree:
 
 
 def _stored(kind: str, path: tuple, shape: tuple[int, ...]) -> float:
-    """Bytes of one number of the frozen base (`models/adapters/quantised.py`), including its share of the scales."""
+    """Bytes per number of the frozen base (`models/adapters/quantised.py`), including its share of the scales."""
     kernel = path[0] == "blocks" and path[1:] in LINEAR
     if kind == "float32" or not (kernel or path[0] in _TABLES):
         return 4

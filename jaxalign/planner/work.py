@@ -1,6 +1,6 @@
-"""The work of a task: operations, bytes read and written in a device's memory, bytes sent over each axis of the mesh.
+"""The work of a task: floating-point operations, bytes read and written in device memory, and bytes sent over each mesh axis.
 
-Everything is for one device and one call. Dimension letters as in `memory.py`.
+All figures are for one device and one call, unless noted. Dimension letters are those of `memory.py`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from jaxalign.rollout.layouts import slot_counts
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-    """flops; hbm: bytes read or written; sent: bytes by mesh axis ("slices": between slices)."""
+    """flops: floating-point operations; hbm: bytes read or written; sent: bytes by mesh axis ("slices": between slices)."""
 
     flops: float = 0.0
     hbm: float = 0.0
@@ -37,8 +37,8 @@ _SUPERVISED = ("pretrain", "sft", "best_of_n")  # Losses that compute the head's
 
 
 def forward_flops(model: Model, weights: Weights, rows: Rows, counted: int) -> float:
-    """Operations of all devices: 2 for each parameter and token, attention over the whole square of a row, or half of it where
-    masked blocks are skipped, and the LM head at `counted` positions of a row."""
+    """FLOPs over all devices: 2 per parameter and token, attention over the whole square of a row (half of it if a kernel skips
+    masked blocks), and the LM head at `counted` positions of a row."""
     config, tokens = model.config, rows.rows * rows.length
     attention = _attention_flops(model, rows)
     head = 2 * config.embed * config.vocab * rows.rows * counted
@@ -46,8 +46,8 @@ def forward_flops(model: Model, weights: Weights, rows: Rows, counted: int) -> f
 
 
 def backward_flops(model: Model, weights: Weights, rows: Rows, counted: int, logits_again: bool = True) -> float:
-    """Operations of a backward pass: twice the forward pass's, once for frozen kernels, and what is recomputed, including the
-    LM head with logits_again."""
+    """FLOPs of a backward pass over all devices: twice those of the forward pass (once for frozen kernels), plus the recomputed
+    operations; `logits_again` adds the LM head to those."""
     config, tokens = model.config, rows.rows * rows.length
     attention = _attention_flops(model, rows)
     head = 2 * config.embed * config.vocab * rows.rows * counted
@@ -57,14 +57,14 @@ def backward_flops(model: Model, weights: Weights, rows: Rows, counted: int, log
 
 
 def _attention_flops(model: Model, rows: Rows) -> float:
-    """Operations of one token, forward."""
+    """Forward FLOPs per token."""
     config = model.config
     seen = 1.0 if memory.attention_kind(model, rows) == "plain" else 0.5
     return 4 * seen * rows.length * config.heads * config.head_dim * config.layers
 
 
 def update(model: Model, weights: Weights, task: Task, slices: int, optimizer: str = "adamw") -> Work:
-    """One model's share of an optimizer step with all its micro-batches. optimizer: its kind."""
+    """One model's share of an optimizer step with all its micro-batches. optimizer: the optimizer's kind."""
     mesh, part = model.sharding.mesh, Rows(max(1, task.rows.rows // task.micro), task.rows.length)
     devices = mesh.size
     again = task.stage not in _SUPERVISED
@@ -74,13 +74,13 @@ def update(model: Model, weights: Weights, task: Task, slices: int, optimizer: s
     passes = 3 if model.config.remat else 2
     work = _pass(model, weights, at, passes) + _head(model, weights, part, task.counted, 3 if again else 2)
     work = work * task.micro + _gradients(model, weights, task.micro, slices)
-    # Parameter, gradient and moments are read; all but the gradient are written.
+    # The step reads parameters, gradients and moments, and writes parameters and moments.
     states = 2 * weights.gradients * task.micro + 3 * weights.gradients + 2 * weights.optimizer[optimizer]
     return Work(flops / devices, work.hbm + states, work.sent)
 
 
 def forward(model: Model, weights: Weights, task: Task) -> Work:
-    """A forward pass."""
+    """The work of a forward pass."""
     at = memory.local(model, task.rows)
     work = _pass(model, weights, at, 1)
     if task.counted:
@@ -89,7 +89,7 @@ def forward(model: Model, weights: Weights, task: Task) -> Work:
 
 
 def generate(model: Model, weights: Weights, task: Task) -> tuple[Work, Work, Work]:
-    """The work of (resharding the weights, prefill of the prompts, one step of decoding)."""
+    """(work of resharding the weights, work of prefill, work of one decoding step)."""
     config, rows, mesh = model.config, task.rows, model.sharding.mesh.shape
     at = memory.local(model, rows, "generation")
     rules = model.sharding.generation.rules
@@ -130,13 +130,14 @@ def _generation_sent(model: Model, weights: Weights, at: Local, tokens: float, s
 
 
 def _activations(at: Local, passes: float) -> float:
-    """Bytes of activations that the layers read and write: about 12 arrays of the model's width, 6 of the MLP's, and the scores
-    twice in each dtype."""
+    """Bytes of activations that the layers read and write: about 12 arrays of the model's width, 6 of the MLP's width, and
+    twice the attention scores (in both dtypes)."""
     return passes * at.L * (12 * at.tokens * at.D * at.size + 6 * at.tokens * at.F * at.size + 2 * memory.scores(at))
 
 
 def _pass(model: Model, weights: Weights, at: Local, passes: int) -> Work:
-    """Weights gathered and read, and activations exchanged, in `passes` passes through the layers (a backward pass is one)."""
+    """Work of `passes` passes through the layers, without FLOPs: weights gathered and read, activations exchanged. A backward
+    pass counts as one."""
     mesh = model.sharding.mesh.shape
     layers = weights.layer * at.L
     sent = {}
@@ -146,14 +147,15 @@ def _pass(model: Model, weights: Weights, at: Local, passes: int) -> Work:
         sent["tensor"] = passes * 2 * at.L * reduced(at.tokens * at.D * at.size, mesh["tensor"])
     if mesh["context"] > 1:
         blocks = 2 * at.L * at.tokens * at.K * at.h * at.size * (mesh["context"] - 1)
-        sent["context"] = blocks * (passes + (1 if passes > 1 else 0))  # Backward: their gradients go around too.
+        sent["context"] = blocks * (passes + (1 if passes > 1 else 0))  # Backward also sends gradients.
     if mesh["pipeline"] > 1:
         sent["pipeline"] = min(passes, 2) * model.sharding.pipeline_repeats * at.tokens * at.D * at.size
     return Work(0.0, passes * (layers + _activations(at, 1)), sent)
 
 
 def _head(model: Model, weights: Weights, rows: Rows, counted: int, reads: int) -> Work:
-    """The LM head, gathered over fsdp once and read several times by each chunk; its gradient is in `_gradients`."""
+    """Work of the LM head, without FLOPs: gathered over fsdp once, read `reads` times by each chunk. `_gradients` has its
+    gradient."""
     if not counted:
         return Work()
     mesh = model.sharding.mesh.shape
@@ -167,7 +169,7 @@ def _head(model: Model, weights: Weights, rows: Rows, counted: int, reads: int) 
 
 
 def _gradients(model: Model, weights: Weights, micro: int, slices: int) -> Work:
-    """Gradients summed over the axes of the batch for each micro-batch; parameters gathered where zero is below 3."""
+    """Work of reducing gradients over the batch axes for each micro-batch, and of gathering parameters if zero < 3."""
     mesh, zero = model.sharding.mesh.shape, model.sharding.zero
     size = weights.learnt
     sent = {}

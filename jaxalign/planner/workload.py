@@ -1,4 +1,4 @@
-"""The work of a run: every kind of jitted step of its stages, on how many rows of what length, and how often."""
+"""The tasks of a run: each kind of jitted step of its stages, with its number of calls and the shape of its rows."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from jaxalign.training.packed import pair_rows, part_rows
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """One kind of step.
+    """One kind of jitted step.
 
     Attributes:
       stage: the stage's name.
-      phase: "generate", "score" or "update"; a reward model's scoring is "reward".
-      runs: the roles whose models compute.
-      trains: those of `runs` that learn.
-      stays: the roles whose weights stay on the devices during the step, all of `runs` among them.
-      rows: the rows of one call; of an update, those of one optimizer step.
-      counted: positions of a row at which the LM head is computed; 0 where it is not used.
-      calls: calls in the whole run; None where the number follows from data that is not at hand.
-      micro: the parts in which an update computes its rows.
-      steps: optimizer steps of one call.
-      unit: rows that stay together in a part: 2 where rows are pairs.
+      phase: "generate", "score", "update" or, for scoring by a reward model, "reward".
+      runs: the roles with models that run in the step.
+      trains: the subset of `runs` that is trained.
+      stays: the roles with weights on the devices during the step, including `runs`.
+      rows: the rows of one call; for an update, of one optimizer step.
+      counted: positions of a row at which the LM head is computed; 0 if the step does not use it.
+      calls: calls in the whole run; None if the number depends on unknown data.
+      micro: the number of micro-batches of an update.
+      steps: optimizer steps in one call.
+      unit: the number of rows that must stay in one micro-batch: 2 for pairs.
     """
 
     stage: str
@@ -47,7 +47,7 @@ class Task:
 
     @property
     def tokens(self) -> int:
-        """Tokens of one call: the new ones of a step that generates, else all that it reads."""
+        """Tokens of one call: the sampled tokens if the step generates, else the tokens that it reads."""
         return self.rows.rows * (self.rows.new or self.rows.length) * self.steps
 
     @property
@@ -57,12 +57,12 @@ class Task:
 
 
 def tasks(config: Config, prompt: int | None = None, examples: int | None = None) -> list[Task]:
-    """The tasks of config.stages, in their order, as the stages' records give them.
+    """The tasks of config.stages, in order, from the stages' registry records.
 
     Args:
       config: the run's config.
-      prompt: tokens of the longest prompt; None: as many as model.max_length leaves beside the new ones.
-      examples: rows or pairs of the data file, where the number of steps follows from it.
+      prompt: tokens of the longest prompt; None: model.max_length minus the response.
+      examples: rows or pairs of the data file, for stages with a number of steps that depends on it; None if unknown.
     """
     found = []
     for record in stages_in_order(config.stages):
@@ -73,18 +73,18 @@ def tasks(config: Config, prompt: int | None = None, examples: int | None = None
 
 
 def prompt_length(config: Config, new: int, prompt: int | None) -> int:
-    """Tokens of a prompt beside `new` sampled ones: `prompt`, or as many as there is room for."""
+    """Tokens of the longest prompt: `prompt`, or by default model.max_length minus `new` sampled tokens."""
     return prompt or config.model.max_length - new
 
 
 def calls_for(total: float | None, batch: int) -> int | None:
-    """The calls that `total` rows take in batches of `batch`; None where the total is not known."""
+    """The number of calls for `total` rows in batches of `batch`; None if the total is unknown."""
     return None if total is None else math.ceil(total / batch)
 
 
 def generate(config: Config, stage: str, rows: int, new: int, prompt: int | None, calls: int | None, stays: tuple[str, ...],
              role: str = "policy") -> Task:
-    """Sampling of `new` tokens in each of `rows` rows by one role, while others stay on the devices."""
+    """Sampling of `new` tokens for each of `rows` rows by one role, while the roles in `stays` are on the devices."""
     lengths = Rows(rows, prompt_length(config, new, prompt), new)
     return Task(stage, "generate", (role,), (), tuple(dict.fromkeys((role, *stays))), lengths, 1, calls)
 
@@ -97,15 +97,15 @@ def lm_update(stage: str, rows: int, row_length: int, micro_batches: int, calls:
 
 def packed_parts(config: Config, count: int, length: int, tokens: int, pairs: bool = False,
                  whole: bool = False) -> tuple[Rows, int]:
-    """How a batch of sequences is packed into micro-batches where all are as long as they may be.
+    """Packs a batch of sequences, all of maximum length, into micro-batches.
 
     Args:
-      config: the run's config, whose mesh splits the rows.
-      count: sequences, or pairs of them.
-      length: tokens of a sequence.
-      tokens: tokens of a micro-batch; 0: one micro-batch.
-      pairs: `count` is of pairs, which stay together.
-      whole: all pairs are computed in one micro-batch.
+      config: the run's config; its mesh splits the rows.
+      count: the number of sequences or, with `pairs`, of pairs.
+      length: the maximum tokens of a sequence.
+      tokens: tokens per device in a micro-batch; 0: one micro-batch.
+      pairs: whether the sequences are pairs, which stay in one micro-batch.
+      whole: whether one micro-batch holds all pairs.
 
     Returns:
       The rows of a micro-batch, and the number of micro-batches.
@@ -118,7 +118,7 @@ def packed_parts(config: Config, count: int, length: int, tokens: int, pairs: bo
 
 def packed_update(stage: str, trained: tuple[str, ...], stays: tuple[str, ...], packed: tuple[Rows, int], counted: int,
                   calls: int | None, steps: int = 1, unit: int = 2) -> Task:
-    """An update over all of the packed micro-batches `packed`, as `packed_parts` gives them."""
+    """An update over the micro-batches that `packed_parts` returned as `packed`."""
     part, parts = packed
     rows = Rows(part.rows * parts, part.length)
     return Task(stage, "update", trained, trained, stays, rows, counted, calls, parts, steps, unit)

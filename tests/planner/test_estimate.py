@@ -111,11 +111,11 @@ def test_money_is_device_hours_at_the_price_of_the_file():
 
 @pytest.mark.parametrize(("content", "sentence"), [
     ("[", "is not JSON"),
-    ("[]", "holds a list; an object with date"),
-    ('{"currency": "USD", "per_device_hour": {}}', "date is None; the day on which the prices held"),
+    ("[]", "contains a list; expected an object with date"),
+    ('{"currency": "USD", "per_device_hour": {}}', "date is None; expected the date of the prices"),
     ('{"date": "May", "currency": "USD", "per_device_hour": {}}', "date is 'May'"),
-    ('{"date": "2026-01-01", "currency": "USD", "per_device_hour": {"v9": 1}}', "a price for 'v9'; known are v4"),
-    ('{"date": "2026-01-01", "currency": "USD", "per_device_hour": {"v4": "1"}}', "the price of v4 is '1'; a number"),
+    ('{"date": "2026-01-01", "currency": "USD", "per_device_hour": {"v9": 1}}', "a price for 'v9'; known chips: v4"),
+    ('{"date": "2026-01-01", "currency": "USD", "per_device_hour": {"v4": "1"}}', "the price of v4 is '1'; expected a number"),
 ])  # fmt: skip
 def test_prices_refused(tmp_path, content, sentence):
     file = tmp_path / "prices.json"

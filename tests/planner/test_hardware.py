@@ -35,11 +35,11 @@ def test_names_and_hosts():
 
 
 @pytest.mark.parametrize(("text", "sentence"), [
-    ("H100", r"'H100'; a name and a count are expected, as in H100-80x8"),
+    ("H100", r"'H100'; expected a name and a count, as in H100-80x8"),
     ("H100x0", "a name and a count"),
     ("A100x8", "did you mean A100-40 or A100-80"),
-    ("H20x8", r"'H20' is not one GPU known here: .*did you mean H200"),
-    ("RTX4090x16", "no network between hosts is known; at most 8"),
+    ("H20x8", r"'H20' does not name exactly one of the known GPUs: .*did you mean H200"),
+    ("RTX4090x16", "no network between hosts is known for it; plan at most 8"),
 ])  # fmt: skip
 def test_gpus_refused(text, sentence):
     with pytest.raises(UserError, match=sentence):

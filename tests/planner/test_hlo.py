@@ -250,4 +250,4 @@ def test_a_large_array_that_is_whole_everywhere_is_told():
               ("params['b']", (1024, 8), dtype, NamedSharding(mesh(), P("data"))),
               ("params['small']", (8,), dtype, NamedSharding(mesh(), P()))]  # fmt: skip
     (told,) = surprises("update", (), arrays, large=32768)
-    assert told == "whole on each of the 8 devices: params['a'] [1024, 8], 0.00 GB"
+    assert told == "replicated on all 8 devices: params['a'] [1024, 8], 0.00 GB"

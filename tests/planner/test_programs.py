@@ -174,7 +174,7 @@ def test_what_is_offloaded_lies_there_only_while_it_is_read():
 def test_prompts_that_leave_no_room_are_refused():
     made = config(stages=["ppo"])
     policy = policy_model(made, make_sharding(made.mesh))
-    with pytest.raises(UserError, match=r"prompts of 30 tokens and 8 new ones are more than config.model.max_length \(32\)"):
+    with pytest.raises(UserError, match=r"prompts of 30 tokens and responses of 8 exceed config.model.max_length \(32\)"):
         run_programs(made, policy, prompt=30)
 
 
