@@ -1,4 +1,4 @@
-"""Sections made from keyword arguments are checked as those of a config; messages name the caller's argument."""
+"""Config sections built from keyword arguments are validated like those of a config; messages name the caller's argument."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from jaxalign.config import Dpo, Optimizer, Ppo, Preference, section_from
 from jaxalign.errors import UserError
 
 
-def test_fields_and_sections_inside_are_set_and_the_rest_keeps_its_default():
+def test_fields_and_nested_sections_are_set_and_the_rest_keep_their_defaults():
     section = section_from(Ppo(), {"kl_coef": 1, "optimizer": {"learning_rate": 0.5}, "group_size": 4}, "PPO")
     assert (section.kl_coef, section.optimizer.learning_rate, section.optimizer.eps) == (1.0, 0.5, 1e-5)
     assert section_from(Ppo(), {"optimizer": Optimizer(b1=0.5)}, "PPO").optimizer == Optimizer(b1=0.5)

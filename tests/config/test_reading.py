@@ -1,4 +1,4 @@
-"""An option that the chosen kind does not read is refused, in one form of sentence, and read options are accepted."""
+"""Options that the chosen kind reads are accepted; an option that it does not read is refused with one form of sentence."""
 
 import dataclasses
 
@@ -48,7 +48,7 @@ GROUPS = {"advantages": "grpo", "group_size": 2}
     ({"stages": ("sft", "dpo"), "dpo": {"objective": "kto", "label_smoothing": 0.1}}, "dpo.label_smoothing is 0.1",
      "dpo.objective is 'kto'"),
 ])
-def test_an_option_that_is_not_read_is_refused_in_one_form(values, field, selector):
+def test_an_option_that_is_not_read_is_refused_with_the_standard_sentence(values, field, selector):
     with pytest.raises(UserError) as caught:
         from_config_dict(values)
     sentence = str(caught.value)
@@ -70,7 +70,7 @@ def test_an_option_that_is_read_is_accepted(values):
 @pytest.mark.parametrize("registry, section", [
     (ADVANTAGES, "ppo"), (POLICY_LOSSES, "ppo"), (OBJECTIVES, "dpo"), (REWARDS, "reward"), (DATA_SOURCES, "data"),
 ], ids=lambda value: value if isinstance(value, str) else value.kind)
-def test_the_fields_that_records_read_exist_and_declare_it(registry, section):
+def test_fields_that_a_record_reads_exist_and_declare_their_condition(registry, section):
     read_by = {entry.name: entry.metadata["read_by"] for entry in dataclasses.fields(getattr(Config(), section))}
     for record in registry:
         assert all(read_by[name] for name in record.reads or ())

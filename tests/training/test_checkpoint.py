@@ -1,4 +1,4 @@
-"""Checkpoints: the state as it was given, whole or not at all, on any mesh."""
+"""Checkpoints save the state exactly, all of it or nothing, and restore it on any mesh."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _FULL = ('RESOURCE_EXHAUSTED: Error writing local file "/x/_sharding": Failed to
 
 
 @pytest.mark.parametrize("fails", ["save", "wait_until_finished"])
-def test_a_full_disk_is_the_error_of_the_system(tmp_path, monkeypatch, caplog, fails):
+def test_a_full_disk_raises_the_systems_error(tmp_path, monkeypatch, caplog, fails):
     """Entry points report it as one sentence; the threads of Orbax print nothing else."""
     def fail(*_, **__):
         for name in ("absl", "asyncio"):
@@ -54,7 +54,7 @@ def test_a_full_disk_is_the_error_of_the_system(tmp_path, monkeypatch, caplog, f
     checkpointer.close()
 
 
-def test_another_error_of_a_checkpoint_stays_what_it_is(tmp_path, monkeypatch):
+def test_other_checkpoint_errors_are_raised_unchanged(tmp_path, monkeypatch):
     checkpointer = Checkpointer(tmp_path)
     with monkeypatch.context() as patch, pytest.raises(ValueError, match="no such thing"):
         patch.setattr(checkpointer._manager, "save", lambda *_, **__: (_ for _ in ()).throw(ValueError("no such thing")))
@@ -65,9 +65,9 @@ def test_another_error_of_a_checkpoint_stays_what_it_is(tmp_path, monkeypatch):
 @pytest.mark.parametrize(("first", "second"), [
     (None, None), ((2, 2, 2), None), (None, (2, 2, 2)), ((2, 2, 2), (1, 4, 2)), ((8, 1, 1), (2, 1, 1)),
 ])  # fmt: skip
-def test_pitfall_12_all_state_comes_back_on_any_mesh(tmp_path, first, second):
-    """Elsewhere the KL controller and the PRNG were not saved, actor and critic were by two managers, and a restore
-    needed as many devices. Here: both models with optimizers, steps, key and coefficient, in one checkpoint."""
+def test_pitfall_12_all_state_is_restored_on_any_mesh(tmp_path, first, second):
+    """Other systems did not save the KL controller and the PRNG, used two managers for actor and critic, and needed the same
+    number of devices to restore. Here one checkpoint has both models with optimizers, steps, key and coefficient."""
     before = tiny.state(tiny.setup(first))
     before = dataclasses.replace(before, kl_coef=before.kl_coef + 0.123)
     saved(tmp_path, {7: before})
@@ -80,7 +80,7 @@ def test_pitfall_12_all_state_comes_back_on_any_mesh(tmp_path, first, second):
         assert len(have.sharding.device_set) == 1 if second is None else have.sharding == want.sharding
 
 
-def test_a_checkpoint_holds_what_it_was_given_though_the_buffers_are_donated_at_once(tmp_path):
+def test_a_checkpoint_keeps_its_values_when_the_buffers_are_donated_immediately(tmp_path):
     """Writing continues in the background while the next step overwrites the memory."""
     advance = jax.jit(lambda tree: jax.tree.map(lambda x: x + 1, tree), donate_argnums=0)
     state = {f"part {i}": jnp.full((256, 256), float(i)) for i in range(12)}
@@ -93,7 +93,7 @@ def test_a_checkpoint_holds_what_it_was_given_though_the_buffers_are_donated_at_
     checkpointer.close()
     abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), state)
     _, found = restored(tmp_path, abstract)
-    for i in range(12):  # before step 3: 3 steps and twice 20 more
+    for i in range(12):  # before step 3: 3 steps and two runs of 20 more
         np.testing.assert_array_equal(found[f"part {i}"], np.full((256, 256), i + 43.0))
 
 
@@ -110,8 +110,8 @@ def test_an_empty_folder_has_no_checkpoint(tmp_path):
     checkpointer.close()
 
 
-def test_what_a_killed_process_left_half_written_or_half_deleted_is_no_obstacle(tmp_path):
-    """A checkpoint exists under its number only once it is whole; deleting takes the oldest first."""
+def test_half_written_and_half_deleted_checkpoints_of_a_killed_process_are_ignored(tmp_path):
+    """A checkpoint gets its number only once it is complete; deletion starts with the oldest."""
     abstract = {"x": jax.ShapeDtypeStruct((4,), jnp.float32)}
     saved(tmp_path, {step: {"x": jnp.full(4, float(step))} for step in (1, 2, 3)})
     (tmp_path / "4.orbax-checkpoint-tmp" / "default").mkdir(parents=True)
@@ -133,21 +133,21 @@ def test_what_a_killed_process_left_half_written_or_half_deleted_is_no_obstacle(
 def test_parameters_are_written_once_and_read_onto_any_mesh(tmp_path):
     model = tiny.model((2, 2, 2))
     save_params(tmp_path / "params", tiny.place(model, tiny.host_params()))
-    save_params(tmp_path / "params", tiny.place(model, tiny.host_params(seed=1)))  # a finished copy stays
+    save_params(tmp_path / "params", tiny.place(model, tiny.host_params(seed=1)))  # an existing complete copy is kept
     for other in (None, (1, 4, 2)):
         found = load_params(tmp_path / "params", tiny.model(other))
         tiny.assert_trees_equal(tiny.to_host(found), tiny.host_params())
     assert [path.name for path in tmp_path.iterdir()] == ["params"]
 
 
-def test_parameters_half_written_by_a_killed_process_are_written_anew(tmp_path):
+def test_parameters_half_written_by_a_killed_process_are_rewritten(tmp_path):
     (tmp_path / "params.orbax-checkpoint-tmp").mkdir()
     (tmp_path / "params.orbax-checkpoint-tmp" / "half").write_bytes(b"half")
     save_params(tmp_path / "params", tiny.place(tiny.model(), tiny.host_params()))
     tiny.assert_trees_equal(tiny.to_host(load_params(tmp_path / "params", tiny.model())), tiny.host_params())
 
 
-def test_parameters_that_are_missing_or_do_not_fit_are_a_sentence(tmp_path):
+def test_missing_or_mismatched_parameters_are_one_sentence(tmp_path):
     with pytest.raises(UserError, match="no parameters at .*params; the stage that writes them has not finished"):
         load_params(tmp_path / "params", tiny.model())
     save_params(tmp_path / "params", tiny.place(tiny.model(), tiny.host_params()))

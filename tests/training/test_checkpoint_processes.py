@@ -1,4 +1,4 @@
-"""A run of four processes continues in one and the reverse, on any mesh; on the same mesh it is bit-identical."""
+"""One process resumes a run of four and the reverse, on any mesh; on the same mesh the result is bit-identical."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def flat(state) -> dict[str, np.ndarray]:
 
 
 def program() -> None:
-    """What each of the four does."""
+    """The program of each of the four processes."""
     group, (folder,) = distributed.take_flags(sys.argv[1:])
     folder = pathlib.Path(folder)
     with distributed.running(group, lambda error: None):
@@ -86,7 +86,7 @@ def program() -> None:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> pathlib.Path:
-    """The files of the four processes, and of a run of one process that they continued."""
+    """The checkpoints of the four processes, and of a one-process run that they resumed."""
     folder = tmp_path_factory.mktemp("four")
     train(folder / "of one", ONE, stop=CUT)
     shutil.copytree(folder / "of one", folder / "one")
@@ -101,28 +101,28 @@ def same(found: dict, expected: dict, rtol: float = 0.0, atol: float = 0.0) -> N
         np.testing.assert_allclose(found[name], value, rtol=rtol, atol=atol, err_msg=name)
 
 
-def test_four_processes_resume_to_the_bit_on_their_mesh(folder):
+def test_four_processes_resume_bit_exactly_on_the_same_mesh(folder):
     same(np.load(folder / "resumed.npz"), np.load(folder / "whole.npz"))
     assert (folder / "cut" / "metrics.jsonl").read_bytes() == (folder / "whole" / "metrics.jsonl").read_bytes()
 
 
 @pytest.mark.parametrize("mesh", [MANY, ONE, None])
-def test_one_process_reads_what_four_wrote_to_the_bit(folder, mesh):
+def test_one_process_reads_bit_exactly_what_four_wrote(folder, mesh):
     same(flat(restored(folder / "of many", mesh)), np.load(folder / "restored.npz"))
 
 
-# Weights and moments are at most about 1, whose last place in float32 is 1.2e-7; two steps move it by a few.
+# Weights and moments are at most about 1, where one unit in the last place of float32 is 1.2e-7; two steps change a few units.
 ROUNDING = {"rtol": 0.0, "atol": 1e-6}
 
 
-def test_one_process_goes_on_with_a_run_of_four_on_another_mesh(folder):
+def test_one_process_resumes_a_run_of_four_on_another_mesh(folder):
     same(flat(train(folder / "of many", ONE)), np.load(folder / "whole.npz"), **ROUNDING)
     losses = [[row["loss"] for row in read_metrics(folder / name / "metrics.jsonl")] for name in ("of many", "whole")]
     np.testing.assert_allclose(*losses, rtol=1e-6)
     assert len(losses[0]) == STEPS
 
 
-def test_four_processes_go_on_with_a_run_of_one_on_another_mesh(folder):
+def test_four_processes_resume_a_run_of_one_on_another_mesh(folder):
     same(np.load(folder / "of one.npz"), flat(train(folder / "one", ONE)), **ROUNDING)
     losses = [[row["loss"] for row in read_metrics(folder / name / "metrics.jsonl")] for name in ("of one", "one")]
     np.testing.assert_allclose(*losses, rtol=1e-6)

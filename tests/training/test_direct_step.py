@@ -1,4 +1,4 @@
-"""Direct preference optimisation: log-probs of answers, and a step that no split, mesh or padding changes."""
+"""Direct preference optimisation: log-probs of answers, and a step that is independent of packing, mesh and padding."""
 
 from __future__ import annotations
 
@@ -68,9 +68,9 @@ def section(objective: str = "sigmoid", **changes) -> Dpo:
     return Dpo(**({"objective": objective, "batch": 4, "label_smoothing": smoothing, "beta": 0.3} | changes))
 
 
-def begun_alike(rows: int = 8, width: int = 24) -> AnswerPairs:
-    """Pairs with a prompt in common, but the second, whose prompts differ from the third token on, and the third, whose answers
-    do not fit into a row with it; the last one's answers are equal."""
+def pairs_with_shared_prompts(rows: int = 8, width: int = 24) -> AnswerPairs:
+    """Pairs whose two answers share a prompt, with three exceptions: the prompts of the second pair differ from the third token
+    on; the third pair is too long for a shared row; the answers of the last pair are equal."""
     rng = np.random.default_rng(1)
     prompt, length = rng.integers(2, 9, rows), rng.integers(10, 14, (rows, 2))
     prompt[2], length[2] = 6, width
@@ -85,7 +85,7 @@ def begun_alike(rows: int = 8, width: int = 24) -> AnswerPairs:
 
 
 def step(section: Dpo, batch: AnswerPairs, mesh=None, packed=False):
-    """(gradient, metrics) of one step, by packed micro-batches or without."""
+    """Return (gradient, metrics) of one step, with or without packed micro-batches."""
     model = tiny.model(mesh)
     state, parts = init_state(model, SGD, tiny.place(model, tiny.host_params()), jax.random.key(0)), None
     if packed:
@@ -100,7 +100,7 @@ def step(section: Dpo, batch: AnswerPairs, mesh=None, packed=False):
 
 
 def jitted_step(section: Dpo, batch: AnswerPairs, parts=None):
-    """`step` on one device, compiled once for all batches of a shape."""
+    """`step` on one device, compiled once for all batches of the same shape."""
     state = init_state(tiny.model(), SGD, tiny.place(tiny.model(), tiny.host_params()), jax.random.key(0))
     given = DirectArguments(model=tiny.model(), optimizer=SGD, section=section, batch=batch, packed=parts)
     state, metrics = direct_step(state, given)
@@ -109,7 +109,7 @@ def jitted_step(section: Dpo, batch: AnswerPairs, parts=None):
 
 
 def assert_same(found, expected) -> None:
-    """Equal up to rounding, of which the largest gradients, hundreds times the least, set the measure."""
+    """Equal up to rounding. The largest gradients, hundreds of times the smallest, set the tolerance."""
     (gradient, metrics), (expected_gradient, expected_metrics) = found, expected
     assert metrics == pytest.approx(expected_metrics, rel=2e-4, abs=1e-5)
     largest = max(np.abs(x).max() for x in jax.tree.leaves(expected_gradient))
@@ -117,11 +117,11 @@ def assert_same(found, expected) -> None:
     tiny.assert_trees_close(gradient, expected_gradient, rtol=1e-3, atol=2e-6 * max(1, largest))
 
 
-def test_the_names_of_the_config_are_those_of_the_objectives():
+def test_the_config_and_the_objectives_have_the_same_names():
     assert {record.name for record in OBJECTIVES if record.pairs and record.summable} == set(DPO_KINDS)
 
 
-def test_answer_logprobs_are_those_of_the_full_softmax():
+def test_answer_logprobs_equal_those_of_the_full_softmax():
     model, params, batch = tiny.model(), tiny.host_params(scale=3.0), pairs()
     found = answer_logprobs(LogprobArguments(model=model, params=params, pairs=batch))
     given = LogprobArguments(
@@ -152,10 +152,11 @@ def test_a_policy_that_is_its_own_reference_has_loss_log_2():
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES.names())
-def test_pitfall_08_packed_micro_batches_and_rows_that_do_not_count_change_nothing(objective):
-    """Nor does the content of padding rows, although KTO's KL and BCO's mean reward cover the whole batch."""
+def test_pitfall_08_packed_micro_batches_and_uncounted_rows_change_nothing(objective):
+    """The content of padding rows changes nothing either, although KTO's KL and BCO's mean reward cover the whole batch."""
     batch = judged(pairs(), objective)
-    # The transport kinds sort the whole batch, and have no micro-batches. Else each is a row for each answer of a pair.
+    # The optimal-transport kinds sort the whole batch and have no micro-batches. Otherwise a micro-batch has a row per answer
+    # of a pair.
     tokens = 0 if objective.startswith("aot") else 2 * 20
     found = step(section(objective, batch=8, micro_batch_tokens=tokens), scattered(batch), packed=True)
     assert_same(found, step(section(objective), batch))
@@ -175,8 +176,8 @@ def test_pitfall_21_a_mesh_changes_nothing(mesh, objective):
     ("mesh", "objective", "tokens"),
     [(None, "sigmoid", 48), (None, "kto", 0), (None, "orpo", 96), ((2, 2, 2), "sigmoid", 0), ((4, 1, 2), "bco_pair", 48)],
 )  # fmt: skip
-def test_a_prompt_that_stands_once_for_both_answers_changes_nothing(mesh, objective, tokens):
-    batch = judged(begun_alike(), objective)
+def test_storing_a_shared_prompt_once_changes_nothing(mesh, objective, tokens):
+    batch = judged(pairs_with_shared_prompts(), objective)
     found = step(section(objective, batch=8, micro_batch_tokens=tokens), batch, mesh, packed=True)
     assert_same(found, step(section(objective, batch=8), batch))
 
@@ -188,9 +189,9 @@ LENGTHS = st.tuples(UP_TO_8, UP_TO_8, UP_TO_8, UP_TO_8, st.integers(0, 16), st.b
 @pytest.mark.parametrize("objective", ["sigmoid", "kto"])
 @settings(deadline=None, max_examples=15)
 @given(st.lists(LENGTHS, min_size=6, max_size=6), st.integers(0, 99))
-def test_pairs_of_any_lengths_are_learnt_packed_as_each_answer_alone(objective, lengths, seed):
-    """lengths: of both prompts and both answers, length of the shared prefix, and whether the pair counts. Packed with and
-    without prefix sharing, in parts of 4 rows of 16."""
+def test_packed_pairs_of_any_length_train_like_separate_answers(objective, lengths, seed):
+    """Packed with and without prefix sharing, in parts of 4 rows of 16. lengths: of both prompts and both answers, length of
+    the shared prefix, and whether the pair counts."""
     rng, numbers = np.random.default_rng(seed), np.asarray(lengths)
     prompt, length, alike = numbers[:, :2], numbers[:, :2] + numbers[:, 2:4], numbers[:, 4]
     tokens = rng.integers(0, 32, (6, 2, 16))
@@ -209,7 +210,7 @@ def test_pairs_of_any_lengths_are_learnt_packed_as_each_answer_alone(objective, 
 
 
 @pytest.mark.parametrize("objective", ["kto", "sigmoid", "orpo"])
-def test_a_batch_of_which_nothing_counts_teaches_nothing(objective):
+def test_a_batch_without_counted_pairs_has_no_gradient(objective):
     batch = dataclasses.replace(pairs(), weight=np.zeros(4, np.float32), reference=np.full((4, 2), np.nan, np.float32))
     gradient, metrics = step(section(objective), batch)
     assert metrics["loss"] == metrics["anchor"] == metrics["grad_norm"] == metrics["skipped"] == 0
@@ -223,7 +224,8 @@ def test_a_reference_with_another_vocabulary_is_refused_while_tracing():
 
 
 def test_a_sum_of_objectives_is_the_sum_of_their_losses():
-    """MPO, arXiv 2411.10442: .8 sigmoid + .2 bco_pair + an SFT term; the anchor of bco is the whole batch's in each part."""
+    """MPO, arXiv 2411.10442: .8 sigmoid + .2 bco_pair + an SFT term. In each part the anchor of bco is that of the whole
+    batch."""
     weights = {"sigmoid": 0.8, "bco_pair": 0.2}
     alone = {name: step(section(name), pairs())[1]["loss"] for name in weights}
     nll = step(section(), pairs())[1]["nll"]
@@ -233,7 +235,7 @@ def test_a_sum_of_objectives_is_the_sum_of_their_losses():
         assert step(mixed, pairs(), packed=packed)[1]["loss"] == pytest.approx(expected, abs=1e-5)
 
 
-def test_an_sft_term_adds_the_better_answers_likelihood():
+def test_the_sft_term_adds_the_nll_of_the_better_answer():
     batch = dataclasses.replace(pairs(), label=np.ones(4, np.float32))
     _, without = step(section(), batch)
     _, with_term = step(section(sft_weight=0.5), batch)
@@ -242,7 +244,7 @@ def test_an_sft_term_adds_the_better_answers_likelihood():
     assert with_term["loss"] - without["loss"] == pytest.approx(0.5 * nll, rel=1e-4)
 
 
-def test_steps_raise_the_better_answer_over_the_worse():
+def test_training_raises_the_better_answer_above_the_worse():
     model = tiny.model()
     batch = dataclasses.replace(pairs(), label=np.ones(4, np.float32))
     start = np.asarray(answer_logprobs(LogprobArguments(model=model, params=tiny.host_params(), pairs=batch)).logprobs)

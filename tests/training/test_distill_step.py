@@ -1,4 +1,4 @@
-"""The distillation step: both objectives by hand, and micro-batches that change nothing."""
+"""The distillation step: both objectives by hand, and the same result with micro-batches."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def step(batch, objective, micro_batches=1):
 
 
 def test_the_losses_by_hand(batch):
-    """The mean square over both sides; the cross-entropy of the teacher's probability; the sum of both."""
+    """The mean square over both sides, the cross-entropy with the teacher's probability, and the sum of both."""
     scores, target = np.asarray(pair_scores(MODEL, tiny.host_params("scalar"), batch)).astype(np.float64), batch.target
     regression = ((scores - target) ** 2).mean()
     margin, label = SCALE * (scores[:, 0] - scores[:, 1]), 1 / (1 + np.exp(-SCALE * (target[:, 0] - target[:, 1])))
@@ -54,7 +54,7 @@ def test_micro_batches_change_nothing(batch, objective):
     tiny.assert_trees_close(found, gradient, 1e-4, 1e-6)
 
 
-def test_a_student_that_scores_as_its_teacher_has_nothing_to_learn(batch):
+def test_a_student_that_scores_like_its_teacher_has_no_gradient(batch):
     target = np.asarray(pair_scores(MODEL, tiny.host_params("scalar"), batch))
     for objective in ("regression", "pairs"):
         gradient, metrics = step(ScoredPairs(batch.tokens, batch.length, target), objective)

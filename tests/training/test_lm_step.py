@@ -1,4 +1,4 @@
-"""Next-token training: the loss by numpy, and what must not change it."""
+"""Next-token training: the loss computed in numpy, and changes that must not affect it."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def packed():
 
 @pytest.fixture(scope="module")
 def whole(packed):
-    """The four rows (some empty) of the batch every test compares with."""
+    """The batch of four rows, some of them empty, that every test compares with."""
     return padded(packed, 4, 24)
 
 
@@ -68,7 +68,7 @@ def test_the_loss_is_the_weighted_mean_over_all_documents(whole):
 
 @pytest.mark.parametrize("micro_batches", [2, 4])
 def test_micro_batches_change_nothing(whole, micro_batches):
-    """The rows hold unequal token counts, one none at all: means of means would differ."""
+    """The rows hold unequal numbers of tokens, and one row has none: a mean of means would differ."""
     loss, gradient, _ = step(whole)
     found_loss, found, _ = step(whole, micro_batches)
     assert found_loss == pytest.approx(loss, rel=1e-5)
@@ -77,15 +77,15 @@ def test_micro_batches_change_nothing(whole, micro_batches):
 
 @functools.partial(jax.jit, static_argnums=0)
 def summed(model, params, batch):
-    """(negative log-likelihood, gradient), added up and not averaged."""
+    """Return (negative log-likelihood, gradient), summed and not averaged."""
     return jax.value_and_grad(lambda params: lm_loss(model, params, batch, 1.0)[0])(params)
 
 
 @pytest.mark.parametrize("mesh", [None, (2, 2, 2)])
 @settings(deadline=None, max_examples=15)
 @given(st.lists(st.integers(1, 12), min_size=1, max_size=7), st.sampled_from([12, 17, 24]), st.integers(0, 99))
-def test_documents_packed_in_any_rows_are_learnt_as_each_alone(mesh, lengths, row_length, seed):
-    """Documents of 1 to 12 tokens in 8 rows of 24, with padding after `row_length`; alone: one document per row."""
+def test_packed_documents_train_like_separate_documents(mesh, lengths, row_length, seed):
+    """Documents of 1 to 12 tokens in 8 rows of 24, with padding after `row_length`, against one document per row."""
     rng, model, params = np.random.default_rng(seed), tiny.model(mesh), tiny.host_params()
     documents = [(rng.integers(0, 32, n).tolist(), rng.choice([0.0, 0.5, 1.0], n).tolist()) for n in lengths]
     total, gradient = 0.0, jax.tree.map(np.zeros_like, params)
@@ -99,8 +99,8 @@ def test_documents_packed_in_any_rows_are_learnt_as_each_alone(mesh, lengths, ro
     tiny.assert_trees_close(tiny.to_host(found), gradient, 1e-4, 1e-5)
 
 
-def test_what_has_no_weight_is_not_learnt(whole):
-    """Other tokens where the mask is 0 and nothing follows in the document leave the loss as it is."""
+def test_tokens_without_weight_do_not_affect_the_loss(whole):
+    """Different tokens where the mask is 0 and no token of the document follows leave the loss unchanged."""
     changed = whole.tokens.copy()
     changed[whole.segment_ids == 0] = 31
     assert step(type(whole)(changed, *jax.tree.leaves(whole)[1:]))[0] == step(whole)[0]
@@ -116,10 +116,11 @@ def test_the_loss_falls(packed):
     assert losses[-1] < 0.5 * losses[0] and int(state.step) == 40
 
 
-def test_experts_are_kept_busy_alike_where_that_is_asked_for():
-    """The load-balancing loss falls to the number of experts a token has, where all are alike; without it, it does not."""
+def test_the_balance_coefficient_evens_out_the_load_of_experts():
+    """With the coefficient the load-balancing loss falls to its minimum, the number of experts per token; without it, it does
+    not."""
     model = tiny.model(experts=Experts(4, 2))
-    tokens = np.minimum(RNG.geometric(0.2, (8, 16)), 31).astype(np.int32)  # Some are frequent, as words are.
+    tokens = np.minimum(RNG.geometric(0.2, (8, 16)), 31).astype(np.int32)  # Some are frequent, as words in text are.
     ones = np.ones_like(tokens)
     batch = PackedBatch(tokens, ones, np.broadcast_to(np.arange(16, dtype=np.int32), tokens.shape), ones.astype(np.float32))
     optimizer = make_optimizer(Optimizer(learning_rate=1e-2, schedule="constant"), 40)

@@ -1,4 +1,4 @@
-"""The training loop: an interrupted run ends as an untouched one, bit for bit and byte for byte."""
+"""The training loop: an interrupted run ends like an uninterrupted one, byte for byte."""
 
 from __future__ import annotations
 
@@ -52,24 +52,24 @@ def train(directory, stop_before=None, seen=None, mesh=None):
 
 
 @pytest.fixture(scope="module")
-def untouched(tmp_path_factory):
-    directory = tmp_path_factory.mktemp("untouched")
+def uninterrupted(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("uninterrupted")
     return train(directory), (directory / "metrics.jsonl").read_bytes()
 
 
 @pytest.mark.parametrize("stops", [[1], [3], [5, 8], [2, 4, 4, 7, 9]])
-def test_an_interrupted_run_ends_as_an_untouched_one(tmp_path, untouched, stops):
-    """Before the first checkpoint, on one, between two, and several times with the same step twice."""
+def test_an_interrupted_run_ends_like_an_uninterrupted_one(tmp_path, uninterrupted, stops):
+    """Interruptions before the first checkpoint, at one, between two, and several times with one step repeated."""
     for stop in stops:
         with pytest.raises(Killed):
             train(tmp_path, stop)
     state = train(tmp_path)
-    tiny.assert_trees_equal(state, untouched[0])
-    assert (tmp_path / "metrics.jsonl").read_bytes() == untouched[1]
+    tiny.assert_trees_equal(state, uninterrupted[0])
+    assert (tmp_path / "metrics.jsonl").read_bytes() == uninterrupted[1]
 
 
-def test_rows_after_the_checkpoint_and_a_torn_line_are_taken_back(tmp_path, untouched):
-    """A killed process may have written metrics of steps that its last checkpoint has not seen, the last one half."""
+def test_rows_after_the_checkpoint_and_a_torn_line_are_removed(tmp_path, uninterrupted):
+    """A killed process may have written metrics of steps after its last checkpoint, the last line only in part."""
     with pytest.raises(Killed):
         train(tmp_path, 7)
     path = tmp_path / "metrics.jsonl"
@@ -77,10 +77,10 @@ def test_rows_after_the_checkpoint_and_a_torn_line_are_taken_back(tmp_path, unto
     with open(path, "a") as file:
         file.write('{"step": 6, "loss": 99.0}\n{"step": 7, "lo')
     train(tmp_path)
-    assert path.read_bytes() == untouched[1]
+    assert path.read_bytes() == uninterrupted[1]
 
 
-def test_only_the_steps_after_the_newest_checkpoint_are_done_again(tmp_path):
+def test_only_steps_after_the_newest_checkpoint_are_repeated(tmp_path):
     with pytest.raises(Killed):
         train(tmp_path, 8)
     seen = []
@@ -91,17 +91,17 @@ def test_only_the_steps_after_the_newest_checkpoint_are_done_again(tmp_path):
     assert again == [] and int(state.step) == STEPS
 
 
-def test_a_run_goes_on_under_another_mesh(tmp_path, untouched):
-    """The same losses to rounding, for a run moved from one device to eight after six steps."""
+def test_a_run_resumes_on_another_mesh(tmp_path, uninterrupted):
+    """A run moved from one device to eight after six steps has the same losses up to rounding."""
     with pytest.raises(Killed):
         train(tmp_path, 7)
     train(tmp_path, mesh=(2, 2, 2))
     found = [row["loss"] for row in read_metrics(tmp_path / "metrics.jsonl")]
-    expected = [json.loads(line)["loss"] for line in untouched[1].decode().splitlines()]
+    expected = [json.loads(line)["loss"] for line in uninterrupted[1].decode().splitlines()]
     np.testing.assert_allclose(found, expected, rtol=1e-4)
 
 
-def test_every_step_is_in_the_metrics_once_and_time_is_kept_apart(tmp_path):
+def test_every_step_is_in_the_metrics_once_and_timing_is_separate(tmp_path):
     train(tmp_path)
     rows = read_metrics(tmp_path / "metrics.jsonl")
     assert [row["step"] for row in rows] == list(range(STEPS))
@@ -111,7 +111,7 @@ def test_every_step_is_in_the_metrics_once_and_time_is_kept_apart(tmp_path):
     assert sum(row["tokens"] for row in timing) == sum(row["tokens"] for row in rows)
 
 
-def test_operations_and_the_wait_for_the_first_step_are_kept(tmp_path):
+def test_operations_and_the_time_to_the_first_step_are_recorded(tmp_path):
     loop = Loop(
         "sft", tmp_path, 4, 4, shown=(), tokens_metric="_tokens", flops=lambda step: 10.0 ** step, peak=5e3,
         began=time.perf_counter() - 100.0,
@@ -123,7 +123,7 @@ def test_operations_and_the_wait_for_the_first_step_are_kept(tmp_path):
     assert 100.0 < timing["first step"]["since"] < 160.0
 
 
-def test_metrics_with_an_underscore_are_shown_and_not_kept(tmp_path):
+def test_metrics_with_an_underscore_are_shown_and_not_written(tmp_path):
     loop = Loop("sft", tmp_path, 2, 2, shown=("_seen",), tokens_metric="_tokens")
     loop.run(lambda: {"x": np.float32(0)}, {"x": jax.ShapeDtypeStruct((), np.float32)},
              lambda state, step: (state, {"loss": 1.0, "_seen": 2.0, "_tokens": 3}))  # fmt: skip

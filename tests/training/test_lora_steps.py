@@ -1,7 +1,7 @@
-"""Every training step with adapters: the base stays as it is, and the update is the chain rule's.
+"""Every training step with adapters leaves the base unchanged, and its update follows the chain rule.
 
-With W = W0 + s a b the gradient of a is s G b^T and that of b is s a^T G, G being the gradient of W as the same step without
-adapters takes it on merged weights.
+With W = W0 + s a b, the gradient of a is s G b^T and that of b is s a^T G, where G is the gradient of W in the same step
+without adapters on merged weights.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from tests.models.test_lora import adapted
 from tests.training.test_meshes import PAIRS, ROWS
 
 LORA = Lora(rank=2, alpha=3.0, targets=("*",))
-SGD = optax.sgd(1.0)  # what an update takes off is the gradient
+SGD = optax.sgd(1.0)  # the update subtracts the gradient
 RNG = np.random.default_rng(3)
 ANSWERS = AnswerPairs(
     RNG.integers(0, 32, (8, 2, 9)).astype(np.int32), RNG.integers(1, 4, (8, 2)).astype(np.int32),
@@ -74,7 +74,7 @@ def gradients(start, state):
 
 
 def check_chain_rule(params, found, full):
-    """found: gradients of adapters; full: those of merged weights; params: where both were taken."""
+    """found: gradients of the adapters; full: gradients of the merged weights; params: where both were computed."""
     for part, leaves in params["adapters"].items():
         for name, own in leaves.items():
             count, G = LINEAR[part, name][0], full["blocks"][part][name]
@@ -90,13 +90,13 @@ def check_chain_rule(params, found, full):
     assert max(np.abs(leaf).max() for leaf in jax.tree.leaves(found)) > 1e-3
 
 
-def unchanged(base, host):
-    """Not donated, and byte for byte unchanged."""
+def assert_unchanged(base, host):
+    """Check that the base was not donated and is byte for byte unchanged."""
     tiny.assert_trees_equal(tiny.to_host(base), host)
 
 
 @pytest.mark.parametrize("kind", STEPS)
-def test_an_update_is_the_chain_rules_and_leaves_the_base(kind):
+def test_an_update_follows_the_chain_rule_and_leaves_the_base_unchanged(kind):
     step, head = STEPS[kind]
     model, params = adapted(LORA, head=head)
     params = with_score(params, head)
@@ -107,11 +107,11 @@ def test_an_update_is_the_chain_rules_and_leaves_the_base(kind):
     full, expected = step(plain, tiny.place(plain, merged), None)
     assert float(metrics["loss"]) == pytest.approx(float(expected["loss"]), rel=1e-5)
     check_chain_rule(params, gradients(trained(params), state), gradients(merged, full))
-    unchanged(base, frozen(params))
+    assert_unchanged(base, frozen(params))
 
 
 @pytest.mark.parametrize("critic", ["separate", "shared"])
-def test_a_ppo_update_is_the_chain_rules_and_leaves_the_base(critic):
+def test_a_ppo_update_follows_the_chain_rule_and_leaves_the_base_unchanged(critic):
     """Policy and critic share one base, with separate or shared adapters."""
     plain = dataclasses.replace(tiny.setup(epochs=1, minibatches=1, critic=critic), policy_optimizer=SGD, critic_optimizer=SGD)
     setup = dataclasses.replace(
@@ -131,4 +131,4 @@ def test_a_ppo_update_is_the_chain_rules_and_leaves_the_base(critic):
         found, expected = getattr(state, role), getattr(full, role)
         check_chain_rule(start, gradients(trained(start), found), gradients(whole, expected))
     assert isinstance(state, PPOState) and (state.critic is None) == (critic == "shared")
-    unchanged(base, frozen(starts[0]))
+    assert_unchanged(base, frozen(starts[0]))

@@ -1,4 +1,4 @@
-"""float16: the rule of the loss scale, which changes training only by rounding."""
+"""float16: the rule of the loss scale, which affects training only by rounding."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from jaxalign.training.state import abstract_state, init_state
 from tests import tiny
 
 HALF = "float16"
-EPS = 2.0**-11  # float16 rounds by at most this share
+EPS = 2.0**-11  # the largest relative error of rounding to float16
 SGD = optax.sgd(1.0)  # an update is the gradient
 RNG = np.random.default_rng(0)
 ROWS = pack([(RNG.integers(0, 32, n).tolist(), [1.0] * n) for n in (12, 9, 3, 11, 7, 10, 12, 5)], 12)[0]
@@ -47,7 +47,7 @@ def largest(tree) -> float:
 
 
 def test_the_scale_follows_its_rule():
-    """Halved by every step that is not finite, down to 1; doubled by each 2000th finite one in a row, up to 2^24."""
+    """Halved by every non-finite step, down to 1; doubled by every 2000th finite step in a row, up to 2^24."""
     finite = np.concatenate([RNG.random(300) > 0.1, RNG.random(60) > 0.8, np.ones(60_000, bool), [False], np.ones(2001, bool)])
     want, value, steps = [], 2.0**15, 0
     for one in finite:
@@ -68,8 +68,8 @@ def test_the_scale_follows_its_rule():
     assert min(want)[0] == 1.0 and max(want)[0] == 2.0**24
 
 
-def test_gradients_are_those_without_a_scale_and_small_ones_survive():
-    """The gradient of sum(float16(w) * x) is x. Where the loss is divided by 1e8, x / 1e8 is below what float16 holds."""
+def test_gradients_are_unscaled_and_small_ones_do_not_underflow():
+    """The gradient of sum(float16(w) * x) is x. With the loss divided by 1e8, x / 1e8 is below the smallest float16."""
     x = np.array([[1.0, 2.0, -3.0, 0.5], [4.0, -5.0, 6.0, 1.5]], np.float16)
 
     def loss_fn(w, batch):
@@ -86,8 +86,8 @@ def test_gradients_are_those_without_a_scale_and_small_ones_survive():
     assert not np.asarray(lost).any()
 
 
-def test_the_gradient_is_that_of_float32():
-    """Some 20 roundings on the way through two layers and back, each by at most 2^-11 of the largest numbers."""
+def test_the_gradient_equals_that_of_float32():
+    """About 20 roundings through two layers and back, each by at most 2^-11 of the largest numbers."""
     gradients = {}
     for dtype in ("float32", HALF):
         model, state = start(dtype=dtype)
@@ -98,7 +98,7 @@ def test_the_gradient_is_that_of_float32():
         assert np.abs(found - want).max() > 0
 
 
-def test_an_overflow_halves_and_skips_and_then_learning_goes_on():
+def test_an_overflow_halves_the_scale_and_skips_the_step_and_training_continues():
     model, state = start(first=2.0**24)
     before, rows = tiny.to_host(state.params), []
     for _ in range(30):
@@ -121,13 +121,13 @@ def test_micro_batches_change_nothing_but_rounding():
         found[number] = jax.tree.map(np.subtract, tiny.host_params(), tiny.to_host(new.params)), float(metrics["loss"])
     (whole, loss), (parts, parts_loss) = found[1], found[4]
     assert parts_loss == pytest.approx(loss, rel=4 * EPS)
-    # The embedding's sums over tokens are rounded to float16 within a micro-batch, and exact between them.
+    # The embedding's sums over tokens are rounded to float16 within a micro-batch, and exact between micro-batches.
     tiny.assert_trees_close(parts, whole, 0, 8 * EPS * largest(whole))
 
 
 def test_a_mesh_equals_one_device():
-    """Three steps that overflow by far, then five that do not. In between a mesh may overflow a step earlier or later: each
-    device adds up fewer rows in float16."""
+    """Three steps that overflow by a wide margin, then five that do not. In between, a mesh may overflow a step earlier or
+    later, because each device sums fewer rows in float16."""
     mesh, optimizer = (2, 2, 2), make_optimizer(Optimizer(learning_rate=1e-2, schedule="constant"), 20)
     states, rows = {}, {}
     for where in (None, mesh):
@@ -161,8 +161,8 @@ def test_a_resumed_run_keeps_its_scale(tmp_path):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_other_types_have_no_scale_and_their_old_checkpoints_are_read(tmp_path, dtype):
-    """As they were written before there was a loss scale: four parts."""
+def test_other_dtypes_have_no_scale_and_their_old_checkpoints_are_read(tmp_path, dtype):
+    """A checkpoint in the format from before the loss scale existed: four parts."""
     model, state = start(dtype=dtype)
     old = {name: getattr(state, name) for name in ("step", "key", "params", "opt_state")}
     checkpointer = Checkpointer(tmp_path)
@@ -186,11 +186,11 @@ def test_a_tiny_model_learns_as_well_as_in_float32():
         for _ in range(20):
             state, metrics = lm_step(state, LmArguments(model=model, optimizer=optimizer, batch=ROWS))
         last[dtype] = float(metrics["loss"])
-        assert last[dtype] < 2.5  # from log 32 = 3.5 and more
+        assert last[dtype] < 2.5  # falls from log 32 = 3.5 or more
     assert last[HALF] == pytest.approx(last["float32"], rel=0.03)
 
 
-def test_policy_and_critic_have_a_scale_each():
+def test_policy_and_critic_have_separate_scales():
     setup = tiny.setup(compute_dtype=HALF)
     state = tiny.state(setup)
     state = dataclasses.replace(state, critic=dataclasses.replace(state.critic, loss_scale=scale(4.0)))
@@ -201,8 +201,8 @@ def test_policy_and_critic_have_a_scale_each():
     assert int(state.policy.loss_scale.finite_steps) == int(state.critic.loss_scale.finite_steps) == 4
 
 
-def test_an_overflow_is_explained_by_the_scale_but_not_a_loss_that_is_not_finite():
-    """The number that the run-time check of RL reports."""
+def test_the_scale_explains_an_overflow_but_not_a_non_finite_loss():
+    """The count that the run-time check of RL reports."""
     model, state = start(first=2.0**24)
     _, metrics = lm_step(state, LmArguments(model=model, optimizer=SGD, batch=ROWS))
     assert float(metrics["skipped"]) == 1 and float(unexplained(metrics)) == 0

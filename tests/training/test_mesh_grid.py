@@ -1,6 +1,6 @@
 """One training step, log-probabilities and sampled tokens on every kind of mesh, against one device.
 
-Every mesh is of 8 CPU devices. The model has the smallest sizes that all of them divide.
+Every mesh has 8 CPU devices. The model has the smallest sizes that every mesh divides.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ MESHES = {
 }
 OPTIMIZER = optax.adam(1e-2)
 RNG = np.random.default_rng(0)
-# 16 uneven rows of two documents or one; lengths that nothing divides.
+# 16 uneven rows of one or two documents; their lengths are divisible by no mesh axis.
 ROWS = pack([(RNG.integers(0, 64, n).tolist(), [1.0] * n) for n in (19, 12, 7, 3, 17, 11, 9, 10) * 3], 19)[0]
 ROWS = jax.tree.map(lambda x: np.pad(x[:16], ((0, 16 - len(x[:16])), (0, 0))), ROWS)
 PROMPTS = [RNG.integers(0, 64, n).tolist() for n in (3, 1, 5, 2, 6, 4, 1, 7)]
@@ -65,7 +65,7 @@ PROMPTS = [RNG.integers(0, 64, n).tolist() for n in (3, 1, 5, 2, 6, 4, 1, 7)]
 
 @functools.partial(jax.jit, static_argnums=0, compiler_options=tiny.COMPILE_FAST)
 def logprobs_and_step(model: Model, state, rows):
-    """Log-probs of the rows, and a step of training on them, in one program."""
+    """Compute log-probs of the rows and one training step on them, in one program."""
     hidden = model.hidden(state.params, rows.tokens, rows.positions, rows.segment_ids)
     found = model.token_stats(state.params, hidden[:, :-1], rows.tokens[:, 1:]).logprobs
     return found, *lm_step(state, LmArguments(model=model, optimizer=OPTIMIZER, batch=rows))
@@ -78,7 +78,7 @@ def start():
 
 @functools.cache
 def result(mesh: Mesh):
-    """(updated parameters, moments, metrics, log-probs, sampled tokens and their log-probs), on the host."""
+    """Return (updated parameters, moments, metrics, log-probs, sampled tokens and their log-probs), on the host."""
     model = Model(DECODER, sharding=make_sharding(mesh))
     params, rows = tiny.place(model, start()), tiny.rows(model, ROWS)
     engine, sampling = Engine(model, 8, 40, bucket=8), Sampling(32, (64,), 1.0, 0, 1.0)
@@ -91,7 +91,7 @@ def result(mesh: Mesh):
 
 
 def assert_placed(model: Model, state) -> None:
-    """Each device holds its share of every table and kernel, and no more."""
+    """Check that each device holds its share of every table and kernel, and no more."""
     mesh = model.sharding.mesh.shape
     whole, moments = state.params, state.opt_state[0].mu
     weights = mesh["fsdp"] if model.sharding.zero == 3 else 1
@@ -105,10 +105,10 @@ def assert_placed(model: Model, state) -> None:
 
 
 @pytest.mark.parametrize("mesh", MESHES.values(), ids=MESHES)
-def test_a_step_log_probs_and_samples_equal_those_of_one_device(mesh):
+def test_a_step_log_probs_and_samples_equal_those_on_one_device(mesh):
     expected, found = result(Mesh()), result(mesh)
     for name, have, want in zip(("params", "moments", "metrics", "logprobs"), found[:4], expected[:4], strict=True):
-        # Adam's first step is the sign of a gradient, nearly: near 0 it is no more exact than the gradient over eps.
+        # Adam's first step is nearly the sign of a gradient: near 0 it is only as exact as the gradient over eps.
         atol = 2e-5 if name != "params" else 2e-4
         tiny.assert_trees_close(have, want, 2e-4, atol * max(1e-3, max(np.abs(x).max() for x in jax.tree.leaves(want))))
     np.testing.assert_array_equal(found[4], expected[4])

@@ -1,4 +1,4 @@
-"""Losses and gradients on every mesh equal those of one device (sums over global counts, Decision 7)."""
+"""Losses and gradients on every mesh equal those on one device: sums are divided by global counts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from jaxalign.training.preference_step import preference_step
 from jaxalign.training.state import init_state
 from tests import tiny
 
-SGD = optax.sgd(1.0)  # what an update takes off is the gradient
+SGD = optax.sgd(1.0)  # the update subtracts the gradient
 RNG = np.random.default_rng(0)
 # Uneven on purpose: rows with few weighted tokens, padding rows, pairs without weight.
 ROWS = pack([(RNG.integers(0, 32, n).tolist(), [1.0] * n) for n in (12, 9, 3, 11, 7, 10, 12)], 12)[0]
@@ -39,7 +39,7 @@ def buffer():
 
 @functools.partial(jax.jit, static_argnums=0)
 def all_steps(setup, language, pairs, policy, critic, batches):
-    """One step of each kind of training, in one program."""
+    """Run one step of each kind of training, in one program."""
     rows, comparisons, experience = batches
     language, first = lm_step(language, LmArguments(model=setup.policy, optimizer=SGD, batch=rows))
     given = PreferenceArguments(model=setup.critic, optimizer=SGD, centering_coef=0.01, batch=comparisons)
@@ -50,7 +50,7 @@ def all_steps(setup, language, pairs, policy, critic, batches):
 
 @functools.cache
 def result(mesh):
-    """(gradients, metrics) of all steps, on the host."""
+    """Return (gradients, metrics) of all steps, on the host."""
     setup = dataclasses.replace(tiny.setup(mesh), policy_optimizer=SGD, critic_optimizer=SGD)
     starts = [tiny.host_params(), tiny.host_params("scalar"), tiny.host_params(), tiny.host_params("scalar", seed=3)]
     models = (setup.policy, setup.critic, setup.policy, setup.critic)
@@ -67,16 +67,16 @@ def result(mesh):
 
 
 @pytest.mark.parametrize("mesh", tiny.MESHES)
-def test_pitfall_21_losses_and_gradients_equal_those_of_one_device(mesh):
-    """Elsewhere gradients were silently not synchronised on one shape of mesh."""
+def test_pitfall_21_losses_and_gradients_equal_those_on_one_device(mesh):
+    """Another system silently did not synchronise gradients on one mesh shape."""
     gradients, metrics = result(None)
     found, found_metrics = result(mesh)
     tiny.assert_trees_close(found_metrics, metrics, 1e-4, 2e-6)
     tiny.assert_trees_close(found, gradients, 1e-4, 2e-6)
 
 
-def test_the_comparison_compares_something():
-    """Every step has a gradient for every parameter that takes part."""
+def test_no_compared_gradient_is_zero():
+    """Every step has a non-zero gradient for every parameter that takes part."""
     gradients, _ = result(None)
     for tree in gradients:
         assert all(np.abs(leaf).max() > 1e-6 for leaf in jax.tree.leaves(tree))

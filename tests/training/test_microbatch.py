@@ -22,7 +22,7 @@ def loss_fn(w, batch):
 
 
 @pytest.mark.parametrize("micro_batches", [1, 2, 4, 8])
-def test_sums_add_up_maxima_stay_maxima(micro_batches):
+def test_sums_are_added_and_maxima_are_taken_over_micro_batches(micro_batches):
     fn = jax.jit(lambda w, x: accumulate(loss_fn, w, parts_of({"x": x}, micro_batches)))
     (loss, aux), gradient = fn(W, X)
     product = X.astype(np.float64) @ W
@@ -32,7 +32,7 @@ def test_sums_add_up_maxima_stay_maxima(micro_batches):
     np.testing.assert_allclose(gradient, (2 * product[:, None] * X / 8).sum(0), rtol=1e-5)
 
 
-def test_how_many_parts_there_are_may_be_known_only_at_run_time():
+def test_the_number_of_parts_may_be_known_only_at_run_time():
     parts = X.reshape(4, 2, -1)
 
     @jax.jit
@@ -45,7 +45,7 @@ def test_how_many_parts_there_are_may_be_known_only_at_run_time():
         tiny.assert_trees_close((loss, aux, gradient), (expected, expected_aux, wanted), 1e-5, 1e-6)
 
 
-def test_every_row_is_in_one_part_and_each_device_keeps_its_own():
+def test_every_row_is_in_one_part_and_stays_on_its_device():
     """8 rows on 4 devices, two each, in 2 parts: a part takes one row of every device."""
     parts = np.asarray(split({"row": jnp.arange(8)}, 2)["row"])
     assert sorted(parts.reshape(-1)) == list(range(8))
@@ -56,6 +56,6 @@ def test_every_row_is_in_one_part_and_each_device_keeps_its_own():
 @pytest.mark.parametrize(("asked", "rows", "length", "parts"), [
     (0, 8, 512, 4), (0, 16, 256, 4), (0, 4, 256, 1), (0, 3, 2048, 1), (0, 12, 512, 6), (3, 12, 512, 3), (1, 8, 512, 1),
 ])  # fmt: skip
-def test_a_cpu_takes_parts_of_a_thousand_tokens_where_none_are_asked_for(asked, rows, length, parts):
+def test_the_default_on_a_cpu_is_parts_of_a_thousand_tokens(asked, rows, length, parts):
     assert chosen(asked, rows, length, None) == parts
     assert chosen(asked, rows, length, tiny.model((2, 2, 2)).sharding) == (asked or 1)

@@ -32,7 +32,7 @@ def kinds(tree) -> set[str]:
 
 
 @pytest.mark.parametrize("mesh", MESHES)
-def test_an_optimizer_state_goes_to_host_memory_and_comes_back_as_it_was(mesh):
+def test_the_optimizer_state_moves_to_host_memory_and_back_unchanged(mesh):
     _, state = fresh(mesh)
     moments = optax.tree_utils.tree_get(state.opt_state, "mu")
     before, where = tiny.to_host(state), jax.tree.map(lambda x: x.sharding, state)
@@ -50,8 +50,8 @@ def test_an_optimizer_state_goes_to_host_memory_and_comes_back_as_it_was(mesh):
 
 
 @pytest.mark.parametrize(("first", "second"), [(None, None), ((2, 2, 2), None), (None, (2, 2, 2))])
-def test_checkpoints_do_not_mind_where_the_optimizer_state_was(tmp_path, first, second):
-    """Saved from host memory and restored into it or not, on the same or other devices; buffers can be reused immediately."""
+def test_checkpoints_are_independent_of_the_memory_of_the_optimizer_state(tmp_path, first, second):
+    """Saved from host memory and restored into it or not, on the same or other devices. Buffers can be reused immediately."""
     (_, state), model = fresh(first), tiny.model(second)
     before = tiny.to_host(state)
     for number, offloaded in enumerate((True, False)):
@@ -69,7 +69,7 @@ def test_checkpoints_do_not_mind_where_the_optimizer_state_was(tmp_path, first, 
 
 
 @pytest.mark.parametrize("mesh", MESHES)
-def test_a_frozen_role_is_on_the_devices_while_it_is_asked_for(mesh):
+def test_an_offloaded_role_is_on_the_devices_only_while_in_use(mesh):
     model = tiny.model(mesh)
     params = tiny.place(model, tiny.host_params())
     role = FrozenRole(params, offload=True)
@@ -85,14 +85,14 @@ def test_a_frozen_role_is_on_the_devices_while_it_is_asked_for(mesh):
         np.testing.assert_allclose(sums["embedding"], tiny.host_params()["embedding"].sum(), rtol=1e-4)
 
 
-def test_without_offload_it_is_what_it_was():
+def test_without_offload_the_role_is_unchanged():
     params = tiny.place(tiny.model(), tiny.host_params())
     with FrozenRole(params).on_device() as here:
         assert all(a is b for a, b in zip(jax.tree.leaves(here), jax.tree.leaves(params), strict=True))
     assert not any(leaf.is_deleted() for leaf in jax.tree.leaves(params))
 
 
-def test_what_is_shared_stays():
+def test_shared_weights_are_not_moved():
     base, own = {"w": jnp.ones((4, 4))}, {"a": jnp.ones((4, 2))}
     moved = to_host({**base, **own}, shared=base)
     assert moved["w"] is base["w"] and not base["w"].is_deleted()
@@ -117,12 +117,12 @@ def test_devices_without_host_memory_are_refused():
     ({"mesh": {"offload": ("params",)}}, "must be empty, or some of optimizer, frozen"),
     ({"mesh": {"offload": ("frozen", "optimizer")}}, "in this order"),
 ])  # fmt: skip
-def test_what_would_do_nothing_is_refused(changes, message):
+def test_an_offload_without_effect_is_refused(changes, message):
     with pytest.raises(UserError, match=message):
         from_config_dict(changes)
 
 
-def test_an_offload_that_acts_is_taken():
+def test_an_offload_with_an_effect_is_accepted():
     assert from_config_dict({"mesh": {"offload": ("optimizer", "frozen")}}).mesh.offload == ("optimizer", "frozen")
     assert from_config_dict({"mesh": {"offload": ["optimizer"]}, "lora": {"rank": 4}}).mesh.offload == ("optimizer",)
     assert Config().mesh.offload == ()

@@ -1,4 +1,4 @@
-"""Offloading on two processes: each moves its own shards."""
+"""Offloading on two processes: each process moves its own shards."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MESH = (2, 2, 2)
 
 
 def program() -> None:
-    """What each of the two does."""
+    """The program of each of the two processes."""
     group, (folder,) = distributed.take_flags(sys.argv[1:])
     with distributed.running(group, lambda error: None):
         move(pathlib.Path(folder))

@@ -29,18 +29,18 @@ def test_constant_rate():
     np.testing.assert_allclose(rates(4, learning_rate=0.5, schedule="constant"), [0.5] * 4)
 
 
-def test_linear_rate_goes_to_0_at_the_end():
+def test_linear_rate_ends_at_0():
     np.testing.assert_allclose(rates(4, learning_rate=1.0, schedule="linear"), [1, 0.75, 0.5, 0.25])
 
 
-def test_cosine_rate_goes_to_0_at_the_end():
+def test_cosine_rate_ends_at_0():
     expected = [0.5 * (1 + math.cos(math.pi * step / 5)) for step in range(5)]
     np.testing.assert_allclose(rates(5, learning_rate=1.0, schedule="cosine"), expected, rtol=1e-6)
 
 
 @pytest.mark.parametrize("schedule", ["constant", "linear", "cosine"])
-def test_warm_up_rises_on_a_line_and_wastes_no_step(schedule):
-    """4 steps of 10 from a quarter of the rate: .25, .4375, .625, .8125, and the whole rate at step 4."""
+def test_warm_up_is_linear_and_no_step_has_rate_0(schedule):
+    """In 4 of 10 steps from a quarter of the rate: .25, .4375, .625, .8125, then the whole rate at step 4."""
     found = rates(10, learning_rate=2.0, schedule=schedule, warmup_steps=4)
     np.testing.assert_allclose(found[:5], [0.5, 0.875, 1.25, 1.625, 2.0], rtol=1e-6)
     after = {"constant": 1.0, "linear": 1 - 3 / 6, "cosine": 0.5 * (1 + math.cos(math.pi * 3 / 6))}[schedule]
@@ -61,7 +61,7 @@ GRADIENTS = np.array([[0.1, -2.0, 1e-6], [0.3, 1.0, 2e-6], [-0.2, 0.5, -1e-6]], 
 
 
 def adam(eps_inside, eps=1e-5, rate=0.1, b1=0.9, b2=0.95):
-    """Three steps in float64. Kingma and Ba's form against TensorFlow's, whose eps meets the uncorrected root."""
+    """Three steps in float64: Kingma and Ba's form, or TensorFlow's, which adds eps to the uncorrected root."""
     x, m, v = np.ones(3), np.zeros(3), np.zeros(3)
     for t, g in enumerate(GRADIENTS.astype(np.float64), 1):
         m, v = b1 * m + (1 - b1) * g, b2 * v + (1 - b2) * g**2
@@ -78,13 +78,13 @@ def test_adam_by_hand(eps_inside):
     np.testing.assert_allclose(descend(config, GRADIENTS, np.ones(3, np.float32)), adam(eps_inside), rtol=1e-5)
 
 
-def test_tensorflows_form_moves_less_where_gradients_are_tiny():
+def test_tensorflows_form_takes_smaller_steps_for_tiny_gradients():
     usual, inside = (1 - adam(form)[2] for form in (False, True))
     assert 0 < inside < 0.5 * usual
 
 
 def test_gradients_are_clipped_by_their_global_norm():
-    """Norm 5 to 1, before Adam: its moments see 0.6 and 0.8. None disables clipping."""
+    """A norm of 5 is clipped to 1 before Adam: its moments see 0.6 and 0.8. None disables clipping."""
     gradient = {"blocks": {"a": jnp.array([[3.0]])}, "b": jnp.array([4.0])}
     params = jax.tree.map(jnp.zeros_like, gradient)
 
@@ -99,8 +99,9 @@ def test_gradients_are_clipped_by_their_global_norm():
 
 
 @pytest.mark.parametrize("head", ["lm", "scalar"])
-def test_weight_decay_is_on_matrices_alone(head):
-    """With gradients of 0 a step of rate .1 and decay .2 takes 2% off every matrix; norms and the scalar head stay."""
+def test_weight_decay_applies_to_matrices_only(head):
+    """With zero gradients, a step of rate .1 and decay .2 takes 2% off every matrix; norms and the scalar head do not
+    change."""
     params = tiny.host_params(head)
     optimizer = make_optimizer(Optimizer(learning_rate=0.1, schedule="constant", weight_decay=0.2), 10)
     zeros = jax.tree.map(np.zeros_like, params)
@@ -113,7 +114,7 @@ def test_weight_decay_is_on_matrices_alone(head):
         np.testing.assert_allclose(update, np.zeros_like(leaf) if vector else -0.02 * leaf, rtol=1e-5, err_msg=name)
 
 
-def test_a_rate_of_0_keeps_the_weights():
+def test_a_rate_of_0_leaves_the_weights_unchanged():
     config = Optimizer(learning_rate=0.0, schedule="cosine", warmup_steps=2, weight_decay=0.1)
     np.testing.assert_array_equal(descend(config, GRADIENTS, np.ones(3, np.float32)), np.ones(3))
 
@@ -123,7 +124,7 @@ TWO = {"blocks": {"mlp": {"up": UP}}, "embedding": np.array([[0.3, -0.7], [1.1, 
 
 
 def one_by_one(optimizer, steps):
-    """The same weights in a flat tree with separate layers, after `steps` optimizer steps with the weights as gradients."""
+    """Train the same weights as a flat tree of separate layers, for `steps` steps with the weights as gradients."""
     params = {"0": UP[0], "1": UP[1], "embedding": TWO["embedding"]}
     state = optimizer.init(params)
     for _ in range(steps):
@@ -149,26 +150,26 @@ SETTINGS = {"learning_rate": 0.1, "schedule": "constant", "clip_norm": None}
     [
         ("lion", optax.lion(0.1, 0.9, 0.95, weight_decay=0.0)),
         ("adafactor", optax.adafactor(0.1, min_dim_size_to_factor=128)),
-        # Tables have plain Adam.
+        # Tables use plain Adam.
         ("muon", optax.partition(
             {"kernel": optax.contrib.muon(0.1, beta=0.9, consistent_rms=0.2), "table": optax.adam(0.1, 0.9, 0.95)},
             {"0": "kernel", "1": "kernel", "embedding": "table"},
         )),
     ],
 )  # fmt: skip
-def test_stacked_layers_learn_as_optaxs_optimizer_teaches_them_one_by_one(kind, theirs):
+def test_stacked_layers_are_updated_as_optax_updates_separate_layers(kind, theirs):
     tiny.assert_trees_close(stacked(Optimizer(kind=kind, **SETTINGS), 3), one_by_one(theirs, 3), 1e-5, 1e-6)
 
 
 def test_a_large_matrix_has_a_factored_moment():
-    """Of [2, 256, 512] Adafactor keeps 256 + 512 numbers a layer, and not their product."""
+    """For [2, 256, 512] Adafactor stores 256 + 512 numbers per layer, not their product."""
     shapes = {"blocks": {"mlp": {"up": jax.ShapeDtypeStruct((2, 256, 512), jnp.float32)}}}
     state = jax.eval_shape(make_optimizer(Optimizer(kind="adafactor"), 10).init, shapes)
     assert sum(leaf.size for leaf in jax.tree.leaves(state)) < 2 * (256 + 512) + 10
 
 
 @pytest.mark.parametrize(("kind", "numbers"), [("adamw", 2), ("lion", 1), ("muon", 1), ("adafactor", 0)])
-def test_numbers_kept_for_each_number_of_a_large_kernel(kind, numbers):
+def test_bytes_of_optimizer_state_per_parameter_of_a_large_kernel(kind, numbers):
     """The figures of docs/memory.md: 8, 4, 4 and nearly 0 bytes per parameter."""
     shapes = {"blocks": {"mlp": {"up": jax.ShapeDtypeStruct((2, 512, 1024), jnp.float32)}}}
     state = jax.eval_shape(make_optimizer(Optimizer(kind=kind), 10).init, shapes)
@@ -176,7 +177,7 @@ def test_numbers_kept_for_each_number_of_a_large_kernel(kind, numbers):
 
 
 @pytest.mark.parametrize("kind", ["lion", "adafactor", "muon"])
-def test_every_optimizer_learns_on_a_mesh_as_on_one_device(kind):
+def test_every_optimizer_gives_the_same_updates_on_a_mesh_as_on_one_device(kind):
     found = []
     for mesh in (None, (2, 2, 2)):
         model, optimizer = tiny.model(mesh), make_optimizer(Optimizer(kind=kind, learning_rate=1e-2, weight_decay=0.1), 10)
@@ -187,8 +188,8 @@ def test_every_optimizer_learns_on_a_mesh_as_on_one_device(kind):
 
 
 def test_sophia_by_hand():
-    """Of a loss sum(h x^2) / 2 the curvature's diagonal is h, and Hutchinson's estimate is exact: x falls by the rate times
-    m / max(0.01 e, eps), cut to 1, e being the average of h that updates 0, 10, 20 ... have seen."""
+    """The curvature of a loss sum(h x^2) / 2 has the diagonal h, and Hutchinson's estimate is exact: x falls by the rate times
+    m / max(0.01 e, eps), clipped to 1, where e is the average of h over updates 0, 10, 20 ..."""
     curvature = np.array([4.0, 100.0, 1e4])
     optimizer = make_optimizer(Optimizer(kind="sophia", learning_rate=0.01, schedule="constant", clip_norm=None), 20)
     loss = lambda params: jnp.sum(jnp.asarray(curvature, jnp.float32) * params["x"] ** 2) / 2  # noqa: E731
@@ -203,7 +204,7 @@ def test_sophia_by_hand():
     np.testing.assert_allclose(params["x"], x, rtol=1e-4)
 
 
-def test_sophia_learns_on_a_mesh_as_on_one_device():
+def test_sophia_gives_the_same_updates_on_a_mesh_as_on_one_device():
     found = []
     for mesh in (None, (2, 2, 2)):
         model, optimizer = tiny.model(mesh), make_optimizer(Optimizer(kind="sophia", learning_rate=1e-3), 10)
@@ -213,6 +214,6 @@ def test_sophia_learns_on_a_mesh_as_on_one_device():
             state, metrics = lm_step(state, given)
         found.append(tiny.to_host((state.params, metrics)))
     tiny.assert_trees_close(found[1][1], found[0][1], 1e-3, 1e-5)
-    # An update is cut to the rate's size, with the sign of a gradient that may be rounding: few may differ.
+    # An update is clipped to the rate, with the sign of a gradient that may be only rounding: few updates may differ.
     ours, theirs = (np.concatenate([x.ravel() for x in jax.tree.leaves(params)]) for params, _ in found)
     assert np.mean(np.abs(ours - theirs) > 1e-5) < 0.01

@@ -1,4 +1,4 @@
-"""Placement of sequences: every valid token occurs once in a row and can be located."""
+"""Packing of sequences: every valid token occurs once in a row and can be located."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ def test_rows_hold_every_counted_token_once_and_each_answer_is_found(seed, rows)
             assert own.rows.first[i] // T == row
 
 
-def test_little_room_is_left():
-    """1000 lengths from 1 to T, half of T on average: all rows but a few are full."""
+def test_almost_all_rows_are_full():
+    """1000 lengths from 1 to T, T / 2 on average: all but a few rows are full."""
     lengths = np.random.default_rng(0).integers(1, T // 2 + 1, 1000).astype(np.int32)
     tokens = np.ones((1000, T), np.int32)
     plan = pack_answers(tokens, lengths, 0 * lengths, [np.arange(1000)], np.ones(1000, bool), 1, 1000)
@@ -63,7 +63,7 @@ def test_little_room_is_left():
 
 
 @pytest.mark.parametrize("ways", [1, 2, 4])
-def test_pairs_stay_together_and_devices_have_about_equally_many_tokens(ways):
+def test_pairs_share_a_device_and_devices_have_about_equal_numbers_of_tokens(ways):
     made, counted = rollout(7, 64), np.repeat(np.random.default_rng(7).random(32) < 0.8, 2)
     prompts, answers = made.prompt_length, made.response_length
     plan = pack_answers(made.tokens, prompts, answers, [np.arange(64)], counted, 8, 8, ways, 2)
@@ -72,8 +72,8 @@ def test_pairs_stay_together_and_devices_have_about_equally_many_tokens(ways):
     assert (filled > 0).all() and (np.ptp(filled, axis=1) <= T).all()
 
 
-def test_what_a_pair_begins_with_stands_once():
-    """All tokens differ but those that a pair has in common: 3 of the second pair, and of the third all but the last two."""
+def test_the_shared_prefix_of_a_pair_is_stored_once():
+    """All tokens differ except the shared ones: 3 tokens of the second pair, and all but the last two of the third."""
     tokens = np.arange(1, 6 * T + 1, dtype=np.int32).reshape(6, T)
     prompts, answers = np.asarray([4, 5, 8, 6, 9, 9], np.int32), np.asarray([9, 3, 2, 11, 1, 1], np.int32)
     common = np.asarray([0, 0, 3, 3, 8, 8])
@@ -97,7 +97,7 @@ def test_what_a_pair_begins_with_stands_once():
         np.testing.assert_array_equal(rows[part, heads + own[-1] // T * T + 1], tokens[i, prompts[i] : length[i]])
 
 
-def test_the_devices_take_each_part_and_leave_what_is_in_none():
+def test_each_part_is_computed_and_uncounted_rows_are_skipped():
     made = rollout(5, 8)
     counted, given = np.arange(8) != 3, (made.tokens, made.prompt_length, made.response_length)
     plan = jax.tree.map(lambda x: jnp.asarray(x[0]), pack_answers(*given, [np.arange(8)], counted, 2, 4))
@@ -113,21 +113,21 @@ def test_the_devices_take_each_part_and_leave_what_is_in_none():
 
 
 @pytest.mark.parametrize(("sequences", "T", "tokens", "ways", "unit", "expected"), [
-    (64, 288, 0, 1, 1, (4, 16)),  # a sixteenth
+    (64, 288, 0, 1, 1, (4, 16)),  # a sixteenth of the rows
     (64, 96, 0, 1, 1, (8, 8)),  # at least 768 tokens
-    (17, 96, 0, 1, 1, (6, 3)),  # evenly
-    (128, 96, 0, 8, 8, (64, 2)),  # 768 of each device
+    (17, 96, 0, 1, 1, (6, 3)),  # evenly divided
+    (128, 96, 0, 8, 8, (64, 2)),  # 768 tokens on each device
     (64, 100, 1000, 1, 1, (10, 7)),
-    (64, 100, 250, 4, 4, (8, 8)),  # two rows a device
+    (64, 100, 250, 4, 4, (8, 8)),  # two rows per device
     (64, 100, 10**9, 1, 1, (64, 1)),
-    (12, 100, 0, 4, 8, (16, 1)),  # two rows a device for two parts of a pipeline
+    (12, 100, 0, 4, 8, (16, 1)),  # two rows per device for two pipeline stages
 ])  # fmt: skip
 def test_the_size_of_a_part(sequences, T, tokens, ways, unit, expected):
     rows, most = part_rows(sequences, T, tokens, ways, unit)
     assert (rows, most) == expected and rows * most >= sequences and rows % unit == 0
 
 
-def test_a_part_with_room_for_no_row_is_refused():
+def test_a_part_smaller_than_one_row_is_refused():
     with pytest.raises(UserError, match="micro_batch_tokens is 99; at least 100 are needed for rows of 100"):
         part_rows(8, 100, 99)
     with pytest.raises(UserError, match="at least 200 are needed"):

@@ -49,7 +49,7 @@ def expected_scores(batch):
     return scores
 
 
-def test_the_score_is_read_at_the_last_token_found_by_length(pairs):
+def test_the_score_is_read_at_the_last_token_given_by_the_length(pairs):
     params, expected = tiny.host_params("scalar"), expected_scores(pairs)
     np.testing.assert_allclose(pair_scores(MODEL, params, pairs), expected, atol=1e-5)
     first = sequence_scores(MODEL, params, pairs.tokens[:, 0], pairs.length[:, 0])
@@ -68,7 +68,7 @@ def test_loss_and_accuracy_by_hand(pairs):
 
 
 def test_a_margin_by_hand(pairs):
-    """The better answer is to be ahead by it, whichever the label leans to; an array of zeros is no margin at all."""
+    """The better answer must lead by the margin, whichever side the label favours; an array of zeros is no margin."""
     margin = np.linspace(0, 2, 8).astype(np.float32)
     scores, label, counted = expected_scores(pairs), pairs.label.astype(np.float64), pairs.weight == 1
     apart = scores[:, 0] - scores[:, 1]
@@ -90,7 +90,7 @@ def test_packed_micro_batches_change_nothing(pairs, tokens, lengths):
     length, alike = np.split(np.asarray(lengths, np.int32), [2], axis=1)
     both = np.where(np.arange(10) < alike[..., None], pairs.tokens[:, :1], pairs.tokens)
     pairs = dataclasses.replace(pairs, tokens=both, length=length)
-    # For equal sequences, or a token and its repetition, rounding would decide which is better.
+    # For equal sequences, or a token and its repetition, rounding would decide which answer is better.
     tied = np.abs(np.diff(expected_scores(pairs), axis=1)[:, 0]) < 1e-5
     pairs = dataclasses.replace(pairs, label=np.where(tied, np.float32(0.5), pairs.label))
     gradient, metrics = step(pairs)
@@ -100,7 +100,7 @@ def test_packed_micro_batches_change_nothing(pairs, tokens, lengths):
         tiny.assert_trees_close(found, gradient, 1e-4, 1e-6)
 
 
-def test_padding_rows_and_padding_tokens_teach_nothing(pairs):
+def test_padding_rows_and_padding_tokens_have_no_gradient(pairs):
     tokens = np.where(np.arange(10) < pairs.length[..., None], pairs.tokens, 31)
     tokens[7] = 5
     label = np.where(pairs.weight == 1, pairs.label, np.nan).astype(np.float32)

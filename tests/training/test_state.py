@@ -23,7 +23,7 @@ def fresh(mesh=None, head="lm"):
 
 
 @pytest.mark.parametrize("mesh", [None, (2, 2, 2)])
-def test_the_abstract_state_is_the_state_without_its_numbers(mesh):
+def test_the_abstract_state_has_the_shapes_and_shardings_of_the_state(mesh):
     model, state = fresh(mesh)
     described = abstract_state(model, OPTIMIZER)
     assert jax.tree.structure(described) == jax.tree.structure(state)
@@ -34,8 +34,8 @@ def test_the_abstract_state_is_the_state_without_its_numbers(mesh):
 
 
 @pytest.mark.parametrize("head", ["lm", "scalar"])
-def test_every_matrix_and_its_moments_lie_in_quarters(head):
-    """On a mesh of 2 x 2 x 2, fsdp and tensor each halve every matrix; data holds copies. Vectors are whole."""
+def test_every_matrix_and_its_moments_are_split_in_four(head):
+    """On a mesh of 2 x 2 x 2, fsdp and tensor each halve every matrix, and data holds copies. Vectors are replicated."""
     _, state = fresh((2, 2, 2), head)
     moments = [optax.tree_utils.tree_get(state.opt_state, name) for name in ("mu", "nu")]
     for tree in (state.params, *moments):
@@ -50,7 +50,7 @@ def test_every_matrix_and_its_moments_lie_in_quarters(head):
 
 
 def test_pitfall_15_all_roles_of_ppo_are_sharded():
-    """In other systems the reference and the reward model were replicated although the policy was sharded."""
+    """Other systems replicated the reference and the reward model although the policy was sharded."""
     setup = tiny.setup((2, 2, 2))
     state, frozen = tiny.state(setup), tiny.roles(setup)
     for tree in (state.policy.params, state.critic.params, frozen.reference, frozen.preference):

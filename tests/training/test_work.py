@@ -15,7 +15,7 @@ from tests import tiny
 MODEL, SCALAR = tiny.model(), tiny.model().with_head("scalar")
 
 
-def test_packed_documents_need_what_each_does_alone():
+def test_packed_documents_cost_the_same_as_separate_documents():
     sizes = [(3, 5), (1, 2), (6, 4), (2, 9)]
     batch, _ = pack([completion([7] * prompt, [9] * answer) for prompt, answer in sizes], 16)
     assert len(batch.tokens) < len(sizes)
@@ -24,14 +24,14 @@ def test_packed_documents_need_what_each_does_alone():
 
 
 def _pairs():
-    """Two pairs: of 5 and 6 tokens that begin with 3 alike, and of 4 and 2 that differ from the first token on."""
+    """Two pairs: answers of 5 and 6 tokens whose first 3 agree, and answers of 4 and 2 that differ from the first token on."""
     tokens = np.zeros((2, 2, 8), np.int32)
     tokens[0, 0, :5], tokens[0, 1, :6] = [1, 2, 3, 4, 5], [1, 2, 3, 9, 9, 9]
     tokens[1, 0, :4], tokens[1, 1, :2] = [4, 4, 4, 4], [5, 4]
     return tokens, np.asarray([[5, 6], [4, 2]], np.int32)
 
 
-def test_what_both_of_a_pair_begin_with_counts_once():
+def test_the_shared_prefix_of_a_pair_counts_once():
     tokens, length = _pairs()
     ones = np.ones(2, np.float32)
     pairs = PairBatch(tokens, length, ones, ones)
