@@ -1,4 +1,4 @@
-"""A tokenizer of words and a speaker with a script, for rooms that deal in text."""
+"""A word tokenizer and a scripted speaker, for tests of the feedback package."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PRINCIPLES = tuple(
 
 
 class WordTokenizer:
-    """Ids of `tiny.DECODER`: 1 begins, 2 ends, 3.. are the markers, 18..31 are words, by their letters."""
+    """Ids of `tiny.DECODER`: 1 begins, 2 ends, ids from 3 are the markers, and 18 to 31 are words, hashed by their letters."""
 
     vocab_size, bos_id, eos_id, pad_id = tiny.DECODER.vocab, 1, 2, 2
     begin_ids, stop_ids = (1,), (2,)
@@ -47,7 +47,7 @@ class WordTokenizer:
 
 @dataclasses.dataclass
 class ScriptedSpeaker:
-    """Answers with `script(segments, call)`: a text, or None for an answer cut off. Records its requests."""
+    """Answers with `script(segments, call)`: a text, or None for a truncated answer. Records its requests."""
 
     script: Any
     calls: list = dataclasses.field(default_factory=list)

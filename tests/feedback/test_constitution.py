@@ -22,20 +22,20 @@ def test_builtin_constitutions():
     assert {p.name.split("-")[0] for p in load_constitution("courtesy")} == {"courtesy"}
 
 
-def test_builtin_wordings_are_those_of_the_world():
+def test_builtin_wordings_equal_those_of_the_world():
     known = {p.name: p for wordings in PRINCIPLES.values() for p in wordings}
     for name in builtin_names():
         for principle in load_constitution(name):
             assert principle == known[principle.name]
 
 
-def test_our_shape(tmp_path):
+def test_the_format_of_this_project(tmp_path):
     (principle,) = load_constitution(write(tmp_path / "c.json", {"principles": [OURS]}))
     assert (principle.name, principle.critique_request) == ("n", "Any fault?")
     assert (principle.revision_request, principle.comparison) == ("Mend it.", "Which is better?")
 
 
-def test_the_papers_shape(tmp_path):
+def test_the_format_of_the_paper(tmp_path):
     data = {
         "harmful0": {
             "prompt": ["\n\nCritiqueRequest: Find what is harmful.\n\nCritique:"],
@@ -49,7 +49,7 @@ def test_the_papers_shape(tmp_path):
     assert principle.comparison == "Which of the two answers fares better under this request? Find what is harmful."
 
 
-def test_the_public_shape(tmp_path):
+def test_the_public_format(tmp_path):
     data = {"constitutions": [{"critic": "Is it kind?", "revision": "Be kind."}] * 2, "system_chat": []}
     first, second = load_constitution(write(tmp_path / "c.json", data))
     assert (first.name, second.name) == ("principle-1", "principle-2")
@@ -90,7 +90,7 @@ def test_missing_and_undecodable_files(tmp_path):
 @pytest.mark.parametrize(("content", "sentence"), [
     ("{broken", "is not JSON"), ("[1, 2]", "is a list"), (None, "does not exist"),
 ])  # fmt: skip
-def test_a_file_that_is_no_constitution_is_refused_before_any_stage_runs(tmp_path, content, sentence):
+def test_an_invalid_constitution_is_refused_before_any_stage_runs(tmp_path, content, sentence):
     path = tmp_path / "own.json"
     if content is not None:
         path.write_text(content, encoding="utf-8")

@@ -21,23 +21,23 @@ def names(drawn):
     return [[rule.name for rule in rules] for rules in drawn]
 
 
-def test_the_principles_of_a_row_are_a_function_of_the_row_alone():
-    """However the rows are cut into chunks, and whatever was drawn before."""
+def test_the_principles_of_a_row_depend_only_on_the_row():
+    """They do not depend on how rows are cut into chunks, or on earlier draws."""
     whole = names(draw_principles(PRINCIPLES, range(20), 2, seed=3, stream=0))
     chunks = [names(draw_principles(PRINCIPLES, rows, 2, seed=3, stream=0)) for rows in (range(7), range(7, 20))]
     assert whole == chunks[0] + chunks[1]
     assert names(draw_principles(PRINCIPLES, [13], 2, seed=3, stream=0)) == [whole[13]]
 
 
-def test_other_seeds_and_streams_draw_others():
+def test_other_seeds_and_streams_draw_other_principles():
     draw = lambda seed, stream: names(draw_principles(PRINCIPLES, range(20), 1, seed, stream))  # noqa: E731
     assert draw(3, 0) != draw(4, 0) and draw(3, 0) != draw(3, 1) and draw(3, 0) == draw(3, 0)
 
 
-def test_all_principles_come_equally_often():
+def test_all_principles_are_equally_frequent():
     drawn = names(draw_principles(PRINCIPLES, range(1000), 1, 0, 0))
     counts = collections.Counter(name for row in drawn for name in row)
-    # Five deviations of a binomial count of 1000 at 1/5.
+    # Five standard deviations of a binomial count of 1000 at 1/5.
     assert len(counts) == 5 and all(abs(count - 200) < 5 * np.sqrt(160) for count in counts.values())
 
 
@@ -56,7 +56,7 @@ def run(script, rounds=2, rows=3):
     return speaker, prompts, rules, answer_and_revise(speaker, judge, prompts, rules, jax.random.key(0), SAMPLING, first_row=40)
 
 
-def test_each_round_starts_from_the_revision_before():
+def test_each_round_starts_from_the_previous_revision():
     speaker, prompts, rules, out = run(lambda segments, call: f"text-{call}")
     assert [(r.round, r.prompt.id) for r in out] == [(n, p.id) for n in (1, 2) for p in prompts]
     assert {(r.response, r.critique, r.revision) for r in out[:3]} == {("text-0", "text-1", "text-2")}
@@ -65,8 +65,8 @@ def test_each_round_starts_from_the_revision_before():
     assert all(r.complete for r in out)
 
 
-def test_what_the_model_is_asked():
-    """The whole transcript each time, under the row's own principle."""
+def test_the_requests_to_the_model():
+    """Each request has the whole transcript and the principle of its row."""
     speaker, prompts, rules, _ = run(lambda segments, call: f"text-{call}")
     asked = [segments for segments, *_ in speaker.calls]
     for row, p in enumerate(prompts):
@@ -79,21 +79,21 @@ def test_what_the_model_is_asked():
         assert asked[3][row] == [*start, "text-2", END, CRITIQUE_REQUEST, second.critique_request, CRITIQUE]
 
 
-def test_every_piece_has_a_key_of_its_own_and_the_rows_global_numbers():
+def test_every_piece_has_its_own_key_and_the_global_row_numbers():
     speaker, *_ = run(lambda segments, call: "text")
     keys = {jax.random.key_data(key).tobytes() for _, key, _, _ in speaker.calls}
     assert len(speaker.calls) == len(keys) == 5
     assert [numbers for *_, numbers in speaker.calls] == [[40, 41, 42]] * 5
 
 
-def test_a_piece_that_was_cut_off_marks_its_row_then_and_later():
+def test_a_truncated_piece_marks_its_row_from_then_on():
     def script(segments, call):
         cut = {(0, "how so 0"), (2, "how so 1"), (3, "how so 2")}
         return None if any((call, word) in cut for word in segments) else "text"
 
     *_, out = run(script)
     complete = [r.complete for r in out]
-    assert complete[:3] == [False, False, True]  # the answer of row 0, the first revision of row 1
+    assert complete[:3] == [False, False, True]  # cut: the answer of row 0 and the first revision of row 1
     assert complete[3:] == [False, False, False]  # and the second critique of row 2
 
 

@@ -26,7 +26,7 @@ PAIRS = [Pair(prompt(0), "good", "bad"), Pair(prompt(1), "bad", "good"), Pair(pr
 
 
 def shown(segments) -> tuple[str, str]:
-    """The last words of the first and of the second answer shown."""
+    """Return the last words of the first and of the second answer shown."""
     first = segments[segments.index(FIRST) + 1 : segments.index(SECOND)]
     second = segments[segments.index(SECOND) + 1 : segments.index(QUESTION)]
     return first[-1].split()[-1], second[-1].split()[-1]
@@ -46,7 +46,7 @@ class FakeJudge(LocalJudge):
 
 @dataclasses.dataclass(frozen=True)
 class FakeLabeller(Labeller):
-    """A labeller with what its judge was asked."""
+    """A labeller and the requests that its judge received."""
 
     asked: list = dataclasses.field(default_factory=list)
     speaker: Any = None
@@ -66,7 +66,7 @@ def local(speaker, principles=PRINCIPLES):
 
 
 def fair(segments, sure=0.9, bias=0.0):
-    """Prefers "good" by `sure`, and the first answer by `bias` in addition."""
+    """Prefer "good" with probability `sure`, and add `bias` for the first answer."""
     first, second = shown(segments)
     base = 0.5 if first == second else sure if first == "good" else 1 - sure
     return base + bias
@@ -77,7 +77,7 @@ def label(made, invert=False, pairs=PAIRS, first_row=0):
 
 
 def test_each_pair_is_asked_in_both_orders_under_one_principle():
-    """All but the pair of equal answers, of which there is nothing to ask."""
+    """Except the pair of equal answers, for which nothing is asked."""
     made = judge(fair)
     out = label(made)
     assert [shown(s) for s in made.asked] == [("good", "bad"), ("bad", "good"), ("bad", "good"), ("good", "bad")]
@@ -89,17 +89,17 @@ def test_each_pair_is_asked_in_both_orders_under_one_principle():
     assert (same.label, same.decided, same.label_ab, same.reasoning_ab) == (0.5, False, None, None)
 
 
-def test_pitfall_17_a_liking_for_the_first_place_cancels():
-    """Elsewhere one order was asked, and the answer made a hard label."""
+def test_pitfall_17_a_preference_for_the_first_position_cancels():
+    """Other systems asked in one order only and used the answer as a hard label."""
     out = label(judge(lambda segments: fair(segments, 0.8, 0.1)))
     np.testing.assert_allclose([c.label for c in out], [0.8, 0.2, 0.5], rtol=1e-6)
-    # P(A) with A first, and with A second: .9 and .7; a judge without the liking would give .8 twice.
+    # P(A) is .9 with A first and .7 with A second; a judge without position bias would give .8 twice.
     np.testing.assert_allclose([out[0].label_ab, out[0].label_ba], [0.9, 0.7], rtol=1e-6)
     np.testing.assert_allclose([out[1].label_ab, out[1].label_ba], [0.3, 0.1], rtol=1e-6)
     assert [c.decided for c in out] == [True, True, False]
 
 
-def test_a_judge_who_looks_at_the_place_alone_has_decided_nothing():
+def test_a_judge_that_looks_only_at_the_position_decides_nothing():
     out = label(judge(lambda segments: 0.95))
     assert [c.label for c in out] == [0.5] * 3 and not any(c.decided for c in out)
     np.testing.assert_allclose(out[0].label_ab + out[0].label_ba, 1, rtol=1e-6)
@@ -109,14 +109,14 @@ def test_labels_stay_soft_without_reasoning_and_are_clamped_with_it():
     assert label(judge(fair))[0].label == pytest.approx(0.9)
     out = label(judge(fair, REASONED))
     np.testing.assert_allclose([c.label for c in out], [0.6, 0.4, 0.5], rtol=1e-6)
-    # The statistics of the orders stay the same.
+    # The statistics of the orders do not change.
     assert out[0].label_ab == pytest.approx(0.9)
     mild = label(judge(lambda segments: fair(segments, 0.55), REASONED))
     np.testing.assert_allclose([c.label for c in mild], [0.55, 0.45, 0.5], rtol=1e-6)
 
 
 @pytest.mark.parametrize("config", [PLAIN, REASONED])
-def test_inversion_turns_the_label_alone(config):
+def test_inversion_changes_only_the_label(config):
     straight, turned = label(judge(fair, config)), label(judge(fair, config), invert=True)
     np.testing.assert_allclose([c.label for c in turned], [1 - c.label for c in straight], rtol=1e-6)
     assert [(c.label_ab, c.label_ba, c.decided) for c in turned] == [
@@ -125,21 +125,21 @@ def test_inversion_turns_the_label_alone(config):
 
 
 @pytest.mark.parametrize(("sure", "decided"), [(0.515, False), (0.52, False), (0.525, True)])
-def test_pitfall_16_a_label_near_even_is_undecided_and_even(sure, decided):
-    """Elsewhere an undecided answer became a random preference."""
+def test_pitfall_16_a_label_near_one_half_is_undecided_and_set_to_one_half(sure, decided):
+    """In other systems an undecided answer became a random preference."""
     out = label(judge(lambda segments: fair(segments, sure)))
     assert [c.decided for c in out] == [decided, decided, False]
     assert out[0].label == (pytest.approx(sure) if decided else 0.5)
 
 
 def test_the_margin_is_measured_before_the_clamp():
-    """Clamped to [.4, .6] first, nothing could be decided at a margin of .1."""
+    """If labels were clamped to [.4, .6] first, none could be decided at a margin of .1."""
     out = label(judge(fair, dataclasses.replace(REASONED, undecided_margin=0.1)))
     assert [c.decided for c in out] == [True, True, False]
 
 
-def test_pitfall_16_reasoning_that_was_cut_off_in_one_order_is_undecided():
-    """It has no verdict, and using only the other order would reintroduce position bias."""
+def test_pitfall_16_reasoning_truncated_in_one_order_is_undecided():
+    """Such reasoning has no verdict, and using only the other order would bring position bias back."""
 
     def script(segments, call):
         return None if call == 1 and shown(segments) == ("bad", "good") else "because"
@@ -156,7 +156,7 @@ def test_pitfall_16_a_comparison_too_long_for_the_model_is_undecided():
     assert (out[0].label, out[0].label_ab, out[0].label_ba) == (0.5, None, None)
 
 
-def test_a_comparison_whose_logits_are_not_finite_is_undecided(caplog):
+def test_a_comparison_with_non_finite_logits_is_undecided(caplog):
     """One word of one answer has a NaN embedding, in a model with an untied head; no other word shares its id."""
     model = tiny.model(tie_embeddings=False)
     weights, tokenizer = model.init(jax.random.key(0)), WordTokenizer()
@@ -183,7 +183,7 @@ def test_the_verdict_is_asked_after_the_reasoning():
     assert made.asked[2][-3:] == ["thought-1", "<end>", VERDICT]
     assert (out[0].reasoning_ab, out[0].reasoning_ba) == ("thought-0", "thought-1")
     keys = {jax.random.key_data(key).tobytes() for _, key, *_ in asked}
-    assert len(keys) == 2  # the orders do not share their noise
+    assert len(keys) == 2  # the orders do not share noise
     assert asked[0][2].temperature == REASONED.reasoning_temperature
     assert asked[0][2].max_new_tokens == REASONED.max_reasoning_tokens
 
@@ -202,9 +202,9 @@ def test_several_principles_are_averaged():
         assert comparison.label == pytest.approx(0.5 + sign * mean, rel=1e-5)
 
 
-def test_a_row_is_labelled_alike_in_any_chunk():
-    """Principles and global row numbers depend on the row; with several principles a pair has that many rows. Skipping a pair
-    of equal answers shifts no other row."""
+def test_a_row_gets_the_same_label_in_any_chunk():
+    """Principles and global row numbers depend only on the row; with several principles a pair has a row for each. Skipping a
+    pair of equal answers shifts no other row."""
     config, pairs = dataclasses.replace(REASONED, principles_per_comparison=2), [PAIRS[0], PAIRS[2], PAIRS[1]]
     first, second = judge(fair, config), judge(fair, config)
     whole = label(first, pairs=pairs, first_row=10)
@@ -227,7 +227,7 @@ def numpy_first(speaker, segments):
     return a / (a + b)
 
 
-def test_a_real_models_label_is_its_option_probabilities_normalised(speaker):
+def test_the_label_of_a_real_model_is_its_normalised_option_probabilities(speaker):
     """Ragged prompts over several batches, the longest of which does not fit."""
     pairs = [Pair(prompt(i, "why " * (i + 1)), "good", "bad word here") for i in range(5)]
     pairs.append(Pair(prompt(9, "why " * 40), "good", "bad"))
@@ -242,7 +242,7 @@ def test_a_real_models_label_is_its_option_probabilities_normalised(speaker):
     assert (found[5].label, found[5].label_ab, found[5].decided) == (0.5, None, False)
 
 
-def test_option_log_probabilities_are_of_the_whole_vocabulary():
+def test_option_log_probabilities_are_normalised_over_the_whole_vocabulary():
     model, params = tiny.model(), tiny.host_params(scale=1.5)
     tokens, length = np.array([[1, 5, 7, 0], [1, 9, 0, 0]], np.int32), np.array([3, 2], np.int32)
     found = next_logprobs(model, params, tokens, length, np.array([4, 30], np.int32))

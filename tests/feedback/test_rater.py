@@ -1,4 +1,4 @@
-"""Direct AI feedback: expected ratings against a numpy walk through the same model, and what has none."""
+"""Direct AI feedback: expected ratings against a numpy computation with the same model, and requests without a rating."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ KEY = jax.random.key(0)
 
 
 class DigitTokenizer(WordTokenizer):
-    """Each digit is a separate id, so 1 is a prefix of 10."""
+    """Every digit has its own id, so the ids of 1 are a prefix of those of 10."""
 
     def encode(self, text):
         return [20 + int(digit) for digit in text] if text.isdigit() else super().encode(text)
@@ -38,13 +38,13 @@ def rater_of(speaker, principles, count=1):
 
 
 def next_logp(speaker, ids):
-    """float64 log-probabilities of what follows `ids`."""
+    """float64 log-probabilities of the token after `ids`."""
     hidden = speaker.engine.model.hidden(speaker.params, np.asarray([ids], np.int32))
     logits = np.asarray(hidden, np.float64)[0, -1] @ np.asarray(speaker.params["embedding"], np.float64).T
     return logits - np.log(np.exp(logits).sum())
 
 
-def test_a_text_counts_with_all_its_tokens_and_one_that_begins_another_with_its_end(speaker):
+def test_the_log_prob_of_a_text_covers_all_tokens_and_the_end_if_it_is_a_prefix_of_another(speaker):
     prompts, options = [[1, 5, 7], [1, 9, 11, 12, 13]], [(21,), (22, 4), (21, 20)]
     found = text_logprobs(speaker, prompts, options, end=2)
     for row, ids in enumerate(prompts):
@@ -72,7 +72,7 @@ def test_several_principles_are_averaged(speaker):
     assert both[0] == pytest.approx(np.mean(each), abs=1e-4)
 
 
-def test_reasoning_stands_before_the_rating_and_one_cut_short_gives_none():
+def test_reasoning_precedes_the_rating_and_truncated_reasoning_gives_no_rating():
     asked = [prompt(0), prompt(1)]
     scripted = ScriptedSpeaker(lambda segments, _: None if "how so 1" in segments else "it is good")
     seen = []
@@ -90,13 +90,13 @@ def test_reasoning_stands_before_the_rating_and_one_cut_short_gives_none():
     assert np.isnan(LocalJudge(scripted).expected_ratings([None, None])).all()
 
 
-def test_a_dialogue_without_room_has_no_rating_and_stops_no_other(speaker):
+def test_a_dialogue_that_is_too_long_has_no_rating_and_affects_no_other(speaker):
     rater = rater_of(speaker, PRINCIPLES)
     found = rater.rate([prompt(0), prompt(1)], ["word " * 70, "so"], KEY, 0)
     assert np.isnan(found[0]) and 1 <= found[1] <= 10
 
 
-def test_the_request_is_the_principles_and_ratings_are_one_to_ten():
+def test_the_request_has_the_principle_and_ratings_are_one_to_ten():
     segments = render_rating(prompt(0).messages, "yes", PRINCIPLES[3])
     assert segments[-3:] == ["<question>", "critique 3 Rate it from 1 to 10.", "<reasoning>"]
     assert RATINGS == tuple("1 2 3 4 5 6 7 8 9 10".split())

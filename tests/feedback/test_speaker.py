@@ -36,7 +36,7 @@ def test_the_model_is_given_bos_and_the_segments(speaker):
     assert ids == [1, tokenizer.marker_id(USER), word, 2, tokenizer.marker_id(ASSISTANT)]
 
 
-def test_the_text_leaves_out_the_end_and_the_ids_keep_it(said):
+def test_the_ids_include_the_end_token_and_the_text_does_not(said):
     assert any(u.ended for u in said) and not all(u.ended for u in said)
     for utterance in said:
         words = utterance.ids[:-1] if utterance.ended else utterance.ids
@@ -44,8 +44,8 @@ def test_the_text_leaves_out_the_end_and_the_ids_keep_it(said):
         assert (utterance.ids[-1] in tiny.STOPS) == utterance.ended and utterance.logprob < 0
 
 
-def test_an_answer_hangs_on_its_row_number(speaker, said):
-    """The same words under the same global rows, asked in two halves."""
+def test_an_answer_depends_on_its_row_number(speaker, said):
+    """The same prompts with the same global rows, requested in two halves."""
     halves = speaker.say(ASKED[:1], jax.random.key(1), SAMPLING, [10]) + speaker.say(
         ASKED[1:], jax.random.key(1), SAMPLING, [11, 12]
     )
@@ -53,7 +53,7 @@ def test_an_answer_hangs_on_its_row_number(speaker, said):
     assert [u.ids for u in speaker.say(ASKED, jax.random.key(1), SAMPLING, [50, 51, 52])] != [u.ids for u in said]
 
 
-def test_a_prompt_too_long_is_not_answered_and_stops_no_other(speaker, said):
+def test_a_prompt_that_is_too_long_is_not_answered_and_affects_no_other(speaker, said):
     long = [USER, "word " * 20, ASSISTANT]
     found = speaker.say([ASKED[0], long, *ASKED[2:]], jax.random.key(1), SAMPLING, [10, 11, 12])
     assert (found[1].text, found[1].ids, found[1].ended) == ("", (), False)
@@ -62,14 +62,14 @@ def test_a_prompt_too_long_is_not_answered_and_stops_no_other(speaker, said):
 
 
 def test_the_longest_prompt_that_fits_is_answered(speaker):
-    segments = [USER, "word " * 13, ASSISTANT]  # 16 with bos and markers, and 8 new tokens: 24
+    segments = [USER, "word " * 13, ASSISTANT]  # 16 with bos and markers, plus 8 new tokens: 24
     assert speaker.fits(speaker.prompt_ids(segments), 8)
     assert speaker.say([segments], jax.random.key(1), SAMPLING, [0])[0].ids
     assert not speaker.fits([*speaker.prompt_ids(segments), 20], 8)
 
 
-def test_an_answer_whose_logits_are_not_finite_counts_as_cut_off_and_stops_no_other(caplog):
-    """Token 9 has an embedding of NaN, of a model whose head is another table."""
+def test_an_answer_with_non_finite_logits_counts_as_truncated_and_affects_no_other(caplog):
+    """Token 9 has an embedding of NaN, in a model with an untied head."""
     model = tiny.model(tie_embeddings=False)
     weights = model.init(jax.random.key(0))
     spoilt = WordTokenizer().encode("boom")[0]

@@ -1,4 +1,4 @@
-"""Models and clusters that tests of the plan share."""
+"""Models and clusters shared by the tests of the planner."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ from jaxalign.planner.topology import parse_topology, topology_devices
 from tests.planner.test_programs import config
 
 needs_libtpu = pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="the TPU compiler is not installed")
-# The compilation cache cannot read programs for absent devices.
+# The compilation cache cannot load programs for devices that are absent.
 pytestmark = pytest.mark.filterwarnings("ignore:Error reading persistent compilation cache")
 KB = 1024
 
@@ -44,19 +44,19 @@ def test_bytes_of_one_device_by_hand():
     step = jax.jit(lambda state, batch, unread: state + batch[0], donate_argnums=0)
     found = compile_program(made(step, state, batch, unread, policy=[state], table=table, reference=unread), usable=90 * KB)
     assert found.memory.arguments == 68 * KB and found.memory.outputs == 64 * KB and found.memory.aliased == 64 * KB
-    assert found.resident == {"table": 8 * KB, "reference": 4 * KB}  # an argument that is not read is not passed
+    assert found.resident == {"table": 8 * KB, "reference": 4 * KB}  # an unused argument is not passed
     assert found.memory.peak == 68 * KB + found.memory.temporary + found.memory.code
     assert found.total == found.memory.peak + 12 * KB
     assert found.fits and found.collectives == () and found.warnings == () and found.flops > 0
 
 
-def test_what_lies_beside_counts():
+def test_resident_arrays_that_a_program_does_not_use_count():
     state, beside = array(jax.devices(), P("fsdp"), 8, KB), array(jax.devices(), P("fsdp"), 8, 64 * KB)
     found = compile_program(made(jax.jit(jnp.sin), state, reference=beside), usable=200 * KB)
     assert found.memory.peak < 200 * KB < found.total and not found.fits
 
 
-def test_a_program_that_the_compiler_refuses_keeps_its_words():
+def test_a_refused_program_keeps_the_message_of_the_compiler():
     class Refused:
         def lower(self, *arguments):
             raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Ran out of memory\nby 3G")
@@ -71,14 +71,14 @@ def no_text(self):
     raise jax.errors.JaxRuntimeError("INTERNAL: async-update instruction should have 1 operands but sees 3")
 
 
-def test_traffic_is_read_where_jax_cannot_write_a_programs_text(monkeypatch):
-    """Of a TPU compiler newer than itself JAX does not know every instruction; the compiler writes the text too."""
+def test_traffic_is_read_from_the_compiler_if_jax_cannot_print_a_program(monkeypatch):
+    """JAX does not know every instruction of a newer TPU compiler, but the compiler writes the text as well."""
     monkeypatch.setattr(jax.stages.Compiled, "as_text", no_text)
     found = compile_program(made(jax.jit(jnp.sum), array(jax.devices(), P("fsdp"), 8, KB)))
     assert [(one.kind, one.axes, one.operand) for one in found.collectives] == [("all-reduce", ("fsdp",), 4)]
 
 
-def test_a_program_without_a_text_is_told_and_still_counted(monkeypatch):
+def test_a_program_without_text_gets_a_warning_and_its_memory_is_counted(monkeypatch):
     monkeypatch.setattr(jax.stages.Compiled, "as_text", no_text)
     monkeypatch.setattr(pathlib.Path, "glob", lambda *_: [])
     state = array(jax.devices(), P("fsdp"), 8, KB)
@@ -86,7 +86,7 @@ def test_a_program_without_a_text_is_told_and_still_counted(monkeypatch):
     assert found.fits and found.memory.arguments == 4 * KB and found.collectives is None
     assert "its collectives are not known" in found.warnings[0]
     line = next(line for line in text([found]).splitlines() if line.startswith("ppo update"))
-    assert line.split()[-3:-1] == ["?", "?"]  # and not 0
+    assert line.split()[-3:-1] == ["?", "?"]  # not 0
     assert to_json([found])[0]["sent_bytes"] is None
 
 
@@ -99,7 +99,7 @@ def test_any_other_failure_is_raised():
         compile_program(made(Broken()))
 
 
-def test_a_run_on_cpu_devices_tells_each_program_and_fsdp_shows_in_its_traffic():
+def test_a_run_on_cpu_devices_reports_each_program_and_the_traffic_of_fsdp():
     changes = config(stages=["sft"], mesh={"data": 1, "fsdp": 4, "tensor": 1}, sft={"micro_batches": 1})
     told = []
     policy = policy_model(changes, make_sharding(changes.mesh))
@@ -111,9 +111,9 @@ def test_a_run_on_cpu_devices_tells_each_program_and_fsdp_shows_in_its_traffic()
     assert found.seconds > 0 and compile_run(changes, policy, programs=["ppo"]) == []
 
 
-def test_the_heads_weight_is_gathered_once_however_many_chunks_there_are(monkeypatch):
-    """The compiler showed that each of 383 chunks gathered it. With adapters it also has no gradient."""
-    monkeypatch.setattr(jaxalign.models.model, "CHUNK_FLOATS", 400)  # a position of one row a device, 16 chunks
+def test_the_weight_of_the_head_is_gathered_once_for_any_number_of_chunks(monkeypatch):
+    """Before, each of 383 chunks gathered it, as compiled programs showed. With adapters it also has no gradient."""
+    monkeypatch.setattr(jaxalign.models.model, "CHUNK_FLOATS", 400)  # one position of one row per device, 16 chunks
     changes = config(stages=["sft"], mesh={"data": 1, "fsdp": 4, "tensor": 1}, lora={"rank": 2},
                      model={"tie_embeddings": False})  # fmt: skip
     (found,) = compile_run(changes, policy_model(changes, make_sharding(changes.mesh)))
@@ -121,8 +121,9 @@ def test_the_heads_weight_is_gathered_once_however_many_chunks_there_are(monkeyp
     assert [(one.times, one.axes, one.result) for one in gathers] == [(1, ("fsdp",), 400 * 16 * 4)]
 
 
-def test_the_checks_of_step_0_hold_no_whole_gradient():
-    """Two sets of gradients, each device with its eighth; whole they would be twice the model's bytes and more."""
+def test_the_checks_of_step_0_hold_no_replicated_gradient():
+    """They hold two sets of gradients, an eighth of each on every device; replicated, they would exceed twice the model's
+    bytes."""
     changes = config(stages=["ppo"], mesh={"data": 1, "fsdp": 8, "tensor": 1}, ppo={"batch": 16, "minibatches": 1},
                      model={"layers": 8, "embed": 32, "mlp": 8192, "remat": True})  # fmt: skip
     policy = policy_model(changes, make_sharding(changes.mesh))
@@ -141,7 +142,7 @@ def test_the_tpu_compiler_counts_the_memory_and_the_traffic_of_a_program():
     assert found.fits and found.memory.peak < 64 << 20
     assert all(one.axes == ("fsdp",) and one.group == 4 for one in found.collectives)
     gathers = [one for one in found.collectives if one.kind == "all-gather" and one.weight == "params"]
-    assert sum(one.times for one in gathers) in (1, 6)  # before the loop, or in each of its turns
+    assert sum(one.times for one in gathers) in (1, 6)  # before the loop, or in each of its iterations
 
 
 @needs_libtpu

@@ -19,7 +19,7 @@ def peaks(plan: search.Given) -> dict[str, float]:
     return {task.task.name: task.peak for task in plan.estimate().tasks}
 
 
-def test_sixteen_gigabytes_of_weights_do_not_fit_beside_the_rest_of_a_v5e():
+def test_sixteen_gigabytes_of_gathered_weights_do_not_fit_a_v5e():
     """8B parameters in bfloat16, gathered on each device to sample: 16 GB of a device that has 16.9."""
     whole = given("v5e:4x4").estimate()
     assert not whole.fits and "It does not fit: ppo generate needs" in verdict(whole)
@@ -27,10 +27,10 @@ def test_sixteen_gigabytes_of_weights_do_not_fit_beside_the_rest_of_a_v5e():
     assert split.fits and verdict(split).startswith("It fits")
 
 
-def test_what_lies_on_a_device_all_through_ppo():
+def test_weights_that_stay_on_a_device_throughout_ppo():
     plan = given("v5e:4x4", "--config.mesh.generation=training").estimate()
     update = next(task for task in plan.tasks if task.task.name == "ppo update")
-    # Adapters of rank 16, float32: fsdp splits what has the model's width (one side of each of seven), not the other side.
+    # Adapters of rank 16, float32: fsdp splits the side that has the model's width (one of two in each of seven kernels).
     split, whole = 7 * 4096, 2 * 4096 + 2 * 1024 + 3 * 14336
     assert update.resident["policy"] == 32 * 16 * 4 * (split / 16 + whole)
     assert update.resident["policy's optimizer"] == 2 * update.resident["policy"]
@@ -40,7 +40,7 @@ def test_what_lies_on_a_device_all_through_ppo():
     }  # fmt: skip
 
 
-def test_more_of_each_way_to_save_memory_takes_less():
+def test_each_way_to_save_memory_saves_memory():
     of = lambda *flags: peaks(given("v5p:2x2x4", "--config.ppo.batch=1024", *flags))["ppo update"]  # noqa: E731
     base = of()
     assert of("--config.ppo.micro_batch_tokens=768") < base < of(f"--config.ppo.micro_batch_tokens={1 << 16}")
@@ -48,7 +48,7 @@ def test_more_of_each_way_to_save_memory_takes_less():
     assert of("--config.lora.rank=0", "--config.lora.base=float32") > base > of("--config.lora.base=nf4")
 
 
-def test_time_is_the_largest_of_three_and_falls_with_better_hardware_shares():
+def test_time_is_the_largest_of_three_parts_and_falls_with_higher_utilisation():
     plan = given("v5p:2x2x4")
     for task in plan.estimate().tasks:
         assert task.seconds >= 0.999 * max(task.compute, task.memory, task.network)
@@ -57,7 +57,7 @@ def test_time_is_the_largest_of_three_and_falls_with_better_hardware_shares():
 
 
 def test_a_pipeline_has_a_bubble():
-    """(m + p - 1) / m of the time of one stage, m micro-batches in p stages."""
+    """(m + p - 1) / m times the time of one stage, for m micro-batches in p stages."""
     flags = ("--config.mesh.fsdp=4", f"--config.ppo.micro_batch_tokens={4 * 768}", "--config.sft.batch_rows=16",
              "--config.preference.micro_batch_tokens=0", "--config.ppo.minibatches=1")
     plain = given("v5p:2x2x4", *flags, "--config.mesh.data=4").estimate()
@@ -70,7 +70,7 @@ def test_a_pipeline_has_a_bubble():
     ("v5e:2x4", (), "asks for 16 devices, but v5e:2x4 has 8"),
     ("v5e:4x4", ("--config.mesh.fsdp=1", "--config.mesh.tensor=16"), "tensor is 16; it must divide the model's kv_heads .8."),
 ])
-def test_refusals(topology, flags, sentence):
+def test_configs_that_cannot_run_are_refused(topology, flags, sentence):
     with pytest.raises(UserError, match=sentence):
         given(topology, *flags).estimate()
 
@@ -78,7 +78,7 @@ def test_refusals(topology, flags, sentence):
 def test_every_mesh_of_sixteen_devices_once():
     found = list(search.meshes(16, 1, 1))
     assert all(mesh["data"] * mesh["fsdp"] * mesh["context"] * mesh["tensor"] == 16 for mesh in found)
-    # Ways to write 2 ** 4 as an ordered product of four powers of 2: the fourth of C(7, 3).
+    # Ways to write 2 ** 4 as an ordered product of four powers of 2: C(7, 3).
     assert len({tuple(mesh.values()) for mesh in found}) == len(found) == 35
     assert all(mesh["data"] % 2 == 0 for mesh in search.meshes(16, 1, 2))
 
@@ -98,11 +98,11 @@ def test_advice_names_changes_that_fit():
     assert any("config.lora.rank=16" in words or "a larger cluster" in words for words, _ in full)
 
 
-def test_what_can_never_fit_gets_no_false_hope():
+def test_no_advice_for_a_run_that_can_never_fit():
     assert search.advice(given("v5e:1x1", "--config.mesh.fsdp=1", shape="Llama-3.1-70B")) == []
 
 
-def test_money_is_device_hours_at_the_price_of_the_file():
+def test_cost_is_device_hours_times_the_price_in_the_file():
     run = given("v5e:4x4", "--config.mesh.generation=training").estimate()
     prices = read_prices("configs/prices_example.json")
     assert money(run, prices) == pytest.approx(run.seconds / 3600 * 16 * 1.0)
@@ -117,7 +117,7 @@ def test_money_is_device_hours_at_the_price_of_the_file():
     ('{"date": "2026-01-01", "currency": "USD", "per_device_hour": {"v9": 1}}', "a price for 'v9'; known chips: v4"),
     ('{"date": "2026-01-01", "currency": "USD", "per_device_hour": {"v4": "1"}}', "the price of v4 is '1'; expected a number"),
 ])  # fmt: skip
-def test_prices_refused(tmp_path, content, sentence):
+def test_invalid_prices_are_refused(tmp_path, content, sentence):
     file = tmp_path / "prices.json"
     file.write_text(content, encoding="utf-8")
     with pytest.raises(UserError, match=sentence):
@@ -126,8 +126,8 @@ def test_prices_refused(tmp_path, content, sentence):
         read_prices(str(tmp_path / "none.json"))
 
 
-def test_changes_that_only_together_are_enough_name_each_field_once():
-    """Of several forms of a change the last represents the earlier ones."""
+def test_a_combination_of_changes_names_each_field_once():
+    """Of several values of one field, only the last is shown."""
     ((words, run),) = search.advice(given("v5e:1x1", "--config.lora.rank=0", "--config.lora.base=float32"))
     fields = re.findall(r"(config\.[\w.]+)=", words)
     assert run.fits and len(fields) > 1 and len(fields) == len(set(fields))

@@ -1,4 +1,4 @@
-"""Chips and clusters: vendors' figures, closing tori, names that are understood or refused."""
+"""Chips and clusters: the vendors' figures, tori with wrap-around links, valid and invalid names."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from jaxalign.errors import UserError
 from jaxalign.planner.hardware import chips, gpu_cluster
 
 
-def test_every_chip_says_where_its_figures_are_from():
+def test_every_chip_cites_the_source_of_its_figures():
     assert set(chips()) >= {"v4", "v5e", "v5p", "v6e", "A100-40", "A100-80", "H100-80", "H200", "L4", "RTX4090"}
     assert all(len(chip.source) > 40 and chip.memory > 1e10 and chip.hbm > 1e11 for chip in chips().values())
 
@@ -24,7 +24,7 @@ def test_published_figures():
     ("v5p:4x4x8", (True, True, True)), ("v5p:2x4x4", (False, False, False)), ("v4:2x2x1", (False, False, False)),
     ("v5e:16x16", (True, True)), ("v5e:8x16", (False, True)), ("v6e:8x8", (False, False)),
 ])  # fmt: skip
-def test_a_torus_closes_in_whole_cubes_or_at_sixteen(topology, closed):
+def test_a_torus_has_wrap_around_links_in_whole_cubes_or_at_sixteen(topology, closed):
     assert cluster(topology).closed == closed
 
 
@@ -41,11 +41,11 @@ def test_names_and_hosts():
     ("H20x8", r"'H20' does not name exactly one of the known GPUs: .*did you mean H200"),
     ("RTX4090x16", "no network between hosts is known for it; plan at most 8"),
 ])  # fmt: skip
-def test_gpus_refused(text, sentence):
+def test_invalid_gpu_names_are_refused(text, sentence):
     with pytest.raises(UserError, match=sentence):
         gpu_cluster(text)
 
 
-def test_a_slice_larger_than_there_is_any():
+def test_a_slice_larger_than_any_that_exists_is_refused():
     with pytest.raises(UserError, match="v5e:32x16 has 512 chips; the largest slice of v5e has 256: join several"):
         cluster("v5e:32x16")

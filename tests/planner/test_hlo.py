@@ -1,4 +1,4 @@
-"""Collectives of compiled programs: small ones with bytes worked out by hand, and texts as the TPU compiler writes them."""
+"""Collectives of compiled programs: small programs with bytes computed by hand, and texts as the TPU compiler writes them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def found(fn, *arrays, unknown_trips: int = 1):
     return collectives(parse(text), AXES, unknown_trips)
 
 
-# x is float32 [16, 8], of which a device has [8, 2]: 64 bytes.
+# x is float32 [16, 8], of which a device holds [8, 2]: 64 bytes.
 @pytest.mark.parametrize(("kind", "fn", "out", "result", "axes", "wire"), [
     ("all-gather", lambda x: lax.all_gather(x, "tensor", axis=1, tiled=True), P("data"), 256, ("tensor",), 192),
     ("all-gather", lambda x: lax.all_gather(x, ("data", "tensor"), tiled=True), P(), 512, ("data", "tensor"), 448),
@@ -56,7 +56,7 @@ def layers(params, x):
     return lax.scan(layer, x, params["w"])[0]
 
 
-# Five weights of float32 [8, 8], of which a device has [4, 2]; gathered over data each is [8, 2]: 64 bytes.
+# Five weights of float32 [8, 8], of which a device holds [4, 2]; gathered over data each is [8, 2]: 64 bytes.
 WEIGHTS, INPUT = (5, 8, 8), (16, 8)
 
 
@@ -64,16 +64,16 @@ def sharded():
     return {"w": array(P(None, "data", "tensor"), *WEIGHTS)}, array(P("data"), *INPUT)
 
 
-def test_a_loop_counts_as_often_as_it_turns_and_the_weight_is_named():
+def test_a_loop_counts_every_iteration_and_the_weight_is_named():
     gathered = {one.axes: one for one in found(layers, *sharded())}
     weight = gathered["data",]
     assert (weight.kind, weight.result, weight.times, weight.certain, weight.loop) == ("all-gather", 64, 5, True, 1)
     assert weight.weight == "params['w']" and weight.total == 5 * 32
-    activation = gathered["tensor",]  # [8, 2] of a row's part become [8, 8].
+    activation = gathered["tensor",]  # [8, 2] of a row's part becomes [8, 8].
     assert (activation.result, activation.times, activation.weight) == (256, 5, "")
 
 
-def test_a_loop_that_the_program_ends_counts_as_often_as_it_may_turn():
+def test_a_loop_of_unknown_length_counts_the_assumed_iterations():
     def decode(params, x):
         return lax.while_loop(lambda s: (s[0] < 7) & (s[1].sum() > 0), lambda s: (s[0] + 1, layers(params, s[1])), (0, x))
 
@@ -87,7 +87,7 @@ def test_a_loop_that_the_program_ends_counts_as_often_as_it_may_turn():
     assert not surprises("sampling", found(decode, whole, sharded()[1], unknown_trips=6), ())
 
 
-def test_what_is_computed_from_an_argument_is_not_called_one():
+def test_a_value_computed_from_an_argument_is_not_named_as_the_argument():
     def fn(x):
         return lax.all_gather(jnp.sin(x), "tensor", axis=1, tiled=True)
 
@@ -189,8 +189,8 @@ ENTRY %main (w.1: bf16[1,8], g.1: f32[64]) -> f32[64] {
 
 
 def test_as_the_tpu_compiler_writes_it():
-    """An asynchronous gather occurs twice and counts once; an all-reduce of which a slice is kept is a reduce-scatter; a loop
-    from 0 to 10 in steps of 2 has 5 iterations; a permute's start and done are one."""
+    """An asynchronous gather occurs twice and counts once; an all-reduce of which only a slice is used is a reduce-scatter; a
+    loop from 0 to 10 in steps of 2 has 5 iterations; the start and the done of a permute count once."""
     by_kind = {(one.kind, one.loop): one for one in collectives(parse(TPU), AXES)}
     gather = by_kind["all-gather", 1]
     assert (gather.operand, gather.result, gather.times, gather.certain) == (16, 128, 5, True)
@@ -206,14 +206,14 @@ def test_as_the_tpu_compiler_writes_it():
     assert told.startswith("the compiler gathers weights a second time") and "params['w']" in told
 
 
-def test_an_instruction_may_take_several_lines():
-    """The text contains the settings of kernels and the rows of constants."""
+def test_an_instruction_can_span_several_lines():
+    """The text contains kernel settings and rows of constants."""
     entry = parse(TPU).entry
     assert entry.root.name == "last" and entry.instructions["kernel"].op_name == "jit(f)/kernel"
     assert entry.instructions["table"].bytes == 16
 
 
-def test_what_runs_on_another_core_is_a_computation_like_others():
+def test_a_computation_on_another_core_is_parsed_like_any_other():
     """A gather that a TPU runs on its sparse cores, in a separate thread."""
     module = parse("""HloModule jit_f
 
@@ -244,7 +244,7 @@ def test_a_text_without_an_entry_is_refused():
         _ = parse("HloModule empty\n").entry
 
 
-def test_a_large_array_that_is_whole_everywhere_is_told():
+def test_a_large_replicated_array_is_reported():
     dtype = np.dtype(np.float32)
     arrays = [("params['a']", (1024, 8), dtype, NamedSharding(mesh(), P())),
               ("params['b']", (1024, 8), dtype, NamedSharding(mesh(), P("data"))),

@@ -28,14 +28,14 @@ def test_a_token_of_llama_8b_takes_131072_bytes_of_cache():
     assert memory.cache(at, 1000) == 131072 * 1000
 
 
-def test_tensor_splits_the_cache_by_heads_and_rows_go_over_all_other_axes():
+def test_tensor_splits_the_cache_by_heads_and_all_other_axes_split_the_rows():
     at = memory.local(model(data=2, fsdp=2, tensor=4), Rows(8, 1000), "generation")
     assert memory.cache(at, 1000) == 131072 * 1000 * 2 / 4
     whole = memory.local(model(fsdp=2, tensor=4, generation="whole"), Rows(8, 1000), "generation")
     assert memory.cache(whole, 1000) == 131072 * 1000
 
 
-def test_plain_scores_are_float32_and_their_softmax_bfloat16_and_a_kernel_keeps_one_number_a_query():
+def test_plain_attention_keeps_float32_scores_and_a_bfloat16_softmax_and_a_kernel_one_number_per_query():
     rows = Rows(4, 512)
     assert memory.scores(memory.local(plainly(model(fsdp=2, tensor=4)), rows)) == 2 * (32 / 4) * 512 * 512 * (4 + 2)
     assert memory.scores(memory.local(model(fsdp=2, tensor=4), rows)) == 2 * (32 / 4) * 512 * 4
@@ -44,48 +44,48 @@ def test_plain_scores_are_float32_and_their_softmax_bfloat16_and_a_kernel_keeps_
     assert memory.local(model(), Rows(4, 127)).attention == "plain"
 
 
-def test_remat_keeps_the_layers_inputs_alone_and_less_than_without():
+def test_remat_keeps_only_the_inputs_of_layers():
     at = memory.local(model(fsdp=2), Rows(4, 512))
     assert memory.residuals(at, "nothing") == 32 * 2 * 512 * 4096 * 2
-    # The products of a layer: queries, keys and values, the attention's and the MLP's outputs, gate and up.
+    # The products of a layer: queries, keys and values, outputs of attention and MLP, gate and up.
     beside = 4096 + 2 * 1024 + 2 * 4096 + 2 * 14336
     assert memory.residuals(at, "products") == 32 * 2 * 512 * (4096 + beside) * 2
     assert memory.residuals(at, "") > memory.residuals(at, "products")
 
 
-def test_context_splits_a_rows_tokens_and_sequence_parallelism_what_passes_between_layers():
+def test_context_splits_the_tokens_of_a_row_and_sequence_parallelism_the_activations_between_layers():
     both = memory.local(model(context=2, tensor=4, sequence_parallel=True), Rows(1, 4096))
     assert (both.T, both.S, both.share) == (2048, 4096, 1 / 4)
 
 
-def test_two_parts_of_a_minibatch_hold_two_sets_of_gradients_and_half_the_activations():
+def test_two_micro_batches_hold_two_sets_of_gradients_and_half_the_activations():
     at, own = model(fsdp=8), measure(model(fsdp=8), "float32")
     one, two = (memory.update(at, own, Rows(64, 2048), micro, lm_head=False) for micro in (1, 2))
-    # The embedding's own come last, when the layers' activations are gone.
+    # The embedding's gradients come last, when the activations of the layers are freed.
     assert one["gradients"] == own.gradients - 4 * 128256 * 4096 / 8 and two["gradients"] == one["gradients"] + own.gradients
-    # The layer's own weights are the same in both.
+    # The weights of one layer are the same in both.
     assert two["activations"] - 2 / 3 * own.layer == pytest.approx((one["activations"] - 2 / 3 * own.layer) / 2)
 
 
-def test_chunks_of_the_head_are_as_the_head_cuts_them():
+def test_the_chunks_of_the_head_are_those_of_the_model():
     assert memory.chunk(model(), Rows(1, 512)) == (32, 16)  # 2 ** 22 // 128256 positions
     assert memory.chunk(model(), Rows(64, 512)) == (1, 512)
     assert memory.chunk(model(fsdp=16), Rows(64, 512)) == (8, 64)  # Capacity is per device.
 
 
-def test_forward_is_two_operations_a_parameter_and_token_with_attention_and_head_beside():
+def test_forward_is_two_operations_per_parameter_and_token_plus_attention_and_head():
     own = measure(model(), "float32")
     tokens, T = 4 * 1024, 1024
     attention = 4 * T * 32 * 128 * 32
     assert work.forward_flops(plainly(model()), own, Rows(4, T), 0) == tokens * (2 * KERNELS + attention)
-    # A kernel skips what no query sees.
+    # A kernel skips positions that no query sees.
     assert work.forward_flops(model(), own, Rows(4, T), 0) == tokens * (2 * KERNELS + attention / 2)
     assert work.forward_flops(model(), own, Rows(4, T), T) - work.forward_flops(model(), own, Rows(4, T), 0) == (
         2 * 4096 * 128256 * tokens
     )
 
 
-def test_backward_is_twice_forward_and_remat_once_more_and_half_for_frozen_kernels():
+def test_backward_costs_two_forwards_and_one_for_frozen_kernels_and_remat_one_more():
     rows, plain = Rows(4, 1024), dataclasses.replace(model(), config=dataclasses.replace(model().config, remat=False))
     own = measure(plain, "float32")
     forward = work.forward_flops(plain, own, rows, 0)
@@ -98,7 +98,7 @@ def test_backward_is_twice_forward_and_remat_once_more_and_half_for_frozen_kerne
     assert work.backward_flops(adapted, few, rows, 0) == kernels + 2 * attention + kernels + attention
 
 
-def test_fsdp_gathers_the_layers_in_each_of_three_passes_and_the_embedding_and_scatters_the_gradients_once():
+def test_fsdp_gathers_the_layers_in_three_passes_and_the_embedding_and_scatters_the_gradients_once():
     at = model(fsdp=16)
     own = measure(at, "float32")
     sent = work.update(at, own, task(Rows(16, 1024)), 1).sent["fsdp"]
@@ -106,21 +106,21 @@ def test_fsdp_gathers_the_layers_in_each_of_three_passes_and_the_embedding_and_s
     assert sent == pytest.approx(share * (3 * 2 * KERNELS + 2 * 128256 * 4096 + learnt))
 
 
-def test_the_head_is_gathered_once_and_its_gradient_sent_with_all_others():
-    """1024 positions in 32 chunks: besides the step's gradients they send only the head, in bfloat16."""
+def test_the_head_is_gathered_once_and_its_gradient_is_sent_with_the_others():
+    """1024 positions in 32 chunks: besides the gradients of the step, they send only the head, in bfloat16."""
     at = model(fsdp=16)
     own = measure(at, "float32")
     with_head, without = (work.update(at, own, task(Rows(16, 1024), n), 1).sent["fsdp"] for n in (1024, 0))
     assert with_head - without == pytest.approx(15 / 16 * 128256 * 4096 * 2)
 
 
-def test_tensor_adds_up_activations_twice_a_layer_in_each_pass():
+def test_tensor_reduces_activations_twice_per_layer_in_each_pass():
     at = model(tensor=8)
     sent = work.update(at, measure(at, "float32"), task(Rows(2, 1024)), 1).sent
     assert sent == {"tensor": 3 * 2 * 32 * 2 * (2 * 1024 * 4096 * 2) * 7 / 8}
 
 
-def test_data_adds_up_whole_gradients_and_slices_only_what_is_left_of_them():
+def test_data_reduces_the_gradient_shards_of_fsdp_and_slices_reduce_the_shards_of_data():
     at = model(data=4, fsdp=2)
     own = measure(at, "float32")
     sent = work.update(at, own, task(Rows(8, 64)), 2).sent
@@ -129,7 +129,7 @@ def test_data_adds_up_whole_gradients_and_slices_only_what_is_left_of_them():
     assert sent["slices"] == pytest.approx(2 * (shard / 2) / 2)
 
 
-def test_decoding_reads_all_weights_and_the_cache_at_every_token():
+def test_decoding_reads_all_weights_and_the_cache_for_every_token():
     at = model(tensor=4)
     own = measure(at, "float32")
     generate = Task("ppo", "generate", ("policy",), (), ("policy",), Rows(8, 512, 256), 1, 1)
@@ -138,16 +138,16 @@ def test_decoding_reads_all_weights_and_the_cache_at_every_token():
     assert step.flops == 8 * (2 * KERNELS + 4 * 768 * 32 * 128 * 32 + 2 * 4096 * 128256) / 4
 
 
-def test_sampling_holds_the_ring_twice_with_its_heads_in_whole_lanes():
-    """Of Llama-3.2-1B, whose heads are of 64, the copy is twice the ring: 32 rows of 768 tokens, 32,768 bytes each."""
+def test_sampling_holds_a_second_ring_with_heads_padded_to_whole_lanes():
+    """Llama-3.2-1B has heads of width 64, so the copy is twice the ring: 32 rows of 768 tokens, 32,768 bytes each."""
     small = model("Llama-3.2-1B", rank=16)
     ring = 32 * 768 * 32768
     found = memory.generation(small, measure(small, "bfloat16"), Rows(32, 512, 256))
     assert found["KV cache"] == ring and found["activations"] == 2 * ring + 3 * 32 * 128256 * 4
 
 
-def test_the_largest_weight_that_is_moved_is_there_twice():
-    """Of Llama-3.1-70B over tensor 8: 80 layers' gates in bfloat16, more than the ring of 64 rows."""
+def test_the_largest_weight_that_is_moved_is_held_twice():
+    """Llama-3.1-70B over tensor 8: the gates of 80 layers in bfloat16, more than the ring of 64 rows."""
     large = model("Llama-3.1-70B", rank=16, fsdp=8, tensor=8)
     own = measure(large, "bfloat16")
     assert own.moving == 80 * 8192 * 28672 * 2 / 8

@@ -1,4 +1,4 @@
-"""The programs of a run: which there are, that each can be lowered, and that they are called as the stages call them."""
+"""The programs of a run: their list, that each can be lowered, and that the stages call them with these shapes."""
 
 from __future__ import annotations
 
@@ -83,14 +83,14 @@ def test_every_stage_has_its_steps_and_each_can_be_lowered():
     ({"mesh": {"data": 1, "fsdp": 8, "tensor": 1, "zero": 1, "generation": "training"}, "stages": ["preference", "ppo"],
       "ppo": {"minibatches": 1}}, "ppo sampling (policy)"),
 ])  # fmt: skip
-def test_ppo_by_every_way_to_train_and_to_be_rewarded(changes, wanted):
+def test_programs_of_ppo_for_every_way_to_train_and_every_reward(changes, wanted):
     found = [program for program in programs(**changes) if program.stage == "ppo"]
     assert wanted in names(found)
     for program in found:
         program.lower()
 
 
-def test_an_outside_reward_model_is_read_from_its_config_alone(tmp_path):
+def test_only_the_config_of_an_outside_reward_model_is_read(tmp_path):
     fields = {"model_type": "llama", "architectures": ["LlamaForSequenceClassification"], "num_labels": 1, "vocab_size": 64,
               "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
               "intermediate_size": 32, "max_position_embeddings": 24}  # fmt: skip
@@ -98,14 +98,14 @@ def test_an_outside_reward_model_is_read_from_its_config_alone(tmp_path):
     reward = {"source": "model", "model": str(tmp_path), "model_dtype": "bfloat16", "model_batch": 3}
     (found,) = (program for program in programs(reward=reward, stages=["ppo"]) if program.phase == "reward")
     scorer, weights, tokens, _ = found.arguments
-    # Three texts are made four, the parts of the batch; a text is not longer than the model's 24 positions.
+    # Three texts are padded to four, the number of batch shards; a text has at most the model's 24 positions.
     assert tokens.shape == (4, 24) and scorer.model.config.embed == 16
     assert {leaf.dtype for leaf in jax.tree.leaves(weights)} == {np.dtype("bfloat16")}
     found.lower()
 
 
 def called(monkeypatch, module, name) -> list:
-    """The arguments of every call of a jitted function by that module."""
+    """Record the arguments of every call of a jitted function by that module."""
     calls, real = [], getattr(module, name)
 
     def record(*arguments):
@@ -116,8 +116,8 @@ def called(monkeypatch, module, name) -> list:
     return calls
 
 
-def test_ppo_calls_its_steps_with_these_shapes(tmp_path, monkeypatch):
-    """An iteration of the stage itself, on one device, with its calls written down."""
+def test_ppo_calls_its_steps_with_the_planned_shapes(tmp_path, monkeypatch):
+    """Run an iteration of the stage itself on one device, with its calls recorded."""
     calls = {"chunk": called(monkeypatch, session, "decode_chunk"), "prefill": called(monkeypatch, session, "prefill"),
              "scoring": called(monkeypatch, experience, "packed_experience"),
              "checks": called(monkeypatch, step_zero, "step_zero_values"),
@@ -136,8 +136,8 @@ def test_ppo_calls_its_steps_with_these_shapes(tmp_path, monkeypatch):
             assert (a.shape, a.dtype) == (b.shape, b.dtype), (phase, a, b)
 
 
-def test_what_a_device_holds():
-    """A device has an eighth of each kernel and, of the base under adapters, no second copy for the reference."""
+def test_the_bytes_that_a_device_holds():
+    """A device has its shard of each kernel, and the reference adds no second copy of the base under adapters."""
     (update,) = (p for p in programs(lora={"rank": 2}, stages=["ppo"]) if p.phase == "update")
     assert set(update.held) == {"base", "reference", "policy", "policy optimizer", "critic", "critic optimizer",
                                 "preference model"}  # fmt: skip
@@ -162,7 +162,7 @@ def test_a_shared_trunk_is_passed_to_scoring_once():
         assert len(passed) == len(set(passed)), program.name
 
 
-def test_what_is_offloaded_lies_there_only_while_it_is_read():
+def test_offloaded_weights_are_on_the_devices_only_while_they_are_used():
     found = {p.phase: p for p in programs(mesh={"offload": ["optimizer", "frozen"]}, stages=["preference", "ppo"])
              if p.stage == "ppo"}  # fmt: skip
     trained = {"policy", "critic"}
@@ -171,7 +171,7 @@ def test_what_is_offloaded_lies_there_only_while_it_is_read():
     assert set(found["update"].held) == trained | {"policy optimizer", "critic optimizer"}
 
 
-def test_prompts_that_leave_no_room_are_refused():
+def test_prompts_that_leave_no_space_for_new_tokens_are_refused():
     made = config(stages=["ppo"])
     policy = policy_model(made, make_sharding(made.mesh))
     with pytest.raises(UserError, match=r"prompts of 30 tokens and responses of 8 exceed config.model.max_length \(32\)"):
@@ -186,7 +186,7 @@ def test_published_shapes_have_the_published_number_of_parameters(name, millions
     assert counted / 1e6 == pytest.approx(millions, abs=0.5) and name in published_shapes()
 
 
-def test_an_unknown_shape_is_refused_and_the_configs_choices_hold_for_any():
+def test_an_unknown_shape_is_refused_and_config_choices_apply_to_any_shape():
     with pytest.raises(UserError, match="shape is 'Llama-9'; it must be one of Qwen3-0.6B"):
         architecture(config(), "Llama-9")
     made = config(model={"remat": True, "compute_dtype": "bfloat16"}, lora={"rank": 4, "alpha": 8.0})

@@ -1,4 +1,4 @@
-"""Topologies by name: valid names, errors and their texts; devices if the TPU compiler is installed."""
+"""Topologies by name: valid names, errors and their texts, and devices if the TPU compiler is installed."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_chips(text, chips):
     ("v5p:2x2x0", "v5p:2x2x1, for example"),
     ("v5e:1x2", "v5e:2x2, for example"),
 ])  # fmt: skip
-def test_what_is_no_topology_is_refused_with_the_way_out(text, sentence):
+def test_an_invalid_topology_is_refused_with_a_remedy(text, sentence):
     with pytest.raises(UserError, match=sentence):
         parse_topology(text)
 
@@ -49,7 +49,7 @@ def test_without_the_compiler_the_extra_is_named(monkeypatch):
 @needs_libtpu
 @pytest.mark.parametrize(("text", "kind"), [("v4:2x2x2", "TPU v4"), ("v5e:2x4", "TPU v5 lite"), ("v5p:2x2x2", "TPU v5"),
                                             ("v6e:2x2", "TPU v6 lite"), ("v5e:1x1", "TPU v5 lite")])  # fmt: skip
-def test_one_device_a_chip(text, kind):
+def test_a_topology_has_one_device_per_chip(text, kind):
     parsed = parse_topology(text)
     devices = topology_devices(parsed)
     assert len(devices) == parsed.chips and {device.device_kind for device in devices} == {kind}

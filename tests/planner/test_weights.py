@@ -1,4 +1,4 @@
-"""Bytes of weights against numbers worked out by hand from published sizes."""
+"""Bytes of weights against numbers computed by hand from published sizes."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ def test_parameters_of_the_published_model():
     assert measure(model("Qwen3-0.6B"), "float32").count == 596_049_920
 
 
-def test_training_holds_four_bytes_a_parameter_and_eight_for_its_moments_split_over_fsdp():
+def test_training_holds_four_bytes_per_parameter_and_eight_for_its_moments_split_over_fsdp():
     whole, split = measure(model(), "float32"), measure(model(fsdp=16), "float32")
     assert (whole.parameters, whole.gradients, whole.optimizer["adamw"]) == (4 * ALL, 4 * ALL, 8 * ALL)
-    # Norms are whole everywhere.
+    # Norms are replicated.
     assert split.parameters == 4 * ((ALL - NORMS) / 16 + NORMS)
     assert split.optimizer["adamw"] == 2 * split.parameters
 
 
 @pytest.mark.parametrize(("zero", "parameters", "gradients", "optimizer"), [(3, 16, 16, 16), (2, 1, 16, 16), (1, 1, 1, 16)])
-def test_zero_says_what_is_split(zero, parameters, gradients, optimizer):
+def test_config_mesh_zero_selects_the_split_arrays(zero, parameters, gradients, optimizer):
     found = measure(model(fsdp=16, zero=zero), "float32")
     of = lambda ways: (ALL - NORMS) / ways + NORMS  # noqa: E731
     assert (found.parameters, found.gradients) == (4 * of(parameters), 4 * of(gradients))
@@ -43,7 +43,7 @@ def test_each_optimizer_has_its_own_state():
     assert found["adafactor"] < 0.03 * found["adamw"]
 
 
-def test_what_is_gathered_to_be_used_is_in_the_compute_dtype_and_split_over_tensor_alone():
+def test_gathered_weights_are_in_the_compute_dtype_and_split_over_tensor_only():
     found = measure(model(fsdp=4, tensor=4), "float32")
     assert found.table == found.head == 2 * TABLE / 4
     assert found.layer == 2 * KERNELS / 32 / 4
@@ -56,7 +56,7 @@ def test_generation_reads_weights_as_config_mesh_generation_says():
         assert found == 2 * ((ALL - NORMS) / ways + NORMS)
 
 
-def test_adapters_train_alone_on_a_base_that_lies_as_it_is_stored():
+def test_only_adapters_are_trained_and_the_base_stays_in_its_stored_dtype():
     rank = 16
     # a [in, r] and b [r, out] of each of the seven linear layers.
     adapters = 32 * rank * (2 * (4096 + 4096) + 2 * (4096 + 1024) + 3 * (4096 + 14336))
@@ -70,11 +70,11 @@ def test_adapters_train_alone_on_a_base_that_lies_as_it_is_stored():
     assert eight == KERNELS + scales + 2 * TABLE * 2 + NORMS * 4
 
 
-def test_a_scalar_head_takes_the_place_of_the_lm_head():
+def test_a_scalar_head_replaces_the_lm_head():
     assert measure(model(head="scalar"), "float32").count == ALL - TABLE + 4096
 
 
-def test_a_base_that_already_lies_as_sampling_wants_it_is_not_moved():
+def test_a_base_already_in_the_layout_of_sampling_is_not_moved():
     assert measure(model(rank=16), "bfloat16").moved == 0
     assert measure(model(rank=16, fsdp=4), "bfloat16").moved > 0
     assert measure(model(rank=16, fsdp=4, generation="training"), "bfloat16").moved == 0

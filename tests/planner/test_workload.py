@@ -1,4 +1,4 @@
-"""How often a run calls each step, counted by hand from the config."""
+"""The number of calls of each step in a run, counted by hand from the config."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ def test_ppo_of_two_hundred_iterations():
     ppo = found("--config.ppo.micro_batch_tokens=768")
     assert [name for name in ppo if name.startswith("ppo")] == ["ppo generate", "ppo reward", "ppo score", "ppo update"]
     assert ppo["ppo generate"].rows == Rows(64, 768 - 256, 256) and ppo["ppo generate"].calls == 200
-    update = ppo["ppo update"]  # 64 rows in 2 minibatches of 2 parts of 16 devices' rows, twice over.
+    update = ppo["ppo update"]  # 64 rows in 2 minibatches, each in 2 parts of one row per device on 16 devices, for 2 epochs.
     assert (update.rows, update.micro, update.steps, update.counted) == (Rows(32, 768), 2, 4, 256)
     assert update.trains == ("policy", "critic")
     assert set(update.stays) == {"policy", "critic", "reference", "preference model"}
     assert found(prompt=100)["ppo generate"].rows == Rows(64, 100, 256)
 
 
-def test_without_a_critic_nothing_of_one_is_there():
+def test_without_a_critic_there_are_no_critic_weights():
     grpo = ("--config.ppo.advantages=grpo", "--config.ppo.group_size=4", "--config.ppo.critic_optimizer.learning_rate=0.0005")
     update = found(*grpo)["ppo update"]
     assert update.trains == ("policy",) and "critic" not in update.stays
@@ -32,14 +32,14 @@ def test_without_a_critic_nothing_of_one_is_there():
     assert shared.trains == ("policy",)
 
 
-def test_steps_that_follow_from_data_are_counted_when_it_is_told():
+def test_steps_that_depend_on_data_are_counted_if_its_size_is_given():
     assert found()["sft update"].calls is None
     told = found(examples=1000)
     assert told["sft update"].calls == 1000 / 16 + 0.5  # 62.5 batches
     assert told["preference update"].calls == -(-1000 * 0.85 * 6 // 16)
 
 
-def test_the_quickstart_counts_all_of_its_steps():
+def test_all_steps_of_the_quickstart_but_sft_are_counted():
     made = tasks(config(file="configs/quickstart.py"))
     assert all(task.calls for task in made if task.stage != "sft")
     names = [task.name for task in made]
@@ -47,6 +47,6 @@ def test_the_quickstart_counts_all_of_its_steps():
 
 
 @pytest.mark.parametrize(("source", "rewarded"), [("callable", False), ("preference+callable", True)])
-def test_a_preference_model_lies_there_where_it_rewards(source, rewarded):
+def test_a_preference_model_is_resident_if_it_is_part_of_the_reward(source, rewarded):
     made = found(f"--config.reward.source={source}", "--config.reward.callable=own.py:score")
     assert ("ppo reward" in made) == rewarded == ("preference model" in made["ppo update"].stays)

@@ -1,4 +1,4 @@
-"""Sampling by definition: a full forward pass for every token, without a cache. The reference for the engine."""
+"""Reference for the engine: sampling by definition, with a full forward pass for every token and no cache."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from jaxalign.rollout.sampling import Sampling, row_keys, sample
 
 
 def respond(model: Model, params, prompts, key, sampling: Sampling, rows) -> list[tuple[tuple[int, ...], list[float]]]:
-    """(ids, log-probs) of one response a prompt, which has the row number rows[i]."""
+    """Return (ids, log-probs) of one response per prompt, which has the row number rows[i]."""
     length = np.asarray([len(prompt) for prompt in prompts])
     tokens = np.zeros((len(prompts), max(length) + sampling.max_new_tokens), np.int32)
     for i, prompt in enumerate(prompts):

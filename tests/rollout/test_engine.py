@@ -62,17 +62,17 @@ def assert_same(found, expected) -> None:
     assert all(len(r.logprobs) == len(r.versions) == len(r.ids) for r in found)
 
 
-def test_the_setting_is_telling(expected):
-    """Some responses stop, some are cut, and most differ; so the comparisons below compare something."""
+def test_the_expected_responses_are_varied(expected):
+    """Some responses stop, some are truncated, and most differ; otherwise the comparisons below would show little."""
     ended = [response.ended for response in expected]
     assert any(ended) and not all(ended)
     assert len(set(ids(expected))) >= 6
 
 
 @pytest.mark.parametrize(("batch", "bucket"), [(1, 8), (2, 8), (3, 8), (8, 8), (8, 2), (8, 24)])
-def test_the_engine_samples_what_the_definition_says(params, expected, batch, bucket):
-    """With one slot prompts run in sequence, with 2 or 3 they overlap, with 8 all run at once; buckets of 2 and 24 give little
-    and much padding."""
+def test_samples_equal_the_definition(params, expected, batch, bucket):
+    """With one slot prompts run one after another, with 2 or 3 slots they overlap, and with 8 all run together; buckets of 2
+    and 24 give little and much padding."""
     assert_same(respond(params, tiny.PROMPTS, ROWS, batch, bucket), expected)
 
 
@@ -80,7 +80,7 @@ def test_the_engine_samples_what_the_definition_says(params, expected, batch, bu
     {"temperature": 1.3, "top_k": 9, "top_p": 0.8}, {"temperature": 0.0}, {"stop_ids": ()},
     {"stop_ids": tuple(range(0, 32, 3))}, {"max_new_tokens": 1}, {"max_new_tokens": 17},
 ], ids=str)  # fmt: skip
-def test_so_it_does_by_every_way_to_sample(params, changes):
+def test_samples_equal_the_definition_for_all_sampling_options(params, changes):
     sampling = dataclasses.replace(SAMPLING, **changes)
     assert_same(respond(params, tiny.PROMPTS, ROWS, 2, sampling=sampling), defined(params, sampling))
 
@@ -89,15 +89,15 @@ def test_so_it_does_by_every_way_to_sample(params, changes):
     {"window": 3}, {"window": 3, "local_layers": (True, False), "local_rope_base": 500.0, "attention_softcap": 2.0},
     {"experts": Experts(4, 2)},
 ], ids=str)  # fmt: skip
-def test_so_it_does_with_every_kind_of_layer(changes):
-    """Rows outgrow the windows, and the ring goes round."""
+def test_samples_equal_the_definition_for_every_kind_of_layer(changes):
+    """Rows outgrow the windows, and the ring wraps around."""
     model, sampling = tiny.model(**changes), dataclasses.replace(SAMPLING, max_new_tokens=17)
     params = jax.tree.map(lambda x: 1.5 * x, model.init(jax.random.key(0)))
     found = Engine(model, 2, 32, 8).respond(params, tiny.PROMPTS, jax.random.key(0), sampling, ROWS)
     assert_same(found, defined(params, sampling, **changes))
 
 
-def test_so_it_does_with_adapters(params):
+def test_samples_equal_the_definition_with_adapters(params):
     plain = tiny.model()
     model = dataclasses.replace(plain, lora=Lora(2, 8.0, ("*",)))
     fresh = model.init_adapters(params, jax.random.key(1))
@@ -109,8 +109,9 @@ def test_so_it_does_with_adapters(params):
 
 
 @pytest.mark.parametrize("kept", ["bfloat16", "int8"])
-def test_a_smaller_cache_changes_log_probabilities_a_little(params, kept):
-    """Greedy, so that the first token shows errors: keys and values have 8 bits, sums over 16 numbers an error of 2 ** -8."""
+def test_a_narrower_cache_dtype_changes_log_probabilities_only_slightly(params, kept):
+    """Greedy, so that the first token shows errors: keys and values have 8 bits; sums over 16 numbers have errors of 2 **
+    -8."""
     model, sampling = tiny.model(cache_dtype=kept), dataclasses.replace(SAMPLING, max_new_tokens=1, temperature=0.0)
     found = Engine(model, 3, 32, 8).respond(params, tiny.PROMPTS, jax.random.key(0), sampling, ROWS)
     expected = defined(params, sampling)
@@ -118,15 +119,14 @@ def test_a_smaller_cache_changes_log_probabilities_a_little(params, kept):
     assert 0 < far.max() < 0.1 and ids(found) == ids(expected)
 
 
-def test_samples_do_not_depend_on_order_or_company(params, expected):
+def test_samples_do_not_depend_on_order_or_on_other_rows(params, expected):
     order = [5, 2, 7, 0]
     found = respond(params, [tiny.PROMPTS[i] for i in order], [ROWS[i] for i in order])
     assert_same(found, [expected[i] for i in order])
 
 
 def test_samples_of_one_prompt_share_its_prefill(params, monkeypatch):
-    """Two prompts, 6 samples of each, 4 slots: each prompt is prefilled once, and again only when the other has taken its
-    place."""
+    """Two prompts, 6 samples of each, 4 slots: each prompt is prefilled once."""
     seen, real = [], session.prefill
     monkeypatch.setattr(session, "prefill", lambda model, params, prompts: seen.append(prompts) or real(model, params, prompts))
     prompts, rows = [[1, 4, 7]] * 6 + [[1, 9, 2]] * 6, range(12)
@@ -136,7 +136,7 @@ def test_samples_of_one_prompt_share_its_prefill(params, monkeypatch):
     assert_same(found, [respond(params, [prompts[i]], [rows[i]], 1)[0] for i in range(12)])
 
 
-def test_a_prompt_that_waits_behind_others_is_not_prefilled_again(params, monkeypatch):
+def test_a_prompt_that_waits_for_a_slot_is_not_prefilled_again(params, monkeypatch):
     """Two alternating prompts with two slots, then more prompts than the engine keeps."""
     seen, real = [], session.prefill
     monkeypatch.setattr(session, "prefill", lambda model, params, prompts: seen.append(prompts) or real(model, params, prompts))
@@ -157,8 +157,8 @@ def test_a_prompt_that_waits_behind_others_is_not_prefilled_again(params, monkey
 
 
 @pytest.mark.parametrize("mesh", [(4, 1, 2), (8, 1, 1)])
-def test_a_group_is_prefilled_once_in_each_part_of_the_mesh(mesh):
-    """32 prompts, 8 samples of each; only the host's part, without a device."""
+def test_a_group_is_prefilled_once_per_batch_shard(mesh):
+    """32 prompts, 8 samples of each; only the host's part of the work, without a device."""
     class Counted(_Played):
         def _prefill(self, length, count, prompts, fresh):
             again = [(part, prompt) for part, own in enumerate(prompts) for prompt in own]
@@ -192,7 +192,7 @@ def test_samples_depend_on_the_row_and_on_the_key(params):
 
 
 def full_logits(model, params, tokens):
-    """Logits after the last of `tokens`, by a forward of the whole row without a cache; padded to one shape."""
+    """Logits after the last of `tokens`, by a forward pass of the whole row without a cache, padded to one shape."""
     row = np.zeros((1, 24), np.int32)
     row[0, : len(tokens)] = tokens
     hidden = _forward(model, params, row)[0, len(tokens) - 1]
@@ -202,7 +202,7 @@ def full_logits(model, params, tokens):
 _forward = jax.jit(lambda model, params, row: model.hidden(params, row), static_argnums=0)
 
 
-def test_greedy_equals_argmax_over_full_forwards(params):
+def test_greedy_equals_argmax_of_full_forward_passes(params):
     model = tiny.model()
     found = respond(params, tiny.PROMPTS, ROWS, sampling=dataclasses.replace(SAMPLING, temperature=0.0))
     for prompt, response in zip(tiny.PROMPTS, found, strict=True):
@@ -223,7 +223,7 @@ def rollout(params, sampling, prompts=tiny.PROMPTS, rows=ROWS):
     return tiny.to_host(engine.rollout(params, prompts, jax.random.key(0), rows, sampling))
 
 
-def test_any_id_of_the_stop_set_ends_a_response_and_stays_in_it(params):
+def test_any_stop_id_ends_a_response_and_is_part_of_it(params):
     free = rollout(params, dataclasses.replace(SAMPLING, stop_ids=()))
     assert not free.ended.any() and (free.response_length == N).all()
     found = rollout(params, SAMPLING)
@@ -232,7 +232,7 @@ def test_any_id_of_the_stop_set_ends_a_response_and_stays_in_it(params):
         places = [n for n in range(N) if unstopped[n] in tiny.STOPS]
         length = places[0] + 1 if places else N
         assert found.ended[row] == bool(places) and found.response_length[row] == length
-        # Prompt, response, padding, without gaps; tokens before the stop equal those sampled without a stop.
+        # Prompt, response and padding have no gaps between them; tokens before the stop equal those sampled without a stop.
         np.testing.assert_array_equal(found.tokens[row, : len(prompt)], prompt)
         np.testing.assert_array_equal(found.tokens[row, len(prompt) : len(prompt) + length], unstopped[:length])
         assert not found.tokens[row, len(prompt) + length :].any()
@@ -243,7 +243,7 @@ def test_any_id_of_the_stop_set_ends_a_response_and_stays_in_it(params):
 
 
 def test_id_0_can_be_sampled_and_can_be_a_stop(params):
-    """Padding is 0 too; lengths distinguish them."""
+    """Padding is 0 as well; lengths distinguish the two."""
     free = rollout(params, dataclasses.replace(SAMPLING, stop_ids=()), [[1, 4]] * 8, range(8))
     rows, places = np.nonzero(free.tokens[:, 2 : 2 + N] == 0)
     assert len(rows), "no row sampled id 0; choose other rows"
@@ -253,7 +253,7 @@ def test_id_0_can_be_sampled_and_can_be_a_stop(params):
         assert found.response_length[row] == first and found.ended[row] == (rows == row).any()
 
 
-def test_rows_that_only_fill_the_batch_are_empty(params, expected):
+def test_padding_rows_are_empty(params, expected):
     found = rollout(params, SAMPLING, tiny.PROMPTS[:3], ROWS[:3])
     np.testing.assert_array_equal(found.prompt_length, [3, 2, 7, 0, 0, 0, 0, 0])
     assert not found.response_length[3:].any() and not found.tokens[3:].any() and not found.logprobs[3:].any()
@@ -262,8 +262,8 @@ def test_rows_that_only_fill_the_batch_are_empty(params, expected):
 
 @pytest.mark.parametrize("temperature", [0.7, 1.0, 1.3])
 @pytest.mark.parametrize(("top_k", "top_p"), [(0, 1.0), (5, 0.8)])
-def test_the_samplers_log_probabilities_are_the_trainers(params, temperature, top_k, top_p):
-    """Token by token, with ragged prompts and responses; filters do not change log-probabilities."""
+def test_log_probabilities_of_sampler_and_trainer_agree(params, temperature, top_k, top_p):
+    """Token by token, for prompts and responses of several lengths; filters do not change log-probabilities."""
     sampled = rollout(params, dataclasses.replace(SAMPLING, temperature=temperature, top_k=top_k, top_p=top_p))
     stats = jax.jit(response_stats, static_argnums=(0, 3))(tiny.model(), params, sampled, temperature)
     inside = np.arange(N)[None] < sampled.response_length[:, None]
@@ -271,7 +271,7 @@ def test_the_samplers_log_probabilities_are_the_trainers(params, temperature, to
     assert (sampled.logprobs[inside] < 0).all()
 
 
-def test_one_new_token(params):
+def test_a_single_new_token(params):
     found = rollout(params, dataclasses.replace(SAMPLING, max_new_tokens=1))
     assert found.logprobs.shape == (8, 1) and (found.response_length == 1).all()
 
@@ -282,7 +282,7 @@ def test_an_empty_queue_has_no_responses(params):
     assert rollout.tokens.shape[0] == len(rollout.prompt_length) == 0 and rollout.logprobs.shape == (0, N)
 
 
-def test_who_listens_hears_of_each_response_as_it_ends(params, expected):
+def test_the_callback_gets_each_response_when_it_ends(params, expected):
     seen = []
     engine = Engine(tiny.model(), 3, 32, 8)
     engine.respond(params, tiny.PROMPTS, jax.random.key(0), SAMPLING, ROWS, seen.append)
@@ -291,7 +291,7 @@ def test_who_listens_hears_of_each_response_as_it_ends(params, expected):
     assert heard == [(index, response.ids) for index, response in enumerate(expected)]
 
 
-def test_a_prompt_that_leaves_no_room_is_a_sentence(params):
+def test_a_prompt_that_leaves_no_space_for_new_tokens_is_a_sentence(params):
     engine = Engine(tiny.model(), 2, 16, 8)
     tokens, length = engine.pad([[1] * 8, [1, 2]], N)
     assert tokens.shape == (2, 8) and length.tolist() == [8, 2]
@@ -303,7 +303,7 @@ def test_a_prompt_that_leaves_no_room_is_a_sentence(params):
 
 
 def test_a_rollout_has_rows_for_any_number_of_prompts(params):
-    """A multiple of the slots, so that what comes after has few shapes."""
+    """They are padded to a multiple of the slots, so that later programs see few shapes."""
     engine = Engine(tiny.model(), 3, 32, 8)
     found = engine.rollout(params, tiny.PROMPTS, jax.random.key(0), ROWS, SAMPLING)
     whole = rollout(params, SAMPLING)

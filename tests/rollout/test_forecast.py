@@ -1,4 +1,4 @@
-"""The programs of a queue are known before it runs, and compiled in threads."""
+"""The programs of a queue are predicted before it runs and compiled in threads."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MIXED = [[1, *range(3, 3 + n)] for n in (1, 1, 2, 5, 5, 9, 9, 9, 17, 20, 3, 3)] 
 
 @pytest.fixture
 def called(monkeypatch) -> list:
-    """What sessions call, each once."""
+    """The programs that sessions call, each recorded once."""
     found, call = [], Session.call
 
     def heard(self, step, *arguments):
@@ -47,7 +47,7 @@ def finish(session: Session):
 
 @pytest.mark.parametrize("mesh", [None, (2, 2, 2)])
 @pytest.mark.parametrize(("prompts", "batch"), [(SHORT, 4), (MIXED, 8), (MIXED, 16)])
-def test_where_nothing_ends_a_response_it_is_what_is_called_in_that_order(called, prompts, batch, mesh):
+def test_without_stop_ids_the_forecast_is_exact(called, prompts, batch, mesh):
     model = tiny.model(mesh)
     params = tiny.place(model, tiny.host_params())
     session = Engine(model, batch, 64, 8).start(params, prompts, KEY, ENDLESS, range(len(prompts)))
@@ -57,7 +57,7 @@ def test_where_nothing_ends_a_response_it_is_what_is_called_in_that_order(called
     assert called == expected
 
 
-def test_descriptions_in_the_place_of_weights_and_key_are_as_good():
+def test_abstract_weights_and_keys_give_the_same_forecast():
     model = tiny.model()
     params = tiny.place(model, tiny.host_params())
     engine = Engine(model, 4, 64, 8)
@@ -67,7 +67,7 @@ def test_descriptions_in_the_place_of_weights_and_key_are_as_good():
     assert [module._key(*program) for program in abstract] == [module._key(*program) for program in real]
 
 
-def test_where_rows_end_by_themselves_most_is_foreseen_and_little_in_vain(called):
+def test_with_stop_ids_most_programs_are_predicted_and_few_of_them_are_unused(called):
     model, sampling = tiny.model(), Sampling(40, tiny.STOPS)
     params = tiny.place(model, tiny.host_params(scale=1.5))
     prompts = MIXED * 6
@@ -80,7 +80,7 @@ def test_where_rows_end_by_themselves_most_is_foreseen_and_little_in_vain(called
 
 
 @pytest.mark.parametrize("copies", [1, 4])
-def test_of_a_long_queue_a_few_waves_tell_as_much(monkeypatch, copies):
+def test_a_few_waves_of_a_long_queue_predict_almost_the_same_programs(monkeypatch, copies):
     model = tiny.model()
     params = tiny.place(model, tiny.host_params())
     prompts = [[1, 3 + i % 29, 3 + i // 29, *range(3, 3 + i % 3 * 7)] for i in range(384 // copies) for _ in range(copies)]
@@ -91,10 +91,10 @@ def test_of_a_long_queue_a_few_waves_tell_as_much(monkeypatch, copies):
     monkeypatch.setattr(module, "WAVES", 1000)
     every = {module._key(*program) for program in module.forecast(session)}
     assert played == [4 * 16, 384]
-    assert len(every - some) <= 2 and len(some - every) <= 2  # A prefill of another size, and what enters it.
+    assert len(every - some) <= 2 and len(some - every) <= 2  # A prefill of another size and its insert may differ.
 
 
-def test_a_forecast_ends_however_long_responses_are(monkeypatch):
+def test_a_forecast_has_a_limited_number_of_steps(monkeypatch):
     model, steps = tiny.model(), []
     params = tiny.place(model, tiny.host_params())
     session = Engine(model, 16, 1 << 20, 8).start(params, MIXED, KEY, Sampling(1 << 19, tiny.STOPS), range(len(MIXED)))
@@ -105,10 +105,10 @@ def test_a_forecast_ends_however_long_responses_are(monkeypatch):
 
 
 @pytest.mark.parametrize("mesh", [None, (2, 2, 2)])
-def test_two_tiers_are_foreseen(called, mesh):
-    """Rows of 300 tokens at most, 8 in each part of the mesh."""
+def test_the_programs_of_two_tiers_are_predicted(called, mesh):
+    """Rows of at most 300 tokens, 8 in each batch shard."""
     model, sampling = tiny.model(mesh), Sampling(300, tiny.STOPS)
-    params = tiny.place(model, tiny.host_params())  # Almost never stops; the first test covers the calls in that case.
+    params = tiny.place(model, tiny.host_params())  # Almost never stops; the first test covers that case exactly.
     batch = 8 if mesh is None else 32
     session = Engine(model, batch, 512, 8).start(params, MIXED * 4, KEY, sampling, range(4 * len(MIXED)))
     foreseen = [module._key(*program) for program in module.forecast(session)]
@@ -119,7 +119,7 @@ def test_two_tiers_are_foreseen(called, mesh):
     assert len(set(tiers) & set(foreseen)) >= 0.7 * len(tiers)
 
 
-def test_what_was_not_begun_when_the_queue_was_done_is_not_known(monkeypatch):
+def test_programs_whose_compilation_never_started_are_submitted_again(monkeypatch):
     model = tiny.model()
     params = tiny.place(model, tiny.host_params())
     session = Engine(model, 8, 64, 8).start(params, MIXED, KEY, ENDLESS, range(len(MIXED)))
@@ -137,7 +137,7 @@ def test_what_was_not_begun_when_the_queue_was_done_is_not_known(monkeypatch):
     gate.set()
 
 
-def test_queues_of_one_prompt_and_of_many_are_told_apart(monkeypatch):
+def test_queues_of_one_and_of_many_prompts_have_separate_forecasts(monkeypatch):
     model, asked = tiny.model(), []
     params = tiny.place(model, tiny.host_params())
     monkeypatch.setattr(Ahead, "add", lambda self, step, arguments: (asked.append(step.__name__), Future())[1])
@@ -154,8 +154,8 @@ def test_queues_of_one_prompt_and_of_many_are_told_apart(monkeypatch):
 
 @pytest.mark.parametrize("bound", [True, False])
 @pytest.mark.parametrize("mesh", [None, (2, 2, 2)])
-def test_the_queue_finds_what_threads_have_compiled(monkeypatch, mesh, bound):
-    """bound: weights have a device, as those that were read; fresh ones of one device do not."""
+def test_the_queue_uses_the_programs_compiled_in_threads(monkeypatch, mesh, bound):
+    """bound: the weights are committed to a device, like weights read from disk; fresh weights on one device are not."""
     add = Ahead.add
 
     def add_and_wait(self, *program):
@@ -176,7 +176,7 @@ def test_the_queue_finds_what_threads_have_compiled(monkeypatch, mesh, bound):
     assert {thread.partition("_")[0] for threads in found for thread in threads} == {"compile"}
 
 
-def test_what_is_known_is_not_described_again(monkeypatch):
+def test_a_known_queue_is_not_forecast_again(monkeypatch):
     model = tiny.model()
     params = tiny.place(model, tiny.host_params())
     engine, told = Engine(model, 8, 64, 8), []
@@ -190,7 +190,7 @@ def test_what_is_known_is_not_described_again(monkeypatch):
     assert len(told) == 2
 
 
-def test_a_queue_that_cannot_be_foreseen_is_answered_as_ever(monkeypatch, caplog):
+def test_a_queue_whose_forecast_fails_is_answered_with_a_warning(monkeypatch, caplog):
     model = tiny.model()
     params = tiny.place(model, tiny.host_params())
     engine = Engine(model, 8, 64, 8)

@@ -1,4 +1,4 @@
-"""What enters a ring and what stays when it changes its size, slot by slot, against numpy."""
+"""The contents of a ring after inserts and changes of size, slot by slot, against numpy."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ def caches(rows: int, slots: int) -> Caches:
 
 
 def token(caches: Caches, row: int, slot: int) -> np.ndarray:
-    """All that a slot holds of a row."""
+    """All keys and values in one slot of a row."""
     (cache,) = caches
     return np.concatenate([np.asarray(cache.keys)[:, row, :, :, slot], np.asarray(cache.values)[:, row, :, slot]], axis=-1)
 
 
 @pytest.mark.parametrize("slot", [0, 3, 7])
-def test_a_prompt_ends_where_the_ring_goes_on(slot):
+def test_a_prompt_ends_just_before_the_next_slot_of_the_ring(slot):
     ring, prompts = caches(4, 8), caches(3, 5)
     plan = np.asarray([[[[2, 1, 5], [0, 0, 2], [-1, 0, 0]]]], np.int32)
     (found,) = insert(tiny.model(), (jax.tree.map(np.copy, ring),), prompts, plan, np.int32(slot))
@@ -39,7 +39,7 @@ def test_a_prompt_ends_where_the_ring_goes_on(slot):
 
 
 @pytest.mark.parametrize("slots", [4, 8, 13])
-def test_another_size_keeps_the_latest_tokens_in_their_order(slots):
+def test_a_change_of_size_keeps_the_latest_tokens_in_order(slots):
     ring, slot = caches(4, 8), 3
     (found,) = reroll(tiny.model(), (ring,), np.asarray([[2, 0]], np.int32), np.int32(slot), single(2, slots))
     assert found[0].values.shape == (L, 2, K, slots, h)
@@ -49,8 +49,8 @@ def test_another_size_keeps_the_latest_tokens_in_their_order(slots):
 
 
 @pytest.mark.parametrize("slot", [0, 3, 4, 11])
-def test_rows_change_their_tier_with_their_latest_tokens(slot):
-    """A short ring of 6 slots, a long one of 12; slot counts through the long one."""
+def test_rows_keep_their_latest_tokens_when_they_change_tiers(slot):
+    """A short ring of 6 slots and a long one of 12; `slot` counts through the long one."""
     before, plan = (caches(3, 6), caches(2, 12)), np.asarray([[[2, 0], [0, 1], [-1, 0]]], np.int32)
     short, long = exchange(tiny.model(), jax.tree.map(np.copy, before), plan, np.int32(slot))
     for row, other in plan[0, :2]:
@@ -63,7 +63,7 @@ def test_rows_change_their_tier_with_their_latest_tokens(slot):
 
 
 @pytest.mark.parametrize("slot", [0, 5, 8])
-def test_two_tiers_become_one_and_back(slot):
+def test_two_tiers_are_merged_and_split_again(slot):
     """Rows 0 to 2 are in the short tier, 3 and 4 in the long one; entering rows are given by number."""
     before, index = (caches(3, 6), caches(2, 12)), np.asarray([[4, 1, 3]], np.int32)
     (found,) = reroll(tiny.model(), before, index, np.int32(slot), single(3, 12))

@@ -29,7 +29,7 @@ def params():
     return tiny.place(tiny.model(), tiny.host_params(scale=1.5))
 
 
-def test_the_local_sampler_gives_what_the_engine_gives(engine, params):
+def test_the_local_sampler_returns_the_responses_of_the_engine(engine, params):
     heard = []
     found = respond(LocalSampler(engine, params, 3), tiny.PROMPTS, KEY, ROWS, SAMPLING, heard.extend)
     expected = engine.respond(params, tiny.PROMPTS, KEY, SAMPLING, ROWS)
@@ -58,7 +58,7 @@ def test_tokens_after_an_update_have_its_version(params):
         assert set(response.versions) == {0, 7} and list(response.versions) == sorted(response.versions)
 
 
-def test_batches_are_answered_in_their_order(engine, params):
+def test_batches_are_answered_in_order(engine, params):
     sampler = LocalSampler(engine, params)
     sampler.submit([[1, 4]], [3], KEY, SAMPLING)
     sampler.submit([[1, 4]], [4], KEY, Sampling(4, ()))
@@ -70,13 +70,13 @@ def test_batches_are_answered_in_their_order(engine, params):
     assert sampler.collect() == []
 
 
-def test_a_sampler_without_weights_says_so(engine):
+def test_a_sampler_without_weights_raises(engine):
     with pytest.raises(UserError, match="has no weights yet"):
         LocalSampler(engine).submit([[1]], [0], KEY, SAMPLING)
 
 
 class _Scripted:
-    """Returns a fixed answer to every call of collect."""
+    """Returns a fixed answer to every call of `collect`."""
 
     def __init__(self, answers):
         self.answers, self.unfinished = answers, 0
@@ -106,12 +106,12 @@ def _response(count=2, **changes):
     ([(10, _response(logprobs=(0.0,)))], "2 tokens and 1 logprobs for row 10; one for each token"),
     ([(10, _response(versions=()))], "2 tokens and 0 versions for row 10; one for each token"),
 ])
-def test_what_a_sampler_returns_is_checked(answers, message):
+def test_the_responses_of_a_sampler_are_checked(answers, message):
     with pytest.raises(UserError, match=message):
         respond(_Scripted(answers), [[1, 4]], KEY, [10], SAMPLING)
 
 
-def test_a_sampler_with_rows_left_over_is_refused():
+def test_a_sampler_with_unanswered_rows_is_refused():
     sampler = _Scripted([])
     sampler.unfinished = 3
     with pytest.raises(UserError, match="has 3 unfinished rows"):
@@ -125,7 +125,7 @@ def test_a_sampler_with_rows_left_over_is_refused():
     (lambda engine: 3, "which makes a int; an object with the methods submit, collect and update"),
     (7, "which makes a int"),
 ])
-def test_a_wrong_sampler_is_refused(engine, sampler, message):
+def test_an_invalid_sampler_is_refused(engine, sampler, message):
     with pytest.raises(UserError, match=message):
         make_sampler(sampler, engine, "ppo.sampler")
 

@@ -1,4 +1,4 @@
-"""Filters against numpy, keys by position, log-probabilities at the sampling temperature."""
+"""Sampling filters against numpy, keys by position, log-probabilities at the sampling temperature."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LOGITS = np.random.default_rng(0).normal(size=(6, V)).astype(np.float32) * 2
 
 
 def numpy_filter(logits, top_k, top_p):
-    """Which tokens stay: of the k likeliest, the fewest whose probability among those k reaches top_p."""
+    """Mark the tokens that stay: of the k likeliest, the fewest whose probability among those k reaches top_p."""
     order = sorted(range(len(logits)), key=lambda i: -logits[i])
     order = order[:top_k] if top_k else order
     weights = np.exp(logits[order].astype(np.float64))
@@ -38,7 +38,7 @@ def test_filters_equal_numpy(top_k, top_p):
         np.testing.assert_array_equal(found[row][kept], LOGITS[row][kept])
 
 
-def test_tied_tokens_stay_or_go_together():
+def test_tied_tokens_are_kept_or_dropped_together():
     tied = jnp.log(jnp.array([[0.4, 0.2, 0.2, 0.2]]))
     np.testing.assert_array_equal(np.isfinite(filter_logits(tied, 2, 1.0))[0], [True, True, True, True])
     np.testing.assert_array_equal(np.isfinite(filter_logits(tied, 0, 0.5))[0], [True, True, True, True])
@@ -46,7 +46,7 @@ def test_tied_tokens_stay_or_go_together():
 
 
 def draws(sampling, count=4000):
-    """Tokens and log-probabilities of `count` rows with the same logits."""
+    """Return tokens and log-probabilities of `count` rows with the same logits."""
     logits = jnp.broadcast_to(LOGITS[0][None], (count, V))
     keys = row_keys(jax.random.key(3), jnp.arange(count))
     fn = jax.jit(sample, static_argnums=3)
@@ -57,8 +57,8 @@ def draws(sampling, count=4000):
     ("temperature", "top_k", "top_p"), [(1.0, 0, 1.0), (0.7, 0, 1.0), (1.5, 4, 1.0), (1.0, 0, 0.8)]
 )
 def test_frequencies_and_log_probabilities(temperature, top_k, top_p):
-    """Frequencies follow the filtered softmax; log-probs are those of the unfiltered softmax at the temperature, as the
-    trainer computes them for policy and reference."""
+    """Frequencies follow the filtered softmax. Log-probs are those of the unfiltered softmax at the temperature, as the trainer
+    computes them for policy and reference."""
     scaled = LOGITS[0].astype(np.float64) / temperature
     tokens, logprobs = draws(Sampling(8, (2,), temperature, top_k, top_p))
     probability = np.exp(scaled) / np.exp(scaled).sum()
@@ -72,8 +72,9 @@ def test_frequencies_and_log_probabilities(temperature, top_k, top_p):
 
 
 @pytest.mark.parametrize("vocab", [1, 127, 128, 129, 1000])
-def test_any_vocabulary_is_drawn_from_by_its_weights(vocab):
-    """Half of the weight on the last token, the rest uniform; every third token is filtered. Five standard deviations."""
+def test_any_vocabulary_size_is_sampled_by_its_probabilities(vocab):
+    """Half of the probability is on the last token and the rest uniform; every third token is filtered. Five standard
+    deviations."""
     count, logits = 4000, np.zeros(vocab, np.float32)
     logits[::3] = -np.inf
     logits[-1] = np.log(max(1, np.isfinite(logits[:-1]).sum()))
@@ -88,7 +89,7 @@ def test_any_vocabulary_is_drawn_from_by_its_weights(vocab):
         assert abs(found - share) <= 5 * np.sqrt(share * (1 - share) / max(1, len(others)))
 
 
-def test_greedy_takes_the_likeliest_with_its_log_probability_at_temperature_1():
+def test_greedy_takes_the_likeliest_token_with_its_log_probability_at_temperature_1():
     sampling = Sampling(8, (2,), 0.0)
     keys = row_keys(jax.random.key(0), jnp.arange(6))
     tokens, logprobs = sample(jnp.asarray(LOGITS), keys, jnp.zeros(6, jnp.int32), sampling)
@@ -97,8 +98,8 @@ def test_greedy_takes_the_likeliest_with_its_log_probability_at_temperature_1():
     np.testing.assert_allclose(logprobs, expected, atol=1e-5)
 
 
-def test_a_key_is_a_function_of_run_row_and_position_alone():
-    """Even logits, so that the token is the noise: equal where (key, row, position) is, elsewhere not."""
+def test_the_noise_depends_only_on_key_row_and_position():
+    """With equal logits the token shows the noise: it is the same exactly if (key, row, position) is the same."""
     flat, sampling = jnp.zeros((4, 1000)), Sampling(8, (2,))
 
     def tokens(key, rows, positions):

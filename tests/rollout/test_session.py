@@ -1,4 +1,4 @@
-"""A session step by step: weights swapped between steps, bad input, compiled programs, kept prefills."""
+"""A session step by step: weights swapped between steps, bad input, compiled programs, cached prefills."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def finish(session) -> dict:
 
 
 def test_every_token_has_the_version_of_the_weights_that_wrote_it(params, others):
-    """40 tokens are two chunks; the weights change between them, and the tokens from there on."""
+    """40 tokens are two chunks; the weights, and the tokens from there on, change between them."""
     engine = Engine(tiny.model(), 2, 64, 8)
     session = engine.start(params, [[1, 4]], KEY, ENDLESS, [0])
     assert session.step() == [] and len(session.written(0)) == module.STEPS
@@ -50,8 +50,8 @@ def test_every_token_has_the_version_of_the_weights_that_wrote_it(params, others
     assert response.ids[: module.STEPS] == alone.ids[: module.STEPS] and response.ids != alone.ids
 
 
-def test_the_log_probabilities_after_a_swap_are_those_of_the_new_weights_over_the_old_cache(params):
-    """Equal weights swapped in change nothing."""
+def test_log_probabilities_after_a_swap_use_the_new_weights_and_the_old_cache(params):
+    """Swapping in equal weights changes nothing."""
     engine = Engine(tiny.model(), 2, 64, 8)
     session = engine.start(params, [[1, 4], [1]], KEY, ENDLESS, [0, 1])
     session.step()
@@ -65,7 +65,7 @@ def compiled() -> list[int]:
     return [fn._cache_size() for fn in (module.decode_chunk, module.prefill, module.insert, module.reroll)]
 
 
-def test_prompts_that_come_later_are_answered_alike(params):
+def test_prompts_submitted_later_get_the_same_answers(params):
     engine, sampling = Engine(tiny.model(), 3, 64, 8), Sampling(8, tiny.STOPS)
     session = engine.start(params, tiny.PROMPTS[:3], KEY, sampling, range(3))
     first = dict(session.step())
@@ -75,7 +75,7 @@ def test_prompts_that_come_later_are_answered_alike(params):
     assert [found[i].ids for i in range(8)] == [response.ids for response in whole]
 
 
-def test_one_bad_prompt_stops_no_other(params):
+def test_a_bad_prompt_affects_no_other(params):
     engine, sampling = Engine(tiny.model(), 2, 16, 8), Sampling(8, tiny.STOPS)
     given = [[1, 7, 9], [], [1] * 9, [1, 4], [1, 32], [-1, 3], [2**40]]
     found = engine.respond(params, given, KEY, sampling, range(7))
@@ -91,19 +91,19 @@ def test_one_bad_prompt_stops_no_other(params):
 
 
 @pytest.mark.parametrize("prompt", [[1, 1.7], [1, float("nan")], [1, None], [1, "4"]])
-def test_what_is_no_token_id_stops_no_other_prompt(params, prompt):
+def test_an_invalid_token_id_affects_no_other_prompt(params, prompt):
     found = Engine(tiny.model(), 2, 16, 8).respond(params, [[1, 7], prompt], KEY, Sampling(8, ()), range(2))
     assert len(found[0].ids) == 8
     assert found[1].ids == () and found[1].error == f"a prompt has {prompt[1]!r} among its token ids; integers are expected"
 
 
-def test_prompts_may_be_arrays(params):
+def test_prompts_can_be_arrays(params):
     engine, sampling = Engine(tiny.model(), 2, 16, 8), Sampling(8, ())
     found = (engine.rollout(params, prompts, KEY, [0], sampling) for prompts in ([[1, 7]], [np.array([1, 7], np.int64)]))
     np.testing.assert_array_equal(*(rollout.tokens for rollout in found))
 
 
-def test_prompts_without_their_numbers_leave_nothing_behind(params):
+def test_prompts_without_row_numbers_leave_the_session_unchanged(params):
     session = Engine(tiny.model(), 2, 16, 8).start(params, [[1]], KEY, Sampling(4, ()), [0])
     with pytest.raises(ValueError, match="there are 2 prompts and 1 row numbers; one for each is expected"):
         session.submit([[], [1, 2]], [3])
@@ -116,13 +116,13 @@ def test_prompts_without_their_numbers_leave_nothing_behind(params):
 
 
 @pytest.mark.parametrize("number", [-1, 2**31, 0.5])
-def test_a_row_number_that_no_key_is_folded_from_is_refused(params, number):
+def test_an_invalid_row_number_is_refused(params, number):
     with pytest.raises(UserError, match=f"a row is numbered {number}; a number from 0 to 2147483647 is expected"):
         Engine(tiny.model(), 2, 16, 8).respond(params, [[1, 7]], KEY, Sampling(8, ()), [number])
 
 
-def test_a_row_whose_logits_are_not_finite_ends_alone(params):
-    """Token 9 has an embedding of NaN, of a model whose head is another table."""
+def test_non_finite_logits_end_only_their_own_row(params):
+    """Token 9 has an embedding of NaN, in a model with an untied head."""
     model = tiny.model(tie_embeddings=False)
     weights = model.init(jax.random.key(0))
     broken = weights | {"embedding": weights["embedding"].at[9].set(np.nan)}
@@ -131,14 +131,14 @@ def test_a_row_whose_logits_are_not_finite_ends_alone(params):
     found = engine.respond(broken, prompts, KEY, sampling, rows)
     good = engine.respond(weights, prompts, KEY, sampling, rows)
     assert found[1].error == "the model's logits are not finite numbers" and found[1].ids == ()
-    for i in (0, 2, 3):  # The slot that row 1 had is clean again.
+    for i in (0, 2, 3):  # The slot of row 1 is reused without traces.
         assert found[i].ids == good[i].ids and found[i].error is None
     with pytest.raises(UserError, match="sampling of row 1: the model's logits are not finite numbers"):
         engine.rollout(broken, prompts, KEY, rows, sampling)
 
 
-def test_what_pads_a_prompt_reaches_no_prompt(params):
-    """Token 0 has an embedding of NaN and occurs in none of them."""
+def test_the_padding_token_affects_no_prompt(params):
+    """Token 0 has an embedding of NaN and occurs in no prompt."""
     model = tiny.model(tie_embeddings=False)
     weights = model.init(jax.random.key(0))
     broken = weights | {"embedding": weights["embedding"].at[0].set(np.nan)}
@@ -147,24 +147,24 @@ def test_what_pads_a_prompt_reaches_no_prompt(params):
     assert [(response.ids, response.error) for response in found] == [(response.ids, None) for response in good]
 
 
-def test_slots_that_the_mesh_does_not_divide_are_refused():
+def test_a_number_of_slots_that_the_mesh_does_not_divide_is_refused():
     with pytest.raises(UserError, match="sampled together is 6; the mesh splits them into 8 parts"):
         Engine(tiny.model((8, 1, 1)), 6, 32)
 
 
-def test_a_bucket_of_nothing_is_refused():
+def test_a_bucket_of_size_0_is_refused():
     with pytest.raises(UserError, match="prompts are to be padded to 0 tokens; at least 1 is expected"):
         Engine(tiny.model(), 2, 32, 0)
 
 
-def test_stop_ids_may_be_a_list(params):
+def test_stop_ids_can_be_a_list(params):
     engine, given = Engine(tiny.model(), 2, 32, 8), ([[1, 7]], KEY)
     found, expected = (engine.respond(params, *given, Sampling(8, stops), [0]) for stops in ([2, 9], (2, 9)))
     assert found == expected
 
 
-def test_warm_up_leaves_no_weights_behind():
-    """What sampling reads is a copy in another dtype; nothing that refers to itself is to hold it."""
+def test_warm_up_frees_its_copy_of_the_weights():
+    """Sampling reads a copy in another dtype, which no reference cycle may keep alive."""
     model = tiny.model(compute_dtype="bfloat16")
     params = tiny.place(model, tiny.host_params())
     there = lambda: sum(x.size for x in jax.live_arrays() if x.dtype == "bfloat16")  # noqa: E731
@@ -178,13 +178,13 @@ def test_warm_up_leaves_no_weights_behind():
         gc.enable()
 
 
-def test_warm_up_is_for_prompts_that_have_room(params):
+def test_warm_up_covers_only_prompts_that_fit(params):
     """Longer ones are refused, so there is nothing to compile for them."""
     engine, sampling = Engine(tiny.model(), 2, 32, 8), Sampling(8, (2,))
     assert list(_lengths(engine.start(params, [], KEY, sampling, []), 1000)) == [8, 16, 24]
 
 
-def test_nothing_is_compiled_anew_for_another_queue(params):
+def test_another_queue_compiles_nothing(params):
     """Queues and prompts of other lengths compile nothing after `warm_up`."""
     engine, rng, sampling = Engine(tiny.model(), 2, 128, 16), np.random.default_rng(0), Sampling(60, (2,))
 
@@ -201,7 +201,7 @@ def test_nothing_is_compiled_anew_for_another_queue(params):
     assert compiled() == before
 
 
-def test_nothing_is_compiled_anew_for_longer_prompts_that_come_later(params):
+def test_longer_prompts_submitted_later_compile_nothing(params):
     engine, sampling, late = Engine(tiny.model(), 2, 96, 16), Sampling(30, (2,)), [[1, *range(3, 32)]]
     jax.clear_caches()
     warm_up(engine, params, sampling, 32)
@@ -212,8 +212,8 @@ def test_nothing_is_compiled_anew_for_longer_prompts_that_come_later(params):
     assert finish(session) and compiled() == before
 
 
-def test_nothing_at_all_is_compiled_on_a_mesh_for_another_queue():
-    """Neither a program of the session nor one of the small ones that move arrays."""
+def test_another_queue_on_a_mesh_compiles_nothing():
+    """This covers programs of the session and the small programs that move arrays."""
     model, rng, sampling = tiny.model((2, 2, 2)), np.random.default_rng(0), Sampling(56, (2, 9))
     params, engine = tiny.place(model, tiny.host_params(scale=1.5)), Engine(model, 8, 96, 8)
     queues = [
@@ -229,7 +229,7 @@ def test_nothing_at_all_is_compiled_on_a_mesh_for_another_queue():
     assert SEEN == []
 
 
-def test_a_long_queue_keeps_no_more_than_its_slots(params):
+def test_a_long_queue_holds_no_more_rows_than_slots(params):
     session = Engine(tiny.model(), 4, 32, 8).start(params, [[1, 4]] * 200, KEY, Sampling(8, tiny.STOPS), range(200))
     seen = 0
     while session.unfinished:

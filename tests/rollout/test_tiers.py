@@ -1,4 +1,4 @@
-"""Two tiers of rows: samples equal those of one ring, rows outgrow the short tier, and layouts change in order."""
+"""Two tiers of rows: samples equal those of one ring, rows outgrow the short tier, and the layout changes in small steps."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def expected(params):
 
 @pytest.fixture
 def small(monkeypatch) -> collections.Counter:
-    """Tiers from 4 rows and 16 slots on. Counted: the chunks of every number of tiers, and the rows that changed theirs."""
+    """Allow tiers from 4 rows and 16 slots. Count the chunks by number of tiers, and the rows that changed tiers."""
     monkeypatch.setattr(layouts, "LEAST_TIERED", (4, 16))
     seen = collections.Counter()
     chunk, exchange = Session.chunk, Session.exchange
@@ -54,15 +54,15 @@ def small(monkeypatch) -> collections.Counter:
     return seen
 
 
-def test_the_setting_is_telling(expected):
-    """The short tier holds 22 tokens: many responses are shorter, several longer."""
+def test_the_expected_responses_need_both_tiers(expected):
+    """The short tier holds 22 tokens: many responses are shorter and several longer."""
     lengths = [len(prompt) + len(ids) for prompt, (ids, _) in zip(QUEUE, expected, strict=True)]
     assert sum(length > 22 for length in lengths) > 8 and sum(length < 20 for length in lengths) > 20
 
 
 @pytest.mark.parametrize(("mesh", "batch"), [(None, 4), (None, 8), (None, 12), ((2, 1, 1), 8), ((1, 2, 2), 12)])
-def test_two_tiers_sample_what_the_definition_says(params, expected, small, mesh, batch):
-    """Rows that outgrow the short tier continue in the long one; the last prompts use fewer rows in one tier."""
+def test_samples_of_two_tiers_equal_the_definition(params, expected, small, mesh, batch):
+    """Rows that outgrow the short tier continue in the long one; the last prompts share one tier of fewer rows."""
     model = tiny.model(mesh)
     placed = params if mesh is None else tiny.place(model, tiny.host_params(scale=1.5))
     found = Engine(model, batch, 64, 8).respond(placed, QUEUE, jax.random.key(0), SAMPLING, ROWS)
@@ -75,7 +75,7 @@ def test_two_tiers_sample_what_the_definition_says(params, expected, small, mesh
     {"window": 9, "local_layers": (True, False), "local_rope_base": 500.0}, {"cache_dtype": "int8"},
 ], ids=str)  # fmt: skip
 @pytest.mark.parametrize("layered", [True, False])
-def test_so_they_do_with_every_kind_of_cache(small, changes, layered, monkeypatch):
+def test_samples_of_two_tiers_equal_those_of_one_for_every_kind_of_cache(small, changes, layered, monkeypatch):
     if not layered:
         monkeypatch.setattr(model_module, "_LAYERED", 0)
         jax.clear_caches()
@@ -85,26 +85,26 @@ def test_so_they_do_with_every_kind_of_cache(small, changes, layered, monkeypatc
     assert small["2 tiers"] > 2 and small["rows"] > 2
     monkeypatch.setattr(layouts, "LEAST_TIERED", (99, 99))
     alone = Engine(model, 8, 64, 8).respond(params, QUEUE, jax.random.key(0), SAMPLING, ROWS)
-    jax.clear_caches()  # The layout of layers is not part of a model.
+    jax.clear_caches()  # Compiled programs are not keyed by the layout of layers.
     assert [response.ids for response in found] == [response.ids for response in alone]
 
 
-def test_rows_that_become_equally_long_have_one_tier(params, small):
+def test_rows_of_equal_final_length_have_one_tier(params, small):
     endless = dataclasses.replace(SAMPLING, stop_ids=())
     found = Engine(tiny.model(), 8, 64, 8).respond(params, QUEUE, jax.random.key(0), endless, ROWS)
     assert {len(response.ids) for response in found} == {NEW}
     assert small["1 tiers"] > 0 == small["2 tiers"]
 
 
-def test_a_prompt_that_the_short_tier_has_no_room_for(params, small):
-    """All rows use one tier while it enters; the others are sampled as before."""
+def test_a_prompt_too_long_for_the_short_tier(params, small):
+    """All rows share one tier while it enters; the others are sampled as before."""
     long = [[1, 5] + [7, 9] * 12 if i == 20 else prompt for i, prompt in enumerate(QUEUE)]
     found = Engine(tiny.model(), 8, 64, 8).respond(params, long, jax.random.key(0), SAMPLING, ROWS)
     alone = Engine(tiny.model(), 1, 64, 8).respond(params, [long[20]], jax.random.key(0), SAMPLING, [ROWS[20]])
     assert found[20].ids == alone[0].ids and small["2 tiers"] > 0 < small["1 tiers"]
 
 
-def test_nothing_is_compiled_anew_with_tiers(params, small):
+def test_another_queue_with_tiers_compiles_nothing(params, small):
     engine = Engine(tiny.model(), 8, 64, 8)
 
     def compiled():
@@ -119,9 +119,9 @@ def test_nothing_is_compiled_anew_with_tiers(params, small):
     assert compiled() == before and small["rows"] > 2
 
 
-def test_every_layout_comes_to_be_any_other_by_neighbours_that_its_rows_fit():
-    """From each layout of a session to each with at least as many slots; two tiers only at the ends, because rows of layouts in
-    between may not fit."""
+def test_every_layout_reaches_any_larger_one_through_neighbouring_layouts():
+    """From each layout of a session to each with at least as many slots. Intermediate layouts have one tier, because the rows
+    may not fit two."""
     sizes, counts = row_counts(64), slot_counts(320)
     assert (sizes, counts) == ([8, 16, 32, 64], [64, 128, 320])
     assert row_counts(64, 2) == [16, 64] and row_counts(64, 1.9) == sizes and row_counts(1, 9) == [1]
@@ -139,7 +139,7 @@ def test_every_layout_comes_to_be_any_other_by_neighbours_that_its_rows_fit():
             assert steps <= 8, (layout, target)
 
 
-def test_tiers_are_of_even_slots_and_enough_rows():
+def test_tiers_need_an_even_number_of_slots_and_enough_rows():
     assert in_tiers(64, 320) == Layout((40, 24), (160, 320))
     assert in_tiers(7, 320) is None and in_tiers(64, 254) is None and in_tiers(64, 301) is None
     assert slot_counts(301)[-1] == 320 and slot_counts(39) == [40] and slot_counts(150) == [64, 160]

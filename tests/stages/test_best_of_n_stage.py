@@ -1,4 +1,5 @@
-"""best_of_n on a tiny run: the preference model's best answer is chosen, and training uses the chosen answers."""
+"""best_of_n on a tiny run: it picks the answer that the preference model scores best, and later stages train on these
+answers."""
 
 from __future__ import annotations
 
@@ -68,7 +69,7 @@ def test_an_interrupted_stage_ends_the_same(best, tmp_path):
         assert (folder / name).read_bytes() == (best / "best_of_n" / name).read_bytes()
 
 
-def test_a_threshold_that_nothing_reaches_is_one_sentence(done, tmp_path):  # noqa: F811
+def test_an_unreachable_threshold_is_one_sentence(done, tmp_path):  # noqa: F811
     for stage in STAGES[:5]:
         shutil.copytree(done / stage, tmp_path / stage)
     with pytest.raises(UserError, match=r"none of the 12 prompts .* lower best_of_n\.threshold"):
@@ -76,7 +77,7 @@ def test_a_threshold_that_nothing_reaches_is_one_sentence(done, tmp_path):  # no
 
 
 def test_the_best_answer_that_ended_is_chosen():
-    """By hand: of four answers the highest score was cut off, so the second is taken; of the next four none passes."""
+    """By hand: the best of the first four answers was cut off, so the second best is chosen; none of the next four passes."""
     tokens = np.tile(np.asarray([[1, 2, 3, 4]]), (8, 1))
     ended = np.asarray([0, 1, 1, 1, 1, 1, 1, 1], bool)
     rollout = Rollout(tokens, np.full(8, 1), np.full(8, 2), np.zeros((8, 3)), ended)

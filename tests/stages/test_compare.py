@@ -31,13 +31,13 @@ def shards(tmp_path):
 
 
 def test_the_summary_by_hand(shards):
-    """The pair of equal answers is counted as such, and nowhere else."""
+    """The pair of equal answers is counted as such and nowhere else."""
     found = summarise(shards)
     assert (found["pairs"], found["identical_pairs"], found["undecided"], found["unparsable"]) == (5, 1, 2, 1)
     # P(first shown) is label_ab in one order and 1 - label_ba in the other: .9 .3, .2 .8, .75 .75.
     assert found["position_bias"] == pytest.approx((0.9 + 0.3 + 0.2 + 0.8 + 0.75 + 0.75) / 6 - 0.5)
     assert found["order_agreement"] == pytest.approx(2 / 3)
-    # Confidences .8, .8 and .5 over ten bins of [.5, 1]; .8 is on an edge, up to rounding.
+    # Confidences .8, .8 and .5 in ten bins of [.5, 1]; .8 is on an edge, up to rounding.
     counts = found["confidence_histogram"]["counts"]
     assert sum(counts) == 3 and counts[0] == 1 and counts[5] + counts[6] == 2
     assert found["confidence_histogram"]["edges"][::5] == pytest.approx([0.5, 0.75, 1.0])
@@ -45,14 +45,14 @@ def test_the_summary_by_hand(shards):
     assert found["principles"]["p"] == {"pairs": 3, "mean_confidence": pytest.approx((0.8 + 0.8 + 0.5) / 3)}
 
 
-def test_a_summary_of_nothing_that_could_be_read(tmp_path):
+def test_a_summary_without_readable_answers(tmp_path):
     Shards(tmp_path).write(0, [row(0, None, None, decided=False)])
     found = summarise(Shards(tmp_path))
     assert found["unparsable"] == 1 and found["principles"] == {}
     assert found["position_bias"] is None and found["order_agreement"] is None
 
 
-def test_pitfall_16_undecided_pairs_are_kept_even_or_dropped_as_configured(shards):
+def test_pitfall_16_undecided_pairs_get_label_one_half_or_are_dropped(shards):
     """Identical answers carry no information and are always dropped."""
     half = read_comparisons(shards, "half")
     assert [(c.prompt.id, c.label) for c in half] == [("c-0", 0.8), ("c-1", 0.2), ("c-2", 0.5), ("c-3", 0.5)]
@@ -61,8 +61,8 @@ def test_pitfall_16_undecided_pairs_are_kept_even_or_dropped_as_configured(shard
     assert half[0].principles == ("p",) and half[0].prompt.messages == (Message("user", "q"),)
 
 
-def test_a_pair_with_a_missing_answer_is_none_to_learn_from():
-    """For example an answer with non-finite logits, against which any answer would win."""
+def test_a_pair_with_a_missing_answer_is_not_trained_on():
+    """For example, an answer with non-finite logits, against which any answer would win."""
     said, ended, missing = (Utterance(*x) for x in (("yes", (5, 2), True, -1.0), ("", (2,), True, -1.0), ("", (), False, 0.0)))
     about = Prompt("test-000", (Message("user", "how"),), "red_team")
     texts = lambda *pair: (stage._pair(about, *pair).response_a, stage._pair(about, *pair).response_b)  # noqa: E731

@@ -1,4 +1,4 @@
-"""Training steps are compiled in a thread before weights are read, and the calls find them."""
+"""Training steps are compiled in a thread before the weights are read, and the stages use these programs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LORA = {"lora": {"rank": 2}}
 
 
 def threads(name: str) -> list[str]:
-    """Those that compiled it, without their numbers."""
+    """The threads that compiled `name`, without their numbers."""
     return [thread.partition("_")[0] for thread in compiled(name)]
 
 
@@ -28,7 +28,7 @@ def mesh(request, monkeypatch) -> dict:
         assert future.result() is not None
         return future
 
-    monkeypatch.setattr(Ahead, "add", add_and_wait)  # Weights as small as these are often there first.
+    monkeypatch.setattr(Ahead, "add", add_and_wait)  # Weights this small would often be ready first.
     SEEN.clear()
     return {"mesh": MESHES[request.param]}
 
@@ -38,18 +38,18 @@ def from_the_shared_run(done, workdir, *stages: str):  # noqa: F811
         shutil.copytree(done / stage, workdir / stage)
 
 
-def test_pretrain(tmp_path, mesh):
+def test_pretrain_is_compiled_ahead(tmp_path, mesh):
     run(tmp_path, **mesh, stages=("pretrain",), pretrain=CONFIG["pretrain"] | {"steps": 3})
     assert threads("lm_step") == ["compile"]
 
 
-def test_sft_with_adapters(done, tmp_path, mesh):  # noqa: F811
+def test_sft_with_adapters_is_compiled_ahead(done, tmp_path, mesh):  # noqa: F811
     from_the_shared_run(done, tmp_path, "pretrain", "revise")
     run(tmp_path, **mesh, **LORA, stages=("pretrain", "revise", "sft"))
     assert threads("lm_step") == ["compile"]
 
 
-def test_preference_model_and_dpo(done, tmp_path, mesh):  # noqa: F811
+def test_preference_model_and_dpo_are_compiled_ahead(done, tmp_path, mesh):  # noqa: F811
     stages = "pretrain", "revise", "sft", "compare"
     from_the_shared_run(done, tmp_path, *stages)
     dpo = {"batch": 8, "epochs": 1, "max_length": 192, "held_out_share": 0.2}
@@ -58,7 +58,7 @@ def test_preference_model_and_dpo(done, tmp_path, mesh):  # noqa: F811
     assert threads("direct_step") == ["compile"]
 
 
-def test_ppo(done, tmp_path, mesh):  # noqa: F811
+def test_ppo_is_compiled_ahead(done, tmp_path, mesh):  # noqa: F811
     stages = "pretrain", "revise", "sft", "compare", "preference"
     from_the_shared_run(done, tmp_path, *stages)
     run(tmp_path, **mesh, stages=(*stages, "ppo"))

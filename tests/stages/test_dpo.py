@@ -1,4 +1,4 @@
-"""dpo and online_dpo on a tiny run: what they read and leave, and that an interruption changes nothing."""
+"""dpo and online_dpo on a tiny run: their inputs and outputs, and that an interruption changes nothing."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PROMPTS = [Prompt(f"p{i}", (Message("user", text),), "compare") for i, text in e
 STAGES = ("pretrain", "revise", "sft", "compare", "dpo", "online_dpo", "evaluate", "report")
 CHANGES = {
     "stages": STAGES,
-    # The supervised term matters if no pair of a batch is decided: the gradient would be only rounding, which Adam scales to
+    # The supervised term is needed in a batch without a decided pair: the gradient would be only rounding, which Adam scales to
     # full steps.
     "dpo": {"batch": 8, "epochs": 2, "max_length": 192, "held_out_share": 0.2, "checkpoint_every": 2, "sft_weight": 0.5},
     "online_dpo": {"iterations": 3, "batch": 8, "prompts": 16, "max_new_tokens": 24, "checkpoint_every": 2,
@@ -38,7 +38,7 @@ CHANGES = {
 
 @pytest.fixture(scope="session")
 def direct(done, tmp_path_factory):  # noqa: F811
-    """A finished run of both, on the earlier stages of the shared one."""
+    """A finished run of both stages on the earlier stages of the shared run."""
     workdir = tmp_path_factory.mktemp("direct")
     for stage in STAGES[:4]:
         shutil.copytree(done / stage, workdir / stage)
@@ -81,13 +81,13 @@ def test_their_phases_have_operations(direct):
     assert phases_with_operations(direct / "online_dpo") == {"generate", "label", "score", "update"}
 
 
-def test_online_pairs_are_sampled_by_what_is_trained(direct):
-    """At the sampling temperature, which is not 1 here; the trainer's own log-probabilities are at 1."""
+def test_online_pairs_are_sampled_by_the_trained_policy(direct):
+    """The gap is measured at the sampling temperature of 0.9; the trainer's own log-probabilities are at temperature 1."""
     (check,) = read(direct / "online_dpo" / "summary.json")["checks"]
     assert check["name"] == "sampler gap" and check["passed"] and 0 < check["value"] < 1e-4
 
 
-def test_a_gap_of_the_sampler_stops_the_run_where_asked(direct, tmp_path):
+def test_a_sampler_gap_stops_the_run_if_configured(direct, tmp_path):
     again = tmp_path / "again"
     shutil.copytree(direct, again, ignore=shutil.ignore_patterns("online_dpo", "evaluate", "report"))
     changes = {"sampler_tolerance": 1e-12, "checks": {"sampler_gap": "stop"}}
@@ -95,7 +95,7 @@ def test_a_gap_of_the_sampler_stops_the_run_where_asked(direct, tmp_path):
         run(again, **CHANGES | {"stages": STAGES[:6], "online_dpo": CHANGES["online_dpo"] | changes})
 
 
-def test_the_first_step_meets_a_policy_that_is_its_reference(direct):
+def test_the_policy_of_the_first_step_equals_its_reference(direct):
     for stage in ("dpo", "online_dpo"):
         first = read_metrics(direct / stage / "metrics.jsonl")[0]
         assert abs(first["margin"]) < 1e-3, stage
@@ -153,13 +153,13 @@ def test_a_long_dialogue_keeps_its_end(tokenizer):
     np.testing.assert_array_equal(short.tokens[0, 0, :end], whole.tokens[0, 0, cut : cut + end])
 
 
-def test_kto_sets_each_answer_beside_one_to_another_prompt(tokenizer):
+def test_kto_pairs_each_answer_with_an_answer_to_another_prompt(tokenizer):
     found = pair_arrays(tokenizer, [pair(0.9), pair(0.1, prompt=1)], "compact", Dpo(objective="kto"), single=True)
     np.testing.assert_allclose(found.label, [0.9, 0.1, 0.9, 0.1], atol=1e-6)
     text = lambda i, side: tokenizer.decode(  # noqa: E731
         found.tokens[i, side, found.prompt_length[i, side] : found.length[i, side] - 1].tolist())
     assert [text(i, 0) for i in range(4)] == ["It is good.", "You fool.", "You fool.", "It is good."]
-    # Each gets the next answer to the other prompt: the first of the pair after its own.
+    # Each answer gets the next answer to the other prompt, which is the first of the pair after its own.
     assert [text(i, 1) for i in range(4)] == ["You fool.", "You fool.", "It is good.", "It is good."]
     np.testing.assert_array_equal(found.prompt_length[:, 0], found.prompt_length[:, 1])
 
@@ -173,7 +173,7 @@ def test_kto_skips_answers_to_the_same_prompt(tokenizer):
         pair_arrays(tokenizer, pairs[:2], "compact", Dpo(objective="kto"), single=True)
 
 
-def test_fresh_pairs_are_turned_and_those_that_do_not_count_weigh_nothing():
+def test_online_pairs_put_the_better_answer_first_and_dropped_pairs_have_weight_0():
     rollout = Rollout(np.arange(24).reshape(6, 4), np.ones(6, int), np.full(6, 2), np.zeros((6, 2)), np.ones(6, bool))
     labelled = [Comparison(PROMPTS[0], "a", "b", 0.9), Comparison(PROMPTS[0], "a", "b", 0.1),
                 Comparison(PROMPTS[0], "a", "b", 0.5, decided=False)]  # fmt: skip
@@ -194,19 +194,19 @@ def test_fresh_pairs_are_turned_and_those_that_do_not_count_weigh_nothing():
         ({"objective": "simpo", "label_smoothing": 0.1}, "not read where config.dpo.objective is 'simpo'"),
     ],
 )
-def test_what_does_not_fit_together_is_refused(changes, message):
+def test_incompatible_options_are_refused(changes, message):
     with pytest.raises(UserError, match=message):
         from_config_dict(test_end_to_end.CONFIG | {"stages": STAGES, "dpo": {"max_length": 192} | changes})
 
 
-def test_iterative_dpo_takes_each_pair_once_an_epoch_and_its_reference_from_the_iteration(direct, tmp_path):
+def test_iterative_dpo_visits_each_pair_once_per_epoch_with_the_reference_of_its_iteration(direct, tmp_path):
     workdir = tmp_path / "iterative"
     for stage in (*STAGES[:4], "dpo"):
         shutil.copytree(direct / stage, workdir / stage)
     changed = CHANGES["online_dpo"] | {"epochs": 2, "minibatches": 2, "reference": "iteration"}
     run(workdir, **(CHANGES | {"online_dpo": changed, "stages": STAGES[:6]}))
-    # The first iteration meets the very policy of the plain run: equal samples and labels, though sampled in two parts, which
-    # rounds the labels otherwise.
+    # The first iteration has the same policy as the plain run: samples and labels are equal, but for the rounding of labels,
+    # because sampling has two parts here.
     texts = [(stage / "online_dpo" / "rows-00000.jsonl").read_text() for stage in (workdir, direct)]
     first, plain = ([json.loads(line) for line in text.splitlines()] for text in texts)
     assert first == [
@@ -232,19 +232,19 @@ def test_iterative_dpo_takes_each_pair_once_an_epoch_and_its_reference_from_the_
         ({"objective": "ipo+exo_pair"}, "'exo_pair' needs it above 0"),
     ],
 )
-def test_a_sum_of_objectives_that_cannot_be_is_refused(dpo, message):
+def test_an_invalid_sum_of_objectives_is_refused(dpo, message):
     with pytest.raises(UserError, match=message):
         from_config_dict({"stages": ("dpo",), "dpo": dpo})
 
 
 def library_metrics(trainer, data, stage: str, workdir) -> None:
-    """Asserts that a trainer object's steps have the numbers of the stage's metric file."""
+    """Assert that the steps of a trainer object have the metrics of the stage's metric file."""
     steps = list(trainer.fit(data))
     expected = read_metrics(workdir / stage / "metrics.jsonl")
     assert [{"step": step.number} | step.metrics for step in steps] == expected
 
 
-def test_the_trainers_of_the_library_compute_what_the_stages_compute(direct):
+def test_the_trainers_of_the_library_compute_the_same_as_the_stages(direct):
     config = from_config_dict(test_end_to_end.CONFIG | CHANGES)
     context = StageContext(config, direct, direct / "dpo", False)
     base, policy = load_model(direct / "pretrain"), load_model(direct / "sft")

@@ -1,4 +1,4 @@
-"""From text to the arrays that train sft and preference."""
+"""Encoding of text into the arrays that train sft and preference."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ def words(text):
     return TOKENIZER.encode(text)
 
 
-def test_a_completion_is_learnt_from_its_answer_to_its_end():
+def test_the_loss_of_a_completion_covers_its_answer_and_its_end():
     ids, weights = styles.encode_completion(TOKENIZER, MESSAGES, "it is", "compact")
     assert ids == [1, USER, *words("why so"), ASSISTANT, *words("it is"), 2]
     assert weights == [0.0] * 5 + [1.0] * 3
 
 
-def test_an_earlier_answer_is_context_alone():
+def test_an_earlier_answer_is_only_context():
     messages = (Message("user", "a"), Message("assistant", "b"), Message("user", "c"))
     ids, weights = styles.encode_completion(TOKENIZER, messages, "d", "compact")
     expected = [1, USER, *words("a"), ASSISTANT, *words("b"), 2, USER, *words("c"), ASSISTANT, *words("d"), 2]
     assert ids == expected and weights == [0.0] * (len(expected) - 2) + [1.0] * 2
 
 
-def test_an_empty_answer_is_its_end():
+def test_an_empty_answer_is_one_end_token():
     ids, weights = styles.encode_completion(TOKENIZER, MESSAGES, "", "compact")
     assert (ids[-1], weights[-1], sum(weights)) == (2, 1.0, 1.0)
 
@@ -52,7 +52,7 @@ def pair(a, b, label):
     return Comparison(Prompt("p", MESSAGES, "compare"), a, b, label)
 
 
-def test_pairs_are_padded_to_one_length_and_keep_their_own():
+def test_pairs_are_padded_to_one_length_and_keep_their_own_lengths():
     batch = pair_arrays(TOKENIZER, [pair("x", "y z", 0.7), pair("u v w", "x", 0.0)], "compact", 64)
     assert batch.tokens.shape == (2, 2, 32) and batch.tokens.dtype == np.int32
     np.testing.assert_array_equal(batch.length, [[7, 8], [9, 7]])
@@ -63,15 +63,15 @@ def test_pairs_are_padded_to_one_length_and_keep_their_own():
     assert not batch.tokens[0, 1, 8:].any()
 
 
-def test_a_pair_too_long_keeps_its_end():
+def test_a_pair_that_is_too_long_keeps_its_end():
     batch = pair_arrays(TOKENIZER, [pair("x", "y z u v", 1.0)], "compact", 8)
     assert batch.tokens.shape == (1, 2, 8)
     np.testing.assert_array_equal(batch.length, [[7, 8]])
     np.testing.assert_array_equal(batch.tokens[0, 1], [USER, *words("why so"), ASSISTANT, *words("y z u v"), 2][-8:])
 
 
-def test_what_is_measured_on_held_out_pairs():
-    """Accuracy counts the pairs that lean; both orders make the calibration plot symmetric."""
+def test_measures_of_held_out_pairs():
+    """Accuracy counts pairs whose label is not even. Both orders are used, so that the calibration plot is symmetric."""
     model, params = tiny.model(head="scalar"), tiny.host_params("scalar")
     pairs = [pair("x", "y z", 0.9), pair("u v", "w", 0.2), pair("x w", "z", 0.5), pair("v", "u u u", 0.6)]
     batch = pair_arrays(TOKENIZER, pairs, "compact", 64)
@@ -91,7 +91,7 @@ def test_what_is_measured_on_held_out_pairs():
 
 
 def revision_rows():
-    """30 prompts of two rounds, of which every third is cut in its second, and 10 helpful samples."""
+    """30 prompts with two rounds, the second of which is cut off for every third prompt, and 10 helpful samples."""
     message = [{"role": "user", "content": "q"}]
     common = {"messages": message, "source": "red_team"}
     for i in range(30):
@@ -124,7 +124,7 @@ def test_a_base_that_never_ends_an_answer_is_a_sentence(tmp_path):
         revisions(StageContext(Config(), tmp_path, tmp_path / "sft", False))
 
 
-def test_a_policy_that_says_one_thing_only_is_a_sentence(tmp_path):
+def test_a_policy_with_only_one_answer_is_a_sentence(tmp_path):
     (tmp_path / "compare").mkdir()
     same = {"prompt_id": "c", "messages": [{"role": "user", "content": "q"}], "source": "compare", "response_a": "x",
             "response_b": "x", "principles": [], "label": 0.5, "label_ab": None, "label_ba": None, "decided": False,

@@ -1,4 +1,4 @@
-"""All eight stages at their smallest: once on one device, and once more on a mesh of eight."""
+"""All eight stages at their smallest: once on one device and once on a mesh of eight."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def run(workdir, **changes):
 
 @pytest.fixture(scope="session")
 def done(tmp_path_factory) -> pathlib.Path:
-    """The work directory of a finished run on one device. Read it, do not change it."""
+    """The work directory of a finished run on one device. Tests read it and must not change it."""
     workdir = tmp_path_factory.mktemp("run")
     run(workdir)
     return workdir
@@ -69,14 +69,14 @@ def test_every_stage_is_done_and_leaves_its_summary(done):
 
 
 def phases_with_operations(folder: pathlib.Path) -> set[str]:
-    """The phases of a stage; each has tokens too."""
+    """Return the phases of a stage with operations, and check that they have tokens as well."""
     timing = read_timing(folder / "timing.jsonl")
     assert all(total["tokens"] for total in timing.values() if total["flops"])
     return {name for name, total in timing.items() if total["flops"]}
 
 
-def test_every_phase_that_runs_a_model_tells_tokens_and_operations(done):
-    """Phases add up to the time of the stage; the end of the first step is recorded."""
+def test_every_phase_that_runs_a_model_records_tokens_and_operations(done):
+    """The phases add up to the stage's time, and the end of the first step is recorded."""
     expected = {
         "pretrain": {"train"}, "revise": {"generate"}, "sft": {"train"}, "compare": {"generate", "label"},
         "preference": {"train"}, "ppo": {"generate", "score", "update"}, "evaluate": {"generate", "score", "win rates"},
@@ -114,7 +114,7 @@ def test_losses_are_numbers_and_pretraining_learns(done):
         assert np.isfinite(losses).all()
 
 
-def test_the_generated_rows_are_all_there(done):
+def test_all_generated_rows_are_written(done):
     revised = rows(done, "revise")
     assert sorted(row["round"] for row in revised) == [0] * 8 + [1] * 16 + [2] * 16
     assert all((row["critique"] is None) == (row["round"] == 0) == (row["principle"] is None) for row in revised)
@@ -122,7 +122,7 @@ def test_the_generated_rows_are_all_there(done):
     assert all(later[row["prompt_id"]] == row["revision"] for row in revised if row["round"] == 1)
     compared = rows(done, "compare")
     assert len(compared) == len({row["prompt_id"] for row in compared}) == 24
-    assert all(0.4 - 1e-6 <= row["label"] <= 0.6 + 1e-6 for row in compared)  # made with reasoning, hence clamped
+    assert all(0.4 - 1e-6 <= row["label"] <= 0.6 + 1e-6 for row in compared)  # made with reasoning, so clamped
     assert sum(row["response_a"] != row["response_b"] for row in compared) > 12  # two samples of one prompt differ
     summary = read(done / "compare" / "summary.json")
     asked = [row for row in compared if row["response_a"] != row["response_b"]]
@@ -147,7 +147,7 @@ def test_the_summary_has_its_counts(done):
         ("sft", "base", 8), ("ppo", "base", 8), ("ppo", "sft", 8)]  # fmt: skip
 
 
-def test_the_kl_of_the_model_rl_started_from_is_0_to_itself(done):
+def test_the_kl_of_the_initial_policy_of_rl_to_itself_is_0(done):
     assert abs(read(done / "summary.json")["kl"]["sft"]) < 1e-3
 
 
@@ -159,7 +159,7 @@ def test_the_four_checks_passed_and_are_in_the_summary(done):
     assert first["sampler_gap"] < 1e-3 and abs(first["kl_k1"]) < 1e-3
 
 
-def test_the_report_is_there(done):
+def test_the_report_is_written(done):
     text = (done / "report.html").read_text(encoding="utf-8")
     assert "<html" in text and len(text) > 10_000
 
@@ -172,8 +172,8 @@ def test_another_config_is_refused_and_nothing_is_lost(done):
     assert fingerprints(done) == before
 
 
-def test_an_interrupted_generation_goes_on_at_its_chunk(done, tmp_path):
-    """Existing chunks are not recomputed; a missing one is reproduced byte for byte."""
+def test_an_interrupted_generation_resumes_at_the_missing_chunk(done, tmp_path):
+    """Existing chunks are not recomputed; the missing chunk is reproduced byte for byte."""
     workdir = tmp_path / "run"
     shutil.copytree(done, workdir)
     for stage, lost in (("revise", "rows-00000.jsonl"), ("compare", "rows-00001.jsonl")):
@@ -187,8 +187,8 @@ def test_an_interrupted_generation_goes_on_at_its_chunk(done, tmp_path):
         assert read(workdir / stage / "summary.json") == read(done / stage / "summary.json")
 
 
-def test_what_is_answered_does_not_depend_on_the_chunks(done, tmp_path):
-    """Here four chunks wait in one queue; in the shared run each is a queue."""
+def test_answers_do_not_depend_on_the_chunks(done, tmp_path):
+    """Here four chunks share one queue; in the shared run each chunk has its own."""
     for stage in STAGES[:-2]:
         shutil.copytree(done / stage, tmp_path / "evaluated" / stage)
     shutil.copytree(done / "pretrain", tmp_path / "revised" / "pretrain")
@@ -202,8 +202,8 @@ def test_what_is_answered_does_not_depend_on_the_chunks(done, tmp_path):
     assert len(found) == len(wanted) > 0
     asked = [[(row["model"], row["prompt_id"]) for row in some] for some in (found, wanted)]
     assert asked[0] == asked[1]
-    # Another batch size rounds logits differently. A draw within rounding of the boundary between two tokens then gives the
-    # other one, and the row continues differently. Of about 1,000 draws that may happen to one.
+    # Another batch size rounds logits differently. A draw within rounding of the boundary between two tokens may then give the
+    # other token, and the row continues differently. Of about 1,000 draws, one may do so.
     pairs = [(one, other) for one, other in zip(found, wanted, strict=True) if one["response"] == other["response"]]
     assert len(pairs) >= len(found) - 1
     for one, other in pairs:

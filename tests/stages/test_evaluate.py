@@ -17,7 +17,7 @@ def test_a_rate_has_its_wilson_interval():
     assert found["low"] == pytest.approx(0.1078, abs=5e-5) and found["high"] == pytest.approx(0.6032, abs=5e-5)
 
 
-def test_no_prompt_of_a_kind_is_a_rate_of_0_of_0():
+def test_a_kind_without_prompts_has_a_rate_of_0_of_0():
     found = rate([])
     assert (found["count"], found["total"], found["rate"]) == (0, 0, 0.0)
 
@@ -33,11 +33,11 @@ def row(model, kind, kl=0.0, tokens=4, score=None, complete=True, **true):
             "tokens": tokens, "score": score, "complete": complete}  # fmt: skip
 
 
-def test_each_measure_counts_the_prompts_it_is_about():
+def test_each_measure_counts_only_its_own_prompts():
     harmful, benign = HARMFUL_KINDS[0], BENIGN_KINDS[0]
     rows = [
         row("base", harmful, harmful=True), row("base", harmful, harmful=True), row("base", benign, helpful=True),
-        # An answer that does harm to a benign request, if there were one, is not counted as harmful help.
+        # A harmful answer to a benign request does not count as harmful help.
         row("base", benign, harmful=True),
         row("sft", harmful, kl=1.0, tokens=6, refused=True), row("sft", harmful, kl=2.0, tokens=8, complete=False),
         row("sft", benign, helpful=True, courteous=True), row("sft", benign, helpful=True),

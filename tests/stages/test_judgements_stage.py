@@ -34,7 +34,7 @@ def values(path, **dpo):
     }  # fmt: skip
 
 
-def test_a_row_is_the_judged_answer_beside_one_to_another_prompt():
+def test_a_row_has_the_judged_answer_and_an_answer_to_another_prompt():
     judged = [judgement("one", "a b", True), judgement("one", "c", False), judgement("two", "d e f", True)]
     tokenizer = WordTokenizer()
     found = judged_arrays(tokenizer, judged, "compact", Dpo(objective="kto"), single=True)
@@ -43,7 +43,7 @@ def test_a_row_is_the_judged_answer_beside_one_to_another_prompt():
     alone = judged_arrays(tokenizer, judged, "compact", Dpo(objective="kto"))
     np.testing.assert_array_equal(found.tokens[:, 0], alone.tokens[:, 0])
     answer = lambda i, side: found.tokens[i, side, found.prompt_length[i, side] : found.length[i, side]].tolist()  # noqa: E731
-    # The next answer that was given to another prompt: of both answers to "one" that to "two".
+    # The next answer to another prompt: for both answers to "one" the answer to "two".
     assert answer(0, 1) == answer(1, 1) == answer(2, 0) and answer(2, 1) == answer(0, 0)
     np.testing.assert_array_equal(found.prompt_length[:, 0], found.prompt_length[:, 1])
     with pytest.raises(UserError, match="all answers are to one prompt"):
@@ -59,8 +59,8 @@ def test_a_row_is_the_judged_answer_beside_one_to_another_prompt():
     (10, 0, (1.0, 1.0), None, "give answers of both kinds"),
     (0, 10, (1.0, 1.0), 0.0, "give answers of both kinds"),
 ])  # fmt: skip
-def test_kinds_that_weigh_far_apart_are_told(caplog, good, bad, weights, ratio, told):
-    """The paper recommends 1 to 1.5; a warning appears below half or above twice that range."""
+def test_a_warning_when_the_weights_of_good_and_bad_answers_are_far_apart(caplog, good, bad, weights, ratio, told):
+    """The paper recommends a ratio of 1 to 1.5; below half or above twice that range a warning is logged."""
     section = Dpo(objective="kto", desirable_weight=weights[0], undesirable_weight=weights[1])
     with caplog.at_level(logging.WARNING, logger="jaxalign"):
         found = balance(section, [judgement("q", "a", i < good) for i in range(good + bad)])
@@ -77,7 +77,7 @@ def test_separation_is_the_share_of_good_answers_above_bad_ones(monkeypatch):
     monkeypatch.setattr(direct, "all_logprobs", lambda *_: np.stack([rewards, rewards], axis=1) + 1)
     judged = direct.AnswerPairs(None, None, None, label, None, np.ones((5, 2), np.float32))
     found = separation(Dpo(beta=0.5), None, None, judged)
-    # Of six two: 2 > -1, 2 > .5, 2 < 3, .5 > -1, .5 = .5 (half), .5 < 3.
+    # Six comparisons: 2 > -1, 2 > .5, 2 < 3, .5 > -1, .5 = .5 (half), .5 < 3.
     assert found["accuracy"] == pytest.approx(3.5 / 6)
     assert found["margin"] == pytest.approx(0.5 * (1.25 - 2.5 / 3), rel=1e-5)
     assert (found["desirable"], found["undesirable"]) == (2, 3)
@@ -91,7 +91,7 @@ def test_separation_is_the_share_of_good_answers_above_bad_ones(monkeypatch):
     ({"data": {"source": "judgements_jsonl"}}, "each row with \"prompt\", \"completion\" and \"label\""),
     ({"data": {"source": "judgements_jsonl", "train": "a", "extra_train": ("b",)}}, "extra_train"),
 ])  # fmt: skip
-def test_what_needs_pairs_is_refused(changes, message):
+def test_stages_that_need_pairs_are_refused(changes, message):
     with pytest.raises(UserError, match=message):
         from_config_dict(CONFIG | values("a.jsonl") | changes)
 

@@ -1,4 +1,4 @@
-"""An outside model goes in, learns by LoRA PPO, and comes out as a PEFT directory and as merged weights."""
+"""A model from outside is trained by LoRA PPO and written as a PEFT directory and as merged weights."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def close(found, expected):
 
 
 @pytest.mark.parametrize("kind", [{}, {"dora": True, "rank_stabilised": True}], ids=["lora", "dora"])
-def test_stories_go_in_and_come_out_as_adapters_and_as_merged_weights(real_data, tmp_path, kind):
+def test_a_stories_model_is_trained_and_exported_as_adapters_and_as_merged_weights(real_data, tmp_path, kind):
     made = config(real_data, tmp_path, {"rank": 4, "alpha": 8.0} | kind)
     pipeline.run(made, tmp_path / "run")
     context = StageContext(made, tmp_path / "run", tmp_path / "run" / "ppo", False)
@@ -64,8 +64,8 @@ def test_stories_go_in_and_come_out_as_adapters_and_as_merged_weights(real_data,
     close(ours, np.asarray(model.base.logits(merged, model.base.hidden(merged, tokens))))
 
 
-def test_a_run_starts_from_a_peft_folder_and_is_held_to_it(real_data, tmp_path):
-    """The policy and its reference are the model with those adapters; a change of their files is a change of the run's."""
+def test_a_run_starts_from_a_peft_folder_and_refuses_changed_files(real_data, tmp_path):
+    """The policy and its reference start as the model with those adapters; changed adapter files count as a changed run."""
     path = str(real_data / "stories260K" / "hf")
     settings = peft.LoraConfig(r=2, lora_alpha=3, target_modules=["q_proj", "down_proj"], task_type="CAUSAL_LM")
     theirs = hugging.transformers.AutoModelForCausalLM.from_pretrained(path)

@@ -1,4 +1,4 @@
-"""Every stage with adapters: one base, only adapters in every folder, passing checks, exact resume."""
+"""Every stage with adapters: one base, folders that hold adapters only, passing checks, exact resume."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def model_of(head="lm") -> Model:
     return run_models.make_model(from_config_dict(CONFIG | LORA), CONFIG["world"]["vocab_size"], head)
 
 
-def test_every_folder_holds_adapters_alone(done):
+def test_every_folder_holds_only_adapters(done):
     model = model_of()
     assert set(load_params(done / "pretrain" / "params", model.base)) == {"embedding", "blocks", "final_norm"}
     for stage in ("sft", "dpo", "ppo"):
@@ -50,8 +50,8 @@ def test_every_folder_holds_adapters_alone(done):
         assert set(load_params(done / folder / "params", model.with_head("scalar"))) == {"adapters", "score"}
 
 
-def test_the_checks_passed_and_the_reference_is_where_rl_started(done):
-    """The policy starts from dpo's adapters, and so does the reference; the supervised model is sft's."""
+def test_the_checks_pass_and_the_reference_is_the_initial_policy_of_rl(done):
+    """Policy and reference start from the adapters of dpo; the supervised model is that of sft."""
     checks = read(done / "ppo" / "summary.json")["checks"]
     assert [check["name"] for check in checks if check["passed"]] == [check["name"] for check in checks] and len(checks) == 5
     assert abs(read_metrics(done / "ppo" / "metrics.jsonl")[0]["kl_k1"]) < 1e-3
@@ -63,8 +63,8 @@ def test_the_checks_passed_and_the_reference_is_where_rl_started(done):
 
 
 @pytest.mark.parametrize("mesh", [None, {"data": 2, "fsdp": 2, "tensor": 2}])
-def test_an_interrupted_ppo_goes_on_as_if_nothing_had_been(done, tmp_path, mesh):
-    """On one device to the last bit; on a mesh up to rounding."""
+def test_an_interrupted_ppo_run_ends_like_an_uninterrupted_one(done, tmp_path, mesh):
+    """On one device bit for bit, on a mesh up to rounding."""
     workdir = tmp_path / "run"
     shutil.copytree(done, workdir)
     shutil.rmtree(workdir / "ppo" / "checkpoints" / "3")
@@ -78,7 +78,7 @@ def test_an_interrupted_ppo_goes_on_as_if_nothing_had_been(done, tmp_path, mesh)
     tiny.assert_trees_close(found, expected, *((0, 0) if mesh is None else (1e-3, 1e-4)))
 
 
-def test_a_student_of_an_adapted_teacher_has_its_merged_weights():
+def test_a_student_of_an_adapted_teacher_starts_from_its_merged_weights():
     lora = Lora(3, 5.0, ("*",))
     members = [adapted(lora, head="scalar", seed=seed)[1] | {"score": np.float32(seed) * np.ones(16, np.float32)}
                for seed in (1, 2)]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Several preference files: their names, their report, their weights, and the order of their prompts."""
+"""Several preference files: the names of sources, the counts, the weights, and the order of prompts."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def write(path, name, count):
 
 @pytest.fixture
 def files(tmp_path):
-    """Eight helpful and four harmless pairs; both files have one name, as those of HH-RLHF do."""
+    """Eight helpful and four harmless pairs, in two files of the same name, as in HH-RLHF."""
     return write(tmp_path / "helpful" / "train.jsonl", "help", 8), write(tmp_path / "harmless" / "train.jsonl", "harm", 4)
 
 
@@ -33,7 +33,7 @@ def context(tmp_path, train, *extra, **data):
     return StageContext(config, tmp_path, tmp_path / "preference", False)
 
 
-def test_pairs_of_all_files_are_told_apart_by_their_source(tmp_path, files):
+def test_the_source_of_a_pair_names_its_file(tmp_path, files):
     train, held_out, report = sources.human_comparisons(context(tmp_path, *files), WordTokenizer())
     pairs = [pair.prompt for pair in train + held_out]
     assert collections.Counter(prompt.source for prompt in pairs) == {"helpful/train": 8, "harmless/train": 4}
@@ -42,14 +42,14 @@ def test_pairs_of_all_files_are_told_apart_by_their_source(tmp_path, files):
     assert {str(path) for path in sources.data_files(context(tmp_path, *files).config)} == set(files)
 
 
-def test_one_file_is_as_it_always_was(tmp_path, files):
+def test_pairs_of_a_single_file_have_the_source_human(tmp_path, files):
     train, _, report = sources.human_comparisons(context(tmp_path, files[0]), WordTokenizer())
     assert {pair.prompt.source for pair in train} == {"human"} and report.to_dict()["pairs"] == 8
     assert train[0].prompt.id.startswith("train:")
 
 
-def test_weights_are_shares_of_what_is_learnt_from(tmp_path, files):
-    """Of 9 training pairs an epoch has two thirds from the second file, which has only 3 or so."""
+def test_weights_are_shares_of_the_training_pairs_of_an_epoch(tmp_path, files):
+    """An epoch of 9 training pairs takes two thirds from the second file, which has only about 3."""
     here = context(tmp_path, *files, weights=(1.0, 2.0))
     train, _, _ = sources.human_comparisons(here, WordTokenizer())
     assert len(train) == 9
@@ -87,6 +87,6 @@ def test_a_file_given_twice_is_a_sentence(tmp_path, files):
          "every weight must be above 0"),
     ],
 )  # fmt: skip
-def test_what_does_not_fit_is_refused(data, message):
+def test_invalid_files_and_weights_are_refused(data, message):
     with pytest.raises(UserError, match=message):
         from_config_dict({"data": data})

@@ -1,4 +1,4 @@
-"""Offloading does not change the results of a stage, also after a resume. test_ppo.py compares PPO's iterations."""
+"""Offloading does not change the results of a stage, even after a resume. test_ppo.py compares PPO's iterations."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_metrics_are_equal_to_the_last_digit(done, tmp_path):  # noqa: F811
     expected = (plain / STAGE / "metrics.jsonl").read_bytes()
     assert (folder / "metrics.jsonl").read_bytes() == expected
     assert read(folder / "summary.json") == read(plain / STAGE / "summary.json")
-    # The last iteration again, from the checkpoint before it, whose optimizer state is read into host memory.
+    # Repeat the last iteration from the checkpoint before it; its optimizer state is read into host memory.
     shutil.rmtree(folder / "checkpoints" / "3")
     (folder / "manifest.json").write_text(json.dumps(read(folder / "manifest.json") | {"status": "running"}))
     run(folder.parent, **SETTINGS | OFFLOAD)

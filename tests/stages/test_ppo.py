@@ -38,11 +38,11 @@ from tests import tiny
 from tests.feedback.fakes import WordTokenizer, prompt
 from tests.parallel.test_ahead import SEEN, compiled
 
-TINIEST = 1e-12  # any rounding is above it
+TINIEST = 1e-12  # smaller than any rounding error
 
 
 def sampled_by(setup, prompts):
-    """(prompts of each iteration, engine, sampling) as the stage makes them."""
+    """Return (prompt stream, engine, sampling) as the stage builds them."""
     questions = [prompt(i) for i in range(len(prompts))]
     stream = PromptStream(questions, prompts, setup.config.batch, setup.config.group_size, 0, LOADERS["ppo"])
     engine = Engine(setup.policy, stream.batch, Config().model.max_length, stream.width)
@@ -50,7 +50,7 @@ def sampled_by(setup, prompts):
 
 
 def iterate(directory, steps=2, prompts=tiny.PROMPTS, offload=(), mesh=None, **changes):
-    """(last state, metrics of each step) of some iterations."""
+    """Return (last state, metrics of each step) of some iterations."""
     setup = tiny.setup(mesh, epochs=1, minibatches=1, **changes)
     context = StageContext(dataclasses.replace(Config(), ppo=setup.config), directory, directory, False)
     frozen = tiny.roles(setup)
@@ -69,7 +69,7 @@ def iterate(directory, steps=2, prompts=tiny.PROMPTS, offload=(), mesh=None, **c
     return state, metrics
 
 
-def test_a_step_reports_all_that_the_formats_page_promises(tmp_path):
+def test_a_step_reports_every_metric_of_the_data_formats_page(tmp_path):
     state, metrics = iterate(tmp_path)
     promised = """score reward kl_k1 kl_k3 kl_coef entropy ratio_mean ratio_max clip_fraction value_clip_fraction
         policy_loss value_loss explained_variance response_length eos_rate approx_kl grad_norm critic_grad_norm
@@ -82,8 +82,8 @@ def test_a_step_reports_all_that_the_formats_page_promises(tmp_path):
 
 @pytest.mark.parametrize("mesh", [None, (2, 2, 2)])
 def test_every_program_of_an_iteration_is_compiled_once(tmp_path, monkeypatch, mesh):
-    """Loaded weights are committed to a device. The rest of a fresh state once was not, and everything was compiled again for
-    the state after the first update."""
+    """Loaded weights are committed to a device. If the rest of a fresh state is not, everything is compiled again for the state
+    after the first update."""
     programs = (ring.insert, ring.prefill, experience.packed_experience, ppo_step.packed_update)
     here = jax.devices()[0]
     if mesh is None:
@@ -97,7 +97,7 @@ def test_every_program_of_an_iteration_is_compiled_once(tmp_path, monkeypatch, m
 
 @pytest.mark.parametrize("mesh", [None, (2, 2, 2)])
 @pytest.mark.parametrize("changes", [{}, {"advantages": "grpo", "group_size": 2}, {"kl_in": "loss"}])
-def test_what_is_compiled_ahead_is_what_the_iterations_call(tmp_path, monkeypatch, changes, mesh):
+def test_the_iterations_call_only_programs_compiled_ahead(tmp_path, monkeypatch, changes, mesh):
     here, programs = jax.devices()[0], (experience.packed_experience, ppo_step.packed_update, step_zero.step_zero_values)
     if mesh is None:
         monkeypatch.setattr(tiny, "place", lambda _, params: jax.device_put(jax.tree.map(jax.numpy.array, params), here))
@@ -116,13 +116,13 @@ def test_what_is_compiled_ahead_is_what_the_iterations_call(tmp_path, monkeypatc
     assert [name for name in {fn.__name__ for fn, _ in lowered} if compiled(f"({name})")] == []
 
 
-def test_pitfall_10_the_samplers_gap_is_reported_at_every_step(tmp_path):
-    """In other systems the first ratio differed from 1, because sampler and trainer differ, without a warning."""
+def test_pitfall_10_the_sampler_gap_is_reported_at_every_step(tmp_path):
+    """In other systems the first ratio differed from 1 without a warning, because sampler and trainer differ."""
     _, metrics = iterate(tmp_path, steps=3)
     assert all(0 < row["sampler_gap"] < 1e-4 for row in metrics)
 
 
-def test_pitfall_10_a_gap_above_the_tolerance_warns_at_every_step(tmp_path, caplog):
+def test_pitfall_10_a_sampler_gap_above_the_tolerance_warns_at_every_step(tmp_path, caplog):
     with caplog.at_level(logging.WARNING, logger="jaxalign"):
         iterate(tmp_path, steps=3, sampler_tolerance=TINIEST)
     told = [record.getMessage() for record in caplog.records]
@@ -131,8 +131,8 @@ def test_pitfall_10_a_gap_above_the_tolerance_warns_at_every_step(tmp_path, capl
 
 
 @pytest.mark.parametrize("check", ["sampler_gap", "ratio"])
-def test_pitfall_10_old_log_probs_are_recomputed_when_asked(tmp_path, check):
-    """The ratio before the first update is 1 to the rounding of two programs on the same weights: their float32 log-probs,
+def test_pitfall_10_old_log_probs_are_recomputed_if_configured(tmp_path, check):
+    """The ratio before the first update is 1 up to the rounding of two programs on the same weights: their float32 log-probs,
     between -8 and -4, are each correct to one unit in the last place, 4.8e-7."""
     _, metrics = iterate(tmp_path, sampler_tolerance=TINIEST, checks=Checks(**{check: "recompute"}))
     assert [row["ratio_mean"] for row in metrics] == pytest.approx([1, 1], abs=2e-7)
@@ -140,13 +140,13 @@ def test_pitfall_10_old_log_probs_are_recomputed_when_asked(tmp_path, check):
 
 
 @pytest.mark.parametrize("check", ["sampler_gap", "ratio"])
-def test_pitfall_10_or_the_run_stops(tmp_path, check):
+def test_pitfall_10_a_sampler_gap_above_the_tolerance_stops_the_run_if_configured(tmp_path, check):
     with pytest.raises(UserError, match=f"at iteration 0.*config.ppo.checks.{check} is 'stop'"):
         iterate(tmp_path, sampler_tolerance=TINIEST, checks=Checks(**{check: "stop"}))
 
 
 def spoiled_updates(monkeypatch):
-    """The updates of the second iteration, critic's and policy's, have gradients that are not finite: a reward is infinite."""
+    """Make the gradients of policy and critic non-finite in the second iteration, by an infinite reward."""
 
     def update(setup, state, experience, *rest):
         if int(state.step) == 1:
@@ -158,16 +158,16 @@ def spoiled_updates(monkeypatch):
     monkeypatch.setattr(rl_iteration, "ppo_update", update)
 
 
-def test_a_gradient_that_is_not_finite_is_left_out_and_told_at_the_last_iteration_too(tmp_path, caplog, monkeypatch):
+def test_non_finite_gradients_are_skipped_with_a_warning_in_the_last_iteration_as_well(tmp_path, caplog, monkeypatch):
     spoiled_updates(monkeypatch)
     with caplog.at_level(logging.WARNING, logger="jaxalign"):
         _, metrics = iterate(tmp_path)
-    assert [row["skipped"] for row in metrics] == [0, 2]  # the only update of each
+    assert [row["skipped"] for row in metrics] == [0, 2]  # the only update of policy and critic in each iteration
     told = [record.getMessage() for record in caplog.records]
     assert [text for text in told if "check 'finite gradients' is 1," in text and "iteration 1" in text]
 
 
-def test_or_the_run_stops_at_once(tmp_path, monkeypatch):
+def test_non_finite_gradients_stop_the_run_immediately_if_configured(tmp_path, monkeypatch):
     spoiled_updates(monkeypatch)
     with pytest.raises(UserError, match="iteration 1 .*config.ppo.checks.finite_gradients is 'stop'"):
         iterate(tmp_path, steps=3, checks=Checks(finite_gradients="stop"))
@@ -176,8 +176,8 @@ def test_or_the_run_stops_at_once(tmp_path, monkeypatch):
 HALF = {"compute_dtype": "float16", "sampler_tolerance": 0.01, "checks": Checks(finite_gradients="stop")}
 
 
-def test_in_float16_an_overflow_that_halves_the_loss_scale_is_no_failed_check(tmp_path, monkeypatch):
-    """With such a high initial scale the first updates overflow; a run that stops at non-finite gradients continues."""
+def test_a_float16_overflow_that_halves_the_loss_scale_does_not_fail_the_check(tmp_path, monkeypatch):
+    """At such a high initial scale the first updates overflow; a run that stops at non-finite gradients continues."""
     monkeypatch.setattr(loss_scale, "START", 2.0**24)
     state, metrics = iterate(tmp_path, **HALF)
     assert [row["skipped"] for row in metrics] == [row["overflowed"] for row in metrics] == [2, 2]
@@ -185,13 +185,13 @@ def test_in_float16_an_overflow_that_halves_the_loss_scale_is_no_failed_check(tm
     assert float(state.policy.loss_scale.scale) == float(state.critic.loss_scale.scale) == 2.0**22
 
 
-def test_but_a_loss_that_is_not_finite_is(tmp_path, monkeypatch):
+def test_a_non_finite_loss_fails_the_check_in_float16(tmp_path, monkeypatch):
     spoiled_updates(monkeypatch)
     with pytest.raises(UserError, match="iteration 1 .*config.ppo.checks.finite_gradients is 'stop'"):
         iterate(tmp_path, steps=3, **HALF)
 
 
-def on_devices() -> int:
+def bytes_on_devices() -> int:
     """Bytes of all arrays on the devices."""
     gc.collect()
     return sum(x.nbytes for x in jax.live_arrays() if not x.is_deleted() and x.sharding.memory_kind == "device")
@@ -199,13 +199,13 @@ def on_devices() -> int:
 
 def bytes_by_phase(monkeypatch, *arguments, **changes):
     """Return (result of `iterate`, {phase: additional bytes on the devices}) of the last iteration."""
-    found, before = {}, on_devices()
+    found, before = {}, bytes_on_devices()
 
     def watch(where, name, phase):
         inner = getattr(where, name)
 
         def outer(*given, **named):
-            found[phase] = on_devices() - before
+            found[phase] = bytes_on_devices() - before
             return inner(*given, **named)
 
         monkeypatch.setattr(where, name, outer)
@@ -218,28 +218,28 @@ def bytes_by_phase(monkeypatch, *arguments, **changes):
         return iterate(*arguments, **changes), found
 
 
-def test_offloading_changes_no_result_and_each_phase_holds_what_it_needs(tmp_path, monkeypatch):
+def test_offloading_changes_no_result_and_each_phase_holds_only_the_weights_it_needs(tmp_path, monkeypatch):
     mesh = (2, 2, 2)
     size = lambda tree: sum(x.nbytes for x in jax.tree.leaves(tree) if x.ndim)  # noqa: E731
     (state, metrics), held = bytes_by_phase(monkeypatch, tmp_path, mesh=mesh)
     (found, found_metrics), left = bytes_by_phase(monkeypatch, tmp_path, mesh=mesh, offload=("optimizer", "frozen"))
-    # The scores are computed in a program of their own, and rounded by it.
+    # The scores are computed and rounded in a separate program.
     tiny.assert_trees_close(found_metrics, metrics, 1e-4, 1e-6)
     tiny.assert_trees_close(tiny.to_host(found), tiny.to_host(state), 1e-3, 1e-5)
     optimizers = size(state.policy.opt_state) + size(state.critic.opt_state)
     reference, preference = size(tiny.host_params()), size(tiny.host_params("scalar"))
     saved = {phase: held[phase] - left[phase] for phase in held}
     assert saved["sampling"] == optimizers + reference + preference and saved["update"] == reference + preference
-    # There are the scores already, and the rows that were packed for them.
+    # The scores and the rows packed for them exist already.
     assert 0 <= optimizers + preference - saved["reference"] <= 4096 < min(reference, preference) / 4
     # An offloaded reward model scores before the reference, otherwise together with it.
-    assert held["reference"] - left["reward"] == optimizers + reference  # None exist yet.
+    assert held["reference"] - left["reward"] == optimizers + reference  # Without offloading there are no scores yet.
     for trained in (found.policy, found.critic):
         assert {x.sharding.memory_kind for x in jax.tree.leaves(trained.opt_state) if x.ndim} == {"pinned_host"}
         assert {x.sharding.memory_kind for x in jax.tree.leaves(trained.params)} == {"device"}
 
 
-def test_a_reference_that_the_loss_runs_is_there_in_the_update(tmp_path, monkeypatch):
+def test_a_reference_that_the_loss_needs_is_on_the_devices_in_the_update(tmp_path, monkeypatch):
     changes = {"kl_in": "loss", "kl_estimator": "full"}
     (state, metrics), _ = bytes_by_phase(monkeypatch, tmp_path, **changes)
     (found, found_metrics), _ = bytes_by_phase(monkeypatch, tmp_path, offload=("frozen",), **changes)
@@ -247,7 +247,7 @@ def test_a_reference_that_the_loss_runs_is_there_in_the_update(tmp_path, monkeyp
     tiny.assert_trees_close(tiny.to_host(found), tiny.to_host(state), 1e-3, 1e-5)
 
 
-def test_every_iteration_samples_afresh(tmp_path):
-    """One prompt eight times, thrice, at a rate of 0: were a key used twice, lengths and scores would recur."""
+def test_every_iteration_uses_new_sampling_keys(tmp_path):
+    """One prompt eight times in three iterations at a rate of 0: a key used twice would repeat lengths and scores."""
     _, metrics = iterate(tmp_path, steps=3, prompts=[[1, 4]] * 8, learning_rate=0.0)
     assert len({(row["score"], row["kl_k3"], row["response_length"]) for row in metrics}) == 3

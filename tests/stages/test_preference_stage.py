@@ -1,4 +1,4 @@
-"""The preference stage beyond the one plain model: ensembles on a tiny run, temperatures and margins."""
+"""Ensembles, temperatures and margins of the preference stage, on a tiny run."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def ensemble(done, tmp_path_factory):  # noqa: F811
     return workdir
 
 
-def test_members_are_trained_apart(ensemble):
+def test_members_are_trained_separately(ensemble):
     folder = ensemble / "preference"
     summary = read(folder / "summary.json")
     first, second = (read_metrics(place / "metrics.jsonl") for place in (folder, folder / "member-1"))
@@ -48,13 +48,13 @@ def test_members_are_trained_apart(ensemble):
     assert "Disagreement of the members" in (ensemble / "report.html").read_text()
 
 
-def test_rl_is_rewarded_by_all_of_them(ensemble):
-    """The scores of a response have the scale in the summary: of order 1, and of no single member."""
+def test_the_reward_of_rl_combines_all_members(ensemble):
+    """The combined score is scaled as the summary says, so it is of order 1."""
     row = read_metrics(ensemble / "ppo" / "metrics.jsonl")[0]
     assert np.isfinite(row["score"]) and abs(row["score"]) < 5 and np.isfinite(row["value_loss"])
 
 
-def test_the_first_member_is_the_one_model_there_would_be_without_the_others(ensemble, done):  # noqa: F811
+def test_the_first_member_equals_a_single_preference_model(ensemble, done):  # noqa: F811
     found, alone = (read_metrics(run / "preference" / "metrics.jsonl") for run in (ensemble, done))
     assert found == alone
     assert not (done / "preference" / "member-1").exists()
@@ -75,13 +75,13 @@ def test_an_interruption_between_members_changes_nothing(ensemble, tmp_path):
         assert (folder / name).read_bytes() == (ensemble / "preference" / name).read_bytes()
 
 
-def test_one_model_has_nothing_to_combine():
+def test_a_combination_rule_for_one_model_is_refused():
     with pytest.raises(UserError, match="config.preference.combine is 'min', which is not read where"):
         from_config_dict({"preference": {"combine": "min"}})
 
 
 def overconfident(pairs=400, factor=3.0):
-    """Labels drawn from sigmoid(x), and scores that claim factor times x: the right temperature is the factor."""
+    """Labels drawn from sigmoid(x), and scores of factor * x: the right temperature is the factor."""
     rng = np.random.default_rng(0)
     x = rng.normal(0, 2, pairs)
     label = (rng.random(pairs) < 1 / (1 + np.exp(-x))).astype(np.float32)
@@ -90,18 +90,18 @@ def overconfident(pairs=400, factor=3.0):
     return scores, PairBatch(empty, empty[..., 0], label, np.ones(pairs, np.float32))
 
 
-def test_a_temperature_mends_an_overconfident_model():
+def test_a_temperature_corrects_an_overconfident_model():
     scores, pairs = overconfident()
     plain, found = measure(scores, pairs), measure(scores, pairs, temperature_fit=True)
     fitted = found["temperature"]
     assert fitted["value"] == pytest.approx(3, rel=0.25) and fitted["folds"] == pytest.approx([3, 3], rel=0.4)
     assert fitted["ece_before"] == plain["held_out"]["ece"] and "temperature" not in plain
     assert fitted["ece_after"] == found["held_out"]["ece"] < 0.6 * fitted["ece_before"]
-    for name in ("accuracy", "loss", "pairs"):  # the scores themselves stay
+    for name in ("accuracy", "loss", "pairs"):  # the scores themselves do not change
         assert found["held_out"][name] == plain["held_out"][name]
 
 
-def test_no_pair_is_judged_by_a_temperature_that_was_fitted_on_it():
+def test_no_pair_is_measured_with_a_temperature_that_was_fitted_on_it():
     """If the pair were part of its own fit, flipping its label would change the temperature."""
     scores, pairs = overconfident(40)
     margin = scores[:, 0] - scores[:, 1]
@@ -112,13 +112,13 @@ def test_no_pair_is_judged_by_a_temperature_that_was_fitted_on_it():
     assert np.isfinite(cross_fitted(margin[:1], pairs.label[:1])[0]).all()
 
 
-def test_margins_are_weighed_and_reach_the_loss():
+def test_margins_are_weighted_and_reach_the_loss():
     prompt = Prompt("p", (Message("user", "How?"),), "human")
     pairs = [Comparison(prompt, "a", "b", 1.0, margin=margin) for margin in (0.5, 0.0, None)]
     assert pair_arrays(WordTokenizer(), pairs, "compact", 32, 2.0).margin.tolist() == [1.0, 0.0, 0.0]
     assert pair_arrays(WordTokenizer(), pairs, "compact", 32).margin is None
 
 
-def test_the_world_has_no_margins():
+def test_a_margin_weight_without_margins_is_refused():
     with pytest.raises(UserError, match="margin_weight is 1.0 but the pairs of config.data.source 'world' have no margins"):
         from_config_dict({"preference": {"margin_weight": 1.0}})

@@ -35,12 +35,13 @@ def distilled(done, tmp_path_factory):  # noqa: F811
     return workdir
 
 
-def test_its_phases_have_operations(distilled):
+def test_phases_have_operations(distilled):
     assert phases_with_operations(distilled / "reward_distill") == {"generate", "score", "train"}
 
 
-def test_the_student_orders_answers_as_its_teacher_does(distilled):
-    """On prompts that it never saw, above chance by more than the interval; and it is the smaller one."""
+def test_the_student_ranks_answers_like_its_teacher(distilled):
+    """On prompts that it never saw, the student agrees with the teacher above chance by more than the interval. It is
+    smaller."""
     summary = read(distilled / "reward_distill" / "summary.json")
     assert 40 <= summary["agreement"]["pairs"] <= 52 and summary["agreement"]["low"] > 0.55
     assert summary["agreement"]["pearson"] > 0.6 and summary["agreement"]["spearman"] > 0.6
@@ -49,22 +50,22 @@ def test_the_student_orders_answers_as_its_teacher_does(distilled):
     assert np.mean(found[-10:]) > max(0.7, np.mean(found[:5]))
 
 
-def test_what_it_learnt_from_and_what_it_is_measured_on(distilled, done):  # noqa: F811
+def test_training_and_evaluation_pairs(distilled, done):  # noqa: F811
     summary = read(distilled / "reward_distill" / "summary.json")
     found = rows(distilled, "reward_distill")
     assert len({row["prompt_id"] for row in found}) == len(found) == 128
     assert all(len(row["responses"]) == 4 and row["source"] == "rl" for row in found)
     preference = read(done / "preference" / "summary.json")
-    assert summary["fresh_pairs"] == 2 * 102  # a fifth of the prompts, 26, is held out
+    assert summary["fresh_pairs"] == 2 * 102  # a fifth of the 128 prompts, 26, is held out
     assert summary["train_pairs"] == summary["fresh_pairs"] + preference["train_pairs"]
-    assert preference["held_out"] is None  # So small a labeller is never sure, and there are no labels to be right about.
+    assert preference["held_out"] is None  # A labeller this small is never certain, so there are no labels to compare with.
     assert summary["labelled"] == {"teacher": None, "student": None}
     speed = read(distilled / "reward_distill" / "speed.json")
     assert speed["rows"] == 64 and speed["speedup"] == pytest.approx(speed["teacher_seconds"] / speed["student_seconds"])
 
 
-def test_rl_is_rewarded_by_the_student(distilled, done):  # noqa: F811
-    """The same rollouts as under the teacher at step 0, other scores; the same critic to begin with."""
+def test_the_student_rewards_rl(distilled, done):  # noqa: F811
+    """At step 0 rollouts and critic are those under the teacher, and the scores differ."""
     found, before = (read_metrics(run / "ppo" / "metrics.jsonl")[0] for run in (distilled, done))
     assert found["kl_k3"] == before["kl_k3"] and found["response_length"] == before["response_length"]
     assert found["score"] != before["score"] and abs(found["score"] - before["score"]) < 1.5
@@ -88,7 +89,8 @@ def test_an_interrupted_stage_ends_the_same(distilled, tmp_path):
 
 
 def test_accuracy_by_hand():
-    """Two of the three pairs whose label leans are ranked as it leans; the fourth has no label."""
+    """The student ranks two of the three pairs with a label that is not even as the label does; the fourth pair has no
+    label."""
     scores = np.asarray([[1.0, 0.0], [0.0, 1.0], [2.0, 0.0], [5.0, 1.0]])
     found = accuracy(scores, np.asarray([0.9, 0.8, 1.0, 0.5]))
     assert (found["pairs"], found["accuracy"]) == (3, 2 / 3) and found["low"] < 2 / 3 < found["high"]
@@ -110,7 +112,7 @@ def test_answers_to_one_prompt_are_paired_in_their_order():
     assert [(pair.response_a, pair.response_b) for pair in fresh_pairs([row])] == [("a", "b"), ("c", "d")]
 
 
-def test_a_student_may_start_from_its_teachers_first_layers():
+def test_a_student_can_start_from_the_first_layers_of_its_teacher():
     teacher = Scorer(tiny.model(head="scalar")), tiny.host_params("scalar", seed=5)
     sizes = {name: getattr(tiny.DECODER, name) for name in ("embed", "heads", "kv_heads", "head_dim", "mlp")}
     model = student_model(RewardDistill(layers=1, **sizes), tiny.model())
@@ -134,11 +136,11 @@ def test_a_student_may_start_from_its_teachers_first_layers():
         ({"max_new_tokens": 320}, "config.reward_distill.max_new_tokens is 320; it must be below"),
     ],
 )  # fmt: skip
-def test_what_does_not_fit_is_refused_before_anything_runs(changes, message):
+def test_invalid_options_are_refused_before_the_run(changes, message):
     with pytest.raises(UserError, match=message):
         from_config_dict({"stages": ("preference", "reward_distill"), "reward_distill": changes})
 
 
-def test_the_students_sizes_must_fit_the_mesh():
+def test_the_sizes_of_the_student_must_fit_the_mesh():
     with pytest.raises(UserError, match=r"it must divide config.reward_distill.kv_heads \(1\)"):
         from_config_dict({"stages": ("reward_distill",), "mesh": {"tensor": 2}})

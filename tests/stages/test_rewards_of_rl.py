@@ -1,4 +1,4 @@
-"""Rewards of RL on tiny runs: a callable and its failures, a verifier, ratings, sums."""
+"""Rewards of RL on tiny runs: a callable and its failures, a verifier, ratings and sums."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_pitfall_20_a_reward_may_be_a_callable(done, tmp_path, caplog):  # noqa:
     run(workdir, **changes(path))
     metrics = read_metrics(workdir / "ppo" / "metrics.jsonl")
     assert [row["kept"] for row in metrics] == [7.0] * 3  # the NaN of each batch is dropped
-    assert [row["score"] for row in metrics] == pytest.approx([0.73] * 3)  # pitfall 1: not rounded
+    assert [row["score"] for row in metrics] == pytest.approx([0.73] * 3)  # scores are not rounded
     assert np.isfinite([row["policy_loss"] for row in metrics]).all()
     seen = [eval(line, {"null": None}) for line in path.with_suffix(".jsonl").read_text().splitlines()]
     assert len(seen) == 24
@@ -60,7 +60,7 @@ def test_pitfall_20_a_reward_may_be_a_callable(done, tmp_path, caplog):  # noqa:
         run(workdir, **changes(path))
 
 
-def test_a_critic_may_be_had_with_it(done, tmp_path):  # noqa: F811
+def test_a_callable_reward_works_with_a_critic(done, tmp_path):  # noqa: F811
     path = tmp_path / "mine.py"
     path.write_text("def score(prompts, responses, **columns):\n    return [len(r) / 100 for r in responses]\n")
     workdir = started(done, tmp_path / "run")
@@ -69,7 +69,7 @@ def test_a_critic_may_be_had_with_it(done, tmp_path):  # noqa: F811
     assert all(np.isfinite(row["value_loss"]) for row in metrics)
 
 
-def test_one_that_fails_stops_the_run_with_a_sentence(done, tmp_path):  # noqa: F811
+def test_a_callable_that_fails_stops_the_run_with_a_sentence(done, tmp_path):  # noqa: F811
     path = tmp_path / "mine.py"
     path.write_text("def score(prompts, responses, **columns):\n    raise RuntimeError('no such model')\n")
     workdir = started(done, tmp_path / "run")
@@ -87,7 +87,7 @@ def test_one_that_fails_stops_the_run_with_a_sentence(done, tmp_path):  # noqa: 
         ({"while_sampling": True}, {}, "while_sampling is True.*source is 'preference'"),
     ],
 )
-def test_a_callable_is_named_where_it_is_used(reward, ppo, message):
+def test_a_callable_must_be_configured_exactly_where_it_is_used(reward, ppo, message):
     with pytest.raises(UserError, match=message):
         from_config_dict({"reward": reward, "ppo": ppo})
 
@@ -101,8 +101,8 @@ def score(prompts, responses, **columns):
 """
 
 
-def test_a_callable_may_be_called_while_others_are_sampled(done, tmp_path):  # noqa: F811
-    """In more calls of fewer rows: each row once, and all scores go where they belong."""
+def test_a_callable_can_run_while_other_responses_are_sampled(done, tmp_path):  # noqa: F811
+    """It gets more calls of fewer rows: each row once, and every score reaches its row."""
     told, calls = [], []
     for early in (False, True):
         path = tmp_path / f"mine{early}.py"
@@ -118,7 +118,7 @@ def test_a_callable_may_be_called_while_others_are_sampled(done, tmp_path):  # n
     assert asked[1] == asked[0] and len(asked[0]) == 24
 
 
-def test_a_sum_has_weights_a_price_of_length_and_its_parts_told(done, tmp_path):  # noqa: F811
+def test_a_sum_has_weights_and_a_length_penalty_and_reports_its_parts(done, tmp_path):  # noqa: F811
     path = tmp_path / "mine.py"
     path.write_text("def score(prompts, responses, **columns):\n    return [2.0] * len(responses)\n")
     workdir = started(done, tmp_path / "run")
@@ -160,14 +160,14 @@ def test_arithmetic_from_random_weights_is_verified(tmp_path):
     assert [row["kept"] for row in read_metrics(tmp_path / "ppo" / "metrics.jsonl")] == [16.0, 16.0]
 
 
-def test_worked_problems_may_be_learnt_first(tmp_path):
+def test_pretraining_can_use_worked_problems(tmp_path):
     config = ARITHMETIC | {"pretrain": {"steps": 60, "batch_rows": 8, "row_length": 64}, "stages": ("pretrain",)}
     pipeline.run(from_config_dict(config), tmp_path)
     summary = read(tmp_path / "pretrain" / "summary.json")
     assert summary["loss_last"] < summary["loss_first"] / 2
 
 
-def test_the_feedback_models_rating_may_be_the_reward(tmp_path):
+def test_the_rating_of_the_feedback_model_can_be_the_reward(tmp_path):
     stages = ("pretrain", "revise", "sft", "ppo", "evaluate")
     world = CONFIG["world"] | {"ratings": 0.2}
     run(tmp_path, stages=stages, world=world, reward={"source": "ai_feedback", "max_dropped_share": 1.0},
@@ -191,7 +191,7 @@ def test_the_feedback_models_rating_may_be_the_reward(tmp_path):
          "no text to train a tokenizer"),
     ],
 )  # fmt: skip
-def test_a_reward_that_cannot_be_had_is_refused_before_anything_runs(changes, message):
+def test_an_unavailable_reward_is_refused_before_the_run(changes, message):
     with pytest.raises(UserError, match=message):
         from_config_dict(changes)
 
@@ -206,7 +206,7 @@ def test_other_critics_and_corrections_run_as_a_stage(done, tmp_path, ppo):  # n
     assert np.isfinite([row["value_loss"] for row in metrics]).all()
     assert ("effective_sample_share" in metrics[0]) == ("sampler_correction" in ppo)
     assert all(check["passed"] for check in read(workdir / "ppo" / "checks.json"))
-    assert read(workdir / "summary.json")["models"][-1] == "ppo"  # and so it was read as a plain policy
+    assert read(workdir / "summary.json")["models"][-1] == "ppo"  # evaluation read it as a plain policy
 
 
 @pytest.mark.parametrize(
@@ -219,12 +219,12 @@ def test_other_critics_and_corrections_run_as_a_stage(done, tmp_path, ppo):  # n
         ({"data": {"weights": (1.0,)}}, "weights is .*, which is not read where config.data.source is 'world'"),
     ],
 )
-def test_what_would_be_ignored_or_fail_later_is_refused(changes, message):
+def test_options_without_effect_or_that_would_fail_later_are_refused(changes, message):
     with pytest.raises(UserError, match=message):
         from_config_dict(changes)
 
 
-def test_the_parts_of_a_sum_are_means_over_all_rows_that_have_a_score(done, tmp_path):  # noqa: F811
+def test_the_parts_of_a_sum_are_means_over_all_scored_rows(done, tmp_path):  # noqa: F811
     """Groups of equal scores are dropped from the loss, not from the metrics."""
     path = tmp_path / "mine.py"
     path.write_text("def score(prompts, responses, **columns):\n    return [2.0] * len(responses)\n")
@@ -235,7 +235,7 @@ def test_the_parts_of_a_sum_are_means_over_all_rows_that_have_a_score(done, tmp_
         assert row["score"] == pytest.approx(2.0 + row["score_length"], abs=1e-5)
 
 
-def test_human_dialogues_may_have_a_base_made_from_the_worlds_text(tmp_path):
+def test_the_base_for_human_dialogues_can_be_pretrained_on_text_of_the_world(tmp_path):
     path = tmp_path / "pairs.jsonl"
     path.write_text('{"chosen": "Human: a\\n\\nAssistant: b", "rejected": "Human: a\\n\\nAssistant: c"}\n')
     run(tmp_path / "run", stages=("pretrain",), data={"source": "preferences_jsonl", "train": str(path)})

@@ -1,4 +1,4 @@
-"""Shards of generated rows: whole or not there at all."""
+"""Shards of generated rows: each is complete or absent."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ def test_chunks_cover_every_row_once():
     assert chunks(6, 3) == [range(0, 3), range(3, 6)] and chunks(0, 3) == []
 
 
-def test_a_queue_has_four_chunks_at_most():
+def test_a_queue_has_at_most_four_chunks():
     two, three = {3: range(0, 2), 4: range(2, 4)}, {5: range(4, 6), 6: range(6, 8), 7: range(8, 9)}
     assert queues(9, 2, 3) == [Queue(range(0, 4), two), Queue(range(4, 9), three)]
     assert [len(queue.chunks) for queue in queues(16, 2)] == [4, 4] and len(queues(7, 2)) == 1
     assert queues(0, 2) == []
 
 
-def test_a_queue_with_a_missing_chunk_is_asked_again_whole_and_only_that_chunk_is_written(tmp_path):
+def test_a_queue_with_a_missing_chunk_is_repeated_and_only_that_chunk_is_written(tmp_path):
     made = Shards(tmp_path)
     for chunk in (0, 1, 3, 4):
         made.write(chunk, [])
@@ -33,7 +33,7 @@ def test_a_queue_with_a_missing_chunk_is_asked_again_whole_and_only_that_chunk_i
     assert made.unfinished(queues(12, 2)) == []
 
 
-def test_rows_come_back_in_the_order_of_the_chunks_not_of_writing(tmp_path):
+def test_rows_are_read_in_the_order_of_chunks_not_of_writing(tmp_path):
     made = Shards(tmp_path)
     made.write(11, [{"n": 3}])
     made.write(2, [{"n": 1}, {"n": 2}])
@@ -41,19 +41,19 @@ def test_rows_come_back_in_the_order_of_the_chunks_not_of_writing(tmp_path):
     assert [number for number, there in enumerate(made.finished(12)) if there] == [2, 11]
 
 
-def test_text_of_any_kind_comes_back(tmp_path):
+def test_any_text_survives_the_round_trip(tmp_path):
     texts = ["line\nbreak", "naïve 東京 \U0001f600", 'quote " and \\', "\u2028 and \x85 end no line", ""]
     Shards(tmp_path).write(0, [{"text": text} for text in texts])
     assert [row["text"] for row in Shards(tmp_path).read()] == texts
 
 
-def test_a_prompt_survives_its_row():
+def test_a_prompt_survives_the_round_trip_through_its_row():
     prompt = Prompt("p-1", (Message("user", "a"), Message("assistant", "b"), Message("user", "c")), "red_team")
     assert row_prompt(json.loads(json.dumps(prompt_row(prompt)))) == prompt
 
 
 def test_pitfall_19_a_crash_loses_at_most_the_rows_in_flight(tmp_path, monkeypatch):
-    """Elsewhere all answers were gathered in memory and lost when one request failed."""
+    """Another system gathered all answers in memory and lost them when one request failed."""
     made = Shards(tmp_path)
     made.write(0, [{"n": 0}])
 

@@ -1,4 +1,4 @@
-"""Prompts from a file with columns: split, truncation and counts."""
+"""Prompts from a file with columns: split, left-out prompts and counts."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_a_file_of_prompts_is_split_and_keeps_its_columns(tmp_path, capsys):
     assert sources.data_files(made.config) == {tmp_path / "sums.jsonl": "data.train"}
 
 
-def test_prompts_that_leave_no_room_are_left_out_and_told(tmp_path, capsys):
+def test_prompts_that_are_too_long_are_left_out_with_a_warning(tmp_path, capsys):
     rows = [{"question": "word " * n, "answer": 0} for n in (3, 4, 60)]
     made = context(tmp_path, rows, held_out_share=0.0)
     assert len(sources.prompts(made, WordTokenizer(), "rl", 10, 8)) == 2
@@ -46,7 +46,7 @@ def test_prompts_that_leave_no_room_are_left_out_and_told(tmp_path, capsys):
         sources.prompts(made, WordTokenizer(), "evaluate", 10, 8)
 
 
-def test_a_changed_tokenizer_or_template_is_a_changed_model(tmp_path):
+def test_a_changed_tokenizer_or_template_counts_as_a_changed_model(tmp_path):
     folder = made_tokenizers.qwen(tmp_path)
     (folder / "chat_template.jinja").write_text(made_tokenizers.CHATML)
     config = dataclasses.replace(Config(), model=Model(source="huggingface", path=str(folder)))
@@ -55,7 +55,7 @@ def test_a_changed_tokenizer_or_template_is_a_changed_model(tmp_path):
     }  # fmt: skip
 
 
-def test_prompts_that_the_chat_template_refuses_are_left_out_and_named(tmp_path, capsys):
+def test_prompts_that_the_chat_template_rejects_are_left_out_and_named(tmp_path, capsys):
     made_tokenizers.unigram(tmp_path / "model")
     asked = {"role": "user", "content": "Why?"}
     rows = [[asked], [asked, asked], [asked | {"content": "What?"}]]
