@@ -5,8 +5,8 @@
     policy = ja.load_model("FOLDER")
     print(ja.Sampler(policy).generate(["Once upon a time"], max_new_tokens=40).texts)
 
-The names of `__all__` are the public API (docs/python.md). Each is imported when it is first used, so that `import jaxalign`
-loads neither JAX nor NumPy.
+The names in `__all__` are the public API (docs/python.md). Each is imported on first use, so that `import jaxalign` loads
+neither JAX nor NumPy.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _PUBLIC = {
     "responses": "jaxalign.rl.responses:",
     "revise": "jaxalign.trainers.judging",
 }
-"""Where each public name is defined: "module" of an attribute of the same name, "module:attribute", or "module:" itself."""
+"""Where each public name is defined: "module" (an attribute of that name), "module:attribute", or "module:" (the module)."""
 
 __all__ = ["__version__", *sorted(_PUBLIC)]
 

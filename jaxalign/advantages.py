@@ -1,8 +1,8 @@
-"""The advantage estimators, for a training loop of one's own: pure functions of arrays, each with its source in its docstring.
+"""The advantage estimators, for custom training loops: pure functions of arrays. Each docstring cites its source.
 
-Estimators with a critic take rewards and values [B, N]; estimators over groups of responses take scores [B].
-`broadcast_to_tokens` spreads the advantage of a response over its tokens, and `whiten` normalises advantages. `shape_rewards`
-makes rewards [B, N] of scores and a KL penalty.
+Estimators with a critic take rewards and values [B, N]; group estimators take scores [B]. `broadcast_to_tokens` copies a
+response's advantage to each of its tokens, and `whiten` normalises advantages. `shape_rewards` combines scores and a KL
+penalty into rewards [B, N].
 """
 
 from jaxalign.algorithms.advantages import (

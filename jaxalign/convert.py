@@ -1,6 +1,6 @@
-"""The entry point, `python -m jaxalign.convert`: flags and exit codes; `stages/shared/conversion.py` does the work.
+"""The entry point `python -m jaxalign.convert`: flags and exit codes. `stages/shared/conversion.py` does the conversion.
 
-Exit codes: 0 done, 2 a mistake the user can mend (one sentence on stderr, no traceback), 130 interrupted.
+Exit codes: 0 done, 2 a mistake that the user can correct (one sentence on stderr, no traceback), 130 interrupted.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ _DTYPES = ("float32", "bfloat16", "float16")
 _USAGE = """usage: python -m jaxalign.convert --source=DIR --target=DIR [--adapters] [--dtype=NAME] [--shard_gb=SIZE]
                                   [--mesh=D,F,T] [--coordinator=HOST:PORT --processes=N --process=I]
 
-  --source=DIR     a Hugging Face folder (becomes an Orbax one); an Orbax folder made by this command, or a stage's folder
-                   of a run, such as runs/quickstart/ppo (become Hugging Face ones)
-  --target=DIR     a new folder, which appears whole or not at all
-  --adapters       of a stage that trained adapters (config.lora): a PEFT folder of them; default: they are merged into the
-                   base, and the whole model is written
-  --dtype=NAME     float32, bfloat16 or float16, for the weights written; default: the source's own
+  --source=DIR     a Hugging Face folder, which is converted to Orbax; or an Orbax folder written by this command, or a
+                   stage's folder of a run, such as runs/quickstart/ppo, which are converted to Hugging Face
+  --target=DIR     a new folder; a failed conversion leaves nothing there
+  --adapters       write the adapters that the stage trained (config.lora) as a PEFT folder; default: merge them into the
+                   base and write the whole model
+  --dtype=NAME     dtype of the written weights: float32, bfloat16 or float16; default: the source's
   --shard_gb=SIZE  largest safetensors file in GB (1e9 bytes); default 4
-  --mesh=D,F,T     sizes of data, fsdp and tensor of the mesh that the weights pass through; default 1,1,1
+  --mesh=D,F,T     sizes of the axes data, fsdp and tensor of the mesh that holds the weights; default 1,1,1
 """ + distributed.USAGE
 
 
@@ -55,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _explain(error: BaseException) -> tuple[str, int] | None:
-    """The sentence and the exit code for an error that the user can mend; None for others."""
+    """The message and the exit code of an error that the user can correct; None for any other error."""
     if isinstance(error, UserError):
         return str(error), 2
     if isinstance(error, KeyboardInterrupt):

@@ -1,4 +1,4 @@
-"""The one exception that means: the user can mend this. Entry points print it as a sentence and exit with code 2."""
+"""The exception for mistakes that the user can correct. Entry points print its message and exit with code 2."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import sys
 
 
 class UserError(Exception):
-    """A mistake in what the program was given. The message names the thing, the value, what was expected and the remedy."""
+    """A mistake in the program's input. The message names the item, its value, the expected value and the remedy."""
 
 
 def print_error(sentence: str, code: int) -> int:

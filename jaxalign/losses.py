@@ -1,7 +1,7 @@
-"""The loss functions, for a training loop of one's own: pure functions of arrays, each with its source in its docstring.
+"""The loss functions, for custom training loops: pure functions of arrays. Each docstring cites its source.
 
-Policy losses take log-probabilities [B, N] and advantages; value losses values and returns; preference losses log-probabilities
-or scores of answers [B]. The functions on masked arrays are those that all of them count tokens with.
+Policy losses take log-probabilities [B, N] and advantages. Value losses take values and returns. Preference losses take
+log-probabilities or scores of answers [B]. All losses aggregate over tokens with the masked-array functions exported here.
 """
 
 from jaxalign.algorithms.direct_preference import bco_baseline, dpo, mixed_dpo, sft_loss

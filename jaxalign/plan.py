@@ -1,6 +1,6 @@
-"""The entry point `python -m jaxalign.plan`: whether a run fits, how long it takes and what it costs (docs/plan.md).
+"""The entry point `python -m jaxalign.plan`: reports whether a run fits, how long it takes and what it costs (docs/plan.md).
 
-Exit codes: 0 it fits, 1 it does not, 2 a mistake of the user (one sentence on stderr, no traceback), 130 interrupted.
+Exit codes: 0 it fits, 1 it does not, 2 a user error (one sentence on stderr, no traceback), 130 interrupted.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def read_config(argv: Sequence[str], shape: str) -> Config:
-    """The checked config. Paths of files that a plan does not read may be missing: the data's, and with `shape` the model's."""
+    """The checked config. Paths of files that a plan does not read may be unset: the data's and, with `shape`, the model's."""
     values, _, _ = train.read_values(argv)
     if isinstance(values.data.source, str) and DATA_SOURCES.get(values.data.source, "config.data.source").rows:
         values.data.train = values.data.train or "not read by a plan"
@@ -114,7 +114,7 @@ def _plan(config: Config, own: dict[str, Any]) -> int:
 
 
 def _compiled(config: Config, own: dict[str, Any]):
-    """Every step of the run, compiled for the topology. Raises UserError without a topology."""
+    """Compiles every step of the run for the topology. Raises UserError without a topology."""
     from jaxalign.parallel.sharding import make_sharding
     from jaxalign.planner import shapes
     from jaxalign.planner.compiled import compile_run
@@ -149,7 +149,7 @@ def _cluster(own: dict[str, Any], slices: int):
 
 
 def _take_own(arguments: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
-    """This command's flags, and the other arguments, which are those of train.
+    """This command's flags, and the remaining arguments, which `train` parses.
 
     Raises:
         UserError: a flag has no value, or an invalid one.

@@ -1,6 +1,6 @@
 """The entry point `python -m jaxalign.preview`: the tokens that a model sees, marked by whether it learns from them.
 
-Exit codes: 0 done, 2 a mistake of the user (one sentence on stderr, no traceback).
+Exit codes: 0 done, 2 a mistake that the user can correct (one sentence on stderr, no traceback).
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def _named(tokenizer: Tokenizer, token: int | None) -> str:
 
 
 def _take_own(arguments: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
-    """This command's flags, and the other arguments, which are those of train.
+    """This command's flags, and the remaining arguments, which `train` parses.
 
     Raises:
         UserError: a flag has no value, or an invalid one.
@@ -100,7 +100,7 @@ def _take_own(arguments: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
 
 def _of_stage(own: dict[str, Any], argv: list[str]) -> tuple[Tokenizer, list[TokenRow]]:
     if own["answers"] == "all":
-        raise UserError("--answers goes with --messages; what a stage learns from follows from its config")
+        raise UserError("--answers goes with --messages; a stage's config determines which tokens it learns from")
     config, workdir, _ = train.read_arguments(argv)
     stage = preview.choose_stage(config, own["stage"])
     return preview.rows(StageContext(config, workdir, workdir / stage, False), stage, own["rows"])
@@ -144,7 +144,7 @@ def read_dialogues(path: Path) -> list[list[Message]]:
             raise ValueError("there is no dialogue, or a content is not a string")
     except (ValueError, TypeError, KeyError) as error:
         raise UserError(f'--messages={path} holds no dialogues ({type(error).__name__}: {error}); a JSON list of {{"role", '
-                        '"content"}, an object with such "messages", or one of these per line, is expected') from None
+                        '"content"}, an object with such a list as "messages", or one of these per line is expected') from None
     return dialogues
 
 

@@ -14,7 +14,7 @@ import jax
 
 @dataclasses.dataclass(frozen=True)
 class Message:
-    """One turn of a dialogue. `role` is "user" or "assistant"."""
+    """One turn of a dialogue. `role` is "user", "assistant" or "system"."""
 
     role: str
     content: str
@@ -24,8 +24,8 @@ class Message:
 class Prompt:
     """A dialogue without the assistant's answer; its last message is the user's.
 
-    `id` is unique and stable; `source` says which prompt set it came from ("red_team", "helpful", ...). `columns` are JSON
-    values that belong to it (the wanted answer, say): rewards read them, models do not.
+    `id` is unique and stable; `source` names the prompt set it came from ("red_team", "helpful", ...). `columns` are JSON
+    values that belong to it, such as a reference answer: rewards read them, models do not.
     """
 
     id: str
@@ -36,7 +36,7 @@ class Prompt:
 
 @dataclasses.dataclass(frozen=True)
 class Principle:
-    """One principle of a constitution, in the three wordings its uses need."""
+    """One principle of a constitution, worded for critique, revision and comparison."""
 
     name: str
     critique_request: str
@@ -61,7 +61,7 @@ class Revision:
 class Comparison:
     """A pair of responses with a soft label: the probability that `response_a` is the better one.
 
-    margin, where it is known, says by how much the better one is better.
+    margin: by how much the better one is better, if known.
     """
 
     prompt: Prompt
@@ -94,9 +94,9 @@ def _array_record(cls: type) -> type:
 
 @_array_record
 class PackedBatch:
-    """Rows of several documents, which segment ids tell apart (0 is padding). All int32 [B, T] but the mask.
+    """Rows of several documents, which segment ids distinguish (0 is padding). All arrays but the mask are int32 [B, T].
 
-    loss_mask[b, t] (float32) weighs the prediction of tokens[b, t] from what stands before it in its segment.
+    loss_mask[b, t] (float32) is the loss weight of predicting tokens[b, t] from the preceding tokens of its segment.
     """
 
     tokens: Any
@@ -107,11 +107,11 @@ class PackedBatch:
 
 @_array_record
 class Rollout:
-    """Sampled responses. Row b holds its prompt, then its response, without a gap, then padding.
+    """Sampled responses. Row b holds its prompt, immediately followed by its response, then padding.
 
     tokens int32 [B, T]; prompt_length and response_length int32 [B]; logprobs float32 [B, N], of the response's tokens
     under the sampling temperature, 0 past the end; ended bool [B]: a stop token was sampled (it is in the response); versions
-    int32 [B, N]: the number of updates that the weights had when they wrote each token, or None where it is not recorded.
+    int32 [B, N]: the number of updates applied to the weights that sampled each token, or None if not recorded.
     """
 
     tokens: Any
@@ -128,9 +128,11 @@ class Rollout:
 
 @_array_record
 class Experience:
-    """A rollout with all that RL learns from. weight is float32 [B]: 0 for a row that does not count (its score was dropped,
-    or it fills up the batch); everything else is float32 [B, N], zero past the response. importance weighs the
-    policy's loss."""
+    """A rollout with everything that an RL update needs.
+
+    weight is float32 [B]: 0 for a row that does not count (its score was dropped, or it pads the batch). All other arrays are
+    float32 [B, N], zero past the response. importance weights the policy loss per token.
+    """
 
     rollout: Rollout
     weight: Any
@@ -144,13 +146,12 @@ class Experience:
 
 @_array_record
 class AnswerRows:
-    """Rows in which answered prompts stand side by side, and where the answers are found. R rows of T tokens; M: most answer
-    tokens of a row.
+    """Answered prompts packed into R rows of T tokens, and the positions of their answers. M: the most answer tokens in a row.
 
-    tokens, segment_ids (0 is padding) and positions int32 [R, T], the last two None where each row is one sequence; heads int32
-    [R, M]: where in its row the token before each answer token stands, answer after answer. start and first int32 [B]: a
-    sequence's first token among all R * T, and its first entry among all R * M of heads. used int32 []: the most entries of
-    heads that a row has; None: M.
+    tokens, segment_ids (0 is padding) and positions int32 [R, T], the last two None if each row is one sequence; heads int32
+    [R, M]: the position in its row of the token before each answer token, one answer after the other. start and first int32
+    [B]: the index of a sequence's first token among all R * T, and of its first entry among all R * M of heads. used int32 []:
+    the largest number of entries of heads that a row uses; None means M.
     """
 
     tokens: Any
@@ -164,12 +165,12 @@ class AnswerRows:
 
 @_array_record
 class PackedParts:
-    """The rows of B sequences in parts of one shape, for programs that take one part after another.
+    """B sequences packed into K parts of the same shape, for programs that process one part after another.
 
-    rows: `AnswerRows` whose first four fields are [K, R, ...] and used is [K], and whose start and first are those in a
-    sequence's own part.
-    part int32 [B]: which part that is, -1 for a sequence that is in none. count int32 []: how many of the K are in use, at
-    least 1. Plans of several minibatches have one more leading axis everywhere.
+    rows: `AnswerRows` whose first four fields are [K, R, ...] and whose used is [K]; start and first are relative to the
+    sequence's part.
+    part int32 [B]: the index of each sequence's part, -1 for a sequence in none. count int32 []: the number of parts in use,
+    at least 1. Plans of several minibatches have one more leading axis in every field.
     """
 
     rows: AnswerRows
@@ -179,7 +180,7 @@ class PackedParts:
 
 @_array_record
 class AnswerPairs:
-    """Pairs of answered prompts for direct preference optimisation; the first answer is the better one, as far as known.
+    """Pairs of answered prompts for direct preference optimisation; the first answer is the one labelled better.
 
     tokens int32 [B, 2, T]: prompt, answer, padding; prompt_length and length (of both together) int32 [B, 2];
     label float32 [B] = P(first is better); weight float32 [B] (0 = not counted); reference float32 [B, 2]: the
@@ -196,7 +197,7 @@ class AnswerPairs:
 
 @_array_record
 class ScoredPairs:
-    """Pairs of complete sequences with the scores that a student is to give them.
+    """Pairs of complete sequences with the target scores for a student.
 
     tokens int32 [B, 2, T], length int32 [B, 2], target float32 [B, 2]: the teacher's normalised scores.
     """
@@ -211,7 +212,7 @@ class PairBatch:
     """Pairs of complete sequences for the preference model.
 
     tokens int32 [B, 2, T], length int32 [B, 2], label float32 [B] = P(first is better), weight float32 [B] (0 = padding row),
-    margin float32 [B], how far apart the scores are to be, or None for none.
+    margin float32 [B], the desired difference between the scores, or None for no margins.
     """
 
     tokens: Any

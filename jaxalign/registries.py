@@ -1,6 +1,6 @@
-"""The registries: what a config or an argument can select by name, built in or added with `REGISTRY.register(record)`.
+"""The registries: records that a config or an argument selects by name, built in or added with `REGISTRY.register(record)`.
 
-tests/extending/plugins/ has an example of each.
+tests/extending/plugins/ has an example of each registry's records.
 """
 
 from jaxalign.registry.advantages import ADVANTAGES, AdvantageEstimator

@@ -1,6 +1,6 @@
-"""The entry point, `python -m jaxalign.sample`: what a model answers, to one prompt, a file of them, or in a dialogue.
+"""The entry point `python -m jaxalign.sample`: answers one prompt, a file of prompts, or the turns of a dialogue.
 
-Exit codes: 0 done, 2 a mistake the user can mend (one sentence on stderr, no traceback), 130 interrupted.
+Exit codes: 0 done, 2 a mistake that the user can correct (one sentence on stderr, no traceback), 130 interrupted.
 """
 
 from __future__ import annotations
@@ -25,33 +25,33 @@ _USAGE = """usage: python -m jaxalign.sample --model=DIR (--prompt=TEXT | --prom
   --model=DIR           a Hugging Face folder, an Orbax folder made by jaxalign.convert, or a stage's folder of a run, such as
                         runs/quickstart/ppo
   --prompt=TEXT         prints the answer
-  --prompts=FILE        answers each line of a text file, or each object of a .jsonl (or .jsonl.gz) file: its "prompt" is a
+  --prompts=FILE        answers each line of a text file, or each object of a .jsonl (or .jsonl.gz) file, whose "prompt" is a
                         text or a list of {"role", "content"}
-  --chat                a dialogue on the terminal, or over a pipe; /reset begins anew, /quit or the end of the input ends it
-  --json                one JSON object a line and answer; further fields of a prompt's row are kept
+  --chat                holds a dialogue on the terminal or over a pipe; /reset starts over, /quit or end of input ends it
+  --json                prints one JSON object per answer, with the other fields of the prompt's row
   --n=COUNT             answers to each prompt; default 1
-  --max_new_tokens=N    default 256, or half the model's positions where that is less
+  --max_new_tokens=N    default 256, or half the model's positions if that is less
   --temperature=T       0 is greedy; default 1
-  --top_k=K, --top_p=P  draw from the K likeliest tokens, or from those that have P together; default all
+  --top_k=K, --top_p=P  sample from the K most likely tokens, or from the fewest whose total probability reaches P; default all
   --seed=SEED           default 0; equal seeds give equal answers, on any mesh
-  --style=STYLE         chat (the model's own template), hh (Human: / Assistant:), compact (the project's markers) or plain (the
-                        text continues); default: the run's, else chat where there is a template, else plain
-  --system=TEXT         a system message before the dialogue, in style chat
-  --mesh=D,F,T          sizes of data, fsdp and tensor; default 1,1,1
-  --dtype=NAME          of the parameters: float32, bfloat16 or float16; default: the files' own
-  --compute_dtype=NAME  of activations: float32, bfloat16 or float16; default: the run's, else float32
+  --style=STYLE         chat (the model's own template), hh (Human: / Assistant:), compact (this project's markers) or plain
+                        (continue the text); default: the run's style, else chat if the model has a template, else plain
+  --system=TEXT         a system message before the dialogue; needs style chat
+  --mesh=D,F,T          sizes of the mesh axes data, fsdp and tensor; default 1,1,1
+  --dtype=NAME          dtype of the parameters: float32, bfloat16 or float16; default: that of the files
+  --compute_dtype=NAME  dtype of activations: float32, bfloat16 or float16; default: the run's, else float32
 """ + distributed.USAGE
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Answers, and returns the exit code. `argv` includes the program's name; default sys.argv."""
+    """Prints answers and returns the exit code. `argv` includes the program's name; default sys.argv."""
     argv = list(sys.argv if argv is None else argv)
     if any(argument in ("-h", "--help", "-help", "--helpfull", "--helpshort") for argument in argv[1:]):
         print(_USAGE, end="")
         return 0
     for stream in (sys.stdin, sys.stdout):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # For pipes that are no UTF-8, and terminals that cannot show every character.
+            stream.reconfigure(errors="replace")  # For input that is not UTF-8, and terminals that cannot show every character.
     try:
         group, rest = distributed.take_flags(argv[1:])
         values = _read_arguments([argv[0], *rest])
@@ -61,20 +61,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     except (UserError, KeyboardInterrupt) as error:
         return print_error(*_explain(error))
-    except BrokenPipeError:  # The reader closed the pipe: flush nothing into it at exit.
+    except BrokenPipeError:  # The reader closed the pipe: redirect stdout, so that the flush at exit does not fail.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
 
 
 def _explain(error: BaseException) -> tuple[str, int] | None:
-    """The sentence and the exit code for an error that the user can mend; None for others."""
+    """The message and the exit code of an error that the user can correct; None for any other error."""
     if isinstance(error, UserError):
         return str(error), 2
     return ("interrupted", 130) if isinstance(error, KeyboardInterrupt) else None
 
 
 def _run(values: flags.FlagValues) -> None:
-    from jaxalign.config import Mesh  # JAX is not loaded for a mistyped flag.
+    from jaxalign.config import Mesh  # Imported here so that a mistyped flag is reported without importing JAX.
     from jaxalign.data.sources.asked import one_prompt, read_asked
     from jaxalign.models.language_model import load_model
     from jaxalign.stages.shared import serving
@@ -99,8 +99,11 @@ def _run(values: flags.FlagValues) -> None:
 
 
 def _answer_all(answerer, values: flags.FlagValues, asked: list) -> None:
-    """Prints what each prompt is answered, some batches at a time. One that cannot be answered stops no other: it is reported
-    in its place, and by the exit code."""
+    """Prints the answers to each prompt, four batches at a time.
+
+    A prompt that cannot be answered does not stop the others. With --json its error is printed in place of its answer; the
+    first such error is raised at the end.
+    """
     import jax
 
     prompts, errors = [], {}
@@ -143,16 +146,16 @@ def _answer_all(answerer, values: flags.FlagValues, asked: list) -> None:
 
 
 def _chat(answerer, values: flags.FlagValues) -> None:
-    """Reads turns from stdin and prints answers as they come, until the input ends."""
+    """Reads turns from stdin and streams the answers to stdout, until the input ends."""
     import jax
 
     from jaxalign.records import Message
 
     asking = "> " if sys.stdin.isatty() else ""
     if asking:
-        import readline  # noqa: F401 (input() then has a history)
+        import readline  # noqa: F401 (gives input() a history)
 
-        print("/reset begins anew, /quit ends", file=sys.stderr)
+        print("/reset starts over, /quit ends", file=sys.stderr)
     key, turns, answered = jax.random.key(values.seed), [], 0
     while True:
         try:
@@ -167,11 +170,11 @@ def _chat(answerer, values: flags.FlagValues) -> None:
             asked = _with_system(values, [*turns, Message("user", said)])
             fitting = answerer.fitting(asked)
             if fitting is None:
-                print(f"this is too long for an answer to fit: a prompt may have {answerer.longest_prompt} tokens; say less, "
-                      "or lower --max_new_tokens", file=sys.stderr, flush=True)
+                print(f"this is too long for an answer to fit: a prompt may have {answerer.longest_prompt} tokens; shorten "
+                      "it, or lower --max_new_tokens", file=sys.stderr, flush=True)
                 continue
             if len(fitting) < len(asked):
-                print(f"(the oldest {len(asked) - len(fitting)} messages no longer fit and are forgotten)", file=sys.stderr)
+                print(f"(the oldest {len(asked) - len(fitting)} messages no longer fit and are dropped)", file=sys.stderr)
             text = answerer.say(answerer.encode(fitting), key, answered, lambda piece: print(piece, end="", flush=True))
             print(flush=True)
             turns = [*(m for m in fitting if m.role != "system"), Message("assistant", text)]

@@ -1,6 +1,6 @@
-"""Work directories: small files read and written whole, listing, moving aside, and a lock, behind one protocol.
+"""Work directories behind one protocol: read and write small files whole, list, remove and move files, and lock the directory.
 
-`LocalStorage` keeps them on a local or shared disk. The pipeline and the manifests of stages use nothing else.
+`LocalStorage` keeps a work directory on a local or shared disk. The pipeline and the stages' manifests use only this protocol.
 """
 
 from __future__ import annotations
@@ -22,35 +22,39 @@ class Storage(Protocol):
     """The files of one work directory. Names are relative to it, with "/" between folders."""
 
     def read(self, name: str) -> bytes | None:
-        """The content of a file; None where there is no such file."""
+        """The content of a file; None if it does not exist."""
 
     def write(self, name: str, content: bytes) -> None:
-        """Replaces a file in one step: a reader, or a crash, sees the old content or the new one. Makes missing folders."""
+        """Replaces a file atomically: readers see the old or the new content, even after a crash. Creates missing folders."""
 
     def list(self, name: str = "") -> list[str]:
-        """The names of all files below a folder, relative to it, sorted; empty where there is no such folder."""
+        """The names of all files below a folder, relative to it, sorted; empty if the folder does not exist."""
 
     def size(self, name: str) -> int:
-        """The bytes of a file; 0 where there is no such file."""
+        """The size of a file in bytes; 0 if it does not exist."""
 
     def remove(self, name: str) -> None:
-        """Removes a file, or a folder with all it holds; does nothing where there is neither."""
+        """Removes a file, or a folder with its contents; does nothing if the name does not exist."""
 
     def move_aside(self, name: str) -> str:
-        """Renames a folder to the first free of NAME.old-1, NAME.old-2, ... and returns its new name."""
+        """Renames a folder to the first unused name of NAME.old-1, NAME.old-2, ... and returns that name."""
 
     def lock(self) -> AbstractContextManager[None]:
-        """Excludes other processes while the context lasts, however this process ends. Raises UserError where one has it."""
+        """Holds the lock while the context lasts, and releases it however this process ends.
+
+        Raises:
+          UserError: another process holds the lock.
+        """
 
     def path(self, name: str = "") -> Path:
-        """Where a file or folder is on this machine, for stages that write large files themselves."""
+        """The local path of a file or folder, for stages that write large files themselves."""
 
 
 class LocalStorage:
     """A work directory on a disk that this machine mounts.
 
     Args:
-      folder: the directory; `lock` makes it where it is missing.
+      folder: the directory; `lock` creates it if it does not exist.
     """
 
     def __init__(self, folder: str | os.PathLike):
@@ -92,7 +96,7 @@ class LocalStorage:
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
-        """Locks the file .lock of the folder, which holds the number of the process. The system drops the lock with it."""
+        """Locks the folder's file .lock, which holds this process's id. The system releases the lock when the process ends."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             file = open(self.folder / ".lock", "a+", encoding="utf-8")
@@ -113,13 +117,13 @@ class LocalStorage:
 
 
 def read_json(storage: Storage, name: str) -> Any:
-    """The value of a JSON file; None where there is no such file. Raises ValueError where it is not JSON."""
+    """The value of a JSON file; None if it does not exist. Raises ValueError if it is not JSON."""
     content = storage.read(name)
     return None if content is None else json.loads(content.decode("utf-8"))
 
 
 def write_json(storage: Storage, name: str, value: Any) -> None:
-    """Replaces a JSON file in one step."""
+    """Replaces a JSON file atomically."""
     storage.write(name, json_bytes(value))
 
 
@@ -129,7 +133,7 @@ def json_bytes(value: Any) -> bytes:
 
 
 def write_bytes_atomically(path: str | os.PathLike, content: bytes) -> None:
-    """Replaces the file `path` in one step, through a temporary file beside it. Makes missing folders."""
+    """Replaces the file `path` atomically, through a temporary file in the same folder. Creates missing folders."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
@@ -141,5 +145,5 @@ def write_bytes_atomically(path: str | os.PathLike, content: bytes) -> None:
 
 
 def write_atomically(path: str | os.PathLike, content: str) -> None:
-    """Replaces a text file in one step, encoded as UTF-8; lone surrogates become "?"."""
+    """Replaces a text file atomically, encoded as UTF-8; lone surrogates become "?"."""
     write_bytes_atomically(path, content.encode("utf-8", "replace"))

@@ -1,9 +1,10 @@
-"""Every stream of random numbers of a run, by name. No two uses share one.
+"""Every stream of random numbers of a run, by name. Within a table, no two uses share a stream.
 
-Randomness is positional: a number depends only on the run's seed, its stream, and its place in the stream (step, epoch, row).
-There are two families. A PRNG key of JAX is `fold_in(fold_in(key(seed), STAGES[stage]), KEYS...)`, see
-`jaxalign.stages.shared.keys.stage_key`. A numpy generator is seeded with [seed, stream, ...]. A number never changes once a
-run has used it, wherever its stage stands in the graph. A user's stage has numbers that follow from its name.
+Randomness is positional: a random number depends only on the run's seed, its stream, and its position in the stream (step,
+epoch, row). There are two families. A JAX PRNG key is `fold_in(fold_in(key(seed), STAGES[stage]), KEYS...)`; see
+`jaxalign.stages.shared.keys.stage_key`. A numpy generator is seeded with [seed, stream, ...]. The numbers below must never
+change, since the results of existing runs depend on them; they do not depend on the order of stages. The numbers of a user's
+stage are derived from its name.
 """
 
 from __future__ import annotations
@@ -28,11 +29,11 @@ STAGES = {
 
 # The second number folded into a stage's PRNG key, by its use.
 STATE = 0
-"""The key kept in a training state, from which rollouts and shuffles of RL follow."""
+"""The key kept in a training state, from which RL derives its rollouts and shuffles."""
 ADAPTERS = 3
-"""Initial values of fresh LoRA adapters, in every stage that trains."""
+"""Initial values of new LoRA adapters, in every stage that trains."""
 SAMPLES = 0
-"""Responses of a stage that samples and keeps no training state of its own: revise, compare, best_of_n, evaluate."""
+"""Responses of a stage that samples without a training state: revise, compare, best_of_n, evaluate."""
 KEYS = {
     "pretrain": {"parameters": 1},  # Folded into the key of STATE.
     "revise": {"revisions": 1},
@@ -41,16 +42,16 @@ KEYS = {
     "online_dpo": {"samples": 1, "labels": 2},
     "reward_distill": {"samples": 0, "student": 1, "state": 2},
 }
-"""Further uses, by stage and name."""
+"""Other uses, by stage and name."""
 
 
 def member_head(number: int) -> int:
-    """The key of the random head of an ensemble's member, counted from 0: 1, 2, then from 4 on, as ADAPTERS is 3."""
+    """The key of the random head of ensemble member `number`, counted from 0: 1, 2, then 4, 5, ..., since ADAPTERS is 3."""
     return 1 + number if 1 + number < ADAPTERS else 2 + number
 
 
 def win_rate_labels(number: int) -> int:
-    """The key of the labels of evaluation's comparison `number`, counted from 0."""
+    """The key of the labels in evaluation's comparison `number`, counted from 0."""
     return 1 + number
 
 
@@ -58,7 +59,7 @@ LOADERS = {
     "sft": 3,
     "pretrain": 8,
     "best_of_n": 9,
-    "preference": 100,  # and the next ones: one for each member of an ensemble
+    "preference": 100,  # Ensemble member i uses 100 + i.
     "ppo": 200,
     "dpo": 300,
     "online_dpo": 400,
@@ -67,21 +68,21 @@ LOADERS = {
 }
 """Numpy streams that shuffle a stage's rows: the `stream` of `data.loader.EpochLoader`."""
 PRINCIPLES = {"revise": 0, "labels": 1, "ratings": 2}
-"""Numpy streams that draw principles from the constitution, for each use of a feedback model."""
+"""Numpy streams that draw principles from the constitution, one for each use of a feedback model."""
 DATA = {"facts": 1, "requests": 2, "documents": 3, "arithmetic order": 5, "arithmetic examples": 6}
-"""Numpy streams from which data sources make their texts. They are a table of their own: texts are made, rows are shuffled."""
+"""Numpy streams from which data sources generate texts. The numbers may equal those of other tables, whose uses differ."""
 
 
 def stage_number(stage: str) -> int:
-    """The first number folded into the PRNG keys of a stage, built in or the user's."""
+    """The first number folded into the PRNG keys of a stage, whether built in or a user's."""
     return STAGES[stage] if stage in STAGES else own_number(stage)
 
 
 def loader_stream(stage: str) -> int:
-    """The stream that shuffles the rows of a stage, built in or the user's."""
+    """The stream that shuffles the rows of a stage, whether built in or a user's."""
     return LOADERS[stage] if stage in LOADERS else own_number(stage)
 
 
 def own_number(name: str) -> int:
-    """The stream of a user's stage: at least 2**31, so no built-in one, and the same in every process and version."""
+    """The stream of a user's stage: at least 2**31, above every built-in stream, and the same in every process and version."""
     return 2**31 | zlib.crc32(name.encode())

@@ -1,6 +1,6 @@
 """The entry point `python -m jaxalign.train`: flags, the config file and exit codes.
 
-Exit codes: 0 done, 2 a mistake of the user (one sentence on stderr, no traceback), 130 interrupted.
+Exit codes: 0 done, 2 a mistake that the user can correct (one sentence on stderr, no traceback), 130 interrupted.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _USAGE = f"""usage: python -m jaxalign.train [--config=FILE] [--workdir=DIR] [--
                                 [--coordinator=HOST:PORT --processes=N --process=I]
 
   --config=FILE         a Python file with get_config(); default {_DEFAULT}
-  --workdir=DIR         where everything is written, and where an interrupted run is resumed; default runs/<name of FILE>
+  --workdir=DIR         the folder of all output, in which an interrupted run is resumed; default runs/<name of FILE>
   --overwrite           redo stages whose config or inputs changed; the old folders are kept as STAGE.old-N
   --config.FIELD=VALUE  set a field of the config, as in --config.ppo.kl_coef=0.1; docs/config.md lists them
 {distributed.USAGE}"""
@@ -62,9 +62,9 @@ def _explain(error: BaseException) -> tuple[str, int] | None:
     if isinstance(error, UserError):
         return str(error), 2
     if isinstance(error, KeyboardInterrupt):
-        return "interrupted; run the same command again to continue where it was", 130
+        return "interrupted; run the same command again to resume", 130
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return f"the disk is full ({error}); make room and run the same command again to continue", 2
+        return f"the disk is full ({error}); free some space and run the same command again to resume", 2
     return None
 
 
@@ -72,14 +72,14 @@ def read_arguments(argv: Sequence[str]) -> tuple[Config, Path, bool]:
     """The checked config, the work directory and whether to overwrite.
 
     Raises:
-        UserError: an unknown flag or field, a value that does not fit, or a config file that is missing or fails.
+        UserError: an unknown flag or field, an invalid value, or a config file that does not exist or fails.
     """
     config, workdir, overwrite = read_values(argv)
     return from_config_dict(config), workdir, overwrite
 
 
 def read_values(argv: Sequence[str]) -> tuple[config_dict.ConfigDict, Path, bool]:
-    """As `read_arguments`, with the config's values as they were given, not checked yet."""
+    """Like `read_arguments`, but with the config's values as given, unchecked."""
     file, variant, rest = _take_config_file(argv[1:])
     config = _load(file, variant)
     rename_in_place(config)
@@ -89,7 +89,7 @@ def read_values(argv: Sequence[str]) -> tuple[config_dict.ConfigDict, Path, bool
     values = flags.FlagValues()
     workdir = flags.DEFINE_string("workdir", None, "Where everything is written.", flag_values=values)
     overwrite = flags.DEFINE_boolean("overwrite", False, "Redo changed stages.", flag_values=values)
-    # The file is loaded above and not by the library, which reports some of its errors late and others with a traceback.
+    # The file is loaded above, since the library reports some of its errors late and others with a traceback.
     config_flags.DEFINE_config_dict("config", config, flag_values=values, sys_argv=arguments, lock_config=False,
                                     accept_new_attributes=True)
     unused = _parse(values, arguments)
@@ -114,10 +114,10 @@ def _parse(values: flags.FlagValues, arguments: list[str]) -> list[str]:
 
 
 def _load(file: Path, variant: str) -> config_dict.ConfigDict:
-    """Runs a config file's get_config(), with `variant` (the part of the name after a colon), if any, as its argument.
+    """Runs a config file's get_config(). `variant`, the part of --config after the colon, is its argument if not empty.
 
     Raises:
-        UserError: the file fails, with the line at which it did, or does not return a config.
+        UserError: the file fails (the message has the line), or get_config() does not return a config.
     """
     path, namespace = str(file), {"__name__": "config", "__file__": str(file)}
     try:
@@ -142,7 +142,7 @@ def _load(file: Path, variant: str) -> config_dict.ConfigDict:
 def _take_config_file(arguments: Sequence[str]) -> tuple[Path, str, list[str]]:
     """The config file, the part of its name after a colon, and the other arguments.
 
-    A relative path is searched in the current folder, then beside the package.
+    A relative path is looked up in the current folder, then in the folder that contains the package.
     """
     given, rest, waiting = _DEFAULT, [], iter(arguments)
     for argument in waiting:

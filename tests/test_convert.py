@@ -83,7 +83,7 @@ def test_a_reward_model_of_a_run_says_how_its_raw_score_was_used(workdir, tmp_pa
     transformers = pytest.importorskip("transformers")
     folder, models = workdir
     assert _run(f"--source={folder / stage}", f"--target={tmp_path / 'hf'}") == 0
-    assert "its score is raw; this run was rewarded by (score - shift) / scale with shift = 0.25 and scale = 1.5" in (
+    assert "its score is raw; the reward of this run was (score - shift) / scale with shift = 0.25 and scale = 1.5" in (
         capsys.readouterr().out
     )
     model = models[stage]

@@ -181,7 +181,7 @@ def _chat(monkeypatch, capsys, said: str, *arguments):
 def test_a_long_chat_forgets_its_oldest_turns(folder, monkeypatch, capsys):
     given = [f"--model={folder}", "--temperature=0", "--max_new_tokens=20"]
     long = _chat(monkeypatch, capsys, "the cat sat\na dog ran to the house\nthe cat sat on a mat\n", *given)
-    assert "messages no longer fit and are forgotten" in long.err
+    assert "messages no longer fit and are dropped" in long.err
     huge = _chat(monkeypatch, capsys, "the cat " * 60 + "\nthe cat sat\n", *given)
     assert "this is too long for an answer to fit: a prompt may have 76 tokens" in huge.err
     assert long.out.startswith(huge.out)
@@ -235,7 +235,7 @@ def test_mistakes_are_one_sentence(folder, workdir, tmp_path, capsys):
         ([f"--model={run / 'ppo'}", prompt, "--style=chat"], "has no chat template; set the style to plain, hh or compact"),
         ([model, prompt, "--style=hh", "--system=x"], "--system needs --style=chat; the style here is hh"),
         ([model, "--chat", "--style=plain"], "--chat needs a style with turns"),
-        ([model, prompt, "--max_new_tokens=96"], "max_new_tokens is 96, but the model was made for 96 positions"),
+        ([model, prompt, "--max_new_tokens=96"], "max_new_tokens is 96, but the model has only 96 positions"),
         ([model, prompt, "--top_p=2"], "flag --top_p=2"),
         ([model, prompt, "--mesh=2,2"], "--mesh is '2,2'; three numbers are expected"),
         ([model, prompt, "--mesh=1,5,1"], "mesh.fsdp is 5; it must divide the checkpoint's hidden size (16)"),

@@ -232,7 +232,7 @@ def test_what_a_stage_raises(folder, stage, capsys):
     assert capsys.readouterr().err == "mend this\n"
     stage.run = raising(KeyboardInterrupt())
     assert train.main(["train", "--config=small.py"]) == 130
-    assert capsys.readouterr().err == "interrupted; run the same command again to continue where it was\n"
+    assert capsys.readouterr().err == "interrupted; run the same command again to resume\n"
     stage.run = raising(OSError(errno.ENOSPC, "No space left on device"))
     assert train.main(["train", "--config=small.py"]) == 2
     assert "the disk is full" in capsys.readouterr().err
@@ -274,7 +274,7 @@ sys.exit(train.main(["train", "--config=small.py"]))
     process.send_signal(number)
     _, said = process.communicate(timeout=120)
     assert process.returncode == 130
-    assert said == "interrupted; run the same command again to continue where it was\n"
+    assert said == "interrupted; run the same command again to resume\n"
 
 
 def test_the_module_runs_as_a_command(folder):

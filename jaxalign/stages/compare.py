@@ -1,6 +1,6 @@
-"""compare: two answers to each prompt from the supervised policy, labelled by the feedback model (the base).
+"""compare: samples two answers to each prompt from the supervised policy and labels the pair with the feedback model.
 
-Reads the base and sft. Writes one row per pair.
+Reads the base (the feedback model, unless config.feedback.judge names another) and sft. Writes one row per pair.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Compare(Stage):
                 rows = queue.rows
                 own = [prompts[i] for i in rows]
                 with meter.phase("generate"):
-                    # Both answers side by side, so that two samples of one prompt have neighbouring global rows.
+                    # Each prompt appears twice in a row, so that its two samples have neighbouring global rows.
                     twice = [prompt for prompt in own for _ in range(2)]
                     key = stage_key(config, self.name, streams.SAMPLES)
                     said = answer(policy, twice, key, engines.sampling(section, tokenizer), 2 * rows.start)
@@ -66,12 +66,12 @@ class Compare(Stage):
 
 
 def _pair(prompt: Prompt, first: Utterance, second: Utterance) -> Pair:
-    """Two answers; where one is missing, for want of room or of finite logits, both are empty: equal ones teach nothing."""
+    """The pair of answers. If one is missing (no space, or non-finite logits), both become "", since equal ones are skipped."""
     return Pair(prompt, first.text, second.text) if first.ids and second.ids else Pair(prompt, "", "")
 
 
 def summarise(shards: Shards) -> dict:
-    """Counts, position bias, agreement of the two orders and how confident the labels are."""
+    """Counts, position bias, agreement between the two orders, and the confidence of the labels."""
     rows = list(shards.read())
     asked = [row for row in rows if row["response_a"] != row["response_b"]]
     parsed = [row for row in asked if row["label_ab"] is not None]

@@ -1,7 +1,7 @@
-"""dpo: the policy learns directly from labelled pairs, or by KTO from single judged answers, without a preference model.
+"""dpo: trains the policy directly on labelled pairs, or by KTO on single judged answers, without a preference model.
 
-Reads the weights it starts from (policy and reference) and compare (world) or the file. Writes checkpoints, params, metrics,
-the reference's log-probabilities and a summary.
+Reads its starting weights (policy and reference) and the pairs or answers of compare or of the data files. Writes checkpoints,
+params, metrics, the reference's log-probabilities and a summary.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from jaxalign.trainers.direct import Direct, accuracy, separation
 from jaxalign.training.checkpoint import save_params
 
 KTO_BALANCE = (1.0, 1.5)
-"""The range in which the KTO paper wants desirable_weight * good answers / (undesirable_weight * bad answers)."""
+"""The range that the KTO paper recommends for desirable_weight * good answers / (undesirable_weight * bad answers)."""
 BALANCE_SLACK = 2.0
-"""A ratio outside that range by more than this factor gives a warning."""
+"""A ratio outside that range by more than this factor causes a warning."""
 
 
 class DPO(Stage):
@@ -65,9 +65,9 @@ class DPO(Stage):
 
 
 def balance(section: Dpo, judgements: Sequence[Judgement]) -> dict[str, float | int | None]:
-    """The numbers of good and bad answers to learn from and their weighted ratio.
+    """The numbers of good and bad training answers and their weighted ratio.
 
-    Warns where the ratio is far from what the KTO paper (arXiv 2402.01306) recommends.
+    Warns if the ratio is far from the range that the KTO paper (arXiv 2402.01306) recommends.
     """
     good = sum(judgement.desirable for judgement in judgements)
     bad = len(judgements) - good
@@ -82,7 +82,7 @@ def balance(section: Dpo, judgements: Sequence[Judgement]) -> dict[str, float | 
             advice = f"set config.dpo.desirable_weight to {wanted:.3g}"
         logging.getLogger("jaxalign").warning(
             f"dpo: the weighted ratio of {good} good answers (weight {section.desirable_weight:g}) to {bad} bad ones (weight "
-            f"{section.undesirable_weight:g}) is {shown}; KTO wants {low:g} to {high:g}: {advice}"
+            f"{section.undesirable_weight:g}) is {shown}; the KTO paper recommends {low:g} to {high:g}: {advice}"
         )
     return {"desirable": good, "undesirable": bad, "ratio": ratio}
 

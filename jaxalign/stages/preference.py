@@ -1,8 +1,8 @@
-"""preference: the preference model, trained on soft labels, and its accuracy and calibration on held-out pairs.
+"""preference: trains the preference model on soft labels and measures its accuracy and calibration on held-out pairs.
 
 Reads compare (world) or the preference file, and the weights that RL starts from. Writes checkpoints, params and a summary with
-the shift and scale that give its scores mean 0 and standard deviation 1 on the policy's samples. With `members` above 1 it is
-an ensemble: the first member is written as a single model would be, the others to member-1, member-2 and so on.
+the shift and scale that normalise its scores to mean 0 and standard deviation 1 on the training pairs. With `members` above 1
+it trains an ensemble: the first member is written where a single model would be, the others to member-1, member-2, and so on.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Preference(Stage):
         write_json(context.directory / "summary.json", summary | extra)
 
     def _train(self, context: StageContext, policy: Model, train: PairBatch, loader: EpochLoader, number: int) -> Params:
-        """The weights of one member. Members differ in their heads and in the order of the pairs."""
+        """Trains one member and returns its weights. Members differ in their initial heads and in the order of the pairs."""
         section, model = context.config.preference, policy.with_head("scalar")
         directory = member_directory(context.directory, number)
         hosts.once(lambda: directory.mkdir(exist_ok=True))
@@ -88,7 +88,7 @@ class Preference(Stage):
         return member.fit.weights
 
     def _start(self, context: StageContext, policy: Model, weights: Params, number: int) -> Params:
-        """The policy's trunk, or its adapters, under a random head."""
+        """The policy's trunk, or its adapters, with a random head."""
         key, model = stage_key(context.config, self.name, streams.member_head(number)), policy.with_head("scalar")
         if model.lora is None:
             return scalar_from_lm(weights, model.init(key))

@@ -1,6 +1,6 @@
-"""pretrain: the tokenizer and the helpful-only base, from the text of the data source.
+"""pretrain: trains the tokenizer and the helpful-only base on the text of the data source.
 
-Writes tokenizer.model, checkpoints, params, metrics and a summary. With `steps` 0 the params are the random ones.
+Writes tokenizer.model, checkpoints, params, metrics and a summary. With `steps` 0 the params are the random initial ones.
 """
 
 from __future__ import annotations
@@ -65,16 +65,16 @@ class Pretrain(Stage):
 
 
 def _same(params: Params) -> Params:
-    """All parameters are trained, and nothing else reads the initial ones."""
+    """All parameters are trained, and nothing else reads their initial values."""
     return params
 
 
 def _none() -> None:
-    """There is no base under adapters."""
+    """Pretraining has no frozen base."""
 
 
 def _pack(documents, tokenizer: Tokenizer, section: PretrainConfig) -> PackedBatch:
-    """Packed rows. In the loss, what a model writes and its eos weigh 1; what it is given weighs `context_weight`."""
+    """Packed rows. Text that a model writes, and its eos, has loss weight 1; other text has `context_weight`."""
 
     def encoded():
         for document in documents:

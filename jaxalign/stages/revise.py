@@ -1,4 +1,4 @@
-"""revise: the base answers prompts, criticises its answers under drawn principles and revises them.
+"""revise: samples answers from the base and has them critiqued and revised under randomly drawn principles.
 
 Reads the base. Writes one row per red-team prompt and round, and one per helpful prompt (round 0).
 """
@@ -38,7 +38,7 @@ class Revise(Stage):
         world, shards = world_of(config), Shards(context.directory)
         red_team = world.prompts("red_team", section.red_team_prompts)
         helpful = world.prompts("helpful", section.helpful_prompts)
-        first = len(chunks(len(red_team), section.batch))  # Chunk of helpful prompts.
+        first = len(chunks(len(red_team), section.batch))  # The first chunk of helpful prompts.
         left = shards.unfinished([*queues(len(red_team), section.batch), *queues(len(helpful), section.batch, first)])
         sampling, total = engines.sampling(section, tokenizer), len(red_team) + len(helpful)
         with Progress(self.name, total, total - sum(len(queue.rows) for queue in left), unit="prompt") as progress:
@@ -66,7 +66,7 @@ class Revise(Stage):
 
 
 def _write(shards: Shards, queue: Queue, revisions: Sequence[Revision]) -> None:
-    """Each chunk's own, round by round, as `revisions` of the whole queue are."""
+    """Writes each chunk's revisions, round by round. `revisions` has those of the whole queue, in the same order."""
     for number, rows in queue.chunks.items():
         rounds = range(0, len(revisions), len(queue.rows))
         shards.write(number, [_row(revisions[at + row - queue.rows.start]) for at in rounds for row in rows])

@@ -1,4 +1,4 @@
-"""sft: supervised fine-tuning of the base on revisions and helpful samples, or on the chosen human answers.
+"""sft: fine-tunes the base on revisions and helpful samples, or on the preferred human answers.
 
 Reads revise (world) or the preference file. Writes checkpoints, params, metrics and a summary.
 """

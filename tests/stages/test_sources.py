@@ -41,7 +41,8 @@ def test_prompts_that_are_too_long_are_left_out_with_a_warning(tmp_path, capsys)
     rows = [{"question": "word " * n, "answer": 0} for n in (3, 4, 60)]
     made = context(tmp_path, rows, held_out_share=0.0)
     assert len(sources.prompts(made, WordTokenizer(), "rl", 10, 8)) == 2
-    assert "of 3 rl prompts 0 lost their oldest turns and 1 were left out, being longer than 32" in capsys.readouterr().out
+    shown = "0 of 3 rl prompts lost their oldest turns and 1 were left out, since they exceed 32 tokens"
+    assert shown in capsys.readouterr().out
     with pytest.raises(UserError, match="no evaluate prompt"):
         sources.prompts(made, WordTokenizer(), "evaluate", 10, 8)
 
@@ -65,4 +66,5 @@ def test_prompts_that_the_chat_template_rejects_are_left_out_and_named(tmp_path,
     made = StageContext(config, tmp_path, tmp_path / "ppo", False)
     found = sources.prompts(made, run_models.load_tokenizer(made), "rl", 10, 8)
     assert [prompt.id for prompt in found] == ["p:1", "p:3"]
-    assert "1 were left out, as the model's chat template refuses them (p:2)" in capsys.readouterr().out
+    shown = "1 of 3 rl prompts were left out, since the model's chat template rejects them (p:2)"
+    assert shown in capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""What a stage is: the base class of the built-in stages and of a user's own."""
+"""The base class of stages, both built-in and user-defined."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from jaxalign.storage import json_bytes, write_bytes_atomically
 
 @dataclasses.dataclass(frozen=True)
 class StageContext:
-    """What a stage is given to work with.
+    """The config and the folders that a stage works with.
 
     Attributes:
       config: the whole config.
       workdir: the work directory.
-      directory: the stage's own folder. It exists, and holds what an interrupted run left there.
-      resumed: whether an interrupted run was here before.
+      directory: the stage's own folder. It exists, and contains the files of an interrupted run, if any.
+      resumed: whether this run continues an interrupted one.
       began: when the stage began, by `time.perf_counter`.
     """
 
@@ -39,20 +39,20 @@ class StageContext:
 class Stage(abc.ABC):
     """One step of the pipeline.
 
-    The pipeline calls `run` once, with the stage's own folder of the work directory, and writes a manifest beside what the
-    stage writes. A later run skips the stage while its config fields, files and inputs are the same, and refuses to start, or
-    with --overwrite runs the stage again, when one of them has changed. If `run` is interrupted, the next run calls it again
-    with `context.resumed` set; it must then continue from what is in the folder, and end with the same files.
+    The pipeline calls `run` once, with the stage's own folder of the work directory, and writes a manifest to that folder. A
+    later run skips the stage while its config fields, files and inputs are unchanged. If one of them has changed, the run
+    refuses to start or, with --overwrite, runs the stage again. If `run` is interrupted, the next run calls it again with
+    `context.resumed` set; it must then continue from the files in the folder, and end with the same files.
 
-    A stage of one's own is a subclass, wrapped in a `jaxalign.registry.stages.StageRecord` and named in config.stages as
+    A user-defined stage is a subclass, wrapped in a `jaxalign.registry.stages.StageRecord` and named in config.stages as
     "package.module:RECORD" or "FILE.py:RECORD". docs/extending.md has an example.
 
     Attributes:
       name: the name of the record, of the folder and of the config section.
-      config_fields: dotted names of the config fields, or whole sections, that decide what the stage produces, and no others.
-        The mesh is never among them: results do not depend on it.
-      setup_files: names of files in the stage's folder that may be written before there is work to resume. A first start
-        that fails with nothing else in the folder, empty files aside, leaves no folder behind.
+      config_fields: dotted names of exactly the config fields, or whole sections, that determine the stage's results. The mesh
+        is never among them: results do not depend on it.
+      setup_files: names of files that the stage may write before it has work to resume. If a first start fails while the
+        folder holds nothing else but empty files, the folder is removed.
     """
 
     name: str
@@ -60,7 +60,7 @@ class Stage(abc.ABC):
     setup_files: tuple[str, ...] = ()
 
     def inputs(self, config: Config) -> tuple[str, ...]:
-        """Names of the earlier stages that this one reads under `config`."""
+        """Names of the earlier stages that this stage reads under `config`."""
         return ()
 
     def files(self, config: Config) -> dict[Path, str]:
@@ -72,13 +72,13 @@ class Stage(abc.ABC):
 
     @abc.abstractmethod
     def run(self, context: StageContext) -> None:
-        """Does the work, or what an interrupted run left of it. Every file is written whole, or by appending lines.
+        """Does the work, or the rest of it after an interruption. Files must be written atomically, or by appending lines.
 
-        With several processes, every process calls this. "summary.json" in the folder, if there is one, is part of what
-        `pipeline.run` returns.
+        With several processes, every process calls this. `pipeline.run` returns the folder's "summary.json", if any, as part
+        of its result.
         """
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Replaces a JSON file in one step. With several processes the first one writes, and all return when it has."""
+    """Replaces a JSON file atomically. With several processes, the first one writes, and all return once it has written."""
     hosts.once(lambda: write_bytes_atomically(path, json_bytes(content)))

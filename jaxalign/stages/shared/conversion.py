@@ -1,6 +1,6 @@
-"""Weights from one layout to the other: Hugging Face to Orbax; Orbax, or a stage of a run, to Hugging Face.
+"""Converts weights: Hugging Face to Orbax; Orbax, or a stage of a run, to Hugging Face.
 
-An Orbax folder made here has `params` and beside it the model's config.json and tokenizer files.
+An Orbax folder written here contains `params`, the model's config.json and the tokenizer files.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ _STUDENT = {
 
 
 class Found(NamedTuple):
-    """A model with its weights, the fields of its config.json, the folder of its tokenizer, texts of further files, and what
-    is to be said of it."""
+    """A model with its weights, the fields of its config.json, the folder of its tokenizer, the texts of other files, and notes
+    for the user."""
 
     model: Model
     params: Params
@@ -58,26 +58,27 @@ class Found(NamedTuple):
 def convert(
     source: Path, target: Path, dtype: str | None, shard_bytes: int, mesh: tuple[int, int, int], adapters: bool = False
 ) -> list[str]:
-    """Writes `target`, whole or not at all; returns sentences on what was done.
+    """Writes `target` atomically and returns sentences that report what was done.
 
     Args:
-      source: a Hugging Face folder (which becomes an Orbax one), an Orbax folder made here, or a stage's folder of a run.
-      target: must not exist, or be empty.
-      dtype: of the weights written; None for the source's own.
-      shard_bytes: the largest safetensors file.
+      source: a Hugging Face folder (converted to Orbax), or an Orbax folder written here or a stage's folder of a run
+        (converted to Hugging Face).
+      target: must be empty or not exist.
+      dtype: of the written weights; None for the source's dtype.
+      shard_bytes: size limit of a safetensors file.
       mesh: sizes of data, fsdp and tensor.
-      adapters: of a stage that trained adapters, write them as a PEFT folder; else they are merged into their base.
+      adapters: write the adapters that the stage trained as a PEFT folder; otherwise they are merged into their base.
 
     Raises:
-      UserError: the source is none of these or damaged, or the target is in use.
+      UserError: the source is damaged or of another kind, or the target is not empty.
     """
     if not source.is_dir():
-        raise UserError(f"--source={source} is not a folder; give a model folder, or a stage's folder of a run")
+        raise UserError(f"--source={source} is not a folder; give a model's folder, or a stage's folder of a run")
     check_target(target)
     sharding = make_sharding(Mesh(*mesh))
     if adapters:
         if is_model(source) or not (source / "params").is_dir():
-            raise UserError(f"--adapters asks for those that a stage has trained, but {source} is a whole model; leave it out")
+            raise UserError(f"--adapters exports the adapters of a stage, but {source} is a whole model; leave out --adapters")
         return [_export_adapters(source, target, Mesh(*mesh))]
     if not (source / "params").is_dir():
         config = huggingface.read_config(source)
@@ -115,7 +116,7 @@ def _read_orbax(source: Path, sharding: Sharding | None, dtype: str | None) -> t
 
 
 def _read_stage(source: Path, mesh: Mesh, dtype: str | None) -> tuple[Found, str]:
-    """The weights that a stage of a run has written; adapters merged into their base."""
+    """The weights that a stage of a run wrote, with adapters merged into their base."""
     stage, base, model = _open_stage(source, mesh)
     fields, notes = dict(base.fields), ()
     if stage.name == "reward_distill":
@@ -158,12 +159,12 @@ def _open_stage(source: Path, mesh: Mesh) -> tuple[FinishedStage, Base, Model]:
 
 
 def _normalisation(stage: Path, folder: Path) -> str:
-    """What the raw scores were brought to in the run."""
+    """A sentence on how the run normalised the raw scores."""
     summary = read_json(stage / "summary.json")
     if "members" not in summary:
-        return (f"its score is raw; this run was rewarded by (score - shift) / scale with shift = {summary['shift']:.6g} and "
+        return (f"its score is raw; the reward of this run was (score - shift) / scale with shift = {summary['shift']:.6g} and "
                 f"scale = {summary['scale']:.6g}")  # fmt: skip
     member = summary["members"][int(folder.name.removeprefix("member-")) if folder != stage else 0]
-    return (f"its score is raw, and that of one member of {len(summary['members'])}; this run took (score - shift) / scale "
-            f"with shift = {member['shift']:.6g} and scale = {member['scale']:.6g}, and the {summary['combine']} of "
-            "all members (the others are in member-1 and on)")  # fmt: skip
+    return (f"its score is the raw score of one member of {len(summary['members'])}; this run normalised it to (score - shift) "
+            f"/ scale with shift = {member['shift']:.6g} and scale = {member['scale']:.6g}, and combined all members by "
+            f"{summary['combine']} (the other members are in member-1, member-2 and so on)")  # fmt: skip

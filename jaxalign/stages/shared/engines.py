@@ -1,4 +1,4 @@
-"""Sampling, set up for a stage."""
+"""Sets up sampling for a stage."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from jaxalign.stages.shared.base import StageContext
 
 
 def speaker(context: StageContext, model: Model, params: Params, batch: int, counted: Counted | None = None) -> Speaker:
-    """A model that answers prompts, `batch` rows at a time. `counted` is called with the work that it does."""
+    """A model that answers prompts, `batch` rows at a time. It reports its work to `counted`."""
     engine = Engine(model, batch, context.config.model.max_length)
     return Speaker(engine, params, run_models.load_tokenizer(context), counted)
 

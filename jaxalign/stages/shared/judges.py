@@ -1,4 +1,4 @@
-"""The judge of `config.feedback`, and what stages ask it through."""
+"""The judge of `config.feedback`, and the labeller and rater that query it."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ def constitution(config: Config) -> tuple[Principle, ...]:
 
 
 def feedback_files(config: Config) -> dict[Path, str]:
-    """The user's constitution and judge, where they are files, with the fields that name them.
+    """The files of the user's constitution and judge, if any, with the config fields that name them.
 
     Raises:
-      UserError: the constitution cannot be read. Stages call this before they begin to work.
+      UserError: the constitution cannot be read. This is found before any stage starts to work.
     """
     name, place = config.feedback.constitution, config.feedback.judge.rpartition(":")[0]
     load_constitution(name)
@@ -62,11 +62,11 @@ def make_local(inputs: JudgeInputs) -> LocalJudge:
 
 
 def make_labeller(context: StageContext, judge: CheckedJudge) -> Labeller:
-    """Labels pairs as `config.feedback` says."""
+    """The labeller of pairs that `config.feedback` describes."""
     config = context.config
     return Labeller(judge, constitution(config), config.feedback, config.seed)
 
 
 def make_rater(context: StageContext, judge: CheckedJudge, principles: int) -> Rater:
-    """Rates responses under the run's constitution."""
+    """The rater of single responses under the run's constitution."""
     return Rater(judge, constitution(context.config), principles, context.config.seed)

@@ -9,6 +9,6 @@ from jaxalign.config import Config
 
 
 def stage_key(config: Config, stage: str, use: int | str = streams.STATE) -> jax.Array:
-    """The PRNG key of one use of randomness in one stage: a number, or a name in `streams.KEYS[stage]`."""
+    """The PRNG key for one use of randomness in one stage. use: a number, or a name in `streams.KEYS[stage]`."""
     number = streams.KEYS[stage][use] if isinstance(use, str) else use
     return jax.random.fold_in(jax.random.fold_in(jax.random.key(config.seed), streams.stage_number(stage)), number)

@@ -1,4 +1,4 @@
-"""The answers and labelled pairs that stages learn from: of earlier stages (the embedded world), or of files."""
+"""The answers and labelled pairs that stages train on, from earlier stages (the embedded world) or from files."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def comparison_row(comparison: Comparison) -> dict:
 
 
 def read_comparisons(shards: Shards, undecided: str) -> list[Comparison]:
-    """The pairs to learn from: pairs of equal answers are left out, and undecided ones where `undecided` is "drop"."""
+    """The training pairs. Pairs of equal answers are left out and, if `undecided` is "drop", undecided pairs."""
     out = []
     for row in shards.read():
         if row["response_a"] == row["response_b"] or (not row["decided"] and undecided == "drop"):
@@ -39,7 +39,7 @@ def read_comparisons(shards: Shards, undecided: str) -> list[Comparison]:
 
 
 def labelled_pairs(context: StageContext) -> list[Comparison]:
-    """The pairs of this run's compare stage to learn from. Raises UserError where there are none."""
+    """The training pairs from this run's compare stage. Raises UserError if there are none."""
     found = read_comparisons(Shards(context.input_directory("compare")), context.config.feedback.undecided)
     if not found:
         raise UserError(
@@ -52,11 +52,11 @@ def labelled_pairs(context: StageContext) -> list[Comparison]:
 def labelled_split(
     context: StageContext, tokenizer: Tokenizer, held_out_share: float, margins: bool = False
 ) -> tuple[list[Comparison], list[Comparison], SourceReport | None]:
-    """(pairs to learn from, held-out pairs, report of the files); the report is None for answers of earlier stages.
+    """(training pairs, held-out pairs, report on the files); the report is None for answers from earlier stages.
 
     Args:
-      held_out_share: of the world's pairs; files have `data.held_out_share`.
-      margins: read the margins of the rows of files.
+      held_out_share: the share of the world's pairs to hold out; for files, `data.held_out_share` applies.
+      margins: whether to read the margins of rows in files.
     """
     if not sources.made_in(context.config, "compare"):
         return sources.human_comparisons(context, tokenizer, margins=margins)
@@ -64,20 +64,20 @@ def labelled_split(
 
 
 def preference_split(context: StageContext, tokenizer: Tokenizer):
-    """`labelled_split` as the stage preference uses it."""
+    """`labelled_split` with the settings of stage preference."""
     section = context.config.preference
     return labelled_split(context, tokenizer, section.held_out_share, section.margin_weight > 0)
 
 
 def direct_split(context: StageContext, tokenizer: Tokenizer):
-    """`labelled_split` as the stage dpo uses it."""
+    """`labelled_split` with the settings of stage dpo."""
     return labelled_split(context, tokenizer, context.config.dpo.held_out_share)
 
 
 def answered(
     context: StageContext, tokenizer: Tokenizer
 ) -> tuple[list[Answered], list[Answered], SourceReport | None]:
-    """(answers to imitate, held-out answers, report of the files); the report is None for answers of earlier stages."""
+    """(answers to imitate, held-out answers, report on the files); the report is None for answers from earlier stages."""
     if sources.made_in(context.config, "revise"):
         return *revisions(context), None
     train, held_out, report = sources.human_comparisons(context, tokenizer)
@@ -85,7 +85,7 @@ def answered(
 
 
 def revisions(context: StageContext) -> tuple[list[Answered], list[Answered]]:
-    """(train, held out) of the complete revisions and helpful samples of stage revise; every 20th answer is held out."""
+    """(train, held out): the complete revisions and helpful samples of stage revise. Every 20th answer is held out."""
     rounds = context.config.revise.rounds
     found = []
     for row in Shards(context.input_directory("revise")).read():
@@ -101,7 +101,7 @@ def revisions(context: StageContext) -> tuple[list[Answered], list[Answered]]:
 
 
 def print_report(stage: str, report) -> dict:
-    """Prints the sentences of a data report, if there is one, and returns its part of the stage's summary."""
+    """Prints the sentences of a data report, if any, and returns its part of the stage's summary."""
     for sentence in report.sentences() if report else ():
         print(f"[{stage}] {sentence}", flush=True)
     return {"data": report.to_dict()} if report else {}

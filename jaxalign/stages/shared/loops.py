@@ -1,4 +1,4 @@
-"""Training loops and timers, set up for a stage."""
+"""Sets up training loops and timers for a stage."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from jaxalign.training.loop import Loop
 
 
 def counting(progress: Progress) -> Heard:
-    """A listener for `Engine.rollout` that counts the tokens of responses as they end."""
+    """A listener for `Engine.rollout` that adds the tokens of finished responses to `progress`."""
     return lambda ended: progress.update(0, sum(len(response.ids) for _, response in ended))
 
 
@@ -28,7 +28,7 @@ def timing(context: StageContext, model: Model) -> Timing:
 
 
 def loop(context: StageContext, model: Model, total_steps: int, checkpoint_every: int, **more) -> Loop:
-    """The stage's training loop. `more` has further fields of `Loop`, or replaces those set here."""
+    """The stage's training loop. `more` adds fields of `Loop` or overrides those set here."""
     fields = {"stage": context.directory.name, "directory": context.directory, "began": context.began}
     fields |= {"peak": peak_flops(model), "profile": context.config.profile}
     fields |= {"trackers": make_trackers(context.config.tracking.trackers), "settings": to_dict(context.config)}
@@ -36,21 +36,21 @@ def loop(context: StageContext, model: Model, total_steps: int, checkpoint_every
 
 
 class Meter:
-    """Counts the work of `Speaker`s with one model, for a progress bar and for the phases that `phase` times."""
+    """Counts the work of `Speaker`s that share one model, for a progress bar and for the phases that `phase` times."""
 
     def __init__(self, timing: Timing | Timeline, model: Model, progress: Progress | None = None):
         self._timing, self._model, self._progress = timing, model, progress
         self._tokens, self._flops = 0, 0.0
 
     def __call__(self, lengths: Sequence[int], tokens: int, heads: int) -> None:
-        """Adds one call's work: the `counted` of a `Speaker`."""
+        """Adds the work of one call. Pass the meter to a `Speaker` as its `counted`."""
         self._tokens, self._flops = self._tokens + tokens, self._flops + flops.forward(self._model, lengths, heads)
         if self._progress is not None:
             self._progress.update(0, heads)
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Times the body, with the work counted in it."""
+        """Times the body of the `with` statement and attributes the work counted in it to the phase."""
         tokens, operations = self._tokens, self._flops
         with self._timing.phase(name) as phase:
             yield

@@ -1,7 +1,7 @@
-"""The manifest of a stage's folder, by which the pipeline knows whether the stage is done, half done or out of date.
+"""The manifest of a stage's folder, from which the pipeline knows whether the stage is done, interrupted or out of date.
 
 A manifest records the config fields, the files and the outputs of earlier stages that the stage was run with. Outputs are
-deterministic, so a stage's output hash is the hash of what it was made from; no large file is read to compute it.
+deterministic, so a stage's output hash is the hash of its inputs; computing it reads no large output files.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ FILE = "manifest.json"
 
 @dataclasses.dataclass(frozen=True)
 class Manifest:
-    """What a stage's folder was made from.
+    """The inputs from which a stage's folder was produced.
 
     Attributes:
       stage: the stage's name.
       status: RUNNING or DONE.
       config: the values that the stage depends on, by dotted name.
       inputs: the output hash of each stage that it reads, by name.
-      files: the hash of each file from outside that it reads, by path.
+      files: the hash of each external file that it reads, by path.
       mesh: the mesh of the last run; results do not depend on it.
     """
 
@@ -57,7 +57,7 @@ class Manifest:
 
 
 def new_manifest(stage: Stage, config: Config, inputs: Mapping[str, str]) -> Manifest:
-    """The manifest of a stage about to start. `inputs` has the output hash of every stage that it reads, by name.
+    """The manifest of a stage that is about to start. `inputs` has the output hash of every stage that it reads, by name.
 
     Raises:
       UserError: a file that the stage reads cannot be read.
@@ -73,12 +73,12 @@ def new_manifest(stage: Stage, config: Config, inputs: Mapping[str, str]) -> Man
 
 
 def read_manifest(directory: Path) -> Manifest | None:
-    """The manifest in a stage's folder; None where the stage was never started there. Raises UserError as `find_manifest`."""
+    """The manifest in a stage's folder; None if the stage was never started there. Raises UserError like `find_manifest`."""
     return find_manifest(LocalStorage(directory.parent), directory.name)
 
 
 def find_manifest(storage: Storage, stage: str) -> Manifest | None:
-    """The manifest of a stage in a work directory; None where the stage was never started there.
+    """The manifest of a stage in a work directory; None if the stage was never started there.
 
     Raises:
       UserError: the file is not a manifest.
@@ -90,7 +90,7 @@ def find_manifest(storage: Storage, stage: str) -> Manifest | None:
             return None
         return Manifest(**{entry.name: content[entry.name] for entry in dataclasses.fields(Manifest)})
     except (ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{storage.path(name)} is damaged ({type(error).__name__}: {error}); put the file back, or move the "
+        raise UserError(f"{storage.path(name)} is damaged ({type(error).__name__}: {error}); restore the file, or move the "
                         f"folder {storage.path(stage)} aside to run the stage again") from None
 
 
@@ -100,7 +100,7 @@ def fingerprint(value: Any) -> str:
 
 
 def file_fingerprint(path: Path, field: str) -> str:
-    """A hash of a file's content. Raises UserError, naming the config field, when it cannot be read."""
+    """A hash of a file's content. Raises UserError, which names the config field, if the file cannot be read."""
     try:
         with open(path, "rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()[:32]

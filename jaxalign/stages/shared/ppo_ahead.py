@@ -1,4 +1,4 @@
-"""How the reward of a run computes its scores, as far as that is known before any weights are read."""
+"""How a run's reward computes its scores, as far as the config determines it, before any weights are read."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from jaxalign.stages.shared.scorers import find_scorer
 
 
 def scores_of(context: StageContext, setup: PPOSetup) -> Scores:
-    """Where the scores come from: the scorer that is fused into the scoring program, a function on the host, or "unknown" until
-    the reward is made, as for a sum."""
+    """The source of the scores: the scorer that is fused into the scoring program, "host" for a function on the host, or
+    "unknown" if only the constructed reward can tell, as for a sum."""
     config = context.config
     records = reward_records(config.reward.source)
     if not is_single(config.reward):

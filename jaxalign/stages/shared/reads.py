@@ -1,4 +1,4 @@
-"""The config fields, earlier stages and outside files that several stages read."""
+"""The config fields, earlier stages and external files that several stages read."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ LABEL_FIELDS = tuple(
 
 
 def base_stages(config: Config) -> tuple[str, ...]:
-    """The stage that trains the helpful-only base; none where config.model names a pretrained model."""
+    """The stage that trains the helpful-only base; empty if config.model names a pretrained model."""
     return ("pretrain",) if config.model.source == "scratch" else ()
 
 
 def policy_stages(config: Config, before: str) -> tuple[str, ...]:
-    """The stage whose weights stage `before` starts from: the last planned one that makes a policy, or the base."""
+    """The stage whose weights stage `before` starts from: the last planned stage that trains a policy, or the base's stage."""
     return policies_before(config.stages, before)[-1:] or base_stages(config)
 
 

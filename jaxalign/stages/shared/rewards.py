@@ -1,4 +1,4 @@
-"""Makes the reward of `config.reward` from a run's config and folders: the `make` functions of the built-in reward sources."""
+"""Builds the reward of `config.reward` from a run's config and folders, with the `make` functions of the built-in sources."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from jaxalign.stages.shared.scorers import load_scorer
 
 
 def is_learnt(config: Config) -> bool:
-    """Whether a reward model that the run trained is a part of the reward."""
+    """Whether a reward model trained by the run is part of the reward."""
     return any(record.learnt for record in reward_records(config.reward.source))
 
 
@@ -46,7 +46,7 @@ def reward_files(config: Config) -> dict[Path, str]:
 
 
 def make_reward(context: StageContext, policy: Model, tokenizer: Tokenizer) -> Reward:
-    """The reward of `config.reward`: its only part, or the weighted sum of several, less the cost of length."""
+    """The reward of `config.reward`: its only part, or a weighted sum of its parts, less the length penalty."""
     settings, inputs = context.config.reward, RewardInputs(context.config, tokenizer, policy, context)
     parts = {
         record.name: as_reward(record.load("make")(inputs), tokenizer, settings, record.name)
@@ -78,14 +78,14 @@ def make_model(inputs: RewardInputs) -> Reward:
 
 
 def make_callable(inputs: RewardInputs) -> Reward:
-    """The function of `config.reward.callable`."""
+    """The reward from the function that `config.reward.callable` names."""
     settings = inputs.config.reward
     fn = load_callable(settings.callable)
     return FunctionReward("callable", fn, settings, inputs.tokenizer, settings.callable)
 
 
 def callable_files(config: Config) -> dict[Path, str]:
-    """The file of `config.reward.callable`, if it is in a file."""
+    """The file that `config.reward.callable` names, if it has the form "FILE.py:name"."""
     place = config.reward.callable.rpartition(":")[0]
     return {Path(place).expanduser(): "reward.callable"} if place.endswith(".py") else {}
 

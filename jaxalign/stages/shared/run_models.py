@@ -1,4 +1,4 @@
-"""The models of a run by role, and their weights."""
+"""The models of a run and their weights, by role."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _sharding = functools.cache(make_sharding)
 
 
 def sharding(config: Config) -> Sharding | None:
-    """The sharding of the run's mesh, the same object for equal meshes; None on one device."""
+    """The sharding for the run's mesh (the same object for equal meshes); None on one device."""
     return _sharding(config.mesh)
 
 
@@ -43,7 +43,7 @@ def load_tokenizer(context: StageContext) -> Tokenizer:
 
 
 def make_model(config: Config, vocab: int, head: str = "lm") -> Model:
-    """The run's architecture with its adapters. vocab: the size of the tokenizer; a pretrained model's own may be larger."""
+    """The run's architecture with its adapters. vocab: the tokenizer's size; a pretrained model's vocabulary may be larger."""
     return configured_model(config, vocab, head, sharding(config))
 
 
@@ -51,7 +51,7 @@ _kept_base: dict[tuple, Params] = {}
 
 
 def base_params(context: StageContext, model: Model) -> Params:
-    """The weights of the helpful-only base. Under adapters they are read once, and all roles share them."""
+    """The weights of the helpful-only base. With adapters they are read once, and all roles share them."""
     if model.lora is None:
         return _read_base(context, model)
     kind = context.config.lora.base
@@ -82,55 +82,55 @@ def _read_base(context: StageContext, model: Model) -> Params:
 
 
 def start_params(context: StageContext, model: Model) -> Params:
-    """The weights that the first policy stage starts from: the base, with the adapters of config.lora.path, if any.
+    """The weights that the first policy stage starts from: the base, with the adapters of config.lora.path, if set.
 
     Raises:
-      UserError: the adapters are those of a reward model.
+      UserError: the adapters belong to a reward model.
     """
     base, path = base_params(context, model), context.config.lora.path
     if not path:
         return base
     _, adapters = peft_folder.load_adapters(path, huggingface.read_config(context.config.model.path).family, model.base)
     if "score" in adapters:
-        raise UserError(f"config.lora.path is {path!r}, whose adapters are of a reward model (modules_to_save has 'score'); "
-                        "give those of a language model")
+        raise UserError(f"config.lora.path is {path!r}, which has the adapters of a reward model (modules_to_save has "
+                        "'score'); give the adapters of a language model")
     return join(base, adapters)
 
 
 def stage_params(context: StageContext, stage: str, model: Model) -> Params:
-    """The final weights of an earlier stage, joined with the base under adapters; of "base", the weights of the start."""
+    """The final weights of an earlier stage, joined with the base if they are adapters. "base" gives `start_params`."""
     if stage in ("base", "pretrain"):
         return start_params(context, model)
     return with_base(context, model, load_params(context.input_directory(stage) / "params", model))
 
 
 def with_base(context: StageContext, model: Model, params: Params) -> Params:
-    """Trained parameters joined with the frozen base under adapters, if there is one."""
+    """Trained parameters; with adapters, joined with the frozen base."""
     return params if model.lora is None else {**base_params(context, model), **params}
 
 
 def frozen_params(context: StageContext, model: Model) -> Params | None:
-    """The parameters that training does not change: the base under adapters, or None."""
+    """The parameters that training does not change: with adapters the base, else None."""
     return None if model.lora is None else base_params(context, model)
 
 
 def abstract_training(
     config: Config, model: Model, optimizer: optax.GradientTransformation
 ) -> tuple[TrainState, Params | None]:
-    """A training state and `frozen_params` as ShapeDtypeStructs, for compiling a step ahead of its call."""
+    """A training state and `frozen_params` as ShapeDtypeStructs, for compiling a step before its first call."""
     frozen = None if model.lora is None else quantise_abstract(model.base.abstract(), config.lora.base)
     return placed((abstract_state(model, optimizer), frozen))
 
 
 def frozen_role(context: StageContext, model: Model, params: Params) -> FrozenRole:
-    """Parameters that are never trained, offloaded if the config asks for it. The base under adapters is never offloaded."""
+    """Parameters that are never trained, offloaded if the config says so. With adapters, the shared base is not offloaded."""
     return FrozenRole(params, "frozen" in context.config.mesh.offload, frozen_params(context, model))
 
 
 def trained_params(context: StageContext, model: Model, params: Params, stage: str, shared: bool = True) -> Params:
-    """The parameters that training starts from: all of a policy's weights, or its adapters, fresh ones if it has none.
+    """The parameters that training starts from: all of a policy's weights, or its adapters (new ones if it has none).
 
-    Their buffers may be donated. shared: others read `params` as well, so that training needs a copy.
+    Their buffers may be donated. shared: whether other roles also read `params`, so that training needs a copy.
     """
     if model.lora is None:
         return copy_params(params) if shared else params

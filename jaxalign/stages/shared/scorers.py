@@ -1,4 +1,4 @@
-"""Loads the reward model of an earlier stage, for every stage that scores."""
+"""Loads the reward model of an earlier stage for stages that score answers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from jaxalign.training.checkpoint import load_params
 def load_scorer(
     context: StageContext, source: str, policy: Model, clip: float | None = None
 ) -> tuple[Scorer, Params]:
-    """A reward model of this run, with the normalisation that its stage measured; the weights of an ensemble are stacked.
+    """(a reward model of this run, its weights). An ensemble's weights are stacked.
 
     The arguments are those of `find_scorer`.
     """
@@ -30,8 +30,12 @@ def find_scorer(
 ) -> tuple[Scorer, list[Path]]:
     """(a reward model of this run without its weights, the folder of each member).
 
-    source is "preference" or "distilled" (its student); policy is the run's architecture; clip bounds normalised scores to
-    +-clip, None does not.
+    Args:
+      source: "preference", or "distilled" for its student.
+      policy: the run's architecture.
+      clip: clips normalised scores to +-clip; None for no clipping.
+
+    The scorer has the normalisation that its stage measured.
     """
     ensemble = None
     if source == "preference":

@@ -1,4 +1,4 @@
-"""Answers of a language model to dialogues, for the command line: all at once, or piece by piece."""
+"""A language model's answers to dialogues, for the command line: in batches, or streamed."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from jaxalign.rollout.sampling import Sampling, section_sampling
 
 @dataclasses.dataclass(frozen=True)
 class Answerer:
-    """Answers dialogues one after another, or piece by piece.
+    """Answers dialogues in batches, or streams one answer.
 
     Attributes:
       policy: the language model.
-      sampling: how to sample, with the ids that end an answer in the policy's style.
-      batch: the number of answers that are sampled together.
+      sampling: the sampling settings, including the ids that end an answer in the policy's style.
+      batch: the number of answers to sample together.
     """
 
     policy: LanguageModel
@@ -40,20 +40,20 @@ class Answerer:
         return encode_prompt(self.policy.tokenizer, messages, self.policy.style)
 
     def fitting(self, messages: Sequence[Message]) -> tuple[Message, ...] | None:
-        """The dialogue without its oldest turns, so that an answer fits after it; a system message stays. None: the last turn
-        is too long."""
+        """The dialogue, less as many of its oldest turns as needed for an answer to fit; a system message is kept. None if the
+        last turn is too long."""
         kept = 1 if messages[0].role == "system" else 0
         system, turns = tuple(messages[:kept]), tuple(messages[kept:])
         found = cut_front(turns, lambda part: len(self.encode([*system, *part])) <= self.longest_prompt)
         return None if found is None else (*system, *found)
 
     def respond(self, prompts: Sequence[Sequence[int]], key: jax.Array, rows: Sequence[int]) -> list[Response]:
-        """One answer to each prompt, the i-th under the global row number rows[i]. A prompt that cannot be answered has one
-        whose `error` says why."""
+        """One answer to each prompt; answer i has the global row number rows[i]. If a prompt cannot be answered, the
+        response's `error` says why."""
         return self._engine.respond(self.policy.weights, prompts, key, self.sampling, rows)
 
     def stream(self, prompt: Sequence[int], key: jax.Array, row: int) -> Iterator[tuple[int, ...]]:
-        """The ids of one answer, chunk by chunk: those that `respond` gives. Raises UserError where it gives an error."""
+        """The ids of one answer, chunk by chunk, equal to those of `respond`. Raises UserError if `respond` gives an error."""
         session = self._engine.start(self.policy.weights, [prompt], key, self.sampling, [row])
         shown = 0
         while session.unfinished:
@@ -71,13 +71,13 @@ class Answerer:
         return self.policy.text(ids, prompt)
 
     def say(self, prompt: Sequence[int], key: jax.Array, row: int, show: Callable[[str], None]) -> str:
-        """An answer's text; `show` is called with each further piece of it as soon as it is settled."""
+        """The text of one answer. Calls `show` with each new piece of the text once no later token can change it."""
         ids: list[int] = []
         shown = text = ""
         for chunk in self.stream(prompt, key, row):
             ids += chunk
             text = self.text(prompt, ids)
-            settled = text.rstrip("\ufffd")  # Bytes of a character that is not whole yet.
+            settled = text.rstrip("\ufffd")  # Bytes of a character that is still incomplete.
             if settled.startswith(shown):
                 show(settled[len(shown) :])
                 shown = settled
@@ -90,7 +90,7 @@ class Answerer:
 
 
 def make_answerer(policy: LanguageModel, settings, rows: int) -> Answerer:
-    """An `Answerer` with max_new_tokens, temperature, top_k and top_p of `settings`, for at most `rows` answers together.
+    """An `Answerer` with max_new_tokens, temperature, top_k and top_p of `settings`, for batches of at least `rows` answers.
 
     Raises:
       UserError: a prompt of one token leaves no space for max_new_tokens.
@@ -98,6 +98,6 @@ def make_answerer(policy: LanguageModel, settings, rows: int) -> Answerer:
     parts = 1 if policy.model.sharding is None else policy.model.sharding.generation.batch_size
     sampling = section_sampling(settings, policy.stop_ids)
     if sampling.max_new_tokens >= policy.max_length:
-        raise UserError(f"max_new_tokens is {sampling.max_new_tokens}, but the model was made for {policy.max_length} "
-                        "positions (prompt and answer); lower it")
+        raise UserError(f"max_new_tokens is {sampling.max_new_tokens}, but the model has only {policy.max_length} positions "
+                        "(prompt and answer); lower it")
     return Answerer(policy, sampling, -(-rows // parts) * parts)

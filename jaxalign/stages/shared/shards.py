@@ -1,4 +1,4 @@
-"""Shards of generated rows. Each chunk is written whole, so a crash loses at most the chunks in progress."""
+"""Shards of generated rows. Each chunk is written atomically, so a crash loses only the chunks in progress."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from jaxalign.records import Message, Prompt
 from jaxalign.storage import write_atomically
 
 TOGETHER = 4
-"""The most chunks whose prompts are sampled from one queue."""
+"""The maximum number of chunks in one queue."""
 
 
 class Queue(NamedTuple):
-    """Neighbouring chunks whose prompts are sampled from one queue, so that slots are refilled as rows end.
+    """Neighbouring chunks whose prompts share one sampling queue, so that a slot is refilled as soon as its row ends.
 
     Attributes:
-      rows: the rows of all of these chunks.
-      chunks: the rows of each chunk that is to be written, by its number.
+      rows: the rows of all these chunks.
+      chunks: the rows of each chunk to write, by chunk number.
     """
 
     rows: range
@@ -31,7 +31,7 @@ class Queue(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Shards:
-    """The files rows-00000.jsonl, rows-00001.jsonl ... in a stage's folder. With several processes, the first one writes."""
+    """The files rows-00000.jsonl, rows-00001.jsonl, ... in a stage's folder. With several processes, the first one writes."""
 
     directory: Path
 
@@ -39,25 +39,25 @@ class Shards:
         return self.directory / f"rows-{chunk:05d}.jsonl"
 
     def finished(self, count: int) -> list[bool]:
-        """Whether each of the first `count` chunks exists, as the first process sees it; the same on all processes."""
+        """Whether each of the first `count` chunks exists, as seen by the first process; the same on all processes."""
         return hosts.once(lambda: [self.path(chunk).exists() for chunk in range(count)])
 
     def unfinished(self, queues: Sequence[Queue]) -> list[Queue]:
         """The queues that lack a chunk, each with only its missing chunks; the same on all processes.
 
-        All rows of such a queue must be sampled again: which rows share a queue affects their rounding.
+        All rows of such a queue must be sampled again: rounding depends on the rows that share a queue.
         """
         done = self.finished(sum(len(queue.chunks) for queue in queues))
         missing = [{chunk: rows for chunk, rows in queue.chunks.items() if not done[chunk]} for queue in queues]
         return [Queue(queue.rows, chunks) for queue, chunks in zip(queues, missing, strict=True) if chunks]
 
     def write(self, chunk: int, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Writes a chunk. Returns on all processes once it is written."""
+        """Writes a chunk. All processes return once it is written."""
         lines = (json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
         hosts.once(lambda: write_atomically(self.path(chunk), "".join(lines)))
 
     def write_all(self, queue: Queue, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Writes the missing chunks of a queue. `rows` has one entry for each of the queue's rows."""
+        """Writes the chunks of a queue. `rows` has one entry for each of the queue's rows."""
         for chunk, own in queue.chunks.items():
             self.write(chunk, [rows[row - queue.rows.start] for row in own])
 
@@ -87,7 +87,7 @@ def chunks(total: int, size: int) -> list[range]:
 
 
 def queues(total: int, size: int, first: int = 0) -> list[Queue]:
-    """Rows [0, total) in chunks of `size`, numbered from `first`, in queues whose numbers of chunks differ by at most one."""
+    """Rows [0, total) in chunks of `size`, numbered from `first`, grouped into queues of nearly equal numbers of chunks."""
     numbered = list(enumerate(chunks(total, size), first))
     count = -(-len(numbered) // TOGETHER)
     bounds = [len(numbered) * i // max(1, count) for i in range(count + 1)]

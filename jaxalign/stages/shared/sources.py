@@ -1,4 +1,4 @@
-"""The rows that stages learn from, from the data source that the config names."""
+"""Reads the rows that stages train on from the config's data source."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from jaxalign.stages.shared.base import StageContext
 
 
 def data_files(config: Config) -> dict[Path, str]:
-    """The files that the data source reads, and the config field that names each; a source of the user's own is one itself."""
+    """The files that the data source reads, with the config field that names each. A user's source file is one of them."""
     record, found = data_source(config), own_file(config)
     if record.rows or record.reads is None:
         named = {Path(path).expanduser(): "data.extra_train" for path in config.data.extra_train}
@@ -31,22 +31,22 @@ def data_files(config: Config) -> dict[Path, str]:
 
 
 def own_file(config: Config) -> dict[Path, str]:
-    """The file of a source that is given as "FILE.py:name"."""
+    """The file of a source given as "FILE.py:name"."""
     place = config.data.source.rpartition(":")[0]
     return {Path(place).expanduser(): "data.source"} if place.endswith(".py") else {}
 
 
 def made_in(config: Config, stage: str) -> tuple[str, ...]:
-    """(stage,) where the run makes its comparisons itself, by AI feedback, so that a later stage reads them from `stage`."""
+    """(stage,) if the run generates its own data by AI feedback, so that later stages read it from `stage`; else ()."""
     return (stage,) if data_source(config).feedback else ()
 
 
 def human_comparisons(
     context: StageContext, tokenizer: Tokenizer, margins: bool = False
 ) -> tuple[list[Comparison], list[Comparison], SourceReport | None]:
-    """(train, held out, report) of the source's comparisons. Dialogues longer than preference.max_length are cut at a turn.
+    """(train, held out, report) for the source's comparisons. Dialogues longer than preference.max_length are cut at a turn.
 
-    Which pairs there are does not depend on `margins`, which says whether the margins of the rows are read.
+    margins: whether to read the margins of the rows; the selection of pairs does not depend on it.
 
     Raises:
       UserError: the source has no comparisons, or a row is not valid.
@@ -58,7 +58,7 @@ def human_comparisons(
 def human_judgements(
     context: StageContext, tokenizer: Tokenizer
 ) -> tuple[list[Judgement], list[Judgement], SourceReport | None]:
-    """(train, held out, report) of the source's judged answers, cut as `human_comparisons` cuts pairs."""
+    """(train, held out, report) for the source's judged answers, which are cut as in `human_comparisons`."""
     split = _answered(context, tokenizer, "judgements")
     return split.train, split.held_out, split.report
 
@@ -72,21 +72,21 @@ def prompts(context: StageContext, tokenizer: Tokenizer, purpose: str, count: in
     """The first `count` prompts for a purpose, each with space for `max_new_tokens` after it.
 
     Args:
-      context: of the stage that reads them.
-      tokenizer: of its model.
-      purpose: "rl" for prompts to learn from, "evaluate" for those held out.
-      count: how many at most; a source of a fixed number of prompts must have as many.
-      max_new_tokens: the longest response. Dialogues too long before it are cut at a turn; this is reported on stdout.
+      context: the context of the stage that reads the prompts.
+      tokenizer: the tokenizer of its model.
+      purpose: "rl" for training prompts, "evaluate" for held-out prompts.
+      count: the most prompts to return. A source marked `exact` must have at least that many.
+      max_new_tokens: the longest response. Dialogues that leave less space are cut at a turn, which is reported on stdout.
 
     Raises:
-      UserError: none fits, or a row is not valid.
+      UserError: no prompt fits, an `exact` source has too few, or a row is not valid.
     """
     config, record = context.config, data_source(context.config)
     split, kind = _prompts(context, tokenizer, record), "prompts"
     source = split.held_out if purpose == "evaluate" else split.train
     if split.fitted:
         if record.exact and count > len(source):
-            raise UserError(f"{count} {purpose} prompts are asked for; config.data.source {record.name!r} has {len(source)}: "
+            raise UserError(f"{count} {purpose} prompts are requested; config.data.source {record.name!r} has {len(source)}: "
                             f"lower config.{context.directory.name}.prompts")
         return read_rows(source, kind, _where(config), count)
     found, most = read_rows(source, kind, _where(config)), config.model.max_length - max_new_tokens
@@ -94,11 +94,11 @@ def prompts(context: StageContext, tokenizer: Tokenizer, purpose: str, count: in
     place = config.data.train or f"config.data.source {record.name!r}"
     if not fitted.prompts:
         if fitted.refused:
-            raise UserError(f"the model's chat template refuses {len(fitted.refused)} of the {len(found)} {purpose} prompts of "
-                            f"{place}, and no other fits into {most} tokens; correct their roles, or set config.data.style to "
-                            "'hh'")
-        raise UserError(f"no {purpose} prompt of {place} fits into {most} tokens; raise model.max_length, or "
-                        "data.held_out_share where none is held out")
+            raise UserError(f"the model's chat template rejects {len(fitted.refused)} of the {len(found)} {purpose} prompts of "
+                            f"{place}, and none of the others fits into {most} tokens; correct their roles, or set "
+                            "config.data.style to 'hh'")
+        raise UserError(f"no {purpose} prompt of {place} fits into {most} tokens; raise model.max_length or, if no prompt is "
+                        "held out, data.held_out_share")
     _report_fitting(context.directory.name, purpose, len(found), fitted, most)
     return in_turn(fitted.prompts, config)[:count]
 
@@ -106,10 +106,10 @@ def prompts(context: StageContext, tokenizer: Tokenizer, purpose: str, count: in
 def pair_loader(
     config: Config, pairs: Sequence[Comparison | Judgement], batch: int, stream: int, rows_per_pair: int = 1
 ) -> EpochLoader:
-    """The loader of rows made from `pairs` in their order: all of them each epoch, or by config.data.weights.
+    """The loader for rows built from `pairs` in their order: every row in each epoch, or in proportion to config.data.weights.
 
     Raises:
-      UserError: a file that has a weight has no pair to learn from.
+      UserError: a file with a weight has no training pair, or the smallest weight amounts to less than one row.
     """
     rows = rows_per_pair * len(pairs)
     if not config.data.weights:
@@ -118,12 +118,12 @@ def pair_loader(
     named = named_files(config)
     for name, path in named.items():
         if not counts[name]:
-            raise UserError(f"{path} has a weight in config.data.weights but no pair to train on is left of it; leave the file "
+            raise UserError(f"{path} has a weight in config.data.weights but no training pair is left in it; leave the file "
                             "out, or lower config.data.held_out_share")
     least = min(config.data.weights) / sum(config.data.weights) * rows
     if least < 1:
-        raise UserError(f"the smallest of config.data.weights {config.data.weights} is less than one of the {rows} rows of an "
-                        "epoch; raise it, or leave its file out")
+        raise UserError(f"the smallest of config.data.weights {config.data.weights} gives less than one of the {rows} rows of "
+                        "an epoch; raise it, or leave its file out")
     sizes = tuple(rows_per_pair * counts[name] for name in named)
     return MixtureLoader(rows, batch, config.seed, stream, sizes, config.data.weights)
 
@@ -133,7 +133,7 @@ def _where(config: Config) -> str:
 
 
 def _prompts(context: StageContext, tokenizer: Tokenizer, record: DataSourceRecord) -> Split[Prompt]:
-    """The source's own prompts, or those of its comparisons or judgements, each dialogue once."""
+    """The source's own prompts, or the distinct prompts of its comparisons or judgements."""
     config = context.config
     if record.prompts is not None:
         return _split(config, _made(SourceInputs(config), "prompts"), "prompts")
@@ -142,7 +142,7 @@ def _prompts(context: StageContext, tokenizer: Tokenizer, record: DataSourceReco
 
 
 def _answered(context: StageContext, tokenizer: Tokenizer, kind: str, margins: bool = False) -> Split:
-    """The source's comparisons or judgements, checked and cut to what the preference model reads."""
+    """The source's comparisons or judgements, checked and cut to the preference model's maximum length."""
     config = context.config
 
     def count(messages, answer: str) -> int:
@@ -158,12 +158,12 @@ def _answered(context: StageContext, tokenizer: Tokenizer, kind: str, margins: b
                         "config.model.max_length")
     if dropped + more:
         print(f"[{context.directory.name}] {dropped + more} of {len(split.train) + len(split.held_out)} {kind} were left out: "
-              f"they do not fit into {most} tokens, or the model's chat template refuses them", flush=True)
+              f"they do not fit into {most} tokens, or the model's chat template rejects them", flush=True)
     return Split(train, held_out, split.report, fitted=True)
 
 
 def _made(inputs: SourceInputs, kind: str) -> Any:
-    """What the source's function for a kind of rows returns. Raises UserError where a user's function raises an error."""
+    """The result of the source's function for a kind of rows. Raises UserError if a user's function raises an error."""
     function = data_source(inputs.config).load(kind)
     try:
         return function(inputs)
@@ -180,7 +180,7 @@ def is_judged(config: Config) -> bool:
 
 
 def _checked(config: Config, given: Any, kind: str) -> Split:
-    """What a source's function returned, as a split of lists whose rows are checked."""
+    """The result of a source's function as a split into lists of checked rows."""
     split = _split(config, given, kind)
     keep = config.data.empty_answers == "keep"
     train, held_out = (read_rows(part, kind, _where(config), keep_empty=keep) for part in (split.train, split.held_out))
@@ -188,7 +188,11 @@ def _checked(config: Config, given: Any, kind: str) -> Split:
 
 
 def _split(config: Config, given: Any, kind: str) -> Split:
-    """A split; rows that the source has not split are split by the hash of their dialogue. Refuses a source without rows."""
+    """The rows as a split. Rows that the source has not split are split by a hash of their dialogue, text by position.
+
+    Raises:
+      UserError: the source has no training rows.
+    """
     if isinstance(given, Split):
         split = given
     else:
@@ -205,9 +209,9 @@ def _split(config: Config, given: Any, kind: str) -> Split:
 
 def _report_fitting(stage: str, purpose: str, total: int, fitted, most: int) -> None:
     if fitted.too_long or fitted.cut:
-        print(f"[{stage}] of {total} {purpose} prompts {len(fitted.cut)} lost their oldest turns and "
-              f"{len(fitted.too_long)} were left out, being longer than {most} tokens", flush=True)
+        print(f"[{stage}] {len(fitted.cut)} of {total} {purpose} prompts lost their oldest turns and {len(fitted.too_long)} "
+              f"were left out, since they exceed {most} tokens", flush=True)
     if fitted.refused:
         listed = ", ".join(fitted.refused[:5]) + (", ..." if len(fitted.refused) > 5 else "")
-        print(f"[{stage}] of {total} {purpose} prompts {len(fitted.refused)} were left out, as the model's chat template "
-              f"refuses them ({listed})", flush=True)
+        print(f"[{stage}] {len(fitted.refused)} of {total} {purpose} prompts were left out, since the model's chat template "
+              f"rejects them ({listed})", flush=True)

@@ -1,4 +1,4 @@
-"""How stages use trainers: their weights, keys and loops from the stage's context, and the summary of supervised training."""
+"""Sets up trainers for stages: weights, keys and loops from the stage's context, and the summary of supervised training."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from jaxalign.training.checkpoint import save_params
 
 
 def run_settings(context: StageContext, model: Model, use: int | str = streams.STATE) -> RunSettings:
-    """The settings of a training run in the stage's directory. use: of the key that the training state keeps."""
+    """The settings of a training run in the stage's directory. use: selects the PRNG key kept in the training state."""
     return RunSettings(
         seed=context.config.seed,
         key=stage_key(context.config, context.directory.name, use),
@@ -36,11 +36,11 @@ def run_settings(context: StageContext, model: Model, use: int | str = streams.S
 def start_from(
     context: StageContext, model: Model, weights: Callable[[], Params], trained: Callable[[Params], Params]
 ) -> Start:
-    """Training of `model` from weights that are read late, on the run's base where the model has adapters.
+    """The start of training `model`, whose weights are read later. With adapters, the run's base is frozen.
 
     Args:
-      weights: reads the weights, joined with those under adapters.
-      trained: the trained part of them, in buffers that training may donate.
+      weights: reads the weights; with adapters, joined with the base.
+      trained: takes those weights and returns the part to train, in buffers that training may donate.
     """
     frozen = None
     if model.lora is not None:
@@ -49,10 +49,10 @@ def start_from(
 
 
 def policy_start(context: StageContext, model: Model, shared: bool) -> Start:
-    """Training of a policy from the weights that this stage starts from.
+    """The start of training a policy from this stage's starting weights.
 
     Args:
-      shared: whether a reference reads the weights too, so that training needs a copy.
+      shared: whether a reference also reads the weights, so that training needs a copy.
     """
     stage = context.directory.name
     return start_from(
@@ -72,7 +72,7 @@ def train_supervised(
     steps: int,
     extra: dict | None = None,
 ) -> None:
-    """Trains `steps` steps on packed rows, saves the trained parameters and writes the summary, with `extra` in it."""
+    """Trains for `steps` steps on packed rows, saves the trained parameters and writes the summary, including `extra`."""
     stage, model = context.directory.name, start.model
     supervised = Supervised(
         start,
