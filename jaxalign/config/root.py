@@ -11,7 +11,7 @@ from ml_collections import config_dict
 
 from jaxalign.config import schema
 from jaxalign.config.base import check_response_length
-from jaxalign.config.constraints import between
+from jaxalign.config.constraints import between, registered
 from jaxalign.config.division import check_multiple
 from jaxalign.config.reading import refuse_unread
 from jaxalign.config.renames import with_current_names
@@ -39,6 +39,7 @@ from jaxalign.config.sections.world import World
 from jaxalign.config.selectors import traced_steps
 from jaxalign.config.stages import DEFAULT_STAGES, InGraphOrder, own_sections, stage_names
 from jaxalign.errors import UserError
+from jaxalign.registry.samplers import SAMPLERS, sampler_record
 from jaxalign.registry.stages import STAGES, Batch, StageRecord, stages_in_order
 
 
@@ -50,6 +51,9 @@ class Config:
     stages: tuple[str, ...] = field(DEFAULT_STAGES, "The stages to run, in this order.", InGraphOrder())
     compile_cache: str | None = field("", "Folder of compiled programs; empty: ~/.cache/jaxalign, None: off.")
     profile: str = field("", "Steps to trace, as STAGE:STEP:COUNT (ppo:10:3), into the stage's folder `profile`; empty: none.")
+    sampler: str = field("local", "What samples the policy's responses in ppo, online_dpo, best_of_n, reward_distill and "
+                         "evaluate: local (this process), or your own, as 'package.module:name' or 'FILE.py:name'; "
+                         "docs/extending.md.", registered(SAMPLERS, sampler_record))
     mesh: Mesh = section(Mesh(), "")
     model: Model = section(Model(), "")
     lora: Lora = section(Lora(), "")
@@ -114,6 +118,7 @@ def check(config: Config) -> None:
     """
     records = {record.name: record for record in stages_in_order(config.stages)}
     _check_profile(config, records)
+    _check_sampler(config, records)
     usual = default_for(config.stages)
     for name, kind in schema.field_types(type(config)).items():
         is_stage = name in STAGES or name not in schema.field_types(Config)
@@ -144,6 +149,13 @@ def _check_profile(config: Config, records: Mapping[str, StageRecord]) -> None:
     if stage not in able:
         raise UserError(f"config.profile is {config.profile!r}, but of the stages of this run {', '.join(able) or 'none'} "
                         "can be traced: those that train in steps")
+
+
+def _check_sampler(config: Config, records: Mapping[str, StageRecord]) -> None:
+    if config.sampler != Config.sampler and not any(record.uses_sampler for record in records.values()):
+        readers = ", ".join(record.name for record in STAGES if record.uses_sampler)
+        raise UserError(f"config.sampler is {config.sampler!r}, but no stage of this run reads it: leave it at "
+                        f"{Config.sampler!r}, or run one of {readers}")
 
 
 def _check_batch(config: Config, record: StageRecord, batch: Batch) -> None:

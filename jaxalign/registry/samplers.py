@@ -1,4 +1,4 @@
-"""Samplers: what writes the responses that a policy learns from."""
+"""Samplers: what `config.sampler` names."""
 
 from __future__ import annotations
 
@@ -36,21 +36,22 @@ class SamplerRecord:
 SAMPLERS = Registry("sampler", SamplerRecord, (SamplerRecord("local", "jaxalign.rollout.sampler:LocalSampler"),))
 
 
-def sampler_maker(name: str, where: str) -> Callable[[Any], Any]:
-    """The maker of a sampler: of a registered name, or the class or function at "package.module:name" or "FILE.py:name".
+def sampler_record(name: str, where: str = "config.sampler") -> SamplerRecord:
+    """The registered record of that name, or one for the class or function at "package.module:name" or "FILE.py:name".
 
     Raises:
       UserError: there is none, its module cannot be imported, or it makes no sampler; `where` is the field or argument that
         names it.
     """
     if name in SAMPLERS or ":" not in name:
-        return SAMPLERS.get(name, where).load()
+        return SAMPLERS.get(name, where)
     found = load_object(name, where)
-    make = found.load() if isinstance(found, SamplerRecord) else found
+    record = found if isinstance(found, SamplerRecord) else SamplerRecord(name, found)
+    make = record.load()
     if not callable(make) or (isinstance(make, type) and not is_sampler(make)):
         raise UserError(f"{where} names {name!r}, which is no sampler; a class with the methods submit, collect and update, or "
                         "a function of an engine that makes such an object, is expected")
-    return make
+    return record
 
 
 def is_sampler(found: Any) -> bool:

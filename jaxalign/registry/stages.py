@@ -39,6 +39,7 @@ class StageRecord:
       makes_policy: it writes a policy, from which later stages start and which evaluation measures.
       samples: it samples from a model, so config.NAME.max_new_tokens must leave room for a prompt, and rows are spread over
         all devices.
+      uses_sampler: its policy's responses are sampled by config.sampler.
       trains: it trains in steps, so single steps can be profiled.
       learns_from: the kinds of rows ("text", "prompts", "comparisons", "judgements") of which the data source must have at
         least one; empty: it reads none.
@@ -60,6 +61,7 @@ class StageRecord:
     after: tuple[str, ...] = ()
     makes_policy: bool = False
     samples: bool = False
+    uses_sampler: bool = False
     trains: bool = False
     learns_from: tuple[str, ...] = ()
     batches: tuple[Batch, ...] = ()
@@ -111,7 +113,7 @@ _BUILTIN = (
         preview=f"{_PREVIEW}:preference_rows", batches=(Batch("preference.batch"),),
     ),
     _builtin(
-        "reward_distill", workload=None, samples=True, trains=True, learns_from=("comparisons",),
+        "reward_distill", workload=None, samples=True, uses_sampler=True, trains=True, learns_from=("comparisons",),
         report=f"{_REPORT}.reward_models:distilled",
         batches=(
             Batch("reward_distill.batch", ("reward_distill.samples",)),
@@ -119,7 +121,7 @@ _BUILTIN = (
         ),
     ),
     _builtin(
-        "best_of_n", makes_policy=True, samples=True, trains=True, learns_from=("comparisons",),
+        "best_of_n", makes_policy=True, samples=True, uses_sampler=True, trains=True, learns_from=("comparisons",),
         report=f"{_REPORT}.training:losses",
         batches=(Batch("best_of_n.batch", ("best_of_n.n",)), Batch("best_of_n.batch_rows", ("best_of_n.micro_batches",))),
     ),
@@ -128,18 +130,18 @@ _BUILTIN = (
         report=f"{_REPORT}.training:direct", preview=f"{_PREVIEW}:dpo_rows", batches=(Batch("dpo.batch"),),
     ),
     _builtin(
-        "online_dpo", makes_policy=True, samples=True, trains=True, learns_from=("comparisons",),
+        "online_dpo", makes_policy=True, samples=True, uses_sampler=True, trains=True, learns_from=("comparisons",),
         report=f"{_REPORT}.training:direct",
         batches=(Batch("online_dpo.batch", ("online_dpo.minibatches",)),),
     ),
     _builtin(
-        "ppo", programs="jaxalign.planner.ppo_programs", makes_policy=True, samples=True, trains=True, learns_from=("prompts",),
-        report=f"{_REPORT}.training:reinforcement", preview=f"{_PREVIEW}:ppo_rows",
+        "ppo", programs="jaxalign.planner.ppo_programs", makes_policy=True, samples=True, uses_sampler=True, trains=True,
+        learns_from=("prompts",), report=f"{_REPORT}.training:reinforcement", preview=f"{_PREVIEW}:ppo_rows",
         batches=(Batch("ppo.batch", ("ppo.minibatches",)),),
     ),
     _builtin(
-        "evaluate", samples=True, learns_from=("prompts", "judgements"), report=f"{_REPORT}.evaluation:evaluation",
-        batches=(Batch("evaluate.batch"),),
+        "evaluate", samples=True, uses_sampler=True, learns_from=("prompts", "judgements"),
+        report=f"{_REPORT}.evaluation:evaluation", batches=(Batch("evaluate.batch"),),
     ),
     _builtin("report", programs=None, workload=None),
 )

@@ -11,7 +11,7 @@ import jax
 from jaxalign.errors import UserError
 from jaxalign.parallel.ahead import Ahead
 from jaxalign.records import Rollout
-from jaxalign.registry.samplers import is_sampler, sampler_maker
+from jaxalign.registry.samplers import is_sampler, sampler_record
 from jaxalign.rollout.engine import Engine, Heard
 from jaxalign.rollout.forecast import compile_ahead
 from jaxalign.rollout.padding import Padding
@@ -121,7 +121,7 @@ def make_sampler(sampler: str | Sampler | Callable[[Engine], Sampler], engine: E
       UserError: it is none of these.
     """
     if isinstance(sampler, str):
-        made = sampler_maker(sampler, where)(engine)
+        made = sampler_record(sampler, where).load()(engine)
     elif is_sampler(sampler) and not isinstance(sampler, type):
         made = sampler
     else:

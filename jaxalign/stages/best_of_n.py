@@ -20,7 +20,6 @@ from jaxalign.models.model import Model
 from jaxalign.parallel.rows import fetch, place_rows
 from jaxalign.records import Prompt, Rollout
 from jaxalign.rewards.scorer import raw_rollout_scores, scoring_work
-from jaxalign.rollout.engine import Engine
 from jaxalign.stages.shared import engines, loops, reads, run_models, sources
 from jaxalign.stages.shared.base import Stage, StageContext
 from jaxalign.stages.shared.keys import stage_key
@@ -34,13 +33,13 @@ from jaxalign.training import work
 
 class BestOfN(Stage):
     name = "best_of_n"
-    config_fields = (*reads.MODEL_FIELDS, "data", "world", "best_of_n")
+    config_fields = (*reads.MODEL_FIELDS, "data", "world", "best_of_n", "sampler")
 
     def inputs(self, config: Config) -> tuple[str, ...]:
         return (*reads.policy_stages(config, self.name), "preference")
 
     def files(self, config: Config):
-        return reads.base_files(config) | sources.data_files(config)
+        return reads.base_files(config) | sources.data_files(config) | engines.sampler_files(config)
 
     def run(self, context: StageContext) -> None:
         config, section = context.config, context.config.best_of_n
@@ -75,15 +74,16 @@ def _choose(context: StageContext, model: Model, tokenizer: Tokenizer, shards: S
             return
         policy = run_models.policy_params(context, model, "best_of_n")
         scorer, preference = load_scorer(context, "preference", model)
-        engine = Engine(model, section.batch, config.model.max_length)
-        key = stage_key(config, "best_of_n", streams.SAMPLES)
         sampling = engines.sampling(section, tokenizer, config.data.style)
+        sampler = engines.policy_sampler(config, model, section.batch, sampling)
+        sampler.update(policy, 0)
+        key = stage_key(config, "best_of_n", streams.SAMPLES)
         heard = loops.counting(progress)
         for queue in left:
             rows = queue.rows
             ids = [styles.encode_prompt(tokenizer, prompts[i].messages, config.data.style) for i in rows for _ in range(n)]
             with timing.phase("generate") as phase:
-                rollout = engine.rollout(policy, ids, key, range(rows.start * n, rows.stop * n), sampling, heard)
+                rollout = sampler.rollout(ids, key, range(rows.start * n, rows.stop * n), heard)
                 phase.tokens, phase.flops = work.sampled(model, rollout)
             for number, own in queue.chunks.items():
                 part = rollout.part((own.start - rows.start) * n, section.batch)

@@ -31,7 +31,6 @@ from jaxalign.rewards.base import columns_of
 from jaxalign.rewards.scorer import raw_rollout_scores, scoring_work
 from jaxalign.rewards.verifiers import VERIFIERS
 from jaxalign.rl.responses import response_mask, response_stats
-from jaxalign.rollout.engine import Engine
 from jaxalign.stages.shared import engines, judges, loops, reads, run_models, sources
 from jaxalign.stages.shared.base import Stage, StageContext, write_json
 from jaxalign.stages.shared.keys import stage_key
@@ -51,7 +50,7 @@ class Evaluate(Stage):
     name = "evaluate"
     config_fields = (
         *reads.MODEL_FIELDS, *reads.LABEL_FIELDS, "stages", "data", "world", "arithmetic", "evaluate",
-        "preference.max_length", "reward.source", "reward.verifier",
+        "preference.max_length", "reward.source", "reward.verifier", "sampler",
     )  # fmt: skip
 
     def inputs(self, config: Config) -> tuple[str, ...]:
@@ -59,7 +58,8 @@ class Evaluate(Stage):
         return (*reads.base_stages(config), *evaluated(config)[1:], *made)
 
     def files(self, config: Config):
-        return reads.base_files(config) | sources.data_files(config) | judges.feedback_files(config)
+        found = reads.base_files(config) | sources.data_files(config) | judges.feedback_files(config)
+        return found | engines.sampler_files(config)
 
     def run(self, context: StageContext) -> None:
         config, section = context.config, context.config.evaluate
@@ -71,11 +71,12 @@ class Evaluate(Stage):
         left = shards.unfinished([q for m in range(len(names)) for q in queues(len(prompts), section.batch, m * each)])
         total = len(names) * len(prompts)
         with Progress(self.name, total, total - sum(len(queue.rows) for queue in left), unit="answer") as progress:
-            answering = None
+            sampling = engines.sampling(section, tokenizer, config.data.style)
+            answering, sampler = None, engines.policy_sampler(config, model, section.batch, sampling)
             for queue in left:
                 name = names[min(queue.chunks) // each]
                 if answering is None or answering.name != name:
-                    answering = Answering(context, model, name, tokenizer)
+                    answering = Answering(context, model, name, tokenizer, sampler)
                 for chunk, rows in answering.rows(prompts, queue, progress):
                     shards.write(chunk, rows)
                 progress.update(len(queue.rows))
@@ -98,14 +99,14 @@ class Answering:
     """Samples one model's answers to prompts and measures each: its gold verdict, its KL to the supervised model (sft, or the
     base if sft does not run) and, if preference runs, its raw score."""
 
-    def __init__(self, context: StageContext, model: Model, name: str, tokenizer):
+    def __init__(self, context: StageContext, model: Model, name: str, tokenizer, sampler: engines.PolicySampler):
         self.context, self.model, self.name, self.tokenizer = context, model, name, tokenizer
         config = context.config
         self.params = run_models.stage_params(context, name, model)
         self.reference = run_models.policy_params(context, model, "preference")
         self.scorer = load_scorer(context, "preference", model) if "preference" in config.stages else None
-        self.engine = Engine(model, config.evaluate.batch, config.model.max_length)
-        self.sampling = engines.sampling(config.evaluate, tokenizer, config.data.style)
+        self.sampler, self.batch = sampler, config.evaluate.batch
+        sampler.update(self.params, evaluated(config).index(name))
         self.world = world_of(config) if data_source(config).gold else None
         self.timing = loops.timing(context, model)
 
@@ -116,10 +117,10 @@ class Answering:
         # All models share one key, so that answers differ only because the models do.
         key = stage_key(config, "evaluate", streams.SAMPLES)
         with self.timing.phase("generate") as phase:
-            rollout = self.engine.rollout(self.params, ids, key, asked, self.sampling, loops.counting(progress))
+            rollout = self.sampler.rollout(ids, key, asked, loops.counting(progress))
             phase.tokens, phase.flops = work.sampled(self.model, rollout)
         for number, own in queue.chunks.items():
-            part = rollout.part(own.start - asked.start, self.engine.batch)
+            part = rollout.part(own.start - asked.start, self.batch)
             yield number, self._rows([prompts[i] for i in own], part)
 
     def _rows(self, prompts: Sequence[Prompt], rollout: Rollout) -> list[dict]:
@@ -128,7 +129,7 @@ class Answering:
             if self.scorer is not None:
                 phase.flops += scoring_work(self.scorer[0], rollout)[1]
             placed = place_rows(self.model.sharding, rollout)
-            kl = fetch(sequence_kl(self.model, self.reference, placed, self.sampling.logprob_temperature))
+            kl = fetch(sequence_kl(self.model, self.reference, placed, self.sampler.sampling.logprob_temperature))
             score = self._scores(placed)
         texts, out = styles.response_texts(self.tokenizer, rollout), []
         judged = self._judged(prompts, texts[: len(prompts)])
@@ -142,7 +143,7 @@ class Answering:
 
     def _scores(self, rollout: Rollout) -> list[float | None]:
         if self.scorer is None:
-            return [None] * self.engine.batch
+            return [None] * self.batch
         return [float(x) for x in fetch(raw_rollout_scores(*self.scorer, rollout))]
 
     def _judged(self, prompts: Sequence[Prompt], texts: Sequence[str]) -> list[dict]:

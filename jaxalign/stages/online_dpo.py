@@ -26,7 +26,6 @@ from jaxalign.parallel.rows import place_rows
 from jaxalign.records import Rollout
 from jaxalign.rl.arguments import SamplerArguments
 from jaxalign.rl.checks import act_on, gap_check, gradients_check, sampler_difference, unexplained
-from jaxalign.rollout.engine import Engine
 from jaxalign.stages.shared import engines, judges, loops, reads, run_models, sources
 from jaxalign.stages.shared.base import Stage, StageContext, write_json
 from jaxalign.stages.shared.keys import stage_key
@@ -51,15 +50,15 @@ class OnlineDPO(Stage):
         *reads.MODEL_FIELDS,
         *reads.WORLD_FIELDS,
         *reads.LABEL_FIELDS,
-        *("feedback.invert", "feedback.undecided", "data.style", "online_dpo", "dpo.objective", "dpo.weights", "dpo.beta"),
-        *("dpo.label_smoothing", "dpo.margin", "dpo.sft_weight", "dpo.reference", "dpo.micro_batch_tokens"),
+        *("feedback.invert", "feedback.undecided", "sampler", "data.style", "online_dpo", "dpo.objective", "dpo.weights"),
+        *("dpo.beta", "dpo.label_smoothing", "dpo.margin", "dpo.sft_weight", "dpo.reference", "dpo.micro_batch_tokens"),
     )
 
     def inputs(self, config: Config) -> tuple[str, ...]:
         return tuple(dict.fromkeys((*reads.base_stages(config), *reads.policy_stages(config, self.name))))
 
     def files(self, config: Config):
-        return reads.base_files(config) | judges.feedback_files(config)
+        return reads.base_files(config) | judges.feedback_files(config) | engines.sampler_files(config)
 
     def run(self, context: StageContext) -> None:
         config, section = context.config, context.config.online_dpo
@@ -114,17 +113,20 @@ class _Iteration:
         optimizer = make_optimizer(section.optimizer, section.iterations * section.epochs * section.minibatches)
         offloads = "optimizer" in config.mesh.offload
         self.updates = OnlineUpdates(model, optimizer, section, config.dpo, self.frozen, config.seed, offloads)
-        self.sampling, self.shards = engines.sampling(section, tokenizer, config.data.style), Shards(context.directory)
+        self.shards = Shards(context.directory)
         self.size = section.batch // section.minibatches
         longest = max(len(prompt) for prompt in self.encoded)
         # All iterations pad prompts to the same length, so that sampling compiles once.
-        self.engine = Engine(model, 2 * self.size, config.model.max_length, bucket=-(-longest // 8) * 8)
+        sampling, bucket = engines.sampling(section, tokenizer, config.data.style), -(-longest // 8) * 8
+        self.sampler = engines.policy_sampler(config, model, 2 * self.size, sampling, bucket)
 
     def __call__(self, state: TrainState, step: int):
         section = self.config.online_dpo
         index = self.loader.indices(step)
+        params = join(self.frozen, state.params)
+        self.sampler.update(params, step)
         parts = [
-            self._collect(join(self.frozen, state.params), index[first : first + self.size], step * section.batch + first)
+            self._collect(params, index[first : first + self.size], step * section.batch + first)
             for first in range(0, section.batch, self.size)
         ]
         self.shards.write(step, [comparison_row(comparison) for _, labelled, _ in parts for comparison in labelled])
@@ -161,7 +163,7 @@ class _Iteration:
         key = stage_key(self.config, "online_dpo", "samples")
         twice = [self.encoded[i] for i in index for _ in range(2)]
         with self.timeline.phase("generate") as phase:
-            rollout = self.engine.rollout(params, twice, key, rows, self.sampling)
+            rollout = self.sampler.rollout(twice, key, rows)
             phase.tokens, phase.flops = work.sampled(self.model, rollout)
         if first_row == 0:
             self._check(params, place_rows(self.model.sharding, rollout))

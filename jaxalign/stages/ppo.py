@@ -22,6 +22,7 @@ from jaxalign.planner.programs import Run
 from jaxalign.rl.checks import Check
 from jaxalign.rl.prompts import PromptStream
 from jaxalign.rl.state import PPOSetup, critic_from, make_ppo_setup
+from jaxalign.rollout.sampler import make_sampler
 from jaxalign.stages.shared import engines, loops, reads, rewards, run_models, sources
 from jaxalign.stages.shared.base import Stage, StageContext, write_json
 from jaxalign.stages.shared.keys import stage_key
@@ -39,6 +40,7 @@ class PPO(Stage):
     config_fields = (
         *reads.MODEL_FIELDS, "data", "world", "arithmetic", "preference.max_length", "reward", "ppo", "feedback.constitution",
         "feedback.judge", "feedback.reasoning", "feedback.max_reasoning_tokens", "feedback.reasoning_temperature",
+        "sampler",
     )  # fmt: skip
 
     def inputs(self, config: Config) -> tuple[str, ...]:
@@ -47,7 +49,8 @@ class PPO(Stage):
         return tuple(dict.fromkeys((*base, *reads.policy_stages(config, self.name), *read)))
 
     def files(self, config: Config):
-        return reads.base_files(config) | sources.data_files(config) | rewards.reward_files(config)
+        found = reads.base_files(config) | sources.data_files(config) | rewards.reward_files(config)
+        return found | engines.sampler_files(config)
 
     def run(self, context: StageContext) -> None:
         check_host_memory(context.config.mesh)
@@ -67,7 +70,8 @@ class PPO(Stage):
         sampling = engines.sampling(section, tokenizer, config.data.style)
         trainer = Reinforcement(setup, stream, sampling, tokenizer, config.model.max_length)
         checked = hosts.once((context.directory / CHECKS).exists)
-        if not config.mesh.offload:  # Otherwise some arguments of the first call are in host memory.
+        # With an offload, some arguments of the first call are in host memory.
+        if config.sampler == "local" and not config.mesh.offload:
             planned = Run(config, setup.reference)
             trainer.compile_ahead(ahead, scores_of(context, setup), planned.frozen, planned.start(self.name), checked)
         start = run_models.policy_params(context, policy, self.name)
@@ -80,6 +84,7 @@ class PPO(Stage):
         del start  # The role holds the weights, possibly in host memory.
         steps = trainer.steps(
             roles, functools.partial(loops.loop, context, policy), stage_key(config, self.name),
+            make_sampler(config.sampler, trainer.engine, "config.sampler"),
             offload_optimizer="optimizer" in config.mesh.offload, on_checks=functools.partial(write_checks, context),
         )  # fmt: skip
         for _ in steps:

@@ -27,7 +27,6 @@ from jaxalign.models.model import Model, Params
 from jaxalign.parallel.rows import place_rows
 from jaxalign.records import Comparison, PairBatch, ScoredPairs
 from jaxalign.rewards.scorer import Scorer, raw_sequence_scores, student_model
-from jaxalign.rollout.engine import Engine
 from jaxalign.stages.shared import engines, loops, reads, run_models, sources
 from jaxalign.stages.shared.base import Stage, StageContext, write_json
 from jaxalign.stages.shared.keys import stage_key
@@ -51,14 +50,14 @@ class RewardDistill(Stage):
     config_fields = (
         *reads.MODEL_FIELDS,
         *("data", "world", "reward_distill", "preference.max_length", "preference.held_out_share"),
-        *("preference.normalise", "feedback.undecided"),
+        *("preference.normalise", "feedback.undecided", "sampler"),
     )
 
     def inputs(self, config: Config) -> tuple[str, ...]:
         return (*reads.policy_stages(config, self.name), *sources.made_in(config, "compare"), "preference")
 
     def files(self, config: Config):
-        return reads.base_files(config) | sources.data_files(config)
+        return reads.base_files(config) | sources.data_files(config) | engines.sampler_files(config)
 
     def run(self, context: StageContext) -> None:
         config, section = context.config, context.config.reward_distill
@@ -130,16 +129,17 @@ def _answer(context: StageContext, policy: Model, tokenizer: Tokenizer) -> None:
         if not left:
             return
         params = run_models.policy_params(context, policy, "reward_distill")
-        engine = Engine(policy, section.batch, config.model.max_length)
-        key = stage_key(config, "reward_distill", "samples")
         sampling = engines.sampling(section, tokenizer, config.data.style)
+        sampler = engines.policy_sampler(config, policy, section.batch, sampling)
+        sampler.update(params, 0)
+        key = stage_key(config, "reward_distill", "samples")
         heard = loops.counting(progress)
         for queue in left:
             rows = queue.rows
             own = [prompts[i] for i in rows]
             ids = [styles.encode_prompt(tokenizer, p.messages, config.data.style) for p in own for _ in range(n)]
             with timing.phase("generate") as phase:
-                rollout = engine.rollout(params, ids, key, range(rows.start * n, rows.stop * n), sampling, heard)
+                rollout = sampler.rollout(ids, key, range(rows.start * n, rows.stop * n), heard)
                 phase.tokens, phase.flops = work.sampled(policy, rollout)
             texts = styles.response_texts(tokenizer, rollout)
             made = [prompt_row(p) | {"responses": texts[i * n : (i + 1) * n]} for i, p in enumerate(own)]

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import pathlib
+import shutil
 
 import jax
 import pytest
 
 import jaxalign as ja
+from jaxalign.config import from_config_dict
 from jaxalign.errors import UserError
 from jaxalign.registry.samplers import SAMPLERS, SamplerRecord
 from jaxalign.rollout.engine import Engine
@@ -15,6 +17,7 @@ from jaxalign.rollout.sampler import make_sampler, respond
 from jaxalign.rollout.sampling import Sampling
 from tests import tiny
 from tests.folders import write_model
+from tests.stages.test_end_to_end import done, rows, run  # noqa: F401
 
 PLUGIN = pathlib.Path(__file__).parent / "plugins" / "sampler.py"
 NAME = f"{PLUGIN}:Remembering"
@@ -22,7 +25,7 @@ NAME = f"{PLUGIN}:Remembering"
 
 def test_a_sampler_of_a_file_answers_and_follows_updates():
     engine, params = Engine(tiny.model(), 4, 32, 8), tiny.place(tiny.model(), tiny.host_params(scale=1.5))
-    sampler = make_sampler(NAME, engine, "ppo.sampler")
+    sampler = make_sampler(NAME, engine, "config.sampler")
     given = tiny.PROMPTS, jax.random.key(0), range(len(tiny.PROMPTS)), Sampling(8, tiny.STOPS)
     for version in range(2):
         sampler.update(params, version)
@@ -41,6 +44,23 @@ def test_a_registered_sampler_is_found_by_its_name():
             SAMPLERS.register(SamplerRecord("local", NAME))
     finally:
         SAMPLERS.unregister("remembering")
+
+
+def test_stages_sample_with_it(done, tmp_path):  # noqa: F811
+    """It returns the local sampler's responses, so the stages write the same files."""
+    stages = ("pretrain", "revise", "sft", "compare", "preference", "ppo", "evaluate")
+    for name in stages[:5]:
+        shutil.copytree(done / name, tmp_path / name)
+    run(tmp_path, stages=stages, sampler=NAME)
+    assert rows(tmp_path, "evaluate") == rows(done, "evaluate")
+    assert (tmp_path / "ppo" / "metrics.jsonl").read_bytes() == (done / "ppo" / "metrics.jsonl").read_bytes()
+
+
+def test_a_config_without_a_stage_that_samples_refuses_it():
+    with pytest.raises(UserError, match=r"no stage of this run reads it.*one of reward_distill, best_of_n, online_dpo, ppo"):
+        from_config_dict({"stages": ("pretrain",), "sampler": NAME})
+    with pytest.raises(UserError, match="config.sampler names .*, which is no sampler"):
+        from_config_dict({"sampler": f"{PLUGIN.with_name('judge.py')}:Brevity"})
 
 
 def test_ppo_samples_with_it_by_name(tmp_path):

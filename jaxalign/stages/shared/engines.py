@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+
+import jax
+
+from jaxalign.config import Config
 from jaxalign.data.chat import encoding as chat
 from jaxalign.data.tokenizers.load import Tokenizer
 from jaxalign.feedback.speaker import Counted, Speaker
 from jaxalign.models.model import Model, Params
-from jaxalign.rollout.engine import Engine
+from jaxalign.records import Rollout
+from jaxalign.rollout.engine import Engine, Heard
+from jaxalign.rollout.sampler import Sampler, make_sampler, sample_rollout
 from jaxalign.rollout.sampling import Sampling, section_sampling
 from jaxalign.stages.shared import run_models
 from jaxalign.stages.shared.base import StageContext
@@ -16,6 +25,44 @@ def speaker(context: StageContext, model: Model, params: Params, batch: int, cou
     """A model that answers prompts, `batch` rows at a time. It reports its work to `counted`."""
     engine = Engine(model, batch, context.config.model.max_length)
     return Speaker(engine, params, run_models.load_tokenizer(context), counted)
+
+
+@dataclasses.dataclass(frozen=True)
+class PolicySampler:
+    """Samples rollouts of a policy with the sampler that config.sampler names.
+
+    Attributes:
+      engine: the sizes of a batch; the local sampler samples with it.
+      sampling: how to sample.
+      sampler: has no unfinished rows between calls.
+    """
+
+    engine: Engine
+    sampling: Sampling
+    sampler: Sampler
+
+    def update(self, params: Params, version: int) -> None:
+        """Samples with `params` from now on; `version` is the number of updates that they have had."""
+        self.sampler.update(params, version)
+
+    def rollout(
+        self, prompts: Sequence[Sequence[int]], key: jax.Array, rows: Sequence[int], heard: Heard | None = None
+    ) -> Rollout:
+        """`sample_rollout` with this sampler, without the versions of the tokens' weights: there is one version."""
+        found = sample_rollout(self.sampler, self.engine.padding, prompts, key, rows, self.sampling, heard)
+        return dataclasses.replace(found, versions=None)
+
+
+def policy_sampler(config: Config, model: Model, batch: int, sampling: Sampling, bucket: int = 32) -> PolicySampler:
+    """The sampler of config.sampler for rows of `model`, `batch` at a time; `bucket` is the engine's."""
+    engine = Engine(model, batch, config.model.max_length, bucket)
+    return PolicySampler(engine, sampling, make_sampler(config.sampler, engine, "config.sampler"))
+
+
+def sampler_files(config: Config) -> dict[Path, str]:
+    """The user's file that config.sampler names, if it names one."""
+    place = config.sampler.rpartition(":")[0]
+    return {Path(place).expanduser(): "sampler"} if place.endswith(".py") else {}
 
 
 def sampling(section, tokenizer: Tokenizer, style: str = "compact") -> Sampling:
