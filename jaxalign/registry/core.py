@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import functools
+import hashlib
 import importlib
 import importlib.metadata
 import importlib.util
@@ -130,6 +131,8 @@ def load_entry_point(point: importlib.metadata.EntryPoint, where: str) -> Any:
 def load_object(spec: str, where: str) -> Any:
     """The object at "package.module:attribute" or "FILE.py:attribute"; `where` is the config field or argument that names it.
 
+    A file is run once, and again when its text has changed.
+
     Raises:
       UserError: the text has another form, the module or file cannot be imported, or it has no such attribute.
     """
@@ -138,31 +141,48 @@ def load_object(spec: str, where: str) -> Any:
         raise UserError(f"{where} is {spec!r}; 'package.module:name' or 'FILE.py:name' is expected")
     try:
         module = _load_file(place) if place.endswith(".py") else importlib.import_module(place)
-    except UserError:
-        raise
-    except Exception as error:  # Whatever the user's module raises when it is imported.
-        raise UserError(f"{where} is {spec!r}: {place} cannot be imported ({type(error).__name__}: {error})") from error
+    except UserError as error:
+        raise UserError(f"{where} is {spec!r}: {error}") from error
+    except (Exception, SystemExit) as error:  # Whatever the user's module raises when it is imported.
+        raise UserError(f"{where} is {spec!r}: {place} cannot be imported ({type(error).__name__}: {error})"
+                        + _missing_hint(place, error)) from error
     found = module
     for part in attribute.split("."):
         if not hasattr(found, part):
-            raise UserError(f"{where} is {spec!r}, but {place} has no {attribute}")
+            near = difflib.get_close_matches(part, [name for name in dir(found) if not name.startswith("_")], n=1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            raise UserError(f"{where} is {spec!r}, but {place} has no {attribute}{hint}")
         found = getattr(found, part)
     return found
+
+
+def _missing_hint(place: str, error: BaseException) -> str:
+    """Advice where the module itself is missing, not one that it imports."""
+    if isinstance(error, ModuleNotFoundError) and error.name and f"{place}.".startswith(f"{error.name}."):
+        return "; install it, put its folder on PYTHONPATH, or name a file that ends in .py"
+    return ""
+
+
+_FILES: dict[Path, tuple[bytes, Any]] = {}
+"""The text and the module of each file that was loaded."""
 
 
 def _load_file(place: str) -> Any:
     path = Path(place).expanduser().resolve()
     if not path.is_file():
-        raise UserError(f"{path} does not exist")
-    name = f"jaxalign_user_{path.stem}_{abs(hash(str(path))):x}"
-    if name in sys.modules:
-        return sys.modules[name]
-    spec = importlib.util.spec_from_file_location(name, path)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
+        raise UserError(f"there is no file {path}")
+    text = path.read_bytes()
+    if path in _FILES and _FILES[path][0] == text:
+        return _FILES[path][1]
+    name = f"jaxalign_user_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
+    module = importlib.util.module_from_spec(importlib.util.spec_from_file_location(name, path))
+    before, sys.modules[name] = sys.modules.get(name), module  # Dataclasses and pickles find a module by its name.
     try:
-        spec.loader.exec_module(module)
+        exec(compile(text, path, "exec"), vars(module))
     except BaseException:
         del sys.modules[name]
+        if before is not None:
+            sys.modules[name] = before
         raise
+    _FILES[path] = text, module
     return module

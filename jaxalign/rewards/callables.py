@@ -8,15 +8,8 @@ has no score. This module is plain Python on the host; scores become arrays only
 from __future__ import annotations
 
 import dataclasses
-import difflib
-import hashlib
-import importlib
-import importlib.util
 import inspect
-import operator
-import pathlib
 import queue
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -105,6 +98,7 @@ def call_reward(
     return np.zeros(rows, np.float32), np.zeros(rows, bool), report
 
 
+<<<<<<< HEAD
 def load_callable(spec: str) -> Callable[..., Any]:
     """The callable named by "package.module:function" or "path/to/file.py:function"; the name may be dotted ("Class.method").
 
@@ -131,6 +125,8 @@ def load_callable(spec: str) -> Callable[..., Any]:
     return found
 
 
+=======
+>>>>>>> afaee64 (One loader for parts that a config names; a reward function that cannot take the columns is refused)
 def _check_call(
     fn: Any, prompts: Any, responses: Any, columns: Mapping[str, Any], retries: int, timeout_s: Any, backoff_s: float
 ) -> None:
@@ -146,7 +142,19 @@ def _check_call(
                             "expected")
     taken = {"prompts", "responses"} & set(columns)
     if taken:
+<<<<<<< HEAD
         raise UserError(f"a column is called {sorted(taken)[0]!r}, the name of an argument of every reward; rename it")
+=======
+        raise UserError(f"a column is called {sorted(taken)[0]!r}, as an argument of every reward is; rename it")
+    try:
+        inspect.signature(fn).bind(prompts, responses, **columns)
+    except TypeError as error:
+        given = ", ".join(("prompts", "responses", *columns))
+        raise UserError(f"the reward {_name(fn)} cannot be called with {given}: {error}; define it as "
+                        "(prompts, responses, **columns)") from error
+    except ValueError:  # A function written in C may have no signature.
+        pass
+>>>>>>> afaee64 (One loader for parts that a config names; a reward function that cannot take the columns is refused)
     if retries < 0 or not backoff_s >= 0 or (timeout_s is not None and not timeout_s > 0):
         raise UserError(
             f"the reward is called with retries = {retries}, timeout_s = {timeout_s}, backoff_s = {backoff_s}; retries and "
@@ -230,6 +238,7 @@ def _text(x: Any) -> str:
 
 def _name(fn: Any) -> str:
     return getattr(fn, "__qualname__", None) or getattr(getattr(fn, "func", None), "__qualname__", type(fn).__name__)
+<<<<<<< HEAD
 
 
 def _load_module(place: str, spec: str) -> Any:
@@ -267,3 +276,5 @@ def _load_file(place: str, spec: str) -> Any:
 
 def _import_failed(spec: str, error: BaseException) -> UserError:
     return UserError(f"importing {spec!r} failed with {type(error).__name__}: {error}")
+=======
+>>>>>>> afaee64 (One loader for parts that a config names; a reward function that cannot take the columns is refused)

@@ -1,4 +1,4 @@
-"""A reward callable in every way it can fail; callables found by name."""
+"""A reward callable in every way it can fail."""
 
 from __future__ import annotations
 
@@ -7,14 +7,12 @@ import re
 import sys
 import threading
 import time
-from fractions import Fraction
 
 import numpy as np
 import pytest
 
 from jaxalign.errors import UserError
-from jaxalign.rewards.callables import RewardReport, call_reward, load_callable
-from jaxalign.rewards.verifiers import number_match
+from jaxalign.rewards.callables import RewardReport, call_reward
 
 PROMPTS, RESPONSES = ["p", "q", "r"], ["one", "two", "three"]
 
@@ -175,6 +173,9 @@ async def _coroutine(prompts, responses):
         ({"prompts": ["p"]}, "prompts has 1 entries but there are 3 responses"),
         ({"columns": {"answer": [1]}}, "answer has 1 entries but there are 3 responses"),
         ({"columns": {"responses": RESPONSES}}, "a column is called 'responses'"),
+        ({"columns": {"level": [1, 2, 3]}, "fn": lambda prompts, responses: responses},
+         r"<lambda> cannot be called with prompts, responses, level: got an unexpected .*'level'; define it as"),
+        ({"fn": lambda texts: texts}, "cannot be called with prompts, responses: too many positional arguments"),
         ({"retries": -1}, "retries = -1"),
         ({"timeout_s": 0}, "timeout_s = 0"),
         ({"backoff_s": -0.5}, "backoff_s = -0.5"),
@@ -183,57 +184,3 @@ async def _coroutine(prompts, responses):
 def test_wrong_use_is_refused(arguments, message):
     with pytest.raises(UserError, match=message):
         call_reward(**{"fn": lambda *_: [1.0] * 3, "prompts": PROMPTS, "responses": RESPONSES, **arguments})
-
-
-def test_callables_are_found_in_modules_and_files(tmp_path, monkeypatch):
-    assert load_callable("jaxalign.rewards.verifiers:number_match") is number_match
-    assert load_callable("fractions:Fraction.from_float") == Fraction.from_float
-    file = tmp_path / "my_reward.py"
-    file.write_text(
-        "import dataclasses\n@dataclasses.dataclass\nclass Scale:\n    by: float = 2.0\n"
-        "def reward(prompts, responses):\n    return [Scale().by] * len(responses)\n"
-    )
-    reward = load_callable(f"{file}:reward")
-    np.testing.assert_array_equal(_call(reward)[0], [2, 2, 2])
-    monkeypatch.chdir(tmp_path)
-    assert load_callable("my_reward.py:reward")([], ["x"]) == [2.0]
-    # A changed file is read again.
-    file.write_text("reward = lambda prompts, responses: [0.0]\n")
-    assert load_callable("my_reward.py:reward")([], ["x"]) == [0.0]
-
-
-@pytest.mark.parametrize(
-    ("spec", "message"),
-    [
-        ("number_match", "'number_match' names no callable; write 'package.module:function'"),
-        ("jaxalign.rewards.verifiers:", "names no callable"),
-        ("no_such_package.rewards:f", "there is no module 'no_such_package'"),
-        ("jaxalign.no_such_room:f", "there is no module 'jaxalign.no_such_room'"),
-        ("jaxalign.rewards.verifiers:number_mach", "has no 'number_mach' .*did you mean 'number_match'"),
-        ("jaxalign.rewards.verifiers:_LONGEST", "is a int; a function"),
-        ("no/such/file.py:f", "there is no file no/such/file.py"),
-    ],
-)
-def test_callables_that_are_not_there(spec, message):
-    with pytest.raises(UserError, match=message):
-        load_callable(spec)
-
-
-@pytest.mark.parametrize(
-    ("source", "message"),
-    [
-        ("import no_such_dependency", "failed with ModuleNotFoundError: No module named 'no_such_dependency'"),
-        ("1 / 0", "failed with ZeroDivisionError"),
-        ("def f(:", "failed with SyntaxError"),
-        ("import sys; sys.exit(2)", "failed with SystemExit"),
-        ("f = 3", "is a int"),
-    ],
-)
-def test_files_that_cannot_be_imported(tmp_path, monkeypatch, source, message):
-    (tmp_path / "broken_reward.py").write_text(source)
-    with pytest.raises(UserError, match=message):
-        load_callable(f"{tmp_path / 'broken_reward.py'}:f")
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, "broken_reward", raising=False)
-    with pytest.raises(UserError, match=message):
-        load_callable("broken_reward:f")

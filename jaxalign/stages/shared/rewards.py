@@ -6,10 +6,11 @@ from pathlib import Path
 
 from jaxalign.config import Config
 from jaxalign.data.tokenizers.load import Tokenizer
+from jaxalign.errors import UserError
 from jaxalign.models.model import Model
+from jaxalign.registry.core import load_object
 from jaxalign.registry.rewards import reward_records
 from jaxalign.rewards.base import Reward, RewardInputs
-from jaxalign.rewards.callables import load_callable
 from jaxalign.rewards.checked import as_reward
 from jaxalign.rewards.functions import FunctionReward
 from jaxalign.rewards.learnt import LearntReward
@@ -80,7 +81,10 @@ def make_model(inputs: RewardInputs) -> Reward:
 def make_callable(inputs: RewardInputs) -> Reward:
     """The reward from the function that `config.reward.callable` names."""
     settings = inputs.config.reward
-    fn = load_callable(settings.callable)
+    fn = load_object(settings.callable, "config.reward.callable")
+    if not callable(fn):
+        raise UserError(f"config.reward.callable is {settings.callable!r}, a {type(fn).__name__}; a function "
+                        "(prompts, responses, **columns) -> scores is expected")
     return FunctionReward("callable", fn, settings, inputs.tokenizer, settings.callable)
 
 
