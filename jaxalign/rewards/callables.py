@@ -98,35 +98,6 @@ def call_reward(
     return np.zeros(rows, np.float32), np.zeros(rows, bool), report
 
 
-<<<<<<< HEAD
-def load_callable(spec: str) -> Callable[..., Any]:
-    """The callable named by "package.module:function" or "path/to/file.py:function"; the name may be dotted ("Class.method").
-
-    Each call runs a file again, as a separate module; its imports are resolved from where the program runs.
-
-    Raises:
-      UserError: the spec has another form, the module, file or name does not exist, the import fails, or the object is not
-        callable.
-    """
-    place, separator, name = spec.rpartition(":")
-    if not (separator and place and name):
-        raise UserError(
-            f"{spec!r} names no callable; write 'package.module:function' or 'path/to/file.py:function', with one colon"
-        )
-    module = _load_file(place, spec) if place.endswith(".py") else _load_module(place, spec)
-    try:
-        found = operator.attrgetter(name)(module)
-    except AttributeError as error:
-        near = difflib.get_close_matches(name, [known for known in dir(module) if not known.startswith("_")], n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise UserError(f"{place} has no {name!r} ({spec!r}){hint}") from error
-    if not callable(found):
-        raise UserError(f"{spec!r} is a {type(found).__name__}; a function or another callable is expected")
-    return found
-
-
-=======
->>>>>>> afaee64 (One loader for parts that a config names; a reward function that cannot take the columns is refused)
 def _check_call(
     fn: Any, prompts: Any, responses: Any, columns: Mapping[str, Any], retries: int, timeout_s: Any, backoff_s: float
 ) -> None:
@@ -142,10 +113,7 @@ def _check_call(
                             "expected")
     taken = {"prompts", "responses"} & set(columns)
     if taken:
-<<<<<<< HEAD
         raise UserError(f"a column is called {sorted(taken)[0]!r}, the name of an argument of every reward; rename it")
-=======
-        raise UserError(f"a column is called {sorted(taken)[0]!r}, as an argument of every reward is; rename it")
     try:
         inspect.signature(fn).bind(prompts, responses, **columns)
     except TypeError as error:
@@ -154,7 +122,6 @@ def _check_call(
                         "(prompts, responses, **columns)") from error
     except ValueError:  # A function written in C may have no signature.
         pass
->>>>>>> afaee64 (One loader for parts that a config names; a reward function that cannot take the columns is refused)
     if retries < 0 or not backoff_s >= 0 or (timeout_s is not None and not timeout_s > 0):
         raise UserError(
             f"the reward is called with retries = {retries}, timeout_s = {timeout_s}, backoff_s = {backoff_s}; retries and "
@@ -238,43 +205,3 @@ def _text(x: Any) -> str:
 
 def _name(fn: Any) -> str:
     return getattr(fn, "__qualname__", None) or getattr(getattr(fn, "func", None), "__qualname__", type(fn).__name__)
-<<<<<<< HEAD
-
-
-def _load_module(place: str, spec: str) -> Any:
-    try:
-        return importlib.import_module(place)
-    except ModuleNotFoundError as error:
-        if error.name is not None and (place == error.name or place.startswith(f"{error.name}.")):
-            raise UserError(
-                f"there is no module {error.name!r} ({spec!r}); install it, put its folder on PYTHONPATH, or give a path "
-                "that ends in .py"
-            ) from error
-        raise _import_failed(spec, error) from error
-    # Catch SystemExit too: a script that exits on import is not a usable module.
-    except (Exception, SystemExit) as error:
-        raise _import_failed(spec, error) from error
-
-
-def _load_file(place: str, spec: str) -> Any:
-    path = pathlib.Path(place).expanduser()
-    if not path.is_file():
-        raise UserError(f"there is no file {place} ({spec!r}) relative to {pathlib.Path.cwd()}")
-    digest = hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:8]
-    name = f"jaxalign_user_{path.stem}_{digest}"
-    module_spec = importlib.util.spec_from_file_location(name, path)
-    module = importlib.util.module_from_spec(module_spec)
-    # Dataclasses and pickle look modules up by name.
-    sys.modules[name] = module
-    try:
-        module_spec.loader.exec_module(module)
-    except (Exception, SystemExit) as error:
-        del sys.modules[name]
-        raise _import_failed(spec, error) from error
-    return module
-
-
-def _import_failed(spec: str, error: BaseException) -> UserError:
-    return UserError(f"importing {spec!r} failed with {type(error).__name__}: {error}")
-=======
->>>>>>> afaee64 (One loader for parts that a config names; a reward function that cannot take the columns is refused)
