@@ -95,7 +95,10 @@ def _linear_gradients(equation: str, kept, g):
     if x is None:
         return of_x, None
     into, made = ("".join(axis for axis in right if axis in of) for of in (left, out))
-    width = lambda of, array, axes: math.prod(array.shape[of.index(axis)] for axis in axes)  # noqa: E731
+
+    def width(names: str, array: jax.Array, axes: str) -> int:
+        return math.prod(array.shape[names.index(axis)] for axis in axes)
+
     if width(left, x, into) <= width(out, g, made):
         return of_x, jnp.einsum(f"{left},{out}->{right}", x, g)
     turned = jnp.einsum(f"{out},{left}->{made}{into}", g, x)

@@ -52,7 +52,10 @@ def _moved(sharding: Sharding, out: bool, x: jax.Array) -> jax.Array:
 
     def local(x):
         swapped = jax.lax.axis_index(CONTEXT) % 2 == 1
-        turn = lambda a, b: (jnp.where(swapped, b, a), jnp.where(swapped, a, b))  # noqa: E731
+
+        def turn(a, b):
+            return jnp.where(swapped, b, a), jnp.where(swapped, a, b)
+
         even_odd = jnp.split(x, 2, axis=1)
         even_odd = even_odd if out else turn(*even_odd)
         moved = [jax.lax.ppermute(half, CONTEXT, route) for half, route in zip(even_odd, routes, strict=True)]

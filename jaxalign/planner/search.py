@@ -70,8 +70,12 @@ def possible(given: Given) -> tuple[RunEstimate, ...]:
             except UserError:
                 continue
     # Ties go to the mesh that splits fewer axes.
-    simple = lambda run: sum(getattr(run.config.mesh, axis) > 1 for axis in ("data", "fsdp", "context", "tensor"))  # noqa: E731
-    return tuple(sorted(found, key=lambda run: (not run.fits, _speed(run) if run.fits else run.peak, simple(run))))
+    return tuple(sorted(found, key=lambda run: (not run.fits, _speed(run) if run.fits else run.peak, _axes_split(run))))
+
+
+def _axes_split(run: RunEstimate) -> int:
+    """The number of mesh axes with more than one device."""
+    return sum(getattr(run.config.mesh, axis) > 1 for axis in ("data", "fsdp", "context", "tensor"))
 
 
 def _speed(run: RunEstimate) -> float:

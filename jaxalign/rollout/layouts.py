@@ -76,7 +76,10 @@ def neighbours(layout: Layout, sizes: Sequence[int], counts: Sequence[int]) -> l
     """What a layout may become in one step; any becomes any other by few steps, so that few programs are needed. sizes,
     counts: of rows and of slots, ascending; only the most rows with the most slots come in two tiers."""
     size, slots = layout.size, layout.slots[-1]
-    tiered = lambda size, slots: in_tiers(size, slots) if (size, slots) == (sizes[-1], counts[-1]) else None  # noqa: E731
+
+    def tiered(size: int, slots: int) -> Layout | None:
+        return in_tiers(size, slots) if (size, slots) == (sizes[-1], counts[-1]) else None
+
     found: list[Layout | None] = [other for other in (single(size, slots), tiered(size, slots)) if other != layout]
     larger = next((count for count in counts if count > slots), None)
     if larger is not None:

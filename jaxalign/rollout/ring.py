@@ -55,9 +55,10 @@ def _by_part(model: Model, fn, caches: tuple, plan, slot, tiers: int | None = No
     """fn(*caches, plan [n, ...], slot) of each part of the rows. tiers: of the result, if not as many as `caches[0]` has."""
     if model.sharding is None:
         return fn(*caches, plan[0], slot)
-    names = lambda cache: Cache(  # noqa: E731
-        *(None if x is None else model.sharding.spec(axes) for x, axes in zip(cache, CACHE_AXES, strict=True))
-    )
+
+    def names(cache: Cache) -> Cache:
+        return Cache(*(None if x is None else model.sharding.spec(axes) for x, axes in zip(cache, CACHE_AXES, strict=True)))
+
     own = model.sharding.spec(("batch",) + (None,) * (plan.ndim - 1))
     given = jax.tree.map(names, caches, is_leaf=lambda x: isinstance(x, Cache))
     made = given[0] if tiers is None else given[0][:1] * tiers
@@ -121,8 +122,11 @@ def _exchange(tiers: Tiers, plan_nx2, slot) -> Tiers:
 
     def swap(i, carried: tuple[Tiers, Tiers]) -> tuple[Tiers, Tiers]:
         tiers, rows = carried
-        write = lambda at: lambda whole, row, axis: jax.lax.dynamic_update_slice_in_dim(whole, row, at, ROW_AXIS)  # noqa: E731
-        tiers = tuple(_map(write(at), *both) for at, *both in zip(plan_nx2[i], tiers, rows, strict=True))
+
+        def written(at, tier: Caches, row: Caches) -> Caches:
+            return _map(lambda x, own, axis: jax.lax.dynamic_update_slice_in_dim(x, own, at, ROW_AXIS), tier, row)
+
+        tiers = tuple(written(*both) for both in zip(plan_nx2[i], tiers, rows, strict=True))
         # The next are read in the same turn, after what is written: with what is read before XLA copies whole rings.
         return tiers, read(tiers, *plan_nx2[jnp.minimum(i + 1, len(plan_nx2) - 1)])
 

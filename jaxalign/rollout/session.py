@@ -309,7 +309,10 @@ class Session:
         """The number of steps for which every row has slots."""
         if not self.layout.tiered:
             return STEPS
-        own = lambda x: x.reshape(self.parts, -1)[:, : self.layout.rows[0]]  # noqa: E731
+
+        def own(x: np.ndarray) -> np.ndarray:
+            return x.reshape(self.parts, -1)[:, : self.layout.rows[0]]
+
         slots, outgrow = self.layout.slots[0], own(self._reach(STEPS)) > self.layout.slots[0]
         return int(np.min(slots - own(self.rows[_POSITION]), initial=STEPS, where=outgrow))
 

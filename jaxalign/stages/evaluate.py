@@ -180,7 +180,10 @@ def summarise(config: Config, rows: list[dict], names: Sequence[str]) -> dict:
                 measure: rate([row["gold"][measure] for row in by_model[name] if is_asked(measure, row["kind"])])
                 for measure in first[0]["gold"]
             }
-    mean = lambda field: {n: float(np.mean([row[field] for row in by_model[n]])) for n in names}  # noqa: E731
+
+    def mean(field: str) -> dict[str, float]:
+        return {name: float(np.mean([row[field] for row in by_model[name]])) for name in names}
+
     scored = first[0]["score"] is not None
     summary |= {"kl": mean("kl"), "length": mean("tokens"), "preference_score": mean("score") if scored else {}}
     return summary | {"complete": mean("complete")}

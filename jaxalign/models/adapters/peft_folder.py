@@ -189,7 +189,10 @@ def _config(model: Model, ranks: dict[str, int], base_name: str) -> dict[str, An
     larger = {short[module]: rank // lora.rank for module, rank in ranks.items() if rank != lora.rank}
     # What such a module adds is to count as much as before, by its own rank.
     growth = {name: times**0.5 if lora.rank_stabilised else times for name, times in larger.items()}
-    number = lambda x: int(x) if float(x).is_integer() else float(x)  # noqa: E731
+
+    def number(x: float) -> int | float:
+        return int(x) if float(x).is_integer() else float(x)
+
     return {
         "peft_type": "LORA", "task_type": "SEQ_CLS" if scalar else "CAUSAL_LM",
         "base_model_name_or_path": base_name or None, "revision": None, "inference_mode": True,

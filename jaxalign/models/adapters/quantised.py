@@ -47,8 +47,12 @@ def quantise_abstract(params: dict[str, Any], kind: str) -> dict[str, Any]:
         found = jax.eval_shape(lambda x: _converted(path, x, kind), jax.ShapeDtypeStruct(leaf.shape, leaf.dtype))
         if not isinstance(leaf.sharding, NamedSharding):
             return found
-        where = lambda x: NamedSharding(leaf.sharding.mesh, fitting(leaf.sharding, x.shape))  # noqa: E731
-        return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where(x)), found)
+
+        def placed(x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+            where = NamedSharding(leaf.sharding.mesh, fitting(leaf.sharding, x.shape))
+            return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where)
+
+        return jax.tree.map(placed, found)
 
     return _map(convert, params, ())
 
@@ -85,9 +89,10 @@ def _quantised(kernel: jax.Array, kind: str, inputs: tuple[int, ...], last: int)
         channels = tuple(axis for axis in range(kernel.ndim) if axis != last)
         tiles = {last: math.gcd(BLOCK, kernel.shape[last])}
     qtype = jnp.int8 if kind == "int8" else "nf4"
-    compute = lambda x: qwix.quantize(  # noqa: E731
-        x.astype(jnp.float32), qtype, channelwise_axes=channels, tiled_axes=tiles
-    )
+
+    def compute(x: jax.Array):
+        return qwix.quantize(x.astype(jnp.float32), qtype, channelwise_axes=channels, tiled_axes=tiles)
+
     here = getattr(kernel, "sharding", None)
     if not isinstance(here, NamedSharding):
         return jax.jit(compute)(kernel)

@@ -66,8 +66,13 @@ def _splash(window: int | None, scale: float, cap: float | None, interpret: bool
     """One device's rows and heads. The kernel takes [H, T, h], one row, and queries that are scaled already."""
     T, H = q.shape[1], q.shape[2]
     padded = -(-T // LANES) * LANES
-    pad = lambda x: jnp.pad(x, ((0, 0), (0, padded - T)) + ((0, 0),) * (x.ndim - 2))  # noqa: E731
-    rows = lambda x: pad(x).swapaxes(1, 2)  # noqa: E731
+
+    def pad(x):
+        return jnp.pad(x, ((0, 0), (0, padded - T)) + ((0, 0),) * (x.ndim - 2))
+
+    def rows(x):
+        return pad(x).swapaxes(1, 2)
+
     whole = splash.CausalMask((padded, padded))
     mask = whole if window is None else splash.LocalMask((padded, padded), (window - 1, 0), 0)
     kernel = splash.make_splash_mha(

@@ -160,12 +160,14 @@ class _Product(NamedTuple):
         if size == c:
             return fn(carry, 0, c)
         carry, outs = jax.lax.scan(lambda carry, at: fn(carry, at, size), carry, jnp.arange(0, c, size))
-        join = lambda x: jnp.moveaxis(x, 0, 1).reshape(x.shape[1], c, *x.shape[3:])  # noqa: E731
-        return carry, jax.tree.map(join, outs)
+        return carry, jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1).reshape(x.shape[1], c, *x.shape[3:]), outs)
 
     def block(self, at, size: int):
         """(k, v, scores float32 [B, K, G, c, size], what is seen, bool of that shape but for K and G, or None for all)."""
-        cut = lambda x, axis: jax.lax.dynamic_slice_in_dim(x, at, size, axis)  # noqa: E731
+
+        def cut(x, axis: int):
+            return jax.lax.dynamic_slice_in_dim(x, at, size, axis)
+
         k, v = cut(self.k, 1), cut(self.v, 1)
         scores = jnp.einsum("btkgh,bskh->bkgts", self.q, k, preferred_element_type=jnp.float32)
         scores = softcap(scores * self.ring.scale, self.ring.cap)
