@@ -1,1 +1,1 @@
-"""Trainers: supervised fine-tuning, reward models, direct preference objectives and RL as objects, with or without a stage."""
+"""Trainers: supervised fine-tuning, reward models, direct preference objectives and RL, for stages and for Python callers."""

@@ -1,4 +1,4 @@
-"""Pairs of answers and judged answers as arrays for the direct objectives."""
+"""Encodes pairs of answers and judged answers as arrays for the direct objectives."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ AnsweredIds = tuple[list[int], list[int]]
 
 
 def oriented(pair: Comparison) -> Comparison:
-    """The pair with the answer that the label prefers first."""
+    """The pair, swapped if needed so that the answer that the label prefers comes first."""
     if pair.label >= 0.5:
         return pair
     return dataclasses.replace(pair, response_a=pair.response_b, response_b=pair.response_a, label=1 - pair.label)
@@ -39,8 +39,8 @@ def pair_arrays(
     """All pairs as numpy arrays, padded to one length; the reference's log-probabilities are 0.
 
     Args:
-      single: for an objective on single answers. Each pair then makes two rows, one for each answer: first the answer, whose
-        label is the probability that it is the better one, then an answer to another prompt.
+      single: for an objective on single answers. Each pair then makes two rows, one for each answer. A row has the answer,
+        whose label is the probability that it is the better one, and then an answer to another prompt.
     """
     rows, labels = [], []
     for pair in map(oriented, pairs):
@@ -58,11 +58,11 @@ def pair_arrays(
 def judged_arrays(
     tokenizer: Tokenizer, judgements: Sequence[Judgement], style: str, section: Dpo, single: bool = False
 ) -> AnswerPairs:
-    """All judged answers as numpy arrays, one row each, the judged answer first; the label is 1 for a good one.
+    """All judged answers as numpy arrays, one per row, the judged answer first; the label is 1 for a good answer.
 
     Args:
-      single: the second answer of a row is an answer to another prompt, as an objective on single answers reads it; otherwise
-        it is the judged answer again.
+      single: for an objective on single answers. The second answer of a row is then an answer to another prompt; otherwise it
+        is the judged answer again.
     """
     singles = [
         (styles.encode_prompt(tokenizer, one.prompt.messages, style), styles.encode_answer(tokenizer, one.response, style))
@@ -74,7 +74,7 @@ def judged_arrays(
 
 
 def packed(section: Dpo, model: Model, pairs: AnswerPairs, index: np.ndarray) -> tuple[AnswerPairs, PackedParts]:
-    """(the pairs `index` on the devices, without their tokens; the tokens packed in micro-batches)."""
+    """(the pairs `index` on the devices, without their tokens; the tokens packed into micro-batches)."""
     own = jax.tree.map(lambda x: x[index], pairs)
     branches = reads_branches(model.config, model.sharding)
     parts = pack_pairs(own, section.micro_batch_tokens, model.sharding, sorts_the_batch(section), branches)
@@ -82,9 +82,9 @@ def packed(section: Dpo, model: Model, pairs: AnswerPairs, index: np.ndarray) ->
 
 
 def answer_pairs(rollout: Rollout, labelled: Sequence[Comparison], undecided: str) -> AnswerPairs:
-    """Rows 2i and 2i + 1 of a rollout (numpy) as pair i, the answer that the label prefers first; the reference is 0.
+    """Pairs from a rollout (numpy): rows 2i and 2i + 1 form pair i, with the preferred answer first. The reference is 0.
 
-    Pairs of equal answers have weight 0, and undecided ones too where `undecided` is "drop".
+    Pairs of equal answers have weight 0; so have undecided pairs if `undecided` is "drop".
     """
     B = len(labelled)
     length = rollout.prompt_length + rollout.response_length
@@ -102,7 +102,7 @@ def answer_pairs(rollout: Rollout, labelled: Sequence[Comparison], undecided: st
 
 
 def _mismatched(singles: Sequence[AnsweredIds], i: int) -> list[int]:
-    """The next answer to another prompt than that of row i. Raises UserError where there is none."""
+    """The next answer to a prompt other than row i's. Raises UserError if all answers are to one prompt."""
     prompt = singles[i][0]
     for step in range(1, len(singles)):
         other, answer = singles[(i + step) % len(singles)]
@@ -113,7 +113,7 @@ def _mismatched(singles: Sequence[AnsweredIds], i: int) -> list[int]:
 
 
 def _padded(rows: Sequence[Sequence[AnsweredIds]], labels: Sequence[float], max_length: int) -> AnswerPairs:
-    """Pairs of sequences as arrays. Prompts that are too long lose their oldest tokens, answers their last ones."""
+    """Pairs of sequences as arrays. Prompts that are too long lose their oldest tokens; answers lose their last tokens."""
     longest = max((len(prompt) + len(answer) for row in rows for prompt, answer in row), default=1)
     width = min(max_length, -(-longest // BUCKET) * BUCKET)
     shape = (len(rows), 2)

@@ -1,4 +1,4 @@
-"""The public part of every trainer: its arguments, its directory, and its newest weights."""
+"""The public interface of every trainer: its arguments, its directory and its newest weights."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ __all__ = ["PolicyTrainer", "Step", "Trainer", "fingerprint", "section_from"]
 
 
 class Trainer:
-    """The public part of a trainer: a model, settings, and optionally a directory.
+    """The base class of trainers: a model, settings, and optionally a directory.
 
-    With a directory a trainer writes metrics.jsonl, timing.jsonl and checkpoints, and the same call of `fit` after an
-    interruption resumes and ends with the same bits.
+    With a directory, a trainer writes metrics.jsonl, timing.jsonl and checkpoints. After an interruption, the same call of
+    `fit` resumes and produces bit-identical results.
 
     Args:
       model: the language model to start from; it is not changed.
       section: the trainer's settings, a config section.
       name: the trainer's name in error messages.
       directory: for metrics and checkpoints; None keeps everything in memory.
-      seed: of all randomness.
+      seed: the seed of all randomness.
       trackers: receive the metrics of every step.
       progress: show progress on stderr.
 
@@ -74,7 +74,7 @@ class Trainer:
         return self._start.tokenizer
 
     def _settings(self, key: jax.Array) -> RunSettings:
-        """The run's settings: its own loop in `directory` or in memory."""
+        """The settings of the run, whose loop writes to the trainer's directory, if any."""
         return RunSettings(self._seed, key, self._loop, self._directory, self._timing if self._directory else None)
 
     def _timing(self) -> Timing:
@@ -87,10 +87,10 @@ class Trainer:
         return Loop(total_steps=total_steps, checkpoint_every=checkpoint_every, **(alike | fields))
 
     def _claim(self, data: Any) -> None:
-        """Records in the directory which run it holds, by settings and data, or checks that it holds this one.
+        """Records the run's settings and a hash of its data in the directory, or checks them against an earlier record.
 
         Raises:
-          UserError: it holds a run with other settings or other data.
+          UserError: the directory holds a run with other settings or other data.
         """
         if self._directory is None:
             return
@@ -105,7 +105,7 @@ class Trainer:
             old, new = json.loads(found), json.loads(text)
             differs = [name for name in new if old.get(name) != new[name]]
             raise UserError(f"{self.name}(directory) is {str(self._directory)!r}, which holds a run with other "
-                            f"{' and '.join(differs) or 'settings'}; give the same ones to resume it, or another directory")
+                            f"{' and '.join(differs) or 'settings'}; give the same values to resume it, or another directory")
 
     @property
     def state(self) -> Any:
@@ -115,7 +115,7 @@ class Trainer:
         return self._fit.training.state
 
     def _trained(self) -> Params:
-        """The newest trained parameters, copied while training runs, since its next step donates them."""
+        """The newest trained parameters. They are copied while training runs, since the next step donates them."""
         params = self.state.params
         return copy_params(params) if self._fit.training.running else params
 

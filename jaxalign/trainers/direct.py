@@ -1,4 +1,4 @@
-"""Direct preference optimisation from labelled pairs or judged answers."""
+"""Direct preference optimisation on labelled pairs or judged answers."""
 
 from __future__ import annotations
 
@@ -52,10 +52,10 @@ class DPO(PolicyTrainer):
       model: the language model to start from; it is not changed.
       objective: a name in `jaxalign.registry.objectives.OBJECTIVES`, a sum such as "sigmoid+bco_pair", or "module:name".
       directory: for metrics, checkpoints and exact resume; None keeps everything in memory.
-      seed: of the order of the pairs.
+      seed: seeds the order of the pairs.
       trackers: receive the metrics of every step.
       progress: show progress on stderr.
-      fields: of the config section `dpo`, such as beta, epochs, batch and optimizer.
+      fields: fields of the config section `dpo`, such as beta, epochs, batch and optimizer.
 
     Raises:
       UserError: an argument is not a field of the section, or has a value that the section does not accept.
@@ -81,14 +81,15 @@ class DPO(PolicyTrainer):
         super().__init__(model, section, "DPO", **options)
 
     def fit(self, pairs: Any) -> Iterator[Step]:
-        """Trains on pairs of answers, or on judged answers for an objective on single answers, and yields each step.
+        """Trains on pairs of answers or, for an objective on single answers, on judged answers, and yields each step.
 
         Args:
-          pairs: a list of {"prompt", "chosen", "rejected"}, with "label", the probability that chosen is better, if it is not
-            1; or of {"prompt", "completion", "label": true or false}; or a mapping of columns. Prompts are texts or messages.
+          pairs: a list of {"prompt", "chosen", "rejected"} with optional "label" (the probability that chosen is better,
+            default 1); or of {"prompt", "completion", "label": true or false}; or a mapping of columns. Prompts are texts or
+            messages.
 
         Raises:
-          UserError: there are no rows, one is none of these, or the objective needs rows of the other kind.
+          UserError: there are no rows, a row has another form, or the objective needs the other kind of rows.
         """
         section, model = self.section, self._start
         single = not objectives_of(section.objective)[0].pairs
@@ -108,15 +109,15 @@ class DPO(PolicyTrainer):
 
 
 class Direct:
-    """Direct preference optimisation on arrays of pairs, as the stage dpo and `DPO` run it.
+    """Direct preference optimisation on arrays of pairs, for the stage dpo and for `DPO`.
 
     Args:
-      start: the policy, which is the reference too.
+      start: the policy, which is also the reference.
       section: the objective and its options.
       run: seed, key and loop.
       train: the pairs, numpy arrays.
-      loader: which pairs make up each batch.
-      held_out: pairs that get the reference's log-probabilities too, or None.
+      loader: selects the pairs of each batch.
+      held_out: more pairs for which to compute the reference's log-probabilities, or None.
 
     Attributes:
       train, held_out: the pairs, with the reference's log-probabilities once training has begun.
@@ -165,8 +166,7 @@ class Direct:
     def _with_reference(self, params: Params, pairs: AnswerPairs, name: str) -> AnswerPairs:
         """The pairs with the log-probabilities of their answers under the reference.
 
-        In a directory they are stored in reference-NAME-HASH.npy, named by the content of the pairs, and an interrupted run
-        reads them back.
+        With a directory, they are stored in reference-NAME-HASH.npy (HASH is that of the pairs), which a resumed run reads.
         """
         section, model, directory = self._section, self._start.model, self._run.directory
         if section.reference == "none" or not len(pairs.label):
@@ -194,9 +194,9 @@ def all_logprobs(section: Dpo, model: Model, params: Params, pairs: AnswerPairs)
 
 
 def accuracy(section: Dpo, model: Model, params: Params, pairs: AnswerPairs) -> dict | None:
-    """How often the implicit reward prefers the answer that the label prefers; None where no label prefers one.
+    """How often the implicit reward prefers the answer that the label prefers; None if no label prefers one.
 
-    The implicit reward is the log-probability less the reference's, per token for objectives whose reward is a mean.
+    The implicit reward is the log-probability minus the reference's, per token for objectives with mean rewards.
     """
     leaning = pairs.label > 0.5
     if not leaning.any():
@@ -213,8 +213,8 @@ def accuracy(section: Dpo, model: Model, params: Params, pairs: AnswerPairs) -> 
 
 
 def separation(section: Dpo, model: Model, params: Params, judged: AnswerPairs) -> dict | None:
-    """How often the implicit reward of a good answer exceeds that of a bad one, over all such pairs of answers (ties count
-    half), and the mean difference. None unless there are answers of both kinds."""
+    """Over all pairs of a good and a bad answer: how often the good one has the higher implicit reward (ties count one half),
+    and the mean difference. None unless there are answers of both kinds."""
     good = judged.label > 0.5
     if not good.any() or good.all():
         return None
@@ -227,7 +227,7 @@ def separation(section: Dpo, model: Model, params: Params, judged: AnswerPairs) 
 
 
 def _finite_first(steps: Iterator[Step], objective: str) -> Iterator[Step]:
-    """The steps. Raises UserError where the loss of a user's objective is not finite in the first one."""
+    """Yields the steps. Raises UserError if the loss of a user's objective is not finite in the first step."""
     for number, step in enumerate(steps):
         if number == 0 and not math.isfinite(step.metrics["loss"]):
             raise UserError(f"objective {objective!r} returned a loss of {step.metrics['loss']} on the first batch; a finite "
@@ -243,7 +243,7 @@ def _digest(pairs: AnswerPairs) -> str:
 
 
 def _write_array(path: Path, array: np.ndarray) -> None:
-    """Writes an array whole or not at all."""
+    """Writes an array atomically."""
     written = path.with_suffix(".tmp")
     with open(written, "wb") as file:
         np.save(file, array)

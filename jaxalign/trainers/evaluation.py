@@ -21,14 +21,14 @@ from jaxalign.trainers.rows import as_prompts
 
 @dataclasses.dataclass(frozen=True)
 class Evaluation:
-    """What models answered, and how they compare.
+    """The answers of several models to the same prompts, with measures and win rates.
 
     Attributes:
       prompts: the B prompts.
-      answers: B texts of each model, by its name.
+      answers: each model's B texts, by model name.
       complete: the share of each model's answers that ended before the length limit.
-      measures: {measure: {model: mean over the answers that have a number}}.
-      win_rates: for each pair of models what `won` returns, with "model" and "against"; empty without a judge.
+      measures: {measure: {model: mean over the answers for which the measure has a number}}.
+      win_rates: for each pair of models the result of `won`, with "model" and "against"; empty without a judge.
     """
 
     prompts: tuple[Prompt, ...]
@@ -42,14 +42,14 @@ def evaluate(
     models: LanguageModel | Mapping[str, LanguageModel], prompts: Any, *, measures: Mapping[str, Callable] | None = None,
     judge: Judge | None = None, temperature: float = 0.0, max_new_tokens: int = 64, batch: int = 32, seed: int = 0,
 ) -> Evaluation:  # fmt: skip
-    """Lets each model answer the prompts, measures the answers, and compares every two models.
+    """Samples each model's answers to the prompts, measures them, and compares every pair of models.
 
     Args:
-      models: by name, in the order of their making; a model without a name is called "model".
+      models: the models by name, earlier models first; a single model is called "model".
       prompts: B texts, dialogues or `Prompt`s.
-      measures: functions `(prompts, responses, **columns) -> B numbers`, such as a reward function, by name.
-      judge: compares the answers of every two models; None: there are no win rates.
-      temperature, max_new_tokens, batch, seed: of the answers. All models draw the same random numbers.
+      measures: functions `(prompts, responses, **columns) -> B numbers` by name, such as a reward function.
+      judge: compares the answers of every pair of models; None for no win rates.
+      temperature, max_new_tokens, batch, seed: sampling settings. All models draw the same random numbers.
 
     Raises:
       UserError: there are no models or prompts, or a measure fails.
@@ -80,10 +80,10 @@ def contests(names: Sequence[str]) -> list[tuple[str, str]]:
 
 
 def won(labelled: Sequence[Comparison]) -> dict[str, Any]:
-    """How often the first response won. A tie or an undecided pair counts half.
+    """How often the first response won. A tie or an undecided pair counts one half.
 
     Returns:
-      wins, total, undecided (ties included), rate, and the bounds low and high of its Wilson 95% interval.
+      wins, total, undecided (including ties), rate, and low and high, the bounds of its 95% Wilson interval.
     """
     different = [c for c in labelled if c.response_a != c.response_b and c.decided]
     wins, ties = sum(c.label > 0.5 for c in different), len(labelled) - len(different)
@@ -93,7 +93,7 @@ def won(labelled: Sequence[Comparison]) -> dict[str, Any]:
 
 
 def rate(values: Sequence[bool]) -> dict[str, Any]:
-    """Count, total and share of true values, with the bounds low and high of its Wilson 95% interval."""
+    """count, total and rate of true values, with low and high, the bounds of the rate's 95% Wilson interval."""
     count, total = int(sum(values)), len(values)
     low, high = wilson_interval(count, total)
     return {"count": count, "total": total, "rate": count / total if total else 0.0, "low": low, "high": high}
@@ -103,5 +103,5 @@ def _mean(measure: str, fn: Callable, prompts: Sequence[Prompt], texts: Sequence
     dialogues = [[{"role": m.role, "content": m.content} for m in prompt.messages] for prompt in prompts]
     values, kept, report = call_reward(fn, dialogues, texts, columns_of(prompts), 0, None)
     if not kept.any():
-        raise UserError(f"measure {measure!r} has no number for any of {len(texts)} answers ({report.first_error})")
+        raise UserError(f"measure {measure!r} has no number for any of the {len(texts)} answers ({report.first_error})")
     return float(np.mean(values[kept]))

@@ -1,4 +1,4 @@
-"""One run of a jitted training step: where its weights come from, how it is called, and the loop around it."""
+"""Runs a jitted training step: reads the starting weights, builds each step's arguments, and drives the loop."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ Frozen = Params | None
 
 @dataclasses.dataclass(frozen=True)
 class Start:
-    """A model and where its weights come from. Weights are read late, while programs are compiled.
+    """A model and the functions that read its weights. Weights are read while programs compile.
 
     Attributes:
-      model: the architecture that is trained.
-      weights: reads the weights that training starts from, joined with those under adapters; a reference reads them too.
-      trained: the trained part of these weights, in buffers that training may donate.
-      frozen: reads the parameters under adapters; None without adapters.
-      abstract_frozen: ShapeDtypeStructs of these.
-      like: arrays on the device where a model without a mesh is trained; None for the default device.
+      model: the architecture to train.
+      weights: reads the weights that training starts from; with adapters, joined with the base. A reference may use them too.
+      trained: takes those weights and returns the part to train, in buffers that training may donate.
+      frozen: reads the base under the adapters; returns None without adapters.
+      abstract_frozen: the base under the adapters as ShapeDtypeStructs.
+      like: arrays whose device a model without a mesh trains on; None for the default device.
     """
 
     model: Model
@@ -47,7 +47,7 @@ class Start:
 
 
 def start_of(model: LanguageModel) -> Start:
-    """Training that starts from a language model, whose weights stay as they are."""
+    """The start of training from a language model, whose own weights are not changed."""
     shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=_place(x)), model.frozen)
     return Start(
         model.model,
@@ -68,11 +68,11 @@ class RunSettings:
     """The settings of a training run other than model, data and config section.
 
     Attributes:
-      seed: of the order of the rows.
+      seed: seeds the order of the rows.
       key: the PRNG key of the training state.
-      loop: `loop(total_steps, checkpoint_every, **fields) -> Loop`, with the directory and the trackers of the run.
-      directory: where the run writes; None for a run in memory.
-      timing: `timing() -> Timing` of work outside the loop; None where nothing is timed.
+      loop: `loop(total_steps, checkpoint_every, **fields) -> Loop`, which sets the directory and the trackers of the run.
+      directory: the run's output folder; None for a run in memory.
+      timing: `timing() -> Timing`, the timer of work outside the loop; None for no timing.
     """
 
     seed: int
@@ -82,7 +82,7 @@ class RunSettings:
     timing: Callable[[], Timing] | None = None
 
     def phase(self, name: str) -> contextlib.AbstractContextManager:
-        """Times work outside the loop; yields an object with the fields tokens and flops."""
+        """Times work outside the loop. The context yields an object whose fields tokens and flops the caller sets."""
         return contextlib.nullcontext(_Untimed()) if self.timing is None else self.timing().phase(name)
 
 
@@ -94,12 +94,12 @@ class _Untimed:
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """A jitted training step and how it is called in each step of a run.
+    """A jitted training step and the functions that give its arguments and its work by step number.
 
     Attributes:
       step: `step(state, arguments) -> (state, metrics)`.
-      arguments: `arguments(frozen, number) -> record`; the batch of a step and all else but the state.
-      tokens: the number of tokens that a step learns from; None where the metrics have it.
+      arguments: `arguments(frozen, number) -> record`: the batch and every other argument but the state.
+      tokens: the number of tokens that a step trains on; None if the metrics contain it.
       flops: the FLOPs of a step.
       shown: the metrics that the progress bar shows.
     """
@@ -112,11 +112,11 @@ class Program:
 
 
 class Fit:
-    """One run of a training step from start to end.
+    """One complete training run.
 
     Attributes:
-      training: the running loop, whose `state` is the newest; None before it begins.
-      frozen: the parameters under adapters, once read.
+      training: the running loop, whose `state` is the newest state; None before it begins.
+      frozen: the base under the adapters, once it has been read.
     """
 
     def __init__(self, start: Start, optimizer: optax.GradientTransformation, run: RunSettings):
@@ -131,7 +131,7 @@ class Fit:
 
     @property
     def weights(self) -> Params:
-        """The newest parameters joined with those under adapters."""
+        """The newest parameters; with adapters, joined with the base."""
         return join(self.frozen, self.params)
 
     def steps(
@@ -145,12 +145,12 @@ class Fit:
         """Trains and yields each step.
 
         Args:
-          program: the step. It is compiled while weights are read.
+          program: the step. It compiles while weights are read.
           total_steps: the number of steps.
           checkpoint_every: steps between checkpoints.
-          prepare: reads the starting weights and does what must precede the first step; None reads them only where there is
-            no checkpoint.
-          loop: further fields of the `Loop`.
+          prepare: does the work that must precede the first step and returns the starting weights. If None, the starting
+            weights are read only if there is no checkpoint.
+          loop: other fields of the `Loop`.
         """
         model = self.start.model
         abstract = placed(abstract_state(model, self.optimizer), self.start.like)
@@ -172,13 +172,13 @@ class Fit:
             yield from self.training
 
     def drain(self, *arguments: Any, **more: Any) -> None:
-        """Trains to the end. The arguments are those of `steps`."""
+        """Runs all steps. The arguments are those of `steps`."""
         for _ in self.steps(*arguments, **more):
             pass
 
 
 def peak_flops(model: Model) -> float:
-    """FLOP/s that the model's devices reach at most, 0 where unknown."""
+    """The peak FLOP/s of all of the model's devices together; 0 if unknown."""
     devices = jax.devices()[:1] if model.sharding is None else list(model.sharding.mesh.devices.flat)
     chip = chip_of(devices[0].device_kind)
     return 0.0 if chip is None else len(devices) * chip.flops(model.config.compute_dtype)

@@ -35,19 +35,20 @@ class Judge:
         judge = Judge(load_model("FOLDER"), ["Be brief.", "Be kind."], reasoning=False)
         judge.compare(["Hello"], ["Hi."], ["Good day to you, dear reader."])[0].label    # P(the first is better)
 
-    Principles are drawn for each row, both orders of a pair are averaged, and undecided labels are 0.5, whatever the judge is.
+    With any judge, principles are drawn for each row, the labels of both orders of a pair are averaged, and undecided labels
+    are 0.5.
 
     Args:
       judge: a language model whose tokenizer has this project's markers; an object with some of the methods of
         `jaxalign.feedback.judge.Judge`; or the name of a registered judge, "package.module:name" or "FILE.py:name".
-      constitution: a `Constitution`, or what makes one.
-      temperature, max_new_tokens: of a language model's critiques and revisions.
-      batch: the most rows that a language model handles at once.
-      seed: of the drawn principles and all samples.
-      fields: of the config section `feedback`, such as reasoning, principles_per_comparison and undecided_margin.
+      constitution: a `Constitution`, or an argument from which to construct one.
+      temperature, max_new_tokens: sampling settings of a language model's critiques and revisions.
+      batch: the most rows that a language model processes together.
+      seed: seeds the drawn principles and all samples.
+      fields: fields of the config section `feedback`, such as reasoning, principles_per_comparison and undecided_margin.
 
     Raises:
-      UserError: an argument is none of these, or not a field of the section.
+      UserError: an argument has another type, or is not a field of the section.
     """
 
     def __init__(
@@ -89,10 +90,10 @@ class Judge:
         Args:
           prompts: B texts, dialogues or `Prompt`s.
           responses: B texts.
-          principles: drawn for each response; their ratings are averaged.
+          principles: the number of principles drawn for each response; their ratings are averaged.
 
         Returns:
-          float32 [B], from 1 to 10; NaN where there is none.
+          float32 [B], from 1 to 10; NaN for a response without a rating.
         """
         asked = as_prompts(prompts, "Judge.rate(prompts)")
         require_equal_lengths("Judge.rate", prompts=asked, responses=responses)
@@ -134,13 +135,13 @@ def revise(
     Args:
       model: answers the prompts, and critiques and revises unless there is a judge.
       prompts: B texts, dialogues or `Prompt`s.
-      constitution: a `Constitution`, or what makes one.
-      rounds: critiques and revisions of each answer, each under another principle.
-      judge: a `Judge`, or what makes one; None: the model itself.
-      temperature, max_new_tokens, batch, seed: of the model's texts.
+      constitution: a `Constitution`, or an argument from which to construct one.
+      rounds: the number of critiques and revisions of each answer, each under another principle.
+      judge: a `Judge`, or an argument from which to construct one; None for the model itself.
+      temperature, max_new_tokens, batch, seed: sampling settings of the model.
 
     Returns:
-      rounds * B revisions: those of round 1 in the order of the prompts, then those of round 2, and so on.
+      rounds * B revisions: round 1 in the order of the prompts, then round 2, and so on.
     """
     asked = as_prompts(prompts, "revise(prompts)")
     if not isinstance(judge, Judge):
@@ -153,7 +154,7 @@ def revise(
 def _local(
     model: LanguageModel, settings: Feedback, temperature: float, max_new_tokens: int, batch: int
 ) -> LocalJudge:
-    """The local judge of a language model. Raises UserError where its tokenizer lacks the markers."""
+    """A local judge that uses a language model. Raises UserError if its tokenizer lacks the markers."""
     parts = 1 if model.model.sharding is None else model.model.sharding.generation.batch_size
     engine, eos = Engine(model.model, -(-batch // parts) * parts, model.max_length), (model.tokenizer.eos_id,)
     reasoning = None

@@ -1,4 +1,4 @@
-"""The updates of online direct preference optimisation: minibatches of an iteration's fresh pairs, in several epochs."""
+"""The updates of online direct preference optimisation: epochs of minibatches over an iteration's fresh pairs."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ class OnlineUpdates:
 
     Attributes:
       model: the policy.
-      optimizer: of its trained parameters.
-      section: iterations, epochs and minibatches.
-      objective: the section `dpo`, whose loss is used.
-      frozen: the parameters under adapters, or None.
-      seed: of the order of the pairs.
-      offloads_optimizer: keep the optimizer state in host memory outside of the updates.
+      optimizer: the optimizer of the trained parameters.
+      section: the numbers of iterations, epochs and minibatches.
+      objective: the config section `dpo`, which defines the loss.
+      frozen: the base under the adapters, or None.
+      seed: seeds the order of the pairs.
+      offloads_optimizer: keep the optimizer state in host memory between updates.
     """
 
     model: Model
@@ -62,11 +62,11 @@ class OnlineUpdates:
         return self.rest(state), {name: sum(row[name] for row in found) / len(found) for name in found[0]}
 
     def rest(self, state: TrainState) -> TrainState:
-        """A state, or its description, as it is stored outside of the updates."""
+        """A state, concrete or abstract, as it is stored between updates."""
         return optimizer_to_host(state) if self.offloads_optimizer else state
 
     def minibatches(self, iteration: int) -> Iterator[np.ndarray]:
-        """The pairs of each update: every epoch takes each pair once, in a new order where there are several minibatches."""
+        """The pairs of each update. Every epoch visits each pair once, in a new order if there are several minibatches."""
         section = self.section
         for epoch in range(section.epochs):
             order = np.arange(section.batch)
@@ -76,6 +76,6 @@ class OnlineUpdates:
             yield from order.reshape(section.minibatches, section.batch // section.minibatches)
 
     def logprobs(self, params: Params, pairs: AnswerPairs) -> np.ndarray:
-        """float32 [B, 2]: the log-probability of every answer under joined parameters."""
+        """float32 [B, 2]: the log-probability of every answer under `params` (adapters joined with their base)."""
         own, parts = packed(self.objective, self.model, pairs, np.arange(len(pairs.label)))
         return fetch(answer_logprobs(LogprobArguments(model=self.model, params=params, pairs=own, packed=parts)).logprobs)

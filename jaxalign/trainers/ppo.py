@@ -1,4 +1,4 @@
-"""RL of a language model as a library object: PPO and its relatives."""
+"""The public trainer for RL: PPO and its variants."""
 
 from __future__ import annotations
 
@@ -48,19 +48,20 @@ class PPO(PolicyTrainer):
     Args:
       policy: the language model to start from; it is not changed.
       reward: a function `(prompts, responses, **columns) -> scores`, a trained `RewardModel`, a `jaxalign.rewards.base.Reward`,
-        the name of a verifier, or "package.module:name" or "FILE.py:name" of one of these.
-      reference: the model that the KL is measured against, of the policy's architecture; None: the policy as it starts.
-      start_critic: a trained `RewardModel` whose weights the critic starts from; None: the policy's, with values of 0.
-      sampler: writes the responses: a registered name, "package.module:name", "FILE.py:name", a
-        `jaxalign.rollout.sampler.Sampler`, or a function of an engine that makes one; None: the engine of this process.
-      directory: for metrics, checkpoints, the checks of step 0 and exact resume; None keeps everything in memory.
-      seed: of samples and of the order of the prompts.
+        the name of a verifier, or "package.module:name" or "FILE.py:name" for one of these.
+      reference: the model that the KL is measured against, of the policy's architecture; None for the initial policy.
+      start_critic: a trained `RewardModel` whose weights the critic starts from; None for the policy's trunk with a zero value
+        head.
+      sampler: samples the responses: a registered name, "package.module:name", "FILE.py:name", a
+        `jaxalign.rollout.sampler.Sampler`, or a function that takes an engine and returns one; None for this process's engine.
+      directory: for metrics, checkpoints, the step-0 checks and exact resume; None keeps everything in memory.
+      seed: seeds the samples and the order of the prompts.
       trackers: receive the metrics of every step.
       progress: show progress on stderr.
-      fields: of the config section `ppo`, such as iterations, batch, advantages, policy_loss and kl_coef.
+      fields: fields of the config section `ppo`, such as iterations, batch, advantages, policy_loss and kl_coef.
 
     Attributes:
-      checks: the checks of step 0, once they were made.
+      checks: the step-0 checks; empty until they have run.
 
     Raises:
       UserError: an argument is not a field of the section, has a value that the section does not accept, or is of another type.
@@ -80,18 +81,18 @@ class PPO(PolicyTrainer):
         self._reward, self._sampler, self.checks = self._as_reward(reward), sampler, ()
         self._reference, self._start_critic = self._as_reference(reference), start_critic
         if start_critic is not None:
-            self._critic_weights(start_critic)  # Refuses one that does not fit before anything runs.
+            self._critic_weights(start_critic)  # Raises an error for an unsuitable critic before anything runs.
 
     def fit(self, prompts: Any) -> Iterator[Step]:
         """Trains on prompts and yields each iteration.
 
         Args:
-          prompts: a list of texts, of messages, or of {"prompt": either, ...} whose other entries are columns for the reward;
-            or a mapping of columns. The order is shuffled each epoch; where there are fewer than an iteration needs, they
-            repeat within it.
+          prompts: a list of texts, of message lists, or of {"prompt": either, ...} whose other entries are columns for the
+            reward; or a mapping of columns. Prompts are shuffled in each epoch. If there are fewer than an iteration needs,
+            they repeat within it.
 
         Raises:
-          UserError: there are no prompts, one is none of these or too long, or their columns differ.
+          UserError: there are no prompts, a prompt has another form or is too long, or their columns differ.
         """
         asked = as_prompts(prompts, "PPO.fit(prompts)")
         _require_equal_columns(asked)
@@ -100,14 +101,14 @@ class PPO(PolicyTrainer):
         stream = PromptStream(asked, ids, section.batch, section.group_size, self._seed, streams.LOADERS["ppo"])
         sampling = section_sampling(section, policy.stop_ids)
         run = Reinforcement(self._setup, stream, sampling, policy.tokenizer, policy.max_length, policy.params)
-        run.engine.pad(ids, section.max_new_tokens)  # Refuses prompts that are too long before anything runs.
+        run.engine.pad(ids, section.max_new_tokens)  # Raises an error for prompts that are too long before anything runs.
         self._claim(ids)
         self._fit = run
         roles = Roles(self._reward, self._reference, self._trained_from, self._critic_from, policy.frozen)
         return run.steps(roles, self._loop, self._key(streams.STATE), self._sampler, on_checks=self._record)
 
     def _key(self, use: int) -> jax.Array:
-        """The key that stage ppo uses, so that a stage and a trainer of one seed draw the same numbers."""
+        """The key that stage ppo uses, so that a stage and a trainer with the same seed draw the same random numbers."""
         stage = jax.random.fold_in(jax.random.key(self._seed), streams.STAGES["ppo"])
         return jax.random.fold_in(stage, use)
 
@@ -130,11 +131,11 @@ class PPO(PolicyTrainer):
             raise UserError(f"PPO(reference) is of type {type(reference).__name__}; a LanguageModel is expected")
         if policy.model.lora is not None or reference.model != policy.model:
             raise UserError("PPO(reference) has another architecture or mesh than the policy, or the policy has adapters, "
-                            "whose reference is the policy as it starts; leave the reference out, or load both alike")
+                            "which need the initial policy as the reference; leave the reference out, or load both alike")
         return FrozenRole(placed(reference.weights))
 
     def _trained_from(self, start: Params) -> Params:
-        del start  # The policy's own, which a reference of its own does not have.
+        del start  # These are the reference's weights, which differ from the policy's if a reference was given.
         return placed(copy_params(self._start.params))
 
     def _critic_from(self, start: Params) -> Params:
@@ -147,8 +148,8 @@ class PPO(PolicyTrainer):
             raise UserError(f"PPO(start_critic) is of type {type(model).__name__}; a trained RewardModel is expected")
         scorer, params = model.scorer
         if not self._setup.owns_critic:
-            raise UserError("PPO(start_critic) is given, but there is no critic with weights of its own: leave it out, or "
-                            "choose advantages with a critic and critic='separate'")
+            raise UserError("PPO(start_critic) is given, but these settings have no separate critic: leave it out, or choose "
+                            "advantages with a critic and critic='separate'")
         if scorer.ensemble is not None or scorer.model != self._setup.critic:
             raise UserError("PPO(start_critic) is an ensemble or has another architecture than the policy; train one "
                             "RewardModel from the policy's model")
@@ -156,8 +157,8 @@ class PPO(PolicyTrainer):
 
     def _require_tokenizer(self, model: RewardModel, name: str) -> None:
         if model.tokenizer.vocab_size != self._start.tokenizer.vocab_size:
-            raise UserError(f"PPO({name}) has a tokenizer of {model.tokenizer.vocab_size} ids, the policy one of "
-                            f"{self._start.tokenizer.vocab_size}; a RewardModel of the policy's tokenizer is expected")
+            raise UserError(f"PPO({name}) has a tokenizer of {model.tokenizer.vocab_size} ids and the policy's has "
+                            f"{self._start.tokenizer.vocab_size}; a RewardModel with the policy's tokenizer is expected")
 
     def _record(self, checks: Sequence[Check]) -> None:
         self.checks = tuple(checks)
@@ -171,12 +172,12 @@ class PPO(PolicyTrainer):
 
 
 def _require_equal_columns(prompts: Sequence[Prompt]) -> None:
-    """Raises UserError where a prompt has other columns than the first."""
+    """Raises UserError if a prompt has other columns than the first prompt."""
     names = set(prompts[0].columns)
     for number, prompt in enumerate(prompts):
         if set(prompt.columns) != names:
             differing = ", ".join(sorted(names ^ set(prompt.columns)))
             raise UserError(f"PPO.fit(prompts)[{number}] and the first prompt do not have the same columns ({differing}); give "
-                            "every prompt the same ones")
+                            "all prompts the same columns")
 
 

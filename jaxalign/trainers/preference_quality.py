@@ -1,4 +1,4 @@
-"""How good a preference model is on held-out pairs: accuracy, loss and calibration."""
+"""Measures a preference model on held-out pairs: accuracy, loss and calibration."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from jaxalign.records import PairBatch
 
 
 def accuracy(scores: np.ndarray, label: np.ndarray) -> dict | None:
-    """How often the answer with the higher score is the one that the label prefers.
+    """How often the label prefers the answer with the higher score.
 
     Args:
       scores: float32 [B, 2].
       label: float32 [B]; pairs with a label of 0.5 do not count.
 
     Returns:
-      The number of pairs, the accuracy and its 95% Wilson interval; None where no label prefers an answer.
+      The number of pairs, the accuracy and its 95% Wilson interval; None if no label prefers an answer.
     """
     decided = np.abs(label - 0.5) > 1e-6
     total = int(decided.sum())
@@ -33,8 +33,8 @@ def accuracy(scores: np.ndarray, label: np.ndarray) -> dict | None:
 def measure(scores: np.ndarray, pairs: PairBatch, temperature_fit: bool = False, bins: int = 10) -> dict:
     """Accuracy, calibration and loss of raw scores [B, 2] on held-out pairs whose label prefers an answer.
 
-    With `temperature_fit` the calibration is measured after dividing by a fitted temperature, and the result has the
-    temperature and the calibration error before and after.
+    With `temperature_fit`, calibration is measured after dividing scores by a fitted temperature, and the result includes the
+    temperature and the calibration errors before and after.
     """
     decided = np.abs(pairs.label - 0.5) > 1e-6
     if not decided.any():
@@ -63,9 +63,9 @@ def measure(scores: np.ndarray, pairs: PairBatch, temperature_fit: bool = False,
 def cross_fitted(margin: np.ndarray, label: np.ndarray) -> tuple[np.ndarray, dict]:
     """(margins divided by a temperature, float32 [B]; the temperatures).
 
-    Cross-fitting with two folds: the temperature of each half of the pairs is the maximum-likelihood one of the other half, so
-    no pair is measured with a temperature that was fitted on it. `value` is fitted on all pairs. The likelihood is that of the
-    answer that the label prefers, which is also what the calibration counts.
+    Cross-fits in two folds: the temperature of each half of the pairs is the maximum-likelihood estimate on the other half, so
+    that no pair is measured with a temperature that was fitted on it. `value` is fitted on all pairs. The likelihood is that of
+    the answer that the label prefers.
     """
     outcome = (label > 0.5).astype(np.float32)
     odd = np.arange(len(label)) % 2 == 1

@@ -1,4 +1,4 @@
-"""RL from start to end on a list of prompts, as stage ppo and `PPO` run it."""
+"""A complete RL run on a list of prompts, for stage ppo and for `PPO`."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from jaxalign.training.offload import FrozenRole
 
 @dataclasses.dataclass(frozen=True)
 class Roles:
-    """The models of a run and where their weights come from.
+    """The models of a run and the functions that give their weights.
 
     Attributes:
       reward: scores responses.
-      reference: the parameters that the KL is measured against, joined with `frozen`; the policy starts from them.
-      policy: `policy(reference's parameters) -> trained parameters`, in buffers that training may donate.
-      critic: the same for a critic with weights of its own; not called without one.
-      frozen: the base under adapters, or None.
+      reference: the parameters that the KL is measured against, joined with `frozen`.
+      policy: `policy(reference's parameters) -> the policy's trained parameters`, in buffers that training may donate.
+      critic: the same for a separate critic; not called if there is none.
+      frozen: the base under the adapters, or None.
     """
 
     reward: Reward
@@ -49,13 +49,13 @@ class Reinforcement:
     Args:
       setup: models, optimizers and options.
       stream: the prompts.
-      sampling: how responses are sampled.
+      sampling: the sampling settings.
       tokenizer: decodes responses for rewards that read text.
       max_length: the most tokens of a prompt and its response together.
-      like: arrays on the device where a model without a mesh is trained; None for the default device.
+      like: arrays whose device a model without a mesh trains on; None for the default device.
 
     Attributes:
-      training: the running loop, whose `state` is the newest `PPOState`; None before `steps`.
+      training: the running loop, whose `state` is the newest `PPOState`; None before `steps` starts.
 
     Raises:
       UserError: the mesh does not divide `config.ppo.batch`.
@@ -72,7 +72,7 @@ class Reinforcement:
     def compile_ahead(
         self, ahead: Ahead, scores: Scores, frozen: Params | None, reference: Params, checked: bool
     ) -> None:
-        """Starts to compile the first iteration's programs; the arguments are those of `rl.ahead.compile_ahead`."""
+        """Starts compiling the first iteration's programs. The arguments are those of `rl.ahead.compile_ahead`."""
         first = self.stream.at(0).ids
         compile_ahead(ahead, self.setup, self.engine, self.sampling, first, scores, frozen, reference, checked)
 
@@ -86,12 +86,12 @@ class Reinforcement:
           roles: the models and their weights.
           loop: `loop(total_steps, checkpoint_every, **fields) -> Loop`.
           key: the PRNG key of the training state.
-          sampler: writes the responses; None: the engine of this process.
-          offload_optimizer: keep optimizer states in host memory outside the update.
-          on_checks: receives the checks of step 0.
+          sampler: samples the responses; None for this process's engine.
+          offload_optimizer: keep optimizer states in host memory between updates.
+          on_checks: receives the step-0 checks.
 
         Raises:
-          UserError: a check fails whose policy is "stop", or a plug-in returns something else than it should.
+          UserError: a check that is configured to stop the run fails, or a plug-in returns an invalid result.
         """
         setup = self.setup
         iteration = Iteration(

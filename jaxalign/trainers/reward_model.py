@@ -1,4 +1,4 @@
-"""Preference (reward) models: the Bradley-Terry loss on labelled pairs, one model or an ensemble."""
+"""Trains preference (reward) models, single or in an ensemble, with the Bradley-Terry loss on labelled pairs."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from jaxalign.training.work import learning_pairs
 
 
 class RewardModel(Trainer):
-    """A preference model that is trained on pairs of answers and scores answers.
+    """Trains a preference model on pairs of answers, and scores answers with it.
 
         reward = RewardModel(load_model("FOLDER"), epochs=1)
         for step in reward.fit([{"prompt": "Name a colour.", "chosen": "Red.", "rejected": "Seven."}]):
@@ -43,12 +43,12 @@ class RewardModel(Trainer):
         print(reward.score(["Name a colour."], ["Blue."]))
 
     Args:
-      model: the language model whose trunk the scalar head is put on; it is not changed.
+      model: the language model that provides the trunk under the scalar head; it is not changed.
       directory: for metrics, checkpoints and exact resume; None keeps everything in memory.
-      seed: of the head and of the order of the pairs.
+      seed: seeds the head and the order of the pairs.
       trackers: receive the metrics of every step.
       progress: show progress on stderr.
-      fields: of the config section `preference`, such as epochs, batch, members and optimizer.
+      fields: fields of the config section `preference`, such as epochs, batch, members and optimizer.
 
     Raises:
       UserError: an argument is not a field of the section, or has a value that the section does not accept.
@@ -70,14 +70,14 @@ class RewardModel(Trainer):
         self._scorer: tuple[Scorer, Params] | None = None
 
     def fit(self, pairs: Any) -> Iterator[Step]:
-        """Trains on pairs of answers and yields each step; the steps of an ensemble's members follow one another.
+        """Trains on pairs of answers and yields each step. The members of an ensemble train one after another.
 
         Args:
-          pairs: a list of {"prompt", "chosen", "rejected"}, with "label", the probability that chosen is better, if it is not
-            1, and "margin"; or a mapping of columns. Prompts are texts or messages.
+          pairs: a list of {"prompt", "chosen", "rejected"} with optional "label" (the probability that chosen is better,
+            default 1) and "margin"; or a mapping of columns. Prompts are texts or messages.
 
         Raises:
-          UserError: there are no rows, or one is none of these.
+          UserError: there are no rows, or a row has another form.
         """
         arrays = self._arrays(as_pairs(pairs, "RewardModel.fit(pairs)"))
         self._claim(arrays)
@@ -102,21 +102,21 @@ class RewardModel(Trainer):
 
     @property
     def scorer(self) -> tuple[Scorer, Params]:
-        """(the scorer, its weights), stacked for an ensemble. Raises UserError where training has not ended."""
+        """(the scorer, its weights); an ensemble's weights are stacked. Raises UserError if training has not ended."""
         if self._scorer is None:
             raise UserError("RewardModel has not been trained to the end; iterate over RewardModel.fit(...) first")
         return self._scorer
 
     def as_reward(self) -> LearntReward:
-        """The trained model as a reward of RL. Raises UserError where training has not ended."""
+        """The trained model as a reward for RL. Raises UserError if training has not ended."""
         scorer, params = self.scorer
         return LearntReward(scorer, FrozenRole(params), "preference")
 
     def save(self, folder: str | Path, **options: Any) -> None:
-        """Writes the model in Hugging Face's layout, as a sequence classifier with one label whose score is raw.
+        """Writes the model in Hugging Face's layout, as a sequence classifier with one label, which gives the raw score.
 
         Args:
-          folder: must not exist, or be empty; the members of an ensemble are written to member-0, member-1 and so on in it.
+          folder: must be empty or not exist. The members of an ensemble go to its subfolders member-0, member-1 and so on.
           options: those of `LanguageModel.save`.
         """
         model, folder = self.scorer[0].model, Path(folder).expanduser()
@@ -163,7 +163,7 @@ class RewardModel(Trainer):
         return dataclasses.replace(run, loop=loop, directory=directory)
 
     def _head(self, number: int) -> Start:
-        """The trunk, or the adapters, of the language model under a random head."""
+        """The trunk, or the adapters, of the language model with a random head."""
         start, policy = start_of(self._start), self._start.model
         key = jax.random.fold_in(jax.random.key(self._seed), streams.member_head(number))
         return dataclasses.replace(
@@ -172,12 +172,12 @@ class RewardModel(Trainer):
 
 
 def with_random_head(start: Start, weights: Params, key: jax.Array) -> Params:
-    """The trained parameters of a language model, which may be donated, under a random scalar head.
+    """The trained parameters of a language model, in buffers that may be donated, with a random scalar head.
 
     Args:
-      start: of the language model.
-      weights: its weights, joined with those under adapters.
-      key: of the head.
+      start: the start of the language model.
+      weights: its weights; with adapters, joined with the base.
+      key: the PRNG key of the head.
     """
     model = start.model.with_head("scalar")
     if model.lora is None:
@@ -186,14 +186,14 @@ def with_random_head(start: Start, weights: Params, key: jax.Array) -> Params:
 
 
 class Member:
-    """One preference model on arrays of pairs, as the stage preference and `RewardModel` train it.
+    """Trains one preference model on arrays of pairs, for the stage preference and for `RewardModel`.
 
     Args:
       start: the model with its scalar head and where its weights come from.
       section: the optimizer and the batch.
       run: seed, key and loop.
       train: the pairs, numpy arrays.
-      loader: which pairs make up each batch.
+      loader: selects the pairs of each batch.
     """
 
     def __init__(self, start: Start, section: Preference, run: RunSettings, train: PairBatch, loader: EpochLoader):
@@ -226,7 +226,7 @@ class Member:
 
 
 def member_directory(directory: Path, number: int) -> Path:
-    """The directory of a member of an ensemble; the first member's is that of a single model."""
+    """The directory of a member of an ensemble. The first member uses the directory of a single model."""
     return directory if number == 0 else directory / f"member-{number}"
 
 
@@ -235,9 +235,10 @@ def make_ensemble(
 ) -> tuple[Scorer, dict]:
     """(the scorer of an ensemble, its part of the summary).
 
-    With `normalise` the scores of each member have mean 0 on the answers of the training pairs, and as standard deviation the
-    mean of the members' deviations, so that a difference of scores is still in nats. `disagreement` is the mean deviation of
-    the members' scores of a held-out answer divided by the mean of the members' deviations; None without held-out pairs.
+    With `normalise`, each member's scores are shifted and scaled on the answers of the training pairs to mean 0 and to the
+    standard deviation that the members have on average, so that score differences stay in nats. `disagreement` is the standard
+    deviation across members of a held-out answer's score, averaged over answers and divided by that same average standard
+    deviation; None without held-out pairs.
     """
     single = Scorer(model)
     found = [score_statistics(all_scores(single, params, train, section.batch).reshape(-1)) for params in members]

@@ -1,7 +1,7 @@
-"""The data that callers pass to trainers, checked and converted to records.
+"""Checks the data that callers pass to trainers and converts it to records.
 
-A data set is a list (or any sized iterable) of rows, or a mapping from column names to lists of equal length. Every error is a
-`UserError` that names the argument, the row and the forms that are accepted.
+A data set is a list (or another iterable) of rows, or a mapping from column names to lists of equal length. Every error is a
+`UserError` that names the argument, the row and the accepted forms.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from jaxalign.errors import UserError
 from jaxalign.records import Comparison, Judgement, Message, Prompt
 
 Example = tuple[Dialogue | None, str]
-"""A prompt and the answer to imitate, or None and a text of which every token is learnt."""
+"""A prompt and the answer to imitate; or None and a text, all of whose tokens count in the loss."""
 
 _ANSWER_KEYS = ("response", "completion", "answer")
 _PAIR_FORM = '{"prompt": text or messages, "chosen": answer, "rejected": answer}'
@@ -25,7 +25,7 @@ _PROMPT_FORM = 'a text, a list of {"role", "content"} that ends with the user\'s
 
 
 def as_prompts(data: Any, where: str) -> list[Prompt]:
-    """Prompts of texts, message lists, `Prompt` records, or rows with a "prompt" and columns for rewards.
+    """Prompts from texts, message lists, `Prompt` records, or rows with a "prompt" and columns for rewards.
 
     Args:
       data: the data set.
@@ -38,7 +38,7 @@ def as_prompts(data: Any, where: str) -> list[Prompt]:
 
 
 def as_prompt(row: Any, where: str, number: int = 0) -> Prompt:
-    """One prompt. Raises UserError, naming `where`, if the row is not one."""
+    """One prompt. Raises UserError, which names `where`, if the row is not a prompt."""
     if isinstance(row, Prompt):
         return row
     columns = {}
@@ -51,22 +51,22 @@ def as_prompt(row: Any, where: str, number: int = 0) -> Prompt:
 
 
 def as_examples(data: Any, where: str) -> list[Example]:
-    """Texts and answered prompts for supervised fine-tuning. Raises UserError as `as_prompts`."""
+    """Texts and answered prompts for supervised fine-tuning. Raises UserError like `as_prompts`."""
     return [_example(row, f"{where}[{i}]") for i, row in enumerate(as_rows(data, where, _EXAMPLE_FORM))]
 
 
 def as_pairs(data: Any, where: str) -> list[Comparison]:
-    """Pairs of answers for preference learning. Raises UserError as `as_prompts`."""
+    """Pairs of answers for preference learning. Raises UserError like `as_prompts`."""
     return [_pair(row, f"{where}[{i}]", i) for i, row in enumerate(as_rows(data, where, _PAIR_FORM))]
 
 
 def as_judgements(data: Any, where: str) -> list[Judgement]:
-    """Single answers with a verdict. Raises UserError as `as_prompts`."""
+    """Single answers with a verdict. Raises UserError like `as_prompts`."""
     return [_judgement(row, f"{where}[{i}]", i) for i, row in enumerate(as_rows(data, where, _JUDGED_FORM))]
 
 
 def is_judged(data: Any) -> bool:
-    """Whether a data set consists of single judged answers and not of pairs, by its first row or its columns."""
+    """Whether a data set consists of single judged answers instead of pairs, judging by its columns or its first row."""
     if isinstance(data, Mapping):
         return "chosen" not in data and "label" in data
     first = data[0] if isinstance(data, Sequence) and data else None
@@ -74,7 +74,7 @@ def is_judged(data: Any) -> bool:
 
 
 def as_rows(data: Any, where: str, form: str) -> list[Any]:
-    """The rows of a data set; a mapping of columns is turned into rows.
+    """The rows of a data set. A mapping of columns is converted to rows.
 
     Raises:
       UserError: `data` is a tensor, a text or not iterable, its columns differ in length, or it is empty.
@@ -91,7 +91,7 @@ def as_rows(data: Any, where: str, form: str) -> list[Any]:
 
 
 def require_equal_lengths(where: str, **lists: Sequence[Any]) -> None:
-    """Raises UserError where one of the named lists has another length than the first."""
+    """Raises UserError if the named lists differ in length."""
     lengths = {name: len(as_rows(values, f"{where}({name})", "an item of the list")) for name, values in lists.items()}
     if len(set(lengths.values())) > 1:
         said = ", ".join(f"{name} has {length}" for name, length in lengths.items())
@@ -112,12 +112,12 @@ def _from_columns(columns: Mapping[str, Any], where: str, form: str) -> list[dic
 
 
 def _is_tensor(value: Any) -> bool:
-    """Whether the value is an array of numbers of torch, JAX, numpy or TensorFlow. None of them is imported for it."""
+    """Whether the value is a numeric array of PyTorch, JAX, NumPy or TensorFlow. The check imports none of them."""
     return hasattr(value, "dtype") and hasattr(value, "shape") and str(value.dtype) != "object"
 
 
 def _messages(value: Any, where: str, form: str) -> Dialogue:
-    """The messages of a prompt. Raises UserError where they do not end with the user's."""
+    """The messages of a prompt. Raises UserError if they do not end with a user's message."""
     if isinstance(value, str):
         found: Dialogue = (Message("user", value),)
     elif isinstance(value, Sequence) and value and all(isinstance(item, Message) for item in value):
@@ -186,7 +186,8 @@ def _pair(row: Any, where: str, number: int) -> Comparison:
         except ValueError as error:
             raise UserError(f"{where}: {error}") from None
         if found is None:
-            raise UserError(f"{where}: its chosen and rejected dialogues share no user's message; {_PAIR_FORM} is expected")
+            raise UserError(f"{where}: its chosen and rejected dialogues have no user's message in common; {_PAIR_FORM} is "
+                            "expected")
         messages, chosen, rejected = found
     return Comparison(Prompt(f"pair-{number}", messages, "python"), chosen, rejected, label, margin=margin)
 
@@ -207,7 +208,7 @@ def _judgement(row: Any, where: str, number: int) -> Judgement:
 
 
 def _number(row: Mapping, key: str, where: str, default: float | None, low: float, high: float) -> float | None:
-    """A number of the row in [low, high], or its default. Raises UserError where it is something else, NaN too."""
+    """The row's value of `key`, or the default. Raises UserError if it is not a finite number in [low, high]."""
     value = row.get(key, default)
     if value is default:
         return default

@@ -1,4 +1,4 @@
-"""Pairs of complete sequences as arrays, and the scores that reward models give them."""
+"""Encodes pairs of complete sequences as arrays, and scores them with a reward model."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def pair_arrays(
     """All pairs as one PairBatch of numpy arrays, padded to one length.
 
     Args:
-      max_length: tokens of the longest sequence; a longer one loses its oldest tokens.
-      margin_weight: a factor of the pairs' margins; 0 leaves margins out.
+      max_length: the most tokens of a sequence; a longer sequence loses its oldest tokens.
+      margin_weight: multiplies the pairs' margins; 0 leaves margins out.
     """
     rows = []
     for pair in pairs:
@@ -46,10 +46,10 @@ def pair_arrays(
 
 
 def packed(model: Model, pairs: PairBatch, index: np.ndarray, tokens: int = 0) -> tuple[PairBatch, PackedParts]:
-    """(the pairs `index` on the devices, without their tokens; the tokens packed in micro-batches).
+    """(the pairs `index` on the devices, without their tokens; the tokens packed into micro-batches).
 
     Args:
-      tokens: the most tokens of a device in a micro-batch; 0 chooses.
+      tokens: the most tokens per device in a micro-batch; 0 chooses automatically.
     """
     own = jax.tree.map(lambda x: x[index], pairs)
     parts = pack_pairs(own, tokens, model.sharding, branches=reads_branches(model.config, model.sharding))

@@ -45,10 +45,10 @@ class SFT(PolicyTrainer):
     Args:
       model: the language model to start from; it is not changed.
       directory: for metrics, checkpoints and exact resume; None keeps everything in memory.
-      seed: of the order of the rows.
+      seed: seeds the order of the rows.
       trackers: receive the metrics of every step.
       progress: show progress on stderr.
-      fields: of the config section `sft`, such as epochs, batch_rows and optimizer.
+      fields: fields of the config section `sft`, such as epochs, batch_rows and optimizer.
 
     Raises:
       UserError: an argument is not a field of the section, or has a value that the section does not accept.
@@ -72,11 +72,11 @@ class SFT(PolicyTrainer):
         """Trains on answered prompts and texts, and yields each step.
 
         Args:
-          rows: a list of {"prompt", "response"}, {"messages"} (the last answer is learnt) or texts (every token is learnt),
-            or a mapping of columns. Prompts are texts or messages.
+          rows: a list of {"prompt", "response"}, {"messages"} (the loss covers the last answer) or texts (the loss covers every
+            token), or a mapping of columns. Prompts are texts or messages.
 
         Raises:
-          UserError: there are no rows, or one is none of these.
+          UserError: there are no rows, or a row has another form.
         """
         examples = as_examples(rows, "SFT.fit(rows)")
         packed, _ = pack((self._encoded(example) for example in examples), self.section.row_length)
@@ -98,14 +98,14 @@ class SFT(PolicyTrainer):
 
 
 class Supervised:
-    """Next-token training on packed rows, as the stages pretrain, sft and best_of_n and `SFT` run it.
+    """Next-token training on packed rows, for the stages pretrain, sft and best_of_n and for `SFT`.
 
     Args:
-      start: the model and where its weights come from.
+      start: the model and the functions that read its weights.
       section: the optimizer and the batch.
       run: seed, key and loop.
       rows: all rows, numpy arrays.
-      stream: of the order of the rows.
+      stream: the random stream that shuffles the rows.
       balance_coef: the weight of the experts' load-balancing loss.
     """
 
@@ -124,7 +124,7 @@ class Supervised:
         self.fit: Fit | None = None
 
     def steps(self, total_steps: int) -> Iterator[Step]:
-        """Trains for that many steps and yields each."""
+        """Trains for `total_steps` steps and yields each."""
         model, section = self._start.model, self._section
         self.fit = Fit(self._start, make_optimizer(section.optimizer, total_steps), self._run)
         shape = section.batch_rows, self._rows.tokens.shape[1]
@@ -148,7 +148,7 @@ class Supervised:
 
 
 def packed(tokenizer: Tokenizer, pairs: Iterable[Answered], style: str, row_length: int) -> tuple[PackedBatch, int]:
-    """(packed rows, number of documents cut at the end of a row) of answered prompts; the loss is on the answers."""
+    """Packs answered prompts: (packed rows, number of documents cut at the end of a row). The loss covers the answers."""
     return pack((styles.encode_completion(tokenizer, messages, text, style) for messages, text in pairs), row_length)
 
 

@@ -1,4 +1,4 @@
-"""A smaller reward model, the student, that learns the scores of a larger one, the teacher."""
+"""Trains a smaller reward model, the student, to predict the scores of a larger one, the teacher."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from jaxalign.training.optimizer import make_optimizer
 
 
 class Student:
-    """Distillation of a reward model on pairs that the teacher has scored.
+    """Distils a reward model on pairs that the teacher has scored.
 
     Args:
       start: the student's model and its initial weights.
       section: the objective, the optimizer and the batch.
       run: seed, key and loop.
       train: pairs with the teacher's normalised scores, numpy arrays.
-      scale: the teacher's, in nats per unit of the normalised score.
-      loader: which pairs make up each batch.
+      scale: the teacher's scale, in nats per unit of the normalised score.
+      loader: selects the pairs of each batch.
     """
 
     def __init__(
@@ -67,22 +67,22 @@ class Student:
 
 
 def first_layers(teacher: tuple[Scorer, Params], model: Model) -> Params:
-    """The teacher's embedding, first layers, final norm and head, for a student of the same widths; of an ensemble, those of
-    its first member.
+    """The teacher's embedding, first layers, final norm and head, for a student of the same widths. An ensemble's first member
+    is the teacher.
 
     Raises:
-      UserError: a size other than the number of layers differs, or the student has more layers.
+      UserError: a size other than the number of layers differs, or the student has more layers than the teacher.
     """
     sizes, own = teacher[0].model.config, model.config
     for name in ("embed", "heads", "kv_heads", "head_dim", "mlp"):
         if getattr(sizes, name) != getattr(own, name):
             raise UserError(f"config.reward_distill.{name} is {getattr(own, name)} and the teacher's is {getattr(sizes, name)};"
-                            " with start 'teacher' they must be equal: set it so, or start from 'random'")
+                            " with start 'teacher' they must be equal: set the teacher's value, or start from 'random'")
     if own.layers > sizes.layers:
         raise UserError(f"config.reward_distill.layers is {own.layers}; with start 'teacher' it must be at most the "
                         f"teacher's ({sizes.layers})")
     params, lora = teacher[1], teacher[0].model.lora
-    if teacher[0].ensemble is not None:  # Of members with adapters only those are stacked.
+    if teacher[0].ensemble is not None:  # With adapters, only the members' adapters are stacked.
         params = params | jax.tree.map(lambda x: x[0], params if lora is None else trained(params))
     params = params if lora is None else merge(lora, params)
     params = copy_params({name: params[name] for name in model.abstract()})

@@ -1,8 +1,8 @@
-"""The arguments of the jitted training steps, one record for each step.
+"""The arguments of the jitted training steps, one record per step.
 
-The same record is passed to the call, to ahead-of-time compilation and to the planner, the last two with ShapeDtypeStructs in
-place of arrays. Static fields are part of the pytree's structure, so they select the compiled program. A training step also
-takes its state, whose buffers it donates: `step(state, arguments) -> (state, metrics)`.
+The call, ahead-of-time compilation and the planner pass the same record; the latter two fill it with ShapeDtypeStructs instead
+of arrays. Static fields are part of the pytree's structure, so they select the compiled program. A training step also takes
+its state, whose buffers it donates: `step(state, arguments) -> (state, metrics)`.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ class LmArguments:
     """Arguments of `lm_step.lm_step`.
 
     Attributes:
-      model: with an LM head.
-      optimizer: of the trained parameters.
+      model: a model with an LM head.
+      optimizer: the optimizer of the trained parameters.
       batch: packed rows.
-      frozen: the parameters under adapters, or None.
-      micro_batches: the number of parts of the batch, computed one after another.
+      frozen: the base under the adapters, or None.
+      micro_batches: the number of micro-batches, which are computed one after another.
       balance_coef: the weight of the experts' load-balancing loss.
     """
 
@@ -49,12 +49,12 @@ class PreferenceArguments:
     """Arguments of `preference_step.preference_step`.
 
     Attributes:
-      model: with a scalar head.
-      optimizer: of the trained parameters.
+      model: a model with a scalar head.
+      optimizer: the optimizer of the trained parameters.
       centering_coef: the weight of the squared sum of a pair's scores.
-      batch: the pairs; its tokens are not read where `packed` is given.
-      frozen: the parameters under adapters, or None.
-      packed: the pairs in micro-batches, as `packed.pack_pairs` makes them; None computes all pairs at once.
+      batch: the pairs; its tokens are not read if `packed` is given.
+      frozen: the base under the adapters, or None.
+      packed: the pairs in micro-batches, from `packed.pack_pairs`; None for one micro-batch of all pairs.
     """
 
     model: Model = static()
@@ -71,12 +71,12 @@ class DirectArguments:
     """Arguments of `direct_step.direct_step`.
 
     Attributes:
-      model: with an LM head.
-      optimizer: of the trained parameters.
+      model: a model with an LM head.
+      optimizer: the optimizer of the trained parameters.
       section: the objective and its options.
-      batch: the pairs; its tokens are not read where `packed` is given.
-      frozen: the parameters under adapters, or None.
-      packed: the pairs in micro-batches, as `packed.pack_pairs` makes them; None computes all pairs at once.
+      batch: the pairs; its tokens are not read if `packed` is given.
+      frozen: the base under the adapters, or None.
+      packed: the pairs in micro-batches, from `packed.pack_pairs`; None for one micro-batch of all pairs.
     """
 
     model: Model = static()
@@ -93,10 +93,10 @@ class LogprobArguments:
     """Arguments of `direct_step.answer_logprobs`.
 
     Attributes:
-      model: with an LM head.
-      params: joined with the parameters under adapters.
-      pairs: the answers; their tokens are not read where `packed` is given.
-      packed: the pairs as `packed.pack_pairs` makes them; None gives each answer a row of its own.
+      model: a model with an LM head.
+      params: the parameters; with adapters, joined with the base.
+      pairs: the answers; their tokens are not read if `packed` is given.
+      packed: the pairs in micro-batches, from `packed.pack_pairs`; None gives each answer its own row.
     """
 
     model: Model = static()
@@ -112,10 +112,10 @@ class DistillArguments:
 
     Attributes:
       model: the student, with a scalar head.
-      optimizer: of the student.
+      optimizer: the optimizer of the student.
       objective: "regression", "pairs" or "both".
       scale: nats per unit of the normalised score.
-      micro_batches: the number of parts of the batch, computed one after another.
+      micro_batches: the number of micro-batches, which are computed one after another.
       batch: pairs with the teacher's scores.
     """
 

@@ -1,4 +1,4 @@
-"""Checkpoints by Orbax: asynchronous, atomic, restored onto any mesh."""
+"""Checkpoints with Orbax: asynchronous, atomic, restorable onto any mesh."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["Checkpointer", "copy_params", "load_params", "save_params"]
 
 
 class Checkpointer:
-    """Numbered checkpoints of one pytree, of which the newest two are kept. A checkpoint is complete or absent."""
+    """Numbered checkpoints of one pytree, each written atomically. The newest two are kept."""
 
     def __init__(self, directory: Path):
         options = ocp.CheckpointManagerOptions(max_to_keep=2, create=True, cleanup_tmp_directories=True)
@@ -25,29 +25,29 @@ class Checkpointer:
         self._manager = ocp.CheckpointManager(self._directory, options=options)
 
     def latest(self) -> int | None:
-        """The number of the newest checkpoint; None where there is none."""
+        """The number of the newest checkpoint; None if there is none."""
         return self._manager.latest_step()
 
     def save(self, step: int, state) -> None:
-        """Copies the state and writes it in the background. Raises OSError, here or in `close`, where the disk is full."""
+        """Copies the state and writes it in the background. Raises OSError, here or in `close`, if the disk is full."""
         with full_disk(self._directory):
             self._manager.save(step, args=ocp.args.StandardSave(state))
 
     def restore(self, abstract):
         """The newest checkpoint, with the shapes and shardings of `abstract`.
 
-        `placed` gives every array a device, since without one Orbax restores arrays to the devices they were saved from, which
-        may not exist here.
+        `placed` gives every array a device. Without one, Orbax would restore arrays to the devices that saved them, which may
+        not exist here.
         """
         return self._manager.restore(self.latest(), args=ocp.args.StandardRestore(placed(abstract)))
 
     def close(self) -> None:
-        """Waits until the last checkpoint is written. Raises OSError where the disk is full."""
+        """Waits until the last checkpoint is written. Raises OSError if the disk is full."""
         with full_disk(self._directory):
             self._manager.wait_until_finished()
             self._manager.close()
 
 
 def copy_params(params):
-    """A copy with the same placement, for a state that will be donated."""
+    """A copy with the same placement, for use in a state that a step will donate."""
     return jax.tree.map(lambda x: x.copy(), params)

@@ -1,4 +1,4 @@
-"""Direct preference optimisation: the log-probabilities of whole answers, and the jitted step of every objective."""
+"""Direct preference optimisation: the log-probabilities of whole answers, and the jitted step for all objectives."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from jaxalign.training.state import TrainState, gradient_step
 
 
 class AnswerLogprobs(NamedTuple):
-    """logprobs float32 [B, 2]: summed over an answer's tokens, in nats. tokens float32 [B, 2]: the number of its tokens."""
+    """logprobs float32 [B, 2]: the log-probability of each answer, in nats. tokens float32 [B, 2]: its number of tokens."""
 
     logprobs: jax.Array
     tokens: jax.Array
 
 
 def _answer_logprobs(model: Model, params, pairs: AnswerPairs, rows: AnswerRows) -> AnswerLogprobs:
-    """The log-probabilities of the answers in these rows; those of other answers are meaningless."""
+    """The log-probabilities of the answers in these rows; entries of other answers are meaningless."""
     B, T = len(pairs.length), rows.tokens.shape[1]
     hidden = model.hidden(params, rows.tokens, rows.positions, rows.segment_ids)
     targets = gather_positions(rows.tokens, rows.heads + 1)
@@ -62,13 +62,13 @@ def sorts_the_batch(section: Dpo) -> bool:
 
 
 def _inputs(section: Dpo, policy: AnswerLogprobs, pairs: AnswerPairs) -> DirectInputs:
-    """The inputs of the objective on these pairs, without an anchor."""
+    """The objective's inputs for these pairs, with anchor 0."""
     columns = *policy.logprobs.T, *pairs.reference.T, *policy.tokens.T
     return DirectInputs(*columns, pairs.label, pairs.weight, jnp.float32(0.0), section)
 
 
 def _anchors(model: Model, section: Dpo, params, batch: AnswerPairs, packed: PackedParts | None) -> tuple[jax.Array, ...]:
-    """What each objective takes from the whole batch before it is split; 0 for those without an anchor."""
+    """Each objective's anchor, computed over the whole batch before it is split; 0 for objectives without an anchor."""
     objectives = objectives_of(section.objective)
     if all(objective.anchor is None for objective in objectives):
         return (jnp.float32(0.0),) * len(objectives)
@@ -77,8 +77,8 @@ def _anchors(model: Model, section: Dpo, params, batch: AnswerPairs, packed: Pac
 
 @functools.partial(jax.jit, donate_argnames=("state",))
 def direct_step(state: TrainState, arguments: DirectArguments) -> tuple[TrainState, dict[str, jax.Array]]:
-    """One update: (state, metrics). The metrics are means over the rows of the whole batch that count: loss, those of
-    `objectives.objective_loss`, those of `state.apply_gradients`, and the sum of the objectives' anchors."""
+    """One update: (state, metrics). The metrics are loss and those of `objectives.objective_loss`, means over the rows of the
+    whole batch that count; those of `state.apply_gradients`; and anchor, the sum of the objectives' anchors."""
     model, section, frozen = arguments.model, arguments.section, arguments.frozen
     batch, packed = arguments.batch, arguments.packed
     chex.assert_equal_shape([batch.label, batch.weight])

@@ -1,4 +1,4 @@
-"""The jitted step by which a smaller reward model learns the scores of a larger one."""
+"""The jitted step that trains a smaller reward model to predict the scores of a larger one."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from jaxalign.training.state import TrainState, gradient_step
 def distill_step(state: TrainState, arguments: DistillArguments) -> tuple[TrainState, dict[str, jax.Array]]:
     """One update: (state, metrics).
 
-    The objective "regression" is the mean squared error of the scores; "pairs" the mean Bradley-Terry loss of the pairs, whose
-    soft label is the teacher's probability; "both" their sum. `scale` converts a difference of normalised scores to the
-    teacher's log-odds. The metric `agreement` is the share of pairs that teacher and student order alike.
+    Objective "regression" is the mean squared error of the scores. "pairs" is the mean Bradley-Terry loss with the teacher's
+    probability as the soft label. "both" is their sum. `scale` converts a difference of normalised scores to the teacher's
+    log-odds. The metric `agreement` is the share of pairs that teacher and student order the same way.
     """
     model, objective, scale, batch = arguments.model, arguments.objective, arguments.scale, arguments.batch
     rows = batch.target.shape[0]

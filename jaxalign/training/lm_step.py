@@ -21,14 +21,14 @@ from jaxalign.training.state import TrainState, gradient_step
 
 
 def lm_loss(model: Model, params, batch: PackedBatch, total, balance_coef: float = 0.0):
-    """The summed negative log-likelihood (nats) of the weighted tokens of `batch` divided by `total`, float32 [], and an `Aux`.
+    """(float32 []: the summed weighted negative log-likelihood of `batch` in nats, divided by `total`; an `Aux`).
 
-    A model with experts adds balance_coef times their load-balancing loss, weighted by the batch's share of `total`. That loss
-    is computed within each micro-batch.
+    For a model with experts, the loss includes balance_coef times their load-balancing loss, which is computed within each
+    micro-batch and weighted by the micro-batch's share of `total`.
     """
     hidden, balance = model.hidden_and_balance(params, batch.tokens, batch.positions, batch.segment_ids)
     given, used = (hidden[:, :-1], batch.tokens[:, 1:], batch.loss_mask[:, 1:]), None
-    if context_size(model.sharding) == 1:  # The head then computes only the tokens that have a loss.
+    if context_size(model.sharding) == 1:  # The head then computes only tokens that have a loss weight.
         if model.sharding is None:
             given = tuple(x.reshape(1, -1, *x.shape[2:]) for x in given)
         used, given = counted_first(given[2], *given)
@@ -42,10 +42,10 @@ def lm_loss(model: Model, params, batch: PackedBatch, total, balance_coef: float
 
 @functools.partial(jax.jit, donate_argnames=("state",))
 def lm_step(state: TrainState, arguments: LmArguments) -> tuple[TrainState, dict[str, jax.Array]]:
-    """One update: (state, metrics). The loss is a mean over all weighted tokens of the batch, however it is split.
+    """One update: (state, metrics). The loss is the weighted mean over all tokens of the batch, however the batch is split.
 
-    The metrics are loss (nats per token), load_balance (of a model with experts), tokens (all that are not padding), and those
-    of `state.apply_gradients`.
+    The metrics are loss (nats per token), load_balance (for a model with experts), tokens (all but padding), and those of
+    `state.apply_gradients`.
     """
     model, batch = arguments.model, arguments.batch
     chex.assert_rank(jax.tree.leaves(batch), 2)
@@ -62,7 +62,7 @@ def lm_step(state: TrainState, arguments: LmArguments) -> tuple[TrainState, dict
 
 @functools.partial(jax.jit, static_argnames=("model",))
 def lm_evaluate(model: Model, params, batch: PackedBatch):
-    """(summed negative log-likelihood in nats, sum of the tokens' weights) of a batch, float32 [] both."""
+    """(the summed weighted negative log-likelihood of a batch in nats, the sum of the tokens' weights), both float32 []."""
     total = jnp.sum(batch.loss_mask[:, 1:])
     loss, _ = lm_loss(model, params, batch, 1.0)
     return loss, total

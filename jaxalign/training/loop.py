@@ -1,4 +1,4 @@
-"""The loop of every trainer: resume, step, record metrics, save checkpoints; with a directory or in memory."""
+"""The loop of every trainer: resumes, steps, records metrics and saves checkpoints, with a directory or in memory."""
 
 from __future__ import annotations
 
@@ -36,20 +36,20 @@ class Loop:
 
     Attributes:
       stage: the name that the progress bar shows; its first word is the stage that `profile` names.
-      directory: where metrics.jsonl, timing.jsonl and checkpoints/ go and where an interrupted run resumes from; None keeps
+      directory: the folder of metrics.jsonl, timing.jsonl and checkpoints/, in which an interrupted run resumes; None keeps
         everything in memory.
       total_steps: the number of steps.
       checkpoint_every: steps between checkpoints.
       shown: the metrics that the progress bar shows.
       tokens_metric: the metric that counts the tokens of a step, for tokens per second. Metrics whose names start with an
         underscore are shown and counted but not recorded.
-      timing: the directory of timing.jsonl, where it is not `directory`.
-      timeline: times the phases inside a step; None where a step is one phase.
+      timing: the directory of timing.jsonl; None for `directory`.
+      timeline: times the phases within a step; None if a step is one phase.
       flops: the FLOPs of a step, for steps without a timeline.
-      peak: FLOP/s of all devices together, 0 where unknown.
+      peak: peak FLOP/s of all devices together; 0 if unknown.
       began: when the stage started, by `time.perf_counter`.
       profile: the steps to trace (`tracking.profile`).
-      progress: whether progress is shown on stderr.
+      progress: whether to show progress on stderr.
       trackers: receive the same metrics as the metric file (`jaxalign.tracking.tracker`).
       settings: the settings of the run as plain values, for the trackers.
     """
@@ -71,13 +71,13 @@ class Loop:
     settings: Mapping[str, Any] | None = None
 
     def begin(self, init: Init, abstract: Any, step_fn: StepFunction) -> Training:
-        """Describes a run of the loop; iterating over the result trains.
+        """Prepares a run of the loop. Iterating over the result trains.
 
         Args:
-          init: makes the first state; called only where there is no checkpoint.
+          init: creates the initial state; called only if there is no checkpoint.
           abstract: ShapeDtypeStructs of the state, with shardings on a mesh, for restoring a checkpoint.
-          step_fn: `step_fn(state, step) -> (state, metrics)`; it donates the state that it receives. Metrics may be device
-            arrays: they are fetched one step late, so that the device never waits for the host.
+          step_fn: `step_fn(state, step) -> (state, metrics)`; it donates its input state. Metrics may be device arrays: they
+            are fetched one step late, so that the device does not wait for the host.
         """
         return Training(self, init, abstract, step_fn)
 
@@ -93,8 +93,8 @@ class Training:
     """A training run. Iterating over it trains and yields a `Step` for each step that this process computes.
 
     Attributes:
-      state: the newest state, None before the first step. The next step donates its buffers.
-      running: whether iteration has begun and not ended.
+      state: the newest state; None before iteration begins. The next step donates its buffers.
+      running: whether iteration has begun and not yet ended.
     """
 
     def __init__(self, loop: Loop, init: Init, abstract: Any, step_fn: StepFunction):
@@ -157,7 +157,7 @@ class Training:
     def _settle(
         self, trackers: Trackers, progress: Progress | None, clock: _Clock, step: int, metrics: dict[str, Any]
     ) -> Step:
-        """Fetches the metrics of a step, logs and shows them."""
+        """Fetches, logs and shows the metrics of a step."""
         loop = self._loop
         numbers = to_metrics(jax.device_get(metrics))
         count = int(numbers.get(loop.tokens_metric, 0))
@@ -170,7 +170,7 @@ class Training:
 
 
 class _Clock:
-    """Times a loop between checkpoints, without the time for which the caller holds a yielded step."""
+    """Times a loop between checkpoints, excluding the time that the caller spends on a yielded step."""
 
     def __init__(self, loop: Loop, timing):
         self._timing, self._stage_began = timing, loop.began
@@ -181,7 +181,7 @@ class _Clock:
         self._began, self.tokens, self.flops = time.perf_counter(), 0, 0.0
 
     def paused(self, settled: Step) -> Iterator[Step]:
-        """Yields the step; the time until the caller asks for the next one is not counted."""
+        """Yields the step. The time until the caller requests the next step is not counted."""
         began = time.perf_counter()
         yield settled
         self._began += time.perf_counter() - began
@@ -200,7 +200,7 @@ class _Clock:
 
     @contextlib.contextmanager
     def checkpoint(self) -> Iterator[None]:
-        """Times the body as a checkpoint and starts the next interval."""
+        """Times the body of the `with` statement as a checkpoint and starts the next interval."""
         self._restart()
         yield
         self._timing.add("checkpoint", time.perf_counter() - self._began)

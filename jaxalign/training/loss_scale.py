@@ -1,13 +1,13 @@
 """Dynamic loss scaling for float16.
 
 In float16 the gradients of activations underflow to 0 below 6e-8 (6e-5 where subnormal numbers are flushed) and overflow above
-65,504. The loss is therefore multiplied by a power of two before the backward pass, and the gradients are divided by it
-afterwards in float32, which rounds nothing. A step whose gradients are not finite changes no parameter and halves the power;
+65,504. The loss is therefore multiplied by a power of two, the scale, before the backward pass. The gradients are divided by
+it afterwards in float32, which is exact. A step with non-finite gradients changes no parameter and halves the scale;
 `GROWS_AFTER` finite steps in a row double it (Micikevicius et al. 2018, arXiv 1710.03740, section 3.2).
 
-These are constants and not options, since the scale finds its level from any start: a start that is too high costs one skipped
-step for each halving, at most 15, and one that is too low is doubled. PyTorch, Apex and jmp have the same defaults, except for
-a start of 2^16 in the first two.
+The parameters are constants instead of options, since the scale converges from any start: a start that is too high costs one
+skipped step per halving, at most 15, and a start that is too low is doubled. PyTorch, Apex and jmp have the same defaults,
+except that the first two start at 2^16.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from jaxalign.models.model import Model
 START = 2.0**15
 GROWS_AFTER = 2000
 FLOOR = 1.0
-CEILING = 2.0**24  # Ends the doubling where all gradients are 0.
+CEILING = 2.0**24  # Bounds the doubling if all gradients are 0.
 
 
 @jax.tree_util.register_dataclass
@@ -47,8 +47,8 @@ class LossScale:
         return LossScale(scale, jnp.where(grows, 0, steps))
 
     def explains(self, loss: jax.Array) -> jax.Array:
-        """bool []: whether the scale may be the cause of gradients that are not finite: the loss is finite, and the scale is
-        above its minimum."""
+        """bool []: whether the scale may have caused non-finite gradients, because the loss is finite and the scale is above
+        its minimum."""
         return jnp.isfinite(loss) & (self.scale > FLOOR)
 
 

@@ -1,4 +1,4 @@
-"""Gradient accumulation in a loop: sums over micro-batches of a loss that is already divided by the count of the batch."""
+"""Gradient accumulation: sums a loss, already normalised by totals of the whole batch, over micro-batches in a loop."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ def split(batch, micro_batches: int):
     return jax.tree.map(lambda x: x.reshape(x.shape[0] // micro_batches, micro_batches, *x.shape[1:]).swapaxes(0, 1), batch)
 
 
-LEAST_TOKENS = 1024  # Of a micro-batch on a CPU: matrix products are slow below it, activations leave the caches above it.
+# Tokens per micro-batch on a CPU: with fewer, matrix products are slow; with more, activations exceed the caches.
+LEAST_TOKENS = 1024
 
 
 def chosen(micro_batches: int, rows: int, length: int, sharding: Sharding | None) -> int:
-    """The number of micro-batches of a step of `rows` rows of `length` tokens.
+    """The number of micro-batches for a step of `rows` rows of `length` tokens.
 
-    It is `micro_batches` unless that is 0. Otherwise it is 1, and on a CPU without a mesh the largest number of micro-batches
-    that have at least `LEAST_TOKENS` tokens and two rows each.
+    `micro_batches`, unless it is 0. Then 1; or, on a CPU without a mesh, the largest number of equal micro-batches with at
+    least `LEAST_TOKENS` tokens and two rows each.
     """
     if micro_batches or sharding is not None or platform_of(sharding) != "cpu":
         return micro_batches or 1
@@ -33,7 +34,7 @@ def chosen(micro_batches: int, rows: int, length: int, sharding: Sharding | None
 
 
 class Aux(NamedTuple):
-    """Scalars that a loss reports: `sums` are added over micro-batches; of `maxima` the largest value is kept."""
+    """Scalars that a loss reports. Over micro-batches, `sums` are added and the largest value of each of `maxima` is kept."""
 
     sums: dict[str, jax.Array]
     maxima: dict[str, jax.Array] = {}  # noqa: RUF012
@@ -59,7 +60,7 @@ class Parts(NamedTuple):
 
 
 def parts_of(batch, micro_batches: int) -> Parts:
-    """A batch in equal micro-batches, by `split`."""
+    """Splits a batch into equal micro-batches with `split`."""
     if micro_batches == 1:
         return Parts(lambda _: batch, 1)
     parts = split(batch, micro_batches)
@@ -72,11 +73,11 @@ def accumulate(
     """((loss, Aux), gradients), combined over the micro-batches.
 
     Args:
-      loss_fn: `loss_fn(params, part) -> (loss, Aux)`. The loss and `Aux.sums` are sums over the part divided by totals of the
+      loss_fn: `loss_fn(params, part) -> (loss, Aux)`. The loss and `Aux.sums` are sums over the part, divided by totals of the
         whole batch.
       place: constrains the sharding of the gradients of each micro-batch (`Model.constrain_gradients`).
-      loss_scale: of the training state. Loss, `Aux` and gradients are returned without it; it only keeps small numbers of the
-        backward pass from underflowing.
+      loss_scale: the loss scale of the training state. It only keeps small values in the backward pass from underflowing: the
+        returned loss, `Aux` and gradients do not include it.
     """
 
     def scaled_loss(params, part):
@@ -91,7 +92,7 @@ def accumulate(
 
     if isinstance(parts.count, int) and parts.count == 1:
         return grad_fn(params, parts.of(0))
-    # The sum starts from zeros and not from the first part, so that the loss is compiled once.
+    # Start the sum from zeros instead of the first part, so that the loss is compiled once.
     (loss, aux), gradients = jax.eval_shape(lambda: grad_fn(params, parts.of(0)))
     least = jax.tree.map(lambda x: jnp.full(x.shape, -jnp.inf, x.dtype), aux.maxima)
     gradients = _zeros(gradients)

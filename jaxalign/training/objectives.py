@@ -1,6 +1,6 @@
 """The built-in direct preference objectives as functions of `DirectInputs`, and sums of objectives.
 
-The mathematics is in `jaxalign.algorithms`; `jaxalign.registry.objectives` has a record of each function here.
+The formulas are in `jaxalign.algorithms`; `jaxalign.registry.objectives` has a record for each function here.
 """
 
 from __future__ import annotations
@@ -22,19 +22,18 @@ from jaxalign.registry.objectives import BUILTIN, Objective, objectives_of
 
 
 class DirectInputs(NamedTuple):
-    """What a direct preference objective reads. All arrays are float32 [B]; rows that do not count are zeros.
+    """The inputs of a direct preference objective. All arrays are float32 [B]; rows that do not count are zeros.
 
     Attributes:
-      first: summed log-probabilities of the first answer's tokens under the policy. The first answer is the better one
-        according to the label.
-      second: those of the second answer; for objectives on single answers, of an answer to another prompt.
-      reference_first: summed log-probabilities under the reference, zeros where there is none.
-      reference_second: those of the second answer.
+      first: the log-probability of the first answer under the policy. The first answer is the one that the label prefers.
+      second: the same for the second answer; for objectives on single answers, this is an answer to another prompt.
+      reference_first: the log-probability of the first answer under the reference; zeros without a reference.
+      reference_second: the same for the second answer.
       first_tokens: the number of tokens of the first answer.
       second_tokens: the number of tokens of the second answer.
-      label: the probability that the first answer is better; for single answers, 1 for a good and 0 for a bad one.
+      label: the probability that the first answer is better; for single answers, 1 for a good and 0 for a bad answer.
       mask: 1 for rows that count, otherwise 0.
-      anchor: float32 [], what the objective's anchor function computed over the whole batch; 0 without one.
+      anchor: float32 [], the result of the objective's anchor function over the whole batch; 0 if it has none.
       settings: the fields of `config.dpo`, such as beta.
     """
 
@@ -124,8 +123,8 @@ def simpo(inputs: DirectInputs) -> Loss:
 
 
 def kto(inputs: DirectInputs) -> Loss:
-    """KTO. The margin of an answer is its reward in the direction of its label; rewards are doubled, since a batch of judged
-    answers has about half of each kind."""
+    """KTO. The reported margin is the reward of a good answer and minus the reward of a bad answer. The chosen and rejected
+    rewards are doubled, so that their means over a batch are about the means over its good and bad answers."""
     settings, label = inputs.settings, inputs.label
     loss, rewards = kto_losses.kto(
         inputs.first,
@@ -163,18 +162,18 @@ def anchors(inputs: DirectInputs) -> tuple[jax.Array, ...]:
 
 
 def objective_loss(inputs: DirectInputs, anchored: tuple[jax.Array, ...]) -> tuple[jax.Array, dict[str, jax.Array]]:
-    """The loss of the objective or of the sum of objectives that the settings name, with the likelihood term.
+    """The loss of the objective, or sum of objectives, that the settings name, including the likelihood term.
 
     Args:
-      inputs: of a batch or of a micro-batch.
-      anchored: `anchors` of the whole batch.
+      inputs: the inputs for a batch or a micro-batch.
+      anchored: the `anchors` of the whole batch.
 
     Returns:
-      (loss, reported): float32 [B], and float32 [B] each of chosen_reward, rejected_reward, margin, accuracy and nll (of the
-      better answer, in nats a token). Rows that do not count have loss 0.
+      (loss, reported): float32 [B], and by name the float32 [B] chosen_reward, rejected_reward, margin, accuracy and nll (of
+      the better answer, in nats per token). Rows that do not count have loss 0.
 
     Raises:
-      UserError: an objective returns something else than a loss [B], or such a loss and its statistics.
+      UserError: an objective returns anything but a loss [B], or such a loss with its statistics.
     """
     settings = inputs.settings
     objectives = objectives_of(settings.objective)
@@ -183,7 +182,7 @@ def objective_loss(inputs: DirectInputs, anchored: tuple[jax.Array, ...]) -> tup
     if len(objectives) == 1:
         loss, stats = _evaluate(objectives[0], inputs._replace(anchor=anchored[0]))
         sft_weight = objectives[0].sft_weight
-        nll = nll if objectives[0].pairs else nll * inputs.label  # Bad answers are not to be imitated.
+        nll = nll if objectives[0].pairs else nll * inputs.label  # Bad answers must not be imitated.
     else:
         loss, stats, sft_weight = jnp.zeros_like(inputs.first), _implicit_rewards(inputs), 0.0
         weights = settings.weights or (1.0,) * len(objectives)
@@ -207,7 +206,7 @@ def is_builtin(settings: Dpo) -> bool:
 
 
 def _masked(inputs: DirectInputs) -> DirectInputs:
-    """The inputs with zeros in rows that do not count, so that nothing there reaches a loss or its gradient."""
+    """The inputs with zeros in rows that do not count, so that these rows affect neither the loss nor its gradient."""
     *rows, anchor, settings = inputs
     chex.assert_equal_shape(rows)
     selected = inputs.mask > 0

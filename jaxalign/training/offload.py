@@ -1,14 +1,14 @@
-"""Offloading to host memory of arrays that a phase does not need: `config.mesh.offload`.
+"""Offloads to host memory the arrays that a phase does not need: `config.mesh.offload`.
 
-Arrays are moved between phases, outside of jitted programs, and return with the same sharding, so no result changes. A
-device holds, of the arrays that may be offloaded,
+Arrays are moved between phases, outside of jitted programs, and return with the same sharding, so results do not change. Of the
+arrays that may be offloaded, a device holds
 
 - while sampling: none;
 - while scoring: the frozen role that scores, and no optimizer state;
-- in the update: the optimizer state, and the reference only where the loss runs it (`ppo.kl_in` loss with `kl_estimator` full);
-- at the start: one at a time, while it is made or read. A restored optimizer state is read directly into host memory.
+- in the update: the optimizer state, and the reference only if the loss runs it (`ppo.kl_in` loss with `kl_estimator` full);
+- at the start: one at a time, while it is created or read. A restored optimizer state is read directly into host memory.
 
-The policy, the critic and a base under adapters, which every phase reads, are never offloaded.
+The policy, the critic and the base under adapters are never offloaded, since every phase reads them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ HOST = "pinned_host"
 
 
 def check_host_memory(settings: Mesh, devices: Sequence[jax.Device] | None = None) -> None:
-    """Raises UserError where offloading is configured and the devices (default: those of this process) cannot address host
+    """Raises UserError if offloading is configured but the devices (default: those of this process) cannot address host
     memory."""
     device = (devices or jax.local_devices())[0]
     kinds = [memory.kind for memory in device.addressable_memories()]
@@ -39,7 +39,7 @@ def check_host_memory(settings: Mesh, devices: Sequence[jax.Device] | None = Non
 
 
 def _moves(leaf: Any) -> bool:
-    """Whether an array is offloaded. Counters are not: they are small, and some host memories lay out scalars differently."""
+    """Whether an array is offloaded. Scalars are not: they are small, and some host memories lay them out differently."""
     return leaf.ndim > 0
 
 
@@ -47,7 +47,7 @@ def to_host(tree: Any, shared: Any = None) -> Any:
     """Copies arrays to host memory, waits for the copies, and frees the device buffers.
 
     Args:
-      tree: arrays, or ShapeDtypeStructs, which get shardings in host memory so that a restore reads into it.
+      tree: arrays; or ShapeDtypeStructs, which get shardings in host memory, so that a restore reads into host memory.
       shared: arrays of `tree` that stay on the devices.
     """
     kept = {id(leaf) for leaf in jax.tree.leaves(shared)}
@@ -71,7 +71,7 @@ def to_host(tree: Any, shared: Any = None) -> Any:
 
 
 def to_device(tree: Any, keep: bool = False) -> Any:
-    """The inverse of `to_host`. keep: whether the copy in host memory is kept."""
+    """The inverse of `to_host`. keep: whether to keep the copy in host memory."""
 
     def back(leaf):
         if leaf.sharding.memory_kind != HOST:
@@ -89,9 +89,9 @@ class FrozenRole:
     """Parameters that are never trained, such as those of a reference or of a reward model.
 
     Args:
-      params: the parameters. With `offload` their device buffers are freed.
-      offload: keep them in host memory, with a copy on the devices only within `on_device`.
-      shared: parameters that stay on the devices, such as a base under adapters.
+      params: the parameters. With `offload`, their device buffers are freed.
+      offload: keep the parameters in host memory, with a copy on the devices only within `on_device`.
+      shared: parameters that stay on the devices, such as the base under adapters.
     """
 
     def __init__(self, params: Any, offload: bool = False, shared: Any = None):
@@ -107,7 +107,7 @@ class FrozenRole:
         finally:
             for own, lent in zip(jax.tree.leaves(self._params), jax.tree.leaves(here), strict=True):
                 if lent is not own:
-                    lent.delete()  # Dispatched computations keep the buffer until they end.
+                    lent.delete()  # The buffer stays alive until the dispatched computations that use it end.
 
 
 def _optimizers(state: Any, move) -> Any:
@@ -124,7 +124,7 @@ def _is_state(x: Any) -> bool:
 
 
 def optimizer_to_host(state: Any) -> Any:
-    """A TrainState or PPOState, or its description for a restore, with optimizer states in host memory."""
+    """A TrainState or PPOState, concrete or abstract, with its optimizer states in host memory."""
     return _optimizers(state, to_host)
 
 

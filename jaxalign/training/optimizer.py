@@ -1,4 +1,4 @@
-"""Optimizers and learning-rate schedules, from optax."""
+"""Optimizers and learning-rate schedules, built on optax."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _STACKED = ("blocks", "adapters")
 
 
 def make_schedule(config: Optimizer, total_steps: int) -> optax.Schedule:
-    """Linear warm-up from 0 over `warmup_steps`, then constant, linear to 0 or cosine to 0 at `total_steps`."""
+    """Linear warm-up over `warmup_steps`, then constant, linear decay to 0 or cosine decay to 0 at `total_steps`."""
     rest = max(1, total_steps - config.warmup_steps)
     after = {
         "constant": lambda: optax.constant_schedule(config.learning_rate),
@@ -25,15 +25,16 @@ def make_schedule(config: Optimizer, total_steps: int) -> optax.Schedule:
     }[config.schedule]()
     if config.warmup_steps == 0:
         return after
-    # The first step of the warm-up has a rate above 0, so that it is not wasted.
+    # Warm-up starts above 0, so that its first step is not wasted.
     warm = optax.linear_schedule(config.learning_rate / config.warmup_steps, config.learning_rate, config.warmup_steps)
     return optax.join_schedules([warm, after], [config.warmup_steps])
 
 
 def scale_by_adam_eps_inside(b1: float, b2: float, eps: float) -> optax.GradientTransformation:
-    """Adam with eps added to the root of the uncorrected moment: m * sqrt(1-b2^t)/(1-b1^t) / (sqrt(v) + eps), as in TensorFlow.
+    """Adam with eps added to the square root of the uncorrected second moment, as in TensorFlow.
 
-    Source: "The N implementation details of RLHF with PPO", detail on Adam.
+    The update is m * sqrt(1-b2^t)/(1-b1^t) / (sqrt(v) + eps). Source: "The N implementation details of RLHF with PPO", the
+    detail on Adam.
     """
 
     def update(updates, state, params=None):
@@ -49,7 +50,7 @@ def scale_by_adam_eps_inside(b1: float, b2: float, eps: float) -> optax.Gradient
 
 
 def _decays(params):
-    """The mask of weight decay, which acts on matrices only: not on norms, biases, DoRA magnitudes or the scalar head."""
+    """The mask of weight decay, which applies only to matrices: not to norms, biases, DoRA magnitudes or the scalar head."""
 
     def decays(path, leaf):
         stacked, name = path[0].key in _STACKED, path[-1].key
@@ -68,13 +69,13 @@ def _lion(config: Optimizer) -> optax.GradientTransformation:
 
 
 def _adafactor(config: Optimizer) -> optax.GradientTransformation:
-    """Adafactor without momentum, as published (arXiv 1804.04235); the rate is relative to a weight's size."""
+    """Adafactor without momentum, as published (arXiv 1804.04235); the learning rate is relative to a parameter's scale."""
     directions = optax.scale_by_factored_rms(), optax.clip_by_block_rms(1.0), optax.scale_by_param_block_rms(1e-3)
     return _by_layer(optax.chain(*directions))
 
 
 def _muon(config: Optimizer) -> optax.GradientTransformation:
-    """Muon: updates of kernels are orthogonalised and scaled to the size of Adam's (arXiv 2502.16982); the rest uses Adam."""
+    """Muon: updates of kernels are orthogonalised and scaled to the size of Adam's (arXiv 2502.16982). The rest uses Adam."""
     matrices = optax.chain(
         optax.contrib.scale_by_muon(beta=config.b1, weight_dimension_numbers=_dimensions), optax.stateless(_as_large_as_adams)
     )
@@ -96,7 +97,7 @@ def _inputs(path) -> int | None:
 
 
 def _dimensions(tree):
-    """The input and output axes of each kernel for Muon; axes before them are layers and experts."""
+    """The input and output axes of each kernel for Muon. The axes before them are layers and experts."""
 
     def numbers(path, leaf):
         names, first = tuple(part.key for part in path), 1
@@ -111,11 +112,11 @@ def _dimensions(tree):
 def _sophia(config: Optimizer) -> optax.GradientTransformation:
     """Sophia-H, arXiv 2305.14342: the curvature is estimated every 10 updates from one micro-batch (Hutchinson)."""
     descent = optax.contrib.sophia(1.0, config.b1, config.b2, config.eps, weight_decay=0.0)
-    return optax.chain(descent, optax.scale(-1.0))  # A direction as the others give it: rate and sign are applied last.
+    return optax.chain(descent, optax.scale(-1.0))  # A direction, like the other optimizers: rate and sign are applied last.
 
 
 def _as_large_as_adams(updates, params=None):
-    """Scales orthogonal matrices by 0.2 sqrt(max(inputs, outputs)): a root mean square of 0.2, as of Adam's updates."""
+    """Scales orthogonal matrices by 0.2 sqrt(max(inputs, outputs)), to a root mean square of 0.2, typical of Adam's updates."""
     del params
 
     def scale(update, dimensions):

@@ -1,9 +1,9 @@
-"""Packing of answered prompts into micro-batches: the plan that the host makes, and how programs on devices use it.
+"""Packs answered prompts into micro-batches: the host plans the packing, and programs on devices use the plan.
 
-Prompts with their answers are placed side by side in rows of one length, so that only the ends of rows are padding; a prefix
-that both sequences of a pair share may be stored once. Rows are grouped into parts of one shape. A program loops over as many
-parts as are in use (`PackedParts.count`), so fewer tokens cost less without another compilation. Arrays over answer tokens keep
-the shape [B, N].
+Prompts with their answers are concatenated in rows of equal length, so that only the ends of rows are padding; a prefix that
+both sequences of a pair share may be stored once. Rows are grouped into parts of the same shape. A program loops over the parts
+in use (`PackedParts.count`), so fewer tokens cost less time without another compilation. Arrays over answer tokens keep the
+shape [B, N].
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from jaxalign.parallel.sharding import Sharding
 from jaxalign.records import AnswerPairs, AnswerRows, PackedParts, PairBatch, Rollout, ScoredPairs
 from jaxalign.training.microbatch import Parts
 
-PARTS = 16  # By default a part has 1/PARTS of the tokens that the sequences could need, so that little of it is padding.
-LEAST_TOKENS = 768  # Of a part on one device by default: smaller matrix products are slow.
+PARTS = 16  # By default, a part has 1/PARTS of the tokens that the sequences need at most, so that little of it is padding.
+LEAST_TOKENS = 768  # By default, a part has at least this many tokens per device, since smaller matrix products are slow.
 
 
 def part_rows(sequences: int, T: int, tokens: int, ways: int = 1, unit: int = 1) -> tuple[int, int]:
-    """(rows of a part, the largest number of parts) for `sequences` sequences in rows of T tokens.
+    """(rows per part, the largest number of parts) for `sequences` sequences in rows of T tokens.
 
     Args:
-      tokens: the most tokens of one device in a part; 0 chooses.
+      tokens: the most tokens per device in a part; 0 chooses automatically.
       ways: see `rows_split`.
       unit: see `rows_split`.
 
@@ -43,7 +43,7 @@ def part_rows(sequences: int, T: int, tokens: int, ways: int = 1, unit: int = 1)
     least = T * unit // ways
     if 0 < tokens < least:
         raise UserError(f"micro_batch_tokens is {tokens}; at least {least} are needed for rows of {T} (two rows for pairs, one "
-                        "for each part of a pipeline): raise it, or set it to 0, which chooses")
+                        "for each micro-batch of a pipeline): raise it, or set it to 0 to choose it automatically")
     most = tokens * ways // T if tokens else -(-max(LEAST_TOKENS * ways, sequences * T // PARTS) // T)
     most = max(unit, most // unit * unit)
     parts = -(-sequences // most)
@@ -52,7 +52,7 @@ def part_rows(sequences: int, T: int, tokens: int, ways: int = 1, unit: int = 1)
 
 
 def rows_split(sharding: Sharding | None) -> tuple[int, int]:
-    """(number of devices among which a part's rows are split, number of which its rows must be a multiple)."""
+    """(the number of devices that share a part's rows, the number of which the part's row count must be a multiple)."""
     if sharding is None:
         return 1, 1
     return sharding.batch_size, sharding.batch_size * sharding.pipeline_micro_batches
@@ -70,20 +70,20 @@ def pack_answers(
     together: int = 1,
     common: np.ndarray | None = None,
 ) -> PackedParts:
-    """A plan of numpy arrays for each group of sequences.
+    """Plans the packing of each group of sequences, as numpy arrays.
 
     Args:
-      tokens: int [S, T], prompts followed by their answers; packed rows have T tokens too.
-      prompts: int [S], tokens of each prompt.
-      answers: int [S], tokens of each answer.
-      groups: sequence numbers, equally many in each group.
+      tokens: int [S, T], prompts followed by their answers; packed rows also have T tokens.
+      prompts: int [S], the number of tokens of each prompt.
+      answers: int [S], the number of tokens of each answer.
+      groups: the sequence numbers of each group; all groups have the same size.
       counted: bool [S]; sequences that do not count are left out.
-      rows: of a part, see `part_rows`.
+      rows: rows per part, see `part_rows`.
       most: the largest number of parts, see `part_rows`.
-      ways: devices among which a part's rows are split; each gets about the same number of tokens.
-      together: units of this many neighbours in a group stay in one part.
-      common: int [S], equal for the two sequences of a pair: the length of the prefix that both share and that is stored once,
-        as a stem (`attention.plain.STEM`); 0 stores it twice. None: 0 for all.
+      ways: the number of devices that share a part's rows; each gets about the same number of tokens.
+      together: each run of this many neighbours in a group stays in one part.
+      common: int [S], equal for the two sequences of a pair: the length of their shared prefix that is stored once, as a stem
+        (`attention.plain.STEM`); 0 stores it twice. None means 0 for all.
     """
     T, G, B = tokens.shape[1], len(groups), len(groups[0])
     common = np.zeros(len(tokens), np.int64) if common is None else common
@@ -96,10 +96,10 @@ def pack_answers(
             continue
         own = np.asarray(group)[inside]
         P, A, stem = (x[own].astype(np.int64) for x in (prompts, answers, common))
-        follows = (stem > 0) & (np.arange(len(own)) % 2 == 1)  # Its stem is stored with its neighbour.
+        follows = (stem > 0) & (np.arange(len(own)) % 2 == 1)  # Its stem is stored with the preceding sequence.
         skipped = np.where(follows, stem, 0)
         length = P + A - skipped
-        offset, head, document, row = (np.zeros(len(own), np.int64) for _ in range(4))  # row: of all parts
+        offset, head, document, row = (np.zeros(len(own), np.int64) for _ in range(4))  # row: counted over all parts
         fitted = _fit(length, follows, T, rows, together)
         count[g] = len(fitted)
         for k, content in enumerate(fitted):
@@ -122,7 +122,7 @@ def pack_answers(
 
 
 def _fit(length: np.ndarray, follows: np.ndarray, T: int, rows: int, together: int) -> list[list[list[int]]]:
-    """`packing.fit`, where a sequence that uses its neighbour's stem is placed directly after it."""
+    """`packing.fit`, but a sequence that uses its neighbour's stem is placed directly after that neighbour."""
     whole = np.where(follows, 0, length + np.where(np.roll(follows, -1), np.roll(length, -1), 0))
     parts = fit(whole, T, rows, together)
     if not follows.any():
@@ -135,7 +135,7 @@ def _fit(length: np.ndarray, follows: np.ndarray, T: int, rows: int, together: i
 
 
 def _serpentine(rows: int, ways: int) -> list[int]:
-    """The places of the rows, the fullest row first, when rows are assigned to devices in serpentine order."""
+    """The place of each row, from the fullest to the emptiest, if rows are assigned to devices in serpentine order."""
     own = rows // ways
     turns = [range(ways) if turn % 2 == 0 else range(ways)[::-1] for turn in range(own)]
     return [way * own + turn for turn, order in enumerate(turns) for way in order]
@@ -144,7 +144,7 @@ def _serpentine(rows: int, ways: int) -> list[int]:
 def pack_groups(
     rollout: Rollout, groups: Sequence[np.ndarray], counted, tokens: int, sharding: Sharding | None
 ) -> PackedParts:
-    """A plan, on the devices, of groups of a rollout (numpy). tokens: the most of one device in a part; 0 chooses."""
+    """A plan on the devices for groups of rows of a rollout (numpy). tokens: the limit per device in a part; 0 chooses."""
     rows = part_rows(len(groups[0]), rollout.tokens.shape[1], tokens, *rows_split(sharding))
     plan = pack_answers(
         rollout.tokens, rollout.prompt_length, rollout.response_length, groups, counted, *rows, rows_split(sharding)[0]
@@ -153,7 +153,7 @@ def pack_groups(
 
 
 def pack_rollout(rollout: Rollout, tokens: int, sharding: Sharding | None) -> tuple[Rollout, PackedParts]:
-    """(a rollout on the devices, all its responses packed as by `pack_groups`)."""
+    """(a rollout on the devices, all its responses packed with `pack_groups` as one group)."""
     here = fetch(rollout)
     plan = pack_groups(here, [np.arange(len(here.tokens))], here.prompt_length > 0, tokens, sharding)
     return place_rows(sharding, here), jax.tree.map(lambda x: x[0], plan)
@@ -162,12 +162,12 @@ def pack_rollout(rollout: Rollout, tokens: int, sharding: Sharding | None) -> tu
 def pack_pairs(
     pairs: AnswerPairs | PairBatch, tokens: int, sharding: Sharding | None, whole: bool = False, branches: bool = False
 ) -> PackedParts:
-    """A plan, on the devices, of both sequences of the pairs (numpy) that count; the two of a pair are in one part.
+    """A plan on the devices for both sequences of the pairs (numpy) that count. A pair's sequences are in the same part.
 
     Args:
-      tokens: the most tokens of one device in a part; 0 chooses.
+      tokens: the most tokens per device in a part; 0 chooses automatically.
       whole: put all pairs in one part.
-      branches: store a shared prefix once where both sequences then fit into a row (`attention.dispatch.reads_branches`).
+      branches: store a shared prefix once if both sequences then fit into a row (`attention.dispatch.reads_branches`).
     """
     B, _, T = pairs.tokens.shape
     length, (ways, unit) = pairs.length.reshape(-1), rows_split(sharding)
@@ -180,10 +180,10 @@ def pack_pairs(
 
 
 def _common(tokens: np.ndarray, length: np.ndarray, prompts: np.ndarray) -> np.ndarray:
-    """int [B]: the length of the prefix of each pair that is stored once, for tokens [B, 2, T].
+    """int [B]: the length of each pair's prefix that is stored once, for tokens [B, 2, T].
 
-    The token before the first answer token and the last token are stored for each sequence. The length is 0 where the two
-    sequences with a common prefix do not fit into a row of T.
+    The prefix excludes the last prompt token (without answers, the last token), whose output each sequence reads. The length
+    is 0 if the two sequences with a common prefix do not fit into a row of T tokens.
     """
     T = tokens.shape[2]
     common = np.minimum(shared(tokens, length), prompts.min(axis=1) - 1)
@@ -191,7 +191,7 @@ def _common(tokens: np.ndarray, length: np.ndarray, prompts: np.ndarray) -> np.n
 
 
 def shared(tokens: np.ndarray, length: np.ndarray) -> np.ndarray:
-    """int [B]: the number of tokens that the two sequences of each pair share at their beginning.
+    """int [B]: the length of the longest common prefix of the two sequences of each pair.
 
     Args:
       tokens: int [B, 2, T].
@@ -202,19 +202,19 @@ def shared(tokens: np.ndarray, length: np.ndarray) -> np.ndarray:
 
 
 def pair_rows(B: int, T: int, tokens: int, ways: int = 1, unit: int = 1, whole: bool = False) -> tuple[int, int]:
-    """`part_rows` for B pairs, each within one part. whole: one part holds all pairs."""
+    """`part_rows` for B pairs, none of which is split between parts. whole: put all pairs in one part."""
     unit = math.lcm(unit, 2)
     return (-(-2 * B // unit) * unit, 1) if whole else part_rows(2 * B, T, tokens, ways, unit)
 
 
 def _ranges(lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(number of the range, position in it) of each element of consecutive ranges of these lengths."""
+    """(the range's number, the position in the range) for each element of consecutive ranges of these lengths."""
     of = np.repeat(np.arange(len(lengths)), lengths)
     return of, np.arange(len(of)) - (np.cumsum(lengths) - lengths)[of]
 
 
 def place_parts(sharding: Sharding | None, parts: PackedParts) -> PackedParts:
-    """A plan on the devices: rows are split over the mesh's batch axes, everything else is replicated."""
+    """Places a plan on the devices: rows are split over the mesh's batch axes, everything else is replicated."""
     if sharding is None:
         return parts
 
@@ -227,7 +227,7 @@ def place_parts(sharding: Sharding | None, parts: PackedParts) -> PackedParts:
 
 
 def alone(rollout: Rollout) -> AnswerRows:
-    """Each sequence of a rollout in a row of its own, unpacked."""
+    """The sequences of a rollout, unpacked: each has its own row."""
     B, T = rollout.tokens.shape
     N, place = rollout.logprobs.shape[1], jnp.arange(B, dtype=jnp.int32)
     return AnswerRows(
@@ -236,7 +236,7 @@ def alone(rollout: Rollout) -> AnswerRows:
 
 
 def pairs_alone(pairs: AnswerPairs | PairBatch | ScoredPairs) -> AnswerRows:
-    """Each of the 2 B sequences of pairs in a row of its own. For sequences without answers, `heads` is meaningless."""
+    """The 2 B sequences of pairs, unpacked: each has its own row. For sequences without answers, `heads` is meaningless."""
     B, _, T = pairs.tokens.shape
     prompts = (pairs.prompt_length if isinstance(pairs, AnswerPairs) else pairs.length).reshape(2 * B)
     place = jnp.arange(2 * B, dtype=jnp.int32) * T
@@ -244,10 +244,10 @@ def pairs_alone(pairs: AnswerPairs | PairBatch | ScoredPairs) -> AnswerRows:
 
 
 def pair_parts(batch: AnswerPairs | PairBatch, packed: PackedParts | None) -> Parts:
-    """The micro-batches of pairs, each (pairs, AnswerRows): all pairs, of which only those of the part have a weight.
+    """The micro-batches of pairs, each (pairs, AnswerRows): all pairs, with weight 0 for pairs that are not in the part.
 
     Args:
-      packed: the plan; None gives one micro-batch with each sequence in a row of its own.
+      packed: the plan; None gives one micro-batch in which each sequence has its own row.
     """
     if packed is None:
         return Parts(lambda _: (batch, pairs_alone(batch)), 1)
@@ -260,7 +260,7 @@ def pair_parts(batch: AnswerPairs | PairBatch, packed: PackedParts | None) -> Pa
 
 
 def take_part(parts: PackedParts, i) -> tuple[AnswerRows, jax.Array]:
-    """(the rows of part i; bool [B], whether a sequence is in it)."""
+    """(the rows of part i; bool [B]: whether each sequence is in it)."""
     rows = parts.rows
     own = (x[i] for x in (rows.tokens, rows.segment_ids, rows.positions, rows.heads))
     return AnswerRows(*own, rows.start, rows.first, rows.used[i]), parts.part == i
@@ -271,15 +271,15 @@ def of_answers(values, first, N: int) -> jax.Array:
 
     Args:
       first: int32 [B], the flat index in [R, M] of each sequence's first answer token.
-      N: the longest answer. Positions past the end of an answer hold values of others: mask them by length.
+      N: the longest answer. Positions past the end of an answer hold values of other answers: mask them by length.
     """
     place = first[:, None] + jnp.arange(N, dtype=jnp.int32)[None, :]
     return values.reshape(-1)[jnp.clip(place, 0, values.size - 1)]
 
 
 def each_part(parts: PackedParts, fn):
-    """The results of `fn(rows) -> pytree of [B, ...]` for every sequence, computed one part after another; 0 for a sequence
-    that is in no part."""
+    """The results of `fn(rows) -> pytree of [B, ...]` for every sequence, computed one part after another; 0 for sequences in
+    no part."""
 
     def take(i, found):
         rows, inside = take_part(parts, i)

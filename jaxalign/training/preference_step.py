@@ -21,7 +21,7 @@ from jaxalign.training.state import TrainState, gradient_step
 
 
 def sequence_scores(model: Model, params, tokens, length):
-    """float32 [B]: the scalar head at the last token of each row, which is found by its length.
+    """float32 [B]: the output of the scalar head at the last token of each row.
 
     Args:
       tokens: int32 [B, T].
@@ -33,22 +33,22 @@ def sequence_scores(model: Model, params, tokens, length):
 
 
 def row_scores(model: Model, params, rows: AnswerRows, length):
-    """float32 [B]: `sequence_scores` of sequences in packed rows, of length int32 [B]. The scores of sequences in other parts
+    """float32 [B]: `sequence_scores` for sequences of length int32 [B] in packed rows. The entries of sequences in other parts
     are meaningless."""
     scores = model.scores(params, model.hidden(params, rows.tokens, rows.positions, rows.segment_ids)).reshape(-1)
     return scores[jnp.clip(rows.start + length - 1, 0, scores.size - 1)]
 
 
 def pair_scores(model: Model, params, batch: PairBatch | ScoredPairs, rows: AnswerRows | None = None):
-    """float32 [B, 2]: `row_scores` of both sequences of each pair. rows: None gives each sequence a row of its own."""
+    """float32 [B, 2]: `row_scores` of both sequences of each pair. rows: None gives each sequence its own row."""
     rows = pairs_alone(batch) if rows is None else rows
     return row_scores(model, params, rows, batch.length.reshape(-1)).reshape(-1, 2)
 
 
 @functools.partial(jax.jit, donate_argnames=("state",))
 def preference_step(state: TrainState, arguments: PreferenceArguments) -> tuple[TrainState, dict[str, jax.Array]]:
-    """One update: (state, metrics). The metrics are loss and accuracy, means over the pairs of the whole batch, and those of
-    `state.apply_gradients`."""
+    """One update: (state, metrics). The metrics are loss, the mean over all pairs of the batch; accuracy, over the pairs whose
+    label prefers an answer; and those of `state.apply_gradients`."""
     model, batch, packed = arguments.model, arguments.batch, arguments.packed
     chex.assert_equal_shape([batch.label, batch.weight])
     total = jnp.maximum(jnp.sum(batch.weight), 1.0)

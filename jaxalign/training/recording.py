@@ -1,4 +1,4 @@
-"""Timing and checkpoints of a training loop, in a directory or not at all."""
+"""Timing and checkpoints of a training loop: written to a directory, or omitted for a run in memory."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from jaxalign.training.checkpoint import Checkpointer
 
 
 class DirectoryRecording:
-    """Timing and checkpoints of a run in its directory. Use as a context manager; leaving it waits for checkpoints.
+    """Writes a run's timing and checkpoints to its directory. Use it as a context manager, whose exit waits for checkpoints.
 
     Args:
-      directory: receives checkpoints/.
+      directory: the parent of checkpoints/.
       timing: the directory of timing.jsonl.
-      peak: FLOP/s of all devices together, 0 where unknown.
+      peak: peak FLOP/s of all devices together; 0 if unknown.
     """
 
     saves = True
@@ -28,7 +28,7 @@ class DirectoryRecording:
         self._checkpointer = Checkpointer(directory / "checkpoints")
 
     def restore(self, init: Callable[[], Any], abstract: Any) -> tuple[int, Any]:
-        """(number of completed steps, state): the newest checkpoint, or `init()`."""
+        """(number of completed steps, state) from the newest checkpoint, or from `init()` if there is none."""
         began = time.perf_counter()
         start = self._checkpointer.latest() or 0
         state = self._checkpointer.restore(abstract) if start else init()
@@ -40,7 +40,7 @@ class DirectoryRecording:
         hosts.once(_nothing)
 
     def save(self, step: int, state: Any) -> None:
-        """Saves a checkpoint in the background. Raises OSError where the disk is full."""
+        """Saves a checkpoint in the background. Raises OSError if the disk is full."""
         self._checkpointer.save(step, state)
 
     def __enter__(self) -> Self:
@@ -77,7 +77,7 @@ class MemoryRecording:
 
 
 class _NoTiming:
-    """Accepts the calls of a `Timing` and records none."""
+    """Has the methods of `Timing` and records nothing."""
 
     def add(self, name: str, seconds: float, tokens: int = 0, flops: float = 0.0, since: float | None = None) -> None:
         """Does nothing."""

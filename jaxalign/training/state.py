@@ -1,4 +1,4 @@
-"""The state of a training run: one pytree, which is saved and restored as a whole."""
+"""The state of a training run: one pytree, which checkpoints save and restore as a whole."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class TrainState:
       key: uint32 [2], the run's PRNG key. It never changes; steps fold their number into it.
       params: the trained parameters, sharded by the model's rules.
       opt_state: the optimizer's state, float32.
-      loss_scale: of models that compute in float16, otherwise None.
+      loss_scale: the loss scale of a model that computes in float16; otherwise None.
     """
 
     step: jax.Array
@@ -36,7 +36,7 @@ class TrainState:
 
 
 def _parts(state: TrainState) -> list[tuple[jax.tree_util.GetAttrKey, Any]]:
-    """The parts by name. Without a loss scale the state has no such part, since checkpoints store parts by name."""
+    """The fields by name, without `loss_scale` if it is None, since checkpoints store parts by name."""
     names = [entry.name for entry in dataclasses.fields(state) if entry.name != "loss_scale" or state.loss_scale is not None]
     return [(jax.tree_util.GetAttrKey(name), getattr(state, name)) for name in names]
 
@@ -52,7 +52,7 @@ jax.tree_util.register_pytree_with_keys(
 def optimizer_shardings(model: Model, optimizer: optax.GradientTransformation):
     """The shardings of the optimizer state; None on one device.
 
-    Moments are sharded like their parameters, or further by `mesh.zero`. Counters and factored moments, which are small, are
+    Moments are sharded like their parameters, and further if `mesh.zero` says so. Counters and factored moments are small and
     replicated.
     """
     if model.sharding is None:
@@ -77,7 +77,7 @@ def _names(path) -> tuple[str, ...]:
 
 
 def init_state(model: Model, optimizer: optax.GradientTransformation, params, seed_key: jax.Array) -> TrainState:
-    """A fresh state with `params`, on the devices of the model. The first step donates `params`."""
+    """A new state with `params`, on the devices of the model. The first step donates `params`."""
     opt_state = jax.jit(optimizer.init, out_shardings=optimizer_shardings(model, optimizer))(params)
     small = jnp.zeros((), jnp.int32), jax.random.key_data(seed_key), first_scale() if scales_loss(model) else None
     if model.sharding is not None:
@@ -106,19 +106,19 @@ def abstract_state(model: Model, optimizer: optax.GradientTransformation) -> Tra
 def gradient_step(
     model: Model, optimizer, state: TrainState, loss_fn: Callable, parts: Parts
 ) -> tuple[TrainState, Aux, dict[str, jax.Array]]:
-    """One update by the accumulated gradients of the micro-batches.
+    """One update with the accumulated gradients of the micro-batches.
 
     Args:
       loss_fn: `loss_fn(params, part) -> (loss, Aux)`, see `microbatch.accumulate`.
       parts: the micro-batches.
 
     Returns:
-      (the new state, the sums and maxima that the loss reports, the metrics of `apply_gradients`).
+      (the new state, the combined `Aux` of the loss, the metrics of `apply_gradients`).
     """
     (loss, aux), gradients = accumulate(loss_fn, state.params, parts, model.constrain_gradients, state.loss_scale)
 
     def objective(params) -> jax.Array:
-        """The loss estimated on the first micro-batch, for an optimizer that estimates its curvature."""
+        """The batch's loss, estimated on the first micro-batch, for an optimizer that estimates curvature."""
         return parts.count * loss_fn(params, parts.of(0))[0]
 
     state, metrics = apply_gradients(model, state, gradients, optimizer, loss, objective)
@@ -128,19 +128,19 @@ def gradient_step(
 def apply_gradients(
     model: Model, state: TrainState, gradients, optimizer, loss: jax.Array, objective: Callable | None = None
 ) -> tuple[TrainState, dict[str, jax.Array]]:
-    """One update by gradients of the whole batch.
+    """One update with the gradients of the whole batch.
 
-    Gradients that are not finite change only the step and the loss scale.
+    Non-finite gradients change only the step and the loss scale.
 
     Args:
-      gradients: as `microbatch.accumulate` returns them, without the loss scale.
-      loss: float32 [], of the batch.
-      objective: the loss as a function of the parameters, for optimizers that estimate its curvature.
+      gradients: the result of `microbatch.accumulate`, which has divided out the loss scale.
+      loss: float32 [], the loss of the batch.
+      objective: the loss as a function of the parameters, for optimizers that estimate curvature.
 
     Returns:
-      (the new state, metrics). `grad_norm` is the global norm; `skipped` is 1 where the update was skipped. With a loss scale,
-      `loss_scale` is that of this step, and `overflowed` is 1 where the scale explains the skipped update
-      (`LossScale.explains`). Occasional overflows are expected: the scale finds its level by them.
+      (the new state, metrics). `grad_norm` is the global norm; `skipped` is 1 if the update was skipped. With a loss scale,
+      `loss_scale` is the scale of this step, and `overflowed` is 1 if the scale explains the skipped update
+      (`LossScale.explains`). Occasional overflows are expected, since the scale doubles until one occurs.
     """
     norm = optax.tree.norm(gradients)
     finite = jnp.isfinite(norm)
@@ -156,7 +156,7 @@ def apply_gradients(
         return jax.tree.map(lambda n, o: jnp.where(finite, n, o), new, old)
 
     params = keep(params, start)
-    if model.sharding is not None:  # Two constraints, so that the selected parameters are gathered and not both operands.
+    if model.sharding is not None:  # Two constraints, so that XLA gathers the selected parameters instead of both operands.
         params = jax.lax.with_sharding_constraint(params, parts)
         params = jax.lax.with_sharding_constraint(params, model.shardings())
     metrics, scale = {"grad_norm": norm, "skipped": 1.0 - finite.astype(jnp.float32)}, state.loss_scale

@@ -1,4 +1,4 @@
-"""FLOPs of batches, counted on the host from their lengths: `models.flops` for records of numpy arrays."""
+"""Counts the FLOPs of batches on the host from sequence lengths: `models.flops` for records of numpy arrays."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from jaxalign.training.packed import shared
 
 
 def sampled(model: Model, rollout: Rollout) -> tuple[int, float]:
-    """(new tokens, FLOPs) of sampling a rollout."""
+    """(new tokens, FLOPs) for sampling a rollout."""
     return int(np.sum(rollout.response_length)), _read(model, rollout)
 
 
 def logprobs(model: Model, rollout: Rollout) -> tuple[int, float]:
-    """(tokens, FLOPs) of computing the responses' log-probabilities."""
+    """(tokens, FLOPs) for computing the responses' log-probabilities."""
     return int(np.sum(_lengths(rollout))), _read(model, rollout)
 
 
