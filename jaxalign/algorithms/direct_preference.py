@@ -114,8 +114,7 @@ def dpo(
       label: scalar or real [B], in [0, 1]: the probability that the first is better.
       kind: one of `DPO_KINDS`.
       label_smoothing: scalar in [0, .5); above 0 for "conservative", "robust" and "exo_pair".
-      chosen_lengths: int [B], token count of the first response; only "ipo_mean" reads it. 0 is treated as 1.
-      rejected_lengths: int [B], of the second.
+      chosen_lengths, rejected_lengths: int [B], the responses' token counts, which only "ipo_mean" reads; 0 counts as 1.
       mask: bool, int or float [B]; 0 for padding rows. None counts all.
       baseline: scalar, only "bco_pair" reads it: the mean reward (`bco_baseline`) of the whole batch, or a running mean.
         None: the mean over the given rows; 0 disables it, as in TRL.
@@ -129,9 +128,8 @@ def dpo(
         lengths for "ipo_mean".
     """
     require_choice("kind", kind, DPO_KINDS)
-    selected, label, policy, reference = pair_inputs(
-        chosen_logprobs, rejected_logprobs, ref_chosen_logprobs, ref_rejected_logprobs, label, mask
-    )
+    logprobs = chosen_logprobs, rejected_logprobs, ref_chosen_logprobs, ref_rejected_logprobs
+    selected, label, policy, reference = pair_inputs(*logprobs, label, mask)
     require_positive_scalar("beta", beta)
     flips = _flips(label_smoothing, needed_by=kind if kind in _SMOOTHED_KINDS else None)
     if kind == "ipo_mean":

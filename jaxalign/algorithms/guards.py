@@ -1,7 +1,7 @@
 """Argument checks at the start of the public functions of this package.
 
-They read shapes and dtypes, so they cost nothing once jitted. They raise a ValueError that names the argument. Internal checks
-elsewhere use chex, whose AssertionErrors only number the arrays.
+They read shapes and dtypes, so they cost nothing once jitted. chex checks the shapes, here as elsewhere in the package; these
+functions raise a ValueError that names the argument, where chex's AssertionError only numbers the arrays.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -39,19 +40,22 @@ def require_real(name: str, x: Any) -> Any:
 
 def require_same_shape(**arrays: Any) -> None:
     """Raises ValueError, naming the arrays and their shapes, unless all have the same shape (nothing is broadcast)."""
-    shapes = {name: jnp.shape(x) for name, x in arrays.items()}
-    if len(set(shapes.values())) > 1:
-        listed = ", ".join(f"{name} {shape}" for name, shape in shapes.items())
-        raise ValueError(f"these must have the same shape: {listed}")
+    arrays = {name: _shaped(x) for name, x in arrays.items()}
+    try:
+        chex.assert_equal_shape(list(arrays.values()))
+    except AssertionError:
+        listed = ", ".join(f"{name} {x.shape}" for name, x in arrays.items())
+        raise ValueError(f"these must have the same shape: {listed}") from None
 
 
 def require_shape(name: str, x: Any, letters: str, sizes: Sequence[int | None]) -> None:
     """Raises ValueError unless `x` has the given sizes (None: any). `letters` is the shape as written in docstrings."""
-    shape = jnp.shape(x)
-    fits = len(shape) == len(sizes) and all(want in (None, got) for got, want in zip(shape, sizes, strict=True))
-    if not fits:
+    x = _shaped(x)
+    try:
+        chex.assert_shape(x, tuple(sizes))
+    except AssertionError:
         expected = tuple("any" if size is None else size for size in sizes)
-        raise ValueError(f"{name} has shape {shape}; {letters} = {expected} is expected")
+        raise ValueError(f"{name} has shape {x.shape}; {letters} = {expected} is expected") from None
 
 
 def require_choice(name: str, value: str, choices: Sequence[str]) -> None:
@@ -84,6 +88,11 @@ def require_positive_scalar(name: str, x: Any) -> None:
     """Raises ValueError unless `x` is a scalar above 0. For a traced `x` only the shape and the dtype are checked."""
     require_shape(name, x, "scalar", ())
     require_positive(name, x)
+
+
+def _shaped(x: Any) -> Any:
+    # chex reads the attribute `shape`, which numbers and lists lack. The dtype is not read.
+    return x if hasattr(x, "shape") else jax.ShapeDtypeStruct(jnp.shape(x), jnp.float32)
 
 
 def _known(x: Any) -> np.ndarray | None:
