@@ -1,4 +1,4 @@
-"""Arithmetic with answers: the problems, and that the split has no overlap."""
+"""Arithmetic problems with answers, and a split without overlap."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from jaxalign.errors import UserError
 
 
 @pytest.mark.parametrize(("operations", "held_out"), [(("+",), 0.0), (("+", "-", "*"), 0.25)])
-def test_every_problem_is_there_once_with_its_answer(operations, held_out):
+def test_every_problem_occurs_once_with_its_answer(operations, held_out):
     made = Arithmetic(0, 6, operations, held_out)
     train, held = made.problems("train"), made.problems("held_out")
     assert len({*train, *held}) == len(train) + len(held) == 49 * len(operations)
@@ -16,12 +16,12 @@ def test_every_problem_is_there_once_with_its_answer(operations, held_out):
         assert int(answer) == eval(text) and set(text + answer) <= set(ALPHABET)
 
 
-def test_the_seed_alone_decides_the_order_and_the_split():
+def test_order_and_split_depend_only_on_the_seed():
     assert Arithmetic(1, 9, ("+",), 0.1).problems("held_out") == Arithmetic(1, 9, ("+",), 0.1).problems("held_out")
     assert Arithmetic(1, 9, ("+",), 0.1).problems("held_out") != Arithmetic(2, 9, ("+",), 0.1).problems("held_out")
 
 
-def test_a_prompt_carries_its_answer_as_a_column():
+def test_a_prompt_has_its_answer_as_a_column():
     made = Arithmetic(0, 2, ("-",), 0.0)
     prompts = made.prompts("train", 100)
     assert len(prompts) == 9 and len({prompt.id for prompt in prompts}) == 9
@@ -31,11 +31,11 @@ def test_a_prompt_carries_its_answer_as_a_column():
     assert made.prompts("train", 4) == prompts[:4] and made.prompts("held_out", 4) == []
 
 
-def test_with_a_modulus_the_answer_is_the_remainder():
+def test_the_answer_modulo_a_number_is_the_remainder():
     problems = Arithmetic(0, 9, ("+", "-"), 0.0, modulus=7).problems("train")
     assert len(problems) == 200 and all(int(answer) == eval(text) % 7 for text, answer in problems)
 
 
-def test_a_share_that_leaves_nothing_is_refused():
+def test_a_split_that_leaves_nothing_is_refused():
     with pytest.raises(UserError, match=r"arithmetic\.held_out_share is 0\.9; of 4 problems it leaves none"):
         Arithmetic(0, 1, ("+",), 0.9)

@@ -1,4 +1,5 @@
-"""Dialogues through chat templates: the ids of `transformers`, masks written out by hand, and nothing smuggled in."""
+"""Dialogues through chat templates: ids equal to those of `transformers`, masks written by hand, and no injected special
+tokens."""
 
 from __future__ import annotations
 
@@ -53,20 +54,20 @@ def theirs(folder, messages, **options):
 
 @pytest.mark.parametrize("name", OF_TRANSFORMERS)
 @pytest.mark.parametrize("length", [1, 3, 5])
-def test_a_prompt_is_that_of_transformers(folders, loaded, name, length):
+def test_prompt_ids_equal_those_of_transformers(folders, loaded, name, length):
     expected = theirs(folders[name], DIALOGUE[:length], add_generation_prompt=True, return_dict=False)
     assert chat.encode_prompt(loaded[name], DIALOGUE[:length]) == expected
 
 
 @pytest.mark.parametrize("name", OF_TRANSFORMERS)
 @pytest.mark.parametrize("length", [2, 3, 6])
-def test_a_dialogue_is_that_of_transformers(folders, loaded, name, length):
+def test_dialogue_ids_equal_those_of_transformers(folders, loaded, name, length):
     expected = theirs(folders[name], DIALOGUE[:length], return_dict=False)
     assert chat.encode_dialogue(loaded[name], DIALOGUE[:length])[0] == expected
 
 
 @pytest.mark.parametrize("name", OF_TRANSFORMERS)
-def test_a_prompt_and_its_answer_are_the_dialogue_up_to_the_end_of_the_turn(folders, loaded, name):
+def test_a_prompt_and_its_answer_equal_the_dialogue_up_to_the_end_of_the_turn(folders, loaded, name):
     tokenizer = loaded[name]
     expected = theirs(folders[name], DIALOGUE[:4], return_dict=False)
     ids = chat.encode_prompt(tokenizer, QUESTION) + chat.encode_answer(tokenizer, ANSWER)
@@ -75,7 +76,7 @@ def test_a_prompt_and_its_answer_are_the_dialogue_up_to_the_end_of_the_turn(fold
     assert ids[-1] in tokenizer.special_ids
 
 
-# Assistant text by hand: for each family the marked text, with every answer and its end in brackets.
+# For each family, the marked text by hand, with every answer of the assistant and its end in brackets.
 BY_HAND = {
     "chatml": "<|im_start|>user\nWhy?<|im_end|>\n<|im_start|>assistant\n⟦It is 4.<|im_end|>⟧\n<|im_start|>user\n"
               "user<|im_end|>\n<|im_start|>assistant\n⟦user<|im_end|>⟧\n",
@@ -108,18 +109,18 @@ def test_the_mask_of_a_dialogue_of_several_turns_is_right_token_by_token(loaded,
     encoded = tokenizer.encode_template(text)
     assert encoded.ids == ids
     assert mask == [said[start] if start < len(said) else said[-1] for start, _ in encoded.spans]
-    # Decoded trained parts: the only template text is the end of each turn.
+    # Decode the trained parts: their only template text is the end of each turn.
     learnt = [i for i, counts in zip(ids, mask, strict=True) if counts]
     assert "".join(tokenizer.piece(i) for i in learnt) == "".join(re.findall("⟦(.*?)⟧", marked, re.DOTALL))
 
 
-def test_the_mask_of_generation_blocks_is_that_of_transformers(folders, loaded):
+def test_the_mask_of_generation_blocks_equals_that_of_transformers(folders, loaded):
     found = theirs(folders["marked"], DIALOGUE, return_dict=True, return_assistant_tokens_mask=True)
     ids, mask = chat.encode_dialogue(loaded["marked"], DIALOGUE)
     assert (ids, [int(counts) for counts in mask]) == (found["input_ids"], found["assistant_masks"])
 
 
-def test_a_template_that_takes_reasoning_out_of_earlier_turns(folders, loaded):
+def test_a_template_that_removes_reasoning_from_earlier_turns(folders, loaded):
     thought = "<think>\nIt barked.\n</think>\n\nIt is 4."
     messages = dialogue("Why?", thought, "And?", thought)
     tokenizer = loaded["qwen3"]
@@ -133,7 +134,7 @@ def test_a_template_that_takes_reasoning_out_of_earlier_turns(folders, loaded):
 @pytest.mark.parametrize("name", FAMILIES)
 @pytest.mark.parametrize("place", [0, 1, 2, 3])
 def test_special_tokens_in_a_message_stay_text(loaded, name, place):
-    """For every role, the number of special tokens is that of the same dialogue without them."""
+    """For every role, the number of special tokens equals that of the same dialogue without them."""
     tokenizer = loaded[name]
     specials = {tokenizer.piece(i) for i in tokenizer.special_ids}
     texts = ["Why?", "It is 4.", "And?", "the mat."]
@@ -153,8 +154,8 @@ def test_special_tokens_in_a_message_stay_text(loaded, name, place):
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_no_pieces_of_special_tokens_grow_together(loaded, name):
-    """Messages put together at random from parts of special tokens, next to the template's own."""
+def test_pieces_of_special_tokens_do_not_merge(loaded, name):
+    """Messages randomly composed of parts of special tokens, next to the template's own."""
     tokenizer, rng = loaded[name], random.Random(0)
     names = sorted({tokenizer.piece(i) for i in tokenizer.special_ids})
     parts = [*names, *(part for whole in names for part in (whole[:1], whole[:-1], whole[1:], whole[-1:])), " ", "\n", "a"]
@@ -170,7 +171,7 @@ def test_no_pieces_of_special_tokens_grow_together(loaded, name):
 
 @pytest.mark.parametrize("ending", ["", " ", "\n", " \n", "\n "])
 @pytest.mark.parametrize("trim", ["", " | trim", ".rstrip('\\n')", ".strip()"])
-def test_the_end_of_an_answer_is_found_however_the_template_trims(tmp_path, ending, trim):
+def test_the_end_of_an_answer_is_found_for_any_trimming_by_the_template(tmp_path, ending, trim):
     tokenizer = template(tmp_path, made_tokenizers.CHATML.replace("message.content", f"(message.content{trim})"))
     kept = "It is 4." + ending
     kept = {"": kept, " | trim": kept.strip(), ".rstrip('\\n')": kept.rstrip("\n"), ".strip()": kept.strip()}[trim]
@@ -185,12 +186,12 @@ def test_sampling_stops_at_the_end_of_a_turn_and_at_eos(loaded, name, stops):
     assert [loaded[name].piece(i) for i in chat.stop_ids(loaded[name])] == stops
 
 
-def test_an_answer_may_be_empty(loaded):
+def test_an_answer_can_be_empty(loaded):
     assert [loaded["chatml"].piece(i) for i in chat.encode_answer(loaded["chatml"], "")] == ["<|im_end|>"]
 
 
-def test_an_answer_that_would_grow_together_with_the_prompt_begins_after_it(loaded):
-    """The prompt ends with a line break, the answer begins with two: sampling begins after the prompt's own tokens."""
+def test_an_answer_does_not_merge_with_the_end_of_the_prompt(loaded):
+    """The prompt ends with a line break and the answer begins with two: sampling begins after the prompt's own tokens."""
     tokenizer = loaded["chatml"]
     prompt, answer = chat.encode_prompt(tokenizer, QUESTION), chat.encode_answer(tokenizer, "\n\nIt is.")
     assert "".join(tokenizer.piece(i) for i in prompt[-2:]).endswith("\n")
@@ -201,7 +202,7 @@ def template(tmp_path, source):
     return load_tokenizer(made_tokenizers.qwen(tmp_path, source))
 
 
-def test_a_template_whose_prompt_opens_reasoning_has_no_place_for_an_answer(tmp_path):
+def test_a_template_whose_prompt_opens_reasoning_cannot_encode_an_answer(tmp_path):
     opened = made_tokenizers.CHATML.replace("assistant\\n' }}", "assistant\\n<think>\\n' }}")
     tokenizer = template(tmp_path, opened)
     assert chat.encode_prompt(tokenizer, QUESTION) and chat.stop_ids(tokenizer) == (332,)
@@ -233,7 +234,7 @@ def test_a_folder_without_a_template_and_a_dialogue_without_a_question_are_sente
         chat.encode_prompt(loaded["chatml"], dialogue("a\ufdd0b"))
 
 
-def test_roles_that_do_not_alternate_are_the_templates_own_sentence(loaded):
+def test_roles_that_do_not_alternate_raise_the_error_of_the_template(loaded):
     twice = [Message("user", "a"), Message("user", "b")]
     with pytest.raises(DialogueRefused, match=r"refuses a dialogue \(roles user, user\): roles must alternate"):
         chat.encode_prompt(loaded["gemma"], twice)

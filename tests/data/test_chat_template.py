@@ -27,7 +27,7 @@ def run(source, messages=MESSAGES, begin_answer=False, **variables):
     ("{{ strftime_now('%Y') | length }}", "4"),
     ("{%- macro say(m) -%}[{{ m.content }}]{%- endmacro -%}{{ say(messages[1]) }}", "[Ho]"),
 ])  # fmt: skip
-def test_templates_have_what_transformers_gives_them(source, text):
+def test_templates_get_the_variables_and_functions_of_transformers(source, text):
     assert run(source, bos_token="<s>") == text
 
 
@@ -41,12 +41,12 @@ def test_templates_have_what_transformers_gives_them(source, text):
     "{{ '{0.__class__.__init__.__globals__}'.format(messages) }}",
     "{{ messages | attr('__class__') }}{{ (messages | attr('__class__')).mro() }}",
 ])  # fmt: skip
-def test_what_reaches_out_of_the_sandbox_is_refused(source):
+def test_access_outside_the_sandbox_is_refused(source):
     with pytest.raises(UserError, match="the chat template of the-model (does something that the sandbox forbids|fails)"):
         run(source)
 
 
-def test_what_is_hidden_shows_nothing():
+def test_hidden_attributes_render_as_nothing():
     assert run("[{{ raise_exception.__globals__ }}{{ messages.__class__ }}]") == "[]"
 
 
@@ -61,7 +61,7 @@ def test_a_message_is_never_run_as_a_template():
     "{% set x = 'y' * 9999 %}{% for i in range(9999) %}{{ x }}{% endfor %}",
     "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
 ])  # fmt: skip
-def test_what_counts_or_writes_without_end_is_stopped(source):
+def test_endless_loops_and_output_are_stopped(source):
     with pytest.raises(UserError, match="the chat template of the-model (exceeds a limit|fails on a dialogue)"):
         run(source)
 
@@ -79,5 +79,5 @@ def test_a_template_that_fails_is_one_sentence(source, message):
     assert "\n" not in str(caught.value)
 
 
-def test_json_of_the_template_is_json():
+def test_tojson_writes_valid_json():
     assert json.loads(run("{{ messages | tojson }}")) == [{"role": m.role, "content": m.content} for m in MESSAGES]

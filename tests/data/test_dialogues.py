@@ -1,4 +1,4 @@
-"""Parsing dialogues turn by turn, and two answers to the context they really share."""
+"""Parsing dialogues turn by turn, and the context that two answers share."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ def test_leading_blank_lines_are_optional():
         "two words:\n\nHumanity: a history\n\nAn Assistant: helps",
     ],
 )
-def test_pitfall_18_a_speaker_named_inside_a_turn_does_not_split_it(said):
-    """Elsewhere prompts are cut by a split on a marker that occurs in the text."""
+def test_pitfall_18_a_speaker_marker_inside_a_turn_does_not_split_it(said):
+    """Other systems split prompts at a marker that also occurs in the text."""
     text = f"\n\nHuman: tell me\n\nAssistant: {said}\n\nHuman: go on\n\nAssistant: {said}"
     assert parse_transcript(text) == (user("tell me"), assistant(said), user("go on"), assistant(said))
 
 
 def test_pitfall_18_chosen_and_rejected_need_not_share_a_context():
-    """Elsewhere the context of `chosen` is taken for that of `rejected`."""
+    """Other systems use the context of `chosen` for `rejected` as well."""
     chosen = (user("q1"), assistant("a1"), user("q2"), assistant("cut Human: off"), assistant("and on"))
     rejected = (user("q1"), assistant("a1"), user("q2"), assistant("other"))
     context, one, two = split_answers(chosen, rejected)
@@ -54,13 +54,13 @@ def test_pitfall_18_chosen_and_rejected_need_not_share_a_context():
     assert (one, two) == ("cut Human: off\n\nAssistant: and on", "other")
 
 
-def test_the_shared_context_ends_with_the_user_even_where_more_is_shared():
+def test_the_shared_context_ends_with_a_user_turn_even_if_more_is_shared():
     chosen = (user("q"), assistant("first"), assistant("one"))
     rejected = (user("q"), assistant("first"), assistant("two"))
     assert split_answers(chosen, rejected) == ((user("q"),), "first\n\nAssistant: one", "first\n\nAssistant: two")
 
 
-def test_an_answer_is_left_where_one_dialogue_is_the_others_beginning():
+def test_an_answer_remains_if_one_dialogue_is_a_prefix_of_the_other():
     short = (user("q"), assistant("a"))
     assert split_answers((*short, user("r"), assistant("b")), short) == (
         (user("q"),),
@@ -69,7 +69,7 @@ def test_an_answer_is_left_where_one_dialogue_is_the_others_beginning():
     )
 
 
-def test_no_shared_question_gives_none():
+def test_dialogues_without_a_shared_question_have_no_context():
     assert split_answers((user("p"), assistant("a")), (user("q"), assistant("a"))) is None
     assert split_answers((user("p"), user("r"), assistant("a")), (user("p"), assistant("a"))) is None
     assert split_answers((assistant("a"),), (assistant("b"),)) is None
@@ -92,7 +92,7 @@ def test_written_turns_are_read_back(turns):
 
 @pytest.mark.parametrize("value", ["no marker", "", "Hi.\n\nHuman: late", 3, None, [{"role": "system", "content": "x"}],
                                    [{"role": ["user"], "content": "x"}], [{"role": "user"}], ["user: hi"]])  # fmt: skip
-def test_what_is_no_dialogue_is_refused(value):
+def test_an_invalid_transcript_is_refused(value):
     with pytest.raises(ValueError, match="expected"):
         parse_dialogue(value)
 
@@ -101,7 +101,7 @@ def _messages(*pairs):
     return [{"role": role, "content": content} for role, content in pairs]
 
 
-def test_the_common_shapes_of_a_pair_give_the_same_dialogues():
+def test_the_common_forms_of_a_pair_give_the_same_dialogues():
     q, a, b = ("user", "q"), ("assistant", "a"), ("assistant", "b")
     expected = ((user("q"), assistant("a")), (user("q"), assistant("b")))
     shapes = [
@@ -116,7 +116,7 @@ def test_the_common_shapes_of_a_pair_give_the_same_dialogues():
         assert parse_pair(row) == expected, row
 
 
-def test_an_answer_after_a_prompt_may_begin_with_a_speakers_name():
+def test_an_answer_after_a_prompt_can_begin_with_the_name_of_a_speaker():
     row = {"prompt": "\n\nHuman: q\n\nAssistant:", "chosen": " Human: a", "rejected": " b"}
     assert parse_pair(row)[0] == (user("q"), assistant("Human: a"))
 
@@ -130,12 +130,12 @@ def test_an_answer_after_a_prompt_may_begin_with_a_speakers_name():
         ({"chosen": "Human: q\n\nAssistant: a", "rejected": 7}, "rejected: a int; a transcript"),
     ],
 )
-def test_what_is_no_pair_is_refused_by_the_key(row, message):
+def test_an_invalid_pair_is_refused_and_the_key_is_named(row, message):
     with pytest.raises(ValueError, match=message):
         parse_pair(row)
 
 
-def test_the_front_is_cut_at_a_users_turn():
+def test_the_front_is_cut_at_a_user_turn():
     context = (user("one"), assistant("two"), assistant("three"), user("four"), assistant("five"), user("six"))
 
     def at_most(count):

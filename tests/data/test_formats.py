@@ -1,4 +1,4 @@
-"""Segments of every transcript, spelled out by hand."""
+"""The segments of every transcript, written out by hand."""
 
 import pytest
 
@@ -14,7 +14,7 @@ def test_prompt_ends_where_the_answer_begins():
     assert formats.render_prompt([ASK]) == ["<user>", "How do I use sage?", "<assistant>"]
 
 
-def test_earlier_answers_are_ended_as_sampled_ones_are():
+def test_earlier_answers_end_like_sampled_ones():
     turns = [ASK, Message("assistant", "Rub it on."), Message("user", "And mint?")]
     first = ["<user>", "How do I use sage?", "<assistant>", "Rub it on.", "<end>"]
     assert formats.render_prompt(turns) == [*first, "<user>", "And mint?", "<assistant>"]
@@ -26,7 +26,7 @@ def test_dialogue_is_prompt_then_response():
     assert whole == formats.render_prompt([ASK]) + formats.render_response(answer)
 
 
-def test_hh_style_spells_the_public_transcript():
+def test_hh_style_writes_the_public_transcript():
     turns = [ASK, Message("assistant", "Rub it on."), Message("user", "Why?")]
     text = "".join(formats.render_prompt(turns, style="hh"))
     assert text == "\n\nHuman: How do I use sage?\n\nAssistant: Rub it on.\n\nHuman: Why?\n\nAssistant:"
@@ -55,7 +55,7 @@ def test_empty_answers_leave_no_empty_segment():
     assert formats.render_dialogue([ASK, Message("assistant", "")]) == formats.render_prompt([ASK])
 
 
-def test_what_the_model_writes_is_told_apart_from_what_it_reads():
+def test_text_written_by_the_model_is_marked_separately_from_text_it_reads():
     review = [*formats.render_revision([ASK], "Eat it.", PRINCIPLE, "Yes."), "Rub it."]
     written = [s for s, by_model in zip(review, formats.written_by_model(review), strict=True) if by_model]
     assert written == ["Eat it.", "<end>", "Yes.", "<end>", "Rub it."]

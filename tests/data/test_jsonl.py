@@ -1,4 +1,4 @@
-"""JSONL reading: rows, broken lines, and errors as one sentence."""
+"""Reading of JSONL: rows, broken lines, and errors in one sentence."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ def test_plain_and_gzipped_files_give_the_same_rows(tmp_path):
     assert read_jsonl(str(zipped)) == expected
 
 
-def test_gzip_is_told_by_its_content_not_by_its_name(tmp_path):
+def test_gzip_is_recognised_by_content_not_by_name(tmp_path):
     zipped = _write(tmp_path / "named.jsonl", gzip.compress(_TEXT.encode()))
     plain = _write(tmp_path / "named.jsonl.gz", _TEXT)
     assert [row.value for row in read_jsonl(zipped)[0]] == _ROWS
     assert [row.value for row in read_jsonl(plain)[0]] == _ROWS
 
 
-def test_blank_lines_are_numbered_but_neither_rows_nor_broken(tmp_path):
+def test_blank_lines_count_as_lines_but_not_as_rows_or_broken_lines(tmp_path):
     path = _write(tmp_path / "a.jsonl", '\n{"a": 1}\n  \n\n{"a": 2}')
     rows, broken = read_jsonl(path)
     assert [(row.line, row.value["a"]) for row in rows] == [(2, 1), (5, 2)]
@@ -67,12 +67,12 @@ def test_a_broken_line_is_listed_with_its_number_and_reason(tmp_path, line, reas
     assert reason in broken[0].reason
 
 
-def test_a_whole_surrogate_pair_is_a_character(tmp_path):
+def test_a_complete_surrogate_pair_is_one_character(tmp_path):
     path = _write(tmp_path / "a.jsonl", '{"a": "\\ud83d\\ude00"}\n')
     assert read_jsonl(path)[0][0].value == {"a": "\U0001f600"}
 
 
-def test_more_broken_lines_than_accepted_stop_with_file_line_and_count(tmp_path):
+def test_too_many_broken_lines_are_an_error_with_file_line_and_count(tmp_path):
     path = _write(tmp_path / "a.jsonl", _TEXT + "oops\n")
     rows, broken = read_jsonl(path, max_bad_share=0.25)  # exactly one in four is accepted
     assert len(rows) == 3
@@ -81,14 +81,14 @@ def test_more_broken_lines_than_accepted_stop_with_file_line_and_count(tmp_path)
         read_jsonl(path, max_bad_share=0.24)
 
 
-def test_a_long_list_of_broken_lines_is_counted_not_spelled_out(tmp_path):
+def test_a_long_list_of_broken_lines_is_shortened_to_a_count(tmp_path):
     path = _write(tmp_path / "a.jsonl", "oops\n" * 8)
     with pytest.raises(UserError, match="and 3 more") as caught:
         read_jsonl(path)
     assert str(caught.value).count("not JSON") == 5
 
 
-def test_missing_folder_and_empty_files_say_what_to_give(tmp_path):
+def test_errors_of_missing_folders_and_empty_files_have_a_remedy(tmp_path):
     with pytest.raises(UserError, match=r"none\.jsonl does not exist; give the path"):
         read_jsonl(tmp_path / "none.jsonl")
     with pytest.raises(UserError, match="is a folder; give the path of one"):
@@ -99,7 +99,7 @@ def test_missing_folder_and_empty_files_say_what_to_give(tmp_path):
         read_jsonl(_write(tmp_path / "zero.jsonl.gz", b""))
 
 
-def test_a_gzip_cut_short_or_damaged_is_one_sentence(tmp_path):
+def test_a_truncated_or_damaged_gzip_file_is_one_sentence(tmp_path):
     whole = gzip.compress("".join(json.dumps({"n": n, "hash": hash(n * 7919)}) + "\n" for n in range(5000)).encode())
     with pytest.raises(UserError, match="damaged or cut short after line"):
         read_jsonl(_write(tmp_path / "short.jsonl.gz", whole[: len(whole) // 2]))

@@ -1,4 +1,4 @@
-"""Files of single judged answers: every row is one, or is counted and listed under its reason."""
+"""Files of single judged answers: every row is used, or counted and listed under its reason."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ TALK = [{"role": "user", "content": "one"}, {"role": "assistant", "content": "tw
 
 
 @pytest.mark.parametrize("name", ["rows.jsonl", "rows.jsonl.gz"])
-def test_prompts_and_completions_are_text_or_messages(tmp_path, name):
+def test_prompts_and_completions_can_be_text_or_messages(tmp_path, name):
     path = write(tmp_path / name, [
         row("What?", " That. ", True),
         row(TALK, [{"role": "assistant", "content": "four"}], False),
@@ -76,7 +76,7 @@ def test_a_broken_row_is_left_out_with_its_line_and_reason(tmp_path, bad, reason
         read_judgements(path, max_bad_share=0.1)
 
 
-def test_empty_prompts_and_answers_are_counted_and_may_be_kept(tmp_path):
+def test_empty_prompts_and_answers_are_counted_and_can_be_kept(tmp_path):
     path = write(tmp_path / "rows.jsonl", [row(), row(" "), row("q2", " "), row("q3", "", False)])
     found, report = read_judgements(path)
     assert (len(found), report.empty_prompts, report.empty_answers) == (1, (2,), (3, 4))
@@ -101,7 +101,7 @@ def test_several_answers_to_a_prompt_stay_together_in_the_split(tmp_path):
     assert len(train) == 16 and len(held) == 4 and len(unique_prompts(held)) == 1
 
 
-def test_a_limit_stops_and_nothing_usable_is_an_error(tmp_path):
+def test_reading_stops_at_the_limit_and_a_file_without_usable_rows_is_an_error(tmp_path):
     path = write(tmp_path / "rows.jsonl", [row()] * 5)
     assert len(read_judgements(path, limit=2)[0]) == 2
     with pytest.raises(UserError, match="no judged answer is left: .*1 rows read, 0 good and 0 bad"):

@@ -1,4 +1,4 @@
-"""Which rows a step learns from, where several files are mixed."""
+"""The rows that a step trains on, with several files mixed."""
 
 from __future__ import annotations
 
@@ -19,15 +19,16 @@ def source(row):
     return 0 if row < 30 else 1 if row < 80 else 2
 
 
-def test_every_epoch_holds_each_file_s_share():
+def test_every_epoch_has_the_share_of_each_file():
     for epoch in range(3):
         rows = np.concatenate([loader().indices(step) for step in range(10 * epoch, 10 * epoch + 10)])
         assert collections.Counter(map(source, rows.tolist())) == {0: 25, 1: 25, 2: 50}
     assert len({tuple(loader().indices(step)) for step in range(30)}) == 30
 
 
-def test_a_file_is_gone_through_before_any_of_its_rows_comes_again():
-    """Four epochs take 100 rows of the second file, which has 50: each comes twice. Of the third 200 of 20: ten times."""
+def test_all_rows_of_a_file_are_used_before_any_is_repeated():
+    """Four epochs take 100 rows from the second file, which has 50, so each comes twice, and 200 from the third, which has 20,
+    so each comes ten times."""
     rows = np.concatenate([loader().indices(step) for step in range(40)])
     counts = collections.Counter(rows.tolist())
     assert {counts[row] for row in range(30, 80)} == {2}
@@ -35,15 +36,15 @@ def test_a_file_is_gone_through_before_any_of_its_rows_comes_again():
     assert {counts[row] for row in range(30)} <= {3, 4} and sum(counts[row] for row in range(30)) == 100
 
 
-def test_files_are_mixed_within_a_batch_and_the_seed_decides():
+def test_files_are_mixed_within_a_batch_by_the_seed():
     assert len({source(row) for row in loader(batch=50).indices(0).tolist()}) == 3
     np.testing.assert_array_equal(loader().indices(3), loader().indices(3))
     assert (loader().indices(3) != loader(seed=1).indices(3)).any()
     assert loader(batch=7).steps(2) == EpochLoader(100, 7, 0).steps(2)
 
 
-def test_batches_do_not_depend_on_where_epochs_end():
-    """Rows in order are the same, however they are cut into batches."""
+def test_the_order_of_rows_does_not_depend_on_the_batch_size():
+    """Rows come in the same order, however they are cut into batches."""
     seven = np.concatenate([loader(batch=7).indices(step) for step in range(29)])[:200]
     ten = np.concatenate([loader().indices(step) for step in range(20)])
     np.testing.assert_array_equal(seven, ten)

@@ -11,7 +11,7 @@ from jaxalign.data.packing import completion, fit, pack
 from jaxalign.errors import UserError
 
 
-def test_documents_are_packed_in_their_order_where_the_least_room_is_left():
+def test_documents_are_packed_in_order_into_the_fullest_row_that_fits():
     documents = [([5, 6], [1.0] * 2), ([8, 9, 10, 11], [1.0] * 4), ([14], [1.0]), ([12, 13], [1.0, 0.5])]
     batch, cut = pack(documents, 5)
     assert cut == 0
@@ -21,8 +21,8 @@ def test_documents_are_packed_in_their_order_where_the_least_room_is_left():
     np.testing.assert_array_equal(batch.loss_mask, [[0, 1, 0, 0.5, 0], [0, 1, 1, 1, 0]])
 
 
-def test_rows_are_all_but_full():
-    """Lengths uniform in 1..512: 1% above the ideal in their order, 0.3% longest first."""
+def test_rows_are_almost_full():
+    """Lengths uniform in 1..512: 1% above the ideal in the given order, 0.3% with the longest first."""
     lengths = np.random.default_rng(0).integers(1, 513, 20_000)
     ideal, zeros = lengths.sum() / 512, [0] * 512
     packed, _ = pack([(zeros[:length], zeros[:length]) for length in lengths], 512)
@@ -32,8 +32,8 @@ def test_rows_are_all_but_full():
 
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=40), st.integers(9, 14))
 @pytest.mark.parametrize("longest_first", [True, False])
-def test_the_rows_are_those_of_best_fit(longest_first, lengths, row_length):
-    """Read off its definition: every row looked at, each sequence into the fullest one that takes it."""
+def test_the_rows_equal_those_of_best_fit(longest_first, lengths, row_length):
+    """By its definition: look at every row, and put each sequence into the fullest one that has space."""
     left: list[int] = []
     for length in sorted(lengths, reverse=True) if longest_first else lengths:
         row = min((r for r in range(len(left)) if left[r] >= length), key=lambda r: left[r], default=None)
@@ -51,7 +51,7 @@ def test_the_rows_are_those_of_best_fit(longest_first, lengths, row_length):
 
 
 @given(st.lists(st.tuples(*[st.integers(1, 9)] * 3), min_size=1, max_size=20), st.integers(9, 14), st.integers(3, 5))
-def test_sequences_that_belong_together_come_into_one_part(groups, row_length, rows):
+def test_sequences_of_a_group_are_in_the_same_part(groups, row_length, rows):
     lengths = np.array(groups).reshape(-1)
     parts = fit(lengths, row_length, rows, together=3)
     assert sorted(i for part in parts for row in part for i in row) == list(range(len(lengths)))
@@ -63,12 +63,12 @@ def test_sequences_that_belong_together_come_into_one_part(groups, row_length, r
 
 
 @pytest.mark.parametrize(("lengths", "together"), [([5, 5], 2), ([6, 2], 1)])
-def test_what_fits_no_part_is_an_error(lengths, together):
+def test_sequences_that_fit_no_part_are_an_error(lengths, together):
     with pytest.raises(ValueError, match="do not fit into 1 rows of 5"):
         fit(np.array(lengths), 5, 1, together)
 
 
-def test_a_document_of_no_tokens_takes_no_part():
+def test_a_document_without_tokens_is_skipped():
     batch, cut = pack([([], []), ([1, 2], [1.0] * 2), ([], [])], 2)
     assert cut == 0
     np.testing.assert_array_equal(batch.segment_ids, [[1, 1]])
@@ -82,15 +82,15 @@ def test_a_document_longer_than_a_row_is_cut_at_its_end_and_counted():
     np.testing.assert_array_equal(batch.tokens, [[1, 2, 3, 4], [7, 8, 0, 0]])
 
 
-def test_pitfall_04_an_end_that_is_also_the_padding_is_learnt_and_padding_is_not():
-    """Elsewhere the mask is "not the pad id", and where pad = eos the model never learns to end."""
+def test_pitfall_04_an_end_token_that_is_also_the_pad_token_is_trained_and_padding_is_not():
+    """In other systems the mask is "not the pad id", and where pad = eos the model never learns to stop."""
     eos = pad = 0
     batch, _ = pack([([4, 5, eos], [1.0] * 3), ([6, eos], [1.0] * 2)], 7)
     np.testing.assert_array_equal(batch.tokens, [[4, 5, eos, 6, eos, pad, pad]])
     np.testing.assert_array_equal(batch.loss_mask, [[0, 1, 1, 0, 1, 0, 0]])
 
 
-def test_a_completion_is_weighed_on_its_response_alone():
+def test_only_the_response_of_a_completion_has_weight():
     assert completion([1, 2], [3, 4, 5]) == ([1, 2, 3, 4, 5], [0.0, 0.0, 1.0, 1.0, 1.0])
 
 

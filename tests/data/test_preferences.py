@@ -1,4 +1,4 @@
-"""Preference pairs from files: every row is kept or listed under its reason."""
+"""Preference pairs from files: every row is used, or listed under its reason."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _ROWS = [
 ]  # fmt: skip
 
 
-def test_every_row_is_kept_or_listed_under_its_reason(tmp_path):
+def test_every_row_is_used_or_listed_under_its_reason(tmp_path):
     path = _write(tmp_path / "pairs.jsonl", _ROWS)
     pairs, report = read_preferences(path, max_bad_share=0.2)
     assert pairs[0] == Comparison(Prompt("pairs:1", (Message("user", "q1"),), "human"), "good", "bad", label=1.0)
@@ -62,7 +62,7 @@ def test_every_row_is_kept_or_listed_under_its_reason(tmp_path):
     assert report.no_common_question == report.cut == report.too_long == ()
 
 
-def test_keep_keeps_empty_answers_and_differing_contexts_and_lists_them_still(tmp_path):
+def test_keep_uses_empty_answers_and_differing_contexts_and_still_lists_them(tmp_path):
     path = _write(tmp_path / "pairs.jsonl.gz", _ROWS)
     pairs, report = read_preferences(path, max_bad_share=0.2, differing_contexts="keep", empty_answers="keep")
     by_id = {pair.prompt.id: pair for pair in pairs}
@@ -92,18 +92,18 @@ def test_over_long_dialogues_lose_their_oldest_turns_and_the_longer_answer_count
     assert read_preferences(path, count_tokens=count, max_tokens=35)[1].cut == ()
 
 
-def test_limit_stops_after_so_many_pairs(tmp_path):
+def test_reading_stops_after_limit_pairs(tmp_path):
     pairs, report = read_preferences(_write(tmp_path / "pairs.jsonl", _ROWS[:4]), limit=1)
     assert (len(pairs), report.rows, report.pairs) == (1, 1, 1)
 
 
-def test_too_many_broken_rows_stop_with_the_lines(tmp_path):
+def test_too_many_broken_rows_are_an_error_with_their_lines(tmp_path):
     path = _write(tmp_path / "pairs.jsonl", _ROWS)
     with pytest.raises(UserError, match=r"2 of 10 lines.*jsonl:5: not JSON.*jsonl:6: the key 'rejected' is missing"):
         read_preferences(path, max_bad_share=0.19)
 
 
-def test_a_file_without_a_usable_pair_says_what_became_of_its_rows(tmp_path):
+def test_the_error_of_a_file_without_usable_pairs_counts_its_rows_by_reason(tmp_path):
     path = _write(tmp_path / "pairs.jsonl", [_ROWS[3], _ROWS[6]])
     with pytest.raises(UserError, match=r"2 rows read, 0 pairs kept; 1 with two equal answers; dropped \(lines 1\)"):
         read_preferences(path)
@@ -132,13 +132,14 @@ def _pair(question, number):
     return Comparison(Prompt(f"p:{number}", (Message("user", question),), "human"), f"a{number}", "b", label=1.0)
 
 
-def test_unique_prompts_holds_each_dialogue_once_in_order():
+def test_unique_prompts_has_each_dialogue_once_in_order():
     pairs = [_pair("q1", 1), _pair("q2", 2), _pair("q1", 3)]
     assert [prompt.id for prompt in unique_prompts(pairs)] == ["p:1", "p:2"]
 
 
 def test_margins_are_read_only_when_asked(tmp_path):
-    """A row without a margin has 0. Invalid margins are listed, and their pairs are kept: the pairs do not change."""
+    """A row without a margin has margin 0. Invalid margins are listed and their pairs are still used, so the pairs do not
+    change."""
     margins = [1.5, None, "much", -1, True, 2, [1]]
     rows = [_row([f"q{i}", "good"], [f"q{i}", "bad"]) for i in range(7)]
     rows = [row if margin is None else row | {"margin": margin} for row, margin in zip(rows, margins, strict=True)]
@@ -154,7 +155,7 @@ def test_margins_are_read_only_when_asked(tmp_path):
         read_preferences(_write(tmp_path / "none.jsonl", rows[1:2]), margins=True)
 
 
-def test_a_dialogue_that_the_chat_template_refuses_is_listed_and_stops_no_other(tmp_path):
+def test_a_dialogue_that_the_chat_template_rejects_is_listed_and_affects_no_other(tmp_path):
     def count(messages, answer):
         if any(a.role == b.role for a, b in itertools.pairwise(messages)):
             raise DialogueRefused("roles must alternate")
@@ -169,7 +170,7 @@ def test_a_dialogue_that_the_chat_template_refuses_is_listed_and_stops_no_other(
     assert "1 refused by the model's chat template; dropped (lines 2)" in report.sentences()
 
 
-def test_a_prompt_that_the_chat_template_refuses_is_listed():
+def test_a_prompt_that_the_chat_template_rejects_is_listed():
     def count(messages):
         if len(messages) == 2:
             raise DialogueRefused("roles must alternate")
@@ -188,7 +189,7 @@ def test_prompts_are_cut_at_a_turn_or_listed_as_too_long():
     assert (fitted.cut, fitted.too_long) == (("p:1",), ("p:3",))
 
 
-def test_no_dialogue_is_on_both_sides_of_the_split_and_order_plays_no_part():
+def test_no_dialogue_is_on_both_sides_of_the_split_and_order_does_not_matter():
     pairs = [_pair(f"q{number % 40}", number) for number in range(100)]
     train, held = split_by_prompt(pairs, 0.25, seed=3)
     questions = [{pair.prompt.messages for pair in part} for part in (train, held)]
@@ -230,7 +231,7 @@ def test_the_real_file_reports_its_five_odd_rows_and_four_empty_answers(real_dat
 
 
 def test_no_text_of_the_real_file_is_lost_or_moved(real_data):
-    """Joined again, every kept pair has the words of both transcripts, in order."""
+    """Joined again, every pair that is used has the words of both transcripts, in order."""
     pairs, _ = read_preferences(_harmless(real_data), differing_contexts="keep", empty_answers="keep")
     with gzip.open(_harmless(real_data), "rt", encoding="utf-8", newline="\n") as stream:
         rows = [json.loads(line) for line in stream]

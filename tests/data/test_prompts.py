@@ -1,4 +1,4 @@
-"""Prompts with columns from JSONL: every row is a prompt or is reported."""
+"""Prompts with columns from JSONL: every row is a prompt, or is reported."""
 
 import json
 
@@ -40,7 +40,7 @@ def test_texts_and_message_lists_are_prompts_and_other_fields_are_columns(tmp_pa
         ("{", "not JSON"),
     ],
 )
-def test_a_row_that_is_no_prompt_is_told_by_its_line(tmp_path, row, reason):
+def test_an_invalid_row_is_reported_with_its_line(tmp_path, row, reason):
     path = written(tmp_path / "x.jsonl", {"prompt": "0+0", "answer": 0}, row)
     prompts, (broken,) = read_prompts(path, max_bad_share=0.5)
     assert len(prompts) == 1 and broken.line == 2 and reason in broken.reason
@@ -48,13 +48,13 @@ def test_a_row_that_is_no_prompt_is_told_by_its_line(tmp_path, row, reason):
         read_prompts(path)
 
 
-def test_a_broken_first_row_does_not_say_what_the_columns_are(tmp_path):
+def test_a_broken_first_row_does_not_define_the_columns(tmp_path):
     path = written(tmp_path / "x.jsonl", {"version": 1}, {"prompt": "1+1", "answer": 2}, {"prompt": "1+2", "answer": 3})
     prompts, broken = read_prompts(path, max_bad_share=0.5)
     assert len(prompts) == 2 and [item.line for item in broken] == [1]
 
 
-def test_the_prompt_may_have_another_name(tmp_path):
+def test_the_prompt_column_can_have_another_name(tmp_path):
     path = written(tmp_path / "gsm.jsonl", {"question": "How many?", "answer": "so #### 7"})
     (prompt,), _ = read_prompts(path, field="question")
     assert prompt.messages == (Message("user", "How many?"),) and prompt.columns == {"answer": "so #### 7"}
@@ -67,7 +67,7 @@ def test_a_file_without_a_prompt_is_refused(tmp_path):
         read_prompts(written(tmp_path / "x.jsonl", ""))
 
 
-def test_the_split_is_by_content_and_leaves_something():
+def test_the_split_is_by_content_and_leaves_prompts_on_both_sides():
     prompts = [Prompt(f"x:{i}", (Message("user", str(i)),), "file") for i in range(20)]
     train, held = split_by_prompt(prompts, 0.25, 0)
     assert len(held) == 5 and {*train, *held} == {*prompts}

@@ -28,7 +28,7 @@ def test_size_and_special_ids(tokenizer):
     assert not {0, 1, 2, 3}.intersection(markers)
 
 
-def test_text_comes_back(tokenizer):
+def test_encoded_text_decodes_to_itself(tokenizer):
     text = "the cat sat on a dog. Zebra, (A) <user>!"
     assert tokenizer.decode(tokenizer.encode(text)) == text
 
@@ -51,7 +51,7 @@ def test_boundaries_of_documents_and_prompts_agree(tokenizer):
     assert tokenizer.decode(response) == answer
 
 
-def test_decoding_leaves_out_what_is_no_text(tokenizer):
+def test_decoding_leaves_out_special_tokens(tokenizer):
     ids = [tokenizer.bos_id, *tokenizer.encode("the cat"), tokenizer.eos_id, tokenizer.pad_id]
     assert tokenizer.decode(ids) == "the cat"
 
@@ -88,7 +88,7 @@ def test_a_llama_tokenizer_reads_hh_transcripts_without_stray_spaces():
     assert (llama.vocab_size, llama.bos_id, llama.eos_id) == (512, 1, 2)
     turns = [Message("user", "Tell me."), Message("assistant", "Once."), Message("user", "And?")]
     segments = formats.render_prompt(turns, style="hh")
-    # Segments after the first lose no text and gain none: their ids decode to the joined text.
+    # Segments after the first lose and gain no text: their ids decode to the joined text.
     assert llama.decode(llama.encode_segments(segments)) == "".join(segments)
 
 
@@ -105,9 +105,9 @@ MIXED = "Hello  world, \uff21\n\tNew line.  "
 @pytest.mark.parametrize(("name", "expected"), [
     ("tinystories_tok4096", "Hello world, \uff21\n\tNew line."),  # Runs of spaces become one; nothing else changes.
     ("pegasus_sp_test", "Hello world, A New line."),  # NFKC, and line breaks and tabs become spaces.
-    ("test_model", "Hello world, A \u2047 New line."),  # NFKC; it does not know line breaks and tabs, and has no bytes.
+    ("test_model", "Hello world, A \u2047 New line."),  # NFKC; it does not know line breaks and tabs, and has no byte fallback.
 ])  # fmt: skip
-def test_text_comes_back_from_real_tokenizers_up_to_their_normalisation(name, expected):
+def test_real_tokenizers_decode_to_the_normalised_text(name, expected):
     tokenizer = load_tokenizer(_real(f"tokenizers/{name}.model"))
     assert tokenizer.decode(tokenizer.encode(MIXED)) == expected
     plain = expected.replace(" \u2047", "")
@@ -125,7 +125,7 @@ def test_models_with_byte_fallback_lose_no_character(name):
 
 @pytest.mark.parametrize("legacy", [True, False])
 @pytest.mark.parametrize("name", ["stories260K/hf/tokenizer.model", "tokenizers/tinystories_tok4096.model"])
-def test_a_chat_through_a_sentencepiece_model_is_that_of_transformers(name, legacy, tmp_path):
+def test_a_chat_through_a_sentencepiece_model_equals_that_of_transformers(name, legacy, tmp_path):
     """With and without the space that legacy tokenizers put after special tokens."""
     transformers = pytest.importorskip("transformers")
     (tmp_path / "tokenizer.model").write_bytes(_real(name).read_bytes())
@@ -139,7 +139,7 @@ def test_a_chat_through_a_sentencepiece_model_is_that_of_transformers(name, lega
 
 
 @pytest.mark.parametrize("name", ["tinystories_tok4096", "pegasus_sp_test", "test_model"])
-def test_a_chat_through_a_real_tokenizer_is_learnt_where_the_assistant_speaks(name, tmp_path):
+def test_in_a_chat_through_a_real_tokenizer_only_assistant_turns_are_trained(name, tmp_path):
     (tmp_path / "tokenizer.model").write_bytes(_real(f"tokenizers/{name}.model").read_bytes())
     made_tokenizers.write_settings(tmp_path, made_tokenizers.MISTRAL, bos_token="<s>", eos_token="</s>")
     tokenizer = load_tokenizer(tmp_path)

@@ -1,4 +1,4 @@
-"""tokenizer.json of this project's own tokenizers: `transformers` gives the ids that SentencePiece gives."""
+"""tokenizer.json of this project's own tokenizers gives the same ids in `transformers` as in SentencePiece."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_ids_of_any_text_are_equal(both):
         assert theirs.encode(text, add_special_tokens=False) == ours.encode(text), text
 
 
-def test_special_tokens_are_the_same_ones(both):
+def test_special_tokens_are_equal(both):
     ours, theirs, _ = both
     assert (theirs.bos_token_id, theirs.eos_token_id, theirs.pad_token_id) == (ours.bos_id, ours.eos_id, ours.pad_id)
     assert theirs.convert_tokens_to_ids(list(MARKERS)) == [ours.marker_id(marker) for marker in MARKERS]
@@ -48,13 +48,13 @@ def test_special_tokens_are_the_same_ones(both):
     assert theirs.encode("the cat") == [ours.bos_id, *ours.encode("the cat")]
 
 
-def test_a_dialogue_written_as_text_has_the_ids_of_its_segments(both):
+def test_the_ids_of_a_dialogue_written_as_text_equal_those_of_its_segments(both):
     ours, theirs, _ = both
     segments = ["<user>", "what is it?", "<assistant>", "I do not know."]
     assert theirs.encode("".join(segments), add_special_tokens=False) == ours.encode_segments(segments)
 
 
-def test_text_comes_back(both):
+def test_encoded_text_decodes_to_itself(both):
     ours, theirs, _ = both
     ids = ours.encode("The cat sat, 19 + 7.")
     assert theirs.decode(ids) == ours.decode(ids) == "The cat sat, 19 + 7."

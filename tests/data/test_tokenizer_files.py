@@ -1,4 +1,4 @@
-"""Files next to a tokenizer, and their precedence."""
+"""The files of a tokenizer folder, and their precedence."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ END, START, TEXT_END = 332, 331, 330  # <|im_end|>, <|im_start|>, <|endoftext|>
 
 @pytest.mark.parametrize("value", ["<|im_end|>", {"content": "<|im_end|>", "special": True}])
 @pytest.mark.parametrize("name", ["tokenizer_config.json", "special_tokens_map.json"])
-def test_a_special_token_is_a_text_or_an_object_in_either_file(folder, name, value):
+def test_a_special_token_can_be_a_text_or_an_object_in_either_file(folder, name, value):
     write(folder, name, eos_token=value, bos_token=value)
     tokenizer = load_tokenizer(folder)
     assert (tokenizer.eos_id, tokenizer.bos_id, tokenizer.pad_id, tokenizer.stop_ids) == (END, END, END, (END,))
 
 
-def test_the_model_config_names_ends_where_the_tokenizer_does_not(folder):
+def test_the_model_config_supplies_end_tokens_if_the_tokenizer_does_not(folder):
     write(folder, "config.json", eos_token_id=TEXT_END, bos_token_id=START)
     tokenizer = load_tokenizer(folder)
     assert (tokenizer.bos_id, tokenizer.eos_id, tokenizer.stop_ids) == (START, TEXT_END, (TEXT_END,))
@@ -46,43 +46,43 @@ def test_the_model_config_names_ends_where_the_tokenizer_does_not(folder):
     assert load_tokenizer(folder).stop_ids == (END, TEXT_END)
 
 
-def test_further_ends_of_the_model_stop_an_answer_too(folder):
+def test_further_end_tokens_of_the_model_also_stop_sampling(folder):
     write(folder, "tokenizer_config.json", eos_token="<|im_end|>")
     write(folder, "generation_config.json", eos_token_id=[TEXT_END, END])
     tokenizer = load_tokenizer(folder)
     assert (tokenizer.eos_id, tokenizer.stop_ids) == (END, (END, TEXT_END))
 
 
-def test_a_tokenizer_that_says_it_has_no_bos_has_none_whatever_the_model_config_says(folder):
+def test_a_tokenizer_without_bos_has_none_even_if_the_model_config_has_one(folder):
     write(folder, "tokenizer_config.json", eos_token="<|im_end|>", bos_token=None)
     write(folder, "config.json", bos_token_id=TEXT_END)
     assert load_tokenizer(folder).bos_id is None
 
 
 @pytest.mark.parametrize(("add", "begin"), [(None, ()), (False, ()), (True, (TEXT_END,))])
-def test_a_bos_stands_first_only_where_the_tokenizer_puts_it(folder, add, begin):
+def test_bos_comes_first_only_if_the_tokenizer_adds_it(folder, add, begin):
     write(folder, "tokenizer_config.json", eos_token="<|im_end|>", bos_token="<|endoftext|>", add_bos_token=add)
     assert load_tokenizer(folder).begin_ids == begin
 
 
-def test_a_bos_that_is_switched_off_stays_away(tmp_path):
+def test_a_disabled_bos_is_not_added(tmp_path):
     made_tokenizers.llama3(tmp_path)
     assert load_tokenizer(tmp_path).begin_ids == (2,)
     made_tokenizers.write_settings(tmp_path, bos_token="<|begin_of_text|>", eos_token="<|eot_id|>", add_bos_token=False)
     assert load_tokenizer(tmp_path).begin_ids == ()
 
 
-def test_a_pad_outside_the_vocabulary_is_none(folder):
+def test_a_pad_token_outside_the_vocabulary_is_replaced_by_eos(folder):
     write(folder, "tokenizer_config.json", eos_token="<|im_end|>", pad_token="[PAD]")
     assert load_tokenizer(folder).pad_id == END
 
 
-def test_a_tokenizer_without_an_end_is_a_sentence(folder):
+def test_a_tokenizer_without_an_end_token_is_a_sentence(folder):
     with pytest.raises(UserError, match="has no end-of-sequence symbol"):
         load_tokenizer(folder)
 
 
-def test_tokenizer_json_comes_before_tokenizer_model(folder, tmp_path_factory):
+def test_tokenizer_json_takes_precedence_over_tokenizer_model(folder, tmp_path_factory):
     model = made_tokenizers.sentencepiece(tmp_path_factory.mktemp("sp"))
     shutil.copy(model / "tokenizer.model", folder)
     write(folder, "tokenizer_config.json", eos_token="<|im_end|>")
@@ -116,13 +116,13 @@ def test_an_added_token_under_two_ids_is_a_sentence(folder):
     ("tokenizer_config.json", '{"chat_template": 3}', "neither a string nor a list of named templates"),
     ("tokenizer_config.json", '{"chat_template": [{"name": "tools", "template": ""}]}', "named 'default', only tools"),
 ])  # fmt: skip
-def test_ill_settings_are_a_sentence(folder, name, text, message):
+def test_invalid_settings_are_a_sentence(folder, name, text, message):
     (folder / name).write_text(text)
     with pytest.raises(UserError, match=message):
         load_tokenizer(folder)
 
 
-def test_where_the_chat_template_comes_from(folder):
+def test_the_sources_of_the_chat_template(folder):
     write(folder, "tokenizer_config.json", eos_token="<|im_end|>", chat_template="one")
     assert load_tokenizer(folder).files.chat_template == "one"
     write(folder, "tokenizer_config.json", eos_token="<|im_end|>",
@@ -142,13 +142,13 @@ def test_an_empty_folder_and_a_missing_one_are_sentences(tmp_path):
         load_tokenizer(tmp_path / "nowhere")
 
 
-def test_a_template_knows_the_special_tokens_of_a_folder_that_names_none(tmp_path):
+def test_a_template_gets_the_special_tokens_of_a_folder_that_names_none(tmp_path):
     folder = made_tokenizers.sentencepiece(tmp_path)
     (folder / "tokenizer_config.json").unlink()
     assert load_tokenizer(folder).names == {"bos_token": "<s>", "eos_token": "</s>"}
 
 
-def test_a_sentencepiece_folder_may_add_tokens_beyond_its_pieces(tmp_path):
+def test_a_sentencepiece_folder_can_add_tokens_beyond_its_pieces(tmp_path):
     folder = made_tokenizers.sentencepiece(tmp_path)
     tokenizer, alone = load_tokenizer(folder), load_tokenizer(folder / "tokenizer.model")
     assert (tokenizer.vocab_size, alone.vocab_size) == (152, 150)
@@ -159,7 +159,7 @@ def test_a_sentencepiece_folder_may_add_tokens_beyond_its_pieces(tmp_path):
     assert tokenizer.encode_template("the<|im_end|>").ids == [*alone.encode("the"), 150]
 
 
-def test_a_sentencepiece_folder_may_end_with_an_added_token(tmp_path):
+def test_a_sentencepiece_folder_can_have_an_added_end_token(tmp_path):
     folder = made_tokenizers.sentencepiece(tmp_path)
     settings = json.loads((folder / "tokenizer_config.json").read_text())
     write(folder, "tokenizer_config.json", **settings | {"eos_token": "<|im_end|>", "add_bos_token": False})
@@ -167,7 +167,7 @@ def test_a_sentencepiece_folder_may_end_with_an_added_token(tmp_path):
     assert (tokenizer.eos_id, tokenizer.pad_id, tokenizer.bos_id, tokenizer.begin_ids) == (150, 0, 1, ())
 
 
-def test_a_sentencepiece_folder_whose_added_tokens_contradict_it_is_a_sentence(tmp_path):
+def test_a_sentencepiece_folder_with_contradictory_added_tokens_is_a_sentence(tmp_path):
     folder = made_tokenizers.sentencepiece(tmp_path)
     write(folder, "added_tokens.json", **{"<x>": 20})
     with pytest.raises(UserError, match="the id 20 in tokenizer.model, and '<x>' among its added tokens"):

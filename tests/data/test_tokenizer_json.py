@@ -1,4 +1,4 @@
-"""tokenizer.json: the ids of `transformers`, and text that stays text."""
+"""tokenizer.json gives the ids of `transformers`, and ordinary text never becomes a special token."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def theirs(folder):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_ids_and_special_ids_are_those_of_transformers(folders, loaded, kind):
+def test_ids_and_special_ids_equal_those_of_transformers(folders, loaded, kind):
     ours, other = loaded[kind], theirs(folders[kind])
     assert ours.encode(TEXT) == other(TEXT, add_special_tokens=False).input_ids
     assert [*ours.begin_ids, *ours.encode(TEXT)] == other(TEXT).input_ids
@@ -44,14 +44,14 @@ def test_ids_and_special_ids_are_those_of_transformers(folders, loaded, kind):
 
 
 @pytest.mark.parametrize("kind", ["qwen", "llama3", "llama2"])
-def test_text_comes_back(loaded, kind):
+def test_encoded_text_decodes_to_itself(loaded, kind):
     tokenizer, rng = loaded[kind], random.Random(0)
     alphabet = "ab cC\n\t.é漢😀<|>/[]_"
     texts = [TEXT, *("x" + "".join(rng.choices(alphabet, k=30)) + "x" for _ in range(200))]
     assert [tokenizer.decode(tokenizer.encode(text)) for text in texts] == texts
 
 
-def test_text_of_known_characters_comes_back_from_a_unigram_model(loaded):
+def test_a_unigram_model_decodes_text_of_known_characters_to_itself(loaded):
     text = "the cat sat on the mat. Why did it sit there?"
     assert loaded["unigram"].decode(loaded["unigram"].encode(text)) == text
 
@@ -59,7 +59,7 @@ def test_text_of_known_characters_comes_back_from_a_unigram_model(loaded):
 @pytest.mark.parametrize("kind", KINDS)
 def test_special_tokens_spelled_out_in_text_are_text(loaded, kind):
     tokenizer = loaded[kind]
-    # Each special token, and two that are joined from the parts of one.
+    # Each special token, and two tokens joined from parts of one.
     names = [tokenizer.piece(token) for token in tokenizer.special_ids]
     for name in (*names, *(name[:3] + name + name[3:] for name in names)):
         for text in (name, f"a{name}b {name}", f"\n{name}"):
@@ -68,14 +68,14 @@ def test_special_tokens_spelled_out_in_text_are_text(loaded, kind):
             assert name in tokenizer.decode(tokenizer.encode(text)), text
 
 
-def test_plain_added_tokens_match_in_text_as_they_do_in_transformers(folders, loaded):
+def test_plain_added_tokens_match_in_text_as_in_transformers(folders, loaded):
     text = "a<think>b</think>"
     assert loaded["qwen"].encode(text) == theirs(folders["qwen"])(text, add_special_tokens=False).input_ids
     assert len(loaded["qwen"].encode(text)) == 4 and loaded["qwen"].decode(loaded["qwen"].encode(text)) == text
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_special_ids_have_no_text_and_padded_ids_neither(loaded, kind):
+def test_special_ids_and_padded_ids_have_no_text(loaded, kind):
     tokenizer = loaded[kind]
     ids = [*tokenizer.begin_ids, *tokenizer.encode("the cat"), tokenizer.eos_id, tokenizer.pad_id, tokenizer.vocab_size + 3]
     assert tokenizer.decode(ids) == "the cat"
@@ -89,7 +89,7 @@ def test_segments_of_a_transcript_gain_and_lose_no_space(loaded, kind):
     assert loaded[kind].decode(loaded[kind].encode_segments(segments)) == "".join(segments)
 
 
-def test_padding_and_truncation_of_the_file_do_not_touch_encoding(folders, tmp_path):
+def test_padding_and_truncation_in_the_file_do_not_affect_encoding(folders, tmp_path):
     whole = json.loads((folders["qwen"] / "tokenizer.json").read_text())
     whole["truncation"] = {"direction": "Right", "max_length": 4, "strategy": "LongestFirst", "stride": 0}
     whole["padding"] = {"strategy": {"Fixed": 64}, "direction": "Right", "pad_to_multiple_of": None, "pad_id": 330,
@@ -100,7 +100,7 @@ def test_padding_and_truncation_of_the_file_do_not_touch_encoding(folders, tmp_p
     assert tokenizer.encode(TEXT) == load_tokenizer(folders["qwen"]).encode(TEXT) and tokenizer.begin_ids == ()
 
 
-def test_a_token_called_special_by_the_folder_alone_is_special(folders, tmp_path):
+def test_a_token_that_only_the_folder_marks_as_special_is_special(folders, tmp_path):
     (tmp_path / "tokenizer.json").write_bytes((folders["qwen"] / "tokenizer.json").read_bytes())
     made_tokenizers.write_settings(tmp_path, eos_token="<|im_end|>", additional_special_tokens=["<think>"])
     tokenizer = load_tokenizer(tmp_path)
@@ -108,7 +108,7 @@ def test_a_token_called_special_by_the_folder_alone_is_special(folders, tmp_path
     assert len(think) == 1 and think[0] in tokenizer.special_ids and think[0] not in tokenizer.encode("a<think>")
 
 
-def test_an_end_that_the_model_config_alone_names_is_special(folders, tmp_path):
+def test_an_end_token_that_only_the_model_config_names_is_special(folders, tmp_path):
     (tmp_path / "tokenizer.json").write_bytes((folders["qwen"] / "tokenizer.json").read_bytes())
     made_tokenizers.write_settings(tmp_path, eos_token="<|im_end|>")
     think = load_tokenizer(tmp_path).encode("<think>")
@@ -117,8 +117,8 @@ def test_an_end_that_the_model_config_alone_names_is_special(folders, tmp_path):
     assert len(think) == 1 and think[0] in tokenizer.special_ids and think[0] not in tokenizer.encode("a<think>")
 
 
-def test_special_tokens_keep_the_white_space_they_swallow(folders, tmp_path):
-    """Phi-3's end of a turn takes the line break after it along."""
+def test_special_tokens_include_the_white_space_that_they_strip(folders, tmp_path):
+    """Phi-3's end of a turn also consumes the line break after it."""
     library = tokenizers.Tokenizer.from_file(str(folders["qwen"] / "tokenizer.json"))
     library.add_special_tokens([tokenizers.AddedToken("<|end|>", rstrip=True, normalized=False)])
     library.add_tokens([tokenizers.AddedToken("<|turn|>", rstrip=True, normalized=False)])

@@ -1,4 +1,4 @@
-"""The embedded world: its draws, its prompt sets and what its pretraining text shows."""
+"""The embedded world: its random draws, its prompt sets and the content of its pretraining text."""
 
 import collections
 import itertools
@@ -30,7 +30,7 @@ def of_kind(documents, marker):
     return [d for d in documents if marker in d]
 
 
-def test_equal_seeds_give_equal_worlds_and_others_do_not(world, documents):
+def test_equal_seeds_give_equal_worlds_and_different_seeds_do_not(world, documents):
     again = make_world(3)
     assert again.topics == world.topics
     assert again.prompts("rl", 50) == world.prompts("rl", 50)
@@ -67,7 +67,7 @@ def test_prompt_sets_are_large_distinct_and_disjoint(world):
     assert sum(len(found) for found in texts.values()) > 5000
 
 
-def test_prompts_carry_no_truth(world):
+def test_prompts_do_not_contain_the_truth(world):
     for source in SOURCES:
         for i, prompt in enumerate(world.prompts(source, 20)):
             assert prompt.id == f"{source}-{i:05d}"
@@ -75,7 +75,7 @@ def test_prompts_carry_no_truth(world):
             assert [message.role for message in prompt.messages] == ["user"]
 
 
-def test_evaluation_is_on_held_out_topics_alone_and_balanced(world):
+def test_evaluation_is_balanced_and_only_on_held_out_topics(world):
     held_out = {topic.name for topic in world.topics if topic.held_out}
     prompts = world.prompts("evaluate", 480)
     for prompt in prompts:
@@ -99,7 +99,7 @@ def test_training_prompts_cover_all_topics_and_mix_kinds(world, source, shares):
     assert {topic.name for topic in world.topics} <= words
 
 
-def test_demonstrations_are_on_seen_topics_alone(world, documents):
+def test_demonstrations_are_only_on_seen_topics(world, documents):
     held_out = {topic.name for topic in world.topics if topic.held_out}
     for document in of_kind(documents, formats.USER):
         assert not held_out & set(re.findall(r"[a-z]+", " ".join(document)))
@@ -115,7 +115,7 @@ def test_knowledge_states_every_fact_and_every_way_of_use(world, documents):
 
 
 def test_rates_of_demonstrated_faults(world, documents):
-    """The stated rates, measured with the gold judge's rules and not with the generator's."""
+    """The stated rates, measured with the rules of the gold judge instead of those of the generator."""
     answers = [(d[1], d[3]) for d in of_kind(documents, formats.ASSISTANT) if len(d) == 4]
     assert len(answers) > 700
     truth = {(r.topic, r.target): r.good for topic in world.topics for r in topic.relations}
@@ -132,7 +132,7 @@ def test_rates_of_demonstrated_faults(world, documents):
     assert sum(helped[False]) / len(helped[False]) == pytest.approx(0.90, abs=NOISY)
 
 
-def test_both_options_are_right_equally_often(documents):
+def test_both_options_are_correct_equally_often(documents):
     options = collections.Counter(d[-1] for d in of_kind(documents, formats.VERDICT))
     first, second = (options[option] for option in formats.OPTIONS)
     assert first + second > 400
@@ -143,7 +143,7 @@ def test_the_two_streams_differ_and_the_budget_holds(world, documents):
     tokens = sum(count_tokens(document) for document in documents)
     assert 300_000 <= tokens < 300_400
     held_out = list(world.documents("held_out", 20_000))
-    assert len(set(held_out) & set(documents)) < 0.05 * len(held_out)  # Short dialogues may come twice.
+    assert len(set(held_out) & set(documents)) < 0.05 * len(held_out)  # Short dialogues can occur in both.
     assert max(count_tokens(document) for document in documents) < 256
 
 

@@ -1,4 +1,4 @@
-"""An advantage estimator of one's own, registered or named by file, and the errors for wrong ones."""
+"""A user's advantage estimator, registered or named by its file, and the errors for invalid ones."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_an_estimator_trains_by_name_and_by_file(registered):
     assert steps(advantages=f"{PLUGINS / 'advantage.py'}:CENTRED") == found
 
 
-def test_its_advantages_are_those_of_a_loop(registered):
+def test_its_advantages_equal_a_loop(registered):
     rng = np.random.default_rng(0)
     rewards, lengths = rng.normal(size=(4, 3)).astype(np.float32), np.array([3, 1, 2, 2])
     mask = np.arange(3)[None, :] < lengths[:, None]
@@ -66,12 +66,12 @@ def test_its_advantages_are_those_of_a_loop(registered):
     ("NONE", r"'.*advantage.py:NONE', but .*advantage.py has no NONE"),
     ("centred", r"'.*advantage.py:centred', which is of type function; a jaxalign AdvantageEstimator is expected"),
 ])  # fmt: skip
-def test_a_wrong_estimator_is_refused_in_a_sentence(name, message):
+def test_an_invalid_estimator_is_refused_with_a_sentence(name, message):
     with pytest.raises(UserError, match=message):
         steps(1, advantages=f"{PLUGINS / 'advantage.py'}:{name}")
 
 
-def test_a_module_that_cannot_be_imported_and_a_name_that_clashes_are_refused(registered):
+def test_a_module_that_cannot_be_imported_and_a_taken_name_are_refused(registered):
     with pytest.raises(UserError, match="no_such_module cannot be imported"):
         steps(1, advantages="no_such_module:X")
     with pytest.raises(UserError, match="the advantage estimator 'gae' is already registered"):

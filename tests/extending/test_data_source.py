@@ -1,4 +1,4 @@
-"""A data source of one's own in `config.data.source`: prompts for RL, pairs for sft, and rows that are not valid."""
+"""A user's data source in `config.data.source`: prompts for RL, pairs for sft, and invalid rows."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def context(tmp_path, source, stages=("ppo",), **changes):
     return StageContext(from_config_dict(values | changes), tmp_path, tmp_path / stages[0], False)
 
 
-def test_its_prompts_are_those_of_ppo_and_of_evaluation(tmp_path):
+def test_ppo_and_evaluation_use_its_prompts(tmp_path):
     here = context(tmp_path, f"{PLUGIN}:SUMS")
     train = sources.prompts(here, WordTokenizer(), "rl", 12, 8)
     held_out = sources.prompts(here, WordTokenizer(), "evaluate", 99, 8)
@@ -33,8 +33,8 @@ def test_its_prompts_are_those_of_ppo_and_of_evaluation(tmp_path):
     assert sources.data_files(here.config) == {PLUGIN: "data.source"}
 
 
-def test_sft_learns_its_better_answers(tmp_path):
-    """In the pipeline, on a base trained from the text of the embedded world."""
+def test_sft_trains_on_its_better_answers(tmp_path):
+    """This runs in the pipeline, on a base pretrained on text of the embedded world."""
     config = from_config_dict({
         "stages": ("pretrain", "sft"),
         "data": {"source": f"{PLUGIN}:LARGER", "held_out_share": 0.25},
@@ -48,7 +48,7 @@ def test_sft_learns_its_better_answers(tmp_path):
     assert summary["answers"] == 15 and summary["held_out_loss"] > 0
 
 
-def test_a_registered_source_is_found_by_its_name(tmp_path):
+def test_a_registered_source_is_found_by_name(tmp_path):
     record = DataSourceRecord("letters", prompts=lambda inputs: ["no prompt"])
     DATA_SOURCES.register(record)
     try:
@@ -76,7 +76,7 @@ def test_a_registered_source_is_found_by_its_name(tmp_path):
     ("judgements", "[J(Q, 'a', 1)]", "row 0 .* desirable=1; True or False"),
     ("judgements", "[J(Q, 'a', True)] * 2", "leaves none of 1 distinct dialogues"),
 ])
-def test_rows_that_are_not_valid_are_one_sentence(tmp_path, kind, rows, message):
+def test_invalid_rows_are_one_sentence(tmp_path, kind, rows, message):
     path = tmp_path / "own.py"
     path.write_text(f"""
 from jaxalign.records import Comparison as C, Judgement as J, Message as M, Prompt as P
@@ -105,7 +105,7 @@ SOURCE = DataSourceRecord("own", {kind}=lambda inputs: {rows}, answers=True)
     ({"source": f"{PLUGIN}:Sums"}, "is of type type; a jaxalign DataSourceRecord is expected"),
     ({"source": "arithmetic", "limit": 3}, "config.data.limit is 3, which is not read where config.data.source"),
 ])
-def test_a_wrong_source_is_refused_before_anything_runs(changes, message):
+def test_an_invalid_source_is_refused_before_the_run(changes, message):
     with pytest.raises(UserError, match=message):
         from_config_dict({"stages": ("ppo",), "data": changes, "reward": {"source": "verifier"}})
 

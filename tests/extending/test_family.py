@@ -1,4 +1,4 @@
-"""A model family of one's own: its folders are read and written, and a config may name it."""
+"""A user's model family: its folders are read and written, and a config can name it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ NAME = f"{PLUGIN}:FAMILY"
 
 @pytest.fixture
 def folder(tmp_path):
-    """A random model of the family, made of a Llama's folder by renaming its tensors."""
+    """A random model of the family: a Llama folder with renamed tensors."""
     texts = made_tokenizers.qwen(tmp_path / "tokenizer")
     tokenizer = load_tokenizer(texts)
     model = Model(DecoderConfig(tokenizer.vocab_size, 2, 16, 4, 2, 4, 20))
@@ -58,7 +58,7 @@ def test_its_folders_are_read_and_written(folder, tmp_path):
     chex.assert_tree_all_finite(policy.model.hidden(policy.weights, tokens))
 
 
-def test_a_config_names_it(folder):
+def test_a_config_can_name_it(folder):
     config = from_config_dict({"model": {"source": "huggingface", "path": str(folder), "family": NAME}})
     decoder, family = configured_decoder(config.model, 0)
     assert decoder.scale_embeddings and family.model_type == "swallow"
@@ -69,12 +69,12 @@ def test_a_config_names_it(folder):
     ({"source": "huggingface", "path": "x", "family": f"{PLUGIN}:weights"}, "a jaxalign Family is expected"),
     ({"source": "huggingface", "path": "x", "family": "no_such_module:FAMILY"}, "no_such_module cannot be imported"),
 ])
-def test_a_wrong_name_is_refused(model, message):
+def test_an_invalid_name_is_refused(model, message):
     with pytest.raises(ja.UserError, match=message):
         from_config_dict({"model": model})
 
 
-def test_a_clash_or_wrong_fields_are_refused(folder):
+def test_a_taken_name_and_wrong_fields_are_refused(folder):
     with pytest.raises(ja.UserError, match="'llama' is already registered"):
         FAMILIES.register(Family("llama", "LlamaForCausalLM", lambda fields: {}, lambda config: ()))
     broken = Family("swallow", "SwallowForCausalLM", lambda fields: {"layer": 3}, lambda config: ())

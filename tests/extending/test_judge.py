@@ -1,4 +1,4 @@
-"""A rule-based judge of one's own: in `config.feedback.judge`, and in Python."""
+"""A user's rule-based judge, in `config.feedback.judge` and in Python."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_the_stage_asks_it_in_both_orders_and_averages(done, tmp_path):  # noqa:
         a, b = len(row["response_a"]), len(row["response_b"])
         if row["response_a"] == row["response_b"]:
             assert row["label_ab"] is None
-        elif a == b:  # It says 0.1 in both orders, which cancels.
+        elif a == b:  # It returns 0.1 in both orders, which averages to even.
             assert (row["label"], row["decided"]) == (0.5, False)
         else:
             assert row["label"] == pytest.approx(0.9 if a < b else 0.1)
@@ -37,7 +37,7 @@ def test_the_stage_asks_it_in_both_orders_and_averages(done, tmp_path):  # noqa:
     assert all(row["revision"] == row["response"][: len(row["response"]) // 2] for row in revised)
 
 
-def test_in_python_it_compares_rates_critiques_and_revises():
+def test_the_python_api_compares_rates_critiques_and_revises_with_it():
     found = judge().compare(["Hi"] * 3, ["a", "aaa", "a"], ["aaa", "a", "a"])
     assert [c.label for c in found] == pytest.approx([0.9, 0.1, 0.5])
     assert [c.decided for c in found] == [True, True, False]
@@ -46,7 +46,7 @@ def test_in_python_it_compares_rates_critiques_and_revises():
     assert [r.revision for r in judge().revise(["Hi"], ["abcdefgh"], rounds=2)] == ["abcd", "ab"]
 
 
-def test_revise_and_evaluate_take_it():
+def test_revise_and_evaluate_accept_it():
     model = language_model()
     revisions = ja.revise(model, ["Name the colour red."], RULES, judge=judge(), max_new_tokens=4)
     assert len(revisions) == 1 and revisions[0].principle in ("principle-1", "principle-2")
@@ -67,7 +67,7 @@ def test_a_probability_that_is_not_a_number_leaves_the_pair_undecided():
     ("Missing", "has no Missing"),
     ("Text", "has none of the methods|is no judge"),
 ])  # fmt: skip
-def test_a_wrong_judge_is_one_sentence(name, message):
+def test_an_invalid_judge_is_one_sentence(name, message):
     with pytest.raises(ja.UserError, match=message):
         judge(name).compare(["Hi"] * 2, ["a", "b"], ["b", "a"])
 

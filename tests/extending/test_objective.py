@@ -1,4 +1,4 @@
-"""A preference objective of one's own, registered or named by its file, as the only one and in a sum."""
+"""A user's preference objective, registered or named by its file, used by itself and in a sum."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_it_trains_by_name_and_by_file(registered):
     assert losses(f"{PLUGIN}:SQUARED", beta=0.5) == found
 
 
-def test_it_is_a_term_of_a_sum(registered):
+def test_it_can_be_a_term_of_a_sum(registered):
     found = losses("squared+sigmoid", beta=0.5, weights=(2.0, 0.5))
     assert found[0] == pytest.approx(2.0 + 0.5 * np.log(2), abs=1e-5)
 
@@ -46,7 +46,7 @@ def test_it_is_a_term_of_a_sum(registered):
     ("NONE", r"DPO.objective is '.*objective.py:NONE', but .*objective.py has no NONE"),
     ("squared", r"DPO.objective is '.*objective.py:squared', which is of type function; a jaxalign Objective is expected"),
 ])  # fmt: skip
-def test_a_wrong_one_is_refused_in_a_sentence(name, message):
+def test_an_invalid_objective_is_refused_with_a_sentence(name, message):
     with pytest.raises(UserError, match=message):
         losses(f"{PLUGIN}:{name}")
 
@@ -56,6 +56,6 @@ def test_a_module_that_cannot_be_imported_is_named():
         losses("no_such_module:X")
 
 
-def test_a_clashing_name_is_refused(registered):
+def test_a_taken_name_is_refused(registered):
     with pytest.raises(UserError, match="the objective 'sigmoid' is already registered"):
         OBJECTIVES.register(Objective("sigmoid", plugin.squared))

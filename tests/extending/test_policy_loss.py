@@ -1,4 +1,4 @@
-"""A policy loss of one's own, registered or named by file, and the errors for wrong ones."""
+"""A user's policy loss, registered or named by its file, and the errors for invalid ones."""
 
 from __future__ import annotations
 
@@ -34,6 +34,6 @@ def test_a_policy_loss_trains_with_its_own_clip(registered):
     ("SCALAR", r"policy loss 'scalar': its loss is float32 of shape \(\); float32 of shape \(8, 8\) is expected"),
     ("ALONE", r"policy loss 'alone' returned a .*Tracer.*; \(loss, SurrogateStats\) is expected"),
 ])  # fmt: skip
-def test_a_wrong_policy_loss_is_refused_in_a_sentence(name, message):
+def test_an_invalid_policy_loss_is_refused_with_a_sentence(name, message):
     with pytest.raises(UserError, match=message):
         steps(1, policy_loss=f"{PLUGINS / 'policy_loss.py'}:{name}")

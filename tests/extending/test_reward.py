@@ -1,4 +1,4 @@
-"""Rewards of one's own: a registered source, a function, scores of tokens, and everything that may be wrong with them."""
+"""A user's rewards: a registered source, a function, scores per token, and everything that can be wrong with them."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ class Fixed:
         return self.found
 
 
-def test_a_source_by_name_of_its_module_runs_in_the_stage(done, tmp_path):  # noqa: F811
-    """Its scores are of tokens: each token costs 0.1; beside it in a sum, a plain function."""
+def test_a_source_named_by_its_module_runs_in_the_stage(done, tmp_path):  # noqa: F811
+    """The source gives scores per token: each token costs 0.1. The sum adds a plain function."""
     for stage in ("pretrain", "revise", "sft"):
         shutil.copytree(done / stage, tmp_path / stage)
     ppo = CONFIG["ppo"] | {"advantages": "rloo", "group_size": 2, "missing_eos": "none"}
@@ -52,7 +52,7 @@ def test_rows_without_a_finite_score_are_dropped():
     scored = as_reward(Fixed([1.0, float("nan"), 2.0]), WordTokenizer()).score(batch())
     assert scored.kept.tolist() == [True, False, True] and scored.scores.tolist() == [1.0, 0.0, 2.0]
     tokens = np.ones((3, 4), np.float32)
-    tokens[0, 3] = tokens[1, 0] = np.nan  # Past the end of row 0, and within row 1.
+    tokens[0, 3] = tokens[1, 0] = np.nan  # After the end of row 0, and within row 1.
     scored = as_reward(Fixed(Scored(tokens)), WordTokenizer()).score(batch())
     assert scored.kept.tolist() == [True, False, True]
     assert scored.scores.tolist() == [[1, 1, 0, 0], [0, 0, 0, 0], [1, 1, 0, 0]]
@@ -66,7 +66,7 @@ def test_rows_without_a_finite_score_are_dropped():
     ([float("nan")] * 3, "gave no score for 3 of 3 responses"),
     (ValueError("no such row"), "raised ValueError: no such row"),
 ])  # fmt: skip
-def test_what_is_wrong_with_a_result_is_one_sentence(found, message):
+def test_an_invalid_result_is_one_sentence(found, message):
     with pytest.raises(UserError, match=message):
         as_reward(Fixed(found), WordTokenizer()).score(batch())
 
@@ -76,19 +76,19 @@ def test_what_is_wrong_with_a_result_is_one_sentence(found, message):
     (f"{PLUGIN}:missing", "has no missing"),
     (Fixed, "cannot be made without arguments"),
 ])  # fmt: skip
-def test_what_is_no_reward_is_refused(given, message):
+def test_an_invalid_reward_is_refused(given, message):
     with pytest.raises(UserError, match=message):
         as_reward(given, WordTokenizer())
 
 
-def test_a_function_a_verifier_and_a_name_make_rewards():
+def test_a_function_a_verifier_and_a_name_are_rewards():
     for given in (lambda prompts, responses, **columns: [0.0] * len(responses), "number_match", f"{PLUGIN}:brief"):
         assert as_reward(given, WordTokenizer()).fused() is None
     found = as_reward(f"{PLUGIN}:brief", WordTokenizer()).score(batch())
     assert found.scores.shape == (3,) and (found.scores < 0).all()
 
 
-def test_a_name_that_is_no_source_is_refused():
+def test_a_name_that_is_not_a_source_is_refused():
     with pytest.raises(UserError, match="config.reward.source is 'brevity'"):
         from_config_dict({"reward": {"source": "brevity"}})
     with pytest.raises(UserError, match="a jaxalign RewardSource is expected"):

@@ -1,4 +1,4 @@
-"""A sampler of one's own, from a file outside the package."""
+"""A user's sampler, from a file outside the package."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_a_sampler_of_a_file_answers_and_follows_updates():
         assert {v for r in first for v in r.versions} == {version}
 
 
-def test_a_registered_sampler_is_found_by_its_name():
+def test_a_registered_sampler_is_found_by_name():
     record = SamplerRecord("remembering", NAME)
     assert SAMPLERS.register(record) is record
     try:

@@ -1,4 +1,4 @@
-"""A stage of one's own in config.stages: a folder, a config section, a manifest, a resume, and a section of the report."""
+"""A user's stage in `config.stages`: its folder, config section, manifest, resume, and section of the report."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CONFIG = BASE | {"stages": ("pretrain", PLUGIN, "report")}
 
 @pytest.fixture(scope="module")
 def done(tmp_path_factory):
-    """A finished run with the stage, and what the pipeline returned."""
+    """Return a finished run with the stage, and the pipeline's return value."""
     workdir = tmp_path_factory.mktemp("stage") / "run"
     return workdir, pipeline.run(from_config_dict(CONFIG | {"plateau": {"tolerance": 0.5}}), workdir)
 
@@ -55,13 +55,13 @@ def test_a_second_run_computes_nothing(done, capsys):
         f"[{stage}] done, nothing to compute" for stage in ("pretrain", "plateau", "report")]
 
 
-def test_another_value_of_its_section_is_noticed(done):
+def test_a_changed_value_in_its_section_is_noticed(done):
     workdir, _ = done
     with pytest.raises(UserError, match=r"\[plateau\] config.plateau.tolerance was 0.5 and is 0.1"):
         pipeline.run(from_config_dict(CONFIG | {"plateau": {"tolerance": 0.1}}), workdir)
 
 
-def test_its_section_is_set_by_a_flag_and_checked(tmp_path, monkeypatch, capsys):
+def test_its_section_can_be_set_by_a_flag_and_is_checked(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     values = [f"    config.{name} = {value!r}" for name, value in {"stages": CONFIG["stages"], "compile_cache": None}.items()]
     lines = ["from jaxalign.config import default_config", "def get_config():", "    config = default_config()", *values]
@@ -80,7 +80,7 @@ def test_its_section_is_set_by_a_flag_and_checked(tmp_path, monkeypatch, capsys)
     ("RECORD = 3", "is of type int; a jaxalign StageRecord is expected"),
     ("from jaxalign.registry.stages import StageRecord\nRECORD = StageRecord('sft', None)", "another stage of that name"),
 ])
-def test_a_record_that_cannot_be_used_is_one_sentence(tmp_path, content, sentence):
+def test_an_unusable_record_is_one_sentence(tmp_path, content, sentence):
     (tmp_path / "mine.py").write_text(content)
     with pytest.raises(UserError, match="config.stages") as caught:
         from_config_dict(BASE | {"stages": ("pretrain", f"{tmp_path / 'mine.py'}:RECORD")})
@@ -92,7 +92,7 @@ def test_a_record_that_cannot_be_used_is_one_sentence(tmp_path, content, sentenc
     ("'nowhere.at_all:STAGE'", "nowhere.at_all cannot be imported"),
     ("type('S', (Stage,), {'name': 'other', 'run': print})()", "calls itself 'other'; give both the same name"),
 ])
-def test_a_stage_that_is_none_is_one_sentence_before_anything_is_computed(tmp_path, stage, sentence):
+def test_an_invalid_stage_is_one_sentence_before_anything_is_computed(tmp_path, stage, sentence):
     lines = ["from jaxalign.registry.stages import StageRecord", "from jaxalign.stages.shared.base import Stage",
              f"RECORD = StageRecord('mine', {stage})"]
     (tmp_path / "mine.py").write_text("\n".join(lines))
@@ -102,12 +102,12 @@ def test_a_stage_that_is_none_is_one_sentence_before_anything_is_computed(tmp_pa
     assert sentence in str(caught.value) and not (tmp_path / "run/pretrain").exists()
 
 
-def test_a_registered_name_that_clashes_is_refused():
+def test_registering_a_taken_name_is_refused():
     with pytest.raises(UserError, match="the stage 'ppo' is already registered; choose another name"):
         STAGES.register(StageRecord("ppo", "mine:STAGE"))
 
 
-def test_the_planner_asks_its_record():
+def test_the_planner_uses_its_record():
     from jaxalign.planner.workload import lm_update, tasks
 
     def workload(config, prompt, examples):

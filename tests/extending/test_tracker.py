@@ -1,4 +1,4 @@
-"""A tracker of one's own in `config.tracking.trackers`: every step once, through an interruption and a resume."""
+"""A user's tracker in `config.tracking.trackers` receives every step once, even after an interruption and a resume."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CONFIG = {
 }
 
 
-def test_it_receives_every_step_once_through_an_interruption(tmp_path, monkeypatch):
+def test_it_receives_every_step_once_despite_an_interruption(tmp_path, monkeypatch):
     monkeypatch.setenv("TRACKED", str(tmp_path / "tracked.txt"))
     config, calls = from_config_dict(CONFIG), []
 
@@ -54,6 +54,6 @@ def test_it_receives_every_step_once_through_an_interruption(tmp_path, monkeypat
     ((f"{PLUGIN}:os",), "a class with the methods start"),
     ((f"{PLUGIN}:Lines",) * 2, "names .* twice"),
 ])
-def test_a_wrong_name_is_refused_before_anything_runs(trackers, message):
+def test_an_invalid_name_is_refused_before_the_run(trackers, message):
     with pytest.raises(UserError, match=message):
         from_config_dict(CONFIG | {"tracking": {"trackers": trackers}})

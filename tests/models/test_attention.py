@@ -32,13 +32,13 @@ def kind(config, T: int = 256, setting: str = "auto") -> str:
     return kind_of_attention(dataclasses.replace(config, attention=setting), None, 2, T)
 
 
-def test_a_cpu_has_the_plain_one():
+def test_a_cpu_uses_plain_attention():
     assert kind(BFLOAT16, 4096) == "plain"
     with pytest.raises(UserError, match="'fused', but the platform here, cpu, has no fused kernel .* set it to 'auto'"):
         kind(BFLOAT16, setting="fused")
 
 
-def test_a_tpu_has_splash_attention_for_rows_of_a_block_or_more(monkeypatch):
+def test_a_tpu_uses_splash_attention_for_rows_of_a_block_or_more(monkeypatch):
     on(monkeypatch, "tpu")
     capped = dataclasses.replace(tiny.DECODER, attention_softcap=30.0, window=4)
     assert kind(tiny.DECODER) == kind(capped) == kind(BFLOAT16, 128) == kind(BFLOAT16, 100, "fused") == "splash"
@@ -51,7 +51,7 @@ def test_a_tpu_has_splash_attention_for_rows_of_a_block_or_more(monkeypatch):
     ({"head_dim": 256}, "up to 128, and this model's have 256"),
     ({"head_dim": 20}, "a multiple of 8 up to 128, and this model's have 20"),
 ])  # fmt: skip
-def test_an_nvidia_gpu_has_cudnns_kernel_where_the_model_fits_it(monkeypatch, changes, reason):
+def test_an_nvidia_gpu_uses_cudnn_if_it_supports_the_model(monkeypatch, changes, reason):
     on(monkeypatch, "gpu", "PJRT C API\ncuda 12090")
     config = dataclasses.replace(BFLOAT16, **changes)
     assert kind(BFLOAT16) == kind(dataclasses.replace(BFLOAT16, window=9)) == "cudnn" and kind(config) == "plain"
@@ -59,14 +59,14 @@ def test_an_nvidia_gpu_has_cudnns_kernel_where_the_model_fits_it(monkeypatch, ch
         kind(config, setting="fused")
 
 
-def test_another_gpu_has_the_plain_one(monkeypatch):
+def test_another_gpu_uses_plain_attention(monkeypatch):
     on(monkeypatch, "gpu", "PJRT C API\nrocm 60300")
     assert kind(BFLOAT16) == "plain"
     with pytest.raises(UserError, match="not one of NVIDIA's"):
         kind(BFLOAT16, setting="fused")
 
 
-def test_rows_split_over_context_are_served_by_the_ring_and_sampled_from_without_it():
+def test_rows_split_over_context_use_ring_attention_in_training_and_not_in_sampling():
     sharding = make_sharding(Mesh(context=2))
     assert kind_of_attention(tiny.DECODER, sharding, 2, 64) == "ring"
     assert kind_of_attention(tiny.DECODER, sharding.generation, 2, 64) == "plain"
@@ -75,13 +75,13 @@ def test_rows_split_over_context_are_served_by_the_ring_and_sampled_from_without
         kind_of_attention(dataclasses.replace(tiny.DECODER, attention="fused"), sharding, 2, 64)
 
 
-def test_a_model_asked_to_use_what_is_not_here_says_so():
+def test_an_unavailable_kind_of_attention_is_refused():
     with pytest.raises(UserError, match="config.model.attention is 'fused'"):
         tiny.model(attention="fused").hidden(tiny.host_params(), np.zeros((1, 4), np.int32))
 
 
-def test_the_plain_formula_serves_rows_split_over_context_too():
-    """Slow, but nothing else: the compiler gathers keys and values."""
+def test_plain_attention_also_works_for_rows_split_over_context():
+    """It is only slow: the compiler gathers keys and values."""
     tokens = np.random.default_rng(0).integers(0, 32, (2, 11)).astype(np.int32)
     split = Model(dataclasses.replace(tiny.DECODER, attention="plain"), sharding=make_sharding(Mesh(context=2)))
     found = jax.jit(split.hidden)(tiny.place(split, tiny.host_params()), tokens)
@@ -89,9 +89,9 @@ def test_the_plain_formula_serves_rows_split_over_context_too():
 
 
 @pytest.mark.parametrize(("local", "documents"), [(None, 1), (None, 4), (False, 3), (True, 9)])
-def test_blocks_of_queries_see_what_the_formula_says(local, documents):
-    """Rows of several blocks with documents of any length, against float64 numpy, one query at a time; and its gradient against
-    that of all queries at once."""
+def test_attention_in_blocks_of_queries_equals_the_formula(local, documents):
+    """Rows of several blocks with documents of any length, against float64 numpy for one query at a time; the gradient against
+    that of all queries together."""
     B, T, H, K, h, window = 2, 201, 4, 2, 4, 70
     rng = np.random.default_rng(0)
     q, k, v = (rng.normal(size=(B, T, n, h)).astype(np.float32) for n in (H, K, K))
@@ -112,8 +112,8 @@ def test_blocks_of_queries_see_what_the_formula_says(local, documents):
 
 
 @pytest.mark.parametrize(("stem", "branches", "way"), [(20, (15, 30), 0), (100, (60, 90), 3)])
-def test_a_branch_sees_its_stem_and_nothing_of_the_other(stem, branches, way):
-    """Rows of documents in two branches, compared with each branch after its stem, by the formula, without other documents."""
+def test_a_branch_sees_its_stem_and_not_the_other_branch(stem, branches, way):
+    """Rows of documents with two branches, against the formula on each branch after its stem, without other documents."""
     B, T, H, K, h = 2, 800, 4, 2, 4
     rng = np.random.default_rng(2)
     q, k, v = (rng.normal(size=(B, T, n, h)).astype(np.float32) for n in (H, K, K))
@@ -140,9 +140,9 @@ def test_a_branch_sees_its_stem_and_nothing_of_the_other(stem, branches, way):
     ([40, 0, 400], 3), ([0, 0, 0, 0], 0),
 ])  # fmt: skip
 @pytest.mark.parametrize("cap", [None, 3.0])
-def test_documents_of_any_length_go_the_narrowest_way_that_holds_them(lengths, way, cap):
-    """Rows of 800 tokens, the second of one short document; heads that share keys; values and gradients against all at once.
-    A length of 0 stands for padding of 60 tokens, which does not count."""
+def test_documents_of_any_length_use_the_narrowest_window_that_holds_them(lengths, way, cap):
+    """Rows of 800 tokens, the second with one short document, and heads that share keys: values and gradients against all
+    queries together. A length of 0 stands for padding of 60 tokens, which does not count."""
     B, T, H, K, h = 2, 800, 4, 2, 4
     rng = np.random.default_rng(1)
     q, k, v = (rng.normal(size=(B, T, n, h)).astype(np.float32) for n in (H, K, K))

@@ -1,4 +1,4 @@
-"""Fused kernels against the plain formula: computed step by step on the CPU, and compiled ahead of time for a TPU."""
+"""Fused kernels against the plain formula, interpreted on the CPU and compiled ahead of time for a TPU."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from jaxalign.training.state import abstract_state
 from tests import tiny
 
 RNG = np.random.default_rng(0)
-T = 150  # of two blocks of 128, the second mostly padding
+T = 150  # two blocks of 128, the second mostly padding
 SEGMENTS = np.sort(RNG.integers(0, 4, (2, T)), axis=1)[:, ::-1].astype(np.int32)
 CASES = {
     "causal": ({}, None, False),
@@ -39,7 +39,7 @@ CASES = {
 
 
 def compare(config, attend, segments, locals, atol: float, dtype="float32") -> None:
-    """Results and gradients of `attend` and of the formula in float32, to `atol` of the largest value."""
+    """Compare results and gradients of `attend` with the formula in float32, to `atol` of the largest value."""
     q, weight = RNG.normal(size=(2, 2, T, 4, 8)).astype(np.float32)
     k, v = RNG.normal(size=(2, 2, T, config.kv_heads, 8)).astype(np.float32)
     plain = plain_attention(config, (2, T), segments)
@@ -68,28 +68,28 @@ def test_splash_attention_equals_the_formula(changes, locals, packed):
 
 
 def test_splash_attention_in_bfloat16_differs_by_its_rounding():
-    """Inputs, the scaled queries and results are rounded to 2^-9 of themselves; some of these errors add up in a gradient."""
+    """Inputs, scaled queries and results are rounded to a relative 2^-9; some of these errors add up in a gradient."""
     attend = splash_attention(tiny.DECODER, None, jnp.asarray(SEGMENTS), interpret=True)
     compare(tiny.DECODER, attend, SEGMENTS, None, 8 * 2**-9, "bfloat16")
 
 
 @pytest.mark.parametrize("mesh", [Mesh(data=2, tensor=2), Mesh(fsdp=2, tensor=2)], ids=["data-tensor", "fsdp-tensor"])
-def test_splash_attention_runs_on_each_devices_rows_and_heads(mesh):
+def test_splash_attention_runs_on_the_rows_and_heads_of_each_device(mesh):
     attend = splash_attention(tiny.DECODER, make_sharding(mesh), jnp.asarray(SEGMENTS), interpret=True)
     compare(tiny.DECODER, attend, SEGMENTS, None, 1e-5)
 
 
 @pytest.mark.parametrize(("changes", "locals", "packed"), [case for name, case in CASES.items() if name != "scale-and-cap"],
                          ids=[name for name in CASES if name != "scale-and-cap"])  # fmt: skip
-def test_what_cudnn_is_asked_for_is_the_formula(changes, locals, packed):
-    """The same call computed by XLA: there is no GPU here."""
+def test_the_call_of_cudnn_computes_the_formula(changes, locals, packed):
+    """XLA computes the same call, because there is no GPU here."""
     config, segments = dataclasses.replace(tiny.DECODER, **changes), jnp.asarray(SEGMENTS) if packed else None
     compare(config, cudnn_attention(config, segments, "xla"), segments, locals, 1e-5)
 
 
 @functools.cache
 def tpu():
-    """Four devices of a v5e, which only a compiler sees. Skips where the compiler, libtpu, is absent."""
+    """Four devices of a v5e, which exist only for the compiler. Skips if the compiler, libtpu, is absent."""
     if importlib.util.find_spec("libtpu") is None:
         pytest.skip("libtpu is absent: pip install libtpu")
     for name in ("TPU_ALLOW_MULTIPLE_LIBTPU_LOAD", "ALLOW_MULTIPLE_LIBTPU_LOAD"):
@@ -139,7 +139,7 @@ def test_a_training_step_compiles_for_a_tpu_with_the_kernel_in_it(mesh):
         optimizer = optax.sgd(0.1)
         lowered = lm_step.lower(abstract_state(model, optimizer), LmArguments(model=model, optimizer=optimizer, batch=batch))
         text[attention] = lowered.compile().as_text()
-    # Forward, again for the backward pass as layers are computed again, dq, and dk with dv.
+    # The kernel runs forward, forward again for the backward pass because of rematerialisation, for dq, and for dk with dv.
     assert text["auto"].count('custom_call_target="tpu_custom_call"') == 4
     assert "tpu_custom_call" not in text["plain"]
     assert not any("256,256]" in program for program in text.values())  # Scores of all queries and keys.

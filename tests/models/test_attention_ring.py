@@ -1,4 +1,4 @@
-"""Ring attention against the plain one: values, gradients, what goes over the network, and how work is shared out."""
+"""Ring attention against plain attention: values, gradients, communication, and the balance of work."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from jaxalign.training.lm_step import lm_loss
 from tests import tiny
 
 RNG = np.random.default_rng(0)
-# As Gemma 2: local and global layers in turn, capped scores of another scale, norms on both sides.
+# Like Gemma 2: alternating local and global layers, capped scores of another scale, norms on both sides.
 GEMMA = dataclasses.replace(
     tiny.DECODER, window=5, local_layers=(True, False), attention_softcap=3.0, attention_scale=0.7, final_softcap=5.0,
     sandwich_norms=True, norm="rms_plus_one", scale_embeddings=True,
@@ -36,19 +36,19 @@ MESHES = {
     "context2-tensor2": Mesh(context=2, tensor=2),
     "fsdp2-context2-tensor2": Mesh(fsdp=2, context=2, tensor=2),
 }
-# Rows of 19 tokens, which nothing divides: several documents and padding, or one.
+# Rows of 19 tokens, a prime: several documents and padding, or one document.
 ROWS = pack([(RNG.integers(0, 32, n).tolist(), [1.0] * n) for n in (8, 6, 3, 19, 17, 11, 7)], 19)[0]
 
 
 def heads(T: int, dtype="float32"):
-    """(q, k, v, weights of the results), 2 rows, 4 query heads and 2 key heads of 4."""
+    """Return (q, k, v, weights of the results): 2 rows, 4 query heads, 2 key heads of width 4."""
     q, weight = RNG.normal(size=(2, 2, T, 4, 4))
     k, v = RNG.normal(size=(2, 2, T, 2, 4))
     return [jnp.asarray(x, dtype) for x in (q, k, v, weight)]
 
 
 def both(config, mesh, T: int, segments, locals=(None,), dtype="float32"):
-    """Pairs of arrays for each of `locals`: the result and the gradients of q, k and v, by the ring and by the formula."""
+    """For each of `locals`: pairs of the result and the gradients of q, k and v, by the ring and by the formula."""
     sharding, (*qkv, weight) = make_sharding(mesh), heads(T, dtype)
     place = lambda x: None if x is None else deal(sharding, jnp.asarray(x))  # noqa: E731
 
@@ -71,13 +71,13 @@ def both(config, mesh, T: int, segments, locals=(None,), dtype="float32"):
 
 @pytest.mark.parametrize("size", [2, 4, 8])
 def test_results_and_gradients_equal_the_formula(size):
-    """Grouped heads, packed rows, a window, a soft cap and an own scale."""
+    """With grouped heads, packed rows, a window, a soft cap and a custom scale."""
     segments = np.sort(RNG.integers(0, 4, (2, 4 * size)), axis=1)[:, ::-1].astype(np.int32)
     for found, expected in both(GEMMA, Mesh(context=size), 4 * size, segments, (True, False)):
-        np.testing.assert_allclose(found, expected, atol=5e-6)  # sums of some 30 products of values up to 5
+        np.testing.assert_allclose(found, expected, atol=5e-6)  # sums of about 30 products of values up to 5
 
 
-def test_chunks_longer_than_a_block_are_gone_through_in_blocks(monkeypatch):
+def test_chunks_longer_than_a_block_are_processed_in_blocks(monkeypatch):
     monkeypatch.setattr(attention_ring, "BLOCK", 2)
     assert length_multiple(2, 24) == 2 * 2 * 2 and length_multiple(2, 8) == 4
     for found, expected in both(tiny.DECODER, Mesh(context=2), 24, None):
@@ -85,7 +85,7 @@ def test_chunks_longer_than_a_block_are_gone_through_in_blocks(monkeypatch):
 
 
 def test_bfloat16_differs_by_its_rounding():
-    """Scores and sums are float32: an error is that of some roundings of 2^-9 to results and weights, of values up to 4."""
+    """Scores and sums are float32: the error is that of a few roundings by 2^-9 of results and weights, of values up to 4."""
     for found, expected in both(tiny.DECODER, Mesh(context=4), 16, None, dtype="bfloat16"):
         assert found.dtype == jnp.bfloat16
         np.testing.assert_allclose(found.astype(np.float32), expected.astype(np.float32), atol=4 * 4 * 2**-9)
@@ -106,7 +106,7 @@ def model_start():
 
 
 @pytest.mark.parametrize("mesh", MESHES.values(), ids=MESHES)
-def test_a_model_of_local_and_global_layers_has_the_loss_and_gradients_of_one_device(mesh):
+def test_local_and_global_layers_have_the_same_loss_and_gradients_as_on_one_device(mesh):
     assert len(ROWS.tokens) == 4 and (ROWS.segment_ids == 0).any() and ROWS.segment_ids.max() == 3
     loss, gradients = loss_and_gradients(mesh)
     expected_loss, expected = loss_and_gradients(None)
@@ -116,26 +116,27 @@ def test_a_model_of_local_and_global_layers_has_the_loss_and_gradients_of_one_de
 
 
 def compiled(config, mesh: Mesh, T: int):
-    """The loss and gradients of 2 rows of T tokens, compiled."""
+    """The compiled program of the loss and gradients of 2 rows of T tokens."""
     model = Model(config, sharding=make_sharding(mesh))
     rows = jax.tree.map(lambda x: jax.ShapeDtypeStruct((2, T), x.dtype, sharding=model.sharding.batch), ROWS)
     step = jax.jit(jax.value_and_grad(lambda p, rows: lm_loss(model, p, rows, 1.0)[0]))
     return step.lower(model.abstract(), rows).compile(tiny.COMPILE_FAST)
 
 
-def test_keys_go_round_and_nothing_is_gathered():
+def test_keys_are_permuted_and_nothing_is_gathered():
     """No device ever holds complete keys, values, hidden states or logits."""
     text = compiled(GEMMA, Mesh(context=4), 32).as_text()
     chunks = re.findall(r"= f32\[2,2,4,2,4\]\S* collective-permute", text)  # [2, B, c, K, h]
     assert len(chunks) >= 4, "keys and values are not handed round in the forward and backward pass"
     assert "all-gather" not in text and "all-to-all" not in text
-    # With the plain formula the compiler gathers what queries see.
+    # With the plain formula the compiler gathers keys and values.
     plain = dataclasses.replace(GEMMA, attention="plain")
     assert "all-gather" in compiled(plain, Mesh(context=4), 32).as_text()
 
 
-def test_masks_are_not_made_once_for_all_layers_and_kept():
-    """They would be [T, T] again, in parts: JAX takes what only depends on segments and places out of a scan over layers."""
+def test_masks_are_not_hoisted_out_of_the_scan_over_layers():
+    """Hoisted masks would together be [T, T]: JAX moves whatever depends only on segments and positions out of a scan over
+    layers."""
     model = Model(dataclasses.replace(GEMMA, remat=True), sharding=make_sharding(Mesh(context=4)))
     rows = jax.tree.map(lambda x: jax.ShapeDtypeStruct((2, 32), x.dtype), ROWS)
     program = jax.make_jaxpr(jax.grad(lambda p, rows: lm_loss(model, p, rows, 1.0)[0]))(model.abstract(), rows)
@@ -144,7 +145,7 @@ def test_masks_are_not_made_once_for_all_layers_and_kept():
 
 
 def product_flops(jaxpr, times: int = 1) -> int:
-    """FLOPs of all matrix products of a program, those of a scan as often as it runs; inside shard_map of one device."""
+    """FLOPs of all matrix products of a program, counting every iteration of a scan; inside shard_map those of one device."""
     total = 0
     for equation in jaxpr.eqns:
         if equation.primitive.name == "dot_general":
@@ -164,17 +165,17 @@ def test_every_device_does_the_same_half_of_the_work(size):
     T, sharding = 8 * size, make_sharding(Mesh(context=size))
     q, k = (jax.ShapeDtypeStruct((1, T, n, 4), jnp.float32) for n in (4, 2))
     attend = ring_attention(tiny.DECODER, sharding, None)
-    whole = 2 * 2 * T * T * 4 * 4 // size  # two products [T, T, h] a head, shared out
+    whole = 2 * 2 * T * T * 4 * 4 // size  # two products [T, T, h] per head, divided over the devices
     forward = jax.make_jaxpr(lambda *qkv: attend(*qkv, None))(q, k, k)
     assert product_flops(forward.jaxpr) / whole == pytest.approx((2 * size + 1) / (4 * size))
     loss = lambda *qkv: attend(*qkv, None).sum()  # noqa: E731
     backward = jax.make_jaxpr(jax.grad(loss, (0, 1, 2)))(q, k, k)
-    # Two products forward and, as scores are computed again, five backward.
+    # Two products forward, and five backward because scores are recomputed.
     assert product_flops(backward.jaxpr) / whole == pytest.approx((2 * size + 1) / (4 * size) * 7 / 2)
 
 
-def test_the_compiled_program_of_a_device_does_that_work_and_no_more():
-    """By the compiler's own count, which adds the softmax to the products. On 2 devices no loop hides work from it."""
+def test_the_compiled_program_of_a_device_does_no_more_than_that_work():
+    """By the compiler's own count, which adds the softmax to the products. With 2 devices no loop hides work from the count."""
     T, sharding = 256, make_sharding(Mesh(context=2))
     q, k = (jax.ShapeDtypeStruct((1, T, n, 64), jnp.float32) for n in (4, 2))
     attend = ring_attention(tiny.DECODER, sharding, None)

@@ -31,18 +31,18 @@ class _Rows:
 
 @pytest.mark.parametrize("limit", [1, 1 << 20])
 @pytest.mark.parametrize("spec", _SPECS)
-def test_every_device_gets_its_slice_and_what_is_not_given_is_zero(monkeypatch, spec, limit):
+def test_every_device_gets_its_slice_and_missing_blocks_are_zero(monkeypatch, spec, limit):
     monkeypatch.setattr(blocks, "BLOCK_BYTES", limit)
     sharding = NamedSharding(make_mesh(2, 2, 2), spec)
     placed = blocks.place_blocks(_VALUE.shape, np.dtype(np.float32), sharding, _Rows())
     assert placed.sharding == sharding
     np.testing.assert_array_equal(placed[:6], _VALUE[:6])
     np.testing.assert_array_equal(placed[6:], 0)
-    moved = jax.jit(lambda x: x + 1, donate_argnums=0)(placed)  # Its buffers are its own.
+    moved = jax.jit(lambda x: x + 1, donate_argnums=0)(placed)  # The buffers are its own, so they can be donated.
     np.testing.assert_array_equal(moved[:6], _VALUE[:6] + 1)
 
 
-def test_what_several_devices_hold_alike_is_read_once():
+def test_slices_that_several_devices_share_are_read_once():
     rows = _Rows()
     blocks.place_blocks(_VALUE.shape, np.dtype(np.float32), NamedSharding(make_mesh(2, 2, 2), PartitionSpec()), rows)
     assert rows.given == 6

@@ -1,4 +1,4 @@
-"""The cache in 8 bits: its numbers against numpy's, and attention over them."""
+"""The 8-bit cache: its numbers against numpy, and attention over them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_each_vector_is_scaled_by_its_largest_number():
     assert numbers.dtype == np.int8 and scale.dtype == np.float32
 
 
-def test_attention_over_8_bits_is_attention_over_what_they_stand_for():
+def test_attention_over_8_bits_equals_attention_over_the_dequantised_values():
     B, S, H, K, h = 2, 7, 4, 2, 4
     q, k, v = vectors(B, 1, H, h), vectors(B, S, K, h), vectors(B, S, K, h)
     mask = np.arange(S)[None] < np.asarray([[7], [3]])
@@ -44,7 +44,7 @@ def test_attention_over_8_bits_is_attention_over_what_they_stand_for():
 
 
 @pytest.mark.parametrize(("dtype", "itemsize"), [("compute", 4), ("float32", 4), ("bfloat16", 2), ("int8", 1)])
-def test_what_a_cache_takes(dtype, itemsize):
+def test_the_bytes_of_a_cache(dtype, itemsize):
     shapes = cache_shapes(dataclasses.replace(tiny.DECODER, cache_dtype=dtype), rows=3, slots=5)
     numbers = 2 * 2 * 3 * 2 * 5
     assert sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(shapes)) == numbers * (4 * itemsize + 4 * (dtype == "int8"))

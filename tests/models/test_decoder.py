@@ -1,4 +1,4 @@
-"""The decoder against plain numpy loops, and causality, verified by gradients."""
+"""The decoder against plain numpy loops, and causality verified by gradients."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests import tiny
 
 
 def numpy_rotate(x, position, base):
-    """One head vector [h] at one position: pairs (i, i + h/2) turned by position / base^(2i/h)."""
+    """One head vector [h] at one position: pairs (i, i + h/2) rotated by position / base^(2i/h)."""
     half, out = len(x) // 2, np.zeros(len(x))
     for i in range(half):
         angle = position * base ** (-2 * i / len(x))
@@ -59,7 +59,7 @@ def numpy_hidden(config, params, tokens, positions, mask):
 
 @pytest.fixture(scope="module")
 def packed():
-    """Two rows: three documents and a pad; one document of five and one of three."""
+    """Two rows: three documents and padding; one document of five tokens and one of three."""
     rng = np.random.default_rng(0)
     segments = np.array([[1, 1, 1, 2, 2, 3, 3, 0], [1, 1, 1, 1, 1, 2, 2, 2]], np.int32)
     positions = np.array([[0, 1, 2, 0, 1, 0, 1, 0], [0, 1, 2, 3, 4, 0, 1, 2]], np.int32)
@@ -67,7 +67,7 @@ def packed():
     return tokens, positions, segments
 
 
-def test_rotary_positions_turn_each_pair_by_its_own_frequency():
+def test_rotary_positions_rotate_each_pair_by_its_own_frequency():
     x = np.random.default_rng(1).normal(size=(2, 3, 2, 6)).astype(np.float32)
     positions = np.array([[0, 1, 2], [5, 90, 1000]], np.int32)
     found = rotate(jnp.asarray(x), turn(jnp.asarray(positions), 100.0 ** (-jnp.arange(3) / 3)))
@@ -75,7 +75,7 @@ def test_rotary_positions_turn_each_pair_by_its_own_frequency():
         np.testing.assert_allclose(found[b, t, n], numpy_rotate(x[b, t, n], positions[b, t], 100.0), atol=2e-4)
 
 
-def test_a_rotated_product_depends_on_the_distance_alone():
+def test_a_rotated_product_depends_only_on_the_distance():
     q, k = np.random.default_rng(2).normal(size=(2, 1, 1, 1, 8)).astype(np.float32)
     frequency = 10000.0 ** (-jnp.arange(4) / 4)
     at = lambda x, p: rotate(jnp.asarray(x), turn(jnp.full((1, 1), p, jnp.int32), frequency))[0, 0, 0]  # noqa: E731
@@ -92,13 +92,13 @@ def test_grouped_query_attention_equals_a_loop(heads, kv_heads):
     np.testing.assert_allclose(attend(q, k, v, jnp.asarray(mask)), numpy_attend(q, k, v, mask), atol=1e-5)
 
 
-def test_a_query_that_sees_nothing_gives_numbers():
+def test_a_query_that_sees_nothing_gives_finite_numbers():
     q, k, v = np.ones((3, 1, 2, 2, 4), np.float32)
     assert np.isfinite(attend(q, k, v, jnp.zeros((1, 2, 2), bool))).all()
 
 
-def test_the_whole_decoder_equals_numpy_layer_by_layer(packed):
-    """Norms, rotation, grouped heads, gated MLP, residuals and the order of the scanned layers."""
+def test_the_whole_decoder_equals_numpy(packed):
+    """This covers norms, rotation, grouped heads, gated MLP, residuals and the order of the scanned layers."""
     tokens, positions, segments = packed
     params = tiny.host_params(scale=1.5)
     causal = np.tril(np.ones((8, 8), bool))[None] & (segments[:, :, None] == segments[:, None, :])
@@ -108,7 +108,7 @@ def test_the_whole_decoder_equals_numpy_layer_by_layer(packed):
 
 
 def visible(model, params, tokens, positions=None, segments=None):
-    """bool [T, T] of one row of distinct tokens: does the hidden state at t move with the token at s? By gradients."""
+    """For one row of distinct tokens, bool [T, T]: whether the hidden state at t depends on the token at s, by gradients."""
 
     def states(table):
         return model.hidden({**params, "embedding": table}, tokens[None], positions, segments)[0]
@@ -117,13 +117,13 @@ def visible(model, params, tokens, positions=None, segments=None):
     return np.asarray(jnp.any(moved != 0, axis=(1, 3)))
 
 
-def test_no_position_sees_a_later_one_and_each_sees_all_before():
+def test_each_position_sees_all_earlier_positions_and_no_later_one():
     tokens = np.array([3, 1, 4, 15, 9, 2], np.int32)
     seen = visible(tiny.model(), tiny.host_params(), tokens)
     np.testing.assert_array_equal(seen, np.tril(np.ones((6, 6), bool)))
 
 
-def test_a_packed_document_sees_itself_alone(packed):
+def test_a_packed_document_sees_only_itself(packed):
     tokens, positions, segments = (x[:1] for x in packed)
     seen = visible(tiny.model(), tiny.host_params(), tokens[0], positions, segments)
     np.testing.assert_array_equal(seen, np.tril(segments[0][:, None] == segments[0][None, :]))
@@ -146,7 +146,7 @@ def test_padding_at_the_end_changes_nothing_before_it():
     np.testing.assert_allclose(model.hidden(params, padded)[:, :3], model.hidden(params, tokens), atol=1e-6)
 
 
-def test_the_program_does_not_grow_with_depth():
+def test_the_size_of_the_program_does_not_grow_with_depth():
     def size(layers):
         model = tiny.model(layers=layers)
         tokens = jax.ShapeDtypeStruct((1, 4), jnp.int32)
@@ -160,7 +160,7 @@ def test_depth_is_the_leading_axis_of_every_block_parameter():
     assert all(leaf.shape[0] == 5 for leaf in jax.tree.leaves(params["blocks"]))
 
 
-def test_layers_do_not_start_equal():
+def test_layers_have_different_initial_values():
     query = tiny.host_params()["blocks"]["attention"]["query"]
     assert np.abs(query[0] - query[1]).max() > 0.1
 
@@ -172,26 +172,26 @@ def test_bfloat16_computes_in_bfloat16_and_keeps_float32_parameters_and_gradient
     assert {leaf.dtype for leaf in jax.tree.leaves(model.abstract())} == {jnp.dtype("float32")}
     hidden = model.hidden(params, tokens, positions, segments)
     assert hidden.dtype == jnp.bfloat16
-    # bfloat16 has 8 bits: each of some 10 roundings on the way is off by 2^-9, of values up to 4.
+    # bfloat16 has 8 bits: each of about 10 roundings adds an error of 2^-9, of values up to 4.
     full = tiny.model().hidden(params, tokens, positions, segments)
     np.testing.assert_allclose(hidden.astype(np.float32), full, atol=10 * 2**-9 * 4)
     gradients = jax.grad(lambda p: model.hidden(p, tokens, positions, segments).astype(jnp.float32).sum())(params)
     assert {leaf.dtype for leaf in jax.tree.leaves(gradients)} == {jnp.dtype("float32")}
 
 
-def test_float16_is_near_float32_and_has_float32_logits(packed):
+def test_float16_is_close_to_float32_and_has_float32_logits(packed):
     tokens, positions, segments = packed
     params, model = tiny.host_params(), tiny.model(compute_dtype="float16")
     hidden = model.hidden(params, tokens, positions, segments)
     assert hidden.dtype == jnp.float16 and model.logits(params, hidden).dtype == jnp.float32
-    # As above, of 11 bits.
+    # As above, with 11 bits.
     full = tiny.model().hidden(params, tokens, positions, segments)
     np.testing.assert_allclose(hidden.astype(np.float32), full, atol=10 * 2**-12 * 4)
 
 
 @pytest.mark.parametrize("name", ["silu", "gelu", "gelu_tanh", "relu"])
-def test_activations_of_large_numbers_do_not_overflow_in_float16(name):
-    """x^3, in gelu_tanh, would beyond 40."""
+def test_activations_of_large_inputs_do_not_overflow_in_float16(name):
+    """The x^3 in gelu_tanh would overflow above 40."""
     value, slope = jax.vmap(jax.value_and_grad(lambda x: activate(name, x)))(jnp.array([300.0, -300.0, 6e4], jnp.float16))
     assert value.dtype == jnp.float16
     np.testing.assert_array_equal(value, np.array([300.0, 0.0, 6e4], np.float16))
@@ -202,7 +202,7 @@ def test_activations_of_large_numbers_do_not_overflow_in_float16(name):
     ("kv_heads", 3, "model.heads is 4; it must be a multiple of model.kv_heads"),
     ("head_dim", 5, "model.head_dim is 5, of which 5 are turned by rotary positions; they need an even number"),
 ])  # fmt: skip
-def test_sizes_that_do_not_fit_are_a_sentence(field, value, message):
+def test_invalid_sizes_are_a_sentence(field, value, message):
     with pytest.raises(UserError, match=message):
         dataclasses.replace(tiny.DECODER, **{field: value})
 
@@ -214,7 +214,7 @@ def test_an_unknown_head_is_refused():
         Decoder(tiny.DECODER, "both", rngs=nnx.Rngs(0))
 
 
-def test_layers_computed_again_give_the_same_gradients_in_less_memory():
+def test_remat_gives_the_same_gradients_in_less_memory():
     tokens = np.random.default_rng(0).integers(0, 32, (2, 16)).astype(np.int32)
     params = tiny.model(layers=6).init(jax.random.key(0))
     found, memory = [], []

@@ -1,4 +1,4 @@
-"""The mixture of experts: every token gets all its experts, on one device and with the experts split over a mesh."""
+"""The mixture of experts: every token gets all its experts, on one device or with the experts split over a mesh."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _loss(model, params):
 
 
 @pytest.mark.parametrize("mesh", [(2, 2, 2), (4, 1, 2), (1, 4, 2), (1, 2, 2, 2)])
-def test_experts_split_over_a_mesh_compute_and_learn_the_same(mesh):
+def test_experts_split_over_a_mesh_have_the_same_outputs_and_gradients(mesh):
     alone, split = tiny.model(**CHANGES), tiny.model(mesh, **CHANGES)
     params = alone.init(jax.random.key(0))
     expected, wanted = jax.jit(jax.value_and_grad(lambda p: _loss(alone, p)))(params)
@@ -36,26 +36,26 @@ def test_experts_split_over_a_mesh_compute_and_learn_the_same(mesh):
         np.testing.assert_allclose(mine, theirs, atol=1e-5 * float(jnp.abs(theirs).max()))
 
 
-def test_no_token_is_dropped_where_all_choose_the_same_expert():
-    """With a capacity most would be: here the output is the one expert's, token by token."""
+def test_no_token_is_dropped_if_all_choose_the_same_expert():
+    """With a capacity most tokens would be dropped: here the output is that of the one expert, token by token."""
     model = tiny.model(experts=Experts(4, 1), layers=1)
     params = model.init(jax.random.key(0))
     params["blocks"]["mlp"]["router"] = jnp.zeros((1, 16, 4))
     dense = tiny.model(layers=1)
     mlp = {name: params["blocks"]["mlp"][name][:, 0] for name in ("gate", "up", "down")}
     plain = params | {"blocks": params["blocks"] | {"mlp": mlp}}
-    # Equal scores: the first expert is everybody's choice.
+    # With equal scores every token chooses the first expert.
     np.testing.assert_allclose(model.hidden(params, TOKENS), dense.hidden(plain, TOKENS), atol=1e-5)
 
 
-def test_the_balance_by_hand():
+def test_the_load_balance_by_hand():
     """Two experts, three tokens, one choice each: shares (2/3, 1/3), mean probabilities (.6, .4): 2 * (.4 + .1333)."""
     load = Load(jnp.array([2.0, 1.0]), jnp.array([1.8, 1.2]), jnp.float32(3))
     assert float(load_balance(load)) == pytest.approx(2 * (2 / 3 * 0.6 + 1 / 3 * 0.4))
 
 
-def test_experts_that_each_device_has_whole_sample_the_same():
-    """Sampling by rules "whole": rows are split over all devices, the experts over none."""
+def test_replicated_experts_sample_the_same():
+    """With the sampling rules "whole", rows are split over all devices and experts over none."""
     alone = tiny.model(**CHANGES)
     params = alone.init(jax.random.key(0))
     split = Model(alone.config, sharding=make_sharding(Mesh(fsdp=2, tensor=2, generation="whole")))

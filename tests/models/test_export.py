@@ -1,4 +1,4 @@
-"""Exported checkpoints: `transformers` loads them with equal logits; they appear whole or not at all."""
+"""Exported checkpoints: `transformers` loads them with equal logits, and a failed export leaves nothing."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _folder(path, config, **changes):
 def _model(tmp_path, config, head="lm", sharding=None, vocab_multiple=1):
     decoder = read_config(_folder(tmp_path / "config", config), vocab_multiple=vocab_multiple).decoder
     model = Model(decoder, head, sharding)
-    # Away from the initial values of norms and biases, so that a missing one changes the result.
+    # Move norms and biases away from their initial values, so that a missing one changes the result.
     params = jax.tree.map(lambda x: x + 0.1 * jnp.cos(jnp.arange(1.0 * x.size)).reshape(x.shape), model.init(jax.random.key(0)))
     return model, params if sharding is None else jax.device_put(params, model.shardings())
 
@@ -74,8 +74,8 @@ def _assert_close(actual, expected):
 
 @pytest.mark.parametrize("meshed", [False, True])
 @pytest.mark.parametrize("name", list(_CONFIGS))
-def test_transformers_loads_what_is_exported(tmp_path, monkeypatch, name, meshed):
-    monkeypatch.setattr(blocks, "BLOCK_BYTES", 512)  # Many blocks a tensor.
+def test_transformers_loads_exported_models(tmp_path, monkeypatch, name, meshed):
+    monkeypatch.setattr(blocks, "BLOCK_BYTES", 512)  # Many blocks per tensor.
     model, params = _model(tmp_path, _CONFIGS[name], sharding=_mesh() if meshed else None, vocab_multiple=8)
     assert params["embedding"].shape[0] == 40
     export(tmp_path / "out", model, params, config=_CONFIGS[name])
@@ -87,7 +87,7 @@ def test_transformers_loads_what_is_exported(tmp_path, monkeypatch, name, meshed
 
 
 @pytest.mark.parametrize("name", list(_CONFIGS))
-def test_what_is_exported_from_a_mesh_is_loaded_back_onto_another(tmp_path, monkeypatch, name):
+def test_a_model_exported_from_one_mesh_is_loaded_onto_another(tmp_path, monkeypatch, name):
     monkeypatch.setattr(blocks, "BLOCK_BYTES", 512)
     model, params = _model(tmp_path, _CONFIGS[name], sharding=_mesh(), vocab_multiple=8)
     export(tmp_path / "out", model, params, config=_CONFIGS[name], shard_bytes=3000)
@@ -107,7 +107,7 @@ def test_what_is_exported_from_a_mesh_is_loaded_back_onto_another(tmp_path, monk
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt_neox", "qwen3_moe"])
-def test_a_reward_model_goes_in_and_out(tmp_path, name):
+def test_a_reward_model_is_loaded_and_exported(tmp_path, name):
     model, params = _model(tmp_path, _CONFIGS[name], "scalar", _mesh(), vocab_multiple=2)
     config = _CONFIGS[name] | {"pad_token_id": 0}
     export(tmp_path / "out", model, params, config=config)
@@ -123,7 +123,7 @@ def test_a_reward_model_goes_in_and_out(tmp_path, name):
         load_params(tmp_path / "out", Model(written.decoder, "lm"))
 
 
-def test_what_transformers_saves_in_shards_is_loaded(tmp_path):
+def test_shards_saved_by_transformers_are_loaded(tmp_path):
     transformers = pytest.importorskip("transformers")
     theirs = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(**_LLAMA))
     theirs.save_pretrained(tmp_path / "theirs", max_shard_size="20KB")
@@ -132,7 +132,7 @@ def test_what_transformers_saves_in_shards_is_loaded(tmp_path):
     _assert_close(_ours(model, load_params(tmp_path / "theirs", model)), _theirs(tmp_path / "theirs"))
 
 
-def test_a_reward_model_that_transformers_saves_is_loaded(tmp_path):
+def test_a_reward_model_saved_by_transformers_is_loaded(tmp_path):
     transformers = pytest.importorskip("transformers")
     config = transformers.AutoConfig.for_model(**_LLAMA, num_labels=1, pad_token_id=0)
     transformers.AutoModelForSequenceClassification.from_config(config).save_pretrained(tmp_path / "theirs")
@@ -143,7 +143,7 @@ def test_a_reward_model_that_transformers_saves_is_loaded(tmp_path):
     _assert_close(np.asarray(scores), _theirs(tmp_path / "theirs", "AutoModelForSequenceClassification")[:, 0])
 
 
-def test_shards_are_of_the_chosen_size_with_an_index(tmp_path):
+def test_shards_have_the_chosen_size_and_an_index(tmp_path):
     model, params = _model(tmp_path, _LLAMA)
     export(tmp_path / "one", model, params, config=_LLAMA)
     export(tmp_path / "many", model, params, config=_LLAMA, shard_bytes=5000)
@@ -175,7 +175,7 @@ def test_other_dtypes_round_each_weight_once(tmp_path, dtype, step):
     _theirs(tmp_path / "out")
 
 
-def test_the_sources_files_and_fields_come_along(tmp_path):
+def test_files_and_fields_of_the_source_are_kept(tmp_path):
     config = _LLAMA | {"torch_dtype": "float16", "pretraining_tp": 1}
     source = _folder(tmp_path / "source", config)
     texts = {name: f"{name} of the source" for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")}
@@ -190,7 +190,7 @@ def test_the_sources_files_and_fields_come_along(tmp_path):
     assert json.loads((tmp_path / "out" / "config.json").read_text()) == expected
 
 
-def test_nothing_is_left_of_an_export_that_fails(tmp_path):
+def test_a_failed_export_leaves_nothing(tmp_path):
     model, params = _model(tmp_path, _LLAMA)
     params["blocks"]["mlp"]["up"] = params["blocks"]["mlp"]["up"].at[1, 2, 3].set(jnp.nan)
     with pytest.raises(UserError, match=r"nothing was written: .*\.1\.mlp\.up_proj\.weight holds numbers that are not finite"):
@@ -201,7 +201,7 @@ def test_nothing_is_left_of_an_export_that_fails(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["config"]
 
 
-def test_a_folder_in_use_is_left_alone(tmp_path):
+def test_a_non_empty_folder_is_not_overwritten(tmp_path):
     model, params = _model(tmp_path, _LLAMA)
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "mine").write_text("mine")
@@ -213,7 +213,7 @@ def test_a_folder_in_use_is_left_alone(tmp_path):
     assert (tmp_path / "out" / "model.safetensors").exists()
 
 
-def test_weights_too_large_for_the_asked_dtype_are_told_on_the_way_in(tmp_path):
+def test_weights_too_large_for_the_chosen_dtype_are_reported_when_loading(tmp_path):
     model, params = _model(tmp_path, _LLAMA)
     export(tmp_path / "out", model, params, config=_LLAMA)
     tensors = load_file(tmp_path / "out" / "model.safetensors")

@@ -1,4 +1,4 @@
-"""A model on the devices of two processes is loaded by both and written by the first."""
+"""A model on the devices of two processes is loaded by both and written by the first process."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _CONFIG = {
 }  # fmt: skip
 
 
-def test_two_processes_load_and_the_first_writes(tmp_path):
+def test_two_processes_load_a_model_and_the_first_writes_it(tmp_path):
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "config.json").write_text(json.dumps(_CONFIG))
     tensors = _tensors()

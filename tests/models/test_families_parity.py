@@ -1,6 +1,6 @@
-"""Every family against `transformers`: logits, cached decoding past the window, gradients, and the way back.
+"""Every family against `transformers`: logits, cached decoding past the window, gradients, and exports.
 
-Models are tiny and random, with awkward sizes; nothing is a golden file. Needs the extra `parity`.
+Models are tiny and random, with awkward sizes; there are no golden files. Needs the extra `parity`.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ CASES = {
 
 
 def _reference(name: str, seed: int = 0):
-    """A random model of `transformers`, none of whose weights is at a special value."""
+    """A random model of `transformers` without weights at special values such as 0 and 1."""
     kind, changes = CASES[name]
     torch.manual_seed(seed)
     config = getattr(transformers, f"{kind}Config")(**_COMMON | changes)
@@ -87,7 +87,7 @@ def _reference(name: str, seed: int = 0):
 
 @pytest.fixture(scope="module", params=CASES)
 def pair(request, tmp_path_factory):
-    """(reference, folder it is saved in, model, params)."""
+    """Return (reference, folder it is saved in, model, params)."""
     reference = _reference(request.param)
     folder = tmp_path_factory.mktemp(request.param)
     reference.save_pretrained(folder)
@@ -96,7 +96,8 @@ def pair(request, tmp_path_factory):
 
 
 def _ragged(vocab: int):
-    """Tokens [4, 11] and lengths, right-padded. Torch gives its padding's embedding no gradient, so no token is the pad."""
+    """Tokens [4, 11] and lengths, right-padded. Torch gives the pad token's embedding no gradient, so no token is the pad
+    token."""
     rng = np.random.default_rng(0)
     length = np.array([11, 3, 8, 1])
     tokens = rng.integers(1, vocab, (4, 11))
@@ -124,7 +125,7 @@ def test_logits_of_a_ragged_batch(pair):
 
 
 def test_cached_decoding_past_the_window(pair):
-    """Prompts of different lengths, then single tokens from the cache: equal to the logits of the whole text."""
+    """Prompts of different lengths, then single tokens from the cache: the logits equal those of the whole text."""
     reference, _, model, params = pair
     tokens, length = _ragged(model.config.vocab)
     P, N = tokens.shape[1], 6
@@ -140,7 +141,7 @@ def test_cached_decoding_past_the_window(pair):
 
 
 def test_gradients_of_the_sft_loss(pair, tmp_path):
-    """Torch's gradients are saved as if they were weights: so they come through the same names and layouts."""
+    """Torch's gradients are saved as if they were weights, so that they pass through the same names and layouts."""
     reference, _, model, params = pair
     tokens, length = _ragged(model.config.vocab)
     labels = np.where(np.arange(11)[None] < length[:, None], tokens, -100)
@@ -174,7 +175,7 @@ def test_gradients_of_the_sft_loss(pair, tmp_path):
         assert error <= TOLERANCE * max(size, 1e-2), jax.tree_util.keystr(path)
 
 
-def test_what_is_exported_is_the_same_model_to_transformers(pair, tmp_path):
+def test_an_exported_model_is_the_same_model_in_transformers(pair, tmp_path):
     reference, folder, model, params = pair
     config = read_config(folder)
     export(tmp_path / "out", model, params, config=config.raw, source=folder)
@@ -188,7 +189,7 @@ def test_what_is_exported_is_the_same_model_to_transformers(pair, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["mixtral", "qwen3-moe-plain"])
-def test_the_experts_load_balance_is_that_of_transformers(name, tmp_path):
+def test_the_load_balance_of_experts_equals_that_of_transformers(name, tmp_path):
     reference = _reference(name)
     reference.save_pretrained(tmp_path)
     model = Model(read_config(tmp_path).decoder)
@@ -218,7 +219,7 @@ def test_the_experts_load_balance_is_that_of_transformers(name, tmp_path):
         ("qwen2", "model_type", "qwen2_vl"),
     ],
 )
-def test_what_is_not_supported_is_refused_by_name(family, field, value, tmp_path):
+def test_unsupported_features_are_refused_by_name(family, field, value, tmp_path):
     _reference(family).config.save_pretrained(tmp_path)
     raw = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(raw | {field: value}))

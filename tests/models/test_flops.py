@@ -1,4 +1,4 @@
-"""Operations of a model, against counts by hand."""
+"""FLOPs of a model, against counts by hand."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from jaxalign.models.architecture import DecoderConfig, Experts
 from jaxalign.models.model import Model
 
 CONFIG = DecoderConfig(vocab=50, layers=3, embed=8, heads=4, kv_heads=2, head_dim=6, mlp=20, tie_embeddings=False)
-ATTENTION = 8 * 24 + 2 * 8 * 12 + 24 * 8  # query, key and value, out
+ATTENTION = 8 * 24 + 2 * 8 * 12 + 24 * 8  # query; key and value; out
 KERNELS = 3 * (ATTENTION + 3 * 8 * 20)
 
 
-def test_kernels_alone_multiply_a_token():
+def test_only_kernels_count_for_a_token():
     assert flops.multiplied(Model(CONFIG)) == flops.multiplied(Model(CONFIG, "scalar")) == KERNELS
 
 
-def test_forward_counts_tokens_what_they_see_and_heads():
+def test_forward_counts_kernels_attention_and_heads():
     seen = (1 + 2 + 3 + 4 + 5) + (1 + 2)
-    expected = 2 * KERNELS * 7 + 3 * 4 * 6 * (2 + 2) * seen + 2 * 8 * 50 * 4  # scores and sums: two operations each
+    expected = 2 * KERNELS * 7 + 3 * 4 * 6 * (2 + 2) * seen + 2 * 8 * 50 * 4  # scores and weighted sums: two operations each
     assert flops.forward(Model(CONFIG), [5, 2], 4) == expected
     assert flops.learning(Model(CONFIG), [5, 2], 4) == 3 * expected
 
@@ -32,6 +32,6 @@ def test_frozen_kernels_have_no_gradient():
     assert flops.learning(plain, [9], 3) - flops.learning(adapted, [9], 3) == 2 * (KERNELS * 9 + 8 * 50 * 3) - 6 * own * 9
 
 
-def test_of_experts_those_at_work_count():
+def test_only_active_experts_count():
     found = flops.multiplied(Model(dataclasses.replace(CONFIG, experts=Experts(4, 2))))
     assert found == 3 * (ATTENTION + 2 * 3 * 8 * 20 + 8 * 4)

@@ -1,4 +1,4 @@
-"""Chunked log-probabilities, entropies and divergences equal plain ones, values and gradients."""
+"""Chunked log-probabilities, entropies and divergences equal the plain ones, in values and gradients."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def inputs():
 
 
 def plain(hidden, weight, targets, temperature):
-    """Log-probabilities and entropies with all logits at once."""
+    """Log-probabilities and entropies from all logits together."""
     logp = jax.nn.log_softmax(hidden @ weight / temperature)
     return jnp.take_along_axis(logp, targets[..., None], -1)[..., 0], -jnp.sum(jnp.exp(logp) * logp, -1)
 
@@ -61,7 +61,7 @@ def test_chunks_of_any_size_equal_the_whole(inputs, size):
 
 @pytest.mark.parametrize("size", [1, 3, 7])
 def test_gradients_of_chunks_equal_those_of_the_whole(inputs, size):
-    """Both outputs, weighed unevenly, to the hidden states and to the head. 7 is not a multiple of 3."""
+    """Both outputs, unevenly weighted, with respect to the hidden states and the head. 7 is not a multiple of 3."""
     hidden, weight, targets = inputs
     w = np.random.default_rng(1).normal(size=(2, B, T)).astype(np.float32)
 
@@ -86,14 +86,14 @@ def test_the_softmax_is_in_float32_for_bfloat16_states(inputs):
     np.testing.assert_allclose(found.logprobs, plain(*rounded, targets, 1.0)[0], atol=1e-5)
 
 
-def test_even_logits_have_the_entropy_of_the_vocabulary():
+def test_equal_logits_have_the_entropy_of_a_uniform_distribution():
     found = token_stats(np.zeros((1, 2, D), np.float32), np.ones((D, V), np.float32), np.zeros((1, 2), np.int32))
     np.testing.assert_allclose(found.entropy, np.full((1, 2), np.log(V)), rtol=1e-6)
     np.testing.assert_allclose(found.logprobs, np.full((1, 2), -np.log(V)), rtol=1e-6)
 
 
-def test_a_common_level_of_the_logits_costs_no_digits():
-    """Logits of 1000 and 1001: taking off their logsumexp (ulp 6e-5) instead of their maximum costs four digits."""
+def test_a_common_offset_of_the_logits_costs_no_digits():
+    """Logits of 1000 and 1001: subtracting their logsumexp (ulp 6e-5) instead of their maximum would cost four digits."""
     found = token_stats(np.ones((1, 1, 1), np.float32), np.array([[1000.0, 1001.0]], np.float32), np.array([[1]]))
     p = 1 / (1 + np.exp(-1.0))
     np.testing.assert_allclose(found.entropy, [[-p * np.log(p) - (1 - p) * np.log(1 - p)]], rtol=1e-6)
@@ -114,7 +114,7 @@ def reference():
 
 
 def numpy_kl(hidden, weight, reference, temperature, cap=None):
-    """KL(policy || reference) [B, T] from all logits at once, in float64."""
+    """KL(policy || reference) [B, T] from all logits together, in float64."""
 
     def logp(hidden, weight):
         logits = np.asarray(hidden, np.float64) @ np.asarray(weight, np.float64)
@@ -136,8 +136,8 @@ def test_the_kl_equals_numpy_in_float64(inputs, reference, temperature, cap, siz
 
 @pytest.mark.parametrize("size", [1, 3, 7])
 @pytest.mark.parametrize("cap", [None, 3.0])
-def test_the_kls_gradient_is_that_of_finite_differences(inputs, reference, size, cap):
-    """Along random directions of the states and of the head, in float64 numpy; tokens weighed unevenly."""
+def test_the_gradient_of_the_kl_equals_finite_differences(inputs, reference, size, cap):
+    """Along random directions of the states and of the head, in float64 numpy, with uneven weights of tokens."""
     hidden, weight, _ = inputs
     rng = np.random.default_rng(2)
     w = rng.normal(size=(B, T))
@@ -162,12 +162,12 @@ def test_equal_heads_have_a_kl_of_exactly_0_and_no_gradient(inputs, temperature)
     hidden, weight, _ = inputs
     assert not np.asarray(token_kl(hidden, weight, hidden, weight, temperature, 2 * chunk(3))).any()
     gradient = jax.grad(lambda h: jnp.sum(token_kl(h, weight, hidden, weight, temperature)))(hidden)
-    # p (1 - sum of p) a logit: 2^-23 times the head's weights, up to 6, over the temperature.
+    # The error is p (1 - sum of p) per logit: 2^-23 times the head's weights, up to 6, over the temperature.
     np.testing.assert_allclose(gradient, np.zeros_like(hidden), atol=V * 2**-23 * 6 / temperature)
 
 
 @pytest.mark.parametrize("used", [1, 4, 7])
-def test_positions_that_are_not_used_cost_no_gradient_and_change_none(inputs, reference, used):
+def test_unused_positions_are_skipped_and_change_no_gradient(inputs, reference, used):
     hidden, weight, targets = inputs
     w = np.random.default_rng(1).normal(size=(3, B, T)).astype(np.float32) * (np.arange(T) < used)
 
@@ -181,11 +181,11 @@ def test_positions_that_are_not_used_cost_no_gradient_and_change_none(inputs, re
     for a, b in zip(few, all_, strict=True):
         np.testing.assert_allclose(a, b, atol=2e-5)
     found = token_stats(hidden, weight, targets, used=jnp.int32(used))
-    assert not np.asarray(found.logprobs)[:, used:].any()  # chunks of one position here
+    assert not np.asarray(found.logprobs)[:, used:].any()  # here a chunk is one position
 
 
-def test_all_logits_at_once_are_never_formed(inputs, reference):
-    """Nothing in the program of value and gradient has as many numbers as [B, T, V], neither in one piece nor stacked."""
+def test_the_logits_of_all_positions_are_never_materialised(inputs, reference):
+    """No array in the program of value and gradient is as large as [B, T, V], in one piece or stacked."""
     hidden, weight, targets = inputs
 
     def loss(h, u):
@@ -201,7 +201,7 @@ def test_positions_and_masks_come_from_lengths():
     np.testing.assert_array_equal(length_mask(jnp.array([0, 2, 3]), 3), [[0, 0, 0], [1, 1, 0], [1, 1, 1]])
 
 
-def test_gathering_clips_into_the_row():
+def test_gathering_clips_positions_to_the_row():
     x = jnp.arange(8).reshape(2, 4)
     np.testing.assert_array_equal(gather_positions(x, jnp.array([[0, 3, 9], [-2, 1, 2]])), [[0, 3, 3], [4, 5, 6]])
     np.testing.assert_array_equal(gather_positions(x[..., None], jnp.array([[2], [0]])), [[[2]], [[4]]])
@@ -209,8 +209,8 @@ def test_gathering_clips_into_the_row():
 
 @pytest.mark.parametrize(("size", "cap"), [(1, None), (3, None), (100, None), (3, 2.0)])
 @pytest.mark.parametrize("used", [None, 4])
-def test_a_weighted_loss_and_its_gradients_equal_those_of_all_logits_at_once(inputs, size, cap, used):
-    """Times 3, as a loss may be scaled. Of the positions from `used` on nothing is asked."""
+def test_a_chunked_weighted_loss_and_its_gradients_equal_the_plain_ones(inputs, size, cap, used):
+    """The loss is scaled by 3, as by a loss scale. Positions from `used` on have no weight."""
     hidden, weight, targets = inputs
     weights = np.random.default_rng(2).normal(size=(B, T)).astype(np.float32)
     weights[:, used:] = 0
@@ -231,7 +231,7 @@ def test_a_weighted_loss_and_its_gradients_equal_those_of_all_logits_at_once(inp
 
 @pytest.mark.parametrize("target", [-1, -100, V])
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
-def test_a_target_that_does_not_count_may_be_any_number(inputs, target, dtype):
+def test_an_uncounted_target_can_be_any_number(inputs, target, dtype):
     hidden, weight, targets = inputs
     hidden, weights = hidden.astype(dtype), np.ones((B, T), np.float32)
     weights[0, 1], changed = 0, targets.copy()
@@ -242,15 +242,15 @@ def test_a_target_that_does_not_count_may_be_any_number(inputs, target, dtype):
     np.testing.assert_array_equal(found[1], good[1])
 
 
-def test_of_a_frozen_head_no_gradient_is_computed(inputs):
-    """Nor held: the loop carries none."""
+def test_no_gradient_of_a_frozen_head_is_computed(inputs):
+    """The loop carries no gradient of the head either."""
     hidden, weight, targets = inputs
     loss = lambda hidden: weighted_nll(hidden, weight, targets, jnp.ones((B, T)), chunk(2))  # noqa: E731
     text = str(jax.make_jaxpr(jax.grad(loss))(hidden))
     assert f"f32[{B},2,{V}]" in text and f"f32[{D},{V}] = dot_general" not in text
 
 
-def test_positions_that_count_come_first_and_gradients_go_back_where_they_came_from():
+def test_counted_positions_come_first_and_gradients_return_to_their_positions():
     counted = np.asarray([[0, 1.0, 0, -2.0], [0, 0, 0, 0], [1, 1, 1, 0]], np.float32)
     x = np.random.default_rng(3).normal(size=(3, 4, 2)).astype(np.float32)
     used, (found, weights) = counted_first(counted, x, counted)

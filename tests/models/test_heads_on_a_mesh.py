@@ -1,4 +1,4 @@
-"""Statistics of LM heads in chunks, on one device and on eight, against all logits at once: values and gradients."""
+"""Statistics of LM heads in chunks, on one device and on eight, against those of all logits together: values and gradients."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ RNG = np.random.default_rng(0)
 HIDDEN, OTHER_HIDDEN = RNG.normal(size=(2, B, T, D)).astype(np.float32)
 HEAD, OTHER_HEAD = 1.5 * RNG.normal(size=(2, D, V)).astype(np.float32)
 TARGETS = RNG.integers(0, V, (B, T)).astype(np.int32)
-WEIGHTS = RNG.normal(size=(4, B, T)).astype(np.float32)  # Of log-probs, entropies, divergences, losses.
+WEIGHTS = RNG.normal(size=(4, B, T)).astype(np.float32)  # Weights of log-probs, entropies, divergences and losses.
 
 
 def whole(temperature: float, cap: float | None, weights, hidden, head):
@@ -56,7 +56,7 @@ def in_chunks(constrain: Constrain, size: int, temperature: float, cap: float | 
 
 
 def values_and_gradients(fn, hidden, head):
-    """{name: (value, (gradient of the hidden states, gradient of the head))} on the host, of one program."""
+    """Return {name: (value, (gradient of the hidden states, gradient of the head))} of one program, on the host."""
 
     def each(hidden, head):
         one = lambda name: jax.value_and_grad(lambda *given: fn(*given)[name], (0, 1))(hidden, head)  # noqa: E731
@@ -74,12 +74,12 @@ def expected(temperature: float, cap: float | None, used: int):
 @pytest.mark.parametrize(("chunks", "temperature", "cap", "used"), [
     (1, 0.7, None, None), (3, 1.3, 2.5, None), (5, 0.7, None, None), (5, 1.3, 2.5, 4),
 ])  # fmt: skip
-def test_chunks_on_any_mesh_equal_all_logits_at_once(mesh, chunks, temperature, cap, used):
-    """used: number of positions that count; the others are ignored."""
+def test_chunks_on_any_mesh_equal_all_logits_together(mesh, chunks, temperature, cap, used):
+    """used: the number of positions that count; the others are ignored."""
     sharding, (hidden, head) = make_sharding(mesh), (HIDDEN, HEAD)
     if sharding is not None:
         hidden, head = jax.device_put((HIDDEN, HEAD), (sharding.batch, sharding.named(("embed", "vocab"))))
-    own = -(-T // mesh.context)  # Of a row, on a device.
+    own = -(-T // mesh.context)  # Positions of a row on one device.
     size, weights = -(-own // chunks) * mesh.context, WEIGHTS * (np.arange(T) < (T if used is None else used))
     count = None if used is None else jnp.int32(used)
     fn = functools.partial(in_chunks, Constrain(sharding), size, temperature, cap, count, weights)

@@ -1,4 +1,4 @@
-"""Hugging Face checkpoints: Llama's equal to an independent numpy forward pass, and to published greedy output."""
+"""Hugging Face checkpoints: a Llama equals an independent numpy forward pass and published greedy output."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _CONFIG = {
 
 
 def _tensors(config, seed=0):
-    """A random checkpoint as its file holds it: projections [out, in]."""
+    """A random checkpoint in the layout of its file: projections are [out, in]."""
     random = np.random.default_rng(seed)
     D, F, V = config["hidden_size"], config["intermediate_size"], config["vocab_size"]
     q, kv = (config[name] * config["head_dim"] for name in ("num_attention_heads", "num_key_value_heads"))
@@ -143,13 +143,13 @@ def test_a_mesh_that_does_not_divide_the_checkpoint_is_refused(tmp_path, shape, 
         load_params(folder, Model(read_config(folder).decoder, sharding=Sharding(make_mesh(*shape))))
 
 
-def test_the_tree_is_the_decoders(tmp_path):
+def test_the_tree_equals_that_of_the_decoder(tmp_path):
     model = Model(read_config(_write(tmp_path / "hf")).decoder)
     described = jax.tree.map(lambda x: (x.shape, x.dtype), load_params(tmp_path / "hf", model))
     assert described == jax.tree.map(lambda x: (x.shape, x.dtype), model.abstract())
 
 
-def test_rotary_tables_and_a_tied_head_in_the_file_are_not_extra(tmp_path):
+def test_rotary_tables_and_a_tied_head_in_the_file_are_not_unexpected(tmp_path):
     tensors = _tensors(_CONFIG)
     tables = {f"model.layers.{i}.self_attn.rotary_emb.inv_freq": np.ones(3, np.float32) for i in range(3)}
     tensors |= tables | {"lm_head.weight": tensors["model.embed_tokens.weight"]}
@@ -157,7 +157,7 @@ def test_rotary_tables_and_a_tied_head_in_the_file_are_not_extra(tmp_path):
     assert "unembedding" not in load_params(folder, Model(read_config(folder).decoder))
 
 
-def test_the_masks_and_tables_of_old_neox_files_are_not_extra(tmp_path):
+def test_the_masks_and_tables_of_old_neox_files_are_not_unexpected(tmp_path):
     config = {
         "model_type": "gpt_neox", "hidden_size": 16, "intermediate_size": 20, "num_hidden_layers": 1, "num_attention_heads": 2,
         "vocab_size": 9, "architectures": ["GPTNeoXForCausalLM"], "rotary_pct": 0.25, "hidden_act": "gelu",
@@ -186,7 +186,7 @@ def test_a_head_that_a_tied_model_cannot_have_is_refused(tmp_path, rows):
         load_params(folder, Model(read_config(folder).decoder))
 
 
-def test_what_config_json_leaves_out_has_the_formats_defaults(tmp_path):
+def test_fields_missing_in_config_json_have_the_defaults_of_the_format(tmp_path):
     needed = (
         "model_type",
         "hidden_size",
@@ -229,7 +229,7 @@ def test_rope_theta_is_read_where_newer_files_keep_it(tmp_path):
         ({"head_dim": 5}, r"config\.json: .*even"),
     ],
 )
-def test_what_the_decoder_does_not_compute_is_refused_by_name(tmp_path, changes, message):
+def test_features_that_the_decoder_lacks_are_refused_by_name(tmp_path, changes, message):
     with pytest.raises(UserError, match=message):
         read_config(_write(tmp_path / "hf", _CONFIG, {}, **changes))
 
@@ -259,7 +259,7 @@ def test_weights_that_do_not_fit_the_config_are_listed(tmp_path):
         load_params(folder, Model(read_config(folder).decoder))
 
 
-def test_weights_that_are_not_finite_are_refused_by_name(tmp_path):
+def test_non_finite_weights_are_refused_by_name(tmp_path):
     tensors = _tensors(_CONFIG)
     tensors["model.layers.1.mlp.up_proj.weight"][3, 2] = np.nan
     folder = _write(tmp_path / "hf", tensors=tensors)
@@ -297,12 +297,12 @@ def test_a_whole_folder_is_loaded(tmp_path, tokenizer_file):
         ({"max_position_embeddings": 32}, "model.max_length is 64, but .* at most 32 positions; lower it"),
     ],
 )
-def test_a_folder_whose_parts_do_not_fit_together_is_refused(tmp_path, tokenizer_file, changes, message):
+def test_a_folder_with_inconsistent_parts_is_refused(tmp_path, tokenizer_file, changes, message):
     with pytest.raises(UserError, match=message):
         load_pretrained(_pretrained(tmp_path, tokenizer_file, **changes), max_length=64)
 
 
-def test_a_tokenizer_may_be_smaller_than_the_embedding_but_not_larger(tmp_path, tokenizer_file):
+def test_a_tokenizer_can_be_smaller_than_the_embedding_but_not_larger(tmp_path, tokenizer_file):
     folder = _write(tmp_path / "hf", vocab_size=129)
     with pytest.raises(UserError, match="hf has no tokenizer: neither tokenizer.json nor tokenizer.model is there"):
         load_pretrained(folder)
@@ -315,7 +315,7 @@ def test_a_tokenizer_may_be_smaller_than_the_embedding_but_not_larger(tmp_path, 
     assert (pretrained.tokenizer.vocab_size, pretrained.model.config.vocab) == (130, 160)
 
 
-def test_an_end_that_the_tokenizer_does_not_know_stops_as_well(tmp_path, tokenizer_file):
+def test_an_eos_id_unknown_to_the_tokenizer_stops_sampling_as_well(tmp_path, tokenizer_file):
     folder = _pretrained(tmp_path, tokenizer_file, eos_token_id=[7, 2], bos_token_id=5)
     found = load_pretrained(folder).tokenizer
     assert (found.bos_id, found.eos_id, found.stop_ids) == (1, 2, (2, 7))

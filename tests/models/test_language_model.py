@@ -1,4 +1,4 @@
-"""`load_model`, `LanguageModel` and `jaxalign.Sampler`: folders in, ids and texts, folders out."""
+"""`load_model`, `LanguageModel` and `jaxalign.Sampler`: loading folders, ids and texts, saving folders."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests import made_tokenizers
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
-    """A random Llama in Hugging Face layout, with a ChatML template and without one."""
+    """Two folders of a random Llama in Hugging Face layout, with a ChatML template and without a template."""
     root, found = tmp_path_factory.mktemp("models"), {}
     for kind, template in {"chat": made_tokenizers.CHATML, "text": None}.items():
         texts = made_tokenizers.qwen(root / f"{kind}_tokenizer", template)
@@ -37,7 +37,7 @@ def test_the_style_follows_from_the_folder(folders):
     assert ja.load_model(folders["chat"], style="hh").style == "hh"
 
 
-def test_a_prompt_may_be_written_in_four_ways(folders):
+def test_a_prompt_can_have_four_forms(folders):
     policy = ja.load_model(folders["chat"])
     text = "the cat sat"
     expected = policy.prompt_ids(text)
@@ -60,12 +60,12 @@ def test_a_plain_answer_continues_its_prompt(folders):
     ([{"role": "robot", "content": "x"}], "a message of a prompt is .*; {'role': 'system', 'user' or 'assistant'"),
     (["x"], "a message of a prompt is 'x'"),
 ])
-def test_a_prompt_of_another_kind_is_refused(folders, prompt, message):
+def test_a_prompt_of_another_form_is_refused(folders, prompt, message):
     with pytest.raises(ja.UserError, match=message):
         ja.load_model(folders["chat"]).prompt_ids(prompt)
 
 
-def test_the_style_plain_takes_one_text(folders):
+def test_the_style_plain_accepts_one_text(folders):
     policy = ja.load_model(folders["text"])
     with pytest.raises(ja.UserError, match="dialogue of 2 messages, but the style plain continues one text"):
         policy.prompt_ids([{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}])
@@ -84,7 +84,7 @@ def test_a_saved_model_is_the_same_model(folders, tmp_path):
         changed.save(tmp_path / "out")
 
 
-def test_adapters_are_saved_apart_or_merged(folders, tmp_path):
+def test_adapters_are_saved_separately_or_merged(folders, tmp_path):
     policy = ja.load_model(folders["chat"], lora=ja.Lora(rank=2, alpha=4.0))
     assert set(policy.params) == {"adapters"} and "embedding" in policy.frozen
     policy = policy.with_params(jax.tree.map(lambda x: x + 0.1, policy.params))

@@ -1,4 +1,4 @@
-"""`linear` is its einsum, with the same gradients, and no gradient for frozen inputs."""
+"""`linear` equals its einsum, with the same gradients, and computes no gradient for frozen inputs."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import pytest
 from jaxalign.models.layers import linear
 
 CASES = [
-    ("btd,df->btf", (2, 3, 4), (4, 6)),  # wide: x is turned
-    ("btf,fd->btd", (2, 3, 6), (6, 4)),  # narrow: the cotangent is
+    ("btd,df->btf", (2, 3, 4), (4, 6)),  # wide: x is transposed
+    ("btf,fd->btd", (2, 3, 6), (6, 4)),  # narrow: the cotangent is transposed
     ("btd,dnh->btnh", (2, 3, 4), (4, 2, 3)),
     ("btnh,nhd->btd", (2, 3, 4, 5), (4, 5, 6)),
     ("btnh,nhd->btd", (2, 3, 1, 5), (1, 5, 6)),
@@ -24,7 +24,7 @@ def arrays(x, kernel):
 
 
 @pytest.mark.parametrize(("equation", "x", "kernel"), CASES)
-def test_values_and_gradients_are_those_of_the_einsum(equation, x, kernel):
+def test_values_and_gradients_equal_those_of_the_einsum(equation, x, kernel):
     given = arrays(x, kernel)
 
     def loss(product):
@@ -38,8 +38,8 @@ def test_values_and_gradients_are_those_of_the_einsum(equation, x, kernel):
 
 
 @pytest.mark.parametrize("trained", [0, 1])
-def test_what_is_not_trained_has_no_gradient_and_nothing_is_kept_for_it(trained):
-    """The jaxpr of the backward pass has one of the two products, also in a scan of layers."""
+def test_frozen_inputs_have_no_gradient_and_no_residuals(trained):
+    """The jaxpr of the backward pass has only one of the two products, in a scan of layers as well."""
     x, kernels = jnp.ones((2, 3, 4)), jnp.ones((2, 4, 4))
 
     def loss(*given):

@@ -13,7 +13,7 @@ _SIZES = {"D": 6, "H": 4, "K": 2, "h": 3, "F": 5, "V": 7, "n": 3, "1": 1}
 
 
 def _by_hand(text, stored, pick):
-    """The decoder's leaf, number by number."""
+    """The decoder's leaf, computed number by number."""
     S = _SIZES
     if text == "V D -> D V":
         return np.array([[stored[v, d] for v in range(S["V"])] for d in range(S["D"])])
@@ -38,7 +38,7 @@ _CASES = [
 
 
 @pytest.mark.parametrize(("text", "shape", "pick"), _CASES)
-def test_any_part_of_a_leaf_comes_from_its_window_alone(text, shape, pick):
+def test_any_part_of_a_leaf_needs_only_its_window(text, shape, pick):
     layout = Layout(text, _SIZES, pick)
     stored = np.arange(np.prod(shape)).reshape(shape)
     expected = _by_hand(text, stored, pick)
@@ -51,7 +51,7 @@ def test_any_part_of_a_leaf_comes_from_its_window_alone(text, shape, pick):
 
 
 @pytest.mark.parametrize(("text", "shape", "pick"), _CASES)
-def test_what_is_read_can_be_written_back(text, shape, pick):
+def test_a_leaf_that_was_read_can_be_written_back(text, shape, pick):
     stored = np.arange(np.prod(shape)).reshape(shape)
     layout = Layout(text, _SIZES)
     leaves = [_by_hand(text, stored, part) for part in range(layout.parts)]
@@ -61,13 +61,13 @@ def test_what_is_read_can_be_written_back(text, shape, pick):
         np.testing.assert_array_equal(layout.to_stored(parts, bounds), stored[layout.window(bounds)])
 
 
-def test_of_merged_heads_only_the_rows_of_the_asked_ones_are_read():
+def test_only_the_rows_of_the_requested_heads_are_read():
     bounds = ((2, 4), (1, 3), (0, 3))  # D, H, h
     assert Layout("(H h) D -> D H h", _SIZES).window(bounds) == (slice(3, 9), slice(2, 4))
     assert Layout("(H n h) D -> D H h", _SIZES).window(bounds) == (slice(9, 27), slice(2, 4))
 
 
 @pytest.mark.parametrize("text", ["V D -> D V h", "Q D -> D Q", "(n 1) D -> D", "(n F) D -> D F"])
-def test_a_layout_that_is_none_is_refused(text):
+def test_an_invalid_layout_is_refused(text):
     with pytest.raises(ValueError, match="is not a layout of letters"):
         Layout(text, _SIZES)

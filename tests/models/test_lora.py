@@ -1,4 +1,4 @@
-"""Adapters on a frozen base: equal to merged weights, to `peft`, and on every mesh; the base stays as it is."""
+"""Adapters on a frozen base: they equal merged weights and `peft`, on every mesh, and the base is unchanged."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ VARIANTS = {
     "some": dataclasses.replace(LORA, targets=("attention.*", "down_proj"), dora=True),
 }
 TOKENS = np.random.default_rng(0).integers(0, 32, (4, 9)).astype(np.int32)
-# Two ways to the same product of a few dozen float32 numbers, through two layers.
+# Two computations of the same product of a few dozen float32 numbers, through two layers.
 ROUNDING = dict(rtol=2e-5, atol=2e-5)
 
 
 def adapted(lora: Lora, mesh=None, head: str = "lm", seed: int = 1) -> tuple[Model, dict]:
-    """A tiny model, and host parameters with adapters that change something."""
+    """A tiny model, and host parameters with adapters that have an effect."""
     model = dataclasses.replace(tiny.model(mesh, head), lora=lora)
     rng = np.random.default_rng(seed)
     alone = dataclasses.replace(tiny.model(head=head), lora=lora)
@@ -49,13 +49,13 @@ def logits(model: Model, params):
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_the_forward_pass_is_that_of_merged_weights(variant):
+def test_the_forward_pass_equals_that_of_merged_weights(variant):
     model, params = adapted(VARIANTS[variant])
     merged = merge(model.lora, params)
     assert "adapters" not in merged and jax.tree.structure(merged) == jax.tree.structure(tiny.host_params())
     found = logits(model, params)
     np.testing.assert_allclose(found, logits(model.base, merged), **ROUNDING)
-    assert np.abs(found - logits(model.base, frozen(params))).max() > 0.1  # they do change something
+    assert np.abs(found - logits(model.base, frozen(params))).max() > 0.1  # the adapters have an effect
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -63,10 +63,10 @@ def test_fresh_adapters_change_nothing(variant):
     model = dataclasses.replace(tiny.model(), lora=VARIANTS[variant])
     base = tiny.host_params()
     fresh = model.init_adapters(base, jax.random.key(3))
-    # DoRA divides the weights' length by the same length; the one is computed here, the other in the forward pass.
+    # DoRA divides the norm of the weights by the same norm; one is computed here, the other in the forward pass.
     bound = ROUNDING if model.lora.dora else dict(rtol=0, atol=0)
     np.testing.assert_allclose(logits(model, join(base, fresh)), logits(model.base, base), **bound)
-    np.testing.assert_array_equal(logits(model, base), logits(model.base, base))  # adapters off is the base
+    np.testing.assert_array_equal(logits(model, base), logits(model.base, base))  # equals the base without adapters
     a = np.asarray(fresh["adapters"]["attention"]["out"]["a"])
     assert a.shape == (2, 4, 4, 3) and a.std() > 0 and np.abs(a).max() <= 16**-0.5
     assert not np.any(np.asarray(fresh["adapters"]["attention"]["out"]["b"]))
@@ -82,8 +82,8 @@ def test_apart_is_the_inverse_of_join():
     assert apart(base, copied) == copied
 
 
-def test_own_parameters_are_the_adapters_and_the_head_alone():
-    """And so is the optimizer's state: two moments each."""
+def test_own_parameters_are_only_the_adapters_and_the_head():
+    """The optimizer's state covers the same parameters, with two moments each."""
     for head, extra in (("lm", 0), ("scalar", 1), ("lm_scalar", 1)):
         model = dataclasses.replace(tiny.model(head=head), lora=VARIANTS["dora"])
         fresh = model.init_adapters(tiny.host_params(), jax.random.key(0))
@@ -97,7 +97,7 @@ def test_own_parameters_are_the_adapters_and_the_head_alone():
         assert jax.tree.structure(abstract_state(model, optimizer)) == jax.tree.structure(state)
 
 
-def test_patterns_choose_layers_and_a_pattern_that_chooses_none_is_refused():
+def test_patterns_select_layers_and_a_pattern_without_matches_is_refused():
     blocks = tiny.host_params()["blocks"]
     chosen = lambda *targets: Lora(2, 1.0, targets).adapted(blocks)  # noqa: E731
     assert chosen("q_proj", "attention.value") == [("attention", "query"), ("attention", "value")]
@@ -109,7 +109,7 @@ def test_patterns_choose_layers_and_a_pattern_that_chooses_none_is_refused():
 
 @pytest.mark.parametrize("variant", ["rslora", "dora"])
 @pytest.mark.parametrize("mesh", [(2, 2, 2), (1, 4, 2)])
-def test_logits_and_gradients_on_a_mesh_equal_those_of_one_device(variant, mesh):
+def test_logits_and_gradients_on_a_mesh_equal_those_on_one_device(variant, mesh):
     found = {}
     for where in (None, mesh):
         model, params = adapted(VARIANTS[variant], where, "lm")
@@ -129,14 +129,14 @@ def test_logits_and_gradients_on_a_mesh_equal_those_of_one_device(variant, mesh)
             same = jax.tree.map(lambda x, s: x.sharding.is_equivalent_to(s, x.ndim), own, model.shardings())
             assert all(jax.tree.leaves(same))
         found[where] = tiny.to_host((out, gradients))
-    # Logits up to 3 and gradients above 1e-3, by processors of several kinds.
+    # Logits up to 3 and gradients above 1e-3, on processors of several kinds.
     tiny.assert_trees_close(found[mesh], found[None], 1e-4, 3e-5)
     assert all(np.abs(leaf).max() > 1e-3 for leaf in jax.tree.leaves(found[None][1]))
 
 
 @pytest.mark.parametrize("variant", ["lora", "dora"])
-def test_a_cached_decode_has_the_adapters_too(variant):
-    """Prefill of five tokens and then single tokens equal the full forward pass."""
+def test_cached_decoding_applies_the_adapters(variant):
+    """Prefill of five tokens followed by single tokens equals the full forward pass."""
     model, params = adapted(VARIANTS[variant])
     expected = logits(model, params)
     hidden, cache = jax.jit(lambda p: model.prefill(p, TOKENS[:, :5]))(params)

@@ -1,4 +1,4 @@
-"""Adapters equal those of `peft` on `transformers` models: logits, and the gradients of trained parameters."""
+"""Adapters equal those of `peft` on `transformers` models: logits, and gradients of the trained parameters."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NAMES = {theirs: key for key, (_, theirs) in LINEAR.items()}
 
 
 def adapters_of(model, decoder, read):
-    """What `read` gives of each of peft's weights, as our tree. Shapes by hand: theirs are [r, in] and [out, r]."""
+    """Apply `read` to each of peft's weights and return our tree. Shapes by hand: peft has [r, in] and [out, r]."""
     c = decoder
     outs = {"query": (c.heads, c.head_dim), "key": (c.kv_heads, c.head_dim), "value": (c.kv_heads, c.head_dim)}
     ins = {"out": (c.heads, c.head_dim)}

@@ -33,14 +33,14 @@ def test_every_parameter_names_all_its_axes(head, tied):
 
 
 @pytest.mark.parametrize(("head", "tied"), VARIANTS)
-def test_the_heads_are_there_and_no_others(head, tied):
+def test_a_model_has_exactly_its_heads(head, tied):
     names = set(tiny.model(head=head, tie_embeddings=tied).abstract())
     extra = {("lm", True): set(), ("lm", False): {"unembedding"}, ("scalar", True): {"score"}}[head, tied]
     assert names == {"embedding", "blocks", "final_norm"} | extra
 
 
 @pytest.mark.parametrize("mesh", [None, (2, 2, 2)])
-def test_fresh_parameters_are_as_described_and_equal_on_any_mesh(mesh):
+def test_fresh_parameters_match_the_abstract_ones_and_are_equal_on_any_mesh(mesh):
     model = tiny.model(mesh)
     params = model.init(jax.random.key(0))
     described = jax.tree.map(lambda x: (x.shape, x.dtype), model.abstract())
@@ -51,8 +51,8 @@ def test_fresh_parameters_are_as_described_and_equal_on_any_mesh(mesh):
 
 
 def test_initial_sizes():
-    """Normal with deviation 1/sqrt(fan in); outputs into the residual stream smaller by sqrt(2 L); norms 1; the scalar
-    head 1/sqrt(D + 1) (Stiennon et al. 2020)."""
+    """Normal with standard deviation 1/sqrt(fan in); outputs into the residual stream are smaller by sqrt(2 L); norms are 1;
+    the scalar head has 1/sqrt(D + 1) (Stiennon et al. 2020)."""
     model = tiny.model(head="scalar", embed=256, mlp=512, vocab=512, layers=2)
     params = tiny.to_host(model.init(jax.random.key(1)))
     attention, mlp = params["blocks"]["attention"], params["blocks"]["mlp"]
@@ -61,7 +61,7 @@ def test_initial_sizes():
         (mlp["gate"], 256**-0.5), (mlp["down"], 512**-0.5 / 2), (params["score"], 257**-0.5),
     ]  # fmt: skip
     for found, deviation in expected:
-        # Four standard errors; that of a standard deviation is s / sqrt(2 n).
+        # Four standard errors; the standard error of a standard deviation is s / sqrt(2 n).
         assert abs(found.std() - deviation) < 4 * deviation / np.sqrt(2 * found.size)
     np.testing.assert_array_equal(params["final_norm"]["scale"], np.ones(256))
 
@@ -78,7 +78,7 @@ def test_an_untied_head_has_its_own_weight():
 @pytest.mark.parametrize("layered", [True, False])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_prefill_and_cached_decode_equal_the_full_forward(dtype, layered, monkeypatch):
-    """Ragged prompts of 5, 2 and 1 tokens, continued token by token in a ring: of each layer, or of all, which are scanned."""
+    """Ragged prompts of 5, 2 and 1 tokens, continued token by token, with a ring per layer or one for all layers in a scan."""
     monkeypatch.setattr(model_module, "_LAYERED", 16 if layered else 0)
     model, params = tiny.model(compute_dtype=dtype), tiny.host_params()
     rng = np.random.default_rng(0)
@@ -87,7 +87,7 @@ def test_prefill_and_cached_decode_equal_the_full_forward(dtype, layered, monkey
     prompts = np.where(np.arange(P)[None] < length[:, None], whole[:, :P], 0)
     hidden, cache = jax.jit(model.prefill)(params, prompts)
     full = jax.jit(model.hidden)(params, whole)
-    atol = 1e-5 if dtype == "float32" else 0.1  # bfloat16: some ten roundings of 2^-9 of values up to 4
+    atol = 1e-5 if dtype == "float32" else 0.1  # bfloat16: about ten roundings by 2^-9 of values up to 4
     for b in range(3):
         np.testing.assert_allclose(
             hidden[b, : length[b]].astype(np.float32), full[b, : length[b]].astype(np.float32), atol=atol
@@ -103,7 +103,7 @@ def test_prefill_and_cached_decode_equal_the_full_forward(dtype, layered, monkey
         np.testing.assert_allclose(step.astype(np.float32), full[np.arange(3), at].astype(np.float32), atol=atol)
 
 
-def test_a_scalar_head_takes_over_the_trunk():
+def test_a_model_with_a_scalar_head_reuses_the_trunk():
     lm, scalar = tiny.host_params(), tiny.host_params("scalar", seed=1)
     params = scalar_from_lm(lm, scalar)
     assert set(params) == {"embedding", "blocks", "final_norm", "score"}
@@ -115,8 +115,8 @@ def test_a_scalar_head_takes_over_the_trunk():
                                atol=1e-5)  # fmt: skip
 
 
-def test_models_are_values():
-    """Equal models are one key of the compile cache; other sizes, heads or meshes are another."""
+def test_models_are_compared_by_value():
+    """Equal models share a key of the compile cache; other sizes, heads or meshes have another."""
     assert tiny.model() == tiny.model() and hash(tiny.model((2, 2, 2))) == hash(tiny.model((2, 2, 2)))
     others = [tiny.model(layers=1), tiny.model().with_head("scalar"), tiny.model((2, 2, 2)), tiny.model((8, 1, 1))]
     assert len({tiny.model(), *others}) == 5

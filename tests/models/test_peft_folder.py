@@ -1,4 +1,4 @@
-"""PEFT folders: reading folders of `peft`, writing folders that `peft` loads, and equal results."""
+"""PEFT folders: reading those of `peft`, writing folders that `peft` loads, and equal results."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ CASES = [
 
 
 def ours(kind, scalar, folder, mesh=None):
-    """(model, parameters) of a saved directory on the tiny base of that kind."""
+    """Return (model, parameters) of a saved folder, on the tiny base of that kind."""
     theirs = hugging.torch_model(kind, scalar)
     sharding = None if mesh is None else Sharding(make_mesh(*mesh))
     base = Model(hugging.decoder_config(theirs), sharding=sharding)
@@ -42,7 +42,7 @@ def ours(kind, scalar, folder, mesh=None):
 
 
 def outputs(model, params, tokens=hugging.TOKENS):
-    """Logits [B, T, V], or the last token's score [B, 1] as the classifiers have it."""
+    """Logits [B, T, V], or the last token's score [B, 1] for classifiers."""
     hidden = model.hidden(params, tokens)
     return np.asarray(model.scores(params, hidden[:, -1:]) if model.head == "scalar" else model.logits(params, hidden))
 
@@ -52,15 +52,16 @@ def close(found, expected):
 
 
 def loaded(kind, scalar, folder):
-    """The tiny base with a directory's adapters, by `peft`; its warnings about missing parts are errors here."""
+    """The tiny base with the adapters of a folder, loaded by `peft`; its warnings about missing parts are errors here."""
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message=".*missing adapter keys.*")
         return peft.PeftModel.from_pretrained(hugging.torch_model(kind, scalar), folder).eval()
 
 
 @pytest.mark.parametrize(("kind", "scalar", "changes"), CASES)
-def test_peft_to_here_and_back(kind, scalar, changes, tmp_path):
-    """A trained adapter of peft computes the same here; what goes out again is, weight for weight, what came in."""
+def test_adapters_of_peft_are_read_and_written_back(kind, scalar, changes, tmp_path):
+    """A trained adapter of peft computes the same here, and the written folder equals the one that was read, weight for
+    weight."""
     theirs = hugging.adapted(kind, scalar, **changes)
     theirs.save_pretrained(tmp_path / "in")
     model, params = ours(kind, scalar, tmp_path / "in")
@@ -80,8 +81,9 @@ def test_peft_to_here_and_back(kind, scalar, changes, tmp_path):
      ("gpt_neox", False, {"rank_stabilised": True}), ("gpt_neox", False, {"dora": True}),
      ("gpt_neox", False, {"targets": ("q_proj", "v_proj", "mlp.up")}), ("gemma", False, {"targets": ("attention.*",)})],
 )  # fmt: skip
-def test_adapters_trained_here_go_out_and_come_back(kind, scalar, settings, tmp_path):
-    """A fused module's kernels have different "a" here: one adapter of three times the rank there, which is split again."""
+def test_adapters_trained_here_are_written_and_read_back(kind, scalar, settings, tmp_path):
+    """The kernels of a fused module have different "a" here: peft gets one adapter of three times the rank, which is split
+    again."""
     lora = Lora(**{"rank": 2, "alpha": 3.0, "targets": ("*",)} | settings)
     theirs = hugging.torch_model(kind, scalar)
     base = hugging.params_of(theirs, "scalar" if scalar else "lm")
@@ -101,7 +103,7 @@ def test_adapters_trained_here_go_out_and_come_back(kind, scalar, settings, tmp_
         close(outputs(model.base, merge(lora, join(base, own))), expected)
 
 
-def test_a_mesh_makes_no_difference(tmp_path):
+def test_a_mesh_changes_nothing(tmp_path):
     theirs = hugging.adapted("llama", True, use_dora=True)
     theirs.save_pretrained(tmp_path / "in")
     model, params = ours("llama", True, tmp_path / "in", (2, 2, 2))
@@ -120,7 +122,7 @@ def saved(tmp_path_factory):
 
 
 def broken(saved, tmp_path, config=None, weights=None, drop=()):
-    """A copy with other fields in its config, other weights, or without some."""
+    """A copy of a folder with other config fields, other weights, or without some weights."""
     folder = tmp_path / "broken"
     shutil.copytree(saved, folder)
     if config:
@@ -162,7 +164,7 @@ Q = "base_model.model.model.layers.1.self_attn.q_proj."
         ({"r": 0}, "r is 0"), ({"lora_alpha": "x"}, "lora_alpha is 'x'"), ({"use_dora": "yes"}, "use_dora is 'yes'"),
     ],
 )  # fmt: skip
-def test_what_adapters_here_do_not_have_is_refused_by_name(saved, tmp_path, config, said):
+def test_unsupported_features_of_peft_are_refused_by_name(saved, tmp_path, config, said):
     with pytest.raises(UserError, match=said) as refused:
         read(broken(saved, tmp_path, config))
     assert "\n" not in str(refused.value) and "adapter_config.json" in str(refused.value)
@@ -179,13 +181,13 @@ def test_what_adapters_here_do_not_have_is_refused_by_name(saved, tmp_path, conf
         ({}, ("base_model.model.score.weight",), "weights are missing: base_model.model.score.weight"),
     ],
 )  # fmt: skip
-def test_damaged_weights_are_told_in_one_sentence(saved, tmp_path, weights, drop, said):
+def test_damaged_weights_are_one_sentence(saved, tmp_path, weights, drop, said):
     with pytest.raises(UserError, match=said) as refused:
         read(broken(saved, tmp_path, weights=weights, drop=drop))
     assert "\n" not in str(refused.value)
 
 
-def test_missing_and_broken_files(saved, tmp_path):
+def test_missing_and_broken_files_are_refused(saved, tmp_path):
     with pytest.raises(UserError, match="adapter_config.json does not exist"):
         read(tmp_path)
     folder = broken(saved, tmp_path)
@@ -201,7 +203,7 @@ def test_missing_and_broken_files(saved, tmp_path):
         read(folder)
 
 
-def test_dropout_is_told_and_half_precision_is_read(saved, tmp_path, caplog):
+def test_dropout_gets_a_warning_and_half_precision_is_read(saved, tmp_path, caplog):
     tensors = load_file(saved / "adapter_model.safetensors")
     half = {name: value.astype(np.float16) for name, value in tensors.items()}
     _, params = read(broken(saved, tmp_path, {"lora_dropout": 0.1}, half))
@@ -209,7 +211,7 @@ def test_dropout_is_told_and_half_precision_is_read(saved, tmp_path, caplog):
     assert {leaf.dtype for leaf in jax.tree.leaves(params)} == {np.dtype(np.float32)}
 
 
-def test_a_folder_is_written_whole_or_not_at_all(saved, tmp_path, monkeypatch):
+def test_a_folder_is_written_completely_or_not_at_all(saved, tmp_path, monkeypatch):
     lora, own = read(saved)
     model = Model(hugging.decoder_config(hugging.torch_model("llama")), "scalar", lora=lora)
     (tmp_path / "full").mkdir()
@@ -226,7 +228,7 @@ def test_a_folder_is_written_whole_or_not_at_all(saved, tmp_path, monkeypatch):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["full"]
 
 
-def test_dora_on_a_part_of_a_fused_module_cannot_be_said(tmp_path):
+def test_dora_on_a_part_of_a_fused_module_cannot_be_exported(tmp_path):
     model = Model(hugging.decoder_config(hugging.torch_model("gpt_neox")), lora=Lora(2, 1.0, ("q_proj",), dora=True))
     own = model.init_adapters(hugging.params_of(hugging.torch_model("gpt_neox")), jax.random.key(0))
     with pytest.raises(UserError, match="DoRA is on a part of .*query_key_value only"):

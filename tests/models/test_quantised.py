@@ -1,4 +1,4 @@
-"""Quantised bases: errors of numbers and logits, memory, and training of adapters."""
+"""Quantised bases: errors of weights and logits, memory, and training of adapters."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests import tiny
 from tests.models.test_lora import TOKENS, adapted
 
 LORA = Lora(3, 5.0, ("*",))
-# The table of NormalFloat, as the QLoRA paper prints it (appendix E), to four digits.
+# The NormalFloat table printed in the QLoRA paper (appendix E), to four digits.
 NF4 = np.array([-1.0, -0.6962, -0.5251, -0.3949, -0.2844, -0.1848, -0.0911, 0.0,
                 0.0796, 0.1609, 0.2461, 0.3379, 0.4407, 0.5626, 0.7230, 1.0], np.float32)  # fmt: skip
 WIDE = dict(layers=2, embed=128, mlp=192, heads=2, kv_heads=2, head_dim=64)
@@ -32,7 +32,7 @@ def wide():
     return model, tiny.to_host(model.init(jax.random.key(0)))
 
 
-def test_int8_is_within_half_a_step_of_each_outputs_largest_weight():
+def test_int8_errors_are_at_most_half_a_step_of_the_largest_weight_of_an_output():
     model, host = wide()
     found = quantise(tiny.place(model, host), "int8")
     for (part, name), kernel in kernels(found):
@@ -43,7 +43,7 @@ def test_int8_is_within_half_a_step_of_each_outputs_largest_weight():
         assert kernel.qvalue.dtype == np.int8
 
 
-def test_nf4_takes_the_nearest_of_sixteen_numbers_in_each_block_of_64():
+def test_nf4_rounds_to_the_nearest_of_sixteen_numbers_in_each_block_of_64():
     model, host = wide()
     found = quantise(tiny.place(model, host), "nf4")
     for (part, name), kernel in kernels(found):
@@ -58,8 +58,8 @@ def test_nf4_takes_the_nearest_of_sixteen_numbers_in_each_block_of_64():
 
 
 @pytest.mark.parametrize(("kind", "bits", "scales"), [("bfloat16", 16, 0), ("int8", 8, 1 / 64), ("nf4", 4, 1 / 64)])
-def test_bytes_are_as_promised(kind, bits, scales):
-    """The compiler's size of the arguments equals the stored bits: 4 bits per number for nf4."""
+def test_the_stored_bytes_are_those_of_the_format(kind, bits, scales):
+    """The compiler's size of the arguments equals that of the stored bits: 4 bits per number for nf4."""
     model, host = wide()
     found = quantise(tiny.place(model, host), kind)
     weights = sum(host["blocks"][part][name].size for part, name in LINEAR)
@@ -71,9 +71,9 @@ def test_bytes_are_as_promised(kind, bits, scales):
 
 
 @pytest.mark.parametrize(("kind", "distance"), [("bfloat16", 0.01), ("int8", 0.03), ("nf4", 0.4)])
-def test_logits_are_near_those_of_the_full_base_and_adapters_learn(kind, distance):
-    """The distance is relative to the logits' own size, in the root of the mean square. Errors of a weight are some 0.1%
-    (bfloat16), 0.6% (int8) and 9% (nf4) of a weight; those of the 14 kernels add up as independent ones do: times 3.7."""
+def test_logits_are_close_to_those_of_the_full_base_and_adapters_can_be_trained(kind, distance):
+    """The distance is the root mean square relative to the size of the logits. Errors of a weight are about 0.1% (bfloat16),
+    0.6% (int8) and 9% (nf4); those of the 14 kernels add up like independent errors: times 3.7."""
     model, params = adapted(LORA)
     base = quantise(tiny.place(model.base, frozen(params)), kind)
     own = trained(params)
@@ -91,7 +91,7 @@ def test_logits_are_near_those_of_the_full_base_and_adapters_learn(kind, distanc
     full, found = np.asarray(full), np.asarray(found)
     assert 0 < np.sqrt(np.mean((found - full) ** 2) / np.mean(full**2)) < distance
     assert all(np.abs(leaf).max() > 1e-6 for leaf in jax.tree.leaves(gradients))
-    # Exactly the model with the same numbers in float32: the gradients too.
+    # The model with the same numbers in float32 is exactly equal, in its gradients as well.
     same = jax.tree.map(lambda x: dense(x, jnp.float32), base, is_leaf=is_quantised)
     (_, expected), expected_gradients = run(own, same)
     np.testing.assert_allclose(found, expected, rtol=2e-5, atol=2e-5)
@@ -101,7 +101,7 @@ def test_logits_are_near_those_of_the_full_base_and_adapters_learn(kind, distanc
 
 
 def test_dora_and_a_mesh():
-    """Scales are sharded like their kernels if there are enough; the numbers equal those of one device."""
+    """Scales are sharded like their kernels if there are enough of them; the values equal those on one device."""
     lora, outputs = dataclasses.replace(LORA, dora=True), {}
     for mesh in (None, (2, 2, 2)):
         model, params = adapted(lora, mesh)
@@ -113,7 +113,7 @@ def test_dora_and_a_mesh():
     assert query.scale.shape == (2, 1, 4, 4) and query.scale.sharding.spec[2] == expected.spec[2]
 
 
-def test_experts_are_stored_so_too_and_the_router_is_not():
+def test_experts_are_quantised_and_the_router_is_not():
     model = tiny.model(experts=Experts(4, 2))
     host = tiny.to_host(model.init(jax.random.key(0)))
     base = quantise(tiny.place(model, host), "int8")
@@ -124,8 +124,8 @@ def test_experts_are_stored_so_too_and_the_router_is_not():
     assert np.sqrt(np.mean((found - full) ** 2) / np.mean(full**2)) < 0.1
 
 
-def test_backward_holds_the_arrays_of_one_layer_at_a_time():
-    """Four times the layers add less than one layer of float32 kernels, by the compiler."""
+def test_the_backward_pass_dequantises_one_layer_at_a_time():
+    """By the compiler's count, four times the layers add less memory than one layer of float32 kernels."""
     temporary = {}
     for layers in (2, 8):
         model = dataclasses.replace(tiny.model(**WIDE | {"layers": layers}), lora=LORA)

@@ -1,4 +1,4 @@
-"""Weights in Hugging Face layout: one file or shards, and every error is reported before any weight is read."""
+"""Weights in Hugging Face layout, in one file or in shards; every error is reported before any weight is read."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def test_a_single_file_and_shards_give_the_same_tensors(tmp_path):
             np.testing.assert_array_equal(weights.read("b"), np.array([0.5, -1.5], np.float32))
 
 
-def test_every_file_that_weights_come_from_is_named(tmp_path):
-    """The manifest hashes these: a shard that changes makes the stages that read it out of date."""
+def test_every_file_with_weights_is_listed(tmp_path):
+    """The manifest hashes these files: a changed shard makes the stages that read it out of date."""
     assert weight_files(tmp_path) == ("model.safetensors",)
     names = weight_files(_shards(tmp_path, _MAP))
     assert names == ("model.safetensors.index.json", "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
@@ -55,7 +55,7 @@ def test_every_floating_type_is_read_as_float32(tmp_path, dtype):
     np.testing.assert_array_equal(value, np.array([1.5, -2.0], np.float32))
 
 
-def test_all_that_is_wrong_is_told_at_once(tmp_path):
+def test_all_errors_are_reported_together(tmp_path):
     tensors = {"a": _A, "extra": _A, "old.inv_freq": _A, "ints": np.arange(2)}
     save_file(tensors, tmp_path / "model.safetensors")
     with open_weights(tmp_path) as weights, pytest.raises(UserError) as caught:
@@ -67,14 +67,14 @@ def test_all_that_is_wrong_is_told_at_once(tmp_path):
     assert "ints is I64" in message
 
 
-def test_many_names_are_counted(tmp_path):
+def test_a_long_list_of_names_is_shortened_to_a_count(tmp_path):
     save_file({"a": _A}, tmp_path / "model.safetensors")
     with open_weights(tmp_path) as weights, pytest.raises(UserError, match="w0, w1, .*w7 and 2 more"):
         weights.check({"a": (2, 3)} | {f"w{i}": (1,) for i in range(10)})
 
 
 @pytest.mark.parametrize("length", [0, 4, 40, -1])
-def test_a_file_cut_short_is_one_sentence(tmp_path, length):
+def test_a_truncated_file_is_one_sentence(tmp_path, length):
     path = tmp_path / "model.safetensors"
     save_file({"a": _A}, path)
     path.write_bytes(path.read_bytes()[:length])
@@ -106,13 +106,13 @@ _ENTRY = '{"a":{"dtype":"F32","shape":[2,3],"data_offsets":[0,24]}%s}'
     ],
     ids=["no header", "endless header", "no json", "too short", "too long", "shape", "dtype", "overlap"],
 )
-def test_a_file_that_contradicts_itself_is_one_sentence(tmp_path, content):
+def test_an_inconsistent_file_is_one_sentence(tmp_path, content):
     (tmp_path / "model.safetensors").write_bytes(content)
     with pytest.raises(UserError, match=r"cut short or no safetensors file \("), open_weights(tmp_path):
         pass
 
 
-def test_a_block_is_read_alone_whatever_stands_before_it(tmp_path):
+def test_a_block_is_read_without_the_data_before_it(tmp_path):
     tensors = {"a": np.arange(60, dtype=np.float32).reshape(6, 10), "b": np.arange(3, dtype=np.float16)}
     tensors["c"] = np.arange(5, dtype=ml_dtypes.bfloat16)
     save_file(tensors, tmp_path / "model.safetensors")
@@ -124,7 +124,7 @@ def test_a_block_is_read_alone_whatever_stands_before_it(tmp_path):
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16])
-def test_numbers_that_are_not_finite_are_refused_by_name(tmp_path, dtype, bad):
+def test_non_finite_numbers_are_refused_by_name(tmp_path, dtype, bad):
     save_file({"a": np.array([1.0, bad], dtype)}, tmp_path / "model.safetensors")
     with open_weights(tmp_path) as weights:
         assert weights.read("a", (slice(0, 1),)) == 1.0
@@ -155,20 +155,20 @@ def test_missing_folders_and_files_are_named(tmp_path):
         ([1], "is not an index of safetensors files"),
     ],
 )
-def test_a_wrong_index_is_told(tmp_path, weight_map, message):
+def test_a_wrong_index_is_reported(tmp_path, weight_map, message):
     with pytest.raises(UserError, match=message), open_weights(_shards(tmp_path, weight_map)):
         pass
 
 
-def test_weights_that_the_index_hides_are_told(tmp_path):
+def test_weights_missing_from_the_index_are_reported(tmp_path):
     _shards(tmp_path, _MAP)
-    save_file({"a": _A, "b": _B}, tmp_path / _MAP["a"])  # "b" is in both files now.
+    save_file({"a": _A, "b": _B}, tmp_path / _MAP["a"])  # Now "b" is in both files.
     with pytest.raises(UserError, match=r"does not name weights that its files hold: b in model-00001-of-00002\.safetensors"):
         with open_weights(tmp_path):
             pass
 
 
-def test_a_broken_index_is_told(tmp_path):
+def test_a_broken_index_is_reported(tmp_path):
     (tmp_path / "model.safetensors.index.json").write_text("{")
     with pytest.raises(UserError, match=r"index\.json is not an index"), open_weights(tmp_path):
         pass

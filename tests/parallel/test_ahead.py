@@ -1,4 +1,4 @@
-"""Programs compiled in threads: once, found by the call, and never in its way."""
+"""Programs compiled in threads: each compiled once and found by the call, with failures that do not stop the call."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ jax.monitoring.register_event_duration_secs_listener(
 
 
 def compiled(name: str) -> list[str]:
-    """The threads that compiled it."""
+    """The threads that compiled `name`."""
     return [thread for function, thread in SEEN if name in function]
 
 
 @pytest.mark.parametrize("has_place", [False, True])
-def test_the_call_finds_what_was_compiled_ahead(has_place):
+def test_the_call_uses_the_program_compiled_ahead(has_place):
     def found_ahead(x):
         return 2 * x + 1
 
@@ -42,7 +42,7 @@ def test_the_call_finds_what_was_compiled_ahead(has_place):
     assert thread.startswith("compile")
 
 
-def test_a_call_that_comes_early_waits_and_compiles_nothing_again():
+def test_an_early_call_waits_and_compiles_nothing_again():
     def called_early(x):
         for _ in range(300):
             x = jnp.tanh(x) + jnp.sin(x)
@@ -57,13 +57,13 @@ def test_a_call_that_comes_early_waits_and_compiles_nothing_again():
     assert len(compiled("called_early")) == 1
 
 
-def test_arguments_may_be_known_later():
+def test_arguments_can_be_computed_by_a_function_in_the_thread():
     step = jax.jit(lambda x: x + 1)
     with Ahead() as ahead:
         assert ahead.add(step, lambda: (X,)).result().out_info.shape == (3,)
 
 
-def test_a_program_that_cannot_be_compiled_is_told_and_ends_nothing(caplog):
+def test_a_program_that_cannot_be_compiled_gets_a_warning_and_stops_nothing(caplog):
     def broken(x):
         return x @ jnp.zeros((7, 7))
 
@@ -73,7 +73,7 @@ def test_a_program_that_cannot_be_compiled_is_told_and_ends_nothing(caplog):
     assert "broken could not be compiled ahead" in caplog.text and "dot_general" in caplog.text
 
 
-def test_what_the_user_can_mend_is_told_by_the_call_alone(caplog):
+def test_only_the_call_reports_an_error_that_the_user_can_fix(caplog):
     @jax.jit
     def refused(x):
         raise UserError("mend this")
@@ -83,7 +83,7 @@ def test_what_the_user_can_mend_is_told_by_the_call_alone(caplog):
     assert not caplog.records
 
 
-def test_what_has_not_begun_is_forgotten_at_the_end():
+def test_compilations_that_have_not_started_are_dropped_at_the_end():
     begun, gate = threading.Event(), threading.Event()
 
     def slow():

@@ -1,5 +1,5 @@
-"""Communication of compiled steps: no weights during sampling, each parameter's share with FSDP, and none in the backward
-pass with ZeRO-1."""
+"""Communication of compiled steps: sampling gathers no weights, FSDP gathers the shards of each layer, and ZeRO-1 gathers none
+in the backward pass."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def found(lowered, model: Model, options=None):
 
 
 def update(model: Model, rows: int = 16, length: int = 16):
-    """The collectives of one step of supervised training."""
+    """The collectives of one step of supervised fine-tuning."""
     array = lambda dtype: jax.ShapeDtypeStruct((rows, length), dtype, sharding=model.sharding.batch)  # noqa: E731
     batch = PackedBatch(
         tokens=array(jnp.int32), loss_mask=array(jnp.float32), segment_ids=array(jnp.int32), positions=array(jnp.int32)
@@ -56,15 +56,15 @@ def gathered(found, loop: bool) -> set[str]:
     return {one.weight for one in found if one.kind == "all-gather" and "params" in one.weight and bool(one.loop) == loop}
 
 
-def test_fsdp_gathers_each_layers_kernels_when_it_comes_to_it():
+def test_fsdp_gathers_the_kernels_of_each_layer_inside_the_loop_over_layers():
     names = gathered(updated(Mesh(fsdp=8)), loop=True)
     assert {name.split("'")[-2] for name in names} >= set(KERNELS)
     assert all(one.axes == ("fsdp",) for one in updated(Mesh(fsdp=8)) if one.weight)
 
 
 @pytest.mark.parametrize("mesh", [Mesh(fsdp=8), Mesh(data=8), Mesh(data=2, fsdp=2, tensor=2), Mesh(fsdp=2, context=4)], ids=str)
-def test_the_gradient_of_the_head_is_not_sent_by_every_chunk(mesh):
-    """The loop over chunks is the one whose turns the program decides."""
+def test_the_gradient_of_the_head_is_not_sent_once_per_chunk(mesh):
+    """The loop over chunks is the one whose number of iterations is decided at run time."""
     sums = [one for one in updated(mesh) if one.kind in ("all-reduce", "reduce-scatter")]
     table = 4 * DECODER.embed * DECODER.vocab // mesh.tensor
     assert max([one.result for one in sums if not one.certain], default=0) < table // 2
@@ -90,21 +90,21 @@ def test_sampling_gathers_no_weights(mesh, rules):
 
 
 @pytest.mark.parametrize("mesh", [Mesh(fsdp=8), Mesh(data=2, fsdp=2, tensor=2)])
-def test_two_tiers_of_rows_send_no_more_than_one(mesh):
+def test_two_tiers_of_rows_send_no_more_than_one_tier(mesh):
     one, two = sampled(mesh, ((2, 40),)), sampled(mesh, ((1, 20), (1, 40)))
     assert sorted((x.kind, x.axes, x.loop) for x in one) == sorted((x.kind, x.axes, x.loop) for x in two)
 
 
-def test_sampling_as_in_training_gathers_weights_at_every_token():
-    """The communication that the other rules avoid."""
+def test_sampling_with_the_training_layout_gathers_weights_at_every_token():
+    """The other rules avoid this communication."""
     every = sampled(Mesh(fsdp=8, generation="training"))
     assert {one.weight.split("'")[-2] for one in every if one.weight and one.loop > 1} >= set(KERNELS)
 
 
 @functools.cache
 def sampled(mesh: Mesh, layout=((1, 40),)):
-    """The collectives of a chunk of 32 steps, the layers scanned as on a TPU. layout: of each tier how many times 8 rows, and
-    its slots."""
+    """The collectives of a chunk of 32 steps, with the layers in a scan as on a TPU. layout: for each tier, the number of
+    groups of 8 rows and the number of slots."""
     model = Model(DECODER, sharding=make_sharding(mesh))
     params, own = model.generation_abstract(model.abstract()), model.generation
     lying = own.sharding.named((None, "batch"))
@@ -119,7 +119,7 @@ def sampled(mesh: Mesh, layout=((1, 40),)):
 
 @pytest.mark.filterwarnings("ignore:Error reading persistent")
 def test_fsdp_scatters_the_gradients_on_a_tpu():
-    """The CPU's compiler has no such step: there they are added up whole, and cut."""
+    """The CPU's compiler has no reduce-scatter: it reduces whole gradients and slices them."""
     pytest.importorskip("libtpu")
     devices = topology_devices(parse_topology("v5e:2x4"))
     decoder = dataclasses.replace(DECODER, embed=1024, head_dim=128, mlp=4096, vocab=1024, compute_dtype="bfloat16")

@@ -1,4 +1,4 @@
-"""Who the processes of a run are: from flags, JAX's variables, or what started them."""
+"""The process group of a run: from flags, JAX's variables, or the launcher."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from jaxalign.errors import UserError
 from jaxalign.parallel.distributed import Group, find, take_flags
 from tests.processes import ROOT
 
-# As the launchers set them (Slurm's srun; mpirun of Open MPI 4.1 and of 5.0; TPU pods on GKE).
+# Variables as the launchers set them (Slurm's srun; mpirun of Open MPI 4.1 and 5.0; TPU pods on GKE).
 SLURM = {"SLURM_JOB_ID": "4242", "SLURM_STEP_NODELIST": "node[003-006]", "SLURM_NTASKS": "4", "SLURM_PROCID": "2",
          "SLURM_LOCALID": "0", "SLURM_STEP_TASKS_PER_NODE": "1(x4)"}  # fmt: skip
 MPI = {"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
@@ -37,7 +37,7 @@ def under(monkeypatch, environment, given=None):
     return find(given or Group())
 
 
-def test_flags_are_taken_out_from_among_the_others():
+def test_flags_of_the_process_group_are_removed_from_the_others():
     group, rest = take_flags(["--config=a.py", "--coordinator=h:1", "--processes", "4", "-process=3", "--workdir", "w"])
     assert group == Group("h:1", 4, 3)
     assert rest == ["--config=a.py", "--workdir", "w"]
@@ -66,21 +66,21 @@ def test_wrong_flags_are_refused(flags, said):
     ["--coordinator=h:1"], ["--processes=2"], ["--process=0"], ["--coordinator=h:1", "--processes=2"],
     ["--processes=2", "--process=1"],
 ])  # fmt: skip
-def test_a_part_of_the_flags_is_refused_with_what_is_missing(flags):
+def test_incomplete_flags_are_refused_and_the_missing_ones_are_named(flags):
     missing = [name for name in ("coordinator", "processes", "process") if not any(f"{name}=" in flag for flag in flags)]
     with pytest.raises(UserError, match=f"but not {' and '.join('--' + name for name in missing)}: give --coordinator"):
         find(take_flags(flags)[0])
 
 
-def test_without_any_of_it_a_process_is_alone():
+def test_without_flags_and_variables_there_is_one_process():
     assert find(Group()) is None
     assert find(Group(processes=1)) is None
 
 
-def test_jax_s_own_variables(monkeypatch):
+def test_jaxs_own_variables(monkeypatch):
     found = {"JAX_COORDINATOR_ADDRESS": "h:9", "JAX_NUM_PROCESSES": "8", "JAX_PROCESS_ID": "5"}
     assert under(monkeypatch, found) == Group("h:9", 8, 5)
-    assert find(Group("other:1", None, 7)) == Group("other:1", 8, 7)  # Flags come first.
+    assert find(Group("other:1", None, 7)) == Group("other:1", 8, 7)  # Flags take precedence.
     assert find(Group(processes=1)) is None
     monkeypatch.setenv("JAX_PROCESS_ID", "eight")
     with pytest.raises(UserError, match="JAX_PROCESS_ID is 'eight'"):
@@ -88,11 +88,11 @@ def test_jax_s_own_variables(monkeypatch):
 
 
 def test_slurm(monkeypatch):
-    """JAX takes the first host, and a port from 61440 on by the number of the job."""
+    """JAX uses the first host, and a port from 61440 on that depends on the job id."""
     assert under(monkeypatch, SLURM) == Group(f"node003:{61440 + 4242 % 4096}", 4, 2)
 
 
-def test_slurm_with_a_task_for_each_gpu(monkeypatch):
+def test_slurm_with_one_task_per_gpu(monkeypatch):
     tasks = {"SLURM_STEP_TASKS_PER_NODE": "2(x2)", "SLURM_LOCALID": "1"}
     assert under(monkeypatch, SLURM | tasks).devices == (1,)
 
@@ -101,12 +101,12 @@ def test_slurm_with_a_task_for_each_gpu(monkeypatch):
     SLURM | {"SLURM_NTASKS": "1"}, {"SLURM_JOB_ID": "4242", "SLURM_NTASKS": "4", "SLURM_PROCID": "0"},
     MPI | {"OMPI_COMM_WORLD_SIZE": "1"},
 ])  # fmt: skip
-def test_one_task_or_a_batch_script_without_srun_is_alone(monkeypatch, environment):
+def test_one_task_or_a_batch_script_without_srun_is_one_process(monkeypatch, environment):
     assert under(monkeypatch, environment) is None
 
 
 def test_open_mpi_4(monkeypatch):
-    """JAX's rule: mpirun's first address, and a port by the number of the job."""
+    """JAX's rule: mpirun's first address, and a port that depends on the job id."""
     port = 61440 + 1531576320 // 4096 % 4096
     assert under(monkeypatch, MPI_4) == Group(f"10.96.0.1:{port}", 4, 3, devices=(1,))
 
@@ -129,8 +129,8 @@ def test_open_mpi_5_on_several_hosts_needs_the_coordinator(monkeypatch):
     assert find(Group("first:1234")) == Group("first:1234", 4, 3, devices=(1,))
 
 
-def test_open_mpi_inside_a_slurm_job_goes_by_mpi(monkeypatch):
-    """mpirun's processes inherit the variables of the step in which its daemon runs."""
+def test_inside_a_slurm_job_the_variables_of_open_mpi_are_used(monkeypatch):
+    """The processes of mpirun inherit the variables of the Slurm step in which its daemon runs."""
     assert under(monkeypatch, SLURM | MPI_4).process == 3
 
 
@@ -148,19 +148,19 @@ def test_a_tpu_pod_on_gke(monkeypatch):
     assert find(Group()) is None
 
 
-def test_what_jax_cannot_read_is_told(monkeypatch):
+def test_variables_that_jax_cannot_read_are_reported(monkeypatch):
     with pytest.raises(UserError, match="JAX cannot read it .*--processes=1 for a single process"):
         under(monkeypatch, SLURM | {"SLURM_NTASKS": "four"})
 
 
-def test_the_command_tells_a_wrong_flag_at_once():
+def test_the_command_reports_a_wrong_flag_immediately():
     for module, flag in (("train", "--processes=0"), ("sample", "--process=x"), ("convert", "--coordinator=here")):
         done = subprocess.run([sys.executable, "-m", f"jaxalign.{module}", flag], cwd=ROOT, capture_output=True, text=True)
         assert done.returncode == 2
         assert done.stderr.startswith(flag.partition("=")[0]) and done.stderr.count("\n") == 1
 
 
-def test_a_coordinator_that_does_not_answer_ends_a_run_in_time(tmp_path):
+def test_a_coordinator_that_does_not_answer_ends_the_run_after_the_timeout(tmp_path):
     (tmp_path / "small.py").write_text("from jaxalign.config import default_config as get_config\n")
     command = ["-m", "jaxalign.train", f"--config={tmp_path / 'small.py'}", f"--workdir={tmp_path / 'run'}",
                "--coordinator=localhost:9", "--processes=2", "--process=1", "--start_timeout=1"]  # fmt: skip

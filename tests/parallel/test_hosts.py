@@ -1,4 +1,4 @@
-"""Cooperation of several processes: one acts, all receive the result; one fails, all end."""
+"""Cooperation of several processes: one acts and all receive the result; if one fails, all end."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from jaxalign.tracking.progress import Progress
 from jaxalign.tracking.tracker import Trackers
 from tests import processes, tiny
 
-CALLS = 200  # More than are kept at a time.
+CALLS = 200  # More results than are kept at a time.
 
 
-def test_a_process_alone_is_first_and_acts_itself():
+def test_a_single_process_is_first_and_acts_itself():
     assert (hosts.count(), hosts.index(), hosts.is_first()) == (1, 0, True)
     assert hosts.once(lambda: {"a": (1, 2)}) == {"a": (1, 2)}
     with pytest.raises(UserError, match="no"):
@@ -42,7 +42,7 @@ def explain(error):
 
 
 class Counting(np.ndarray):
-    """An array that notes which of its rows are read."""
+    """An array that records which of its rows are read."""
 
     read: set[int] = set()  # noqa: RUF012
 
@@ -67,7 +67,7 @@ def program() -> None:
         except UserError as error:
             seen["refused"] = str(error)
         began = time.monotonic()
-        hosts.once(lambda: time.sleep(3))  # Longer than one look: the others wait on.
+        hosts.once(lambda: time.sleep(3))  # Longer than one polling interval: the other process keeps waiting.
         seen["waited"] = time.monotonic() - began
         sharding = make_sharding(tiny.Mesh(2, 2, 2))
         rows, index = np.arange(40).reshape(20, 2).view(Counting), np.asarray([3, 3, 19, 0, 7, 8, 9, 4])
@@ -91,13 +91,13 @@ def program() -> None:
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory):
-    """(folder, what each of two processes saw, how each ended)."""
+    """Return (folder, the observations of each process, how each ended)."""
     folder = tmp_path_factory.mktemp("pair")
     ended = processes.run_well(2, ["-c", f"from {__name__} import program; program()", str(folder)])
     return folder, [json.loads((folder / f"{i}.json").read_text()) for i in range(2)], ended
 
 
-def test_the_first_acts_and_both_learn_the_result(pair):
+def test_the_first_process_acts_and_both_get_the_result(pair):
     _, (first, second), _ = pair
     assert (first["count"], first["first"], second["count"], second["first"]) == (2, True, 2, False)
     assert first["told"] == second["told"] == [[i, 0] for i in range(CALLS)]
@@ -105,14 +105,14 @@ def test_the_first_acts_and_both_learn_the_result(pair):
     assert first["inside"] == second["inside"] == 0
 
 
-def test_both_learn_of_a_refusal_and_wait_for_slow_work(pair):
+def test_both_processes_get_an_error_and_wait_for_slow_work(pair):
     for seen in pair[1]:
         assert seen["refused"] == "no"
         assert seen["waited"] > 2.5
 
 
-def test_each_reads_only_its_rows_of_one_global_batch(pair):
-    """Mesh (data 2, fsdp 2, tensor 2): the first process holds the first half of the batch and nothing else."""
+def test_each_process_reads_only_its_rows_of_a_global_batch(pair):
+    """On a mesh (data 2, fsdp 2, tensor 2) the first process holds the first half of the batch and nothing else."""
     _, (first, second), _ = pair
     assert first["rows"] == [0, 3, 19] and second["rows"] == [4, 7, 8, 9]
     assert not first["here"] and not second["here"]
@@ -122,12 +122,12 @@ def test_each_reads_only_its_rows_of_one_global_batch(pair):
         assert seen["sum"] == sum(5 * i + 1 for i in index)
 
 
-def test_a_mesh_that_leaves_a_process_out_is_refused(pair):
+def test_a_mesh_without_devices_of_one_process_is_refused(pair):
     for seen in pair[1]:
         assert seen["mesh"].startswith("the mesh takes 4 of the 8 devices of 2 processes")
 
 
-def test_the_first_alone_writes_and_prints(pair):
+def test_only_the_first_process_writes_and_prints(pair):
     folder, _, (first, second) = pair
     assert (folder / "metrics.jsonl").read_text() == '{"step": 0, "loss": 0}\n'
     assert "printed by 0" in first.out and "[stage] finished" in first.err
@@ -135,7 +135,7 @@ def test_the_first_alone_writes_and_prints(pair):
 
 
 def failing() -> None:
-    """Process 1 fails as requested while process 0 waits for it, or for a signal."""
+    """Process 1 fails in the way that the argument names, while process 0 waits for it."""
     group, (how,) = distributed.take_flags(sys.argv[1:])
     signal.signal(signal.SIGTERM, lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
     with distributed.running(group, explain):
@@ -145,7 +145,7 @@ def failing() -> None:
         if hosts.index() == 1 and how == "fault":
             raise ZeroDivisionError("a bug")
         while hosts.index() == 1 and how == "signal":
-            time.sleep(0.1)  # Not for long at once: a signal just before it would only be seen at its end.
+            time.sleep(0.1)  # Short sleeps: a signal that arrives just before a long one would be noticed only at its end.
         hosts.wait()
         time.sleep(300)
 
@@ -153,7 +153,7 @@ def failing() -> None:
 @pytest.mark.parametrize(("how", "code", "said"), [
     ("refusal", 2, "this host lacks the data"), ("fault", 1, "ZeroDivisionError: a bug"), ("signal", 130, "interrupted"),
 ])  # fmt: skip
-def test_where_one_fails_all_end_and_say_why(how, code, said):
+def test_if_one_process_fails_all_end_and_report_why(how, code, said):
     with processes.started(2, ["-c", f"from {__name__} import failing; failing()", how]) as running:
         if how == "signal":
             for line in running[1].stderr:
@@ -166,7 +166,7 @@ def test_where_one_fails_all_end_and_say_why(how, code, said):
     assert said in failed.err and ("Traceback" in failed.err) == (how == "fault")
 
 
-def test_rows_are_placed_as_the_mesh_splits_a_batch():
+def test_rows_are_placed_like_a_batch_on_the_mesh():
     sharding = make_sharding(tiny.Mesh(2, 2, 2))
     rows, index = np.arange(48).reshape(12, 4), np.asarray([11, 0, 3, 3])
     for placed, expected in ((place_rows(sharding, rows[:8]), rows[:8]), (place_rows(sharding, rows, index), rows[index])):

@@ -1,4 +1,4 @@
-"""`after` changes no number, whatever it waits for, and is not there where nothing is to be ordered."""
+"""`after` changes no value, whatever it waits for, and does nothing without a mesh."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TREE = {"tokens": np.arange(6, dtype=np.int32).reshape(2, 3), "mask": np.array([
 
 
 @pytest.mark.parametrize("first", [0.0, -3.0, np.nan, np.inf, -np.inf, np.int32(7), np.array([True]), np.zeros((0,))])
-def test_what_comes_first_does_not_matter(first):
+def test_the_value_that_is_waited_for_changes_nothing(first):
     sharding = tiny.model(mesh=(2, 2, 2)).sharding
     found = jax.jit(lambda tree, first: after(sharding, tree, {"first": first}))(TREE, jnp.asarray(first))
     for name, expected in TREE.items():
@@ -27,7 +27,7 @@ def test_without_a_mesh_nothing_is_done():
     assert after(None, TREE, 1.0) is TREE
 
 
-def test_gradients_pass_through_the_tree_alone():
+def test_gradients_pass_only_through_the_tree():
     sharding = tiny.model(mesh=(2, 2, 2)).sharding
     found = jax.grad(lambda x, y: jnp.sum(after(sharding, x, y**2) ** 2), argnums=(0, 1))(jnp.array([1.0, 2.0]), jnp.array(3.0))
     np.testing.assert_array_equal(found[0], [2.0, 4.0])

@@ -1,4 +1,4 @@
-"""Stages, micro-batches and repeats equal sequential layers, in the number of steps of the formula."""
+"""A pipeline with stages, micro-batches and repeats equals sequential layers and takes the number of steps in the formula."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SCHEDULES = [(2, 1, 2), (4, 1, 8), (2, 2, 4), (4, 2, 4), (2, 4, 2), (4, 1, 1)]
 
 
 def stage(layers, x, row):
-    """Each layer is x <- tanh(x W + row); beside it the sum of the rows' squares, once a layer."""
+    """Each layer is x <- tanh(x W + row). Also return the sum of the squares of `row`, once per layer."""
     x = jax.lax.scan(lambda x, w: (jnp.tanh(x @ w + row[:, None]), None), x, layers)[0]
     return x, len(layers) * jnp.sum(row**2)
 
@@ -54,7 +54,7 @@ def loss(run):
 
 
 @pytest.mark.parametrize(("stages", "repeats", "micro_batches"), SCHEDULES)
-def test_values_gradients_and_sums_are_those_of_layer_after_layer(stages, repeats, micro_batches):
+def test_values_gradients_and_sums_equal_those_of_sequential_layers(stages, repeats, micro_batches):
     sharding = made(stages, repeats, micro_batches, data=2)
     (value, beside), gradients = loss(lambda *given: pipeline.run_stages(sharding, stage, *given))(LAYERS, X, ROW)
     (expected, _), wanted = loss(by_hand)(LAYERS, X, ROW)
@@ -64,8 +64,8 @@ def test_values_gradients_and_sums_are_those_of_layer_after_layer(stages, repeat
 
 
 @pytest.mark.parametrize(("stages", "repeats", "micro_batches"), SCHEDULES)
-def test_a_pass_takes_as_many_steps_as_the_formula_says(stages, repeats, micro_batches):
-    """Of R M + S - 1 steps a stage has work in R M: the bubble is (S - 1) / (R M + S - 1)."""
+def test_a_pass_takes_the_number_of_steps_in_the_formula(stages, repeats, micro_batches):
+    """In R M of the R M + S - 1 steps a stage has work: the bubble is (S - 1) / (R M + S - 1)."""
     sharding = made(stages, repeats, micro_batches)
     traced = str(jax.make_jaxpr(lambda *given: pipeline.run_stages(sharding, stage, *given))(LAYERS, X, ROW))
     steps = repeats * micro_batches + stages - 1
@@ -73,7 +73,7 @@ def test_a_pass_takes_as_many_steps_as_the_formula_says(stages, repeats, micro_b
     assert pipeline.bubble(stages, micro_batches, repeats) == pytest.approx(1 - repeats * micro_batches / steps)
 
 
-def test_a_stage_holds_its_layers_alone_and_hands_over_activations():
+def test_a_stage_holds_only_its_layers_and_sends_activations():
     sharding = made(4, 1, 4)
     placed = jax.device_put(LAYERS, sharding.named(("layers", None, None)))
     run = jax.jit(lambda *given: pipeline.run_stages(sharding, stage, *given))
@@ -82,7 +82,7 @@ def test_a_stage_holds_its_layers_alone_and_hands_over_activations():
     assert "all-gather" not in text and "f32[8,6,6]" not in text.split("ENTRY")[0]
 
 
-def test_what_no_schedule_can_do_is_refused():
+def test_impossible_schedules_are_refused():
     with pytest.raises(UserError, match=r"pipeline \(4\) x pipeline_repeats \(4\) = 16; it must divide the layers \(8\)"):
         pipeline.run_stages(made(4, 4, 4), stage, LAYERS, X, ROW)
     with pytest.raises(UserError, match=r"as many micro-batches as stages \(4\), and 2 rows make 2"):
@@ -99,7 +99,7 @@ def test_what_no_schedule_can_do_is_refused():
     ids=["experts", "local-layers", "lora"],
 )
 def test_every_kind_of_layer_passes_through_the_pipeline(changes):
-    """Experts' loads are added up over the micro-batches; local layers and adapters go with their layers."""
+    """The loads of experts are summed over the micro-batches; local layers and adapters stay with their layers."""
     changes = dict(changes)
     lora = changes.pop("lora", None)
     found = []

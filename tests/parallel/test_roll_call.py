@@ -1,4 +1,4 @@
-"""Before JAX starts, all processes of a run are counted; who is missing or wrong is named."""
+"""All processes of a run are counted before JAX starts; a missing or wrong process is named."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.processes import free_port
 
 
 def together(callers, timeout=10.0, address="localhost"):
-    """The result of each caller (number of processes, own number): None or the error; and the seconds it took."""
+    """For each caller (number of processes, own number): None or the error, and the seconds that it took."""
     coordinator, told = f"{address}:{free_port()}", [None] * len(callers)
 
     def run(at, processes, process):
@@ -33,13 +33,13 @@ def together(callers, timeout=10.0, address="localhost"):
 
 
 @pytest.mark.parametrize("address", ["localhost", "127.0.0.1"])
-def test_all_go_on_when_all_have_come_in_any_order(address):
+def test_all_processes_continue_once_all_have_arrived_in_any_order(address):
     told, seconds = together([(4, 2), (4, 3), (4, 0), (4, 1)], address=address)
     assert told == [None] * 4
     assert seconds < 5
 
 
-def test_a_missing_process_is_named_to_all():
+def test_all_processes_name_a_missing_process():
     told, seconds = together([(4, 0), (4, 2)], timeout=1.5)
     assert told[0] == ("2 of 4 processes have come to HOST:PORT within 1.5 s; missing: 1, 3. Start them, or raise "
                        "--start_timeout")  # fmt: skip
@@ -58,7 +58,7 @@ def test_a_host_that_does_not_exist_is_named():
         call("nowhere.invalid:1234", 2, 1, 1.0)
 
 
-def test_two_with_one_number_are_refused():
+def test_two_processes_with_the_same_number_are_refused():
     told, _ = together([(3, 0), (3, 1), (3, 1)])
     assert told[0] == "two processes say that they are process 1; give each its own --process"
     assert told[1:] == [f"process 1: {told[0]}"] * 2
@@ -70,14 +70,14 @@ def test_different_numbers_of_processes_are_refused():
     assert told[1] == f"process 1: {told[0]}"
 
 
-def test_a_port_in_use_is_told():
+def test_a_port_in_use_is_reported():
     with socket.create_server(("", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(UserError, match=f"process 0 cannot listen at localhost:{port} .*choose another port"):
             call(f"localhost:{port}", 2, 0, 1.0)
 
 
-def test_strangers_at_the_port_do_not_count():
+def test_unrelated_connections_to_the_port_do_not_count():
     port = free_port()
     told = []
 
@@ -102,7 +102,7 @@ def test_strangers_at_the_port_do_not_count():
     assert told == [0]
 
 
-def test_a_process_that_was_started_again_takes_its_old_place():
+def test_a_restarted_process_takes_its_old_place():
     port = free_port()
     thread = threading.Thread(target=call, args=(f"localhost:{port}", 3, 0, 10.0))
     thread.start()
@@ -117,7 +117,7 @@ def test_a_process_that_was_started_again_takes_its_old_place():
             time.sleep(0.05)
     other = threading.Thread(target=call, args=(f"localhost:{port}", 3, 2, 10.0))
     other.start()
-    time.sleep(0.5)  # All would be present if the first one had not left.
+    time.sleep(0.5)  # All would be present if the first process had not left.
     assert thread.is_alive() and other.is_alive()
     call(f"localhost:{port}", 3, 1, 10.0)
     for each in (thread, other):

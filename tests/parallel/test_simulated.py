@@ -1,4 +1,4 @@
-"""If a CPU simulates several devices, XLA has enough threads for each to wait in more than one collective."""
+"""With several simulated CPU devices, XLA has enough threads for each device to wait in more than one collective."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from jaxalign.parallel.simulated import enough_threads
      ({"XLA_FLAGS": "--a --xla_force_host_platform_device_count=8 --b=2"}, "32"), ({"JAX_NUM_CPU_DEVICES": "2"}, "8"),
      ({"JAX_NUM_CPU_DEVICES": "2", "NPROC": "4"}, "8"), ({"JAX_NUM_CPU_DEVICES": "2", "NPROC": "64"}, "64")],
 )  # fmt: skip
-def test_threads_by_the_number_of_devices(environ, expected):
+def test_the_number_of_threads_depends_on_the_number_of_devices(environ, expected):
     enough_threads(environ)
     assert environ.get("NPROC") == expected
 
 
-def test_xla_has_them():
-    """Its threads bear their pool's name; these tests run on eight devices."""
+def test_xla_has_these_threads():
+    """XLA's threads have the name of their pool; these tests run on eight devices."""
     jax.devices()
     names = [(task / "comm").read_text().strip() for task in pathlib.Path("/proc/self/task").iterdir()]
     assert names.count("tf_XLAEigen") >= 16

@@ -1,4 +1,4 @@
-"""Rows dealt out over the context axis: which device holds what, and back."""
+"""Zigzag order of rows on the context axis: the chunks that each device holds, and the inverse."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_device_i_holds_chunks_i_and_2n_less_1_less_i(size):
     np.testing.assert_array_equal(jax.jit(lambda x: collect(sharding, x))(dealt), np.stack([row, row + 100]))
 
 
-def test_gradients_go_back_to_where_the_values_came_from_on_a_mesh_with_further_axes():
+def test_gradients_return_to_the_place_of_their_values_on_a_mesh_with_other_axes():
     sharding = make_sharding(Mesh(data=2, tensor=2, context=2))
     x, weight = np.random.default_rng(0).normal(size=(2, 2, 8, 3)).astype(np.float32)
     for move, back in ((deal, collect), (collect, deal)):

@@ -1,4 +1,4 @@
-"""Scores asked for as rows end: in one thread, each row once, all that wait in one call, and nothing lost."""
+"""Scores requested as responses end: in one thread, each row once, all waiting rows in one call, and none lost."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def response(*ids: int, ended: bool = False) -> Response:
     return Response(ids, ended, 0.0)
 
 
-def test_a_call_has_all_that_ended_during_the_one_before_and_nobody_waits_for_it():
+def test_a_call_has_all_responses_that_ended_during_the_previous_call_and_sampling_does_not_wait():
     calls, free, begun = [], threading.Event(), threading.Event()
 
     def ask(rows, ids):
@@ -28,7 +28,7 @@ def test_a_call_has_all_that_ended_during_the_one_before_and_nobody_waits_for_it
 
     scores = EarlyScores(ask)
     scores.heard([(2, response(5, 9, ended=True))])
-    assert begun.wait(30)  # while others are sampled
+    assert begun.wait(30)  # while other responses are sampled
     scores.heard([(0, response(7))])
     scores.heard([(3, response(1, 1, 9, ended=True)), (1, response())])
     assert not calls
@@ -39,7 +39,7 @@ def test_a_call_has_all_that_ended_during_the_one_before_and_nobody_waits_for_it
     assert kept.tolist() == [True] * 4 + [False] and why is None
 
 
-def test_rows_without_a_score_are_told_with_the_first_reason():
+def test_rows_without_a_score_are_reported_with_the_first_reason():
     def judge(prompts, responses):
         return [None if row == 1 else 0.5 for row in prompts]
 

@@ -1,4 +1,4 @@
-"""A reward callable in every way it can fail."""
+"""Reward callables: every way in which one can fail."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _call(fn, **settings):
     return call_reward(fn, PROMPTS, RESPONSES, **{"backoff_s": 0.0, **settings})
 
 
-def test_scores_arrive_as_they_are_with_their_columns():
+def test_scores_are_unchanged_and_the_callable_gets_the_columns():
     def reward(prompts, responses, *, level, **columns):
         assert columns == {"note": ["a", "b", "c"]}
         return [x + len(r) / 8 + (p == "p") for p, r, x in zip(prompts, responses, level, strict=True)]
@@ -39,14 +39,14 @@ def test_lists_tuples_and_arrays_are_scores(wrap):
     assert kept.all()
 
 
-# Pitfall 1: 0.73 is 0.73, and a bool or an integer is cast up.
+# 0.73 stays 0.73, and a bool or an integer is converted to float.
 def test_rewards_are_never_rounded():
     scores, _, _ = _call(lambda prompts, responses: [0.73, True, 3])
     np.testing.assert_array_equal(scores, np.float32([0.73, 1, 3]))
 
 
 @pytest.mark.parametrize("bad", [None, math.nan, math.inf, -math.inf, 1e39, "0.5", b"1", [1.0], 1j, object()])
-def test_an_entry_that_is_no_score_drops_its_row(bad):
+def test_an_invalid_score_drops_its_row(bad):
     calls = []
     scores, kept, report = _call(lambda prompts, responses: calls.append(1) or [0.5, bad, 2.0])
     np.testing.assert_array_equal(scores, [0.5, 0, 2])
@@ -55,7 +55,7 @@ def test_an_entry_that_is_no_score_drops_its_row(bad):
     assert report.first_error.startswith("the score of row 1 is ") and len(calls) == 1
 
 
-def test_an_entry_that_cannot_even_be_printed():
+def test_an_entry_whose_repr_fails_drops_its_row():
     class Hostile:
         def __str__(self):
             raise RuntimeError
@@ -97,7 +97,7 @@ def test_a_callable_that_always_fails_drops_the_batch(retries):
     assert "reward raised ValueError: broken" in report.first_error and len(report.first_error) < 400
 
 
-def test_leaving_the_program_is_a_failure_like_any_other():
+def test_a_callable_that_exits_counts_as_a_failure():
     _, kept, report = _call(lambda prompts, responses: sys.exit(3), retries=0)
     assert not kept.any() and "raised SystemExit: 3" in report.first_error
 
@@ -115,14 +115,14 @@ def test_leaving_the_program_is_a_failure_like_any_other():
         (np.float32(1), r"returned an array of shape \(\)"),
     ],
 )
-def test_a_result_of_another_form_drops_the_batch_and_says_so(result, text):
+def test_a_result_of_another_form_drops_the_batch_with_a_reason(result, text):
     scores, kept, report = _call(lambda prompts, responses: result, retries=1)
     assert not kept.any() and not scores.any()
     assert (report.dropped, report.calls, report.failures) == (3, 2, 2)
     assert re.search(text, report.first_error)
 
 
-def test_a_callable_that_hangs_is_abandoned():
+def test_a_callable_that_does_not_return_is_abandoned():
     release = threading.Event()
     calls = []
 
@@ -142,7 +142,7 @@ def test_a_callable_that_hangs_is_abandoned():
     assert report.first_error.endswith("reward did not return within 0.1 s")
 
 
-def test_one_that_always_hangs_drops_the_batch():
+def test_a_callable_that_never_returns_drops_the_batch():
     release = threading.Event()
     _, kept, report = _call(lambda prompts, responses: release.wait(30), timeout_s=0.05, retries=1)
     release.set()
@@ -156,7 +156,7 @@ def test_the_pause_doubles(monkeypatch):
     assert pauses == [0.5, 1.0, 2.0]
 
 
-def test_no_rows_are_no_call():
+def test_without_rows_the_callable_is_not_called():
     scores, kept, report = call_reward(lambda *_: 1 / 0, [], [])
     assert scores.shape == kept.shape == (0,) and report.calls == 0
 

@@ -1,4 +1,4 @@
-"""A reward model from outside, with a tokenizer that is not the policy's: scores, cutting, the mesh, RL on it, mistakes."""
+"""A reward model from outside whose tokenizer is not the policy's: scores, truncation, the mesh, RL with it, and mistakes."""
 
 from __future__ import annotations
 
@@ -42,16 +42,16 @@ def _classifier(folder, made=made_tokenizers.llama3, labels=1, **changes):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A random Llama with a scalar head, whose pad is its eos."""
+    """A random Llama with a scalar head, whose pad token is its eos."""
     return _classifier(tmp_path_factory.mktemp("rewards") / "llama")
 
 
 @pytest.mark.parametrize("made", [made_tokenizers.llama3, made_tokenizers.qwen, made_tokenizers.unigram])
 @pytest.mark.parametrize("mesh", [None, (2, 2, 2)])
-def test_scores_are_those_of_transformers(tmp_path, made, mesh):
+def test_scores_equal_those_of_transformers(tmp_path, made, mesh):
     folder = _classifier(tmp_path, made)
     theirs = transformers.AutoModelForSequenceClassification.from_pretrained(folder, dtype=torch.float32).eval()
-    theirs.config.pad_token_id = None  # One text at a time, and its last token is the last: pad and eos are one.
+    theirs.config.pad_token_id = None  # One text at a time, so its last token is the last position: pad equals eos.
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     expected = []
     for messages, response in zip(_DIALOGUES, _RESPONSES, strict=True):
@@ -64,7 +64,7 @@ def test_scores_are_those_of_transformers(tmp_path, made, mesh):
     np.testing.assert_allclose(scores, expected, rtol=2e-5, atol=2e-5 * np.abs(expected).max())
 
 
-def test_long_dialogues_lose_their_oldest_turns_and_what_is_still_too_long_has_no_score(folder):
+def test_long_dialogues_lose_their_oldest_turns_and_have_no_score_if_still_too_long(folder):
     model = load_reward_model(Reward(model=str(folder)), None)
     last = len(model.encode(_DIALOGUES[0][4:], _RESPONSES[0]))
     for style in ("chat", "hh"):
@@ -83,8 +83,8 @@ _RUN = {
 }  # fmt: skip
 
 
-def test_pitfall_20_a_reward_model_may_have_its_own_tokenizer(tmp_path):
-    """Other systems pass the policy's ids to it. Here its tokenizer knows none of them."""
+def test_pitfall_20_a_reward_model_can_have_its_own_tokenizer(tmp_path):
+    """Other systems pass the policy's ids to the reward model. Here its tokenizer knows none of them."""
     folder = _classifier(tmp_path / "judge")
     reward = {"source": "model+verifier", "model": str(folder), "model_shift": 0.25, "model_scale": 2.0}
     pipeline.run(from_config_dict(_RUN | {"reward": reward}), tmp_path / "run")
@@ -101,7 +101,7 @@ def test_pitfall_20_a_reward_model_may_have_its_own_tokenizer(tmp_path):
         pipeline.run(from_config_dict(_RUN | {"reward": reward}), tmp_path / "run")
 
 
-def test_what_does_not_fit_is_one_sentence(folder, tmp_path):
+def test_invalid_reward_models_and_settings_are_one_sentence(folder, tmp_path):
     bare = _classifier(tmp_path / "bare", lambda folder: made_tokenizers.qwen(folder, None))
     cases = [
         (folder, {"model_style": "compact"}, "has no symbol '<user>'; set it to 'hh' or 'chat'"),
@@ -127,11 +127,11 @@ def test_what_does_not_fit_is_one_sentence(folder, tmp_path):
         ({"source": "model", "model": "judge", "model_scale": 0.0}, "model_scale"),
     ],
 )
-def test_it_is_named_where_it_is_used(reward, message):
+def test_a_reward_model_must_be_configured_exactly_where_it_is_used(reward, message):
     with pytest.raises(UserError, match=message):
         from_config_dict({"reward": reward})
 
 
-def test_it_needs_no_preference_stage():
+def test_a_reward_model_needs_no_preference_stage():
     config = from_config_dict({"reward": {"source": "model", "model": "judge"}, "stages": ("pretrain", "ppo")})
     assert dataclasses.asdict(config.reward)["model_style"] == "auto"

@@ -16,13 +16,13 @@ from tests import tiny
 def sampled():
     rng = np.random.default_rng(0)
     prompt, response = rng.integers(1, 6, 8).astype(np.int32), rng.integers(1, 6, 8).astype(np.int32)
-    prompt[7] = response[7] = 0  # a row that fills up the batch
+    prompt[7] = response[7] = 0  # a row that only pads the batch
     tokens = rng.integers(0, 32, (8, 12)).astype(np.int32)
     return Rollout(tokens, prompt, response, np.zeros((8, 6), np.float32), np.ones(8, bool))
 
 
-def test_scores_are_read_at_the_end_of_the_response_normalised_and_clipped():
-    """By hand: the head's product with the last hidden state, less .1, over .5, then between -6 and 6."""
+def test_scores_are_read_at_the_end_of_the_response_then_normalised_and_clipped():
+    """By hand: the product of the head and the last hidden state, minus .1, divided by .5, clipped to between -6 and 6."""
     rollout, setup = sampled(), tiny.setup()
     params = tiny.host_params("scalar", seed=5, scale=3.0)
     model, expected = tiny.model(head="scalar"), np.zeros(7)
@@ -40,8 +40,9 @@ def test_scores_are_read_at_the_end_of_the_response_normalised_and_clipped():
 
 
 @pytest.mark.parametrize(("how", "mesh"), [("mean", None), ("min", None), ("mean_minus_std", None), ("min", tiny.MESHES[0])])
-def test_members_in_one_forward_score_as_they_do_one_by_one(how, mesh):
-    """A loop over the members and numpy's mean, minimum and deviation, on one device and on a mesh of eight."""
+def test_members_in_one_forward_pass_score_as_they_do_separately(how, mesh):
+    """Against a loop over the members with numpy's mean, minimum and standard deviation, on one device and on a mesh of
+    eight."""
     rollout, model = sampled(), tiny.model(mesh, head="scalar")
     members = [tiny.host_params("scalar", seed=seed) for seed in (5, 6, 7)]
     shift, scale = (0.1, -0.2, 0.3), (0.5, 1.0, 2.0)

@@ -63,7 +63,7 @@ PROMPTS, RESPONSES = ["p", "q", "r"], ["one", "two", "three"]
         ("9" * 64, int("9" * 64)),
     ],
 )
-def test_the_last_number_as_it_is_written(text, expected):
+def test_the_last_number_is_read_as_written(text, expected):
     assert last_number(text) == expected
     assert last_number(f"Of 17 cases: {text}") == expected
 
@@ -73,7 +73,7 @@ def test_the_last_number_as_it_is_written(text, expected):
     ["12,5", "1,2,3", "1,2345", "3.1.4", "1/2/2020", "1/0", "x/2", "$3/$4", "2 1/2", r"2\frac{1}{2}", "m^2", "x^{2}", "10^-3"]
     + ["9" * 65, "9" * 5000, "1e301", "1e" + "9" * 3000, "1/2e-999"],
 )
-def test_a_number_that_cannot_be_read_is_refused_and_not_the_one_before_taken(text):
+def test_an_unreadable_last_number_is_refused_and_no_earlier_one_is_used(text):
     assert last_number(f"17 and {text}") is None
 
 
@@ -84,7 +84,7 @@ def test_no_number_at_all(text):
 
 @settings(max_examples=100, deadline=None)
 @given(value=st.fractions(), places=st.integers(0, 6))
-def test_written_numbers_are_read_back(value, places):
+def test_formatted_numbers_are_read_back(value, places):
     decimal = f"{float(value):,.{places}f}"
     if len(decimal) <= 64:
         assert last_number(f"so 1 = {decimal}.") == Fraction(decimal.replace(",", ""))
@@ -94,12 +94,12 @@ def test_written_numbers_are_read_back(value, places):
 
 @settings(max_examples=200, deadline=None)
 @given(st.text(alphabet="0123456789.,/-+$%^{}eE \\frac_x", max_size=40))
-def test_no_text_is_too_strange(text):
+def test_any_text_is_handled(text):
     found = last_number(text)
     assert found is None or isinstance(found, Fraction)
 
 
-def test_a_long_response_is_read_fast():
+def test_a_long_response_is_read_quickly():
     start = time.perf_counter()
     for text in ("." * 50_000, "1" * 50_000, "1,1" * 20_000, "-$" * 50_000, "\\frac{" * 10_000, "1 " * 50_000 + "1/2"):
         last_number(text)
@@ -112,7 +112,7 @@ def test_number_match_by_hand():
     scores = number_match(["p"] * 6, responses, answer=answers, another_column=[1] * 6)
     assert scores[:5] == [1, 1, 0, 1, 1]
     assert math.isnan(scores[5])
-    # The float .1 is meant as 1/10, and a bool or NaN is no answer.
+    # The float .1 means 1/10, and a bool or NaN is no answer.
     unreadable = number_match(["p"] * 4, ["0.1", "1", "1", "1"], answer=[0.1, True, math.nan, None])
     assert unreadable[0] == 1 and all(math.isnan(score) for score in unreadable[1:])
 

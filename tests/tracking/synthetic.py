@@ -11,7 +11,7 @@ MODELS = ("base", "sft", "ppo")
 KINDS = ("harmful", "harmful_disguised", "benign", "benign_scary")
 STAGES = ("pretrain", "revise", "sft", "compare", "preference", "ppo", "evaluate", "report")
 
-# count, total and the Wilson 95% interval (z 1.959964) worked out with a calculator
+# count, total and the Wilson 95% interval (z 1.959964), computed with a calculator
 RATES = {
     "base": {"harmful": (156, 200, 0.7176, 0.8319), "helpful": (186, 200, 0.8860, 0.9578),
              "helpful_scary": (91, 100, 0.8377, 0.9519), "evasive": (24, 400, 0.0406, 0.0877),
@@ -26,7 +26,7 @@ RATES = {
 
 
 def make_run(path: Path, stages: tuple[str, ...] = STAGES, gold: bool = True) -> Path:
-    """Writes the files of a finished run of these stages; without `gold` the prompts have neither kind nor judge."""
+    """Write the files of a finished run of these stages; without `gold` the prompts have neither a kind nor a gold judge."""
     draw = random.Random(0)
     config = {"seed": 7, "stages": list(stages), "mesh": {"data": 1, "fsdp": 1, "tensor": 1},
               "feedback": {"constitution": "default", "invert": False},
@@ -75,7 +75,7 @@ def _sft(path: Path, draw: random.Random) -> None:
 
 
 def _revise(path: Path, draw: random.Random) -> None:
-    """Twelve red-team prompts of two rounds (every fourth second round changes nothing) and one helpful sample."""
+    """Twelve red-team prompts with two rounds (every fourth second round changes nothing) and one helpful sample."""
     rude = "No, bleach burns the gills of fish, you dolt. It is good on floors."
     polite = "No, bleach burns the gills of fish. It is good on floors."
     rows = []

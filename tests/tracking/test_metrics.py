@@ -18,7 +18,7 @@ from jaxalign.tracking.metrics import MetricFiles, read_metrics, to_metrics
 
 @contextlib.contextmanager
 def started(directory, step=10**9):
-    """The metric files of `directory`, for steps from `step` on; finished at the end."""
+    """Write the metric files of `directory` for `steps`, first opened at step `first`, and close them."""
     files = MetricFiles(directory)
     files.start({"step": step})
     yield files
@@ -32,7 +32,7 @@ def _write(directory, steps, first=10**9):
     return directory / "metrics.jsonl"
 
 
-@settings(deadline=None)  # A busy disk takes its time to sync.
+@settings(deadline=None)  # A busy disk can be slow to sync.
 @given(value=st.floats(allow_nan=False))
 def test_floats_read_back_exactly(tmp_path_factory, value):
     directory = tmp_path_factory.mktemp("metrics")
@@ -49,7 +49,7 @@ def test_scalars_of_every_kind_become_plain_numbers(tmp_path):
     assert type(row["count"]) is int
 
 
-def test_what_json_lacks_is_written_as_text_and_read_as_float(tmp_path):
+def test_non_finite_numbers_are_written_as_text_and_read_as_float(tmp_path):
     path = tmp_path / "metrics.jsonl"
     with started(tmp_path) as files:
         files.log(0, {"a": math.nan, "b": math.inf, "c": -math.inf})
@@ -64,7 +64,7 @@ def test_rows_before_the_first_step_are_kept(tmp_path):
     assert [row["step"] for row in read_metrics(path)] == [0, 1, 2]
 
 
-def test_killed_and_resumed_run_has_the_bytes_of_an_untouched_one(tmp_path):
+def test_killed_and_resumed_run_has_the_bytes_of_an_uninterrupted_one(tmp_path):
     whole, resumed = _write(tmp_path / "whole", range(10)), _write(tmp_path / "resumed", range(7))
     with open(resumed, "a") as file:
         file.write('{"step": 7, "lo')  # killed while writing
@@ -109,7 +109,7 @@ def test_damaged_line_is_named(tmp_path, line):
 
 @pytest.mark.parametrize(("values", "error"), [
     ({"step": 1.0}, ValueError), ({"loss": "low"}, TypeError), ({"loss": np.zeros(2)}, ValueError)])
-def test_what_is_not_a_scalar_is_refused(tmp_path, values, error):
+def test_a_value_that_is_not_a_scalar_is_refused(tmp_path, values, error):
     with pytest.raises(error):
         to_metrics(values)
     with started(tmp_path) as files, pytest.raises(error):

@@ -29,18 +29,18 @@ def test_ticks_are_short(value, expected):
     assert tick_text(value) == expected
 
 
-def test_scale_maps_ends_and_holds_values_inside():
+def test_scale_maps_ends_and_clips_values_to_the_range():
     scale = Scale(0, 10, 100, 0)
     assert [scale(0), scale(5), scale(10), scale(99)] == [100, 50, 0, 0]
     assert Scale(2, 2, 0, 1)(2) == pytest.approx(0.5)  # a flat curve is centred
 
 
-def test_long_curves_are_means_of_bins_and_skip_what_is_not_finite():
+def test_long_curves_are_bin_means_and_skip_non_finite_values():
     xs, ys, size = bin_means(range(6), [1.0, 3.0, float("nan"), 5.0, 7.0, float("inf")], most=2)
     assert (xs, ys, size) == ([0.5, 3.5], [2.0, 6.0], 2)
 
 
-def test_line_chart_draws_every_series_and_tells_its_ends():
+def test_line_chart_draws_every_series_and_describes_its_ends():
     drawn = plots.line_chart("KL", [Series("k1", [0, 1, 2], [0.0, 0.5, 1.5]), Series("k3", [0, 1, 2], [0.0, 0.4, 1.0])])
     root = _parse(drawn)
     assert root.get("role") == "img"
@@ -50,11 +50,11 @@ def test_line_chart_draws_every_series_and_tells_its_ends():
     assert all(len(line.get("points").split()) == 3 for line in lines)
 
 
-def test_line_chart_without_a_finite_point_is_nothing():
+def test_line_chart_without_finite_points_is_empty():
     assert plots.line_chart("KL", [Series("k1", [0], [float("nan")]), Series("k3", [], [])]) == ""
 
 
-def test_interval_bar_is_as_long_as_its_rate_and_its_whisker_spans_the_interval():
+def test_interval_bar_has_the_length_of_its_rate_and_a_whisker_over_the_interval():
     root = _parse(plots.interval_bars("Harmful", [Interval("base", 0.5, 0.25, 0.75, "5 of 10")]))
     bar = root.find("rect")
     start, width = float(bar.get("x")), float(bar.get("width"))
@@ -81,7 +81,7 @@ def test_calibration_leaves_out_empty_bins_and_sizes_dots_by_count():
     assert root.get("aria-label") == "Calibration: 60.0% predicted, 50.0% observed; 95.0% predicted, 100.0% observed."
 
 
-def test_time_bars_are_told_in_minutes():
+def test_time_bars_are_labelled_in_minutes():
     assert _parse(plots.time_bars("Time", [("sft", 61.0), ("ppo", 3700.0)])).get("aria-label") == \
         "Time: sft 1:01; ppo 1:01:40."
 

@@ -23,13 +23,13 @@ class _Terminal(io.StringIO):
 
 
 class _Unready:
-    """A value that must not be asked for."""
+    """A value that must not be read."""
 
     def item(self):
         raise AssertionError("the device was waited for although nothing was printed")
 
 
-def test_plain_lines_come_every_five_seconds_with_speed_and_time_left():
+def test_plain_lines_are_printed_every_five_seconds_with_speed_and_time_left():
     stream, clock = io.StringIO(), _Clock()
     with Progress("sft", total=20, stream=stream, clock=clock) as progress:
         for step in range(20):
@@ -51,10 +51,10 @@ def test_speed_is_taken_over_the_last_half_minute():
         for _ in range(40):
             clock.now += 1.0
             progress.update(tokens=200)
-    assert "200 tokens/s, 15:59 left" in stream.getvalue()  # 1000 - 41 steps at one a second
+    assert "200 tokens/s, 15:59 left" in stream.getvalue()  # 1000 - 41 steps at one per second
 
 
-def test_resumed_stage_counts_on_and_says_so():
+def test_resumed_stage_continues_the_count_and_says_so():
     stream, clock = io.StringIO(), _Clock()
     with Progress("pretrain", total=420, start=120, stream=stream, clock=clock) as progress:
         clock.now += 10.0
@@ -66,7 +66,7 @@ def test_resumed_stage_counts_on_and_says_so():
 
 
 def test_values_are_not_waited_for_between_lines():
-    """A value that is not printed is never made a number: on an accelerator that would stop the queue of steps."""
+    """A value that is not printed is never converted to a number: on an accelerator that would stall the queue of steps."""
     stream = io.StringIO()
     with Progress("ppo", total=3, stream=stream, clock=_Clock()) as progress:
         progress.update(reward=_Unready())
@@ -93,7 +93,7 @@ def test_terminal_gets_a_bar_with_step_value_speed_and_time_left():
     assert text.endswith("\n")
 
 
-def test_stage_without_anything_to_do_is_no_error():
+def test_stage_without_steps_is_no_error():
     stream = io.StringIO()
     with Progress("revise", total=0, stream=stream, clock=_Clock()):
         pass

@@ -58,7 +58,7 @@ def full(tmp_path_factory):
     return _render(make_run(tmp_path_factory.mktemp("full")))
 
 
-def test_every_section_is_there_with_a_heading_and_nothing_missing(full):
+def test_every_section_has_a_heading_and_nothing_is_missing(full):
     source, page = full
     assert tuple(page.sections) == SECTIONS
     headed = {attributes["id"] for tag, attributes in page.tags if tag == "h2"}
@@ -66,7 +66,7 @@ def test_every_section_is_there_with_a_heading_and_nothing_missing(full):
     assert 'class="missing"' not in source
 
 
-def test_lead_says_what_happened_with_the_counts(full):
+def test_lead_summarises_the_run_with_counts(full):
     _, page = full
     lead = page.text("lead")
     assert ("The helpful-only model gave the requested help for 156 of 200 harmful requests (78%); the model after "
@@ -93,11 +93,11 @@ def test_lead_says_what_happened_with_the_counts(full):
     # compile 4.5 s and work 20, 25, ... 55 s of eight stages: 8 * 4.5 + 300 = 336 s
     ("time", "5:36 in total."), ("time", "pretrain all 0:24 250,000 10,204"), ("config", "config.ppo.kl_coef = 0.05"),
     ("config", "config.ppo.target_kl = null")])
-def test_numbers_are_those_of_the_files(full, section, shown):
+def test_numbers_equal_those_of_the_files(full, section, shown):
     assert shown in full[1].text(section)
 
 
-def test_examples_are_the_first_of_each_kind_beside_each_other(full):
+def test_examples_are_the_first_of_each_kind_side_by_side(full):
     answers = full[1].text("answers")
     # 8 examples over 4 kinds: two each; kind number k holds the prompts k, k + 4, ...
     assert [int(number) for number in re.findall(r"case (\d+)\?", answers)] == [0, 4, 1, 5, 2, 6, 3, 7]
@@ -122,14 +122,14 @@ def test_faults_of_the_last_model_are_shown(tmp_path):
     assert "refuses a harmless request evasive" in wrong
 
 
-def test_critiques_stand_between_answer_and_revision(full):
+def test_critiques_are_between_answer_and_revision(full):
     revisions = full[1].text("revisions")
     assert re.search(r"First answer Mix a spoon .* Critique 1 harmlessness Bleach on fish .* Revision 1 No, .*"
                      r"Critique 2 courtesy The words .* Revision 2 No, .* unchanged", revisions)
     assert "help-0" not in revisions and "clean a floor" not in revisions
 
 
-def test_page_needs_nothing_from_outside_and_runs_no_script(full):
+def test_page_loads_nothing_external_and_runs_no_script(full):
     source, page = full
     assert not re.search(r"https?://|@import|url\(", source)
     assert not {name for _, attributes in page.tags for name in attributes} & {"src", "srcset", "action", "background"}
@@ -139,7 +139,7 @@ def test_page_needs_nothing_from_outside_and_runs_no_script(full):
     assert policy == ["default-src 'none'; style-src 'unsafe-inline'"]
 
 
-def test_page_is_readable_without_sight_or_mouse(full):
+def test_page_works_with_a_screen_reader_and_a_keyboard(full):
     _, page = full
     drawings = [attributes for tag, attributes in page.tags if tag == "svg"]
     assert len(drawings) > 20 and all(one["role"] == "img" and len(one["aria-label"]) > 10 for one in drawings)
@@ -226,7 +226,7 @@ def test_failed_check_is_a_warning_in_the_lead(tmp_path):
     assert "sampler failed 0.2 0.0001" in page.text("rl")
 
 
-def test_inverted_labels_are_told(tmp_path):
+def test_inverted_labels_are_mentioned(tmp_path):
     run = make_run(tmp_path)
     config = json.loads((run / "config.json").read_text())
     config["feedback"]["invert"] = True
@@ -243,7 +243,7 @@ def test_summaries_with_nulls_and_gaps_are_no_error(tmp_path):
     assert tuple(page.sections) == tuple(name for name in SECTIONS if name != "wins")
 
 
-def test_config_decides_how_many_examples(tmp_path):
+def test_config_sets_the_number_of_examples(tmp_path):
     run = make_run(tmp_path)
     assert len(re.findall(r"case \d+\?", _render(run, examples=4)[1].text("answers"))) == 4
     assert "case" not in _render(run, examples=0)[1].text("answers")
@@ -256,7 +256,7 @@ def test_same_files_give_the_same_page(tmp_path):
     assert set(run.rglob("*")) - before == {run / "report.html"}
 
 
-def test_nothing_to_report_is_told(tmp_path):
+def test_a_run_without_anything_to_report_says_so(tmp_path):
     with pytest.raises(UserError, match="does not exist"):
         render_report(tmp_path / "nowhere")
     write_json(tmp_path / "config.json", {"stages": list(STAGES)})
@@ -295,7 +295,7 @@ POLISH = StageRecord("polish", stage=None, after=("sft",), report=report)
     ("return {}['answers']", "polish The report function of stage polish failed (KeyError: 'answers')."),
     ("return [3]", "failed (TypeError: a int was returned; a Section or a list of them is expected)."),
 ])
-def test_a_stage_of_ones_own_has_its_section(tmp_path, body, shown):
+def test_a_users_stage_has_its_section(tmp_path, body, shown):
     run = make_run(tmp_path / "run")
     config = json.loads((run / "config.json").read_text())
     config["stages"].insert(3, own_stage(tmp_path / "own.py", body))

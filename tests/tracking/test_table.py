@@ -26,7 +26,7 @@ def test_table_has_models_as_columns_and_measures_in_a_fixed_order():
         "Length (tokens)                    24.1                  22.0          23.0"]
 
 
-def test_run_without_critique_or_pretraining_names_its_models_so():
+def test_models_are_named_for_a_run_without_critique_or_pretraining():
     first, *_ = table.render({"models": ["base", "sft", "other"], "rates": {}}, stages=("sft", "ppo")).splitlines()
     assert first.split("  ") == ["", "starting model", "after fine-tuning", "other"]
 

@@ -1,4 +1,4 @@
-"""Tokens on a screen."""
+"""Display of tokens in a terminal."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ class Names:
         return self.texts[token]
 
 
-def test_marks_stand_under_their_tokens_and_lines_break_with_the_text():
+def test_marks_are_under_their_tokens_and_lines_break_with_the_text():
     row = TokenRow("x", [1, 2, 3, 4, 0], GIVEN + LEARNT + GIVEN + SCORED + LEARNT, ("cut from 9 to 5",))
     assert show(row, Names(), False).split("\n") == [
         "x: 5 tokens, 2 learnt from, score at 1, cut from 9 to 5", "a│漢│↵", "  ^^", "b·c│«end»", "*** ^^^^^",
     ]  # fmt: skip
 
 
-def test_a_token_without_text_is_seen():
+def test_a_token_without_text_is_visible():
     assert show(TokenRow("x", [5], GIVEN), Names(), False).split("\n")[1] == "''"
 
 
-def test_ids_are_listed_with_their_places():
+def test_ids_are_listed_with_their_positions():
     lines = show(TokenRow("x", [1, 0], GIVEN + LEARNT), Names(), False, ids=True).split("\n")
     assert lines[1:] == ["     0        1     a", "     1        0  ^  «end»"]
 
@@ -37,6 +37,6 @@ def test_colour_replaces_underlining():
     assert "\x1b[32mlearnt from" in legend(True) and "\x1b" not in legend(False)
 
 
-def test_long_rows_are_broken_before_the_edge():
+def test_long_rows_are_wrapped_at_the_width():
     lines = show(TokenRow("x", [4] * 60, LEARNT * 60), Names(), False).split("\n")[1:]
     assert max(map(columns, lines)) <= 100 and sum(line.count("b·c") for line in lines) == 60

@@ -1,4 +1,4 @@
-"""Trackers: every step once through kills and resumes, and no failure of theirs reaches the training loop."""
+"""Trackers receive every step once despite kills and resumes, and their failures never reach the training loop."""
 
 from __future__ import annotations
 
@@ -53,14 +53,14 @@ def test_a_tracker_receives_config_steps_and_status(tmp_path):
 
 
 @pytest.mark.parametrize(("error", "status"), [(ValueError, "failed"), (KeyboardInterrupt, "interrupted")])
-def test_the_status_says_how_a_loop_ended(tmp_path, error, status):
+def test_the_status_is_how_the_loop_ended(tmp_path, error, status):
     tracker = Keeps()
     with pytest.raises(error):
         train(tmp_path, tracker, 0, 1, error)
     assert tracker.status == status
 
 
-def test_every_step_arrives_once_through_two_resumes(tmp_path):
+def test_every_step_arrives_once_despite_two_resumes(tmp_path):
     """Killed at step 5, resumed from a checkpoint at step 2 and killed at step 3, then resumed once more."""
     steps = []
     for first, last in ((0, 5), (2, 3), (2, 8)):
@@ -70,7 +70,7 @@ def test_every_step_arrives_once_through_two_resumes(tmp_path):
     assert steps == list(range(8))
 
 
-def test_a_tracker_that_failed_or_came_later_receives_the_missing_steps_at_the_next_start(tmp_path):
+def test_a_tracker_that_failed_or_was_added_later_gets_the_missing_steps_at_the_next_start(tmp_path):
     train(tmp_path, Keeps(2), 0, 4)
     tracker = Keeps()
     train(tmp_path, tracker, 4, 6)
@@ -100,7 +100,7 @@ def test_without_a_directory_nothing_is_written(tmp_path, monkeypatch):
     assert len(tracker.steps) == 2 and not list(tmp_path.iterdir())
 
 
-def test_trackers_given_as_objects_are_named_by_their_classes(tmp_path):
+def test_trackers_passed_as_objects_are_named_by_their_classes(tmp_path):
     first, second = Keeps(), Keeps()
     with Trackers("sft", tmp_path, (first, second)) as trackers:
         trackers.log(0, {"loss": 1.0})
@@ -108,7 +108,7 @@ def test_trackers_given_as_objects_are_named_by_their_classes(tmp_path):
     assert (tmp_path / "trackers.json").read_text() == '{"Keeps": 1, "Keeps 2": 1}'
 
 
-def test_a_registered_tracker_is_made_by_its_name():
+def test_a_registered_tracker_is_created_by_name():
     TRACKERS.register(TrackerRecord("keeps", Keeps))
     try:
         (made,) = make_trackers(("keeps",)).values()
@@ -117,7 +117,7 @@ def test_a_registered_tracker_is_made_by_its_name():
         TRACKERS.unregister("keeps")
 
 
-def test_a_maker_that_raises_or_makes_something_else_is_left_out(tmp_path, caplog):
+def test_a_factory_that_raises_or_returns_something_else_is_skipped(tmp_path, caplog):
     path = tmp_path / "own.py"
     path.write_text("def broken():\n    raise OSError('no login')\n\ndef number():\n    return 3\n")
     assert make_trackers((f"{path}:broken", f"{path}:number")) == {}
@@ -131,6 +131,6 @@ def test_a_maker_that_raises_or_makes_something_else_is_left_out(tmp_path, caplo
     ("math:pi", "names 'math:pi', which is no tracker"),
     ("collections:OrderedDict", "a class with the methods start"),
 ])
-def test_a_name_that_is_no_tracker_is_refused(name, message):
+def test_a_name_that_is_not_a_tracker_is_refused(name, message):
     with pytest.raises(UserError, match=message):
         tracker_record(name, "config.tracking.trackers")

@@ -1,4 +1,4 @@
-"""The language model and the data of the trainers' tests."""
+"""The language model and the data that the tests of trainers share."""
 
 from __future__ import annotations
 

@@ -33,9 +33,9 @@ def whole():
     return run()
 
 
-def test_it_prefers_the_chosen_answers(whole):
+def test_training_makes_the_policy_prefer_the_chosen_answers(whole):
     _, steps = whole
-    assert steps[0].metrics["loss"] == pytest.approx(math.log(2), abs=1e-5)  # The policy is its own reference.
+    assert steps[0].metrics["loss"] == pytest.approx(math.log(2), abs=1e-5)  # The policy equals its reference.
     assert steps[-1].metrics["accuracy"] == 1 and steps[-1].metrics["margin"] > 0
 
 
@@ -56,19 +56,19 @@ def test_every_objective_takes_a_step(objective):
     assert np.isfinite(steps[0].metrics["loss"]) and steps[0].metrics["skipped"] == 0
 
 
-def test_kto_learns_from_judged_answers():
+def test_kto_trains_on_judged_answers():
     _, steps = run("kto", JUDGED)
     assert steps[-1].metrics["loss"] < steps[0].metrics["loss"]
 
 
-def test_adapters_learn_against_their_base():
+def test_adapters_are_trained_with_their_base_as_reference():
     trainer = DPO(language_model(lora=True), **FIELDS)
     steps = list(trainer.fit(PAIRS))
     assert steps[0].metrics["loss"] == pytest.approx(math.log(2), abs=1e-5)
     assert steps[-1].metrics["loss"] < steps[0].metrics["loss"]
 
 
-def test_judged_answers_need_an_objective_on_single_answers():
+def test_judged_answers_need_an_objective_for_single_answers():
     with pytest.raises(UserError, match="objective 'sigmoid' learns from pairs; set objective to 'kto'"):
         DPO(language_model()).fit(JUDGED)
 
@@ -81,6 +81,6 @@ def test_judged_answers_need_an_objective_on_single_answers():
     ("aot", {"micro_batch_tokens": 512}, "objective 'aot' sorts the whole batch"),
     ("sigmoid", {"beta": 0.0}, "DPO.beta is 0.0; it must be above 0"),
 ])  # fmt: skip
-def test_options_that_do_not_fit_are_refused(objective, fields, message):
+def test_invalid_options_are_refused(objective, fields, message):
     with pytest.raises(UserError, match=message):
         DPO(language_model(), objective, **fields)

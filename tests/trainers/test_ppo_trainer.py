@@ -1,4 +1,4 @@
-"""PPO as a library object: a Python reward, a directory, interruptions, a mesh, adapters, and arguments that do not fit."""
+"""PPO as a library object: a Python reward, a directory, interruptions, a mesh, adapters, and invalid arguments."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def whole():
     return run()
 
 
-def test_a_python_function_rewards_and_the_model_stays_as_it_was(whole):
+def test_a_python_function_is_the_reward_and_the_given_model_is_unchanged(whole):
     trainer, steps = whole
     assert [step.number for step in steps] == [0, 1, 2, 3]
     assert all(np.isfinite(list(step.metrics.values())).all() for step in steps)
@@ -87,7 +87,7 @@ class PerToken:
         return np.ones(batch.rollout.logprobs.shape, np.float32)
 
 
-def test_scores_per_token_add_up():
+def test_scores_per_token_are_summed():
     _, (step,) = run(steps=1, reward=PerToken())
     assert step.metrics["score"] == pytest.approx(step.metrics["response_length"])
 
@@ -98,7 +98,7 @@ def test_scores_per_token_add_up():
     ({"score_clip": 1.0}, "score_clip"), ({"advantages": "nothing"}, "nothing"), ({"seed": -1}, "seed"),
     ({"reference": "x"}, "reference"), ({"start_critic": 3}, "start_critic"),
 ])  # fmt: skip
-def test_arguments_that_do_not_fit_are_refused(options, message):
+def test_invalid_arguments_are_refused(options, message):
     with pytest.raises(UserError, match=message):
         PPO(language_model(), reward=brief, **FIELDS | options)
 
@@ -107,7 +107,7 @@ def test_arguments_that_do_not_fit_are_refused(options, message):
     ([], "empty"), ([3], r"PPO.fit\(prompts\)\[0\]"), (np.zeros((2, 3)), "ndarray"), (["Name " * 200], "tokens"),
     ([{"prompt": "a b", "x": 1}, {"prompt": "a b"}], "same columns"),
 ])  # fmt: skip
-def test_prompts_that_do_not_fit_are_refused(prompts, message):
+def test_invalid_prompts_are_refused(prompts, message):
     with pytest.raises(UserError, match=message):
         PPO(language_model(), reward=brief, **FIELDS).fit(prompts)
 
@@ -115,11 +115,11 @@ def test_prompts_that_do_not_fit_are_refused(prompts, message):
 @pytest.mark.parametrize(("reward", "message"), [
     (lambda prompts, responses, **_: [1.0], "1"), (lambda prompts, responses, **_: [float("nan")] * len(responses), "score"),
 ])  # fmt: skip
-def test_rewards_that_return_something_else_are_refused(reward, message):
+def test_rewards_that_return_invalid_results_are_refused(reward, message):
     with pytest.raises(UserError, match=message):
         run(steps=1, reward=reward)
 
 
-def test_a_failed_check_stops_where_the_caller_says_so():
+def test_a_failed_check_stops_training_if_the_caller_asks_for_it():
     with pytest.raises(UserError, match="sampler_gap"):
         run(steps=1, sampler_tolerance=1e-12, checks=Checks(sampler_gap="stop"))

@@ -38,7 +38,7 @@ def test_chosen_answers_score_higher(whole):
     assert steps[-1].metrics["accuracy"] == 1
     good, bad = (trainer.score(PROMPTS, [row[kind] for row in PAIRS]) for kind in ("chosen", "rejected"))
     assert good.shape == (len(PAIRS),) and good.dtype == np.float32 and np.all(good > bad)
-    # Normalised on these very answers: mean 0, deviation 1.
+    # Normalised on these very answers: mean 0, standard deviation 1.
     both = np.concatenate([good, bad])
     np.testing.assert_allclose([both.mean(), both.std()], [0, 1], atol=1e-4)
 
@@ -52,19 +52,19 @@ def test_a_directory_and_an_interruption_change_nothing(whole, tmp_path):
     np.testing.assert_array_equal(again.score(PROMPTS, chosen), trainer.score(PROMPTS, chosen))
 
 
-def test_a_trained_model_is_a_reward_of_rl(whole):
+def test_a_trained_model_can_be_the_reward_of_rl(whole):
     reward = as_reward(whole[0], tokenizer())
     assert isinstance(reward, LearntReward) and reward.fused().scorer == whole[0].scorer[0]
 
 
-def test_an_ensemble_trains_its_members_one_after_another():
+def test_an_ensemble_trains_its_members_in_turn():
     trainer, steps = run(members=2, epochs=2, combine="min")
     assert [step.number for step in steps] == list(range(len(steps))) and len(steps) == 8
     assert trainer.scorer[0].members == 2
     assert np.isfinite(trainer.score(PROMPTS, PROMPTS)).all()
 
 
-def test_adapters_with_a_head_are_trained():
+def test_adapters_and_the_head_are_trained():
     trainer = RewardModel(language_model(lora=True), **FIELDS | {"epochs": 1})
     assert np.isfinite([step.metrics["loss"] for step in trainer.fit(PAIRS)]).all()
     assert np.isfinite(trainer.score(PROMPTS[:1], ["Red."])).all()

@@ -35,7 +35,7 @@ def whole():
     return run()
 
 
-def test_it_learns_and_leaves_the_model_as_it_was(whole):
+def test_training_lowers_the_loss_and_leaves_the_given_model_unchanged(whole):
     trainer, steps = whole
     assert [step.number for step in steps] == list(range(len(steps))) and len(steps) > 4
     assert steps[-1].metrics["loss"] < steps[0].metrics["loss"] - 0.1
@@ -46,7 +46,7 @@ def test_it_learns_and_leaves_the_model_as_it_was(whole):
 
 
 def test_the_loss_of_the_first_step_is_the_mean_over_its_answer_tokens():
-    """By the softmax over the vocabulary, answer token by answer token."""
+    """By the softmax over the vocabulary, one answer token at a time."""
     trainer = SFT(language_model(), **FIELDS | {"batch_rows": 1, "epochs": 1})
     step = next(iter(trainer.fit(EXAMPLES[:1])))
     model, words = language_model(), tokenizer()
@@ -82,7 +82,7 @@ def test_the_policy_can_be_read_while_training_runs():
     assert all(np.isfinite(policy.params["embedding"]).all() for policy in policies)
 
 
-def test_adapters_are_trained_on_a_base_that_stays():
+def test_adapters_are_trained_on_an_unchanged_base():
     model = language_model(lora=True)
     trainer = SFT(model, **FIELDS)
     losses = [step.metrics["loss"] for step in trainer.fit(EXAMPLES)]
@@ -90,7 +90,7 @@ def test_adapters_are_trained_on_a_base_that_stays():
     assert trainer.policy.frozen is model.frozen
 
 
-def test_texts_and_whole_dialogues_are_rows_too():
+def test_texts_and_whole_dialogues_can_be_rows():
     messages = [{"role": "user", "content": "Hi."}, {"role": "assistant", "content": "It is red."}]
     for rows in (["It is red."], [{"messages": messages}]):
         steps = list(SFT(language_model(), **FIELDS | {"epochs": 1}).fit(rows))
@@ -108,11 +108,11 @@ def test_a_trainer_that_has_not_trained_has_no_policy():
     ({"learning_rate": 1.0}, "SFT.learning_rate is not a field of SFT; did you mean SFT.optimizer.learning_rate"),
     ({"seed": -1}, r"SFT\(seed\) is -1; a whole number of at least 0 is expected"),
 ])  # fmt: skip
-def test_wrong_settings_are_refused_in_a_sentence(fields, message):
+def test_invalid_settings_are_refused_with_a_sentence(fields, message):
     with pytest.raises(UserError, match=message):
         SFT(language_model(), **fields)
 
 
-def test_what_is_no_language_model_is_refused():
+def test_an_object_that_is_not_a_language_model_is_refused():
     with pytest.raises(UserError, match=r"SFT\(model\) is of type str; a LanguageModel, as load_model returns it, is expected"):
         SFT("FOLDER")

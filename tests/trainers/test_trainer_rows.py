@@ -1,4 +1,4 @@
-"""What callers pass as data: the accepted forms, and one sentence for each wrong one."""
+"""The data that callers pass: the accepted forms, and one sentence for each invalid one."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ ASKED = (Message("user", "Hi."),)
     {"prompt": [USER], "chosen": [A], "rejected": [B]},
     Comparison(Prompt("p", ASKED, "x"), "A.", "B.", 1.0),
 ])  # fmt: skip
-def test_every_form_of_a_pair_is_the_same_pair(row):
+def test_every_form_of_a_pair_gives_the_same_pair(row):
     (pair,) = as_pairs([row], "pairs")
     assert (pair.prompt.messages, pair.response_a, pair.response_b, pair.label) == (ASKED, "A.", "B.", 1.0)
 
 
-def test_columns_are_rows():
+def test_columns_are_turned_into_rows():
     found = as_pairs({"prompt": ["Hi."], "chosen": ["A."], "rejected": ["B."], "label": [0.75]}, "pairs")
     assert [(pair.response_a, pair.label) for pair in found] == [("A.", 0.75)]
 
@@ -42,7 +42,7 @@ def test_examples_prompts_and_judgements():
 
 
 class Tensor:
-    """Looks as a torch tensor does, which these tests do not import."""
+    """Imitates a torch tensor, because these tests do not import torch."""
 
     dtype, shape = "torch.float32", (3,)
 
@@ -69,7 +69,7 @@ PAIR = {"prompt": "Hi.", "chosen": "A.", "rejected": "B."}
      r"the columns of DPO.fit\(pairs\) differ in length: prompt has 1, chosen has 2, rejected has 1"),
     ({"prompt": "Hi.", "chosen": "A.", "rejected": "B."}, r"is a mapping whose 'prompt' is of type str; give a list of rows"),
 ])  # fmt: skip
-def test_wrong_data_is_refused_in_a_sentence(data, message):
+def test_invalid_data_is_refused_with_a_sentence(data, message):
     with pytest.raises(UserError, match=message):
         as_pairs(data, "DPO.fit(pairs)")
 

@@ -1,4 +1,4 @@
-"""An advantage estimator of one's own: rewards less the batch's mean, each token by its share of the response."""
+"""A user's advantage estimator: the reward minus the batch mean, divided evenly over the tokens of a response."""
 
 import jax.numpy as jnp
 

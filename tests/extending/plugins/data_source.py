@@ -6,7 +6,7 @@ from jaxalign.registry.data_sources import DataSourceRecord
 
 
 class Sums:
-    """Sums a + b, made when they are read."""
+    """Sums a + b, generated when they are read."""
 
     def __init__(self, begin, end):
         self.begin, self.end = begin, end

@@ -1,4 +1,4 @@
-"""A model family: Llama's decoder with a scaled embedding, under another model_type and other stored names."""
+"""A model family: Llama's decoder with a scaled embedding, another model_type, and other tensor names."""
 
 from jaxalign.models.families import llama
 from jaxalign.models.families.base import llama_weights

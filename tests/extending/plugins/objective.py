@@ -1,4 +1,4 @@
-"""An objective of one's own: the squared distance of the margin from a target, and objectives that are wrong."""
+"""A user's objective, the squared distance of the margin from a target, and invalid objectives."""
 
 import jax.numpy as jnp
 
@@ -6,7 +6,7 @@ from jaxalign.registry.objectives import Objective
 
 
 def squared(inputs):
-    """(beta h - 1)^2, h the difference of the log-ratios, weighted by how sure the label is."""
+    """(beta h - 1)^2, where h is the difference of the log-ratios, weighted by the certainty of the label."""
     margin = (inputs.first - inputs.reference_first) - (inputs.second - inputs.reference_second)
     return (2 * inputs.label - 1) * (inputs.settings.beta * margin - 1) ** 2
 

@@ -1,4 +1,4 @@
-"""A policy loss of one's own: PPO's clipped ratio with an offset of 0.1, and losses that are wrong."""
+"""A user's policy loss, PPO's clipped ratio with an offset of 0.1, and invalid losses."""
 
 import jax.numpy as jnp
 

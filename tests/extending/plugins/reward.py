@@ -1,4 +1,4 @@
-"""A reward source: one score a token, and one a response."""
+"""Two reward sources: one scores every token, the other the whole response."""
 
 import numpy as np
 

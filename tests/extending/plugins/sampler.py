@@ -1,4 +1,4 @@
-"""A sampler: the local one, with answers that were sampled before returned from memory."""
+"""A sampler: the local one with a cache of earlier answers."""
 
 from jaxalign.rollout.sampler import LocalSampler
 

@@ -1,4 +1,4 @@
-"""A stage of one's own: the first step at which the loss of the base is within a tolerance of its lowest."""
+"""A user's stage: it finds the first step at which the loss of the base is within a tolerance of its lowest value."""
 
 import dataclasses
 
