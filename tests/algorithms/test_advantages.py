@@ -19,7 +19,7 @@ from jaxalign.algorithms.advantages import (
     vtrace,
 )
 
-# A scan is compiled at each call that is not jitted.
+# Without jit the scan would be compiled at each call.
 REINFORCE_PLUS_PLUS = jax.jit(reinforce_plus_plus, static_argnames="group_size")
 
 
@@ -38,7 +38,7 @@ def test_discounted_returns_give_the_worked_figures():
     np.testing.assert_allclose(returns, _row(0.65792, 0.7695, 0.9, 1), atol=5e-6)
 
 
-def test_an_episode_end_inside_gives_the_worked_figures():
+def test_an_episode_end_within_a_row_gives_the_worked_figures():
     discounts = _row(0.9, 0.9, 0.9, 0, 0.9)
     advantages, _ = gae(
         _row(0, 0, 0, 0, 1), _row(-3, -2, -1, 0, 5), np.ones((1, 5)), discounts, 0.7, bootstrap_value=np.array([-1.0])
@@ -59,7 +59,7 @@ def _by_definition(rewards, values, mask, gamma, lam, bootstrap):
     for b in range(len(rewards)):
         steps = np.flatnonzero(mask[b])
         following = [*(values[b, t] for t in steps[1:]), bootstrap[b]]
-        # `following` has one too many where a row has no step at all.
+        # `following` has one entry too many for a row without steps.
         errors = [rewards[b, t] + gamma[b, t] * v - values[b, t] for t, v in zip(steps, following, strict=False)]
         for start, t in enumerate(steps):
             weight = 1.0
@@ -83,14 +83,14 @@ def test_equals_the_definition_under_any_mask(seed, lam):
     np.testing.assert_allclose(returns, expected[1], rtol=1e-5, atol=1e-5)
 
 
-def test_a_cut_response_is_bootstrapped_past_its_padding():
+def test_a_truncated_response_is_bootstrapped_across_its_padding():
     # One step with gamma 1, lambda 1: advantage r + V_next - V, whatever padding follows.
     advantages, returns = gae(_row(0.5, 0), _row(2, 77), _row(1, 0), 1.0, 1.0, bootstrap_value=np.array([3.0]))
     np.testing.assert_allclose(advantages, _row(1.5, 0))
     np.testing.assert_allclose(returns, _row(3.5, 0))
 
 
-def test_rows_do_not_touch():
+def test_rows_are_independent():
     rng = np.random.default_rng(3)
     rewards, values = rng.normal(size=(2, 4, 5))
     mask = np.arange(5)[None, :] < np.array([5, 2, 0, 3])[:, None]
@@ -102,7 +102,7 @@ def test_rows_do_not_touch():
     assert not np.asarray(together[0])[2].any()
 
 
-def test_integer_rewards_are_not_rounded_away():
+def test_integer_rewards_are_cast_to_float():
     advantages, _ = gae(np.array([[0, 1]]), np.array([[0, 0]]), np.ones((1, 2), bool), 0.5, 0.5)
     np.testing.assert_allclose(advantages, _row(0.25, 1))
 
@@ -125,7 +125,7 @@ def test_lambda_returns_give_the_worked_figures():
 
 
 def test_discounted_returns_by_hand():
-    # From the end, gamma 1/2: 4; 0 + 2 = 2; 2 + 1 = 3. Cut off before a value of 8: 8; 4; 4.
+    # Backwards with gamma 1/2: 4; 0 + 2 = 2; 2 + 1 = 3. Truncated before a value of 8: 8; 4; 4.
     rewards, mask = _row(2, 0, 4), np.ones((1, 3))
     np.testing.assert_allclose(discounted_returns(rewards, mask, 0.5), _row(3, 2, 4))
     np.testing.assert_allclose(discounted_returns(rewards, mask, 0.5, np.array([8.0])), _row(4, 4, 8))
@@ -140,25 +140,25 @@ def test_reinforce_baseline_by_hand():
 
 
 def test_vtrace_by_hand():
-    # Ratios 2 and .5: rho and c are 1 and .5. Errors .5 (1 - .25) = .375 and 0 + .25 - .5 = -.25; targets .25 + .375 and
-    # .5 - .25 + .375. Advantages .5 (1 - .25), and 1.5 (.625 - .5) under the wider clip.
+    # Ratios 2 and .5: rho and c are 1 and .5. Errors .5 (1 - .25) = .375 and 0 + .25 - .5 = -.25; targets .25 + .375 and .5 -
+    # .25 + .375. Advantages .5 (1 - .25), and 1.5 (.625 - .5) under the wider clip.
     targets, advantages = vtrace(_row(0, 1), _row(0.5, 0.25), np.log(_row(2, 0.5)), np.ones((1, 2)), 1.0, pg_rho_clip=1.5)
     np.testing.assert_allclose(targets, _row(0.625, 0.625), rtol=1e-6)
     np.testing.assert_allclose(advantages, _row(0.1875, 0.375), rtol=1e-6)
 
 
 def test_reinforce_plus_plus_by_hand():
-    # Returns 1, 1 | 3, 3 over four tokens: mean 2, deviation 1.
+    # Returns 1, 1 | 3, 3 over four tokens: mean 2, standard deviation 1.
     rewards, mask = np.array([[0.0, 1.0, 9.0], [0.0, 3.0, 9.0]]), np.array([[1, 1, 0], [1, 1, 0]])
     np.testing.assert_allclose(REINFORCE_PLUS_PLUS(rewards, mask), [[-1, -1, 0], [1, 1, 0]], rtol=1e-6)
-    # Two prompts, a hard one and an easy one: totals 0, 2 | 10, 12. Less their group's mean -1, 1 | -1, 1, one token each.
+    # A hard and an easy prompt: totals 0, 2 | 10, 12. Minus the group mean: -1, 1 | -1, 1, with one token each.
     rewards, mask = np.array([[0.0], [2.0], [10.0], [12.0]]), np.ones((4, 1))
     np.testing.assert_allclose(REINFORCE_PLUS_PLUS(rewards, mask, group_size=2), [[-1], [1], [-1], [1]], rtol=1e-6)
     plain = np.array([-6, -4, 4, 6]) / np.sqrt(26)
     np.testing.assert_allclose(REINFORCE_PLUS_PLUS(rewards, mask)[:, 0], plain, rtol=1e-6)
 
 
-def test_the_baseline_of_reinforce_plus_plus_is_that_of_the_scores_before_they_are_shaped():
+def test_the_baseline_of_reinforce_plus_plus_can_be_subtracted_from_scores_or_rewards():
     # Without a KL term only the last token has a reward, so subtracting the mean before or after is equivalent.
     scores, lengths = np.array([1.0, 0.0, 0.5, 0.25]), np.array([3, 1, 2, 4])
     position = np.arange(4)[None, :]
@@ -182,7 +182,7 @@ def _discounted_by_definition(rewards, gamma, bootstrap):
 
 
 def _lambda_by_definition(rewards, next_values, gamma, lam):
-    """(1 - lam) sum of lam^(n-1) times the n-step return, and the weight that is left on the longest."""
+    """(1 - lam) times the sum of lam^(n-1) times the n-step return, with the remaining weight on the longest."""
     returns = np.zeros(len(rewards))
     for start in range(len(rewards)):
         longest = len(rewards) - start
@@ -194,7 +194,7 @@ def _lambda_by_definition(rewards, next_values, gamma, lam):
 
 
 def _vtrace_by_definition(rewards, values, ratios, gamma, lam, clips, bootstrap):
-    """Equation 1 of the paper: V plus the errors ahead, each through the product of the traces in between."""
+    """Equation 1 of the paper: V plus the later errors, each multiplied by the traces in between."""
     rho, trace, pg_rho = (np.minimum(ratios, clip) for clip in clips)
     ahead_values = np.append(values[1:], bootstrap)
     errors = rho * (rewards + gamma * ahead_values - values)
@@ -246,7 +246,7 @@ def test_returns_equal_their_definitions_under_any_mask(seed, lam):
     found = jax.jit(vtrace)(rewards, values, log_ratios, mask, gamma, lam, *clips, bootstrap)
     np.testing.assert_allclose(found.targets, off_policy[0], **close)
     np.testing.assert_allclose(found.advantages, off_policy[1], **close)
-    # On the policy's own samples V-trace is GAE, at every lambda.
+    # On samples of the policy itself V-trace equals GAE, for every lambda.
     found = jax.jit(vtrace)(rewards, values, jnp.zeros(mask.shape), mask, gamma, lam, 1.0, 1.0, 1.0, bootstrap)
     advantages, returns = _by_definition(rewards, values, mask, gamma, lam, bootstrap)
     np.testing.assert_allclose(found.targets, returns, **close)
@@ -274,7 +274,7 @@ def test_reinforce_plus_plus_equals_a_loop(seed, gamma, group_size):
 
 
 BOOTSTRAP = np.array([0.5, -1.0, 2.0, 0.0])
-# Each as a function of (rewards, values, log_ratios, mask), which gives one array or several.
+# Each is a function of (rewards, values, log_ratios, mask), and returns one array or several.
 PLAIN = {
     "gae": lambda r, v, d, m: gae(r, v, m, 0.9, 0.8, BOOTSTRAP),
     "discounted_returns": lambda r, v, d, m: discounted_returns(r, m, 0.9, BOOTSTRAP),
@@ -315,7 +315,7 @@ def test_an_all_zero_mask_gives_zero_and_a_zero_gradient(name):
 
 @pytest.mark.parametrize("name", ESTIMATORS)
 def test_the_gradient_is_the_finite_difference(name):
-    # The weights of V-trace are constants: a gradient into log-ratios is not asked for.
+    # The weights of V-trace are constants: log-ratios get no gradient.
     mask = np.array([[1, 1, 0, 1], [1, 0, 0, 0], [0, 1, 1, 1], [1, 1, 1, 0]])
     rng = np.random.default_rng(1)
     log_ratios, *weights = rng.normal(size=(3, 4, 4))
@@ -344,12 +344,12 @@ def test_nothing_is_broadcast(name):
             ESTIMATORS[name](full, full, full, other)
 
 
-def test_vtrace_ignores_overflowing_ratios_and_lets_no_gradient_into_them():
+def test_vtrace_handles_overflowing_ratios_and_has_no_gradient_into_them():
     def total(log_ratios):
         return sum(jnp.sum(part) for part in vtrace(_row(1, 0), _row(0, 1), log_ratios, np.ones((1, 2))))
 
     value, gradient = jax.value_and_grad(total)(jnp.array([[1000.0, 0.0]]))
-    # By hand: error 0 - 1 at the end; 1 + 1 - 0 before it, targets 1 and 0; advantages 1 + 0 - 0 and -1.
+    # By hand: error 0 - 1 at the end, and 1 + 1 - 0 before it; targets 1 and 0; advantages 1 + 0 - 0 and -1.
     assert float(value) == pytest.approx(1)
     np.testing.assert_array_equal(gradient, [[0, 0]])
 

@@ -1,4 +1,4 @@
-"""Best-of-n against worked figures, all subsets, and a loop; its KL against the distribution written out."""
+"""Best-of-n against worked figures, all subsets, and a loop; its KL against the explicit distribution."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def test_the_kl_gives_the_worked_figures():
     assert float(analytic_kl(1)) == 0
 
 
-def test_the_kl_is_that_of_the_choice_among_many_equally_likely_responses():
-    # Of M responses the one of rank i from below is chosen with probability (i / M)^n - ((i - 1) / M)^n.
+def test_the_kl_equals_that_of_a_choice_among_many_equally_likely_responses():
+    # Of M responses, the one of rank i from the bottom is chosen with probability (i / M)^n - ((i - 1) / M)^n.
     edges = np.arange(100_001) / 100_000
     for n in (2, 8):
         chosen = np.diff(edges**n)
@@ -40,7 +40,7 @@ def test_best_of_by_hand():
     np.testing.assert_array_equal(index, [1, 4])
     np.testing.assert_array_equal(found, [True, True])
     assert index.dtype == jnp.int32
-    # Masked, NaN and infinite rows are not chosen, and a group without another is marked.
+    # Masked, NaN and infinite rows are not chosen, and a group without any other row is marked.
     index, found = best_of(np.array([0.1, 0.9, np.nan, np.inf, np.nan, -7.0]), 2, np.array([1, 0, 1, 1, 1, 1]))
     np.testing.assert_array_equal(index[jnp.array([0, 2])], [0, 5])
     np.testing.assert_array_equal(found, [True, False, True])
@@ -52,7 +52,7 @@ def test_best_of_by_hand():
 @given(seed=st.integers(0, 2**31), n=st.sampled_from([1, 6]), most=st.sampled_from([None, 2, 9]))
 def test_choices_equal_a_loop(seed, n, most):
     rng = np.random.default_rng(seed)
-    # Few levels, so that there are equals.
+    # Few distinct scores, so that ties occur.
     scores, mask = rng.integers(-2, 3, 12) / 2, rng.random(12) < 0.7
     scores = np.where(rng.random(12) < 0.1, np.nan, scores)
     choice, kept = _best_of(scores, n, mask), np.asarray(_rejection_sample(scores, n, 0.0, most, mask))
@@ -78,9 +78,9 @@ def test_the_expected_best_by_hand():
     # 1, 2, 4 have the pairs (1, 2), (1, 4), (2, 4): the best are 2, 4, 4.
     scores = np.array([4.0, 1.0, 2.0])
     np.testing.assert_allclose([_expected_best_of(scores, n) for n in (1, 2, 3)], [7 / 3, 10 / 3, 4], rtol=1e-6)
-    # What these choose, valued by another scale: of (1, 2), (1, 4), (2, 4) the gold values 30, 20, 20.
+    # Value the choices by another score: in (1, 2), (1, 4), (2, 4) the gold values are 30, 20, 20.
     np.testing.assert_allclose(_expected_best_of(scores, 2, np.array([20.0, 99.0, 30.0])), 70 / 3, rtol=1e-6)
-    # Among equals the first is chosen: of the pairs of (5, 5, 1) the values 10, 10, 20.
+    # Of equal scores the first is chosen: the pairs of (5, 5, 1) have the values 10, 10, 20.
     np.testing.assert_allclose(_expected_best_of(np.array([5.0, 5.0, 1.0]), 2, np.array([10.0, 20.0, 30.0])), 40 / 3, rtol=1e-6)
 
 
@@ -104,7 +104,7 @@ def test_the_expected_best_is_the_mean_over_all_subsets(seed, n):
 
 @pytest.mark.parametrize("n", [1, 4, 64, 1000, 2000])
 def test_the_expected_best_of_many_samples_keeps_its_digits(n):
-    # Of the scores 0..N-1, the best of n is n (N + 1) / (n + 1) - 1 on average; the binomials have 600 digits here.
+    # For scores 0..N-1 the best of n is n (N + 1) / (n + 1) - 1 on average; the binomials have 600 digits here.
     count = 2000
     expected = n * (count + 1) / (n + 1) - 1
     scores = np.random.default_rng(0).permutation(count)
@@ -129,7 +129,7 @@ def test_fewer_samples_than_n_give_0_and_padding_changes_nothing():
         expected = [_expected_best_of(moved, n, None, moved_mask) for n in (1, 2, 3)]
         np.testing.assert_allclose(expected, [2, 3, 0], rtol=1e-6)
     assert float(_expected_best_of(scores, 1, None, np.zeros(4, int))) == 0
-    # A score that is not finite does not count, with a mask or without.
+    # A non-finite score does not count, with a mask or without.
     assert float(expected_best_of(scores, 2)) == pytest.approx(3)
     gradient = jax.grad(lambda x: _expected_best_of(x, 2, None, mask))(jnp.asarray(scores))
     np.testing.assert_allclose(gradient, [1, 0, 0, 0], rtol=1e-6)

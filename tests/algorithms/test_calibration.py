@@ -1,4 +1,4 @@
-"""Reliability bins and ECE by hand and against a loop over bins; the fitted temperature against a search over a grid."""
+"""Reliability bins and ECE by hand and against a loop over bins; the fitted temperature against a grid search."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_by_hand():
 
 
 @pytest.mark.parametrize("bins", [3, 7, 10, 15])
-def test_a_bin_holds_its_lower_edge_and_the_last_one_both(bins):
+def test_a_bin_includes_its_lower_edge_and_the_last_bin_both_edges(bins):
     prob = np.arange(bins + 1) / bins
     count = _bins(prob, np.ones(bins + 1), bins=bins).count
     np.testing.assert_array_equal(count, [*[1] * (bins - 1), 2])
@@ -38,7 +38,7 @@ def test_a_bin_holds_its_lower_edge_and_the_last_one_both(bins):
 @given(seed=st.integers(0, 2**31))
 def test_equals_a_loop(seed):
     rng = np.random.default_rng(seed)
-    # Multiples of 1/128 less a half are no edge of ten bins, so that rounding decides nothing.
+    # Multiples of 1/128 minus a half are on no edge of ten bins, so rounding decides nothing.
     prob, label, mask = (rng.integers(1, 128, 40) - 0.5) / 128, rng.random(40), rng.random(40) < 0.7
     error = 0.0
     for k in range(10):
@@ -51,7 +51,7 @@ def test_equals_a_loop(seed):
     assert float(_error(prob, label, bins=10, mask=mask)) == pytest.approx(expected, rel=1e-4, abs=1e-6)
 
 
-def test_a_perfect_and_a_worst_predictor():
+def test_a_perfect_predictor_and_the_worst_one():
     outcome = np.array([1.0, 0.0, 1.0])
     assert float(_error(outcome, outcome)) == 0
     assert float(_error(1 - outcome, outcome)) == 1
@@ -72,7 +72,7 @@ def test_masked_predictions_change_nothing():
                 np.testing.assert_array_equal(got, expected)
 
 
-def test_no_predictions_at_all():
+def test_without_predictions():
     assert float(_error(np.zeros(0), np.zeros(0))) == 0
 
 
@@ -91,16 +91,16 @@ def _cross_entropy(margin, label, temperature):
 
 
 def test_a_temperature_by_hand():
-    # One margin of 1, right 3 times of 4: sigmoid(1 / T) = 3/4 at T = 1 / log 3. So does one soft label.
+    # One margin of 1, right in 3 of 4 cases: sigmoid(1 / T) = 3/4 at T = 1 / log 3. One soft label of 3/4 gives the same.
     assert float(_fit(np.ones(4), np.array([1.0, 1.0, 0.0, 1.0]))) == pytest.approx(1 / np.log(3), rel=1e-5)
     assert float(_fit(np.ones(1), np.array([0.75]))) == pytest.approx(1 / np.log(3), rel=1e-5)
-    # Ten times the margins want ten times the temperature, and a pair turned round is the same pair.
+    # Ten times the margin gives ten times the temperature, and swapping the pair changes nothing.
     assert float(_fit(np.full(1, -10.0), np.array([0.25]))) == pytest.approx(10 / np.log(3), rel=1e-5)
 
 
 @settings(max_examples=15, deadline=None)
 @given(seed=st.integers(0, 2**31), scale=st.sampled_from([0.05, 1.0, 30.0]))
-def test_no_temperature_of_a_grid_is_more_likely(seed, scale):
+def test_no_temperature_of_a_grid_has_a_higher_likelihood(seed, scale):
     rng = np.random.default_rng(seed)
     margin, mask = rng.normal(0, scale, 40), rng.random(40) < 0.8
     label = np.where(rng.random(40) < 0.7, margin > 0, rng.random(40))
@@ -111,7 +111,7 @@ def test_no_temperature_of_a_grid_is_more_likely(seed, scale):
     assert _cross_entropy(*kept, fitted) <= least + 1e-6
 
 
-def test_an_overconfident_model_is_brought_back():
+def test_an_overconfident_model_is_corrected():
     rng = np.random.default_rng(0)
     true = rng.normal(0, 1.5, 20_000)
     label = (rng.random(20_000) < 1 / (1 + np.exp(-true))).astype(float)
@@ -125,7 +125,7 @@ def test_an_overconfident_model_is_brought_back():
     assert before > 0.1 and after < 0.02
 
 
-def test_where_no_temperature_is_best_a_bound_is_returned():
+def test_if_no_temperature_is_optimal_a_bound_is_returned():
     margin = np.array([1.0, -2.0, 0.5, 400.0])
     right = (margin > 0).astype(float)
     assert float(_fit(margin, right)) == pytest.approx(1e-3, rel=1e-6)
@@ -137,7 +137,7 @@ def test_where_no_temperature_is_best_a_bound_is_returned():
     assert float(fit_temperature(np.zeros(0), np.zeros(0))) == 1
 
 
-def test_huge_and_tiny_margins_are_fitted_alike():
+def test_huge_and_tiny_margins_are_fitted_equally_well():
     margin, label = np.array([1.0, 2.0, -1.0, 0.5, 3.0]), np.array([1.0, 0.8, 0.4, 0.0, 1.0])
     reference = float(_fit(margin, label))
     for scale in (1e-30, 1e-2, 1e4, 1e30):

@@ -1,4 +1,4 @@
-"""DPO and its kin against worked figures, a loop in plain Python for every kind, and finite differences."""
+"""DPO and related losses against worked figures, a loop in plain Python for every kind, and finite differences."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ TAU, SHIFT = 0.2, 0.15
 
 
 def _settings(kind: str, smoothing: float = 0.0) -> dict:
-    """What lets a kind be called: its smoothing, its lengths, a baseline, a tau that is not the default."""
+    """Arguments that a kind needs: its smoothing, its lengths, a baseline, and a tau that is not the default."""
     smoothing = smoothing or (0.1 if kind in NEEDS_SMOOTHING else 0.0)
     return {"kind": kind, "label_smoothing": smoothing, "baseline": SHIFT, "discopop_tau": TAU}
 
@@ -43,7 +43,7 @@ def _case(seed: int, rows: int = 6):
     return tuple(logprobs), lengths, label, rng.random(rows) < 0.7
 
 
-# -- The oracle: each loss of one pair in plain Python floats, from the formulas of the papers. --
+# -- The oracle: the loss of one pair in plain Python floats, from the formulas of the papers. --
 
 
 def _s(x: float) -> float:
@@ -55,7 +55,7 @@ def _bce(x: float) -> float:
 
 
 def _hard(kind: str, a: float, b: float, beta: float, e: float) -> float:
-    """The loss of the first over the second, before any smoothing that is the same for all kinds."""
+    """The loss with the first response preferred to the second, before smoothing, which is the same for all kinds."""
     h = a - b
     if kind in ("sigmoid", "conservative"):
         return _bce(beta * h)
@@ -94,7 +94,7 @@ def _soft(kind: str, a: float, b: float, beta: float, e: float, label: float) ->
 
 
 def _transport_total(kind: str, case, beta: float, e: float, label, mask) -> float:
-    """Sum over rows, with every quarter of a pair as a separate atom: sort both sides and pair them."""
+    """Sum over rows, with every quarter of a pair as a separate atom: sort both sides and match them."""
     better, worse = [], []
     for c, r, rc, rr, p, m in zip(*case, label, mask, strict=True):
         orders = (((c - r), (rc - rr)), (-(c - r), -(rc - rr))) if kind == "aot" else ((c - rc, r - rr), (r - rr, c - rc))
@@ -121,14 +121,14 @@ def test_dpo_gives_the_worked_figures():
 def test_conservative_dpo_gives_the_worked_figures(kind):
     smoothed, _ = dpo(*WORKED, 0.1, kind=kind, label_smoothing=0.1)
     np.testing.assert_allclose(smoothed, [0.693147, 0.413262, 0.326928], atol=5e-7)
-    # The same as a soft label of .9.
+    # Equal to a soft label of .9.
     np.testing.assert_allclose(dpo(*WORKED, 0.1, label=0.9)[0], [0.693147, 0.413262, 0.326928], atol=5e-7)
 
 
 def test_hinge_and_ipo_give_the_worked_figures():
     np.testing.assert_allclose(dpo(*WORKED, 0.1, kind="hinge")[0], [1, 0, 0], atol=1e-6)
     np.testing.assert_allclose(dpo(*WORKED, 0.1, kind="ipo")[0], [25, 25, 225], rtol=1e-6)
-    # Averaged over 2 and 4 tokens: log-ratios 0, .05 and -.45 less 0, -2.475 and -5.225, and from these 5.
+    # Averaged over 2 and 4 tokens: log-ratios 0, .05 and -.45 minus 0, -2.475 and -5.225; subtract 5 from each difference.
     lengths = {"chosen_lengths": np.full(3, 2), "rejected_lengths": np.full(3, 4)}
     mean, _ = dpo(*WORKED, 0.1, kind="ipo_mean", **lengths)
     np.testing.assert_allclose(mean, [25, (2.525 - 5) ** 2, (4.775 - 5) ** 2], rtol=1e-5)
@@ -140,7 +140,7 @@ def test_robust_dpo_by_hand():
     np.testing.assert_allclose(robust, [0.693147, 0.313262 - 0.125, 0.126928 - 0.25], atol=1e-6)
 
 
-def test_the_quadratic_and_the_anchored_kinds_by_hand():
+def test_the_other_kinds_by_hand():
     # Log-ratios (0, 0), (.1, -9.9), (-.9, -20.9); 1 / (2 beta) is 5.
     np.testing.assert_allclose(dpo(*WORKED, 0.1, kind="sppo_hard")[0], [50, 4.9**2 + 4.9**2, 5.9**2 + 15.9**2], rtol=1e-5)
     np.testing.assert_allclose(
@@ -148,7 +148,7 @@ def test_the_quadratic_and_the_anchored_kinds_by_hand():
         [1, 1 - _s(0.01) + _s(-0.99), 1 - _s(-0.09) + _s(-2.09)],
         rtol=1e-6,
     )
-    # Sorted, the policy's margins -.4, 20, 20 meet the reference's -.4, 0, 10; the third row's was 0, the second's 10.
+    # Sorted, the policy's margins -.4, 20, 20 are matched with the reference's -.4, 0, 10, instead of row by row.
     np.testing.assert_allclose(dpo(*WORKED, 0.1, kind="aot")[0], [_bce(0.0), _bce(2.0), _bce(1.0)], rtol=1e-5)
     np.testing.assert_allclose(dpo(*WORKED, 0.1, kind="discopop")[0][0], 0.5 * math.log(2) + 0.5, rtol=1e-6)
 
@@ -206,7 +206,7 @@ def test_every_kind_equals_a_loop_under_soft_labels_and_masks(seed, smoothing, b
 
 
 @pytest.mark.parametrize("kind", DPO_KINDS)
-def test_turning_the_pair_round_changes_nothing(kind):
+def test_swapping_the_pair_and_its_label_changes_nothing(kind):
     (c, r, rc, rr), lengths, label, _ = _case(3)
     turned = {"chosen_lengths": lengths[1], "rejected_lengths": lengths[0], **_settings(kind)}
     straight = {"chosen_lengths": lengths[0], "rejected_lengths": lengths[1], **_settings(kind)}
@@ -216,7 +216,7 @@ def test_turning_the_pair_round_changes_nothing(kind):
     np.testing.assert_allclose(other_stats.margins, -stats.margins, rtol=1e-6)
 
 
-def test_a_hard_label_is_the_hard_loss_and_a_soft_one_their_mixture():
+def test_a_hard_label_gives_the_hard_loss_and_a_soft_label_a_mixture():
     (c, r, rc, rr), lengths, label, _ = _case(4)
     for kind in DPO_KINDS:
         options = {"chosen_lengths": lengths[0], "rejected_lengths": lengths[0], **_settings(kind)}
@@ -228,15 +228,15 @@ def test_a_hard_label_is_the_hard_loss_and_a_soft_one_their_mixture():
 
 
 def _least_margin(kind: str, **options) -> float:
-    """beta h where the loss is least, by grid: the first response's log-ratio from -6 / beta to 6 / beta, the second's 0."""
+    """beta h at the minimum of the loss, on a grid: the first log-ratio goes from -6 / beta to 6 / beta, the second is 0."""
     ratio = np.linspace(-60, 60, 4801)
     loss, _ = dpo(ratio, np.zeros(4801), None, None, 0.1, kind=kind, **options)
     return 0.1 * ratio[int(np.argmin(loss))]
 
 
 @pytest.mark.parametrize("kind, smoothing", [("sigmoid", 0.0), ("conservative", 0.1), ("robust", 0.1), ("exo_pair", 0.1)])
-def test_the_probability_of_the_least_loss_is_the_label_as_the_kind_takes_it(kind, smoothing):
-    # Flips of 10% make .7 of .75 - and "robust" undoes them.
+def test_the_probability_at_the_minimum_is_the_smoothed_label(kind, smoothing):
+    # With flips of 10% a label of .75 becomes .7, and "robust" reverses the flips.
     target = (0.75 - smoothing) / (1 - 2 * smoothing) if kind == "robust" else 0.75 + smoothing * (1 - 2 * 0.75)
     assert _least_margin(kind, label=0.75, label_smoothing=smoothing) == pytest.approx(
         math.log(target / (1 - target)), abs=3e-3
@@ -245,7 +245,7 @@ def test_the_probability_of_the_least_loss_is_the_label_as_the_kind_takes_it(kin
 
 @pytest.mark.parametrize("kind", ["ipo", "sppo_hard"])
 def test_the_quadratic_kinds_regress_on_the_label(kind):
-    # d/dh of the mixture is that of (h - (2 label - 1) / (2 beta))^2: 0 at beta h = .25 for a label of .75.
+    # d/dh of the mixture equals that of (h - (2 label - 1) / (2 beta))^2: 0 at beta h = .25 for a label of .75.
     assert _least_margin(kind, label=0.75) == pytest.approx(0.25, abs=3e-3)
 
 
@@ -253,7 +253,7 @@ def test_the_quadratic_kinds_regress_on_the_label(kind):
 
 
 @pytest.mark.parametrize("kind", DPO_KINDS)
-def test_without_a_reference_it_is_taken_as_0(kind):
+def test_without_a_reference_its_log_probs_are_0(kind):
     (c, r, _, _), lengths, label, _ = _case(5)
     options = {"chosen_lengths": lengths[0], "rejected_lengths": lengths[1], **_settings(kind)}
     free, _ = dpo(c, r, None, None, 0.1, label, **options)
@@ -261,7 +261,7 @@ def test_without_a_reference_it_is_taken_as_0(kind):
 
 
 @pytest.mark.parametrize("kind", DPO_KINDS)
-def test_no_gradient_reaches_reference_or_label(kind):
+def test_reference_and_label_have_no_gradient(kind):
     (c, r, rc, rr), lengths, label, _ = _case(6)
     options = {"chosen_lengths": lengths[0], "rejected_lengths": lengths[1], **_settings(kind)}
 
@@ -272,8 +272,8 @@ def test_no_gradient_reaches_reference_or_label(kind):
         np.testing.assert_array_equal(gradient, np.zeros(6))
 
 
-def test_equal_weights_give_the_loss_of_a_coin():
-    # Policy and reference alike: every implicit reward is 0, whatever the responses are.
+def test_equal_policy_and_reference_give_the_loss_of_even_odds():
+    # If policy and reference are equal, every implicit reward is 0, whatever the responses.
     (c, r, _, _), lengths, _, _ = _case(7)
     expected = {"hinge": 1.0, "ipo": 25.0, "apo_zero": 1.0, "nca_pair": 2 * math.log(2), "aot_unpaired": math.log(2)}
     for kind, value in {"sigmoid": math.log(2), "aot": math.log(2), **expected}.items():
@@ -296,12 +296,12 @@ def test_the_gradient_is_the_finite_difference(kind):
             return dpo(c, r, case[2], case[3], 0.1, label, **options)[0]
 
         assert loss(case[0], case[1]).dtype == np.float64
-        # The kinks of the hinge are at margins of +-10, and those of the transport where two quantiles meet: far off here.
+        # The hinge has kinks at margins of +-10, and the transport where two quantiles meet: both are far away here.
         check_grads(loss, case[:2], order=1, modes=["rev"])
 
 
-def test_the_gradient_of_dpo_is_that_of_the_paper():
-    # d loss / d chosen = -beta sigmoid(-margin), equation 7's gradient.
+def test_the_gradient_of_dpo_equals_that_of_the_paper():
+    # d loss / d chosen = -beta sigmoid(-margin), the gradient in equation 7.
     gradient = jax.grad(lambda c: dpo(c, REJECTED, REF_CHOSEN, REF_REJECTED, 0.1)[0].sum())(jnp.asarray(CHOSEN))
     np.testing.assert_allclose(gradient, [-0.1 * _s(-m) for m in (0.0, 1.0, 2.0)], rtol=1e-5)
 
@@ -331,7 +331,7 @@ def test_large_margins_stay_finite_with_their_gradient(kind):
         assert np.isfinite(value) and np.isfinite(gradient).all()
 
 
-def test_a_response_that_is_impossible_under_the_policy_is_as_bad_as_can_be_and_no_nan():
+def test_a_response_impossible_under_the_policy_gives_no_nan():
     chosen, rejected = jnp.array([-3.0, -3.0, -3.0]), jnp.array([-jnp.inf, -4.0, -jnp.inf])
     value, gradient = jax.value_and_grad(lambda c: dpo(c, rejected, None, None, 0.1)[0].sum())(chosen)
     assert float(value) == pytest.approx(_bce(0.1), rel=1e-6)
@@ -343,7 +343,7 @@ def test_a_response_that_is_impossible_under_the_policy_is_as_bad_as_can_be_and_
 
 @functools.partial(jax.jit, static_argnames="kind")
 def _padded_gradient(case, lengths, label, mask, kind):
-    """(gradient by the first response's log-probabilities, loss)."""
+    """Return (gradient with respect to the first response's log-probabilities, loss)."""
     options = {"chosen_lengths": lengths[0], "rejected_lengths": lengths[1], **_settings(kind), "baseline": None}
 
     def total(chosen):
@@ -381,7 +381,7 @@ def test_micro_batches_add_up(kind):
     whole, first, second = part(slice(None)), part(slice(0, 3)), part(slice(3, 6))
     np.testing.assert_allclose(np.concatenate([first, second]), whole, rtol=1e-6)
     assert (first.sum() + second.sum()) / mask.sum() == pytest.approx(float(masked_mean(whole, mask)), rel=1e-5)
-    # "bco_pair" uses the baseline of the whole batch by default.
+    # By default "bco_pair" uses the baseline of the whole batch.
     np.testing.assert_allclose(part(slice(None), baseline=None), whole, rtol=1e-6)
 
 
@@ -408,7 +408,7 @@ def test_an_all_zero_mask_leaves_both_baselines_at_0():
     assert float(bco_baseline(*[nothing[0]] * 4, 0.1, nothing[1])) == 0
 
 
-# -- The rest. --
+# -- Mixing, SFT and the other losses. --
 
 
 def test_mixing_is_a_weighted_sum():
@@ -485,7 +485,7 @@ def test_the_baselines_and_the_sft_term_equal_a_loop(seed):
     np.testing.assert_allclose(sft_loss(spoilt[0], spoilt[1], label, mask), expected, rtol=1e-5)
 
 
-def test_odds_are_right_at_both_ends_and_finite_at_probability_1():
+def test_odds_are_exact_at_both_ends_and_finite_at_probability_1():
     x = np.array([-1e-6, -1e-3, -0.69, -0.70, -5.0, -80.0])
     _, stats = orpo(x, x)
     expected = [-math.log(math.expm1(-v)) for v in x]
@@ -494,7 +494,7 @@ def test_odds_are_right_at_both_ends_and_finite_at_probability_1():
     assert np.isfinite(value) and np.isfinite(gradient).all()
 
 
-def test_kto_pays_no_gradient_through_its_reference_point():
+def test_kto_has_no_gradient_through_its_reference_point():
     def loss(kl, ref):
         return kto(CHOSEN, ref, np.ones(3), kl)[0].sum()
 
@@ -505,22 +505,22 @@ def test_kto_pays_no_gradient_through_its_reference_point():
 
 
 def test_kto_baseline_by_hand_and_never_negative():
-    # Log-ratios 1, 3 and a padding row: 2. Turned round: -2, cut off at 0.
+    # Log-ratios 1 and 3 and a padding row: 2. With the signs reversed: -2, clipped to 0.
     policy, ref = np.array([-1.0, -2.0, np.nan]), np.array([-2.0, -5.0, np.inf])
     assert float(kto_baseline(policy, ref, np.array([1, 1, 0]))) == pytest.approx(2)
     assert float(kto_baseline(ref, policy, np.array([1, 1, 0]))) == 0
     assert float(kto_baseline(np.array([1.0, 3.0]), None)) == pytest.approx(2)
 
 
-def test_kto_weighs_the_two_sides():
+def test_kto_weights_the_two_sides():
     loss, _ = kto(np.zeros(2), np.zeros(2), np.array([1, 0]), 0.0, 0.1, 3.0, 5.0)
     np.testing.assert_allclose(loss, [1.5, 2.5])
-    # Above the reference point a desirable response costs less than half its weight, an undesirable one more.
+    # Above the reference point a desirable response costs less than half its weight, and an undesirable one more.
     loss, _ = kto(np.full(2, 9.0), np.zeros(2), np.array([True, False]), 4.0, 0.2)
     np.testing.assert_allclose(loss, [1 - _s(1.0), _s(1.0)], rtol=1e-6)
 
 
-def test_narrow_numbers_are_widened():
+def test_narrow_dtypes_are_widened():
     narrow = [jnp.asarray(x, jnp.bfloat16) for x in WORKED]
     wide = [np.asarray(x, np.float32) for x in narrow]
     loss, _ = dpo(*narrow, 0.1)

@@ -1,4 +1,4 @@
-"""Combined scores by hand, by loop, from a batched forward, and by finite differences."""
+"""Combined scores by hand, against a loop, from a batched forward pass, and by finite differences."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_equals_a_loop_under_a_mask(seed, members):
 
 
 @pytest.mark.parametrize("how", COMBINATIONS)
-def test_members_that_agree_are_believed_with_a_finite_gradient(how):
+def test_agreeing_members_give_their_score_and_a_finite_gradient(how):
     scores = jnp.full((4, 3), 0.7)
     np.testing.assert_allclose(combine(scores, how, 3.0), [0.7] * 3, rtol=1e-6)
     gradient = jax.grad(lambda x: combine(x, how, 3.0).sum())(scores)
@@ -87,8 +87,8 @@ def test_masked_rows_change_nothing_on_either_side(how):
         np.testing.assert_array_equal(_gradient(padded, np.zeros(5), how)[1], np.zeros(5))
 
 
-def test_one_batched_forward_gives_the_scores_of_each_member():
-    # The form of the real forward: parameters stacked on a leading axis, the batch shared.
+def test_one_batched_forward_pass_gives_the_scores_of_each_member():
+    # As in the real forward pass: parameters are stacked on a leading axis, and the batch is shared.
     rng = np.random.default_rng(3)
     members = [{"head": rng.normal(size=4)} for _ in range(3)]
     features = rng.normal(size=(5, 4))
@@ -98,7 +98,7 @@ def test_one_batched_forward_gives_the_scores_of_each_member():
     np.testing.assert_allclose(combine(scores, "min"), expected, rtol=1e-5, atol=1e-6)
 
 
-def test_one_member_is_no_ensemble():
+def test_an_ensemble_of_one_member_is_refused():
     np.testing.assert_array_equal(combine(SCORES[:1], "mean"), SCORES[0])
     np.testing.assert_array_equal(combine(SCORES[:1], "min"), SCORES[0])
     with pytest.raises(ValueError, match="K, the members of scores_KxB, is 1; at least 2"):
@@ -107,7 +107,7 @@ def test_one_member_is_no_ensemble():
         combine(SCORES[:0], "mean")
 
 
-def test_a_broken_member_shows():
+def test_nan_from_one_member_is_not_hidden():
     scores = np.array([[1.0, 2.0], [np.nan, 2.0]])
     for how in COMBINATIONS:
         np.testing.assert_array_equal(combine(scores, how), [np.nan, 2.0])

@@ -1,4 +1,4 @@
-"""Group advantages against worked figures and a loop over each group's own scores."""
+"""Group advantages against worked figures and a loop over the scores of each group."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from jax.test_util import check_grads
 
 from jaxalign.algorithms.groups import broadcast_to_tokens, grpo, informative_groups, remax, rloo
 
-# Each as a function of (scores, group size, mask).
+# Each is a function of (scores, group size, mask).
 PLAIN = {
     "rloo": rloo,
     "grpo": lambda s, g, m=None: grpo(s, g, "std", m),
@@ -31,7 +31,7 @@ def test_leave_one_out_gives_the_worked_figures():
 
 
 def test_grpo_by_hand():
-    # 1, 2, 3: mean 2, Bessel deviation 1, biased sqrt(2/3). 0, 0, 3: mean 1, deviations sqrt 3 and sqrt 2.
+    # 1, 2, 3: mean 2, Bessel-corrected deviation 1, biased sqrt(2/3). 0, 0, 3: mean 1, deviations sqrt 3 and sqrt 2.
     scores = np.array([1.0, 2.0, 3.0, 0.0, 0.0, 3.0])
     bessel = np.array([-1, 0, 1, -1 / np.sqrt(3), -1 / np.sqrt(3), 2 / np.sqrt(3)])
     biased = np.array([-np.sqrt(1.5), 0, np.sqrt(1.5), -1 / np.sqrt(2), -1 / np.sqrt(2), np.sqrt(2)])
@@ -39,7 +39,7 @@ def test_grpo_by_hand():
     np.testing.assert_allclose(grpo(scores, 3), bessel, rtol=2e-6)
     np.testing.assert_allclose(grpo(scores, 3, eps=0.0, unbiased=False), biased, rtol=1e-6)
     np.testing.assert_allclose(grpo(scores, 3, "none"), [-1, 0, 1, -1, -1, 2], rtol=1e-6)
-    # Added to the deviation, and not to the variance: 1 / (1 + 1).
+    # Epsilon is added to the deviation, not to the variance: 1 / (1 + 1).
     np.testing.assert_allclose(grpo(scores, 3, eps=1.0)[:3], [-0.5, 0, 0.5], rtol=1e-6)
 
 
@@ -54,7 +54,7 @@ def test_informative_groups_by_hand():
     scores = np.array([1.0, 1, 0, 0, 0, 1, 0.3, 0.3])
     np.testing.assert_array_equal(function(scores, 2), [0, 0, 0, 0, 1, 1, 0, 0])
     np.testing.assert_array_equal(function(scores, 4), [1, 1, 1, 1, 1, 1, 1, 1])
-    # A padding row's score is no difference, and it is itself never informative.
+    # The score of a padding row does not count as different, and the row itself is never informative.
     mask = np.array([1, 1, 1, 0, 1, 1, 1, 0])
     padded = np.where(mask, scores, 7)
     np.testing.assert_array_equal(function(padded, 2, mask), [0, 0, 0, 0, 1, 1, 0, 0])
@@ -62,7 +62,7 @@ def test_informative_groups_by_hand():
     np.testing.assert_array_equal(function(scores, 1), np.zeros(8, bool))
 
 
-def test_rows_hand_their_advantage_to_their_tokens():
+def test_tokens_get_the_advantage_of_their_row():
     tokens = broadcast_to_tokens(np.array([1.5, -2.0, np.nan]), np.array([[1, 1, 0], [0, 1, 1], [0, 0, 0]]))
     np.testing.assert_array_equal(tokens, [[1.5, 1.5, 0], [0, -2, -2], [0, 0, 0]])
 
@@ -94,7 +94,7 @@ def test_equal_a_loop_under_any_mask(seed, group_size):
 @pytest.mark.parametrize("name", ESTIMATORS)
 @pytest.mark.parametrize("level", [0.0, 0.1, 1 / 3, -7.3, 12345.678])
 def test_equal_scores_give_exactly_zero(name, level):
-    # Jitted and eager: fusion changes rounding.
+    # With and without jit, because fusion changes rounding.
     for group_size in (3, 7):
         np.testing.assert_array_equal(ESTIMATORS[name](np.full(42, level), group_size), np.zeros(42))
     np.testing.assert_array_equal(PLAIN[name](np.full(6, level), 3), np.zeros(6))
@@ -103,7 +103,7 @@ def test_equal_scores_give_exactly_zero(name, level):
 
 @pytest.mark.parametrize("name", ESTIMATORS)
 @pytest.mark.parametrize("garbage", [999.0, np.inf, np.nan])
-def test_a_row_alone_in_its_group_gives_exactly_zero(name, garbage):
+def test_the_only_valid_row_of_a_group_gives_exactly_zero(name, garbage):
     scores, mask = jnp.array([5.0, garbage, garbage, 1.0, 2.0, 3.0]), np.array([1, 0, 0, 1, 1, 1])
     value = ESTIMATORS[name](scores, 3, mask)
     np.testing.assert_array_equal(value[:3], [0, 0, 0])
@@ -131,13 +131,13 @@ def test_the_gradient_is_the_finite_difference(name):
 
 
 @pytest.mark.parametrize("name", ESTIMATORS)
-def test_nan_that_counts_spoils_its_group_and_no_other(name):
+def test_an_unmasked_nan_affects_only_its_group(name):
     value = np.asarray(ESTIMATORS[name](np.array([1.0, np.nan, 2.0, 1.0, 2.0, 3.0]), 3))
     assert np.isnan(value[:3]).all()
     assert np.isfinite(value[3:]).all()
 
 
-def test_integer_scores_are_cast_up():
+def test_integer_scores_are_cast_to_float():
     np.testing.assert_allclose(ESTIMATORS["rloo"](np.array([0, 1, 1]), 3), [-1, 0.5, 0.5])
     for function in PLAIN.values():
         narrow = jax.ShapeDtypeStruct((2,), jnp.bfloat16)
@@ -145,7 +145,7 @@ def test_integer_scores_are_cast_up():
 
 
 @pytest.mark.parametrize("function", [rloo, grpo])
-def test_groups_of_one_and_torn_groups_are_refused(function):
+def test_groups_of_one_and_incomplete_groups_are_refused(function):
     for wrapped in (function, jax.jit(function, static_argnums=1)):
         with pytest.raises(ValueError, match="group_size is 1; at least 2"):
             wrapped(np.zeros(4), 1)

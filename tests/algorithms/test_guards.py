@@ -1,4 +1,4 @@
-"""What cannot be meant is refused, by name, before anything is computed; what can be meant is cast up."""
+"""Guards: invalid arguments are refused by name before anything is computed; valid narrow types are widened."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ THREE_ARGUMENTS = (gae, clipped_surrogate, clipped_value_loss, explained_varianc
 
 @pytest.mark.parametrize("function", [*TWO_ARGUMENTS, *THREE_ARGUMENTS], ids=lambda function: function.__name__)
 def test_nothing_is_broadcast(function):
-    # [B, 1] against [B, T], and [T] against [B, T], are the usual slips; NumPy would let both through.
+    # [B, 1] against [B, T] and [T] against [B, T] are the usual mistakes; NumPy would accept both.
     full = np.zeros((2, 3), np.float32)
     for other in (np.zeros((2, 1), np.float32), np.zeros(3, np.float32)):
         arguments = [full, other] if function in TWO_ARGUMENTS else [full, full, other]

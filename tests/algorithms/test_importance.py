@@ -1,4 +1,4 @@
-"""Importance weights by hand and against a loop over each row's own tokens."""
+"""Importance weights by hand and against a loop over the tokens of each row."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from jaxalign.algorithms.importance import LEVELS, MODES, effective_sample_share, importance_weights
 
-# Ratios 4, 1/2, 1 | 1/8, 2 and a masked place.
+# Ratios 4, 1/2, 1 | 1/8, 2 and a masked position.
 LOGPROBS = np.log(np.array([[4.0, 0.5, 1.0], [0.125, 2.0, 99.0]]))
 BEHAVIOUR, MASK = np.zeros((2, 3)), np.array([[1, 1, 1], [1, 1, 0]])
 # Products 2 and 1/4; geometric means 2^(1/3) and 1/2.

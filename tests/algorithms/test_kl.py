@@ -1,4 +1,4 @@
-"""KL estimators against worked figures and against the exact sum; the controllers against a hand calculation."""
+"""KL estimators against worked figures and against the exact sum; controllers against a hand calculation."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_k1_and_k3_are_unbiased_and_full_kl_is_the_sum(seed):
     exact = sum(np.exp(p) * (p - q) for p, q in zip(logp, logq, strict=True))
     assert float(full_kl(logits, reference)) == pytest.approx(exact, rel=1e-4, abs=1e-6)
     for kind in ("k1", "k3"):
-        # The expectation over the policy, token by token, instead of over samples.
+        # Compute the exact expectation over the policy, token by token, instead of sampling.
         expectation = np.sum(np.exp(logp) * np.asarray(kl_penalty(logp, logq, kind)))
         assert expectation == pytest.approx(exact, rel=1e-3, abs=1e-5)
     assert (np.asarray(kl_penalty(logp, logq, "k3")) >= 0).all()
@@ -61,7 +61,7 @@ def test_full_kl_gives_the_worked_figure():
 
 
 def test_full_kl_with_impossible_tokens():
-    # By hand: KL((1/2, 1/2, 0) || (1/4, 1/4, 1/2)) = log 2; the other way a possible token is impossible: infinite.
+    # By hand: KL((1/2, 1/2, 0) || (1/4, 1/4, 1/2)) = log 2. In the other direction a possible token is impossible: infinite.
     narrow, wide = np.log([0.5, 0.5, 1.0]) + np.array([0, 0, -np.inf]), np.log([0.25, 0.25, 0.5])
     assert float(full_kl(narrow, wide)) == pytest.approx(np.log(2), rel=1e-6)
     assert float(full_kl(narrow, narrow)) == 0
@@ -73,7 +73,7 @@ def test_the_adaptive_controller_gives_the_worked_figure():
 
 
 def test_the_adaptive_controller_by_hand_within_its_clip():
-    # Error 6.6 / 6 - 1 = .1; .2 * (1 + .1 * 100 / 1000) = .202. Far below target the error is clipped to -.2.
+    # Error 6.6 / 6 - 1 = .1; .2 * (1 + .1 * 100 / 1000) = .202. Far below the target the error is clipped to -.2.
     assert float(update_kl_coef(0.2, 6.6, 6, 1000, 100)) == pytest.approx(0.202, rel=1e-6)
     assert float(update_kl_coef(0.2, 0.0, 6, 1000, 100)) == pytest.approx(0.2 * 0.98, rel=1e-6)
     assert float(update_kl_coef(0.2, 6.0, 6, 1000, 100)) == pytest.approx(0.2, rel=1e-6)
@@ -105,10 +105,10 @@ def test_bad_arguments_are_refused():
 
 
 def _expected_gradient(kind, logits, reference):
-    """Of the loss on tokens of the policy's own, by its logits: the sum over the vocabulary instead of over samples."""
+    """Expected gradient, by the logits, of the loss on tokens of the policy: a sum over the vocabulary instead of samples."""
 
     def loss(varied):
-        # The tokens are drawn from the policy as it is; only the loss on them is differentiated.
+        # The tokens are drawn from the policy as given; only the loss on them is differentiated.
         if kind == "full":
             return kl_loss(varied[None], reference[None], kind)[0]
         return jnp.sum(jax.nn.softmax(logits) * kl_loss(jax.nn.log_softmax(varied), jax.nn.log_softmax(reference), kind))
@@ -126,7 +126,7 @@ def _finite_difference(function, x, step=1e-5):
     return np.array([(function(x + unit) - function(x - unit)) / (2 * step) for unit in units])
 
 
-def test_what_each_kl_loss_pulls_towards_is_what_its_docstring_says():
+def test_each_kl_loss_has_the_gradient_stated_in_its_docstring():
     logits, reference = np.random.default_rng(0).normal(size=(2, 5))
     forward = _finite_difference(lambda x: _exact_kl(x, reference), logits)
     reverse = _finite_difference(lambda x: _exact_kl(reference, x), logits)
@@ -167,7 +167,7 @@ def test_the_full_kl_loss_ignores_masked_tokens_and_impossible_ones(garbage):
     reference = np.log([[[0.25, 0.25, 0.5], [0.2, 0.2, 0.6]]])
     loss = jax.jit(lambda x, y: kl_loss(x, y, "full", np.array([[1, 0]])))
     np.testing.assert_allclose(loss(logits, reference), [[np.log(2), 0]], rtol=1e-6)
-    # The two possible tokens are alike, and so neither is pulled; the impossible one stays so.
+    # The two possible tokens have equal ratios, so neither is changed; the impossible one stays impossible.
     np.testing.assert_allclose(jax.grad(lambda x: loss(x, reference).sum())(logits), np.zeros((1, 2, 3)), atol=1e-7)
     np.testing.assert_array_equal(jax.grad(lambda y: loss(logits, y).sum())(jnp.asarray(reference)), np.zeros((1, 2, 3)))
 
@@ -195,7 +195,7 @@ def test_estimators_losses_and_controller_equal_a_loop(seed):
         np.testing.assert_allclose(kl_penalty(logprobs, reference, kind), expected, rtol=1e-5, atol=1e-6)
         spoilt = np.where(mask, logprobs, np.nan), np.where(mask, reference, -np.inf)
         np.testing.assert_allclose(kl_loss(*spoilt, kind, mask), np.where(mask, expected, 0), rtol=1e-5, atol=1e-6)
-    # The last axis as a vocabulary of four.
+    # Use the last axis as a vocabulary of four.
     expected = np.zeros(3)
     for b in range(3):
         expected[b] = _exact_kl(logprobs[b], reference[b]) if mask[b, 0] else 0

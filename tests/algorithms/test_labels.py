@@ -12,8 +12,8 @@ from jax.test_util import check_grads
 from jaxalign.algorithms import labels
 
 
-def test_options_are_normalised_over_the_two():
-    # P(A) = .03, P(B) = .01 of all tokens: three to one.
+def test_the_two_options_are_normalised():
+    # P(A) = .03 and P(B) = .01 over all tokens: three to one.
     label = labels.option_label(np.log([0.03, 0.01, 0.2]), np.log([0.01, 0.03, 0.2]))
     np.testing.assert_allclose(label, [0.75, 0.25, 0.5], rtol=1e-6)
 
@@ -25,7 +25,7 @@ def test_impossible_options():
 
 
 def test_both_orders_are_averaged():
-    # A judge that prefers the first answer gives A .9 when A is first and .1 when B is first.
+    # A judge that prefers the first answer gives A .9 if A is first and .1 if B is first.
     np.testing.assert_allclose(labels.average_orders(np.array([0.9, 0.8]), np.array([0.1, 0.6])), [0.5, 0.7], rtol=1e-6)
 
 
@@ -38,7 +38,7 @@ def test_inversion():
     np.testing.assert_allclose(labels.invert_label(np.array([0.0, 0.3, 1.0])), [1, 0.7, 0], rtol=1e-6)
 
 
-def test_undecided_is_symmetric_and_holds_its_edges():
+def test_undecided_is_symmetric_and_includes_its_edges():
     at_margin = labels.is_undecided(np.array([0.39, 0.4, 0.5, 0.6, 0.61]), 0.1)
     np.testing.assert_array_equal(at_margin, [False, True, True, True, False])
     np.testing.assert_array_equal(labels.is_undecided(np.array([0.499, 0.5, 0.501]), 0.0), [False, True, False])
@@ -49,7 +49,7 @@ def test_undecided_is_symmetric_and_holds_its_edges():
 def test_exchanging_the_responses_mirrors_label_and_decision(seed):
     ab, ba = np.random.default_rng(seed).random((2, 6))
     label = labels.average_orders(ab, ba)
-    # P(A) with A first becomes P(not A) with the other answer second.
+    # P(A) with A first becomes P(not A) with A second.
     mirrored = labels.average_orders(1 - ba, 1 - ab)
     np.testing.assert_allclose(mirrored, labels.invert_label(label), atol=1e-6)
     np.testing.assert_allclose(
@@ -70,7 +70,7 @@ def test_expected_scores_equal_a_loop(seed):
 
 
 def test_direct_rewards_by_hand():
-    # Half 10, half 1: 5.5, the middle. All on 10: 1.
+    # Half on 10 and half on 1: 5.5, the middle. All on 10: 1.
     halves = np.log(np.array([0.5, *[1e-30] * 8, 0.5]))
     assert float(labels.expected_score(halves)) == pytest.approx(5.5, rel=1e-6)
     np.testing.assert_allclose(labels.direct_reward(np.array([1, 5.5, 10])), [-1, 0, 1])
@@ -80,7 +80,7 @@ def test_a_judge_without_an_answer_has_no_score():
     assert np.isnan(float(labels.expected_score(np.full(10, -np.inf))))
 
 
-def test_numbers_of_a_single_pair_will_do():
+def test_python_floats_of_a_single_pair_are_accepted():
     # The labeller processes single pairs as Python floats.
     label = labels.average_orders(0.9, 0.7)
     assert float(labels.invert_label(label)) == pytest.approx(0.2, rel=1e-6)

@@ -39,7 +39,7 @@ from jaxalign.algorithms import (
 from jaxalign.parallel.mesh import make_mesh
 from tests import tiny
 
-# Samplers of (random generator, shape): a number of any sign, a log-probability, a share, a count of tokens.
+# Samplers of (random generator, shape): a number of any sign, a log-probability, a share, a probability, a token count.
 ANY = lambda rng, shape: rng.normal(size=shape)  # noqa: E731
 LOGPROB = lambda rng, shape: -rng.gamma(3.0, 0.3, shape) - 0.01  # noqa: E731
 SHARE = lambda rng, shape: rng.choice([0.0, 0.25, 0.5, 1.0], shape)  # noqa: E731
@@ -72,7 +72,7 @@ def _pair(x: Mapping[str, Any], *names: str) -> tuple:
 
 
 
-# Tokens, [B, T]: the policy's losses.
+# Tokens, [B, T]: policy losses.
 _POLICY = {"logprobs": LOGPROB, "old": LOGPROB, "advantages": ANY}
 for _name, _call in {
     "clip": lambda x, m: policy_losses.clipped_surrogate(*_pair(x, *_POLICY), 0.2, 0.28, m)[0],
@@ -102,7 +102,7 @@ for _kind in kl.LOSSES:
         lambda x, m, k=_kind: kl.kl_loss(x["logprobs"], x["reference"], k, m), {"logprobs": LOGPROB, "reference": LOGPROB},
         2, ("logprobs",), ("reference",), trailing=(4,) if _kind == "full" else ())  # fmt: skip
 
-# The critic's.
+# Value losses.
 for _clip in (None, 0.2):
     CASES[f"value {_clip}"] = Case(
         lambda x, m, c=_clip: value_losses.clipped_value_loss(x["values"], x["old"], x["returns"], c, m)[0],
@@ -196,7 +196,7 @@ CASES |= {
         lambda x, m: preference_losses.score_regression(x["a"], x["b"], m, 0.7), {"a": ANY, "b": ANY}, 1, ("a",), ("b",)),
     "score_statistics": Case(
         lambda x, m: rewards.score_statistics(x["scores"], m), {"scores": ANY}, 1, ("scores",), alone=False, empty=(0, 1)),
-    # Their axis of K rewards or members comes first.
+    # The axis of K rewards or members comes first.
     "combine_scores": Case(
         lambda x, m: rewards.combine_scores(x["scores"].T, np.array([1.0, -0.5, 2.0]), jnp.stack([m] * 3))[0], {"scores": ANY},
         1, ("scores",), trailing=(3,)),
@@ -231,8 +231,8 @@ CASES |= {
 }  # fmt: skip
 
 ROWS, TOKENS = 4, 3
-# Of the others the gradients are checked beside their worked figures. The weights of CISPO and the ratio of GSPO are constants
-# to the gradient, as is the baseline that bco_pair computes from these rows.
+# The gradients of the other cases are checked next to their worked figures. The weights of CISPO and the ratio of GSPO have no
+# gradient, and neither does the baseline that bco_pair computes from these rows.
 CHECKED_HERE = [
     "effective samples", "explained variance", *("masked_sum", "masked_mean", "masked_variance", "whiten True", "whiten False"),
     *masked.AGGREGATIONS, "mixed_dpo", "sft", "score_statistics", "combine_scores", "remax", "broadcast_to_tokens",
@@ -249,7 +249,7 @@ def dense(case: Case, seed: int = 5) -> dict[str, np.ndarray]:
 
 
 def padded(case: Case, arrays, garbage: float, rows: slice, places: list[int]) -> tuple[dict[str, np.ndarray], np.ndarray]:
-    """The same numbers among garbage: 16 rows, and 8 tokens where there are tokens."""
+    """Return the same numbers surrounded by garbage, in 16 rows, and with 8 tokens for cases with tokens."""
     shape = (16, 8)[: case.rank]
     where = (rows, places) if case.rank == 2 else (rows,)
     mask = np.zeros(shape, np.float32)
@@ -261,7 +261,7 @@ def padded(case: Case, arrays, garbage: float, rows: slice, places: list[int]) -
 
 
 def nothing(case: Case) -> tuple[dict[str, np.ndarray], np.ndarray]:
-    """NaN in the shape that `padded` returns."""
+    """Return NaN everywhere in the shape that `padded` returns, and an all-zero mask."""
     wide, mask = padded(case, dense(case), np.nan, slice(0, 4), [0, 1, 2])
     return {name: np.full_like(x, np.nan) for name, x in wide.items()}, np.zeros_like(mask)
 
@@ -271,14 +271,14 @@ def parts(case: Case, arrays, mask) -> list[jax.Array]:
 
 
 def total(case: Case, arrays, mask) -> tuple[jax.Array, list[jax.Array]]:
-    """A number that depends on every part of the result, padding included; no two elements alike."""
+    """Return a number that depends on every part of the result, including padding, and on each element differently."""
     found = parts(case, arrays, mask)
     return sum(jnp.sum(jnp.sin(x + 0.3)) for x in found if jnp.issubdtype(x.dtype, jnp.floating)) + 0.0, found
 
 
 @functools.cache
 def program(name: str):
-    """Jitted (arrays, mask) -> (gradients by every array, parts of the result)."""
+    """Jitted (arrays, mask) -> (gradients with respect to every array, parts of the result)."""
     gradient = jax.grad(functools.partial(total, CASES[name]), has_aux=True)
     return jax.jit(gradient, compiler_options=tiny.COMPILE_FAST)
 
@@ -309,7 +309,7 @@ def test_masked_values_padding_side_and_length_change_nothing(name):
 
 
 @every_case
-def test_nothing_at_all_gives_0_and_no_gradient(name):
+def test_an_all_zero_mask_gives_0_and_no_gradient(name):
     case = CASES[name]
     gradients, found = program(name)(*nothing(case))
     for part, value in zip(found, case.empty or (0,) * len(found), strict=True):
@@ -319,8 +319,8 @@ def test_nothing_at_all_gives_0_and_no_gradient(name):
 
 
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.alone])
-def test_a_part_of_the_rows_gives_a_part_of_the_result(name):
-    """So that sums over micro-batches, divided by counts of the whole, are those of the whole."""
+def test_results_over_parts_of_the_rows_add_up(name):
+    """Sums over micro-batches, divided by counts of the whole batch, then equal those of the whole batch."""
     case = CASES[name]
     arrays, mask = padded(case, dense(case), 999.0, slice(4, 8), [1, 2, 5])
     gradients, whole = program(name)(arrays, mask)
@@ -336,8 +336,8 @@ def test_a_part_of_the_rows_gives_a_part_of_the_result(name):
 
 
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.rank == 2 or not case.alone])
-def test_rows_may_lie_on_any_devices(name):
-    """Rows over four devices, tokens over two more: the sums are global, whatever a device holds."""
+def test_rows_can_be_on_any_devices(name):
+    """Rows are split over four devices and tokens over two: sums are global, whatever a device holds."""
     case = CASES[name]
     arrays, mask = padded(case, dense(case), np.nan, slice(4, 8), [1, 2, 5])
     gradients, expected = program(name)(arrays, mask)
@@ -365,12 +365,12 @@ def test_the_gradient_is_the_finite_difference_in_float64(name):
         check_grads(function, (learnt,), order=1, modes=["rev"])
 
 
-# What moves numbers about and computes nothing.
+# Primitives that move data and compute nothing.
 MOVES = {"select_n", "broadcast_in_dim", "reshape", "squeeze", "transpose", "concatenate", "stop_gradient", "jit"}
 
 
 def computed(jaxpr) -> set[tuple[str, Any]]:
-    """(primitive, dtype) of every step that computes in less than float32."""
+    """Return (primitive, dtype) of every step that computes in less than float32."""
     found = set()
     for step in jaxpr.eqns:
         narrow = {x.aval.dtype for x in (*step.invars, *step.outvars) if x.aval.dtype in (jnp.float16, jnp.bfloat16)}
@@ -383,7 +383,7 @@ def computed(jaxpr) -> set[tuple[str, Any]]:
 
 
 @every_case
-def test_narrow_numbers_are_computed_in_float32(name):
+def test_narrow_dtypes_are_computed_in_float32(name):
     case = CASES[name]
     mask = jnp.ones((ROWS, TOKENS)[: case.rank], bool)
     for dtype in (jnp.float16, jnp.bfloat16, jnp.int32, jnp.bool_):
@@ -407,7 +407,7 @@ def test_a_wrong_shape_or_dtype_is_refused_while_tracing(name):
                 continue  # one number for all is allowed
             if key == "mask":
                 if name in ("combine_scores", "broadcast_to_tokens") and wrong is column:
-                    continue  # the table itself stacks their mask
+                    continue  # the entry of the table stacks their mask itself
                 changed = arrays, wrong
             else:
                 changed = {**arrays, key: wrong}, mask
@@ -417,8 +417,8 @@ def test_a_wrong_shape_or_dtype_is_refused_while_tracing(name):
 
 
 @every_case
-def test_guards_do_not_read_what_is_masked(name):
-    """Of values that are known while tracing, too: a NaN in a padding row is no error."""
+def test_guards_ignore_masked_values(name):
+    """This includes values that are known while tracing: a NaN in a padding row is no error."""
     case = CASES[name]
     for garbage in GARBAGE:
         arrays, mask = padded(case, dense(case), garbage, slice(4, 8), [1, 2, 5])
@@ -426,7 +426,7 @@ def test_guards_do_not_read_what_is_masked(name):
         assert jax.tree.leaves(found)
 
 
-# Each as a function of (beta, label).
+# Each is a function of (beta, label).
 SETTINGS = {
     kind: functools.partial(
         lambda beta, label, **options: direct_preference.dpo(*[np.zeros(2)] * 4, beta, label, **options),

@@ -1,4 +1,4 @@
-"""Masked statistics against published figures, hand calculation and numpy on the selected elements."""
+"""Masked statistics against published figures, hand calculations, and numpy on the selected elements."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_mean_along_an_axis_equals_a_loop(seed):
     np.testing.assert_allclose(masked_mean(x, mask, axis=0), columns, rtol=1e-5, atol=1e-5)
 
 
-def test_a_fractional_mask_weighs():
+def test_a_fractional_mask_is_a_weight():
     assert float(masked_mean(np.array([1.0, 3.0, 9.0]), np.array([0.5, 1.5, 0.0]))) == pytest.approx(2.5)
 
 
@@ -90,7 +90,7 @@ def test_variance_far_from_zero_is_not_lost_to_rounding():
     assert float(masked_variance(x, np.ones((1, 3)))) == pytest.approx(2 / 3, rel=1e-5)
 
 
-# 1.8 in all: over 5 tokens, over 2 sequences, over 2 sequences of 3 at most.
+# The sum 1.8 over 5 tokens, over 2 sequences, and over 2 sequences of at most 3 tokens.
 @pytest.mark.parametrize("mode, expected", [*zip(AGGREGATIONS, (0.36, 0.325, 0.9, 0.3), strict=True)])
 def test_aggregation_gives_the_worked_figures(mode, expected):
     assert float(aggregate(LOSS, MASK, mode)) == pytest.approx(expected, rel=1e-6)
@@ -98,7 +98,7 @@ def test_aggregation_gives_the_worked_figures(mode, expected):
 
 
 @pytest.mark.parametrize("mode, count", [*zip(AGGREGATIONS, (5, 2, 2, 2 * 10), strict=True)])
-def test_totals_count_tokens_or_sequences_that_have_any(mode, count):
+def test_totals_count_tokens_or_non_empty_sequences(mode, count):
     padded = np.concatenate([MASK, np.zeros((3, 3))])
     assert float(aggregate_total(padded, mode, max_length=10)) == count
 
@@ -129,10 +129,10 @@ def test_an_all_zero_mask_gives_zero_and_a_zero_gradient(mode):
 
 
 def test_the_constant_normaliser_is_sequences_times_the_longest_length():
-    # 1.8 over 2 sequences of at most 10 tokens. Unstated, the array is taken to be as wide as the longest.
+    # 1.8 over 2 sequences of at most 10 tokens. By default the maximum is the width of the array.
     assert float(aggregate(LOSS, MASK, "token_sum_constant", max_length=10)) == pytest.approx(0.09)
     assert float(aggregate(LOSS, MASK, "token_sum_constant")) == pytest.approx(0.3)
-    # A token has one weight, in a short response and in a long one.
+    # A token has the same weight in a short response and in a long one.
     gradient = jax.grad(lambda x: aggregate(x, MASK, "token_sum_constant", max_length=10))(jnp.asarray(LOSS))
     np.testing.assert_allclose(gradient, MASK / 20)
 

@@ -1,4 +1,4 @@
-"""The policy's losses against worked figures, a loop, and finite differences."""
+"""Policy losses against worked figures, a loop, and finite differences."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from jaxalign.algorithms.masked import AGGREGATIONS, aggregate, aggregate_total
 from jaxalign.algorithms.policy_losses import cispo, clipped_surrogate, decoupled_surrogate, gspo, policy_gradient
 
 
-def test_gives_the_worked_figures():
+def test_clipped_surrogate_gives_the_worked_figures():
     loss, stats = clipped_surrogate(np.array([1.0, -1.0, 0.1]), np.zeros(3), np.ones(3), 0.2, 0.2)
     np.testing.assert_allclose(loss, [-1.2, -0.36788, -1.10517], rtol=1e-5)
     np.testing.assert_allclose(stats.ratio, [np.e, 1 / np.e, np.exp(0.1)], rtol=1e-6)
-    # A ratio below the range is not clipped when the advantage is positive: the pessimist's bound is the plain term.
+    # With a positive advantage a ratio below the range is not clipped: the pessimistic bound is the unclipped term.
     np.testing.assert_array_equal(stats.clipped, [True, False, False])
     np.testing.assert_allclose(stats.approx_kl, [np.e - 2, 1 / np.e, np.exp(0.1) - 1.1], rtol=1e-4)
 
 
 @settings(max_examples=30, deadline=None)
 @given(seed=st.integers(0, 2**31), low=st.sampled_from([0.0, 0.1, 0.2]), high=st.sampled_from([0.2, 0.28]))
-def test_equals_a_loop(seed, low, high):
+def test_clipped_surrogate_equals_a_loop(seed, low, high):
     rng = np.random.default_rng(seed)
     logprobs, old = rng.normal(-2, 0.3, (2, 3, 4))
     advantages = rng.normal(size=(3, 4))
@@ -41,7 +41,7 @@ def test_equals_a_loop(seed, low, high):
     np.testing.assert_array_equal(stats.clipped, clipped)
 
 
-def test_at_ratio_1_the_gradient_is_that_of_the_policy_gradient():
+def test_at_ratio_1_the_gradient_is_the_policy_gradient():
     logprobs, advantages = jnp.array([[-1.0, -2.0, -0.5]]), jnp.array([[1.0, -0.5, 2.0]])
     gradient = jax.grad(lambda x: clipped_surrogate(x, logprobs, advantages)[0].sum())(logprobs)
     np.testing.assert_allclose(gradient, -advantages, rtol=1e-6)
@@ -55,14 +55,14 @@ def test_a_clipped_token_has_no_gradient():
 
 
 def test_the_gradient_is_the_finite_difference():
-    # Away from the kinks at .8 and 1.2, where the two differ by right.
+    # Away from the kinks at .8 and 1.2, where the two legitimately differ.
     with jax.enable_x64(True):
         logprobs = np.log([[0.5, 0.95, 1.1], [1.5, 0.6, 1.05]])
         old, advantages = np.zeros((2, 3)), np.array([[1.0, -2.0, 0.5], [-1.0, -1.0, 3.0]])
         check_grads(lambda x: clipped_surrogate(x, old, advantages)[0], (logprobs,), order=1, modes=["rev"])
 
 
-def test_no_gradient_reaches_the_sampler_or_the_critic():
+def test_old_log_probs_and_advantages_have_no_gradient():
     def loss(old, advantages):
         return clipped_surrogate(jnp.full(2, -1.0), old, advantages)[0].sum()
 
@@ -91,7 +91,7 @@ def test_clips_outside_their_range_are_refused():
 
 
 def test_dual_clip_by_hand():
-    # Ratio 5: under advantage -1 the loss is 5, and 3 with the bound; under +1 it is -1.2 with or without.
+    # Ratio 5: with advantage -1 the loss is 5, and 3 with the bound; with +1 it is -1.2 in both cases.
     logprobs, old = np.log([5.0, 5.0, 2.0, 0.5]), np.zeros(4)
     advantages = np.array([-1.0, 1.0, -1.0, -1.0])
     loss, stats = clipped_surrogate(logprobs, old, advantages, dual_clip=3.0)
@@ -112,7 +112,7 @@ def test_gspo_by_hand():
     np.testing.assert_allclose(stats.ratio, [[2, 2, 2], [0.5, 0.5, 1]], rtol=1e-6)
     np.testing.assert_array_equal(stats.clipped, [[True, True, True], [True, True, False]])
 
-    # Unclipped: the paper's -A s, and of its gradient -A s / |y| on each token.
+    # Without clipping: the paper's -A s, with a gradient of -A s / |y| on each token.
     def objective(x):
         return aggregate(gspo(x, np.zeros((2, 3)), advantages, 1.0, 9.0, mask)[0], mask, "sequence_mean_token_mean")
 
@@ -144,7 +144,7 @@ def test_policy_gradient_by_hand():
 
 
 def test_decoupled_surrogate_by_hand():
-    # Behaviour .1 and .4, proximal .5 and .2: weights 5, capped to 2, and 1/2. Ratios 1.5, clipped to 1.2, and .9.
+    # Behaviour .1 and .4, proximal .5 and .2: weights 5, capped at 2, and 1/2. Ratios 1.5, clipped to 1.2, and .9.
     behaviour, proximal = np.log([[0.1, 0.4]]), np.log([[0.5, 0.2]])
     logprobs, advantages = proximal + np.log([[1.5, 0.9]]), np.array([[1.0, -1.0]])
     loss, stats = decoupled_surrogate(logprobs, proximal, behaviour, advantages)
@@ -154,23 +154,23 @@ def test_decoupled_surrogate_by_hand():
     np.testing.assert_array_equal(stats.surrogate.clipped, [[True, False]])
     loss, _ = decoupled_surrogate(logprobs, proximal, behaviour, advantages, weight_cap=None)
     np.testing.assert_allclose(loss, [[-6, 0.45]], rtol=1e-5)
-    # With one policy in both places it is PPO.
+    # With the same policy for both it equals PPO.
     loss, _ = decoupled_surrogate(logprobs, proximal, proximal, advantages)
     np.testing.assert_array_equal(loss, clipped_surrogate(logprobs, proximal, advantages)[0])
 
 
-# Each as a function of (logprobs, old, advantages, mask), which gives the loss per token.
+# Each is a function of (logprobs, old, advantages, mask) that returns the loss per token.
 LOSSES = {
     "clipped_surrogate": lambda x, old, a, m: clipped_surrogate(x, old, a, 0.2, 0.28, m)[0],
     "dual clip": lambda x, old, a, m: clipped_surrogate(x, old, a, 0.2, 0.28, m, dual_clip=1.5)[0],
     "gspo": lambda x, old, a, m: gspo(x, old, a, 0.1, 0.2, m)[0],
     "cispo": lambda x, old, a, m: cispo(x, old, a, 0.5, 0.3, m)[0],
     "policy_gradient": lambda x, old, a, m: policy_gradient(x, a, m),
-    # The proximal policy a little off the one that sampled.
+    # The proximal policy differs slightly from the behaviour policy.
     "decoupled_surrogate": lambda x, old, a, m: decoupled_surrogate(x, 0.9 * old, old, a, 0.2, 0.28, 1.1, m)[0],
 }
 
-# As above, jitted: ((sum, loss per token), gradient by the log-probabilities).
+# The same, jitted: ((sum, loss per token), gradient with respect to the log-probabilities).
 WITH_GRADIENT = {
     name: jax.jit(jax.value_and_grad(lambda *arrays, f=function: (lambda y: (y.sum(), y))(f(*arrays)), has_aux=True))
     for name, function in LOSSES.items()
@@ -178,7 +178,7 @@ WITH_GRADIENT = {
 
 
 def _loop(name, logprobs, old, advantages, mask):
-    """(loss, gradient by each log-probability) token by token; the weights of CISPO are constants."""
+    """Return (loss, gradient with respect to each log-probability), token by token; the weights of CISPO are constants."""
     loss, gradient = np.zeros((2, *mask.shape))
     for b, t in np.argwhere(mask):
         log_ratio, low, high = logprobs[b, t] - old[b, t], 0.8, 1.28
@@ -213,13 +213,14 @@ def test_losses_and_gradients_equal_a_loop_under_any_mask(name, seed):
     spoilt = [np.where(mask, x, np.nan) for x in (logprobs, old, advantages)]
     (_, loss), gradient = WITH_GRADIENT[name](*spoilt, mask)
     np.testing.assert_allclose(loss, expected, rtol=1e-5, atol=1e-6)
-    # A token's slope is that by its own log-probability; in GSPO, of all its row's tokens together.
+    # The slope of a token is with respect to its own log-probability; in GSPO it covers the loss of the whole row.
     np.testing.assert_allclose(gradient, slopes, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", [name for name in LOSSES if name != "cispo"])
 def test_aggregated_gradients_are_finite_differences(name):
-    # One advantage a row, as GSPO has it. CISPO's weights move with the log-probabilities, but are constants to its gradient.
+    # One advantage per row, as in GSPO. The weights of CISPO change with the log-probabilities but are constants to its
+    # gradient.
     rng = np.random.default_rng(11)
     logprobs, old = rng.normal(-1, 0.3, (2, 4, 3))
     advantages = np.broadcast_to(np.array([[1.0], [-0.5], [-2.0], [0.3]]), (4, 3))
@@ -279,7 +280,7 @@ def test_nothing_is_broadcast_and_narrow_types_are_computed_in_float32(name):
 
 
 @pytest.mark.parametrize("name", LOSSES)
-def test_no_gradient_reaches_old_policies_or_advantages(name):
+def test_old_policies_and_advantages_of_the_other_losses_have_no_gradient(name):
     old, advantages = jnp.full((1, 2), -1.1), jnp.array([[1.0, -1.0]])
     total = lambda old, a: LOSSES[name](jnp.full((1, 2), -1.0), old, a, np.ones((1, 2))).sum()  # noqa: E731
     for gradient in jax.jit(jax.grad(total, argnums=(0, 1)))(old, advantages):
@@ -287,7 +288,7 @@ def test_no_gradient_reaches_old_policies_or_advantages(name):
 
 
 @pytest.mark.parametrize("name", LOSSES)
-def test_a_ratio_beyond_all_numbers_spoils_nothing(name):
+def test_an_infinite_ratio_gives_no_nan(name):
     """exp(200) is infinite in float32: its product with an advantage of 0, or with a gradient of 0, would be NaN."""
     logprobs, old = np.array([[0.0, 0.0, -1.0], [-1.0, 0.0, 0.0]]), np.array([[-200.0, -200.0, -1.0], [-1.0, -200.0, -900.0]])
     advantages, mask = np.array([[1.0, 0.0, 1.0], [-1.0, 0.0, 2.0]]), np.ones((2, 3))

@@ -1,4 +1,4 @@
-"""The Bradley-Terry loss and the regression on scores: by hand, in their limits, by loop and by finite differences."""
+"""The Bradley-Terry loss and the regression on scores: by hand, in their limits, against a loop and by finite differences."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from jaxalign.algorithms.preference_losses import bradley_terry, score_regressio
 
 
 def test_by_hand():
-    # Margins 0, log 3, log 3: sigmoids 1/2, 3/4, 3/4. Hard label 1, hard label 0, and an even one.
+    # Margins 0, log 3, log 3: sigmoids 1/2, 3/4, 3/4. Labels: a hard 1, a hard 0, and an even one.
     score_a, score_b = np.array([2.0, np.log(3), np.log(3), 0.0]), np.array([2.0, 0.0, 0.0, np.log(3)])
     loss = bradley_terry(score_a, score_b, np.array([0.3, 1.0, 0.0, 0.5]))
     expected = [np.log(2), np.log(4 / 3), np.log(4), (np.log(4) + np.log(4 / 3)) / 2]
@@ -22,7 +22,7 @@ def test_by_hand():
 
 
 def test_margins_give_the_published_figures():
-    # Margins 0, 1, 2 under hard labels, as in DPO with beta .1 and raw margins 0, 10, 20.
+    # Margins 0, 1, 2 with hard labels, as in DPO with beta .1 and raw margins 0, 10, 20.
     loss = bradley_terry(np.array([0.0, 1.0, 2.0]), np.zeros(3), np.ones(3))
     np.testing.assert_allclose(loss, [0.693147, 0.313262, 0.126928], atol=5e-7)
     smoothed = bradley_terry(np.array([0.0, 1.0, 2.0]), np.zeros(3), np.full(3, 0.9))
@@ -36,7 +36,7 @@ def test_centering_by_hand():
 
 @settings(max_examples=30, deadline=None)
 @given(seed=st.integers(0, 2**31), coef=st.sampled_from([0.0, 0.01, 0.5]))
-def test_equals_a_loop_and_turning_the_pair_round_changes_nothing(seed, coef):
+def test_equals_a_loop_and_swapping_the_pair_changes_nothing(seed, coef):
     rng = np.random.default_rng(seed)
     a, b = rng.normal(0, 2, (2, 5))
     label = rng.random(5)
@@ -48,7 +48,7 @@ def test_equals_a_loop_and_turning_the_pair_round_changes_nothing(seed, coef):
     np.testing.assert_allclose(bradley_terry(b, a, 1 - label, coef), expected, rtol=2e-5, atol=1e-6)
 
 
-def test_the_minimum_is_where_the_model_agrees_with_the_label():
+def test_the_loss_is_minimal_where_the_model_agrees_with_the_label():
     # d loss / d margin = sigmoid(margin) - label.
     margin = jnp.log(jnp.array([0.7 / 0.3]))
     gradient = jax.grad(lambda a: bradley_terry(a, jnp.zeros(1), np.array([0.7])).sum())(margin)
@@ -66,11 +66,11 @@ def test_the_gradient_is_the_finite_difference():
         check_grads(lambda a, b: bradley_terry(a, b, label, 0.01), (a, b), order=1, modes=["rev"])
 
 
-def test_labels_that_are_no_probabilities_are_refused():
-    # -1 and 1 for the two outcomes is another convention; under this one it would train in silence.
+def test_labels_that_are_not_probabilities_are_refused():
+    # Labels of -1 and 1 are another convention; here they would silently train a wrong model.
     with pytest.raises(ValueError, match=r"label is -1.0; in \[0, 1\]"):
         bradley_terry(np.zeros(2), np.zeros(2), np.array([1.0, -1.0]))
-    # At trace time too, where the label is known.
+    # At trace time as well, if the label is known.
     with pytest.raises(ValueError, match="label is 2.0"):
         jax.eval_shape(lambda a: bradley_terry(a, a, np.array([2.0, 1.0])), np.zeros(2))
     with pytest.raises(ValueError, match="centering_coef is -0.1"):
@@ -78,12 +78,12 @@ def test_labels_that_are_no_probabilities_are_refused():
 
 
 def test_a_margin_by_hand():
-    # Margins log 3 less log 3 is 0, and turned round -2 log 3: sigmoids 1/2 and 1/10.
+    # A score difference of log 3 minus a margin of log 3 is 0, and reversed -2 log 3: sigmoids 1/2 and 1/10.
     a, b = np.full(3, np.log(3)), np.zeros(3)
     loss = bradley_terry(a, b, np.array([1.0, 0.0, 0.5]), margin=np.full(3, np.log(3)))
     np.testing.assert_allclose(loss, [np.log(2), np.log(10), np.log(20) / 2], rtol=1e-6)
     np.testing.assert_allclose(bradley_terry(a, b, np.array([1.0, 0.0, 0.5]), margin=np.log(3)), loss)
-    # One margin a pair, and 0 is none.
+    # One margin per pair; 0 equals no margin.
     mixed = bradley_terry(a, b, np.ones(3), margin=np.array([0.0, np.log(3), 0.0]))
     np.testing.assert_allclose(mixed, [np.log(4 / 3), np.log(2), np.log(4 / 3)], rtol=1e-6)
 
@@ -121,7 +121,7 @@ def test_padding_has_no_loss_and_no_gradient(garbage):
 
 
 def test_regression_by_hand():
-    # Errors .5, -2, 1. With delta 1 Huber's loss is .125, 2 - .5, .5; with delta 1/2 .125, .5 (2 - .25), .5 (1 - .25).
+    # Errors .5, -2, 1. Huber's loss with delta 1: .125, 2 - .5, .5; with delta 1/2: .125, .5 (2 - .25), .5 (1 - .25).
     scores, targets = np.array([0.5, -1.0, 2.0]), np.array([0, 1, 1])
     np.testing.assert_allclose(score_regression(scores, targets), [0.25, 4, 1])
     np.testing.assert_allclose(score_regression(scores, targets, huber_delta=1.0), [0.125, 1.5, 0.5])
@@ -146,7 +146,7 @@ def test_regression_equals_a_loop(seed, delta):
     np.testing.assert_allclose(score_regression(scores, targets, None, delta), expected, rtol=1e-5, atol=1e-6)
 
 
-def test_the_gradients_with_margin_and_of_regression_are_finite_differences():
+def test_the_gradients_with_a_margin_and_of_regression_are_finite_differences():
     with jax.enable_x64(True):
         a, b, label = np.array([0.3, -2.0, 5.0]), np.array([0.1, 1.0, -1.0]), np.array([0.0, 0.4, 1.0])
         margin = np.array([0.5, 0.0, 2.0])

@@ -24,7 +24,7 @@ from jaxalign.algorithms.policy_losses import cispo, clipped_surrogate, gspo, po
 from jaxalign.algorithms.preference_losses import bradley_terry
 from jaxalign.algorithms.reference_free import cpo, orpo, simpo
 
-# -- rlax: two rows, an episode that ends inside the second. --
+# -- rlax: two rows, with an episode that ends within the second. --
 
 STEPS = np.array([[0.0, 0.0, 1.0, 0.0, -0.5], [0.0, 0.0, 0.0, 0.0, 1.0]])
 DISCOUNTS = np.array([[0.99, 0.99, 0.99, 0.99, 0.99], [0.9, 0.9, 0.9, 0.0, 0.9]])
@@ -61,12 +61,12 @@ REF_CHOSEN, REF_REJECTED = np.array([-3.6, -6.8, -2.9, -4.1]), np.array([-3.3, -
 LENGTHS = {"chosen_lengths": np.array([3, 5, 2, 4]), "rejected_lengths": np.array([4, 3, 6, 5])}
 MEAN_CHOSEN, MEAN_REJECTED = CHOSEN / LENGTHS["chosen_lengths"], REJECTED / LENGTHS["rejected_lengths"]
 
-# Loss, and its derivative by the summed log-probability of the chosen and of the rejected response; beta .3.
+# Loss, and its derivatives with respect to the summed log-probabilities of the chosen and the rejected response; beta .3.
 PAIRS = {
     "sigmoid": ([0.52926, 0.871698, 0.341154, 0.90704], [-0.123288, -0.174528, -0.086715, -0.178885],
                 [0.123288, 0.174528, 0.086715, 0.178885]),
     "hinge": ([0.64, 1.33, 0.1, 1.39], [-0.3, -0.3, -0.3, -0.3], [0.3, 0.3, 0.3, 0.3]),
-    # TRL's "ipo" is the mean a token; the sum, as the paper has it, is our "ipo".
+    # TRL's "ipo" is the mean per token; the sum, as in the paper, is our "ipo".
     "ipo_mean": ([1.755625, 3.815511, 0.871111, 3.887469], [-0.883333, -0.781333, -0.933333, -0.985833],
                  [0.6625, 1.302222, 0.311111, 0.788667]),
     "exo_pair": ([0.331125, 0.703899, 0.13917, 0.741037], [-0.133422, -0.184474, -0.079974, -0.186846],
@@ -75,7 +75,7 @@ PAIRS = {
                  [0.067154, 0.080614, 0.050105, 0.079495]),
     "robust": ([0.48426, 0.912948, 0.228654, 0.95579], [-0.160788, -0.212028, -0.124215, -0.216385],
                [0.160788, 0.212028, 0.124215, 0.216385]),
-    # TRL leaves out the reward shift of the paper's section 3.3, which is ours by default.
+    # TRL omits the reward shift of the paper's section 3.3, which is our default.
     "bco_pair": ([1.214607, 1.558149, 1.000165, 1.592178], [-0.138771, -0.163464, -0.134308, -0.170128],
                  [0.134308, 0.161229, 0.10021, 0.158989]),
     "sppo_hard": ([2.295556, 9.832222, 1.335556, 10.858889], [-2.333333, -4.533333, -1.933333, -5.133333],
@@ -87,7 +87,7 @@ PAIRS = {
     "discopop": ([0.697551, 0.872404, 0.40657, 0.907274], [-0.208485, -0.170631, -0.121971, -0.177593],
                  [0.208485, 0.170631, 0.121971, 0.177593]),
 }  # fmt: skip
-# Of the whole batch: the mean loss, and its derivatives. Label smoothing 0 and .1.
+# For the whole batch: the mean loss and its derivatives, with label smoothing 0 and .1.
 COUPLED = {
     ("aot", 0.0): (0.656598, [-0.042532, -0.043083, -0.021679, -0.033577], [0.042532, 0.043083, 0.021679, 0.033577]),
     ("aot", 0.1): (0.670098, [-0.035032, -0.035583, -0.014179, -0.026077], [0.035032, 0.035583, 0.014179, 0.026077]),
@@ -127,7 +127,7 @@ def test_trl_optimal_transport(kind, smoothing):
 @pytest.mark.parametrize(
     "mismatched, expected, slopes",
     [
-        # Mean log-ratios of the mismatched answers: .525 one way, and cut off at 0 the other.
+        # Mean log-ratios of the mismatched answers: .525 in one direction, and clipped to 0 in the other.
         ((REF_REJECTED, REJECTED), 0.483573, [-0.024375, 0.014581, -0.024358, 0.014335]),
         ((REJECTED, REF_REJECTED), 0.473441, [-0.024238, 0.014879, -0.024108, 0.01473]),
     ],
@@ -209,8 +209,8 @@ def test_trl_policy_losses(name):
     np.testing.assert_allclose(gradient, slopes, atol=2e-6)
 
 
-def test_trl_rloo_starts_at_our_gradient():
-    """TRL clips the ratio of whole responses; on the policy's own samples its gradient is that of plain REINFORCE."""
+def test_the_first_gradient_of_trl_rloo_equals_ours():
+    """TRL clips the ratio of whole responses; on samples of the policy itself its gradient is that of plain REINFORCE."""
     loss = lambda x: aggregate(policy_gradient(x, ADVANTAGES, MASK), MASK, "sequence_mean_token_sum")  # noqa: E731
     expected = [[-0.25] * 3, [0.125, 0.125, 0], [0.375] * 3, [-0.2, 0, 0]]
     np.testing.assert_allclose(jax.grad(loss)(jnp.asarray(LOGPROBS)), expected, rtol=1e-6)

@@ -1,4 +1,4 @@
-"""From scores to rewards: the position of the score, the missing-eos rules, and normalisation."""
+"""Rewards made from scores: the position of the score, the missing-eos rules, and normalisation."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_score_and_penalty_by_hand():
 )
 def test_missing_eos_rules_by_hand(rule, value, expected):
     rewards = shape_rewards(SCORES, np.zeros((2, 3)), 0.1, LENGTHS, np.array([True, False]), rule, value)
-    # The first response ended, so every rule keeps its score.
+    # The first response ended, so it keeps its score under every rule.
     np.testing.assert_allclose(rewards, [[0, 0, 0.5], [0, expected, 0]], rtol=1e-6)
 
 
@@ -44,12 +44,12 @@ def test_missing_eos_rules_by_hand(rule, value, expected):
     [("none", None, [0.5, 2, 0]), ("replace", -1.0, [0, -1, 0]), ("penalty", 0.75, [0.5, 1.25, 0]), ("zero", None, [0, 0, 0])],
 )
 def test_scores_per_token_by_hand(rule, value, expected):
-    scores = np.array([[1.0, 2, 3], [0.5, 2, np.nan]])  # Nothing past the second response, of two tokens, is read.
+    scores = np.array([[1.0, 2, 3], [0.5, 2, np.nan]])  # The second response has two tokens; nothing after it is read.
     rewards = shape_rewards(scores, np.zeros((2, 3)), 0.1, LENGTHS, np.array([True, False]), rule, value)
     np.testing.assert_allclose(rewards, [[1, 2, 3], expected], rtol=1e-6)
 
 
-def test_the_kl_is_paid_whatever_becomes_of_the_score():
+def test_the_kl_penalty_does_not_depend_on_the_missing_eos_rule():
     rewards = shape_rewards(SCORES, KL, 0.1, LENGTHS, np.array([False, False]), "zero")
     np.testing.assert_allclose(rewards, [[-0.01, -0.02, -0.03], [-0.1, 0.1, 0]], rtol=1e-6, atol=1e-8)
 
@@ -92,7 +92,7 @@ def test_bad_arguments_are_refused():
 def test_normalised_scores_by_hand():
     np.testing.assert_allclose(normalise_scores(np.array([1, 3, 11]), 3.0, 2.0), [-1, 0, 4])
     np.testing.assert_allclose(normalise_scores(np.array([1, 3, 11]), 3.0, 2.0, clip=1.5), [-1, 0, 1.5])
-    # 0 is a clip like any other, and not the same as none.
+    # A clip of 0 is valid, and differs from None.
     np.testing.assert_array_equal(normalise_scores(np.array([1, 3, 11]), 3.0, 2.0, clip=0.0), [0, 0, 0])
 
 
@@ -134,13 +134,13 @@ def test_a_dropped_score_drops_its_row_and_no_other(garbage):
     combined, kept = combine_scores(scores, np.array([1.0, 0.5]), mask)
     np.testing.assert_allclose(combined, [6, 0, 0])
     np.testing.assert_array_equal(kept, [True, False, False])
-    # A score that is not needed is not missed.
+    # A missing score with weight 0 drops nothing.
     combined, kept = combine_scores(scores, np.array([1.0, 0.0]), mask)
     np.testing.assert_allclose(combined, [1, 0, 3])
     np.testing.assert_array_equal(kept, [True, False, True])
 
 
-def test_a_score_that_is_not_finite_is_dropped_without_a_mask():
+def test_a_non_finite_score_is_dropped_without_a_mask():
     scores = np.array([[1.0, np.nan, np.inf, -np.inf], [1.0, 1.0, 1.0, 1.0]])
     combined, kept = jax.jit(combine_scores)(scores, np.array([1.0, 1.0]))
     np.testing.assert_array_equal(combined, [2, 0, 0, 0])
@@ -229,7 +229,7 @@ def test_the_gradients_of_shaped_rewards_are_finite_differences():
 
 
 @pytest.mark.parametrize("garbage", [999.0, np.inf, np.nan])
-def test_what_stands_past_a_response_is_not_read(garbage):
+def test_values_after_a_response_are_not_read(garbage):
     kl = KL.copy()
     kl[1, 2] = garbage
     ended = np.array([True, True])

@@ -1,4 +1,4 @@
-"""The critic's losses by hand, by loop and by finite differences; explained variance by hand."""
+"""Value losses by hand, against a loop and by finite differences; explained variance by hand."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from jaxalign.algorithms.value_losses import clipped_value_loss, explained_varia
 
 
 def test_by_hand():
-    # A move of .5 from 0 is clipped to .2. Return 1: (.5-1)^2 = .25 < (.2-1)^2 = .64, clipped. Return -1: 2.25 > 1.44.
+    # A change of .5 from 0 is clipped to .2. Return 1: (.5-1)^2 = .25 < (.2-1)^2 = .64, clipped. Return -1: 2.25 > 1.44.
     values, old, returns = np.array([0.5, 0.5, 0.1]), np.zeros(3), np.array([1.0, -1.0, 1.0])
     loss, clipped = clipped_value_loss(values, old, returns, clip=0.2)
     np.testing.assert_allclose(loss, [0.32, 1.125, 0.405], rtol=1e-6)
     np.testing.assert_array_equal(clipped, [True, False, False])
 
 
-def test_none_is_no_clip_and_zero_is_one():
+def test_none_disables_the_clip_and_zero_does_not():
     values, old, returns = np.array([0.5]), np.zeros(1), np.array([1.0])
     np.testing.assert_allclose(clipped_value_loss(values, old, returns, None)[0], [0.125])
     np.testing.assert_allclose(clipped_value_loss(values, old, returns, 0.0)[0], [0.5])
-    around = jnp.asarray([-1e-7, 0.0, 1e-7])  # No move at all, however the values of a second pass are rounded.
+    around = jnp.asarray([-1e-7, 0.0, 1e-7])  # Rounding of a second pass is no change.
     gradient = jax.grad(lambda x: clipped_value_loss(x, np.zeros(3), np.ones(3), 0.0)[0].sum())(around)
     np.testing.assert_array_equal(gradient, np.zeros(3))
 
@@ -70,14 +70,14 @@ def test_a_negative_clip_is_refused():
 
 def test_explained_variance_by_hand():
     returns, mask = np.array([[1.0, 2.0, 3.0, 99.0]]), np.array([[1, 1, 1, 0]])
-    # Returns 1, 2, 3 have variance 2/3. Errors 0, .5, 1 have 1/6: 1 - 1/4. A constant offset costs nothing.
+    # Returns 1, 2, 3 have variance 2/3. Errors 0, .5, 1 have variance 1/6: 1 - 1/4. A constant offset costs nothing.
     assert float(explained_variance(np.array([[1.0, 1.5, 2.0, -7.0]]), returns, mask)) == pytest.approx(0.75)
     assert float(explained_variance(returns + 5, returns, mask)) == pytest.approx(1)
     assert float(explained_variance(np.full((1, 4), 0.3), returns, mask)) == pytest.approx(0, abs=1e-6)
     assert float(explained_variance(-returns, returns, mask)) == pytest.approx(-3)
 
 
-def test_explained_variance_of_equal_returns_or_none_is_zero():
+def test_explained_variance_of_constant_or_no_returns_is_zero():
     values = np.array([[1.0, 2.0]])
     assert float(explained_variance(values, np.full((1, 2), 0.5), np.ones((1, 2)))) == 0
     assert float(explained_variance(values, values, np.zeros((1, 2)))) == 0
@@ -90,7 +90,7 @@ def test_huber_by_hand():
     np.testing.assert_allclose(huber_value_loss(values, returns, 0.5)[0], [0.125, 0.875, 0.375])
     gradient = jax.grad(lambda x: huber_value_loss(x, returns, 0.5)[0].sum())(jnp.asarray(values))
     np.testing.assert_allclose(gradient, [0.5, -0.5, 0.5])
-    # A move of .5 from 0 is clipped to .2. Return 1: error -.5 or -.8, clipped. Return -1: error 1.5 or 1.2.
+    # A change of .5 from 0 is clipped to .2. Return 1: error -.5 or -.8, clipped. Return -1: error 1.5 or 1.2.
     loss, clipped = huber_value_loss(np.full(2, 0.5), np.array([1.0, -1.0]), 0.6, None, np.zeros(2), 0.2)
     np.testing.assert_allclose(loss, [0.6 * (0.8 - 0.3), 0.6 * (1.5 - 0.3)], rtol=1e-6)
     np.testing.assert_array_equal(clipped, [True, False])
@@ -111,7 +111,7 @@ def test_huber_equals_a_loop(seed, clip, delta):
     function = jax.jit(huber_value_loss, static_argnums=5)
     loss, clipped = function(values, returns, delta, None, old, clip)
     np.testing.assert_allclose(loss, expected, rtol=1e-5, atol=1e-6)
-    # With a delta beyond all errors it is the half square, and it always clips the tokens that the square clips.
+    # With a delta beyond all errors it equals half the square, and clips the same tokens.
     square, square_clipped = jax.jit(clipped_value_loss, static_argnums=3)(values, old, returns, clip)
     np.testing.assert_allclose(function(values, returns, np.inf, None, old, clip)[0], square, rtol=1e-6)
     np.testing.assert_array_equal(clipped, square_clipped)

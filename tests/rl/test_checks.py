@@ -1,4 +1,4 @@
-"""The checks of step 0: right on a fresh state, wrong when something is; each acts by its own policy."""
+"""The checks of step 0: they pass on a fresh state, fail on each fault, and act by their own policies."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NAMES = ["ratio", "reference KL", "sampler gap", "micro-batches", "finite gradie
 
 
 def checked(setup, reference_seed=0, temperature=None, spoil=None):
-    """The checks of a fresh state; its rollout may be sampled at another temperature or spoiled."""
+    """The checks of a fresh state, whose rollout can be sampled at another temperature or be corrupted."""
     state, frozen = tiny.state(setup), tiny.roles(setup, reference_seed)
     changes = {} if temperature is None else {"temperature": temperature}
     sampled = tiny.rollout(setup, state.policy.params, **changes)
@@ -33,7 +33,7 @@ def checked(setup, reference_seed=0, temperature=None, spoil=None):
     return found
 
 
-def test_an_odd_number_of_rows_is_split_too():
+def test_an_odd_number_of_rows_is_split_as_well():
     """The check splits the batch into its own micro-batches."""
     setup = tiny.setup()
     state, frozen = tiny.state(setup), tiny.roles(setup)
@@ -44,14 +44,14 @@ def test_an_odd_number_of_rows_is_split_too():
     assert all(check.passed for check in found)
 
 
-def test_the_share_of_numbers_that_are_not_finite():
-    """One of 2 and none of 6 are one of 8."""
+def test_the_share_of_non_finite_numbers():
+    """One of 2 and none of 6 make one of 8."""
     found = share_not_finite({"a": np.array([1.0, np.nan], np.float32), "b": np.ones((2, 3), np.float32)})
     assert float(found) == 0.125
 
 
-def test_the_share_is_of_models_of_any_size():
-    """8e9 numbers are more than an int32 counts: neither their number nor how many are spoilt may be one."""
+def test_the_share_is_correct_for_models_of_any_size():
+    """8e9 numbers overflow an int32, so neither their count nor the count of non-finite ones can be one."""
     gradients = {"up": jax.ShapeDtypeStruct((2**17, 2**16), np.float32), "bias": jax.ShapeDtypeStruct((3,), np.float32)}
     equations = jax.make_jaxpr(share_not_finite)(gradients).eqns
     assert jax.eval_shape(share_not_finite, gradients).dtype == np.float32
@@ -64,36 +64,36 @@ def failed(checks):
 
 @pytest.mark.parametrize("settings", [{}, {"temperature": 0.7, "top_k": 5}, {"temperature": 1.3, "top_p": 0.8}])
 def test_a_fresh_state_passes(settings):
-    """Also with filters, which change samples but not log-probabilities."""
+    """This includes filters, which change samples but not log-probabilities."""
     checks = checked(tiny.setup(**settings))
     assert failed(checks) == []
-    assert checks[1].value < 2e-6  # equal weights: one program compiled twice differs by a rounding of log-probs of a few nats
+    assert checks[1].value < 2e-6  # equal weights: two compilations differ by the rounding of log-probs of a few nats
 
 
-def test_bfloat16_passes_where_its_rounding_is_allowed_for():
-    """Weights stay float32. Sampler and trainer may round differently, by some 2^-8 of a logit."""
+def test_bfloat16_passes_with_a_tolerance_for_its_rounding():
+    """Weights stay float32. Sampler and trainer may round differently, by about 2^-8 of a logit."""
     assert failed(checked(tiny.setup(compute_dtype="bfloat16", sampler_tolerance=0.05))) == []
     assert {leaf.dtype for leaf in jax.tree.leaves(tiny.state(tiny.setup(compute_dtype="bfloat16")).policy.params)} == {
         np.dtype("float32")
     }
 
 
-def test_float16_passes_with_the_loss_scale_that_fits(monkeypatch):
-    """Under the first scale, here a high one, gradients overflow: the check goes down to one where they do not, as training
+def test_float16_passes_with_a_reduced_loss_scale(monkeypatch):
+    """Under the initial scale, a high one here, gradients overflow. The check lowers the scale until they do not, as training
     does."""
     monkeypatch.setattr(loss_scale, "START", 2.0**24)
     assert failed(checked(tiny.setup(compute_dtype="float16", sampler_tolerance=0.01))) == []
 
 
-def test_another_temperature_in_the_sampler_is_found():
+def test_another_temperature_in_the_sampler_is_detected():
     assert failed(checked(tiny.setup(), temperature=0.7)) == ["ratio", "sampler gap"]
 
 
-def test_another_reference_is_found():
+def test_another_reference_is_detected():
     assert failed(checked(tiny.setup(), reference_seed=1)) == ["reference KL"]
 
 
-def test_one_wrong_log_probability_is_found():
+def test_one_wrong_log_probability_is_detected():
     def spoil(sampled):
         logprobs = sampled.logprobs.copy()
         logprobs[3, 0] += 0.01
@@ -105,7 +105,7 @@ def test_one_wrong_log_probability_is_found():
     assert checks[0].value == pytest.approx(1 - np.exp(-0.01), rel=1e-2)
 
 
-def test_garbage_behind_a_response_is_not_a_gap():
+def test_garbage_after_a_response_is_not_a_gap():
     setup = tiny.setup()
     state = tiny.state(setup)
     sampled = tiny.rollout(setup, state.policy.params)
@@ -118,7 +118,7 @@ def test_garbage_behind_a_response_is_not_a_gap():
     assert float(found.gap) < 1e-4 and float(found.ratio) < 1e-4
 
 
-def test_a_gradient_that_is_not_finite_is_found():
+def test_a_non_finite_gradient_is_detected():
     setup = tiny.setup(whiten_advantages=False)
     state, frozen = tiny.state(setup), tiny.roles(setup)
     sampled = tiny.rollout(setup, state.policy.params)
@@ -133,7 +133,7 @@ BAD = Check("ratio", 0.5, 1e-3, False, "why it matters")
 GOOD = Check("reference KL", 0.0, 1e-5, True, "why it matters")
 
 
-def test_a_failed_check_warns_stops_or_asks_for_log_probs_as_its_own_policy_says(caplog):
+def test_a_failed_check_warns_or_stops_or_recomputes_log_probs_by_its_own_policy(caplog):
     with caplog.at_level(logging.WARNING, logger="jaxalign"):
         assert not act_on((GOOD, BAD), Checks(reference_kl="stop", sampler_gap="stop"), "ppo")
         assert act_on((BAD,), Checks(ratio="recompute"), "ppo")
@@ -147,7 +147,7 @@ def test_a_failed_check_warns_stops_or_asks_for_log_probs_as_its_own_policy_says
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_check_of_step_0_has_a_policy_of_its_own(name):
+def test_every_check_of_step_0_has_its_own_policy(name):
     field = {"reference KL": "reference_kl", "sampler gap": "sampler_gap", "micro-batches": "micro_batches",
              "finite gradients": "finite_gradients"}.get(name, name)  # fmt: skip
     bad = Check(name, float("nan"), 1e-3, False, "why it matters")
@@ -155,5 +155,5 @@ def test_every_check_of_step_0_has_a_policy_of_its_own(name):
         act_on((bad,), dataclasses.replace(Checks(), **{field: "stop"}), "ppo")
 
 
-def test_one_update_left_out_fails_the_check_of_gradients():
+def test_a_skipped_update_fails_the_check_of_gradients():
     assert gradients_check(0.0, "share").passed and not gradients_check(0.25, "share").passed

@@ -1,4 +1,4 @@
-"""From a rollout to experience, against numpy loops over full logits."""
+"""Experience made from a rollout, against numpy loops over full logits."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests import tiny
 @pytest.fixture(scope="module", params=[{}, {"temperature": 0.7, "kl_estimator": "k3", "missing_eos": "penalty",
                                              "missing_eos_value": 0.5, "gamma": 0.9, "score_clip": 1.0}])  # fmt: skip
 def made(request):
-    """(setup, rollout, experience, metrics), with a reference that is not the policy."""
+    """Return (setup, rollout, experience, metrics), with a reference that differs from the policy."""
     setup = tiny.setup(**request.param)
     state, frozen = tiny.state(setup), tiny.roles(setup, reference_seed=1)
     sampled = tiny.rollout(setup, state.policy.params)
@@ -21,20 +21,20 @@ def made(request):
 
 
 def response(sampled, row):
-    """(ids of prompt and response, where the response begins)."""
+    """Return (ids of prompt and response, start of the response)."""
     start, count = sampled.prompt_length[row], sampled.response_length[row]
     return sampled.tokens[row, : start + count], start
 
 
 def numpy_logprobs(setup, params, ids, start):
-    """log p of every response token, from the whole row's logits at the sampling temperature, in float64."""
+    """log p of every response token, from the logits of the whole row at the sampling temperature, in float64."""
     hidden = np.asarray(setup.policy.hidden(params, ids[None]))[0].astype(np.float64)
     logits = hidden @ params["embedding"].T / setup.config.temperature
     logp = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
     return np.array([logp[t - 1, ids[t]] for t in range(start, len(ids))])
 
 
-def test_the_rollout_has_both_kinds_of_ends(made):
+def test_the_rollout_has_ended_and_truncated_responses(made):
     _, sampled, _, _ = made
     assert sampled.ended.any() and not sampled.ended.all()
 
@@ -88,7 +88,7 @@ def test_the_mask_comes_from_lengths(made):
     assert (np.diff(mask, axis=1) <= 0).all()
 
 
-def test_the_samplers_log_probabilities_are_kept_or_recomputed_as_asked():
+def test_log_probabilities_of_the_sampler_are_kept_or_recomputed_as_configured():
     setup = tiny.setup()
     state, frozen = tiny.state(setup), tiny.roles(setup)
     sampled = tiny.rollout(setup, state.policy.params)
@@ -98,4 +98,4 @@ def test_the_samplers_log_probabilities_are_kept_or_recomputed_as_asked():
     np.testing.assert_array_equal(kept.rollout.logprobs, off.logprobs)
     again, metrics = tiny.experience(setup, state, frozen, off, recompute=True)
     np.testing.assert_allclose(again.rollout.logprobs, sampled.logprobs, atol=1e-5)
-    assert abs(float(metrics["kl_k1"])) < 1e-4  # the reference has the policy's weights
+    assert abs(float(metrics["kl_k1"])) < 1e-4  # the reference has the weights of the policy

@@ -28,7 +28,7 @@ def numpy_logp(setup, params, ids):
 
 
 def by_hand(setup, sampled, policy, reference):
-    """float64 [B, N]: sum over v of p (log p - log q) at the state before each response token, 0 behind."""
+    """float64 [B, N]: sum over v of p (log p - log q) at the state before each response token, 0 after the response."""
     out = np.zeros(np.shape(sampled.logprobs))
     for row, (start, count) in enumerate(zip(sampled.prompt_length, sampled.response_length, strict=True)):
         ids = np.asarray(sampled.tokens)[row, : start + count]
@@ -38,7 +38,7 @@ def by_hand(setup, sampled, policy, reference):
 
 
 def made(reference_seed=1, **changes):
-    """(setup, state, reference's parameters, rollout, experience, metrics)."""
+    """Return (setup, state, reference's parameters, rollout, experience, metrics)."""
     setup = tiny.setup(**changes)
     critic = tiny.place(setup.critic, tiny.host_params("scalar", seed=3)) if setup.has_critic else None
     state = init_ppo_state(setup, tiny.place(setup.policy, tiny.host_params()), critic, jax.random.key(11))
@@ -48,7 +48,7 @@ def made(reference_seed=1, **changes):
 
 
 @pytest.mark.parametrize("temperature", [0.7, 1.0])
-def test_in_the_reward_each_token_pays_the_kl_of_its_state(temperature):
+def test_in_the_reward_each_token_is_penalised_by_the_kl_of_its_state(temperature):
     setup, _, _, sampled, experience, metrics = made(
         temperature=temperature, kl_estimator="full", kl_coef=0.3, missing_eos="none"
     )
@@ -56,7 +56,7 @@ def test_in_the_reward_each_token_pays_the_kl_of_its_state(temperature):
     assert expected.max() > 0.01
     last = np.arange(8)[None] == np.asarray(sampled.response_length)[:, None] - 1
     score = np.asarray(experience.rewards) + 0.3 * expected
-    np.testing.assert_allclose(np.where(last, 0, score), 0, atol=1e-5)  # only the score remains, on the last token
+    np.testing.assert_allclose(np.where(last, 0, score), 0, atol=1e-5)  # the rest is the score, on the last token
     assert float(metrics["kl_full"]) == pytest.approx(expected.sum(1).mean(), rel=1e-4)
 
 
@@ -67,7 +67,7 @@ def test_equal_weights_have_a_kl_of_0_at_any_temperature(temperature):
 
 
 @pytest.mark.parametrize("temperature", [0.7, 1.0])
-def test_in_the_loss_it_is_the_kl_by_hand_and_its_gradient_that_of_the_plain_form(temperature):
+def test_in_the_loss_kl_and_gradient_equal_the_plain_form(temperature):
     setup, state, reference, sampled, experience, _ = made(temperature=temperature, **LOSS)
     whole, params = totals(setup, experience), tiny.to_host(state.policy.params)
 
@@ -78,7 +78,7 @@ def test_in_the_loss_it_is_the_kl_by_hand_and_its_gradient_that_of_the_plain_for
     count = int(np.sum(sampled.response_length))
     assert float(loss(params, 2.0) - loss(params, 0.0)) == pytest.approx(2 * expected.sum() / count, rel=1e-4)
 
-    def plain(p):  # [B, T, V] at once
+    def plain(p):  # [B, T, V] in one array
         logits = lambda q: setup.reference.hidden(q, sampled.tokens) @ q["embedding"].T / temperature  # noqa: E731
         mine, theirs = (jax.nn.log_softmax(logits(q)) for q in (p, reference))
         kl = jnp.sum(jnp.exp(mine) * (mine - theirs), -1)
@@ -94,7 +94,7 @@ def distance(setup, sampled, params, reference):
     return by_hand(setup, tiny.to_host(sampled), params, reference).sum()
 
 
-def test_in_the_loss_it_pulls_the_policy_to_the_reference():
+def test_in_the_loss_the_kl_pulls_the_policy_to_the_reference():
     setup, state, reference, sampled, experience, _ = made(**LOSS | {"kl_coef": 1.0}, learning_rate=3e-3)
     experience = dataclasses.replace(experience, advantages=np.zeros_like(experience.advantages))
     before = distance(setup, sampled, tiny.host_params(), tiny.host_params(seed=1))
@@ -133,26 +133,26 @@ def test_adapters_are_pulled_back_to_the_base_that_is_their_reference():
 
 @pytest.mark.parametrize("kl_in", ["reward", "loss"])
 @pytest.mark.parametrize("reference_seed", [0, 1])
-def test_the_checks_of_step_0_hold_and_find_another_reference(kl_in, reference_seed):
+def test_the_checks_of_step_0_pass_and_detect_another_reference(kl_in, reference_seed):
     setup, state, reference, sampled, experience, _ = made(reference_seed, temperature=0.7, kl_estimator="full", kl_in=kl_in)
     found = step_zero_checks(setup, reference, state.policy.params, sampled, experience, state.kl_coef)
     assert [check.name for check in found if not check.passed] == ([] if reference_seed == 0 else ["reference KL"])
 
 
-def test_the_loss_says_when_the_reference_is_missing():
+def test_the_loss_without_a_reference_is_an_error():
     setup, state, _, _, experience, _ = made(**LOSS)
     with pytest.raises(ValueError, match="needs the parameters of the reference"):
         ppo_update(setup, state, experience)
 
 
-def test_the_controller_goes_on_to_steer_by_k1():
-    """As with every other estimator: full is a penalty, k1 the measure."""
+def test_the_controller_still_uses_k1():
+    """As with every other estimator: "full" is the penalty, and the controller measures k1."""
     steered = {"kl_controller": "adaptive", "kl_target": 1e3, "kl_horizon": 40, "epochs": 1, "minibatches": 1}
     setup, state, reference, _, experience, _ = made(**LOSS | steered)
     after, _ = ppo_update(setup, state, experience, None, reference)
     assert float(after.kl_coef) == pytest.approx(0.05 * (1 - 0.2 * 8 / 40), rel=1e-5)
 
 
-def test_the_config_takes_it_in_the_reward_and_in_the_loss():
+def test_the_config_accepts_it_in_the_reward_and_in_the_loss():
     for kl_in in ("reward", "loss"):
         assert from_config_dict({"ppo": {"kl_in": kl_in, "kl_estimator": "full"}}).ppo.kl_estimator == "full"

@@ -1,4 +1,4 @@
-"""The PPO update: epochs, minibatches, micro-batches, the KL stop and the KL controller all act."""
+"""The PPO update: epochs, minibatches, micro-batches, the KL stop and the KL controller all take effect."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SGD = optax.sgd(1.0)  # an update is the gradient
 
 @pytest.fixture(scope="module")
 def buffer():
-    """One rollout buffer on the host, with informative advantages."""
+    """One rollout on the host, with advantages that are not zero."""
     setup = tiny.setup()
     state = tiny.state(setup)
     experience, _ = tiny.experience(setup, state, tiny.roles(setup, 1), tiny.rollout(setup, state.policy.params))
@@ -27,14 +27,14 @@ def buffer():
 
 
 def counts(state):
-    """Every count of updates that a train state holds: its own and its optimizer's."""
+    """Every count of updates in a train state: its own and those of its optimizer."""
     found = optax.tree_utils.tree_get_all_with_path(state.opt_state, "count")
     return {int(state.step), *(int(value) for _, value in found)}
 
 
 @pytest.mark.parametrize(("epochs", "minibatches"), [(1, 1), (2, 1), (3, 4)])
-def test_pitfall_11_epochs_and_minibatches_make_so_many_updates(buffer, epochs, minibatches):
-    """Elsewhere `num_epochs` was accepted and never read."""
+def test_pitfall_11_the_number_of_updates_is_epochs_times_minibatches(buffer, epochs, minibatches):
+    """Another system accepted `num_epochs` and never read it."""
     setup = tiny.setup(epochs=epochs, minibatches=minibatches)
     state, metrics = ppo_update(setup, tiny.state(setup), buffer)
     assert counts(state.policy) == counts(state.critic) == {epochs * minibatches}
@@ -42,7 +42,7 @@ def test_pitfall_11_epochs_and_minibatches_make_so_many_updates(buffer, epochs, 
     assert float(metrics["epochs_run"]) == epochs and float(metrics["stopped_early"]) == 0
 
 
-def test_the_first_minibatch_starts_at_ratio_1_and_its_gradient_is_the_policy_gradients(buffer):
+def test_the_first_update_has_ratio_1_and_an_unclipped_loss_of_0(buffer):
     """With whitened advantages the loss is 0 before the first update, and nothing is clipped."""
     setup = tiny.setup(epochs=1, minibatches=1)
     _, metrics = ppo_update(setup, tiny.state(setup), buffer)
@@ -52,14 +52,14 @@ def test_the_first_minibatch_starts_at_ratio_1_and_its_gradient_is_the_policy_gr
     assert float(metrics["clip_fraction"]) == 0 and float(metrics["approx_kl"]) == pytest.approx(0, abs=1e-8)
     count = buffer.rollout.response_length
     inside = np.arange(8)[None] < count[:, None]
-    # The critic has not moved either: half the squared error of its values, token by token.
+    # The critic has not moved either: its loss is half the squared error of its values, averaged over tokens.
     expected = 0.5 * np.mean((buffer.values - buffer.returns)[inside] ** 2)
     assert float(metrics["value_loss"]) == pytest.approx(expected, rel=1e-5)
     unexplained = np.var((buffer.returns - buffer.values)[inside]) / np.var(buffer.returns[inside])
     assert float(metrics["explained_variance"]) == pytest.approx(1 - unexplained, rel=1e-4)
 
 
-def test_later_updates_move_the_ratio_and_are_clipped(buffer):
+def test_later_updates_have_other_ratios_and_are_clipped(buffer):
     setup = tiny.setup(epochs=3, minibatches=4)
     _, metrics = ppo_update(setup, tiny.state(setup), buffer)
     assert float(metrics["ratio_max"]) > 1.2 and float(metrics["clip_fraction"]) > 0
@@ -67,7 +67,7 @@ def test_later_updates_move_the_ratio_and_are_clipped(buffer):
 
 @pytest.mark.parametrize("whiten", [True, False])
 def test_packed_micro_batches_of_any_size_change_nothing(buffer, whiten):
-    """Responses of unequal length: means of the parts' means would differ, statistics of the parts too."""
+    """Responses have unequal lengths: means of the means of parts would differ, and so would statistics of the parts."""
     T = buffer.rollout.tokens.shape[1]
 
     def fresh(micro_batch_tokens):
@@ -78,7 +78,7 @@ def test_packed_micro_batches_of_any_size_change_nothing(buffer, whiten):
 
     setup, state = fresh(0)
     fn = jax.jit(minibatch_update, static_argnums=0)
-    policy, critic, expected = fn(setup, state.policy, state.critic, buffer, state.kl_coef)  # each in a separate row
+    policy, critic, expected = fn(setup, state.policy, state.critic, buffer, state.kl_coef)  # each response in a separate row
     expected = tiny.to_host((policy.params, critic.params, expected))
     for tokens in (T, 8 * T):
         state, metrics = ppo_update(*fresh(tokens), buffer)
@@ -86,7 +86,7 @@ def test_packed_micro_batches_of_any_size_change_nothing(buffer, whiten):
         tiny.assert_trees_close(tiny.to_host((state.policy.params, state.critic.params, found)), expected, 1e-4, 2e-6)
 
 
-def test_the_kl_stop_leaves_the_rest_of_the_iteration_undone(buffer):
+def test_the_kl_stop_skips_the_rest_of_the_iteration(buffer):
     setup = tiny.setup(epochs=4, minibatches=2, target_kl=1e-3)
     state, metrics = ppo_update(setup, tiny.state(setup), buffer)
     ran = round(float(metrics["epochs_run"]) * 2)
@@ -94,8 +94,8 @@ def test_the_kl_stop_leaves_the_rest_of_the_iteration_undone(buffer):
     assert counts(state.policy) == counts(state.critic) == {ran}
 
 
-def test_the_metrics_of_a_stopped_iteration_are_means_over_what_ran(buffer):
-    """approx_kl is 0 at the first update and above the target at the second, the last that runs."""
+def test_the_metrics_of_a_stopped_iteration_are_means_over_its_updates(buffer):
+    """approx_kl is 0 at the first update, and above the target at the second and last one."""
     setup = tiny.setup(epochs=4, minibatches=1, target_kl=1e-6)
     _, metrics = ppo_update(setup, tiny.state(setup), buffer)
     assert float(metrics["epochs_run"]) == 2
@@ -105,7 +105,7 @@ def test_the_metrics_of_a_stopped_iteration_are_means_over_what_ran(buffer):
         assert float(metrics[name]) == pytest.approx(float(expected[name]), rel=1e-5), name
 
 
-def test_a_stop_at_the_last_update_stopped_nothing(buffer):
+def test_a_stop_after_the_last_update_does_not_count(buffer):
     setup = tiny.setup(epochs=2, minibatches=1, target_kl=1e-6)
     _, metrics = ppo_update(setup, tiny.state(setup), buffer)
     assert float(metrics["epochs_run"]) == 2 and float(metrics["stopped_early"]) == 0
@@ -117,8 +117,8 @@ def measured_kl(buffer):
 
 
 @pytest.mark.parametrize(("target", "error"), [(1000.0, -0.2), (None, 0.1)])
-def test_the_adaptive_controller_carries_its_coefficient_in_the_state(buffer, target, error):
-    """coef * (1 + clip(kl / target - 1, +-.2) * 8 / horizon), by hand; far below the target, and a tenth above it."""
+def test_the_adaptive_controller_keeps_its_coefficient_in_the_state(buffer, target, error):
+    """coef * (1 + clip(kl / target - 1, +-.2) * 8 / horizon), by hand: far below the target, and a tenth above it."""
     kl = measured_kl(buffer)
     assert kl > 0.01
     target = float(np.float32(kl / 1.1)) if target is None else target
@@ -130,7 +130,7 @@ def test_the_adaptive_controller_carries_its_coefficient_in_the_state(buffer, ta
     assert float(again.kl_coef) == pytest.approx(0.05 * (1 + error * 8 / 40) ** 2, rel=1e-5)
 
 
-def test_the_fixed_controller_leaves_it(buffer):
+def test_the_fixed_controller_keeps_the_coefficient(buffer):
     setup = tiny.setup(epochs=1, minibatches=1)
     state, _ = ppo_update(setup, tiny.state(setup), buffer)
     assert float(state.kl_coef) == np.float32(0.05)
@@ -141,7 +141,7 @@ STILL = optax.chain(optax.trace(decay=DECAY), optax.scale(0.0))
 
 
 def traced(buffer, epochs, step=0):
-    """The decayed sum of the gradients in the order they came, with the weights held still: one row a minibatch."""
+    """The decayed sum of the gradients in order, with frozen weights and one row per minibatch."""
     setup = tiny.setup(epochs=epochs, minibatches=8, whiten_advantages=False)
     setup = dataclasses.replace(setup, policy_optimizer=STILL, critic_optimizer=STILL)
     critic = tiny.place(setup.critic, tiny.host_params("scalar", seed=3))
@@ -150,7 +150,7 @@ def traced(buffer, epochs, step=0):
     return np.asarray(optax.tree_utils.tree_get(state.policy.opt_state, "trace")["embedding"], np.float64)
 
 
-def test_each_epoch_visits_every_row_once_in_a_fresh_order(buffer):
+def test_each_epoch_visits_every_row_once_in_a_new_order(buffer):
     """A row's weight in the decayed sum of gradients shows its position: .5^0 for the last, .5^7 for the first."""
     setup = tiny.setup(epochs=1, minibatches=8, whiten_advantages=False)
 
@@ -168,7 +168,7 @@ def test_each_epoch_visits_every_row_once_in_a_fresh_order(buffer):
     first = places(traced(buffer, 1))
     order = np.argsort(first)
     np.testing.assert_allclose(np.sort(first), DECAY ** np.arange(7.0, -1, -1), rtol=0.02)
-    # The second epoch's part is the rest after the first has decayed by eight steps.
+    # Subtract the first epoch, decayed by eight steps; the rest is the second epoch.
     second = places(traced(buffer, 2)) - DECAY**8 * first
     np.testing.assert_allclose(np.sort(second), DECAY ** np.arange(7.0, -1, -1), rtol=0.02)
     assert (np.argsort(second) != order).any()

@@ -1,4 +1,4 @@
-"""PPO's relatives in the same step: advantages from groups, other losses, KL in the loss, and no critic."""
+"""Variants of PPO in the same step: advantages from groups, other losses, KL in the loss, and no critic."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ VARIANTS = {
 
 
 def start(setup):
-    """The policy's initial weights, with the value head if the critic is shared."""
+    """The initial weights of the policy, with the value head if the critic is shared."""
     return tiny.host_params() | ({"score": tiny.host_params("scalar", seed=3)["score"]} if setup.shares_trunk else {})
 
 
@@ -56,18 +56,18 @@ def fresh(setup):
 
 
 def collected(setup):
-    """(state, experience, metrics) of one rollout scored by a preference model; the reference is another model."""
+    """Return (state, experience, metrics) of one rollout scored by a preference model; the reference is another model."""
     state, frozen = fresh(setup), tiny.roles(setup, reference_seed=1)
     return state, *tiny.experience(setup, state, frozen, tiny.rollout(setup, state.policy.params))
 
 
 def other(setup):
-    """The parameters of the reference, which is another model, where the update reads them."""
+    """The parameters of the reference, which is another model, if the update reads them."""
     return tiny.roles(setup, reference_seed=1).reference if setup.loss_reads_reference else None
 
 
 def packed(setup, experience, rows: int):
-    """The valid rows, packed into parts with the given number of rows."""
+    """Pack the valid rows into parts with the given number of rows."""
     B, sharding = len(experience.weight), setup.policy.sharding
     own = experience.rollout
     given = own.tokens, own.prompt_length, own.response_length
@@ -77,8 +77,8 @@ def packed(setup, experience, rows: int):
 
 
 def gradients(setup, experience, rows=None):
-    """Return (the policy's gradient, the critic's, metrics) of one minibatch, packed into parts with the given number of rows,
-    or without packing."""
+    """Return (the policy's gradient, the critic's gradient, metrics) of one minibatch, packed into parts with the given number
+    of rows or unpacked."""
     setup = dataclasses.replace(setup, policy_optimizer=SGD, critic_optimizer=SGD)
     state, parts = fresh(setup), None if rows is None else packed(setup, experience, rows)
     policy, critic, metrics = jax.jit(minibatch_update, static_argnums=0, compiler_options=tiny.COMPILE_FAST)(
@@ -92,7 +92,7 @@ def gradients(setup, experience, rows=None):
 
 
 def scattered(experience: Experience) -> Experience:
-    """The same rows, each followed by one that does not count, among garbage: wider rows and longer responses too."""
+    """The same rows, each followed by an uncounted row, with garbage, wider rows and longer responses."""
 
     def twice(x, garbage):
         return np.stack([x, np.full_like(x, garbage)], axis=1).reshape(-1, *x.shape[1:])
@@ -109,7 +109,7 @@ def scattered(experience: Experience) -> Experience:
 
 
 @pytest.mark.parametrize("name", VARIANTS)
-def test_packing_micro_batches_and_rows_that_do_not_count_change_nothing(name):
+def test_packing_micro_batches_and_uncounted_rows_change_nothing(name):
     setup = tiny.setup(**VARIANTS[name])
     _, experience, _ = collected(setup)
     experience = tiny.to_host(experience)
@@ -119,7 +119,7 @@ def test_packing_micro_batches_and_rows_that_do_not_count_change_nothing(name):
 
 
 @pytest.mark.parametrize("name", ["grpo", "rloo", "reinforce_pp"])
-def test_without_a_critic_there_is_no_state_of_one(name):
+def test_without_a_critic_there_is_no_critic_state(name):
     setup = tiny.setup(**VARIANTS[name])
     state, experience, _ = collected(setup)
     assert state.critic is None and abstract_ppo_state(setup).critic is None
@@ -147,7 +147,7 @@ def test_a_mesh_changes_nothing(mesh):
      ((2, 2, 2), "full in the reward")],
 )
 def test_a_mesh_changes_neither_advantages_nor_gradients(mesh, name):
-    """Groups and whole batches are spread over devices: their means and deviations are not those of a device."""
+    """Groups and whole batches are spread over devices: their means and standard deviations must not be those of one device."""
     alone, meshed = (tiny.setup(mesh=m, **VARIANTS[name]) for m in (None, mesh))
     _, experience, metrics = collected(alone)
     experience, sampled = tiny.to_host(experience), tiny.to_host(experience.rollout)
@@ -159,7 +159,7 @@ def test_a_mesh_changes_neither_advantages_nor_gradients(mesh, name):
     tiny.assert_trees_close(gradients(meshed, experience, rows if rows < 4 else None), gradients(alone, experience), 1e-3, 5e-6)
 
 
-def test_where_every_score_was_dropped_nothing_is_learnt():
+def test_if_every_score_was_dropped_there_is_no_gradient():
     setup = tiny.setup(**VARIANTS["grpo"] | {"kl_controller": "adaptive"})
     state, frozen = fresh(setup), tiny.roles(setup, reference_seed=1)
     sampled = tiny.rollout(setup, state.policy.params)
@@ -169,7 +169,7 @@ def test_where_every_score_was_dropped_nothing_is_learnt():
     learnt, _, metrics = gradients(setup, tiny.to_host(experience))
     assert metrics["policy_loss"] == metrics["grad_norm"] == metrics["skipped"] == 0
     assert not any(leaf.any() for leaf in jax.tree.leaves(learnt))
-    # Nor does the controller take the KL of no response for a small one.
+    # The controller must not take the KL of no responses for a small KL.
     after, _ = ppo_update(setup, state, experience)
     assert float(after.kl_coef) == np.float32(setup.config.kl_coef)
 
@@ -187,13 +187,13 @@ def test_a_reference_with_another_vocabulary_is_refused_while_tracing():
         )
 
 
-def test_group_advantages_are_scores_less_their_group_s_mean_over_its_deviation():
+def test_group_advantages_are_scores_minus_the_group_mean_over_the_group_deviation():
     setup = tiny.setup(**VARIANTS["grpo"])
     state, frozen = fresh(setup), tiny.roles(setup, reference_seed=1)
     sampled = tiny.rollout(setup, state.policy.params)
     scores = np.asarray(rollout_scores(tiny.scorer(setup), frozen.preference, sampled))
     experience, _ = tiny.experience(setup, state, frozen, sampled)
-    # KL is in the loss, so a reward is the score, or -1 where the response did not end.
+    # The KL is in the loss, so the reward is the score, or -1 if the response did not end.
     total = np.where(np.asarray(sampled.ended), scores, -1.0)
     for row in range(8):
         group = total[row // 4 * 4 : row // 4 * 4 + 4]
@@ -203,8 +203,8 @@ def test_group_advantages_are_scores_less_their_group_s_mean_over_its_deviation(
         assert not np.asarray(experience.advantages)[row, count:].any()
 
 
-def test_a_dropped_score_counts_for_nothing():
-    """As if its row were not there: the group's mean, the loss, the metrics and the counts."""
+def test_a_dropped_score_does_not_count():
+    """The group mean, the loss, the metrics and the counts are those without its row."""
     setup = tiny.setup(**VARIANTS["grpo"])
     state, frozen = fresh(setup), tiny.roles(setup, reference_seed=1)
     sampled = tiny.rollout(setup, state.policy.params)
@@ -223,7 +223,7 @@ def test_a_dropped_score_counts_for_nothing():
     assert found[0] == found[1] and np.isfinite(list(found[0].values())).all()
 
 
-def test_groups_of_equal_scores_are_left_out_when_asked():
+def test_groups_of_equal_scores_are_skipped_if_configured():
     setup = tiny.setup(**VARIANTS["dapo"] | {"overlong_buffer": 0})
     state, frozen = fresh(setup), tiny.roles(setup)
     sampled = tiny.rollout(setup, state.policy.params)
@@ -238,8 +238,8 @@ def test_groups_of_equal_scores_are_left_out_when_asked():
     assert float(metrics["kept"]) == expected.sum() and float(metrics["score"]) == scores.mean()
 
 
-def test_the_overlong_penalty_outlives_the_missing_eos_rule():
-    """A cut response is the longest there is: it pays the rule's score and the whole penalty."""
+def test_the_overlong_penalty_is_added_to_the_missing_eos_rule():
+    """A truncated response has the maximum length: it gets the rule's score and the whole penalty."""
     setup = tiny.setup(overlong_buffer=4, kl_coef=0.0)
     state, frozen = fresh(setup), tiny.roles(setup)
     sampled = tiny.rollout(setup, state.policy.params)
@@ -252,7 +252,7 @@ def test_the_overlong_penalty_outlives_the_missing_eos_rule():
     np.testing.assert_allclose(np.asarray(experience.rewards).sum(axis=1), expected, atol=1e-5)
 
 
-def test_the_critic_alone_learns_in_its_warm_up():
+def test_only_the_critic_is_updated_in_its_warm_up():
     setup = tiny.setup(critic_warmup=1)
     state, experience, _ = collected(setup)
     before = tiny.to_host((state.policy.params, state.critic.params))
@@ -291,7 +291,7 @@ def test_kl_in_the_loss_pulls_to_the_reference():
         ({"advantages": "reinforce_pp", "critic_warmup": 2}, "is not read where config.ppo.advantages is 'reinforce_pp'"),
     ],
 )
-def test_choices_that_do_not_fit_are_refused(changes, message):
+def test_incompatible_choices_are_refused(changes, message):
     with pytest.raises(UserError, match=message):
         from_config_dict({"ppo": changes})
 
@@ -309,7 +309,7 @@ def test_a_value_head_on_the_trunk_gets_the_gradients_of_both_losses():
     tiny.assert_trees_close(joint, expected | {"score": of_value["score"]}, 1e-4, 1e-7)
 
 
-def test_a_shared_critic_has_no_state_of_its_own_and_leaves_the_reference_alone():
+def test_a_shared_critic_has_no_separate_state_and_does_not_change_the_reference():
     setup = tiny.setup(critic="shared")
     state, experience, _ = collected(setup)
     assert state.critic is None and abstract_ppo_state(setup).critic is None
@@ -322,7 +322,7 @@ def test_a_shared_critic_has_no_state_of_its_own_and_leaves_the_reference_alone(
 
 
 @pytest.mark.parametrize(("mode", "level"), [("truncate", "token"), ("mask", "token"), ("truncate", "sequence")])
-def test_a_sampler_that_errs_is_corrected_in_the_loss(mode, level):
+def test_the_loss_corrects_for_an_inexact_sampler(mode, level):
     setup = tiny.setup(sampler_correction=mode, correction_level=level, correction_cap=1.2)
     state, frozen = fresh(setup), tiny.roles(setup, reference_seed=1)
     sampled = tiny.rollout(setup, state.policy.params)
@@ -333,7 +333,7 @@ def test_a_sampler_that_errs_is_corrected_in_the_loss(mode, level):
     ratio = np.exp(-gap if level == "token" else np.broadcast_to(-gap.sum(axis=1, keepdims=True), gap.shape))
     weight = np.minimum(ratio, 1.2) if mode == "truncate" else np.where(ratio > 1.2, 0, ratio)
     np.testing.assert_allclose(experience.importance, np.where(inside, weight, 0), atol=2e-4)
-    np.testing.assert_allclose(experience.rollout.logprobs, sampled.logprobs, atol=1e-4)  # the trainer's, not the reported ones
+    np.testing.assert_allclose(experience.rollout.logprobs, sampled.logprobs, atol=1e-4)  # not the reported ones
     assert float(metrics["correction_outside"]) == pytest.approx((ratio > 1.2)[inside].mean(), abs=1e-5)
     assert 0 < float(metrics["effective_sample_share"]) <= 1
     assert float(metrics["sampler_gap"]) == pytest.approx(np.abs(gap).max(), abs=2e-4)
@@ -346,13 +346,13 @@ def test_a_sampler_that_errs_is_corrected_in_the_loss(mode, level):
     assert float(policy_loss(plain, state.policy.params, experience, whole, 0.05)[0]) != pytest.approx(by_hand, abs=2e-4)
 
 
-def test_vtrace_looks_at_the_samplers_log_probs():
+def test_vtrace_uses_the_log_probs_of_the_sampler():
     setup = tiny.setup(advantages="vtrace", gamma=0.9)
     state, frozen = fresh(setup), tiny.roles(setup, reference_seed=1)
     sampled = tiny.rollout(setup, state.policy.params)
     told = dataclasses.replace(sampled, logprobs=np.asarray(sampled.logprobs) + np.float32(0.5))
     found, _ = tiny.experience(setup, state, frozen, told, recompute=True)
-    for row in range(8):  # Espeholt et al. 2018, eq. 1, backwards; every ratio is exp(-0.5)
+    for row in range(8):  # Espeholt et al. 2018, equation 1, backwards; every ratio is exp(-0.5)
         n, rho = int(sampled.response_length[row]), np.exp(-0.5)
         rewards, values = np.asarray(found.rewards)[row], np.append(np.asarray(found.values)[row, :n], 0)
         target = 0.0
@@ -373,16 +373,16 @@ def test_vtrace_looks_at_the_samplers_log_probs():
         ({"correction_cap": 3.0}, "is not read where config.ppo.sampler_correction is 'none'"),
     ],
 )
-def test_what_the_new_choices_cannot_go_with_is_refused(changes, message):
+def test_options_incompatible_with_the_other_choices_are_refused(changes, message):
     with pytest.raises(UserError, match=message):
         from_config_dict({"ppo": changes})
 
 
-def test_the_greedy_baseline_is_paid_by_the_rules_of_the_samples():
+def test_the_greedy_baseline_is_scored_by_the_rules_for_samples():
     setup = tiny.setup(advantages="remax", overlong_buffer=4)
     sampled = tiny.rollout(setup, fresh(setup).policy.params, temperature=0.0)
     scores = np.linspace(-1, 1, 8, dtype=np.float32)
     length, ended = np.asarray(sampled.response_length), np.asarray(sampled.ended)
     assert ended.any() and not ended.all()
-    expected = np.where(ended, scores, -1.0) + np.clip((8 - 4 - length) / 4, -1, 0)  # replaced by -1, then DAPO's slope
+    expected = np.where(ended, scores, -1.0) + np.clip((8 - 4 - length) / 4, -1, 0)  # replaced by -1, plus DAPO's slope
     np.testing.assert_allclose(greedy_baseline(setup.config, sampled, scores), expected, atol=1e-6)

@@ -1,4 +1,4 @@
-"""With one update of a rollout the critic's values come from its own training pass, with equal results."""
+"""With one update per rollout the critic's values come from its own training pass, with equal results."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ REINFORCE = {"advantages": "reinforce", "value_loss": "huber", "policy_loss": "p
 
 
 def setups(**changes):
-    """Return two setups that differ only in where values come from: the update, or the caller."""
+    """Return two setups that differ only in the source of values: the update, or the caller."""
     made = [tiny.setup(epochs=epochs, minibatches=1, **changes) for epochs in (1, 2)]
     return [dataclasses.replace(setup, policy_optimizer=SGD, critic_optimizer=SGD) for setup in made]
 
@@ -29,7 +29,7 @@ def setups(**changes):
     [(None, {}), (None, REINFORCE), (None, {"whiten_advantages": False, "micro_batch_tokens": 16}), ((2, 2, 2), {}),
      ((8, 1, 1), REINFORCE)],
 )  # fmt: skip
-def test_what_is_learnt_is_that_of_values_made_before(mesh, changes):
+def test_the_update_equals_one_with_values_computed_before(mesh, changes):
     alone, before = setups(**changes)
     state = tiny.state(before)
     experience, _ = tiny.experience(before, state, tiny.roles(before, 1), tiny.rollout(before, state.policy.params))
@@ -56,7 +56,7 @@ def test_what_is_learnt_is_that_of_values_made_before(mesh, changes):
     [{"epochs": 2}, {"minibatches": 2}, {"critic": "shared"}, {"advantages": "vtrace"},
      {"advantages": "grpo", "group_size": 2}],
 )  # fmt: skip
-def test_else_they_are_made_before(changes):
+def test_otherwise_values_are_computed_before_the_update(changes):
     config = tiny.setup().config
     once = dataclasses.replace(config, epochs=1, minibatches=1)
     assert values_in_update(once) and not values_in_update(config)

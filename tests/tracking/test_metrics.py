@@ -18,7 +18,7 @@ from jaxalign.tracking.metrics import MetricFiles, read_metrics, to_metrics
 
 @contextlib.contextmanager
 def started(directory, step=10**9):
-    """Write the metric files of `directory` for `steps`, first opened at step `first`, and close them."""
+    """Yield the metric files of `directory` for a run that starts at step `step`, and close them at the end."""
     files = MetricFiles(directory)
     files.start({"step": step})
     yield files
