@@ -210,6 +210,7 @@ def test_every_config_file_fits_the_schema(path):
 
 def test_steps_to_trace_are_of_a_stage_that_trains_in_this_run():
     for spec in ("nosuch:1", "revise:1", "dpo:1"):
-        assert refusal(profile=spec).startswith(f"config.profile is '{spec}', but of the stages of this run pretrain, sft, ")
+        assert refusal(profile=spec).startswith(f"config.profile is '{spec}', but only stages that train can be profiled; "
+                                                 "in this run: pretrain, sft, ")
     assert "STAGE:STEP or STAGE:STEP:COUNT is expected" in refusal(profile="ppo:x")
     assert from_config_dict({"profile": "ppo:10:3"}).profile == "ppo:10:3"

@@ -1,6 +1,6 @@
-"""The one config schema: every field with its type, default, documentation and check.
+"""The config schema: the type, default, documentation and constraint of every field.
 
-A config file starts from the defaults and changes some fields:
+A config file changes some of the defaults:
 
     from jaxalign.config import default_config
 
@@ -9,7 +9,7 @@ A config file starts from the defaults and changes some fields:
         config.ppo.kl_coef = 0.1
         return config
 
-`python -m jaxalign.config` prints the reference page, docs/config.md. Nothing here imports JAX.
+`python -m jaxalign.config` prints the reference page, docs/config.md. No module in this package imports JAX.
 """
 
 from jaxalign.config.arguments import section_from

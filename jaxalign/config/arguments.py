@@ -1,4 +1,4 @@
-"""Sections made from keyword arguments, for the Python API."""
+"""Builds sections from keyword arguments, for the Python API."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from jaxalign.errors import UserError
 
 
 def section_from(default: Any, fields: Mapping[str, Any], caller: str) -> Any:
-    """A section of the config from keyword arguments, checked as in a run.
+    """Builds a section of the config from keyword arguments and checks it as a run does.
 
     Args:
-        default: the section whose fields apply where they are not given.
-        fields: values by the names of fields. A section inside is a mapping or an instance of its class.
-        caller: the name of the function or class in error messages, where CALLER.FIELD stands for the argument.
+        default: the section that provides the fields not given.
+        fields: values by field name. A nested section is a mapping or an instance of its class.
+        caller: the function or class that error messages name; they call the argument CALLER.FIELD.
 
     Raises:
-        UserError: there is no such field, its value is not accepted, or the chosen kind does not read it.
+        UserError: a field does not exist, its value is not valid, or it has no effect with the other values.
     """
     section = schema.from_mapping(default, fields, caller)
     name = next((name for name, kind in schema.field_types(Config).items() if kind is type(default)), None)
@@ -37,7 +37,7 @@ def section_from(default: Any, fields: Mapping[str, Any], caller: str) -> Any:
 
 
 def _around(name: str, section: Any) -> Config:
-    """A config for the section's check. The caller brings its own model and data, so those do not restrict it."""
+    """A config for the section's check. The caller provides the model and the data, so the config must not restrict them."""
     config = Config()
     model = dataclasses.replace(config.model, max_length=2**31 - 1)
     data = dataclasses.replace(config.data, source="preferences_jsonl")

@@ -1,4 +1,4 @@
-"""The base class of the sections of the config, and checks that several of them share."""
+"""The base class of config sections, and checks that several sections share."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from jaxalign.errors import UserError
 
 
 class WholeConfig(Protocol):
-    """The whole config as a section's check sees it; `jaxalign.config.root.Config`, which imports the sections."""
+    """The type of the whole config in a section's check. `jaxalign.config.root.Config` itself imports the sections."""
 
     stages: tuple[str, ...]
 
@@ -16,10 +16,10 @@ class WholeConfig(Protocol):
 
 
 class Section:
-    """A section of the config. A subclass is a frozen dataclass whose fields are made with `field` and `section`."""
+    """A section of the config. A subclass is a frozen dataclass with fields built by `field` and `section`."""
 
     def check(self, config: WholeConfig, name: str) -> None:
-        """Raises UserError where fields of this section do not fit each other or the rest of `config`.
+        """Raises UserError if fields of this section conflict with each other or with the rest of `config`.
 
         Args:
             config: the whole config.
@@ -28,7 +28,7 @@ class Section:
 
 
 def check_response_length(section: Any, config: WholeConfig, name: str) -> None:
-    """Checks that a prompt fits before a response of `max_new_tokens`."""
+    """Checks that `max_new_tokens` leaves space for a prompt."""
     if section.max_new_tokens >= config.model.max_length:
         raise UserError(f"config.{name}.max_new_tokens is {section.max_new_tokens}; it must be below config.model.max_length "
                         f"({config.model.max_length}), which includes the prompt")

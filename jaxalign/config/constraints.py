@@ -17,7 +17,7 @@ class Check:
     Args:
         text: completes the sentence "it must be ...".
         holds: whether a value satisfies the constraint.
-        choices: the values that are allowed, where they can be listed; a wrong value then gets a suggestion.
+        choices: the allowed values, if they can be listed. The error for a wrong value suggests the nearest one.
     """
 
     def __init__(self, text: str, holds: Callable[[Any], bool], choices: tuple[Any, ...] = ()):
@@ -32,12 +32,12 @@ class Check:
         return self._choices
 
     def require(self, value: Any, path: str) -> None:
-        """Raises UserError where `value`, the field at `path`, does not satisfy the constraint."""
+        """Raises UserError if `value`, the value of the field at `path`, does not satisfy the constraint."""
         if not self._holds(value):
             raise UserError(f"{path} is {value!r}; it must be {self.text}{self._suggestion(value)}")
 
     def _suggestion(self, value: Any) -> str:
-        """`; did you mean ...?` for the first entry that is not a choice; empty where no choice is near."""
+        """`; did you mean ...?` for the first entry that is not a choice; empty if no choice is similar."""
         items = value if isinstance(value, tuple) else (value,)
         wrong = next((item for item in items if item not in self.choices), "")
         names = [choice for choice in self.choices if isinstance(choice, str)]
@@ -46,14 +46,14 @@ class Check:
 
 
 class _Registered(Check):
-    """The name of a record, or "package.module:name" of one. Its names are those of the registry when they are asked for."""
+    """The name of a record, or the "package.module:name" of one. Reads the registry's names at each use, not once at import."""
 
     def __init__(self, registry: Registry, find: Callable[[str, str], Any] | None, sums: bool):
         self._registry, self._find, self._sums = registry, find or registry.get, sums
 
     @property
     def text(self) -> str:
-        own = f"one of {', '.join(self.choices)}, or 'package.module:name' of your own"
+        own = f"one of {', '.join(self.choices)}, or 'package.module:name' for your own"
         return f"{own}, or several of these joined by +" if self._sums else own
 
     @property
@@ -66,7 +66,7 @@ class _Registered(Check):
             self._find(part, path)
         repeated = next((part for part in parts if parts.count(part) > 1), None)
         if repeated is not None:
-            raise UserError(f"{path} is {value!r}, which has {repeated!r} twice; name each part once")
+            raise UserError(f"{path} is {value!r}, which contains {repeated!r} twice; name each part once")
 
 
 def at_least(low: float) -> Check:
@@ -86,13 +86,13 @@ def one_of(*choices: str | int) -> Check:
 
 
 def some_of(*choices: str) -> Check:
-    """For a tuple: at least one entry, each a choice, none twice, in the order of the choices."""
+    """For a tuple: one or more of the choices, without repetition, in the order of the choices."""
     return Check(f"some of {', '.join(choices)}, in this order",
                  lambda value: bool(value) and value == tuple(choice for choice in choices if choice in value), choices)
 
 
 def none_or_some_of(*choices: str) -> Check:
-    """As `some_of`, or no entry."""
+    """Like `some_of`, but the tuple may be empty."""
     return Check(f"empty, or {some_of(*choices).text}",
                  lambda value: value == tuple(choice for choice in choices if choice in value), choices)
 
@@ -102,11 +102,11 @@ def registered(registry: Registry, find: Callable[[str, str], Any] | None = None
 
     Args:
         registry: the records.
-        find: `find(name, where) -> record`, in place of `registry.get`; it raises UserError where there is no record.
+        find: `find(name, where) -> record`, used instead of `registry.get`; raises UserError if there is no record.
     """
     return _Registered(registry, find, sums=False)
 
 
 def sum_of_registered(registry: Registry, find: Callable[[str, str], Any] | None = None) -> Check:
-    """For a string: one or more names as in `registered`, joined by "+", none twice."""
+    """For a string: one or more distinct names, as in `registered`, joined by "+"."""
     return _Registered(registry, find, sums=True)

@@ -1,4 +1,4 @@
-"""Checks that sizes divide evenly, with the nearest values that would."""
+"""Checks that sizes divide evenly. Errors suggest the nearest valid values."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from jaxalign.errors import UserError
 
 
 def nearest_divisors(sizes: Sequence[int], asked: int) -> str:
-    """The numbers nearest to `asked`, below and above, that divide all of `sizes`: "2 or 4"."""
+    """The nearest numbers below and above `asked` that divide all of `sizes`, such as "2 or 4"."""
     common = math.gcd(*sizes)
     fits = [number for number in range(1, common + 1) if common % number == 0]
     return " or ".join(str(n) for n in ([n for n in fits if n < asked][-1:] + [n for n in fits if n > asked][:1]))
 
 
 def check_divides(field: str, ways: int, sizes: Mapping[str, int]) -> None:
-    """Raises UserError at the first of `sizes`, by their field's names, that `ways`, the value of `field`, does not divide."""
+    """Raises UserError if `ways`, the value of `field`, does not divide all `sizes`, which are keyed by field name."""
     for name, size in sizes.items():
         if size % ways:
             near = nearest_divisors(tuple(sizes.values()), ways)
-            raise UserError(f"{field} is {ways}; it must divide {name} ({size}): {near} would, or change that")
+            raise UserError(f"{field} is {ways}; it must divide {name} ({size}): set it to {near}, or change {name}")
 
 
 def check_multiple(field: str, rows: int, factors: Mapping[str, int]) -> None:
-    """Raises UserError unless `rows`, the value of `field`, is a multiple of the product of `factors`, by their names."""
+    """Raises UserError unless `rows`, the value of `field`, is a multiple of the product of `factors`, keyed by field name."""
     product = math.prod(factors.values())
     if rows % product == 0:
         return
     words = [f"{name} ({size})" for name, size in factors.items() if size > 1]
     near = " or ".join(str(x) for x in (rows // product * product, -(-rows // product) * product) if x)
     raise UserError(f"{field} is {rows}; it must be a multiple of {' x '.join(words)}"
-                    + (f" = {product}" if len(words) > 1 else "") + f", as {near} is")
+                    + (f" = {product}" if len(words) > 1 else "") + f", such as {near}")

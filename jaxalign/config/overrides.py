@@ -1,4 +1,4 @@
-"""Fields set on the command line: `--config.ppo.kl_coef=0.1` in all its spellings, checked against the schema."""
+"""Parses fields set on the command line, such as `--config.ppo.kl_coef=0.1`, in every spelling, against the schema."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _OVERRIDE = re.compile(r"--?(?P<no>no)?config\.(?P<name>[^=]*)(?:=(?P<value>.*))
 
 
 def normalise(arguments: Sequence[str], default: Any) -> list[str]:
-    """Brings every override into the form --config.FIELD=VALUE. Other arguments stay as they are.
+    """Rewrites every override to the form --config.FIELD=VALUE. Other arguments do not change.
 
     Args:
         arguments: the command line without the program's name.
-        default: the default config, with the sections of the run's own stages.
+        default: the default config, including the sections of custom stages.
 
     Raises:
-        UserError: there is no such field, or it has no value.
+        UserError: a field does not exist or has no value.
     """
     result: list[str] = []
     waiting = iter(arguments)
@@ -39,23 +39,23 @@ def normalise(arguments: Sequence[str], default: Any) -> list[str]:
         if kind is bool and value is None:
             value = "False" if match["no"] else "True"
         elif match["no"]:
-            raise UserError(f"{argument} turns off a flag, but config.{name} is {schema.type_name(kind)}; "
-                            f"set it as --config.{name}=VALUE")
+            raise UserError(f"{argument} is only valid for a bool, but config.{name} is {schema.type_name(kind)}; "
+                            f"set it with --config.{name}=VALUE")
         value = next(waiting, None) if value is None else value
         if value is None:
-            raise UserError(f"--config.{name} has no value; set it as --config.{name}=VALUE")
+            raise UserError(f"--config.{name} has no value; set it with --config.{name}=VALUE")
         if rename:
             report(rename)
         for field, text in (rename.apply(value) if rename else {name: value}).items():
             given = f"--config.{field}="
-            # Where a field is given twice, the last value counts; the flags library would concatenate tuples.
+            # If a field is given twice, the last value counts. The flags library would concatenate tuples.
             result = [other for other in result if not other.startswith(given)]
             result.append(given + _literal_of(text, _field_type(field, default)))
     return result
 
 
 def stages_given(arguments: Sequence[str]) -> tuple[str, ...]:
-    """The stages that the command line names, in any spelling; empty where it names none."""
+    """The stages that the command line sets, in any spelling; empty if it sets none."""
     found = ""
     for argument, following in itertools.pairwise([*arguments, ""]):
         match = _OVERRIDE.fullmatch(argument)
@@ -65,7 +65,7 @@ def stages_given(arguments: Sequence[str]) -> tuple[str, ...]:
 
 
 def _literal_of(value: str, kind: Any) -> str:
-    """A tuple's entries as a Python literal; any other value as it is given."""
+    """A tuple's entries as a Python literal; any other value unchanged."""
     if typing.get_origin(kind) is not tuple or value.startswith(("(", "[")):
         return value
     parts = [part.strip() for part in value.split(",") if part.strip()]
@@ -74,7 +74,7 @@ def _literal_of(value: str, kind: Any) -> str:
 
 
 def _number_or_string(part: str) -> str:
-    """A number as it is, anything else as a string literal."""
+    """A number unchanged; anything else as a string literal."""
     try:
         float(part)
         return part
@@ -83,13 +83,13 @@ def _number_or_string(part: str) -> str:
 
 
 def _field_type(name: str, default: Any) -> Any:
-    """The schema's type of a field. Raises UserError where there is no such field, or it is a section."""
+    """The schema's type of a field. Raises UserError if the field does not exist or is a section."""
     try:
         found = schema.get(default, name)
     except KeyError:
         raise UserError(unknown_name(default, f"config.{name}")) from None
     if schema.is_section(type(found)):
         some = next(iter(schema.field_types(type(found))))
-        raise UserError(f"config.{name} is a section; set its fields one by one, as in --config.{name}.{some}=VALUE")
+        raise UserError(f"config.{name} is a section; set its fields individually, such as --config.{name}.{some}=VALUE")
     owner = schema.get(default, name.rpartition(".")[0]) if "." in name else default
     return schema.field_types(type(owner))[name.rpartition(".")[2]]

@@ -1,9 +1,9 @@
-"""Options that only some choices read: how a field declares them, and the check that refuses them elsewhere.
+"""Conditions under which an option has an effect: how a field declares them, and the check that enforces them.
 
     lam: float = field(0.95, "Lambda of GAE.", between(0.0, 1.0), chosen("advantages", ADVANTAGES))
-    kl_target: float = field(6.0, "KL aimed at.", above(0), when("kl_controller", "adaptive"))
+    kl_target: float = field(6.0, "Target KL.", above(0), when("kl_controller", "adaptive"))
 
-A value other than the default is refused where the chosen kind does not read the field, since it would have no effect.
+An option that differs from its default but is not read under the other settings is an error, since it would have no effect.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ class ReadBy:
     """The condition under which a field is read.
 
     Attributes:
-        selector: the field that decides: its name in the same section, or its full dotted name.
-        reads: `reads(value, name)`: whether the field `name` is read where the selector has `value`.
-        readers: `readers(name)`: the values of the selector that read the field; completes "or set SELECTOR ...".
+        selector: the field that determines whether the option is read: its name in the same section, or its full dotted name.
+        reads: `reads(value, name)`: whether the option `name` is read when the selector has `value`.
+        readers: `readers(name)`: the selector's values with which the option is read; completes "or set SELECTOR ...".
     """
 
     selector: str
@@ -33,7 +33,7 @@ class ReadBy:
 
 
 def when(selector: str, *values: Any) -> ReadBy:
-    """Read where the selector has one of `values`. Of a sum such as "a+b", one part suffices."""
+    """Read when the selector has one of `values`. If it is a sum such as "a+b", one part suffices."""
 
     def reads(value: Any, name: str) -> bool:
         return value in values or (isinstance(value, str) and not set(values).isdisjoint(names_in(value)))
@@ -42,12 +42,12 @@ def when(selector: str, *values: Any) -> ReadBy:
 
 
 def unless(selector: str, value: Any, otherwise: str) -> ReadBy:
-    """Read where the selector does not have `value`; `otherwise` completes "or set SELECTOR ...", as in "above 0"."""
+    """Read unless the selector has `value`. `otherwise` completes "or set SELECTOR ...", for example "above 0"."""
     return ReadBy(selector, lambda found, name: found != value, lambda name: otherwise)
 
 
 def chosen(selector: str, registry: Registry, attribute: str = "reads") -> ReadBy:
-    """Read where the chosen record reads it. Of a sum such as "a+b", one part suffices.
+    """Read when the selected record reads it. If the selector is a sum such as "a+b", one part suffices.
 
     Args:
         selector: the field that names records of `registry`.
@@ -66,16 +66,16 @@ def chosen(selector: str, registry: Registry, attribute: str = "reads") -> ReadB
 
 
 def refuse_unread(section: Any, usual: Any, name: str, value_of: Callable[[str], Any]) -> None:
-    """Refuses options of a section that the chosen kinds do not read.
+    """Checks that every option of a section that differs from its default is read.
 
     Args:
         section: the section's values.
         usual: its defaults.
         name: its dotted name.
-        value_of: the value at a full dotted name.
+        value_of: returns the value at a full dotted name.
 
     Raises:
-        UserError: a field has another value than its default and is not read.
+        UserError: a field differs from its default but is not read.
     """
     for entry in dataclasses.fields(section):
         value, default = getattr(section, entry.name), getattr(usual, entry.name)
@@ -87,12 +87,12 @@ def refuse_unread(section: Any, usual: Any, name: str, value_of: Callable[[str],
             if condition.reads(found, entry.name):
                 continue
             field, value, default = _differing(value, default, f"{name}.{entry.name}")
-            raise UserError(f"config.{field} is {value!r}, which is not read where config.{selector} is {found!r}: leave it at "
-                            f"{default!r}, or set config.{selector} {condition.readers(entry.name)}")
+            raise UserError(f"config.{field} is {value!r}, which has no effect when config.{selector} is {found!r}: leave it "
+                            f"at {default!r}, or set config.{selector} {condition.readers(entry.name)}")
 
 
 def _differing(value: Any, default: Any, name: str) -> tuple[str, Any, Any]:
-    """The first field inside a section whose value is not its default; a value that is no section itself."""
+    """(name, value, default) of the first nested field that differs from its default; a plain value is returned unchanged."""
     if dataclasses.is_dataclass(value):
         for entry in dataclasses.fields(value):
             inner, usual = getattr(value, entry.name), getattr(default, entry.name)

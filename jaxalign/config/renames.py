@@ -1,4 +1,4 @@
-"""Old names of fields, accepted in config files, flags and manifests of old work directories, each with a line that says so."""
+"""Old names of fields. Config files, flags and manifests of old work directories may still use them; each use is reported."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from jaxalign.registry.policy_losses import POLICY_LOSSES
 
 @dataclasses.dataclass(frozen=True)
 class Rename:
-    """A field that has another name now.
+    """A renamed or removed field.
 
     Attributes:
-        old: its dotted name before.
-        new: its dotted names now; empty: it is no longer read.
-        values: `values(old value)`, the new fields' values in the order of `new`; None: all have the old value.
-        remedy: for a field that is no longer read, what to set instead.
+        old: the old dotted name.
+        new: the new dotted names; empty if the field was removed.
+        values: `values(old value)` returns the new fields' values in the order of `new`; None: all get the old value.
+        remedy: for a removed field, what to set instead.
     """
 
     old: str
@@ -30,7 +30,7 @@ class Rename:
     remedy: str = ""
 
     def apply(self, value: Any) -> dict[str, Any]:
-        """The new fields by dotted name."""
+        """The values of the new fields, by dotted name."""
         values = (value,) * len(self.new) if self.values is None else self.values(value)
         return dict(zip(self.new, values, strict=True))
 
@@ -39,27 +39,27 @@ class Rename:
         names = ", ".join(f"config.{name}" for name in self.new)
         if names:
             return f"config.{self.old} is now called {names}; the old name still works"
-        return f"config.{self.old} is no longer read: {self.remedy}"
+        return f"config.{self.old} no longer has an effect: {self.remedy}"
 
 
 def _one_policy(value: Any) -> tuple[Any, ...]:
-    """One field ruled every check of RL; all checks but the sampler's could only warn or stop."""
+    """A single field used to set the action of every RL check. Only the first two can also recompute."""
     other = "stop" if value == "stop" else "warn"
     return value, value, other, other
 
 
-_TOKENS = "a micro-batch now holds a number of tokens, {}.micro_batch_tokens; results do not depend on it"
+_TOKENS = "set {}.micro_batch_tokens, the tokens of a micro-batch, instead; results do not depend on it"
 
 RENAMES = (
     Rename("ppo.on_sampler_gap",
            ("ppo.checks.ratio", "ppo.checks.sampler_gap", "ppo.checks.reference_kl", "ppo.checks.micro_batches"), _one_policy),
     *(Rename(f"{stage}.micro_batches", (), remedy=_TOKENS.format(stage)) for stage in ("preference", "dpo", "ppo")),
 )
-"""Every rename. A chain of them is applied in order, so that the oldest name comes first."""
+"""Every rename, applied in this order: for a field renamed twice, the oldest name comes first."""
 
 
 def with_current_names(values: Mapping[str, Any] | config_dict.ConfigDict) -> Any:
-    """`values`, nested by section, with the current names of fields; a copy where it has old ones."""
+    """`values`, nested by section, with the fields' current names; a copy if `values` has old names."""
     if not any(_owner(values, rename) for rename in RENAMES):
         return values
     values = _copied(values)
@@ -68,7 +68,7 @@ def with_current_names(values: Mapping[str, Any] | config_dict.ConfigDict) -> An
 
 
 def rename_in_place(values: Any) -> None:
-    """Replaces old names of fields in nested dictionaries or a ConfigDict by the current ones."""
+    """Replaces old field names by the current ones, in nested dictionaries or a ConfigDict."""
     for rename in RENAMES:
         owner = _owner(values, rename)
         if owner is None:
@@ -88,7 +88,7 @@ def rename_in_place(values: Any) -> None:
 
 
 def leaves_with_current_names(leaves: Mapping[str, Any]) -> dict[str, Any]:
-    """As `with_current_names` for values by full dotted name, as in a manifest."""
+    """Like `with_current_names`, for values keyed by full dotted name, as in a manifest."""
     leaves = dict(leaves)
     for rename in RENAMES:
         if rename.old in leaves:
@@ -98,32 +98,32 @@ def leaves_with_current_names(leaves: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def effective(leaves: Mapping[str, Any]) -> dict[str, Any]:
-    """`leaves`, by dotted name, with the clip range that the policy loss uses where ppo.clip or clip_high is not set.
+    """`leaves`, keyed by dotted name, with an unset ppo.clip and ppo.clip_high replaced by the policy loss's own range.
 
-    A manifest from before that default was the loss's own states the numbers, so both forms compare equal.
+    Older manifests contain the numbers, because those were the defaults. With this replacement both forms compare equal.
     """
     try:
         loss = POLICY_LOSSES.get(leaves["ppo.policy_loss"], "config.ppo.policy_loss")
-    except (KeyError, UserError):  # Another section, or a loss that is no longer there.
+    except (KeyError, UserError):  # Another section, or a loss that no longer exists.
         return dict(leaves)
     low, high = loss.clip_range(leaves.get("ppo.clip"), leaves.get("ppo.clip_high"))
     return dict(leaves) | {"ppo.clip": low, "ppo.clip_high": high}
 
 
 def current_names(name: str) -> tuple[str, ...]:
-    """The names that the field or section `name` has now: its own where it was never renamed."""
+    """The current names of the field or section `name`; `name` itself if it was never renamed."""
     rename = rename_of(name)
     return (name,) if rename is None else rename.new
 
 
 def rename_of(name: str) -> Rename | None:
-    """The rename whose old name is `name`; None where it was never renamed."""
+    """The rename with old name `name`; None if there is none."""
     return next((rename for rename in RENAMES if rename.old == name), None)
 
 
 @functools.cache
 def report(rename: Rename) -> None:
-    """Prints a rename's sentence once in a process."""
+    """Prints a rename's sentence, once per process."""
     print(rename.sentence, flush=True)
 
 
@@ -132,12 +132,12 @@ def _is_mapping(value: Any) -> bool:
 
 
 def _copied(values: Any) -> dict[str, Any]:
-    """Nested dictionaries, so that the caller's values stay as they are."""
+    """A copy as nested dictionaries, so that the caller's values do not change."""
     return {name: _copied(values[name]) if _is_mapping(values[name]) else values[name] for name in values}
 
 
 def _owner(values: Any, rename: Rename) -> Any:
-    """The section in `values` that has a field of the old name; None where there is none."""
+    """The section in `values` that has a field with the old name; None if there is none."""
     *sections, name = rename.old.split(".")
     for part in sections:
         values = values[part] if _is_mapping(values) and part in values else None

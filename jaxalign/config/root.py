@@ -1,4 +1,4 @@
-"""The whole config: its sections, how it is read, and the checks that concern several sections."""
+"""The whole config: its sections, reading it, and checks across sections."""
 
 from __future__ import annotations
 
@@ -45,14 +45,15 @@ from jaxalign.registry.stages import STAGES, Batch, StageRecord, stages_in_order
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """All of a run's settings."""
+    """All settings of a run."""
 
-    seed: int = field(0, "Every random number of the run follows from it.", between(0, 2**31 - 1))
-    stages: tuple[str, ...] = field(DEFAULT_STAGES, "The stages to run, in this order.", InGraphOrder())
-    compile_cache: str | None = field("", "Folder of compiled programs; empty: ~/.cache/jaxalign, None: off.")
-    profile: str = field("", "Steps to trace, as STAGE:STEP:COUNT (ppo:10:3), into the stage's folder `profile`; empty: none.")
-    sampler: str = field("local", "What samples the policy's responses in ppo, online_dpo, best_of_n, reward_distill and "
-                         "evaluate: local (this process), or your own, as 'package.module:name' or 'FILE.py:name'; "
+    seed: int = field(0, "Seed of all random numbers in the run.", between(0, 2**31 - 1))
+    stages: tuple[str, ...] = field(DEFAULT_STAGES, "The stages to run, in order.", InGraphOrder())
+    compile_cache: str | None = field("", "Folder for cached compiled programs; empty: ~/.cache/jaxalign, None: no cache.")
+    profile: str = field("", "Steps to profile, as STAGE:STEP:COUNT (ppo:10:3); empty: none. Traces go to the stage's folder "
+                         "`profile`.")
+    sampler: str = field("local", "The sampler of the policy's responses in ppo, online_dpo, best_of_n, reward_distill and "
+                         "evaluate: local (this process), or 'package.module:name' or 'FILE.py:name' of your own; "
                          "docs/extending.md.", registered(SAMPLERS, sampler_record))
     mesh: Mesh = section(Mesh(), "")
     model: Model = section(Model(), "")
@@ -78,27 +79,27 @@ class Config:
 
 @functools.cache
 def _with_sections(sections: tuple[tuple[str, Any], ...]) -> Config:
-    """The default config with the sections of users' stages, given by name and default, as further fields."""
+    """The default config with additional fields for the sections of custom stages, given as (name, default)."""
     fields = [(name, type(default), section(default)) for name, default in sections]
     return dataclasses.make_dataclass("Config", fields, bases=(Config,), frozen=True)()
 
 
 def default_for(stages: Iterable[str]) -> Config:
-    """The default config, with the sections of users' stages: of those registered, and of those that `stages` names."""
+    """The default config, including the sections of custom stages: the registered ones and those that `stages` names."""
     own = own_sections(stages, schema.field_types(Config))
     return _with_sections(tuple(own.items())) if own else Config()
 
 
 def default_config() -> config_dict.ConfigDict:
-    """The defaults, for a config file to change. It accepts any key and type; `from_config_dict` checks them."""
+    """The defaults, for a config file to modify. The dictionary accepts any key and type; `from_config_dict` checks them."""
     return schema.to_config_dict(default_for(()))
 
 
 def from_config_dict(values: config_dict.ConfigDict | dict[str, Any]) -> Config:
-    """The frozen, typed config. Fields that `values` leaves out keep their defaults; old names of fields are accepted.
+    """The frozen, typed config. Fields missing from `values` keep their defaults; old field names are accepted.
 
     Raises:
-        UserError: an unknown key, a wrong type, a value out of range, or values that do not fit together.
+        UserError: an unknown key, a wrong type, a value out of range, or values that conflict.
     """
     values = with_current_names(values)
     config = schema.from_mapping(default_for(stage_names(values)), values)
@@ -112,9 +113,9 @@ def to_dict(config: Config) -> dict[str, Any]:
 
 
 def check(config: Config) -> None:
-    """Raises UserError at the first fields that do not fit together.
+    """Raises UserError for the first conflict between fields.
 
-    Sections of stages that are not in `config.stages` are not checked: a mesh need not divide a batch that is never made.
+    Sections of stages that are not in `config.stages` are not checked: the mesh need not divide a batch that never runs.
     """
     records = {record.name: record for record in stages_in_order(config.stages)}
     _check_profile(config, records)
@@ -132,7 +133,7 @@ def check(config: Config) -> None:
 
 
 def _check_section(part: Any, usual: Any, config: Config, name: str) -> None:
-    """Checks a section, whose defaults are `usual`, and the sections inside it."""
+    """Checks a section and its nested sections. usual: the section's defaults."""
     refuse_unread(part, usual, name, lambda dotted: schema.get(config, dotted))
     if hasattr(part, "check"):
         part.check(config, name)
@@ -147,24 +148,24 @@ def _check_profile(config: Config, records: Mapping[str, StageRecord]) -> None:
     stage = traced_steps(config.profile)[0]
     able = [name for name, record in records.items() if record.trains]
     if stage not in able:
-        raise UserError(f"config.profile is {config.profile!r}, but of the stages of this run {', '.join(able) or 'none'} "
-                        "can be traced: those that train in steps")
+        raise UserError(f"config.profile is {config.profile!r}, but only stages that train can be profiled; in this run: "
+                        f"{', '.join(able) or 'none'}")
 
 
 def _check_sampler(config: Config, records: Mapping[str, StageRecord]) -> None:
     if config.sampler != Config.sampler and not any(record.uses_sampler for record in records.values()):
         readers = ", ".join(record.name for record in STAGES if record.uses_sampler)
-        raise UserError(f"config.sampler is {config.sampler!r}, but no stage of this run reads it: leave it at "
+        raise UserError(f"config.sampler is {config.sampler!r}, but no stage of this run uses it: leave it at "
                         f"{Config.sampler!r}, or run one of {readers}")
 
 
 def _check_batch(config: Config, record: StageRecord, batch: Batch) -> None:
-    """Checks that a batch divides into its parts, over the mesh, and over the devices that sample."""
+    """Checks that a batch divides evenly into its parts, over the mesh, and over the devices that sample."""
     mesh, rows, field_name = config.mesh, schema.get(config, batch.rows), f"config.{batch.rows}"
     split = {f"config.mesh.{axis}": getattr(mesh, axis) for axis in ("data", "fsdp")}
     factors = {f"config.{factor}": schema.get(config, factor) or 1 for factor in batch.factors} | split
     factors["config.mesh.pipeline_micro_batches"] = mesh.pipeline_micro_batches or mesh.pipeline
     check_multiple(field_name, rows, factors)
-    if record.samples:  # While it is sampled, a row lies on one device of these axes.
+    if record.samples:  # During sampling, the batch is also split over these axes.
         axes = ("pipeline", "context", "tensor") if mesh.generation == "whole" else ("pipeline", "context")
         check_multiple(field_name, rows, split | {f"config.mesh.{axis}": getattr(mesh, axis) for axis in axes})

@@ -1,7 +1,7 @@
-"""The machinery behind the config: frozen dataclasses whose fields carry their documentation and their constraint.
+"""The schema of the config: frozen dataclasses with fields that carry their documentation and constraint.
 
-A section is a frozen dataclass; its fields are made with `field` (a value) or `section` (a dataclass inside it). From the
-dataclasses come the editable ConfigDict of config files, the checked typed tree, the plain dictionary and the reference page.
+A section is a frozen dataclass; `field` defines a value and `section` a nested dataclass. The dataclasses determine the
+editable ConfigDict of config files, the checked typed tree, the plain dictionary and the reference page.
 """
 
 from __future__ import annotations
@@ -28,30 +28,30 @@ def field(default: Any, doc: str, check: Check | None = None, *read_by: ReadBy) 
     """A field of a section.
 
     Args:
-        default: its default.
+        default: the default value.
         doc: one line of documentation.
-        check: its constraint; None passes any constraint.
-        read_by: the conditions under which it is read, all of which must hold; elsewhere any value but the default is refused.
+        check: the constraint, or None. A value of None satisfies any constraint.
+        read_by: the conditions under which the field is read. Unless all hold, only the default is accepted.
     """
     return dataclasses.field(default=default, metadata={"doc": doc, "check": check, "read_by": read_by})
 
 
 def like(owner: type, name: str, **changes: Any) -> Any:
-    """The field `name` of the section `owner` with another `default`, `doc`, `check` or `read_by`."""
+    """The field `name` of the section `owner`, with a different `default`, `doc`, `check` or `read_by`."""
     entry = next(entry for entry in dataclasses.fields(owner) if entry.name == name)
     default = changes.pop("default", entry.default)
     return dataclasses.field(default=default, metadata=dict(entry.metadata) | changes)
 
 
 def section(default: Any, doc: str = "", *read_by: ReadBy) -> Any:
-    """A section inside a section; `default` is an instance (frozen, hence safe to share)."""
+    """A nested section. `default` is an instance, which is frozen and therefore safe to share."""
     metadata = {"doc": doc, "check": None, "read_by": read_by}
     return dataclasses.field(default_factory=lambda: default, metadata=metadata)
 
 
 @functools.cache
 def field_types(cls: type) -> dict[str, Any]:
-    """Every field's resolved annotation: first those that the class declares, in their order, then the inherited ones."""
+    """The resolved type of every field: first the fields that the class declares, in order, then the inherited ones."""
     hints = typing.get_type_hints(cls)
     declared = dict.fromkeys(name for base in cls.__mro__ for name in vars(base).get("__annotations__", ()))
     names = {entry.name for entry in dataclasses.fields(cls)}
@@ -63,7 +63,7 @@ def is_section(kind: Any) -> bool:
 
 
 def type_name(kind: Any) -> str:
-    """A type in words: `int`, `float or None`, `tuple of str`."""
+    """The name of a type in messages: `int`, `float or None`, `tuple of str`."""
     if isinstance(kind, types.UnionType):
         return " or ".join("None" if part is type(None) else type_name(part) for part in typing.get_args(kind))
     if typing.get_origin(kind) is tuple:
@@ -74,8 +74,8 @@ def type_name(kind: Any) -> str:
 def to_config_dict(instance: Any) -> config_dict.ConfigDict:
     """The editable form of a section. It accepts any key and type; `from_mapping` checks them with better error messages.
 
-    Numbers, flags and optional values are references of type object, so that a command line's value is parsed as a
-    literal (0.5, True, None) and checked by the schema. Strings and tuples keep their type, so that 007 stays a string.
+    Numbers, bools and optional values are references of type object: command-line values are parsed as literals (0.5, True,
+    None), and the schema checks them. Strings and tuples keep their type, so that 007 stays a string.
     """
     result = config_dict.ConfigDict(type_safe=False)
     for name, kind in field_types(type(instance)).items():
@@ -90,21 +90,21 @@ def to_config_dict(instance: Any) -> config_dict.ConfigDict:
 
 
 def add_sections(values: config_dict.ConfigDict, default: Any) -> None:
-    """Adds the sections of `default` that `values` lacks, so that flags can set their fields."""
+    """Adds the sections of `default` that are missing from `values`, so that flags can set their fields."""
     for name, kind in field_types(type(default)).items():
         if is_section(kind) and name not in values:
             values[name] = to_config_dict(getattr(default, name))
 
 
 def to_plain(value: Any) -> Any:
-    """A section, or a value in one, as JSON values: dictionaries, lists and scalars."""
+    """A section or a value as JSON values: dictionaries, lists and scalars."""
     if is_section(value):
         return {name: to_plain(getattr(value, name)) for name in field_types(type(value))}
     return [to_plain(item) for item in value] if isinstance(value, tuple) else value
 
 
 def get(instance: Any, dotted: str) -> Any:
-    """The value (or section) at a dotted name, e.g. `ppo.optimizer.b1`. Raises KeyError when there is none."""
+    """The value or section at a dotted name, such as `ppo.optimizer.b1`. Raises KeyError if it does not exist."""
     for part in dotted.split("."):
         if not is_section(instance) or part not in field_types(type(instance)):
             raise KeyError(dotted)
@@ -122,16 +122,16 @@ def flatten(instance: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def from_mapping(default: Any, values: Mapping[str, Any], path: str = "config", root: Any = None) -> Any:
-    """`default` with `values` in place of its fields; fields that are not given keep their defaults.
+    """`default` with the fields in `values` replaced.
 
     Args:
         default: a section.
-        values: values by the names of fields; a section inside is a mapping or an instance of its class.
+        values: values by field name; a nested section is a mapping or an instance of its class.
         path: the name of `default` in error messages.
-        root: the whole config, in which fields with a similar name are looked up; None: `default`.
+        root: the whole config, searched for suggestions of similar names; None: `default`.
 
     Raises:
-        UserError: an unknown key, a value of another type than the schema's, or one that violates its field's constraint.
+        UserError: a key is unknown, a value has the wrong type, or a value violates its constraint.
     """
     root = default if root is None else root
     kinds = field_types(type(default))
@@ -152,15 +152,15 @@ def from_mapping(default: Any, values: Mapping[str, Any], path: str = "config", 
             changes[name] = from_mapping(getattr(default, name), value, full, root)
         else:
             fields = ", ".join(field_types(kinds[name]))
-            raise UserError(f"{full} is {value!r}; it is a section, whose fields are set one by one: {fields}")
+            raise UserError(f"{full} is {value!r}, but it is a section; set its fields individually: {fields}")
     return dataclasses.replace(default, **changes)
 
 
 def convert(value: Any, kind: Any, path: str) -> Any:
-    """`value` as the schema's type `kind`. An int becomes a float and a list a tuple; nothing else is converted.
+    """`value` as the schema's type `kind`. An int converts to a float, and a list to a tuple; nothing else is converted.
 
     Raises:
-        UserError: it has another type, or is not a finite number.
+        UserError: the value has another type, or is a number that is not finite in float32.
     """
     options = typing.get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
     if hasattr(value, "item") and getattr(value, "ndim", None) == 0:  # A numpy or JAX scalar.

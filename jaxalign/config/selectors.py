@@ -1,4 +1,4 @@
-"""Strings with a grammar of their own: sums of names, and the steps to profile."""
+"""Parses values with a grammar: sums of names, and the steps to profile."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _TRACED = re.compile(r"(?P<stage>\w+):(?P<first>\d+)(:(?P<count>[1-9]\d*))?")
 
 
 def traced_steps(spec: str) -> tuple[str, int, int]:
-    """Parses STAGE:STEP or STAGE:STEP:COUNT into (stage, first step, number of steps); the number is 1 unless given.
+    """Parses STAGE:STEP or STAGE:STEP:COUNT into (stage, first step, number of steps, by default 1).
 
     Raises:
         UserError: `spec` has neither form.

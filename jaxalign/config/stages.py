@@ -1,4 +1,4 @@
-"""`config.stages`: its constraint, and the config sections that users' stages bring."""
+"""`config.stages`: its constraint, and the config sections of custom stages."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ DEFAULT_STAGES = ("pretrain", "revise", "sft", "compare", "preference", "ppo", "
 
 
 class InGraphOrder(Check):
-    """At least one stage, none twice, each behind those that it must follow."""
+    """At least one stage, without repetition, each after the stages that it must follow."""
 
     def __init__(self) -> None:
         pass
 
     @property
     def text(self) -> str:
-        return f"some of {', '.join(STAGES.names())}, or 'package.module:name' of your own, in this order"
+        return f"some of {', '.join(STAGES.names())}, or 'package.module:name' for your own, in this order"
 
     @property
     def choices(self) -> tuple[str, ...]:
@@ -35,21 +35,21 @@ class InGraphOrder(Check):
 
 
 def stage_names(values: Any) -> tuple[str, ...]:
-    """The stages of a config that is not checked yet; none where they are not names."""
+    """The stages of an unchecked config; entries that are not strings are left out."""
     stages = values.get("stages", DEFAULT_STAGES)
     return tuple(name for name in stages if isinstance(name, str)) if isinstance(stages, (tuple, list)) else ()
 
 
 def own_sections(stages: Iterable[str], taken: Iterable[str]) -> dict[str, Any]:
-    """The default sections of users' stages by their names: of registered stages, and of those among `stages`.
+    """The default sections of custom stages, by stage name: of registered stages and of those in `stages`.
 
     Args:
-        stages: names as in `config.stages`. Unknown names are ignored here; the field's constraint refuses them.
-        taken: the names of the config's own fields.
+        stages: names as in `config.stages`. Unknown names are ignored here; the field's constraint rejects them.
+        taken: the names of the config's built-in fields.
 
     Raises:
-        UserError: a module cannot be imported, a section has the name of one of the config's own fields, or it is not a
-            frozen dataclass whose fields are made with `jaxalign.config.field`.
+        UserError: a module cannot be imported, a section has the name of a built-in field, or a section is not a frozen
+            dataclass with fields built by `jaxalign.config.field`.
     """
     taken = set(taken)
     records = [*STAGES, *(STAGES.get(name, "config.stages") for name in stages if ":" in name)]
@@ -61,10 +61,10 @@ def _section_of(record: StageRecord, taken: set[str]) -> Any:
     kind = found if isinstance(found, type) else type(found)
     said = f"the section of stage {record.name!r}"
     if record.name in taken:
-        raise UserError(f"{said} has the name of a section that the config has already; give the stage another name")
+        raise UserError(f"{said} has the name of an existing section of the config; give the stage another name")
     if not dataclasses.is_dataclass(kind) or not kind.__dataclass_params__.frozen:
         raise UserError(f"{said} is of type {kind.__name__}; a frozen dataclass is expected")
     wrong = [entry.name for entry in dataclasses.fields(kind) if "doc" not in entry.metadata]
     if wrong:
-        raise UserError(f"{said} has the field {wrong[0]}, which has no documentation; make it with jaxalign.config.field")
+        raise UserError(f"{said} has the field {wrong[0]}, which has no documentation; define it with jaxalign.config.field")
     return found() if isinstance(found, type) else found

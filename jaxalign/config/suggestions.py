@@ -1,4 +1,4 @@
-"""The error sentence for a dotted name that is not a field, with the most likely field."""
+"""The error message for a dotted name that is not a field, with the most likely field."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any
 
 
 def unknown_name(root: Any, path: str) -> str:
-    """The sentence about a dotted name that is not a field.
+    """The error message for a dotted name that is not a field.
 
-    It suggests the nearest field of the same section or of a section inside it, else a field of that name anywhere.
+    It suggests the most similar field of the same section or of a nested section, else a field with that name elsewhere.
 
     Args:
         root: the whole config.
-        path: the full name; the part before its first dot is the config's own name.
+        path: the full name; the part before its first dot is the name of the config.
     """
     top, *parts = path.split(".")
     here = root
@@ -29,14 +29,14 @@ def unknown_name(root: Any, path: str) -> str:
     section = wrong.rsplit(".", 1)[0]
     sentence = f"{wrong} is not a field of {owner}"
     near = difflib.get_close_matches(part, names, n=1, cutoff=0.6)
-    # The field may have moved into a section below. A field of the same section is more likely where it is as similar.
+    # The field may be in a nested section. Prefer an equally similar field of the same section.
     below = [name for name in _flat_names(here) if "." in name] if depth + 1 == len(parts) else []
     best = max(below, key=lambda name: _likeness(name, part), default="")
     if best and _likeness(best, part) > max(0.8, _likeness(near[0], part) if near else 0):
         return f"{sentence}; did you mean {section}.{best}?"
     if near:
         return f"{sentence}; did you mean {near[0]}?"
-    # Nothing similar, so this may be a field of another section.
+    # No name is similar, so this may be a field of another section.
     same = [f"{top}.{name}" for name in _flat_names(root) if name.rsplit(".", 1)[-1] == wanted]
     inside = [full for full in same if full.startswith(f"{section}.")]
     if same:

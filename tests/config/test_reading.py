@@ -52,7 +52,7 @@ def test_an_option_that_is_not_read_is_refused_with_the_standard_sentence(values
     with pytest.raises(UserError) as caught:
         from_config_dict(values)
     sentence = str(caught.value)
-    assert sentence.startswith(f"config.{field}, which is not read where config.{selector}: leave it at "), sentence
+    assert sentence.startswith(f"config.{field}, which has no effect when config.{selector}: leave it at "), sentence
     assert f", or set config.{selector.split(' is ')[0]} " in sentence
 
 

@@ -42,7 +42,7 @@ def test_a_field_that_is_no_longer_read_is_dropped_with_a_remedy(lines):
     values = default_config()
     values.ppo.micro_batches = 4
     assert from_config_dict(values).ppo.micro_batch_tokens == 0
-    assert "config.ppo.micro_batches is no longer read" in lines()[0]
+    assert "config.ppo.micro_batches no longer has an effect: set ppo.micro_batch_tokens" in lines()[0]
     assert values.ppo.micro_batches == 4
 
 

@@ -103,7 +103,7 @@ SOURCE = DataSourceRecord("own", {kind}=lambda inputs: {rows}, answers=True)
     ({"source": "worlds"}, "config.data.source is 'worlds'; one of world, preferences_jsonl"),
     ({"source": "no.such.module:SOURCE"}, "no.such.module cannot be imported"),
     ({"source": f"{PLUGIN}:Sums"}, "is of type type; a jaxalign DataSourceRecord is expected"),
-    ({"source": "arithmetic", "limit": 3}, "config.data.limit is 3, which is not read where config.data.source"),
+    ({"source": "arithmetic", "limit": 3}, "config.data.limit is 3, which has no effect when config.data.source"),
 ])
 def test_an_invalid_source_is_refused_before_the_run(changes, message):
     with pytest.raises(UserError, match=message):
@@ -113,5 +113,5 @@ def test_an_invalid_source_is_refused_before_the_run(changes, message):
 def test_a_stage_that_a_source_cannot_feed_is_refused(tmp_path):
     with pytest.raises(UserError, match="stage sft has no data to learn from with config.data.source 'sums'; .* ppo, evaluate"):
         context(tmp_path, f"{PLUGIN}:SUMS", ("sft", "ppo"))
-    with pytest.raises(UserError, match="has no text to train a tokenizer and a base on"):
+    with pytest.raises(UserError, match="has no text to train a tokenizer and a base model on"):
         from_config_dict({"stages": ("ppo",), "data": {"source": f"{PLUGIN}:SUMS"}, "reward": {"source": "verifier"}})

@@ -123,7 +123,7 @@ def test_invalid_reward_models_and_settings_are_one_sentence(folder, tmp_path):
     ("reward", "message"),
     [
         ({"source": "model"}, "config.reward.model is empty .*; set it to the model's folder"),
-        ({"model": "judge"}, "config.reward.model is 'judge', which is not read where config.reward.source is 'preference'"),
+        ({"model": "judge"}, "config.reward.model is 'judge', which has no effect when config.reward.source is 'preference'"),
         ({"source": "model", "model": "judge", "model_scale": 0.0}, "model_scale"),
     ],
 )

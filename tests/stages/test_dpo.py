@@ -189,9 +189,9 @@ def test_online_pairs_put_the_better_answer_first_and_dropped_pairs_have_weight_
     [
         ({"objective": "robust"}, "label_smoothing is 0"),
         ({"objective": "aot", "micro_batch_tokens": 1024}, "sorts the whole batch"),
-        ({"objective": "kto"}, "learns from single answers"),
+        ({"objective": "kto"}, "trains on single answers"),
         ({"objective": "sigmod"}, "sigmoid"),
-        ({"objective": "simpo", "label_smoothing": 0.1}, "not read where config.dpo.objective is 'simpo'"),
+        ({"objective": "simpo", "label_smoothing": 0.1}, "no effect when config.dpo.objective is 'simpo'"),
     ],
 )
 def test_incompatible_options_are_refused(changes, message):
@@ -228,7 +228,7 @@ def test_iterative_dpo_visits_each_pair_once_per_epoch_with_the_reference_of_its
         ({"objective": "sigmoid+kto"}, "'kto' cannot be part of a sum"),
         ({"objective": "sigmoid+ipo", "weights": (1.0,)}, "weights has 1 entries"),
         ({"objective": "sigmoid+ipo", "weights": (1.0, -1.0)}, "at least 0"),
-        ({"weights": (1.0,)}, "is no sum"),
+        ({"weights": (1.0,)}, "is not a sum"),
         ({"objective": "ipo+exo_pair"}, "'exo_pair' needs it above 0"),
     ],
 )

@@ -85,7 +85,7 @@ def test_separation_is_the_share_of_good_answers_above_bad_ones(monkeypatch):
 
 @pytest.mark.parametrize(("changes", "message"), [
     ({"dpo": {"objective": "sigmoid", "max_length": 192}},
-     "config.dpo.objective is 'sigmoid', which learns from pairs.*set dpo.objective to 'kto'"),
+     "config.dpo.objective is 'sigmoid', which needs pairs.*set dpo.objective to 'kto'"),
     ({"stages": ("pretrain", "preference")}, "stage preference has no data to learn from with .* 'judgements_jsonl'"),
     ({"stages": ("pretrain", "sft", "dpo")}, "stage sft has no data to learn from"),
     ({"data": {"source": "judgements_jsonl"}}, "each row with \"prompt\", \"completion\" and \"label\""),

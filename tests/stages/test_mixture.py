@@ -81,7 +81,7 @@ def test_a_file_given_twice_is_a_sentence(tmp_path, files):
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        ({"extra_train": ("b.jsonl",)}, "config.data.extra_train is .*, which is not read where config.data.source is 'world'"),
+        ({"extra_train": ("b.jsonl",)}, "config.data.extra_train is .*, which has no effect when .*source is 'world'"),
         ({"source": "preferences_jsonl", "train": "a", "weights": (1.0, 1.0)}, "weights has 2 numbers for 1 files"),
         ({"source": "preferences_jsonl", "train": "a", "extra_train": ("b",), "weights": (1.0, 0.0)},
          "every weight must be above 0"),

@@ -76,7 +76,7 @@ def test_an_interruption_between_members_changes_nothing(ensemble, tmp_path):
 
 
 def test_a_combination_rule_for_one_model_is_refused():
-    with pytest.raises(UserError, match="config.preference.combine is 'min', which is not read where"):
+    with pytest.raises(UserError, match="config.preference.combine is 'min', which has no effect when"):
         from_config_dict({"preference": {"combine": "min"}})
 
 

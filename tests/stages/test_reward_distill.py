@@ -128,7 +128,7 @@ def test_a_student_can_start_from_the_first_layers_of_its_teacher():
     [
         ({"samples": 3}, "config.reward_distill.samples is 3; answers are compared in pairs"),
         ({"heads": 3, "kv_heads": 2}, "config.reward_distill.heads is 3; it must be a multiple"),
-        ({"head_dim": 7}, "config.reward_distill.head_dim is 7; an even number"),
+        ({"head_dim": 7}, "config.reward_distill.head_dim is 7; it must be even"),
         ({"batch": 18}, r"config.reward_distill.batch is 18; it must be a multiple of config.reward_distill.samples \(4\)"),
         ({"start": "teacher"}, "config.reward_distill.embed is 64 and config.model.embed is 128; with start 'teacher'"),
         ({"start": "teacher", "embed": 128, "heads": 4, "kv_heads": 2, "mlp": 352, "layers": 5},

@@ -180,10 +180,10 @@ def test_the_rating_of_the_feedback_model_can_be_the_reward(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"reward": {"source": "verifier"}}, "there are no wanted answers"),
+        ({"reward": {"source": "verifier"}}, "there are no expected answers"),
         ({"reward": {"source": "ai_feedback"}}, "world.ratings is 0"),
         ({"reward": {"source": "preference+callable", "callable": "a.py:b", "weights": (1.0,)}}, "weights has 1 entries"),
-        ({"reward": {"source": "preference+preference"}}, "has 'preference' twice"),
+        ({"reward": {"source": "preference+preference"}}, "contains 'preference' twice"),
         ({"data": {"source": "arithmetic"}}, "stage revise has no data to learn from"),
         ({"data": {"source": "arithmetic"}, "stages": ("pretrain", "ppo")}, "there is no preference model"),
         ({"data": {"source": "prompts_jsonl"}}, "data.train is empty"),
@@ -213,10 +213,10 @@ def test_other_critics_and_corrections_run_as_a_stage(done, tmp_path, ppo):  # n
     ("changes", "message"),
     [
         ({"ppo": {"advantages": "vtrace", "sampler_correction": "mask"}}, "already correct for the sampler"),
-        (ARITHMETIC | {"mesh": {"tensor": 2}}, "cannot split: use mesh.data"),
+        (ARITHMETIC | {"mesh": {"tensor": 2}}, "only a few characters: use mesh.data"),
         (ARITHMETIC | {"reward": {"source": "verifier", "verifier": "regex_match"}}, "reads a column of patterns"),
-        ({"reward": {"length_free": 3}}, "length_free is 3, which is not read where config.reward.length_coef is 0.0"),
-        ({"data": {"weights": (1.0,)}}, "weights is .*, which is not read where config.data.source is 'world'"),
+        ({"reward": {"length_free": 3}}, "length_free is 3, which has no effect when config.reward.length_coef is 0.0"),
+        ({"data": {"weights": (1.0,)}}, "weights is .*, which has no effect when config.data.source is 'world'"),
     ],
 )
 def test_options_without_effect_or_that_would_fail_later_are_refused(changes, message):

@@ -1,1 +1,1 @@
-"""The sections of the config: one module each, with its fields and its check."""
+"""The sections of the config, one module each, with fields and checks."""

@@ -1,4 +1,4 @@
-"""Stage best_of_n: fine-tuning on the best of several answers."""
+"""Stage best_of_n: fine-tuning on the best of n answers."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from jaxalign.config.sections.shared import PackedRows, Sampling
 
 @dataclasses.dataclass(frozen=True)
 class BestOfN(Sampling, PackedRows):
-    """The best of several answers by the preference model, and fine-tuning on it."""
+    """Fine-tuning on the answer with the highest preference-model score among n samples per prompt."""
 
-    prompts: int = field(1024, "Prompts answered.", at_least(1))
-    n: int = field(8, "Answers to each prompt.", at_least(1))
-    batch: int = field(128, "Answers in a chunk, a multiple of n, and rows that decode together. Up to 4 chunks form one "
-                       "queue.", at_least(1))
-    threshold: float | None = field(None, "Leave out prompts whose best answer has a lower raw score; None: keep all.")
-    epochs: int = field(2, "Passes over the chosen answers.", at_least(1))
-    optimizer: Optimizer = section(Optimizer(learning_rate=5e-4, schedule="linear"), "Its optimizer.")
+    prompts: int = field(1024, "Number of prompts to answer.", at_least(1))
+    n: int = field(8, "Answers sampled per prompt.", at_least(1))
+    batch: int = field(128, "Answers per chunk, a multiple of n; also the number of rows decoded together. Up to 4 chunks form "
+                       "one queue.", at_least(1))
+    threshold: float | None = field(None, "Drop prompts with a best answer of a lower raw score; None: keep all.")
+    epochs: int = field(2, "Passes over the selected answers.", at_least(1))
+    optimizer: Optimizer = section(Optimizer(learning_rate=5e-4, schedule="linear"), "The stage's optimizer.")

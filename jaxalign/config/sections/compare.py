@@ -1,4 +1,4 @@
-"""Stage compare: labelled pairs of answers."""
+"""Stage compare: sampling and labelling pairs of answers."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from jaxalign.config.sections.shared import Sampling
 
 @dataclasses.dataclass(frozen=True)
 class Compare(Sampling):
-    """Two answers to each prompt, labelled by the feedback model."""
+    """Pairs of sampled answers to each prompt, labelled by the feedback model."""
 
-    prompts: int = field(2048, "Prompts answered twice.", at_least(1))
-    batch: int = field(128, "Prompts in a chunk, and rows that decode together. Up to 4 chunks form one queue.", at_least(1))
-    temperature: float = like(Sampling, "temperature", doc="Sampling temperature; two greedy answers would be equal.")
+    prompts: int = field(2048, "Number of prompts; each is answered twice.", at_least(1))
+    batch: int = field(128, "Prompts per chunk; also the number of rows decoded together. Up to 4 chunks form one queue.",
+                       at_least(1))
+    temperature: float = like(Sampling, "temperature", doc="Sampling temperature; two greedy answers would be identical.")

@@ -1,4 +1,4 @@
-"""Where prompts and comparisons come from."""
+"""The sources of prompts and comparisons."""
 
 from __future__ import annotations
 
@@ -17,28 +17,29 @@ _SOURCE = chosen("source", DATA_SOURCES)
 
 @dataclasses.dataclass(frozen=True)
 class Data(Section):
-    """The origin of prompts and comparisons."""
+    """The source of prompts and comparisons."""
 
-    source: str = field("world", "world (the embedded world), preferences_jsonl (human preferences), judgements_jsonl (single "
-                        "judged answers, for dpo.objective=kto), prompts_jsonl (prompts, with the columns that a reward "
-                        "reads), or arithmetic.",
+    source: str = field("world", "The data source: world (the embedded world), preferences_jsonl (human preferences), "
+                        "judgements_jsonl (single judged answers, for dpo.objective=kto), prompts_jsonl (prompts, with columns "
+                        "for the reward) or arithmetic.",
                         registered(DATA_SOURCES))
-    train: str = field("", "JSONL file (.gz too), for preferences_jsonl (chosen/rejected), judgements_jsonl "
+    train: str = field("", "JSONL file, optionally .gz, for preferences_jsonl (chosen/rejected), judgements_jsonl "
                        "(prompt/completion/label) and prompts_jsonl.", None, _SOURCE)
-    prompt_field: str = field("prompt", "The field of a row that is the prompt; the other fields are its columns.", None,
+    prompt_field: str = field("prompt", "The field of a row that contains the prompt; the other fields are columns.", None,
                               _SOURCE)
-    extra_train: tuple[str, ...] = field((), "Further files, mixed with train.", None, _SOURCE)
-    weights: tuple[float, ...] = field((), "Shares of an epoch's pairs that come from train and from each file of extra_train, "
-                                       "in any unit; empty: in proportion to their sizes.", None, _SOURCE)
-    held_out_share: float = field(0.05, "Share of the rows held out for evaluation.", between(0.0, 0.9), _SOURCE)
-    max_bad_share: float = field(0.01, "Reading stops where a larger share of lines is malformed.", between(0.0, 1.0), _SOURCE)
-    empty_answers: str = field("drop", "Drop or keep a row with an empty answer.", one_of("drop", "keep"),
+    extra_train: tuple[str, ...] = field((), "Additional files, mixed with train.", None, _SOURCE)
+    weights: tuple[float, ...] = field((), "Relative shares of train and of each extra_train file in an epoch; empty: "
+                                       "proportional to their sizes.", None, _SOURCE)
+    held_out_share: float = field(0.05, "Fraction of the rows held out for evaluation.", between(0.0, 0.9), _SOURCE)
+    max_bad_share: float = field(0.01, "Stop with an error if a larger fraction of lines is malformed.", between(0.0, 1.0),
+                                 _SOURCE)
+    empty_answers: str = field("drop", "Drop or keep rows with an empty answer.", one_of("drop", "keep"),
                                _SOURCE)
-    differing_contexts: str = field("drop", "A row whose dialogues differ before the last turn: drop it, or take the turns "
-                                    "they share as the prompt.", one_of("drop", "keep"), _SOURCE)
-    limit: int = field(0, "Most rows of a file that are used; 0: all.", at_least(0), _SOURCE)
-    style: str = field("compact", "How dialogues become text: the world's compact markers, HH's transcripts, or the model's "
-                       "own chat template.", one_of("compact", "hh", "chat"))
+    differing_contexts: str = field("drop", "If the dialogues of a row differ before the last turn: drop the row, or keep "
+                                    "it with their common turns as the prompt.", one_of("drop", "keep"), _SOURCE)
+    limit: int = field(0, "Maximum number of rows used from a file; 0: all.", at_least(0), _SOURCE)
+    style: str = field("compact", "Text format of dialogues: compact (the embedded world's markers), hh (transcripts as in "
+                       "HH-RLHF) or chat (the model's own chat template).", one_of("compact", "hh", "chat"))
 
     def check(self, config: WholeConfig, name: str) -> None:
         source = data_source(config)
@@ -48,8 +49,8 @@ class Data(Section):
                             f"(.gz too) of {source.rows}")
         _check_stages(config.stages, source)
         if source.text is None and config.model.source == "scratch":
-            raise UserError(f"config.data.source is {self.source!r}, which has no text to train a tokenizer and a base on; set "
-                            "config.model.source to 'huggingface'")
+            raise UserError(f"config.data.source is {self.source!r}, which has no text to train a tokenizer and a base model "
+                            "on; set config.model.source to 'huggingface'")
         if self.style == "chat" and config.model.source == "scratch":
             raise UserError("config.data.style is 'chat', the chat template of a pretrained model, but config.model.source is "
                             "'scratch'; set it to 'huggingface', or the style to 'compact'")
@@ -63,12 +64,12 @@ class Data(Section):
             raise UserError(f"config.data.weights has {len(self.weights)} numbers for {files} files (config.data.train and "
                             "config.data.extra_train); give one for each, or none")
         if any(weight <= 0 for weight in self.weights):
-            raise UserError(f"config.data.weights is {self.weights}; every weight must be above 0: leave out a file that is "
-                            "not to be used")
+            raise UserError(f"config.data.weights is {self.weights}; every weight must be above 0: to leave a file out, remove "
+                            "it")
 
 
 def _check_stages(names: tuple[str, ...], source: DataSourceRecord) -> None:
-    """Refuses a stage that learns from rows of which the source has none."""
+    """Raises UserError if a stage needs rows that the source does not provide."""
 
     def fed(stage: StageRecord) -> bool:
         return not stage.learns_from or not set(stage.learns_from).isdisjoint(source.provides)

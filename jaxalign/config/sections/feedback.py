@@ -17,24 +17,23 @@ _REASONING = unless("reasoning", False, "to True")
 
 @dataclasses.dataclass(frozen=True)
 class Feedback(Section):
-    """The feedback model: the principles it judges by, and how its labels are made."""
+    """The feedback model: its principles and its labels."""
 
-    constitution: str = field("default", "Name of a constitution in the package, or a JSON file.")
+    constitution: str = field("default", "Name of a built-in constitution, or path of a JSON file.")
     judge: str = field("local", "Source of critiques, revisions, comparisons and ratings: local (the run's base model), or "
-                       "your own, as 'package.module:name' or 'FILE.py:name' of a class, an object or a JudgeRecord; "
-                       "docs/labels.md.")
-    invert: bool = field(False, "Invert every label: a control, which should make the policy worse.")
+                       "'package.module:name' or 'FILE.py:name' of your own class, object or JudgeRecord; docs/labels.md.")
+    invert: bool = field(False, "Invert every label. This is a control experiment: it should make the policy worse.")
     reasoning: bool = field(True, "Let the feedback model reason before it answers (chain of thought).")
-    clamp_low: float = field(0.1, "Lower bound of labels made with reasoning.", between(0.0, 0.5), _REASONING)
-    clamp_high: float = field(0.9, "Upper bound of labels made with reasoning.", between(0.5, 1.0), _REASONING)
-    principles_per_comparison: int = field(1, "Principles drawn for a comparison; their labels are averaged.", at_least(1))
+    clamp_low: float = field(0.1, "Lower bound of labels after reasoning.", between(0.0, 0.5), _REASONING)
+    clamp_high: float = field(0.9, "Upper bound of labels after reasoning.", between(0.5, 1.0), _REASONING)
+    principles_per_comparison: int = field(1, "Principles drawn per comparison; their labels are averaged.", at_least(1))
     undecided_margin: float = field(0.02, "A label closer to 0.5 than this is undecided.", between(0.0, 0.5))
-    undecided: str = field("drop", "Keep an undecided comparison with the label 0.5, or drop it.", one_of("half", "drop"))
+    undecided: str = field("drop", "Keep undecided comparisons with label 0.5 (half), or drop them.", one_of("half", "drop"))
     reasoning_temperature: float = field(0.0, "Sampling temperature of the reasoning; 0 is greedy.", at_least(0), _REASONING)
-    max_reasoning_tokens: int = field(160, "Longest reasoning, in tokens.", at_least(1))
+    max_reasoning_tokens: int = field(160, "Maximum length of the reasoning, in tokens.", at_least(1))
 
     def check(self, config: WholeConfig, name: str) -> None:
-        """The judge must exist, and the local one needs space for its reasoning."""
+        """Checks that the judge exists and that the local judge has space for its reasoning."""
         if not judge_record(self.judge, "config.feedback.judge").runs_base:
             return
         reading = {"revise", "compare", "online_dpo"}.intersection(config.stages)

@@ -18,16 +18,16 @@ class Lora(Section):
     """Low-rank adapters on the frozen base, in every stage that trains a policy, a critic or a preference model."""
 
     rank: int = field(0, "Rank of each adapter; 0 trains all weights.", at_least(0))
-    alpha: float = field(32.0, "The output of an adapter is multiplied by alpha / rank.", above(0), _ADAPTED)
-    targets: tuple[str, ...] = field(("*",), 'Linear layers that get an adapter: patterns over "attention.query" ... '
+    alpha: float = field(32.0, "Adapter outputs are multiplied by alpha / rank.", above(0), _ADAPTED)
+    targets: tuple[str, ...] = field(("*",), 'Linear layers with an adapter: patterns for the names "attention.query" ... '
                                      '"mlp.down", or "q_proj" ... "down_proj".', None, _ADAPTED)
-    rank_stabilised: bool = field(False, "rsLoRA: alpha / sqrt(rank) instead of alpha / rank.", None, _ADAPTED)
-    dora: bool = field(False, "DoRA: train the length of each weight vector separately.", None, _ADAPTED)
-    base: str = field("float32", "How the frozen base is stored: int8 with one scale for each output, nf4 in 4 bits with one "
-                      "scale for each 64 numbers of its input.", one_of("float32", "bfloat16", "int8", "nf4"))
-    path: str = field("", "PEFT folder (adapter_config.json, adapter_model.safetensors) that policy and reference start from, "
-                      "for model.source=huggingface. It determines rank, alpha, targets and kind; leave those here at their "
-                      "defaults.")
+    rank_stabilised: bool = field(False, "rsLoRA: scale by alpha / sqrt(rank) instead of alpha / rank.", None, _ADAPTED)
+    dora: bool = field(False, "DoRA: train the magnitude of each weight vector separately.", None, _ADAPTED)
+    base: str = field("float32", "Storage type of the frozen base. int8 has one scale per output; nf4 has 4 bits per weight "
+                      "and one scale per 64 inputs.", one_of("float32", "bfloat16", "int8", "nf4"))
+    path: str = field("", "PEFT folder (adapter_config.json, adapter_model.safetensors) that the policy and the reference "
+                      "start from, for model.source=huggingface. It determines rank, alpha, targets and kind; leave these "
+                      "fields at their defaults.")
 
     def check(self, config: WholeConfig, name: str) -> None:
         if self.base != "float32" and not self.rank and not self.path:
@@ -42,5 +42,5 @@ class Lora(Section):
         for entry in dataclasses.fields(self):
             value, usual = getattr(self, entry.name), entry.default
             if entry.name not in ("path", "base") and value != usual:
-                raise UserError(f"config.lora.{entry.name} is {value!r} but config.lora.path is set, whose adapter_config.json "
-                                f"determines it; leave {entry.name} at {usual!r}")
+                raise UserError(f"config.lora.{entry.name} is {value!r} but config.lora.path is set, and its "
+                                f"adapter_config.json determines {entry.name}; leave {entry.name} at {usual!r}")

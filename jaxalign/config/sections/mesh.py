@@ -1,4 +1,4 @@
-"""The device mesh: its axes and what is split over them."""
+"""The device mesh: its axes and the arrays that each axis splits."""
 
 from __future__ import annotations
 
@@ -18,25 +18,26 @@ _PIPELINE = unless("pipeline", 1, "above 1")
 
 @dataclasses.dataclass(frozen=True)
 class Mesh(Section):
-    """The number of devices and what each holds. It may be fewer than the machine has; results do not depend on it."""
+    """The mesh of devices. It may use fewer devices than the machine has; results do not depend on it."""
 
-    data: int = field(1, "Ways the batch is split, each with a full copy of the parameters.", at_least(1))
-    fsdp: int = field(1, "Ways the batch, parameters and optimizer state are split.", at_least(1))
-    tensor: int = field(1, "Ways heads, MLP and vocabulary are split.", at_least(1))
-    context: int = field(1, "Ways the tokens of each row are split, for long sequences.", at_least(1))
-    pipeline: int = field(1, "Ways the layers are split.", at_least(1))
-    pipeline_micro_batches: int = field(0, "Parts of a batch that pass through the pipeline one after another; 0: as many as "
-                                        "stages. More parts leave less of the pipeline idle.", at_least(0), _PIPELINE)
-    pipeline_repeats: int = field(1, "Blocks of layers in a stage; above 1 the schedule is interleaved.", at_least(1),
+    data: int = field(1, "Ways to split the batch; each part has a full copy of the parameters.", at_least(1))
+    fsdp: int = field(1, "Ways to split the batch, the parameters and the optimizer state.", at_least(1))
+    tensor: int = field(1, "Ways to split heads, MLP and vocabulary.", at_least(1))
+    context: int = field(1, "Ways to split the tokens of each row, for long sequences.", at_least(1))
+    pipeline: int = field(1, "Ways to split the layers (pipeline stages).", at_least(1))
+    pipeline_micro_batches: int = field(0, "Micro-batches that pass through the pipeline one after another; 0: one per stage. "
+                                        "More micro-batches reduce idle time.", at_least(0), _PIPELINE)
+    pipeline_repeats: int = field(1, "Blocks of layers per stage; above 1 the schedule is interleaved.", at_least(1),
                                   _PIPELINE)
-    slices: int = field(1, "Groups of devices joined by a slower network; data is split over them.", at_least(1))
-    zero: int = field(3, "What fsdp splits besides the batch: 1 the optimizer state, 2 gradients too, 3 parameters too.",
-                      one_of(1, 2, 3), unless("fsdp", 1, "above 1"))
+    slices: int = field(1, "Groups of devices connected by a slower network; data is split over them.", at_least(1))
+    zero: int = field(3, "Arrays that fsdp splits in addition to the batch: 1 the optimizer state, 2 also gradients, 3 also "
+                      "parameters.", one_of(1, 2, 3), unless("fsdp", 1, "above 1"))
     sequence_parallel: bool = field(False, "Split activations between layers over tensor, along the sequence.", None,
                                     unless("tensor", 1, "above 1"))
-    generation: str = field("tensor", "Layout of weights during sampling: gathered over all axes but tensor (tensor), as in "
-                            "training (training), or whole on each device (whole).", one_of("tensor", "training", "whole"))
-    offload: tuple[str, ...] = field((), "In ppo and online_dpo, arrays kept in host memory in the phases that do not need "
+    generation: str = field("tensor", "Sharding of weights during sampling: gathered over all axes except tensor (tensor), as "
+                            "in training (training), or replicated on each device (whole).",
+                            one_of("tensor", "training", "whole"))
+    offload: tuple[str, ...] = field((), "In ppo and online_dpo, arrays to keep in host memory during phases that do not need "
                                      "them: optimizer state, and frozen roles (reference, reward models). docs/memory.md.",
                                      none_or_some_of("optimizer", "frozen"))
 
@@ -46,17 +47,17 @@ class Mesh(Section):
         self._check_sizes(config)
 
     def _check_axes(self) -> None:
-        """Slices must divide the data axis, and interleaving needs enough micro-batches."""
+        """Checks that slices divide the data axis and that interleaving has enough micro-batches."""
         if self.data % self.slices:
             raise UserError(f"config.mesh.slices is {self.slices}; it must divide config.mesh.data ({self.data}), which is "
-                            f"split over them: {nearest_divisors((self.data,), self.slices)} would")
+                            f"split over slices: set it to {nearest_divisors((self.data,), self.slices)}")
         parts = self.pipeline_micro_batches or self.pipeline
         if self.pipeline_repeats > 1 and parts < self.pipeline:
             raise UserError(f"config.mesh.pipeline_repeats is {self.pipeline_repeats} and config.mesh.pipeline_micro_batches "
                             f"{parts}; interleaving needs at least as many micro-batches as stages ({self.pipeline})")
 
     def _check_offload(self, config: WholeConfig) -> None:
-        """Arrays move only between the phases of a stage, and only those that no other phase needs."""
+        """Checks that a stage of the run can offload, and that some phase does not need the frozen arrays."""
         if self.offload and not {"ppo", "online_dpo"}.intersection(config.stages):
             raise UserError(f"config.mesh.offload is {self.offload}, which moves arrays between the phases of ppo and "
                             "online_dpo; neither is in config.stages, and the other stages need all arrays at every step: "
@@ -68,7 +69,7 @@ class Mesh(Section):
                             "policy's frozen base, which every phase needs: leave 'frozen' out, or set config.lora.rank to 0")
 
     def _check_sizes(self, config: WholeConfig) -> None:
-        """The sizes that the mesh splits must divide evenly. A checkpoint's sizes are known only once it is read."""
+        """Checks that the mesh divides the model's sizes. A checkpoint's sizes are unknown until it is read."""
         if config.model.source == "huggingface":
             return
         decoders = {"model": config.model}
@@ -82,8 +83,8 @@ class Mesh(Section):
         if not source.alphabet:
             tensor["config.world.vocab_size"] = config.world.vocab_size
         elif self.tensor > 1:
-            raise UserError(f"config.mesh.tensor is {self.tensor}; the vocabulary of {source.name} is a few single characters, "
-                            "which it cannot split: use mesh.data or mesh.fsdp")
+            raise UserError(f"config.mesh.tensor is {self.tensor}; it cannot split the vocabulary of {source.name}, which has "
+                            "only a few characters: use mesh.data or mesh.fsdp")
         repeats = " x pipeline_repeats" if self.pipeline_repeats > 1 else ""
         check_divides("config.mesh.tensor", self.tensor, tensor)
         check_divides("config.mesh.fsdp", self.fsdp, widths)

@@ -1,4 +1,4 @@
-"""The decoder: its sizes, where its weights come from, and how it computes."""
+"""The decoder: its sizes, the source of its weights, and how it computes."""
 
 from __future__ import annotations
 
@@ -15,35 +15,36 @@ from jaxalign.registry.families import use_family
 
 @dataclasses.dataclass(frozen=True)
 class Model(DecoderSizes):
-    """The decoder. With source=huggingface the checkpoint determines its sizes, and those here are not read."""
+    """The decoder. With source=huggingface the checkpoint determines the sizes, and the sizes in this section are ignored."""
 
-    source: str = field("scratch", "Origin of the weights.", one_of("scratch", "huggingface"))
+    source: str = field("scratch", "Source of the weights: trained from scratch, or a Hugging Face checkpoint.",
+                        one_of("scratch", "huggingface"))
     path: str = field("", "Folder of a Hugging Face checkpoint with its tokenizer, for source=huggingface.", None,
                       when("source", "huggingface"))
-    family: str = field("", "A model family of your own, as package.module:name or FILE.py:name of a jaxalign Family; empty: "
-                        "one that is known by the model_type of config.json.", None, when("source", "huggingface"))
+    family: str = field("", "Your own model family, as package.module:name or FILE.py:name of a jaxalign Family; empty: the "
+                        "family of the model_type in config.json.", None, when("source", "huggingface"))
     rope_base: float = field(10000.0, "Base of the rotary frequencies.", above(1))
     norm_eps: float = field(1e-5, "Epsilon of RMSNorm.", above(0))
-    tie_embeddings: bool = field(True, "Use the input embedding as the output projection too.")
-    vocab_multiple: int = field(1, "The rows of the embedding tables are padded to a multiple of this, so that mesh.tensor can "
-                                "divide them.", at_least(1))
-    max_length: int = field(320, "Longest prompt and response together, in tokens; longer dialogues are cut at a turn.",
+    tie_embeddings: bool = field(True, "Share the input embedding with the output projection.")
+    vocab_multiple: int = field(1, "Pad the rows of the embedding tables to a multiple of this, so that mesh.tensor can divide "
+                                "them.", at_least(1))
+    max_length: int = field(320, "Maximum length of prompt plus response, in tokens; longer dialogues are cut at a turn.",
                             at_least(8))
     remat: bool = field(False, "Recompute each layer in the backward pass and keep only its input: less memory for about a "
-                        "third more work.")
-    remat_saves: str = field("nothing", "With remat: keep nothing else of a layer, or also the results of its products with "
-                             "weights (products): more memory, less recomputation.", one_of("nothing", "products"),
-                             unless("remat", False, "to True"))
-    attention: str = field("auto", "auto: a fused kernel where the platform has one, ring attention where mesh.context splits "
-                           "rows; plain: the formula; fused: refused where there is no kernel.",
+                        "third more compute.")
+    remat_saves: str = field("nothing", "With remat: save only the layers' inputs (nothing), or also the results of matrix "
+                             "products with weights (products), which takes more memory and less recomputation.",
+                             one_of("nothing", "products"), unless("remat", False, "to True"))
+    attention: str = field("auto", "auto: a fused kernel if the platform has one, ring attention if mesh.context splits rows; "
+                           "plain: the formula, without a kernel; fused: a kernel, or an error if there is none.",
                            one_of("auto", "plain", "fused"))
-    cache_dtype: str = field("compute", "Type of the keys and values cached during sampling: that of activations (compute), or "
-                             "another; int8 has a scale for each token and head, and changes samples slightly.",
+    cache_dtype: str = field("compute", "Type of the keys and values cached during sampling: compute (that of activations) or "
+                             "another; int8 has one scale per token and head, and changes samples slightly.",
                              one_of("compute", "float32", "bfloat16", "int8"))
-    load_balance_coef: float = field(0.0, "Weight of the load-balancing loss of a model with experts, in supervised training.",
-                                     at_least(0))
+    load_balance_coef: float = field(0.0, "Weight of the load-balancing loss of mixture-of-experts models in supervised "
+                                     "training.", at_least(0))
     compute_dtype: str = field("float32", "Type of activations and matrix products; parameters stay float32. float16 is for "
-                               "GPUs without bfloat16, and scales the loss: docs/memory.md.",
+                               "GPUs without bfloat16, and uses loss scaling: docs/memory.md.",
                                one_of("float32", "bfloat16", "float16"))
 
     def check(self, config: WholeConfig, name: str) -> None:

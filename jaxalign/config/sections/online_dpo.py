@@ -1,4 +1,4 @@
-"""Stage online_dpo: direct preference objectives on fresh pairs."""
+"""Stage online_dpo: direct preference objectives on newly sampled pairs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from jaxalign.registry.objectives import OBJECTIVES
 
 @dataclasses.dataclass(frozen=True)
 class OnlineChecks(Section):
-    """What follows from a failed check of online_dpo: a warning, or the end of the run."""
+    """The action when a check of online_dpo fails: warn, or stop the run."""
 
     sampler_gap: str = field("warn", "At step 0, the sampler's log-probabilities differ from the trainer's.",
                              one_of("warn", "stop"))
@@ -27,27 +27,28 @@ class OnlineChecks(Section):
 
 @dataclasses.dataclass(frozen=True)
 class OnlineDpo(Sampling, Trained):
-    """Direct preference optimisation on fresh pairs: the policy answers each prompt twice, and the labeller judges. The
-    objective and its settings are those of config.dpo."""
+    """Direct preference optimisation on new pairs: the policy answers each prompt twice, and the labeller compares the answers.
+    The objective and its settings are in config.dpo."""
 
-    iterations: int = field(40, "Rounds of sampling, labelling and learning.", at_least(1))
+    iterations: int = field(40, "Rounds of sampling, labelling and training.", at_least(1))
     prompts: int = field(2000, "Distinct prompts to sample from; the loader cycles through them.", at_least(1))
-    batch: int = field(64, "Prompts in an iteration, each answered twice.", at_least(1))
+    batch: int = field(64, "Prompts per iteration, each answered twice.", at_least(1))
     epochs: int = field(1, "Passes over the pairs of an iteration.", at_least(1))
-    minibatches: int = field(1, "Optimizer steps in a pass; sampling is split into as many parts.", at_least(1))
-    reference: str = field("start", "The reference: the weights this stage starts from, or the policy at the start of the "
+    minibatches: int = field(1, "Optimizer steps per pass; sampling is split into the same number of parts.", at_least(1))
+    reference: str = field("start", "The reference: the weights that this stage starts from, or the policy at the start of the "
                            "iteration (iterative DPO). dpo.reference=none takes precedence.", one_of("start", "iteration"))
-    sampler_tolerance: float = field(1e-3, "Largest difference of a token's log-prob between sampler and trainer.", above(0))
+    sampler_tolerance: float = field(1e-3, "Largest allowed difference between the sampler's and the trainer's log-prob of a "
+                                     "token.", above(0))
     checks: OnlineChecks = section(OnlineChecks(), "")
-    optimizer: Optimizer = section(Optimizer(learning_rate=2e-4, schedule="linear"), "Its optimizer.")
+    optimizer: Optimizer = section(Optimizer(learning_rate=2e-4, schedule="linear"), "The stage's optimizer.")
     checkpoint_every: int = like(Trained, "checkpoint_every", default=5, doc="Iterations between checkpoints.")
 
     def check(self, config: WholeConfig, name: str) -> None:
         config.dpo.check_objective(config)
         objective = config.dpo.objective
         if not all(OBJECTIVES.get(part, "config.dpo.objective").pairs for part in names_in(objective)):
-            raise UserError(f"config.dpo.objective is {objective!r}, which learns from single answers; stage online_dpo has "
-                            "pairs: choose another")
+            raise UserError(f"config.dpo.objective is {objective!r}, which trains on single answers, but stage online_dpo has "
+                            "pairs: choose another objective")
         if not data_source(config).feedback:
-            raise UserError("stage online_dpo labels fresh pairs with the labeller, which knows only the embedded world; leave "
-                            "it out of config.stages, or set config.data.source to 'world'")
+            raise UserError("stage online_dpo labels new pairs with the labeller, which knows only the embedded world; remove "
+                            "it from config.stages, or set config.data.source to 'world'")

@@ -24,11 +24,11 @@ _CORRECTED = when("sampler_correction", "truncate", "mask")
 
 @dataclasses.dataclass(frozen=True)
 class Checks(Section):
-    """What follows from a failed check of RL: a warning, the end of the run, or recomputed old log-probabilities."""
+    """The action when a check of RL fails: warn, recompute the old log-probabilities, or stop the run."""
 
     ratio: str = field("warn", "The ratio before an iteration's first update is not 1.", one_of("warn", "recompute", "stop"))
-    reference_kl: str = field("warn", "At step 0, the KL to the reference is not 0 although both have the same weights.",
-                              one_of("warn", "stop"))
+    reference_kl: str = field("warn", "At step 0, the KL to the reference is not 0 although policy and reference have the same "
+                              "weights.", one_of("warn", "stop"))
     sampler_gap: str = field("warn", "The sampler's log-probabilities differ from the trainer's.",
                              one_of("warn", "recompute", "stop"))
     micro_batches: str = field("warn", "At step 0, loss or gradients depend on the micro-batches.", one_of("warn", "stop"))
@@ -38,77 +38,83 @@ class Checks(Section):
 
 @dataclasses.dataclass(frozen=True)
 class Ppo(Sampling, Trained):
-    """Reinforcement learning against config.reward: PPO, and its relatives without a critic."""
+    """Reinforcement learning on the reward of config.reward: PPO and related methods, with or without a critic."""
 
-    iterations: int = field(28, "Rounds of sampling and learning.", at_least(1))
+    iterations: int = field(28, "Rounds of sampling and training.", at_least(1))
     prompts: int = field(2000, "Distinct prompts to sample from; the loader cycles through them.", at_least(1))
-    batch: int = field(64, "Responses in an iteration.", at_least(1))
-    group_size: int = field(1, "Responses to each prompt of an iteration; rloo and grpo need at least 2.", at_least(1))
-    temperature: float = like(Sampling, "temperature", default=0.7, doc="Sampling temperature; log-probabilities are always "
-                              "computed at it.")
+    batch: int = field(64, "Responses per iteration.", at_least(1))
+    group_size: int = field(1, "Responses per prompt in an iteration; rloo and grpo need at least 2.", at_least(1))
+    temperature: float = like(Sampling, "temperature", default=0.7, doc="Sampling temperature; all log-probabilities are "
+                              "computed at this temperature.")
     max_new_tokens: int = like(Sampling, "max_new_tokens", default=56)
     epochs: int = field(2, "Passes over the rollout buffer, each in a new random order.", at_least(1))
-    minibatches: int = field(2, "Optimizer steps in a pass.", at_least(1))
-    micro_batch_tokens: int = field(0, "Most tokens, of prompts and responses packed together, that a device computes at once; "
-                                    "results are the same. 0: a sixteenth of the most that a batch could hold, at least 768.",
+    minibatches: int = field(2, "Optimizer steps per pass.", at_least(1))
+    micro_batch_tokens: int = field(0, "Maximum tokens (of packed prompts and responses) per device in a micro-batch; results "
+                                    "do not depend on it. 0: 1/16 of the maximum tokens of a batch, but at least 768.",
                                     at_least(0))
-    advantages: str = field("gae", "With a critic: gae, reinforce (return minus value), vtrace; without one: rloo, grpo, "
-                            "reinforce_pp, remax.", registered(ADVANTAGES))
-    critic: str = field("separate", "The critic: a model of its own, or a value head on the policy's trunk.",
+    advantages: str = field("gae", "The advantage estimator. With a critic: gae, reinforce (return minus value) or vtrace. "
+                            "Without: rloo, grpo, reinforce_pp or remax.", registered(ADVANTAGES))
+    critic: str = field("separate", "The critic: a separate model, or a value head on the policy's trunk (shared).",
                         one_of("separate", "shared"), _CRITIC)
-    group_scale: str = field("std", "grpo: divide by the group's standard deviation, or not (Dr. GRPO).",
+    group_scale: str = field("std", "grpo: divide by the group's standard deviation (std), or not (none, Dr. GRPO).",
                              one_of("std", "none"), _ESTIMATOR)
-    skip_equal_groups: bool = field(False, "Leave out groups whose scores are all equal (DAPO), in the counts too.")
+    skip_equal_groups: bool = field(False, "Exclude groups of equal scores from the losses and from the counts that normalise "
+                                    "them (DAPO).")
     gamma: float = field(1.0, "Discount (gae, reinforce, vtrace, reinforce_pp).", between(0.0, 1.0), _ESTIMATOR)
     lam: float = field(0.95, "Lambda of generalised advantage estimation (gae, vtrace).", between(0.0, 1.0), _ESTIMATOR)
-    policy_loss: str = field("clip", "PPO's clipped ratio, GSPO's ratio of whole responses, CISPO's clipped weight, or plain "
-                             "REINFORCE.", registered(POLICY_LOSSES))
-    clip: float | None = field(None, "The policy's ratio is clipped to [1 - clip, 1 + clip]; None: the policy loss's own range "
+    policy_loss: str = field("clip", "The policy loss: PPO's clipped ratio, GSPO's ratio of whole responses, CISPO's clipped "
+                             "weight, or plain REINFORCE.", registered(POLICY_LOSSES))
+    clip: float | None = field(None, "Clip the policy's ratio to [1 - clip, 1 + clip]; None: the policy loss's own range "
                                "(0.2; for gspo 3e-4 below and 4e-4 above).", above(0), _LOSS)
-    clip_high: float | None = field(None, "The ratio's upper bound is 1 + clip_high; None: clip, or the policy loss's own "
-                                    "range.", above(0), _LOSS)
+    clip_high: float | None = field(None, "Clip the ratio at 1 + clip_high above; None: clip, or the policy loss's own range.",
+                                    above(0), _LOSS)
     dual_clip: float | None = field(None, "Upper bound of the ratio for negative advantages (clip); None: no bound.",
                                     above(1), _LOSS)
-    aggregation: str = field("token_mean", "How the losses of tokens are aggregated: docs/ppo.md.",
+    aggregation: str = field("token_mean", "How token losses are aggregated: docs/ppo.md.",
                              one_of("token_mean", "sequence_mean_token_mean", "sequence_mean_token_sum", "token_sum_constant"))
     entropy_coef: float = field(0.0, "Weight of the entropy bonus.", at_least(0))
-    value_clip: float | None = field(0.2, "Largest change of a value from the rollout's; None: no limit.", at_least(0), _CRITIC)
+    value_clip: float | None = field(0.2, "Maximum change of a value from its value at the rollout; None: no limit.",
+                                     at_least(0), _CRITIC)
     value_loss: str = field("squared", "The critic's loss: half the squared error, or Huber's.", one_of("squared", "huber"),
                             _CRITIC)
-    huber_delta: float = field(1.0, "The error at which Huber's loss becomes linear (value_loss=huber).", above(0), _CRITIC,
+    huber_delta: float = field(1.0, "The error above which Huber's loss is linear (value_loss=huber).", above(0), _CRITIC,
                                when("value_loss", "huber"))
     value_coef: float = field(0.1, "Weight of the value loss.", at_least(0), _CRITIC)
-    critic_warmup: int = field(0, "Iterations at the start in which only the critic learns.", at_least(0), _CRITIC,
+    critic_warmup: int = field(0, "Number of first iterations that train only the critic.", at_least(0), _CRITIC,
                                when("critic", "separate"))
     kl_in: str = field("reward", "Subtract the KL penalty from the reward, or add it to the loss.", one_of("reward", "loss"))
-    kl_coef: float = field(0.15, "Weight of the KL penalty; its initial value where adaptive.", at_least(0))
-    kl_controller: str = field("fixed", "Keep kl_coef, or adapt it towards kl_target.", one_of("fixed", "adaptive"))
+    kl_coef: float = field(0.15, "Weight of the KL penalty; with the adaptive controller, its initial value.", at_least(0))
+    kl_controller: str = field("fixed", "Keep kl_coef fixed, or adapt it to reach kl_target.", one_of("fixed", "adaptive"))
     kl_target: float = field(6.0, "Target KL in nats per response (kl_controller=adaptive).", above(0), _ADAPTIVE)
-    kl_horizon: int = field(10_000, "Responses over which the controller acts (kl_controller=adaptive).", at_least(1),
-                            _ADAPTIVE)
-    kl_estimator: str = field("k1", "KL penalty of a token: log-ratio, its absolute value, half its square, r - 1 - log r, or "
-                              "the KL over the whole vocabulary.", one_of("k1", "abs", "k2", "k3", "full"))
-    whiten_advantages: bool = field(True, "Normalise advantages to mean 0 and deviation 1 over the whole minibatch.")
-    missing_eos: str = field("replace", "For a response without an end: keep the score, replace it by missing_eos_value, "
-                             "subtract that value, or set the score to zero.", one_of("none", "replace", "penalty", "zero"))
-    missing_eos_value: float = field(-1.0, "The score (replace), or the number subtracted from it (penalty).", None,
+    kl_horizon: int = field(10_000, "Number of responses over which the controller adapts (kl_controller=adaptive).",
+                            at_least(1), _ADAPTIVE)
+    kl_estimator: str = field("k1", "KL penalty per token: k1 (log-ratio), abs (its absolute value), k2 (half its square), k3 "
+                              "(r - 1 - log r) or full (the KL over the whole vocabulary).",
+                              one_of("k1", "abs", "k2", "k3", "full"))
+    whiten_advantages: bool = field(True, "Normalise advantages to mean 0 and standard deviation 1 over the whole minibatch.")
+    missing_eos: str = field("replace", "The score of a response without an end: unchanged (none), replaced by "
+                             "missing_eos_value, reduced by it (penalty), or zero.",
+                             one_of("none", "replace", "penalty", "zero"))
+    missing_eos_value: float = field(-1.0, "The new score (replace), or the number to subtract (penalty).", None,
                                      when("missing_eos", "replace", "penalty"))
-    overlong_buffer: int = field(0, "Tokens before max_new_tokens over which a penalty grows to 1 (DAPO); 0: no penalty.",
-                                 at_least(0))
-    score_clip: float | None = field(None, "Scores of reward models are clipped to [-score_clip, score_clip]; None: no "
-                                     "clipping.", above(0), chosen("reward.source", REWARDS, "is_model"))
-    target_kl: float | None = field(None, "An iteration stops learning above this KL; None: never.", above(0))
-    sampler_correction: str = field("none", "Weight losses by the ratio of trainer to sampler probability: not at all, capped "
-                                    "at correction_cap, or with 0 above it.", one_of("none", "truncate", "mask"))
-    correction_level: str = field("token", "The ratio is that of a token, of a response, or its geometric mean.",
-                                  one_of("token", "sequence", "geometric"), _CORRECTED)
-    correction_cap: float = field(2.0, "Largest weight of the correction.", above(0), _CORRECTED)
-    sampler_tolerance: float = field(1e-3, "Largest difference of a token's log-prob between sampler and trainer, and of the "
-                                     "first ratio from 1.", above(0))
+    overlong_buffer: int = field(0, "Number of tokens before max_new_tokens over which a length penalty grows to 1 (DAPO); 0: "
+                                 "no penalty.", at_least(0))
+    score_clip: float | None = field(None, "Clip the scores of reward models to [-score_clip, score_clip]; None: no clipping.",
+                                     above(0), chosen("reward.source", REWARDS, "is_model"))
+    target_kl: float | None = field(None, "Skip the other updates of an iteration when the approximate KL to the policy that "
+                                    "sampled exceeds this; None: never.", above(0))
+    sampler_correction: str = field("none", "Weight losses by the ratio of trainer to sampler probability: none (no weights), "
+                                    "truncate (capped at correction_cap) or mask (0 above correction_cap).",
+                                    one_of("none", "truncate", "mask"))
+    correction_level: str = field("token", "The ratio of a token, of a whole response (sequence), or the geometric mean over a "
+                                  "response.", one_of("token", "sequence", "geometric"), _CORRECTED)
+    correction_cap: float = field(2.0, "Maximum weight of the sampler correction.", above(0), _CORRECTED)
+    sampler_tolerance: float = field(1e-3, "Largest allowed difference between the sampler's and the trainer's log-prob of a "
+                                     "token, and between the first ratio and 1.", above(0))
     checks: Checks = section(Checks(), "")
-    optimizer: Optimizer = section(Optimizer(learning_rate=3e-4, schedule="linear", eps=1e-5), "The policy's.")
-    critic_optimizer: Optimizer = section(Optimizer(learning_rate=5e-4, schedule="linear", eps=1e-5), "The critic's.", _CRITIC,
-                                          when("critic", "separate"))
+    optimizer: Optimizer = section(Optimizer(learning_rate=3e-4, schedule="linear", eps=1e-5), "The policy's optimizer.")
+    critic_optimizer: Optimizer = section(Optimizer(learning_rate=5e-4, schedule="linear", eps=1e-5),
+                                          "The critic's optimizer.", _CRITIC, when("critic", "separate"))
     checkpoint_every: int = like(Trained, "checkpoint_every", default=5, doc="Iterations between checkpoints.")
 
     def check(self, config: WholeConfig, name: str) -> None:
@@ -116,7 +122,7 @@ class Ppo(Sampling, Trained):
         self._check_groups()
         if self.critic_warmup >= self.iterations:
             raise UserError(f"config.ppo.critic_warmup is {self.critic_warmup}; it must be below config.ppo.iterations "
-                            f"({self.iterations}), or the policy never learns")
+                            f"({self.iterations}), or the policy is never trained")
         if self.sampler_correction != "none" and self._estimator.needs_trainer_logprobs:
             raise UserError(f"config.ppo.sampler_correction is {self.sampler_correction!r}; advantages {self.advantages!r} "
                             "already correct for the sampler: leave it at 'none'")
@@ -132,18 +138,18 @@ class Ppo(Sampling, Trained):
         return ADVANTAGES.get(self.advantages, "config.ppo.advantages")
 
     def _check_losses(self) -> None:
-        # A step of the adaptive controller subtracts at most batch / (5 horizon) of the coefficient.
+        # A step of the adaptive controller reduces the coefficient by at most the fraction batch / (5 horizon).
         if self.kl_controller == "adaptive" and self.batch >= 5 * self.kl_horizon:
-            raise UserError(f"config.ppo.kl_horizon is {self.kl_horizon}; with the adaptive controller it must be above a "
-                            f"fifth of config.ppo.batch ({self.batch})")
+            raise UserError(f"config.ppo.kl_horizon is {self.kl_horizon}; with the adaptive controller it must be above "
+                            f"1/5 of config.ppo.batch ({self.batch})")
         if self.missing_eos == "penalty" and self.missing_eos_value < 0:
             raise UserError(f"config.ppo.missing_eos is 'penalty' and config.ppo.missing_eos_value is "
                             f"{self.missing_eos_value}; it is subtracted from the score, so it must be at least 0")
         if self.clip is not None and self.clip > 1:
             raise UserError(f"config.ppo.clip is {self.clip}; a ratio cannot fall below 0, so it must be at most 1")
         if self.kl_in == "loss" and self.kl_estimator == "k1" and self.kl_coef > 0:
-            raise UserError("config.ppo.kl_in is 'loss' and config.ppo.kl_estimator is 'k1', whose gradient is 0 on average, "
-                            "so it would not constrain the policy: choose k2, k3, abs or full")
+            raise UserError("config.ppo.kl_in is 'loss' and config.ppo.kl_estimator is 'k1'; its gradient is 0 on average, so "
+                            "it would not constrain the policy: choose k2, k3, abs or full")
 
     def _check_groups(self) -> None:
         if self.batch % self.group_size:

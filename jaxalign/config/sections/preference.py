@@ -19,23 +19,26 @@ class Preference(PackedPairs):
     """The preference model, trained on soft labels."""
 
     epochs: int = field(6, "Passes over the comparisons.", at_least(1))
-    max_length: int = like(PackedPairs, "max_length", doc="Longest dialogue with its answer, in tokens; longer ones are cut at "
-                           "a turn.")
-    held_out_share: float = like(PackedPairs, "held_out_share", doc="Share of the comparisons held out to measure accuracy and "
-                                 "calibration.")
-    centering_coef: float = field(0.01, "Weight of the squared sum of a pair's scores, which centres them.", at_least(0))
-    normalise: bool = field(True, "Shift and scale scores to mean 0 and deviation 1 on the policy's samples.")
-    members: int = field(1, "Models in the ensemble, trained independently, each with its own head and order of the pairs.",
+    max_length: int = like(PackedPairs, "max_length", doc="Maximum length of a dialogue with its answer, in tokens; longer "
+                           "dialogues are cut at a turn.")
+    held_out_share: float = like(PackedPairs, "held_out_share", doc="Fraction of the comparisons held out to measure accuracy "
+                                 "and calibration.")
+    centering_coef: float = field(0.01, "Weight of the penalty that centres scores: the squared sum of a pair's scores.",
+                                  at_least(0))
+    normalise: bool = field(True, "Normalise scores to mean 0 and standard deviation 1 on the policy's samples.")
+    members: int = field(1, "Models in the ensemble, trained independently, each with its own head and order of pairs.",
                          between(1, 64))
-    combine: str = field("mean", "The ensemble's score: the mean of its members, their minimum, or their mean minus std_weight "
-                         "deviations.", one_of("mean", "min", "mean_minus_std"), unless("members", 1, "to at least 2"))
-    std_weight: float = field(1.0, "Deviations subtracted from the mean (combine=mean_minus_std).", at_least(0),
+    combine: str = field("mean", "The ensemble's score: the mean of the members' scores, their minimum, or their mean minus "
+                         "std_weight standard deviations.", one_of("mean", "min", "mean_minus_std"),
+                         unless("members", 1, "to at least 2"))
+    std_weight: float = field(1.0, "Standard deviations to subtract from the mean (combine=mean_minus_std).", at_least(0),
                               when("combine", "mean_minus_std"))
-    margin_weight: float = field(0.0, "Factor of a row's \"margin\" (preference files), by which the better answer should "
-                                 "score higher; 0: margins are not read.", at_least(0))
+    margin_weight: float = field(0.0, "Multiplier of a row's \"margin\" (preference files), by which the chosen answer should "
+                                 "score higher; 0: ignore margins.", at_least(0))
     temperature_fit: bool = field(False, "Fit a temperature on held-out pairs and report the calibration with it; scores do "
                                   "not change.")
-    optimizer: Optimizer = section(Optimizer(learning_rate=5e-4, schedule="linear", warmup_steps=10), "Its optimizer.")
+    optimizer: Optimizer = section(Optimizer(learning_rate=5e-4, schedule="linear", warmup_steps=10),
+                                   "The stage's optimizer.")
 
     def check(self, config: WholeConfig, name: str) -> None:
         check_dialogue_length(self, config, name)

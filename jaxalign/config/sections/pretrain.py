@@ -14,10 +14,10 @@ from jaxalign.config.sections.shared import PackedRows
 class Pretrain(PackedRows):
     """The helpful-only base model, trained on the text of the data source."""
 
-    steps: int = field(1300, "Optimizer steps; 0 leaves the random weights.", at_least(0))
-    context_weight: float = field(0.1, "Weight in the loss of the tokens that a model is given (requests, principles); the "
-                                  "tokens that it writes have weight 1.", between(0.0, 1.0))
+    steps: int = field(1300, "Optimizer steps; 0 keeps the random weights.", at_least(0))
+    context_weight: float = field(0.1, "Loss weight of context tokens (requests, principles); tokens of the model's own text "
+                                  "have weight 1.", between(0.0, 1.0))
     optimizer: Optimizer = section(
-        Optimizer(learning_rate=2.5e-3, schedule="linear", warmup_steps=30, weight_decay=0.01), "Its optimizer."
+        Optimizer(learning_rate=2.5e-3, schedule="linear", warmup_steps=30, weight_decay=0.01), "The stage's optimizer."
     )
     checkpoint_every: int = like(PackedRows, "checkpoint_every", default=150)

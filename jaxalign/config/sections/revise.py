@@ -11,12 +11,13 @@ from jaxalign.config.sections.shared import Sampling
 
 @dataclasses.dataclass(frozen=True)
 class Revise(Sampling):
-    """Critique and revision of the base's answers (Bai et al. 2022, supervised phase)."""
+    """Critique and revision of the base model's answers (Bai et al. 2022, supervised phase)."""
 
-    red_team_prompts: int = field(768, "Prompts whose answers are critiqued and revised.", at_least(1))
-    helpful_prompts: int = field(512, "Prompts answered without critique, to keep the model helpful.", at_least(0))
+    red_team_prompts: int = field(768, "Prompts with answers to critique and revise.", at_least(1))
+    helpful_prompts: int = field(512, "Prompts to answer without critique, which keep the model helpful.", at_least(0))
     rounds: int = field(4, "Rounds of critique and revision, each with a new principle.", at_least(1))
-    batch: int = field(128, "Prompts in a chunk, and rows that decode together. Up to 4 chunks form one queue.", at_least(1))
+    batch: int = field(128, "Prompts per chunk; also the number of rows decoded together. Up to 4 chunks form one queue.",
+                       at_least(1))
     temperature: float = like(Sampling, "temperature", default=0.7, doc="Sampling temperature; 0 is greedy.",
                               check=at_least(0))
-    max_new_tokens: int = like(Sampling, "max_new_tokens", doc="Longest answer, critique or revision, in tokens.")
+    max_new_tokens: int = like(Sampling, "max_new_tokens", doc="Maximum length of an answer, critique or revision, in tokens.")

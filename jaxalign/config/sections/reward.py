@@ -15,8 +15,8 @@ from jaxalign.registry.rewards import REWARDS, RewardSource, reward_records
 _SOURCE = chosen("source", REWARDS)
 _MISSING = {
     "comparisons": "there is no preference model",
-    "answers": "there are no wanted answers to compare with",
-    "feedback": "the base does not learn to rate answers",
+    "answers": "there are no expected answers to compare with",
+    "feedback": "the base model does not learn to rate answers",
 }
 
 
@@ -24,43 +24,43 @@ _MISSING = {
 class Reward(Section):
     """The reward of reinforcement learning."""
 
-    source: str = field("preference", "preference (the preference model), distilled (its small student), model (an outside "
-                        "reward model), callable (your own function), verifier (compares with the wanted answer), ai_feedback "
-                        "(the base's rating), or a sum of these, as in preference+callable; docs/rewards.md.",
-                        sum_of_registered(REWARDS))
-    weights: tuple[float, ...] = field((), "Weight of each part of a sum, in its order; empty: 1 each.")
-    length_coef: float = field(0.0, "Cost of each token beyond length_free.", at_least(0))
-    length_free: int = field(0, "Tokens of a response that cost nothing.", at_least(0), unless("length_coef", 0.0, "above 0"))
+    source: str = field("preference", "The reward: preference (the preference model), distilled (its student), model (an "
+                        "external reward model), callable (your own function), verifier (comparison with the expected "
+                        "answer), ai_feedback (the base model's rating), or a sum such as preference+callable; "
+                        "docs/rewards.md.", sum_of_registered(REWARDS))
+    weights: tuple[float, ...] = field((), "Weights of the parts of a sum, in the same order; empty: 1 each.")
+    length_coef: float = field(0.0, "Cost per token beyond length_free.", at_least(0))
+    length_free: int = field(0, "Number of tokens without cost.", at_least(0), unless("length_coef", 0.0, "above 0"))
     model: str = field("", "For model: folder of a ...ForSequenceClassification with one label, in Hugging Face layout, with "
                        "its own tokenizer.", None, _SOURCE)
-    model_style: str = field("auto", "For model: how dialogues are written for it; auto: its chat template if it has one, "
-                             "else hh.", one_of("auto", "chat", "hh", "compact"), _SOURCE)
-    model_max_length: int = field(0, "For model: most tokens that it reads; longer dialogues lose their oldest turns. 0: all "
-                                  "its positions.", at_least(0), _SOURCE)
-    model_batch: int = field(16, "For model: texts in one forward pass, rounded up to a multiple of the mesh's batch axes.",
+    model_style: str = field("auto", "For model: text format of its dialogues (as data.style); auto: its chat template if it "
+                             "has one, else hh.", one_of("auto", "chat", "hh", "compact"), _SOURCE)
+    model_max_length: int = field(0, "For model: maximum length of its input in tokens; longer dialogues lose their oldest "
+                                  "turns. 0: all its positions.", at_least(0), _SOURCE)
+    model_batch: int = field(16, "For model: texts per forward pass, rounded up to a multiple of the mesh's batch axes.",
                              at_least(1), _SOURCE)
     model_dtype: str = field("float32", "For model: type of its parameters and activations.", one_of("float32", "bfloat16"),
                              _SOURCE)
-    model_shift: float = field(0.0, "For model: subtracted from its raw score.", None, _SOURCE)
-    model_scale: float = field(1.0, "For model: divisor of the shifted score; ppo.score_clip then clips it.", above(0),
+    model_shift: float = field(0.0, "For model: number to subtract from its raw score.", None, _SOURCE)
+    model_scale: float = field(1.0, "For model: divisor of the shifted score, before ppo.score_clip.", above(0),
                                _SOURCE)
     callable: str = field("", "For callable: 'package.module:function' or 'FILE.py:function', called as "
                           "(prompts, responses, **columns) -> scores.", None, _SOURCE)
-    verifier: str = field("number_match", "For verifier: the last number is the answer's, the text equals the answer, or a "
-                          "pattern is found (columns answer, answer and pattern).",
+    verifier: str = field("number_match", "For verifier: number_match (the last number equals that of the column answer), "
+                          "exact_match (the text equals the column answer) or regex_match (the column pattern matches).",
                           one_of("number_match", "exact_match", "regex_match"), _SOURCE)
-    principles: int = field(1, "For ai_feedback: principles drawn for a response; their ratings are averaged.", at_least(1),
+    principles: int = field(1, "For ai_feedback: principles drawn per response; their ratings are averaged.", at_least(1),
                             _SOURCE)
-    while_sampling: bool = field(False, "For callable and verifier: score responses that have ended while others are sampled, "
-                                 "a few at a time; for functions that judge each response independently.", None, _SOURCE)
-    retries: int = field(2, "Further calls after a failed one.", at_least(0), _SOURCE)
+    while_sampling: bool = field(False, "For callable and verifier: score finished responses a few at a time while others are "
+                                 "still sampled. The function must judge each response independently.", None, _SOURCE)
+    retries: int = field(2, "Retries after a failed call.", at_least(0), _SOURCE)
     timeout_s: float = field(60.0, "Seconds after which a call counts as failed.", above(0), _SOURCE)
-    backoff_s: float = field(1.0, "Seconds before the first retry; doubled before each further one.", at_least(0), _SOURCE)
-    max_dropped_share: float = field(0.5, "The run stops where a larger share of a batch has no score.", between(0.0, 1.0),
+    backoff_s: float = field(1.0, "Seconds before the first retry; doubled before each later one.", at_least(0), _SOURCE)
+    max_dropped_share: float = field(0.5, "Stop with an error if a larger fraction of a batch has no score.", between(0.0, 1.0),
                                      _SOURCE)
 
     def check(self, config: WholeConfig, name: str) -> None:
-        """Every part of the reward must have what it needs."""
+        """Checks the requirements of each part of the reward."""
         if "ppo" not in config.stages:
             return
         records = reward_records(self.source)
@@ -81,11 +81,11 @@ class Reward(Section):
             raise UserError(f"config.reward.verifier is 'regex_match', which reads a column of patterns; {config.data.source} "
                             "has answers: use 'number_match' or 'exact_match'")
         if "ai_feedback" in parts and config.model.source == "scratch" and not config.world.ratings:
-            raise UserError("config.reward.source is 'ai_feedback' but config.world.ratings is 0, so the base never sees an "
-                            "answer rated: set world.ratings to 0.1, say")
+            raise UserError("config.reward.source is 'ai_feedback' but config.world.ratings is 0, so the base model never "
+                            "sees a rating: set world.ratings above 0, for example to 0.1")
 
     def _check_data(self, record: RewardSource, config: WholeConfig) -> None:
-        """The data source must have the rows and columns that a part of the reward reads."""
+        """Checks that the data source has the rows and columns that a part of the reward reads."""
         for need in record.needs:
             able = [source.name for source in DATA_SOURCES if _has(source, need)]
             if not _has(data_source(config), need):

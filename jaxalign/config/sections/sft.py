@@ -15,5 +15,5 @@ class Sft(PackedRows):
     """Supervised fine-tuning on revisions and helpful samples."""
 
     epochs: int = field(1, "Passes over the data.", at_least(1))
-    rounds_used: str = field("all", "Train on the revisions of all rounds, or of the last.", one_of("all", "last"))
-    optimizer: Optimizer = section(Optimizer(learning_rate=5e-4, schedule="linear"), "Its optimizer.")
+    rounds_used: str = field("all", "Train on the revisions of all rounds, or only of the last round.", one_of("all", "last"))
+    optimizer: Optimizer = section(Optimizer(learning_rate=5e-4, schedule="linear"), "The stage's optimizer.")

@@ -1,4 +1,4 @@
-"""Fields that several sections have, declared once. A section inherits them and may change their defaults and help."""
+"""Fields that several sections share. A section inherits them and may change their defaults and help."""
 
 from __future__ import annotations
 
@@ -17,15 +17,16 @@ class Sampling(Section):
 
     temperature: float = field(1.0, "Sampling temperature.", above(0))
     top_k: int = field(0, "Sample from the k most likely tokens; 0: from all.", at_least(0))
-    top_p: float = field(1.0, "Sample from the smallest set of tokens with at least this probability.", between(1e-6, 1.0))
-    max_new_tokens: int = field(60, "Longest response, in tokens.", at_least(1))
+    top_p: float = field(1.0, "Sample from the smallest set of tokens with at least this total probability.",
+                         between(1e-6, 1.0))
+    max_new_tokens: int = field(60, "Maximum length of a response, in tokens.", at_least(1))
 
 
 @dataclasses.dataclass(frozen=True)
 class Trained(Section):
     """How weights are updated and saved."""
 
-    optimizer: Optimizer = section(Optimizer(), "Its optimizer.")
+    optimizer: Optimizer = section(Optimizer(), "The stage's optimizer.")
     checkpoint_every: int = field(50, "Steps between checkpoints.", at_least(1))
 
 
@@ -33,22 +34,22 @@ class Trained(Section):
 class PackedRows(Trained):
     """Supervised steps on documents packed into rows of one length."""
 
-    row_length: int = field(256, "Tokens in a packed row.", at_least(8))
-    batch_rows: int = field(4, "Rows in a step.", at_least(1))
-    micro_batches: int = field(0, "Parts into which a step is split to save memory; results are the same. 0: one, or on a CPU "
-                               "parts of about 1,024 tokens.", at_least(0))
+    row_length: int = field(256, "Tokens per packed row.", at_least(8))
+    batch_rows: int = field(4, "Rows per step.", at_least(1))
+    micro_batches: int = field(0, "Number of parts a step is split into to save memory; results do not depend on it. 0: one; "
+                               "on a CPU, parts of about 1,024 tokens.", at_least(0))
 
 
 @dataclasses.dataclass(frozen=True)
 class PackedPairs(Trained):
     """Steps on pairs of dialogues."""
 
-    batch: int = field(32, "Pairs in a step.", at_least(1))
-    max_length: int = field(256, "Longest dialogue with its answer, in tokens; longer ones lose their oldest turns.",
-                            at_least(8))
-    held_out_share: float = field(0.15, "Share of the pairs held out to measure accuracy.", between(0.0, 0.9))
-    micro_batch_tokens: int = field(0, "Most tokens of packed pairs that a device computes at once; results are the same. 0: a "
-                                    "sixteenth of the most that a batch could hold, at least 768.", at_least(0))
+    batch: int = field(32, "Pairs per step.", at_least(1))
+    max_length: int = field(256, "Maximum length of a dialogue with its answer, in tokens; longer dialogues lose their oldest "
+                            "turns.", at_least(8))
+    held_out_share: float = field(0.15, "Fraction of the pairs held out to measure accuracy.", between(0.0, 0.9))
+    micro_batch_tokens: int = field(0, "Maximum tokens of packed pairs per device in a micro-batch; results do not depend on "
+                                    "it. 0: 1/16 of the maximum tokens of a batch, but at least 768.", at_least(0))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,13 +60,13 @@ class DecoderSizes(Section):
     embed: int = field(128, "Width of the residual stream.", at_least(1))
     heads: int = field(4, "Query heads.", at_least(1))
     kv_heads: int = field(2, "Key/value heads; they must divide the query heads.", at_least(1))
-    head_dim: int = field(32, "Width of a head; even, for the rotary positions.", at_least(2))
+    head_dim: int = field(32, "Width of a head; must be even for rotary positions.", at_least(2))
     mlp: int = field(352, "Width of the gated MLP.", at_least(1))
 
     def check_heads(self, name: str) -> None:
-        """Raises UserError where the heads of this section, called `name`, do not fit together."""
+        """Raises UserError if the heads of this section are not consistent. name: the section's name."""
         if self.heads % self.kv_heads:
             raise UserError(f"config.{name}.heads is {self.heads}; it must be a multiple of config.{name}.kv_heads "
                             f"({self.kv_heads})")
         if self.head_dim % 2:
-            raise UserError(f"config.{name}.head_dim is {self.head_dim}; an even number is expected, for the rotary positions")
+            raise UserError(f"config.{name}.head_dim is {self.head_dim}; it must be even for rotary positions")

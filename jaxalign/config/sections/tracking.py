@@ -1,4 +1,4 @@
-"""Where metrics are recorded."""
+"""The trackers that record metrics."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from jaxalign.registry.trackers import tracker_record
 
 @dataclasses.dataclass(frozen=True)
 class Tracking(Section):
-    """Where the metrics of training go beside each stage's metrics.jsonl."""
+    """Trackers of training metrics, in addition to each stage's metrics.jsonl."""
 
-    trackers: tuple[str, ...] = field((), "Trackers that receive every step: registered names, or 'package.module:name' or "
-                                      "'FILE.py:name' of a class with the methods start, log and finish.")
+    trackers: tuple[str, ...] = field((), "Trackers that receive the metrics of every step: registered names, or "
+                                      "'package.module:name' or 'FILE.py:name' of a class with methods start, log and finish.")
 
     def check(self, config: WholeConfig, name: str) -> None:
         for tracker in self.trackers:

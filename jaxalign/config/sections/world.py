@@ -13,16 +13,17 @@ from jaxalign.registry.data_sources import data_source
 
 @dataclasses.dataclass(frozen=True)
 class World(Section):
-    """The embedded world: short dialogues about made-up topics, with known truth."""
+    """The embedded world: short dialogues about invented topics, with known ground truth."""
 
     topics: int = field(60, "Number of topics.", at_least(4))
-    held_out_topics: int = field(20, "Topics that never occur in pretraining; evaluation is on them.", at_least(1))
-    vocab_size: int = field(768, "Pieces of the SentencePiece tokenizer trained on the text.", at_least(300))
+    held_out_topics: int = field(20, "Topics that the pretraining text only states facts about, without dialogues or other "
+                                "demonstrations; evaluation uses only these.", at_least(1))
+    vocab_size: int = field(768, "Vocabulary size of the SentencePiece tokenizer trained on the text.", at_least(300))
     tokens: int = field(1_300_000, "Approximate size of the pretraining text, in tokens.", at_least(10_000))
-    ratings: float = field(0.0, "Share of the text that shows how to rate an answer from 1 to 10; reward.source=ai_feedback "
-                           "needs it.", between(0.0, 0.5))
+    ratings: float = field(0.0, "Fraction of the text that demonstrates rating answers from 1 to 10; required by "
+                           "reward.source=ai_feedback.", between(0.0, 0.5))
 
     def check(self, config: WholeConfig, name: str) -> None:
         if data_source(config).feedback and self.held_out_topics >= self.topics:
             raise UserError(f"config.world.held_out_topics is {self.held_out_topics}; it must be below config.world.topics "
-                            f"({self.topics}), so that some are left to learn from")
+                            f"({self.topics}), so that some topics remain for training")
