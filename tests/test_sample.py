@@ -230,7 +230,7 @@ def test_mistakes_are_one_sentence(folder, workdir, tmp_path, capsys):
         ([model, "--chat", "--n=2"], "--n does not go with --chat"),
         ([f"--model={tmp_path / 'none'}", prompt], "none is not a folder; give a model's folder"),
         ([f"--model={tmp_path}", prompt], "config.json does not exist"),
-        ([f"--model={run / 'preference'}", prompt], "is of the stage preference, which makes no language model; give one of"),
+        ([f"--model={run / 'preference'}", prompt], "belongs to the stage preference, which does not train a language model"),
         ([model, prompt, "--style=compact"], "the tokenizer has no symbol '<user>', which the style compact needs"),
         ([f"--model={run / 'ppo'}", prompt, "--style=chat"], "has no chat template; set the style to plain, hh or compact"),
         ([model, prompt, "--style=hh", "--system=x"], "--system needs --style=chat; the style here is hh"),

@@ -25,7 +25,6 @@ def gae(
 
         delta_t = r_t + gamma_t V_{t+1} - V_t,    A_t = delta_t + gamma_t lam A_{t+1},    R_t = A_t + V_t
 
-
     Args:
       rewards: real [B, T].
       values: real [B, T], the critic's V_t before step t.

@@ -1,4 +1,4 @@
-"""What a decoder is made of: its sizes, and the choices in which model families differ."""
+"""The architecture of a decoder: its sizes, and the options in which model families differ."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ NORMS = ("rms", "rms_plus_one", "layer")
 
 @dataclasses.dataclass(frozen=True)
 class RopeScaling:
-    """Rotary frequencies changed for longer texts than a model was first trained on.
+    """Scaling of the rotary frequencies for longer contexts than a model was first trained on.
 
-    kind "linear": all are divided by `factor`. kind "llama3": those whose wave is longer than original_positions /
-    low_factor are, those shorter than original_positions / high_factor are not, and between the two it goes over smoothly
-    (the Llama 3.1 models' own rule; The Llama 3 Herd of Models, arXiv 2407.21783, changes the base only).
+    kind "linear": all frequencies are divided by `factor`. kind "llama3": frequencies with a wavelength above
+    original_positions / low_factor are divided, those with one below original_positions / high_factor are unchanged, and the
+    ones in between are interpolated (the rule of the released Llama 3.1 models; arXiv 2407.21783 describes only the new base).
     """
 
     kind: str
@@ -34,9 +34,9 @@ class RopeScaling:
 
 @dataclasses.dataclass(frozen=True)
 class Experts:
-    """A mixture of experts in place of the MLP: `count` of them of width `DecoderConfig.mlp`, `per_token` at work.
+    """A mixture of experts in place of the MLP: `count` experts of width `DecoderConfig.mlp`, `per_token` active per token.
 
-    normalise: the weights of a token's experts are brought to the sum 1.
+    normalise: scale the weights of each token's experts to sum to 1.
     """
 
     count: int
@@ -45,7 +45,7 @@ class Experts:
 
     def __post_init__(self):
         if not 1 <= self.per_token <= self.count:
-            raise UserError(f"{self.per_token} experts are asked for at each token, but the model has {self.count}")
+            raise UserError(f"{self.per_token} experts per token are requested, but the model has {self.count}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,22 +53,22 @@ class DecoderConfig:
     """Sizes and constants of one decoder. `compute_dtype` is a numpy name; parameters are float32 unless they are frozen.
 
     Attributes beyond the sizes:
-      vocab_multiple: the tables have a multiple of this many rows; those beyond `vocab` are never seen from outside.
-      rotary_dim: how many of a head's dimensions, the first ones, are turned; None for all. Of an odd number the last one is
-        turned with the dimension after it, as Hugging Face's GPT-NeoX does.
-      window: how many keys a query sees, its own included; None for all before it.
+      vocab_multiple: embedding tables are padded to a multiple of this many rows; no caller sees the padding.
+      rotary_dim: the number of leading dimensions of a head that are rotated; None for all. If it is odd, the last one is
+        paired with the dimension after it, as in Hugging Face's GPT-NeoX.
+      window: the number of keys that a query sees, including its own; None for all earlier keys.
       local_layers: which layers have the window; empty for all of them.
-      local_rope_base: the base of those layers where it is another (they are not scaled).
-      attention_scale: what scores are multiplied by; None for head_dim ** -0.5.
+      local_rope_base: the rotary base of local layers, whose frequencies are then not scaled; None for `rope_base`.
+      attention_scale: the factor of the attention scores; None for head_dim ** -0.5.
       attention_softcap, final_softcap: scores and logits x become cap * tanh(x / cap).
-      head_norm: queries and keys are normed by head, before the rotation.
-      sandwich_norms: attention and MLP are normed before and after.
+      head_norm: queries and keys are normalised per head, before the rotation.
+      sandwich_norms: norms both before and after attention and MLP.
       parallel_residual: attention and MLP read the same activations.
-      scale_embeddings: embeddings are multiplied by the root of their width.
-      cache_dtype: of keys and values while tokens are sampled: "compute", "float32", "bfloat16" or "int8".
-      attention: "plain", "fused", or what suits the platform (`jaxalign.models.attention.dispatch`).
-      remat: the backward pass computes each layer again and keeps only what goes into it,
-      remat_saves: and, with "products", the results of its matrix products with weights.
+      scale_embeddings: embeddings are multiplied by the square root of their width.
+      cache_dtype: the dtype of cached keys and values during generation: "compute", "float32", "bfloat16" or "int8".
+      attention: "plain", "fused", or "auto" for the best one on the platform (`jaxalign.models.attention.dispatch`).
+      remat: the backward pass recomputes each layer from its input.
+      remat_saves: "products" makes remat also keep the results of the layer's matrix products with weights.
     """
 
     vocab: int
@@ -113,20 +113,21 @@ class DecoderConfig:
         turned = self.head_dim if self.rotary_dim is None else self.rotary_dim + self.rotary_dim % 2
         if turned % 2 or turned > self.head_dim:
             raise UserError(
-                f"model.head_dim is {self.head_dim}, of which {turned} are turned by rotary positions; they need an even number"
+                f"model.head_dim is {self.head_dim}, but rotary positions rotate {turned} of its dimensions; they need an even "
+                "number of at most head_dim"
             )
         if self.activation not in ACTIVATIONS or self.norm not in NORMS:
-            raise ValueError(f"activation {self.activation!r} of {ACTIVATIONS} and norm {self.norm!r} of {NORMS} are expected")
+            raise ValueError(f"activation {self.activation!r} must be in {ACTIVATIONS}, and norm {self.norm!r} in {NORMS}")
         if self.attention not in ATTENTION:
-            raise ValueError(f"attention {self.attention!r} of {ATTENTION} is expected")
+            raise ValueError(f"attention is {self.attention!r}; one of {ATTENTION} is expected")
         if self.cache_dtype not in CACHE_DTYPES:
-            raise ValueError(f"cache_dtype {self.cache_dtype!r} of {CACHE_DTYPES} is expected")
+            raise ValueError(f"cache_dtype is {self.cache_dtype!r}; one of {CACHE_DTYPES} is expected")
         if self.local_layers and (len(self.local_layers) != self.layers or self.window is None):
-            raise ValueError("local_layers needs one entry a layer, and a window")
+            raise ValueError("local_layers needs one entry per layer, and a window")
 
     @property
     def table_rows(self) -> int:
-        """Rows of the embedding: the vocabulary, and what pads it."""
+        """Rows of the embedding: the vocabulary and its padding."""
         return -(-self.vocab // self.vocab_multiple) * self.vocab_multiple
 
     @property
@@ -141,16 +142,16 @@ class DecoderConfig:
 
     @property
     def scale(self) -> float:
-        """What attention scores are multiplied by."""
+        """The factor of the attention scores."""
         return self.head_dim**-0.5 if self.attention_scale is None else self.attention_scale
 
     def windows(self, local: bool) -> int | None:
-        """The window of local layers, or of the others."""
+        """The window of the local layers, or of the other layers."""
         everywhere = not self.local_layers or (all(self.local_layers))
         return self.window if local or everywhere else None
 
     def frequencies(self, local: bool = False) -> jax.Array:
-        """float32 [rotary_dim / 2]: by how many radians a position turns each pair, in local layers or in the others."""
+        """float32 [rotary_dim / 2]: radians per position for each pair of dimensions, in local or in other layers."""
         turned = self.head_dim if self.rotary_dim is None else self.rotary_dim
         own_base = local and self.local_rope_base is not None
         base = self.local_rope_base if own_base else self.rope_base
@@ -162,7 +163,7 @@ def _scaled(frequency: jax.Array, scaling: RopeScaling) -> jax.Array:
     if scaling.kind == "linear":
         return frequency / scaling.factor
     if scaling.kind != "llama3":
-        raise ValueError(f"rotary scaling {scaling.kind!r} is not known")
+        raise ValueError(f"rotary scaling {scaling.kind!r} is unknown")
     turns = scaling.original_positions * frequency / (2 * math.pi)
     kept = jnp.clip((turns - scaling.low_factor) / (scaling.high_factor - scaling.low_factor), 0.0, 1.0)
     return frequency * (kept + (1 - kept) / scaling.factor)

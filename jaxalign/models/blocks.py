@@ -1,4 +1,4 @@
-"""Arrays on devices, filled and read block by block: the host never holds more of them than a few blocks."""
+"""Fills and reads device arrays block by block, so that the host never holds more than a few blocks."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from jaxalign.models.checkpoints.layout import Bounds, Layout
 
 BLOCK_BYTES = 32 << 20
 
-# (where it begins, the block) of each block within bounds; what none covers is zero.
+# Given bounds, yields the blocks within them as (start indices, values). Elements that no block covers are zero.
 Blocks = Callable[[Bounds], Iterable[tuple[tuple[int, ...], np.ndarray]]]
 
 
 def row_blocks(layout: Layout, bounds: Bounds, itemsize: int) -> Iterator[Bounds]:
-    """Bounds cut along the stored tensor's rows, each of at most BLOCK_BYTES in its files (or of one row)."""
+    """Splits bounds along the stored tensor's rows into parts of at most BLOCK_BYTES in the files (but at least one row)."""
     axis = layout.rows
     first, last = bounds[axis]
     width = itemsize * layout.parts
@@ -31,7 +31,7 @@ def row_blocks(layout: Layout, bounds: Bounds, itemsize: int) -> Iterator[Bounds
 
 
 def place_blocks(shape: tuple[int, ...], dtype: np.dtype, sharding: jax.sharding.Sharding, blocks: Blocks) -> jax.Array:
-    """An array [shape] sharded so, of which `blocks` gives any part. What several devices hold alike is asked for once."""
+    """Builds an array of this shape and sharding from `blocks`. A part that several devices hold is read once."""
     holders: dict[Bounds, list[jax.Device]] = {}
     for device, index in sharding.addressable_devices_indices_map(shape).items():
         holders.setdefault(_bounds(index, shape), []).append(device)
@@ -50,13 +50,13 @@ def _fill(shape, dtype: np.dtype, devices: list[jax.Device], blocks) -> list[jax
         host = np.zeros(shape, dtype)
         for begin, block in blocks:
             host[tuple(slice(start, start + size) for start, size in zip(begin, block.shape, strict=True))] = block
-        # Not aliased: a buffer that is numpy's could not be donated.
+        # Not aliased: a buffer that numpy owns cannot be donated.
         return [jax.device_put(host, device, may_alias=False) for device in devices]
     parts = [jnp.zeros(shape, dtype, device=device) for device in devices]
     for begin, block in blocks:
         block = np.ascontiguousarray(block)
         for at, device in enumerate(devices):
-            # Waited for, so that blocks do not pile up.
+            # Wait for each write, so that blocks do not pile up.
             parts[at] = jax.block_until_ready(_write(parts[at], jax.device_put(block, device), np.asarray(begin, np.int32)))
     return parts
 
@@ -67,7 +67,7 @@ def _write(whole: jax.Array, block: jax.Array, begin: jax.Array) -> jax.Array:
 
 
 def fetch(leaf: jax.Array, bounds: Bounds) -> np.ndarray:
-    """The values of an array within bounds, on the host. Where the array lies on several processes, all must ask alike."""
+    """Copies the values within bounds to the host. If the array spans processes, all of them must make the same call."""
     sizes = tuple(stop - start for start, stop in bounds)
     if not leaf.is_fully_addressable:
         gather = _gathering(leaf.sharding, leaf.shape, sizes)
@@ -96,8 +96,8 @@ def _read(part: jax.Array, begin: jax.Array, sizes: tuple[int, ...]) -> jax.Arra
 
 @functools.lru_cache(maxsize=256)
 def _gathering(sharding: jax.sharding.NamedSharding, shape: tuple[int, ...], sizes: tuple[int, ...]):
-    """(array, begin) -> its block of these sizes, the same on every device. What is one of many (a layer) is taken out
-    where it lies, before anything is gathered."""
+    """A jitted function (array, begin) -> its block of these sizes, replicated on every device. Axes of size 1 (such as one
+    layer) are sliced on the devices that hold them, before anything is gathered."""
     alone = [size == 1 for size in sizes]
     single = tuple(1 if one else whole for one, whole in zip(alone, shape, strict=True))
 

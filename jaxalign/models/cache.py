@@ -1,7 +1,7 @@
-"""Keys and values of tokens gone by, as decoding reads them: in floats, or in 8 bits with a scale for each token and head.
+"""The key/value cache for decoding, in floating point, or in int8 with a scale for each token and head.
 
-A cache is a ring: all rows write at one slot, which moves on by one a step and begins anew after the last. So the tokens of a
-row are the last ones written, and which slots it sees follows from how many it has.
+A cache is a ring buffer: at each step all rows write to the same slot, which advances by one and wraps around after the last.
+A row's tokens are therefore in the most recently written slots, and their number determines which slots the row sees.
 
 Dimension letters: L layers, B rows, K key/value heads, h head dim, S slots, H query heads.
 """
@@ -20,11 +20,11 @@ from jaxalign.models.layers import softcap
 
 
 class Cache(NamedTuple):
-    """Keys [L, B, K, h, S] and values [L, B, K, S, h] of some layers in `DecoderConfig.stored_dtype`, and for int8 the scales
-    they are multiplied by, float32 [L, B, K, S].
+    """Keys [L, B, K, h, S] and values [L, B, K, S, h] of some layers in `DecoderConfig.stored_dtype`. For int8 they are
+    multiplied by the scales, float32 [L, B, K, S].
 
-    So each is what its matrix product over the slots reads as it lies: with the heads inside the slots, a CPU copies the
-    whole cache at every step.
+    The matrix products over the slots read both layouts directly. With the slots axis before the heads axis, a CPU would
+    copy the whole cache at every step.
     """
 
     keys: jax.Array
@@ -34,9 +34,9 @@ class Cache(NamedTuple):
 
 
 Caches = tuple[Cache, ...]
-"""Of all layers: one Cache, or one for each layer (`Model.layered`)."""
+"""One Cache for all layers, or one for each layer (`Model.layered`)."""
 Tiers = tuple[Caches, ...]
-"""Rings of the rows of each tier; all of a model's rows, where there is one. See `by_tier`."""
+"""One ring for the rows of each tier; with a single tier, for all rows. See `by_tier`."""
 
 _SCALES = ("layers", "batch", "kv_heads", "length")
 CACHE_AXES = Cache(
@@ -50,7 +50,7 @@ ROW_AXIS = 1
 
 
 def cache_shapes(config: DecoderConfig, rows: int, slots: int, layers: int | None = None) -> Cache:
-    """ShapeDtypeStructs of a cache of all layers, or of the given number."""
+    """ShapeDtypeStructs of a cache for all layers, or for the given number of layers."""
     sizes = {
         "layers": config.layers if layers is None else layers, "batch": rows, "kv_heads": config.kv_heads,
         "head_dim": config.head_dim, "length": slots,
@@ -62,7 +62,7 @@ def cache_shapes(config: DecoderConfig, rows: int, slots: int, layers: int | Non
 
 
 def quantise(x: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """int8 and float32 scales [...] of x [..., h]: the largest number of each vector becomes 127 or -127."""
+    """int8 values [..., h] and float32 scales [...] of x [..., h]: the largest magnitude of each vector becomes 127."""
     x = x.astype(jnp.float32)
     scale = jnp.max(jnp.abs(x), axis=-1) / 127
     steps = x / jnp.where(scale == 0, 1, scale)[..., None]
@@ -70,7 +70,7 @@ def quantise(x: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def stored(config: DecoderConfig, k_BxTxKxh: jax.Array, v_BxTxKxh: jax.Array) -> Cache:
-    """Keys and values of one layer as a cache without its first axis holds them, a slot for each of the T tokens."""
+    """Keys and values of one layer in the format of a cache without its first axis, one slot for each of the T tokens."""
     k, v = k_BxTxKxh.transpose(0, 2, 1, 3), v_BxTxKxh.transpose(0, 2, 1, 3)
     if config.stored_dtype != "int8":
         return Cache(k.astype(config.stored_dtype).swapaxes(2, 3), v.astype(config.stored_dtype))
@@ -79,8 +79,8 @@ def stored(config: DecoderConfig, k_BxTxKxh: jax.Array, v_BxTxKxh: jax.Array) ->
 
 
 def write(cache: Cache, layer, slot, token: Cache) -> Cache:
-    """The cache with what `stored` gives of one token a row at that layer and slot. layer None: of a cache without its first
-    axis."""
+    """Writes one token per row, in the format of `stored`, at the given layer and slot, and returns the new cache. layer
+    None: the cache has no layer axis."""
 
     def one(whole, part, axis: int):
         begin = [0] * whole.ndim
@@ -94,13 +94,13 @@ def write(cache: Cache, layer, slot, token: Cache) -> Cache:
 
 
 def ages(slots: int, slot) -> jax.Array:
-    """int32 [S]: how many steps ago each slot was written when `slot` is written now."""
+    """int32 [S]: how many steps ago each slot was written, if `slot` is written now."""
     return (slot - jnp.arange(slots)) % slots
 
 
 def by_tier(rows: Sequence[int], parts: int, x_Bx: jax.Array) -> list[jax.Array]:
-    """The rows [B, ...] of each tier, `rows` of them. Each of the parts that rows are split into has its share of every tier,
-    those of the first tier first."""
+    """Splits x [B, ...] into tiers; tier i has rows[i] rows. Each of the `parts` that the mesh splits rows into holds its share
+    of every tier, in the order of the tiers."""
     if len(rows) == 1:
         return [x_Bx]
     own = x_Bx.reshape(parts, -1, *x_Bx.shape[1:])
@@ -109,7 +109,7 @@ def by_tier(rows: Sequence[int], parts: int, x_Bx: jax.Array) -> list[jax.Array]
 
 
 def all_tiers(parts: int, tiers: Sequence[jax.Array]) -> jax.Array:
-    """What `by_tier` took apart."""
+    """The inverse of `by_tier`."""
     if len(tiers) == 1:
         return tiers[0]
     own = jnp.concatenate([x.reshape(parts, -1, *x.shape[1:]) for x in tiers], axis=1)
@@ -119,7 +119,7 @@ def all_tiers(parts: int, tiers: Sequence[jax.Array]) -> jax.Array:
 def attend_cache(
     q_Bx1xHxh, layer: Cache, mask_BxS, scale: float | None = None, cap: float | None = None
 ) -> jax.Array:
-    """`attention_plain.attend` for one query a row over one layer of a cache (without its first axis). Returns [B, 1, H, h]."""
+    """`attention.plain.attend` for one query per row over one layer of a cache (without its first axis). -> [B, 1, H, h]."""
     B, _, H, h = q_Bx1xHxh.shape
     K = layer.keys.shape[1]
     q = q_Bx1xHxh.reshape(B, K, H // K, h)

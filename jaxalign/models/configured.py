@@ -1,4 +1,4 @@
-"""The model that a config asks for: its sizes, its adapters and its place on the mesh; no weights."""
+"""Builds the model that a config describes: its sizes, adapters and sharding; no weights."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from jaxalign.registry.families import Family
 
 
 def configured_decoder(section: schema.Model, vocab: int) -> tuple[DecoderConfig, Family | None]:
-    """The architecture of config.model, and its family where it comes from outside. vocab is the tokenizer's size; an outside
-    model says its own, which may be larger. Of an outside model config.json alone is read.
+    """The architecture of config.model, and its family if model.source is "huggingface" (else None). vocab is the tokenizer's
+    size; a Hugging Face model uses the size in its config.json, which may be larger. No other file of it is read.
 
-    Raises UserError where that is missing, or is of no language model.
+    Raises UserError if config.json is missing or does not describe a language model.
     """
     if section.source == "huggingface":
         found = huggingface.read_config(section.path, section.compute_dtype, section.vocab_multiple)
@@ -34,14 +34,14 @@ def configured_decoder(section: schema.Model, vocab: int) -> tuple[DecoderConfig
 
 
 def with_choices(section: schema.Model, decoder: DecoderConfig) -> DecoderConfig:
-    """An architecture with what config.model chooses for any."""
+    """The architecture with the fields of config.model that apply to every source."""
     return dataclasses.replace(decoder, remat=section.remat, remat_saves=section.remat_saves, attention=section.attention,
                                cache_dtype=section.cache_dtype)  # fmt: skip
 
 
 def adapted(section: schema.Lora, base: Model, family: Family | None) -> Model:
-    """The model with the adapters of config.lora; those of config.lora.path, of which adapter_config.json is read, need the
-    family of their base."""
+    """The model with the adapters of config.lora. Adapters from config.lora.path, whose adapter_config.json is read, need the
+    family of their base model."""
     if section.path:
         return dataclasses.replace(base, lora=peft_config.read_adapted(section.path, family, base).lora)
     adapters = Lora(section.rank, section.alpha, section.targets, section.rank_stabilised, section.dora)
@@ -49,6 +49,6 @@ def adapted(section: schema.Lora, base: Model, family: Family | None) -> Model:
 
 
 def configured_model(config: schema.Config, vocab: int, head: str = "lm", sharding: Sharding | None = None) -> Model:
-    """The run's architecture, with its adapters. vocab is the tokenizer's size."""
+    """The run's model, with its adapters. vocab is the tokenizer's size."""
     decoder, family = configured_decoder(config.model, vocab)
     return adapted(config.lora, Model(decoder, head, sharding), family)

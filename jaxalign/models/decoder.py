@@ -1,8 +1,8 @@
-"""One decoder-only transformer in Flax NNX, for every family of models that `architecture.DecoderConfig` describes.
+"""One decoder-only transformer in Flax NNX for all model families that `architecture.DecoderConfig` can describe.
 
 The modules describe the architecture; `jaxalign.models.model.Model` splits them once and runs them as pure functions.
-Layers are stacked on a leading axis and scanned, so compile time does not grow with depth. How they attend is given to them
-(`jaxalign.models.attention.dispatch`).
+Layers are stacked on a leading axis and scanned, so compile time does not grow with depth. The caller passes in the attention
+function (`jaxalign.models.attention.dispatch`).
 
 Dimension letters: B batch, T time, S cache slots, D model, H query heads, K key/value heads, h head dim, F mlp, L layers,
 V vocab.
@@ -31,8 +31,8 @@ _LEAN = jax.checkpoint_policies.save_only_these_names(KEPT)
 
 
 class Rows(NamedTuple):
-    """What layers know of the tokens: positions int32 [B, T]; counted float32 [B, T], 1 where a token counts in the experts'
-    load; segment_ids int32 [B, T], or None where a row is one document."""
+    """Metadata of the tokens for the layers: positions int32 [B, T]; counted float32 [B, T], 1 where a token counts in the
+    experts' load; segment_ids int32 [B, T], or None if each row is one document."""
 
     positions: jax.Array
     counted: jax.Array
@@ -40,8 +40,8 @@ class Rows(NamedTuple):
 
 
 class Output(NamedTuple):
-    """hidden [B, T, D] after the final norm; cache: keys and values of every layer (T slots) where they were to be kept; load
-    of the experts over all layers, where there are any."""
+    """hidden [B, T, D] after the final norm; cache: keys and values of every layer (T slots) if requested, else None; load of
+    the experts summed over all layers, None without experts."""
 
     hidden: jax.Array
     cache: Cache | None
@@ -61,7 +61,7 @@ class Block(nnx.Module):
     def __call__(
         self, x_BxTxD, by: Turn, counted_BxT, adapters: Adapters, constrain: Constrain, attention: Callable
     ):
-        """`attention(q, k, v) -> (heads, extra)`; returns the new activations, `extra` (what a cache keeps) and the Load."""
+        """`attention(q, k, v) -> (heads, extra)`; returns the new activations, `extra` (for the cache) and the Load."""
         config = self.config
         own = adapters.part("attention")
         q, k, v = self.attention.heads(self.attention_norm(x_BxTxD), by, own, constrain)
@@ -84,9 +84,8 @@ class Block(nnx.Module):
 class Decoder(nnx.Module):
     """Tokens to final hidden states, with an LM head (tied or not), a scalar head, or both on top.
 
-    Parameters: `embedding` [V, D], `blocks` (every leaf with a leading L), `final_norm`, then `unembedding` [D, V] when
-    there is an LM head and it is untied, and `score` [D] where there is a scalar head ("scalar", "lm_scalar"). V is
-    config.table_rows.
+    Parameters: `embedding` [V, D], `blocks` (every leaf with a leading L), `final_norm`, then `unembedding` [D, V] if there
+    is an untied LM head, and `score` [D] if there is a scalar head ("scalar", "lm_scalar"). V is config.table_rows.
     """
 
     def __init__(self, config: DecoderConfig, head: str, *, rngs: nnx.Rngs):
@@ -98,13 +97,13 @@ class Decoder(nnx.Module):
         keys = jax.random.split(rngs.params(), config.layers)
         self.blocks = nnx.vmap(lambda key: Block(config, nnx.Rngs(params=key)))(keys)
         self.final_norm = Norm(config)
-        if head != "lm":  # Stiennon et al. 2020 start the reward head at N(0, 1/(D+1)).
+        if head != "lm":  # Stiennon et al. 2020 initialise the reward head from N(0, 1/(D+1)).
             self.score = param(rngs, (config.embed,), ("norm",), (config.embed + 1) ** -0.5)
         if head != "scalar" and not config.tie_embeddings:
             self.unembedding = param(rngs, (config.embed, rows), ("embed", "vocab"), config.embed**-0.5)
 
     def _embed(self, tokens: jax.Array, constrain: Constrain) -> jax.Array:
-        # Gathered over fsdp first: a lookup whose result is split over the batch cannot use a table split over D.
+        # Gather the table over fsdp first: a lookup whose result is split over the batch cannot read a table split over D.
         table = constrain(self.embedding[...].astype(self.config.compute_dtype), ("vocab", None))
         x = table[tokens]
         if self.config.scale_embeddings:
@@ -112,11 +111,11 @@ class Decoder(nnx.Module):
         return constrain(x, ("batch", "residual", "embed"))
 
     def _local(self) -> jax.Array | None:
-        """bool [L]: which layers have the window; None where they are all alike."""
+        """bool [L]: which layers have the window; None if all layers are alike."""
         return jnp.asarray(self.config.local_layers) if self.config.mixed_layers else None
 
     def _turns(self, positions_BxT: jax.Array) -> Callable[[jax.Array | None], Turn]:
-        """How a layer turns queries and keys, given whether it has the window."""
+        """The rotation of a layer's queries and keys, as a function of whether the layer has the window."""
         config = self.config
         if not config.mixed_layers:
             by = turn(positions_BxT, config.frequencies(bool(config.local_layers) and all(config.local_layers)))
@@ -128,13 +127,13 @@ class Decoder(nnx.Module):
         self, tokens_BxT, rows: Rows, attention_of: Callable[[Rows], Attend], constrain: Constrain, keep_cache: bool = False,
         adapters: Adapters = NO_ADAPTERS, lean: bool = False,
     ):  # fmt: skip
-        """An `Output`. attention_of: how these rows, or some of them, attend; the tokens of a document stand side by side in a
-        row. adapters: of all layers, their leaves stacked. lean: without remat the backward pass has what `layers.keep` marks
-        and computes norms, activations and the attention's scores again, as is cheaper than to store and read them."""
+        """An `Output`. attention_of: the attention function for these rows, or a subset of them; the tokens of a document must
+        be contiguous in a row. adapters: stacked leaves for all layers. lean: without remat the backward pass keeps what
+        `layers.keep` marks and recomputes norms, activations and attention scores, which is cheaper than storing them."""
         graph, layers = nnx.split(self.blocks)
 
         def run(stacked, x, rows: Rows):
-            """(x, (what a cache keeps, the experts' load)) after the layers given."""
+            """-> (x, (cache entries, the experts' load)) after the given layers."""
             attend, turns = attention_of(rows), self._turns(rows.positions)
 
             def body(x, indexed):
@@ -163,18 +162,18 @@ class Decoder(nnx.Module):
         return Output(self.final_norm(x), kept, load)
 
     def layers_apart(self, adapters: Adapters = NO_ADAPTERS) -> list:
-        """The layers one by one, as `decode` takes them: (whether it has the window, its parameters, its adapters) each."""
+        """The unstacked layers, as `decode` takes them: each is (whether it has the window, its parameters, its adapters)."""
         stacked = self._local(), nnx.split(self.blocks)[1], adapters.tree
         return [jax.tree.map(lambda leaf: leaf[i], stacked) for i in range(self.config.layers)]  # noqa: B023
 
     def decode(
         self, tokens_B, positions_B, tiers: Tiers, slot, constrain: Constrain, adapters: Adapters = NO_ADAPTERS, layers=None
     ) -> tuple[jax.Array, Tiers]:
-        """One token a row: writes its keys and values at `slot` of its tier's caches, begun anew after their last, and sees as
-        many slots before it as its position says. Returns hidden [B, D] and the new caches.
+        """Decodes one token per row: writes its keys and values at `slot` of its tier's caches, modulo their length, and
+        attends to as many earlier slots as its position says. Returns hidden [B, D] and the new caches.
 
-        layers: None, and they are scanned; or those of `layers_apart`, with a cache for each, without its first axis. Then they
-        stand in the program one after another, and nothing is copied to be read.
+        layers: None scans the layers. Given `layers_apart`, with a cache for each layer without the first axis, the program
+        unrolls the layers, and none of their parameters or caches is copied.
         """
         graph, stacked = nnx.split(self.blocks)
         parts = 1 if constrain.sharding is None else constrain.sharding.batch_size

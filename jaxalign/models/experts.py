@@ -1,9 +1,10 @@
-"""A mixture of experts in place of the MLP: dropless, its experts split over the mesh's tensor axis.
+"""A dropless mixture of experts in place of the MLP, with the experts split over the mesh's tensor axis.
 
-Every token reaches all the experts it chose: rows are sorted by expert and multiplied group by group (`ragged_dot`), so
-there is no capacity and nothing is dropped. On a mesh each device computes its own experts' rows and the results are added.
+Every token reaches all of its top-k experts: rows are sorted by expert and multiplied group by group (`ragged_dot`), so there
+is no capacity limit and no token is dropped. On a mesh each device computes the rows of its own experts, and the results are
+summed.
 
-Dimension letters: B batch, T time, D model, E experts, k experts of a token, F mlp of one expert, N rows (B * T).
+Dimension letters: B batch, T time, D model, E experts, k experts per token, F mlp of one expert, N rows (B * T).
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from jaxalign.parallel.manual import on_each_device
 
 
 class Load(NamedTuple):
-    """How busy the experts were: sums over tokens that count, float32. chosen [E], how often each was chosen; probability
-    [E], the router's; tokens []."""
+    """The experts' load, float32 sums over counted tokens. chosen [E]: how often each expert was chosen; probability [E]: the
+    router's probabilities; tokens []: the number of tokens."""
 
     chosen: jax.Array
     probability: jax.Array
@@ -30,9 +31,9 @@ class Load(NamedTuple):
 
 
 def load_balance(load: Load) -> jax.Array:
-    """float32 []: E * sum over experts of (share of tokens that chose it) * (its mean probability), over all layers at once.
+    """float32 []: E * sum over experts of (share of tokens that chose it) * (its mean probability), pooled over all layers.
 
-    k where all experts are equally busy. Source: Switch Transformers, arXiv 2101.03961, eq. 4 to 6, with k choices a token.
+    Equals k if the load is uniform. Source: Switch Transformers, arXiv 2101.03961, eq. 4 to 6, with k choices per token.
     """
     chosen, probability = (x / jnp.maximum(load.tokens, 1.0) for x in (load.chosen, load.probability))
     return len(chosen) * jnp.sum(jax.lax.stop_gradient(chosen) * probability)
@@ -62,7 +63,7 @@ class MixtureMLP(nnx.Module):
             return self._mix(*routed, *kernels, jnp.int32(0)), load
 
         rows, experts = (constrain.sharding.spec(axes) for axes in (("batch", "length", None), ("expert", None, None)))
-        axes = experts[0] or ()  # None where each device has all the experts, as for sampling by rules "whole".
+        axes = experts[0] or ()  # None if each device has all the experts, as in generation with the rules "whole".
 
         def local(x, weight, expert, gate, up, down):
             first = jax.lax.axis_index(axes) * gate.shape[0] if axes else jnp.int32(0)
@@ -72,7 +73,7 @@ class MixtureMLP(nnx.Module):
         return split(*routed, *kernels), load
 
     def _mix(self, x_BxTxD, weight_BxTxk, expert_BxTxk, gate, up, down, first) -> jax.Array:
-        """The part of the mixture that the experts first ... first + len(gate) - 1 give, [B, T, D]."""
+        """The contribution of experts [first, first + len(gate)) to the mixture, [B, T, D]."""
         B, T, D = x_BxTxD.shape
         count, k = gate.shape[0], weight_BxTxk.shape[-1]
         expert = expert_BxTxk.reshape(-1) - first
@@ -82,6 +83,6 @@ class MixtureMLP(nnx.Module):
         rows = x_BxTxD.reshape(B * T, D)[order // k]
         hidden = activate(self.activation, jax.lax.ragged_dot(rows, gate, sizes)) * jax.lax.ragged_dot(rows, up, sizes)
         out = jax.lax.ragged_dot(hidden, down, sizes) * weight_BxTxk.reshape(-1)[order][:, None]
-        here = jnp.arange(len(order)) < jnp.sum(sizes)  # Rows of other devices' experts come last.
+        here = jnp.arange(len(order)) < jnp.sum(sizes)  # Rows for experts of other devices are sorted last.
         mixed = jnp.zeros((B * T, D), x_BxTxD.dtype).at[order // k].add(jnp.where(here[:, None], out, 0))
         return mixed.reshape(B, T, D)

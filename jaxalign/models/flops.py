@@ -1,4 +1,4 @@
-"""Operations that a model needs for its tokens: what utilisation is measured by. Nothing that is computed twice counts."""
+"""Model FLOPs, the basis of the measured utilisation. Recomputation is not counted."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from jaxalign.models.model import Model
 
 @functools.lru_cache(maxsize=256)
 def multiplied(model: Model) -> int:
-    """Parameters that multiply a token in the trunk and its adapters: no lookups, no norms, of experts those at work; heads are
-    counted where they are used."""
+    """The number of parameters in matrix products per token, in the trunk and its adapters: no embedding lookups, no norms, and
+    only the active experts. Heads are counted where they are used."""
     experts = model.config.experts
     share = 1.0 if experts is None else experts.per_token / experts.count
     total = 0.0
@@ -34,15 +34,16 @@ def _leaves(model: Model):
 
 
 def forward(model: Model, lengths: Sequence[int], heads: int = 0) -> float:
-    """Of documents of these lengths: two for each parameter and token, the scores and sums of attention to what stands before
-    (a window counts as none), and the LM head at `heads` positions."""
+    """FLOPs of a forward pass over documents of these lengths: two per parameter and token, plus causal attention (counted as
+    if there were no window), plus the LM head at `heads` positions."""
     config = model.config
     attention = sum(2.0 * n * (n + 1) for n in map(float, lengths)) * config.heads * config.head_dim * config.layers
     return 2.0 * multiplied(model) * float(sum(lengths)) + attention + 2.0 * config.embed * config.vocab * heads
 
 
 def learning(model: Model, lengths: Sequence[int], heads: int = 0) -> float:
-    """Forward and backward: three times the forward's, but twice for frozen kernels, which have no gradient of their own."""
+    """FLOPs of a forward and a backward pass: three times the forward pass, but twice for frozen kernels, whose gradient is not
+    computed."""
     whole = 3.0 * forward(model, lengths, heads)
     if model.lora is None:
         return whole

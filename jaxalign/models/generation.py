@@ -1,4 +1,4 @@
-"""Weights as they lie while tokens are sampled: gathered as the sharding rules say, matrices in the compute dtype."""
+"""The weights for generation: placed by its sharding rules, with matrices in the compute dtype."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from jaxalign.models.layers import Constrain
 from jaxalign.parallel.sharding import Sharding
 
 _MOVED_TOGETHER = 64 << 20
-"""Bytes on a device above which a parameter is moved by itself, so that few of them exist twice at a time."""
+"""A parameter with more bytes than this on a device is moved in a step of its own, to limit how much memory is held twice."""
 
 Moves = list[tuple[list[int], Callable]]
 
@@ -30,9 +30,9 @@ def abstract(params: Any, axes: Any, compute_dtype: str, sharding: Sharding | No
     Args:
       params: arrays or ShapeDtypeStructs.
       axes: a pytree like params, with the logical axis names of each leaf.
-      compute_dtype: of matrices.
-      sharding: the rules of generation; None without a mesh.
-      trained: these are adapters or a scalar head.
+      compute_dtype: the dtype of matrices.
+      sharding: the sharding rules of generation; None without a mesh.
+      trained: whether params are adapters or a scalar head.
     """
     if isinstance(params, dict):
         return {
@@ -48,9 +48,9 @@ def abstract(params: Any, axes: Any, compute_dtype: str, sharding: Sharding | No
 
 
 def moves(params: Any, targets: Any, on_mesh: bool) -> Moves:
-    """The steps from parameters to `targets`: (indices of leaves, a jitted function of the list of these leaves).
+    """The steps that convert parameters to `targets`: (indices of leaves, a jitted function of the list of these leaves).
 
-    Leaves that are as their target is are in no step.
+    Leaves that already match their target need no step.
     """
     leaves, targets = jax.tree.leaves(params), jax.tree.leaves(targets)
     changed = [
@@ -66,7 +66,7 @@ def moves(params: Any, targets: Any, on_mesh: bool) -> Moves:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def gathered(constrain: Constrain, weight: jax.Array) -> jax.Array:
-    """A head's weight [D, V], gathered over all axes but that of the vocabulary. Its gradient is not gathered."""
+    """A head's weight [D, V], gathered over all mesh axes except those of the vocabulary. Its gradient is not gathered."""
     return constrain(weight, (None, "vocab"))
 
 
@@ -86,7 +86,7 @@ def _device_bytes(leaf: jax.ShapeDtypeStruct) -> int:
 
 @functools.lru_cache(maxsize=32)
 def _mover(targets: tuple) -> Callable:
-    """A jitted function of a list of arrays that returns each in its target's dtype and sharding."""
+    """A jitted function that converts a list of arrays to their targets' dtypes and shardings."""
 
     def move(arrays: list[jax.Array]) -> list[jax.Array]:
         return [x.astype(dtype) for x, (dtype, _) in zip(arrays, targets, strict=True)]

@@ -1,4 +1,4 @@
-"""Log-probabilities, entropies and divergences of LM heads, in chunks, so that [B, T, V] is never formed."""
+"""Log-probabilities, entropies and divergences of LM heads, computed in chunks so that [B, T, V] logits never exist."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from jaxalign.algorithms.kl import full_kl
 from jaxalign.models.layers import Constrain, softcap
 from jaxalign.parallel.zigzag import context_size
 
-CHUNK_FLOATS = 1 << 22  # At most this many logits exist at once on a device (16 MB in float32), if a row's share allows it.
-USED_CHUNKS = 8  # The least number of chunks where the number of used positions is known only at run time.
+CHUNK_FLOATS = 1 << 22  # Limit on the logits on a device at a time (16 MB in float32); a chunk has at least one position.
+USED_CHUNKS = 8  # The minimum number of chunks if the number of used positions is known only at run time.
 _NO_MESH = Constrain()
-_APART = ("batch", "length", None, "vocab")  # How what `_no_sum` makes lies on a mesh.
+_APART = ("batch", "length", None, "vocab")  # Logical axes of the partial sums of `_no_sum`.
 
 
 class TokenStats(NamedTuple):
-    """float32 [B, T] each: the log-probability of the target token, and the entropy of the whole distribution, in nats."""
+    """The log-probability of the target token and the entropy of the whole distribution, in nats; each float32 [B, T]."""
 
     logprobs: jax.Array
     entropy: jax.Array
 
 
 def lm_logits(hidden, unembedding, cap: float | None = None) -> jax.Array:
-    """float32 [..., V]: hidden [..., D] times unembedding [D, V] of the same dtype, bounded softly where there is a cap."""
+    """float32 [..., V]: hidden [..., D] times unembedding [D, V] of the same dtype, soft-capped if `cap` is given."""
     return softcap(jnp.einsum("...d,dv->...v", hidden, unembedding, preferred_element_type=jnp.float32), cap)
 
 
 class _Way(NamedTuple):
-    """How the statistics are computed: in `chunks` chunks of `size` positions of each of the `parts` of a row."""
+    """How to compute the statistics: in `chunks` chunks, each with `size` positions of each of the `parts` of a row."""
 
     temperature: float
     cap: float | None
@@ -47,12 +47,12 @@ def token_stats(
     hidden, unembedding, targets, temperature: float = 1.0, chunk_floats: int = CHUNK_FLOATS, cap: float | None = None,
     constrain: Constrain = _NO_MESH, used=None,
 ) -> TokenStats:  # fmt: skip
-    """Statistics of softmax(logits / temperature) at `targets`, the logits being `lm_logits` with `cap`.
+    """Statistics of softmax(logits / temperature) at `targets`, where the logits are `lm_logits` with `cap`.
 
-    hidden [B, T, D] (any float dtype), unembedding [D, V], targets int [B, T]. The softmax is in float32. Chunks run over
-    T, of each device's own part of it where `constrain` splits rows, so what lies on a mesh stays where it is. The backward
-    pass makes each chunk's logits again; their gradient is rounded to the dtype of hidden before it is multiplied. used int32
-    []: positions from there on mean nothing, and chunks of them alone are not computed.
+    hidden [B, T, D] (any float dtype), unembedding [D, V], targets int [B, T]. The softmax is in float32. Chunks are slices
+    of T; if `constrain` splits rows, each chunk takes a slice of every device's part, so no data moves. The backward pass
+    recomputes each chunk's logits and rounds their gradient to the dtype of hidden before the matrix products. used int32 []:
+    results at positions >= used are undefined, and chunks of such positions are skipped unless the mesh splits rows.
     """
     way, count = _way(targets.shape, unembedding.shape[1], temperature, chunk_floats, cap, constrain, used)
     return TokenStats(*_stats(way, hidden, unembedding.astype(hidden.dtype), targets, count))
@@ -62,13 +62,13 @@ def weighted_nll(
     hidden, unembedding, targets, weights, chunk_floats: int = CHUNK_FLOATS, cap: float | None = None,
     constrain: Constrain = _NO_MESH, used=None,
 ) -> jax.Array:  # fmt: skip
-    """float32 []: the negative log-likelihood (nats) of the targets, each times its weight, added up; for the rest see
-    `token_stats`. weights float32 [B, T] are constants; a target of weight 0 may be any number.
+    """float32 []: the weighted sum of the targets' negative log-likelihoods, in nats; other arguments as in `token_stats`.
+    weights float32 [B, T] are constants; a target of weight 0 may be any number.
 
-    As the gradient does not depend on what comes after, it is made with the loss, and each chunk's logits but once.
+    The forward pass computes the gradient up to the factor of the cotangent, so each chunk's logits are computed only once.
     """
     targets = jnp.where(weights == 0, 0, targets)
-    if hidden.dtype == jnp.float16:  # Whose gradients must be made after the loss was scaled, or they are lost.
+    if hidden.dtype == jnp.float16:  # Its gradients must be computed after loss scaling, or they underflow.
         stats = token_stats(hidden, unembedding, targets, 1.0, chunk_floats, cap, constrain, used)
         return -jnp.sum(stats.logprobs * weights)
     way, count = _way(targets.shape, unembedding.shape[1], 1.0, chunk_floats, cap, constrain, used)
@@ -76,12 +76,12 @@ def weighted_nll(
 
 
 def chunk_count(shape: tuple[int, int], V: int, chunk_floats: int, constrain: Constrain) -> int:
-    """The number of chunks of positions [B, T] with V logits each, where `used` is given."""
+    """The number of chunks for positions [B, T] with V logits each if `used` is given."""
     return _way(shape, V, 1.0, chunk_floats, None, constrain, 0)[0].chunks
 
 
 def _way(shape: tuple[int, int], V: int, temperature: float, chunk_floats: int, cap, constrain: Constrain, used):
-    """(how the statistics are computed, how many chunks)."""
+    """-> (the `_Way`, the number of chunks to compute)."""
     B, T = shape
     parts = context_size(constrain.sharding)
     own = -(-T // parts)
@@ -109,7 +109,7 @@ def _stats_forward(way: _Way, hidden, weight, targets, count):
 
     def one(i, found):
         raw = _scaled(way, chunks[i], weight)
-        # The maximum goes off first, or the logits' common level takes up the digits of all that follows.
+        # Subtract the maximum first: a large common offset of the logits would cost precision in everything below.
         top = jnp.max(raw, axis=-1, keepdims=True)
         logits = raw - top
         logz = jnp.log(jnp.sum(jnp.exp(logits), axis=-1))
@@ -205,8 +205,8 @@ _nll.defvjp(_nll_forward, _nll_backward, symbolic_zeros=True)
 
 
 def _no_sum(way: _Way, B: int, shape: tuple[int, int]) -> jax.Array:
-    """Where `_add` adds up the gradient of a weight of this shape [D, V], float32. On a mesh [P, parts, D, V]: for each part of
-    the rows and of their length by itself, so that nothing is sent until `_sum` adds up the parts."""
+    """Zeros for the gradient sum of a weight of this shape [D, V], float32; `_add` adds to them. On a mesh [P, parts, D, V]:
+    one partial sum for each split of the rows and of their length, so nothing is communicated until `_sum` adds them up."""
     sharding = way.constrain.sharding
     if sharding is None:
         return jnp.zeros(shape)
@@ -229,7 +229,7 @@ def token_kl(
     hidden, unembedding, reference_hidden, reference_unembedding, temperature: float = 1.0,
     chunk_floats: int = CHUNK_FLOATS, cap: float | None = None, constrain: Constrain = _NO_MESH, used=None,
 ) -> jax.Array:  # fmt: skip
-    """float32 [B, T], nats: KL(policy || reference), both softmax(logits / temperature), summed over the vocabulary.
+    """float32 [B, T], nats: the full-vocabulary KL(policy || reference) of softmax(logits / temperature).
 
     hidden and reference_hidden [B, T, D], unembeddings [D, V]; the logits are `lm_logits` with `cap`. Chunks and `used` as in
     `token_stats`. No gradient flows into the reference.
@@ -241,14 +241,14 @@ def token_kl(
         logits = lm_logits(hidden_BxCxD, weight, cap) / temperature
         return full_kl(logits, lm_logits(reference_BxCxD, reference_weight, cap) / temperature)
 
-    # Two heads share the limit on logits.
+    # Both heads together stay within the limit on logits.
     size = chunk_floats // max(1, 2 * hidden.shape[0] * weight.shape[1])
     return _in_chunks(one, size, constrain, used, hidden, reference_hidden)
 
 
 def _in_chunks(fn: Callable, size: int, constrain: Constrain, used, *arrays):
-    """fn of arrays [B, T, ...], whose result is float32 [B, T], over at most `size` positions at a time, at least 1 a device;
-    each chunk is recomputed in the backward pass."""
+    """Applies fn (arrays [B, T, ...] -> float32 [B, T]) to at most `size` positions at a time, but at least 1 per device;
+    the backward pass recomputes each chunk."""
     T = arrays[0].shape[1]
     parts = context_size(constrain.sharding)
     own = -(-T // parts)
@@ -274,7 +274,7 @@ def _placed(constrain: Constrain, parts: int, x, axes):
 
 
 def _cut(constrain: Constrain, parts: int, chunks: int, size: int, x) -> jax.Array:
-    """[B, T, ...] to [chunks, B, parts * size, ...]: each chunk has as many positions of each of the parts of T."""
+    """[B, T, ...] to [chunks, B, parts * size, ...]: each chunk takes `size` positions from each of the parts of T."""
     B, T = x.shape[:2]
     padded = jnp.pad(x, ((0, 0), (0, parts * chunks * size - T)) + ((0, 0),) * (x.ndim - 2))
     padded = _placed(constrain, parts, padded, ("batch", "length")).reshape(B, parts, chunks, size, *x.shape[2:])
@@ -290,19 +290,19 @@ def _join(constrain: Constrain, parts: int, chunks: int, size: int, T: int, x) -
 
 
 def response_positions(prompt_length: jax.Array, N: int) -> jax.Array:
-    """int32 [B, N]: where in a row (prompt, then response) the response's tokens stand."""
+    """int32 [B, N]: the positions of the response's tokens in a row (prompt, then response)."""
     return prompt_length[:, None] + jnp.arange(N, dtype=prompt_length.dtype)[None, :]
 
 
 def gather_positions(x: jax.Array, positions: jax.Array) -> jax.Array:
-    """x [B, T] or [B, T, D] at positions [B, N], clipped into the row: the caller masks by length."""
+    """x [B, T] or [B, T, D] at positions [B, N]. Positions are clipped to the row; the caller masks by length."""
     index = jnp.clip(positions, 0, x.shape[1] - 1)
     return jnp.take_along_axis(x, index if x.ndim == 2 else index[..., None], axis=1)
 
 
 def counted_first(counted, *arrays) -> tuple[jax.Array, tuple[jax.Array, ...]]:
-    """(used, arrays): `arrays` [B, T, ...] with the positions where counted [B, T] is not 0 before all others, which is what
-    `token_stats` asks of `used`, int32 []: up to where there are any."""
+    """Moves the positions where counted [B, T] is not 0 to the front of each row of `arrays` [B, T, ...]. -> (used, arrays);
+    used int32 [], the largest number of counted positions in a row, is the `used` of `token_stats`."""
     counts = counted != 0
     order = jnp.argsort(~counts, axis=1, stable=True)
     return jnp.max(jnp.sum(counts, axis=1, dtype=jnp.int32)), tuple(_permuted(x, order) for x in arrays)
@@ -313,7 +313,7 @@ def _permuted(x: jax.Array, order_BxT: jax.Array) -> jax.Array:
     return gather_positions(x, order_BxT)
 
 
-# The gradient of a permutation is a gather too, which is cheaper than the scatter of a general gather.
+# The gradient of a permutation is itself a gather, which is cheaper than the scatter for a general gather.
 _permuted.defvjp(
     lambda x, order: (gather_positions(x, order), order),
     lambda order, g: (gather_positions(g, jnp.argsort(order, axis=1)), None),
@@ -321,5 +321,5 @@ _permuted.defvjp(
 
 
 def length_mask(length: jax.Array, N: int) -> jax.Array:
-    """float32 [B, N]: 1 for the first `length` places."""
+    """float32 [B, N]: 1 at the first `length` positions."""
     return (jnp.arange(N)[None, :] < length[:, None]).astype(jnp.float32)

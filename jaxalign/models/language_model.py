@@ -1,7 +1,7 @@
-"""A language model with all that comes with it: architecture, weights, tokenizer, and how it writes dialogues.
+"""A complete language model: architecture, weights, tokenizer and dialogue style.
 
-`load_model` reads a Hugging Face folder, a folder in Orbax's layout that `jaxalign.convert` wrote, or the folder of a finished
-stage of a run. `LanguageModel.save` writes Hugging Face's layout.
+`load_model` reads a Hugging Face folder, an Orbax folder that `jaxalign.convert` wrote, or the folder of a finished stage of a
+run. `LanguageModel.save` writes the Hugging Face layout.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ from jaxalign.records import Message, Prompt
 from jaxalign.registry.families import FAMILIES, Family, use_family
 
 UNBOUNDED = 1 << 20
-"""The longest sequence of a model whose config.json names no limit."""
+"""The maximum sequence length if config.json gives no limit."""
 
 Asked = str | Prompt | Sequence[Message] | Sequence[Mapping[str, str]]
-"""A prompt as a caller may write it."""
+"""The forms of a prompt that callers may pass."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Origin:
-    """What a Hugging Face folder needs beside the weights.
+    """The contents of a Hugging Face folder other than the weights.
 
     Attributes:
-      fields: of config.json.
+      fields: the fields of config.json.
       folder: the folder whose tokenizer files and generation_config.json are copied.
-      files: texts of further files by name.
+      files: the texts of further files, by name.
     """
 
     fields: Mapping[str, Any]
@@ -59,11 +59,11 @@ class LanguageModel:
     Attributes:
       model: the architecture, with its mesh and adapters.
       params: the weights that training changes: all of them, or the adapters. `weights` joins them with `frozen`.
-      tokenizer: text to ids and back.
-      style: how dialogues are written: "chat", "hh", "compact", or "plain" (one text, which the answer continues).
-      max_length: the longest prompt and response together, in tokens.
-      frozen: the weights under adapters; None without adapters.
-      origin: what `save` writes beside the weights; None where the model was not read from a folder.
+      tokenizer: converts text to token ids and back.
+      style: the format of dialogues: "chat", "hh", "compact", or "plain" (one text, which the answer continues).
+      max_length: the maximum length of prompt plus response, in tokens.
+      frozen: the weights under the adapters; None without adapters.
+      origin: the other files that `save` writes; None if the model was not read from a folder.
     """
 
     model: Model
@@ -90,29 +90,29 @@ class LanguageModel:
         return stop_ids(self.tokenizer, self.style)
 
     def with_params(self, params: Params) -> LanguageModel:
-        """The same model with other trained parameters, such as those of a training state."""
+        """The same model with other trained parameters, for example from a training state."""
         return dataclasses.replace(self, params=params)
 
     def messages(self, prompt: Asked) -> tuple[Message, ...]:
-        """The dialogue of a prompt. A text is the one message of the user.
+        """The dialogue of a prompt. A plain text becomes a single user message.
 
         Raises:
-          UserError: it is no text, no `Prompt` and no list of messages with a role and a content.
+          UserError: the prompt is not a text, a `Prompt`, or a list of messages with a role and a content.
         """
         return as_messages(prompt)
 
     def prompt_ids(self, prompt: Asked) -> list[int]:
-        """The token ids of a prompt up to where the answer begins, in the model's style.
+        """The token ids of a prompt in the model's style, up to the start of the answer.
 
         Args:
           prompt: a text, a list of {"role", "content"} or `Message`, or a `Prompt`.
 
         Raises:
-          UserError: it is none of these, is empty, or cannot be written in the style.
+          UserError: the prompt is none of these, is empty, or cannot be written in the model's style.
         """
         ids = encode_prompt(self.tokenizer, as_messages(prompt), self.style)
         if not ids:
-            raise UserError(f"the prompt {prompt!r} has no tokens; give a text that is not empty")
+            raise UserError(f"the prompt {prompt!r} has no tokens; give a non-empty text")
         return ids
 
     def answer_ids(self, text: str) -> list[int]:
@@ -120,8 +120,8 @@ class LanguageModel:
         return encode_answer(self.tokenizer, text, self.style)
 
     def text(self, ids: Sequence[int], prompt: Sequence[int] = ()) -> str:
-        """The text of an answer's ids. In the style "plain" it is what follows the text of `prompt`, its first space
-        included."""
+        """Decodes an answer's ids. In the style "plain" the result is the continuation of the text of `prompt`, including a
+        leading space."""
         if self.style == "plain" and len(prompt):
             before, whole = self.tokenizer.decode(prompt), self.tokenizer.decode([*prompt, *ids])
             if whole.startswith(before):
@@ -131,28 +131,28 @@ class LanguageModel:
     def save(
         self, folder: str | Path, dtype: str = "float32", adapters: bool = False, shard_bytes: int = SHARD_BYTES
     ) -> None:
-        """Writes the model in Hugging Face's layout; the folder appears whole or not at all.
+        """Writes the model in the Hugging Face layout. The write is atomic: the folder is complete or does not exist.
 
         Args:
-          folder: must not exist, or be empty.
-          dtype: of the weights: "float32", "bfloat16" or "float16".
-          adapters: write the adapters in PEFT's layout. By default they are merged into their base and the whole model is
-            written.
-          shard_bytes: the largest safetensors file.
+          folder: a new or empty folder.
+          dtype: the dtype of the weights: "float32", "bfloat16" or "float16".
+          adapters: write only the adapters, in the PEFT layout. By default they are merged into their base and the whole
+            model is written.
+          shard_bytes: the maximum size of a safetensors file.
 
         Raises:
-          UserError: the folder is in use, the weights are not finite, there are no adapters, or the model was not read from a
-            folder, so that its tokenizer files and config.json are unknown.
+          UserError: the folder is not empty, the weights are not finite, `adapters` is set but there are none, or the model
+            was not read from a folder, so its tokenizer files and config.json are unknown.
         """
         folder = Path(folder).expanduser()
         if self.origin is None:
-            raise UserError(f"the model cannot be saved to {folder}: its tokenizer files and config.json are unknown; make it "
-                            "with load_model")
+            raise UserError(f"the model cannot be saved to {folder}: its tokenizer files and config.json are unknown; load "
+                            "the model with load_model")
         if dtype not in DTYPES:
             raise UserError(f"dtype is {dtype!r}; one of {', '.join(DTYPES)} is expected")
         if adapters:
             if self.model.lora is None:
-                raise UserError("the model has no adapters to save; leave out adapters=True")
+                raise UserError("the model has no adapters to save; omit adapters=True")
             family = huggingface.parse_config(folder / "config.json", dict(self.origin.fields)).family
             export_adapters(folder, family, self.model, self.params, str(self.origin.folder))
             return
@@ -164,7 +164,7 @@ class LanguageModel:
 
 
 def merged(model: Model, weights: Params) -> tuple[Model, Params]:
-    """A model without adapters and its parameters: the adapters are added to the kernels they belong to."""
+    """Merges adapters into the kernels they belong to. -> (the model without adapters, its parameters)."""
     if model.lora is None:
         return model, weights
     whole, params = dataclasses.replace(model, lora=None), merge(model.lora, weights)
@@ -175,7 +175,7 @@ def as_messages(prompt: Asked) -> tuple[Message, ...]:
     """The dialogue of a prompt: a text, a `Prompt`, or messages as `Message` or {"role", "content"}.
 
     Raises:
-      UserError: it is none of these.
+      UserError: the prompt is none of these.
     """
     if isinstance(prompt, Prompt):
         return prompt.messages
@@ -211,21 +211,21 @@ def load_model(
     """Loads a language model.
 
     Args:
-      folder: in Hugging Face layout (config.json, safetensors, tokenizer), in Orbax's layout as `jaxalign.convert` writes it,
-        or of a finished stage of a run, such as runs/quickstart/ppo.
+      folder: a Hugging Face folder (config.json, safetensors, tokenizer), an Orbax folder written by `jaxalign.convert`, or
+        the folder of a finished stage of a run, such as runs/quickstart/ppo.
       mesh: how many devices share the model, and how; None for the first device.
-      max_length: the longest prompt and response together, in tokens; 0 for what the model was made for.
-      dtype: of the parameters; None for the dtype of the files (float32 for a stage).
-      compute_dtype: of activations; None for the run's, and float32 elsewhere.
-      style: "chat" (the model's chat template), "hh", "compact" or "plain"; None for the run's, else "chat" where there is a
-        template, else "plain".
-      lora: adapters to train on frozen weights: fresh ones, or those of the PEFT folder `lora.path`.
-      family: a model family of one's own, as a record or as "package.module:name" or "FILE.py:name" of one. Those that are
-        registered are found by the model_type of config.json.
-      seed: of fresh adapters.
+      max_length: the maximum length of prompt plus response, in tokens; 0 for the model's own limit.
+      dtype: the dtype of the parameters; None for that of the files (float32 for a stage).
+      compute_dtype: the dtype of activations; None for the run's setting, or float32 for other folders.
+      style: "chat" (the model's chat template), "hh", "compact" or "plain". None for the run's style; for other folders "chat"
+        if there is a chat template, else "plain".
+      lora: adapters to train on frozen weights: new ones, or those of the PEFT folder `lora.path`.
+      family: a custom model family, as a record or as the "package.module:name" or "FILE.py:name" of one. Registered
+        families are found by the model_type in config.json.
+      seed: the seed of new adapters.
 
     Raises:
-      UserError: the folder is none of these or is damaged, holds a reward model, or does not fit the mesh or `max_length`.
+      UserError: the folder is none of these, is damaged, holds a reward model, or does not fit the mesh or `max_length`.
     """
     folder, mesh = Path(folder).expanduser(), mesh or Mesh()
     if family is not None:
@@ -237,9 +237,9 @@ def load_model(
         found = _load_stage(folder, mesh, max_length, dtype, compute_dtype, style)
         if lora is not None:
             raise UserError(f"lora is given, but {folder} is a stage of a run, which has the adapters of its config; save the "
-                            "model and load it again to train fresh adapters on it")
+                            "model and load it again to train new adapters on it")
         return found
-    # A folder in Orbax's layout has padded tables already; others are padded to a multiple of what the mesh splits them into.
+    # The tables in an Orbax folder are already padded; others are padded to a multiple of the number of parts in the mesh.
     config = huggingface.read_config(folder, compute_dtype or "float32", 1 if orbax else mesh.tensor)
     if config.head != "lm":
         raise UserError(f"{folder} holds a {config.family.classifier}, which scores texts; a language model is expected")
@@ -261,7 +261,7 @@ def _load_stage(
     stage = run_folder.finished_stage(folder)
     makers = run_folder.LANGUAGE_MODEL_STAGES
     if stage.name not in makers:
-        raise UserError(f"{folder} is of the stage {stage.name}, which makes no language model; give one of "
+        raise UserError(f"{folder} belongs to the stage {stage.name}, which does not train a language model; give one of "
                         f"{', '.join(makers)}")
     settings = stage.config.model
     if compute_dtype is not None:
@@ -281,15 +281,15 @@ def _load_stage(
 
 
 def _with_adapters(found: LanguageModel, family: Family, lora: Lora, seed: int) -> LanguageModel:
-    """The model with its weights frozen under adapters."""
+    """The model with frozen weights and adapters."""
     if not lora.rank and not lora.path:
-        raise UserError("lora.rank is 0 and lora.path is empty, so that nothing would be trained; set one of them")
+        raise UserError("lora.rank is 0 and lora.path is empty, so nothing would be trained; set one of them")
     model, frozen = adapted(lora, found.model, family), quantise(found.params, lora.base)
     if lora.path:
         _, params = load_adapters(lora.path, family, found.model)
         if "score" in params:
-            raise UserError(f"lora.path is {lora.path!r}, whose adapters are of a reward model (modules_to_save has 'score'); "
-                            "give those of a language model")
+            raise UserError(f"lora.path is {lora.path!r}, a reward model's adapters (modules_to_save has 'score'); "
+                            "give adapters of a language model")
     else:
         params = model.init_adapters(frozen, jax.random.key(seed))
     return dataclasses.replace(found, model=model, params=params, frozen=frozen)
@@ -297,5 +297,5 @@ def _with_adapters(found: LanguageModel, family: Family, lora: Lora, seed: int) 
 
 def _length(folder: Path, asked: int, positions: int | None) -> int:
     if positions is not None and asked > positions:
-        raise UserError(f"max_length is {asked}, but {folder} was made for at most {positions} positions; lower it")
+        raise UserError(f"max_length is {asked}, but {folder} supports at most {positions} positions; lower it")
     return asked or positions or UNBOUNDED

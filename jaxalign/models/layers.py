@@ -1,4 +1,4 @@
-"""The parts of a decoder layer in Flax NNX: norms, rotary positions, the projections of attention, the MLP.
+"""The parts of a decoder layer in Flax NNX: norms, rotary positions, attention projections, the MLP.
 
 Dimension letters: B batch, T time, D model, H query heads, K key/value heads, h head dim, F mlp.
 """
@@ -20,7 +20,7 @@ from jaxalign.models.adapters.lora import Adapters, dense, is_quantised
 from jaxalign.models.architecture import DecoderConfig
 from jaxalign.parallel.sharding import Sharding
 
-KEPT = "kept"  # The name of what `keep` marks.
+KEPT = "kept"  # The checkpoint name of arrays that `keep` marks.
 _ACTIVATIONS = {
     "silu": jax.nn.silu,
     "gelu": lambda x: jax.nn.gelu(x, approximate=False),
@@ -31,7 +31,7 @@ _ACTIVATIONS = {
 
 @dataclasses.dataclass(frozen=True)
 class Constrain:
-    """Says how activations lie on the mesh, by their logical axes; does nothing without one."""
+    """Constrains the sharding of activations by their logical axes; does nothing without a mesh."""
 
     sharding: Sharding | None = None
 
@@ -40,15 +40,15 @@ class Constrain:
 
 
 class Turn(NamedTuple):
-    """By how much rotary positions turn: cosine and sine, float32 [B, T, 1, n]. Made once for all layers: they take longer to
-    compute than to read."""
+    """The rotation by rotary positions: cosine and sine, float32 [B, T, 1, n]. Computed once for all layers, since computing
+    them takes longer than reading them."""
 
     cosine: jax.Array
     sine: jax.Array
 
 
 def turn(positions_BxT: jax.Array, frequency: jax.Array) -> Turn:
-    """frequency float32 [n]: by how many radians a position turns each pair."""
+    """The `Turn` at these positions. frequency float32 [n]: radians per position for each pair of dimensions."""
     angle = positions_BxT[:, :, None, None].astype(jnp.float32) * frequency[None, None, None, :]
     return Turn(jnp.cos(angle), jnp.sin(angle))
 
@@ -56,7 +56,7 @@ def turn(positions_BxT: jax.Array, frequency: jax.Array) -> Turn:
 def rotate(x_BxTxHxh: jax.Array, by: Turn) -> jax.Array:
     """Rotary position embedding, halves convention (RoFormer, arXiv 2104.09864; layout of Hugging Face Llama).
 
-    The first 2n of a head's dimensions are turned, dimension i with i + n.
+    Rotates the first 2n of a head's dimensions, pairing dimension i with i + n.
     """
     turned = 2 * by.sine.shape[-1]
     first, second = jnp.split(x_BxTxHxh[..., :turned].astype(jnp.float32), 2, axis=-1)
@@ -66,22 +66,23 @@ def rotate(x_BxTxHxh: jax.Array, by: Turn) -> jax.Array:
 
 
 def keep(x: jax.Array) -> jax.Array:
-    """x itself, marked as one of the few results of a layer that its backward pass cannot be had without cheaply."""
+    """Returns x, marked as one of the few results of a layer that are too expensive to recompute in the backward pass."""
     return checkpoint_name(x, KEPT)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def linear(equation: str, x: jax.Array, kernel: jax.Array) -> jax.Array:
-    """einsum(equation, x, kernel), in whose gradient of the kernel the narrower of x and the cotangent is transposed.
+    """einsum(equation, x, kernel), where the gradient of the kernel transposes the narrower of x and the cotangent.
 
-    A CPU transposes it in the loop that computes it. By itself that is the cotangent, and of an MLP's first kernels: the
-    derivative of an activation, F wide, which takes longer so than the product does.
+    On a CPU the transposition is fused into the loop that computes the operand. By default JAX transposes the cotangent. For
+    an MLP's first kernels that is the F-wide derivative of an activation, and computing it transposed takes longer than the
+    matrix product itself.
     """
     return jnp.einsum(equation, x, kernel)
 
 
 def _linear(equation: str, x, kernel):
-    # Frozen kernels need no gradient, so no residual is kept for it.
+    # Frozen kernels need no gradient, so no residual is kept for them.
     kept = x.value if kernel.perturbed else None, kernel.value if x.perturbed else None
     return jnp.einsum(equation, x.value, kernel.value), kept
 
@@ -109,18 +110,18 @@ linear.defvjp(_linear, _linear_gradients, symbolic_zeros=True)
 
 
 def softcap(x: jax.Array, cap: float | None) -> jax.Array:
-    """cap * tanh(x / cap) (Gemma 2, arXiv 2408.00118); x itself without a cap."""
+    """cap * tanh(x / cap) (Gemma 2, arXiv 2408.00118); x if cap is None."""
     return x if cap is None else cap * jnp.tanh(x / cap)
 
 
 def activate(name: str, x: jax.Array) -> jax.Array:
-    """The activation function of that name, in the dtype of x. float16 is widened in between: the cube in gelu_tanh would
-    overflow beyond 40."""
+    """Applies the named activation function; the result has the dtype of x. float16 is computed in float32: the cube in
+    gelu_tanh would overflow beyond 40."""
     return _ACTIVATIONS[name](x.astype(jnp.float32)).astype(x.dtype) if x.dtype == jnp.float16 else _ACTIVATIONS[name](x)
 
 
 def param(rngs: nnx.Rngs, shape: tuple[int, ...], axes: tuple[str, ...], std: float) -> nnx.Param:
-    """A normal random parameter with its logical axes."""
+    """A normally distributed parameter with its logical axes."""
     return nnx.Param(std * jax.random.normal(rngs.params(), shape, jnp.float32), axes=axes)
 
 
@@ -129,7 +130,7 @@ def _bias(shape: tuple[int, ...], axes: tuple[str, ...]) -> nnx.Param:
 
 
 class Norm(nnx.Module):
-    """Over the last axis, in float32: RMSNorm with scale w ("rms") or 1 + w ("rms_plus_one"), or LayerNorm ("layer")."""
+    """Normalises the last axis in float32: RMSNorm with scale w ("rms") or 1 + w ("rms_plus_one"), or LayerNorm ("layer")."""
 
     def __init__(self, config: DecoderConfig, width: int | None = None):
         width = config.embed if width is None else width
@@ -150,17 +151,17 @@ class Norm(nnx.Module):
 
 
 class Linear(nnx.Module):
-    """Named kernels of a layer with their biases: what `project` multiplies by."""
+    """A module with named kernels and optional biases, which `project` applies."""
 
     def project(self, name: str, x: jax.Array, equation: str, adapters: Adapters) -> jax.Array:
-        """einsum(equation, x, kernel `name`), its adapter and its bias where there are any, in the dtype of x."""
+        """einsum(equation, x, kernel `name`), plus its adapter and its bias if it has them, in the dtype of x."""
         kernel = getattr(self, name)[...]
 
         def product(x, kernel):
             return linear(equation, x, dense(kernel, x.dtype))
 
         if is_quantised(kernel) or (adapters.lora is not None and kernel.dtype != x.dtype):
-            # Made again in the backward pass: a scan would keep the arrays of all layers for it.
+            # Recompute the dense kernel in the backward pass: otherwise a scan would save it for all layers.
             product = jax.checkpoint(product, prevent_cse=False)
         y = adapters.apply(name, x, kernel, product(x, kernel))
         bias = getattr(self, f"{name}_bias", None)
@@ -199,7 +200,7 @@ class Attention(Linear):
 
 
 class MLP(Linear):
-    """down(act(gate x) * up x), or down(act(up x)) where it is not gated."""
+    """down(act(gate x) * up x), or down(act(up x)) if not gated."""
 
     def __init__(self, config: DecoderConfig, rngs: nnx.Rngs):
         D, F = config.embed, config.mlp

@@ -1,4 +1,4 @@
-"""A decoder as pure functions of a pytree of parameters."""
+"""A decoder as pure functions of a parameter pytree."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from jaxalign.parallel.zigzag import collect, context_size, deal
 
 Params = Any  # A nested dict of arrays.
 
-_LAYERED = 16  # Layers up to which a CPU decodes them one after another.
+_LAYERED = 16  # The most layers for which decoding on a CPU unrolls the layers.
 
 
 class Decoding(NamedTuple):
-    """A loop that decodes: begin(tiers) gives what `step(tokens, positions, carried, slot) -> (hidden, carried)` carries, and
-    end(carried) the tiers; see `Model.decode`."""
+    """The parts of a decoding loop: begin(tiers) -> carried, step(tokens, positions, carried, slot) -> (hidden, carried) and
+    end(carried) -> tiers; see `Model.decode`."""
 
     begin: Callable
     step: Callable
@@ -51,9 +51,9 @@ def _abstract(config: DecoderConfig, head: str):
 class Model:
     """Architecture, head and sharding; no weights. Hashable, so jitted functions may close over it or take it as static.
 
-    head is "lm", "scalar" or "lm_scalar" (both). sharding None means one device. With `lora` the model's own parameters,
-    those of `axes`, `abstract`, `shardings` and a training state, are only its adapters and its scalar head; forward passes
-    take them joined with the frozen ones of `base` (`lora.join`), or only those of the base.
+    head is "lm", "scalar" or "lm_scalar" (both). sharding None means one device. With `lora` the model's own parameters
+    (in `axes`, `abstract`, `shardings` and a training state) are only its adapters and its scalar head. Forward passes take
+    these joined with the frozen parameters of `base` (`lora.join`), or the parameters of the base only.
     """
 
     config: DecoderConfig
@@ -66,7 +66,7 @@ class Model:
 
     @property
     def base(self) -> Model:
-        """The frozen language model under the adapters; the model itself where it has none."""
+        """The frozen language model under the adapters; the model itself if it has none."""
         return self if self.lora is None else dataclasses.replace(self, lora=None, head="lm")
 
     def axes(self) -> Any:
@@ -85,7 +85,7 @@ class Model:
         return tree
 
     def abstract(self) -> Params:
-        """ShapeDtypeStructs of the parameters, with their shardings when there is a mesh."""
+        """ShapeDtypeStructs of the parameters, with their shardings if there is a mesh."""
         _, state = _abstract(self.config, self.head)
         shapes = nnx.to_pure_dict(state)
         if self.lora is not None:
@@ -96,11 +96,11 @@ class Model:
         return jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, self.shardings())
 
     def shardings(self) -> Any:
-        """NamedShardings like the parameters, or None without a mesh."""
+        """A pytree of NamedShardings like the parameters, or None without a mesh."""
         return None if self.sharding is None else self.sharding.tree(self.axes())
 
     def init(self, key: jax.Array) -> Params:
-        """Fresh float32 parameters, born sharded. Equal for equal keys on any mesh. Those of adapters need their base:
+        """Random float32 parameters, created sharded. Equal keys give equal parameters on any mesh. For adapters, use
         `init_adapters`."""
         if self.lora is not None:
             raise ValueError("adapters start from the weights of their base; use init_adapters")
@@ -111,7 +111,7 @@ class Model:
         return jax.jit(create, out_shardings=self.shardings())(key)
 
     def init_adapters(self, base: Params, key: jax.Array) -> Params:
-        """Fresh trained parameters on `base`, which they do not change yet; a scalar head, where there is one, is 0."""
+        """Initial trained parameters for `base`. They do not change its outputs yet; the scalar head, if any, is 0."""
 
         def create(blocks, key):
             fresh = {"adapters": init_adapters(self.lora, blocks, key)}
@@ -120,7 +120,7 @@ class Model:
         return jax.jit(create, out_shardings=self.shardings())(base["blocks"], key)
 
     def random_score(self, key: jax.Array) -> jax.Array:
-        """A fresh scalar head [D], float32."""
+        """A random scalar head [D], float32."""
         scale = (self.config.embed + 1) ** -0.5  # Stiennon et al. 2020: N(0, 1/(D+1)).
         score = scale * jax.random.normal(key, (self.config.embed,), jnp.float32)
         return score if self.sharding is None else jax.device_put(score, self.sharding.replicated)
@@ -131,9 +131,9 @@ class Model:
     def _merge(self, params: Params) -> Decoder:
         found, expected = jnp.shape(params["embedding"]), (self.config.table_rows, self.config.embed)
         if found != expected:
-            # A reference with another vocabulary, say: gathers clip, so that it would answer for other tokens in silence.
-            raise ValueError(f"the parameters' embedding [V, D] is {found}; this model's is {expected}: its policy, reference "
-                             "and critic must be of one tokenizer and one width")  # fmt: skip
+            # For example a reference with another vocabulary: gathers clip, so it would silently read the wrong rows.
+            raise ValueError(f"the parameters' embedding [V, D] is {found}; this model's is {expected}: policy, reference "
+                             "and critic must have the same tokenizer and the same width")  # fmt: skip
         head = self.head if self.lora is None else "lm"
         graph, state = _abstract(self.config, head)
         state = jax.tree.map(lambda x: x, state)
@@ -145,7 +145,7 @@ class Model:
 
     @property
     def generation(self) -> Model:
-        """This model as it samples: its weights, rows and caches lie by the rules of generation."""
+        """This model with the sharding rules of generation, for weights, rows and caches."""
         return self if self.sharding is None else dataclasses.replace(self, sharding=self.sharding.generation)
 
     def generation_abstract(self, params: Params) -> Params:
@@ -154,9 +154,9 @@ class Model:
         return generation.abstract(params, axes, self.config.compute_dtype, None if sharding is None else sharding.generation)
 
     def for_generation(self, params: Params) -> Params:
-        """Joined parameters as `generation` reads them: gathered by its rules, kernels and tables in the compute dtype.
+        """Joined parameters for the model `generation`: placed by its rules, with kernels and tables in the compute dtype.
 
-        Leaves that already have this form stay the same arrays.
+        Leaves that already have this form are returned as the same arrays.
         """
         leaves, structure = jax.tree.flatten(params)
         for changed, move in self.generation_moves(params):
@@ -167,36 +167,36 @@ class Model:
     def generation_moves(self, params: Params) -> list[tuple[list[int], Callable]]:
         """The steps of `for_generation`: (indices of leaves, a jitted function of the list of these leaves).
 
-        A large leaf has a step of its own, since it exists twice while it is gathered.
+        A large leaf has a step of its own, since two copies of it exist while it is gathered.
         """
         return generation.moves(params, self.generation_abstract(params), self.sharding is not None)
 
     def constrain_gradients(self, gradients: Params) -> Params:
-        """Gradients of the model's own parameters, split as `config.mesh.zero` says."""
+        """Gradients of the model's own parameters, sharded according to `config.mesh.zero`."""
         if self.sharding is None:
             return gradients
         return jax.lax.with_sharding_constraint(gradients, self.sharding.gradients.tree(self.axes()))
 
     def constrain_rows(self, record: Any) -> Any:
-        """Arrays [B, ...], their rows split over the mesh's batch axes."""
+        """Arrays [B, ...] with their rows split over the mesh's batch axes."""
         return jax.tree.map(lambda x: self.constrain(x, ("batch",) + (None,) * (x.ndim - 1)), record)
 
     @property
     def constrain(self) -> Constrain:
-        """Says how activations lie on the model's mesh: `constrain(x, axes)`."""
+        """Constrains the sharding of activations on the model's mesh: `constrain(x, axes)`."""
         return Constrain(self.sharding)
 
     def hidden(self, params: Params, tokens, positions=None, segment_ids=None) -> jax.Array:
         """Final hidden states [B, T, D], causal. tokens int32 [B, T].
 
-        segment_ids int32 [B, T] keeps packed documents apart; without it a row is one document and padding at its end is
-        harmless, since no token sees what follows it.
+        segment_ids int32 [B, T] separates packed documents. Without it each row is one document; padding at its end is
+        harmless, since no token attends to later ones.
         """
         return self._run(params, tokens, positions, segment_ids).hidden
 
     def hidden_and_balance(self, params: Params, tokens, positions=None, segment_ids=None) -> tuple[jax.Array, jax.Array]:
-        """`hidden`, and the experts' load-balancing loss, float32 [], over the tokens of a segment above 0 (all without
-        segments); 0 in a model without experts."""
+        """`hidden`, and the experts' load-balancing loss, float32 [], over the tokens with segment_ids > 0 (all tokens without
+        segment_ids); 0 in a model without experts."""
         out = self._run(params, tokens, positions, segment_ids)
         return out.hidden, jnp.float32(0.0) if out.load is None else load_balance(out.load)
 
@@ -218,13 +218,13 @@ class Model:
         def attention_of(rows: Rows):
             return attention(kind, self.config, sharding, rows.positions.shape, rows.segment_ids)
 
-        lean = kind == "plain" and self.config.experts is None  # A fused kernel keeps what it needs, and no scores.
+        lean = kind == "plain" and self.config.experts is None  # A fused kernel saves what it needs, never the scores.
         out = self._merge(params).hidden(*given, attention_of, self.constrain, keep_cache, self._adapters(params), lean)
         hidden = collect(sharding, out.hidden) if kind == "ring" else out.hidden
         return out._replace(hidden=hidden[:, :T]) if short else out._replace(hidden=hidden)
 
     def prefill(self, params: Params, tokens) -> tuple[jax.Array, Caches]:
-        """Hidden states [B, P, D] of right-padded prompts, and their keys and values: caches of P slots, token i in slot i."""
+        """Hidden states [B, P, D] of right-padded prompts, and caches of their keys and values, with token i in slot i of P."""
         hidden, cache, _ = self._run(params, tokens, None, None, keep_cache=True)
         numbers = range(self.config.layers)
         apart = [jax.tree.map(lambda x: x[i : i + 1], cache) for i in numbers] if self.layered else [cache]  # noqa: B023
@@ -232,23 +232,23 @@ class Model:
 
     @property
     def layered(self) -> bool:
-        """Whether decoding unrolls the layers and keeps a cache for each.
+        """Whether decoding unrolls the layers and keeps one cache per layer.
 
-        So on a CPU, where a scan copies each slice that it takes out of a stack; but not for deep models, which would take long
-        to compile.
+        True on a CPU, where a scan copies every slice of a stack that it reads, except for deep models, which would take too
+        long to compile.
         """
         return platform_of(self.sharding) == "cpu" and self.config.layers <= _LAYERED
 
     def decode(self, params: Params, tokens, positions, tiers: Tiers, slot) -> tuple[jax.Array, Tiers]:
-        """One decode step over a ring, or over those of several tiers (`cache.by_tier`): tokens and positions [B]; the token
-        before a row's own stands one slot before `slot` (before the first slot: in the last), and so on; a shorter tier's
-        slots are counted on from its first. Returns hidden states [B, D] and the tiers with the tokens in them."""
+        """One decode step over one ring, or over one ring per tier (`cache.by_tier`). tokens and positions [B]. A row's
+        previous tokens are in the slots before `slot`, wrapping around; in each tier, `slot` counts modulo its number of slots.
+        Returns hidden states [B, D] and the tiers with the new tokens."""
         loop = self.decoding(params)
         hidden, carried = loop.step(tokens, positions, loop.begin(tiers), slot)
         return hidden, loop.end(carried)
 
     def decoding(self, params: Params) -> Decoding:
-        """`decode` for a loop, with what needs to be done but once before and after it."""
+        """`decode` for a loop: work that is needed only once is done before or after it."""
         adapters, merged = self._adapters(params), self._merge(params)
         layers = merged.layers_apart(adapters) if self.layered else None
 
@@ -258,18 +258,18 @@ class Model:
 
         if layers is None:
             return Decoding(lambda tiers: tiers, step, lambda tiers: tiers)
-        # Their first axis, of 1, is not there in the loop: with it a CPU copies a cache that it writes to.
+        # Drop the caches' first axis, of size 1, inside the loop: with it a CPU copies every cache that it writes to.
         return Decoding(
             lambda tiers: jax.tree.map(lambda x: x[0], tiers), step, lambda tiers: jax.tree.map(lambda x: x[None], tiers)
         )
 
     def empty_cache(self, rows: int, slots: int, params: Params = None) -> Caches:
-        """A ring of zeros, placed by this model's sharding rules; without a mesh on the device of `params`."""
+        """A ring of zeros, placed by this model's sharding rules; without a mesh, on the device of `params`."""
         abstract = placed(self.abstract_cache(rows, slots), like=params)
         return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype, device=x.sharding), abstract)
 
     def abstract_cache(self, rows: int, slots: int) -> Caches:
-        """ShapeDtypeStructs of a ring, with their shardings when there is a mesh."""
+        """ShapeDtypeStructs of a ring, with their shardings if there is a mesh."""
         shapes = cache_shapes(self.config, rows, slots, 1 if self.layered else None)
         if self.sharding is not None:
             shapes = self._by_axes(
@@ -285,20 +285,20 @@ class Model:
         return Cache(*(x if x is None else fn(x, axes) for x, axes in zip(cache, CACHE_AXES, strict=True)))
 
     def unembedding(self, params: Params) -> jax.Array:
-        """The LM head's weight [D, V], without the rows that pad the table."""
+        """The LM head's weight [D, V], without the padding of the vocabulary."""
         weight = params["embedding"].T if self.config.tie_embeddings else params["unembedding"]
         return weight if weight.shape[1] == self.config.vocab else weight[:, : self.config.vocab]
 
     def head_weight(self, params: Params, dtype) -> jax.Array:
-        """`unembedding` in `dtype`, as heads in chunks read it: gathered once and not in each chunk, and split
-        only over the vocabulary."""
+        """`unembedding` in `dtype` for the chunked heads: gathered once instead of in each chunk, and split only over the
+        vocabulary."""
         weight = params["embedding"].T if self.config.tie_embeddings else params["unembedding"]
         weight = gathered(self.constrain, weight.astype(dtype))
         return weight if weight.shape[1] == self.config.vocab else weight[:, : self.config.vocab]
 
     @property
     def chunk_floats(self) -> int:
-        """How many logits exist at once: `heads.CHUNK_FLOATS` on each device."""
+        """The limit on logits at a time over all devices: `heads.CHUNK_FLOATS` on each device."""
         if self.sharding is None:
             return CHUNK_FLOATS
         rules, sizes = self.sharding.rules, self.sharding.mesh.shape
@@ -307,22 +307,22 @@ class Model:
     def token_stats(
         self, params: Params, hidden: jax.Array, targets: jax.Array, temperature: float = 1.0, used=None
     ) -> TokenStats:
-        """Log-probs of targets int32 [B, T] and entropies, float32 [B, T], by the LM head on hidden [B, T, D]. used: see
-        `heads.token_stats`."""
+        """Log-probabilities of targets int32 [B, T] and entropies, float32 [B, T], of the LM head on hidden [B, T, D]. used:
+        see `heads.token_stats`."""
         weight, cap = self.head_weight(params, hidden.dtype), self.config.final_softcap
         return token_stats(hidden, weight, targets, temperature, self.chunk_floats, cap, self.constrain, used)
 
     def weighted_nll(self, params: Params, hidden: jax.Array, targets: jax.Array, weights: jax.Array, used=None) -> jax.Array:
-        """float32 []: `heads.weighted_nll` of targets int32 [B, T] with weights float32 [B, T] by the LM head."""
+        """float32 []: `heads.weighted_nll` of the LM head for targets int32 [B, T] with weights float32 [B, T]."""
         weight, cap = self.head_weight(params, hidden.dtype), self.config.final_softcap
         return weighted_nll(hidden, weight, targets, weights, self.chunk_floats, cap, self.constrain, used)
 
     def head_chunks(self, rows: int, length: int) -> int:
-        """The most chunks in which `weighted_nll` computes [rows, length] positions when `used` is given."""
+        """The maximum number of chunks in which `weighted_nll` computes [rows, length] positions if `used` is given."""
         return chunk_count((rows, length), self.config.vocab, self.chunk_floats, self.constrain)
 
     def logits(self, params: Params, hidden: jax.Array) -> jax.Array:
-        """The LM head, float32 [..., V]: hidden [..., D] in its own dtype times `unembedding`, capped where the model caps."""
+        """The LM head, float32 [..., V]: hidden [..., D] times `unembedding` in hidden's dtype, with the final soft cap."""
         return lm_logits(hidden, self.unembedding(params).astype(hidden.dtype), self.config.final_softcap)
 
     def scores(self, params: Params, hidden: jax.Array) -> jax.Array:
@@ -336,6 +336,6 @@ def default_positions(tokens: jax.Array) -> jax.Array:
 
 
 def scalar_from_lm(params: Params, scalar_params: Params) -> Params:
-    """The trunk of an LM under the head of `scalar_params` (for preference models and critics)."""
+    """The trunk of an LM with the scalar head of `scalar_params` (for preference models and critics)."""
     trunk = {name: params[name] for name in ("embedding", "blocks", "final_norm")}
     return {**trunk, "score": scalar_params["score"]}

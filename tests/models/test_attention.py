@@ -48,8 +48,8 @@ def test_a_tpu_uses_splash_attention_for_rows_of_a_block_or_more(monkeypatch):
 @pytest.mark.parametrize(("changes", "reason"), [
     ({"compute_dtype": "float32"}, "computes in bfloat16 or float16, and model.compute_dtype is float32"),
     ({"attention_softcap": 30.0}, "no soft cap"),
-    ({"head_dim": 256}, "up to 128, and this model's have 256"),
-    ({"head_dim": 20}, "a multiple of 8 up to 128, and this model's have 20"),
+    ({"head_dim": 256}, "up to 128; this model's is 256"),
+    ({"head_dim": 20}, "a multiple of 8 up to 128; this model's is 20"),
 ])  # fmt: skip
 def test_an_nvidia_gpu_uses_cudnn_if_it_supports_the_model(monkeypatch, changes, reason):
     on(monkeypatch, "gpu", "PJRT C API\ncuda 12090")
@@ -62,7 +62,7 @@ def test_an_nvidia_gpu_uses_cudnn_if_it_supports_the_model(monkeypatch, changes,
 def test_another_gpu_uses_plain_attention(monkeypatch):
     on(monkeypatch, "gpu", "PJRT C API\nrocm 60300")
     assert kind(BFLOAT16) == "plain"
-    with pytest.raises(UserError, match="not one of NVIDIA's"):
+    with pytest.raises(UserError, match="not an NVIDIA GPU"):
         kind(BFLOAT16, setting="fused")
 
 

@@ -205,7 +205,7 @@ def test_a_non_empty_folder_is_not_overwritten(tmp_path):
     model, params = _model(tmp_path, _LLAMA)
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "mine").write_text("mine")
-    with pytest.raises(UserError, match="out exists already; give the name of a new folder"):
+    with pytest.raises(UserError, match="out already exists; give the name of a new folder"):
         export(tmp_path / "out", model, params, config=_LLAMA)
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["mine"]
     (tmp_path / "out" / "mine").unlink()

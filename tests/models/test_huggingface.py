@@ -218,10 +218,10 @@ def test_rope_theta_is_read_where_newer_files_keep_it(tmp_path):
         ({"rope_parameters": {"rope_type": "yarn"}}, "rope_type.* is 'yarn'"),
         ({"rope_parameters": {"rope_type": "linear", "factor": 2.0, "mscale": 1.0}}, "mscale is '1.0'"),
         ({"architectures": ["LlamaForTokenClassification"]}, r"architectures is .*\['LlamaForCausalLM'\] or"),
-        ({"architectures": ["LlamaForSequenceClassification"]}, "Classification with 2 labels; one is expected"),
+        ({"architectures": ["LlamaForSequenceClassification"]}, "Classification with 2 labels; one label, the reward"),
         ({"architectures": ["LlamaForSequenceClassification"], "id2label": {"0": "a", "1": "b", "2": "c"}}, "with 3 labels"),
         ({"architectures": ["LlamaForSequenceClassification"], "id2label": 3}, "with 3 labels"),
-        ({"eos_token_id": "</s>"}, "eos_token_id is '</s>'; an id is expected"),
+        ({"eos_token_id": "</s>"}, "eos_token_id is '</s>'; a token id is expected"),
         ({"vocab_size": None}, "vocab_size is None; a positive int is expected"),
         ({"num_hidden_layers": "3"}, "num_hidden_layers is '3'; a positive int"),
         ({"hidden_size": True}, "hidden_size is True; a positive int"),
@@ -263,7 +263,7 @@ def test_non_finite_weights_are_refused_by_name(tmp_path):
     tensors = _tensors(_CONFIG)
     tensors["model.layers.1.mlp.up_proj.weight"][3, 2] = np.nan
     folder = _write(tmp_path / "hf", tensors=tensors)
-    with pytest.raises(UserError, match=r"layers\.1\.mlp\.up_proj\.weight in .* not finite"):
+    with pytest.raises(UserError, match=r"layers\.1\.mlp\.up_proj\.weight in .* non-finite"):
         load_params(folder, Model(read_config(folder).decoder))
 
 

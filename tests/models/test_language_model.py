@@ -80,7 +80,7 @@ def test_a_saved_model_is_the_same_model(folders, tmp_path):
     again = ja.load_model(tmp_path / "out")
     chex.assert_trees_all_equal(again.params, changed.params)
     assert again.model == policy.model and again.style == "chat"
-    with pytest.raises(ja.UserError, match="exists already"):
+    with pytest.raises(ja.UserError, match="already exists"):
         changed.save(tmp_path / "out")
 
 
@@ -103,7 +103,7 @@ def test_adapters_are_saved_separately_or_merged(folders, tmp_path):
 def test_wrong_arguments_are_refused(folders, tmp_path):
     for arguments, message in (
         ({"folder": tmp_path / "none"}, "is not a folder; give a model's folder, or a stage's folder"),
-        ({"max_length": 97}, "max_length is 97, but .* was made for at most 96 positions"),
+        ({"max_length": 97}, "max_length is 97, but .* supports at most 96 positions"),
         ({"style": "xml"}, "style is 'xml'; one of plain, chat, hh, compact"),
         ({"style": "compact"}, "has no symbol '<user>'"),
         ({"lora": ja.Lora()}, "lora.rank is 0 and lora.path is empty"),

@@ -155,12 +155,12 @@ Q = "base_model.model.model.layers.1.self_attn.q_proj."
         ({"modules_to_save": ["lm_head"]}, "modules_to_save has lm_head"),
         ({"target_modules": ["q_proj", "lm_head"]}, "target_modules has lm_head"),
         ({"target_modules": ["embed_tokens"]}, "target_modules has embed_tokens"),
-        ({"target_modules": ["model.layers.0.self_attn.q_proj"]}, "means model.layers.0.* but not model.layers.1"),
-        ({"target_modules": "c_attn"}, "target_modules is 'c_attn', which means no linear layer"),
+        ({"target_modules": ["model.layers.0.self_attn.q_proj"]}, "matches model.layers.0.* but not model.layers.1"),
+        ({"target_modules": "c_attn"}, "target_modules is 'c_attn', which matches no linear layer"),
         ({"target_modules": "(q_proj"}, "is not a regular expression"),
         ({"target_modules": 3}, "target_modules is 3"),
         ({"rank_pattern": {"q_proj": 7}}, "rank_pattern gives .*q_proj rank 7 and others 3"),
-        ({"alpha_pattern": {"q_proj": 50}}, "alpha_pattern makes what .* adds count"),
+        ({"alpha_pattern": {"q_proj": 50}}, "alpha_pattern scales the adapter of .* by"),
         ({"r": 0}, "r is 0"), ({"lora_alpha": "x"}, "lora_alpha is 'x'"), ({"use_dora": "yes"}, "use_dora is 'yes'"),
     ],
 )  # fmt: skip
@@ -193,7 +193,7 @@ def test_missing_and_broken_files_are_refused(saved, tmp_path):
     folder = broken(saved, tmp_path)
     content = (folder / "adapter_model.safetensors").read_bytes()
     (folder / "adapter_model.safetensors").write_bytes(content[:-100])
-    with pytest.raises(UserError, match="cut short"):
+    with pytest.raises(UserError, match="is truncated"):
         read(folder)
     (folder / "adapter_model.safetensors").rename(folder / "adapter_model.bin")
     with pytest.raises(UserError, match="adapter_model.bin is not read"):
@@ -216,7 +216,7 @@ def test_a_folder_is_written_completely_or_not_at_all(saved, tmp_path, monkeypat
     model = Model(hugging.decoder_config(hugging.torch_model("llama")), "scalar", lora=lora)
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "mine").write_text("x")
-    with pytest.raises(UserError, match="exists already"):
+    with pytest.raises(UserError, match="already exists"):
         export_adapters(tmp_path / "full", FAMILIES.get("llama"), model, own)
 
     def failing(*args, **kwargs):
@@ -231,5 +231,5 @@ def test_a_folder_is_written_completely_or_not_at_all(saved, tmp_path, monkeypat
 def test_dora_on_a_part_of_a_fused_module_cannot_be_exported(tmp_path):
     model = Model(hugging.decoder_config(hugging.torch_model("gpt_neox")), lora=Lora(2, 1.0, ("q_proj",), dora=True))
     own = model.init_adapters(hugging.params_of(hugging.torch_model("gpt_neox")), jax.random.key(0))
-    with pytest.raises(UserError, match="DoRA is on a part of .*query_key_value only"):
+    with pytest.raises(UserError, match="DoRA adapts only a part of .*query_key_value"):
         export_adapters(tmp_path / "out", FAMILIES.get("gpt_neox"), model, own)

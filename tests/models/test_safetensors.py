@@ -79,7 +79,7 @@ def test_a_truncated_file_is_one_sentence(tmp_path, length):
     save_file({"a": _A}, path)
     path.write_bytes(path.read_bytes()[:length])
     with (
-        pytest.raises(UserError, match=r"model\.safetensors is cut short or no safetensors file"),
+        pytest.raises(UserError, match=r"model\.safetensors is truncated or not a safetensors file"),
         open_weights(tmp_path),
     ):
         pass
@@ -108,7 +108,7 @@ _ENTRY = '{"a":{"dtype":"F32","shape":[2,3],"data_offsets":[0,24]}%s}'
 )
 def test_an_inconsistent_file_is_one_sentence(tmp_path, content):
     (tmp_path / "model.safetensors").write_bytes(content)
-    with pytest.raises(UserError, match=r"cut short or no safetensors file \("), open_weights(tmp_path):
+    with pytest.raises(UserError, match=r"truncated or not a safetensors file \("), open_weights(tmp_path):
         pass
 
 
@@ -128,7 +128,7 @@ def test_non_finite_numbers_are_refused_by_name(tmp_path, dtype, bad):
     save_file({"a": np.array([1.0, bad], dtype)}, tmp_path / "model.safetensors")
     with open_weights(tmp_path) as weights:
         assert weights.read("a", (slice(0, 1),)) == 1.0
-        with pytest.raises(UserError, match=r"a in .* holds numbers that are not finite; get the weights again"):
+        with pytest.raises(UserError, match=r"a in .* holds non-finite numbers; download or copy the weights again"):
             weights.read("a")
 
 
@@ -146,12 +146,12 @@ def test_missing_folders_and_files_are_named(tmp_path):
 @pytest.mark.parametrize(
     ("weight_map", "message"),
     [
-        (_MAP | {"c": "model-00001-of-00002.safetensors"}, "promises weights that its files do not hold: c"),
-        ({"a": _MAP["b"], "b": _MAP["a"]}, "promises weights that its files do not hold: a, b"),
-        (_MAP | {"a": ".."}, "must map every weight to a file beside it"),
-        (_MAP | {"a": "/etc/passwd"}, "must map every weight to a file beside it"),
-        ({"a": "../model.safetensors"}, "must map every weight to a file beside it"),
-        ({}, "must map every weight to a file beside it"),
+        (_MAP | {"c": "model-00001-of-00002.safetensors"}, "lists weights that its files do not contain: c"),
+        ({"a": _MAP["b"], "b": _MAP["a"]}, "lists weights that its files do not contain: a, b"),
+        (_MAP | {"a": ".."}, "must map every weight to a file in the same folder"),
+        (_MAP | {"a": "/etc/passwd"}, "must map every weight to a file in the same folder"),
+        ({"a": "../model.safetensors"}, "must map every weight to a file in the same folder"),
+        ({}, "must map every weight to a file in the same folder"),
         ([1], "is not an index of safetensors files"),
     ],
 )
@@ -163,7 +163,7 @@ def test_a_wrong_index_is_reported(tmp_path, weight_map, message):
 def test_weights_missing_from_the_index_are_reported(tmp_path):
     _shards(tmp_path, _MAP)
     save_file({"a": _A, "b": _B}, tmp_path / _MAP["a"])  # Now "b" is in both files.
-    with pytest.raises(UserError, match=r"does not name weights that its files hold: b in model-00001-of-00002\.safetensors"):
+    with pytest.raises(UserError, match=r"does not list weights that its files contain: b in model-00001-of-00002\.safe"):
         with open_weights(tmp_path):
             pass
 

@@ -1,9 +1,9 @@
 """Low-rank adapters on a frozen decoder: LoRA (arXiv 2106.09685), rsLoRA (2312.03732) and DoRA (2402.09353).
 
-The weights of an adapted model are two trees: the frozen ones of the base, and the ones that are trained: "adapters",
-stacked over layers like the blocks they belong to, and a scalar head's "score" where there is one. `join` puts them together
-for a forward pass; without "adapters" the same model computes what its base does. So a policy, its reference and its critic
-are one copy of the base.
+An adapted model has two weight trees: the frozen weights of the base, and the trained weights: "adapters", stacked over layers
+like the blocks they belong to, and "score" if there is a scalar head. `join` combines them for a forward pass; without
+"adapters" the same model computes the outputs of its base. A policy, its reference and its critic thus share one copy of the
+base.
 
 Dimension letters: D model, H query heads, h head dim, F mlp, L layers, r rank.
 """
@@ -20,7 +20,7 @@ import jax.numpy as jnp
 
 from jaxalign.errors import UserError
 
-# The linear layers of a block: how many leading axes of a kernel are its input, and the name others know it by.
+# The linear layers of a block: the number of leading input axes of the kernel, and the name in Hugging Face models.
 LINEAR: dict[tuple[str, str], tuple[int, str]] = {
     ("attention", "query"): (1, "q_proj"),
     ("attention", "key"): (1, "k_proj"),
@@ -36,12 +36,12 @@ TRAINED = ("adapters", "score")
 
 @dataclasses.dataclass(frozen=True)
 class Lora:
-    """Adapters of one shape on the linear layers that a pattern names.
+    """Adapters with the same settings on all linear layers that match a pattern.
 
     targets: shell patterns over "attention.query" ... "mlp.down", or over "q_proj", "k_proj", "v_proj", "o_proj",
     "gate_proj", "up_proj" and "down_proj".
-    rank_stabilised: what an adapter adds is multiplied by alpha / sqrt(rank), not alpha / rank (rsLoRA).
-    dora: the length of each output's weight vector is trained apart from its direction (DoRA).
+    rank_stabilised: the adapter's output is scaled by alpha / sqrt(rank) instead of alpha / rank (rsLoRA).
+    dora: the magnitude of each output's weight vector is trained separately from its direction (DoRA).
     """
 
     rank: int
@@ -55,9 +55,9 @@ class Lora:
         return self.alpha / (self.rank**0.5 if self.rank_stabilised else self.rank)
 
     def adapted(self, blocks: dict[str, Any]) -> list[tuple[str, str]]:
-        """(part, name) of the linear layers that get an adapter; blocks: the decoder's tree under "blocks".
+        """(part, name) of the linear layers that get an adapter. blocks: the decoder's tree under "blocks".
 
-        Raises UserError for a pattern that names none. Kernels of experts have no adapters.
+        Raises UserError for a pattern that matches none. Experts' kernels never have adapters.
         """
         present = [key for key in LINEAR if "router" not in blocks[key[0]] and key[1] in blocks[key[0]]]
         chosen = set()
@@ -65,22 +65,22 @@ class Lora:
             names = {key: (f"{key[0]}.{key[1]}", LINEAR[key][1]) for key in present}
             found = {key for key, both in names.items() if any(fnmatch.fnmatchcase(name, pattern) for name in both)}
             if not found:
-                raise UserError(f"config.lora.targets has {pattern!r}, which names no linear layer of this model; it has "
+                raise UserError(f"config.lora.targets has {pattern!r}, which matches no linear layer of this model; it has "
                                 f"{', '.join(names[key][0] for key in present)}")  # fmt: skip
             chosen |= found
         return [key for key in present if key in chosen]
 
 
 def join(frozen: dict[str, Any] | None, params: dict[str, Any]) -> dict[str, Any]:
-    """What a forward pass reads: trained parameters over frozen ones. frozen None: all is trained."""
+    """All parameters for a forward pass: the trained ones override frozen ones. frozen None: all are trained."""
     return params if frozen is None else {**frozen, **params}
 
 
 def apart(frozen: dict[str, Any] | None, params: dict[str, Any] | None) -> dict[str, Any] | None:
-    """The inverse of `join`: parameters without those that are the frozen ones' own arrays.
+    """The inverse of `join`: parameters without the arrays that belong to the frozen ones.
 
-    For programs that run several models on one base, which are handed it once: whatever is passed to a compiled program counts
-    as often as it is passed against the memory of a TPU.
+    Programs that run several models on one base receive the base once: a TPU's memory is charged for an argument each time it
+    is passed to a compiled program.
     """
     if frozen is None or params is None:
         return params
@@ -89,17 +89,17 @@ def apart(frozen: dict[str, Any] | None, params: dict[str, Any] | None) -> dict[
 
 
 def trained(params: dict[str, Any]) -> dict[str, Any]:
-    """The part of an adapted model's parameters that is trained."""
+    """The trained part of an adapted model's parameters."""
     return {name: value for name, value in params.items() if name in TRAINED}
 
 
 def frozen(params: dict[str, Any]) -> dict[str, Any]:
-    """The part that is not: the base, with its adapters off."""
+    """The frozen part of an adapted model's parameters: the base without adapters."""
     return {name: value for name, value in params.items() if name not in TRAINED}
 
 
 def adapter_axes(lora: Lora, axes: dict[str, Any]) -> dict[str, Any]:
-    """Logical axes of "adapters"; axes: those of the base's "blocks", leading "layers" included."""
+    """Logical axes of "adapters". axes: those of the base's "blocks", including the leading "layers"."""
     tree: dict[str, Any] = {}
     for part, name in lora.adapted(axes):
         layers, *inner = axes[part][name]
@@ -129,7 +129,7 @@ def adapter_shapes(lora: Lora, blocks: dict[str, Any]) -> dict[str, Any]:
 
 
 def init_adapters(lora: Lora, blocks: dict[str, Any], key: jax.Array) -> dict[str, Any]:
-    """Adapters that change nothing yet: a uniform within 1 / sqrt(inputs), b 0, magnitude the weights' own length."""
+    """Adapters that do not change the outputs yet: a uniform within +-1 / sqrt(inputs), b 0, magnitude the weights' norm."""
     tree = adapter_shapes(lora, blocks)
     for number, (part, name) in enumerate(lora.adapted(blocks)):
         place = tree[part][name]
@@ -149,10 +149,10 @@ def is_quantised(leaf: Any) -> bool:
 
 
 def dense(kernel: Any, dtype) -> jax.Array:
-    """A kernel as an array of that dtype, quantised or not."""
+    """A kernel as an array of that dtype, dequantised if necessary."""
     if not is_quantised(kernel):
         return kernel.astype(dtype)
-    import qwix  # Takes seconds to import, and few runs need it.
+    import qwix  # The import takes seconds, and few runs need it.
 
     return qwix.dequantize(kernel.astype(jnp.float32)).astype(dtype)
 
@@ -163,7 +163,7 @@ def _length(kernel: jax.Array, axes) -> jax.Array:
 
 @dataclasses.dataclass(frozen=True)
 class Adapters:
-    """The adapters of one layer, or of a part of it, as a forward pass uses them. tree may be empty."""
+    """The adapters of one layer, or of a part of it, for a forward pass. tree may be empty."""
 
     lora: Lora | None
     tree: dict[str, Any]
@@ -172,8 +172,8 @@ class Adapters:
         return Adapters(self.lora, self.tree.get(name, {}))
 
     def apply(self, name: str, x: jax.Array, kernel: Any, y: jax.Array) -> jax.Array:
-        """y [..., out...] = x [..., in...] times the kernel [in..., out...] as it is stored, with what the adapter of that name
-        adds."""
+        """Adds the output of the adapter of that name to y [..., out...], which is x [..., in...] times the stored kernel
+        [in..., out...]."""
         if name not in self.tree:
             return y
         own = self.tree[name]
@@ -183,7 +183,7 @@ class Adapters:
         if not self.lora.dora:
             return y
         adapted = dense(kernel, jnp.float32) + self.lora.scaling * jnp.tensordot(own["a"], own["b"], 1)
-        # The paper (4.3) holds the length constant in the backward pass.
+        # The paper (section 4.3) treats the norm as a constant in the backward pass.
         length = jax.lax.stop_gradient(_length(adapted, range(count)))
         ratio = (own["magnitude"] / length).astype(y.dtype)
         return y * jnp.expand_dims(ratio, range(y.ndim - ratio.ndim))
@@ -193,8 +193,8 @@ NO_ADAPTERS = Adapters(None, {})
 
 
 def merge(lora: Lora, params: dict[str, Any]) -> dict[str, Any]:
-    """The base with its adapters worked into its kernels, in the base's dtype, or float32 where a kernel was quantised.
-    params: joined; "score" stays."""
+    """The base with its adapters merged into the kernels, in the base's dtype, or float32 for quantised kernels. params:
+    joined parameters; "score" is kept."""
     blocks = {part: dict(leaves) for part, leaves in params["blocks"].items()}
     for part, leaves in params["adapters"].items():
         for name, own in leaves.items():

@@ -1,6 +1,6 @@
-"""adapter_config.json of a PEFT directory: which linear layers of a decoder it adapts, and how.
+"""Reads adapter_config.json of a PEFT directory: which linear layers of a decoder it adapts, and how.
 
-What it may say and adapters here cannot do is refused by name, never ignored.
+A field that is not supported here raises an error with its name; it is never ignored.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from jaxalign.models.model import Model
 from jaxalign.registry.families import Family
 
 CONFIG = "adapter_config.json"
-_LISTED = 8  # names that an error message lists; the rest is counted
+_LISTED = 8  # The most names that an error message lists; the others are counted.
 
 # Fields that do not change what trained adapters compute.
 _HARMLESS = frozenset((
@@ -30,7 +30,7 @@ _HARMLESS = frozenset((
     "task_type", "r", "lora_alpha", "target_modules", "exclude_modules", "modules_to_save", "rank_pattern", "alpha_pattern",
     "use_rslora", "use_dora",
 ))  # fmt: skip
-_ALONE = {  # Fields with more to say than "nothing", and what of it changes nothing here.
+_ALONE = {  # Fields that are supported only with these values (or absent).
     "bias": ("none",),
     "init_lora_weights": (True, "gaussian", "eva", "orthogonal"),  # Others change the base as well.
 }
@@ -39,9 +39,9 @@ _ALONE = {  # Fields with more to say than "nothing", and what of it changes not
 class Linear(NamedTuple):
     """A linear layer of the decoder and the module that holds it in the family's files.
 
-    part, name: the decoder's own names. module: the stored one, with "{layer}". Where the module holds several of the
-    decoder's kernels (queries, keys and values in one, say), this is its part number `pick` of `parts`, which stand along
-    axis `axis` of the module's outputs. inputs, outputs: the kernel's axes.
+    part, name: the decoder's names. module: the stored name, with "{layer}". If the module holds several of the decoder's
+    kernels (for example queries, keys and values), this one is part `pick` of `parts` along axis `axis` of the module's
+    outputs. inputs, outputs: the sizes of the kernel's axes.
     """
 
     part: str
@@ -66,10 +66,10 @@ class Linear(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Adapted:
-    """What a PEFT directory adapts.
+    """The contents of adapter_config.json.
 
-    modules: each stored module with its linear layers here; ranks: the rank of each as stored; scalar: a scalar head is
-    among what is saved; base_name: of the model it was made for, as far as it says.
+    modules: the decoder's linear layers for each stored module; ranks: the stored rank of each module; scalar: whether a
+    scalar head is saved as well; base_name: the name of the base model, if given.
     """
 
     lora: Lora
@@ -79,12 +79,12 @@ class Adapted:
     base_name: str | None
 
     def stacked(self, module: str) -> bool:
-        """Whether a module of several kernels has the adapters of each, one below the other, and not one for all."""
+        """Whether a module of several kernels stacks one adapter per kernel, rather than sharing one adapter."""
         return self.ranks[module] != self.lora.rank
 
 
 def linear_modules(family: Family, model: Model) -> dict[str, tuple[Linear, ...]]:
-    """Every module of a block that adapters can be on, in the order of the family's weights."""
+    """Every module of a block that can have adapters, in the order of the family's weights."""
     blocks = model.base.abstract()["blocks"]
     found: dict[str, list] = collections.defaultdict(list)
     for weight in family.stored_weights(model.config):
@@ -110,7 +110,7 @@ def read_adapted(folder: str | pathlib.Path, family: Family, model: Model) -> Ad
     """Reads adapter_config.json. model: the base.
 
     Raises:
-      UserError: it is missing or broken, or has a field that is not supported (named, with its value).
+      UserError: the file is missing or malformed, or has an unsupported field (the error gives its name and value).
     """
     path = pathlib.Path(folder).expanduser() / CONFIG
     raw = _read(path)
@@ -123,20 +123,20 @@ def read_adapted(folder: str | pathlib.Path, family: Family, model: Model) -> Ad
     lora = Lora(rank, alpha, targets, flags["use_rslora"], flags["use_dora"])
     ranks = {module: _effective(path, raw, "rank_pattern", module, rank, model.config.layers) for module in chosen}
     whole = {found for module, found in ranks.items() if len(modules[module]) == 1}
-    if len(whole) == 1 and rank not in whole:  # r itself is used nowhere.
+    if len(whole) == 1 and rank not in whole:  # rank_pattern overrides r everywhere.
         rank = whole.pop()
         lora = dataclasses.replace(lora, rank=rank)
     alphas = {module: _effective(path, raw, "alpha_pattern", module, alpha, model.config.layers) for module in chosen}
     scaling = {m: dataclasses.replace(lora, rank=ranks[m], alpha=float(alphas[m])).scaling for m in chosen}
     for module in chosen:
         if ranks[module] not in (rank, rank * len(modules[module])):
-            raise UserError(f"{path}: rank_pattern gives {module} rank {ranks[module]} and others {rank}; adapters of one rank "
-                            "are expected")  # fmt: skip
+            raise UserError(f"{path}: rank_pattern gives {module} rank {ranks[module]} and others {rank}; the same rank for "
+                            "all adapters is expected")  # fmt: skip
     first = scaling[chosen[0]]
     for module in chosen:
         if abs(scaling[module] - first) > 1e-6 * first:
-            raise UserError(f"{path}: alpha_pattern makes what {module} adds count {scaling[module]:.4g} times and what "
-                            f"{chosen[0]} adds {first:.4g}; one scaling for all is expected")  # fmt: skip
+            raise UserError(f"{path}: alpha_pattern scales the adapter of {module} by {scaling[module]:.4g} and that of "
+                            f"{chosen[0]} by {first:.4g}; the same scaling for all adapters is expected")  # fmt: skip
     lora = dataclasses.replace(lora, alpha=first * (rank**0.5 if lora.rank_stabilised else rank))
     if abs(lora.alpha - alpha) <= 1e-6 * alpha:
         lora = dataclasses.replace(lora, alpha=alpha)
@@ -159,18 +159,19 @@ def _refuse(path: pathlib.Path, raw: dict[str, Any]) -> None:
             raise UserError(f"{path}: {name} is {raw[name]!r}, which is not supported; {values[0]!r} is expected")
     for name, value in raw.items():
         if name not in _HARMLESS and name not in _ALONE and value not in (None, False, "", [], {}):
-            raise UserError(f"{path}: {name} is {str(value)[:60]!r}, which adapters here do not have; remove it only if they "
+            raise UserError(f"{path}: {name} is {str(value)[:60]!r}, which is not supported; remove it only if the adapters "
                             "compute the same without it")  # fmt: skip
     saved = raw.get("modules_to_save") or []
     if other := sorted(set(saved) - {"score", "classifier"}):
-        raise UserError(f"{path}: modules_to_save has {', '.join(other)}; only the scalar head, 'score', can be trained beside "
+        raise UserError(f"{path}: modules_to_save has {', '.join(other)}; only the scalar head, 'score', can be saved with "
                         "the adapters")  # fmt: skip
     if raw.get("lora_dropout"):
-        logging.getLogger("jaxalign").warning("%s: lora_dropout is %s; nothing is dropped here", path, raw["lora_dropout"])
+        logging.getLogger("jaxalign").warning("%s: lora_dropout is %s; dropout is not used here", path, raw["lora_dropout"])
 
 
 def _chosen(path: pathlib.Path, raw: dict[str, Any], modules: dict, layers: int) -> list[str]:
-    """The modules that target_modules means, by PEFT's rules. Raises UserError where it means others, or not all layers."""
+    """The modules that target_modules matches by PEFT's rules. Raises UserError if it names modules that cannot have adapters,
+    or does not match a module in all layers."""
     targets, without = raw.get("target_modules"), raw.get("exclude_modules")
     for name, value in (("target_modules", targets), ("exclude_modules", without)):
         if value is not None and not isinstance(value, str) and not _names(value):
@@ -180,18 +181,18 @@ def _chosen(path: pathlib.Path, raw: dict[str, Any], modules: dict, layers: int)
     if isinstance(targets, list):
         odd = [target for target in targets if not any(_matches(path, [target], name) for name in everything)]
         if odd:
-            raise UserError(f"{path}: target_modules has {some(sorted(odd))}, which adapters cannot be on here; the linear "
+            raise UserError(f"{path}: target_modules has {some(sorted(odd))}, which cannot have adapters here; the linear "
                             f"layers of attention and MLP can: {some([m.rpartition('.')[2] for m in modules])}")  # fmt: skip
     chosen = []
     for module, both in names.items():
         hit = [targets == "all-linear" or _matches(path, targets, name) for name in both]
         hit = [found and not (without and _matches(path, without, name)) for found, name in zip(hit, both, strict=True)]
         if any(hit) and not all(hit):
-            raise UserError(f"{path}: target_modules means {module.format(layer=hit.index(True))} but not "
-                            f"{module.format(layer=hit.index(False))}; adapters in all layers alike are expected")  # fmt: skip
+            raise UserError(f"{path}: target_modules matches {module.format(layer=hit.index(True))} but not "
+                            f"{module.format(layer=hit.index(False))}; adapters in all layers are expected")  # fmt: skip
         chosen += [module] if any(hit) else []
     if not chosen:
-        raise UserError(f"{path}: target_modules is {targets!r}, which means no linear layer of this model")
+        raise UserError(f"{path}: target_modules is {targets!r}, which matches no linear layer of this model")
     return chosen
 
 
@@ -213,7 +214,7 @@ def _full_match(path: pathlib.Path, pattern: str, name: str) -> bool:
 
 
 def _effective(path: pathlib.Path, raw: dict[str, Any], field: str, module: str, usual: float, layers: int):
-    """The rank or alpha of a module, the same in all layers."""
+    """The rank or alpha of a module, which must be the same in all layers."""
     patterns = raw.get(field) or {}
     if not isinstance(patterns, dict):
         raise UserError(f"{path}: {field} is {patterns!r}; an object is expected")
@@ -228,7 +229,7 @@ def _effective(path: pathlib.Path, raw: dict[str, Any], field: str, module: str,
 
 
 def _number(path: pathlib.Path, raw: dict[str, Any], name: str, kind: type):
-    value = raw.get(name, 8)  # What PEFT takes where nothing is said, for the rank as for alpha.
+    value = raw.get(name, 8)  # PEFT's default for both the rank and alpha.
     allowed = (int, float) if kind is float else int
     if isinstance(value, bool) or not isinstance(value, allowed) or value <= 0:
         raise UserError(f"{path}: {name} is {value!r}; a positive {kind.__name__} is expected")

@@ -1,8 +1,9 @@
-"""PEFT directories (adapter_config.json and adapter_model.safetensors) in and out, as the `peft` library has them.
+"""Reads and writes PEFT directories (adapter_config.json and adapter_model.safetensors), compatible with the `peft` library.
 
-A module of several kernels, such as GPT-NeoX's query_key_value, has one adapter there and one for each kernel here. It
-comes in as that many with the same "a". It goes out as one of the same rank as long as they are the same; once training has
-moved them apart, as one of the ranks' sum: their "a" one below the other, their "b" in blocks. Both ways are exact.
+A module of several kernels, such as GPT-NeoX's query_key_value, has a single adapter in PEFT and one adapter per kernel here.
+Reading gives every kernel an adapter with the same "a". Writing keeps the rank as long as the "a" are equal; once training has
+made them differ, the written adapter has the sum of the ranks, with stacked "a" and block-diagonal "b". Both directions are
+exact.
 
 Letters: r rank, L layers; A [r, inputs] and B [outputs, r] are the stored weights.
 """
@@ -35,10 +36,10 @@ _FLOATS = ("F64", "F32", "F16", "BF16")
 
 
 def load_adapters(folder: str | pathlib.Path, family: Family, base: Model) -> tuple[Lora, Params]:
-    """(how they adapt, {"adapters", and "score" where there is one}) of a PEFT directory, float32, sharded as `base` is.
+    """Loads a PEFT directory. -> (settings, {"adapters", and "score" if it has one}), float32, sharded like `base`.
 
     Raises:
-      UserError: the folder is incomplete or damaged, does not fit the model, or has what adapters here do not.
+      UserError: the folder is incomplete or damaged, does not fit the model, or uses an unsupported feature.
     """
     folder = pathlib.Path(folder).expanduser()
     adapted = read_adapted(folder, family, base)
@@ -62,7 +63,7 @@ def load_adapters(folder: str | pathlib.Path, family: Family, base: Model) -> tu
     params: Params = {"adapters": tree} | ({"score": tensors[_SCORE].reshape(-1)} if adapted.scalar else {})
     model = Model(base.config, "scalar" if adapted.scalar else "lm", base.sharding, lora)
     shardings = model.shardings()
-    # Copied, so that the buffers may be donated.
+    # Copied, because buffers that numpy owns cannot be donated.
     return lora, jax.tree.map(lambda x: x.copy(), jax.device_put(params, shardings))
 
 
@@ -77,7 +78,7 @@ def _own(line: Linear, A: np.ndarray, B: np.ndarray, rank: int, stacked: bool) -
 
 
 def _expected(adapted: Adapted, base: Model) -> dict[str, tuple[int, ...]]:
-    """Every stored weight with its shape."""
+    """The names and shapes of all stored weights."""
     shapes: dict[str, tuple[int, ...]] = {}
     for module, lines in adapted.modules.items():
         inputs, outputs = int(np.prod(lines[0].inputs)), len(lines) * int(np.prod(lines[0].outputs))
@@ -102,9 +103,9 @@ def _read(folder: pathlib.Path, expected: dict[str, tuple[int, ...]]) -> dict[st
             _check(path, names, expected, {name: (tuple(s.get_shape()), s.get_dtype()) for name, s in slices.items()})
             tensors = {name: file.get_tensor(name).astype(np.float32) for name in slices}
     except (SafetensorError, OSError) as error:
-        raise UserError(f"{path} is cut short or no safetensors file ({error}); get it again") from error
+        raise UserError(f"{path} is truncated or not a safetensors file ({error}); download or copy it again") from error
     if bad := [name for name, value in tensors.items() if not np.isfinite(value).all()]:
-        raise UserError(f"{path}: {some(bad)} holds numbers that are not finite; get it again")
+        raise UserError(f"{path}: {some(bad)} contains non-finite numbers; download or copy it again")
     return tensors
 
 
@@ -113,23 +114,23 @@ def _check(path: pathlib.Path, names: set[str], expected: dict, found: dict) -> 
     if missing := sorted(set(expected) - names):
         problems.append(f"weights are missing: {some(missing)}")
     if extra := sorted(names - set(expected)):
-        problems.append(f"weights have no place in this model by {CONFIG}: {some(extra)}")
+        problems.append(f"weights have no place in this model according to {CONFIG}: {some(extra)}")
     if wrong := [f"{n} is {list(s)}, {list(expected[n])} expected" for n, (s, _) in found.items() if s != expected[n]]:
         problems.append(f"shapes do not fit the model: {some(wrong)}")
     if odd := [f"{name} is {dtype}" for name, (_, dtype) in found.items() if dtype not in _FLOATS]:
         problems.append(f"weights are not in one of {', '.join(_FLOATS)}: {some(odd)}")
     if problems:
-        raise UserError(f"{path} does not hold the adapters it should: {'; '.join(problems)}")
+        raise UserError(f"{path} does not contain the expected adapters: {'; '.join(problems)}")
 
 
 def export_adapters(folder: str | pathlib.Path, family: Family, model: Model, params: Params, base_name: str = "") -> None:
-    """Writes trained parameters as a PEFT directory, whole or not at all.
+    """Writes trained parameters as a PEFT directory. The write is atomic.
 
-    model: with `lora`; a scalar head goes out as "score". params: at least the trained ones. base_name: what the adapters
-    stand on, for adapter_config.json. On several processes all must call it; the first one writes.
+    model: with `lora`; a scalar head is written as "score". params: at least the trained ones. base_name: the base model's name
+    for adapter_config.json. With several processes all must call it; the first one writes.
 
     Raises:
-      UserError: the folder exists and is not empty, or DoRA is on some parts only of a module of several kernels.
+      UserError: the folder exists and is not empty, or DoRA adapts only some kernels of a module of several kernels.
     """
     folder = pathlib.Path(folder).expanduser().absolute()
     check_target(folder)
@@ -146,14 +147,14 @@ def export_adapters(folder: str | pathlib.Path, family: Family, model: Model, pa
 
 
 def _tensors(family: Family, model: Model, tree: Params) -> tuple[dict[str, np.ndarray], dict[str, int]]:
-    """(every weight to be stored, rank by module as adapter_config.json is to name it)."""
+    """-> (the weights to store, the rank of each module for adapter_config.json)."""
     tensors, ranks = {}, {}
     for module, lines in linear_modules(family, model).items():
         found = [tree["adapters"].get(line.part, {}).get(line.name) for line in lines]
         if not any(found):
             continue
         if model.lora.dora and not all(found):
-            raise UserError(f"DoRA is on a part of {module} only, which PEFT cannot say; adapt all of "
+            raise UserError(f"DoRA adapts only a part of {module}, which PEFT cannot express; adapt all of "
                             f"{', '.join(f'{line.part}.{line.name}' for line in lines)}, or none")  # fmt: skip
         shared = all(found) and all(np.array_equal(own["a"], found[0]["a"]) for own in found)
         ranks[module] = model.lora.rank * (1 if shared else len(lines))
@@ -170,7 +171,7 @@ def _tensors(family: Family, model: Model, tree: Params) -> tuple[dict[str, np.n
 
 
 def _module(lines: tuple[Linear, ...], found: list, rank: int, shared: bool) -> tuple[np.ndarray, np.ndarray]:
-    """A and B of a module in one layer. found: (a, b) of each of its kernels, None where one has no adapter."""
+    """A and B of a module in one layer. found: (a, b) of each of its kernels, None for a kernel without an adapter."""
     width = rank if shared else rank * len(lines)
     A, parts = np.zeros((width, int(np.prod(lines[0].inputs))), np.float32), []
     for line, own in zip(lines, found, strict=True):
@@ -187,7 +188,7 @@ def _config(model: Model, ranks: dict[str, int], base_name: str) -> dict[str, An
     lora, scalar = model.lora, model.head != "lm"
     short = {module: module.rpartition(".")[2] for module in ranks}
     larger = {short[module]: rank // lora.rank for module, rank in ranks.items() if rank != lora.rank}
-    # What such a module adds is to count as much as before, by its own rank.
+    # PEFT divides alpha by the module's own, larger rank: raise alpha so that the scaling stays the same.
     growth = {name: times**0.5 if lora.rank_stabilised else times for name, times in larger.items()}
 
     def number(x: float) -> int | float:

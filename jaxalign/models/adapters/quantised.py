@@ -1,9 +1,9 @@
-"""A frozen base in fewer bits: what adapters stand on need not be float32.
+"""Stores the frozen base under adapters in fewer bits than float32.
 
-int8: one scale for each output of a linear layer. nf4: four bits from the table of NormalFloat (QLoRA, arXiv 2305.14314), one
-scale for each block of 64 numbers along a layer's input. Both are by the `qwix` library, whose QArray stands in the kernel's
-place in the parameter tree; a layer's kernels become arrays again only while that layer is computed. Embeddings are bfloat16
-then; norms, biases, routers and scales stay float32.
+int8: one scale per output of a linear layer. nf4: four-bit NormalFloat (QLoRA, arXiv 2305.14314), one scale per block of 64
+numbers along a layer's input. Both use the `qwix` library, whose QArray replaces the kernel in the parameter tree; a layer's
+kernels are dequantised only while that layer is computed. Embeddings are then bfloat16; norms, biases, routers and scales stay
+float32.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _TABLES = ("embedding", "unembedding")
 
 
 def quantise(params: dict[str, Any], kind: str) -> dict[str, Any]:
-    """The weights of a base, each stored as `kind` says, where it was. The buffers given are freed, one after another."""
+    """Converts the weights of a base to `kind`, with the same placement. Frees the given buffers one after another."""
     if kind == "float32":
         return params
 
@@ -39,7 +39,7 @@ def quantise(params: dict[str, Any], kind: str) -> dict[str, Any]:
 
 
 def quantise_abstract(params: dict[str, Any], kind: str) -> dict[str, Any]:
-    """The shapes of `quantise`'s result, from those of a base; with its shardings where those of the base are known."""
+    """The shapes of `quantise`'s result, given those of a base; with shardings if the base has them."""
     if kind == "float32":
         return params
 
@@ -58,7 +58,7 @@ def quantise_abstract(params: dict[str, Any], kind: str) -> dict[str, Any]:
 
 
 def _converted(path: tuple, leaf: jax.Array, kind: str):
-    """One weight of a base as `kind` says; the very same where it says nothing of it."""
+    """One weight of a base converted to `kind`; the same object if `kind` does not affect it."""
     if kind != "bfloat16" and path[0] == "blocks" and path[1:] in LINEAR and "router" not in path:
         return _quantised(leaf, kind, *_axes(path, leaf.ndim))
     if path[0] in _TABLES or (path[0] == "blocks" and path[1:] in LINEAR):
@@ -73,9 +73,9 @@ def _map(convert, tree, path: tuple):
 
 
 def _axes(path: tuple, ndim: int) -> tuple[tuple[int, ...], int]:
-    """(axes that a kernel's outputs are summed over, the last of them). Before them stand layers, and experts if any."""
+    """-> (a kernel's input axes, the last of them). The axes of layers, and of experts if any, precede them."""
     count = LINEAR[path[1:]][0]
-    # The kernel of an expert, [L, E, in, out], has one axis more than that of an MLP.
+    # The kernel of experts, [L, E, in, out], has one axis more than that of an MLP.
     first = 2 if path[1] == "mlp" and ndim == 4 else 1
     return tuple(range(first, first + count)), first + count - 1
 
@@ -101,7 +101,7 @@ def _quantised(kernel: jax.Array, kind: str, inputs: tuple[int, ...], last: int)
 
 
 def fitting(sharding: NamedSharding, shape: tuple[int, ...]) -> PartitionSpec:
-    """The kernel's own split, but for axes too short for it: scales are fewer than weights."""
+    """The kernel's PartitionSpec, without axes of `shape` that it does not divide: scales have smaller axes than weights."""
     entries = []
     for axis, size in enumerate(shape):
         names = sharding.spec[axis] if axis < len(sharding.spec) else None
@@ -112,7 +112,7 @@ def fitting(sharding: NamedSharding, shape: tuple[int, ...]) -> PartitionSpec:
 
 
 def stored_bytes(params: Any) -> int:
-    """Bytes of a parameter tree as devices hold it: two numbers of four bits to a byte."""
+    """Bytes of a parameter tree on devices, with two four-bit numbers per byte."""
     return sum(math.ceil(np.prod(leaf.shape) * _bits(leaf.dtype) / 8) for leaf in jax.tree.leaves(params))
 
 

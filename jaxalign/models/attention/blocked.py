@@ -1,11 +1,10 @@
-"""The plain formula in blocks of queries, with a backward pass of its own: what serves where there is no fused kernel.
+"""Plain attention in blocks of queries, with a custom backward pass; used where there is no fused kernel.
 
-Of the square of scores what stands right of the diagonal is left out, and where all documents are short what stands far left of
-it too. Kept for the backward pass are q, k, v, the result and the logarithm of each softmax's sum; scores are computed again
-(FlashAttention-2, arXiv 2307.08691).
+Skips keys after a block's last query and, if all documents are short, keys far before its first. The backward pass keeps q, k,
+v, the output and the log-sum-exp of each softmax, and recomputes the scores (FlashAttention-2, arXiv 2307.08691).
 
-Dimension letters: B batch, T time, N blocks, C tokens of a block, M its queries (those of the query heads that share keys, one
-after another), S keys that they see, H query heads, K key/value heads, h head dim.
+Dimension letters: B batch, T time, N blocks, C tokens of a block, M queries of a block (those of the query heads that share
+keys, one head after another), S keys that a block sees, H query heads, K key/value heads, h head dim.
 """
 
 from __future__ import annotations
@@ -23,14 +22,14 @@ from jaxalign.models.architecture import DecoderConfig
 from jaxalign.models.attention.plain import NEGATIVE, STEM, same_text
 from jaxalign.models.layers import keep
 
-BLOCK = 64  # Queries of a block: fewer make products slow.
-MOST_BLOCKS = 8  # Where a block sees all before it: what is compiled grows with them.
+BLOCK = 64  # Queries of a block; smaller blocks make the matrix products slow.
+MOST_BLOCKS = 8  # Limit on blocks that see all earlier keys: each adds to the compiled program.
 
 
 class Rows(NamedTuple):
-    """What a layer knows of the rows. segment_ids int32 [B, T], None where each row is one document; way int32 []: which of
-    `Blocked.bands` to go, their number for none of them, None where there are none; local bool []: whether the layer has the
-    window, None where all are alike."""
+    """Metadata of the rows for a layer. segment_ids int32 [B, T], None if each row is one document; way int32 []: the index of
+    the band in `Blocked.bands` to use, len(bands) for `spans`, None if there are no bands; local bool []: whether the layer
+    has the window, None if all layers are alike."""
 
     segment_ids: jax.Array | None
     way: jax.Array | None
@@ -39,8 +38,8 @@ class Rows(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Blocked:
-    """How rows of T tokens are cut. bands: how many blocks before its own each block of `BLOCK` queries may see, narrowest
-    first. spans: the other way, (start, end) of blocks of queries that see all before them."""
+    """How rows of T tokens are split into blocks. bands: alternative numbers of earlier blocks that each block of `BLOCK`
+    queries sees, narrowest first. spans: the split without a band, (start, end) of blocks that see all earlier keys."""
 
     T: int
     bands: tuple[int, ...]
@@ -55,7 +54,7 @@ def blocked_attention(
 ) -> Callable:
     """`attend(q, k, v, local)` over rows of this shape [B, T]: see `jaxalign.models.attention.dispatch`.
 
-    split: the mesh splits the rows, so that no device knows alone how long documents are; then each block sees all before it.
+    split: the mesh splits the rows, so no single device knows how long the documents are; then no band is used.
     """
     T = shape[1]
     bands = bands_of(T) if segment_ids is not None and not split else ()
@@ -68,17 +67,17 @@ def blocked_attention(
 
 
 def bands_of(T: int) -> tuple[int, ...]:
-    """The bands that save rows of T tokens work: of two blocks, of as many as see seven tenths of the keys that they would see
-    without a band, and one between them. None where there is no such."""
+    """The bands that reduce the work for rows of T tokens: 1, the widest one that computes at most 70% of the scores computed
+    without a band, and the square root of that. Empty if no band does."""
     blocks = max(1, min(MOST_BLOCKS, T // BLOCK))
     widest = int(0.7 * T * (blocks + 1) / (2 * blocks)) // BLOCK - 1
     return tuple(sorted({1, math.isqrt(widest - 1) + 1, widest})) if widest > 0 else ()
 
 
 def way_of(segment_ids: jax.Array, bands: Sequence[int]) -> jax.Array:
-    """int32 []: the index of the narrowest band in which all documents are whole; len(bands) where they are in none.
+    """int32 []: the index of the narrowest band that covers every document; len(bands) if none does.
 
-    The tokens of a document stand side by side, its branches' too; those of segment 0 are padding.
+    The tokens of a document, including its branches, must be contiguous; segment 0 is padding.
     """
     documents, T = segment_ids % STEM, segment_ids.shape[1]
 
@@ -91,8 +90,8 @@ def way_of(segment_ids: jax.Array, bands: Sequence[int]) -> jax.Array:
 
 
 class _Cut(NamedTuple):
-    """Queries start to end of the rows in blocks of C. The first sees the keys low to high, each next one as many, C later.
-    Keys before the row's first and queries after its last are made up."""
+    """Queries [start, end) of the rows in blocks of C. The first block sees keys [low, high); each following block sees a range
+    of the same size, C later. Keys before the start of a row and queries after its end are padding."""
 
     start: int
     end: int
@@ -113,7 +112,7 @@ class _Cut(NamedTuple):
         return x.reshape(B, K, self.N, -1, d)
 
     def rows(self, x_BxKxNxMxd: jax.Array) -> jax.Array:
-        """What `queries` took, [B, end - start, H, d], out of its blocks."""
+        """The inverse of `queries`: [B, end - start, H, d]."""
         B, K, N, _, d = x_BxKxNxMxd.shape
         x = x_BxKxNxMxd.reshape(B, K, N, -1, self.C, d).transpose(0, 2, 4, 1, 3, 5)
         return x.reshape(B, N * self.C, -1, d)[:, : self.end - self.start]
@@ -127,13 +126,13 @@ class _Cut(NamedTuple):
         return jnp.concatenate([x[:, :, part : part + self.N] for part in range((self.high - self.low) // self.C)], axis=3)
 
     def gathered(self, x_BxKxNxSxd: jax.Array, T: int) -> jax.Array:
-        """[B, T, K, d]: what `keys` made several of, added up."""
+        """[B, T, K, d]: the transpose of `keys`, which sums over the copies of each key."""
         B, K, N, _, d = x_BxKxNxSxd.shape
         if self.N == 1:
             return jnp.pad(x_BxKxNxSxd[:, :, 0], ((0, 0), (0, 0), (self.low, T - self.high), (0, 0))).swapaxes(1, 2)
         x = x_BxKxNxSxd.reshape(B, K, N, -1, self.C, d)
         total = x[:, :, :, -1]
-        for back in range(1, x.shape[3]):  # By how many blocks these keys stand before the block that saw them.
+        for back in range(1, x.shape[3]):  # These keys are `back` blocks before the block that saw them.
             total = total + jnp.pad(x[:, :, back:, -1 - back], ((0, 0), (0, 0), (0, back), (0, 0), (0, 0)))
         return total.reshape(B, K, N * self.C, d)[:, :, :T].swapaxes(1, 2)
 
@@ -171,13 +170,13 @@ def _attend(how: Blocked, q, k, v, rows: Rows):
 
 
 def _choose(how: Blocked, compute: Callable, rows: Rows, *arrays):
-    """`compute` by the way that the rows can go."""
+    """`compute` with the split into blocks that `rows.way` selects."""
     ways = [functools.partial(compute, how, _cuts(how, band)) for band in (*how.bands, None)]
     return ways[0](rows, *arrays) if rows.way is None else jax.lax.switch(rows.way, ways, rows, *arrays)
 
 
 def _scores(how: Blocked, cut: _Cut, rows: Rows, q, k):
-    """float32 [B, K, N, M, S], and the slope of the soft cap, if there is one."""
+    """Scores, float32 [B, K, N, M, S], and the derivative of the soft cap, or None without a cap."""
     s = jnp.einsum("bknmh,bknsh->bknms", q, k, preferred_element_type=jnp.float32) * how.scale
     slope = None
     if how.cap is not None:
@@ -187,7 +186,7 @@ def _scores(how: Blocked, cut: _Cut, rows: Rows, q, k):
 
 
 def _forward(how: Blocked, cuts: list[_Cut], rows: Rows, q, k, v):
-    """The result [B, T, H, h] and, float32 [B, T, H, 1], the logarithm of each softmax's sum."""
+    """The output [B, T, H, h] and the log-sum-exp of each softmax, float32 [B, T, H, 1]."""
     K, (k, v) = k.shape[2], (x.swapaxes(1, 2) for x in (k, v))
     made = []
     for cut in cuts:
@@ -212,7 +211,7 @@ def _gradients(how: Blocked, kept, g):
 
 
 def _backward(how: Blocked, cuts: list[_Cut], rows: Rows, q, k, v, log_total, along, g):
-    """Gradients of q, k and v. along float32 [B, T, H, 1]: the product of each result with its cotangent g."""
+    """Gradients of q, k and v. along float32 [B, T, H, 1]: the dot product of each output with its cotangent g."""
     T, K, (k, v) = q.shape[1], k.shape[2], (x.swapaxes(1, 2) for x in (k, v))
     of_q, of_k, of_v = [], 0, 0
     for cut in cuts:

@@ -1,8 +1,8 @@
-"""Chooses the kernel of attention over whole rows: the decoder's layers call the result of `attention` and see no masks.
+"""Chooses the attention implementation for whole rows. The decoder's layers call the result of `attention` and see no masks.
 
-A query sees the keys of its own segment that stand before it in the row or where it stands itself, and of those, in a layer
-with a window, the nearest `window`. A segment may be a branch (`attention_plain.STEM`), which sees its stem too, where
-`reads_branches` says so. docs/attention.md says which implementation serves when, and what each needs.
+A query sees the keys of its own segment at its own and earlier positions; in a layer with a window, only the last `window` of
+them. If `reads_branches` is true, a segment may be a branch (`attention.plain.STEM`), which also sees its stem.
+docs/attention.md lists when each implementation is used and what it needs.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from jaxalign.parallel.sharding import Sharding, platform_of
 from jaxalign.parallel.zigzag import context_size
 
 # attend(q [B, T, H, h], k [B, T, K, h], v [B, T, K, h], local) -> [B, T, H, h] in the dtype of v. local: bool [], whether the
-# layer has the window; None where all layers are alike.
+# layer has the window; None if all layers are alike.
 Attend = Callable[[jax.Array, jax.Array, jax.Array, "jax.Array | None"], jax.Array]
 
 
 def kind_of_attention(config: DecoderConfig, sharding: Sharding | None, rows: int, T: int, keep_cache: bool = False) -> str:
-    """"plain", "ring", "splash" or "cudnn": what serves `rows` rows of T tokens.
+    """The implementation for `rows` rows of T tokens: "plain", "ring", "splash" or "cudnn".
 
-    keep_cache: keys and values are kept for decoding, in the order of the row. Raises UserError where config.attention is
-    "fused" and no kernel can.
+    keep_cache: keys and values are kept for decoding, in the order of the row. Raises UserError if config.attention is "fused"
+    and no fused kernel can be used.
     """
     if config.attention == "plain":
         return "plain"
     if context_size(sharding) > 1 and not keep_cache:
         if config.attention == "fused":
             raise UserError("config.model.attention is 'fused', but config.mesh.context splits the rows, which no fused kernel "
-                            "reads whole; set model.attention to 'auto' (ring attention) or mesh.context to 1")
+                            "supports; set model.attention to 'auto' (ring attention) or mesh.context to 1")
         return "ring"
     kernel, refusal = _kernel(config, sharding, rows)
     if config.attention == "fused":
@@ -50,24 +50,24 @@ def kind_of_attention(config: DecoderConfig, sharding: Sharding | None, rows: in
 
 
 def reads_branches(config: DecoderConfig, sharding: Sharding | None) -> bool:
-    """Whether rows may hold documents that part into branches: where no kernel can serve, since the kernels know of segments
-    alone; not with a window, which counts the slots between, nor with experts, whose load counts what stands in the rows."""
+    """Whether rows may hold documents that split into branches. Fused kernels and ring attention support only segments, a
+    window would count the tokens of other branches, and the experts' load counts the tokens in the rows."""
     plain = config.attention == "plain" or (platform_of(sharding) == "cpu" and config.attention != "fused")
     return plain and context_size(sharding) == 1 and config.windows(True) is None and config.experts is None
 
 
 def _kernel(config: DecoderConfig, sharding: Sharding | None, rows: int) -> tuple[str, str | None]:
-    """The platform's kernel, and why it cannot serve, if it cannot."""
+    """The platform's kernel, and the reason why it cannot be used, or None."""
     platform = platform_of(sharding)
     if platform == "tpu":
         split = 1 if sharding is None else _parts(sharding, "batch")
-        uneven = f"splash attention needs rows that the mesh splits evenly, and {rows} are not a multiple of {split}"
+        uneven = f"splash attention needs rows that the mesh splits evenly, and {rows} is not a multiple of {split}"
         if config.compute_dtype == "float16":
             return "splash", "splash attention computes in bfloat16 or float32, and config.model.compute_dtype is float16"
         return "splash", uneven if rows % split else None
     if platform == "gpu":
         nvidia = "cuda" in get_backend("gpu").platform_version
-        return "cudnn", cudnn_refusal(config) if nvidia else "the GPU here is not one of NVIDIA's, whose cuDNN has the kernel"
+        return "cudnn", cudnn_refusal(config) if nvidia else "the GPU is not an NVIDIA GPU, and the kernel is part of cuDNN"
     return "plain", f"the platform here, {platform}, has no fused kernel (a TPU and an NVIDIA GPU have one)"
 
 
@@ -78,8 +78,8 @@ def _parts(sharding: Sharding, axis: str) -> int:
 def attention(
     kind: str, config: DecoderConfig, sharding: Sharding | None, shape: tuple[int, int], segment_ids: jax.Array | None
 ) -> Attend:
-    """Attention of this kind over rows of this shape [B, T] with these segments, int32 [B, T] (None: each row is one). What
-    all layers share is made here, once. Of the kind "ring" rows are dealt out by `zigzag.deal`."""
+    """Attention of this kind over rows of this shape [B, T] with these segments, int32 [B, T] (None: each row is one segment).
+    Whatever all layers share is computed here, once. For "ring", the rows must be distributed by `zigzag.deal`."""
     if kind == "plain" and context_size(sharding) == 1:
         return blocked_attention(config, shape, segment_ids, sharding is not None)
     if kind == "ring":

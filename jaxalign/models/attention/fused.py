@@ -1,5 +1,5 @@
-"""Attention in one kernel, forward and backward, so that [T, T] scores never reach memory: on a TPU the Pallas kernel "splash
-attention" that comes with JAX, on an NVIDIA GPU that of cuDNN.
+"""Fused attention kernels, forward and backward, which never write [T, T] scores to memory: on a TPU the Pallas kernel "splash
+attention" of JAX, on an NVIDIA GPU the kernel of cuDNN.
 
 Dimension letters: B batch, T time, H query heads, K key/value heads, h head dim.
 """
@@ -17,24 +17,24 @@ from jaxalign.models.architecture import DecoderConfig
 from jaxalign.parallel.manual import on_each_device
 from jaxalign.parallel.sharding import Sharding
 
-LANES = 128  # Splash attention's blocks are multiples of this, so rows are padded to one.
+LANES = 128  # Splash attention's blocks are multiples of this, so rows are padded to a multiple of it.
 LARGEST_BLOCK = 512
-CUDNN_HEAD_DIM = 128  # What every GPU that has the kernel takes.
+CUDNN_HEAD_DIM = 128  # The largest head_dim that every GPU with the kernel supports.
 
 
 def cudnn_refusal(config: DecoderConfig) -> str | None:
-    """Why cuDNN's kernel cannot serve this model; None where it can."""
+    """Why cuDNN's kernel cannot be used for this model; None if it can."""
     if config.compute_dtype not in ("bfloat16", "float16"):
         return f"cuDNN's kernel computes in bfloat16 or float16, and model.compute_dtype is {config.compute_dtype}"
     if config.attention_softcap is not None:
-        return "cuDNN's kernel has no soft cap of the scores, which this model has"
+        return "cuDNN's kernel has no soft cap for scores, which this model needs"
     if config.head_dim % 8 or config.head_dim > CUDNN_HEAD_DIM:
-        return f"cuDNN's kernel takes heads of a multiple of 8 up to {CUDNN_HEAD_DIM}, and this model's have {config.head_dim}"
+        return f"cuDNN's kernel needs a head_dim of a multiple of 8 up to {CUDNN_HEAD_DIM}; this model's is {config.head_dim}"
     return None
 
 
 def by_layer(config: DecoderConfig, make: Callable) -> Callable:
-    """`attend(q, k, v, local)` from `make(window)`, a function of (q, k, v) for layers with this window."""
+    """`attend(q, k, v, local)`, where `make(window)` gives the function of (q, k, v) for layers with this window."""
 
     def attend(q, k, v, local):
         if local is None:
@@ -47,8 +47,8 @@ def by_layer(config: DecoderConfig, make: Callable) -> Callable:
 def splash_attention(
     config: DecoderConfig, sharding: Sharding | None, segment_ids: jax.Array | None, interpret: bool = False
 ) -> Callable:
-    """`attend(q, k, v, local)` by splash attention: see `dispatch`. interpret: computed by JAX itself, step by
-    step, on any platform."""
+    """`attend(q, k, v, local)` with splash attention: see `dispatch`. interpret: run the kernel in Pallas's interpreter, on any
+    platform."""
 
     def make(window: int | None):
         kernel = functools.partial(_splash, window, config.scale, config.attention_softcap, interpret)
@@ -63,7 +63,7 @@ def splash_attention(
 
 
 def _splash(window: int | None, scale: float, cap: float | None, interpret: bool, q, k, v, segment_ids) -> jax.Array:
-    """One device's rows and heads. The kernel takes [H, T, h], one row, and queries that are scaled already."""
+    """Attention for one device's rows and heads. The kernel takes one row, [H, T, h], and queries that are already scaled."""
     T, H = q.shape[1], q.shape[2]
     padded = -(-T // LANES) * LANES
 
@@ -91,10 +91,10 @@ def _blocks(T: int) -> splash.BlockSizes:
 
 
 def cudnn_attention(config: DecoderConfig, segment_ids: jax.Array | None, implementation: str = "cudnn") -> Callable:
-    """`attend(q, k, v, local)` by `jax.nn.dot_product_attention`: see `dispatch`.
+    """`attend(q, k, v, local)` with `jax.nn.dot_product_attention`: see `dispatch`.
 
-    Segments are a dense mask [B, 1, T, T], the same for all heads and layers: the kernel knows causality and windows, but not
-    packed rows. implementation "xla" computes the same on any platform.
+    The kernel supports causality and windows but not packed rows, so segments become a dense mask [B, 1, T, T], shared by all
+    heads and layers. implementation "xla" computes the same on any platform.
     """
 
     def make(window: int | None):

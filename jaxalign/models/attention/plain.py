@@ -1,4 +1,4 @@
-"""Attention as the formula says, over dense masks: what every other implementation must equal.
+"""Reference implementation of attention with dense masks. All other implementations must match it.
 
 Dimension letters: B batch, T time, S keys, H query heads, K key/value heads, h head dim.
 """
@@ -13,21 +13,21 @@ import jax.numpy as jnp
 from jaxalign.models.architecture import DecoderConfig
 from jaxalign.models.layers import softcap
 
-NEGATIVE = -1e30  # Finite, so that a row without any visible key gives numbers and not NaN.
+NEGATIVE = -1e30  # Finite, so that a query without visible keys gives finite numbers, not NaN.
 
 
 STEM = 1 << 20
-"""Segment ids below it are documents. Document d may part into branches d + n * STEM, n = 1, 2, ...: each follows on what
-stands of d itself, the stem, and sees nothing of the others (prefix sharing, arXiv 2410.20305)."""
+"""Segment ids below this are documents. Document d may split into branches d + n * STEM, n = 1, 2, ... Each branch continues
+the tokens of segment d (the stem) and does not see the other branches (prefix sharing, arXiv 2410.20305)."""
 
 
 def same_text(queries: jax.Array, keys: jax.Array) -> jax.Array:
-    """bool: whether keys of these segments stand in the text of queries of those: in their own segment, or in its stem."""
+    """bool: whether a key belongs to the query's text: its segment is the query's own segment, or the stem of it."""
     return (queries == keys) | (queries % STEM == keys)
 
 
 def causal_mask(shape: tuple[int, int], segment_ids: jax.Array | None) -> jax.Array:
-    """bool [B, T, T] (or [1, T, T] without segments): query t sees key s <= t of its own segment, or its stem."""
+    """bool [B, T, T] (or [1, T, T] without segments): query t sees key s <= t of its own segment, or of its stem."""
     T = shape[1]
     causal = jnp.tril(jnp.ones((T, T), bool))[None]
     if segment_ids is None:
@@ -36,8 +36,8 @@ def causal_mask(shape: tuple[int, int], segment_ids: jax.Array | None) -> jax.Ar
 
 
 def windowed(config: DecoderConfig, local, mask: jax.Array, age: Callable[[], jax.Array]) -> jax.Array:
-    """`mask` less the keys that are out of a layer's window. age() is by how much a query is later than a key; local says
-    whether the layer is a local one, None where all are alike."""
+    """`mask` without the keys outside a layer's window. age() is the position of a query minus that of a key; local is whether
+    the layer is local, None if all layers are alike."""
     window = config.windows(True)
     if window is None or (local is None and config.windows(False) is None):
         return mask
@@ -46,7 +46,7 @@ def windowed(config: DecoderConfig, local, mask: jax.Array, age: Callable[[], ja
 
 
 def plain_attention(config: DecoderConfig, shape: tuple[int, int], segment_ids: jax.Array | None) -> Callable:
-    """`attend(q, k, v, local)` over rows of this shape [B, T], all queries at once: see `dispatch`."""
+    """`attend(q, k, v, local)` over rows of this shape [B, T], in one block: see `dispatch`."""
     mask_BxTxT, place = causal_mask(shape, segment_ids), jnp.arange(shape[1])
 
     def attend_layer(q, k, v, local):
@@ -59,7 +59,7 @@ def plain_attention(config: DecoderConfig, shape: tuple[int, int], segment_ids: 
 def attend(q_BxTxHxh, k_BxSxKxh, v_BxSxKxh, mask_BxTxS, scale: float | None = None, cap: float | None = None) -> jax.Array:
     """Grouped-query attention, softmax in float32. mask is True where query t may see key s. Returns [B, T, H, h].
 
-    scale is h ** -0.5 unless given; cap bounds the scores softly.
+    scale defaults to h ** -0.5; cap is a soft cap on the scores.
     """
     B, T, H, h = q_BxTxHxh.shape
     K = k_BxSxKxh.shape[2]

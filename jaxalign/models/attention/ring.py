@@ -1,17 +1,17 @@
-"""Ring attention: rows split over the mesh's axis `context`, keys and values handed round it, step by step.
+"""Ring attention: the mesh axis `context` splits rows, and keys and values travel round its devices step by step.
 
-Each of n devices holds chunks i and 2n-1-i of a row (`jaxalign.parallel.zigzag`). At step s it has the keys and values of
-device j = i - s (mod n). Of the four products of their chunks two are never seen. The later queries see the earlier keys
-always; the other product is that of the earlier chunks where j < i, and of the later ones where j > i. So every device does two
-products at each step, without a branch, and three at step 0, of which two are half masked: 2n+1, where all keys for all
-queries would be 4n. While it computes, the next keys and values are on their way.
+Device i of n holds chunks i and 2n-1-i of a row (`jaxalign.parallel.zigzag`). At step s it has the keys and values of device
+j = i - s (mod n). Causality rules out two of the four products of their chunks. The later queries always see the earlier keys;
+the other product is that of the two earlier chunks if j < i, and of the two later chunks if j > i. So every device computes two
+products at each step, without branching, and three at step 0, two of them half masked: 2n+1 in all, instead of the 4n of
+unmasked attention. Meanwhile the next keys and values are transferred.
 
-The softmax is gathered as it goes (Milakov and Gimelshein, arXiv 1805.02867), in float32. The backward pass keeps q, k, v, the
-result and the logarithm of each softmax's sum; it hands keys, values and their gradients round once more.
+The softmax is accumulated online in float32 (Milakov and Gimelshein, arXiv 1805.02867). The backward pass keeps q, k, v, the
+output and the log-sum-exp of each softmax; it sends keys, values and their gradients round the ring once more.
 Source: Ring Attention, arXiv 2310.01889; the gradients as in FlashAttention-2, arXiv 2307.08691, section 3.1.
 
 Dimension letters: B batch, T time, c tokens of a chunk, H query heads, K key/value heads, G = H / K, h head dim; 2 stands for
-the two chunks of a device. Inside `shard_map` all are one device's.
+the two chunks of a device. Inside `shard_map`, sizes are those of one device.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ from jaxalign.parallel.manual import on_each_device
 from jaxalign.parallel.sharding import Sharding
 from jaxalign.parallel.zigzag import CONTEXT, context_size
 
-BLOCK = 1024  # Keys whose scores exist at once; longer chunks are gone through in blocks of this many.
+BLOCK = 1024  # The most keys whose scores exist at a time; longer chunks are processed in blocks of this size.
 
 
 def length_multiple(size: int, T: int) -> int:
-    """What rows of T tokens are padded to a multiple of: chunks are equal, and whole blocks where longer than one."""
+    """Rows of T tokens are padded to a multiple of this: chunks must be equal, and whole blocks if longer than one block."""
     chunk = -(-T // (2 * size))
     return 2 * size * (BLOCK if chunk > BLOCK else 1)
 
 
 def ring_attention(config: DecoderConfig, sharding: Sharding, segment_ids: jax.Array | None) -> Callable:
-    """`attend(q, k, v, local)` over rows that `zigzag.deal` dealt out, segment ids too: see `dispatch`."""
+    """`attend(q, k, v, local)` over rows and segment ids that `zigzag.deal` has distributed: see `dispatch`."""
     ring = Ring(sharding, config.scale, config.attention_softcap)
 
     def attend(q, k, v, local):
@@ -55,7 +55,7 @@ def ring_attention(config: DecoderConfig, sharding: Sharding, segment_ids: jax.A
 
 
 class Keys(NamedTuple):
-    """What goes round: k and v [2, B, c, K, h], segments [2, B, c] or None."""
+    """The arrays that travel round the ring: k and v [2, B, c, K, h], segments [2, B, c] or None."""
 
     k: jax.Array
     v: jax.Array
@@ -63,7 +63,7 @@ class Keys(NamedTuple):
 
 
 class Sums(NamedTuple):
-    """A softmax on its way, float32: weighted values [2, B, c, K, G, h]; the largest score and the sum of the exponentials
+    """A partial softmax, float32: weighted values [2, B, c, K, G, h]; the largest score and the sum of the exponentials
     relative to it [2, B, c, K, G]."""
 
     out: jax.Array
@@ -73,14 +73,14 @@ class Sums(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Ring:
-    """What does not depend on the arrays."""
+    """The static settings of ring attention."""
 
     sharding: Sharding
     scale: float
     cap: float | None
 
     def specs(self):
-        """PartitionSpecs of (q, k, v, segments, window), and of what [B, T, K, G] has."""
+        """PartitionSpecs of (q, k, v, segments, window), and of arrays [B, T, K, G]."""
         spec = self.sharding.spec
         q, k = spec(("batch", "length", "heads", None)), spec(("batch", "length", "kv_heads", None))
         return (q, k, k, spec(("batch", "length")), spec(())), k
@@ -90,12 +90,12 @@ class Ring:
         return context_size(self.sharding)
 
     def send(self, tree):
-        """To the next device."""
+        """Sends arrays to the next device of the ring."""
         route = [(i, (i + 1) % self.size) for i in range(self.size)]
         return jax.tree.map(lambda x: jax.lax.ppermute(x, CONTEXT, route), tree)
 
     def round(self, fn: Callable, carry, keys: Keys, after: Callable = lambda carry: carry):
-        """carry after fn(carry, keys, step) at each step, with the keys of that step; `after` is done to it after each."""
+        """The carry after carry = after(fn(carry, keys, step)) for every step, with the keys that are here at that step."""
         arriving = self.send(keys)
         carry = after(fn(carry, keys, 0))
 
@@ -110,15 +110,15 @@ class Ring:
         return after(fn(carry, keys, self.size - 1))
 
     def products(self, here, step):
-        """The chunks (of the queries, of the keys) that device `here` multiplies at a step, each 0 or 1, and whether a causal
-        mask is needed."""
+        """The products of device `here` at a step: (chunk of the queries, chunk of the keys, whether it needs a causal mask),
+        with chunks 0 or 1."""
         if isinstance(step, int) and step == 0:
             return ((0, 0, True), (1, 0, False), (1, 1, True))
         both = jnp.where(step <= here, 0, 1)  # j = i - step >= 0: those keys are earlier.
         return ((1, 0, False), (both, both, False))
 
     def places(self, holder, chunk, c: int):
-        """int32 [c]: where in the row the tokens of a device's chunk stand."""
+        """int32 [c]: the positions in the row of the tokens of a device's chunk."""
         return jnp.where(chunk == 0, holder, 2 * self.size - 1 - holder) * c + jnp.arange(c)
 
 
@@ -140,7 +140,7 @@ def _whole(x):
 
 
 class _Product(NamedTuple):
-    """One chunk of queries [B, c, K, G, h] against one of keys, in blocks of the keys."""
+    """One chunk of queries [B, c, K, G, h] with one chunk of keys, processed in blocks of keys."""
 
     ring: Ring
     causal: bool
@@ -154,7 +154,7 @@ class _Product(NamedTuple):
     window: jax.Array | None
 
     def over_blocks(self, fn: Callable, carry):
-        """fn(carry, at, size) -> (carry, out) over the blocks of keys; their outs [B, c, ...] in their order."""
+        """Scans fn(carry, at, size) -> (carry, out) over the blocks of keys. -> (carry, outs joined to [B, c, ...])."""
         c = self.k.shape[1]
         size = min(c, BLOCK)
         if size == c:
@@ -163,7 +163,7 @@ class _Product(NamedTuple):
         return carry, jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1).reshape(x.shape[1], c, *x.shape[3:]), outs)
 
     def block(self, at, size: int):
-        """(k, v, scores float32 [B, K, G, c, size], what is seen, bool of that shape but for K and G, or None for all)."""
+        """(k, v, scores float32 [B, K, G, c, size], mask bool [B or 1, 1, 1, c, size], or None if every key is seen)."""
 
         def cut(x, axis: int):
             return jax.lax.dynamic_slice_in_dim(x, at, size, axis)
@@ -194,7 +194,7 @@ def _by_head(x):
 
 
 def _add(product: _Product, sums: Sums) -> Sums:
-    """`sums` of a chunk [B, c, ...] with the keys of one product."""
+    """Adds the keys of one product to `sums` of a chunk [B, c, ...]."""
 
     def block(sums, at, size):
         _, v, scores, seen = product.block(at, size)
@@ -231,7 +231,7 @@ def _gradients(product: _Product, d_out, lse, delta):
 
 
 class _Device(NamedTuple):
-    """What a device starts from, by chunks: its place in the ring, its queries [2, B, c, K, G, h] and its keys."""
+    """A device's inputs, split into its two chunks: its index in the ring, its queries [2, B, c, K, G, h] and its keys."""
 
     ring: Ring
     here: jax.Array
@@ -241,14 +241,14 @@ class _Device(NamedTuple):
 
     @classmethod
     def of(cls, ring: Ring, q, k, v, segments, window) -> _Device:
-        # What masks are made of is tied to the queries, or the masks of all steps would be made once for all layers, and kept.
+        # Tie the inputs of the masks to the queries. Otherwise XLA would compute the masks of all steps once and keep them.
         here = jax.lax.axis_index(CONTEXT)
         q, segments, window, here = jax.lax.optimization_barrier((q, segments, window, here))
         q, k, v, segments = (_halves(x) for x in (q, k, v, segments))
         return cls(ring, here, q.reshape(*q.shape[:3], k.shape[3], -1, q.shape[-1]), Keys(k, v, segments), window)
 
     def products(self, keys: Keys, step):
-        """(chunk of the queries, chunk of the keys, _Product) of a step."""
+        """Yields (chunk of the queries, chunk of the keys, _Product) for each product of a step."""
         c, there = self.q.shape[2], (self.here - step) % self.ring.size
         for qi, ki, causal in self.ring.products(self.here, step):
             yield qi, ki, _Product(
@@ -258,7 +258,7 @@ class _Device(NamedTuple):
 
 
 def _forward(ring: Ring, q, k, v, segments, window):
-    """(result [B, T, H, h] in the dtype of v, lse float32 [B, T, K, G]) on the mesh."""
+    """(output [B, T, H, h] in the dtype of v, lse float32 [B, T, K, G]) on the mesh."""
 
     def local(q, k, v, segments, window):
         device = _Device.of(ring, q, k, v, segments, window)
@@ -304,7 +304,7 @@ def _attend_backward(ring: Ring, kept, d_out):
             return dq, (dk, dv)
 
         start = jnp.zeros(device.q.shape, jnp.float32), (jnp.zeros(device.own.k.shape, jnp.float32),) * 2
-        # The keys' gradients travel with them, and one step further: home.
+        # The keys' gradients travel with the keys, and one step further, back to the device that owns the keys.
         dq, (dk, dv) = ring.round(step, start, device.own, lambda carry: (carry[0], ring.send(carry[1])))
         return _whole(dq).reshape(q.shape).astype(q.dtype), _whole(dk).astype(k.dtype), _whole(dv).astype(v.dtype)
 

@@ -1,1 +1,1 @@
-"""Hugging Face checkpoints in and out."""
+"""Reading and writing checkpoints in the Hugging Face and Orbax layouts."""

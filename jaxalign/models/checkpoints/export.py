@@ -1,4 +1,4 @@
-"""Parameters of the decoder as a Hugging Face checkpoint, as `transformers` and what reads like it load it."""
+"""Writes the decoder's parameters as a Hugging Face checkpoint that `transformers` and compatible tools can load."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from jaxalign.models.model import Model, Params
 from jaxalign.parallel import hosts
 
 SHARD_BYTES = 4_000_000_000
-# What belongs to a tokenizer, by the names that the format gives.
+# The names of tokenizer files in the Hugging Face layout.
 TOKENIZER_FILES = (
     "tokenizer.model", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
     "vocab.json", "merges.txt", "chat_template.jinja", "chat_template.json",
@@ -42,29 +42,29 @@ def export(
     dtype: str = "float32",
     shard_bytes: int = SHARD_BYTES,
 ) -> None:
-    """Writes a checkpoint; it appears whole or not at all.
+    """Writes a checkpoint. The write is atomic: the folder is complete or does not exist.
 
     Args:
-      folder: must not exist, or be empty.
+      folder: a new or empty folder.
       model: with the head "lm" or "scalar" (which becomes ...ForSequenceClassification with one label).
       params: its parameters, on any mesh; the padding of the tables is left out.
-      config: fields of config.json. Those that say what is written (architecture, dtype, labels) are set here.
+      config: fields of config.json. This function sets those that describe the output (architecture, dtype, labels).
       source: a folder whose tokenizer files and generation_config.json are copied.
-      files: texts of further files by name.
+      files: the texts of further files, by name.
       dtype: "float32", "bfloat16" or "float16".
-      shard_bytes: files are at most this large.
+      shard_bytes: the maximum size of a file.
 
-    In several processes all call it, and the first one writes.
+    With several processes all must call it; the first one writes.
 
     Raises:
-      UserError: the folder is in use, or the weights are not finite, or not in `dtype`.
+      UserError: the folder is not empty, or the weights are not finite or out of range for `dtype`.
     """
     folder = pathlib.Path(folder).expanduser()
     check_target(folder)
     config, kind = config_fields(model, config, dtype), np.dtype(dtype)
     family = parse_config(folder / "config.json", config).family
     found: dict[str, list[tuple[Place, tuple[int, ...]]]] = {}
-    # Layer by layer, so that a reader finds what belongs together in one file.
+    # Layer by layer, so that a layer's weights are together in one file.
     for place, number in sorted(((p, n) for p in places(family, model) for n in p.numbers), key=lambda both: both[1][:1]):
         found.setdefault(place.name(number), []).append((place, number))
     planned = plan([Planned(name, parts[0][0].layout.stored_shape) for name, parts in found.items()], kind, shard_bytes)
@@ -75,7 +75,7 @@ def export(
             if writes:
                 write_file(temporary / file, tensors, kind, blocks)
             else:
-                for _ in blocks:  # Only so that this process takes its part in gathering them.
+                for _ in blocks:  # Only to take part in gathering the blocks.
                     pass
         if writes:
             write_index(temporary, planned, kind)
@@ -83,15 +83,15 @@ def export(
 
 
 def check_target(folder: pathlib.Path) -> None:
-    """Raises UserError unless a checkpoint can be written there."""
+    """Raises UserError unless the folder is new or empty."""
     if hosts.once(lambda: folder.exists() and (not folder.is_dir() or any(folder.iterdir()))):
-        raise UserError(f"{folder} exists already; give the name of a new folder, or remove it first")
+        raise UserError(f"{folder} already exists; give the name of a new folder, or remove it first")
 
 
 @contextlib.contextmanager
 def whole_folder(folder: pathlib.Path) -> Iterator[pathlib.Path]:
-    """A folder beside `folder` that takes its name at the end, or goes away where the block fails. Several processes share it,
-    and the first one makes and renames it."""
+    """A temporary folder next to `folder`, renamed to `folder` at the end or removed if the block fails. Several processes
+    share it; the first one creates and renames it."""
     folder = folder.absolute()
     temporary = folder.with_name(f".{folder.name}.{hosts.once(os.getpid)}.tmp")
 
@@ -110,7 +110,7 @@ def whole_folder(folder: pathlib.Path) -> Iterator[pathlib.Path]:
 
 
 def _blocks(params: Params, name: str, parts: Sequence[tuple[Place, tuple[int, ...]]], dtype: np.dtype) -> Iterator[np.ndarray]:
-    """One stored tensor in blocks of rows, from all leaves that it is made of."""
+    """One stored tensor in blocks of rows, from all leaves that it contains."""
     parts = sorted(parts, key=lambda part: part[0].weight.pick)
     layout = parts[0][0].layout
     leaves = [_leaf(params, place.path) for place, _ in parts]
@@ -133,11 +133,11 @@ def _leaf(params: Params, path: tuple[str, ...]) -> jax.Array:
 
 
 def config_fields(model: Model, config: Mapping[str, Any], dtype: str) -> dict[str, Any]:
-    """The fields of config.json as they are written for this model.
+    """The fields of config.json for this model.
 
     Raises:
-      UserError: they are not supported.
-      ValueError: they describe another model.
+      UserError: the fields are not supported.
+      ValueError: the fields describe another model.
     """
     config = {name: value for name, value in config.items() if name not in ("num_labels", "architectures")}
     found = parse_config(pathlib.Path("config.json"), config)
@@ -154,7 +154,7 @@ def config_fields(model: Model, config: Mapping[str, Any], dtype: str) -> dict[s
 def write_texts(
     folder: pathlib.Path, config: Mapping[str, Any], source: pathlib.Path | None, files: Mapping[str, str], generates: bool
 ) -> None:
-    """All files but the weights: config.json, the source's tokenizer, `files`, and what a model that generates needs."""
+    """Writes all files except the weights: config.json, the source's tokenizer, `files`, and a generating model's config."""
     _write_json(folder / "config.json", config)
     for name in (*TOKENIZER_FILES, *((_GENERATION,) if generates else ())) if source is not None else ():
         if (source / name).is_file():

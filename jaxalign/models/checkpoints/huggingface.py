@@ -1,7 +1,7 @@
-"""Hugging Face checkpoints as parameters of the decoder: what config.json may say, and reading the weights.
+"""Loads Hugging Face checkpoints: reads and checks config.json, and reads the weights into the decoder's parameters.
 
-The families (`jaxalign.models.families`) say what differs between models. Each device reads only its own slices, block by
-block, so the host holds no more than a few blocks whatever the size of the model.
+The families (`jaxalign.models.families`) define the differences between models. Each device reads only its own slices, block by
+block, so the host never holds more than a few blocks, whatever the size of the model.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from jaxalign.registry.families import FAMILIES, Family
 
 DTYPES = ("float32", "bfloat16", "float16")
 """The dtypes in which weights are read and written."""
-# What old files hold beside the weights, all of which follows from config.json.
+# Buffers that old files also contain; config.json determines their values.
 _DERIVED = ("rotary_emb.inv_freq", ".attention.bias", ".attention.masked_bias")
 
 
 @dataclasses.dataclass(frozen=True)
 class ModelConfig:
-    """What config.json says.
+    """The contents of config.json.
 
     head: "lm", or "scalar" for a reward model (...ForSequenceClassification with one label).
-    max_positions: the longest text the model was made for; like bos_id and eos_ids None (empty) where nothing is said.
+    max_positions: the model's longest sequence, None if not given; likewise bos_id is None and eos_ids empty.
     raw: the fields as they are in the file.
     """
 
@@ -69,24 +69,24 @@ def load_pretrained(
     vocab_multiple: int = 1,
     dtype: str = "float32",
 ) -> Pretrained:
-    """Everything a run needs of a folder with config.json, safetensors and a tokenizer.
+    """Loads the model and the tokenizer from a folder with config.json, safetensors and a tokenizer.
 
     Args:
-      folder: the checkpoint; a model with a scalar head gets that head.
-      max_length: the longest sequence the run will use; 0 does not ask.
-      compute_dtype: of activations.
-      sharding: where the parameters go; None for one device.
+      folder: the checkpoint of a language model or of a model with a scalar head.
+      max_length: the longest sequence of the run, checked against the model's limit; 0 skips the check.
+      compute_dtype: the dtype of activations.
+      sharding: the sharding of the parameters; None for one device.
       vocab_multiple: the tables are padded to a multiple of this many rows.
-      dtype: of the parameters.
+      dtype: the dtype of the parameters.
 
     Raises:
-      UserError: something is missing, damaged, unsupported, or does not fit together.
+      UserError: a file is missing, damaged or unsupported, or the files do not fit together.
     """
     folder = pathlib.Path(folder).expanduser()
     config = read_config(folder, compute_dtype, vocab_multiple)
     if config.max_positions is not None and max_length > config.max_positions:
         raise UserError(
-            f"model.max_length is {max_length}, but {folder} was made for at most {config.max_positions} positions; "
+            f"model.max_length is {max_length}, but {folder} supports at most {config.max_positions} positions; "
             "lower it"
         )
     tokenizer = load_tokenizer(folder)
@@ -96,21 +96,21 @@ def load_pretrained(
 
 
 def read_config(folder: str | pathlib.Path, compute_dtype: str = "float32", vocab_multiple: int = 1) -> ModelConfig:
-    """Reads config.json; its model_type chooses the family.
+    """Reads config.json; its model_type selects the family.
 
     Raises:
-      UserError: it is missing or broken, or has a field that is not supported (named, with its value).
+      UserError: the file is missing or malformed, or has an unsupported field (the error gives its name and value).
     """
     path = pathlib.Path(folder).expanduser() / "config.json"
     if not path.is_file():
-        raise UserError(f"{path} does not exist; model.path must be a folder in Hugging Face layout, with config.json")
+        raise UserError(f"{path} does not exist; model.path must be a folder in the Hugging Face layout, with config.json")
     return parse_config(path, read_object(path), compute_dtype, vocab_multiple)
 
 
 def parse_config(path: pathlib.Path, raw: Any, compute_dtype: str = "float32", vocab_multiple: int = 1) -> ModelConfig:
-    """`read_config` of what `path` holds, which only errors name."""
+    """`read_config` of the given contents. path: only for error messages."""
     if not isinstance(raw, dict) or "model_type" not in raw:
-        raise UserError(f"{path} is not a model's config: it has no model_type; 'llama' is expected, for example")
+        raise UserError(f"{path} is not a model's config: it has no model_type; for example 'llama' is expected")
     fields = Fields(path, raw)
     kind = fields.get("model_type")
     if kind not in FAMILIES:
@@ -132,7 +132,7 @@ def parse_config(path: pathlib.Path, raw: Any, compute_dtype: str = "float32", v
     eos_ids = tuple(eos) if isinstance(eos, list) else () if eos is None else (eos,)
     for name, values in (("bos_token_id", () if bos is None else (bos,)), ("eos_token_id", eos_ids)):
         if any(isinstance(value, bool) or not isinstance(value, int) for value in values):
-            raise UserError(f"{path}: {name} is {raw[name]!r}; an id is expected")
+            raise UserError(f"{path}: {name} is {raw[name]!r}; a token id is expected")
     return ModelConfig(family, decoder, head, positions, bos, eos_ids, raw)
 
 
@@ -142,24 +142,24 @@ def _head(fields: Fields, family: Family) -> str:
         return "lm"
     if named != [family.classifier]:
         raise fields.unsupported("architectures", named, f"[{family.architecture!r}] or [{family.classifier!r}]")
-    names = fields.get("id2label", {"0": "", "1": ""})  # The format's default is two.
+    names = fields.get("id2label", {"0": "", "1": ""})  # The format's default is two labels.
     labels = fields.get("num_labels", len(names) if isinstance(names, dict) else names)
     if labels != 1 or isinstance(labels, bool):
-        raise UserError(f"{fields.path}: a {family.classifier} with {labels} labels; one is expected, the reward")
+        raise UserError(f"{fields.path}: a {family.classifier} with {labels} labels; one label, the reward, is expected")
     return "scalar"
 
 
 def own_dtype(raw: Mapping[str, Any]) -> str:
-    """The dtype of the weights beside a config.json; float32 where it names none that is supported."""
+    """The dtype of the weights according to config.json; float32 if it gives no supported dtype."""
     found = raw.get("dtype", raw.get("torch_dtype"))
     return found if found in DTYPES else "float32"
 
 
 def check_vocabulary(folder: str | pathlib.Path, config: ModelConfig, tokenizer: Tokenizer) -> None:
-    """Raises UserError where the tokenizer, or a stop id of the folder, has an id that the embedding lacks.
+    """Raises UserError if the tokenizer has an id, or the folder a stop id, that the embedding lacks.
 
-    The embedding may be larger: some are padded. Where the files disagree about bos and eos, the tokenizer's begin and end
-    a text, and the other ends are stop ids beside its own (`Tokenizer.stop_ids`).
+    The embedding may be larger, since some are padded. If the files disagree about bos and eos, texts begin and end with the
+    tokenizer's tokens, and the other eos ids are additional stop ids (`Tokenizer.stop_ids`).
     """
     highest = max(tokenizer.vocab_size - 1, *tokenizer.stop_ids)
     if highest >= config.decoder.vocab:
@@ -170,13 +170,13 @@ def check_vocabulary(folder: str | pathlib.Path, config: ModelConfig, tokenizer:
 
 
 def load_params(folder: str | pathlib.Path, model: Model, dtype: str = "float32") -> Params:
-    """The parameters of `model` from the folder's safetensors, in `dtype`, sharded as the model is.
+    """Loads the parameters of `model` from the folder's safetensors, in `dtype`, sharded like the model.
 
-    The rows that pad the tables are zeros. Rotary tables, causal masks and a tied model's output projection are not read,
-    as they follow from the rest; a projection that does not follow is refused.
+    The padding rows of the tables are zeros. Rotary tables and causal masks are not read. The output projection of a model with
+    tied embeddings must equal the embedding, if the file has one.
 
     Raises:
-      UserError: weights are missing, left over, of a wrong shape or type, or not finite, the mesh does not divide them, or
+      UserError: weights are missing, unexpected, of a wrong shape or type, or not finite, the mesh does not divide them, or
         the folder holds another kind of model.
     """
     config = read_config(folder)
@@ -206,7 +206,7 @@ def load_params(folder: str | pathlib.Path, model: Model, dtype: str = "float32"
 
 
 class _Blocks(NamedTuple):
-    """Reads any part of one leaf: `blocks(bounds)` gives (where each block begins, the block) within the leaf's bounds."""
+    """Reads any part of one leaf: `blocks(bounds)` yields the blocks within the leaf's bounds as (start indices, values)."""
 
     weights: Weights
     place: Place
@@ -232,7 +232,7 @@ def _check_tied(weights: Weights, found: tuple[Place, ...], head: str) -> None:
         if all(np.array_equal(weights.read(name, window), weights.read(head, window)) for window in windows):
             return
     raise UserError(f"{weights.folder} has a {head} that differs from {name}, though config.json ties the two; "
-                    "set tie_word_embeddings to false there, or leave the weight out")  # fmt: skip
+                    "set tie_word_embeddings to false there, or remove the weight")  # fmt: skip
 
 
 def check_mesh(model: Model) -> None:

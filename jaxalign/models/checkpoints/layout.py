@@ -1,7 +1,7 @@
-"""Where each weight of a decoder lies in the files of its family: the layout language of `families.base.Weight`.
+"""Where each weight of a decoder is stored in its family's files: the layout notation of `families.base.Weight`.
 
-"(H h) D -> D H h" says that the stored tensor is [H * h, D] and the decoder's leaf [D, H, h]. A letter on the left alone is
-one that the decoder does not have; the weight is its part number `pick`.
+"(H h) D -> D H h" means that the stored tensor is [H * h, D] and the decoder's leaf [D, H, h]. A letter that occurs only on
+the left is an axis that the decoder's leaf does not have; the leaf is index `pick` along it.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class Layout:
 
     Args:
       text: "stored axes -> decoder's axes".
-      sizes: of every letter.
-      pick: the part that the decoder's leaf is, along the letter that it does not have.
+      sizes: the size of every letter.
+      pick: the index of the decoder's leaf along the letter that it does not have.
 
     Attributes: stored_shape, decoder_shape; axes, the decoder's letters.
     """
@@ -38,7 +38,7 @@ class Layout:
         self._letters = [letter for group in self._groups for letter in group]
         self.axes = tuple(right.split())
         missing = [letter for letter in self._letters if letter not in self.axes]
-        merged = {group[0] for group in self._groups if len(group) > 1}  # A part that led one would not be cut by rows.
+        merged = {group[0] for group in self._groups if len(group) > 1}  # A leading part axis could not be read by rows.
         known = set(self.axes) <= set(self._letters) <= set(sizes)
         if len(missing) > 1 or merged & set(missing) or not known:
             raise ValueError(f"{text!r} is not a layout of letters in {sorted(sizes)}")
@@ -49,16 +49,16 @@ class Layout:
 
     @property
     def parts(self) -> int:
-        """How many of the decoder's leaves one stored tensor holds."""
+        """The number of the decoder's leaves in one stored tensor."""
         return self._sizes[self._alone] if self._alone else 1
 
     @property
     def rows(self) -> int:
-        """The decoder's axis along which the stored tensor is cut into contiguous pieces."""
+        """The decoder's axis along which slices of the stored tensor are contiguous."""
         return next(self.axes.index(letter) for letter in self._letters if letter in self.axes)
 
     def window(self, bounds: Bounds) -> tuple[slice, ...]:
-        """The smallest block of the stored tensor with all of bounds of the decoder's leaf that is a slice of each axis."""
+        """The smallest block of the stored tensor, one slice per axis, that contains these bounds of the decoder's leaf."""
         found = []
         for group in self._groups:
             start, stop = self._bounds(bounds, group[0])
@@ -67,7 +67,7 @@ class Layout:
         return tuple(found)
 
     def to_decoder(self, block: np.ndarray, bounds: Bounds) -> np.ndarray:
-        """The decoder's values within bounds, from the stored block `window(bounds)`; a view where that is possible."""
+        """The decoder's values within bounds, from the stored block `window(bounds)`; a view if possible."""
         shape, index = [], []
         for group in self._groups:
             for place, letter in enumerate(group):
@@ -81,8 +81,8 @@ class Layout:
         return block.reshape(shape)[tuple(index)].transpose([left.index(letter) for letter in self.axes])
 
     def to_stored(self, leaves: Sequence[np.ndarray], bounds: Bounds) -> np.ndarray:
-        """The stored block `window(bounds)` from the values within bounds of all `parts` leaves, in the order of their
-        pick. Bounds cut no axis but the first of each group."""
+        """The stored block `window(bounds)`, from the values within bounds of all `parts` leaves in the order of their pick.
+        Bounds may split only the first axis of each group."""
         left = [letter for letter in self._letters if letter != self._alone]
         turned = [leaf.transpose([self.axes.index(letter) for letter in left]) for leaf in leaves]
         at = self._letters.index(self._alone) if self._alone else 0
@@ -97,7 +97,7 @@ class Layout:
 class Place:
     """One leaf of the parameters and where it is stored.
 
-    stack: sizes of the leaf's leading axes, along which it is put together from tensors of their own (layers, experts).
+    stack: the sizes of the leaf's leading axes (layers, experts), along which separate tensors are stacked.
     """
 
     weight: Weight
@@ -110,11 +110,11 @@ class Place:
 
     @property
     def numbers(self) -> Iterator[tuple[int, ...]]:
-        """The numbers of the stored tensors: (), (layer,) or (layer, expert)."""
+        """The indices of the stored tensors: (), (layer,) or (layer, expert)."""
         return iter(np.ndindex(self.stack))
 
     def name(self, number: tuple[int, ...]) -> str:
-        """The stored name of one of them."""
+        """The stored name of the tensor with that index."""
         return self.weight.stored.format(**dict(zip(("layer", "expert"), number, strict=False)))
 
 
@@ -122,14 +122,14 @@ def places(family: Family, model: Model) -> tuple[Place, ...]:
     """All leaves of a model with the head "lm" or "scalar", without the padding of its tables.
 
     Raises:
-      ValueError: another head; Hugging Face's layout knows no model with two.
+      ValueError: the head is another one; the Hugging Face layout has no model with both heads.
     """
     c = model.config
     weights = list(family.stored_weights(c))
     if model.head == "scalar":
         weights.append(Weight("score.weight", ("score",), "1 D -> D"))
     elif model.head != "lm":
-        raise ValueError(f"head {model.head!r} has no place in Hugging Face's layout; 'lm' or 'scalar' is expected")
+        raise ValueError(f"head {model.head!r} does not exist in the Hugging Face layout; 'lm' or 'scalar' is expected")
     elif not c.tie_embeddings:
         weights.append(Weight(family.lm_head, ("unembedding",), "V D -> D V"))
     fused = collections.Counter(weight.stored for weight in weights)
@@ -143,5 +143,5 @@ def places(family: Family, model: Model) -> tuple[Place, ...]:
 
 
 def stored_shapes(found: Sequence[Place]) -> dict[str, tuple[int, ...]]:
-    """The shape of every stored tensor by its name."""
+    """The shape of every stored tensor, by name."""
     return {place.name(number): place.layout.stored_shape for place in found for number in place.numbers}

@@ -1,4 +1,4 @@
-"""Parameters in Orbax's layout: written whole or not at all, and restored onto any mesh."""
+"""Parameters in the Orbax layout: written atomically, and restored onto any mesh."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _FULL = {os.strerror(code): code for code in (errno.ENOSPC, errno.EDQUOT)}
 
 
 def is_news(record: logging.LogRecord) -> bool:
-    """A logging filter that drops records which only report a full disk: `full_disk` raises that once, and each thread of Orbax
+    """A logging filter that drops records about a full disk: `full_disk` raises that error once, and every thread of Orbax
     would log it again."""
     text = f"{record.getMessage()} {record.exc_info[1] if record.exc_info else ''}"
     return not any(words in text for words in _FULL)
@@ -30,7 +30,7 @@ def is_news(record: logging.LogRecord) -> bool:
 
 @contextlib.contextmanager
 def full_disk(directory: Path) -> Iterator[None]:
-    """Raises an OSError with the system's error number where TensorStore reports a full disk."""
+    """Raises an OSError with the system's error number if TensorStore reports a full disk."""
     try:
         yield
     except Exception as error:
@@ -41,12 +41,12 @@ def full_disk(directory: Path) -> Iterator[None]:
         error.__traceback__ = None
     else:
         return
-    gc.collect()  # Orbax's unfinished writers log when they are collected: let them do so before the error is shown.
+    gc.collect()  # Orbax's unfinished writers log when they are collected; let them do so before the error is shown.
     raise full
 
 
 def save_params(directory: str | Path, params: Params) -> None:
-    """Writes parameters, whole or not at all, and returns when they are on disk. An earlier complete copy is kept as it is.
+    """Writes parameters atomically and returns when they are on disk. If the directory exists, it is left unchanged.
 
     Raises:
       OSError: the disk is full.
@@ -60,10 +60,10 @@ def save_params(directory: str | Path, params: Params) -> None:
 
 
 def load_params(directory: str | Path, model: Model, dtype: str = "float32") -> Params:
-    """The parameters of `model` in `dtype`, placed by its sharding rules.
+    """Loads the parameters of `model` in `dtype`, placed by its sharding rules.
 
     Raises:
-      UserError: they are missing, or do not fit the model.
+      UserError: the parameters are missing, or do not fit the model.
     """
     directory = Path(directory).absolute()
     if not directory.exists():
@@ -71,10 +71,10 @@ def load_params(directory: str | Path, model: Model, dtype: str = "float32") -> 
     with ocp.StandardCheckpointer() as checkpointer:
         found, wanted = _shapes(checkpointer.metadata(directory).item_metadata.tree), _shapes(model.abstract())
         for name in sorted(found.keys() | wanted.keys()):
-            there, expected = found.get(name, "not there"), wanted.get(name, "not there")
+            there, expected = found.get(name, "missing"), wanted.get(name, "missing")
             if there != expected:
                 raise UserError(f"the parameters at {directory} do not fit config.model: {name} is {there} in the file "
-                                f"and {expected} by the config")
+                                f"and {expected} in the config")
         abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, dtype, sharding=x.sharding), model.abstract())
         return checkpointer.restore(directory, placed(abstract))
 

@@ -1,4 +1,4 @@
-"""What a finished stage of a run left behind: its config, its base model, its weights."""
+"""Reads the folder of a finished stage of a run: its config, base model and weights."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from jaxalign.registry.families import use_family
 from jaxalign.registry.stages import policy_makers
 
 LANGUAGE_MODEL_STAGES = ("pretrain", *policy_makers())
-"""The stages whose weights are a language model's."""
+"""The stages that train a language model."""
 
 
 class FinishedStage(NamedTuple):
     """A finished stage of a run.
 
-    name: the stage's. directory: its folder. weights: the folder with its params, another one for a member of an ensemble.
-    config: the run's config with the values that the stage was made with, and no mesh.
+    name: the stage's name. directory: its folder. weights: the folder of its params, which differs for a member of an ensemble.
+    config: the run's config with the values that the stage ran with, without the mesh.
     """
 
     name: str
@@ -58,19 +58,19 @@ def finished_stage(source: Path) -> FinishedStage:
     """Reads the folder of a finished stage, or of a member of its ensemble.
 
     Raises:
-      UserError: it is no stage's folder, or the stage has not finished.
+      UserError: the folder is not that of a stage, or the stage has not finished.
     """
     folder = source.absolute()
     stage = folder.parent if folder.name.startswith("member-") else folder
     manifest = read_json(stage / "manifest.json")
     if not manifest:
         raise UserError(f"{source} holds params, but neither a model's config.json nor a stage's manifest.json; give a folder "
-                        "that jaxalign.convert made, or a stage's folder of a run")
+                        "that jaxalign.convert wrote, or the folder of a stage of a run")
     if any(name not in manifest for name in ("stage", "status", "config")):
-        raise UserError(f"{stage / 'manifest.json'} is damaged; put the file back, or move the folder aside to have the stage "
-                        "redone")
+        raise UserError(f"{stage / 'manifest.json'} is damaged; restore the file, or move the folder away to run the stage "
+                        "again")
     if manifest["status"] != "done":
-        raise UserError(f"stage {manifest['stage']} is half done in {stage}; run it to its end first")
+        raise UserError(f"stage {manifest['stage']} is half done in {stage}; finish it first")
     return FinishedStage(manifest["stage"], stage, folder, _run_config(stage.parent, manifest["config"]))
 
 
@@ -81,17 +81,17 @@ def is_stage(folder: Path) -> bool:
 
 
 def _run_config(workdir: Path, made_with: Mapping[str, Any]) -> Config:
-    """The run's config, with the stage's own values where the config changed after the stage ran."""
+    """The run's config, with the stage's values for fields that changed after the stage ran."""
     values = read_json(workdir / "config.json")
     if "stages" not in values:
-        raise UserError(f"{workdir} has no config.json of a run; give a stage's folder where the run wrote it")
+        raise UserError(f"{workdir} has no config.json of a run; give the stage's folder inside its run")
     for dotted, value in made_with.items():
         *parents, last = dotted.split(".")
         node = values
         for parent in parents:
             node = node[parent]
         node[last] = value
-    values.pop("mesh", None)  # The devices of the run need not be here.
+    values.pop("mesh", None)  # This machine need not have the run's devices.
     return schema.from_mapping(Config(), values)
 
 
@@ -119,7 +119,7 @@ def policy_model(stage: FinishedStage, vocab: int, sharding: Sharding | None) ->
 
 
 def frozen_base(config: Config, workdir: Path, model: Model) -> Params | None:
-    """The weights under a stage's adapters as the stage had them, quantised where they were; None without adapters."""
+    """The frozen weights under a stage's adapters, quantised as in the stage; None without adapters."""
     if model.lora is None:
         return None
     if config.model.source == "huggingface":
@@ -128,7 +128,7 @@ def frozen_base(config: Config, workdir: Path, model: Model) -> Params | None:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file; empty where there is no file or no object.
+    """The object in a JSON file; empty if the file does not exist or holds no object.
 
     Raises:
       UserError: the file is not JSON.
@@ -138,7 +138,7 @@ def read_json(path: Path) -> dict[str, Any]:
     except FileNotFoundError:
         return {}
     except ValueError as error:
-        raise UserError(f"{path} is not JSON ({error}); put the file back") from None
+        raise UserError(f"{path} is not JSON ({error}); restore the file") from None
     return found if isinstance(found, dict) else {}
 
 

@@ -1,9 +1,7 @@
-"""Weights in Hugging Face layout: one `model.safetensors`, or shards with an index.
+"""Reads weights in the Hugging Face layout: one `model.safetensors`, or shards with an index.
 
-Files are read by memory map, block by block; what has been read is let go of, so that it does not count as the process's
-memory.
-
-Nothing is read before names and shapes are known to be right, so a mistake costs no time on a large checkpoint.
+Files are memory-mapped and read block by block; pages are released after reading, so that they do not count as the process's
+memory. Names and shapes are checked before any weight is read, so that a mistake shows up immediately on a large checkpoint.
 """
 
 from __future__ import annotations
@@ -25,11 +23,11 @@ from jaxalign.errors import UserError
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 FLOATS = {"F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16}
-_LISTED = 8  # weights that an error message names; the rest is counted
+_LISTED = 8  # The most weights that an error message lists; the others are counted.
 
 
 class _Stored(NamedTuple):
-    """One tensor of a file: its dtype as the format calls it, its shape, and where in the file it begins."""
+    """One tensor of a file: the format's name of its dtype, its shape, and its offset in the file."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -37,11 +35,11 @@ class _Stored(NamedTuple):
 
 
 class _File:
-    """One safetensors file by memory map."""
+    """One memory-mapped safetensors file."""
 
     def __init__(self, path: pathlib.Path):
         with safe_open(path, framework="numpy"):
-            pass  # The library has checked the header, and that it and the file's length agree.
+            pass  # Opening the file lets the library check the header against the file's length.
         with path.open("rb") as file:
             length = int.from_bytes(file.read(8), "little")
             header = json.loads(file.read(length))
@@ -69,7 +67,7 @@ class Weights:
     """The named tensors of one folder. Use `open_weights`."""
 
     def __init__(self, folder: pathlib.Path, files: dict[str, _File]):
-        """files: which open file holds each tensor."""
+        """files: the open file that holds each tensor."""
         self.folder = folder
         self._files = files
 
@@ -81,29 +79,29 @@ class Weights:
         return self._files[name].tensors[name].shape
 
     def dtype(self, name: str) -> str:
-        """As the format calls it: "F32", "BF16" and so on."""
+        """The format's name of the dtype: "F32", "BF16" and so on."""
         return self._files[name].tensors[name].dtype
 
     def read(self, name: str, window: tuple[slice, ...] = (), dtype="float32") -> np.ndarray:
-        """A block of the tensor, all of it by default, in another floating type.
+        """Reads a block of the tensor (by default all of it) and converts it to `dtype`, a floating-point type.
 
         Raises:
-          UserError: it holds numbers that are not finite, or that are not in `dtype`.
+          UserError: the block holds numbers that are not finite, or too large for `dtype`.
         """
         value = self._files[name].read(name, window, np.dtype(dtype))
         if not np.isfinite(value).all():
             wide = self._files[name].read(name, window, np.dtype("float64"))
             if np.isfinite(wide).all():
                 raise UserError(f"{name} in {self.folder} holds numbers too large for {np.dtype(dtype)}; ask for another dtype")
-            raise UserError(f"{name} in {self.folder} holds numbers that are not finite; get the weights again")
+            raise UserError(f"{name} in {self.folder} holds non-finite numbers; download or copy the weights again")
         return value
 
     def check(
         self, expected: Mapping[str, tuple[int, ...]], ignored: Callable[[str], bool] = lambda name: False
     ) -> None:
-        """Raises UserError unless the folder holds just the `expected` names, of these shapes, in floating point.
+        """Raises UserError unless the folder holds exactly the `expected` names, with these shapes and floating-point types.
 
-        ignored: whether a name may be present and is not read.
+        ignored: whether a name may be present although it is not read.
         """
         problems = []
         if missing := sorted(set(expected) - self.names):
@@ -117,15 +115,15 @@ class Weights:
         if odd := [f"{name} is {dtype}" for name, dtype in types.items() if dtype not in FLOATS]:
             problems.append(f"weights are not in one of {', '.join(FLOATS)}: {_some(odd)}")
         if problems:
-            raise UserError(f"{self.folder} does not hold the model it should: {'; '.join(problems)}")
+            raise UserError(f"{self.folder} does not contain the expected model: {'; '.join(problems)}")
 
 
 @contextlib.contextmanager
 def open_weights(folder: str | pathlib.Path) -> Iterator[Weights]:
-    """Opens the safetensors of a folder; they are closed with the block.
+    """A context manager that opens the safetensors of a folder.
 
     Raises:
-      UserError: the folder, a file or an indexed tensor is missing, or a file is cut short or no safetensors file.
+      UserError: the folder, a file or an indexed tensor is missing, or a file is truncated or not a safetensors file.
     """
     folder = pathlib.Path(folder).expanduser()
     if not folder.is_dir():
@@ -137,14 +135,14 @@ def open_weights(folder: str | pathlib.Path) -> Iterator[Weights]:
             index = dict.fromkeys(opened[SINGLE].tensors, SINGLE)
         inside = {name: set(file.tensors) for name, file in opened.items()}
         if lost := sorted(name for name, file in index.items() if name not in inside[file]):
-            raise UserError(f"{folder / INDEX} promises weights that its files do not hold: {_some(lost)}")
+            raise UserError(f"{folder / INDEX} lists weights that its files do not contain: {_some(lost)}")
         if extra := sorted(f"{name} in {file}" for file in inside for name in inside[file] if index.get(name) != file):
-            raise UserError(f"{folder / INDEX} does not name weights that its files hold: {_some(extra)}")
+            raise UserError(f"{folder / INDEX} does not list weights that its files contain: {_some(extra)}")
         yield Weights(folder, {name: opened[file] for name, file in index.items()})
 
 
 def weight_files(folder: pathlib.Path) -> tuple[str, ...]:
-    """Names of the files in a folder that its weights are read from: the one, or the index and every file it names.
+    """Names of the files that hold a folder's weights: the single file, or the index and every file that it lists.
 
     Raises:
       UserError: the index is damaged.
@@ -163,9 +161,9 @@ def _read_index(folder: pathlib.Path) -> dict[str, str]:
         # A file name with a folder in it could point outside the checkpoint.
         valid = bool(index) and all(isinstance(n, str) and n != ".." and pathlib.PurePath(n).name == n for n in index.values())
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UserError(f"{path} is not an index of safetensors files ({error}); get it again") from error
+        raise UserError(f"{path} is not an index of safetensors files ({error}); download or copy it again") from error
     if not valid:
-        raise UserError(f"{path} must map every weight to a file beside it; get it again")
+        raise UserError(f"{path} must map every weight to a file in the same folder; download or copy it again")
     return index
 
 
@@ -175,7 +173,7 @@ def _open(path: pathlib.Path, stack: contextlib.ExitStack) -> _File:
     try:
         return stack.enter_context(contextlib.closing(_File(path)))
     except (SafetensorError, OSError) as error:
-        raise UserError(f"{path} is cut short or no safetensors file ({error}); get it again") from error
+        raise UserError(f"{path} is truncated or not a safetensors file ({error}); download or copy it again") from error
 
 
 def _some(items: list[str]) -> str:

@@ -1,4 +1,4 @@
-"""Safetensors files written tensor by tensor, single or in shards with an index, as `transformers` names them."""
+"""Writes safetensors tensor by tensor, as a single file or as shards with an index, with the file names of `transformers`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Planned(NamedTuple):
 
 
 def plan(tensors: Sequence[Planned], dtype: np.dtype, shard_bytes: int) -> dict[str, list[Planned]]:
-    """Which file holds which tensors, in order. No file but that of one large tensor is over shard_bytes."""
+    """The tensors of each file, in order. Only a file with a single large tensor may exceed shard_bytes."""
     shards: list[list[Planned]] = [[]]
     size = 0
     for tensor in tensors:
@@ -41,7 +41,7 @@ def plan(tensors: Sequence[Planned], dtype: np.dtype, shard_bytes: int) -> dict[
 
 
 def write_index(folder: pathlib.Path, planned: dict[str, list[Planned]], dtype: np.dtype) -> None:
-    """The index of several files; nothing for a single one."""
+    """Writes the index of several files; does nothing for a single file."""
     if SINGLE in planned:
         return
     total = sum(tensor.bytes(dtype) for shard in planned.values() for tensor in shard)
@@ -51,7 +51,7 @@ def write_index(folder: pathlib.Path, planned: dict[str, list[Planned]], dtype: 
 
 
 def write_file(path: pathlib.Path, tensors: Sequence[Planned], dtype: np.dtype, blocks: Iterable[np.ndarray]) -> None:
-    """One file. blocks: the tensors' values in `dtype`, in order, cut into blocks of whole rows as is convenient."""
+    """Writes one file. blocks: the tensors' values in `dtype`, in order, in blocks of whole rows of any size."""
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     end = 0
     for tensor in tensors:
@@ -63,4 +63,4 @@ def write_file(path: pathlib.Path, tensors: Sequence[Planned], dtype: np.dtype, 
         file.write(len(text).to_bytes(8, "little") + text)
         written = sum(file.write(np.ascontiguousarray(block).reshape(-1).view(np.uint8)) for block in blocks)
     if written != end:
-        raise ValueError(f"{path.name}: {written} bytes of tensors were given, {end} announced")
+        raise ValueError(f"{path.name}: {written} bytes of tensors were given, {end} were planned")

@@ -1,1 +1,1 @@
-"""Model families in Hugging Face layout: one short file each, a config and a weight-name map."""
+"""Model families in the Hugging Face layout: one short file each, with the config and the weight names."""

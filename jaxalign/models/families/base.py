@@ -1,7 +1,7 @@
-"""The parts that model families are made of: fields of config.json, and where each weight is stored.
+"""Building blocks for model families: reading config.json, and where each weight is stored.
 
-A family is a record in `jaxalign.registry.families` with two functions: `decoder(fields)` gives the arguments of
-`DecoderConfig`, and `weights(config)` the stored weights.
+A family is a record in `jaxalign.registry.families` with two functions: `decoder(fields)` returns the arguments of
+`DecoderConfig`, and `weights(config)` returns the stored weights.
 
 Letters of weight layouts: D model, H query heads, K key/value heads, h head dim, F mlp, V vocab, E experts, n parts of a
 fused weight.
@@ -19,10 +19,10 @@ from jaxalign.models.architecture import DecoderConfig, RopeScaling
 class Weight(NamedTuple):
     """One weight of the decoder and where it is stored.
 
-    stored: its name in the files; "{layer}" and "{expert}" stand for numbers, along which the decoder's leaf is stacked.
-    path: its place in the parameter tree.
-    layout: "stored axes -> the decoder's axes" by letters, such as "(H h) D -> D H h"; axes in brackets are merged.
-    pick: which part of a fused weight it is, where the layout has the letter n on the left alone.
+    stored: its name in the files; "{layer}" and "{expert}" stand for the indices along which the decoder's leaf is stacked.
+    path: its path in the parameter tree.
+    layout: "stored axes -> the decoder's axes" by letters, such as "(H h) D -> D H h"; axes in parentheses are merged.
+    pick: the index of this part in a fused weight, if the letter n occurs only on the left of the layout.
     """
 
     stored: str
@@ -43,13 +43,13 @@ _HARMLESS = frozenset((
 
 
 class Fields:
-    """The fields of one config.json. What is never asked for and could matter is refused by `finish`."""
+    """The fields of one config.json. `finish` rejects fields that were never read and could matter."""
 
     def __init__(self, path: pathlib.Path, raw: dict[str, Any]):
         self.path, self.raw, self._read = path, raw, set(_HARMLESS)
 
     def get(self, name: str, default: Any = None) -> Any:
-        """The field as it is; the default where it is absent or null."""
+        """The field's value; the default if it is absent or null."""
         self._read.add(name)
         value = self.raw.get(name)
         return default if value is None else value
@@ -61,7 +61,7 @@ class Fields:
         return self._number(name, default, float)
 
     def optional_real(self, name: str) -> float | None:
-        """A positive number, or None where it is null."""
+        """A positive number, or None if the field is absent or null."""
         return None if self.get(name) is None else self.real(name)
 
     def flag(self, name: str, default: bool) -> bool:
@@ -71,21 +71,21 @@ class Fields:
         return value
 
     def mapping(self, name: str) -> dict[str, Any]:
-        """An object; empty where it is absent or null."""
+        """An object; empty if the field is absent or null."""
         value = self.get(name, {})
         if not isinstance(value, dict):
             raise UserError(f"{self.path}: {name} is {value!r}; an object is expected")
         return value
 
     def choice(self, name: str, table: dict[str, Any], default: str | None = None) -> Any:
-        """What `table` has for the field."""
+        """The entry of `table` for the field's value."""
         value = self.get(name, default)
         if not isinstance(value, str) or value not in table:
             raise self.unsupported(name, value, ", ".join(table))
         return table[value]
 
     def only(self, name: str, *values: Any) -> None:
-        """Refuses the field unless it is absent, null or one of the values."""
+        """Raises UserError unless the field is absent, null or one of the values."""
         value = self.get(name, values[0])
         if value not in values:
             raise self.unsupported(name, value, repr(values[0]))
@@ -94,7 +94,7 @@ class Fields:
         return UserError(f"{self.path}: {name} is {value!r}, which is not supported; {expected} is expected")
 
     def finish(self) -> None:
-        """Raises UserError for fields that nothing has read and that are not known to be harmless, unless they are empty."""
+        """Raises UserError for a non-empty field that was never read and is not known to be harmless."""
         for name, value in self.raw.items():
             if name not in self._read and not name.startswith("_") and value not in (None, False, "", [], {}):
                 raise UserError(f"{self.path}: {name} is {str(value)[:60]!r}, which this model family does not support here; "
@@ -115,12 +115,12 @@ _ACTIVATION_NAMES = {
 
 
 def activation(fields: Fields, name: str, default: str) -> str:
-    """The activation function of that field."""
+    """The decoder's name of the activation function in that field."""
     return fields.choice(name, _ACTIVATION_NAMES, default)
 
 
 def sizes(fields: Fields, eps: float, tied: bool) -> dict[str, Any]:
-    """What every family with Llama's field names shares; eps and tied are what the family takes where nothing is said."""
+    """The arguments common to all families with Llama's field names; eps and tied are the family's defaults."""
     width, heads = fields.integer("hidden_size"), fields.integer("num_attention_heads")
     for name in ("attention_dropout", "hidden_dropout", "resid_pdrop", "embd_pdrop"):
         fields.only(name, 0)
@@ -138,10 +138,10 @@ def sizes(fields: Fields, eps: float, tied: bool) -> dict[str, Any]:
 
 
 def rope(fields: Fields, base: float = 10000.0, partial: bool = False) -> dict[str, Any]:
-    """rope_base and rope_scaling, from rope_theta and rope_scaling or (transformers 5) rope_parameters; with `partial` also
-    the share of a head that is turned, as "partial", where it is given."""
+    """rope_base and rope_scaling, from rope_theta and rope_scaling or (transformers 5) rope_parameters; with `partial` also,
+    as "partial", the share of a head that is rotated, if it is given."""
     values: dict[str, Any] = {}
-    for name in ("rope_parameters", "rope_scaling"):  # The latter, where both are given, is the one that counts.
+    for name in ("rope_parameters", "rope_scaling"):  # If both are given, the latter counts.
         found = fields.get(name, {})
         if not isinstance(found, dict):
             raise UserError(f"{fields.path}: {name} is {found!r}; an object is expected")
@@ -152,7 +152,7 @@ def rope(fields: Fields, base: float = 10000.0, partial: bool = False) -> dict[s
 
 
 def scaled_rope(fields: Fields, values: dict[str, Any], base: float) -> dict[str, Any]:
-    """The same from one object with rope_type, rope_theta and what the type needs."""
+    """rope_base and rope_scaling from one object with rope_type, rope_theta and the fields of that type."""
     inner = Fields(fields.path, values)
     kind = inner.get("rope_type", inner.get("type", "default"))
     inner.get("type")
@@ -175,7 +175,7 @@ _LAYER_TYPES = {"full_attention": False, "sliding_attention": True}
 
 
 def windows(fields: Fields, window: int | None, usual: tuple[bool, ...]) -> dict[str, Any]:
-    """window and local_layers. usual: which layers have the window where layer_types says nothing."""
+    """window and local_layers. usual: which layers have the window if layer_types is not given."""
     types = fields.get("layer_types")
     if types is not None:
         if not isinstance(types, list) or set(types) - set(_LAYER_TYPES) or len(types) != len(usual):
@@ -192,9 +192,9 @@ _DENSE = (
 
 
 def llama_weights(c: DecoderConfig, experts: tuple[str, str, str, str] | None = None) -> tuple[Weight, ...]:
-    """The weights of every family with Llama's names, as far as the decoder has them.
+    """The weights of a decoder whose family uses Llama's weight names.
 
-    experts: stored names of the router, and of the gate, up and down projection of an expert, after "model.layers.N.".
+    experts: stored names, after "model.layers.N.", of the router and of an expert's gate, up and down projections.
     """
     names = [
         ("input_layernorm.weight", ("attention_norm", "scale"), "D -> D"),

@@ -1,4 +1,4 @@
-"""Gemma 1 (arXiv 2403.08295): scaled embeddings, norms by 1 + w, GELU."""
+"""Gemma 1 (arXiv 2403.08295): scaled embeddings, norms with scale 1 + w, GELU."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from jaxalign.models.families.base import Fields, activation, rope, sizes
 
 
 def gemma_sizes(fields: Fields) -> dict[str, Any]:
-    """What all Gemmas share."""
+    """The arguments common to all Gemma models."""
     found, bias = sizes(fields, eps=1e-6, tied=True), fields.flag("attention_bias", False)
     fields.only("use_bidirectional_attention", False)
     found["head_dim"] = fields.integer("head_dim", 256)
@@ -16,7 +16,7 @@ def gemma_sizes(fields: Fields) -> dict[str, Any]:
 
 
 def decoder(fields: Fields) -> dict[str, Any]:
-    # The first releases say "gelu" and mean its tanh approximation; hidden_activation, where given, comes first.
+    # The first releases say "gelu" but mean its tanh approximation; hidden_activation takes precedence if given.
     chosen = activation(fields, "hidden_activation", fields.get("hidden_act", "gelu_pytorch_tanh"))
     chosen = "gelu_tanh" if chosen == "gelu" else chosen
     return gemma_sizes(fields) | rope(fields) | {"activation": chosen}

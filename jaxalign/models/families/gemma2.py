@@ -1,4 +1,4 @@
-"""Gemma 2 (arXiv 2408.00118): windows in every other layer, soft caps, norms before and after."""
+"""Gemma 2 (arXiv 2408.00118): windows in every other layer, soft caps, norms before and after attention and MLP."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from jaxalign.models.families.gemma import gemma_sizes
 
 
 def capped_sizes(fields: Fields, attention_cap: float | None, final_cap: float | None) -> dict[str, Any]:
-    """What Gemma 2 and 3 share; the caps are those of a config.json that does not name them (null: none)."""
+    """The arguments common to Gemma 2 and 3. The caps are the defaults if config.json lacks the field; null means no cap."""
     caps = {"attn_logit_softcapping": attention_cap, "final_logit_softcapping": final_cap}
     attention, final = (fields.optional_real(n) if n in fields.raw else usual for n, usual in caps.items())
     return gemma_sizes(fields) | {

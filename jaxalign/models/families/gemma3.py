@@ -1,4 +1,4 @@
-"""Gemma 3, its text models (arXiv 2503.19786): five local layers to a global one, each kind with its own rotary base."""
+"""Gemma 3 text models (arXiv 2503.19786): five local layers per global layer, each kind with its own rotary base."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def decoder(fields: Fields) -> dict[str, Any]:
 
 
 def _ropes(fields: Fields) -> dict[str, Any]:
-    """The bases of both kinds of layers; only that of the global ones may be scaled."""
+    """The rotary bases of both kinds of layers. Only the global layers' frequencies may be scaled."""
     kinds = Fields(fields.path, fields.mapping("rope_parameters"))
     wide = kinds.mapping("full_attention") | fields.mapping("rope_scaling")
     found = scaled_rope(fields, wide, fields.real("rope_theta", 1e6))

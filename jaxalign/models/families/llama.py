@@ -1,4 +1,4 @@
-"""Llama 2, 3 and 3.1 on (arXiv 2307.09288, 2407.21783), and what is built alike."""
+"""Llama 2, 3, 3.1 and later (arXiv 2307.09288, 2407.21783), and other models with the same architecture."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ def decoder(fields: Fields) -> dict[str, Any]:
 
 
 def config_json(decoder: DecoderConfig, max_positions: int) -> dict[str, Any]:
-    """The fields of config.json for a decoder of this family that was made here: plain RMSNorm, SiLU, whole rotary positions,
-    no biases. The special tokens' ids are left to the caller."""
+    """The fields of config.json for a decoder built here that fits this family: plain RMSNorm, SiLU, full rotary positions, no
+    biases. The caller adds the special tokens' ids."""
     return {
         "model_type": "llama", "vocab_size": decoder.vocab, "num_hidden_layers": decoder.layers, "hidden_size": decoder.embed,
         "num_attention_heads": decoder.heads, "num_key_value_heads": decoder.kv_heads, "head_dim": decoder.head_dim,

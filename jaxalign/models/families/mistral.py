@@ -8,7 +8,7 @@ from jaxalign.models.families.base import Fields, activation, rope, sizes
 
 
 def decoder(fields: Fields) -> dict[str, Any]:
-    # Absent means the family's first window; null, none at all.
+    # If the field is absent, the window is that of the first Mistral; null means no window.
     window = fields.raw.get("sliding_window", 4096)
     found = {} if window is None else {"window": fields.integer("sliding_window", 4096)}
     fields.get("sliding_window")

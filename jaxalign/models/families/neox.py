@@ -1,4 +1,4 @@
-"""GPT-NeoX and Pythia (arXiv 2204.06745, 2304.01373): LayerNorm, partial rotary positions, attention beside the MLP."""
+"""GPT-NeoX and Pythia (arXiv 2204.06745, 2304.01373): LayerNorm, partial rotary positions, parallel attention and MLP."""
 
 from __future__ import annotations
 

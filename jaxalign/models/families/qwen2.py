@@ -8,7 +8,7 @@ from jaxalign.models.families.base import Fields, activation, rope, sizes, windo
 
 
 def qwen_windows(fields: Fields, layers: int) -> dict[str, Any]:
-    """The window, where use_sliding_window asks for it, in the layers from max_window_layers on."""
+    """The window of the layers from max_window_layers on, if use_sliding_window is true."""
     used = fields.flag("use_sliding_window", False)
     window, first = fields.get("sliding_window", 4096), fields.get("max_window_layers", 28)
     return windows(fields, window if used else None, tuple(used and layer >= first for layer in range(layers)))

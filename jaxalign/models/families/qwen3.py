@@ -1,4 +1,4 @@
-"""Qwen 3 (arXiv 2505.09388): Llama with queries and keys normed by head."""
+"""Qwen 3 (arXiv 2505.09388): Llama with queries and keys normalised per head."""
 
 from __future__ import annotations
 

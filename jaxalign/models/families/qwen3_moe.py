@@ -18,7 +18,7 @@ def decoder(fields: Fields) -> dict[str, Any]:
     fields.get("max_window_layers")
     used = fields.flag("use_sliding_window", False)
     window = fields.get("sliding_window", 4096)
-    count = fields.integer("num_local_experts", fields.integer("num_experts", 128))  # Either name, by version.
+    count = fields.integer("num_local_experts", fields.integer("num_experts", 128))  # The field's name depends on the version.
     return found | rope(fields) | {
         "activation": activation(fields, "hidden_act", "silu"), "head_norm": True, "qkv_bias": bias, "out_bias": bias,
         "mlp": fields.integer("moe_intermediate_size", 768), "window": window if used else None,
