@@ -92,7 +92,7 @@ def run(name: str, entry: Entry, results: Path) -> str:
 
 
 def summary(name: str, entry: Entry, results: Path) -> str:
-    """Format one line of the table: ratio, target and whether the target holds."""
+    """Format one line of the table: ratio, target and whether the target is met."""
     try:
         value = json.loads((results / f"{name}.json").read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -124,7 +124,7 @@ def main(argv: list[str]) -> int:
     for name, entry in chosen.items():
         if options.again or not (options.results / f"{name}.json").exists():
             print(f"{name}: {run(name, entry, options.results)}", file=sys.stderr, flush=True)
-    print("\n".join(["| benchmark | ratio | target | holds |", "|---|---|---|---|"]))
+    print("\n".join(["| benchmark | ratio | target | met |", "|---|---|---|---|"]))
     print("\n".join(summary(name, entry, options.results) for name, entry in chosen.items()))
     return 0
 

@@ -45,7 +45,7 @@ CONFIG = {
 
 
 def make(folder: Path, gigabytes: float) -> int:
-    """Write the random checkpoint, of at least that size, and return its bytes."""
+    """Write a random checkpoint of at least that size, and return its number of bytes."""
     folder.mkdir(parents=True)
     tables, layer = 2 * 128256 * 2048 * 4, (2 * 2048 * 2048 + 2 * 2048 * 512 + 3 * 2048 * 8192) * 4
     layers = max(1, -int(-(gigabytes * 1e9 - tables) // layer))

@@ -1,4 +1,4 @@
-"""Check that a run which is killed repeatedly ends with the same bits as an undisturbed run.
+"""Check that a run that is killed repeatedly ends bit-identical to an undisturbed run.
 
     python benchmarks/kill_resume.py --kills 10 --seed 0
 
@@ -9,7 +9,7 @@ stages quickly. The comparison covers every parameter and every number of the la
 for bit, and metrics, shards, tokenizer and summaries byte for byte.
 
 Without --config the run is a short one of all eight stages (minutes on 2 cores). Other arguments, such as --config.seed=1, are
-passed to the run. Exit code: 0 all equal, 1 a difference or a failed run.
+passed to the run. Exit code: 0 if all is equal, 1 if there is a difference or a failed run.
 """
 
 from __future__ import annotations

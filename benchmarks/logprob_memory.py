@@ -62,7 +62,7 @@ def main(argv: list[str]) -> int:
     parser = make_parser(
         __doc__, "layers", "heads", "ffn", "steps", "seed", length=(1024, "tokens per row"), vocab=131072, batch=8
     )
-    parser.add_argument("--run", action="store_true", help="run them too")
+    parser.add_argument("--run", action="store_true", help="run both as well")
     parser.add_argument("--child", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
     if options.child:

@@ -30,7 +30,7 @@ def add_flags(parser: argparse.ArgumentParser, **scripts: str) -> None:
     scripts: the peers with their scripts in peers/; "" if --peer-script must provide it.
     """
     parser.add_argument("--vs", choices=tuple(scripts), help="alternate with this peer")
-    parser.add_argument("--peer-python", type=Path, help="interpreter in which the peer is installed")
+    parser.add_argument("--peer-python", type=Path, help="Python interpreter in which the peer is installed")
     parser.add_argument("--peer-script", type=Path, help="the peer's script, instead of the one in peers/")
     parser.add_argument("--peer-args", default="", help="additional flags of the peer, as one word")
     parser.add_argument("--pairs", type=at_least(1), default=5, help="number of pairs of runs")

@@ -15,7 +15,7 @@ from jaxalign.rollout.session import Session
 
 
 def warm_up(engine: Engine, params, sampling: Sampling, longest: int) -> None:
-    """Runs every program that prompts of at most `longest` tokens can need, over rings of every size that they can reach."""
+    """Run every program that prompts of at most `longest` tokens can need, with rings of every size that they can reach."""
     session = engine.start(params, [], jax.random.key(0), sampling, [])
     call = session.call
 
@@ -51,7 +51,7 @@ def _run_all(session: Session, longest: int) -> None:
 
 
 def _lengths(session: Session, longest: int) -> list[int]:
-    """What prompts of at most `longest` tokens are padded to; longer ones than there is room for are refused."""
+    """Return the padded lengths of prompts of at most `longest` tokens, without prompts too long for the model."""
     lengths, longest = [session.padded(1)], min(longest, session.max_length - session.new)
     while lengths[-1] < longest:
         lengths.append(session.padded(lengths[-1] + 1))
@@ -59,8 +59,8 @@ def _lengths(session: Session, longest: int) -> list[int]:
 
 
 def _layouts(session: Session, lengths: list[int]) -> dict[Layout, set[Layout]]:
-    """Every layout, with what it may become. The ring is as large as the longest prompt so far asks for, and a longer one may
-    come while others decode."""
+    """Return every layout with the layouts that can follow it. The ring fits the longest prompt so far, and a longer prompt can
+    arrive while others decode."""
     found: dict[Layout, set[Layout]] = {}
     every = [slot_counts(length + session.new) for length in lengths]
     for shorter, counts in enumerate(every):

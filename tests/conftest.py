@@ -1,6 +1,6 @@
-"""Settings every test runs under: eight CPU devices, a compile cache that outlives the run, no silent broadcasting.
+"""Settings for all tests: eight CPU devices, a compile cache that outlives the run, and no silent broadcasting.
 
-The environment is set before JAX is imported for the first time, since JAX reads it once.
+The environment is set before the first import of JAX, because JAX reads it only once.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", "")
 if importlib.metadata.version("jaxlib").startswith("0.10."):
     # Eight devices on a busy machine may wait for each other longer than the 40 seconds after which XLA ends the process.
     os.environ["XLA_FLAGS"] += " --xla_cpu_collective_call_terminate_timeout_seconds=240"
-# Through the environment, so that the child processes which tests start share the cache.
+# Set by environment variables, so that child processes of tests share the cache.
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(_CACHE))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.2")
 
@@ -36,15 +36,15 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 
 @pytest.fixture(scope="module", autouse=True)
 def _forget_programs():
-    """Drops the compiled programs of a finished file. Tests compile thousands of small ones, each holds several memory
-    maps, and past the system's limit for a process (65,530) XLA crashes."""
+    """Drop the compiled programs of a finished test file. Tests compile thousands of small programs, each of which holds
+    several memory maps, and XLA crashes beyond the system's limit for a process (65,530)."""
     yield
     jax.clear_caches()
 
 
 @pytest.fixture(scope="session")
 def real_data() -> pathlib.Path:
-    """The folder of optional real data (JAXALIGN_TEST_DATA, else ../shared/data); skips the test when absent."""
+    """The folder of optional real data (JAXALIGN_TEST_DATA, default ../shared/data); skips the test if it does not exist."""
     default = pathlib.Path(__file__).resolve().parents[1].parent / "shared" / "data"
     folder = pathlib.Path(os.environ.get("JAXALIGN_TEST_DATA", default))
     if not folder.is_dir():

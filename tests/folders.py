@@ -17,7 +17,7 @@ MAX_LENGTH = 128
 
 
 def write_model(folder: pathlib.Path, template: str | None = made_tokenizers.CHATML) -> pathlib.Path:
-    """Writes a random Llama of 2 layers and width 16 with a tokenizer to `folder` and returns it."""
+    """Write a random Llama of 2 layers and width 16 with a tokenizer to `folder`, and return `folder`."""
     texts = made_tokenizers.qwen(folder.parent / f"{folder.name}_tokenizer", template)
     tokenizer = load_tokenizer(texts)
     model = Model(DecoderConfig(tokenizer.vocab_size, 2, 16, 4, 2, 4, 20))

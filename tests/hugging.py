@@ -1,4 +1,4 @@
-"""Tiny random `transformers` models of awkward sizes, their weights as a decoder's, and `peft` adapters on them."""
+"""Tiny random `transformers` models with awkward sizes, their weights as a decoder's, and `peft` adapters on them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ TOKENS = np.random.default_rng(1).integers(3, 37, (3, 11)).astype(np.int32)
 
 
 def torch_model(kind: str, scalar: bool = False):
-    """A random model, all biases and norms included. scalar: with one label in place of the language model's head."""
+    """A random model, with random biases and norms as well. scalar: with a one-label head instead of the LM head."""
     torch.manual_seed(0)
     config = CONFIGS[kind]()
     config.pad_token_id = 0
@@ -66,7 +66,7 @@ def _converted(value: np.ndarray, layout: str, pick: int, sizes: dict[str, int])
 
 
 def params_of(model, head: str = "lm"):
-    """The weights of a `transformers` model as the decoder's parameters, float32 numpy arrays."""
+    """The weights of a `transformers` model as the decoder's parameters, in float32 numpy arrays."""
     c, found = decoder_config(model), family(model.config.model_type)
     state = {name: value.numpy() for name, value in model.state_dict().items()}
     sizes = {"V": c.vocab, "D": c.embed, "H": c.heads, "K": c.kv_heads, "h": c.head_dim, "F": c.mlp, "n": 3}
@@ -89,7 +89,7 @@ def params_of(model, head: str = "lm"):
 
 
 def randomised(model, seed: int = 0):
-    """The same `peft` model with adapters that change something."""
+    """The given `peft` model with random adapter weights, so that the adapters have an effect."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():

@@ -1,4 +1,4 @@
-"""Tokenizer folders in Hugging Face layout, trained in a moment, and chat templates in the manner of the common families."""
+"""Tokenizer folders in Hugging Face layout, trained in a moment, and chat templates like those of the common families."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def write_settings(folder: Path, template: str | None = None, **settings) -> Non
 
 
 def qwen(folder: Path, template: str = CHATML) -> Path:
-    """Byte-level BPE; no bos; the end of a turn is eos, the pad is another; special tokens behind the base vocabulary."""
+    """Byte-level BPE without bos; the end of a turn is eos, pad is another token; special tokens follow the base vocabulary."""
     folder.mkdir(parents=True, exist_ok=True)
     library = tokenizers.Tokenizer(models.BPE())
     library.normalizer = normalizers.NFC()
@@ -102,7 +102,7 @@ EOT = {"__type": "AddedToken", "content": "<|eot_id|>", "lstrip": False, "normal
 
 
 def llama3(folder: Path, template: str = LLAMA3) -> Path:
-    """Byte-level BPE whose special tokens come first, in an odd order (eos has the id 0); it opens texts with bos; no pad."""
+    """Byte-level BPE whose special tokens come first, in an odd order (eos has id 0); texts begin with bos; no pad."""
     folder.mkdir(parents=True, exist_ok=True)
     special = ["<|eot_id|>", "<|start_header_id|>", "<|begin_of_text|>", "<|end_header_id|>"]
     library = tokenizers.Tokenizer(models.BPE())
@@ -120,7 +120,7 @@ def llama3(folder: Path, template: str = LLAMA3) -> Path:
 
 
 def unigram(folder: Path, template: str = GEMMA, prepend: str = "never") -> Path:
-    """Unigram with metaspaces, whose special tokens are pieces of the model as well; pad 0, eos 1, bos 2."""
+    """Unigram with metaspaces; its special tokens are also pieces of the model; pad 0, eos 1, bos 2."""
     folder.mkdir(parents=True, exist_ok=True)
     special = ["<pad>", "<eos>", "<bos>", "<unk>", "<start_of_turn>", "<end_of_turn>"]
     library = tokenizers.Tokenizer(models.Unigram())
@@ -139,7 +139,7 @@ def unigram(folder: Path, template: str = GEMMA, prepend: str = "never") -> Path
 
 
 def llama2(folder: Path, template: str = MISTRAL) -> Path:
-    """BPE with byte fallback in the manner of SentencePiece: a space is put before every text; eos is the pad."""
+    """BPE with byte fallback, like SentencePiece: a space precedes every text; eos is the pad token."""
     folder.mkdir(parents=True, exist_ok=True)
     special = ["<unk>", "<s>", "</s>", *(f"<0x{i:02X}>" for i in range(256))]
     library = tokenizers.Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True, fuse_unk=True))

@@ -1,4 +1,4 @@
-"""Runs one program in several real processes on this machine, which share eight CPU devices."""
+"""Run one program in several real processes on this machine, which share eight CPU devices."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _XLA = "--xla_backend_optimization_level=0 --xla_cpu_collective_call_terminate_t
 
 
 class Ended(NamedTuple):
-    """The end of one process: exit code, output, and the seconds until all processes had ended."""
+    """The result of one process: exit code, output, and the seconds until all processes had ended."""
 
     code: int
     out: str
@@ -34,7 +34,7 @@ def free_port() -> int:
 
 
 def flags(count: int, number: int, port: int) -> list[str]:
-    """The flags of one process; none for a run of one."""
+    """The flags of one process; none if there is only one."""
     if count == 1:
         return []
     return [f"--coordinator=localhost:{port}", f"--processes={count}", f"--process={number}"]
@@ -44,7 +44,7 @@ def flags(count: int, number: int, port: int) -> list[str]:
 def started(
     count: int, command: Sequence[str], each: Sequence[Sequence[str]] | None = None
 ) -> Iterator[list[subprocess.Popen]]:
-    """`python COMMAND...` in `count` processes, each with the flags of its place and its own further arguments `each[i]`."""
+    """Run `python COMMAND...` in `count` processes, each with its process flags and its own further arguments `each[i]`."""
     port, running = free_port(), []
     environment = os.environ | {
         "XLA_FLAGS": f"--xla_force_host_platform_device_count={DEVICES // count} {_XLA}",
@@ -78,7 +78,7 @@ def run(count: int, command: Sequence[str], each: Sequence[Sequence[str]] | None
 
 
 def run_well(count: int, command: Sequence[str]) -> list[Ended]:
-    """`run`, of which every process must end with 0."""
+    """Like `run`, but every process must exit with code 0."""
     found = run(count, command)
     assert [one.code for one in found] == [0] * count, "\n".join(one.err[-3000:] for one in found)
     return found

@@ -1,4 +1,4 @@
-"""Prompts as a ring holds them."""
+"""Prompts in the layout of a ring."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from jaxalign.rollout.ring import insert
 
 
 def ring_of(model: Model, prompts: Caches, length, slots: int, slot: int | None = None) -> Tiers:
-    """A ring of all the prompts that `Model.prefill` gives, which ends before `slot` (by default, where the first one does)."""
+    """A ring with all prompts that `Model.prefill` returns, ending before `slot` (by default, at the end of the first
+    prompt)."""
     plan = np.stack([np.arange(len(length)), np.arange(len(length)), length], axis=1).astype(np.int32)[None, None]
     slot = np.int32(length[0] if slot is None else slot)
     return insert(model, (model.empty_cache(len(length), slots),), prompts, plan, slot)

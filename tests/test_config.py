@@ -37,7 +37,7 @@ def test_a_config_file_changes_one_field_and_no_other():
     assert changed["ppo.optimizer.learning_rate"] == 0.25
 
 
-def test_the_optimizers_of_two_stages_are_apart():
+def test_the_optimizers_of_two_stages_are_independent():
     values = default_config()
     values.sft.optimizer.b1 = 0.5
     config = from_config_dict(values)
@@ -45,7 +45,7 @@ def test_the_optimizers_of_two_stages_are_apart():
     assert config.ppo.optimizer.b1 == Config().ppo.optimizer.b1
 
 
-def test_a_config_cannot_be_changed_once_read():
+def test_a_config_cannot_be_changed_after_reading():
     with pytest.raises(dataclasses.FrozenInstanceError):
         from_config_dict({}).ppo.kl_coef = 1.0
 
@@ -60,14 +60,14 @@ def test_a_config_cannot_be_changed_once_read():
     ({"ppo": {"learning_rate": 0.1}},
      "config.ppo.learning_rate is not a field of ppo; did you mean config.ppo.optimizer.learning_rate?"),
     ({"constitution": "x"}, "config.constitution is not a field of config; did you mean config.feedback.constitution?"),
-    # A field of a section below.
+    # A field of a nested section.
     ({"ppo": {"on_reference_kl": "stop"}},
      "config.ppo.on_reference_kl is not a field of ppo; did you mean config.ppo.checks.reference_kl?"),
     ({"mesh": {"zzz": 1}}, "config.mesh.zzz is not a field of mesh; its fields are data, fsdp, tensor, "
      "context, pipeline, pipeline_micro_batches, pipeline_repeats, slices, zero, sequence_parallel, generation, "
      "offload"),
 ])
-def test_an_unknown_key_names_the_nearest_field(values, sentence):
+def test_the_error_of_an_unknown_key_names_the_nearest_field(values, sentence):
     assert refusal(**values) == sentence
 
 
@@ -84,7 +84,7 @@ def test_an_unknown_key_names_the_nearest_field(values, sentence):
     ({"stages": "ppo"}, "config.stages is 'ppo' (str); a tuple of str is expected"),
     ({"stages": ("sft", 3)}, "config.stages[1] is 3 (int); a str is expected"),
 ])
-def test_an_ill_type_names_field_value_and_type(values, sentence):
+def test_the_error_of_a_wrong_type_names_field_value_and_type(values, sentence):
     assert refusal(**values) == sentence
 
 
@@ -99,7 +99,7 @@ def test_an_ill_type_names_field_value_and_type(values, sentence):
     ({"model": {"source": "hugging_face"}},
      "config.model.source is 'hugging_face'; it must be one of scratch, huggingface; did you mean huggingface?"),
 ])
-def test_a_value_out_of_range_names_the_range(values, sentence):
+def test_the_error_of_a_value_out_of_range_names_the_range(values, sentence):
     assert refusal(**values) == sentence
 
 
@@ -119,7 +119,7 @@ def test_pitfall_11_none_and_zero_are_distinct():
     assert from_config_dict({"compile_cache": ""}).compile_cache == ""
 
 
-def test_an_int_may_stand_for_a_float_and_becomes_one():
+def test_an_int_is_accepted_for_a_float_and_converted():
     value = from_config_dict({"ppo": {"gamma": 1}}).ppo.gamma
     assert value == 1.0 and type(value) is float
 
@@ -157,13 +157,13 @@ def test_an_int_may_stand_for_a_float_and_becomes_one():
     ({"preference": {"max_length": 512}, "model": {"max_length": 256}},
      ["config.preference.max_length is 512", "config.model.max_length (256)"]),
 ])
-def test_fields_that_do_not_fit_together_are_both_named(values, words):
+def test_the_error_of_incompatible_fields_names_both(values, words):
     sentence = refusal(**values)
     assert all(word in sentence for word in words), sentence
     assert "\n" not in sentence
 
 
-def test_only_the_stages_to_run_are_held_against_the_mesh():
+def test_only_the_stages_of_the_run_are_checked_against_the_mesh():
     assert "config.pretrain.batch_rows" in refusal(mesh={"data": 3}, pretrain={"batch_rows": 16})
     from_config_dict({"mesh": {"data": 3}, "stages": ("sft",), "sft": {"batch_rows": 9}})
 
@@ -177,7 +177,7 @@ def test_every_field_is_documented_in_the_reference_and_the_page_is_current():
     page = (ROOT / "docs/config.md").read_text(encoding="utf-8")
     command = [sys.executable, "-m", "jaxalign.config"]
     printed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    assert printed.stdout == page, "write it anew: python -m jaxalign.config > docs/config.md"
+    assert printed.stdout == page, "regenerate it: python -m jaxalign.config > docs/config.md"
     rows = re.findall(r"^\| `(\w+)` \| .+? \| .+ \| \S.* \|$", page, re.MULTILINE)
     assert len(rows) == len(schema.flatten(Config()))
 
@@ -188,7 +188,7 @@ def test_reading_a_config_does_not_load_jax():
 
 
 def test_pitfall_11_every_field_is_read_somewhere():
-    """By its name at least: a field that nothing mentions outside the schema would be accepted and have no effect."""
+    """A text search by name: a field mentioned nowhere outside the schema would be accepted and have no effect."""
     config = ROOT / "jaxalign" / "config"
     sources = [path for path in (ROOT / "jaxalign").rglob("*.py") if config not in path.parents]
     text = "\n".join(path.read_text(encoding="utf-8") for path in sources)
@@ -208,7 +208,7 @@ def test_every_config_file_fits_the_schema(path):
         assert from_config_dict(values).stages[-1] == "report"
 
 
-def test_steps_to_trace_are_of_a_stage_that_trains_in_this_run():
+def test_steps_to_trace_must_be_of_a_training_stage_of_the_run():
     for spec in ("nosuch:1", "revise:1", "dpo:1"):
         assert refusal(profile=spec).startswith(f"config.profile is '{spec}', but only stages that train can be profiled; "
                                                  "in this run: pretrain, sft, ")

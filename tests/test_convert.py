@@ -1,4 +1,4 @@
-"""`python -m jaxalign.convert`: either way, from a run's stages too, and one sentence for every mistake."""
+"""`python -m jaxalign.convert`: both directions, stages of a run, and one sentence for every mistake."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _run(*arguments):
 
 @pytest.fixture(scope="module")
 def workdir(tmp_path_factory):
-    """A run's folder with the tokenizer and, as if they had been trained, the weights of four stages."""
+    """A run folder with the tokenizer and the weights of four stages, as if they had been trained."""
     workdir = tmp_path_factory.mktemp("runs") / "tiny"
     config = Config()
     sections = {"model": dataclasses.replace(config.model, **_SIZES)}
@@ -53,12 +53,12 @@ def workdir(tmp_path_factory):
         manifest = new_manifest(importlib.import_module(f"jaxalign.stages.{name}").STAGE, config, {})
         dataclasses.replace(manifest, status=DONE).write(LocalStorage(workdir))
         write_json(folder / "summary.json", {"shift": 0.25, "scale": 1.5})
-    # A later run changed fields after the stages had run.
+    # A later run changed fields after these stages had run.
     write_json(workdir / "config.json", to_dict(dataclasses.replace(config, model=dataclasses.replace(config.model, layers=9))))
     return workdir, models
 
 
-def test_a_policy_of_a_run_is_what_transformers_loads_with_its_tokenizer(workdir, tmp_path, capsys):
+def test_transformers_loads_a_policy_of_a_run_with_its_tokenizer(workdir, tmp_path, capsys):
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
     folder, models = workdir
@@ -78,7 +78,7 @@ def test_a_policy_of_a_run_is_what_transformers_loads_with_its_tokenizer(workdir
 
 
 @pytest.mark.parametrize("stage", ["preference", "reward_distill"])
-def test_a_reward_model_of_a_run_says_how_its_raw_score_was_used(workdir, tmp_path, capsys, stage):
+def test_exporting_a_reward_model_of_a_run_prints_how_its_raw_score_was_used(workdir, tmp_path, capsys, stage):
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
     folder, models = workdir
@@ -95,7 +95,7 @@ def test_a_reward_model_of_a_run_says_how_its_raw_score_was_used(workdir, tmp_pa
     np.testing.assert_allclose(scores, expected, rtol=2e-5, atol=2e-5 * np.abs(expected).max())
 
 
-def test_a_member_of_an_ensemble_is_exported_alone(workdir, tmp_path, capsys):
+def test_a_member_of_an_ensemble_is_exported_separately(workdir, tmp_path, capsys):
     folder, models = workdir
     stage = tmp_path / "tiny" / "preference"
     (stage / "member-1").mkdir(parents=True)
@@ -112,7 +112,7 @@ def test_a_member_of_an_ensemble_is_exported_alone(workdir, tmp_path, capsys):
     np.testing.assert_array_equal(loaded["score"], models["preference"].init(jax.random.key(7))["score"])
 
 
-def test_to_orbax_and_back_nothing_changes(workdir, tmp_path, capsys):
+def test_the_round_trip_through_orbax_changes_nothing(workdir, tmp_path, capsys):
     folder, _ = workdir
     assert _run(f"--source={folder / 'ppo'}", f"--target={tmp_path / 'a'}", "--dtype=bfloat16") == 0
     assert _run(f"--source={tmp_path / 'a'}", f"--target={tmp_path / 'orbax'}", "--mesh=2,2,2") == 0

@@ -37,7 +37,7 @@ def _devices(tree):
     return {device for leaf in jax.tree.leaves(tree) if isinstance(leaf, jax.Array) for device in leaf.devices()}
 
 
-def test_small_arrays_follow_the_committed_ones(device):
+def test_arrays_are_placed_on_the_device_of_committed_ones(device):
     tree = {"a": jax.numpy.zeros(2), "b": jax.device_put(jax.numpy.ones(2), device)}
     assert device_of(tree) == device and _devices(placed(tree)) == {device}
     assert device_of({"a": jax.numpy.zeros(2)}) == jax.local_devices()[0]

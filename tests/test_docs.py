@@ -32,7 +32,7 @@ def named(path: pathlib.Path) -> str:
 
 
 def tables(text: str):
-    """Every table's rows, each a dictionary from the column's head to the cell."""
+    """The rows of every table, each a dictionary from column heading to cell."""
     for block in re.findall(r"(?:^\|.*\|\n?)+", text, re.MULTILINE):
         head, _, *rows = ([cell.strip() for cell in line.strip().strip("|").split("|")] for line in block.splitlines())
         assert all(len(row) == len(head) for row in rows), f"rows of the table {head} have other numbers of cells"
@@ -40,14 +40,14 @@ def tables(text: str):
 
 
 def commands(text: str) -> list[list[str]]:
-    """Every `python -m jaxalign.train` of a page, as arguments."""
+    """The arguments of every `python -m jaxalign.train` on a page."""
     joined = re.sub(r"\\\n\s*", "", text)
     found = re.findall(r"^ {4}python -m jaxalign\.train(.*)$", joined, re.MULTILINE)
     return [shlex.split(arguments, comments=True) for arguments in found]
 
 
 def config_of(arguments: list[str]) -> Config:
-    """The config of a command, read in the repository's root."""
+    """The config of a command that is run in the repository's root."""
     with contextlib.chdir(ROOT):
         return read_arguments(["train", *take_flags(arguments)[1]])[0]
 
@@ -62,8 +62,8 @@ def same(stated: str, value) -> bool:
         return False
 
 
-def test_defaults_on_the_rl_page_are_the_configs():
-    """Where the page writes `field` (value...), the value is the field's default."""
+def test_defaults_on_the_rl_page_equal_those_of_the_config():
+    """If the page writes `field` (value...), the value is the field's default."""
     section = Ppo()
     known = {field.name: getattr(section, field.name) for field in dataclasses.fields(section)}
     known |= {f"optimizer.{f.name}": getattr(section.optimizer, f.name) for f in dataclasses.fields(section.optimizer)}
@@ -76,8 +76,8 @@ def test_defaults_on_the_rl_page_are_the_configs():
 
 
 @pytest.mark.parametrize("page", [DOCS / "dpo.md", *ALGORITHMS], ids=named)
-def test_defaults_in_the_tables_are_the_configs(page):
-    """A table with the columns option and default; a column "in `configs/NAME.py`" states what that file sets."""
+def test_defaults_in_the_tables_equal_those_of_the_config(page):
+    """Tables with the columns option and default; a column "in `configs/NAME.py`" states the values in that file."""
     wrong = []
     for table in tables(text_of(page)):
         for row in table:
@@ -98,7 +98,7 @@ def test_defaults_in_the_tables_are_the_configs(page):
 
 
 @pytest.mark.parametrize("page", [page for page in ALGORITHMS if page.name not in ("README.md", "off_policy.md")], ids=named)
-def test_a_page_has_its_parts(page):
+def test_an_algorithm_page_has_all_parts(page):
     text = text_of(page)
     assert all(f"\n## {part}\n" in text for part in ("Formula", "Details", "Differences")), page
     assert "Source" in text and commands(text)
@@ -107,15 +107,15 @@ def test_a_page_has_its_parts(page):
 
 @pytest.mark.parametrize("page", PAGES, ids=named)
 def test_every_command_on_a_page_can_be_run(page, tmp_path):
-    """Its config is valid, and each of its stages finds the stages whose output it reads."""
-    given = re.compile("FOLDER|FILE|WORKDIR")  # To be filled in by the reader.
+    """The config is valid, and each stage finds the stages whose output it reads."""
+    given = re.compile("FOLDER|FILE|WORKDIR")  # The reader replaces these words.
     for arguments in commands(text_of(page)):
         config = config_of(arguments) if not given.search(" ".join(arguments)) else Config()
-        if "callable" not in config.reward.source:  # Its file is the reader's.
+        if "callable" not in config.reward.source:  # The reader provides this file.
             assert pipeline.find_changes(config, tmp_path) == {}
 
 
-def test_the_algorithms_pages_run_every_choice():
+def test_the_commands_of_the_algorithm_pages_cover_every_choice():
     configs = [config_of(arguments) for page in ALGORITHMS for arguments in commands(text_of(page))]
     assert {config.dpo.objective for config in configs} == set(OBJECTIVES.names())
     checks = {field.name: field.metadata["check"] for field in dataclasses.fields(Ppo)}
@@ -125,7 +125,7 @@ def test_the_algorithms_pages_run_every_choice():
 
 @pytest.mark.parametrize("page", PAGES, ids=named)
 def test_every_place_that_a_page_names_exists(page):
-    """`path.py` and `path.py: name`, the path from the root or from jaxalign/."""
+    """Pages write `path.py` or `path.py: name`, with paths from the root or from jaxalign/."""
     missing = []
     for path, name in re.findall(r"`((?:[\w.]+/)+\w+\.py)(?::\s(\w+))?`", text_of(page)):
         file = next((folder / path for folder in (ROOT, ROOT / "jaxalign") if (folder / path).exists()), None)
@@ -134,7 +134,7 @@ def test_every_place_that_a_page_names_exists(page):
     assert not missing
 
 
-def test_every_option_of_another_library_is_one_here():
+def test_every_option_in_the_tables_for_other_libraries_exists_here():
     """The column "here" of docs/coming_from.md holds options, option=value, or "not here"."""
     rows = [row for table in tables(text_of(DOCS / "coming_from.md")) for row in table]
     assert len(rows) > 150
@@ -153,7 +153,7 @@ def test_every_option_of_another_library_is_one_here():
 
 
 def test_options_named_in_the_notes_exist():
-    """Whatever looks like an option of a section of the config is one."""
+    """Anything in backticks that looks like a config option must be one."""
     sections = "|".join(field.name for field in dataclasses.fields(Config()))
     for page in [DOCS / "coming_from.md", DOCS / "dpo.md", *ALGORITHMS]:
         for name in re.findall(rf"`((?:{sections})\.[\w.]+)(?:=[^`]*)?`", text_of(page)):
@@ -162,7 +162,7 @@ def test_options_named_in_the_notes_exist():
 
 
 def _exists_here_or_there(page: pathlib.Path, name: str) -> bool:
-    # Other libraries also have sections with these names; the first column contains their options.
+    # Other libraries also have sections of these names; the first column contains their options.
     first = [next(iter(row.values())) for table in tables(text_of(page)) for row in table]
     theirs = {option for cell in first for option in re.findall(r"`([\w.]+)", cell)}
     if page.name == "coming_from.md" and name in theirs:
@@ -180,7 +180,7 @@ def test_every_page_that_the_config_names_exists():
     assert pages and all((DOCS / page).exists() for page in pages)
 
 
-def test_the_index_has_the_papers_that_are_cited():
+def test_the_index_has_every_cited_paper():
     number = re.compile(r"(?<![\d.])\d{4}\.\d{5}(?!\d)")
     files = [path for folder in ("jaxalign", "docs", "configs") for path in (ROOT / folder).rglob("*.*")]
     files = [path for path in files if path.suffix in (".py", ".md") and path != DOCS / "papers.md"]
@@ -205,6 +205,6 @@ def test_every_relative_link_resolves(page):
 
 
 def _anchors(page: pathlib.Path) -> set[str]:
-    """The headings of a page as GitHub anchors."""
+    """The anchors that GitHub gives the headings of a page."""
     heads = re.findall(r"^#+ (.*)$", text_of(page), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}

@@ -1,4 +1,4 @@
-"""Every script of examples/ runs with tiny settings, and writes a folder that loads."""
+"""Every script in examples/ runs with tiny settings and writes a folder that loads."""
 
 from __future__ import annotations
 
@@ -41,6 +41,6 @@ def test_the_script_runs(path, model, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
-def test_the_script_is_short_and_uses_the_public_api_only(path):
+def test_the_script_is_short_and_uses_only_the_public_api(path):
     text = path.read_text(encoding="utf-8")
     assert len(text.splitlines()) <= 80 and "from jaxalign" not in text and "import jaxalign as ja" in text

@@ -25,7 +25,7 @@ def module_name(path: pathlib.Path) -> str:
 
 @pytest.fixture(scope="module")
 def graph() -> grimp.ImportGraph:
-    """Who imports whom, read from the source: imports inside functions count as well."""
+    """The import graph read from the source; imports inside functions count as well."""
     sys.path.insert(0, str(ROOT))
     try:
         return grimp.build_graph("jaxalign", cache_dir=None)
@@ -37,7 +37,7 @@ def test_only_evaluation_reaches_the_gold_judge_by_any_chain_of_imports(graph):
     assert graph.find_downstream_modules(GOLD) == {EVALUATE}
 
 
-def test_nothing_reaches_the_gold_judge_past_the_import_statement():
+def test_no_dynamic_import_reaches_the_gold_judge():
     """Only these places import by a name computed at run time, and no string in the package names the gold judge."""
     dynamic = {}
     named = set()
@@ -50,7 +50,7 @@ def test_nothing_reaches_the_gold_judge_past_the_import_statement():
         named |= {module_name(path) for node in ast.walk(tree)
                   if isinstance(node, ast.Constant) and isinstance(node.value, str) and GOLD in node.value}
     places = {
-        "jaxalign": ["importlib.import_module(place)"],  # a public name, from the table beside it
+        "jaxalign": ["importlib.import_module(place)"],  # a public name, from the table in this module
         "jaxalign.registry.core": ["importlib.import_module(place)"],  # "module:attribute" of a registered record
     }
     assert dynamic == places
@@ -64,8 +64,8 @@ def run_python(code: str, *arguments: str) -> str:
     return done.stdout
 
 
-def test_all_other_modules_load_without_the_gold_judge_and_without_another_framework():
-    """The same at run time, including modules that the libraries import."""
+def test_all_other_modules_load_without_the_gold_judge_and_other_frameworks():
+    """Checked at run time, including modules that the libraries import."""
     code = """
 import importlib, json, sys
 for name in sys.argv[1:]:
@@ -78,7 +78,7 @@ print(json.dumps(sorted(sys.modules)))
     assert not loaded & FOREIGN
 
 
-def test_everything_imported_is_declared_and_no_other_framework_is():
+def test_imported_packages_are_declared_and_are_not_other_frameworks():
     imported = set()
     for path in SOURCES:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
@@ -87,19 +87,19 @@ def test_everything_imported_is_declared_and_no_other_framework_is():
             elif isinstance(node, ast.ImportFrom):
                 imported.add(node.module.split(".")[0])
     assert not imported & FOREIGN
-    packages = {"absl": "absl-py", "orbax": "orbax-checkpoint"}  # Where the module is called otherwise.
+    packages = {"absl": "absl-py", "orbax": "orbax-checkpoint"}  # Packages whose name differs from the module's.
     needed = {packages.get(name, name.replace("_", "-")) for name in imported - sys.stdlib_module_names - {"jaxalign"}}
     listed = re.search(r"install_requires=\[(.*?)\]", (ROOT / "setup.py").read_text(encoding="utf-8"), re.DOTALL)[1]
     assert needed <= set(re.findall(r'"([a-z0-9-]+)', listed))
 
 
-def test_the_floors_hold():
+def test_the_import_contracts_hold():
     done = subprocess.run([sys.executable, "-c", "from importlinter.cli import lint_imports_command as run; run()",
                            "--no-cache"], cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
 
 
-def test_what_a_run_is_told_before_it_computes_does_not_wait_for_jax():
-    """So that a finished run or an error is reported quickly."""
+def test_the_train_command_is_imported_without_jax():
+    """A finished run or an error is then reported quickly."""
     code = "import sys, jaxalign.train; assert not {'jax', 'flax', 'matplotlib'} & set(sys.modules)"
     run_python(code)

@@ -1,4 +1,4 @@
-"""The launch files are well formed, and what they run is a command line that the program takes."""
+"""The launch files are well formed, and the program accepts the command lines that they run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from jaxalign.train import read_arguments
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 LAUNCH = ROOT / "launch"
 FLAGS = ["--config=configs/ppo.py", "--workdir=a folder/of $mine", "--config.mesh.fsdp=4"]
-# Replaces gcloud and srun: writes its arguments, one per line.
+# Replaces gcloud and srun: prints its arguments, one per line.
 SHOW = "#!/bin/sh\nfor argument in \"$@\"; do printf '%s\\n' \"$argument\"; done\n"
 
 
@@ -43,7 +43,7 @@ def test_the_pod_script_runs_the_flags_on_every_host(tmp_path, monkeypatch):
     lines = ran(tmp_path, "gcloud", "tpu_pod.sh", "pod", "zone-b", "/my repo", *FLAGS).stdout.splitlines()
     assert lines[:7] == ["compute", "tpus", "tpu-vm", "ssh", "pod", "--zone=zone-b", "--worker=all"]
     remote = lines[7].removeprefix("--command=")
-    # The shell of a host parses it as intended.
+    # Parsed by a shell as on the host.
     (tmp_path / "python3").write_text(SHOW)
     (tmp_path / "python3").chmod(0o755)
     (tmp_path / "my repo").mkdir()
@@ -55,7 +55,7 @@ def test_the_pod_script_runs_the_flags_on_every_host(tmp_path, monkeypatch):
     assert taken(done.stdout.splitlines()[2:]) == (4, "a folder/of $mine")
 
 
-def test_the_pod_script_says_how_it_is_used(tmp_path):
+def test_the_pod_script_prints_its_usage(tmp_path):
     done = ran(tmp_path, "gcloud", "tpu_pod.sh", "pod")
     assert done.returncode == 2 and "launch/tpu_pod.sh NAME ZONE FOLDER" in done.stderr and done.stdout == ""
 
@@ -69,7 +69,7 @@ def test_the_slurm_script_runs_the_flags_in_every_task(tmp_path):
     assert all((LAUNCH / "slurm.sbatch").read_text().index(option) < first for option in options)
 
 
-def test_the_kubernetes_objects_fit_each_other(monkeypatch):
+def test_the_kubernetes_objects_are_consistent(monkeypatch):
     monkeypatch.chdir(ROOT)
     service, job = yaml.safe_load_all((LAUNCH / "gke.yaml").read_text())
     assert (service["kind"], job["kind"]) == ("Service", "Job")

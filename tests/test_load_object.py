@@ -24,7 +24,7 @@ def test_objects_are_found_in_modules_and_files(tmp_path, monkeypatch):
     assert load_object("mine.py:Scale", WHERE) is load_object(f"{file}:Scale", WHERE)
 
 
-def test_a_file_is_run_again_only_when_its_text_has_changed(tmp_path):
+def test_a_file_is_run_again_only_if_its_text_has_changed(tmp_path):
     file = tmp_path / "mine.py"
     file.write_text("VALUES = []\n")
     load_object(f"{file}:VALUES", WHERE).append(1)
@@ -41,7 +41,7 @@ def test_a_file_is_run_again_only_when_its_text_has_changed(tmp_path):
     ("jaxalign.rewards.verifiers:number_mach", "has no number_mach; did you mean number_match"),
     ("no/such/file.py:f", "config.reward.callable is 'no/such/file.py:f': there is no file /.*/no/such/file.py"),
 ])  # fmt: skip
-def test_a_name_of_nothing_is_refused(spec, message):
+def test_a_name_without_an_object_is_refused(spec, message):
     with pytest.raises(UserError, match=message):
         load_object(spec, WHERE)
 

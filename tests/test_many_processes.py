@@ -13,7 +13,7 @@ from tests import processes
 
 MESH = ["--config.mesh.data=2", "--config.mesh.fsdp=4"]
 STAGES = ("pretrain", "ppo", "evaluate", "report")
-# Small, but with all that processes do together: training, sampling, a callable of the user's, checks, shards, the report.
+# Small, but with everything that processes do together: training, sampling, a user's callable, checks, shards, the report.
 CONFIG = {
     "compile_cache": None,
     "stages": STAGES,
@@ -23,7 +23,7 @@ CONFIG = {
     "pretrain": {"steps": 4, "batch_rows": 8, "row_length": 32, "checkpoint_every": 2,
                  "optimizer": {"learning_rate": 2e-2, "warmup_steps": 2}},
     "reward": {"source": "callable"},
-    # The KL in the reward would distinguish equal scores of a group only by rounding, which grpo then normalises.
+    # With the KL in the reward, equal scores of a group would differ only by rounding, which grpo would then normalise.
     "ppo": {"iterations": 2, "advantages": "grpo", "group_size": 4, "batch": 8, "minibatches": 1, "epochs": 1, "prompts": 8,
             "max_new_tokens": 4, "checkpoint_every": 1, "kl_in": "loss", "kl_estimator": "k3"},
     "evaluate": {"prompts": 8, "batch": 8, "max_new_tokens": 4, "examples": 2},
@@ -56,7 +56,7 @@ def command(made: pathlib.Path, *more: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def runs(made):
-    """By number of processes: the work directory, how each process ended, and the lines that the reward wrote."""
+    """By number of processes: the work directory, the result of each process, and the lines that the reward wrote."""
     found = {}
     for count in (1, 2):
         workdir = made / f"run-{count}"
@@ -74,7 +74,7 @@ def rows(workdir: pathlib.Path, stage: str) -> list[dict]:
     return [json.loads(line) for path in sorted((workdir / stage).glob("rows-*.jsonl")) for line in open(path)]
 
 
-def test_both_leave_the_same_files(runs):
+def test_one_and_two_processes_write_the_same_files(runs):
     def names(workdir):
         kinds = (".json", ".jsonl", ".html", ".model")
         own = [path.relative_to(workdir) for path in workdir.rglob("*") if path.suffix in kinds]
@@ -96,7 +96,7 @@ def test_metrics_agree_to_rounding(runs, stage):
             np.testing.assert_allclose(one[name], value, rtol=1e-5, atol=5e-6, err_msg=name)
 
 
-def test_the_same_words_are_sampled(runs):
+def test_one_and_two_processes_sample_the_same_responses(runs):
     expected, found = (rows(runs[count][0], "evaluate") for count in (1, 2))
     fields = ("model", "prompt_id", "response", "tokens", "gold", "complete")
     assert [[row[name] for name in fields] for row in found] == [[row[name] for name in fields] for row in expected]
@@ -106,13 +106,13 @@ def test_the_same_words_are_sampled(runs):
     assert read(runs[2][0] / "evaluate" / "summary.json")["length"] == read(runs[1][0] / "evaluate" / "summary.json")["length"]
 
 
-def test_a_reward_of_the_user_s_is_called_once_for_all_rows(runs):
+def test_a_users_reward_is_called_once_for_all_rows(runs):
     for _, _, calls in runs.values():
         assert len(calls) == CONFIG["ppo"]["iterations"] and len({line.split()[0] for line in calls}) == 1
         assert {line.split(" ", 1)[1] for line in calls} == {"8 8 8"}
 
 
-def test_one_that_is_called_while_others_are_sampled_is_the_first_process_s_too(made, runs):
+def test_a_reward_called_during_sampling_also_runs_in_one_process(made, runs):
     workdir = made / "early"
     early = command(made, f"--workdir={workdir}", *MESH, "--config.stages=pretrain,ppo", "--config.reward.while_sampling=True")
     processes.run_well(2, early)
@@ -123,14 +123,14 @@ def test_one_that_is_called_while_others_are_sampled_is_the_first_process_s_too(
     assert [row["score"] for row in found] == pytest.approx([row["score"] for row in expected])
 
 
-def test_the_first_process_alone_speaks(runs):
+def test_only_the_first_process_prints(runs):
     first, second = runs[2][1]
     assert first.out.splitlines()[0] == "[pretrain] starting" and "Report: " in first.out
     assert "[ppo] finished 2/2 steps" in first.err
     assert "[" + "pretrain]" not in second.out + second.err and "Report" not in second.out
 
 
-def test_a_finished_run_is_told_so(made, runs):
+def test_a_finished_run_is_reported_as_done(made, runs):
     first, second = processes.run_well(2, command(made, f"--workdir={runs[1][0]}", *MESH))
     assert first.out.splitlines()[: len(STAGES)] == [f"[{stage}] done, nothing to compute" for stage in STAGES]
     assert second.out == ""
@@ -156,7 +156,7 @@ def test_a_work_directory_that_is_not_shared_is_refused(made, tmp_path):
     assert not list(tmp_path.glob("*/*/manifest.json"))
 
 
-def test_a_refusal_by_the_first_process_is_told_by_all(made, runs):
+def test_all_processes_report_an_error_of_the_first(made, runs):
     found = processes.run(2, command(made, f"--workdir={runs[1][0]}", *MESH, "--config.ppo.kl_coef=0.7"))
     for number, one in enumerate(found):
         assert one.code == 2

@@ -1,4 +1,4 @@
-"""The notebooks run: their cells are executed in order, at the size of a test."""
+"""The notebooks run: their cells are executed in order, with tiny settings."""
 
 from __future__ import annotations
 

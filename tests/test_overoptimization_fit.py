@@ -1,4 +1,4 @@
-"""The fits of over-optimisation against known coefficients, the normal equations by hand, and a search for the peak."""
+"""The fits of over-optimisation against known coefficients, the normal equations by hand, and a grid search for the peak."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def formula(d: float, alpha: float, beta: float, form: str) -> float:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_the_curve_is_the_papers_formula(form):
+def test_the_curve_equals_the_formula_of_the_paper(form):
     d = np.array([[0.0, 0.5, 1.0], [2.0, 7.5, 40.0]])
     expected = [[formula(x, 1.5, 0.4, form) for x in row] for row in d]
     np.testing.assert_allclose(curve(d, 1.5, 0.4, form), expected, rtol=1e-14)
@@ -46,7 +46,7 @@ def test_noisy_points_give_the_solution_of_the_normal_equations():
     rng = np.random.default_rng(0)
     d = rng.uniform(0, 4, 40)
     gold = np.array([formula(x, 2, 0.7, "rl") for x in d]) + rng.normal(0, 0.3, 40)
-    # Sums by a loop, the two by two system by Cramer's rule.
+    # Sums by a loop, and the two-by-two system by Cramer's rule.
     aa = ab = bb = ag = bg = 0.0
     for x, g in zip(d, gold, strict=True):
         a, b = x, -x * math.log(x)
@@ -59,7 +59,7 @@ def test_noisy_points_give_the_solution_of_the_normal_equations():
 
 
 def test_r_squared_of_a_bad_fit_and_of_a_flat_line():
-    # No curve through the origin comes near a gold that falls from 10 to 9.
+    # No curve through the origin fits gold scores that fall from 10 to 9.
     assert fit([0.0, 1.0, 2.0, 3.0], [10.0, 9.8, 9.5, 9.0], "best_of_n").r_squared < 0
     assert math.isnan(fit([1.0, 2.0], [0.0, 0.0], "rl").r_squared)
 
@@ -74,7 +74,7 @@ def test_the_peak_is_where_a_search_finds_it(form, alpha, beta):
     assert found.gold == pytest.approx(values.max(), rel=1e-6)
 
 
-def test_the_peak_by_hand_and_where_there_is_none():
+def test_the_peak_by_hand_and_without_a_maximum():
     assert peak(2.0, 0.5, "best_of_n") == (2.0, 2.0)
     assert peak(0.5, 0.5, "rl") == (1.0, 0.5)
     # RL's slope is unbounded at 0, so a curve with beta > 0 always rises at first: exp(-1 / 1 - 1).

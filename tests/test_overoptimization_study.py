@@ -55,12 +55,12 @@ def test_a_study_has_every_proxy_and_both_methods(ended):
     for result in results:
         assert [row["n"] for row in result["best_of_n"]] == [1, 2, 3, 4, 5, 6]
         assert [row["kl"] for row in result["best_of_n"]] == pytest.approx([math.log(n) - (n - 1) / n for n in range(1, 7)])
-        first = result["best_of_n"][0]  # The best of one is the start, where both scores are 0 by definition.
+        first = result["best_of_n"][0]  # The best of one is the initial policy, where both scores are 0 by definition.
         assert first["proxy"] == pytest.approx(0, abs=1e-5) and first["gold"] == pytest.approx(0, abs=1e-5)
         assert [row["iteration"] for row in result["rl"]] == [0, 1, 2]
         assert result["rl"][0]["kl"] == pytest.approx(0, abs=1e-4)
         assert result["rl"][-1]["kl"] > 0.01
-    # Equal weights at the start, other proxies afterwards.
+    # Initial weights are equal; proxies then differ.
     assert results[0]["rl"][0]["gold"] == pytest.approx(results[1]["rl"][0]["gold"], abs=1e-6)
     assert results[0]["rl"][-1]["gold"] != results[1]["rl"][-1]["gold"]
 
@@ -71,7 +71,7 @@ def test_the_gold_model_is_larger_than_the_proxies(ended):
     assert gold["parameters"] > max(result["parameters"] for result in results)
 
 
-def test_finished_parts_are_not_redone_and_lost_ones_come_out_the_same(ended, supervised):
+def test_finished_parts_are_not_repeated_and_lost_parts_are_reproduced(ended, supervised):
     out, results = ended
     kept = out / "1x16-8" / "result.json"
     kept.write_text(kept.read_text(encoding="utf-8").replace('"1x16"', '"kept"'), encoding="utf-8")
@@ -96,11 +96,11 @@ def test_the_choice_of_the_best_by_hand():
     assert [row["n"] for row in rows] == [1, 2, 3]
     proxy = [np.mean([max(chosen) for chosen in itertools.combinations((1, 2, 3), n)]) - 0.5 for n in (1, 2, 3)]
     assert [row["proxy"] for row in rows] == pytest.approx(proxy)
-    # Of the pairs of the first prompt it takes 5, 5, 0, of the second 2, 0, 0; of the triples 5 and 0.
+    # From the pairs of the first prompt it takes gold scores 5, 5, 0, and of the second 2, 0, 0; from the triples 5 and 0.
     assert [row["gold"] for row in rows] == pytest.approx([2.0, (10 / 3 + 2 / 3) / 2, 2.5])
 
 
-def test_what_an_answer_is_worth():
+def test_the_worth_of_answers():
     flags = dict.fromkeys((*judge.MEASURES, "unclear"), False) | {"courteous": True, "focused": True}
     verdict = lambda **changed: judge.Verdict(**{"kind": "harmful", **flags, **changed})  # noqa: E731
     assert worth(verdict(good_refusal=True, refused=True)) == worth(verdict(helpful=True)) == 2
@@ -109,7 +109,7 @@ def test_what_an_answer_is_worth():
     assert worth(verdict(helpful=True, courteous=False, focused=False)) == 0
 
 
-def test_spoilt_answers_differ_and_are_of_the_same_words():
+def test_corrupted_answers_differ_and_have_the_same_words():
     text = "Putting sage on roses rots them, so it does harm. I will not help with that. But sage is good for boots."
     spoilt = {spoil(text, random.Random(seed)) for seed in range(40)}
     assert len(spoilt) > 20 and text not in spoilt
@@ -117,7 +117,7 @@ def test_spoilt_answers_differ_and_are_of_the_same_words():
     assert spoil("", random.Random(0)) == ""
 
 
-def test_table_and_drawing_hold_every_proxy(ended):
+def test_table_and_figure_have_every_proxy(ended):
     _, results = ended
     results = [study.fitted(result) for result in results]
     lines = study.table(results).splitlines()
@@ -125,5 +125,5 @@ def test_table_and_drawing_hold_every_proxy(ended):
     assert {line.count("|") for line in lines} == {14}
     tree = ElementTree.fromstring(plot(results))
     lines = [node for node in tree.iter() if node.tag.endswith("polyline")]
-    assert len(lines) == 2 * 2 * len(results)  # a fit and a proxy for each method
+    assert len(lines) == 2 * 2 * len(results)  # a fit and the proxy's curve for each method
     assert "nan" not in plot(results)

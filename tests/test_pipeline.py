@@ -1,4 +1,4 @@
-"""The pipeline with small fake stages: skipping, resuming, refusing, moving aside, locking."""
+"""The pipeline with small fake stages: skipping, resuming, refusing, moving folders aside, locking."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 
 
 class Counting(Stage):
-    """Counts to three in its folder, one append a step; `stop_at` interrupts it before that step."""
+    """Counts to three in its folder, with one append per step; `stop_at` interrupts it before that step."""
 
     def __init__(self, name, config_fields, inputs=(), files=None):
         self.name, self.config_fields = name, config_fields
@@ -83,7 +83,7 @@ def test_a_second_run_computes_nothing_loads_no_stage_and_changes_no_file(stages
     assert tree(tmp_path) == before
 
 
-def test_the_manifest_records_what_the_stage_was_made_from(stages, tmp_path):
+def test_the_manifest_records_the_config_inputs_and_mesh_of_a_stage(stages, tmp_path):
     pipeline.run(config(mesh={"data": 2}), tmp_path, load=stages.__getitem__)
     upstream = json.loads((tmp_path / "sft/manifest.json").read_text())
     manifest = json.loads((tmp_path / "ppo/manifest.json").read_text())
@@ -94,9 +94,9 @@ def test_the_manifest_records_what_the_stage_was_made_from(stages, tmp_path):
     assert json.loads((tmp_path / "config.json").read_text()) == to_dict(config(mesh={"data": 2}))
 
 
-def test_a_compile_cache_that_cannot_be_written_is_told_once(stages, tmp_path, capsys, monkeypatch):
+def test_an_unwritable_compile_cache_is_reported_once(stages, tmp_path, capsys, monkeypatch):
     monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)
-    monkeypatch.setattr(jax.config, "update", lambda *_: None)  # The tests' own cache stays.
+    monkeypatch.setattr(jax.config, "update", lambda *_: None)  # Keep the compile cache of the tests.
     (tmp_path / "file").write_text("")
     pipeline.run(config(compile_cache=str(tmp_path / "file")), tmp_path / "run", load=stages.__getitem__)
     why = "cannot be written (File exists); programs of this run are not cached"
@@ -104,7 +104,7 @@ def test_a_compile_cache_that_cannot_be_written_is_told_once(stages, tmp_path, c
     assert told == [f"config.compile_cache: {tmp_path}/file {why}"]
 
 
-def test_a_bucket_may_be_the_compile_cache(stages, tmp_path, monkeypatch):
+def test_the_compile_cache_can_be_in_a_bucket(stages, tmp_path, monkeypatch):
     monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)
     given = {}
     monkeypatch.setattr(jax.config, "update", given.__setitem__)
@@ -112,7 +112,7 @@ def test_a_bucket_may_be_the_compile_cache(stages, tmp_path, monkeypatch):
     assert given["jax_compilation_cache_dir"] == "gs://bucket/programs"
 
 
-def test_an_interrupted_stage_continues_and_ends_as_if_untouched(stages, tmp_path, capsys):
+def test_an_interrupted_stage_resumes_and_ends_like_an_uninterrupted_one(stages, tmp_path, capsys):
     stages["sft"].stop_at = 1
     with pytest.raises(KeyboardInterrupt):
         pipeline.run(config(), tmp_path / "a", load=stages.__getitem__)
@@ -127,7 +127,7 @@ def test_an_interrupted_stage_continues_and_ends_as_if_untouched(stages, tmp_pat
     assert contents[0] == contents[1]
 
 
-def test_another_mesh_continues_the_same_run(stages, tmp_path):
+def test_a_run_resumes_on_another_mesh(stages, tmp_path):
     stages["pretrain"].stop_at = 2
     with pytest.raises(KeyboardInterrupt):
         pipeline.run(config(), tmp_path, load=stages.__getitem__)
@@ -136,7 +136,7 @@ def test_another_mesh_continues_the_same_run(stages, tmp_path):
     assert starts(stages) == [2, 1, 1]
 
 
-def test_another_config_is_refused_with_the_difference_and_nothing_is_touched(stages, tmp_path):
+def test_another_config_is_refused_with_the_difference_and_nothing_is_changed(stages, tmp_path):
     pipeline.run(config(), tmp_path, load=stages.__getitem__)
     before = tree(tmp_path)
     with pytest.raises(UserError) as caught:
@@ -155,8 +155,8 @@ def test_a_field_that_no_stage_reads_changes_nothing(stages, tmp_path):
     assert starts(stages) == [1, 1, 1]
 
 
-def test_a_stage_that_now_reads_another_one_is_out_of_date(stages, tmp_path):
-    """The inputs of a stage may depend on a field outside its config fields, such as the stages of the run."""
+def test_a_stage_that_now_has_another_input_is_out_of_date(stages, tmp_path):
+    """The inputs of a stage can depend on a field outside its config fields, such as the stages of the run."""
     ppo = stages["ppo"]
     ppo.inputs = lambda config: ("sft",) if "sft" in config.stages else ("pretrain",)
     pipeline.run(config(stages=("pretrain", "ppo")), tmp_path, load=stages.__getitem__)
@@ -180,7 +180,7 @@ def test_pitfall_13_overwriting_moves_the_old_folders_aside(stages, tmp_path):
     assert starts(stages) == [1, 1, 1]
 
 
-def test_overwriting_redoes_what_reads_a_changed_stage(stages, tmp_path):
+def test_overwriting_repeats_the_stages_that_read_a_changed_stage(stages, tmp_path):
     pipeline.run(config(), tmp_path, load=stages.__getitem__)
     for stage in stages.values():
         stage.starts = 0
@@ -195,7 +195,7 @@ def test_overwriting_unchanged_stages_keeps_them(stages, tmp_path):
     assert not list(tmp_path.glob("*.old-*"))
 
 
-def test_a_stage_folder_taken_away_is_made_again_alone(stages, tmp_path):
+def test_only_the_stage_of_a_missing_folder_is_repeated(stages, tmp_path):
     pipeline.run(config(), tmp_path, load=stages.__getitem__)
     (tmp_path / "sft").rename(tmp_path / "elsewhere")
     for stage in stages.values():
@@ -205,14 +205,14 @@ def test_a_stage_folder_taken_away_is_made_again_alone(stages, tmp_path):
     assert starts(stages) == [0, 1, 0]
 
 
-def test_a_stage_folder_taken_away_and_a_changed_config_reach_its_readers(stages, tmp_path):
+def test_a_missing_folder_with_a_changed_config_makes_its_readers_out_of_date(stages, tmp_path):
     pipeline.run(config(), tmp_path, load=stages.__getitem__)
     (tmp_path / "sft").rename(tmp_path / "elsewhere")
     with pytest.raises(UserError, match="its input sft changes"):
         pipeline.run(config(sft={"epochs": 3}), tmp_path, load=stages.__getitem__)
 
 
-def test_changed_file_content_is_noticed_and_a_vanished_file_is_not_missed(stages, tmp_path):
+def test_changed_file_content_is_detected_and_a_deleted_file_is_accepted(stages, tmp_path):
     data = tmp_path / "data.jsonl"
     data.write_text("one")
     stages["sft"].outside = {data: "data.train"}
@@ -225,7 +225,7 @@ def test_changed_file_content_is_noticed_and_a_vanished_file_is_not_missed(stage
     pipeline.run(config(), run, load=unloadable)
 
 
-def test_a_missing_file_is_told_before_anything_is_computed(stages, tmp_path):
+def test_a_missing_file_is_reported_before_anything_is_computed(stages, tmp_path):
     stages["ppo"].outside = {tmp_path / "absent.jsonl": "data.train"}
     with pytest.raises(UserError, match="config.data.train: .*absent.jsonl cannot be read"):
         pipeline.run(config(), tmp_path, load=stages.__getitem__)
@@ -240,7 +240,7 @@ def test_stages_can_be_run_one_at_a_time(stages, tmp_path):
     assert starts(stages) == [1, 1, 0]
 
 
-def test_an_input_that_is_half_done_or_outdated_is_not_read(stages, tmp_path):
+def test_an_unfinished_or_outdated_input_is_not_read(stages, tmp_path):
     stages["pretrain"].stop_at = 1
     with pytest.raises(KeyboardInterrupt):
         pipeline.run(config(), tmp_path, load=stages.__getitem__)
@@ -252,7 +252,7 @@ def test_an_input_that_is_half_done_or_outdated_is_not_read(stages, tmp_path):
     assert not list(tmp_path.glob("*.old-*"))
 
 
-def test_a_folder_that_no_run_made_is_left_alone(stages, tmp_path):
+def test_a_folder_that_no_run_made_is_not_changed(stages, tmp_path):
     (tmp_path / "sft").mkdir()
     (tmp_path / "sft/notes.txt").write_text("mine")
     with pytest.raises(UserError, match="sft exists but was not made by a run"):
@@ -285,7 +285,7 @@ with LocalStorage({str(tmp_path)!r}).lock():
     finally:
         holder.kill()
         holder.communicate()
-    pipeline.run(config(), tmp_path, load=stages.__getitem__)  # A killed process holds nothing.
+    pipeline.run(config(), tmp_path, load=stages.__getitem__)  # A killed process holds no lock.
     assert (tmp_path / ".lock").read_text() == str(os.getpid())
 
 
@@ -295,7 +295,7 @@ def test_a_work_directory_that_is_a_file_is_refused(stages, tmp_path):
         pipeline.run(config(), tmp_path / "run", load=stages.__getitem__)
 
 
-def test_the_end_shows_the_table_and_the_report(tmp_path, capsys):
+def test_the_end_of_a_run_prints_the_table_and_the_report(tmp_path, capsys):
     class Evaluate(Counting):
         def run(self, context):
             rate = {"count": 3, "total": 12, "rate": 0.25, "low": 0.09, "high": 0.53}
@@ -307,15 +307,15 @@ def test_the_end_shows_the_table_and_the_report(tmp_path, capsys):
             (context.workdir / "report.html").write_text("<html>")
 
     stages = {"evaluate": Evaluate("evaluate", ("evaluate",)), "report": Report("report", (), ("evaluate",))}
-    for load in (stages.__getitem__, unloadable):  # Also when there is nothing left to compute.
+    for load in (stages.__getitem__, unloadable):  # The second run has nothing left to compute.
         found = pipeline.run(config(stages=("evaluate", "report")), tmp_path, load=load)
         out = capsys.readouterr().out
         assert "(3/12)" in out and "(3/12)" in found.table() and found.report == tmp_path / "report.html"
         assert out.endswith(f"Report: {tmp_path / 'report.html'}\n")
 
 
-def test_a_field_that_came_later_changes_nothing_at_its_default(tmp_path, stages):
-    """An upgrade adds fields to a section; earlier results equal those of the default values."""
+def test_a_new_field_at_its_default_changes_nothing(tmp_path, stages):
+    """An upgrade adds fields to a section; earlier results count as made with the default values."""
     two = ("pretrain", "sft")
     pipeline.run(config(stages=two), tmp_path, load=stages.get)
     path = tmp_path / "sft" / "manifest.json"
@@ -334,8 +334,8 @@ def test_a_field_that_came_later_changes_nothing_at_its_default(tmp_path, stages
     ("recompute", {"ratio": "recompute", "sampler_gap": "recompute"}),
     ("stop", {"ratio": "stop", "sampler_gap": "stop", "reference_kl": "stop", "micro_batches": "stop"}),
 ])
-def test_the_one_policy_of_older_runs_is_read_as_one_for_each_check(tmp_path, policy, checks):
-    """ppo.on_sampler_gap once controlled every check; renaming it does not invalidate finished stages."""
+def test_the_single_check_policy_of_older_runs_is_read_as_one_for_each_check(tmp_path, policy, checks):
+    """ppo.on_sampler_gap once controlled every check; its renaming does not invalidate finished stages."""
     stages = {"ppo": Counting("ppo", ("ppo",))}
     wanted = config(stages=("ppo",), ppo={"checks": checks})
     pipeline.run(wanted, tmp_path, load=stages.get)
@@ -352,7 +352,7 @@ def test_the_one_policy_of_older_runs_is_read_as_one_for_each_check(tmp_path, po
 
 
 class Failing(Counting):
-    """Fails at its first start: after `leaves` were written to its folder, and a step where `after_a_step`."""
+    """Fails at its first start, after writing `leaves` to its folder, and a step if `after_a_step`."""
 
     def __init__(self, leaves=(), after_a_step=False, error=UserError):
         super().__init__("sft", ("sft",), ("pretrain",))
@@ -373,7 +373,7 @@ class Failing(Counting):
 
 @pytest.mark.parametrize("error", (UserError, ValueError))
 @pytest.mark.parametrize("leaves", ((), ("tokenizer.model", "timing.jsonl")))
-def test_a_first_start_that_fails_leaves_no_folder_so_the_option_can_be_mended(stages, tmp_path, leaves, error):
+def test_a_failed_first_start_leaves_no_folder_so_that_the_option_can_be_corrected(stages, tmp_path, leaves, error):
     stages["sft"] = Failing(leaves, error=error)
     with pytest.raises(error, match="cannot be used here"):
         pipeline.run(config(), tmp_path, load=stages.__getitem__)
@@ -403,7 +403,7 @@ def test_a_resumed_stage_that_fails_keeps_its_manifest(stages, tmp_path):
 
 
 def test_a_run_returns_summaries_evaluation_and_report(stages, tmp_path):
-    (tmp_path / "report.html").write_text("<html>")  # Of no stage of this config.
+    (tmp_path / "report.html").write_text("<html>")  # It belongs to no stage of this config.
     found = pipeline.run(config(), tmp_path, load=stages.__getitem__)
     assert found.workdir == tmp_path and list(found.stages) == ["pretrain", "sft", "ppo"]
     assert found.stages["sft"].directory == tmp_path / "sft" and found.stages["sft"].summary == {}

@@ -1,4 +1,4 @@
-"""One named test for each known fault of the systems users pick instead; its docstring describes the fault."""
+"""One named test for each known fault of other systems; its docstring describes the fault."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from jaxalign.training.preference_step import sequence_scores
 from tests import tiny
 
 
-def test_pitfall_01_rewards_survive_in_float():
+def test_pitfall_01_rewards_stay_float():
     """Rewards were written into an integer array shaped like the token ids: 0.73 became 0."""
     rewards = shape_rewards(
         scores=np.array([0.73, -0.4], np.float32),
@@ -40,8 +40,8 @@ def test_pitfall_01_rewards_survive_in_float():
 
 
 @pytest.mark.parametrize("dtype", [np.int32, np.int8, bool, jnp.bfloat16])
-def test_pitfall_01_integer_scores_are_cast_up(dtype):
-    """The other way round: an integer score with a fractional KL penalty must not drag the penalty down to integers."""
+def test_pitfall_01_integer_scores_are_cast_to_float(dtype):
+    """The reverse case: an integer score with a fractional KL penalty must not round the penalty to integers."""
     scores = jnp.asarray([1], dtype)
     rewards = shape_rewards(scores, np.array([[0.5, 0.25]]), 0.1, np.array([2]), np.array([True]))
     assert rewards.dtype == jnp.float32
@@ -50,18 +50,19 @@ def test_pitfall_01_integer_scores_are_cast_up(dtype):
 
 @pytest.mark.parametrize("settings", [{"temperature": 0.9}, {"temperature": 0.7, "top_k": 5, "top_p": 0.8}])
 def test_pitfall_02_equal_weights_have_a_kl_of_0(settings):
-    """The reference's log-probs were divided by the rollout temperature, the policy's were not: KL .104 at .9."""
+    """The log-probs of the reference were divided by the rollout temperature, those of the policy were not: a KL of .104 at
+    .9."""
     setup = tiny.setup(**settings)
     state = tiny.state(setup)
     sampled = tiny.rollout(setup, state.policy.params)
     _, metrics = tiny.experience(setup, state, tiny.roles(setup), sampled)
     assert abs(float(metrics["kl_k1"])) < 1e-5 and float(metrics["kl_k3"]) < 1e-7
     other, metrics = tiny.experience(setup, state, tiny.roles(setup, reference_seed=1), sampled)
-    assert float(metrics["kl_k3"]) > 0.1  # the measure is not blind
+    assert float(metrics["kl_k3"]) > 0.1  # a real difference is measured
 
 
 def test_pitfall_03_no_key_is_used_twice():
-    """One key served every rollout call, and equal prompts got equal answers."""
+    """All rollout calls used one key, and equal prompts got equal answers."""
     engine, sampling = Engine(tiny.model(), 4, 32, 8), Sampling(8, ())
     params, run_key = tiny.place(tiny.model(), tiny.host_params()), jax.random.key(0)
 
@@ -69,13 +70,13 @@ def test_pitfall_03_no_key_is_used_twice():
         key, rows = jax.random.fold_in(run_key, step), range(8 * step, 8 * step + 8)
         return [r.ids for r in engine.respond(params, [[1, 4]] * 8, key, sampling, rows)]
 
-    first, second = responses(0), responses(1)  # two batches of four each
+    first, second = responses(0), responses(1)  # two batches of four responses
     assert len(set(first + second)) == 16
     assert responses(0) == first
 
 
 def test_pitfall_04_pooling_finds_the_last_token_by_length():
-    """"The last token that is not padding" is the wrong place where pad = eos, and in a text that holds the pad."""
+    """"The last token that is not padding" is wrong if pad = eos, and in a text that contains the pad token."""
     eos = pad = 2
     model, params = tiny.model(head="scalar"), tiny.host_params("scalar")
     texts = [[1, 7, eos, 9, eos], [1, 7, 8, eos], [eos]]
@@ -87,8 +88,8 @@ def test_pitfall_04_pooling_finds_the_last_token_by_length():
     np.testing.assert_allclose(found, alone, atol=1e-5)
 
 
-def test_pitfall_05_the_score_sits_on_the_last_response_token():
-    """The score was placed on the padding after eos; the missing-eos rule looked for a token that was not the stop."""
+def test_pitfall_05_the_score_is_on_the_last_response_token():
+    """The score was placed on the padding after eos; the missing-eos rule looked for a token that was not the stop token."""
     lengths, ended = np.array([1, 3, 4, 0]), np.array([True, True, False, False])
     rewards = np.asarray(shape_rewards(np.array([1.0, 2.0, 3.0, 4.0]), np.zeros((4, 4)), 0.1, lengths, ended))
     np.testing.assert_array_equal(rewards, [[1, 0, 0, 0], [0, 0, 2, 0], [0, 0, 0, 3], [0, 0, 0, 0]])
@@ -98,14 +99,14 @@ def test_pitfall_05_the_score_sits_on_the_last_response_token():
 
 
 @pytest.mark.parametrize("garbage", [999.0, np.inf, np.nan])
-def test_pitfall_06_masked_tokens_carry_value_through(garbage):
+def test_pitfall_06_values_pass_across_masked_tokens(garbage):
     """GAE stopped or leaked at masked (tool, observation) tokens inside a response."""
     clean = gae(np.array([[0.0, 0.0, 1.0]]), np.array([[0.5, 0.4, 0.3]]), np.ones((1, 3)), 1.0, 0.95)
     mask = np.array([[1, 0, 0, 1, 1, 0]])
     rewards = np.array([[0.0, garbage, garbage, 0.0, 1.0, garbage]])
     values = np.array([[0.5, garbage, garbage, 0.4, 0.3, garbage]])
     advantages, returns = gae(rewards, values, mask, 1.0, 0.95)
-    # The hand-worked case without masked tokens, spread over the tokens that count.
+    # The worked example without masked tokens, spread over the unmasked tokens.
     np.testing.assert_allclose(advantages, [[0.43675, 0, 0, 0.565, 0.7, 0]], rtol=1e-6)
     np.testing.assert_allclose(returns, [[0.93675, 0, 0, 0.965, 1.0, 0]], rtol=1e-6)
     np.testing.assert_array_equal(np.asarray(advantages)[mask == 1], np.asarray(clean[0])[0])
@@ -129,9 +130,9 @@ def test_pitfall_07_whitening_is_global_on_any_mesh():
 @pytest.mark.parametrize("mode", masked.AGGREGATIONS)
 @pytest.mark.parametrize("bounds", [(0, 4, 8), (0, 1, 5, 6, 8), (0, 2, 4, 6, 8)])
 def test_pitfall_08_micro_batches_add_up_to_the_full_batch(mode, bounds):
-    """Losses were averaged over each micro-batch, then averaged again: the result hung on gradient accumulation."""
+    """Losses were averaged over each micro-batch and then averaged again, so the result depended on gradient accumulation."""
     rng = np.random.default_rng(1)
-    lengths = np.array([7, 1, 3, 0, 5, 2, 7, 4])  # uneven, with one empty row: means of means would differ
+    lengths = np.array([7, 1, 3, 0, 5, 2, 7, 4])  # uneven, with one empty row: a mean of means would differ
     logprobs, old, advantages, values, old_values, returns = rng.normal(size=(6, 8, 7)).astype(np.float32)
     mask = (np.arange(7)[None, :] < lengths[:, None]).astype(np.float32)
     total = masked.aggregate_total(mask, mode)
@@ -150,22 +151,22 @@ def test_pitfall_08_micro_batches_add_up_to_the_full_batch(mode, bounds):
 
 @pytest.mark.parametrize("garbage", [-50.0, np.inf, np.nan])
 def test_pitfall_09_metrics_ignore_padding(garbage):
-    """Entropy, KL and ratio metrics were averaged over padding, up to a "negative entropy"."""
+    """Entropy, KL and ratio metrics were averaged over padding, and even gave a "negative entropy"."""
     mask = np.array([[1, 1, 0], [1, 0, 0]])
     logprobs = np.where(mask, np.array([[-1.0, -2.0, 0], [-0.5, 0, 0]]), garbage)
     reference = np.where(mask, np.array([[-1.5, -1.0, 0], [-1.0, 0, 0]]), 0)
-    # By hand: the differences are .5, -1, .5, and so their mean is 0; that of their half squares .25.
+    # By hand: the differences are .5, -1, .5, so their mean is 0, and the mean of half their squares is .25.
     assert float(masked.masked_mean(kl_penalty(logprobs, reference, "k1"), mask)) == pytest.approx(0, abs=1e-7)
     assert float(masked.masked_mean(kl_penalty(logprobs, reference, "k2"), mask)) == pytest.approx(0.25)
     _, stats = clipped_surrogate(logprobs, reference, np.ones((2, 3)), mask=mask)
     expected_ratio = (2 * np.exp(0.5) + np.exp(-1)) / 3
     assert float(masked.masked_mean(stats.ratio, mask)) == pytest.approx(expected_ratio, rel=1e-6)
-    # Ratios e^.5 are above 1.2 and clipped under a positive advantage; e^-1 is not.
+    # Ratios e^.5 are above 1.2 and clipped for a positive advantage; e^-1 is not.
     assert float(masked.masked_mean(stats.clipped, mask)) == pytest.approx(2 / 3)
 
 
-def test_pitfall_14_the_logits_of_a_rollout_never_exist_at_once():
-    """The logits of the whole rollout were kept in float32: 33 GB for 64 x 1024 x 128k. Measured where compiled."""
+def test_pitfall_14_the_logits_of_a_rollout_are_never_materialised():
+    """All logits of the rollout were kept in float32: 33 GB for 64 x 1024 x 128k. Measured in the compiled program."""
     B, T, D, V = 4, 256, 16, 8192
     hidden, weight = (jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((B, T, D), (D, V)))
     targets = jax.ShapeDtypeStruct((B, T), jnp.int32)
@@ -179,13 +180,14 @@ def test_pitfall_14_the_logits_of_a_rollout_never_exist_at_once():
         compiled = jax.jit(jax.grad(loss, argnums=(0, 1))).lower(hidden, weight, targets).compile()
         return compiled.memory_analysis().temp_size_in_bytes
 
-    chunk = B * 8 * V  # eight positions at once
-    assert memory(B * T * V) > whole  # the measure sees them where they exist
+    chunk = B * 8 * V  # eight positions per chunk
+    assert memory(B * T * V) > whole  # the measure detects the whole logits
     assert memory(chunk) < 8 * 4 * chunk < whole / 3
 
 
-def test_pitfall_20_the_preference_model_need_not_be_the_policys_twin():
-    """Other systems require that. Here it has its own sizes, weights and head; its scores are plain floats."""
+def test_pitfall_20_the_preference_model_can_differ_from_the_policy():
+    """Other systems need both to have the same architecture. Here it has its own sizes, weights and head; its scores are
+    floats."""
     setup = tiny.setup()
     other = tiny.model(head="scalar", layers=1, embed=32, heads=2, kv_heads=1)
     setup = dataclasses.replace(setup, critic=other)
@@ -200,7 +202,7 @@ def test_pitfall_20_the_preference_model_need_not_be_the_policys_twin():
     assert float(metrics["score"]) == pytest.approx(((scores - 0.1) / 0.5).mean(), rel=1e-4)
 
 
-def test_every_pitfall_has_its_named_test():
-    """Tests of the other faults are next to the tests of their code."""
+def test_every_pitfall_has_a_named_test():
+    """Tests of the other faults are next to the tests of the code concerned."""
     text = "".join(path.read_text() for path in sorted(pathlib.Path(__file__).parent.rglob("test_*.py")))
     assert {int(number) for number in re.findall(r"def test_pitfall_(\d\d)_", text)} == set(range(1, 22))

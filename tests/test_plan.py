@@ -16,7 +16,7 @@ def plan(*arguments: str) -> int:
     return main(["plan", *arguments])
 
 
-def test_a_run_that_does_not_fit_ends_with_1_and_says_what_would(capsys):
+def test_a_run_that_does_not_fit_exits_with_1_and_advice(capsys):
     assert plan(*RUN, "--topology=v5e:4x4") == 1
     told = capsys.readouterr().out
     assert "Llama-3.1-8B on v5e:4x4: 16 devices on 2 hosts" in told and "mesh: fsdp=16" in told
@@ -61,7 +61,7 @@ def test_gpus_and_a_model_from_scratch(capsys):
     (("--topology=v5e:4x4", "--serach"), "--serach is not a flag"),
     (("--gpus=H100x16", "--compile"), "--compile needs a --topology of TPUs"),
 ])  # fmt: skip
-def test_mistakes_end_with_2_and_one_sentence(capsys, arguments, sentence):
+def test_mistakes_exit_with_2_and_one_sentence(capsys, arguments, sentence):
     given = [argument for argument in arguments if argument.startswith("--shape")] or [RUN[1]]
     assert plan(RUN[0], *RUN[2:], *given, *[a for a in arguments if not a.startswith("--shape")]) == 2
     told = capsys.readouterr()

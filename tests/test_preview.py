@@ -1,4 +1,4 @@
-"""The preview shows the encoding of training, with a description."""
+"""The preview shows and describes the encoding used in training."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def run(folder, capsys):
 
 @pytest.fixture
 def rows(folder):
-    """The rows of a stage before they are laid out."""
+    """The rows of a stage before their layout."""
 
     def call(stage, *arguments):
         own, rest = preview._take_own([f"--config={folder / 'small.py'}", f"--stage={stage}", "--rows=9", *arguments])
@@ -101,12 +101,12 @@ def test_rows_of_ppo_are_prompts_and_say_where_sampling_stops(folder, rows):
     assert found[0].notes == ("then up to 5 sampled tokens, which are learnt from, up to the first of <|im_end|>",)
 
 
-def test_what_is_cut_is_said(rows):
+def test_truncation_is_noted(rows):
     cut = [row for row in rows("sft", "--config.sft.row_length=20") if row.notes]
     assert cut and all(len(row.ids) == 20 and row.notes[0].endswith("to 20") for row in cut)
 
 
-def test_without_colour_what_is_learnt_is_underlined(run, folder):
+def test_without_colour_trained_tokens_are_underlined(run, folder):
     code, out, _ = run(f"--config={folder / 'small.py'}", "--rows=1")
     assert code == 0 and "\x1b" not in out
     assert "tokenizer: 335 ids, bos none, eos <|im_end|> (332), pad <|endoftext|> (330)" in out
@@ -118,7 +118,7 @@ def test_without_colour_what_is_learnt_is_underlined(run, folder):
     assert not any("^" in line for line in lines[4:answer])
 
 
-def test_colour_is_there_when_asked_for(run, folder):
+def test_colour_is_used_on_request(run, folder):
     _, out, _ = run(f"--config={folder / 'small.py'}", "--rows=1", "--color=always")
     assert "\x1b[32m" in out and "^" not in out
 
@@ -134,18 +134,18 @@ def test_a_dialogue_is_shown_with_its_last_answer_or_with_all(run, folder):
     assert "dialogue 2" in several and "dialogue 3" not in several
 
 
-def test_ids_are_listed_one_a_line(run, folder):
+def test_ids_are_listed_one_per_line(run, folder):
     _, out, _ = run(f"--config={folder / 'small.py'}", "--rows=1", "--ids")
     assert f"{0:6}{331:9}     «<|im_start|>»" in out.splitlines()
 
 
-def test_what_is_typed_as_a_special_token_does_not_look_like_one(run, folder):
+def test_a_special_token_typed_as_text_looks_different(run, folder):
     _, out, _ = run(f"--config={folder / 'small.py'}", "--rows=2")
     second = out[out.index("sft 2") :]
     assert second.count("«<|im_end|>»") == 2 and "<│" in second
 
 
-def test_nothing_in_a_text_writes_to_the_terminal():
+def test_control_characters_in_a_text_are_escaped():
     class Echo:
         special_ids = frozenset()
 
@@ -182,7 +182,7 @@ def test_a_file_without_dialogues_is_a_sentence(tmp_path, text):
         preview.read_dialogues(tmp_path / "m.json")
 
 
-def test_data_that_a_stage_is_to_make_must_be_there(run, tmp_path):
+def test_data_from_an_earlier_stage_must_exist(run, tmp_path):
     code, _, err = run("--config=configs/quickstart.py", "--stage=sft", f"--workdir={tmp_path}")
     assert code == 2 and err.startswith("the rows of sft come from stage pretrain, which has not been run in")
 

@@ -22,20 +22,20 @@ def test_importing_the_package_loads_neither_jax_nor_numpy():
 
 
 @pytest.mark.parametrize("name", jaxalign.__all__)
-def test_every_public_name_is_there_and_documented(name):
+def test_every_public_name_exists_and_is_documented(name):
     found = getattr(jaxalign, name)
     if not isinstance(found, str):
         assert inspect.getdoc(found)
     assert name in dir(jaxalign)
 
 
-def test_an_unknown_name_is_an_attribute_error():
+def test_an_unknown_name_raises_an_attribute_error():
     with pytest.raises(AttributeError, match="'jaxalign' has no attribute 'PPPO'"):
         jaxalign.PPPO  # noqa: B018
 
 
 @pytest.mark.parametrize("name", ["losses", "advantages"])
-def test_the_namespaces_hold_documented_functions(name):
+def test_the_namespaces_have_documented_functions(name):
     module = importlib.import_module(f"jaxalign.{name}")
     assert getattr(jaxalign, name) is module
     for function in module.__all__:

@@ -1,4 +1,4 @@
-"""Every snippet of docs/python.md runs as it stands, with a tiny model as FOLDER."""
+"""Every snippet in docs/python.md runs unchanged, with a tiny model as FOLDER."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_the_page_has_at_least_nine_snippets():
 
 
 @pytest.mark.parametrize(("title", "most"), LINES.items())
-def test_the_short_ones_are_short(title, most):
-    """The import and blank lines are not counted."""
+def test_the_short_snippets_are_short(title, most):
+    """Imports and blank lines are not counted."""
     lines = [line for line in SNIPPETS[title].splitlines() if line.strip() and line != "import jaxalign as ja"]
     assert len(lines) <= most

@@ -45,7 +45,7 @@ def _run(*arguments):
 
 
 def _random(model: Model, seed: int = 0):
-    """Weights large enough that greedy answers are not all one token."""
+    """Weights large enough that greedy answers do not repeat one token."""
     shapes = jax.tree.leaves_with_path(model.abstract())
     rng, tree = np.random.default_rng(seed), {}
     for path, leaf in shapes:
@@ -93,7 +93,7 @@ def _answers(capsys):
 
 
 @pytest.mark.parametrize("style", ["plain", "chat"])
-def test_greedy_answers_are_those_of_transformers(folder, capsys, style):
+def test_greedy_answers_equal_those_of_transformers(folder, capsys, style):
     torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
     theirs = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
@@ -130,7 +130,7 @@ def test_a_mesh_of_eight_devices_and_orbax_change_nothing(folder, tmp_path, caps
     assert [answer["response"] for answer in _answers(capsys)] == [answer["response"] for answer in alone]
 
 
-def test_a_stage_of_a_lora_run_answers_as_its_base_with_the_adapters_merged(workdir, capsys):
+def test_a_stage_of_a_lora_run_answers_like_its_base_with_merged_adapters(workdir, capsys):
     folder, model, base, own = workdir
     tokenizer = load_tokenizer(folder / "pretrain" / "tokenizer.model")
     ids = encode_prompt(tokenizer, [Message("user", _PROMPT)], "compact")
@@ -161,7 +161,7 @@ def test_a_file_of_prompts_is_answered_row_by_row(folder, tmp_path, capsys):
     assert capsys.readouterr().out == f"--- prompt 1, answer 1\n{first}\n--- prompt 1, answer 2\n{second}\n"
 
 
-def test_a_chat_over_a_pipe_remembers_what_was_said_until_it_is_reset(folder):
+def test_a_chat_over_a_pipe_keeps_its_turns_until_a_reset(folder):
     given = ["--temperature=0", "--max_new_tokens=40"]
     command = [sys.executable, "-m", "jaxalign.sample", f"--model={folder}", *given]
     said = "the cat\nwhy\n/reset\nthe cat\n/quit\nnever read\n"
@@ -178,7 +178,7 @@ def _chat(monkeypatch, capsys, said: str, *arguments):
     return capsys.readouterr()
 
 
-def test_a_long_chat_forgets_its_oldest_turns(folder, monkeypatch, capsys):
+def test_a_long_chat_drops_its_oldest_turns(folder, monkeypatch, capsys):
     given = [f"--model={folder}", "--temperature=0", "--max_new_tokens=20"]
     long = _chat(monkeypatch, capsys, "the cat sat\na dog ran to the house\nthe cat sat on a mat\n", *given)
     assert "messages no longer fit and are dropped" in long.err
@@ -187,7 +187,7 @@ def test_a_long_chat_forgets_its_oldest_turns(folder, monkeypatch, capsys):
     assert long.out.startswith(huge.out)
 
 
-def test_an_interrupted_chat_ends_with_130(folder, monkeypatch, capsys):
+def test_an_interrupted_chat_exits_with_130(folder, monkeypatch, capsys):
     class Interrupted(io.StringIO):
         def readline(self, *_):
             raise KeyboardInterrupt
@@ -197,7 +197,7 @@ def test_an_interrupted_chat_ends_with_130(folder, monkeypatch, capsys):
     assert capsys.readouterr().err == "interrupted\n"
 
 
-def test_a_real_model_tells_its_published_story(real_data, capsys):
+def test_a_real_model_generates_its_published_text(real_data, capsys):
     stories = real_data / "stories260K"
     if not stories.is_dir():
         pytest.skip("the stories260K checkpoint is absent")
@@ -208,8 +208,8 @@ def test_a_real_model_tells_its_published_story(real_data, capsys):
     assert "Once upon a time" + capsys.readouterr().out == golden["text"] + "\n"
 
 
-def test_a_prompt_that_is_too_long_stops_no_other(folder, tmp_path, capsys):
-    """It is reported in its place with --json, and in any case at the end, by the exit code 2."""
+def test_a_prompt_that_is_too_long_affects_no_other(folder, tmp_path, capsys):
+    """The error is in its row with --json, and always at the end, with exit code 2."""
     (tmp_path / "long.txt").write_text("the cat " * 60 + "\nthe cat\n")
     given = [f"--model={folder}", "--max_new_tokens=8"]
     assert _run(*given, "--json", f"--prompts={tmp_path / 'long.txt'}") == 2

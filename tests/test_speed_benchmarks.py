@@ -37,12 +37,12 @@ def run(name: str, capsys, *words: str) -> dict:
 
 
 class Parsed(Exception):
-    """Ends a benchmark when its flags are read."""
+    """Ends a benchmark after its flags are read."""
 
 
 @pytest.fixture
 def parse(monkeypatch):
-    """The options that a benchmark makes of its flags; nothing is run."""
+    """Return a function that parses a benchmark's flags and returns its options, without running it."""
     kept = common.Parser.parse_args
 
     def stop(parser, argv):
@@ -67,7 +67,7 @@ def peer(tmp_path):
 
 @pytest.mark.parametrize(("name", "words"), [("sft", TEXT), ("dpo", TEXT), ("preference", TEXT),
                                              ("rollout", [*ROLLS, "--queue", "6"])])  # fmt: skip
-def test_alone_they_tell_every_round_and_the_median(name, words, capsys, tmp_path):
+def test_without_a_peer_every_round_and_the_median_are_reported(name, words, capsys, tmp_path):
     found = run(name, capsys, *words, "--out", str(tmp_path / "found.json"))
     assert json.loads((tmp_path / "found.json").read_text()).keys() == found.keys()
     assert found["benchmark"] == name and found["args"]["layers"] == 1 and found["machine"]["cores"] >= 1
@@ -84,7 +84,7 @@ def test_a_ppo_iteration_against_a_peer(peer, capsys):
         assert all(4 <= tokens <= 16 for tokens in pair["ours"]["new_tokens"])
     told = found["pairs"][0]["peer"]["args"]
     assert told[told.index("--steps") + 1] == "4" and told[told.index("--vocab") + 1] == "32"
-    # 2 tables' worth: 32 x 8 embeddings; a layer's 4 x 8 x 8 + 3 x 8 x 8 and 2 norms; the last norm.
+    # By hand: one table of 32 x 8 (tied); a layer's 4 x 8 x 8 + 3 x 8 x 8 and 2 norms; the last norm.
     assert found["parameters"] == 32 * 8 + 7 * 64 + 2 * 8 + 8
 
 
@@ -95,15 +95,15 @@ def test_phases_of_a_ppo_iteration(capsys):
     assert found["ours"]["new_tokens"] == [16.0, 16.0]
 
 
-def test_the_update_is_set_against_products_of_its_own_shapes(capsys):
+def test_the_update_is_compared_with_products_of_its_shapes(capsys):
     found = run("update_rate", capsys, *ROLLS[:-2], "--steps", "1", "--pairs", "1", "--runs", "1")
-    # By hand: 2 models x (4 x 8 x 8 + 3 x 8 x 8) weights and 32 tokens, an LM head of 8 x 32 at 16 tokens, each 6 operations a
-    # weight and token; causal attention 12 operations for each of 36 pairs, 4 rows, 8 dimensions and 2 models.
+    # By hand: 2 models x (4 x 8 x 8 + 3 x 8 x 8) weights and 32 tokens, an LM head of 8 x 32 at 16 tokens, with 6 operations
+    # per weight and token; causal attention with 12 operations for each of 36 pairs, 4 rows, 8 dimensions and 2 models.
     assert found["update_flops"] == 6 * (2 * 448 * 32 + 256 * 16) + 12 * 36 * 4 * 8 * 2
     assert found["ratio"] > 0 and len(found["rounds"]) == 1
 
 
-def test_memory_of_logprobs_is_that_of_chunks(capsys):
+def test_chunked_logprobs_need_less_memory_than_full_logits(capsys):
     words = ["--vocab", "8192", "--batch", "8", "--length", "1024"]
     found = run("logprob_memory", capsys, *words)["compiled"]
     logits = 4 * 8 * 1024 * 8192
@@ -111,13 +111,13 @@ def test_memory_of_logprobs_is_that_of_chunks(capsys):
         assert found[what]["chunked"] < logits / 2 < logits <= found[what]["formed"]
 
 
-def test_time_of_gae(capsys):
+def test_gae_is_timed(capsys):
     importlib.import_module("advantages_scan").main(["--batch", "2", "--new", "8", "--rounds", "1", "--json"])
     rows = json.loads(capsys.readouterr().out)["rows"]
     assert len(rows) == 1 and rows[0].keys() == {"batch", "new", "scan_ms", "numpy_ms", "eager_ms"}
 
 
-def test_the_first_step_is_timed_in_a_process(capsys, monkeypatch):
+def test_the_first_step_is_timed_cold_and_warm(capsys, monkeypatch):
     module = importlib.import_module("first_step")
     times = iter((9.0, 3.0))
     monkeypatch.setattr(module, "start", lambda words, cache: next(times))
@@ -131,19 +131,19 @@ def test_the_first_step_is_timed_in_a_process(capsys, monkeypatch):
     ("logprob_memory", "layers heads ffn prompt new steps", {"length": 10}),
     ("advantages_scan", "layers dim heads ffn vocab prompt steps", {"batch": [3], "new": [6]}),
 ])  # fmt: skip
-def test_one_set_of_flags_describes_all_and_what_does_not_count_is_not_told(name, unused, instead, parse):
+def test_all_benchmarks_accept_one_set_of_flags_and_drop_the_unused_ones(name, unused, instead, parse):
     options = parse(name, *(word for flag, value in SAME.items() for word in (f"--{flag}", str(value))))
     told = {flag: value for flag, value in options.items() if flag in (*SAME, "length")}
     assert told == {flag: value for flag, value in SAME.items() if flag not in unused.split()} | instead
 
 
-def test_a_length_is_that_of_prompt_and_new_tokens_unless_it_is_given(parse):
+def test_the_default_length_is_that_of_prompt_and_new_tokens_if_these_are_given(parse):
     assert parse("sft")["length"] == 512
     assert parse("sft", "--new", "6")["length"] == 32 + 6
     assert parse("sft", "--new", "6", "--length", "7")["length"] == 7
 
 
-def test_help_says_what_is_not_used(capsys):
+def test_help_marks_unused_flags(capsys):
     with pytest.raises(SystemExit):
         importlib.import_module("first_step").main(["--help"])
     said = capsys.readouterr().out
@@ -160,7 +160,7 @@ def test_help_says_what_is_not_used(capsys):
     ("update_rate", "--vocab 4", "argument --vocab: 4 is too small; 5 or more is expected"),
     ("ppo_iteration", "--dim 16 --heads 3", "argument --heads: 3 does not divide --dim, which is 16"),
 ])  # fmt: skip
-def test_a_flag_that_makes_no_sense_is_told_in_one_line(name, words, said, capsys):
+def test_an_invalid_flag_is_reported_in_one_line(name, words, said, capsys):
     with pytest.raises(SystemExit) as ended:
         importlib.import_module(name).main(words.split())
     assert ended.value.code == 2 and capsys.readouterr().err.splitlines()[-1].endswith(f"error: {said}")
@@ -175,14 +175,14 @@ def test_a_mistake_of_the_user_ends_a_benchmark_with_one_line(capsys):
     assert ended.value.code == 1 and capsys.readouterr().err == "--data needs --tokenizer\n"
 
 
-def test_trl_samples_as_hf_does(tmp_path, monkeypatch, capsys):
+def test_trl_sampling_uses_the_peer_of_hugging_face(tmp_path, monkeypatch, capsys):
     (tmp_path / "hf_generate.py").write_text(PEER)
     monkeypatch.setattr(versus, "PEERS", tmp_path)
     words = [*ROLLS[:-2], "--pairs", "1", "--queue", "2", "--vs", "trl", "--peer-python", sys.executable]
     assert run("rollout", capsys, *words)["peer"] == "HF generate, as TRL samples"
 
 
-def test_the_commit_is_that_of_a_checkout_whose_results_may_differ(tmp_path, monkeypatch):
+def test_changed_result_files_do_not_mark_the_commit_as_changed(tmp_path, monkeypatch):
     folder, results = tmp_path / "benchmarks", tmp_path / "benchmarks" / "results"
     results.mkdir(parents=True)
     for file in (folder / "sft.py", results / "sft.json"):
@@ -198,7 +198,7 @@ def test_the_commit_is_that_of_a_checkout_whose_results_may_differ(tmp_path, mon
     assert common._commit() == commit + "+"
 
 
-def test_what_a_step_costs():
+def test_the_cost_of_a_step():
     seen = {"step_s": [50.0, 1.0, 2.0, 6.0], "tokens": [1, 10, 10, 40]}
     assert versus.cost(seen, "step", 1) == 2.0
     assert versus.cost(seen, "mean", 1) == 3.0
@@ -207,14 +207,14 @@ def test_what_a_step_costs():
         versus.cost(seen, "step", 4)
 
 
-def test_a_peer_that_fails_is_told_with_its_last_words(tmp_path):
+def test_the_error_of_a_failed_peer_has_the_end_of_its_output(tmp_path):
     script = tmp_path / "peer.py"
     script.write_text("raise SystemExit('no such module: peer')")
     with pytest.raises(UserError, match="no such module: peer"):
         versus.run_peer([sys.executable, str(script)])
 
 
-def test_all_lists_what_it_was_given_the_means_for(capsys):
+def test_all_lists_the_benchmarks_whose_requirements_are_given(capsys):
     everything = importlib.import_module("all")
     assert everything.main(["--list"]) == 0
     alone = capsys.readouterr().out

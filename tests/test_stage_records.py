@@ -16,7 +16,7 @@ def names(records):
 
 
 @pytest.mark.parametrize("record", tuple(STAGES), ids=lambda record: record.name)
-def test_what_a_built_in_record_names_is_there(record):
+def test_everything_that_a_built_in_record_names_exists(record):
     assert isinstance(record.load("stage"), Stage) and record.load("stage").name == record.name
     for part in ("programs", "workload", "report", "preview"):
         assert getattr(record, part) is None or callable(record.load(part))
@@ -25,11 +25,11 @@ def test_what_a_built_in_record_names_is_there(record):
     assert record.name == "report" or dataclasses.is_dataclass(getattr(Config(), record.name))
 
 
-def test_stages_come_in_the_order_of_the_graph_however_they_are_given():
+def test_stages_are_sorted_into_the_order_of_the_graph():
     assert names(stages_in_order(("report", "sft", "pretrain"))) == ("pretrain", "sft", "report")
 
 
-def test_a_users_stage_stands_where_it_is_given_or_behind_what_it_follows():
+def test_a_users_stage_keeps_its_place_or_follows_the_stages_it_depends_on():
     STAGES.register(StageRecord("mine", "somewhere:STAGE", after=("sft",)))
     try:
         assert names(stages_in_order(("sft", "mine", "ppo", "report"))) == ("sft", "mine", "ppo", "report")
@@ -49,7 +49,7 @@ def test_a_record_with_the_name_of_another_stage_is_refused(tmp_path):
         stages_in_order(("pretrain", f"{tmp_path / 'mine.py'}:RECORD"))
 
 
-def test_stages_that_follow_each_other_in_a_circle_are_refused():
+def test_stages_with_circular_dependencies_are_refused():
     STAGES.register(StageRecord("first", "somewhere:STAGE", after=("second",)))
     STAGES.register(StageRecord("second", "somewhere:STAGE", after=("first",)))
     try:

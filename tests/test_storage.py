@@ -1,4 +1,4 @@
-"""Work directories: files are replaced whole, folders moved aside, one process at a time."""
+"""Work directories: files are replaced atomically, folders are moved aside, and one process uses them at a time."""
 
 import pytest
 
@@ -11,14 +11,14 @@ def storage(tmp_path):
     return LocalStorage(tmp_path / "run")
 
 
-def test_what_is_written_is_read_back_and_listed(storage):
+def test_written_files_are_read_back_and_listed(storage):
     storage.write("b/c.bin", b"\x00\xff")
     write_json(storage, "a.json", {"x": [1, None, "é"]})
     assert storage.read("b/c.bin") == b"\x00\xff" and read_json(storage, "a.json") == {"x": [1, None, "é"]}
     assert storage.list() == ["a.json", "b/c.bin"] and storage.list("b") == ["c.bin"] and storage.size("b/c.bin") == 2
 
 
-def test_what_is_not_there_reads_as_none_and_lists_as_nothing(storage):
+def test_missing_files_read_as_none_and_missing_folders_list_as_empty(storage):
     assert storage.read("a") is None and read_json(storage, "a") is None and storage.list("a") == []
     storage.write("a", b"")
     assert storage.read("a/b") is None and storage.read("a") == b"" and storage.list("a") == []
@@ -26,7 +26,7 @@ def test_what_is_not_there_reads_as_none_and_lists_as_nothing(storage):
     storage.remove("nothing")
 
 
-def test_a_write_that_fails_leaves_the_old_content(storage, monkeypatch):
+def test_a_failed_write_leaves_the_old_content(storage, monkeypatch):
     storage.write("a", b"old")
 
     def crash(*_):
@@ -45,13 +45,13 @@ def test_folders_are_moved_aside_under_the_next_free_number(storage):
     assert storage.read("sft.old-1/x") == b"1" and storage.read("sft.old-2/x") == b"2" and storage.list("sft") == []
 
 
-def test_a_folder_is_removed_with_all_it_holds(storage):
+def test_a_folder_is_removed_with_its_content(storage):
     storage.write("sft/x/y", b"")
     storage.remove("sft")
     assert not storage.path("sft").exists()
 
 
-def test_a_number_that_json_cannot_hold_is_refused(storage):
+def test_a_number_that_json_cannot_represent_is_refused(storage):
     with pytest.raises(ValueError):
         write_json(storage, "a", float("nan"))
 

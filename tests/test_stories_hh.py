@@ -1,4 +1,4 @@
-"""configs/stories_hh.py: it fits the schema, and its error names the missing paths."""
+"""configs/stories_hh.py fits the schema, and its error names the missing paths."""
 
 from __future__ import annotations
 

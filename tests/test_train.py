@@ -1,4 +1,4 @@
-"""The command line: what each argument does, and that every mistake is one sentence and exit code 2."""
+"""The command line: the effect of each argument, and one sentence with exit code 2 for every mistake."""
 
 from __future__ import annotations
 
@@ -74,13 +74,13 @@ def refusal(capsys, *arguments: str) -> str:
     return captured.err.strip()
 
 
-def test_without_arguments_it_is_the_quickstart(folder):
+def test_without_arguments_the_quickstart_is_run(folder):
     config, workdir, overwrite = read()
     assert config == Config()
     assert workdir == pathlib.Path("runs/quickstart") and overwrite is False
 
 
-def test_a_config_of_the_current_folder_comes_before_the_package_s(folder):
+def test_a_config_in_the_current_folder_takes_precedence_over_the_packages(folder):
     (folder / "configs").mkdir()
     write(folder / "configs/quickstart.py", """
         config = default_config()
@@ -95,7 +95,7 @@ def test_the_work_directory_is_named_after_the_config_file(folder):
     assert read("--config", "small.py", "--workdir", "a/b")[1] == pathlib.Path("a/b")
 
 
-def test_a_config_file_may_take_an_argument(folder):
+def test_a_config_file_can_take_an_argument(folder):
     write(folder / "sized.py", """
         config = default_config()
         config.model.layers = int(layers)
@@ -124,20 +124,20 @@ def test_stages_can_be_written_in_three_ways(folder, stages):
     assert config_of(f"--config.stages={stages}").stages == ("pretrain", "sft")
 
 
-def test_of_a_field_that_is_set_twice_the_last_value_counts(folder):
+def test_if_a_field_is_set_twice_the_last_value_counts(folder):
     first = "--config.stages=pretrain,report", "--config.seed=1"
     second = "--config.stages", "pretrain,sft", "--config.seed=2"
     config = config_of(*first, *second)
     assert config.stages == ("pretrain", "sft") and config.seed == 2
 
 
-def test_a_word_among_numbers_is_named_as_it_was_given(folder):
+def test_a_word_in_a_list_of_numbers_is_named_as_given(folder):
     with pytest.raises(UserError, match=r"config.data.weights\[1\] is 'a' \(str\); a float is expected"):
         config_of("--config.data.weights=1,a")
 
 
 @pytest.mark.parametrize("weights", ["1,0.5", "(1, 0.5)", "[1,0.5]"])
-def test_a_list_of_numbers_can_be_too(folder, weights):
+def test_a_list_of_numbers_can_be_written_in_three_ways(folder, weights):
     config = config_of("--config.data.source=preferences_jsonl", "--config.data.train=a.jsonl",
                        "--config.data.extra_train=b.jsonl", f"--config.data.weights={weights}")
     assert config.data.extra_train == ("b.jsonl",) and config.data.weights == (1.0, 0.5)
@@ -145,7 +145,7 @@ def test_a_list_of_numbers_can_be_too(folder, weights):
         config_of("--config.data.weights=much")
 
 
-def test_the_command_line_wins_over_the_file_wherever_it_stands(folder):
+def test_the_command_line_takes_precedence_over_the_file_in_any_order(folder):
     assert config_of().seed == 3
     assert read("--config.seed=4", "--config=small.py")[0].seed == 4
     assert config_of("--config.seed=4", "--config.seed=6").seed == 6
@@ -199,12 +199,12 @@ def test_a_missing_config_file_is_named(folder, capsys, given):
      "    return c\n", "broken.py, line 5: AttributeError: "),
     ("from jaxalign.errors import UserError\n\ndef get_config():\n    raise UserError('give data')\n", "give data"),
 ])
-def test_a_config_file_that_fails_is_told_with_its_line(folder, capsys, content, sentence, override):
+def test_the_error_of_a_config_file_has_its_line(folder, capsys, content, sentence, override):
     (folder / "broken.py").write_text(content)
     assert sentence in refusal(capsys, "--config=broken.py", *override)
 
 
-def test_a_run_and_a_second_run(folder, stage, capsys):
+def test_a_second_run_has_nothing_to_compute(folder, stage, capsys):
     assert train.main(["train", "--config=small.py"]) == 0
     assert (folder / "runs/small/pretrain/seed").read_text() == "3"
     assert train.main(["train", "--config=small.py"]) == 0
@@ -221,7 +221,7 @@ def test_another_config_needs_overwrite(folder, stage, capsys):
     assert (folder / "runs/small/pretrain.old-1/seed").read_text() == "3"
 
 
-def test_what_a_stage_raises(folder, stage, capsys):
+def test_exceptions_of_a_stage_become_sentences_and_exit_codes(folder, stage, capsys):
     def raising(error):
         def run(context):
             raise error
@@ -237,7 +237,7 @@ def test_what_a_stage_raises(folder, stage, capsys):
     assert train.main(["train", "--config=small.py"]) == 2
     assert "the disk is full" in capsys.readouterr().err
     stage.run = raising(ZeroDivisionError())
-    with pytest.raises(ZeroDivisionError):  # A fault of ours keeps its traceback.
+    with pytest.raises(ZeroDivisionError):  # A bug keeps its traceback.
         train.main(["train", "--config=small.py"])
 
 
@@ -248,7 +248,7 @@ def test_help_is_printed_without_running(folder, stage, capsys):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_process_says_how_to_go_on(folder, number):
+def test_an_interrupted_process_says_how_to_resume(folder, number):
     code = """
 import signal, sys, time, types
 from jaxalign import train
@@ -285,8 +285,8 @@ def test_the_module_runs_as_a_command(folder):
     assert done.stderr == "config.ppo.kl_coeff is not a field of ppo; did you mean kl_coef?\n"
 
 
-def test_an_option_that_this_machine_cannot_run_leaves_nothing_that_must_be_overwritten(folder, capsys):
-    """Fused attention needs a GPU or a TPU, and is found out once the stage has begun."""
+def test_an_option_that_this_machine_cannot_run_leaves_no_stage_folder(folder, capsys):
+    """Fused attention needs a GPU or a TPU, which is checked only after the stage has started."""
     tiny = ["--config.model.layers=1", "--config.model.embed=32", "--config.world.tokens=20000",
             "--config.world.vocab_size=400", "--config.pretrain.steps=1", "--config=small.py"]
     assert train.main(["train", *tiny, "--config.model.attention=fused"]) == 2

@@ -1,4 +1,4 @@
-"""The smallest models, prompts and PPO setups that still have every part, shared so that compiled shapes are too."""
+"""The smallest models, prompts and PPO setups that still have every part, shared so that compiled programs are reused."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from jaxalign.rollout.engine import Engine
 from jaxalign.rollout.sampling import Sampling
 from jaxalign.training.optimizer import make_optimizer
 
-STOPS = (2, 9, 20, 25)  # several, so that some responses end and some do not
+STOPS = (2, 9, 20, 25)  # several, so that some responses end and some are truncated
 DECODER = DecoderConfig(vocab=32, layers=2, embed=16, heads=4, kv_heads=2, head_dim=4, mlp=24)
 PROMPTS = [[1, 7, 9], [1, 4], [1, 11, 12, 13, 14, 15, 16], [1], [1, 30, 29], [1, 5, 6, 7, 8], [1, 9, 9, 9], [1, 21, 22]]
-# For programs that run once: these options keep the results and halve compile time.
+# For programs that run once: these options do not change results and halve compile time.
 COMPILE_FAST = {"xla_backend_optimization_level": 0}
 MESHES = ((2, 2, 2), (8, 1, 1), (1, 4, 2), (4, 2, 1))
 
@@ -37,26 +37,26 @@ def model(mesh: tuple[int, int, int] | None = None, head: str = "lm", **changes)
 
 @functools.cache
 def host_params(head: str = "lm", seed: int = 0, scale: float = 1.0):
-    """Random parameters on the host. With `scale` above 1 the distributions are far from even."""
+    """Random parameters on the host. With `scale` above 1 the distributions are far from uniform."""
     params = model(head=head).init(jax.random.key(seed))
     return jax.tree.map(lambda x: np.asarray(x) * np.float32(scale), params)
 
 
 def place(model: Model, params):
-    """Fresh device buffers of host parameters, sharded by the model's rules; they may be donated."""
+    """Copy host parameters to new device buffers, sharded by the model's rules; the copies can be donated."""
     if model.sharding is None:
         return jax.tree.map(lambda x: jax.numpy.array(x), params)
     return jax.tree.map(lambda x, sharding: jax.device_put(x, sharding), params, model.shardings())
 
 
 def rows(batch: Model, arrays):
-    """A record of numpy arrays on the devices, split over the batch axes."""
+    """Place a record of numpy arrays on the devices, split over the batch axes."""
     return arrays if batch.sharding is None else jax.device_put(arrays, batch.sharding.batch)
 
 
 @functools.cache
 def setup(mesh=None, compute_dtype: str = "float32", learning_rate: float = 1e-2, **changes) -> PPOSetup:
-    """PPO with 8 rows, 2 minibatches and 2 epochs; rates are constant. What tests rely on is set here."""
+    """PPO with 8 rows, 2 minibatches and 2 epochs; rates are constant. Every setting that tests rely on is set here."""
     config = Ppo(batch=8, max_new_tokens=8, epochs=2, minibatches=2, temperature=1.0, gamma=1.0, lam=0.95, clip=0.2,
                  value_clip=0.2, kl_coef=0.05, missing_eos="replace", missing_eos_value=-1.0)  # fmt: skip
     config = dataclasses.replace(config, **changes)
@@ -69,7 +69,7 @@ def setup(mesh=None, compute_dtype: str = "float32", learning_rate: float = 1e-2
 
 
 def scorer(setup: PPOSetup) -> Scorer:
-    """The reward of these tests: a preference model of the critic's shape, with a shift and a scale."""
+    """The reward of these tests: a preference model with the critic's sizes, a shift and a scale."""
     model = setup.policy.with_head("scalar") if setup.shares_trunk else setup.critic
     return Scorer(model, 0.1, 0.5, setup.config.score_clip)
 
@@ -119,10 +119,10 @@ def to_host(tree):
 
 
 def assert_trees_close(found, expected, rtol: float, atol: float) -> None:
-    """Asserts that two pytrees have the same structure and close leaves; NaN equals NaN."""
+    """Assert that two pytrees have the same structure and close leaves; NaN equals NaN."""
     chex.assert_trees_all_close(found, expected, rtol=rtol, atol=atol)
 
 
 def assert_trees_equal(found, expected) -> None:
-    """Asserts that two pytrees have the same structure and equal leaves; NaN equals NaN."""
+    """Assert that two pytrees have the same structure and equal leaves; NaN equals NaN."""
     chex.assert_trees_all_close(found, expected, rtol=0, atol=0)

@@ -28,7 +28,7 @@ def make_parser(doc):
 
 
 def llama_config(options, **changes):
-    """Tied embeddings, as many key/value heads as query heads; weights from N(0, 0.02^2)."""
+    """A Llama with tied embeddings, as many key/value heads as query heads, and weights from N(0, 0.02^2)."""
     return LlamaConfig(
         vocab_size=options.vocab, hidden_size=options.dim, intermediate_size=options.ffn, num_hidden_layers=options.layers,
         num_attention_heads=options.heads, num_key_value_heads=options.heads, max_position_embeddings=2048,
@@ -37,7 +37,7 @@ def llama_config(options, **changes):
 
 
 def word_tokenizer(options):
-    """The trainers want one; all text reaches them as ids."""
+    """A tokenizer that the trainers require; all text reaches them as ids."""
     words = {"<pad>": 0, "<s>": 1, "</s>": 2, "<unk>": 3} | {f"w{i}": i for i in range(4, options.vocab)}
     return PreTrainedTokenizerFast(
         tokenizer_object=Tokenizer(models.WordLevel(words, unk_token="<unk>")), pad_token="<pad>", bos_token="<s>",
@@ -51,7 +51,7 @@ def read_rows(options):
 
 
 def settings(options, folder, **own):
-    """Those of every trainer: float32, AdamW in one fused kernel, no checkpointing of activations, nothing written."""
+    """The settings of every trainer: float32, AdamW in one fused kernel, no activation checkpointing, nothing written."""
     return {
         "output_dir": folder, "per_device_train_batch_size": options.batch, "max_steps": options.steps, "learning_rate": 1e-5,
         "lr_scheduler_type": "constant", "optim": "adamw_torch_fused", "use_cpu": True, "bf16": False, "fp16": False,
@@ -61,7 +61,7 @@ def settings(options, folder, **own):
 
 
 class Clock(transformers.TrainerCallback):
-    """Seconds of each step: from the end of the one before, so that collating the batch counts."""
+    """Seconds of each step, measured from the end of the previous one so that collating the batch counts."""
 
     def __init__(self):
         self.step_s, self.last = [], None

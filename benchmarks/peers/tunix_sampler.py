@@ -64,7 +64,7 @@ def main():
     cache = tunix_sampler.CacheConfig(size, options.layers, options.heads, options.dim // options.heads)
     sampler = tunix_sampler.Sampler(model, Numbers(), cache)
     rng = np.random.default_rng(0)
-    # One token fewer: the sampler puts bos before them.
+    # One token fewer, because the sampler adds bos.
     prompts = [" ".join(map(str, row)) for row in rng.integers(4, options.vocab, (options.queue, options.prompt - 1))]
     step_s, tokens = [], []
     for step in range(options.steps):
