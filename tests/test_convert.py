@@ -132,7 +132,7 @@ def test_the_round_trip_through_orbax_changes_nothing(workdir, tmp_path, capsys)
     assert {leaf.dtype.name for leaf in jax.tree.leaves(params)} == {"float32"}
 
 
-def test_mistakes_are_one_sentence_and_leave_nothing(workdir, tmp_path, capsys):
+def test_mistakes_are_reported_in_one_sentence_and_leave_nothing(workdir, tmp_path, capsys):
     folder, _ = workdir
     (tmp_path / "used").mkdir()
     (tmp_path / "used" / "file").write_text("mine")

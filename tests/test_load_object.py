@@ -52,7 +52,7 @@ def test_a_name_without_an_object_is_refused(spec, message):
     ("def f(:", r"cannot be imported \(SyntaxError"),
     ("import sys; sys.exit(2)", r"cannot be imported \(SystemExit: 2\)"),
 ])  # fmt: skip
-def test_a_module_that_cannot_be_imported_is_one_sentence(tmp_path, monkeypatch, source, message):
+def test_a_module_that_cannot_be_imported_is_reported_in_one_sentence(tmp_path, monkeypatch, source, message):
     (tmp_path / "broken_part.py").write_text(source)
     monkeypatch.syspath_prepend(tmp_path)
     for spec in (f"{tmp_path / 'broken_part.py'}:f", "broken_part:f"):

@@ -169,14 +169,14 @@ def test_control_characters_in_a_text_are_escaped():
     (["--config.model.source=scratch", "--config.model.path="],
      "config.data.style is 'chat', the chat template of a pretrained model"),
 ])  # fmt: skip
-def test_mistakes_are_one_sentence(run, folder, arguments, message):
+def test_mistakes_are_reported_in_one_sentence(run, folder, arguments, message):
     config = [] if arguments[0].startswith("--model") else [f"--config={folder / 'small.py'}"]
     code, out, err = run(*config, *arguments)
     assert (code, out) == (2, "") and err.startswith(message) and err.count("\n") == 1
 
 
 @pytest.mark.parametrize("text", ["[]", "{}", "3", '[{"role": "user"}]', '[{"role": "user", "content": 3}]', "", "x"])
-def test_a_file_without_dialogues_is_a_sentence(tmp_path, text):
+def test_a_file_without_dialogues_is_reported_in_one_sentence(tmp_path, text):
     (tmp_path / "m.json").write_text(text)
     with pytest.raises(UserError, match="holds no dialogues"):
         preview.read_dialogues(tmp_path / "m.json")

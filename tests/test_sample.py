@@ -219,7 +219,7 @@ def test_a_prompt_that_is_too_long_affects_no_other(folder, tmp_path, capsys):
     assert captured.err.count("\n") == 1 and "long.txt, line 1, has" in captured.err
 
 
-def test_mistakes_are_one_sentence(folder, workdir, tmp_path, capsys):
+def test_mistakes_are_reported_in_one_sentence(folder, workdir, tmp_path, capsys):
     (tmp_path / "bad.jsonl").write_text('{"prompt": 3}\n')
     (tmp_path / "empty.txt").write_text("\n")
     model, prompt, run = f"--model={folder}", "--prompt=the cat", workdir[0]

@@ -172,7 +172,7 @@ def test_the_command_line_takes_precedence_over_the_file_in_any_order(folder):
     (["--overwrite=maybe"], "flag --overwrite=maybe, on the command line; --help lists the flags"),
     (["--workdir"], None),
 ])
-def test_a_mistake_on_the_command_line_is_one_sentence(folder, capsys, arguments, sentence):
+def test_a_mistake_on_the_command_line_is_reported_in_one_sentence(folder, capsys, arguments, sentence):
     said = refusal(capsys, "--config=small.py", *arguments)
     assert said == sentence or sentence is None
 

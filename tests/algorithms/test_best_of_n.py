@@ -103,7 +103,7 @@ def test_the_expected_best_is_the_mean_over_all_subsets(seed, n):
 
 
 @pytest.mark.parametrize("n", [1, 4, 64, 1000, 2000])
-def test_the_expected_best_of_many_samples_keeps_its_digits(n):
+def test_the_expected_best_is_accurate_for_many_samples(n):
     # For scores 0..N-1 the best of n is n (N + 1) / (n + 1) - 1 on average; the binomials have 600 digits here.
     count = 2000
     expected = n * (count + 1) / (n + 1) - 1

@@ -42,7 +42,7 @@ def test_narrow_types_are_computed_in_float32(function, dtype):
     assert jax.eval_shape(function, jnp.ones((2, 3), dtype), jnp.ones((2, 3), dtype)).dtype == jnp.float32
 
 
-def test_a_bfloat16_sum_keeps_its_digits():
+def test_a_bfloat16_sum_is_accurate():
     # 256 + 1 is 256 in bfloat16: a sum of 1,024 ones would stick at 256.
     ones = jnp.ones((4, 256), jnp.bfloat16)
     assert float(masked_sum(ones, ones)) == 1024

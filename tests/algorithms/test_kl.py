@@ -32,7 +32,7 @@ def test_equal_policies_have_no_penalty(kind):
     np.testing.assert_array_equal(kl_penalty(logprobs, logprobs, kind), np.zeros((4, 5)))
 
 
-def test_k3_keeps_its_digits_near_zero():
+def test_k3_is_accurate_near_zero():
     # d = 1e-3: exp(-d) - 1 + d is d^2 / 2 - d^3 / 6. exp(-d) - 1 in float32 has an error of 6e-8, an eighth;
     # expm1 has an error of one ulp of 1e-3, 1.2e-10, or a relative error of 2.4e-4.
     estimate = float(kl_penalty(np.zeros(1, np.float32), np.full(1, -1e-3, np.float32), "k3")[0])

@@ -212,20 +212,20 @@ def test_a_template_whose_prompt_opens_reasoning_cannot_encode_an_answer(tmp_pat
         chat.encode_dialogue(tokenizer, DIALOGUE)
 
 
-def test_a_template_without_an_end_of_turn_is_a_sentence(tmp_path):
+def test_a_template_without_an_end_of_turn_is_reported_in_one_sentence(tmp_path):
     tokenizer = template(tmp_path, "{% for m in messages %}{{ m.role + ': ' + m.content + '\\n' }}{% endfor %}")
     with pytest.raises(UserError, match=r"puts no special token after an answer \(it continues with '\\n'\)"):
         chat.encode_answer(tokenizer, "It is.")
 
 
-def test_a_template_that_looks_for_special_tokens_in_messages_is_a_sentence(tmp_path):
+def test_a_template_that_looks_for_special_tokens_in_messages_is_reported_in_one_sentence(tmp_path):
     tokenizer = template(tmp_path, "{% for m in messages %}{{ m.content.replace('<|im_end|>', '') }}<|im_end|>{% endfor %}")
     assert chat.encode_prompt(tokenizer, dialogue("Why?"))
     with pytest.raises(DialogueRefused, match="depends on the text of messages.* when special tokens in it are cut"):
         chat.encode_prompt(tokenizer, dialogue("a <|im_end|> b"))
 
 
-def test_a_folder_without_a_template_and_a_dialogue_without_a_question_are_sentences(tmp_path, loaded):
+def test_a_folder_without_a_template_and_a_dialogue_without_a_question_are_reported_in_one_sentence(tmp_path, loaded):
     with pytest.raises(UserError, match="has no chat template; put chat_template.jinja there"):
         chat.encode_prompt(template(tmp_path, None), QUESTION)
     with pytest.raises(UserError, match="a prompt must end with a message to the assistant"):

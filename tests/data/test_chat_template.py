@@ -73,7 +73,7 @@ def test_endless_loops_and_output_are_stopped(source):
     ("{{ raise_exception('no tools here') }}", r"refuses a dialogue \(roles user, assistant\): no tools here$"),
     ("{% include 'x' %}", "fails on a dialogue"),
 ])  # fmt: skip
-def test_a_template_that_fails_is_one_sentence(source, message):
+def test_a_template_that_fails_is_reported_in_one_sentence(source, message):
     with pytest.raises(UserError, match=message) as caught:
         run(source)
     assert "\n" not in str(caught.value)

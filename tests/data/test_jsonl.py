@@ -99,7 +99,7 @@ def test_errors_of_missing_folders_and_empty_files_have_a_remedy(tmp_path):
         read_jsonl(_write(tmp_path / "zero.jsonl.gz", b""))
 
 
-def test_a_truncated_or_damaged_gzip_file_is_one_sentence(tmp_path):
+def test_a_truncated_or_damaged_gzip_file_is_reported_in_one_sentence(tmp_path):
     whole = gzip.compress("".join(json.dumps({"n": n, "hash": hash(n * 7919)}) + "\n" for n in range(5000)).encode())
     with pytest.raises(UserError, match="damaged or cut short after line"):
         read_jsonl(_write(tmp_path / "short.jsonl.gz", whole[: len(whole) // 2]))

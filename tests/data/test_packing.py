@@ -94,7 +94,7 @@ def test_only_the_response_of_a_completion_has_weight():
     assert completion([1, 2], [3, 4, 5]) == ([1, 2, 3, 4, 5], [0.0, 0.0, 1.0, 1.0, 1.0])
 
 
-def test_nothing_to_pack_is_a_sentence():
+def test_nothing_to_pack_is_reported_in_one_sentence():
     with pytest.raises(UserError, match="there is no text to train on"):
         pack([], 8)
 

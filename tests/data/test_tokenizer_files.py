@@ -77,7 +77,7 @@ def test_a_pad_token_outside_the_vocabulary_is_replaced_by_eos(folder):
     assert load_tokenizer(folder).pad_id == END
 
 
-def test_a_tokenizer_without_an_end_token_is_a_sentence(folder):
+def test_a_tokenizer_without_an_end_token_is_reported_in_one_sentence(folder):
     with pytest.raises(UserError, match="has no end-of-sequence symbol"):
         load_tokenizer(folder)
 
@@ -101,7 +101,7 @@ def test_added_tokens_beyond_the_file_get_their_ids(folder):
     assert 335 not in tokenizer.encode("<|end|>")
 
 
-def test_an_added_token_under_two_ids_is_a_sentence(folder):
+def test_an_added_token_under_two_ids_is_reported_in_one_sentence(folder):
     write(folder, "tokenizer_config.json", eos_token="<|im_end|>", added_tokens_decoder={"7": {"content": "<|im_end|>"}})
     with pytest.raises(UserError, match="added token '<|im_end|>' with the id 7 .* and 332 in tokenizer.json"):
         load_tokenizer(folder)
@@ -116,7 +116,7 @@ def test_an_added_token_under_two_ids_is_a_sentence(folder):
     ("tokenizer_config.json", '{"chat_template": 3}', "neither a string nor a list of named templates"),
     ("tokenizer_config.json", '{"chat_template": [{"name": "tools", "template": ""}]}', "named 'default', only tools"),
 ])  # fmt: skip
-def test_invalid_settings_are_a_sentence(folder, name, text, message):
+def test_invalid_settings_are_reported_in_one_sentence(folder, name, text, message):
     (folder / name).write_text(text)
     with pytest.raises(UserError, match=message):
         load_tokenizer(folder)
@@ -135,7 +135,7 @@ def test_the_sources_of_the_chat_template(folder):
         load_tokenizer(folder)
 
 
-def test_an_empty_folder_and_a_missing_one_are_sentences(tmp_path):
+def test_an_empty_folder_and_a_missing_one_are_reported_in_one_sentence(tmp_path):
     with pytest.raises(UserError, match="has no tokenizer: neither tokenizer.json nor tokenizer.model"):
         load_tokenizer(tmp_path)
     with pytest.raises(UserError, match="nowhere does not exist"):
@@ -167,7 +167,7 @@ def test_a_sentencepiece_folder_can_have_an_added_end_token(tmp_path):
     assert (tokenizer.eos_id, tokenizer.pad_id, tokenizer.bos_id, tokenizer.begin_ids) == (150, 0, 1, ())
 
 
-def test_a_sentencepiece_folder_with_contradictory_added_tokens_is_a_sentence(tmp_path):
+def test_a_sentencepiece_folder_with_contradictory_added_tokens_is_reported_in_one_sentence(tmp_path):
     folder = made_tokenizers.sentencepiece(tmp_path)
     write(folder, "added_tokens.json", **{"<x>": 20})
     with pytest.raises(UserError, match="the id 20 in tokenizer.model, and '<x>' among its added tokens"):

@@ -129,7 +129,7 @@ def test_special_tokens_include_the_white_space_that_they_strip(folders, tmp_pat
     assert len(tokenizer.encode_template(text).ids) == 4
 
 
-def test_a_damaged_file_is_a_sentence(tmp_path):
+def test_a_damaged_file_is_reported_in_one_sentence(tmp_path):
     (tmp_path / "tokenizer.json").write_text('{"version": "1.0"')
     with pytest.raises(UserError, match=r"tokenizer\.json is not a readable tokenizer.json .*get it again"):
         load_tokenizer(tmp_path)

@@ -76,7 +76,7 @@ def test_a_registered_source_is_found_by_name(tmp_path):
     ("judgements", "[J(Q, 'a', 1)]", "row 0 .* desirable=1; True or False"),
     ("judgements", "[J(Q, 'a', True)] * 2", "leaves none of 1 distinct dialogues"),
 ])
-def test_invalid_rows_are_one_sentence(tmp_path, kind, rows, message):
+def test_invalid_rows_are_reported_in_one_sentence(tmp_path, kind, rows, message):
     path = tmp_path / "own.py"
     path.write_text(f"""
 from jaxalign.records import Comparison as C, Judgement as J, Message as M, Prompt as P

@@ -67,7 +67,7 @@ def test_a_probability_that_is_not_a_number_leaves_the_pair_undecided():
     ("Missing", "has no Missing"),
     ("Text", "has none of the methods|is no judge"),
 ])  # fmt: skip
-def test_an_invalid_judge_is_one_sentence(name, message):
+def test_an_invalid_judge_is_reported_in_one_sentence(name, message):
     with pytest.raises(ja.UserError, match=message):
         judge(name).compare(["Hi"] * 2, ["a", "b"], ["b", "a"])
 

@@ -66,7 +66,7 @@ def test_rows_without_a_finite_score_are_dropped():
     ([float("nan")] * 3, "gave no score for 3 of 3 responses"),
     (ValueError("no such row"), "raised ValueError: no such row"),
 ])  # fmt: skip
-def test_an_invalid_result_is_one_sentence(found, message):
+def test_an_invalid_result_is_reported_in_one_sentence(found, message):
     with pytest.raises(UserError, match=message):
         as_reward(Fixed(found), WordTokenizer()).score(batch())
 

@@ -55,7 +55,7 @@ def test_a_second_run_computes_nothing(done, capsys):
         f"[{stage}] done, nothing to compute" for stage in ("pretrain", "plateau", "report")]
 
 
-def test_a_changed_value_in_its_section_is_noticed(done):
+def test_a_changed_value_in_its_section_is_detected(done):
     workdir, _ = done
     with pytest.raises(UserError, match=r"\[plateau\] config.plateau.tolerance was 0.5 and is 0.1"):
         pipeline.run(from_config_dict(CONFIG | {"plateau": {"tolerance": 0.1}}), workdir)
@@ -80,7 +80,7 @@ def test_its_section_can_be_set_by_a_flag_and_is_checked(tmp_path, monkeypatch, 
     ("RECORD = 3", "is of type int; a jaxalign StageRecord is expected"),
     ("from jaxalign.registry.stages import StageRecord\nRECORD = StageRecord('sft', None)", "another stage of that name"),
 ])
-def test_an_unusable_record_is_one_sentence(tmp_path, content, sentence):
+def test_an_unusable_record_is_reported_in_one_sentence(tmp_path, content, sentence):
     (tmp_path / "mine.py").write_text(content)
     with pytest.raises(UserError, match="config.stages") as caught:
         from_config_dict(BASE | {"stages": ("pretrain", f"{tmp_path / 'mine.py'}:RECORD")})
@@ -92,7 +92,7 @@ def test_an_unusable_record_is_one_sentence(tmp_path, content, sentence):
     ("'nowhere.at_all:STAGE'", "nowhere.at_all cannot be imported"),
     ("type('S', (Stage,), {'name': 'other', 'run': print})()", "calls itself 'other'; give both the same name"),
 ])
-def test_an_invalid_stage_is_one_sentence_before_anything_is_computed(tmp_path, stage, sentence):
+def test_an_invalid_stage_is_reported_in_one_sentence_before_anything_is_computed(tmp_path, stage, sentence):
     lines = ["from jaxalign.registry.stages import StageRecord", "from jaxalign.stages.shared.base import Stage",
              f"RECORD = StageRecord('mine', {stage})"]
     (tmp_path / "mine.py").write_text("\n".join(lines))

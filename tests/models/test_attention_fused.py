@@ -67,7 +67,7 @@ def test_splash_attention_equals_the_formula(changes, locals, packed):
     compare(config, attend, segments, locals, 1e-5)  # sums of 150 products in float32
 
 
-def test_splash_attention_in_bfloat16_differs_by_its_rounding():
+def test_splash_attention_in_bfloat16_differs_only_by_rounding():
     """Inputs, scaled queries and results are rounded to a relative 2^-9; some of these errors add up in a gradient."""
     attend = splash_attention(tiny.DECODER, None, jnp.asarray(SEGMENTS), interpret=True)
     compare(tiny.DECODER, attend, SEGMENTS, None, 8 * 2**-9, "bfloat16")

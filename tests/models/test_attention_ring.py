@@ -84,7 +84,7 @@ def test_chunks_longer_than_a_block_are_processed_in_blocks(monkeypatch):
         np.testing.assert_allclose(found, expected, atol=5e-6)
 
 
-def test_bfloat16_differs_by_its_rounding():
+def test_bfloat16_differs_only_by_rounding():
     """Scores and sums are float32: the error is that of a few roundings by 2^-9 of results and weights, of values up to 4."""
     for found, expected in both(tiny.DECODER, Mesh(context=4), 16, None, dtype="bfloat16"):
         assert found.dtype == jnp.bfloat16

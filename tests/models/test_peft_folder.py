@@ -181,7 +181,7 @@ def test_unsupported_features_of_peft_are_refused_by_name(saved, tmp_path, confi
         ({}, ("base_model.model.score.weight",), "weights are missing: base_model.model.score.weight"),
     ],
 )  # fmt: skip
-def test_damaged_weights_are_one_sentence(saved, tmp_path, weights, drop, said):
+def test_damaged_weights_are_reported_in_one_sentence(saved, tmp_path, weights, drop, said):
     with pytest.raises(UserError, match=said) as refused:
         read(broken(saved, tmp_path, weights=weights, drop=drop))
     assert "\n" not in str(refused.value)

@@ -74,7 +74,7 @@ def test_a_long_list_of_names_is_shortened_to_a_count(tmp_path):
 
 
 @pytest.mark.parametrize("length", [0, 4, 40, -1])
-def test_a_truncated_file_is_one_sentence(tmp_path, length):
+def test_a_truncated_file_is_reported_in_one_sentence(tmp_path, length):
     path = tmp_path / "model.safetensors"
     save_file({"a": _A}, path)
     path.write_bytes(path.read_bytes()[:length])
@@ -106,7 +106,7 @@ _ENTRY = '{"a":{"dtype":"F32","shape":[2,3],"data_offsets":[0,24]}%s}'
     ],
     ids=["no header", "endless header", "no json", "too short", "too long", "shape", "dtype", "overlap"],
 )
-def test_an_inconsistent_file_is_one_sentence(tmp_path, content):
+def test_an_inconsistent_file_is_reported_in_one_sentence(tmp_path, content):
     (tmp_path / "model.safetensors").write_bytes(content)
     with pytest.raises(UserError, match=r"truncated or not a safetensors file \("), open_weights(tmp_path):
         pass

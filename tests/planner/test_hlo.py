@@ -188,7 +188,7 @@ ENTRY %main (w.1: bf16[1,8], g.1: f32[64]) -> f32[64] {
 """
 
 
-def test_as_the_tpu_compiler_writes_it():
+def test_collectives_as_the_tpu_compiler_writes_them():
     """An asynchronous gather occurs twice and counts once; an all-reduce of which only a slice is used is a reduce-scatter; a
     loop from 0 to 10 in steps of 2 has 5 iterations; the start and the done of a permute count once."""
     by_kind = {(one.kind, one.loop): one for one in collectives(parse(TPU), AXES)}

@@ -101,7 +101,7 @@ def test_pitfall_20_a_reward_model_can_have_its_own_tokenizer(tmp_path):
         pipeline.run(from_config_dict(_RUN | {"reward": reward}), tmp_path / "run")
 
 
-def test_invalid_reward_models_and_settings_are_one_sentence(folder, tmp_path):
+def test_invalid_reward_models_and_settings_are_reported_in_one_sentence(folder, tmp_path):
     bare = _classifier(tmp_path / "bare", lambda folder: made_tokenizers.qwen(folder, None))
     cases = [
         (folder, {"model_style": "compact"}, "has no symbol '<user>'; set it to 'hh' or 'chat'"),

@@ -78,7 +78,7 @@ def test_an_unreadable_last_number_is_refused_and_no_earlier_one_is_used(text):
 
 
 @pytest.mark.parametrize("text", ["", "none", "CO2", "x_1", "...", ",,,", "²", "٣"])
-def test_no_number_at_all(text):
+def test_text_without_a_number(text):
     assert last_number(text) is None
 
 
@@ -142,7 +142,7 @@ def test_exact_and_regex_match_by_hand():
         (functools.partial(regex_match, pattern="("), r"'\(' of regex_match is no regular expression"),
     ],
 )
-def test_wrong_columns_are_a_sentence_and_not_a_dropped_batch(call, message):
+def test_wrong_columns_are_reported_in_one_sentence_and_not_a_dropped_batch(call, message):
     with pytest.raises(UserError, match=message):
         call(PROMPTS, RESPONSES)
     with pytest.raises(UserError, match=message):

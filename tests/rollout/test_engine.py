@@ -291,7 +291,7 @@ def test_the_callback_gets_each_response_when_it_ends(params, expected):
     assert heard == [(index, response.ids) for index, response in enumerate(expected)]
 
 
-def test_a_prompt_that_leaves_no_space_for_new_tokens_is_a_sentence(params):
+def test_a_prompt_that_leaves_no_space_for_new_tokens_is_reported_in_one_sentence(params):
     engine = Engine(tiny.model(), 2, 16, 8)
     tokens, length = engine.pad([[1] * 8, [1, 2]], N)
     assert tokens.shape == (2, 8) and length.tolist() == [8, 2]

@@ -69,7 +69,7 @@ def test_an_interrupted_stage_ends_the_same(best, tmp_path):
         assert (folder / name).read_bytes() == (best / "best_of_n" / name).read_bytes()
 
 
-def test_an_unreachable_threshold_is_one_sentence(done, tmp_path):  # noqa: F811
+def test_an_unreachable_threshold_is_reported_in_one_sentence(done, tmp_path):  # noqa: F811
     for stage in STAGES[:5]:
         shutil.copytree(done / stage, tmp_path / stage)
     with pytest.raises(UserError, match=r"none of the 12 prompts .* lower best_of_n\.threshold"):

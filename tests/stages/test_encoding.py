@@ -117,14 +117,14 @@ def test_sft_learns_from_complete_revisions_and_helpful_samples(tmp_path, used, 
     assert train[0][0] == (Message("user", "q"),)
 
 
-def test_a_base_that_never_ends_an_answer_is_a_sentence(tmp_path):
+def test_a_base_that_never_ends_an_answer_is_reported_in_one_sentence(tmp_path):
     (tmp_path / "revise").mkdir()
     Shards(tmp_path / "revise").write(0, [row | {"complete": False} for row in revision_rows()])
     with pytest.raises(UserError, match="0 of the answers and revisions .* raise revise.max_new_tokens"):
         revisions(StageContext(Config(), tmp_path, tmp_path / "sft", False))
 
 
-def test_a_policy_with_only_one_answer_is_a_sentence(tmp_path):
+def test_a_policy_with_only_one_answer_is_reported_in_one_sentence(tmp_path):
     (tmp_path / "compare").mkdir()
     same = {"prompt_id": "c", "messages": [{"role": "user", "content": "q"}], "source": "compare", "response_a": "x",
             "response_b": "x", "principles": [], "label": 0.5, "label_ab": None, "label_ba": None, "decided": False,

@@ -73,7 +73,7 @@ def test_prompts_of_rl_come_from_all_files(tmp_path, files):
     assert found(12, weights=(1.0, 5.0)) == {"helpful/train": 8, "harmless/train": 4}
 
 
-def test_a_file_given_twice_is_a_sentence(tmp_path, files):
+def test_a_file_given_twice_is_reported_in_one_sentence(tmp_path, files):
     with pytest.raises(UserError, match="name the same file twice"):
         sources.human_comparisons(context(tmp_path, files[0], files[0]), WordTokenizer())
 

@@ -39,7 +39,7 @@ def started(done, workdir):  # noqa: F811
     return workdir
 
 
-def test_pitfall_20_a_reward_may_be_a_callable(done, tmp_path, caplog):  # noqa: F811
+def test_pitfall_20_a_reward_can_be_a_callable(done, tmp_path, caplog):  # noqa: F811
     path = tmp_path / "mine.py"
     path.write_text(GOOD)
     workdir = started(done, tmp_path / "run")

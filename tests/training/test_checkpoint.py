@@ -147,7 +147,7 @@ def test_parameters_half_written_by_a_killed_process_are_rewritten(tmp_path):
     tiny.assert_trees_equal(tiny.to_host(load_params(tmp_path / "params", tiny.model())), tiny.host_params())
 
 
-def test_missing_or_mismatched_parameters_are_one_sentence(tmp_path):
+def test_missing_or_mismatched_parameters_are_reported_in_one_sentence(tmp_path):
     with pytest.raises(UserError, match="no parameters at .*params; the stage that writes them has not finished"):
         load_params(tmp_path / "params", tiny.model())
     save_params(tmp_path / "params", tiny.place(tiny.model(), tiny.host_params()))

@@ -125,7 +125,7 @@ def test_micro_batches_change_nothing_but_rounding():
     tiny.assert_trees_close(parts, whole, 0, 8 * EPS * largest(whole))
 
 
-def test_a_mesh_equals_one_device():
+def test_training_on_a_mesh_equals_training_on_one_device():
     """Three steps that overflow by a wide margin, then five that do not. In between, a mesh may overflow a step earlier or
     later, because each device sums fewer rows in float16."""
     mesh, optimizer = (2, 2, 2), make_optimizer(Optimizer(learning_rate=1e-2, schedule="constant"), 20)

@@ -6,7 +6,7 @@ from jaxalign.registry.advantages import AdvantageEstimator
 
 
 def centred(inputs):
-    """The response's reward less the mean over all responses that count, spread over its tokens."""
+    """The response's reward minus the mean over all responses that count, divided over its tokens."""
     total, kept = inputs.total, inputs.kept
     mean = jnp.sum(jnp.where(kept, total, 0.0)) / jnp.maximum(jnp.sum(kept), 1)
     share = inputs.mask / jnp.maximum(jnp.sum(inputs.mask, axis=1, keepdims=True), 1)
