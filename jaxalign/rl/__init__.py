@@ -1,1 +1,1 @@
-"""Reinforcement learning without a stage around it: state, experience, update and checks."""
+"""Reinforcement learning, independent of stages: state, experience, update and checks."""

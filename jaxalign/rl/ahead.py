@@ -1,4 +1,4 @@
-"""The arguments of an iteration's jitted steps as ShapeDtypeStructs, and their compilation before there are weights."""
+"""Compiles an iteration's jitted steps before any weights are read, from ShapeDtypeStructs of their arguments."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ from jaxalign.rollout.sampling import Sampling
 from jaxalign.training.packed import part_rows, rows_split
 
 Scores = Scorer | Literal["host", "unknown"]
-"""How a reward computes its scores: a model that is fused into the scoring program, a function on the host that gives float32
-[B] and a mask of kept rows, or in a way that is not known before the reward exists."""
+"""How a reward computes its scores: a model that is fused into the scoring program; "host", a function on the host that returns
+float32 [B] and a mask of kept rows; or "unknown" before the reward is constructed."""
 FIRST = 2
-"""Layouts of the sampler's ring that are compiled before the programs that follow sampling."""
+"""The number of decoding programs that are compiled before the programs that follow sampling."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Shapes:
-    """ShapeDtypeStructs of arrays on a mesh, as `place_rows` and `place_parts` leave them there; without one unplaced."""
+    """ShapeDtypeStructs of arrays with the shardings that `place_rows` and `place_parts` give them; no shardings off a mesh."""
 
     sharding: Sharding | None
 
@@ -46,18 +46,18 @@ class Shapes:
         return jax.ShapeDtypeStruct(shape, dtype, sharding=self.sharding and self.sharding.batch)
 
     def whole(self, dtype, *shape: int) -> jax.ShapeDtypeStruct:
-        """An array that every device has whole."""
+        """An array that is replicated on every device."""
         return jax.ShapeDtypeStruct(shape, dtype, sharding=self.sharding and self.sharding.replicated)
 
     def rollout(self, batch: int, prompt: int, new_tokens: int) -> Rollout:
-        """`batch` responses of at most `new_tokens` to prompts padded to `prompt` tokens."""
+        """`batch` responses of at most `new_tokens` tokens to prompts padded to `prompt` tokens."""
         row, each = self.rows(jnp.int32, batch), (batch, new_tokens)
         tokens = self.rows(jnp.int32, batch, prompt + new_tokens)
         logprobs, versions = self.rows(jnp.float32, *each), self.rows(jnp.int32, *each)
         return Rollout(tokens, row, row, logprobs, self.rows(jnp.bool_, batch), versions)
 
     def parts(self, sequences: int, rows: int, most: int, T: int, plans: int | None = None) -> PackedParts:
-        """`sequences` in at most `most` parts of `rows` rows of T tokens; for several minibatches with `plans`."""
+        """`sequences` sequences in at most `most` parts of `rows` rows of T tokens. plans: the number of minibatches or None."""
         more = () if plans is None else (plans,)
         shape = (*more, most, rows, T)
         where = self.sharding and self.sharding.named((None,) * (len(shape) - 2) + ("batch", None))
@@ -69,14 +69,14 @@ class Shapes:
 
 @dataclasses.dataclass(frozen=True)
 class IterationShapes:
-    """The arguments of an iteration's steps after sampling, without arrays.
+    """The abstract arguments of an iteration's steps after sampling.
 
     Attributes:
-      scoring: of `packed_experience`.
-      checks: of `step_zero_values`.
+      scoring: the arguments of `packed_experience`.
+      checks: the arguments of `step_zero_values`.
       state: the first argument of `packed_update`.
       update: the second argument of `packed_update`.
-      turns: the most turns of the loop over micro-batches in each of the three.
+      turns: the most iterations of the loop over micro-batches in each of these three steps.
     """
 
     scoring: ExperienceArguments
@@ -95,13 +95,13 @@ def iteration_shapes(
     Args:
       setup: models, optimizers and options.
       state: `abstract_ppo_state(setup)`.
-      prompt: tokens that prompts are padded to.
-      frozen: the base under adapters, or None.
-      reference: its parameters, joined with the base.
+      prompt: the length to which prompts are padded.
+      frozen: the base under the adapters, or None.
+      reference: the reference's parameters; with adapters, joined with the base.
       scorer, weights: the reward model that is fused into scoring and its joined parameters, or None.
-      scored: scores are passed as float32 [B].
-      kept: the mask of rows that have a score is passed.
-      place: gives arrays on the devices a sharding where no mesh does.
+      scored: whether scores are passed as float32 [B].
+      kept: whether the mask of rows that have a score is passed.
+      place: gives arrays a sharding if there is no mesh.
     """
     section, shapes = setup.config, Shapes(setup.policy.sharding)
     B, N = section.batch, section.max_new_tokens
@@ -137,20 +137,20 @@ def compile_ahead(
     ahead: Ahead, setup: PPOSetup, engine: Engine, sampling: Sampling, prompts: Sequence[Sequence[int]], scores: Scores,
     frozen: Params | None = None, reference: Params | None = None, checked: bool = False,
 ) -> None:  # fmt: skip
-    """Starts to compile the programs of an iteration, in the order of their calls. Needs no weights.
+    """Starts compiling the programs of an iteration, roughly in the order of their calls. Needs no weights.
 
-    A program that cannot be described is logged and compiled at its call.
+    If describing a program fails, the error is logged, and the program is compiled at its first call.
 
     Args:
       ahead: compiles in threads.
-      setup: the run's own, since optimizers equal only themselves.
-      engine: the run's, as wide as the longest prompt.
-      sampling: how responses are sampled.
+      setup: the run's own setup, since optimizers compare by identity.
+      engine: the run's engine, as wide as the longest prompt.
+      sampling: the sampling settings.
       prompts: token ids of the prompts of one iteration.
       scores: how the reward computes scores.
-      frozen: ShapeDtypeStructs of the base under adapters, or None.
-      reference: ShapeDtypeStructs of the reference, joined with the base; None: those of `setup.reference`.
-      checked: the checks of step 0 are done already.
+      frozen: ShapeDtypeStructs of the base under the adapters, or None.
+      reference: ShapeDtypeStructs of the reference's joined parameters; None for those of `setup.reference`.
+      checked: whether the step-0 checks have already run.
     """
     with told_only("ppo"):
         state, needs_greedy = abstract_ppo_state(setup), estimator_of(setup.config).needs_greedy
@@ -167,7 +167,7 @@ def compile_ahead(
         if not checked:
             programs.append((step_zero_values, (shapes.checks,)))
         programs.append((packed_update, (shapes.state, shapes.update)))
-        # The update takes longest to compile: it starts as soon as sampling can start.
+        # The update takes the longest to compile, so it comes right after the programs that sampling needs to start.
         chunks = [i for i, (step, _) in enumerate(sampled) if step is decode_chunk][:FIRST]
         for step, arguments in (*sampled[: chunks[-1] + 1], *programs, *sampled[chunks[-1] + 1 :]):
             know(step, arguments)
@@ -175,7 +175,7 @@ def compile_ahead(
 
 
 def _sampling(setup: PPOSetup, engine: Engine, sampling: Sampling, prompts, policy: Params) -> list[Described]:
-    """The programs that answer the prompts, after those that move the weights to the sampler's layout."""
+    """The programs that move the weights to the sampler's layout, then those that sample responses to the prompts."""
     shapes, policy = Shapes(setup.policy.sharding), placed(policy)
     key = shapes.whole(jax.eval_shape(lambda: jax.random.key(0)).dtype)
     moves, policy = _moves(setup.policy, policy)
@@ -184,7 +184,7 @@ def _sampling(setup: PPOSetup, engine: Engine, sampling: Sampling, prompts, poli
 
 
 def _moves(model: Model, params: Params) -> tuple[list[Described], Params]:
-    """(the programs that bring weights to the sampler's layout, some leaves each; the weights as they leave them)."""
+    """(the programs that convert weights to the sampler's layout, a few leaves each; the resulting abstract weights)."""
     leaves, structure = jax.tree.flatten(params)
     targets, moves = jax.tree.leaves(model.generation_abstract(params)), []
     for group, step in model.generation_moves(params):

@@ -1,8 +1,8 @@
-"""The arguments of RL's jitted steps, one record for each step.
+"""The arguments of RL's jitted steps, one record per step.
 
-The same record is passed to the call, to ahead-of-time compilation and to the planner, the last two with ShapeDtypeStructs in
-place of arrays. Static fields are part of the pytree's structure, so they select the compiled program. Parameters come without
-the frozen base of adapters, which is passed once, as `frozen`.
+The call, ahead-of-time compilation and the planner pass the same record; the latter two fill it with ShapeDtypeStructs instead
+of arrays. Static fields are part of the pytree's structure, so they select the compiled program. Parameters do not include the
+frozen base under adapters, which is passed once, as `frozen`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ static = functools.partial(dataclasses.field, metadata={"static": True})
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SamplerArguments:
-    """Arguments of `checks.sampler_difference`: a model with an LM head, its joined parameters and what was sampled with it."""
+    """Arguments of `checks.sampler_difference`: a model with an LM head, its joined parameters, and a rollout from them."""
 
     model: Model = static()
     temperature: float = static()
@@ -39,17 +39,18 @@ class ExperienceArguments:
 
     Attributes:
       setup: models, optimizers and options.
-      recompute: use the trainer's log-probabilities as the old ones, not the sampler's.
-      scorer: a reward model to run in the same program; None where `scores` are given.
-      reference_params, policy_params: without `frozen`.
-      critic_params: None without a critic, where the policy's parameters hold its head, and where it runs in the update.
+      recompute: use the trainer's log-probabilities as the old ones instead of the sampler's.
+      scorer: a reward model to run in the same program; None if `scores` are given.
+      reference_params, policy_params: the parameters, without `frozen`.
+      critic_params: the critic's parameters; None without a critic, if it shares the policy's trunk, or if it runs in the
+        update.
       scorer_params: the weights of `scorer`, or None.
       frozen: the base that models with adapters share, or None.
       kl_coef: float32 [].
       rollout: the sampled responses.
       parts: the responses packed into micro-batches.
       scores: float32 [B], or [B, N] for a score per token; None with a `scorer`.
-      kept: bool [B], False for rows whose score was dropped; None: all have one.
+      kept: bool [B], False for rows whose score was dropped; None: all rows have a score.
       baseline: float32 [B], rewards of greedy responses, or None.
     """
 
@@ -76,11 +77,11 @@ class StepZeroArguments:
 
     Attributes:
       setup: models, optimizers and options.
-      params: the policy's, without `frozen`.
+      params: the policy's parameters, without `frozen`.
       frozen, reference_params: as in `ExperienceArguments`.
-      experience: holds the old log-probabilities in use.
+      experience: the experience, whose rollout has the old log-probabilities in use.
       kl_coef: float32 [].
-      packed: the first rows of the experience in micro-batches; KL and gradients are checked on these.
+      packed: the first rows of the experience in micro-batches, on which KL and gradients are checked.
       sampled: float32 [B, N], the sampler's own log-probabilities.
     """
 
@@ -97,15 +98,15 @@ class StepZeroArguments:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class UpdateArguments:
-    """Arguments of `update.packed_update` beside the state, which is donated.
+    """Arguments of `update.packed_update` other than the state, which is donated.
 
     Attributes:
       setup: models, optimizers and options.
-      batch: the experience to learn from, B rows.
+      batch: the experience to train on, B rows.
       order: int32 [epochs * minibatches, B / minibatches], the rows of each minibatch.
       packed: the rows of each minibatch in micro-batches.
       frozen: the base that models with adapters share, or None.
-      reference_params: without `frozen`, where `setup.loss_reads_reference`; else None.
+      reference_params: the reference's parameters, without `frozen`, if `setup.loss_reads_reference`; else None.
     """
 
     setup: PPOSetup = static()

@@ -1,4 +1,4 @@
-"""The checks of RL at every step: their measurements, their tolerances and the consequence of a failure."""
+"""The run-time checks of RL: their measurements, their tolerances, and the action on a failure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from jaxalign.rl.responses import response_mask, response_stats
 
 @dataclasses.dataclass(frozen=True)
 class Check:
-    """One run-time check: its measured value, the largest value that passes, and what a failure means with its likely cause."""
+    """One run-time check: its measured value, the largest value that passes, and the meaning and likely cause of a failure."""
 
     name: str
     value: float
@@ -27,17 +27,17 @@ class Check:
 
     @property
     def field(self) -> str:
-        """The field of the stage's section `checks` that decides what a failure leads to."""
+        """The field of the stage's section `checks` that selects the action on a failure."""
         return self.name.lower().replace(" ", "_").replace("-", "_")
 
 
 def check_of(name: str, value: float, tolerance: float, meaning: str) -> Check:
-    """A check that passes where `value` is at most `tolerance`; NaN fails."""
+    """A check that passes if `value` is at most `tolerance`; NaN fails."""
     return Check(name, value, tolerance, bool(value <= tolerance), meaning)
 
 
 class SamplerDifference(NamedTuple):
-    """float32 [] each, the largest over the response tokens: |trainer's - sampler's log-prob| in nats, and |ratio - 1|."""
+    """The largest values over all response tokens, float32 []: |trainer's - sampler's log-prob| in nats, and |ratio - 1|."""
 
     gap: jax.Array
     ratio: jax.Array
@@ -45,7 +45,7 @@ class SamplerDifference(NamedTuple):
 
 @jax.jit
 def sampler_difference(given: SamplerArguments) -> SamplerDifference:
-    """The largest difference between the sampler's log-probabilities and the trainer's."""
+    """The largest differences between the sampler's and the trainer's log-probabilities."""
     rollout = given.rollout
     mine = response_stats(given.model, given.params, rollout, given.temperature or 1.0).logprobs
     difference = jnp.where(response_mask(rollout) > 0, mine - rollout.logprobs, 0)
@@ -53,7 +53,7 @@ def sampler_difference(given: SamplerArguments) -> SamplerDifference:
 
 
 def ratio_check(value: float, tolerance: float, when: str = "") -> Check:
-    """value: the largest |ratio - 1| before any update; when: ends the first part of the message, " at iteration 3" say."""
+    """value: the largest |ratio - 1| before any update. when: a suffix for the message, such as " at iteration 3"."""
     meaning = (f"largest |ratio - 1| before any update{when}: above this, old log-probs are not the policy's, as where the "
                "sampler's weights or numbers differ from the trainer's")  # fmt: skip
     return check_of("ratio", value, tolerance, meaning)
@@ -69,14 +69,14 @@ def gap_check(value: float, tolerance: float, when: str = "") -> Check:
 def unexplained(metrics) -> jax.Array:
     """The number of skipped updates that the loss scale does not explain.
 
-    In float16 an occasional gradient overflow halves the loss scale, which mends it. A loss that is not finite, or gradients
-    that are not finite even at a scale of 1, still count.
+    In float16, an occasional gradient overflow halves the loss scale, which resolves it. Updates with a non-finite loss, or
+    with non-finite gradients even at a scale of 1, still count.
     """
     return metrics["skipped"] - metrics["overflowed"] if "overflowed" in metrics else metrics["skipped"]
 
 
 def gradients_check(value: float, when: str) -> Check:
-    """value: the share of updates with gradients that are not finite, counted as by `unexplained`."""
+    """value: the share of updates with non-finite gradients, counted as in `unexplained`."""
     return check_of("finite gradients", value, 0.0, f"{when}: rewards or log-probs that are not finite or far too large, or a "
                     "learning rate too high before it; such updates are left out")
 
@@ -103,6 +103,6 @@ def act_on(checks: tuple[Check, ...], policies: Checks | OnlineChecks, stage: st
             raise UserError(f"{text}; config.{stage}.checks.{check.field} is 'stop'")
         if policy == "recompute":
             recompute = True
-            text += "; the old log-probabilities are computed again"
+            text += "; the old log-probabilities are recomputed"
         logging.getLogger("jaxalign").warning(text)
     return recompute

@@ -1,6 +1,6 @@
-"""The built-in advantage estimators (registry/advantages.py) and the call of the one that `config.ppo.advantages` names.
+"""The built-in advantage estimators (registry/advantages.py), and the call of the estimator that `config.ppo.advantages` names.
 
-B responses of N tokens each. Estimators without a critic compare whole responses: each response's total reward becomes one
+There are B responses of N tokens. rloo, grpo and remax compare whole responses: each response's total reward gives one
 advantage, which all of its tokens share.
 """
 
@@ -20,15 +20,15 @@ from jaxalign.rl.plugins import require_finite, require_float32, run_plugin
 
 @dataclasses.dataclass(frozen=True)
 class AdvantageInputs:
-    """What an advantage estimator may read.
+    """The inputs of an advantage estimator.
 
     Attributes:
-      rewards: float32 [B, N], 0 past the response: the score on the last token (scores per token on each), less the KL penalty
-        where `config.ppo.kl_in` is "reward".
+      rewards: float32 [B, N], 0 past the response: the score on the last token (or scores on each token), minus the KL penalty
+        if `config.ppo.kl_in` is "reward".
       values: float32 [B, N], the critic's value before each token; zeros without a critic.
-      log_ratios: float32 [B, N], the policy's log-probabilities at the start of the update less the sampler's. Zeros unless the
-        trainer's log-probabilities were computed (`needs_trainer_logprobs`).
-      mask: bool [B, N], True at the tokens that count.
+      log_ratios: float32 [B, N], the policy's log-probabilities at the start of the update minus the sampler's. Zeros unless
+        the trainer's log-probabilities were computed (`needs_trainer_logprobs`).
+      mask: bool [B, N], True at tokens that count.
       kept: bool [B], True for responses that count.
       baseline: float32 [B], the greedy response's reward for the same prompt (`needs_greedy`), else None.
       section: the whole of `config.ppo`.
@@ -49,15 +49,15 @@ class AdvantageInputs:
 
 
 def estimator_of(section: Ppo) -> AdvantageEstimator:
-    """The record that `config.ppo.advantages` names. Raises UserError where there is none."""
+    """The record that `config.ppo.advantages` names. Raises UserError if there is none."""
     return ADVANTAGES.get(section.advantages, "config.ppo.advantages")
 
 
 def estimate(inputs: AdvantageInputs) -> tuple[jax.Array, jax.Array]:
-    """(advantages, returns), float32 [B, N] both, by the estimator of `inputs.section`.
+    """(advantages, returns), both float32 [B, N], from the estimator of `inputs.section`.
 
     Raises:
-      UserError: an estimator from outside the package raises, or returns another shape or dtype.
+      UserError: a user's estimator raises, or returns another shape or dtype.
     """
     record = estimator_of(inputs.section)
     if ADVANTAGES.is_builtin(inputs.section.advantages):
@@ -71,9 +71,9 @@ def estimate(inputs: AdvantageInputs) -> tuple[jax.Array, jax.Array]:
 
 
 def check_estimates(section: Ppo, rewards, values, advantages, returns) -> None:
-    """Raises UserError where an estimator from outside the package made NaN or infinity out of finite rewards and values.
+    """Raises UserError if a user's estimator returned NaN or infinity for finite rewards and values.
 
-    A built-in estimator passes: the update skips gradients that are not finite and the check `finite_gradients` reports them.
+    Built-in estimators are not checked: the update skips non-finite gradients, and the check `finite_gradients` reports them.
     """
     if ADVANTAGES.is_builtin(section.advantages) or not bool(jnp.all(jnp.isfinite(rewards)) & jnp.all(jnp.isfinite(values))):
         return
@@ -93,19 +93,19 @@ def gae(inputs: AdvantageInputs):
 
 
 def reinforce(inputs: AdvantageInputs):
-    """Discounted returns less the critic's value."""
+    """Discounted returns minus the critic's value."""
     return advantages.reinforce_baseline(inputs.rewards, inputs.values, inputs.mask, inputs.section.gamma)
 
 
 def vtrace(inputs: AdvantageInputs):
-    """V-trace, with the importance weights of trainer over sampler."""
+    """V-trace, with importance weights of the trainer's over the sampler's probabilities."""
     section = inputs.section
     found = advantages.vtrace(inputs.rewards, inputs.values, inputs.log_ratios, inputs.mask, section.gamma, section.lam)
     return found.advantages, found.targets
 
 
 def reinforce_pp(inputs: AdvantageInputs):
-    """REINFORCE++, less the group's mean reward where `config.ppo.group_size` is above 1."""
+    """REINFORCE++, with the group's mean reward subtracted if `config.ppo.group_size` is above 1."""
     section = inputs.section
     size = section.group_size if section.group_size > 1 else None
     found = advantages.reinforce_plus_plus(inputs.rewards, inputs.mask, section.gamma, size)
@@ -113,21 +113,21 @@ def reinforce_pp(inputs: AdvantageInputs):
 
 
 def rloo(inputs: AdvantageInputs):
-    """The response's reward less the mean of the others in its group."""
+    """The response's reward minus the mean reward of the others in its group."""
     return _of_rows(inputs, groups.rloo(inputs.total, inputs.section.group_size, inputs.kept))
 
 
 def grpo(inputs: AdvantageInputs):
-    """The response's reward less its group's mean, over the group's deviation unless `config.ppo.group_scale` is "none"."""
+    """The reward minus its group's mean, over the group's standard deviation unless `config.ppo.group_scale` is "none"."""
     section = inputs.section
     return _of_rows(inputs, groups.grpo(inputs.total, section.group_size, section.group_scale, inputs.kept))
 
 
 def remax(inputs: AdvantageInputs):
-    """The response's reward less the greedy response's."""
+    """The response's reward minus the greedy response's."""
     return _of_rows(inputs, groups.remax(inputs.total, inputs.baseline, inputs.kept))
 
 
 def _of_rows(inputs: AdvantageInputs, rows):
-    """One advantage [B] for all tokens of each response, and no returns, as there is no critic."""
+    """Spreads one advantage per response [B] over its tokens. Returns are zeros, since there is no critic."""
     return groups.broadcast_to_tokens(rows, inputs.mask), jnp.zeros_like(inputs.rewards)

@@ -1,4 +1,4 @@
-"""From a rollout to experience: scores, log-probabilities, values, rewards and advantages, in one jitted call."""
+"""Turns a rollout into experience: scores, log-probabilities, values, rewards and advantages, in one jitted call."""
 
 from __future__ import annotations
 
@@ -31,25 +31,25 @@ def make_experience(
     setup: PPOSetup, recompute: bool, reference_params, policy_params, critic_params, kl_coef, rollout: Rollout, scores,
     kept=None, baseline=None, frozen=None,
 ):  # fmt: skip
-    """(Experience, metrics) of a scored rollout.
+    """(Experience, metrics) for a scored rollout.
 
-    Where `setup.values_in_update` the critic is not run here: values are 0, and advantages and returns are those of zero
-    values until the update replaces them.
+    With `setup.values_in_update`, the critic does not run here: values are 0, and advantages and returns are computed from
+    zero values until the update replaces them.
 
     Args:
       setup: models, optimizers and options.
-      recompute: use the trainer's log-probabilities as the old ones, not the sampler's.
+      recompute: use the trainer's log-probabilities as the old ones instead of the sampler's.
       reference_params, policy_params: parameters, joined with `frozen`.
-      critic_params: joined as well; the policy's where the critic is a head of the policy, None without a critic.
+      critic_params: the critic's parameters, joined with `frozen`; the policy's if they share a trunk; None without a critic.
       kl_coef: scalar weight of the KL penalty.
       rollout: B responses of at most N tokens, on the host or on the devices.
       scores: float32 [B] or [B, N], or a `LearntScore`, whose model then runs in the same program.
-      kept: bool [B], False for rows whose score was dropped: they have no weight. None: all rows have a score.
-      baseline: float32 [B], the `greedy_baseline` of the same prompts, for an estimator that needs it.
+      kept: bool [B], False for rows whose score was dropped, which get weight 0. None: all rows have a score.
+      baseline: float32 [B], the `greedy_baseline` for the same prompts, for an estimator that needs it.
       frozen: the base that models with adapters share, or None.
 
     Raises:
-      UserError: an advantage estimator from outside the package raises, or returns another shape or dtype.
+      UserError: a user's advantage estimator raises, or returns another shape or dtype.
     """
     rollout, parts = pack_rollout(rollout, setup.config.micro_batch_tokens, setup.policy.sharding)
     scorer = scorer_params = None
@@ -83,7 +83,7 @@ def _joined(given: ExperienceArguments) -> Joined:
 
 
 def _forward(given: ExperienceArguments, params: Joined, rows: AnswerRows) -> dict[str, jax.Array]:
-    """The forward passes over one part, one model after another: log-probabilities, KL, values and scores by name."""
+    """Runs the forward passes over one part, one model after another: log-probabilities, KL, values and scores by name."""
     setup, rollout, sharding = given.setup, given.rollout, given.setup.policy.sharding
     temperature = setup.config.temperature or 1.0
     found = {"reference": response_stats(setup.reference, params.reference, rollout, temperature, None, rows).logprobs}
@@ -125,7 +125,7 @@ def packed_experience(given: ExperienceArguments):
     def zeroed(x):
         return jnp.where(mask, x, 0.0)
 
-    # A response without tokens belongs to no group.
+    # An empty response does not count in its group.
     kept = scored & jnp.any(mask, axis=1)
     scores = found["scores"] if given.scorer is not None else scores
     scores = jnp.where(scored if scores.ndim == 1 else scored[:, None] & mask, scores, 0.0)
@@ -154,11 +154,12 @@ def packed_experience(given: ExperienceArguments):
     metrics |= more
     rollout = dataclasses.replace(rollout, logprobs=logprobs)
     made = Experience(rollout, kept.astype(jnp.float32), reference, values, rewards, advantages, returns, importance)
-    return setup.policy.constrain_rows(made), metrics  # A known sharding, so that readers can be compiled ahead.
+    # With a fixed sharding, the programs that read the result can be compiled ahead.
+    return setup.policy.constrain_rows(made), metrics
 
 
 def _metrics(config: Ppo, rollout: Rollout, scored, kept, mask, scores, rewards, logprobs, reference, kl):
-    """Metrics of the rollout, means over its scored responses unless the name says otherwise."""
+    """Metrics of the rollout: means over its scored responses, except the counts `kept` and `tokens`."""
     k1, k3 = (masked_sum(kl_penalty(logprobs, reference, kind), mask, axis=1) for kind in ("k1", "k3"))
 
     def mean(x):
@@ -176,7 +177,7 @@ def _metrics(config: Ppo, rollout: Rollout, scored, kept, mask, scores, rewards,
 
 
 def _importance(config: Ppo, logprobs, sampled, mask, counted, kept):
-    """(importance weights [B, N] of trainer over sampler, metrics)."""
+    """(importance weights [B, N] of the trainer's over the sampler's probabilities, metrics)."""
     if config.sampler_correction == "none":
         return mask.astype(jnp.float32), {}
     importance, weights = importance_weights(

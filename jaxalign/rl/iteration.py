@@ -1,7 +1,7 @@
-"""One iteration of RL: sample responses, score them, make experience of them, check it, and learn from it.
+"""One iteration of RL: sample responses, score them, compute experience, check it, and update the models.
 
-Nothing here knows a work directory or a whole config: `Iteration` takes the setup, a sampler, a reward, prompts, the reference
-and hooks, and is called as `iteration(state, step) -> (state, metrics)`.
+This module uses neither a work directory nor a whole config: `Iteration` takes the setup, a sampler, a reward, prompts, the
+reference and hooks, and is called as `iteration(state, step) -> (state, metrics)`.
 """
 
 from __future__ import annotations
@@ -39,20 +39,20 @@ from jaxalign.training.packed import part_rows, rows_split
 
 
 class Iteration:
-    """One iteration, `iteration(state, step) -> (state, metrics)`; the state is donated.
+    """Runs one iteration per call: `iteration(state, step) -> (state, metrics)`. The state is donated.
 
     Args:
       setup: models, optimizers and options.
       stream: the prompts of each iteration.
-      sampler: writes the responses; it gets the policy's weights before each iteration.
+      sampler: samples the responses; it receives the policy's weights before each iteration.
       padding: the shape of the rollout's arrays.
       sampling: temperature, top-k, top-p, the most new tokens and the ids that end a response.
       reward: scores the responses.
       tokenizer: decodes responses for rewards that read text.
-      reference: the reference's parameters, joined with a frozen base.
-      frozen: the base under adapters, or None.
-      offload_optimizer: keep optimizer states in host memory outside the update.
-      on_checks: receives the checks of step 0.
+      reference: the reference's parameters; with adapters, joined with the base.
+      frozen: the base under the adapters, or None.
+      offload_optimizer: keep optimizer states in host memory between updates.
+      on_checks: receives the step-0 checks.
 
     Raises:
       UserError: `config.ppo.micro_batch_tokens` is too small for one row.
@@ -87,11 +87,11 @@ class Iteration:
             epochs = float(learnt["epochs_run"])
             phase.tokens, phase.flops = round(epochs * np.sum(self._lengths)), epochs * self._learning_work()
         self.monitor.updated(step, learnt)
-        # With recomputed log-probabilities the sampler's gap is the rollout's, not the update's.
+        # With recomputed log-probabilities, scoring measures the sampler's gap; otherwise the update does.
         return state, {**learnt, **metrics} if self.setup.recomputes else {**metrics, **learnt}
 
     def sample(self, params: Params, batch: PromptBatch, key: jax.Array, step: int) -> Rollout:
-        """Responses to the batch as a rollout on the devices, split over the batch axes. params: the policy's, joined."""
+        """Samples responses to the batch: a rollout on the devices, split over the batch axes. params: the policy's, joined."""
         with self.timeline.phase("generate") as phase:
             self.sampler.update(params, step)
             listener = self.reward.listen(batch.prompts)
@@ -102,7 +102,7 @@ class Iteration:
             return place_rows(self.setup.policy.sharding, rollout)
 
     def score(self, state: PPOState, params: Params, batch: PromptBatch, key: jax.Array, step: int, sampled: Rollout):
-        """(experience, metrics) of a rollout. At step 0 the checks of step 0 run too."""
+        """(experience, metrics) for a rollout. At step 0 this also runs the step-0 checks."""
         setup = self.setup
         recompute = setup.recomputes or self.monitor.must_recompute(params, step, sampled)
         scored = None if self.fused else self._scored(batch, sampled)
@@ -122,7 +122,7 @@ class Iteration:
         return experience, metrics | {f"score_{name}": masked_mean(_total(x), counted) for name, x in parts.items()}
 
     def update(self, state: PPOState, experience):
-        """(state, metrics): all epochs over the experience; the state is donated."""
+        """Runs all epochs over the experience: (state, metrics). The state is donated."""
         if self.offloads_optimizer:
             state = optimizer_to_device(state)
         read = self.reference.on_device() if self.setup.loss_reads_reference else contextlib.nullcontext()
@@ -131,18 +131,18 @@ class Iteration:
         return self.rest(state), metrics
 
     def rest(self, state: PPOState) -> PPOState:
-        """A state, or its ShapeDtypeStructs, as it is outside the update: with `offload_optimizer` partly in host memory."""
+        """A state, concrete or abstract, as it is stored between updates: with `offload_optimizer`, partly in host memory."""
         return optimizer_to_host(state) if self.offloads_optimizer else state
 
     def settle(self) -> None:
-        """Checks the last update; to be called after the last iteration."""
+        """Checks the last update. Call it after the last iteration."""
         self.monitor.settle()
 
     def _scored(self, batch: PromptBatch, rollout: Rollout) -> Scored:
         return self.reward.score(RewardBatch(rollout, batch.prompts, batch.rows.start, self.tokenizer))
 
     def _baseline(self, batch: PromptBatch, key: jax.Array):
-        """(float32 [B] rewards of greedy responses to the same prompts, bool [B] rows that have one or None for all)."""
+        """(float32 [B]: rewards of greedy responses to the same prompts; bool [B]: which rows have one, or None if all do)."""
         greedy = dataclasses.replace(self.sampling, temperature=0.0)
         best = sample_rollout(self.sampler, self.padding, batch.ids, key, batch.rows, greedy)
         best = place_rows(self.setup.policy.sharding, best)
@@ -151,7 +151,7 @@ class Iteration:
 
     @contextlib.contextmanager
     def _scores(self, scored: Scored | None):
-        """The scores for `make_experience`, or the fused reward model with its weights on the devices."""
+        """The scores for `make_experience`, or the fused reward model, whose weights are on the devices within the context."""
         if scored is not None:
             yield scored.scores
             return
@@ -159,7 +159,7 @@ class Iteration:
             yield LearntScore(self.fused.scorer, params)
 
     def _scoring_work(self) -> tuple[int, float]:
-        """(tokens, FLOPs) of scoring the last rollout: reference, critic and a fused reward model."""
+        """(tokens, FLOPs) for scoring the last rollout with reference, critic and a fused reward model."""
         setup = self.setup
         own = flops.forward(setup.critic, self._lengths) if setup.runs_critic else 0.0
         if self.fused:
@@ -168,7 +168,7 @@ class Iteration:
         return int(np.sum(self._lengths)), own + flops.forward(setup.reference, self._lengths, self._new_tokens)
 
     def _learning_work(self) -> float:
-        """FLOPs of one epoch over the last rollout."""
+        """FLOPs of one epoch of updates on the last rollout."""
         setup = self.setup
         critic = flops.learning(setup.critic, self._lengths) if setup.owns_critic else 0.0
         return critic + flops.learning(setup.policy, self._lengths, self._new_tokens)

@@ -1,4 +1,4 @@
-"""The losses of policy and critic over the responses of a minibatch, or of one of its parts.
+"""The losses of policy and critic over the responses of a minibatch or of one of its parts.
 
 Every sum is divided by a count of the whole minibatch, so the loss and its gradient do not depend on how the minibatch is
 packed or split over devices.
@@ -26,14 +26,14 @@ from jaxalign.training.packed import alone
 
 
 class Totals(NamedTuple):
-    """float32 [] counts of a whole minibatch: its response tokens, and the divisor of the policy loss."""
+    """Counts of a whole minibatch, float32 []: its number of response tokens, and the divisor of the policy loss."""
 
     tokens: jax.Array
     policy: jax.Array
 
 
 def totals(setup: PPOSetup, batch: Experience) -> Totals:
-    """The counts by which losses over parts of `batch` are divided."""
+    """The counts that normalise losses over parts of `batch`."""
     mask = experience_mask(batch)
     return Totals(jnp.sum(mask), aggregate_total(mask, setup.config.aggregation, setup.config.max_new_tokens))
 
@@ -42,21 +42,21 @@ def policy_loss(
     setup: PPOSetup, params, batch: Experience, whole: Totals, kl_coef, hidden=None, reference_params=None,
     rows: AnswerRows | None = None,
 ):  # fmt: skip
-    """(loss, Aux) of the policy: surrogate, KL penalty and entropy bonus, by `config.ppo.aggregation`.
+    """(loss, Aux) of the policy: surrogate, KL penalty and entropy bonus, aggregated as `config.ppo.aggregation` says.
 
     Args:
       setup: models and options.
-      params: the policy's parameters, joined with a frozen base.
-      batch: the experience; its advantages are whitened already if they are to be.
-      whole: counts of the whole minibatch.
-      kl_coef: weight of the KL penalty, where `config.ppo.kl_in` is "loss".
-      hidden: the trunk's hidden states of `rows`, where the caller has them.
-      reference_params: joined, where `setup.loss_reads_reference`.
-      rows: the packed rows; None puts each response into a row of its own.
+      params: the policy's parameters; with adapters, joined with the base.
+      batch: the experience, whose advantages are already whitened if the config says so.
+      whole: the counts of the whole minibatch.
+      kl_coef: the weight of the KL penalty, if `config.ppo.kl_in` is "loss".
+      hidden: the trunk's hidden states for `rows`, if already computed.
+      reference_params: the reference's joined parameters if `setup.loss_reads_reference`, else None.
+      rows: the packed rows; None gives each response its own row.
 
     Raises:
-      ValueError: `reference_params` are missing where the loss reads them.
-      UserError: a policy loss from outside the package raises, or returns another shape or dtype.
+      ValueError: the loss reads the reference but `reference_params` is None.
+      UserError: a user's policy loss raises, or returns another shape or dtype.
     """
     config, mask, old = setup.config, experience_mask(batch), batch.rollout.logprobs
     temperature = config.temperature or 1.0
@@ -113,9 +113,9 @@ def value_loss(setup: PPOSetup, params, batch: Experience, whole: Totals, hidden
 
 
 def first_value_loss(setup: PPOSetup, params, batch: Experience, whole: Totals, rows: AnswerRows | None = None):
-    """`value_loss` where `setup.values_in_update`: old values and returns follow from the forward pass of this very update.
+    """`value_loss` for `setup.values_in_update`: old values and returns come from this update's own forward pass.
 
-    The values [B, N] are returned in `Aux.sums` as "values".
+    `Aux.sums` has the values [B, N] as "values".
     """
     mask, rows = experience_mask(batch), alone(batch.rollout) if rows is None else rows
     hidden = response_hidden(setup.critic, params, rows)
@@ -126,7 +126,7 @@ def first_value_loss(setup: PPOSetup, params, batch: Experience, whole: Totals, 
 
 
 def with_values(setup: PPOSetup, batch: Experience, values) -> Experience:
-    """The experience with these values [B, N], and with the advantages and returns that follow from them."""
+    """The experience with these values [B, N], and with advantages and returns computed from them."""
     mask, none = experience_mask(batch) > 0, jnp.zeros_like(values)
     inputs = AdvantageInputs(batch.rewards, values, none, mask, batch.weight > 0, None, setup.config)
     advantages, returns = estimate(inputs)
@@ -136,7 +136,7 @@ def with_values(setup: PPOSetup, batch: Experience, values) -> Experience:
 def joint_loss(
     setup: PPOSetup, params, batch: Experience, whole: Totals, kl_coef, reference_params=None, rows: AnswerRows | None = None
 ):
-    """(policy loss + value_coef * value loss, Aux) of one trunk with both heads, which runs once."""
+    """(policy loss + value_coef * value loss, Aux) for a trunk with both heads. The trunk runs once."""
     rows = alone(batch.rollout) if rows is None else rows
     hidden = response_hidden(setup.policy, params, rows)
     loss, policy = policy_loss(setup, params, batch, whole, kl_coef, hidden, reference_params, rows)

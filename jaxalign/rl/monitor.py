@@ -1,4 +1,4 @@
-"""The run-time checks of an RL run: when they are made and what their failure leads to (`config.ppo.checks`)."""
+"""Runs the run-time checks of an RL run and acts on their failures (`config.ppo.checks`)."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from jaxalign.rl.state import PPOSetup, PPOState
 from jaxalign.rl.step_zero import step_zero_checks
 
 OnChecks = Callable[[Sequence[Check]], None]
-"""Receives the checks of step 0, to record them."""
+"""Receives the step-0 checks, to record them."""
 
 
 class Monitor:
     """The checks of one run.
 
-    Every method raises UserError where a check fails whose policy is "stop".
+    Every method raises UserError if a check whose policy is "stop" fails.
 
     Args:
       setup: models, optimizers and options.
-      on_checks: receives the checks of step 0 before a failure stops the run; None: they are not recorded.
-      name: the section of the config in messages.
+      on_checks: receives the step-0 checks before a failure stops the run; None for no record.
+      name: the config section's name in messages.
     """
 
     def __init__(self, setup: PPOSetup, on_checks: OnChecks | None = None, name: str = "ppo"):
@@ -33,7 +33,7 @@ class Monitor:
         self._pending: tuple[int, jax.Array, jax.Array] | None = None
 
     def must_recompute(self, params, step: int, rollout: Rollout) -> bool:
-        """Whether the old log-probabilities of a fresh rollout must be the trainer's. params: the policy's, joined."""
+        """Whether the trainer must recompute a new rollout's old log-probabilities. params: the policy's, joined."""
         config, policies, when = self._config, self._policies, f" at iteration {step}"
         if policies.ratio == policies.sampler_gap == "warn":  # The first minibatch of the update measures both.
             return False
@@ -47,28 +47,28 @@ class Monitor:
         return policies.ratio != "warn" and self._act_on(ratio)
 
     def step_zero(self, state: PPOState, sampled: Rollout, experience: Experience, reference, frozen) -> None:
-        """Runs the five checks before the first update. reference: its parameters, joined with `frozen`."""
+        """Runs the five checks before the first update. reference: the reference's parameters, joined with `frozen`."""
         checks = step_zero_checks(
             self._setup, reference, state.policy.params, sampled, experience, state.kl_coef, frozen
         )
         if self._on_checks is not None:
             self._on_checks(checks)
-        done = self._policies.sampler_gap != "warn" and not self._setup.recomputes  # By `must_recompute`.
+        done = self._policies.sampler_gap != "warn" and not self._setup.recomputes  # `must_recompute` has already acted on it.
         self._act_on(*(check for check in checks if not (done and check.field == "sampler_gap")))
 
     def scored(self, step: int, metrics) -> None:
-        """Checks the sampler's gap of a scored rollout where the trainer's log-probabilities are always used."""
+        """Checks the sampler's gap on a scored rollout if the trainer's log-probabilities are always used."""
         if self._setup.recomputes and self._policies.sampler_gap == "stop":
             self._act_on(gap_check(float(metrics["sampler_gap"]), self._config.sampler_tolerance, f" at iteration {step}"))
 
     def updated(self, step: int, metrics) -> None:
-        """Notes the metrics of an update. They are checked by the next `settle`, or at once where a failure must stop."""
+        """Stores the metrics of an update for the next `settle`, or checks them immediately if a failure must stop the run."""
         self._pending = (step, metrics["sampler_gap"], unexplained(metrics))
         if self._policies.finite_gradients == "stop":
             self.settle()
 
     def settle(self) -> None:
-        """Checks the last noted update; one iteration late, so that nothing waits for it."""
+        """Checks the last stored update. This happens one iteration late, so that nothing waits for it."""
         if self._pending is None:
             return
         (step, gap, skipped), self._pending = self._pending, None

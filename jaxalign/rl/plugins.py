@@ -1,4 +1,4 @@
-"""Calls of functions that users register, with their results checked."""
+"""Calls functions that users register and checks their results."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ def run_plugin(what: str, function: Callable, inputs: Any, returns: str, count: 
     """`function(inputs)` as a tuple of `count` parts.
 
     Args:
-      what: names the function in error messages, such as "advantage estimator 'mine'".
-      returns: the expected result in words.
+      what: the function's name in error messages, such as "advantage estimator 'mine'".
+      returns: describes the expected result.
 
     Raises:
       UserError: the function raises, or its result is not a sequence of `count` parts.
@@ -34,7 +34,7 @@ def run_plugin(what: str, function: Callable, inputs: Any, returns: str, count: 
 
 
 def require_float32(what: str, part: str, array: Any, shape: tuple[int, ...]) -> None:
-    """Raises UserError unless `array` is a float32 array of this shape. Works on traced arrays."""
+    """Raises UserError unless `array` is a float32 array of this shape. Also works on traced arrays."""
     if not hasattr(array, "dtype") or not hasattr(array, "shape"):
         raise UserError(f"{what}: {part} is a {type(array).__name__}; a float32 array of shape {shape} is expected")
     if tuple(array.shape) != tuple(shape) or array.dtype != jnp.float32:
@@ -43,6 +43,6 @@ def require_float32(what: str, part: str, array: Any, shape: tuple[int, ...]) ->
 
 
 def require_finite(what: str, part: str, array: jax.Array) -> None:
-    """Raises UserError where a number of a concrete array is NaN or infinite."""
+    """Raises UserError if a concrete array contains NaN or infinity."""
     if not bool(jnp.all(jnp.isfinite(array))):
         raise UserError(f"{what}: {part} has entries that are not finite though all of its inputs are")

@@ -1,4 +1,4 @@
-"""The built-in policy losses (registry/policy_losses.py) and the call of the one that `config.ppo.policy_loss` names."""
+"""The built-in policy losses (registry/policy_losses.py), and the call of the loss that `config.ppo.policy_loss` names."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from jaxalign.rl.plugins import require_float32, run_plugin
 
 @dataclasses.dataclass(frozen=True)
 class PolicyLossInputs:
-    """What a policy loss may read; float32 [B, N] arrays of the response tokens unless noted.
+    """The inputs of a policy loss: float32 [B, N] arrays over response tokens unless noted otherwise.
 
     Attributes:
-      logprobs: log-probabilities under the policy in training; the only array that needs a gradient.
+      logprobs: log-probabilities under the policy being trained; the only array through which gradients flow.
       old_logprobs: log-probabilities under the policy before the update.
-      advantages: whitened already if `config.ppo.whiten_advantages`.
-      mask: 1 at the tokens that count, else 0. The loss must be 0 and have no gradient elsewhere.
+      advantages: the advantages, already whitened if `config.ppo.whiten_advantages`.
+      mask: 1 at tokens that count, else 0. Where it is 0, the loss and its gradient must be 0.
       clip: (low, high) from `config.ppo.clip` and `clip_high`, or the record's default.
       section: the whole of `config.ppo`.
     """
@@ -36,10 +36,10 @@ class PolicyLossInputs:
 
 
 def surrogate(section: Ppo, logprobs, old_logprobs, advantages, mask) -> tuple[jax.Array, SurrogateStats]:
-    """(loss float32 [B, N], `SurrogateStats`) of `config.ppo.policy_loss`.
+    """(loss float32 [B, N], `SurrogateStats`) from `config.ppo.policy_loss`.
 
     Raises:
-      UserError: a policy loss from outside the package raises, or returns another shape or dtype.
+      UserError: a user's policy loss raises, or returns another shape or dtype.
     """
     record = POLICY_LOSSES.get(section.policy_loss, "config.ppo.policy_loss")
     bounds = record.clip_range(section.clip, section.clip_high)
@@ -72,6 +72,6 @@ def cispo(inputs: PolicyLossInputs):
 
 
 def plain(inputs: PolicyLossInputs):
-    """REINFORCE, without a ratio; the statistics are those of PPO's."""
+    """REINFORCE, without a ratio; the statistics are those of PPO."""
     _, stats = losses.clipped_surrogate(inputs.logprobs, inputs.old_logprobs, inputs.advantages, *inputs.clip, inputs.mask)
     return losses.policy_gradient(inputs.logprobs, inputs.advantages, inputs.mask), stats

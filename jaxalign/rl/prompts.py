@@ -1,4 +1,4 @@
-"""The prompts of each iteration of RL."""
+"""Selects the prompts of each iteration of RL."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ BUCKET = 8
 
 @dataclasses.dataclass(frozen=True)
 class PromptBatch:
-    """The rows of one iteration: the responses to one prompt are neighbours.
+    """The rows of one iteration. Rows with the same prompt are neighbours.
 
     Attributes:
-      prompts: the prompt of each row, as rewards read it.
-      ids: the token ids of each prompt.
-      rows: the global row numbers, from which every random number of a row follows.
+      prompts: the prompt of each row, for rewards.
+      ids: the token ids of each row's prompt.
+      rows: the global row numbers, which determine each row's random numbers.
     """
 
     prompts: list[Prompt]
@@ -29,15 +29,15 @@ class PromptBatch:
 
 @dataclasses.dataclass(frozen=True)
 class PromptStream:
-    """All prompts of a run in a fresh order each epoch; iteration `step` is a pure function of (seed, step).
+    """All prompts of a run, in a new order each epoch. Iteration `step` is a pure function of (seed, step).
 
-    With fewer prompts than an iteration needs, prompts repeat within it.
+    If there are fewer prompts than an iteration needs, they repeat within it.
 
     Attributes:
       prompts: the distinct prompts.
       ids: their token ids.
-      batch: responses of an iteration.
-      group_size: responses to each prompt.
+      batch: the number of responses per iteration.
+      group_size: the number of responses to each prompt.
       seed, stream: select the order.
     """
 
@@ -57,5 +57,5 @@ class PromptStream:
 
     @property
     def width(self) -> int:
-        """Tokens that prompts are padded to: one width for all iterations, so that programs are compiled once."""
+        """The length to which prompts are padded. It is the same for all iterations, so that programs are compiled once."""
         return -(-max(map(len, self.ids)) // BUCKET) * BUCKET

@@ -1,7 +1,7 @@
-"""The log-probabilities, entropies, KL, values and masks of sampled responses under a model.
+"""Log-probabilities, entropies, KL, values and masks of sampled responses under a model.
 
-B responses of N tokens, packed into R rows of T tokens. Every function takes packed rows, so that short responses cost little.
-Values past a response's end are arbitrary: multiply by `response_mask`.
+B responses of N tokens are packed into R rows of T tokens. Every function accepts packed rows, so that short responses cost
+little. Values past a response's end are arbitrary: mask them with `response_mask`.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ def response_stats(
 
     Args:
       model: a model with an LM head.
-      params: its parameters, joined with a frozen base.
+      params: its parameters; with adapters, joined with the base.
       rollout: B responses of at most N tokens.
       temperature: the sampling temperature.
-      hidden: `response_hidden` of the rows, where the caller has it.
-      rows: the packed rows; None puts each response into a row of its own.
+      hidden: `response_hidden` of the rows, if already computed.
+      rows: the packed rows; None gives each response its own row.
 
     Returns:
       `TokenStats` of float32 [B, N] arrays, arbitrary past a response's end.
@@ -73,7 +73,7 @@ def response_values(model: Model, params, rollout: Rollout, hidden=None, rows: A
 
 
 def response_mask(rollout: Rollout):
-    """float32 [B, N]: 1 at response tokens. It follows from lengths, never from token ids."""
+    """float32 [B, N]: 1 at response tokens. It is computed from lengths, never from token ids."""
     return length_mask(rollout.response_length, rollout.logprobs.shape[1])
 
 

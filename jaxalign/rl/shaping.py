@@ -1,4 +1,4 @@
-"""From scores to rewards per token: the KL penalty, the rule for responses without an end, and the overlong penalty."""
+"""Turns scores into rewards per token: the KL penalty, the missing-eos rule, and the overlong penalty."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ def token_rewards(section: Ppo, rollout: Rollout, scores, kl, kl_coef, overlong_
     """Rewards float32 [B, N]: -kl_coef * kl on each token, the scores, and the overlong penalty on the last token.
 
     Args:
-      section: `config.ppo`; its fields missing_eos, missing_eos_value and max_new_tokens are read.
+      section: `config.ppo`, for its fields missing_eos, missing_eos_value and max_new_tokens.
       rollout: B responses of at most N tokens.
       scores: float32 [B], added to the last token, or [B, N], added to each.
       kl: float32 [B, N], 0 past the response.
       kl_coef: scalar.
-      overlong_buffer: tokens below max_new_tokens that cost up to 1; 0 for no penalty.
+      overlong_buffer: the number of tokens below max_new_tokens over which the penalty grows to 1; 0 for no penalty.
     """
     rewards = shape_rewards(
         scores, kl, kl_coef, rollout.response_length, rollout.ended, section.missing_eos, section.missing_eos_value
@@ -31,6 +31,6 @@ def token_rewards(section: Ppo, rollout: Rollout, scores, kl, kl_coef, overlong_
 
 
 def greedy_baseline(section: Ppo, rollout: Rollout, scores):
-    """float32 [B]: the total reward of greedy responses by the rules for samples, without a KL penalty."""
+    """float32 [B]: the total reward of greedy responses, by the same rules as for samples but without a KL penalty."""
     none = jnp.zeros_like(rollout.logprobs)
     return jnp.sum(token_rewards(section, rollout, scores, none, 0.0, section.overlong_buffer), axis=1)

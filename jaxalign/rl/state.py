@@ -1,4 +1,4 @@
-"""The training state of RL, and all that is fixed during a run."""
+"""The training state of RL, and the setup that is fixed during a run."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from jaxalign.training.state import TrainState, abstract_state, init_state
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class PPOState:
-    """All that changes during a run; one pytree, saved and restored as a whole.
+    """The state that changes during a run: one pytree, which checkpoints save and restore as a whole.
 
     Attributes:
-      step: int32 [], the number of iterations done, which is also the data cursor.
-      policy: parameters and optimizer of the policy.
-      critic: those of the critic; None where there is none or it is a head of the policy.
+      step: int32 [], the number of completed iterations, which is also the data cursor.
+      policy: the policy's parameters and optimizer state.
+      critic: a separate critic's parameters and optimizer state; else None.
       kl_coef: float32 [], the weight of the KL penalty.
     """
 
@@ -37,12 +37,12 @@ class PPOState:
 
 @dataclasses.dataclass(frozen=True)
 class PPOSetup:
-    """Everything fixed during a run; hashable, hence static for jit.
+    """Everything that is fixed during a run. It is hashable, hence static for jit.
 
     Attributes:
-      policy: a model with an LM head, and a scalar head beside it where the critic shares its trunk.
-      critic: a model with a scalar head; the same as `policy` where it shares the trunk.
-      policy_optimizer, critic_optimizer: optax transformations. They equal only themselves, so a run makes one setup.
+      policy: a model with an LM head and, if the critic shares its trunk, also a scalar head.
+      critic: a model with a scalar head; the same as `policy` if it shares the trunk.
+      policy_optimizer, critic_optimizer: optax transformations. They compare by identity, so a run builds only one setup.
       config: the section `config.ppo`.
     """
 
@@ -64,7 +64,7 @@ class PPOSetup:
 
     @property
     def owns_critic(self) -> bool:
-        """Whether there is a critic with weights of its own."""
+        """Whether there is a separate critic."""
         return self.has_critic and not self.shares_trunk
 
     @property
@@ -74,11 +74,11 @@ class PPOSetup:
 
     @property
     def runs_critic(self) -> bool:
-        """Whether values are computed with the log-probabilities of a rollout, before the update."""
+        """Whether values are computed before the update, together with the rollout's log-probabilities."""
         return self.has_critic and not self.values_in_update
 
     def critic_to_run(self, state: PPOState):
-        """The parameters of a critic of its own that runs before the update; else None."""
+        """The parameters of a separate critic that runs before the update; else None."""
         return None if state.critic is None or self.values_in_update else state.critic.params
 
     @property
@@ -88,20 +88,21 @@ class PPOSetup:
 
     @property
     def loss_reads_reference(self) -> bool:
-        """Whether the policy's loss runs the reference, as its log-probabilities at the sampled tokens are not enough."""
+        """Whether the policy loss runs the reference, because it needs more than the log-probabilities of sampled tokens."""
         return self.config.kl_in == "loss" and self.config.kl_estimator == "full"
 
     @property
     def recomputes(self) -> bool:
-        """Whether the old log-probabilities are always the trainer's, because a ratio to the sampler's is needed."""
+        """Whether the old log-probabilities are always the trainer's, because their ratio to the sampler's is needed."""
         return self.config.sampler_correction != "none" or estimator_of(self.config).needs_trainer_logprobs
 
 
 def values_in_update(section: Ppo) -> bool:
-    """Whether the update computes the critic's values, and the advantages from them.
+    """Whether the update computes the critic's values and the advantages.
 
-    With one update per rollout the values are those of the critic's forward pass in the update, so no other pass is run. The
-    estimator must need only rewards and values, and a shared trunk would need the advantages within that same pass.
+    With one update per rollout, the critic's forward pass in the update gives the values, which saves another pass. This
+    requires an estimator that needs only rewards and values, and a separate critic: with a shared trunk, the same pass would
+    already need the advantages.
     """
     once = section.epochs * section.minibatches == 1
     return once and section.critic == "separate" and estimator_of(section).values_suffice
@@ -130,9 +131,9 @@ def init_ppo_state(setup: PPOSetup, policy_params, critic_params, key: jax.Array
 
     Args:
       setup: models, optimizers and options.
-      policy_params: trained parameters, `with_value_head`. The first update donates them.
-      critic_params: trained parameters of a critic of its own; not read without one.
-      key: the run's PRNG key, from which samples and shuffles follow.
+      policy_params: the policy's trained parameters, from `with_value_head`. The first update donates them.
+      critic_params: the trained parameters of a separate critic; ignored if there is none.
+      key: the run's PRNG key, from which the keys of samples and shuffles are derived.
     """
     policy = init_state(setup.policy, setup.policy_optimizer, policy_params, key)
     coef = jnp.float32(setup.config.kl_coef)
@@ -155,7 +156,7 @@ def abstract_ppo_state(setup: PPOSetup) -> PPOState:
 
 
 def with_value_head(setup: PPOSetup, params: Params) -> Params:
-    """A policy's parameters with a value head of zeros where the critic shares the trunk; else as they are."""
+    """A policy's parameters. If the critic shares the trunk, a value head of zeros is added."""
     if not setup.shares_trunk:
         return params
     head = setup.policy.abstract()["score"]
@@ -168,12 +169,12 @@ def without_value_head(params: Params) -> Params:
 
 
 def critic_from(setup: PPOSetup, start: Params, key: jax.Array) -> Params:
-    """Fresh parameters of a critic of its own: the policy's trunk with a head of zeros, so that all values are 0.
+    """The initial parameters of a separate critic: the policy's trunk with a head of zeros, so that all values are 0.
 
     Args:
       setup: models, optimizers and options.
-      start: the policy's starting parameters, joined with a frozen base.
-      key: a PRNG key, for fresh adapters.
+      start: the policy's starting parameters; with adapters, joined with the base.
+      key: the PRNG key of new adapters.
     """
     if setup.critic.lora is not None:
         return setup.critic.init_adapters(start, key)

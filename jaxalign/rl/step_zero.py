@@ -1,4 +1,4 @@
-"""The five checks before the first update, when policy and reference are equal: what they must give is known exactly."""
+"""The five checks before the first update. Policy and reference are still equal, so the exact results are known."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ KL_TEMPERATURES = (0.7, 1.0, 1.3)
 
 
 class StepZeroValues(NamedTuple):
-    """What `step_zero_checks` compares with tolerances, float32 [] each.
+    """The values that `step_zero_checks` compares with tolerances, float32 [] each.
 
     Attributes:
       ratio: the largest |ratio - 1|.
-      kl: the largest |KL| of a response, over several temperatures.
+      kl: the largest |KL| of a response over several temperatures.
       gap: the largest difference between the sampler's and the trainer's log-probs.
-      micro_batches: the relative difference of loss and gradients between one batch and micro-batches.
+      micro_batches: the relative difference in loss and gradients between one batch and micro-batches.
       not_finite: the share of the gradient's entries that are not finite.
     """
 
@@ -50,7 +50,7 @@ class StepZeroValues(NamedTuple):
 
 @jax.jit
 def step_zero_values(given: StepZeroArguments) -> StepZeroValues:
-    """The measurements, one after another, so that the memory of each is free before the next."""
+    """Takes the measurements one after another, so that the memory of each is freed before the next."""
     setup, frozen, experience = given.setup, given.frozen, given.experience
     params, reference_params = join(frozen, given.params), join(frozen, given.reference_params)
     rollout, mask = experience.rollout, response_mask(experience.rollout)
@@ -69,7 +69,7 @@ def step_zero_values(given: StepZeroArguments) -> StepZeroValues:
 
 
 def _largest_kl(setup: PPOSetup, params, reference_params, rollout: Rollout, temperature: float) -> jax.Array:
-    """float32 []: the largest |KL| of a response between policy and reference, over `KL_TEMPERATURES` and the sampling one."""
+    """float32 []: the largest |KL| of a response to the reference, over `KL_TEMPERATURES` and the sampling temperature."""
     kl, mask, sharding = jnp.float32(0.0), response_mask(rollout), setup.policy.sharding
     hidden = response_hidden(setup.policy, params, alone(rollout))
     rollout = after(sharding, rollout, hidden)
@@ -87,7 +87,7 @@ def _largest_kl(setup: PPOSetup, params, reference_params, rollout: Rollout, tem
 
 
 def _compare_gradients(given: StepZeroArguments, part: Experience, reference_params) -> tuple[jax.Array, jax.Array]:
-    """(relative difference of loss and gradients at once and in micro-batches, share of entries that are not finite)."""
+    """(relative difference in loss and gradients between one batch and micro-batches, share of non-finite entries)."""
     setup, frozen, sharding = given.setup, given.frozen, given.setup.policy.sharding
     reference = reference_params if setup.loss_reads_reference else None
     counts = totals(setup, part)
@@ -117,7 +117,7 @@ def _largest(tree) -> jax.Array:
 def share_not_finite(gradients) -> jax.Array:
     """float32 []: the share of entries that are not finite.
 
-    The share is summed over arrays: a count over all entries of a large model would overflow int32.
+    Shares are added over arrays, since the number of entries of a large model would overflow int32.
     """
     leaves = jax.tree.leaves(gradients)
     total = sum(x.size for x in leaves)
@@ -125,7 +125,7 @@ def share_not_finite(gradients) -> jax.Array:
 
 
 def _fitting_scale(gradients_of: Callable, model: Model) -> LossScale | None:
-    """The largest loss scale, halved from the first one down to 1 at least, under which these gradients are finite.
+    """The largest loss scale under which these gradients are finite, found by halving from the initial scale, and at least 1.
 
     Training would find it by skipping updates. None for a model that needs no loss scale.
     """
@@ -148,12 +148,12 @@ def checked_rows(section: Ppo, batch: int, T: int, ways: int = 1, unit: int = 1)
 
     Args:
       section: `config.ppo`.
-      batch: responses of an iteration.
-      T: tokens of a packed row.
+      batch: the number of responses per iteration.
+      T: the number of tokens in a packed row.
       ways, unit: see `training.packed.rows_split`.
 
     Returns:
-      (rows that are checked, rows of each part, most parts).
+      (the number of rows to check, rows per part, the largest number of parts).
     """
     part, _ = part_rows(batch // section.minibatches, T, section.micro_batch_tokens, ways, unit)
     rows = min(batch, math.lcm(part, 2 * ways))
@@ -162,9 +162,10 @@ def checked_rows(section: Ppo, batch: int, T: int, ways: int = 1, unit: int = 1)
 
 
 def checked_parts(setup: PPOSetup, rollout: Rollout) -> PackedParts:
-    """The first rows of a rollout (numpy), packed into two parts where they are enough for two.
+    """The first rows of a rollout (numpy), packed into two parts if there are enough rows.
 
-    They are as many as a micro-batch of the update, which is known to fit, or as two parts need to be split over the mesh.
+    The rows are as many as the update has in a micro-batch, which fits into memory, or the fewest that the mesh can split in
+    two parts.
     """
     B, T = rollout.tokens.shape
     sharding = setup.policy.sharding
@@ -177,15 +178,15 @@ def checked_parts(setup: PPOSetup, rollout: Rollout) -> PackedParts:
 def step_zero_checks(
     setup: PPOSetup, reference_params, policy_params, sampled: Rollout, experience: Experience, kl_coef, frozen=None
 ) -> tuple[Check, ...]:
-    """The five checks, to be run before the first update.
+    """Runs the five checks. Call it before the first update.
 
     Args:
       setup: models, optimizers and options.
-      reference_params: joined with `frozen`.
-      policy_params: without `frozen`.
+      reference_params: the reference's parameters, joined with `frozen`.
+      policy_params: the policy's parameters, without `frozen`.
       sampled: the rollout with the sampler's log-probabilities.
-      experience: holds the old log-probabilities in use.
-      kl_coef: weight of the KL penalty.
+      experience: the experience, whose rollout has the old log-probabilities in use.
+      kl_coef: the weight of the KL penalty.
       frozen: the base that models with adapters share, or None.
     """
     measured = StepZeroValues(*map(float, step_zero_values(StepZeroArguments(
@@ -194,7 +195,7 @@ def step_zero_checks(
         sampled=sampled.logprobs,
     ))))  # fmt: skip
     config = setup.config
-    # Fresh DoRA scales each output by a norm divided by itself, which rounds to about 1 at every token.
+    # New DoRA adapters scale each output by a norm divided by itself, which rounds to about 1 at every token.
     kl_limit = 1e-5 * (sampled.logprobs.shape[1] if setup.policy.lora is not None and setup.policy.lora.dora else 1)
     return (
         ratio_check(measured.ratio, config.sampler_tolerance),

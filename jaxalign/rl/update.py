@@ -1,4 +1,4 @@
-"""The RL update: epochs of freshly shuffled minibatches over one rollout buffer, packed, in one jitted, donated call."""
+"""The RL update: epochs of shuffled, packed minibatches over one rollout, in one jitted call that donates the state."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ def minibatch_update(
     setup: PPOSetup, policy, critic, batch: Experience, kl_coef, learn_policy=True, frozen=None, reference_params=None,
     packed: PackedParts | None = None,
 ):  # fmt: skip
-    """One update of policy and critic by one minibatch. Advantages are whitened over the whole minibatch.
+    """One update of policy and critic on one minibatch. Advantages are whitened over the whole minibatch.
 
     Args:
       setup: models, optimizers and options.
-      policy, critic: their `TrainState`s; critic is None without one of its own.
+      policy, critic: their `TrainState`s; critic is None unless it is separate.
       batch: the experience of the minibatch.
-      kl_coef: weight of the KL penalty, where it is in the loss.
-      learn_policy: bool scalar; where False the policy does not change.
+      kl_coef: the weight of the KL penalty, if it is in the loss.
+      learn_policy: bool scalar; if False, the policy does not change.
       frozen: the base that models with adapters share, or None.
-      reference_params: joined, where `setup.loss_reads_reference`.
-      packed: the minibatch in micro-batches; None computes it at once, each response in a row of its own.
+      reference_params: the reference's joined parameters if `setup.loss_reads_reference`, else None.
+      packed: the minibatch in micro-batches; None for one micro-batch in which each response has its own row.
 
     Returns:
       (policy, critic, metrics).
@@ -73,7 +73,7 @@ def minibatch_update(
 
 
 def _critic_update(setup: PPOSetup, loss_fn, critic, batch: Experience, packed: PackedParts | None, whole: Totals, frozen):
-    """(critic, metrics) of one update by `loss_fn`: `value_loss` or `first_value_loss`."""
+    """(critic, metrics) after one update with `loss_fn`, which is `value_loss` or `first_value_loss`."""
     parts = experience_parts(batch, packed)
     critic, aux, updated = gradient_step(
         setup.critic, setup.critic_optimizer, critic,
@@ -84,7 +84,7 @@ def _critic_update(setup: PPOSetup, loss_fn, critic, batch: Experience, packed: 
 
 
 def experience_parts(batch: Experience, packed: PackedParts | None) -> Parts:
-    """The micro-batches of a minibatch, each (Experience, AnswerRows): all rows, those outside the part with weight 0."""
+    """The micro-batches of a minibatch, each (Experience, AnswerRows): all rows, with weight 0 for rows outside the part."""
     if packed is None:
         return Parts(lambda _: (batch, alone(batch.rollout)), 1)
 
@@ -96,20 +96,20 @@ def experience_parts(batch: Experience, packed: PackedParts | None) -> Parts:
 
 
 def ppo_update(setup: PPOSetup, state: PPOState, batch: Experience, frozen=None, reference_params=None):
-    """All epochs over one buffer of B rows.
+    """Runs all epochs over one experience of B rows.
 
-    Each epoch visits every row once in a fresh order, keyed by (run key, iteration, epoch). Once a minibatch's approx_kl
-    exceeds `config.ppo.target_kl`, the minibatches left in this iteration change nothing.
+    Each epoch visits every row once, in a new order keyed by (run key, iteration, epoch). Once a minibatch's approx_kl exceeds
+    `config.ppo.target_kl`, the remaining minibatches of the iteration are skipped.
 
     Args:
       setup: models, optimizers and options.
-      state: donated.
+      state: the state; it is donated.
       batch: the experience of the iteration.
       frozen: the base that models with adapters share, or None.
-      reference_params: joined, where `setup.loss_reads_reference`.
+      reference_params: the reference's joined parameters if `setup.loss_reads_reference`, else None.
 
     Returns:
-      (state, metrics): metrics are means over the minibatches that ran.
+      (state, metrics); most metrics are means over the minibatches that ran.
     """
     config, sharding = setup.config, setup.policy.sharding
     here, weight, key, step = fetch((batch.rollout, batch.weight, state.policy.key, state.step))
@@ -131,7 +131,7 @@ def _orders(epochs: int, B: int, key, step) -> jax.Array:
 
 @functools.partial(jax.jit, donate_argnames=("state",))
 def packed_update(state: PPOState, given: UpdateArguments):
-    """`ppo_update` by packed minibatches: (state, metrics); the state is donated."""
+    """`ppo_update` on packed minibatches: (state, metrics). The state is donated."""
     setup, config, batch, frozen = given.setup, given.setup.config, given.batch, given.frozen
     reference_params = None if given.reference_params is None else join(frozen, given.reference_params)
     learn_policy = state.step >= config.critic_warmup
@@ -161,7 +161,7 @@ def packed_update(state: PPOState, given: UpdateArguments):
     means |= {"kl_coef": state.kl_coef}
     if setup.runs_critic:
         means |= {"explained_variance": explained_variance(batch.values, batch.returns, mask)}
-    # The controller steers by k1, whose expectation is the KL, whatever estimator the penalty uses.
+    # The controller always measures the KL with k1, which is unbiased, whatever estimator the penalty uses.
     kl = masked_sum(batch.rollout.logprobs - batch.reference_logprobs, mask, axis=1)
     measured = masked_mean(kl, batch.weight)
     kl_coef = update_kl_coef(
@@ -171,10 +171,10 @@ def packed_update(state: PPOState, given: UpdateArguments):
 
 
 def _iteration_metrics(setup: PPOSetup, metrics: dict[str, jax.Array], count: int) -> dict[str, jax.Array]:
-    """Metrics of an iteration from those of its `count` minibatches, each [count]; "ran" is 1 for those that ran."""
+    """An iteration's metrics from those of its `count` minibatches, each [count]; "ran" is 1 for minibatches that ran."""
     ran = metrics.pop("ran")
     stopped = jnp.sum(ran) < count
-    # Only the first minibatch meets the weights that sampled: its gap is numerical, later gaps are learning.
+    # Only the first minibatch uses the weights that sampled: its gap is numerical, while later gaps include learning.
     largest = {"ratio_max": jnp.max(metrics.pop("ratio_max")), "sampler_gap": metrics.pop("sampler_gap")[0]}
     means = largest | {name: jnp.sum(values * ran) / jnp.sum(ran) for name, values in metrics.items()}
     return means | {

@@ -139,7 +139,7 @@ def test_a_failed_check_warns_or_stops_or_recomputes_log_probs_by_its_own_policy
         assert act_on((BAD,), Checks(ratio="recompute"), "ppo")
     told = "ppo: check 'ratio' is 0.5, above its tolerance 0.001 (why it matters)"
     assert [record.getMessage() for record in caplog.records] == [
-        told, f"{told}; the old log-probabilities are computed again"
+        told, f"{told}; the old log-probabilities are recomputed"
     ]  # fmt: skip
     with pytest.raises(UserError, match="check 'ratio' is 0.5.*config.ppo.checks.ratio is 'stop'"):
         act_on((GOOD, BAD), Checks(ratio="stop"), "ppo")
