@@ -160,4 +160,4 @@ def test_all_processes_report_an_error_of_the_first(made, runs):
     found = processes.run(2, command(made, f"--workdir={runs[1][0]}", *MESH, "--config.ppo.kl_coef=0.7"))
     for number, one in enumerate(found):
         assert one.code == 2
-        assert "holds stages made with another config" in one.err and f"process {number}" in one.err
+        assert "has stages that were run with another config" in one.err and f"process {number}" in one.err

@@ -160,7 +160,7 @@ def test_a_stage_that_now_has_another_input_is_out_of_date(stages, tmp_path):
     ppo = stages["ppo"]
     ppo.inputs = lambda config: ("sft",) if "sft" in config.stages else ("pretrain",)
     pipeline.run(config(stages=("pretrain", "ppo")), tmp_path, load=stages.__getitem__)
-    with pytest.raises(UserError, match=r"\[ppo\] it read pretrain and is to read sft"):
+    with pytest.raises(UserError, match=r"\[ppo\] it read pretrain and would now read sft"):
         pipeline.run(config(), tmp_path, load=stages.__getitem__)
     assert starts(stages) == [1, 0, 1]
     ppo.starts = 0
@@ -244,10 +244,10 @@ def test_an_unfinished_or_outdated_input_is_not_read(stages, tmp_path):
     stages["pretrain"].stop_at = 1
     with pytest.raises(KeyboardInterrupt):
         pipeline.run(config(), tmp_path, load=stages.__getitem__)
-    with pytest.raises(UserError, match="pretrain is half done .*add pretrain to config.stages"):
+    with pytest.raises(UserError, match="pretrain is unfinished .*add pretrain to config.stages"):
         pipeline.run(config(stages=("sft",)), tmp_path, load=stages.__getitem__)
     pipeline.run(config(), tmp_path, load=stages.__getitem__)
-    with pytest.raises(UserError, match="pretrain .* is to be redone; add pretrain to config.stages"):
+    with pytest.raises(UserError, match="pretrain .* must be redone; add pretrain to config.stages"):
         pipeline.run(config(stages=("sft",), seed=5), tmp_path, overwrite=True, load=stages.__getitem__)
     assert not list(tmp_path.glob("*.old-*"))
 
@@ -255,7 +255,7 @@ def test_an_unfinished_or_outdated_input_is_not_read(stages, tmp_path):
 def test_a_folder_that_no_run_made_is_not_changed(stages, tmp_path):
     (tmp_path / "sft").mkdir()
     (tmp_path / "sft/notes.txt").write_text("mine")
-    with pytest.raises(UserError, match="sft exists but was not made by a run"):
+    with pytest.raises(UserError, match="sft exists but was not written by a run"):
         pipeline.run(config(), tmp_path, load=stages.__getitem__)
     assert (tmp_path / "sft/notes.txt").read_text() == "mine"
 
@@ -325,7 +325,7 @@ def test_a_new_field_at_its_default_changes_nothing(tmp_path, stages):
     pipeline.run(config(stages=two), tmp_path, load=stages.get)
     assert starts(stages) == [1, 1, 0]
     other = config(stages=two, sft={"epochs": 1, "optimizer": {"b1": 0.9}, "rounds_used": "last"})
-    with pytest.raises(UserError, match="config.sft.rounds_used was not there and is 'last'"):
+    with pytest.raises(UserError, match="config.sft.rounds_used was absent and is 'last'"):
         pipeline.run(other, tmp_path, load=stages.get)
 
 

@@ -1,1 +1,1 @@
-"""The constitution, critique and revision, and the labeller."""
+"""AI feedback: constitutions, critique and revision, labels and ratings."""

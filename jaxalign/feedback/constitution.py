@@ -1,13 +1,13 @@
-"""Constitutions: the principles that critiques, revisions and labels are asked under. Read from JSON.
+"""Constitutions: the principles that guide critiques, revisions and labels, read from JSON.
 
-Three shapes are read:
+Three formats are supported:
 
-* ours: `{"name": ..., "principles": [{"name", "critique_request", "revision_request", "comparison"}, ...]}`;
-* the one of the Constitutional AI paper's repository: `{"harmful0": {"prompt": ["... CritiqueRequest: ... Critique:"],
+* this project's: `{"name": ..., "principles": [{"name", "critique_request", "revision_request", "comparison"}, ...]}`;
+* that of the Constitutional AI paper's repository: `{"harmful0": {"prompt": ["... CritiqueRequest: ... Critique:"],
   "edit_request": "... RevisionRequest: ... Revision:"}, ...}` (Bai et al. 2022, arXiv 2212.08073);
-* the common public one: `{"constitutions": [{"critic", "revision"}, ...], "system_chat": [...]}`; chats are left out.
+* the common public one: `{"constitutions": [{"critic", "revision"}, ...], "system_chat": [...]}`; chats are ignored.
 
-The public shapes have no question for comparing two answers; it is derived from the critique request.
+The public formats have no question for comparing two answers; it is derived from the critique request.
 """
 
 from __future__ import annotations
@@ -31,11 +31,12 @@ class Constitution(tuple[Principle, ...]):
     """The principles of a constitution.
 
     Args:
-        source: the name of one in the package ("default", "courtesy"), the path of a JSON file, or a list whose entries are
-            `Principle`s, mappings with their fields, or texts such as "Be brief.", from which the three requests are made.
+        source: the name of a constitution in the package ("default", "courtesy"), the path of a JSON file, or a list whose
+            entries are `Principle`s, mappings with their fields, or texts such as "Be brief.", from which the three requests
+            are built.
 
     Raises:
-        UserError: see `load_constitution`; or an entry of the list is none of these.
+        UserError: see `load_constitution`; or an entry of the list has another form.
     """
 
     def __new__(cls, source: str | Path | Sequence[Any] = "default") -> Constitution:
@@ -55,20 +56,20 @@ def load_constitution(path_or_name: str | Path) -> tuple[Principle, ...]:
     """Reads the principles of a constitution.
 
     Args:
-        path_or_name: the name of one that comes with the package ("default", "courtesy"), or the path of a JSON file.
+        path_or_name: the name of a constitution in the package ("default", "courtesy"), or the path of a JSON file.
 
     Returns:
-        Its principles, in the file's order; names are unique.
+        Its principles, in the file's order; their names are unique.
 
     Raises:
-        UserError: if the file is missing, is not JSON, has an unknown shape, lacks a field, or has no principle.
+        UserError: the file does not exist, is not JSON, has an unknown format, lacks a field, or has no principle.
     """
     source, text = _read(path_or_name)
     try:
         data = json.loads(text)
     except json.JSONDecodeError as error:
         where = f"line {error.lineno}: {error.msg}"
-        raise UserError(f"constitution {source} is not JSON ({where}); mend that line") from error
+        raise UserError(f"constitution {source} is not JSON ({where}); correct that line") from error
     if not isinstance(data, dict):
         raise UserError(f"constitution {source} is a {type(data).__name__}; known shapes: {_SHAPES}")
     principles = _parse(source, data)
@@ -86,7 +87,7 @@ def _unique(source: str, principles: tuple[Principle, ...]) -> tuple[Principle, 
 
 
 def _given(index: int, entry: Any) -> Principle:
-    """A principle of a list from Python."""
+    """A principle from an entry of a Python list."""
     if isinstance(entry, Principle):
         return entry
     if isinstance(entry, Mapping):
@@ -149,7 +150,7 @@ def _paper(source: str, name: str, entry: Any) -> Principle:
     where = f"principle {name!r} of constitution {source}"
     prompt = entry.get("prompt")
     if isinstance(prompt, list) and prompt:
-        # Several wordings may be listed; they ask for the same, and the first is taken.
+        # If several equivalent wordings are listed, use the first.
         prompt = prompt[0]
     request = _field(where, {"prompt": prompt}, "prompt")
     critique = _strip_labels(request)

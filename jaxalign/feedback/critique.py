@@ -1,4 +1,4 @@
-"""Critique and revision of a model's own responses, round by round, with any judge (Bai et al. 2022, section 3)."""
+"""Critiques and revises a model's responses, round by round, with any judge (Bai et al. 2022, section 3)."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def draw_principles(
 def answer(
     speaker: Speaker, prompts: Sequence[Prompt], key: jax.Array, sampling: Sampling, first_row: int, style: str = "compact"
 ) -> list[Utterance]:
-    """Samples one response to each prompt; their global rows are first_row + i."""
+    """Samples one response to each prompt. Prompt i has the global row first_row + i."""
     numbers = range(first_row, first_row + len(prompts))
     return speaker.say([render_prompt(p.messages, style) for p in prompts], key, sampling, numbers)
 
@@ -49,18 +49,18 @@ def revise(
 ) -> list[Revision]:
     """Critiques and revises each response once under each of its row's principles.
 
-    Each round starts from the revision of the round before. A row is incomplete, in that round and all later ones, once any of
-    its texts was cut off by the length limit.
+    Each round starts from the previous round's revision. Once the length limit has cut off one of a row's texts, the row is
+    incomplete in that round and all later ones.
 
     Args:
       judge: writes the critiques and revisions.
       prompts: B prompts, whose global rows are first_row + i.
       responses: the B responses to start from.
-      principles: B lists with one principle a round.
-      key: a PRNG key. Number 0 folded into it is left to the caller's responses; round n uses 2n - 1 and 2n.
+      principles: B lists with one principle per round.
+      key: a PRNG key. Round n folds in 2n - 1 and 2n; 0 is reserved for the caller's responses.
 
     Returns:
-      The revisions of the first round in the order of the prompts, then those of the second, and so on.
+      The revisions of the first round in the order of the prompts, then those of the second round, and so on.
     """
     numbers = range(first_row, first_row + len(prompts))
     texts, complete = [found.text for found in responses], [found.complete for found in responses]
@@ -89,6 +89,6 @@ def answer_and_revise(
     sampling: Sampling,
     first_row: int,
 ) -> list[Revision]:
-    """`revise` of fresh responses, sampled with number 0 folded into the key."""
+    """Samples responses, with 0 folded into the key, and passes them to `revise`."""
     found = answer(speaker, prompts, jax.random.fold_in(key, 0), sampling, first_row)
     return revise(judge, prompts, [Text(u.text, u.ended) for u in found], principles, key, first_row)

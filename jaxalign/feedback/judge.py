@@ -1,7 +1,7 @@
-"""The seam between the project and whatever gives AI feedback: the `Judge` protocol and the records that it exchanges.
+"""The interface to sources of AI feedback: the `Judge` protocol and its request and result records.
 
-A judge answers single requests, each under one principle. Drawing principles, asking in both orders, averaging, clamping and
-undecided labels are the caller's (`labeller`, `rater`, `critique`), and work with any judge.
+A judge answers single requests, each under one principle. Its callers (`labeller`, `rater`, `critique`) draw principles, ask in
+both orders, average, clamp and handle undecided labels, with any judge.
 """
 
 from __future__ import annotations
@@ -61,21 +61,21 @@ class Text(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """probability: that the first response shown is better, in [0, 1]; None without a verdict. reasoning: before it, if any."""
+    """probability: in [0, 1], that the first response shown is better; None without a verdict. reasoning: before it, if any."""
 
     probability: float | None
     reasoning: str | None = None
 
 
 class Rating(NamedTuple):
-    """rating: a number from 1 (worst) to 10 (best), such as an expectation; None without one. reasoning: before it, if any."""
+    """rating: from 1 (worst) to 10 (best), not necessarily whole; None without a rating. reasoning: before it, if any."""
 
     rating: float | None
     reasoning: str | None = None
 
 
 class Draw(NamedTuple):
-    """The randomness of one call. A judge that samples depends only on the key and each request's row number.
+    """The randomness of one call. A judge's samples must depend only on the key and each request's row number.
 
     key: a PRNG key; rows: the global row number of each request, int32 and at least 0.
     """
@@ -85,7 +85,7 @@ class Draw(NamedTuple):
 
 
 class Judge(Protocol):
-    """Gives AI feedback. Each method returns one result a request, in order. A judge needs only the methods that are used."""
+    """Gives AI feedback. Each method returns one result per request, in order. A judge needs only the methods that are used."""
 
     def critique(self, requests: Sequence[CritiqueRequest], draw: Draw) -> Sequence[Text]: ...
 
@@ -98,16 +98,16 @@ class Judge(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class JudgeInputs:
-    """What a judge of the registry is made from.
+    """The inputs from which a registered record constructs a judge.
 
     Attributes:
       config: the run's config.
       context: the `StageContext` of the stage that uses the judge.
       model: the architecture of the run's base model, with its mesh.
-      batch: the most rows to compute at once.
-      writing: how critiques and revisions are sampled; None where the stage asks for none.
-      counted: `feedback.speaker.Counted`, called with the lengths of texts that a local model handles; None: not counted.
-      trains: the stage trains beside the judge, so that its weights may be offloaded while it waits.
+      batch: the most rows to compute together.
+      writing: sampling settings for critiques and revisions; None if the stage requests none.
+      counted: a `feedback.speaker.Counted`, which receives the work of a local model; None to count nothing.
+      trains: whether the stage also trains, so that the judge's weights may be offloaded while it is idle.
     """
 
     config: Any
@@ -123,14 +123,14 @@ METHODS = ("critique", "revise", "compare", "rate")
 
 
 class CheckedJudge:
-    """A judge whose results are checked, so that its callers need not.
+    """Wraps a judge and checks its results.
 
-    A probability or rating that is not finite counts as none. Raises UserError where a method is missing or raises, or where it
-    returns another number of results, of another type, or a number outside its range.
+    A probability or rating of NaN counts as missing. Every method raises UserError if the judge lacks it, if the judge's method
+    raises, or if it returns the wrong number or type of results or a number out of range.
 
     Args:
-      judge: has some of the methods of `Judge`, and may have `loaded`.
-      name: what messages call it.
+      judge: an object with some of the methods of `Judge`, and optionally `loaded`.
+      name: the judge's name in messages.
     """
 
     def __init__(self, judge: Any, name: str = ""):
@@ -161,7 +161,7 @@ class CheckedJudge:
 
     @contextlib.contextmanager
     def loaded(self) -> Iterator[CheckedJudge]:
-        """The judge with its weights on the devices, for several calls in a row."""
+        """A context with the judge's weights on the devices, for several calls in a row."""
         if not hasattr(self.judge, "loaded"):
             yield self
             return
@@ -184,11 +184,11 @@ class CheckedJudge:
         if not isinstance(found, Sequence) or isinstance(found, str) or len(found) != len(requests):
             count = f"{len(found)} results" if hasattr(found, "__len__") else f"a {type(found).__name__}"
             raise UserError(f"judge {self.name!r} returned {count} from {method!r} for {len(requests)} requests; a list with "
-                            f"one {kind.__name__} a request is expected")
+                            f"one {kind.__name__} per request is expected")
         return [self._record(method, kind, x) for x in found]
 
     def _record(self, method: str, kind: type, found: Any) -> Any:
-        """The record; a bare text or number stands for one without further fields."""
+        """The result as a record. A bare text or number becomes a record with defaults for the other fields."""
         if isinstance(found, kind):
             return found
         if isinstance(found, str) if kind is Text else found is None or isinstance(found, numbers.Real):

@@ -1,4 +1,4 @@
-"""AI preference labels with any judge: principles drawn by row, both orders averaged (arXiv 2212.08073, 2309.00267)."""
+"""AI preference labels from any judge: draws principles per row and averages both orders (arXiv 2212.08073, 2309.00267)."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ class Labeller:
     """Labels pairs under a constitution.
 
     Attributes:
-      judge: any `Judge`, checked.
+      judge: any `Judge`, wrapped in `CheckedJudge`.
       constitution: the principles to draw from.
-      config: how many principles a pair is judged under, which labels count as undecided, and how they are clamped.
-        `config.invert` is not read: callers pass `invert` to `label`, so that evaluation never inverts.
-      seed: drives which principles are drawn.
+      config: the number of principles per pair, the margin of undecided labels, and the bounds for clamping. `config.invert` is
+        not read: callers pass `invert` to `label`, so that evaluation never inverts.
+      seed: determines which principles are drawn.
     """
 
     judge: CheckedJudge
@@ -45,15 +45,15 @@ class Labeller:
     def label(self, pairs: Sequence[Pair], key: jax.Array, first_row: int, invert: bool = False) -> list[Comparison]:
         """Labels each pair.
 
-        The judge is asked in both orders, under each of the principles drawn for the row. A pair is undecided, with the label
-        0.5, where the average is within `undecided_margin` of 0.5, where no principle has a verdict in both orders, and where
-        both responses are equal: then nothing is asked.
+        The judge compares the responses in both orders, under each principle drawn for the row. A pair is undecided, with the
+        label 0.5, if the average is within `undecided_margin` of 0.5 or if no principle has a verdict in both orders. Equal
+        responses are undecided without asking the judge.
 
         Args:
           pairs: B pairs, whose global rows are first_row + i.
           key: the PRNG key of the judge's reasoning.
           first_row: the global row of the first pair.
-          invert: turn the labels around.
+          invert: whether to invert the labels.
 
         Returns:
           B comparisons, in order.

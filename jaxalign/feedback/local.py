@@ -1,4 +1,4 @@
-"""The local judge: a language model in this process that reads this project's markers."""
+"""The local judge: a language model in this process that understands this project's markers."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ class LocalJudge:
 
     Attributes:
       speaker: the model with its tokenizer, which has the markers of `jaxalign.data.chat.formats`.
-      writing: how critiques and revisions are sampled; None if it is never asked for any.
-      reasoning: how the reasoning before a verdict or rating is sampled; None: without reasoning.
-      role: the model's weights where they are offloaded between calls; `speaker.params` is then None. See `loaded`.
+      writing: sampling settings for critiques and revisions; None if they are never requested.
+      reasoning: sampling settings for the reasoning before a verdict or rating; None for no reasoning.
+      role: the model's weights, if they are offloaded between calls; `speaker.params` is then None. See `loaded`.
     """
 
     speaker: Speaker
@@ -56,7 +56,7 @@ class LocalJudge:
 
     @contextlib.contextmanager
     def loaded(self) -> Iterator[LocalJudge]:
-        """This judge with its weights on the devices."""
+        """A context with this judge's weights on the devices."""
         if self.role is None:
             yield self
             return
@@ -74,7 +74,7 @@ class LocalJudge:
     def compare(self, requests: Sequence[ComparisonRequest], draw: Draw) -> list[Verdict]:
         """The probability of option (A), normalised over both options.
 
-        None where the reasoning was cut off, the dialogue is too long for the model, or logits are not finite.
+        None if the reasoning was cut off, the dialogue is too long for the model, or logits are not finite.
         """
         if self.reasoning is None:
             thoughts: list[Utterance | None] = [None] * len(requests)
@@ -91,7 +91,7 @@ class LocalJudge:
         return [Verdict(first.get(i), thought.text if thought else None) for i, thought in enumerate(thoughts)]
 
     def rate(self, requests: Sequence[RatingRequest], draw: Draw) -> list[Rating]:
-        """The expectation over the ratings 1 to 10. None as in `compare`."""
+        """The expectation over the ratings 1 to 10; None in the same cases as in `compare`."""
         if self.reasoning is None:
             thoughts: list[Utterance | None] = [None] * len(requests)
             segments = [render_rating(r.messages, r.response, r.principle, reasoning=False) for r in requests]
@@ -108,7 +108,7 @@ class LocalJudge:
         ]
 
     def first_probabilities(self, segments: Sequence[Sequence[str]]) -> list[float | None]:
-        """P(the first response shown is better) after each verdict prompt; None where it is too long or logits are not
+        """P(the first response shown is better) after each verdict prompt; None if the prompt is too long or logits are not
         finite."""
         speaker = self.speaker
         options = np.asarray([speaker.tokenizer.marker_id(option) for option in OPTIONS], np.int32)
@@ -122,7 +122,7 @@ class LocalJudge:
         return out
 
     def expected_ratings(self, segments: Sequence[Sequence[str] | None]) -> np.ndarray:
-        """float32 [B]: the expected rating after each prompt; NaN where there is none, it is too long, or logits are not
+        """float32 [B]: the expected rating after each prompt; NaN if the prompt is None or too long, or logits are not
         finite."""
         tokenizer = self.speaker.tokenizer
         prompts = [None if found is None else self.speaker.prompt_ids(found) for found in segments]

@@ -1,4 +1,4 @@
-"""Log-probabilities of several short texts as a model's next words."""
+"""Log-probabilities of several short texts as continuations of a prompt."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ Ids = tuple[int, ...]
 
 
 def text_logprobs(speaker: Speaker, prompts: Sequence[Sequence[int]], options: Sequence[Ids], end: int) -> np.ndarray:
-    """The log-probability that each option's ids come next after each prompt.
+    """The log-probability that each option's ids follow each prompt.
 
-    Where one option is a prefix of another ("1" and "10"), the shorter one is followed by `end`. The options form a tree, and
-    each inner node of it takes one forward pass.
+    If one option is a prefix of another ("1" and "10"), the shorter one must be followed by `end`. The options form a tree, and
+    each inner node takes one forward pass.
 
     Args:
-      speaker: the model.
-      prompts: B lists of token ids, which leave space for the longest option.
+      speaker: the model with its tokenizer.
+      prompts: B lists of token ids, which must leave space for the longest option.
       options: O tuples of token ids.
       end: the id that ends a text.
 

@@ -19,10 +19,10 @@ class Rater:
     """Rates responses under a constitution.
 
     Attributes:
-      judge: any `Judge`, checked.
+      judge: any `Judge`, wrapped in `CheckedJudge`.
       constitution: the principles to draw from.
       principles: the number of principles drawn for each response; their ratings are averaged.
-      seed: drives which principles are drawn.
+      seed: determines which principles are drawn.
     """
 
     judge: CheckedJudge
@@ -39,7 +39,7 @@ class Rater:
           key: the PRNG key of the judge's reasoning.
 
         Returns:
-          float32 [B], ratings in 1..10; NaN where the judge gave none under any principle.
+          float32 [B], ratings in 1..10; NaN for a response without a rating under any principle.
         """
         count = self.principles
         rows, stream = range(first_row, first_row + len(prompts)), streams.PRINCIPLES["ratings"]

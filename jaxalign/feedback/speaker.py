@@ -23,7 +23,8 @@ from jaxalign.rollout.sampling import Sampling
 
 @dataclasses.dataclass(frozen=True)
 class Utterance:
-    """A sampled text: the text, its ids with the end token if there is one, and whether it ended before the length limit."""
+    """A sampled text: the text, its ids (including the end token, if any), whether it ended before the length limit, and its
+    log-probability."""
 
     text: str
     ids: tuple[int, ...]
@@ -32,13 +33,13 @@ class Utterance:
 
 
 Counted = Callable[[Sequence[int], int, int], None]
-"""Called as work is done with the lengths of the texts that the model read or wrote, the number of tokens to count, and the
-number of positions at which the LM head was applied."""
+"""Called after each piece of work with the lengths of the texts that the model read or wrote, the number of tokens to count,
+and the number of positions at which the LM head was applied."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Speaker:
-    """A model with its tokenizer."""
+    """A model with its tokenizer. `counted`, if given, receives the work that the model does."""
 
     engine: Engine
     params: Any
@@ -52,11 +53,13 @@ class Speaker:
     def say(
         self, prompts: Sequence[Sequence[str]], key: jax.Array, sampling: Sampling, numbers: Sequence[int]
     ) -> list[Utterance]:
-        """One continuation for each list of segments; the i-th is sampled under the global row number numbers[i].
+        """Samples one continuation of each list of segments. Continuation i has the global row number numbers[i].
 
-        A prompt that leaves no space for max_new_tokens gets an empty answer that did not end, and others are not affected. So
-        does one whose logits are not finite, with a warning. Raises UserError on an empty prompt, and if the logits of none of
-        several prompts are finite.
+        A prompt that leaves no space for max_new_tokens gets an empty answer that did not end; other prompts are not affected.
+        The same holds, with a warning, for a prompt with non-finite logits.
+
+        Raises:
+          UserError: a prompt is empty, or there are several prompts and none has finite logits.
         """
         ids = [self.prompt_ids(segments) for segments in prompts]
         rows = [i for i, prompt in enumerate(ids) if self.fits(prompt, sampling.max_new_tokens)]
@@ -81,8 +84,8 @@ class Speaker:
         return out
 
     def next_logprobs(self, prompts: Sequence[Sequence[int]], tokens: np.ndarray) -> np.ndarray:
-        """float32 [B, O]: log-probabilities of `tokens` int32 [O] right after each prompt, all of which fit; NaN where
-        logits are not finite, with a warning. Raises UserError if the logits of none of several prompts are finite."""
+        """float32 [B, O]: log-probabilities of `tokens` int32 [O] right after each prompt; all prompts must fit. NaN, with a
+        warning, for non-finite logits. Raises UserError if there are several prompts and none has finite logits."""
         engine, order = self.engine, sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
         out = np.zeros((len(prompts), len(tokens)), np.float32)
         for start in range(0, len(order), engine.batch):
@@ -100,7 +103,7 @@ class Speaker:
 
 
 def _report_broken(count: int, total: int, what: str) -> None:
-    """Warns of rows without finite logits. Raises UserError if several rows have none: the model itself is broken."""
+    """Warns about rows with non-finite logits. Raises UserError if this affects all of several rows: the model is broken."""
     if count == total > 1:
         raise UserError(f"{BROKEN} for any of {total} prompts: its weights are not, or what it computes overflows")
     if count:
@@ -109,7 +112,7 @@ def _report_broken(count: int, total: int, what: str) -> None:
 
 @functools.partial(jax.jit, static_argnames=("model",))
 def next_logprobs(model: Model, params, tokens, length, wanted):
-    """float32 [B, O]. tokens [B, T], length [B], wanted int32 [O]."""
+    """float32 [B, O]: log-probabilities of the tokens `wanted` int32 [O] after each row of tokens [B, T] of length [B]."""
     last = gather_positions(model.hidden(params, tokens), (length - 1)[:, None])[:, 0]
     return jax.nn.log_softmax(model.logits(params, last), axis=-1)[:, wanted]
 

@@ -1,4 +1,4 @@
-"""The pipeline: runs stages in order, skips the finished, resumes the interrupted, and refuses the changed."""
+"""The pipeline: runs stages in order, skips finished ones, resumes interrupted ones, and reports changed ones as an error."""
 
 from jaxalign.pipeline.changes import find_changes
 from jaxalign.pipeline.graph import load_stage

@@ -1,4 +1,4 @@
-"""Finds the stages of a work directory that were made with another config, other files or other inputs."""
+"""Finds the stages of a work directory that were run with another config, other files or other inputs."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from jaxalign.stages.shared.manifest import DONE, Manifest, file_fingerprint, fi
 from jaxalign.storage import LocalStorage, Storage, read_json
 
 CONFIG = "config.json"
-_SHOWN = 12  # differences of one stage that an error lists; the others are counted
+_SHOWN = 12  # An error lists this many differences per stage and counts the others.
 
 
 def find_changes(config: Config, workdir: str | os.PathLike | Storage, load: Load | None = None) -> dict[str, list[str]]:
     """The stages of `workdir` that are out of date, each with its differences.
 
-    A stage with a manifest counts if it is to run, or if one that is to run reads it. A stage's code is loaded only where
-    there is no manifest, to foresee its output, or where the last run had another config, to learn what it reads.
+    Only stages that will run, and stages that those read, are checked. A stage's code is loaded only if it has no manifest, to
+    compute its output hash, or if the last run had another config, to find its inputs.
 
     Raises:
-      UserError: a stage that is to be read is neither done nor in `config.stages`, or a folder was not made by a run.
+      UserError: a stage that another stage reads is neither done nor in `config.stages`, or a run did not write its folder.
     """
     storage = LocalStorage(workdir) if isinstance(workdir, str | os.PathLike) else workdir
     load = loader(config) if load is None else load
@@ -42,10 +42,11 @@ def find_changes(config: Config, workdir: str | os.PathLike | Storage, load: Loa
             output[name] = new_manifest(load(name), config, {source: output[source] for source in sources}).output_hash
             continue
         if manifest.status != DONE and name not in planned:
-            raise UserError(f"stage {name} is half done in {storage.path()}, and is to be read; add {name} to config.stages")
+            raise UserError(f"stage {name} is unfinished in {storage.path()}, and a later stage reads it; add {name} to "
+                            "config.stages")
         differences = _differences(manifest, config)
         if set(sources) != set(manifest.inputs):
-            differences.append(f"it read {_listed(manifest.inputs)} and is to read {_listed(sources)}")
+            differences.append(f"it read {_listed(manifest.inputs)} and would now read {_listed(sources)}")
         for source in sources:
             if source in changed or output[source] != manifest.inputs.get(source, output[source]):
                 differences.append(f"its input {source} changes")
@@ -57,7 +58,7 @@ def find_changes(config: Config, workdir: str | os.PathLike | Storage, load: Loa
 
 def refusal(workdir: Path, changed: Mapping[str, list[str]]) -> str:
     """The error text for stages that are out of date."""
-    lines = [f"{workdir} holds stages made with another config (nothing was touched; choose another --workdir, or give "
+    lines = [f"{workdir} has stages that were run with another config (nothing was changed; choose another --workdir, or give "
              "--overwrite to redo them, which keeps the old folders as STAGE.old-N):"]
     for name, differences in changed.items():
         rest = len(differences) - _SHOWN
@@ -67,7 +68,7 @@ def refusal(workdir: Path, changed: Mapping[str, list[str]]) -> str:
 
 
 def _is_last_config(config: Config, storage: Storage) -> bool:
-    """Whether the last run that passed the checks had this config, except for the mesh; recorded inputs are then right."""
+    """Whether the last run that passed the checks had this config, except for the mesh; the recorded inputs are then valid."""
     try:
         return read_json(storage, CONFIG) | {"mesh": None} == to_dict(config) | {"mesh": None}
     except (OSError, ValueError, TypeError):
@@ -75,9 +76,9 @@ def _is_last_config(config: Config, storage: Storage) -> bool:
 
 
 def _differences(manifest: Manifest, config: Config) -> list[str]:
-    """The differences between what the stage was made with and the config, as "config.NAME was OLD and is NEW".
+    """The differences between the stage's recorded config and files and the current ones: "config.NAME was OLD and is NEW".
 
-    A field that did not exist then and has its default now is no difference: a default does what was done before.
+    A field that did not exist then and has its default now does not count: defaults keep the earlier behaviour.
     """
     old = {leaf: value for name, section in manifest.config.items() for leaf, value in _leaves(section, name).items()}
     before = effective(leaves_with_current_names(old))
@@ -86,18 +87,18 @@ def _differences(manifest: Manifest, config: Config) -> list[str]:
     after = {leaf: value for leaf, value in after.items() if leaf in before or value != usual[leaf]}
     differences = []
     for leaf in sorted(before.keys() | after.keys()):
-        was, now = (repr(side[leaf]) if leaf in side else "not there" for side in (before, after))
+        was, now = (repr(side[leaf]) if leaf in side else "absent" for side in (before, after))
         if was != now:
             differences.append(f"config.{leaf} was {was} and is {now}")
     for path, old in manifest.files.items():
-        # A file that is gone cannot have changed what was made from it; a stage that still needs it reports it.
+        # A deleted file does not invalidate earlier results; a stage that still needs it reports it.
         if Path(path).exists() and file_fingerprint(Path(path), path) != old:
             differences.append(f"the content of {path} has changed")
     return differences
 
 
 def _leaves_of(config: Config, dotted: Iterable[str]) -> dict[str, Any]:
-    """The values of a config at and inside the given names; names that it does not have are left out."""
+    """The values of a config's fields at or below the given names; names that it does not have are left out."""
     found: dict[str, Any] = {}
     for name in dotted:
         with contextlib.suppress(KeyError):
@@ -117,5 +118,5 @@ def _listed(found: Iterable[str]) -> str:
 
 def _refuse_foreign(storage: Storage, name: str) -> None:
     if storage.list(name) or storage.read(name) is not None:
-        raise UserError(f"{storage.path(name)} exists but was not made by a run (it has no manifest.json); move it away, or "
+        raise UserError(f"{storage.path(name)} exists but was not written by a run (it has no manifest.json); move it away, or "
                         "choose another --workdir")

@@ -1,4 +1,4 @@
-"""The graph of stages: which stage reads which, and the code of each."""
+"""The graph of stages: finds each stage's code and the stages that it reads."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ Load = Callable[[str], Stage]
 
 
 def load_stage(name: str) -> Stage:
-    """The stage of a registered name, or at "package.module:attribute" or "FILE.py:attribute".
+    """The stage with a registered name, or at "package.module:attribute" or "FILE.py:attribute".
 
-    Its module is imported only here: a run that has nothing to compute does not import JAX.
+    The stage's module is imported only here, so that a run with nothing to compute does not import JAX.
 
     Raises:
-      UserError: there is no such record, its module cannot be imported, or it holds something else than a Stage of that name.
+      UserError: there is no such record, its module cannot be imported, or it does not contain a Stage of that name.
     """
     record = STAGES.get(name, "config.stages")
     found = record.load("stage")
@@ -28,13 +28,13 @@ def load_stage(name: str) -> Stage:
         raise UserError(f"the stage of record {record.name!r} in config.stages is of type {type(found).__name__}; an instance "
                         "of a subclass of jaxalign.stages.shared.base.Stage is expected")
     if found.name != record.name:
-        raise UserError(f"the stage of record {record.name!r} in config.stages calls itself {found.name!r}; give both the same "
+        raise UserError(f"the stage of record {record.name!r} in config.stages has the name {found.name!r}; give both the same "
                         "name")
     return found
 
 
 def loader(config: Config) -> Load:
-    """Finds the stages of `config.stages`, and every registered one, by the names of their records."""
+    """A function that finds the stages of `config.stages` and all registered stages by the names of their records."""
     given = {STAGES.get(name, "config.stages").name: name for name in config.stages}
     return lambda name: load_stage(given.get(name, name))
 
@@ -46,16 +46,16 @@ def names(config: Config) -> tuple[str, ...]:
 
 def read_graph(config: Config, manifests: Callable[[str], Manifest | None], load: Load,
                as_recorded: bool) -> Mapping[str, tuple[str, ...]]:
-    """Every stage that is to run or to be read, with the stages that it reads, each after those.
+    """The stages to run and all that they read, mapped to the stages that each reads, in dependency order.
 
     Args:
       config: the config.
-      manifests: the manifest of a stage by its name, None where it was never started.
+      manifests: returns the manifest of a stage by name, or None if it was never started.
       load: finds a stage.
-      as_recorded: take from a manifest, where there is one, what a stage reads; its code is then not loaded.
+      as_recorded: if a stage has a manifest, take the stages that it reads from there instead of loading its code.
 
     Raises:
-      UserError: a stage that is to be read was never started and is not in `config.stages`.
+      UserError: a stage that another stage reads was never started and is not in `config.stages`.
     """
     planned, graph = names(config), {}
 

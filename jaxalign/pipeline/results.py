@@ -1,4 +1,4 @@
-"""What a run of the pipeline returns."""
+"""The results that a run of the pipeline returns."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from jaxalign.tracking import table
 
 @dataclasses.dataclass(frozen=True)
 class StageResult:
-    """One stage that is done: its name, its folder, and its summary (empty where it wrote none)."""
+    """A finished stage: its name, its folder, and its summary (empty if it wrote none)."""
 
     name: str
     directory: Path
@@ -28,8 +28,8 @@ class RunResult:
     Attributes:
       workdir: the work directory.
       stages: every stage of the config by name, in the order in which they ran.
-      evaluation: the summary of stage evaluate, as docs/data_formats.md lays it out; None where the run has none.
-      report: the report's path; None where the run has none.
+      evaluation: the summary of stage evaluate (format: docs/data_formats.md); None if the run does not evaluate.
+      report: the report's path; None if the run has no report.
     """
 
     workdir: Path
@@ -38,12 +38,12 @@ class RunResult:
     report: Path | None
 
     def table(self) -> str:
-        """The evaluation as a table of text; empty where the run has none."""
+        """The evaluation as a text table; empty if the run does not evaluate."""
         return "" if self.evaluation is None else table.render(self.evaluation, tuple(self.stages))
 
 
 def read_results(storage: Storage, stages: Sequence[str]) -> RunResult:
-    """The results of the stages, all of which are done, from their work directory."""
+    """Reads the results of finished stages from their work directory."""
 
     def summary(name: str) -> Mapping[str, Any] | None:
         content = storage.read(name)

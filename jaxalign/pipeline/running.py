@@ -21,16 +21,16 @@ from jaxalign.storage import LocalStorage, Storage, write_json
 from jaxalign.tracking.timing import rest_of
 
 TIMING = "timing.jsonl"
-_VISIBLE_SECONDS = 30.0  # for which a shared file system may still show a folder as it was
+_VISIBLE_SECONDS = 30.0  # A shared file system may show stale contents of a folder for this long.
 _MARK = ".processes"
 
 
 def run(config: Config, workdir: str | os.PathLike, overwrite: bool = False, load: Load | None = None) -> RunResult:
-    """Brings every stage of `config.stages` to done, in order, and prints the final table and the report's path.
+    """Runs the stages of `config.stages` that are not done, in order, and prints the final table and the report's path.
 
     Args:
       config: the whole config.
-      workdir: the work directory; made when missing.
+      workdir: the work directory; created if it does not exist.
       overwrite: redo the stages whose config, files or inputs changed; the old folder is moved aside to STAGE.old-N.
       load: finds a stage by its name; by default `load_stage`.
 
@@ -38,7 +38,7 @@ def run(config: Config, workdir: str | os.PathLike, overwrite: bool = False, loa
       The summaries of the stages, the evaluation and the report's path.
 
     Raises:
-      UserError: the directory is in use, a stage there was made with other settings, or an input is missing.
+      UserError: the directory is in use, a stage there was run with other settings, or an input is missing.
     """
     storage = LocalStorage(workdir)
     load = loader(config) if load is None else load
@@ -55,13 +55,14 @@ def run(config: Config, workdir: str | os.PathLike, overwrite: bool = False, loa
 
 
 def _check_alike(config: Config, storage: Storage) -> None:
-    """Raises UserError in a process that has another config than the first one, or does not see its work directory."""
+    """Raises UserError in a process whose config differs from the first process's, or that does not see its work directory."""
     if hosts.count() == 1:
         return
     word, wanted = hosts.once(lambda: [uuid.uuid4().hex, fingerprint(to_dict(config))])
     hosts.once(lambda: storage.write(_MARK, word.encode()))
     if fingerprint(to_dict(config)) != wanted:
-        raise UserError("this process has another config than process 0; give all the same command, and the same config file")
+        raise UserError("this process has another config than process 0; start all processes with the same command and config "
+                        "file")
     if not _appears(storage, word.encode()):
         raise UserError(f"the work directory {storage.path()} is not that of process 0; --workdir must name a folder that all "
                         "hosts share, by the same path on each")
@@ -80,14 +81,14 @@ def _appears(storage: Storage, content: bytes) -> bool:
 
 
 def _make_ready(config: Config, storage: Storage, overwrite: bool, load: Load) -> None:
-    """Refuses a run that is not possible, and moves aside the stages that are to be redone."""
+    """Raises UserError if the run is not possible, and moves aside the stages that will be redone."""
     changed = find_changes(config, storage, load)
     if changed and not overwrite:
         raise UserError(refusal(storage.path(), changed))
     planned = names(config)
     for name in changed:
         if name not in planned:
-            raise UserError(f"stage {name} in {storage.path()} was made with another config and is to be redone; "
+            raise UserError(f"stage {name} in {storage.path()} was run with another config and must be redone; "
                             f"add {name} to config.stages")
     for name in changed:
         aside = storage.move_aside(name)
@@ -113,7 +114,7 @@ def _bring_to_done(name: str, config: Config, storage: Storage, load: Load) -> N
 
 
 def _begin(name: str, config: Config, storage: Storage, load: Load) -> bool | None:
-    """Marks a stage as running. Returns whether an interrupted run is resumed; None where the stage is done."""
+    """Marks a stage as running. Returns whether it resumes an interrupted run, or None if the stage is done."""
     manifest = find_manifest(storage, name)
     if manifest is not None and manifest.status == DONE:
         print(f"[{name}] done, nothing to compute", flush=True)
@@ -123,16 +124,16 @@ def _begin(name: str, config: Config, storage: Storage, load: Load) -> bool | No
         stage = load(name)
         inputs = {source: find_manifest(storage, source).output_hash for source in stage.inputs(config)}
         manifest = new_manifest(stage, config, inputs)
-    # A run may be resumed under another mesh; the manifest records the last one.
+    # A run may be resumed on another mesh; the manifest records the last mesh.
     dataclasses.replace(manifest, mesh=schema.to_plain(config.mesh)).write(storage)
     print(f"[{name}] {'continuing' if resumed else 'starting'}", flush=True)
     return resumed
 
 
 def _forget(stage: Stage, storage: Storage) -> None:
-    """Removes the folder of a first start that failed before there was any work to resume, only set-up and empty files.
+    """Removes the folder of a failed first start if it holds no work to resume, only set-up files and empty files.
 
-    The config can then be mended and the command given again without --overwrite.
+    The user can then correct the config and repeat the command without --overwrite.
     """
     setup = {manifests.FILE, TIMING, *stage.setup_files}
     if not any(storage.size(f"{stage.name}/{file}") for file in storage.list(stage.name) if file not in setup):

@@ -1,1 +1,1 @@
-"""What RL is rewarded by: learnt models, functions, verifiers, ratings and sums of these."""
+"""Rewards for RL: learnt models, functions, verifiers, ratings and sums of these."""

@@ -1,6 +1,6 @@
-"""Rewards: what RL asks for the scores of a batch of responses.
+"""The interface through which RL scores a batch of responses.
 
-`Reward` is the protocol. `BaseReward` answers its optional parts with None, so a reward needs only a name and `score`.
+`Reward` is the protocol. `BaseReward` returns None from the optional methods, so a subclass needs only a name and `score`.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from jaxalign.rollout.responses import Response
 from jaxalign.training.offload import FrozenRole
 
 Listener = Callable[[Sequence[tuple[int, Response]]], None]
-"""Receives responses as they end, each once: (row in the batch, response)."""
+"""Receives each response once, when it ends, as (row in the batch, response)."""
 
 
 @dataclasses.dataclass(frozen=True)
 class RewardBatch:
     """Responses to score.
 
-    Texts and ids are fetched and decoded on first use. With several processes, all of them must use these, or none.
+    Texts and ids are fetched and decoded on first use, so either all processes must use them or none.
 
     Attributes:
       rollout: prompts and responses as arrays on the devices. It may have more rows than there are prompts; rows past the last
         prompt are padding.
       prompts: the prompt of each row.
-      first_row: the global number of row 0, from which rewards that draw random numbers derive them.
+      first_row: the global number of row 0, from which rewards derive random numbers.
       tokenizer: decodes the rollout's token ids.
     """
 
@@ -50,12 +50,12 @@ class RewardBatch:
 
     @functools.cached_property
     def responses(self) -> list[str]:
-        """The text of each response, without the stop token."""
+        """The text of each response, excluding the stop token."""
         return styles.response_texts(self.tokenizer, self.host)
 
     @functools.cached_property
     def ids(self) -> list[list[int]]:
-        """The token ids of each response, with the stop token if there is one."""
+        """The token ids of each response, including the stop token, if any."""
         host, ends = self.host, self.host.prompt_length + self.host.response_length
         return [row[begin:end].tolist() for row, begin, end in zip(host.tokens, host.prompt_length, ends, strict=True)]
 
@@ -69,9 +69,9 @@ class Scored(NamedTuple):
     """The scores of a batch.
 
     Attributes:
-      scores: float32 [B], one score a response, or [B, N], one a response token (zero past the end).
-      kept: bool [B], the rows that have a score; None: all.
-      parts: the scores of each part of a sum, by name, for the metrics.
+      scores: float32 [B], one score per response, or [B, N], one per response token (zero past the end).
+      kept: bool [B], True for rows that have a score; None: all rows have one.
+      parts: the scores of each part of a sum by name, for the metrics.
     """
 
     scores: Any
@@ -92,13 +92,13 @@ class Reward(Protocol):
     name: str
 
     def score(self, batch: RewardBatch) -> Scored:
-        """The scores of the batch. All processes call it, in the same order."""
+        """The scores of the batch. All processes call this, in the same order."""
 
     def fused(self) -> FusedReward | None:
-        """The same scores as a part of the jitted scoring program, which then replaces `score`; None if there is none."""
+        """The reward as part of the jitted scoring program, which is then used instead of `score`; None if not supported."""
 
     def listen(self, prompts: Sequence[Prompt]) -> Listener | None:
-        """Called before responses to `prompts` are sampled; a listener receives them as they end. None: not interested."""
+        """Called before responses to `prompts` are sampled. Returns a listener that receives them as they end, or None."""
 
 
 class BaseReward:
@@ -130,7 +130,7 @@ class BaseReward:
 
 @dataclasses.dataclass(frozen=True)
 class RewardInputs:
-    """What a reward source makes a reward from.
+    """The inputs from which a reward source constructs a reward.
 
     Attributes:
       config: the run's config.
@@ -146,7 +146,7 @@ class RewardInputs:
 
 
 def columns_of(prompts: Sequence[Prompt]) -> dict[str, list]:
-    """The columns passed to a reward function beside prompts and responses, one entry a row: "prompt_id", "source" and those of
-    the prompts, which all have the same columns."""
+    """The columns that a reward function receives besides prompts and responses, one entry per row: "prompt_id", "source" and
+    the prompts' own columns, which are the same for all prompts."""
     own = {name: [prompt.columns[name] for prompt in prompts] for name in prompts[0].columns}
     return {"prompt_id": [p.id for p in prompts], "source": [p.source for p in prompts]} | own

@@ -1,4 +1,4 @@
-"""Turns what a user gives as a reward into a `Reward`, and checks what it returns."""
+"""Converts a user's reward to a `Reward` and checks its results."""
 
 from __future__ import annotations
 
@@ -22,19 +22,18 @@ from jaxalign.rewards.verifiers import VERIFIERS
 def as_reward(
     found: Any, tokenizer: Tokenizer, settings: RewardSettings | None = None, name: str | None = None
 ) -> Reward:
-    """A `Reward` from whatever a user gives as one.
+    """A `Reward` from any form that a user may give.
 
     Args:
-      found: a `Reward`, an object that gives one by its method `as_reward()`, such as a trained `RewardModel`, any object or
-        class with a method `score(batch)`, a function
-        `(prompts, responses, **columns) -> scores`, the name of a verifier, or "package.module:name" or "FILE.py:name" of one
-        of these.
+      found: a `Reward`; an object with a method `as_reward()`, such as a trained `RewardModel`; any object or class with a
+        method `score(batch)`; a function `(prompts, responses, **columns) -> scores`; the name of a verifier; or
+        "package.module:name" or "FILE.py:name" for one of these.
       tokenizer: the policy's tokenizer.
-      settings: how a function is called and how many rows a reward may drop; None: the defaults of `config.reward`.
-      name: what metrics call it; None: its own name.
+      settings: how to call a function and how many rows a reward may drop; None for the defaults of `config.reward`.
+      name: the reward's name in metrics; None for its own name.
 
     Raises:
-      UserError: it is none of these, or cannot be imported.
+      UserError: `found` has another form, or cannot be imported.
     """
     settings, given = settings or RewardSettings(), found
     if isinstance(found, str):
@@ -57,16 +56,17 @@ def _instance(kind: type) -> Any:
     try:
         return kind()
     except Exception as error:  # Whatever a user's class raises.
-        raise UserError(f"the reward {kind.__name__} cannot be made without arguments ({type(error).__name__}: {error}); give "
-                        "an instance") from error
+        raise UserError(f"the reward {kind.__name__} cannot be constructed without arguments ({type(error).__name__}: {error}"
+                        "); give an instance") from error
 
 
 class CheckedReward(BaseReward):
-    """A user's reward object. Rows whose scores are not finite are dropped; anything else that is wrong is a UserError.
+    """A user's reward object. Rows with non-finite scores are dropped; any other fault raises UserError.
 
     Args:
-      reward: has `score(batch) -> Scored`, or an array or list of scores; `fused` and `listen` are optional.
-      name: what metrics and messages call it.
+      reward: an object with `score(batch)`, which returns a `Scored` or an array or list of scores; `fused` and `listen` are
+        optional.
+      name: the reward's name in metrics and messages.
       max_dropped_share: see `DroppedRows`.
     """
 
@@ -85,7 +85,7 @@ class CheckedReward(BaseReward):
         return self.reward.listen(prompts) if hasattr(self.reward, "listen") else None
 
     def score(self, batch: RewardBatch) -> Scored:
-        """Finite scores [B] or [B, N] with the rows that have them."""
+        """Finite scores [B] or [B, N], with a mask of the rows that have them."""
         try:
             found = self.reward.score(batch)
         except UserError:
@@ -95,7 +95,7 @@ class CheckedReward(BaseReward):
         scored = found if isinstance(found, Scored) else Scored(found)
         rows, tokens = len(batch.prompts), batch.rollout.logprobs.shape[1]
         scores = self._numbers(scored.scores, rows, tokens)
-        if scores.ndim == 2:  # Numbers past the end of a response mean nothing.
+        if scores.ndim == 2:  # Entries past the end of a response are meaningless.
             length = np.asarray(fetch(batch.rollout.response_length))[:rows, None]
             scores = np.where(np.arange(tokens)[None, :] < length, scores, 0)
         finite = np.isfinite(scores).reshape(rows, -1).all(axis=1)
@@ -107,7 +107,7 @@ class CheckedReward(BaseReward):
         try:
             array = np.asarray(fetch(scores)).astype(np.float32)
         except (TypeError, ValueError) as error:
-            raise UserError(f"reward {self.name!r} returned {type(scores).__name__} with entries that are no numbers; "
+            raise UserError(f"reward {self.name!r} returned {type(scores).__name__} with entries that are not numbers; "
                             f"{rows} scores are expected") from error
         if array.shape not in ((rows,), (rows, tokens)):
             raise UserError(f"reward {self.name!r} returned scores of shape {array.shape} for {rows} responses; ({rows},), one "

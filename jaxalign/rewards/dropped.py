@@ -1,4 +1,4 @@
-"""Counts responses that have no score."""
+"""Handles responses that have no score."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from jaxalign.errors import UserError
 
 
 class DroppedRows:
-    """Warns once about responses without a score, and stops the run where too many of a batch have none.
+    """Warns once about responses without a score, and stops the run if too many in a batch have none.
 
     Args:
-      name: the reward's name, for the messages.
-      max_share: the largest share of a batch that may lack a score, as `config.reward.max_dropped_share`.
+      name: the reward's name in messages.
+      max_share: the largest share of a batch that may lack a score (`config.reward.max_dropped_share`).
     """
 
     def __init__(self, name: str, max_share: float):
         self.name, self.max_share, self._warned = name, max_share, False
 
     def check(self, dropped: int, rows: int, why: str | None) -> None:
-        """Takes the counts of one batch. Raises UserError where more than the allowed share was dropped."""
+        """Checks the counts of one batch. Raises UserError if more than the allowed share was dropped."""
         if not dropped:
             return
         found = f"{self.name} gave no score for {dropped} of {rows} responses ({why})"

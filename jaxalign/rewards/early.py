@@ -1,4 +1,4 @@
-"""Scores from a function on the host, computed while other responses are still sampled."""
+"""Computes scores with a function on the host while other responses are still being sampled."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from jaxalign.rewards.callables import RewardReport
 from jaxalign.rollout.responses import Response
 
 Answered = tuple[np.ndarray, np.ndarray, RewardReport]
-"""(scores float32 [n], kept bool [n], report) of n responses."""
+"""(scores float32 [n], kept bool [n], report) for n responses."""
 
 
 class EarlyScores:
-    """Calls `ask(rows, token ids of the responses without the stop token) -> Answered` in one thread: as soon as the previous
-    call is over, with all rows that have ended since."""
+    """Calls `ask(rows, token ids of the responses without the stop token) -> Answered` in one thread. Each call starts when the
+    previous one returns, with all rows that have ended since."""
 
     def __init__(self, ask: Callable[[Sequence[int], Sequence[Sequence[int]]], Answered]):
         self._ask, self._thread = ask, ThreadPoolExecutor(1, "early scores")
@@ -25,7 +25,7 @@ class EarlyScores:
         self._calls: list[Future[tuple[list[int], Answered] | None]] = []
 
     def heard(self, ended: Sequence[tuple[int, Response]]) -> None:
-        """Takes rows that have just ended, by their numbers in the batch, each once; does not block."""
+        """Receives (number in the batch, response) for rows that have just ended, each row once. Does not block."""
         self._waiting.extend(ended)
         self._calls.append(self._thread.submit(self._call))
 
@@ -37,7 +37,7 @@ class EarlyScores:
         return rows, self._ask(rows, [response.ids[: len(response.ids) - response.ended] for _, response in taken])
 
     def result(self, rows: int) -> tuple[np.ndarray, np.ndarray, str | None]:
-        """(scores float32 [rows], kept bool [rows], why the first ones have none). Waits, and raises what `ask` does."""
+        """(scores float32 [rows], kept bool [rows], the first error or None). Waits for all calls, and raises if `ask` does."""
         scores, kept, why = np.zeros(rows, np.float32), np.zeros(rows, bool), None
         for call in self._calls:
             done = call.result()
@@ -49,5 +49,5 @@ class EarlyScores:
         return scores, kept, why
 
     def close(self) -> None:
-        """Begins no further call."""
+        """Starts no further calls."""
         self._thread.shutdown(wait=False, cancel_futures=True)

@@ -1,4 +1,4 @@
-"""Rewards by a Python function: the user's own or a verifier."""
+"""Rewards from a Python function: the user's own or a verifier."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from jaxalign.rewards.early import Answered, EarlyScores
 
 
 class FunctionReward(BaseReward):
-    """A function `(prompts, responses, **columns) -> scores`, called through `call_reward`.
+    """The reward from a function `(prompts, responses, **columns) -> scores`, called through `call_reward`.
 
-    prompts are dialogues as lists of {"role", "content"}; columns are those of `columns_of`. With several processes the first
-    one calls the function for all rows, since it may use the network or files.
+    prompts are dialogues as lists of {"role", "content"}; columns are those of `columns_of`. With several processes, the first
+    one calls the function for all rows, since the function may use the network or files.
 
     Args:
       name: the reward's name in metrics.
       fn: the function.
-      settings: how often it is tried, how long it may take and how many rows it may drop.
+      settings: the retries, the time limit and the share of rows that may be dropped.
       tokenizer: decodes responses that are scored while others are sampled.
-      label: what messages call the function; None: its name.
+      label: the function's name in messages; None for `name`.
     """
 
     is_checked = True
@@ -38,11 +38,11 @@ class FunctionReward(BaseReward):
         super().__init__(name)
         self.fn, self.settings, self.tokenizer = fn, settings, tokenizer
         self._dropped = DroppedRows(label or name, settings.max_dropped_share)
-        self._early: EarlyScores | None = None  # Of the next rollout; only on the first process.
-        self._listens = False  # On all processes: whether the first one has early scores.
+        self._early: EarlyScores | None = None  # For the next rollout; only in the first process.
+        self._listens = False  # In every process: whether the first process has early scores.
 
     def listen(self, prompts: Sequence[Prompt]) -> Listener | None:
-        """With `while_sampling`: a listener that calls the function with the responses that have ended."""
+        """With `while_sampling`, a listener that calls the function with responses as they end; else None."""
         self._listens = self.settings.while_sampling
         if not self._listens or hosts.index() > 0:
             return None
@@ -50,15 +50,15 @@ class FunctionReward(BaseReward):
         def ask(rows: Sequence[int], ids: Sequence[Sequence[int]]) -> Answered:
             return self._call([prompts[row] for row in rows], [self.tokenizer.decode(own) for own in ids])
 
-        if self._early is not None:  # Of a rollout that was abandoned.
+        if self._early is not None:  # Left over from an abandoned rollout.
             self._early.close()
         self._early = EarlyScores(ask)
         return self._early.heard
 
     def score(self, batch: RewardBatch) -> Scored:
-        """Scores [B] from the host; rows for which the function has none are dropped."""
+        """Scores [B] from the host; rows without a score are dropped."""
         early, self._early = self._early, None
-        responses = None if self._listens else batch.responses  # Fetches: all processes do, or none.
+        responses = None if self._listens else batch.responses  # This fetches, so either all processes do it or none.
         self._listens = False
 
         def found() -> list:

@@ -1,4 +1,4 @@
-"""The reward of a learnt model that reads the policy's tokens: the preference model or its student."""
+"""The reward from a learnt model that reads the policy's tokens: the preference model or its student."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ class LearntReward(BaseReward):
 
     Args:
       scorer: the model with its normalisation.
-      role: its weights.
-      name: "preference" or "distilled" in a run.
+      role: the model's weights.
+      name: the reward's name, which is "preference" or "distilled" in a pipeline run.
     """
 
     is_checked = True
@@ -28,5 +28,5 @@ class LearntReward(BaseReward):
             return Scored(rollout_scores(self.scorer, params, batch.rollout))
 
     def fused(self) -> FusedReward | None:
-        """Fused unless the weights are offloaded: then they are on the devices only while they score."""
+        """Fused unless the weights are offloaded, since those are on the devices only while they score."""
         return None if self.role.offloaded else FusedReward(self.scorer, self.role)

@@ -1,4 +1,4 @@
-"""A reward model of the user's, with a tokenizer and a chat template of its own: texts in, scores out."""
+"""A user's reward model, which has its own tokenizer and chat template and scores texts."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _LEAST_LENGTH = 64
 
 
 def model_files(config: Config) -> dict[Path, str]:
-    """The files of the reward model, where there is one."""
+    """The files of the config's reward model, if any, with the config field that names them."""
     if "model" not in names_in(config.reward.source):
         return {}
     folder = Path(config.reward.model).expanduser()
@@ -44,8 +44,8 @@ def model_files(config: Config) -> dict[Path, str]:
 
 
 class RewardModel(NamedTuple):
-    """How texts are scored. style: how dialogues are written for it; max_length: the tokens it reads at most; batch: texts in
-    one forward pass."""
+    """A reward model that scores texts. style: the format in which it reads dialogues; max_length: the most tokens that it
+    reads; batch: the number of texts per forward pass."""
 
     scorer: Scorer
     params: Params
@@ -55,9 +55,9 @@ class RewardModel(NamedTuple):
     batch: int
 
     def encode(self, messages: Sequence[Message], response: str) -> list[int] | None:
-        """The ids of an answered dialogue, whose oldest turns are left out where it is too long.
+        """The ids of an answered dialogue, without its oldest turns if it is too long.
 
-        None: the last question and the answer alone are too long, or the chat template refuses the dialogue.
+        None if even the last question with the answer is too long, or if the chat template rejects the dialogue.
         """
         try:
             found = cut_front(tuple(messages), lambda part: len(self._written(part, response)) <= self.max_length)
@@ -66,19 +66,19 @@ class RewardModel(NamedTuple):
         return None if found is None else self._written(found, response)
 
     def _written(self, messages: Sequence[Message], response: str) -> list[int]:
-        """Style "chat": as the template writes the whole dialogue. Else prompt, answer and eos."""
+        """The ids of a dialogue: in style "chat", those of the whole dialogue in the template; else prompt, answer and eos."""
         if self.style == "chat":
             return chat.encode_whole(self.tokenizer, [*messages, Message("assistant", response)])
         return encode_prompt(self.tokenizer, messages, self.style) + encode_answer(self.tokenizer, response, self.style)
 
     def score(self, dialogues: Sequence[Sequence[Message]], responses: Sequence[str]) -> np.ndarray:
-        """float32 [B]: raw scores, the head at the last token of each text; NaN where `encode` has nothing to score."""
+        """float32 [B]: raw scores, from the head at the last token of each text; NaN where `encode` returns None."""
         ids = [self.encode(*pair) for pair in zip(dialogues, responses, strict=True)]
         order = sorted((i for i, text in enumerate(ids) if text), key=lambda i: len(ids[i]))
         scores = np.full(len(ids), np.nan, np.float32)
         for start in range(0, len(order), self.batch):
             index = order[start : start + self.batch]
-            # Powers of two, so that few programs are compiled.
+            # Pad to powers of two, so that few programs are compiled.
             longest = len(ids[index[-1]])
             room = min(self.max_length, max(_LEAST_LENGTH, 1 << (longest - 1).bit_length()))
             tokens, length = np.zeros((self.batch, room), np.int32), np.zeros(self.batch, np.int32)
@@ -93,8 +93,8 @@ class OutsideReward(BaseReward):
     """Normalised scores of a `RewardModel`: responses are decoded and encoded again with the model's own tokenizer.
 
     Args:
-      model: the reward model, whose weights are taken over.
-      offload: whether its weights lie in host memory while it does not score.
+      model: the reward model; this object takes ownership of its weights.
+      offload: whether to keep its weights in host memory while it does not score.
       max_dropped_share: see `DroppedRows`.
     """
 
@@ -111,7 +111,7 @@ class OutsideReward(BaseReward):
         with self.role.on_device() as params:
             raw = self.model._replace(params=params).score([prompt.messages for prompt in batch.prompts], responses)
         scored, scorer = np.isfinite(raw), self.model.scorer
-        why = "the last question and the answer are too long, its template refuses the dialogue, or the score is not finite"
+        why = "the last question and the answer are too long, its template rejects the dialogue, or the score is not finite"
         self._dropped.check(int(np.sum(~scored)), len(scored), why)
         return Scored(normalise_scores(np.where(scored, raw, 0), scorer.shift, scorer.scale, scorer.clip), scored)
 
@@ -120,8 +120,8 @@ def load_reward_model(settings: Reward, sharding: Sharding | None, clip: float |
     """The reward model that config.reward.model names, on the mesh.
 
     Raises:
-      UserError: the folder is no sequence classifier with one label, is damaged, has no tokenizer that fits it, or the settings
-        do not go with it.
+      UserError: the folder is damaged or not a sequence classifier with one label, its tokenizer does not fit it, or the
+        settings do not suit it.
     """
     folder = Path(settings.model).expanduser()
     if not (folder / "config.json").is_file():
@@ -163,8 +163,8 @@ def _style(settings: Reward, tokenizer: Tokenizer) -> str:
 def _max_length(settings: Reward, positions: int | None) -> int:
     asked = settings.model_max_length
     if positions is None and not asked:
-        raise UserError(f"{settings.model} does not say how many positions it was made for; set config.reward.model_max_length")
+        raise UserError(f"{settings.model} does not state its number of positions; set config.reward.model_max_length")
     if positions is not None and asked > positions:
-        raise UserError(f"config.reward.model_max_length is {asked}, but {settings.model} was made for {positions} positions; "
+        raise UserError(f"config.reward.model_max_length is {asked}, but {settings.model} has only {positions} positions; "
                         "lower it")
     return asked or positions

@@ -1,4 +1,4 @@
-"""The reward of direct AI feedback: a judge rates each response (Lee et al. 2023, arXiv 2309.00267)."""
+"""The reward from direct AI feedback: a judge rates each response (Lee et al. 2023, arXiv 2309.00267)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class RatedReward(BaseReward):
 
     Args:
       rater: rates responses with any judge.
-      key: the PRNG key of its reasoning.
+      key: the PRNG key of the judge's reasoning.
       max_dropped_share: see `DroppedRows`.
     """
 

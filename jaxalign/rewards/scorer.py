@@ -1,4 +1,4 @@
-"""Scorers: reward models and their ensembles as hashable records, with functions that score rows and rollouts."""
+"""Scorers: hashable records of reward models and ensembles, with functions that score rows and rollouts."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from jaxalign.training.preference_step import row_scores, sequence_scores
 
 @dataclasses.dataclass(frozen=True)
 class Ensemble:
-    """How the scores of members become one: each less its shift and over its scale, then as `ensembles.combine` says.
+    """How members' scores are combined: each is normalised with its shift and scale, then `ensembles.combine` combines them.
 
-    Members that were trained apart differ in level and scale; theirs are measured on the same answers.
+    Members that were trained separately differ in level and scale; both are measured on the same answers.
     """
 
     shift: tuple[float, ...]
@@ -36,22 +36,22 @@ class Ensemble:
     std_weight: float
 
     def normalised(self, scores_KxB):
-        """float32 [K, B]: the members' scores on one level and scale."""
+        """float32 [K, B]: the members' scores on a common level and scale."""
         shift, scale = (jnp.asarray(x, jnp.float32)[:, None] for x in (self.shift, self.scale))
         return (scores_KxB - shift) / scale
 
     def combined(self, scores_KxB):
-        """float32 [B]: one score from the members' own."""
+        """float32 [B]: the members' scores, combined."""
         return combine(self.normalised(scores_KxB), self.how, self.std_weight)
 
 
 @dataclasses.dataclass(frozen=True)
 class Scorer:
-    """How responses are scored, without the weights; static for jit.
+    """A reward model without its weights; static for jit.
 
-    model has a scalar head; its sizes need not be the policy's. A raw score becomes (raw - shift) / scale, then is clipped
-    to +-clip unless that is None. With an ensemble the weights of all members stand stacked, each leaf [K, ...], and the raw
-    score is what they make together.
+    model has a scalar head; its sizes may differ from the policy's. A raw score is normalised to (raw - shift) / scale and then
+    clipped to +-clip unless that is None. With an ensemble, the weights of all members are stacked, each leaf [K, ...], and the
+    raw score is the combined score of the members.
     """
 
     model: Model
@@ -67,28 +67,28 @@ class Scorer:
 
 
 def scoring_work(scorer: Scorer, rollout: Rollout) -> tuple[int, float]:
-    """(tokens, FLOPs) of scoring a rollout of numpy arrays with every member."""
+    """(tokens, FLOPs) for scoring a rollout of numpy arrays with every member."""
     lengths = rollout.prompt_length + rollout.response_length
     return int(np.sum(lengths)), scorer.members * flops.forward(scorer.model, lengths)
 
 
 def student_model(section: RewardDistill, policy: Model) -> Model:
-    """The student's architecture: its own sizes, all else as the policy's."""
+    """The student's architecture: its own sizes, and otherwise the policy's architecture."""
     names = ("layers", "embed", "heads", "kv_heads", "head_dim", "mlp")
     decoder = dataclasses.replace(policy.config, **{name: getattr(section, name) for name in names})
     return Model(decoder, "scalar", policy.sharding)
 
 
 class LearntScore(NamedTuple):
-    """Scores that are still to be computed: by whom, and with which weights."""
+    """Scores that are yet to be computed: the scorer and its weights."""
 
     scorer: Scorer
     params: Any
 
 
 def member_scores(model: Model, stacked, tokens, length):
-    """float32 [K, B]: the raw score of every member, in one batched forward. Each leaf of stacked is [K, ...], but for those
-    that members with adapters share."""
+    """float32 [K, B]: the raw scores of every member, in one batched forward pass. Each leaf of stacked is [K, ...], except the
+    base that members with adapters share."""
     return _by_member(model, stacked, lambda params: sequence_scores(model, params, tokens, length))
 
 
@@ -98,7 +98,7 @@ def _by_member(model: Model, stacked, score: Callable):
 
 
 def _raw(scorer: Scorer, params, score: Callable):
-    """The scores [B] of `score(params)`, combined over the members if the scorer is an ensemble."""
+    """The scores [B] from `score(params)`, combined over the members if the scorer is an ensemble."""
     if scorer.ensemble is None:
         return score(params)
     return scorer.ensemble.combined(_by_member(scorer.model, params, score))
@@ -111,18 +111,18 @@ def raw_scores(scorer: Scorer, params, tokens, length):
 
 
 def raw_row_scores(scorer: Scorer, params, rollout: Rollout, rows: AnswerRows):
-    """float32 [B]: `raw_scores` of prompt and response out of packed rows; of sequences in other rows they mean nothing."""
+    """float32 [B]: `raw_scores` of prompt and response in packed rows. Entries of sequences in other parts are meaningless."""
     length = jnp.maximum(rollout.prompt_length + rollout.response_length, 1)
     return _raw(scorer, params, lambda own: row_scores(scorer.model, own, rows, length))
 
 
 def normalised(scorer: Scorer, raw):
-    """Normalised scores, the reward of RL."""
+    """Normalised scores, which RL uses as the reward."""
     return normalise_scores(raw, scorer.shift, scorer.scale, scorer.clip)
 
 
 def stack_members(members):
-    """One pytree from the weights of K members: each leaf [K, ...]; what members with adapters share stays as it is."""
+    """The weights of K members as one pytree, each leaf [K, ...]; the base that members with adapters share is not stacked."""
     own = [trained(member) if "adapters" in member else member for member in members]
     return {**members[0], **jax.tree.map(lambda *leaves: jnp.stack(leaves), *own)}
 
@@ -141,8 +141,8 @@ class PairScoreArguments:
     Attributes:
       scorer: the reward model.
       params: its weights, stacked for an ensemble.
-      pairs: the sequences; their tokens are not read where `packed` is given.
-      packed: the pairs as `pack_pairs` makes them; None gives each sequence a row of its own.
+      pairs: the sequences; their tokens are not read if `packed` is given.
+      packed: the pairs in micro-batches, from `pack_pairs`; None gives each sequence its own row.
     """
 
     scorer: Scorer = static()
@@ -164,12 +164,12 @@ def raw_pair_scores(arguments: PairScoreArguments):
 
 
 def raw_rollout_scores(scorer: Scorer, params, rollout: Rollout):
-    """float32 [B]: raw scores of prompt and response, packed."""
+    """float32 [B]: raw scores of prompt and response, computed on packed rows."""
     return packed_rollout_scores(scorer, params, *pack_rollout(rollout, 0, scorer.model.sharding))
 
 
 def rollout_scores(scorer: Scorer, params, rollout: Rollout):
-    """float32 [B]: normalised scores of prompt and response, packed."""
+    """float32 [B]: normalised scores of prompt and response, computed on packed rows."""
     return normalised(scorer, raw_rollout_scores(scorer, params, rollout))
 
 

@@ -1,4 +1,4 @@
-"""Weighted sums of rewards, less the cost of length."""
+"""Weighted sums of rewards, minus a length penalty."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from jaxalign.rewards.base import BaseReward, Listener, Reward, RewardBatch, Sco
 def sum_of_rewards(
     parts: Mapping[str, Reward], weights: Sequence[float] = (), length_coef: float = 0.0, length_free: int = 0
 ) -> Reward:
-    """The only part itself if its weight is 1 and length is free, else a `SummedReward`. No weights: 1 each."""
+    """The only part itself if its weight is 1 and there is no length penalty, else a `SummedReward`. Weights default to 1."""
     weights = tuple(weights) or (1.0,) * len(parts)
     if weights == (1.0,) and not length_coef:
         return next(iter(parts.values()))
@@ -26,16 +26,16 @@ def sum_of_rewards(
 
 
 def is_single(settings: RewardSettings) -> bool:
-    """Whether `sum_of_rewards` returns the only part of `config.reward` itself, before any part is made."""
+    """Whether `sum_of_rewards` will return the only part of `config.reward` itself. No part needs to be constructed."""
     parts = {name: BaseReward(name) for name in names_in(settings.source)}
     return sum_of_rewards(parts, settings.weights, settings.length_coef) in parts.values()
 
 
 class SummedReward(BaseReward):
-    """weight * score, summed over the parts, less `length_coef` for each response token past the first `length_free`.
+    """The sum of weight * score over the parts, minus `length_coef` for each response token past the first `length_free`.
 
-    A row for which one part has no score has none. Where some part scores tokens, the sum scores tokens, and a score of a whole
-    response counts at its last token.
+    A row has a score only if every part has one. If any part scores tokens, the sum scores tokens, and a score of a whole
+    response is added at its last token.
     """
 
     is_checked = True
@@ -45,7 +45,7 @@ class SummedReward(BaseReward):
         self.parts, self.weights, self.length = dict(parts), np.asarray(weights, np.float32), (length_coef, length_free)
 
     def score(self, batch: RewardBatch) -> Scored:
-        """Scores with those of each part, and of the length where it costs something."""
+        """The summed scores, with the scores of each part and the length penalty, if any, for the metrics."""
         scored = {name: part.score(batch) for name, part in self.parts.items()}
         scores = _alike([jnp.asarray(s.scores, jnp.float32) for s in scored.values()], batch)
         everything = jnp.ones(scores.shape[1], bool)
@@ -59,7 +59,7 @@ class SummedReward(BaseReward):
         return Scored(total, kept, shown)
 
     def listen(self, prompts: Sequence[Prompt]) -> Listener | None:
-        """One listener for all parts that have one."""
+        """A listener that calls those of all parts; None if no part has one."""
         listeners = [found for part in self.parts.values() if (found := part.listen(prompts)) is not None]
         if not listeners:
             return None
@@ -72,13 +72,13 @@ class SummedReward(BaseReward):
 
 
 def at_last_token(scores_B, batch: RewardBatch, N: int):
-    """float32 [B, N]: scores [B] at the last token of each response, 0 elsewhere."""
+    """float32 [B, N]: each response's score [B] at its last token, 0 elsewhere."""
     last = jnp.asarray(batch.rollout.response_length)[:, None] - 1
     return jnp.where(jnp.arange(N)[None, :] == last, scores_B[:, None], 0.0)
 
 
 def _alike(scores, batch: RewardBatch):
-    """All scores stacked, [K, B], or [K, B, N] where one of them has scores for tokens."""
+    """All scores stacked: [K, B], or [K, B, N] if any part scores tokens."""
     N = max((s.shape[1] for s in scores if s.ndim == 2), default=0)
     if N:
         scores = [s if s.ndim == 2 else at_last_token(s, batch, N) for s in scores]
@@ -86,7 +86,7 @@ def _alike(scores, batch: RewardBatch):
 
 
 def _weighted_sum(scores, weights, present):
-    """(sum [B] or [B, N], kept [B]) of scores [K, B] or [K, B, N]; present bool [K, B]."""
+    """(sum [B] or [B, N], kept [B]) for scores [K, B] or [K, B, N] with present bool [K, B]."""
     if scores.ndim == 2:
         return combine_scores(scores, weights, present)
     total, kept = jax.vmap(combine_scores, in_axes=(2, None, None), out_axes=1)(scores, weights, present)

@@ -1,6 +1,6 @@
-"""Verifiable answers: scores of responses by rules, from the number, the text or the pattern that a row asks for.
+"""Verifiers: score responses by rules, against the number, the text or the pattern in a row's column.
 
-Each has the signature of a reward callable (`jaxalign.rewards.callables`).
+Each verifier has the signature of a reward callable (`jaxalign.rewards.callables`).
 """
 
 from __future__ import annotations
@@ -15,32 +15,32 @@ from typing import Any
 
 from jaxalign.errors import UserError
 
-# A number as it may stand in a text: a sign and a currency sign that touch it, digits and what may part them, a power of ten.
+# A number in a text: adjacent sign and currency symbol, digits with separators, and a power of ten.
 _RUN = re.compile(
     r"(?P<sign>[-+]?)[$€£¥]?(?P<inner_sign>[-+]?)(?P<body>(?:(?<!\.)\.)?[0-9][0-9.,/]*)(?P<power>[eE][-+]?[0-9]+\b)?"
 )
 _NUMBER = re.compile(r"(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)(?:\.[0-9]+)?|\.[0-9]+")
 _LATEX_FRACTION = re.compile(r"([0-9]?)\\[dt]?frac\{\s*([^{}]*?)\s*\}\{\s*([^{}]*?)\s*\}")
-_LONGEST = 64  # characters of a number; a run of digits beyond is no answer, and Python is slow to convert it
+_LONGEST = 64  # The most characters of a number: a longer run of digits is not an answer, and Python converts it slowly.
 _LARGEST_POWER = 300
 
 
 def last_number(text: str) -> Fraction | None:
-    """The last number that `text` writes, exactly; None where there is none or it cannot be read.
+    """The exact value of the last number in `text`; None if there is no number or the last one cannot be read.
 
-    What is read: signs that touch the number (-3, $-3, -$3; U+2212 is a minus), commas between groups of three (1,234;
-    LaTeX's 1{,}234), decimals (.5, 3.0), powers of ten (1e5) and simple fractions (3/4, \\frac{3}{4}). Units are not: $20,
-    20% and 20 kg are 20. Commas, full stops and slashes behind a number belong to the text.
+    Recognised are signs that touch the number (-3, $-3, -$3; U+2212 is a minus), commas between groups of three (1,234;
+    LaTeX's 1{,}234), decimals (.5, 3.0), powers of ten (1e5) and simple fractions (3/4, \\frac{3}{4}). Units are ignored: $20,
+    20% and 20 kg are 20. Commas, full stops and slashes after a number belong to the text.
 
-    A hyphen behind a letter, a digit or a closing bracket is no sign (the 3 of 5-3), and digits that continue a word are no
-    number (the 2 of CO2). Nothing is calculated: of "2 * 3" and "2 / 3" the last number is 3. Spaces do not group digits.
+    A hyphen after a letter, a digit or a closing bracket is not a sign (the 3 of 5-3), and digits that continue a word are not
+    a number (the 2 of CO2). Nothing is calculated: the last number of "2 * 3" and of "2 / 3" is 3. Spaces do not group digits.
 
-    Where the last number is refused, the answer is None and not the number before: groups that are not of three (12,5; 1,2,3),
-    several points (3.1.4), dates (1/2/2020), halves of other fractions (x/2; 1/0), mixed numbers (1 1/2), exponents (the 2 of
-    x^2), and numbers of more than 64 characters or powers beyond 10^300.
+    If the last number is rejected, the result is None instead of the number before it. Rejected are groups that are not of
+    three (12,5; 1,2,3), several points (3.1.4), dates (1/2/2020), incomplete or invalid fractions (x/2; 1/0), mixed numbers
+    (1 1/2), exponents (the 2 of x^2), numbers of more than 64 characters, and powers beyond 10^300.
     """
     text = text.replace("\u2212", "-").replace("{,}", ",").replace("\\,", "")
-    # A digit right before it makes it a mixed number, which the space lets `_parse` see.
+    # A digit right before the fraction makes a mixed number, which `_parse` recognises by the space.
     text = _LATEX_FRACTION.sub(lambda found: (found[1] and f"{found[1]} ") + f"{found[2]}/{found[3]}", text)
     last = None
     for match in _RUN.finditer(text):
@@ -53,23 +53,23 @@ def last_number(text: str) -> Fraction | None:
 def number_match(
     prompts: Sequence[Any], responses: Sequence[str], *, answer: Any = None, tolerance: float = 0.0, **columns: Any
 ) -> list[float]:
-    """1 where the last number of the response is that of the answer, else 0.
+    """1 if the last number of the response equals that of the answer, else 0.
 
     Args:
       prompts: B prompts; not read.
       responses: B texts.
-      answer: B answers: numbers, or texts whose last number counts (so that a worked solution may stand before it).
+      answer: B answers: numbers, or texts whose last number counts (so that a worked solution may precede it).
       tolerance: the largest accepted difference, not negative; 0 compares exactly, as fractions (.1 and 1/10 are equal).
       columns: not read.
 
     Returns:
-      B floats, 0 or 1; NaN where the answer has no number, for then nothing can be verified.
+      B floats, 0 or 1; NaN if the answer has no number, since then nothing can be verified.
 
     Raises:
-      UserError: there is no answer column or it has another length, or a negative tolerance.
+      UserError: there is no answer column, it has another length, or the tolerance is negative.
     """
     if not 0 <= tolerance < math.inf:
-        raise UserError(f"the tolerance of number_match is {tolerance}; a number that is not negative is expected")
+        raise UserError(f"the tolerance of number_match is {tolerance}; a non-negative number is expected")
     allowed = _as_number(tolerance)
     scores = []
     for response, expected in zip(responses, _column("number_match", "answer", answer, responses), strict=True):
@@ -84,13 +84,13 @@ def number_match(
 def exact_match(
     prompts: Sequence[Any], responses: Sequence[str], *, answer: Any = None, ignore_case: bool = False, **columns: Any
 ) -> list[float]:
-    """1 where the response is the answer, up to white space around it, else 0.
+    """1 if the response equals the answer, ignoring surrounding white space, else 0.
 
     Args:
       prompts: B prompts; not read.
       responses: B texts.
       answer: B texts.
-      ignore_case: whether upper and lower case are alike.
+      ignore_case: whether to ignore upper and lower case.
       columns: not read.
 
     Returns:
@@ -109,22 +109,22 @@ def exact_match(
 
 
 def regex_match(prompts: Sequence[Any], responses: Sequence[str], *, pattern: Any = None, **columns: Any) -> list[float]:
-    r"""1 where the pattern is found anywhere in the response, else 0; `\A...\Z` asks for the whole of it.
+    r"""1 if the pattern matches anywhere in the response, else 0; `\A...\Z` matches the whole response.
 
-    Python cannot be interrupted while it matches: a pattern that backtracks without end stops the run, whatever timeout
-    `call_reward` has.
+    Python cannot interrupt a match: a pattern with catastrophic backtracking hangs the run, whatever the timeout of
+    `call_reward`.
 
     Args:
       prompts: B prompts; not read.
       responses: B texts.
-      pattern: one pattern for all, or B of them; flags stand inside, as in (?i).
+      pattern: one pattern for all responses, or B patterns; flags are written inline, as in (?i).
       columns: not read.
 
     Returns:
       B floats, 0 or 1.
 
     Raises:
-      UserError: there is no pattern, a column of another length, or a pattern that is no regular expression.
+      UserError: there is no pattern, the column has another length, or a pattern is not a valid regular expression.
     """
     if isinstance(pattern, str):
         pattern = [pattern] * len(responses)
@@ -133,19 +133,19 @@ def regex_match(prompts: Sequence[Any], responses: Sequence[str], *, pattern: An
         try:
             scores.append(float(re.search(expression, response) is not None))
         except re.error as error:
-            raise UserError(f"the pattern {expression!r} of regex_match is no regular expression: {error}") from error
+            raise UserError(f"the pattern {expression!r} of regex_match is not a regular expression: {error}") from error
     return scores
 
 
 VERIFIERS = {"number_match": number_match, "exact_match": exact_match, "regex_match": regex_match}
-"""What config.reward.verifier may name."""
+"""The verifiers that config.reward.verifier can name."""
 
 
 def _parse(text: str, match: re.Match[str]) -> Fraction | None:
     before = text[: match.start()]
     body, power = match["body"].rstrip(".,/"), match["power"]
     if power and body != match["body"]:
-        power = None  # something stands between them: the power is a word of its own
+        power = None  # Punctuation separates them, so the power is another word.
     parts = body.split("/")
     mixed = len(parts) == 2 and re.search(r"[0-9] +\Z", before)
     if len(body) > _LONGEST or len(parts) > 2 or mixed or re.search(r"(?:/|\^\{?)\Z", before):
@@ -155,10 +155,10 @@ def _parse(text: str, match: re.Match[str]) -> Fraction | None:
     value, *divisor = (Fraction(part.replace(",", "")) for part in parts)
     if divisor and divisor[0] == 0:
         return None
-    # Its length first: a power of a million digits would take for ever.
+    # Check the length first: converting a power of a million digits is very slow.
     if power and (len(power) > _LONGEST or abs(int(power[1:])) > _LARGEST_POWER):
         return None
-    # A hyphen that touches what stands before it joins or subtracts.
+    # A hyphen directly after a word or number joins or subtracts.
     touches = before[-1:].isalnum() or before[-1:] in tuple(")]}%")
     negative = match["inner_sign"] == "-" or (match["sign"] == "-" and not touches)
     value = value / divisor[0] if divisor else value
@@ -171,14 +171,14 @@ def _as_number(answer: Any) -> Fraction | None:
     if isinstance(answer, numbers.Rational):
         return None if isinstance(answer, bool) else Fraction(answer)
     if isinstance(answer, (numbers.Real, decimal.Decimal)) and math.isfinite(answer):
-        # By way of its shortest decimal: the float .1 is meant as 1/10.
+        # Convert the shortest decimal form: the float .1 means 1/10.
         return Fraction(str(answer))
     return None
 
 
 def _column(verifier: str, name: str, column: Any, responses: Sequence[str]) -> Sequence[Any]:
     if column is None:
-        raise UserError(f"{verifier} needs the column {name!r}, one entry a row; give it in the data set")
+        raise UserError(f"{verifier} needs the column {name!r}, with one entry per row; add it to the data set")
     if isinstance(column, str) or len(column) != len(responses):
         size = "a text" if isinstance(column, str) else f"{len(column)} entries"
         raise UserError(f"the column {name!r} of {verifier} is {size}; a list of {len(responses)} entries is expected")

@@ -90,7 +90,7 @@ def test_an_unusable_record_is_reported_in_one_sentence(tmp_path, content, sente
 @pytest.mark.parametrize(("stage", "sentence"), [
     ("object()", "is of type object; an instance of a subclass of jaxalign.stages.shared.base.Stage is expected"),
     ("'nowhere.at_all:STAGE'", "nowhere.at_all cannot be imported"),
-    ("type('S', (Stage,), {'name': 'other', 'run': print})()", "calls itself 'other'; give both the same name"),
+    ("type('S', (Stage,), {'name': 'other', 'run': print})()", "has the name 'other'; give both the same name"),
 ])
 def test_an_invalid_stage_is_reported_in_one_sentence_before_anything_is_computed(tmp_path, stage, sentence):
     lines = ["from jaxalign.registry.stages import StageRecord", "from jaxalign.stages.shared.base import Stage",

@@ -106,7 +106,7 @@ def test_invalid_reward_models_and_settings_are_reported_in_one_sentence(folder,
     cases = [
         (folder, {"model_style": "compact"}, "has no symbol '<user>'; set it to 'hh' or 'chat'"),
         (bare, {"model_style": "chat"}, "has no chat template; put"),
-        (folder, {"model_max_length": 161}, "model_max_length is 161, but .* was made for 160 positions"),
+        (folder, {"model_max_length": 161}, "model_max_length is 161, but .* has only 160 positions"),
         (tmp_path / "none", {}, r"none, which has no config\.json"),
         (_classifier(tmp_path / "two", labels=2), {}, "2 labels; one is expected"),
     ]

@@ -139,7 +139,7 @@ def test_exact_and_regex_match_by_hand():
         (functools.partial(exact_match, answer=["one"]), "'answer' of exact_match is 1 entries; a list of 3"),
         (functools.partial(exact_match, answer="one"), "'answer' of exact_match is a text"),
         (functools.partial(regex_match), "regex_match needs the column 'pattern'"),
-        (functools.partial(regex_match, pattern="("), r"'\(' of regex_match is no regular expression"),
+        (functools.partial(regex_match, pattern="("), r"'\(' of regex_match is not a regular expression"),
     ],
 )
 def test_wrong_columns_are_reported_in_one_sentence_and_not_a_dropped_batch(call, message):
