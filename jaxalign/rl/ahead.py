@@ -57,7 +57,7 @@ class Shapes:
         return Rollout(tokens, row, row, logprobs, self.rows(jnp.bool_, batch), versions)
 
     def parts(self, sequences: int, rows: int, most: int, T: int, plans: int | None = None) -> PackedParts:
-        """`sequences` sequences in at most `most` parts of `rows` rows of T tokens, for one minibatch or for `plans` of them."""
+        """`sequences` sequences in at most `most` parts of `rows` rows of T tokens, for one minibatch or for `plans`."""
         more = () if plans is None else (plans,)
         shape = (*more, most, rows, T)
         where = self.sharding and self.sharding.named((None,) * (len(shape) - 2) + ("batch", None))
