@@ -1,8 +1,8 @@
-"""Programs compiled in threads before they are called, while data and weights are read.
+"""Compiles programs in threads before they are called, while data and weights are being read.
 
 An ordinary call of a jitted function uses the program that a thread of this process has compiled for the same shapes, with or
-without a compile cache on disk. A call during compilation waits for it. A call before compilation compiles the program itself,
-and the thread then reuses it. No program is compiled twice, and callers need no changes.
+without a compile cache on disk. A call during the compilation waits for it. A call before the compilation compiles the program
+itself, and the thread then reuses it. No program is compiled twice, and callers need no changes.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ class Ahead:
 
 @contextlib.contextmanager
 def told_only(what: str) -> Iterator[None]:
-    """A context that logs errors instead of raising them: the first call compiles the program. The call also raises any
-    UserError, which is therefore not logged."""
+    """A context manager that logs errors instead of raising them, since the first call compiles the program anyway. A UserError
+    is dropped without a log line, since the call raises it again."""
     try:
         yield
     except UserError:

@@ -1,4 +1,4 @@
-"""Start and end of a run of several processes: finds the other processes from flags, the environment or the launcher.
+"""Starts and ends a run of several processes: finds the other processes from flags, the environment or the launcher.
 
 JAX detects TPU pods, GKE, Kubernetes and Slurm. This module adds Open MPI 5, hosts where one process has several GPUs, and a
 roll call before JAX starts: without it JAX ends the process with a stack trace if another one is missing.
@@ -47,7 +47,7 @@ class Group(NamedTuple):
 
 
 def take_flags(arguments: Sequence[str]) -> tuple[Group, list[str]]:
-    """Parses the flags of this module. Returns the group and the other arguments.
+    """Parses this module's flags. Returns the group and the remaining arguments.
 
     Raises:
         UserError: a value is invalid.
@@ -147,7 +147,7 @@ def _launched(known: Group, environ: Mapping[str, str]) -> tuple[str, Group | No
 
 
 def _open_mpi(known: Group, environ: Mapping[str, str]) -> Group:
-    """JAX finds the first host up to version 4. Version 5 only provides whether all processes are on this host."""
+    """Up to Open MPI 4, JAX finds the first host. Version 5 only tells whether all processes are on this host."""
     size, rank, here, local = (
         int(environ.get(f"OMPI_COMM_WORLD_{name}", missing))
         for name, missing in (("SIZE", 1), ("RANK", 0), ("LOCAL_SIZE", 1), ("LOCAL_RANK", 0))

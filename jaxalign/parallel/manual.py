@@ -1,4 +1,4 @@
-"""`shard_map` over all of a mesh's axes, also from inside another that has some of them already."""
+"""`shard_map` over all axes of a mesh, also inside another `shard_map` over some of them."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from jaxalign.parallel.sharding import Sharding
 
 
 def on_each_device(sharding: Sharding, fn: Callable, in_specs, out_specs) -> Callable:
-    """`fn` of each device's own parts. Specs name only axes that no `shard_map` around has.
+    """Applies `fn` to each device's own parts. The specs must not name axes of an enclosing `shard_map`.
 
-    Gradients flow through it, but what is not split over an axis is then added up over it; say the derivative with `custom_vjp`
-    where that costs. It is not checked which values differ by device: with check_vma the gradient of what every device reads
-    whole lacks the other devices' parts (seen in jax 0.10).
+    Gradients flow through it, but the gradient of an input that is not split over an axis is summed over that axis; where this
+    is expensive, define the derivative with `custom_vjp`. check_vma is off: with it the gradient of a replicated input lacks
+    the other devices' contributions (seen in jax 0.10).
     """
     around = jax.sharding.get_abstract_mesh()
     taken = set(around.manual_axes)

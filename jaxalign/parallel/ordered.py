@@ -17,8 +17,8 @@ def after(sharding: Sharding | None, tree: Tree, first) -> Tree:
     """Returns the arrays of a pytree; on a mesh of CPU devices they become available only after all arrays of `first`.
 
     XLA's CPU executor keeps the order of collectives within one computation, but not between a loop body and its surroundings
-    or another loop: two devices may start different collectives first, and both wait forever. On other devices the tree is
-    returned unchanged.
+    or another loop: two devices may start different collectives first and deadlock. On other platforms the tree is returned
+    unchanged.
     """
     if sharding is None or platform_of(sharding) != "cpu":
         return tree

@@ -1,10 +1,10 @@
-"""Pipelined layers: the mesh axis `pipeline` splits the layers into stages, and micro-batches pass from one to the next.
+"""Pipeline parallelism: the mesh axis `pipeline` splits the layers into stages, and micro-batches pass from stage to stage.
 
-With S stages, M micro-batches and R repeats, a stage holds R blocks of layers: stage s the blocks s, S+s, 2S+s ... With R = 1
-this is the plain schedule (GPipe, arXiv 1811.06965), otherwise the interleaved one (Megatron-LM, arXiv 2104.04473, section
-2.2). At step t stage s computes the (t - s)-th of the R*M pieces of work, in the order of repeats, then of micro-batches, so
-that all are done after R*M + S - 1 steps: the idle share of a stage is
-(S-1) / (R*M + S-1). The backward pass is the transpose of the forward and has the same share.
+With S stages, M micro-batches and R repeats, a stage computes R blocks of layers: stage s the blocks s, S+s, 2S+s ... With
+R = 1 this is the plain schedule (GPipe, arXiv 1811.06965), otherwise the interleaved one (Megatron-LM, arXiv 2104.04473,
+section 2.2). At step t stage s computes item t - s of its R*M items of work, ordered by repeat, then by micro-batch, so a pass
+takes R*M + S - 1 steps and a stage is idle for (S-1) / (R*M + S-1) of it. The backward pass is the transpose of the forward
+pass and has the same idle share.
 
 Each stage stores L/S consecutive layers; with R > 1 parameters are exchanged once per pass.
 """
@@ -54,7 +54,7 @@ def run_stages(sharding: Sharding, stage: Callable, layers: Any, x: jax.Array, r
     if L % (S * R):
         raise UserError(f"config.mesh.pipeline ({S}) x pipeline_repeats ({R}) = {S * R}; it must divide the layers ({L})")
     if R > 1 and M < S:
-        raise UserError(f"config.mesh.pipeline_repeats is {R}; it needs as many micro-batches as stages ({S}), and {len(x)} "
+        raise UserError(f"config.mesh.pipeline_repeats is {R}; it needs as many micro-batches as stages ({S}), but {len(x)} "
                         f"rows make {M}: give more rows, or set it to 1")  # fmt: skip
     parts, rows = _deal(sharding, x, M), jax.tree.map(lambda leaf: _deal(sharding, leaf, M), rows)
     split = M % S == 0

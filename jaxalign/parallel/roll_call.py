@@ -1,6 +1,6 @@
-"""All processes of a run meet at the coordinator's address before JAX starts, so that a missing one is named.
+"""All processes of a run report to the coordinator's address before JAX starts, so that an error can name missing processes.
 
-Each sends one line of JSON to process 0, which answers all of them together: all are present, or the error.
+Each process sends one line of JSON to process 0, which answers all of them together: all are present, or an error.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def _receive(coordinator: str, port: int, processes: int, timeout: float, until:
                 caller, _ = server.accept()
             except TimeoutError:
                 missing = [str(i) for i in range(1, processes) if i not in here]
-                _refuse(here, f"{len(here) + 1} of {processes} processes have come to {coordinator} within {timeout:g} s; "
+                _refuse(here, f"{len(here) + 1} of {processes} processes have reported to {coordinator} within {timeout:g} s; "
                               f"missing: {', '.join(missing[:16])}{', ...' if len(missing) > 16 else ''}. Start them, or raise "
                               "--start_timeout")
             stack.enter_context(caller)
@@ -56,10 +56,10 @@ def _receive(coordinator: str, port: int, processes: int, timeout: float, until:
             here[number] = caller
             if said.get("processes") != processes:
                 _refuse(here, f"process {number} was started for {said.get('processes')} processes, process 0 for {processes}; "
-                              "give all the same --processes")
+                              "give all processes the same --processes")
             if known is not None and not _has_left(known):
                 here[-1] = known
-                _refuse(here, f"two processes say that they are process {number}; give each its own --process")
+                _refuse(here, f"two processes have the number {number}; give each its own --process")
             if len(here) == processes - 1:
                 here = {number: caller for number, caller in here.items() if not _has_left(caller)}
         for caller in here.values():
@@ -92,7 +92,7 @@ def _report(address: tuple[str, int], coordinator: str, processes: int, process:
         try:
             with socket.create_connection(address, timeout=max(0.01, min(_LINE_SECONDS, left))) as caller:
                 _answer(caller, {"word": _WORD, "process": process, "processes": processes})
-                # Process 0 started to wait at another time than this one, so its answer names the missing processes.
+                # Process 0 may have started later. Wait for its answer, which names the missing processes.
                 caller.settimeout(timeout + _LINE_SECONDS)
                 said = _line(caller)
         except OSError as error:
@@ -102,10 +102,10 @@ def _report(address: tuple[str, int], coordinator: str, processes: int, process:
                 raise UserError(f"process {process}: {said['error']}")
             if said.get("word") == _WORD:
                 return
-            why = "it answers, but is not process 0 of this run"
+            why = "a server answers there, but it is not process 0 of this run"
         time.sleep(max(0.0, min(_RETRY_SECONDS, until - time.monotonic())))
     raise UserError(f"process {process} cannot reach process 0 at {coordinator} within {timeout:g} s ({why}); start process 0 "
-                    "there, and see that --coordinator names its host and a port that is open between the hosts")
+                    "there, and check that --coordinator names its host and a port that is open between the hosts")
 
 
 def _answer(caller: socket.socket, said: dict[str, Any]) -> None:

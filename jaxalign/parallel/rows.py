@@ -1,4 +1,4 @@
-"""Rows of arrays from the hosts to the devices and back, with any number of processes."""
+"""Moves rows of arrays from the hosts to the devices and back, with any number of processes."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def place_rows(sharding: Sharding | None, rows: Any, index: np.ndarray | None = 
 def placed(tree: Any, like: Any = None) -> Any:
     """Commits every array of a pytree to a device; uncommitted arrays go to the device of `like`.
 
-    Jitted steps return committed arrays, and compile separately for committed and uncommitted arguments: an uncommitted state
-    would have every step compiled twice.
+    Jitted steps return committed arrays, and JAX compiles separately for committed and uncommitted arguments. An uncommitted
+    initial state would cause every step to be compiled twice.
 
     Args:
       tree: arrays or ShapeDtypeStructs. Committed arrays and structs with a sharding stay where they are.
@@ -52,7 +52,7 @@ def placed(tree: Any, like: Any = None) -> Any:
 
 
 def device_of(tree: Any) -> jax.Device:
-    """Returns the single device to which arrays of a pytree are committed; without one, or with a mesh, `default_device`."""
+    """Returns the single device to which an array of the pytree is committed; if there is none, `default_device`."""
     for leaf in jax.tree.leaves(tree):
         sharding = leaf.sharding if isinstance(leaf, jax.ShapeDtypeStruct) else None
         if isinstance(leaf, jax.Array) and leaf.committed:

@@ -45,7 +45,7 @@ _GENERATION: dict[str, dict[str, tuple[str, ...]]] = {
 
 @dataclasses.dataclass(frozen=True)
 class Sharding:
-    """A mesh with its rules. Hashable, so it can be closed over by jitted functions.
+    """A mesh with its rules. Hashable, so jitted functions can close over it.
 
     zero: 3 splits parameters, gradients and optimizer state over fsdp, 2 the last two, 1 only the optimizer state (ZeRO, arXiv
     1910.02054). sequence_parallel: activations between layers are also split over tensor, along their length (arXiv
@@ -134,7 +134,7 @@ class Sharding:
 
 
 def platform_of(sharding: Sharding | None) -> str:
-    """Returns "cpu", "gpu" or "tpu": the platform of these rules, or without a mesh the default one."""
+    """Returns "cpu", "gpu" or "tpu": the platform of the mesh, or the default platform without a mesh."""
     return jax.default_backend() if sharding is None else sharding.mesh.devices.flat[0].platform
 
 

@@ -1,4 +1,4 @@
-"""Several devices simulated by one CPU."""
+"""Several devices simulated on one CPU."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ def enough_threads(environ: MutableMapping[str, str] | None = None) -> None:
     """Gives XLA more threads when a CPU simulates several devices: raises NPROC. Call it before the first use of JAX.
 
     XLA's CPU executor has one thread per device, or per CPU if there are more CPUs, and a device that waits in a collective
-    blocks one. With independent collectives a device may wait in two at once; another device then finds no thread, and all wait
-    forever.
+    blocks one. With independent collectives a device may wait in two at the same time; another device then finds no free
+    thread, and all devices deadlock.
     """
     environ = os.environ if environ is None else environ
     found = _FLAG.findall(environ.get("XLA_FLAGS", "")) or [environ.get("JAX_NUM_CPU_DEVICES", "")]

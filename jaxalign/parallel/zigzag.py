@@ -1,7 +1,8 @@
 """The layout of rows over the mesh axis `context`: 2n chunks per row for n devices; device i holds chunks i and 2n-1-i.
 
-Every device has as many early as late tokens, and therefore the same work in causal attention. In the order of the row the last
-device would have 2n-1 times the work of the first. A row is rearranged once before a model and restored once after it.
+Every device has equally many early and late tokens, and therefore the same work in causal attention. If rows were split in
+their original order, the last device would have 2n-1 times the work of the first. A row is rearranged once before a model and
+restored once after it.
 
 Source: the load-balanced ring of Striped Attention (arXiv 2311.09431) in the two-chunk form that Llama 3 trained with
 (arXiv 2407.21783, section 3.3.2).

@@ -1,4 +1,4 @@
-"""Decoding in chunks: some steps of all slots in one program, which ends early when enough rows have."""
+"""Decoding in chunks: several steps of all rows in one program, which stops early once enough rows have ended."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from jaxalign.models.model import Model
 from jaxalign.rollout.sampling import Sampling, row_keys, sample
 
 NOTHING, NOT_FINITE = -1, -2
-"""In place of a token: the row had none to write; its logits were not all finite numbers, and it ended."""
+"""Markers in place of a token: the row generated none; the row ended because its logits were not all finite."""
 
 
 class Drawn(NamedTuple):
@@ -37,11 +37,11 @@ class _Loop(NamedTuple):
 def decode_chunk(
     model: Model, params, tiers: Tiers, rows, key, control, temperature, sampling: Sampling, steps: int
 ) -> tuple[Tiers, Drawn]:
-    """Up to `steps` tokens a row. model: as it samples (`Model.generation`); params: as it reads them.
+    """Decodes up to `steps` tokens per row. model, params: as from `Model.generation` and `Model.for_generation`.
 
-    rows int32 [4, B]: the token to go on from, its position, how many tokens may follow (0: the slot is free), the row's
-    global number. control int32 [3]: the slot of the longest ring that is written first, how many steps to make at most, and
-    after how many ended rows to stop. temperature float32 []: what logits are divided by. sampling: `Sampling.compiled`.
+    rows int32 [4, B]: the last token, its position, the number of tokens that may follow (0: the row is free), and the row's
+    global number. control int32 [3]: the slot of the longest ring to write first, the maximum number of steps, and the number
+    of ended rows after which to stop. temperature float32 []: divides the logits. sampling: `Sampling.compiled`.
     """
     token, position, left, numbers = rows
     keys, stop_ids = row_keys(key, numbers), jnp.asarray(sampling.stop_ids, jnp.int32)
@@ -69,5 +69,5 @@ def decode_chunk(
     B = len(token)
     drawn = jnp.full((steps, B), NOTHING, jnp.int32), jnp.zeros((steps, B), jnp.float32)
     end = jax.lax.while_loop(goes_on, step, _Loop(jnp.int32(0), token, left, drawn, decoding.begin(tiers)))
-    # Whole on every device, so that any process can read them.
+    # Replicated on every device, so that every process can read them.
     return decoding.end(end.tiers), Drawn(*(model.constrain(x, (None,) * x.ndim) for x in (*end.drawn, end.t)))

@@ -19,7 +19,7 @@ from jaxalign.rollout.sampling import Sampling
 from jaxalign.rollout.session import Session
 
 Heard = Callable[[Sequence[tuple[int, Response]]], None]
-"""Receives the responses that have just ended, each once, as (index among the prompts, response)."""
+"""Receives each response once, when it ends, as (index among the prompts, response)."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,8 +28,8 @@ class Engine:
 
     Attributes:
       model: the architecture.
-      batch: the most rows that decode together; a multiple of the parts into which the mesh splits a batch for sampling.
-      max_length: the most tokens of a prompt and its response together.
+      batch: the most rows that decode together; a multiple of the number of parts into which the mesh splits them.
+      max_length: the maximum length of prompt plus response, in tokens.
       bucket: prompts are padded to this length times a power of two, so that few shapes are compiled.
 
     Raises:
@@ -45,23 +45,23 @@ class Engine:
         parts = 1 if self.model.sharding is None else self.model.sharding.generation.batch_size
         if self.batch < 1 or self.batch % parts:
             raise UserError(f"the number of rows that are sampled together is {self.batch}; the mesh splits them into {parts} "
-                            f"parts, so a multiple of {parts} is expected: change the batch, or the mesh")
+                            f"parts, so a multiple of {parts} is expected: change the batch size or the mesh")
         if self.bucket < 1:
-            raise UserError(f"prompts are to be padded to {self.bucket} tokens; at least 1 is expected")
+            raise UserError(f"prompts cannot be padded to {self.bucket} tokens; at least 1 is expected")
 
     def start(
         self, params, prompts: Sequence[Sequence[int]], key: jax.Array, sampling: Sampling, rows: Sequence[int],
         version: int = 0,
     ) -> Session:  # fmt: skip
-        """Begins the work of `respond`, which the returned `Session` does step by step.
+        """Returns a `Session` that does the work of `respond` step by step.
 
         Args:
           params: the weights.
           prompts: token ids.
-          key: a run's key folded with its step.
-          sampling: how to sample.
+          key: a PRNG key, for example a run's key folded with its step.
+          sampling: the sampling settings.
           rows: the global row number of each prompt.
-          version: of the weights.
+          version: the version of the weights.
         """
         session = Session(self.model, params, key, sampling, self.batch, self.max_length, self.bucket, version)
         session.submit(prompts, rows)
@@ -71,11 +71,11 @@ class Engine:
         self, params, prompts: Sequence[Sequence[int]], key: jax.Array, sampling: Sampling, rows: Sequence[int],
         heard: Heard | None = None,
     ) -> list[Response]:  # fmt: skip
-        """Responses to a queue of any length, in its order. `heard` is called with what each chunk ends, if it ends any.
+        """Responses to a queue of any length, in its order. `heard` is called with the responses that each chunk ends, if any.
 
         Prompt i has the global row number rows[i], whatever slot it enters. A prompt that is empty, too long or has unknown ids
-        gets a response without ids whose `error` says so, and so does a row whose logits are not finite. Threads compile the
-        programs that the queue will need while it is sampled (`forecast.py`).
+        gets a response without ids and with an `error`; a row whose logits are not finite also gets an `error`. Threads compile
+        the programs that the queue needs while sampling runs (`forecast.py`).
 
         Raises:
           UserError: a row number is not an int32 of at least 0.
@@ -97,10 +97,10 @@ class Engine:
     def rollout(
         self, params, prompts: Sequence[Sequence[int]], key, rows: Sequence[int], sampling: Sampling, heard: Heard | None = None
     ) -> Rollout:
-        """The responses as arrays on the host (numpy), the same on every process; `rows` are the prompts' global numbers.
+        """The responses as numpy arrays, the same on every process; `rows` are the prompts' global row numbers.
 
-        Rows fill up to a multiple of `batch`; those without a prompt have length 0. A row holds the longest prompt, padded as
-        in `pad`, and sampling.max_new_tokens; without prompts there are no rows.
+        Rows are padded to a multiple of `batch`; padding rows have length 0. A row has space for the longest prompt, padded as
+        in `pad`, and sampling.max_new_tokens. Without prompts there are no rows.
 
         Raises:
           UserError: a prompt has no response.
@@ -111,9 +111,9 @@ class Engine:
 
     @property
     def padding(self) -> Padding:
-        """The shape of the arrays that prompts and responses of this engine go into."""
+        """The shape of the arrays for this engine's prompts and responses."""
         return Padding(self.batch, self.max_length, self.bucket, self.model.config.vocab)
 
     def pad(self, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> tuple[np.ndarray, np.ndarray]:
-        """`Padding.prompts` of this engine's `padding`."""
+        """`Padding.prompts` with this engine's `padding`."""
         return self.padding.prompts(prompts, max_new_tokens)

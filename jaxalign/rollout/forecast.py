@@ -1,4 +1,4 @@
-"""Finds the programs that a queue will need before they run, by simulating its session without a device."""
+"""Predicts the programs that a queue needs, by simulating its session without a device."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from jaxalign.rollout.ring import prefill, reroll
 from jaxalign.rollout.session import LEFT, STEPS, Session
 
 Described = tuple[Callable, tuple]
-"""(jitted function, its arguments): what `Ahead.add` takes."""
+"""(jitted function, its arguments), as `Ahead.add` takes them."""
 WAVES = 4
-"""The most prompts per slot that are simulated; more of them need no other programs."""
+"""The most prompts per row that are simulated; more prompts need no additional programs."""
 CHUNKS = 256
 """The most chunks that are simulated. A ring grows by doubling, so the programs of long responses appear early."""
 
 _known: set = set()  # Programs that are compiled or being compiled.
-_begun: set = set()  # Kinds of queues whose programs are known.
+_begun: set = set()  # Keys (`_kind`) of queues whose programs are known.
 
 
 def compile_ahead(ahead: Ahead, session: Session) -> None:
-    """Compiles, in threads, the programs that a session's queue needs and that this process does not have yet.
+    """Compiles, in threads, the programs that a session's queue needs and that this process has not compiled yet.
 
-    A failure is logged and is no error. With several processes nothing is compiled ahead: the threads of two processes may get
-    to different programs before the queue is done, and some compilers share their work.
+    A failure is logged, not raised. With several processes nothing is compiled ahead: when the queue ends, the threads of two
+    processes may have started different programs, and some compilers share work among processes.
     """
     if jax.process_count() > 1:
         return
@@ -57,13 +57,13 @@ def _ended(kind: tuple, key: tuple, future: Future) -> None:
 
 
 def forecast(session: Session) -> list[Described]:
-    """Each program that a queue will need, once, in the order in which it comes to; nothing is run.
+    """The distinct programs that a queue will need, in the order of their first use; runs nothing.
 
-    session: as it begins, with its prompts; its parameters and key may be ShapeDtypeStructs with their places. When rows end
-    is not known: where a token ends a response, responses are taken to be of all lengths, evenly.
+    session: a session with its prompts, before its first step; its parameters and key may be ShapeDtypeStructs with shardings.
+    The lengths of responses are unknown: if stop tokens exist, they are drawn uniformly.
     """
-    batch, prompts = session.batch, [row.prompt for row in session.queue]  # By length, equal ones side by side.
-    if len(prompts) > WAVES * batch:  # Waves as they stand: the shortest, the longest, and some between.
+    batch, prompts = session.batch, [row.prompt for row in session.queue]  # Sorted by length; equal prompts are adjacent.
+    if len(prompts) > WAVES * batch:  # Evenly spaced batches of the queue: the shortest, the longest, and some between.
         begins = np.linspace(0, len(prompts) - batch, WAVES).astype(int).tolist()
         prompts = [prompt for begin in begins for prompt in prompts[begin : begin + batch]]
     played = _Played(session)
@@ -76,7 +76,7 @@ def forecast(session: Session) -> list[Described]:
 
 
 def know(step: Callable, arguments: tuple) -> bool:
-    """Remembers a program that is compiled or will be; returns whether it was unknown."""
+    """Registers a program that is or will be compiled; returns whether it is new."""
     key = _key(step, _described(arguments))
     new = key not in _known
     _known.add(key)
@@ -90,7 +90,7 @@ def forget() -> None:
 
 
 def _kind(session: Session) -> tuple:
-    """A key that is equal for queues with the same, or nearly the same, programs."""
+    """A key that is equal for queues that need the same, or nearly the same, programs."""
     lengths = frozenset(session.padded(len(row.prompt)) for row in session.queue)
     count = -(-len(session.queue) // session.parts)
     rows = next((size for size in session.sizes if size >= count), None)
@@ -106,7 +106,7 @@ def _bound(params) -> bool:
 
 
 def _described(tree: Any) -> Any:
-    """Arrays as ShapeDtypeStructs, with a sharding where they are committed."""
+    """Arrays as ShapeDtypeStructs, with a sharding if they are committed."""
     def one(leaf):
         if isinstance(leaf, jax.Array):
             return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding if leaf.committed else None)
@@ -116,22 +116,22 @@ def _described(tree: Any) -> Any:
 
 
 def _key(step: Callable, described: tuple) -> tuple:
-    """Identifies a program. How arrays lie on a mesh follows from the model among the arguments; the single device of a model
-    without a mesh does not."""
+    """A key that identifies a program. The model, one of the arguments, determines the shardings on a mesh; without a mesh, the
+    key includes the device."""
     leaves, structure = jax.tree.flatten(described)
     what = ((x.shape, x.dtype, _place(x.sharding)) if isinstance(x, jax.ShapeDtypeStruct) else x for x in leaves)
     return step, structure, tuple(what)
 
 
 def _place(sharding: jax.sharding.Sharding | None) -> jax.Device | bool:
-    """The one device of a sharding; True for a mesh of several, False where there is none."""
+    """The device of a single-device sharding; True for a sharding over several devices, False for None."""
     if sharding is None:
         return False
     return next(iter(sharding.device_set)) if len(sharding.device_set) == 1 else True
 
 
 class _Played(Session):
-    """A session that records its programs and runs none; rings and prompts are ShapeDtypeStructs."""
+    """A session that records its programs instead of running them; rings and prompts are ShapeDtypeStructs."""
 
     def __init__(self, session: Session):
         sampling = dataclasses.replace(session.sampling, max_new_tokens=session.new)
@@ -140,7 +140,7 @@ class _Played(Session):
         self._bound, stops = _bound(params), set(sampling.stop_ids)
         self._word = next(token for token in itertools.count() if token not in stops)
         self.programs: dict[tuple, Described] = {}
-        self._ends: dict[int, int] = {}  # After how many tokens each row is taken to end.
+        self._ends: dict[int, int] = {}  # The assumed length of each row's response.
         self._random = np.random.default_rng(0)
 
     def call(self, step: Callable, *arguments):
@@ -163,7 +163,7 @@ class _Played(Session):
         return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=sharding and sharding.named(axes))
 
     def _drawn(self, control: np.ndarray) -> Drawn:
-        """A simulated result of a chunk: the number of tokens of each row, and which of them end it."""
+        """The simulated result of a chunk: the number of tokens of each row, and the stop tokens."""
         stops, _, most, quota = self.sampling.stop_ids, *control.tolist()
         left = {slot: self._end(row.index) + int(self.rows[LEFT, slot]) - self.new for slot, row in self.live.items()}
         steps = min(most, sorted(left.values())[min(quota, len(left)) - 1])

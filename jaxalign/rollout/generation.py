@@ -1,4 +1,4 @@
-"""Texts of a language model, for Python callers: `jaxalign.Sampler`."""
+"""Text generation from Python: `jaxalign.Sampler`."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ class Sample:
     """One sampled answer.
 
     Attributes:
-      text: without the token that ended it.
-      ids: its token ids, with the token that ended it.
+      text: its text, without the stop token.
+      ids: its token ids, including the stop token.
       logprobs: float32 [N], the log-probability of each token at the sampling temperature, before top-k and top-p.
-      ended: a stop token ended it; otherwise it reached the most new tokens.
+      ended: True if a stop token ended it; otherwise it reached max_new_tokens.
     """
 
     text: str
@@ -36,7 +36,7 @@ class Sample:
 
 @dataclasses.dataclass(frozen=True)
 class Samples:
-    """Sampled answers, in the order of the prompts; with n answers to each, the n of one prompt stand together."""
+    """Sampled answers in the order of the prompts; the n answers to a prompt are consecutive."""
 
     samples: tuple[Sample, ...]
 
@@ -71,21 +71,21 @@ class Samples:
 
 
 class TextSampler:
-    """Samples answers of a language model.
+    """Samples answers from a language model.
 
-    Equal seeds give equal answers on any mesh and in any batch. Each call of `generate` draws new answers.
+    Equal seeds give equal answers on any mesh and with any batch size. Each call of `generate` draws new answers.
 
     Args:
       policy: the language model.
-      temperature: 0 is greedy.
-      top_k: draw from the k likeliest tokens; 0: from all.
-      top_p: draw from the smallest set of tokens with this probability.
+      temperature: the sampling temperature; 0 is greedy.
+      top_k: sample from the k most likely tokens; 0: from all.
+      top_p: sample from the smallest set of tokens with at least this probability.
       batch: the most answers that are sampled together.
-      seed: of all answers.
+      seed: the seed of all answers.
       sampler: "local", a registered name, "package.module:name", or a `jaxalign.rollout.sampler.Sampler`.
 
     Raises:
-      UserError: a value is out of its range.
+      UserError: a value is out of range.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class TextSampler:
         seed: int = 0, sampler: str | seam.Sampler | Callable[[Engine], seam.Sampler] = "local",
     ):  # fmt: skip
         if not isinstance(policy, LanguageModel):
-            raise UserError(f"policy is a {type(policy).__name__}; a language model of load_model is expected")
+            raise UserError(f"policy is a {type(policy).__name__}; a language model from load_model is expected")
         sharding = policy.model.sharding
         self._parts = 1 if sharding is None else sharding.generation.batch_size
         self._policy, self._temperature, self._top_k, self._top_p = policy, temperature, top_k, top_p
@@ -105,13 +105,13 @@ class TextSampler:
 
     @property
     def policy(self) -> LanguageModel:
-        """The language model with the weights that it samples with."""
+        """The language model with the sampler's current weights."""
         return self._policy
 
     def update(self, policy: LanguageModel) -> None:
-        """Samples with the weights of another language model of the same architecture from now on."""
+        """Uses the weights of another language model with the same architecture from now on."""
         if policy.model != self._policy.model:
-            raise UserError("the new policy has another architecture or mesh than the sampler's; make a new Sampler")
+            raise UserError("the new policy's architecture or mesh differs from the sampler's; create a new Sampler")
         self._policy, self._version = policy, self._version + 1
         self._sampler.update(policy.weights, self._version)
 
@@ -120,8 +120,8 @@ class TextSampler:
 
         Args:
           prompts: each a text, a list of {"role", "content"}, or a `Prompt`.
-          max_new_tokens: the longest answer, in tokens.
-          n: answers to each prompt.
+          max_new_tokens: the maximum length of an answer, in tokens.
+          n: the number of answers to each prompt.
 
         Raises:
           UserError: there are no prompts, or one cannot be answered (empty, or too long for the model).
@@ -134,11 +134,11 @@ class TextSampler:
         return Samples(tuple(self._sample(*both) for both in zip(ids, responses, strict=True)))
 
     def rollout(self, prompts: Sequence[Asked], max_new_tokens: int = 64, n: int = 1) -> Rollout:
-        """Samples as `generate` does and returns arrays, for a training loop of one's own.
+        """Samples like `generate` and returns arrays, for a custom training loop.
 
         Returns:
-          A `Rollout` of numpy arrays with n rows for each prompt, in this order. On a mesh rows fill up to a
-          multiple of its batch axes; rows without a prompt have length 0.
+          A `Rollout` of numpy arrays with n consecutive rows for each prompt, in the order of the prompts. On a mesh the rows
+          are padded to a multiple of the size of its batch axes; padding rows have length 0.
         """
         ids, sampling, key = self._ids(prompts, n), self._sampling(max_new_tokens), self._next_key()
         padding = dataclasses.replace(self._engine.padding, batch=self._parts)

@@ -1,4 +1,4 @@
-"""The layout of a session's rows: how many rows, in rings of how many slots, and the steps from one layout to another."""
+"""The layout of a session's rows: the number of rows, the rings' numbers of slots, and the steps between layouts."""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ from typing import NamedTuple
 
 LEAST_SLOTS = 64
 FEW = 4
-"""Above this many small prefills, prompts are prefilled together in a large one."""
+"""Prompts that need more than this many small prefills use a large one."""
 PREFILLED = 2048
-"""The most prompt tokens, padding included, that one prefill has; a single longer prompt is prefilled by itself."""
+"""The most prompt tokens, including padding, in one prefill; a longer prompt is prefilled alone."""
 SHARES = (1, 2, 4, 8)
-"""All, a half, a quarter or an eighth of the slots decode."""
+"""All, 1/2, 1/4 or 1/8 of the rows decode."""
 LONG = 2
-"""Prompts per slot above which a queue is long: its end is a small part of it, so every other share suffices."""
+"""Prompts per row from which a queue is long: its end is a small part of the work, so every second share suffices."""
 LEAST_TIERED = 8, 256
-"""The least rows of a part, and the least slots, for two tiers."""
+"""The minimum numbers of rows per part and of slots for two tiers."""
 SHORT = 5, 8
-"""The share of a part's rows that are in the short tier."""
+"""The short tier's share of a part's rows, as a fraction."""
 STRIDE = 32
 """Slots of large rings are a multiple of this, so that queues of similar length share programs."""
 
 
 class Layout(NamedTuple):
-    """One ring, or two tiers: a short ring, and a long one of twice its slots.
+    """One ring, or two tiers: a short ring, and a long one with twice the slots.
 
-    rows: of a part, in each tier; slots: of each tier. A part's first rows are those of the first tier.
+    rows: the rows of a part in each tier; slots: the slots of each tier. A part's first rows belong to the first tier.
     """
 
     rows: tuple[int, ...]
@@ -33,7 +33,7 @@ class Layout(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Rows of a part."""
+        """The number of rows of a part."""
         return sum(self.rows)
 
     @property
@@ -50,7 +50,7 @@ def single(size: int, slots: int) -> Layout:
 
 
 def in_tiers(size: int, slots: int) -> Layout | None:
-    """The layout of `size` rows of a part in two tiers, the long one of `slots`; None if they are too few or too short."""
+    """The two-tier layout with `size` rows per part and `slots` in the long tier; None if there are too few rows or slots."""
     least, fewest = LEAST_TIERED
     if size < least or slots < fewest or slots % 2:
         return None
@@ -59,12 +59,12 @@ def in_tiers(size: int, slots: int) -> Layout | None:
 
 
 def row_counts(rows: int, waves: float = 1) -> list[int]:
-    """The numbers of rows of a part that may decode together, up to `rows`. waves: prompts in the queue for each slot."""
+    """The possible numbers of rows of a part that decode together, up to `rows`. waves: queued prompts per row."""
     return sorted({-(-rows // share) for share in SHARES[:: 1 if waves < LONG else 2]})
 
 
 def slot_counts(most: int) -> list[int]:
-    """The sizes of a ring that grows up to `most` slots or a few more; the last but one is not close to it."""
+    """The sizes of a growing ring, up to `most` slots (rounded up). The second-largest size is well below the largest."""
     most, counts = most + -most % (STRIDE if most > LEAST_SLOTS else 2), [LEAST_SLOTS]
     while counts[-1] < most:
         counts.append(2 * counts[-1])
@@ -73,8 +73,8 @@ def slot_counts(most: int) -> list[int]:
 
 
 def neighbours(layout: Layout, sizes: Sequence[int], counts: Sequence[int]) -> list[Layout]:
-    """What a layout may become in one step; any becomes any other by few steps, so that few programs are needed. sizes,
-    counts: of rows and of slots, ascending; only the most rows with the most slots come in two tiers."""
+    """The layouts that a layout may change to in one step. Every layout is reachable from every other in a few steps, so few
+    programs are needed. sizes, counts: the numbers of rows and of slots, ascending; only the largest of both has two tiers."""
     size, slots = layout.size, layout.slots[-1]
 
     def tiered(size: int, slots: int) -> Layout | None:
@@ -91,7 +91,7 @@ def neighbours(layout: Layout, sizes: Sequence[int], counts: Sequence[int]) -> l
 
 
 def step_towards(target: Layout, layout: Layout, sizes: Sequence[int], counts: Sequence[int]) -> Layout:
-    """The neighbour of a layout by which it comes to be `target`: more slots first, then the rows."""
+    """The next layout on the way to `target`: first more slots, then the rows."""
     around = neighbours(layout, sizes, counts)
     slots, at, end = layout.slots[-1], sizes.index(layout.size), sizes.index(target.size)
     if slots < target.slots[-1]:
@@ -103,8 +103,8 @@ def step_towards(target: Layout, layout: Layout, sizes: Sequence[int], counts: S
 
 
 def prefill_sizes(length: int, parts: int, slots: int) -> tuple[int, int]:
-    """How many prompts of this length each part of the rows, with so many slots, prefills at once: a few, or the most that
-    there are. Powers of two."""
+    """(small, large): the numbers of prompts of this length that a part of the rows prefills together, powers of two. slots:
+    the rows of a part."""
     most = min(PREFILLED // (length * parts), slots)
     most = 1 << max(0, most.bit_length() - 1)
     return max(1, most // 16), most
@@ -116,12 +116,12 @@ def prefill_groups(
     """Groups new prompts into prefills.
 
     Args:
-      fresh: the different prompts that enter each part of the mesh.
-      padded: the length that a prompt of a length is padded to.
+      fresh: the distinct prompts that enter each part of the mesh.
+      padded: maps a prompt's length to its padded length.
       most: the most rows of a part.
 
     Returns:
-      For each prefill: the padded length, the rows of a part, and the prompts of each part.
+      For each prefill: the padded length, the rows per part, and the prompts of each part.
     """
     groups = []
     for length in sorted({padded(len(prompt)) for part in fresh for prompt in part}):

@@ -1,4 +1,4 @@
-"""Prompts and responses as arrays of few shapes."""
+"""Packs prompts and responses into arrays of few different shapes."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class Padding:
 
     Attributes:
       batch: the number of rows is a multiple of this.
-      max_length: the most tokens of a prompt and its response together.
+      max_length: the maximum length of prompt plus response, in tokens.
       bucket: prompts are padded to a multiple of this many tokens.
-      vocab: token ids are below this.
+      vocab: the vocabulary size; token ids are below it.
     """
 
     batch: int
@@ -33,7 +33,7 @@ class Padding:
         """Prompts as int32 [B, P], and their lengths as int32 [B]. Rows without a prompt have length 0.
 
         Raises:
-          UserError: a prompt is empty, does not fit, or has ids that the model does not know.
+          UserError: a prompt is empty, does not fit, or has ids outside the vocabulary.
         """
         for prompt in prompts:
             refusal = refuse(prompt, max_new_tokens, self.max_length, self.vocab)
@@ -49,7 +49,7 @@ class Padding:
     def rollout(
         self, prompts: Sequence[Sequence[int]], responses: Sequence[Response], rows: Sequence[int], sampling: Sampling
     ) -> Rollout:
-        """Prompts and their responses as a `Rollout` of numpy arrays, versions included.
+        """Prompts and their responses as a `Rollout` of numpy arrays, including versions.
 
         Raises:
           UserError: a prompt does not fit, or a response has an error.

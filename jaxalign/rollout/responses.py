@@ -1,4 +1,4 @@
-"""Responses, rows that are being decoded, and the reasons why a prompt cannot be answered."""
+"""Responses, rows being decoded, and the reasons why a prompt cannot be answered."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ class Response:
     """One sampled response.
 
     Attributes:
-      ids: its tokens, with the stop token if there is one.
+      ids: its tokens, including the stop token if there is one.
       ended: whether a stop token ended it.
       logprob: the sum of `logprobs`.
       logprobs: the log-probability of each token at the sampling temperature.
-      versions: the version of the weights that wrote each token.
+      versions: the version of the weights that generated each token.
       error: why the response is missing or incomplete; None for a complete one.
     """
 
@@ -36,7 +36,7 @@ class Response:
 
 @dataclasses.dataclass
 class Row:
-    """A prompt and its response so far: (tokens, log-probs, version) of each chunk."""
+    """A prompt and its response so far; pieces has the (tokens, log-probabilities, version) of each chunk."""
 
     index: int
     prompt: tuple[int, ...]
@@ -53,22 +53,22 @@ class Row:
 
 
 def check_rows(prompts: Sequence, rows: Sequence[int]) -> None:
-    """Raises UserError on a row number that is no int32 of at least 0, and ValueError unless there is one for each prompt."""
+    """Raises UserError if a row number is not an int32 of at least 0, and ValueError unless each prompt has a row number."""
     strange = next((number for number in rows if not (is_whole(number) and 0 <= number < 1 << 31)), None)
     if strange is not None:
-        raise UserError(f"a row is numbered {strange}; a number from 0 to {(1 << 31) - 1} is expected")
+        raise UserError(f"a row number is {strange}; an integer from 0 to {(1 << 31) - 1} is expected")
     if len(prompts) != len(rows):
         raise ValueError(f"there are {len(prompts)} prompts and {len(rows)} row numbers; one for each is expected")
 
 
 def refuse(prompt: Sequence[int], new: int, max_length: int, vocab: int) -> str | None:
-    """Why a prompt cannot be answered with `new` tokens within `max_length`; None where it can."""
+    """Why a prompt cannot be answered with `new` tokens within `max_length`; None if it can."""
     if len(prompt) == 0:
         return "a prompt is empty; at least one token is expected"
     limit = max_length - new
     if len(prompt) > limit:
         return (
-            f"a prompt has {len(prompt)} tokens, but model.max_length {max_length} less {new} new tokens leaves room for "
+            f"a prompt has {len(prompt)} tokens, but model.max_length {max_length} minus {new} new tokens leaves only "
             f"{limit}; raise model.max_length or shorten the prompt"
         )
     ids = np.asarray(prompt)
@@ -78,10 +78,10 @@ def refuse(prompt: Sequence[int], new: int, max_length: int, vocab: int) -> str 
             return f"a prompt has {broken!r} among its token ids; integers are expected"
     if ids.min() < 0 or ids.max() >= vocab:
         unknown = next(token for token in prompt if not 0 <= token < vocab)
-        return f"a prompt has the token id {unknown}, but the model knows those from 0 to {vocab - 1}"
+        return f"a prompt has the token id {unknown}, but the model's token ids are 0 to {vocab - 1}"
     return None
 
 
 def is_whole(number) -> bool:
-    """Whether the value is an integer of Python or NumPy."""
+    """Whether the value is a Python or NumPy integer."""
     return isinstance(number, int | np.integer)

@@ -1,9 +1,9 @@
-"""A cache as a ring that rows enter and leave, or two (`layouts.Layout`): prompts are written into it, rows change their tier,
-and it is cut to what lives.
+"""Operations on the cache rings of continuous batching (`layouts.Layout`): inserting rows, swapping tiers, resizing.
 
-Pure functions; the host decides (`session.py`). `slot` is one of the longest ring, where all rows write next; a shorter one's
-are counted on from its first. On a mesh each device changes its own rows: a prompt is prefilled on the
-devices that have the slot it enters, so nothing is sent. parts: how many parts the mesh splits rows into.
+These are pure functions; the host makes the decisions (`session.py`). `slot` is the slot of the longest ring that all rows
+write next; a shorter ring uses it modulo its number of slots. On a mesh each device changes only its own rows: a prompt is
+prefilled on the devices that hold the row it enters, so nothing is communicated. parts: the number of parts into which the mesh
+splits rows.
 """
 
 from __future__ import annotations
@@ -22,37 +22,38 @@ from jaxalign.rollout.layouts import Layout
 
 @functools.partial(jax.jit, static_argnames="model")
 def prefill(model: Model, params, prompts) -> Caches:
-    """Keys and values of prompts int32 [R, P], right-padded: token i in slot i. model: as it samples (`Model.generation`)."""
+    """Keys and values of right-padded prompts int32 [R, P]: token i in slot i. model: with the rules of `Model.generation`."""
     return model.prefill(params, prompts)[1]
 
 
 @functools.partial(jax.jit, static_argnames="model", donate_argnames="tiers")
 def insert(model: Model, tiers: Tiers, prompts: Caches, plan, slot) -> Tiers:
-    """The rings with prompts in some of their rows, their last tokens in the slot before `slot`.
+    """Writes prompts into rows of the rings, with their last tokens in the slot before `slot`. Overwrites these rows.
 
-    prompts: as `prefill` gives them. plan int32 [parts, tiers, n, 3]: for each part of the rows and each tier, (row of the
-    tier, which of the part's prompts, how many tokens of it) n times; a row of -1 ends the list. What stood there is gone.
+    prompts: the result of `prefill`. plan int32 [parts, tiers, n, 3]: n entries (row of the tier, index of the part's prompt,
+    number of its tokens) for each part and tier; a row of -1 ends the list.
     """
     return _by_part(model, _insert, (tiers, prompts), plan, slot)
 
 
 @functools.partial(jax.jit, static_argnames="model", donate_argnames="tiers")
 def exchange(model: Model, tiers: Tiers, plan, slot) -> Tiers:
-    """Two tiers with rows that have changed places. plan int32 [parts, n, 2]: for each part (row of the short tier, row of the
-    long one) n times; a row of -1 ends the list. Of the long tier's row the latest tokens stay that the short one has room for.
+    """Swaps rows between two tiers. plan int32 [parts, n, 2]: n entries (row of the short tier, row of the long tier) for each
+    part; a row of -1 ends the list. A row from the long tier keeps only its latest tokens, as many as the short tier has slots.
     """
     return _by_part(model, _exchange, (tiers,), plan, slot)
 
 
 @functools.partial(jax.jit, static_argnames=("model", "layout"))
 def reroll(model: Model, tiers: Tiers, index, slot, layout: Layout) -> Tiers:
-    """Rings in that layout whose next slot is 0, with the latest tokens of some of the rows. index int32 [parts, n]: which
-    rows of each part, counted through its tiers, become the new ones."""
+    """Moves rows to rings of another layout, keeping their latest tokens; the next slot is then 0. index int32 [parts, n]: the
+    old row of each new row of a part, both counted through the tiers."""
     return _by_part(model, functools.partial(_reroll, layout=layout), (tiers,), index, slot, len(layout.rows))
 
 
 def _by_part(model: Model, fn, caches: tuple, plan, slot, tiers: int | None = None) -> Tiers:
-    """fn(*caches, plan [n, ...], slot) of each part of the rows. tiers: of the result, if not as many as `caches[0]` has."""
+    """Applies fn(*caches, plan [n, ...], slot) to each part of the rows. tiers: the number of tiers of the result, if it
+    differs from that of `caches[0]`."""
     if model.sharding is None:
         return fn(*caches, plan[0], slot)
 
@@ -67,7 +68,7 @@ def _by_part(model: Model, fn, caches: tuple, plan, slot, tiers: int | None = No
 
 
 def _map(fn, *caches: Caches) -> Caches:
-    """fn(*leaves, axis of the slots) of each leaf."""
+    """Applies fn(*leaves, axis of the slots) to each leaf."""
     def one(*layers: Cache) -> Cache:
         return Cache(*(None if x[0] is None else fn(*x) for x in zip(*layers, SLOT_AXES, strict=True)))
 
@@ -93,7 +94,7 @@ def _enter(cache: Caches, prompts: Caches, plan_nx3, slot) -> Caches:
             tokens = jax.lax.slice_in_dim(part, 0, min(S, part.shape[axis]), axis=axis)
             tokens = jax.lax.dynamic_slice_in_dim(tokens, source, 1, ROW_AXIS)
             room = [(0, S - tokens.shape[axis]) if a == axis else (0, 0) for a in range(tokens.ndim)]
-            # What pads a prompt comes to lie before it, where the row does not look.
+            # A prompt's padding wraps around to the slots before the prompt, which the row never reads.
             return jax.lax.dynamic_update_slice_in_dim(
                 whole, jnp.roll(jnp.pad(tokens, room), slot - length, axis), row, ROW_AXIS
             )
@@ -105,16 +106,16 @@ def _enter(cache: Caches, prompts: Caches, plan_nx3, slot) -> Caches:
 
 def _exchange(tiers: Tiers, plan_nx2, slot) -> Tiers:
     half = _slots(tiers[0])
-    # A slot of the short ring has the token of that slot, or of half the long ring later: of the two, the one written last.
+    # Slot s of the short ring takes the newer of the long ring's slots s and s + half.
     later = jnp.where(slot < half, jnp.arange(half) >= slot, jnp.arange(half) < slot - half)
 
     def read(tiers: Tiers, row, other) -> Tiers:
-        """What the two rows are to be."""
+        """The new contents of the two rows."""
         def one(short, long, axis: int):
             own = jax.lax.dynamic_slice_in_dim(short, row, 1, ROW_AXIS)
             first, second = jnp.split(jax.lax.dynamic_slice_in_dim(long, other, 1, ROW_AXIS), 2, axis=axis)
             latest = jnp.where(later.reshape([half if a == axis else 1 for a in range(short.ndim)]), second, first)
-            # In both halves: in one of them a token has its age, in the other it is too old to be looked at.
+            # Copy to both halves: in one of them a token has its true age, in the other it is too old to be read.
             return latest, jnp.concatenate([own, own], axis=axis)
 
         pairs = _map(one, *tiers)
@@ -127,7 +128,7 @@ def _exchange(tiers: Tiers, plan_nx2, slot) -> Tiers:
             return _map(lambda x, own, axis: jax.lax.dynamic_update_slice_in_dim(x, own, at, ROW_AXIS), tier, row)
 
         tiers = tuple(written(*both) for both in zip(plan_nx2[i], tiers, rows, strict=True))
-        # The next are read in the same turn, after what is written: with what is read before XLA copies whole rings.
+        # Read the next rows after writing these: if the loop body read before it wrote, XLA would copy whole rings.
         return tiers, read(tiers, *plan_nx2[jnp.minimum(i + 1, len(plan_nx2) - 1)])
 
     return jax.lax.fori_loop(0, jnp.sum(plan_nx2[:, 0] >= 0), swap, (tiers, read(tiers, *plan_nx2[0])))[0]

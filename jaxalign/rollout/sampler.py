@@ -1,4 +1,4 @@
-"""The seam between a trainer and whatever writes its responses: the `Sampler` protocol, and the local one."""
+"""The interface between a trainer and its sampler: the `Sampler` protocol, and the local sampler."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from jaxalign.rollout.session import Session
 
 
 class Sampler(Protocol):
-    """Writes responses to prompts with the newest weights it was given.
+    """Generates responses to prompts with the newest weights that it has received.
 
     A response depends only on the weights, the key, its row number and its prompt, not on the order in which rows are sampled.
     """
@@ -38,7 +38,7 @@ class Sampler(Protocol):
           prompts: token ids.
           rows: the global row number of each prompt, int32 and at least 0. Numbers of unfinished rows are distinct.
           key: a PRNG key; the sampler folds the row number and the position into it.
-          sampling: temperature, top-k, top-p, the most new tokens, and the ids that end a response.
+          sampling: temperature, top-k, top-p, the maximum number of new tokens, and the ids that end a response.
         """
         ...
 
@@ -50,7 +50,7 @@ class Sampler(Protocol):
         ...
 
     def update(self, params: Any, version: int) -> None:
-        """Takes new weights: tokens that are sampled from now on have this version.
+        """Sets new weights. Tokens sampled from now on have this version.
 
         Args:
           params: the policy's parameters, adapters joined with their base.
@@ -110,15 +110,15 @@ class LocalSampler:
 
 
 def make_sampler(sampler: str | Sampler | Callable[[Engine], Sampler], engine: Engine, where: str = "sampler") -> Sampler:
-    """The sampler that a config field or an argument asks for.
+    """Creates the sampler that a config field or an argument specifies.
 
     Args:
-      sampler: a registered name, "package.module:name", "FILE.py:name", a sampler, or a function that makes one of an engine.
-      engine: what the local sampler samples with; a sampler of one's own may use its model and sizes.
+      sampler: a registered name, "package.module:name", "FILE.py:name", a sampler, or a function from an engine to a sampler.
+      engine: the engine of the local sampler; a custom sampler may use its model and sizes.
       where: the config field or argument, for the error message.
 
     Raises:
-      UserError: it is none of these.
+      UserError: `sampler` is none of these.
     """
     if isinstance(sampler, str):
         made = sampler_record(sampler, where).load()(engine)
@@ -127,7 +127,7 @@ def make_sampler(sampler: str | Sampler | Callable[[Engine], Sampler], engine: E
     else:
         made = sampler(engine) if callable(sampler) else sampler
     if isinstance(made, type) or not is_sampler(made):
-        raise UserError(f"{where} is {sampler!r}, which makes a {type(made).__name__}; an object with the methods submit, "
+        raise UserError(f"{where} is {sampler!r}, which gives a {type(made).__name__}; an object with the methods submit, "
                         "collect and update is expected")
     return made
 
@@ -139,15 +139,15 @@ def respond(
     """The response to each prompt, in the order of the prompts.
 
     Args:
-      sampler: without unfinished rows.
+      sampler: a sampler without unfinished rows.
       prompts: token ids.
       key: a PRNG key.
       rows: the global row number of each prompt; all different.
-      sampling: how to sample.
+      sampling: the sampling settings.
       heard: called with the responses that each `collect` returns, as (index among the prompts, response).
 
     Raises:
-      UserError: the sampler returns a row that was not asked for, or twice, or has rows left over from before.
+      UserError: the sampler returns a row that was not submitted, or a row twice, or already has unfinished rows.
     """
     if sampler.unfinished:
         raise UserError(f"the sampler has {sampler.unfinished} unfinished rows; collect them before submitting more prompts")
@@ -176,24 +176,24 @@ def sample_rollout(
     sampler: Sampler, padding: Padding, prompts: Sequence[Sequence[int]], key: jax.Array, rows: Sequence[int],
     sampling: Sampling, heard: Heard | None = None,
 ) -> Rollout:  # fmt: skip
-    """Samples a response to each prompt and returns them as arrays on the host (numpy), the same on every process.
+    """Samples a response to each prompt and returns them as numpy arrays, the same on every process.
 
     Args:
-      sampler: without unfinished rows.
-      padding: the shape of the arrays: rows fill up to a multiple of `padding.batch`, and those without a prompt have length 0.
+      sampler: a sampler without unfinished rows.
+      padding: the shape of the arrays. Rows are padded to a multiple of `padding.batch`; padding rows have length 0.
       prompts: token ids.
       key: a PRNG key.
       rows: the global row number of each prompt; all different.
-      sampling: how to sample. The arrays have space for `sampling.max_new_tokens` after the longest prompt.
+      sampling: the sampling settings. The arrays have space for `sampling.max_new_tokens` after the longest prompt.
       heard: called with responses as they finish, as (index among the prompts, response).
 
     Returns:
-      The rollout, with the version of the weights that wrote each token.
+      The rollout, with the version of the weights that generated each token.
 
     Raises:
-      UserError: a prompt cannot be answered, or the sampler returns something else than a response to each row.
+      UserError: a prompt cannot be answered, or the sampler does not return exactly one response to each row.
     """
-    padding.prompts(prompts, sampling.max_new_tokens)  # A prompt that does not fit is refused before anything is sampled.
+    padding.prompts(prompts, sampling.max_new_tokens)  # Raise for a prompt that does not fit before sampling anything.
     return padding.rollout(prompts, respond(sampler, prompts, key, rows, sampling, heard), rows, sampling)
 
 
@@ -204,7 +204,7 @@ def _index(index: dict[int, int], row: int) -> int:
 
 
 def _checked(response: Response, sampling: Sampling, row: int) -> Response:
-    """Raises UserError where a response of someone's own sampler is malformed."""
+    """Raises UserError if a custom sampler's response is malformed."""
     if not isinstance(response, Response):
         raise UserError(f"the sampler returned a {type(response).__name__} for row {row}; a Response is expected")
     count = len(response.ids)

@@ -13,13 +13,13 @@ from jaxalign.errors import UserError
 BLOCK = 128
 """The number of vocabulary entries per block of the two-level cumulative sum."""
 LEAST_TEMPERATURE = 1e-6
-"""The least temperature above 0: logits divided by a smaller one may overflow float32."""
+"""The lowest temperature above 0: dividing logits by a smaller one may overflow float32."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Sampling:
-    """How to sample. temperature 0 is greedy; top_k 0 and top_p 1 filter nothing. stop_ids, any sequence, end a response (kept
-    in it)."""
+    """Sampling settings. temperature 0 is greedy; top_k 0 and top_p 1 filter nothing. A token in stop_ids ends a response and
+    is part of it."""
 
     max_new_tokens: int
     stop_ids: tuple[int, ...]
@@ -28,7 +28,7 @@ class Sampling:
     top_p: float = 1.0
 
     def __post_init__(self):
-        object.__setattr__(self, "stop_ids", tuple(self.stop_ids))  # Programs are kept by it.
+        object.__setattr__(self, "stop_ids", tuple(self.stop_ids))  # Hashable, as the key of compiled programs.
         if self.max_new_tokens < 1:
             raise UserError(f"max_new_tokens is {self.max_new_tokens}; at least 1 is expected")
         if self.temperature != 0 and not LEAST_TEMPERATURE <= self.temperature < math.inf:
@@ -43,7 +43,7 @@ class Sampling:
 
     @property
     def logprob_temperature(self) -> float:
-        """The temperature that log-probabilities are taken at: 1 for greedy decoding, where none is defined."""
+        """The temperature of the log-probabilities: 1 for greedy decoding, which defines none."""
         return self.temperature or 1.0
 
     @property
@@ -53,7 +53,7 @@ class Sampling:
 
 
 def section_sampling(section, stop_ids: tuple[int, ...]) -> Sampling:
-    """The sampling of a config section that has temperature, top_k, top_p and max_new_tokens."""
+    """The `Sampling` for a config section with temperature, top_k, top_p and max_new_tokens."""
     return Sampling(section.max_new_tokens, stop_ids, section.temperature, section.top_k, section.top_p)
 
 
@@ -63,7 +63,7 @@ def row_keys(key: jax.Array, rows_B: jax.Array) -> jax.Array:
 
 
 def filter_logits(logits_BxV: jax.Array, top_k: int, top_p: float) -> jax.Array:
-    """Sets the logits that top-k and top-p (nucleus, arXiv 1904.09751) exclude to -inf. The likeliest token always stays."""
+    """Sets logits excluded by top-k or top-p (nucleus, arXiv 1904.09751) to -inf. The most likely token is always kept."""
     V = logits_BxV.shape[-1]
     if 0 < top_k < V:
         kth = jax.lax.top_k(logits_BxV, top_k)[0][:, -1:]
@@ -77,8 +77,8 @@ def filter_logits(logits_BxV: jax.Array, top_k: int, top_p: float) -> jax.Array:
 
 
 def draw(logits_BxV: jax.Array, keys_B: jax.Array) -> jax.Array:
-    """int32 [B]: a token of each row's softmax, by one uniform number a row looked up in the cumulated probabilities, block by
-    block, then in its block. Noise for every token of the vocabulary would take most of a small model's step."""
+    """int32 [B]: one token from each row's softmax, by looking up one uniform number per row in the cumulative probabilities,
+    first over blocks and then within the block. Noise for every token of the vocabulary would dominate a small model's step."""
     B, V = logits_BxV.shape
     weights = jnp.exp(logits_BxV - jnp.max(logits_BxV, axis=-1, keepdims=True))
     blocks = jnp.pad(weights, ((0, 0), (0, -V % BLOCK))).reshape(B, -1, BLOCK)
@@ -93,7 +93,7 @@ def draw(logits_BxV: jax.Array, keys_B: jax.Array) -> jax.Array:
 
 
 def _first(reached_BxN: jax.Array, weights_BxN: jax.Array) -> jax.Array:
-    """int [B, 1]: the first place that is reached and has any weight; where rounding leaves none, the last that has any."""
+    """int [B, 1]: the first index that is reached and has a positive weight; if rounding leaves none, the last with one."""
     positive = weights_BxN > 0
     found = reached_BxN & positive
     last = positive.shape[1] - 1 - jnp.argmax(positive[:, ::-1], axis=-1, keepdims=True)
@@ -103,12 +103,12 @@ def _first(reached_BxN: jax.Array, weights_BxN: jax.Array) -> jax.Array:
 def sample(
     logits_BxV, row_keys_B, positions_B, sampling: Sampling, temperature: jax.Array | None = None
 ) -> tuple[jax.Array, jax.Array]:
-    """Tokens int32 [B] and their log-probabilities float32 [B]. temperature float32 []: `sampling.logprob_temperature`, where
-    it is an argument of the program and not a constant in it (`Sampling.compiled`).
+    """Tokens int32 [B] and their log-probabilities float32 [B]. temperature float32 []: `sampling.logprob_temperature` as an
+    argument of the program, if it is not a constant in it (`Sampling.compiled`).
 
-    The log-probability is that of the softmax at the sampling temperature *before* top-k and top-p: what a trainer
-    recomputes for the policy and for its reference alike, so that equal weights give a KL of 0 under every setting.
-    The key of a token is folded from its row's key and its position.
+    The log-probability is that of the softmax at the sampling temperature *before* top-k and top-p. A trainer recomputes the
+    same quantity for the policy and its reference, so that equal weights give a KL of 0 under every setting. The key of a
+    token is folded from its row's key and its position.
     """
     scaled = logits_BxV.astype(jnp.float32) / (sampling.logprob_temperature if temperature is None else temperature)
     if sampling.temperature == 0:

@@ -1,4 +1,4 @@
-"""The host's part of continuous batching: rows that end leave their slots, and queued prompts enter while others decode.
+"""The host side of continuous batching: rows that end free their slots, and queued prompts enter while others decode.
 
 All processes of a run make the same decisions, since these depend only on the prompts and on arrays that every process fetches.
 """
@@ -21,19 +21,18 @@ from jaxalign.rollout.ring import exchange, insert, prefill, reroll
 from jaxalign.rollout.sampling import Sampling
 
 STEPS = 32
-"""The most decoding steps of a chunk, after which the host looks at the tokens."""
+"""The most decoding steps of a chunk; after each chunk the host reads the tokens."""
 KEPT = 4
-"""The most prefills that are kept for prompts which are sampled again later."""
+"""The most prefills that are kept for prompts that will be sampled again."""
 AHEAD = 8
-"""The steps that fit into a row of the short tier when a chunk begins."""
-_TOKEN, _POSITION, LEFT, _NUMBER = range(4)  # Of `Session.rows`.
+"""When a chunk begins, a row of the short tier must have slots for this many more steps."""
+_TOKEN, _POSITION, LEFT, _NUMBER = range(4)  # The first axis of `Session.rows`.
 
 
 class Session:
     """Responses to a queue of prompts, chunk by chunk: `submit`, then `step` until nothing is `unfinished`.
 
-    Between steps weights may be swapped and prompts added. Responses are returned as they end and not kept, so a long queue
-    needs no more memory than its prompts and the rows that are being decoded.
+    Between steps, weights may be swapped and prompts added. A session does not keep the responses that it has returned.
     """
 
     def __init__(
@@ -55,7 +54,7 @@ class Session:
         self.live: dict[int, Row] = {}
         self.tiers: Tiers | None = None
         self.layout, self.rows, self.slot = Layout((), ()), np.zeros((4, 0), np.int32), 0
-        self.kept: list[tuple[Caches, dict[tuple[int, tuple[int, ...]], int]]] = []  # (part, prompt): where it is among them.
+        self.kept: list[tuple[Caches, dict[tuple[int, tuple[int, ...]], int]]] = []  # Maps (part, prompt) to its index.
 
     @property
     def unfinished(self) -> int:
@@ -67,7 +66,7 @@ class Session:
 
         Raises:
           UserError: a row number is not an int32 of at least 0; nothing was added.
-          ValueError: there are not as many row numbers as prompts; nothing was added.
+          ValueError: the numbers of prompts and row numbers differ; nothing was added.
         """
         check_rows(prompts, rows)
         added = []
@@ -79,7 +78,7 @@ class Session:
                 added.append(row)
             else:
                 self.refused.append((row.index, row.response((), refusal)))
-        # Equal prompts side by side, so that they are prefilled once; alike lengths too, so that little is padded.
+        # Sort so that equal prompts are adjacent and prefilled once, and similar lengths are adjacent and need little padding.
         added.sort(key=lambda row: (len(row.prompt), row.prompt, row.index))
         self.queue.extend(added)
         self.waiting.update(row.prompt for row in added)
@@ -95,7 +94,7 @@ class Session:
         self.kept = []
 
     def step(self) -> list[tuple[int, Response]]:
-        """Decodes one chunk and returns the responses that have ended, as (index among the submitted prompts, response)."""
+        """Decodes one chunk and returns the responses that ended, as (index among the submitted prompts, response)."""
         ended, self.refused = self.refused, []
         if not self.queue and not self.live:
             return ended
@@ -110,29 +109,29 @@ class Session:
         return ended
 
     def written(self, index: int) -> tuple[int, ...]:
-        """The tokens so far of a row that is being decoded; none for a row that waits or has ended."""
+        """The tokens so far of a row that is being decoded; empty for a row that is queued or has ended."""
         row = next((row for row in self.live.values() if row.index == index), None)
         return () if row is None else tuple(int(token) for piece in row.pieces for token in piece[0])
 
     @property
     def _size(self) -> int:
-        """The number of rows of a part."""
+        """The rows of a part."""
         return self.layout.size
 
     @property
     def counts(self) -> list[int]:
-        """The numbers of slots that the ring may have."""
+        """The possible numbers of slots of the ring."""
         return slot_counts(self.longest + self.new)
 
     def padded(self, length: int) -> int:
-        """The length a prompt is padded to."""
+        """The padded length of a prompt."""
         padded = self.bucket
         while padded < length:
             padded *= 2
         return max(1, min(padded, self.max_length - self.new))
 
     def _fit(self) -> None:
-        """Resizes the ring to what the live rows, and those about to enter, need for a chunk."""
+        """Resizes the ring for one chunk of the live rows and the rows about to enter."""
         by_part = collections.Counter(slot // self._size for slot in self.live)
         wanted = max([*by_part.values(), -(-(len(self.live) + len(self.queue)) // self.parts)])
         size = next((size for size in self.sizes if size >= wanted), self.sizes[-1])
@@ -150,12 +149,12 @@ class Session:
             self.relayout(step_towards(target, self.layout, self.sizes, self.counts))
 
     def _reach(self, steps: int) -> np.ndarray:
-        """int32: the tokens of each row after `steps` more steps, if it does not end."""
+        """int32: the number of tokens of each row after `steps` more steps, if it does not end."""
         return self.rows[_POSITION] + np.minimum(self.rows[LEFT], steps)
 
     def _in_tiers(self, size: int, slots: int, entering: list[int]) -> Layout | None:
-        """The layout of `size` rows and `slots` in two tiers, if the live and the entering rows fit; None otherwise. Entering
-        two tiers takes more free slots than staying. Without stop tokens all rows become equally long: one tier suffices."""
+        """The two-tier layout of `size` rows and `slots` if the live and the entering rows fit, otherwise None. Changing to two
+        tiers needs more free slots than staying. Without stop tokens all rows become equally long, so one tier suffices."""
         largest = (size, slots) == (self.sizes[-1], self.counts[-1])
         layout = in_tiers(size, slots) if largest and self.sampling.stop_ids else None
         if layout is None or max(entering, default=1) - 1 + min(self.new, AHEAD) > layout.slots[0]:
@@ -165,7 +164,7 @@ class Session:
         return layout if max(long.values(), default=0) <= layout.rows[1] else None
 
     def empty(self, layout: Layout) -> None:
-        """Rings without a row."""
+        """Starts with empty rings."""
         self.tiers = self._empty(layout)
         self.layout, self.rows, self.slot = layout, np.zeros((4, layout.size * self.parts), np.int32), 0
 
@@ -190,7 +189,7 @@ class Session:
         self.layout, self.rows, self.live, self.slot = layout, rows, live, 0
 
     def _places(self, part: int, layout: Layout) -> dict[int, int]:
-        """{new place: old place} of a part's live rows. In two tiers, short rows go to the short tier."""
+        """{new index: old index} of a part's live rows. In two tiers, short rows go to the short tier."""
         begin = part * self._size
         old = [slot - begin for slot in sorted(self.live) if slot // self._size == part]
         if not layout.tiered:
@@ -202,7 +201,7 @@ class Session:
         return dict(enumerate(old[:short])) | dict(enumerate(old[short:], layout.rows[0]))
 
     def _exchange(self) -> None:
-        """Rows that outgrow the short tier change places with free or short ones of the long tier."""
+        """Swaps rows that outgrow the short tier with free or short rows of the long tier."""
         short, most = self.layout.rows[0], self.layout.slots[0]
         reach = np.where(self.rows[LEFT] > 0, self._reach(AHEAD), 0).reshape(self.parts, -1)
         plan = np.full((self.parts, self.layout.rows[1], 2), -1, np.int32)
@@ -218,12 +217,12 @@ class Session:
             self.exchange(plan)
 
     def exchange(self, plan: np.ndarray) -> None:
-        """Rows change their tier, by the plan that `ring.exchange` takes."""
+        """Swaps rows between the tiers. plan: as for `ring.exchange`."""
         plan = self._place(plan, ("batch", None, None))
         self.tiers = self.call(exchange, self.model, self.tiers, plan, np.int32(self.slot))
 
     def _refill(self) -> None:
-        """Fills free slots from the queue. Each part of the mesh prefills what enters its own slots."""
+        """Fills free rows from the queue. Each part of the mesh prefills the prompts that enter its own rows."""
         size = self._size
         free = [[slot for slot in range(part * size, (part + 1) * size) if slot not in self.live] for part in range(self.parts)]
         known = {prompt: at for at, (_, places) in enumerate(self.kept) for prompt in places}
@@ -265,7 +264,7 @@ class Session:
         plan, known = [[] for _ in prompts], {}
         for part, own in enumerate(prompts):
             for source, prompt in enumerate(own):
-                tokens[part, source] = prompt[-1]  # Pad with its own last token: another token might select other experts.
+                tokens[part, source] = prompt[-1]  # Pad with its last token: another might select other experts.
                 tokens[part, source, : len(prompt)] = prompt
                 plan[part] += [(slot, source, len(prompt) - 1) for slot in fresh[part][prompt]]
                 if prompt in self.waiting:
@@ -282,7 +281,7 @@ class Session:
         return self.call(prefill, self.model, self.params, tokens)
 
     def enter(self, made: Caches, plan: list[list[tuple[int, int, int]]]) -> None:
-        """Puts prefilled prompts into slots: for each part (row, which prompt, how many of its tokens)."""
+        """Writes prefilled prompts into rows. plan: for each part, entries (row, index of the prompt, number of its tokens)."""
         tiers = len(self.layout.rows)
         table = np.full((self.parts, tiers, max(self.layout.rows), 3), -1, np.int32)
         for part, entries in enumerate(plan):
@@ -295,7 +294,7 @@ class Session:
         self.tiers = self.call(insert, self.model, self.tiers, made, table, np.int32(self.slot))
 
     def chunk(self) -> Drawn:
-        """Decodes all rows for a chunk and fetches the tokens to the host."""
+        """Decodes one chunk of all rows and fetches the tokens to the host."""
         control = np.asarray([self.slot, min(self._room(), int(self.rows[LEFT].max())), self._quota()], np.int32)
         rows = self._place(self.rows, (None, "batch"))
         self.tiers, drawn = self.call(
@@ -306,7 +305,7 @@ class Session:
         return drawn
 
     def _room(self) -> int:
-        """The number of steps for which every row has slots."""
+        """The number of steps for which every row has enough slots."""
         if not self.layout.tiered:
             return STEPS
 
@@ -337,7 +336,7 @@ class Session:
         return ended
 
     def _quota(self) -> int:
-        """The number of ended rows that ends a chunk: enough to refill slots or to halve the rows; otherwise all."""
+        """The number of ended rows after which a chunk stops: enough to refill rows or to shrink the batch; otherwise all."""
         if self.queue:
             return max(1, self._size * self.parts // 16)
         smaller = [size for size in self.sizes if size < self._size]

@@ -85,7 +85,7 @@ def test_a_stage_holds_only_its_layers_and_sends_activations():
 def test_impossible_schedules_are_refused():
     with pytest.raises(UserError, match=r"pipeline \(4\) x pipeline_repeats \(4\) = 16; it must divide the layers \(8\)"):
         pipeline.run_stages(made(4, 4, 4), stage, LAYERS, X, ROW)
-    with pytest.raises(UserError, match=r"as many micro-batches as stages \(4\), and 2 rows make 2"):
+    with pytest.raises(UserError, match=r"as many micro-batches as stages \(4\), but 2 rows make 2"):
         pipeline.run_stages(made(4, 2, 4), stage, LAYERS, X[:2], ROW[:2])
 
 

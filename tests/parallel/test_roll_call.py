@@ -41,7 +41,7 @@ def test_all_processes_continue_once_all_have_arrived_in_any_order(address):
 
 def test_all_processes_name_a_missing_process():
     told, seconds = together([(4, 0), (4, 2)], timeout=1.5)
-    assert told[0] == ("2 of 4 processes have come to HOST:PORT within 1.5 s; missing: 1, 3. Start them, or raise "
+    assert told[0] == ("2 of 4 processes have reported to HOST:PORT within 1.5 s; missing: 1, 3. Start them, or raise "
                        "--start_timeout")  # fmt: skip
     assert told[1] == f"process 2: {told[0]}"
     assert seconds < 6
@@ -60,13 +60,13 @@ def test_a_host_that_does_not_exist_is_named():
 
 def test_two_processes_with_the_same_number_are_refused():
     told, _ = together([(3, 0), (3, 1), (3, 1)])
-    assert told[0] == "two processes say that they are process 1; give each its own --process"
+    assert told[0] == "two processes have the number 1; give each its own --process"
     assert told[1:] == [f"process 1: {told[0]}"] * 2
 
 
 def test_different_numbers_of_processes_are_refused():
     told, _ = together([(2, 0), (3, 1)])
-    assert told[0] == "process 1 was started for 3 processes, process 0 for 2; give all the same --processes"
+    assert told[0] == "process 1 was started for 3 processes, process 0 for 2; give all processes the same --processes"
     assert told[1] == f"process 1: {told[0]}"
 
 

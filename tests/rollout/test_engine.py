@@ -295,7 +295,7 @@ def test_a_prompt_that_leaves_no_space_for_new_tokens_is_reported_in_one_sentenc
     engine = Engine(tiny.model(), 2, 16, 8)
     tokens, length = engine.pad([[1] * 8, [1, 2]], N)
     assert tokens.shape == (2, 8) and length.tolist() == [8, 2]
-    message = "a prompt has 9 tokens, but model.max_length 16 less 8 new tokens leaves room for 8"
+    message = "a prompt has 9 tokens, but model.max_length 16 minus 8 new tokens leaves only 8"
     with pytest.raises(UserError, match=message):
         engine.pad([[1, 2], [1] * 9], N)
     with pytest.raises(UserError, match="a prompt is empty"):

@@ -122,8 +122,8 @@ def test_a_sampler_with_unanswered_rows_is_refused():
     ("remote", "ppo.sampler is 'remote'; one of local, or 'package.module:name'"),
     ("no.such.module:Thing", "no.such.module cannot be imported"),
     ("json:JSONDecoder", "names 'json:JSONDecoder', which is no sampler"),
-    (lambda engine: 3, "which makes a int; an object with the methods submit, collect and update"),
-    (7, "which makes a int"),
+    (lambda engine: 3, "which gives a int; an object with the methods submit, collect and update"),
+    (7, "which gives a int"),
 ])
 def test_an_invalid_sampler_is_refused(engine, sampler, message):
     with pytest.raises(UserError, match=message):

@@ -83,9 +83,9 @@ def test_a_bad_prompt_affects_no_other(params):
     assert [found[0].ids, found[3].ids] == [response.ids for response in good]
     assert found[1].ids == found[2].ids == () and not found[1].ended
     assert found[1].error == "a prompt is empty; at least one token is expected"
-    assert found[2].error.startswith("a prompt has 9 tokens, but model.max_length 16 less 8 new tokens leaves room for 8")
+    assert found[2].error.startswith("a prompt has 9 tokens, but model.max_length 16 minus 8 new tokens leaves only 8")
     for i, unknown in ((4, 32), (5, -1), (6, 2**40)):
-        assert found[i].error == f"a prompt has the token id {unknown}, but the model knows those from 0 to 31"
+        assert found[i].error == f"a prompt has the token id {unknown}, but the model's token ids are 0 to 31"
     with pytest.raises(UserError, match="a prompt is empty"):
         engine.rollout(params, given, KEY, range(7), sampling)
 
@@ -117,7 +117,7 @@ def test_prompts_without_row_numbers_leave_the_session_unchanged(params):
 
 @pytest.mark.parametrize("number", [-1, 2**31, 0.5])
 def test_an_invalid_row_number_is_refused(params, number):
-    with pytest.raises(UserError, match=f"a row is numbered {number}; a number from 0 to 2147483647 is expected"):
+    with pytest.raises(UserError, match=f"a row number is {number}; an integer from 0 to 2147483647 is expected"):
         Engine(tiny.model(), 2, 16, 8).respond(params, [[1, 7]], KEY, Sampling(8, ()), [number])
 
 
@@ -153,7 +153,7 @@ def test_a_number_of_slots_that_the_mesh_does_not_divide_is_refused():
 
 
 def test_a_bucket_of_size_0_is_refused():
-    with pytest.raises(UserError, match="prompts are to be padded to 0 tokens; at least 1 is expected"):
+    with pytest.raises(UserError, match="prompts cannot be padded to 0 tokens; at least 1 is expected"):
         Engine(tiny.model(), 2, 32, 0)
 
 
