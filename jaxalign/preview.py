@@ -100,7 +100,7 @@ def _take_own(arguments: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
 
 def _of_stage(own: dict[str, Any], argv: list[str]) -> tuple[Tokenizer, list[TokenRow]]:
     if own["answers"] == "all":
-        raise UserError("--answers goes with --messages; a stage's config determines which tokens it learns from")
+        raise UserError("--answers needs --messages; a stage's config determines which tokens it learns from")
     config, workdir, _ = train.read_arguments(argv)
     stage = preview.choose_stage(config, own["stage"])
     return preview.rows(StageContext(config, workdir, workdir / stage, False), stage, own["rows"])
@@ -109,9 +109,9 @@ def _of_stage(own: dict[str, Any], argv: list[str]) -> tuple[Tokenizer, list[Tok
 def _dialogues(own: dict[str, Any], rest: list[str]) -> tuple[Tokenizer, list[TokenRow]]:
     if not own["model"] or not own["messages"]:
         missing = "model" if not own["model"] else "messages"
-        raise UserError(f"--{missing} is not given; --model=DIR and --messages=FILE go together")
+        raise UserError(f"--{missing} is not given; give both --model=DIR and --messages=FILE")
     if rest or own["stage"]:
-        raise UserError(f"{rest[0] if rest else '--stage'} does not go with --model and --messages; give those two, or "
+        raise UserError(f"{rest[0] if rest else '--stage'} cannot be used with --model and --messages; give those two, or "
                         "a --config")
     tokenizer = load_tokenizer(own["model"])
     rows = []

@@ -80,7 +80,7 @@ def _run(values: flags.FlagValues) -> None:
     from jaxalign.stages.shared import serving
 
     if values.chat and hosts.count() > 1:
-        raise UserError("--chat is for one process, since it reads a terminal; give --prompt or --prompts")
+        raise UserError("--chat reads a terminal and needs a single process; give --prompt or --prompts")
     asked = [] if values.chat else [one_prompt(values.prompt)] if values.prompts is None else read_asked(values.prompts)
     mesh = Mesh(*mesh_sizes(values.mesh))
     policy = load_model(values.model, mesh, dtype=values.dtype, compute_dtype=values.compute_dtype, style=values.style)
@@ -115,7 +115,7 @@ def _answer_all(answerer, values: flags.FlagValues, asked: list) -> None:
             errors[number] = f"{item.place} is empty; at least one token is expected"
         elif len(ids) > answerer.longest_prompt:
             errors[number] = (
-                f"{item.place} has {len(ids)} tokens; the model's {answerer.policy.max_length} positions less "
+                f"{item.place} has {len(ids)} tokens; the model's {answerer.policy.max_length} positions minus "
                 f"{values.max_new_tokens} new tokens leave {answerer.longest_prompt} for the prompt: shorten it, or lower "
                 "--max_new_tokens"
             )
@@ -215,7 +215,7 @@ def _read_arguments(argv: Sequence[str]) -> flags.FlagValues:
     if sum((values.prompt is not None, values.prompts is not None, values.chat)) != 1:
         raise UserError("one of --prompt=TEXT, --prompts=FILE and --chat is expected")
     if values.chat and (values.json or values.n > 1):
-        raise UserError(f"--{'json' if values.json else 'n'} does not go with --chat; give --prompt or --prompts")
+        raise UserError(f"--{'json' if values.json else 'n'} cannot be used with --chat; give --prompt or --prompts")
     mesh_sizes(values.mesh)
     return values
 

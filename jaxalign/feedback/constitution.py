@@ -22,7 +22,7 @@ from typing import Any
 from jaxalign.errors import UserError
 from jaxalign.records import Principle
 
-_SHAPES = 'our own ("principles"), the paper\'s ("prompt" and "edit_request") or the public one ("constitutions")'
+_SHAPES = 'our own ("principles"), the paper\'s ("prompt" and "edit_request") and the public one ("constitutions")'
 _FIELDS = ("name", "critique_request", "revision_request", "comparison")
 _LABELS = re.compile(r"(?:CritiqueRequest|RevisionRequest|Critique|Revision):")
 
@@ -71,7 +71,7 @@ def load_constitution(path_or_name: str | Path) -> tuple[Principle, ...]:
         where = f"line {error.lineno}: {error.msg}"
         raise UserError(f"constitution {source} is not JSON ({where}); correct that line") from error
     if not isinstance(data, dict):
-        raise UserError(f"constitution {source} is a {type(data).__name__}; known shapes: {_SHAPES}")
+        raise UserError(f"constitution {source} is a {type(data).__name__}; the known formats are {_SHAPES}")
     principles = _parse(source, data)
     if not principles:
         raise UserError(f"constitution {source} has no principles; at least one is needed")
@@ -132,7 +132,7 @@ def _parse(source: str, data: dict[str, Any]) -> tuple[Principle, ...]:
         return tuple(_public(source, i, entry) for i, entry in enumerate(_list(source, data, "constitutions")))
     if all(isinstance(entry, dict) and "edit_request" in entry for entry in data.values()):
         return tuple(_paper(source, name, entry) for name, entry in data.items())
-    raise UserError(f"constitution {source} has an unknown shape; known are {_SHAPES}")
+    raise UserError(f"constitution {source} has an unknown format; the known formats are {_SHAPES}")
 
 
 def _own(source: str, index: int, entry: Any) -> Principle:
@@ -156,7 +156,7 @@ def _paper(source: str, name: str, entry: Any) -> Principle:
     critique = _strip_labels(request)
     revision = _strip_labels(_field(where, entry, "edit_request"))
     if not critique or not revision:
-        raise UserError(f"{where} has a request without text; write what is asked for after its label")
+        raise UserError(f"{where} has a request without text; write the request after its label")
     return Principle(name, critique, revision, _comparison(critique))
 
 

@@ -206,7 +206,8 @@ class CheckedJudge:
         if math.isnan(number):
             return None
         if not low <= number <= high:
-            raise UserError(f"judge {self.name!r} returned {value!r} from {method!r}; {low} to {high} is expected")
+            raise UserError(f"judge {self.name!r} returned {value!r} from {method!r}; a number from {low} to {high} is "
+                            "expected")
         return number
 
 

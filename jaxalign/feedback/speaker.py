@@ -105,7 +105,7 @@ class Speaker:
 def _report_broken(count: int, total: int, what: str) -> None:
     """Warns about rows with non-finite logits. Raises UserError if this affects all of several rows: the model is broken."""
     if count == total > 1:
-        raise UserError(f"{BROKEN} for any of {total} prompts: its weights are not, or what it computes overflows")
+        raise UserError(f"{BROKEN} for any of {total} prompts: its weights are not finite, or its computations overflow")
     if count:
         logging.getLogger("jaxalign").warning(f"{count} of {total} {what}: {BROKEN} there")
 

@@ -45,4 +45,4 @@ def require_float32(what: str, part: str, array: Any, shape: tuple[int, ...]) ->
 def require_finite(what: str, part: str, array: jax.Array) -> None:
     """Raises UserError if a concrete array contains NaN or infinity."""
     if not bool(jnp.all(jnp.isfinite(array))):
-        raise UserError(f"{what}: {part} has entries that are not finite though all of its inputs are")
+        raise UserError(f"{what}: {part} has non-finite entries although all inputs are finite")

@@ -1,1 +1,1 @@
-"""One file per stage: what it reads, what it writes, what it runs. `jaxalign.stages.<name>.STAGE` is the stage."""
+"""One module per stage: its inputs, its work and its outputs. `jaxalign.stages.<name>.STAGE` is the stage."""

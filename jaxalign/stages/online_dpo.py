@@ -85,7 +85,7 @@ class OnlineDPO(Stage):
         rows = read_metrics(context.directory / "metrics.jsonl")
         decided = sum(row["decided"] for row in rows)
         summary = {"iterations": len(rows), "pairs": len(rows) * section.batch, "decided": int(decided)}
-        if hosts.once((context.directory / CHECKS).exists):  # Absent where an older version began the run.
+        if hosts.once((context.directory / CHECKS).exists):  # Absent if an older version started the run.
             summary["checks"] = json.loads((context.directory / CHECKS).read_text(encoding="utf-8"))
         write_json(context.directory / "summary.json", summary | {"kl_last": rows[-1]["kl"], "loss_last": rows[-1]["loss"]})
 

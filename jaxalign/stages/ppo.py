@@ -70,7 +70,7 @@ class PPO(Stage):
         sampling = engines.sampling(section, tokenizer, config.data.style)
         trainer = Reinforcement(setup, stream, sampling, tokenizer, config.model.max_length)
         checked = hosts.once((context.directory / CHECKS).exists)
-        # With an offload, some arguments of the first call are in host memory.
+        # With offloading, some arguments of the first call are in host memory.
         if config.sampler == "local" and not config.mesh.offload:
             planned = Run(config, setup.reference)
             trainer.compile_ahead(ahead, scores_of(context, setup), planned.frozen, planned.start(self.name), checked)

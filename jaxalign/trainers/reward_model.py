@@ -189,7 +189,7 @@ class Member:
     """Trains one preference model on arrays of pairs, for the stage preference and for `RewardModel`.
 
     Args:
-      start: the model with its scalar head and where its weights come from.
+      start: the model with its scalar head and the functions that read its weights.
       section: the optimizer and the batch.
       run: seed, key and loop.
       train: the pairs, numpy arrays.

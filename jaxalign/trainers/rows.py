@@ -131,7 +131,7 @@ def _messages(value: Any, where: str, form: str) -> Dialogue:
         raise _bad_row(where, form, f"is of type {type(value).__name__}")
     if found[-1].role != "user" or not found[-1].content.strip():
         raise UserError(f"{where} ends with {found[-1].role}'s message {found[-1].content[:40]!r}; a prompt must end with a "
-                        "user's message that is not empty")
+                        "non-empty user's message")
     return found
 
 
@@ -160,8 +160,8 @@ def _answered(messages: Any, where: str) -> Example:
     except ValueError as error:
         raise UserError(f"{where}['messages']: {error}") from None
     if len(found) < 2 or found[-1].role != "assistant":
-        raise UserError(f"{where}['messages'] does not end with an assistant's message after a user's; the last message is the "
-                        "answer to learn")
+        raise UserError(f"{where}['messages'] does not end with an assistant's message after a user's; the last message must "
+                        "be the answer")
     return _messages(found[:-1], where, _EXAMPLE_FORM), found[-1].content
 
 

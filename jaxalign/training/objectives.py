@@ -236,5 +236,5 @@ def _evaluate(objective: Objective, inputs: DirectInputs) -> Loss:
 def _require_rows(objective: Objective, what: str, found: Any, like: jax.Array) -> None:
     shape, dtype = getattr(found, "shape", None), getattr(found, "dtype", type(found).__name__)
     if shape != like.shape or not jnp.issubdtype(dtype, jnp.floating):
-        raise UserError(f"objective {objective.name!r} returned as {what} {dtype} {list(shape or ())}; one float32 number for "
+        raise UserError(f"objective {objective.name!r} returned {what} of {dtype} {list(shape or ())}; one float32 number for "
                         f"each of the {len(like)} rows is expected")

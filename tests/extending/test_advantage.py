@@ -61,7 +61,7 @@ def test_its_advantages_equal_a_loop(registered):
     ("BOTH", r"advantage estimator 'both' returned a .*Tracer.*; \(advantages, returns\) is expected"),
     ("ROWS", r"advantage estimator 'rows': advantages is float32 of shape \(8,\); float32 of shape \(8, 8\) is expected"),
     ("HALF", r"advantage estimator 'half': advantages is float16 of shape \(8, 8\); float32 of shape"),
-    ("NAN", r"advantage estimator 'nan': advantages has entries that are not finite though all of its inputs are"),
+    ("NAN", r"advantage estimator 'nan': advantages has non-finite entries although all inputs are finite"),
     ("RAISES", r"advantage estimator 'raises' failed: AttributeError: .*nothing"),
     ("NONE", r"'.*advantage.py:NONE', but .*advantage.py has no NONE"),
     ("centred", r"'.*advantage.py:centred', which is of type function; a jaxalign AdvantageEstimator is expected"),

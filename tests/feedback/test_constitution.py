@@ -71,7 +71,7 @@ def test_the_public_format(tmp_path):
         ({"constitutions": [{"critic": "x"}]}, 'no text in "revision"'),
         ({"harmful0": {"prompt": [], "edit_request": "x"}}, 'no text in "prompt"'),
         ({"harmful0": {"prompt": ["CritiqueRequest: Critique:"], "edit_request": "x"}}, "request without text"),
-        ({"rules": ["be good"]}, "unknown shape"),
+        ({"rules": ["be good"]}, "unknown format"),
     ],
 )
 def test_mistakes_are_named(tmp_path, data, sentence):

@@ -130,5 +130,5 @@ def test_a_policy_with_only_one_answer_is_reported_in_one_sentence(tmp_path):
             "response_b": "x", "principles": [], "label": 0.5, "label_ab": None, "label_ba": None, "decided": False,
             "reasoning_ab": None, "reasoning_ba": None}  # fmt: skip
     Shards(tmp_path / "compare").write(0, [same])
-    with pytest.raises(UserError, match="stage compare left no pair to learn from"):
+    with pytest.raises(UserError, match="stage compare has no pair to train on"):
         preference_split(StageContext(Config(), tmp_path, tmp_path / "preference", False), TOKENIZER)

@@ -32,9 +32,9 @@ class PolicySampler:
     """Samples rollouts of a policy with the sampler that config.sampler names.
 
     Attributes:
-      engine: the sizes of a batch; the local sampler samples with it.
-      sampling: how to sample.
-      sampler: has no unfinished rows between calls.
+      engine: defines the sizes of a batch; the local sampler samples with it.
+      sampling: the sampling settings.
+      sampler: the sampler, which has no unfinished rows between calls.
     """
 
     engine: Engine
@@ -42,19 +42,19 @@ class PolicySampler:
     sampler: Sampler
 
     def update(self, params: Params, version: int) -> None:
-        """Samples with `params` from now on; `version` is the number of updates that they have had."""
+        """Samples with `params` from now on. version: the number of updates applied to them."""
         self.sampler.update(params, version)
 
     def rollout(
         self, prompts: Sequence[Sequence[int]], key: jax.Array, rows: Sequence[int], heard: Heard | None = None
     ) -> Rollout:
-        """`sample_rollout` with this sampler, without the versions of the tokens' weights: there is one version."""
+        """`sample_rollout` with this sampler. `versions` is None, since all tokens are sampled with the same weights."""
         found = sample_rollout(self.sampler, self.engine.padding, prompts, key, rows, self.sampling, heard)
         return dataclasses.replace(found, versions=None)
 
 
 def policy_sampler(config: Config, model: Model, batch: int, sampling: Sampling, bucket: int = 32) -> PolicySampler:
-    """The sampler of config.sampler for rows of `model`, `batch` at a time; `bucket` is the engine's."""
+    """The sampler that config.sampler names, for `batch` rows of `model` at a time. bucket: the engine's bucket."""
     engine = Engine(model, batch, config.model.max_length, bucket)
     return PolicySampler(engine, sampling, make_sampler(config.sampler, engine, "config.sampler"))
 

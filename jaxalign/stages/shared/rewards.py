@@ -47,7 +47,7 @@ def reward_files(config: Config) -> dict[Path, str]:
 
 
 def make_reward(context: StageContext, policy: Model, tokenizer: Tokenizer) -> Reward:
-    """The reward of `config.reward`: its only part, or a weighted sum of its parts, less the length penalty."""
+    """The reward of `config.reward`: its only part, or a weighted sum of its parts, minus the length penalty."""
     settings, inputs = context.config.reward, RewardInputs(context.config, tokenizer, policy, context)
     parts = {
         record.name: as_reward(record.load("make")(inputs), tokenizer, settings, record.name)

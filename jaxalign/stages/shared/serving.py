@@ -40,8 +40,8 @@ class Answerer:
         return encode_prompt(self.policy.tokenizer, messages, self.policy.style)
 
     def fitting(self, messages: Sequence[Message]) -> tuple[Message, ...] | None:
-        """The dialogue, less as many of its oldest turns as needed for an answer to fit; a system message is kept. None if the
-        last turn is too long."""
+        """The dialogue without the oldest turns that leave no space for an answer; a system message is kept. None if the last
+        turn is too long."""
         kept = 1 if messages[0].role == "system" else 0
         system, turns = tuple(messages[:kept]), tuple(messages[kept:])
         found = cut_front(turns, lambda part: len(self.encode([*system, *part])) <= self.longest_prompt)
