@@ -45,7 +45,7 @@ def test_an_unknown_name_lists_the_known_ones():
 
 def test_a_record_with_the_name_of_another_stage_is_refused(tmp_path):
     (tmp_path / "mine.py").write_text("from jaxalign.registry.stages import StageRecord\nRECORD = StageRecord('sft', 'a:B')\n")
-    with pytest.raises(UserError, match="there is another stage of that name; give it another name"):
+    with pytest.raises(UserError, match="there is another stage with that name; rename it"):
         stages_in_order(("pretrain", f"{tmp_path / 'mine.py'}:RECORD"))
 
 
@@ -53,7 +53,7 @@ def test_stages_with_circular_dependencies_are_refused():
     STAGES.register(StageRecord("first", "somewhere:STAGE", after=("second",)))
     STAGES.register(StageRecord("second", "somewhere:STAGE", after=("first",)))
     try:
-        with pytest.raises(UserError, match="first, second must follow each other in a circle"):
+        with pytest.raises(UserError, match="first, second depend on each other in a cycle"):
             stages_in_order(("first", "second"))
     finally:
         STAGES.unregister("first")

@@ -1,6 +1,6 @@
-"""What can be plugged in, as data: one record type and one registry for each kind. Nothing here imports JAX.
+"""The pluggable parts, as data: one record type and one registry per kind. No module in this package imports JAX.
 
-Config validation, the RL core, the planner and the report read these records and keep no lists of names of their own. The
-layer is the lowest but `errors`, so that every package may read it; functions are named as "module:attribute" and imported
-when they are first used.
+Config validation, the RL core, the planner and the report read these records and keep no lists of names of their own. This
+package depends only on `errors`, so every package may import it. Records name functions as "module:attribute"; they are
+imported on first use.
 """

@@ -1,4 +1,4 @@
-"""Advantage estimators: what `config.ppo.advantages` names."""
+"""Advantage estimators: the records that `config.ppo.advantages` selects from."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from jaxalign.registry.core import Registry, load_object
 
 @dataclasses.dataclass(frozen=True)
 class AdvantageEstimator:
-    """An advantage estimator and what it needs.
+    """An advantage estimator and its requirements.
 
     Attributes:
-      name: what the config calls it.
-      function: `function(inputs: AdvantageInputs) -> (advantages, returns)`, float32 [B, N] both, pure and traceable, or
-        "module:attribute" of such a function, imported when it is first used. `AdvantageInputs` and the meaning of its fields
-        are in `jaxalign.rl.estimators`. Returns are what the critic learns; zeros without a critic.
+      name: its name in the config.
+      function: `function(inputs: AdvantageInputs) -> (advantages, returns)`, both float32 [B, N], pure and traceable; or
+        "module:attribute" of such a function, imported on first use. `jaxalign.rl.estimators` documents `AdvantageInputs`.
+        The returns are the critic's targets, or zeros without a critic.
       needs_critic: it reads values, so a critic is trained.
-      needs_greedy: it reads the score of a greedy response to each prompt, so one is sampled and scored.
-      needs_trainer_logprobs: it reads the log-ratios of trainer and sampler, so old log-probs are the trainer's.
+      needs_greedy: it reads the score of a greedy response to each prompt, which is then sampled and scored.
+      needs_trainer_logprobs: it reads the log-ratios of trainer and sampler, so the trainer recomputes the old log-probs.
       needs_groups: it compares the responses to one prompt, so ppo.group_size must be at least 2.
-      values_suffice: it reads rewards, values and the mask alone. With one update of a rollout the critic's forward pass of
-        the update then serves, and no other is run.
-      reads: the fields of `config.ppo` that it reads beside the record's own needs. A field that some estimator reads and the
-        chosen one does not is refused unless it has its default.
+      values_suffice: it reads only rewards, values and the mask. With a single update per rollout, the values then come from
+        the critic's forward pass in the update, and no separate forward pass runs.
+      reads: the fields of `config.ppo` that it reads. A field that other estimators read but this one does not must keep its
+        default.
     """
 
     name: str
@@ -37,7 +37,7 @@ class AdvantageEstimator:
     reads: tuple[str, ...] = ()
 
     def load(self) -> Callable:
-        """The function itself."""
+        """The function, imported if it is named."""
         if isinstance(self.function, str):
             return load_object(self.function, f"the function of advantage estimator {self.name!r}")
         return self.function

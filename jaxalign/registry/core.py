@@ -1,4 +1,4 @@
-"""Registries: records that a config selects by name, built in or brought by the user. Nothing here imports JAX."""
+"""Registries of records that a config selects by name, built-in or custom. This module does not import JAX."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def names_in(selector: str) -> tuple[str, ...]:
 
 
 class Record(Protocol):
-    """What a registry holds: any frozen dataclass with a name."""
+    """An entry of a registry: any frozen dataclass with a name."""
 
     @property
     def name(self) -> str: ...
@@ -34,14 +34,14 @@ R = TypeVar("R", bound=Record)
 class Registry(Generic[R]):
     """Records of one kind by name.
 
-    A name is looked up among the built-in records, those added with `register`, the entry points of the group
-    "jaxalign.KIND" (dots and spaces of the kind replaced by underscores), and then as "package.module:attribute" or
-    "FILE.py:attribute". What is found in these last two ways must be a record of this registry's type.
+    A name is looked up in this order: among the built-in records, the records added with `register`, the entry points of the
+    kind's group (such as "jaxalign.advantage_estimators"), and then as "package.module:attribute" or "FILE.py:attribute". An
+    entry point or attribute must be a record of this registry's type.
 
     Args:
-      kind: the noun of error messages, such as "advantage estimator".
+      kind: the noun for error messages, such as "advantage estimator".
       record: the type of the records.
-      builtin: the records that come with the package, in the order in which messages and documentation list them.
+      builtin: the records of the package, in the order in which messages and documentation list them.
     """
 
     def __init__(self, kind: str, record: type[R], builtin: Iterable[R] = ()):
@@ -54,7 +54,7 @@ class Registry(Generic[R]):
         """Adds a record under its own name and returns it.
 
         Raises:
-          UserError: it is of another type, its name is not a non-empty string, or another record has that name.
+          UserError: the record has the wrong type, its name is not valid, or a different record has the same name.
         """
         self._require(record, repr(record))
         if not isinstance(record.name, str) or not record.name or set(record.name) & set(":+, "):
@@ -67,22 +67,23 @@ class Registry(Generic[R]):
         return record
 
     def unregister(self, name: str) -> None:
-        """Removes a record that `register` added; does nothing where there is none."""
+        """Removes a record that `register` added; does nothing if there is none."""
         self._own.pop(name, None)
 
     def names(self) -> tuple[str, ...]:
-        """The built-in and registered names and those of entry points, in this order."""
+        """The names of built-in records, registered records and entry points, in this order."""
         return tuple(dict.fromkeys((*self._builtin, *self._own, *self._entry_points())))
 
     def get(self, name: str, where: str = "") -> R:
-        """The record of that name.
+        """The record with this name.
 
         Args:
           name: a registered name, "package.module:attribute" or "FILE.py:attribute".
-          where: the config field or argument that names it, for the error message.
+          where: the config field or argument with the name, for error messages.
 
         Raises:
-          UserError: there is none, its module cannot be imported, or what is there is no such record.
+          UserError: there is no record with this name, its module cannot be imported, or the object is not a record of this
+            registry's type.
         """
         found = self._builtin.get(name) or self._own.get(name)
         if found is not None:
@@ -98,7 +99,7 @@ class Registry(Generic[R]):
         raise UserError(f"{said}; {wanted} is expected" + (f"; did you mean {near[0]}?" if near else ""))
 
     def is_builtin(self, name: str) -> bool:
-        """Whether this name is a record of the package itself, not a user's."""
+        """Whether this is the name of a built-in record."""
         return name in self._builtin
 
     def __contains__(self, name: str) -> bool:
@@ -124,17 +125,21 @@ class Registry(Generic[R]):
 
 
 def load_entry_point(point: importlib.metadata.EntryPoint, where: str) -> Any:
-    """The object of an entry point. Raises UserError where its module cannot be imported or has no such attribute."""
+    """The object of an entry point. Raises UserError if its module cannot be imported or has no such attribute."""
     return load_object(point.value, where)
 
 
 def load_object(spec: str, where: str) -> Any:
-    """The object at "package.module:attribute" or "FILE.py:attribute"; `where` is the config field or argument that names it.
+    """The object at "package.module:attribute" or "FILE.py:attribute".
 
-    A file is run once, and again when its text has changed.
+    A file runs once, and again if its text changes.
+
+    Args:
+      spec: the location.
+      where: the config field or argument with the location, for error messages.
 
     Raises:
-      UserError: the text has another form, the module or file cannot be imported, or it has no such attribute.
+      UserError: `spec` has another form, the module or file cannot be imported, or it has no such attribute.
     """
     place, _, attribute = spec.rpartition(":")
     if not place or not attribute:
@@ -143,7 +148,7 @@ def load_object(spec: str, where: str) -> Any:
         module = _load_file(place) if place.endswith(".py") else importlib.import_module(place)
     except UserError as error:
         raise UserError(f"{where} is {spec!r}: {error}") from error
-    except (Exception, SystemExit) as error:  # Whatever the user's module raises when it is imported.
+    except (Exception, SystemExit) as error:  # The user's module may raise anything.
         raise UserError(f"{where} is {spec!r}: {place} cannot be imported ({type(error).__name__}: {error})"
                         + _missing_hint(place, error)) from error
     found = module
@@ -157,14 +162,14 @@ def load_object(spec: str, where: str) -> Any:
 
 
 def _missing_hint(place: str, error: BaseException) -> str:
-    """Advice where the module itself is missing, not one that it imports."""
+    """Advice if the module itself is missing, not a module that it imports."""
     if isinstance(error, ModuleNotFoundError) and error.name and f"{place}.".startswith(f"{error.name}."):
         return "; install it, put its folder on PYTHONPATH, or name a file that ends in .py"
     return ""
 
 
 _FILES: dict[Path, tuple[bytes, Any]] = {}
-"""The text and the module of each file that was loaded."""
+"""The text and the module of each loaded file."""
 
 
 def _load_file(place: str) -> Any:
@@ -176,7 +181,7 @@ def _load_file(place: str) -> Any:
         return _FILES[path][1]
     name = f"jaxalign_user_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
     module = importlib.util.module_from_spec(importlib.util.spec_from_file_location(name, path))
-    before, sys.modules[name] = sys.modules.get(name), module  # Dataclasses and pickles find a module by its name.
+    before, sys.modules[name] = sys.modules.get(name), module  # Dataclasses and pickle look modules up by name.
     try:
         exec(compile(text, path, "exec"), vars(module))
     except BaseException:

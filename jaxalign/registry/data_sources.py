@@ -1,4 +1,4 @@
-"""Data sources: what `config.data.source` names."""
+"""Data sources: the records that `config.data.source` selects from."""
 
 from __future__ import annotations
 
@@ -15,30 +15,31 @@ KINDS = ("text", "prompts", "comparisons", "judgements")
 
 @dataclasses.dataclass(frozen=True)
 class DataSourceRecord:
-    """A data source: which kinds of rows it has, how they are made, and what the rest of a run needs to know about it.
+    """A data source: the kinds of rows that it provides, the functions that build them, and its properties.
 
-    `text`, `prompts`, `comparisons` and `judgements` make the rows of one kind each: `function(inputs: SourceInputs)`, or
-    "module:attribute" of one, imported when it is first used. It returns a `Split` of two `DataSource`s, or one `DataSource`,
-    which is then split by `config.data.held_out_share`. Those types are in `jaxalign.data.sources.base`. None: the source has
-    no such rows.
+    `text`, `prompts`, `comparisons` and `judgements` each build rows of one kind: `function(inputs: SourceInputs)`, or
+    "module:attribute" of such a function, imported on first use. It returns a `Split` of two `DataSource`s, or a single
+    `DataSource` to be split by `config.data.held_out_share` (both types are in `jaxalign.data.sources.base`). None: the source
+    has no such rows.
 
     Attributes:
       name: its name in the config.
-      text: makes documents, tuples of segments (`jaxalign.data.chat.formats`), from which a base and its tokenizer are trained.
-      prompts: makes `Prompt`s. A source of comparisons or judgements needs none: theirs are used, each dialogue once.
-      comparisons: makes `Comparison`s.
-      judgements: makes `Judgement`s.
-      feedback: the run makes its comparisons itself: stages revise and compare ask its own model about these prompts.
-      gold: the gold judge of the embedded world knows the truth about answers to its prompts.
-      answers: its prompts have a column with the wanted answer, which a verifier compares with the response.
+      text: builds documents, tuples of segments (`jaxalign.data.chat.formats`), that train the base model and its tokenizer.
+      prompts: builds `Prompt`s. Not needed with comparisons or judgements: their distinct dialogues are the prompts.
+      comparisons: builds `Comparison`s.
+      judgements: builds `Judgement`s.
+      feedback: the run labels its own comparisons: stages revise and compare ask the run's model about these prompts.
+      gold: the gold judge of the embedded world can judge answers to its prompts.
+      answers: its prompts have a column with the expected answer, which a verifier compares with the response.
       patterns: these answers may be patterns for the verifier `regex_match`.
       margins: its comparisons can have margins.
-      exact: a run that asks for more prompts than the source has is refused; otherwise it takes all there are.
-      alphabet: the characters of its text, each of which becomes a token; empty: a SentencePiece tokenizer of
-        `config.world.vocab_size` pieces is trained.
-      rows: what the rows of the file `config.data.train` are, for the error where none is named; empty: it reads no file.
-      reads: the fields of `config.data` that it reads, of those that not every source reads; None: any. A field that other
-        sources read and this one does not is refused unless it has its default.
+      exact: a run that asks for more prompts than the source has fails; if False, it uses all prompts that there are.
+      alphabet: the characters of its text, each of which becomes a token; empty: train a SentencePiece tokenizer with
+        `config.world.vocab_size` pieces.
+      rows: a description of the rows of the file `config.data.train`, for the error if no file is set; empty: it reads no
+        file.
+      reads: the fields of `config.data` that it reads, among those that not every source reads; None: any. A field that other
+        sources read but this one does not must keep its default.
     """
 
     name: str
@@ -58,7 +59,7 @@ class DataSourceRecord:
 
     @property
     def provides(self) -> tuple[str, ...]:
-        """The kinds of rows that stages can learn from."""
+        """The kinds of rows that stages can train on, including rows derived from others."""
         found = {kind for kind in KINDS if getattr(self, kind) is not None}
         if "comparisons" in found:
             found.add("prompts")
@@ -67,7 +68,7 @@ class DataSourceRecord:
         return tuple(kind for kind in KINDS if kind in found)
 
     def load(self, kind: str) -> Callable[..., Any]:
-        """The function that makes rows of a kind. Raises UserError where the source has none."""
+        """The function that builds rows of a kind. Raises UserError if the source has no such rows."""
         function = getattr(self, kind)
         if function is None:
             raise UserError(f"config.data.source is {self.name!r}, which provides {', '.join(self.provides) or 'nothing'}; "
@@ -104,5 +105,5 @@ DATA_SOURCES = Registry("data source", DataSourceRecord, (
 
 
 def data_source(config: Any) -> DataSourceRecord:
-    """The record that `config.data.source` names. Raises UserError where there is none."""
+    """The record selected by `config.data.source`. Raises UserError if there is none."""
     return DATA_SOURCES.get(config.data.source, "config.data.source")

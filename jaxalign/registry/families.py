@@ -1,4 +1,4 @@
-"""Model families: how the config.json of a Hugging Face folder becomes a decoder, and where each weight is stored."""
+"""Model families: how to build a decoder from the config.json of a Hugging Face folder, and where each weight is stored."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ class Family:
     """A family of models.
 
     Attributes:
-      model_type: of config.json, which selects the family.
-      architecture: of the language model in config.json ("...ForCausalLM").
-      decoder: `decoder(fields: Fields) -> dict`, the arguments of `DecoderConfig` from the fields of config.json, or
-        "module:attribute" of it, imported when it is first used (`jaxalign.models.families.base`).
-      weights: `weights(config: DecoderConfig) -> tuple[Weight, ...]`, all weights but those of the heads (`lm_head` and
-        "score.weight"), or "module:attribute" of it.
-      lm_head: the stored name of the untied output projection, [V, D].
+      model_type: the model_type in config.json, which selects the family.
+      architecture: the language model's architecture in config.json ("...ForCausalLM").
+      decoder: `decoder(fields: Fields) -> dict`, which maps the fields of config.json to the arguments of `DecoderConfig`; or
+        "module:attribute" of such a function, imported on first use (`jaxalign.models.families.base`).
+      weights: `weights(config: DecoderConfig) -> tuple[Weight, ...]`, which returns all weights except those of the heads
+        (`lm_head` and "score.weight"); or "module:attribute" of such a function.
+      lm_head: the name under which the untied output projection [V, D] is stored.
     """
 
     model_type: str
@@ -36,7 +36,7 @@ class Family:
 
     @property
     def classifier(self) -> str:
-        """The architecture with a scalar head, as config.json has it."""
+        """The name in config.json of the architecture with a scalar head."""
         return self.architecture.replace("ForCausalLM", "ForSequenceClassification")
 
     def decoder_arguments(self, fields: Any) -> dict[str, Any]:
@@ -81,7 +81,9 @@ FAMILIES = Registry("model family", Family, (
 def use_family(name: str, where: str) -> Family:
     """Registers the family at "package.module:name" or "FILE.py:name", so that folders with its model_type can be read.
 
+    where: the field or argument with the name, for error messages.
+
     Raises:
-      UserError: there is none, or another family has its model_type; `where` is the field or argument that names it.
+      UserError: there is no family at `name`, or a different family has the same model_type.
     """
     return FAMILIES.register(FAMILIES.get(name, where))

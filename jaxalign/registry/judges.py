@@ -1,4 +1,4 @@
-"""Judges: what `config.feedback.judge` names."""
+"""Judges: the records that `config.feedback.judge` selects from."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from jaxalign.errors import UserError
 from jaxalign.registry.core import Registry, load_object
 
 METHODS = ("critique", "revise", "compare", "rate")
-"""The methods of `jaxalign.feedback.judge.Judge`; a judge has some of them."""
+"""The methods of `jaxalign.feedback.judge.Judge`; a judge has at least one of them."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,9 +19,9 @@ class JudgeRecord:
 
     Attributes:
       name: its name in the config.
-      make: `make(inputs: JudgeInputs) -> Judge`, or "module:attribute" of such a function, imported when it is first used.
+      make: `make(inputs: JudgeInputs) -> Judge`, or "module:attribute" of such a function, imported on first use.
         `JudgeInputs` and `Judge` are in `jaxalign.feedback.judge`.
-      runs_base: it runs the run's base model on the run's devices.
+      runs_base: it uses the run's base model on the run's devices.
     """
 
     name: str
@@ -29,7 +29,7 @@ class JudgeRecord:
     runs_base: bool = False
 
     def load(self) -> Callable[[Any], Any]:
-        """The function itself."""
+        """The function `make`, imported if it is named."""
         return load_object(self.make, f"make of judge {self.name!r}") if isinstance(self.make, str) else self.make
 
 
@@ -39,12 +39,16 @@ JUDGES = Registry("judge", JudgeRecord, (
 
 
 def judge_record(name: str, where: str = "config.feedback.judge") -> JudgeRecord:
-    """The registered record of that name, or one for the judge at "package.module:name" or "FILE.py:name".
+    """The registered record with this name, or a record for the judge at "package.module:name" or "FILE.py:name".
 
-    What is found there is a record, a judge, or a class whose instances are judges and need no arguments.
+    The object at that location may be a record, a judge, or a judge class with a constructor without arguments.
+
+    Args:
+      name: the name or location.
+      where: the field with the name, for error messages.
 
     Raises:
-      UserError: there is none, its module cannot be imported, or it is no judge; `where` is the field that names it.
+      UserError: there is no such record or object, its module cannot be imported, or the object is not a judge.
     """
     if name in JUDGES or ":" not in name:
         return JUDGES.get(name, where)
@@ -52,7 +56,7 @@ def judge_record(name: str, where: str = "config.feedback.judge") -> JudgeRecord
     if isinstance(found, JudgeRecord):
         return found
     if not any(callable(getattr(found, method, None)) for method in METHODS):
-        raise UserError(f"{where} names {name!r}, which is no judge; a class or object with some of the methods "
+        raise UserError(f"{where} names {name!r}, which is not a judge; a class or object with some of the methods "
                         f"{', '.join(METHODS)}, or a JudgeRecord, is expected")
     return JudgeRecord(name, lambda inputs: _made(found, name, where))
 
@@ -62,6 +66,6 @@ def _made(found: Any, name: str, where: str) -> Any:
         return found
     try:
         return found()
-    except Exception as error:  # Whatever a user's class raises.
-        raise UserError(f"{where} names {name!r}, which cannot be made without arguments ({type(error).__name__}: {error}); "
+    except Exception as error:  # The user's class may raise anything.
+        raise UserError(f"{where} names {name!r}, which cannot be created without arguments ({type(error).__name__}: {error}); "
                         "name an instance or a JudgeRecord") from error

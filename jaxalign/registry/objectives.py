@@ -1,4 +1,4 @@
-"""Direct preference objectives: what `config.dpo.objective` names, one of them or a sum joined by "+"."""
+"""Direct preference objectives: the records that `config.dpo.objective` selects from, singly or as a sum joined by "+"."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from jaxalign.registry.core import Registry, load_object, names_in
 
 @dataclasses.dataclass(frozen=True)
 class Objective:
-    """A direct preference objective and what it needs.
+    """A direct preference objective and its requirements.
 
     Attributes:
       name: its name in the config.
       function: `function(inputs: DirectInputs) -> loss` or `-> (loss, PreferenceStats)`, pure and traceable, loss float32 [B];
-        or "module:attribute" of such a function, imported when it is first used. `DirectInputs` and the meaning of its fields
-        are in `jaxalign.training.objectives`. Without statistics the implicit rewards beta (log pi - log ref) are reported.
-      pairs: it learns from pairs of answers; otherwise from single answers with a verdict, and the second answer of each row is
-        then an answer to another prompt.
-      anchor: `anchor(inputs: DirectInputs) -> float32 []`, computed over the whole batch before it is split into micro-batches
-        and passed to the function as `inputs.anchor`, or "module:attribute"; None where there is none.
+        or "module:attribute" of such a function, imported on first use. `jaxalign.training.objectives` documents
+        `DirectInputs`. If it returns no statistics, the implicit rewards beta (log pi - log ref) are reported.
+      pairs: it trains on pairs of answers. If False, it trains on single judged answers, and the second answer of each row
+        belongs to another prompt.
+      anchor: `anchor(inputs: DirectInputs) -> float32 []`, computed over the whole batch before the split into micro-batches
+        and passed to the function as `inputs.anchor`; or "module:attribute" of such a function; or None.
       sorts_the_batch: it compares the pairs of a batch with each other, so the batch cannot be split into micro-batches.
       summable: it may be a term of a sum.
       needs_reference: it is undefined without a reference, so `dpo.reference` must not be "none".
-      mean_rewards: its implicit reward is a mean over tokens; the held-out accuracy then compares means.
+      mean_rewards: its implicit reward is a mean over tokens, and the held-out accuracy compares means.
       smoothing_required: it needs `dpo.label_smoothing` above 0.
-      sft_weight: the value of `dpo.sft_weight` where that is None.
-      reads: the fields of `config.dpo` that it reads, of those that not every objective reads. Such a field is refused for an
-        objective that does not read it unless it has its default.
+      sft_weight: the value of `dpo.sft_weight` if that is None.
+      reads: the fields of `config.dpo` that it reads, among those that not every objective reads. Other such fields must keep
+        their defaults.
     """
 
     name: str
@@ -45,11 +45,11 @@ class Objective:
     reads: tuple[str, ...] = ("label_smoothing",)
 
     def load(self) -> Callable:
-        """The function itself."""
+        """The function, imported if it is named."""
         return self._load(self.function, "function")
 
     def load_anchor(self) -> Callable | None:
-        """The function of the anchor; None where there is none."""
+        """The function of the anchor, or None."""
         return None if self.anchor is None else self._load(self.anchor, "anchor")
 
     def _load(self, found: Callable | str, part: str) -> Callable:
@@ -97,5 +97,5 @@ OBJECTIVES = Registry("objective", Objective, BUILTIN)
 
 
 def objectives_of(names: str, where: str = "config.dpo.objective") -> tuple[Objective, ...]:
-    """The records of an objective or of the terms of a sum such as "sigmoid+bco_pair". Raises UserError as `Registry.get`."""
+    """The records of an objective or of the terms of a sum such as "sigmoid+bco_pair". Raises UserError like `Registry.get`."""
     return tuple(OBJECTIVES.get(name, where) for name in names_in(names))

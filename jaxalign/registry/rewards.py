@@ -1,4 +1,4 @@
-"""Reward sources: the names that `config.reward.source` joins with "+"."""
+"""Reward sources: the records that `config.reward.source` selects from, singly or as a sum joined by "+"."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from jaxalign.registry.core import Registry, load_object, names_in
 
 @dataclasses.dataclass(frozen=True)
 class RewardSource:
-    """A source of scores and what it needs.
+    """A source of scores and its requirements.
 
     Attributes:
-      name: the name in the config, and in the metric "score_NAME" where the reward is a sum.
+      name: the name in the config, and in the metric "score_NAME" if the reward is a sum.
       make: `make(inputs: RewardInputs) -> Reward`, or "module:attribute" of such a function. It may also return a plain
         function `(prompts, responses, **columns) -> scores`. `RewardInputs` is in `jaxalign.rewards.base`.
-      stages: the stages whose output it reads. They must be run, and are inputs of the stage that uses the reward.
+      stages: the stages with output that it reads. They must have run; they are inputs of the stage that uses the reward.
       reads_base: it reads the helpful-only base model.
-      asks_judge: it asks the judge of `config.feedback` under its constitution.
+      asks_judge: it asks the judge of `config.feedback`, under the constitution.
       learnt: it is a reward model that an earlier stage of the run trained. A critic then starts from the preference model.
       is_model: it is a reward model, so `ppo.score_clip` clips its scores.
-      host: its scores are computed by a function on the host, and are float32 [B] with a mask of kept rows. Programs that take
-        them can then be compiled ahead.
-      reads: the fields of `config.reward` that only this source, or one of a few, reads. A field that no chosen source reads
-        is refused unless it has its default.
-      needs: what the data source must have: "comparisons" (to train a preference model on), "answers" (to compare responses
-        with) or "feedback" (text from which the base learns to judge).
-      files: `files(config) -> dict[Path, str]`, the user's files that it reads with the config fields that name them, or
-        "module:attribute"; None: none.
-      programs: `programs(run: jaxalign.planner.programs.Run) -> list[Program]`, the programs that compute its scores outside of
-        the scoring program, or "module:attribute"; None: it runs none on the devices.
+      host: a function on the host computes its scores: float32 [B] with a mask of kept rows. Programs that take such scores
+        can be compiled ahead.
+      reads: the fields of `config.reward` that only some sources read. A field that no selected source reads must keep its
+        default.
+      needs: requirements on the data source: "comparisons" (to train a preference model on), "answers" (to compare responses
+        with) or "feedback" (text from which the base model learns to judge).
+      files: `files(config) -> dict[Path, str]`, the user's files that it reads, with the config fields that name them; or
+        "module:attribute" of such a function; None: it reads no files.
+      programs: `programs(run: jaxalign.planner.programs.Run) -> list[Program]`, the programs that compute its scores outside
+        the scoring program; or "module:attribute" of such a function; None: it runs no program on the devices.
     """
 
     name: str
@@ -48,7 +48,7 @@ class RewardSource:
     programs: Callable | str | None = None
 
     def load(self, field: str) -> Any:
-        """The function in field "make", "files" or "programs", imported if it is named; None where there is none."""
+        """The function in the field "make", "files" or "programs", imported if it is named; None stays None."""
         found = getattr(self, field)
         return load_object(found, f"{field} of reward source {self.name!r}") if isinstance(found, str) else found
 
@@ -75,9 +75,9 @@ REWARDS = Registry("reward source", RewardSource, (
 
 
 def reward_records(source: str, where: str = "config.reward.source") -> tuple[RewardSource, ...]:
-    """The records of a text such as "preference+callable", in its order.
+    """The records of a sum such as "preference+callable", in the same order.
 
     Raises:
-      UserError: a part is no reward source.
+      UserError: a part is not a reward source.
     """
     return tuple(REWARDS.get(name, where) for name in names_in(source))

@@ -1,4 +1,4 @@
-"""Samplers: what `config.sampler` names."""
+"""Samplers: the records that `config.sampler` selects from."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ class SamplerRecord:
 
     Attributes:
       name: its name in the config.
-      make: `make(engine) -> Sampler`, or "module:attribute" of it, imported when it is first used. The engine
-        (`jaxalign.rollout.engine.Engine`) has the model, the number of rows that decode together, and the longest sequence.
-        The result has the methods of `jaxalign.rollout.sampler.Sampler`.
+      make: `make(engine) -> Sampler`, or "module:attribute" of such a function, imported on first use. The engine
+        (`jaxalign.rollout.engine.Engine`) has the model, the number of rows decoded together, and the maximum sequence
+        length. The result has the methods of `jaxalign.rollout.sampler.Sampler`.
     """
 
     name: str
     make: Callable[[Any], Any] | str
 
     def load(self) -> Callable[[Any], Any]:
-        """The function or class itself."""
+        """The function or class, imported if it is named."""
         if isinstance(self.make, str):
             return load_object(self.make, f"the maker of sampler {self.name!r}")
         return self.make
@@ -37,11 +37,14 @@ SAMPLERS = Registry("sampler", SamplerRecord, (SamplerRecord("local", "jaxalign.
 
 
 def sampler_record(name: str, where: str = "config.sampler") -> SamplerRecord:
-    """The registered record of that name, or one for the class or function at "package.module:name" or "FILE.py:name".
+    """The registered record with this name, or a record for the class or function at "package.module:name" or "FILE.py:name".
+
+    Args:
+      name: the name or location.
+      where: the field or argument with the name, for error messages.
 
     Raises:
-      UserError: there is none, its module cannot be imported, or it makes no sampler; `where` is the field or argument that
-        names it.
+      UserError: there is no such record or object, its module cannot be imported, or it cannot create a sampler.
     """
     if name in SAMPLERS or ":" not in name:
         return SAMPLERS.get(name, where)
@@ -49,8 +52,8 @@ def sampler_record(name: str, where: str = "config.sampler") -> SamplerRecord:
     record = found if isinstance(found, SamplerRecord) else SamplerRecord(name, found)
     make = record.load()
     if not callable(make) or (isinstance(make, type) and not is_sampler(make)):
-        raise UserError(f"{where} names {name!r}, which is no sampler; a class with the methods submit, collect and update, or "
-                        "a function of an engine that makes such an object, is expected")
+        raise UserError(f"{where} names {name!r}, which is not a sampler; a class with the methods submit, collect and update, "
+                        "or a function that takes an engine and returns such an object, is expected")
     return record
 
 

@@ -1,4 +1,4 @@
-"""Stages: what `config.stages` names. Config checks, pipeline, planner and report read these records."""
+"""Stages: the records that `config.stages` selects from. Config checks, pipeline, planner and report read them."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from jaxalign.registry.core import Registry, load_object
 
 @dataclasses.dataclass(frozen=True)
 class Batch:
-    """A batch of rows that a stage makes, which the mesh must be able to split.
+    """A batch of a stage; the mesh must be able to split its rows.
 
     Attributes:
-      rows: the dotted config field that holds its size, such as "ppo.batch".
-      factors: the dotted config fields whose product must divide it; a field that is 0 counts as 1.
+      rows: the dotted config field with its size, such as "ppo.batch".
+      factors: dotted config fields; their product must divide the size. A value of 0 counts as 1.
     """
 
     rows: str
@@ -25,34 +25,34 @@ class Batch:
 
 @dataclasses.dataclass(frozen=True)
 class StageRecord:
-    """A stage of the pipeline and what the rest of the program needs to know about it.
+    """A stage of the pipeline and the properties that the rest of the package reads.
 
-    Functions are callables or "module:attribute", imported when they are first used.
+    Functions are callables or "module:attribute", imported on first use.
 
     Attributes:
-      name: the folder of the stage in the work directory, and of its section in the config.
+      name: the name of the stage, of its folder in the work directory, and of its section in the config.
       stage: a `jaxalign.stages.shared.base.Stage`, or "module:attribute" of one.
       section: the default of the stage's config section (a frozen dataclass of `jaxalign.config.schema.field`s), its class, or
-        "module:attribute" of either. None for a built-in stage, whose section is a field of Config, and for a stage without
-        options. The fields of a user's section are set as config.NAME.FIELD.
-      after: the stages that it must follow where the config has them.
-      makes_policy: it writes a policy, from which later stages start and which evaluation measures.
-      samples: it samples from a model, so config.NAME.max_new_tokens must leave room for a prompt, and rows are spread over
+        "module:attribute" of either. None for a stage without options and for built-in stages, which have a section in
+        Config. The fields of a custom section are set as config.NAME.FIELD.
+      after: the stages that it must follow if the config has them.
+      makes_policy: it writes a policy. Later stages start from the policy, and evaluation measures it.
+      samples: it samples from a model, so config.NAME.max_new_tokens must leave space for a prompt, and rows are spread over
         all devices.
-      uses_sampler: its policy's responses are sampled by config.sampler.
+      uses_sampler: config.sampler samples its policy's responses.
       trains: it trains in steps, so single steps can be profiled.
-      learns_from: the kinds of rows ("text", "prompts", "comparisons", "judgements") of which the data source must have at
-        least one; empty: it reads none.
+      learns_from: kinds of rows ("text", "prompts", "comparisons", "judgements"), of which the data source must have at least
+        one; empty: it reads no rows.
       batches: its batches.
       programs: `function(run: planner.programs.Run) -> list[planner.programs.Program]`, every jitted step that it calls, for
         ahead-of-time compilation; None: it compiles nothing worth planning.
-      workload: `function(config, prompt, examples) -> list[planner.workload.Task]`, its work for the planner's arithmetic;
-        None: it has no task. `prompt` is the length of the longest prompt, `examples` the rows of the data file; either may
-        be None.
+      workload: `function(config, prompt, examples) -> list[planner.workload.Task]`, its tasks for the planner's arithmetic;
+        None: it has no tasks. `prompt` is the length of the longest prompt, `examples` the number of rows of the data file;
+        either may be None.
       report: `function(run: tracking.workdir.RunFiles) -> tracking.report.blocks.Section` or a list of sections; None: the
-        report only names the stage. Stages that share a function share its sections.
-      preview: `function(context, tokenizer, count) -> list[tracking.tokens.TokenRow]`, the first rows that the stage learns
-        from, for `jaxalign.preview`; None: there is nothing to show.
+        report only names the stage. Stages with the same function share its sections.
+      preview: `function(context, tokenizer, count) -> list[tracking.tokens.TokenRow]`, the first rows that the stage trains
+        on, for `jaxalign.preview`; None: nothing to show.
     """
 
     name: str
@@ -86,7 +86,7 @@ _PREVIEW = "jaxalign.stages.shared.preview"
 
 
 def _builtin(name: str, programs: str | None = _PROGRAMS, workload: str | None = _WORK, **parts: Any) -> StageRecord:
-    """The record of a stage whose functions are called like itself, in the modules `programs` and `workload`."""
+    """The record of a stage with functions of the same name in the modules `programs` and `workload`."""
     programs, workload = (place and f"{place}:{name}" for place in (programs, workload))
     return StageRecord(name, f"jaxalign.stages.{name}:STAGE", programs=programs, workload=workload, **parts)
 
@@ -148,7 +148,7 @@ _BUILTIN = (
 
 
 def _in_this_order(records: Iterable[StageRecord]) -> Iterator[StageRecord]:
-    """The records, each with all before it as the stages that it must follow."""
+    """The records, with `after` set to the names of all earlier records."""
     names: tuple[str, ...] = ()
     for record in records:
         yield dataclasses.replace(record, after=names)
@@ -159,49 +159,49 @@ STAGES = Registry("stage", StageRecord, _in_this_order(_BUILTIN))
 
 
 def stages_in_order(names: Iterable[str], where: str = "config.stages") -> tuple[StageRecord, ...]:
-    """The records of `names`, each after those that it must follow.
+    """The records of `names`, each after the records that it must follow.
 
     Args:
       names: registered names, "package.module:attribute" or "FILE.py:attribute".
-      where: the config field or argument that names them, for error messages.
+      where: the config field or argument with the names, for error messages.
 
     Raises:
-      UserError: a name is unknown, a user's record has the name of another stage, or the stages must follow each other in a
-        circle.
+      UserError: a name is unknown, a custom record has the name of another stage, or the stages depend on each other in a
+        cycle.
     """
     found: dict[str, StageRecord] = {}
     for given in names:
         record = STAGES.get(given, where)
         clash = found.get(record.name) or (STAGES.get(record.name) if record.name in STAGES else record)
         if clash != record:
-            raise UserError(f"{where} has {given!r}, a stage called {record.name!r}, and there is another stage of that name; "
-                            "give it another name")
+            raise UserError(f"{where} has {given!r}, a stage called {record.name!r}, and there is another stage with that "
+                            "name; rename it")
         found[record.name] = record
     return ordered(found.values(), where)
 
 
 def ordered(records: Iterable[StageRecord], where: str = "config.stages") -> tuple[StageRecord, ...]:
-    """The records, each behind those that it follows. Among those that may come next, the order given is kept.
+    """The records in topological order: each after the records that it must follow, otherwise in the order given.
 
     Raises:
-      UserError: stages must follow each other in a circle.
+      UserError: stages depend on each other in a cycle.
     """
     waiting, done = {record.name: record for record in records}, []
     while waiting:
         ready = next((record for record in waiting.values() if waiting.keys().isdisjoint(record.after)), None)
         if ready is None:
-            raise UserError(f"{where}: the stages {', '.join(waiting)} must follow each other in a circle; change the `after` "
-                            "of their records")
+            raise UserError(f"{where}: the stages {', '.join(waiting)} depend on each other in a cycle; change the `after` of "
+                            "their records")
         done.append(waiting.pop(ready.name))
     return tuple(done)
 
 
 def policies_before(stages: Iterable[str], before: str) -> tuple[str, ...]:
-    """The names of those of `stages` that make a policy and come before the stage `before`, in order.
+    """The names of the stages in `stages` that write a policy and come before the stage `before`, in order.
 
     Args:
       stages: names as in `config.stages`.
-      before: the name of a stage, among them or not.
+      before: the name of a stage, which need not be in `stages`.
     """
     stages = tuple(stages)
     planned = {record.name for record in stages_in_order(stages)}
@@ -211,6 +211,6 @@ def policies_before(stages: Iterable[str], before: str) -> tuple[str, ...]:
 
 
 def policy_makers(stages: Iterable[str] | None = None) -> tuple[str, ...]:
-    """The names of those of `stages`, by default of all registered ones, that make a policy, in order."""
+    """The names of the stages that write a policy, in order. stages: the stages to search; None: all registered stages."""
     records = STAGES if stages is None else stages_in_order(stages)
     return tuple(record.name for record in records if record.makes_policy)

@@ -1,4 +1,4 @@
-"""Trackers: what `config.tracking.trackers` names. They receive the metrics of every training step."""
+"""Trackers: the records that `config.tracking.trackers` selects from. Trackers receive the metrics of every training step."""
 
 from __future__ import annotations
 
@@ -18,29 +18,33 @@ class TrackerRecord:
 
     Attributes:
       name: its name in the config.
-      make: a class or function that makes one without arguments, or "module:attribute" of it, imported when it is first used.
-        What it makes has the methods of `jaxalign.tracking.tracker.Tracker`. One is made for each training loop.
+      make: a class, or a function without arguments that returns a tracker; or "module:attribute" of either, imported on
+        first use. A tracker has the methods of `jaxalign.tracking.tracker.Tracker`. Each training loop gets its own tracker.
     """
 
     name: str
     make: Callable[[], Any] | str
 
     def load(self) -> Callable[[], Any]:
-        """The class or function itself."""
+        """The class or function, imported if it is named."""
         if isinstance(self.make, str):
             return load_object(self.make, f"the maker of tracker {self.name!r}")
         return self.make
 
 
 TRACKERS = Registry("tracker", TrackerRecord)
-"""Empty as delivered: the metric files are always written and need no name."""
+"""Has no built-in records: the metric files are always written and need no name."""
 
 
 def tracker_record(name: str, where: str) -> TrackerRecord:
-    """The registered record of that name, or one for the class or function at "package.module:name" or "FILE.py:name".
+    """The registered record with this name, or a record for the class or function at "package.module:name" or "FILE.py:name".
+
+    Args:
+      name: the name or location.
+      where: the field with the name, for error messages.
 
     Raises:
-      UserError: there is none, its module cannot be imported, or it can make no tracker; `where` is the field that names it.
+      UserError: there is no such record or object, its module cannot be imported, or it cannot create a tracker.
     """
     if name in TRACKERS or ":" not in name:
         return TRACKERS.get(name, where)
@@ -48,6 +52,6 @@ def tracker_record(name: str, where: str) -> TrackerRecord:
     record = found if isinstance(found, TrackerRecord) else TrackerRecord(name, found)
     make = record.load()
     if not callable(make) or (isinstance(make, type) and not all(callable(getattr(make, method, None)) for method in _METHODS)):
-        raise UserError(f"{where} names {name!r}, which is no tracker; a class with the methods start(config), "
-                        "log(step, metrics) and finish(status), or a function that makes such an object, is expected")
+        raise UserError(f"{where} names {name!r}, which is not a tracker; a class with the methods start(config), "
+                        "log(step, metrics) and finish(status), or a function that returns such an object, is expected")
     return record

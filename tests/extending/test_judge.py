@@ -65,7 +65,7 @@ def test_a_probability_that_is_not_a_number_leaves_the_pair_undecided():
 @pytest.mark.parametrize(("name", "message"), [
     ("WrongCount", "returned 1 results from 'compare' for 2 requests"),
     ("Missing", "has no Missing"),
-    ("Text", "has none of the methods|is no judge"),
+    ("Text", "has none of the methods|is not a judge"),
 ])  # fmt: skip
 def test_an_invalid_judge_is_reported_in_one_sentence(name, message):
     with pytest.raises(ja.UserError, match=message):

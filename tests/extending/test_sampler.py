@@ -59,7 +59,7 @@ def test_stages_sample_with_it(done, tmp_path):  # noqa: F811
 def test_a_config_without_a_stage_that_samples_refuses_it():
     with pytest.raises(UserError, match=r"no stage of this run uses it.*one of reward_distill, best_of_n, online_dpo, ppo"):
         from_config_dict({"stages": ("pretrain",), "sampler": NAME})
-    with pytest.raises(UserError, match="config.sampler names .*, which is no sampler"):
+    with pytest.raises(UserError, match="config.sampler names .*, which is not a sampler"):
         from_config_dict({"sampler": f"{PLUGIN.with_name('judge.py')}:Brevity"})
 
 

@@ -121,7 +121,7 @@ def test_a_sampler_with_unanswered_rows_is_refused():
 @pytest.mark.parametrize(("sampler", "message"), [
     ("remote", "ppo.sampler is 'remote'; one of local, or 'package.module:name'"),
     ("no.such.module:Thing", "no.such.module cannot be imported"),
-    ("json:JSONDecoder", "names 'json:JSONDecoder', which is no sampler"),
+    ("json:JSONDecoder", "names 'json:JSONDecoder', which is not a sampler"),
     (lambda engine: 3, "which gives a int; an object with the methods submit, collect and update"),
     (7, "which gives a int"),
 ])

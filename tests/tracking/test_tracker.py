@@ -128,7 +128,7 @@ def test_a_factory_that_raises_or_returns_something_else_is_skipped(tmp_path, ca
     ("wandbb", "config.tracking.trackers is 'wandbb'; 'package.module:name' is expected"),
     ("no.such.module:name", "no.such.module cannot be imported"),
     ("math:missing", "math has no missing"),
-    ("math:pi", "names 'math:pi', which is no tracker"),
+    ("math:pi", "names 'math:pi', which is not a tracker"),
     ("collections:OrderedDict", "a class with the methods start"),
 ])
 def test_a_name_that_is_not_a_tracker_is_refused(name, message):
