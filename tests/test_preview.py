@@ -98,7 +98,7 @@ def test_rows_of_the_preference_model_are_scored_at_their_last_token(folder, row
 def test_rows_of_ppo_are_prompts_and_say_where_sampling_stops(folder, rows):
     found = rows("ppo", "--config.ppo.max_new_tokens=5")
     assert [row.ids for row in found] == [prompt for prompt, *_ in ids_of(folder)]
-    assert found[0].notes == ("then up to 5 sampled tokens, which are learnt from, up to the first of <|im_end|>",)
+    assert found[0].notes == ("then up to 5 sampled tokens, which are trained on, up to the first of <|im_end|>",)
 
 
 def test_truncation_is_noted(rows):
@@ -114,7 +114,7 @@ def test_without_colour_trained_tokens_are_underlined(run, folder):
     answer = next(i for i, line in enumerate(lines) if line.startswith("It"))
     assert lines[answer].replace("│", "") == "It·is·4.«<|im_end|>»"
     assert len(lines[answer + 1]) == len(lines[answer]) and set(lines[answer + 1]) == {"^", " "}
-    assert lines[3].startswith("sft 1: ") and lines[3].endswith(" learnt from")
+    assert lines[3].startswith("sft 1: ") and lines[3].endswith(" trained on")
     assert not any("^" in line for line in lines[4:answer])
 
 
@@ -127,9 +127,9 @@ def test_a_dialogue_is_shown_with_its_last_answer_or_with_all(run, folder):
     given = (f"--model={folder / 'model'}", f"--messages={folder / 'one.json'}")
     _, last, _ = run(*given)
     _, every, _ = run(*given, "--answers=all")
-    assert "dialogue 1: " in last and " tokens, 2 learnt from" in last  # c and the end of the turn
+    assert "dialogue 1: " in last and " tokens, 2 trained on" in last  # c and the end of the turn
     tokenizer = load_tokenizer(folder / "model")
-    assert f" tokens, {4 + len(tokenizer.encode('It is 4.')) - 1} learnt from" in every
+    assert f" tokens, {4 + len(tokenizer.encode('It is 4.')) - 1} trained on" in every
     _, several, _ = run(f"--model={folder / 'model'}", f"--messages={folder / 'many.jsonl'}", "--rows=2")
     assert "dialogue 2" in several and "dialogue 3" not in several
 

@@ -6,12 +6,12 @@ from typing import Any
 
 
 def percent(rate: float) -> str:
-    """A share with one decimal: 0.78 is "78.0%"."""
+    """A fraction as a percentage with one decimal: 0.78 is "78.0%"."""
     return f"{100 * rate:.1f}%"
 
 
 def short_percent(rate: float) -> str:
-    """A share for running text, without a zero decimal: 0.78 is "78%"."""
+    """A fraction as a percentage for running text, without a zero decimal: 0.78 is "78%"."""
     return percent(rate).replace(".0%", "%")
 
 
@@ -24,17 +24,17 @@ def number(value: Any) -> str:
 
 
 def share(count: int | None, total: int | None) -> str:
-    """A count with its share of `total`: "78 (7.8%)"."""
+    """A count with its percentage of `total`: "78 (7.8%)"."""
     return number(count) if count is None or not total else f"{count:,} ({percent(count / total)})"
 
 
 def seconds(value: float) -> str:
-    """1:02:03, or 2:03 below an hour."""
+    """A duration as 1:02:03, or as 2:03 below an hour."""
     whole = max(0, round(value))
     hours, minutes = divmod(whole // 60, 60)
     return f"{hours}:{minutes:02}:{whole % 60:02}" if hours else f"{minutes}:{whole % 60:02}"
 
 
 def capitalized(text: str) -> str:
-    """The text with its first letter in upper case and the others unchanged ("after RL" is "After RL")."""
+    """The text with an upper-case first letter and the rest unchanged ("after RL" becomes "After RL")."""
     return text[:1].upper() + text[1:]

@@ -1,6 +1,6 @@
-"""Append-only JSONL files that survive a crash: at most the last line is torn, and a torn line is dropped.
+"""Append-only JSONL files that survive a crash. A crash can truncate only the last line, and a truncated line is dropped.
 
-A line is complete once its newline is on disk; text after the last newline was cut off by a crash.
+A line is complete once its newline is on disk; text after the last newline is a truncated line.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from jaxalign.errors import UserError
 
 
 def open_append(path: str | os.PathLike) -> TextIO:
-    """Opens `path` for appending whole lines, after dropping a torn last line. Creates missing folders."""
+    """Opens `path` for appending whole lines, after dropping a truncated last line. Creates missing folders."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.exists():
@@ -26,7 +26,7 @@ def open_append(path: str | os.PathLike) -> TextIO:
 
 
 def read_lines(path: str | os.PathLike) -> list[str]:
-    """The complete lines of `path`, without their newlines; a torn last line is left out. Missing file: no lines."""
+    """The complete lines of `path`, without newlines; a truncated last line is omitted. A missing file has no lines."""
     path = Path(path)
     if not path.exists():
         return []
@@ -34,22 +34,22 @@ def read_lines(path: str | os.PathLike) -> list[str]:
 
 
 def parse_row(line: str, path: str | os.PathLike, number: int) -> dict[str, Any]:
-    """One line as an object.
+    """Parses one line as a JSON object.
 
     Raises:
-        UserError: the line is not a JSON object; names the file and the line `number` (from 1).
+        UserError: the line is not a JSON object. The error names the file and the line `number`, which counts from 1.
     """
     try:
         row = json.loads(line)
     except ValueError as error:
         raise UserError(
-            f"{path}, line {number} is not JSON ({error}); the file was edited or damaged: correct or remove the line."
+            f"{path}, line {number} is not JSON ({error}); the file was edited or damaged: fix or remove the line."
         ) from None
     if not isinstance(row, dict):
-        raise UserError(f"{path}, line {number} holds a {type(row).__name__}; a JSON object is expected on every line.")
+        raise UserError(f"{path}, line {number} contains a {type(row).__name__}; a JSON object is expected on every line.")
     return row
 
 
 def read_rows(path: str | os.PathLike) -> list[dict[str, Any]]:
-    """Every complete line of `path` as an object; blank lines are skipped. Raises UserError as `parse_row`."""
+    """Every complete line of `path` as an object; blank lines are skipped. Raises UserError like `parse_row`."""
     return [parse_row(line, path, number) for number, line in enumerate(read_lines(path), 1) if line.strip()]

@@ -1,4 +1,4 @@
-"""The titles of the measures and models of an evaluation, and which direction of a measure is better."""
+"""Titles for the measures and models of an evaluation, and the better direction of each measure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclasses.dataclass(frozen=True)
 class Measure:
-    """A measure's title and meaning; `good` is True where more is better, False where less is, None where neither is."""
+    """A measure's title and meaning. `good` is True if higher is better, False if lower is better, None if neither is."""
 
     title: str
     meaning: str
@@ -32,18 +32,18 @@ MEASURES = {
 
 
 def measure(name: str) -> Measure:
-    """The wording of a measure; an unknown one has its own name as title and no better direction."""
+    """The measure with this name; an unknown measure uses its name as title and has no better direction."""
     return MEASURES.get(name) or Measure(name.replace("_", " ").capitalize(), "", None)
 
 
 def ordered_measures(rates: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Every measure for which a model has a rate: the known ones in the order of MEASURES, then the others as they appear."""
+    """Every measure with a rate of some model: known measures in the order of MEASURES, then others in order of appearance."""
     present = list(dict.fromkeys(name for row in rates.values() for name in row or {}))
     return [name for name in MEASURES if name in present] + [name for name in present if name not in MEASURES]
 
 
 def model_title(model: str, stages: Collection[str] = ("pretrain", "revise")) -> str:
-    """The title of a model of an evaluation ("base", "sft", "ppo", ...), given the stages of the run."""
+    """The title of a model in an evaluation ("base", "sft", "ppo", ...), given the stages of the run."""
     titles = {
         "base": "helpful-only" if {"pretrain", "revise"} <= set(stages) else "starting model",
         "sft": "after supervised CAI" if "revise" in stages else "after fine-tuning",
@@ -56,6 +56,6 @@ def model_title(model: str, stages: Collection[str] = ("pretrain", "revise")) ->
 
 
 def model_phrase(model: str, stages: Collection[str] = ("pretrain", "revise")) -> str:
-    """A model in a sentence: "the helpful-only model", "the model after RL"."""
+    """A model's name in a sentence: "the helpful-only model", "the model after RL"."""
     title = model_title(model, stages)
     return f"the model {title}" if title.startswith("after ") else f"the {title.removesuffix(' model')} model"

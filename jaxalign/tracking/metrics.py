@@ -1,7 +1,7 @@
-"""Metrics, and the files that hold them: one JSON object per line, byte-identical whenever two runs are equal.
+"""Metrics and their files: one JSON object per line, byte-identical for identical runs.
 
-A row holds no clock, host name or path. A float is written in the shortest form that reads back exactly. JSON has no NaN or
-infinity: these are written as the strings "nan", "inf" and "-inf", and read back as floats.
+Rows contain no times, host names or paths. A float is written in the shortest form that reads back exactly. JSON has no NaN or
+infinity, so these are written as the strings "nan", "inf" and "-inf" and read back as floats.
 """
 
 from __future__ import annotations
@@ -19,27 +19,27 @@ from jaxalign.storage import write_atomically
 from jaxalign.tracking import jsonl
 
 Metrics = Mapping[str, int | float]
-"""The metrics of one step by name: plain Python numbers, NaN and infinities included."""
+"""The metrics of one step by name: plain Python numbers, which may be NaN or infinite."""
 
 _NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 
 def to_metrics(values: Mapping[str, Any]) -> dict[str, int | float]:
-    """Converts Python, numpy or JAX scalars to plain numbers; integers stay integers, the rest become floats.
+    """Converts Python, numpy or JAX scalars to plain numbers. Integers stay integers; all others become floats.
 
     Raises:
       TypeError, ValueError: a value is not a scalar number, or is named "step".
     """
     if "step" in values:
-        raise ValueError('a metric may not be named "step": that field holds the step of the row')
+        raise ValueError('a metric must not be named "step": this field contains the step of the row')
     return {name: _number(name, value) for name, value in values.items()}
 
 
 class MetricFiles:
-    """The tracker that is always on: appends one row per step to DIRECTORY/metrics.jsonl.
+    """The tracker that always runs. It appends one row per step to DIRECTORY/metrics.jsonl.
 
-    A row reaches the operating system when it is logged, so a killed process loses none, and the disk at `flush`, which belongs
-    beside each checkpoint. Of several processes only the first writes.
+    A logged row goes to the operating system immediately, so a killed process loses no rows. `flush`, to be called with each
+    checkpoint, forces the rows to disk. Only the first process writes.
     """
 
     def __init__(self, directory: str | os.PathLike):
@@ -47,12 +47,12 @@ class MetricFiles:
         self._file = None
 
     def start(self, config: Mapping[str, Any]) -> None:
-        """Opens the file for the steps from config["step"] (default 0) on and drops the rows of later ones.
+        """Opens the file for steps from config["step"] (default 0), and drops existing rows of these steps.
 
-        The last line, if a crash tore it, is dropped too. The file is replaced atomically.
+        Also drops a last line that a crash truncated. The file is replaced atomically.
 
         Raises:
-          UserError: a kept line is not a JSON object.
+          UserError: a line is not a JSON object.
         """
         first = config.get("step", 0)
         lines = jsonl.read_lines(self.path)
@@ -63,12 +63,12 @@ class MetricFiles:
         self._file = jsonl.open_append(self.path)
 
     def log(self, step: int, metrics: Metrics) -> None:
-        """Appends one row. Raises TypeError or ValueError as `to_metrics`."""
+        """Appends one row. Raises TypeError or ValueError like `to_metrics`."""
         row = {"step": int(step)} | {name: _encode(value) for name, value in to_metrics(metrics).items()}
         self._file.write(json.dumps(row, allow_nan=False) + "\n")
 
     def flush(self) -> None:
-        """Returns once every row is on disk."""
+        """Forces every row to disk."""
         self._file.flush()
         if self.path != Path(os.devnull):
             os.fsync(self._file.fileno())
@@ -81,17 +81,19 @@ class MetricFiles:
 
 
 def read_metrics(path: str | os.PathLike) -> list[dict[str, Any]]:
-    """The rows of a metric file, oldest first: the metrics of a step and its number under "step". Missing file: no rows.
+    """The rows of a metric file, oldest first: a step's metrics, and its number under "step". A missing file has no rows.
+
+    A truncated last line is omitted silently.
 
     Raises:
-      UserError: a complete line is not a JSON object. A torn last line is left out silently.
+      UserError: a complete line is not a JSON object.
     """
     return [{name: _decode(value) for name, value in row.items()} for row in jsonl.read_rows(path)]
 
 
 def _number(name: str, value: Any) -> int | float:
     if isinstance(value, str):
-        raise TypeError(f"metric {name} is the text {value!r}; a number is expected")
+        raise TypeError(f"metric {name} is the string {value!r}; a number is expected")
     if hasattr(value, "item"):  # A numpy or JAX scalar; raises ValueError for more than one element.
         value = value.item()
     return int(value) if isinstance(value, numbers.Integral) else float(value)

@@ -1,4 +1,4 @@
-"""Traces of selected steps of one stage, for XProf, TensorBoard's profiler and Perfetto."""
+"""Traces selected steps of one stage, for XProf, TensorBoard's profiler and Perfetto."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from jaxalign.config.selectors import traced_steps
 
 
 class Profiler:
-    """Traces the steps of a stage that `config.profile` names.
+    """Traces the steps of a stage that `config.profile` selects.
 
     Args:
-      spec: STAGE:STEP or STAGE:STEP:COUNT; nothing is traced where it is empty or names another stage.
+      spec: STAGE:STEP or STAGE:STEP:COUNT; nothing is traced if it is empty or names another stage.
       stage: the stage's name.
-      directory: receives the traces.
-      steps: the number of steps of the stage; a warning is logged if `spec` goes beyond it.
+      directory: the folder for the traces.
+      steps: the number of steps of the stage; a warning is logged if `spec` exceeds it.
     """
 
     def __init__(self, spec: str, stage: str, directory: Path, steps: int):
@@ -31,13 +31,13 @@ class Profiler:
             self._steps = range(first, first + count)
             if first + count > steps:
                 logging.getLogger("jaxalign").warning(
-                    f"config.profile is {spec!r}, but the steps of {stage} are numbered 0 to {steps - 1}: later ones are "
+                    f"config.profile is {spec!r}, but the steps of {stage} are numbered 0 to {steps - 1}: later steps are "
                     "not traced"
                 )
 
     @contextlib.contextmanager
     def step(self, step: int) -> Iterator[bool]:
-        """Around one step; yields whether it is traced. A traced step must wait for its results."""
+        """A context for one step; yields whether it is traced. A traced step must wait for its results."""
         if step not in self._steps:
             yield False
             return

@@ -1,6 +1,6 @@
-"""Progress of a stage on stderr: a bar on a terminal, otherwise a plain line every few seconds.
+"""Shows the progress of a stage on stderr: a bar on a terminal, otherwise a plain line every few seconds.
 
-Only the first of several processes shows it.
+Only the first process prints.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from jaxalign.tracking import formatting
 
 _BAR_SECONDS = 0.2
 _LINE_SECONDS = 5.0
-_RATE_SECONDS = 30.0  # Speed and remaining time are averages over this window, so that compilation distorts them only briefly.
+_RATE_SECONDS = 30.0  # Window for speed and remaining time; limits how long compilation distorts them.
 _BAR_FORMAT = "{desc} {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} {unit}s{postfix}"
 
 
@@ -30,15 +30,15 @@ class Progress:
                 ...
                 progress.update(tokens=batch_tokens, loss=loss)
 
-    Values may be JAX scalars that are still being computed: they are converted only when they are printed, so an update does
-    not block the host.
+    Values may be JAX scalars that are still being computed. They are converted only when printed, so an update does not block
+    the host.
 
     Args:
-        stage: the name shown first.
+        stage: the stage's name.
         total: the number of steps, including those before `start`.
-        start: the number of steps done by an earlier process.
-        unit: the noun of what is counted, in the singular.
-        stream, clock: for tests; stderr and the monotonic clock.
+        start: the number of steps completed by an earlier process.
+        unit: the singular noun for a step.
+        stream, clock: for tests; by default stderr and the monotonic clock.
     """
 
     def __init__(self, stage: str, total: int, start: int = 0, unit: str = "step", *,
@@ -59,7 +59,7 @@ class Progress:
             self._line(f"[{stage}] continues at {self.unit} {start:,} of {total:,}")
 
     def update(self, n: int = 1, tokens: int = 0, **values: Any) -> None:
-        """Counts `n` more units and `tokens` more tokens; `values` (scalars) replace those shown before."""
+        """Adds `n` units and `tokens` tokens to the counts; `values` (scalars) replace the values shown before."""
         self.count += n
         self._tokens += tokens
         if values:
@@ -69,7 +69,7 @@ class Progress:
             self._show(now)
 
     def close(self, failed: bool = False) -> None:
-        """Prints the last line. After a failure the values are not fetched again: that could raise the failure again."""
+        """Prints the last line. After a failure it does not fetch the values again, which could raise the same error."""
         now = self._clock()
         if not self._shows:
             return

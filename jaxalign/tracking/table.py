@@ -1,4 +1,4 @@
-"""The plain-text table at the end of a run: the rates of all models side by side."""
+"""The plain-text table at the end of a run, with the rates of all models side by side."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from jaxalign.tracking.measures import measure, model_title, ordered_measures
 def render(summary: Mapping[str, Any], stages: Collection[str] = ("pretrain", "revise")) -> str:
     """The table of an evaluation summary (`docs/data_formats.md`), without a trailing newline; "" without models.
 
-    It has a column per model and a row per measure; a rate is followed by its count and total. A row without any number is
-    left out; a missing number in another row is shown as "-".
+    It has a column per model and a row per measure; each rate is followed by its count and total. Rows without any number are
+    omitted; other missing numbers are shown as "-".
 
     Args:
         summary: the evaluation's summary.
-        stages: the stages of the run, on which the titles of models depend.
+        stages: the stages of the run, which determine the titles of models.
     """
     models = list(summary.get("models") or [])
     if not models:

@@ -1,8 +1,8 @@
-"""The time of a stage by phase: `timing.jsonl`, the only file of a run with clock times.
+"""The time of a stage by phase, in `timing.jsonl`, the only file of a run that contains clock times.
 
-A row is {"phase", "seconds", "tokens", "flops", "peak"}, with "since" for a first step. A phase appends a row each time it
-runs, or a sum over several times, in every start of the stage; totals over the file are the cost of the stage, interruptions
-included.
+A row is {"phase", "seconds", "tokens", "flops", "peak"}, plus "since" for a first step. A row covers one run of a phase or the
+sum over several runs. Every start of the stage appends rows, so totals over the file are the cost of the stage, including
+interrupted starts.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ class PhaseTotal(TypedDict):
     Attributes:
       seconds: wall-clock time.
       tokens: tokens processed.
-      flops: operations that the models needed; 0 where they are not counted.
-      peak: the vendor's operations per second of all devices together; 0 where unknown.
+      flops: FLOPs that the models need; 0 if they are not counted.
+      peak: the vendor's peak FLOP/s, summed over all devices; 0 if unknown.
       runs: the number of rows.
-      since: seconds from the stage's last start to the end of the phase; 0 where unknown.
+      since: seconds from the stage's last start to the end of the phase; 0 if unknown.
     """
 
     seconds: float
@@ -40,18 +40,18 @@ class PhaseTotal(TypedDict):
 
 
 class Phase:
-    """A running phase. Set `tokens` and `flops` if they are known only at the end."""
+    """A running phase. Set `tokens` and `flops` inside the phase if they are known only at its end."""
 
     def __init__(self, tokens: int = 0, flops: float = 0.0):
         self.tokens, self.flops = tokens, flops
 
 
 class Timing:
-    """Appends to the timing file at `path`. Phases must not be nested: their time would count twice.
+    """Appends to the timing file at `path`. Phases must not be nested, because their time would count twice.
 
     Args:
       path: the file.
-      peak: operations per second of all devices, 0 where unknown.
+      peak: peak FLOP/s over all devices; 0 if unknown.
       clock: for tests.
     """
 
@@ -61,9 +61,9 @@ class Timing:
 
     @contextlib.contextmanager
     def phase(self, name: str, tokens: int = 0) -> Iterator[Phase]:
-        """Times the body and appends its row, even if the body raises: the time was spent.
+        """Times the body and appends a row, even if the body raises.
 
-        JAX computes asynchronously: wait for the results (`block_until_ready`, or read them) inside the body.
+        JAX computes asynchronously, so the body must wait for its results (`block_until_ready`, or read them).
         """
         phase = Phase(tokens)
         began = self._clock()
@@ -73,7 +73,7 @@ class Timing:
             self.add(name, self._clock() - began, phase.tokens, phase.flops)
 
     def add(self, name: str, seconds: float, tokens: int = 0, flops: float = 0.0, since: float | None = None) -> None:
-        """Appends a row timed elsewhere, for phases too short to be written one by one. Only the first process writes."""
+        """Appends a row for a time measured elsewhere, such as the sum of many short phases. Only the first process writes."""
         if not hosts.is_first():
             return
         row = {"phase": name, "seconds": round(seconds, 6), "tokens": int(tokens), "flops": flops, "peak": self._peak}
@@ -83,7 +83,7 @@ class Timing:
 
 
 class Timeline:
-    """Times the phases of the steps of a loop, which are too short to be written one by one: accumulates until `write`."""
+    """Times the phases of a loop's steps, which are too short for a row each, and accumulates them until `write`."""
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter):
         self._clock = clock
@@ -91,7 +91,7 @@ class Timeline:
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[Phase]:
-        """Times the body, which must wait for its results. Tokens and operations set on the yielded phase are added up."""
+        """Times the body, which must wait for its results, and adds the tokens and FLOPs set on the yielded phase."""
         phase, began = Phase(), self._clock()
         yield phase
         seconds, sums = self._sums.get(name, (0.0, Phase()))
@@ -103,9 +103,9 @@ class Timeline:
         self._sums.clear()
 
     def write(self, timing: Timing, seconds: float, rest: str, tokens: int, flops: float = 0.0) -> None:
-        """Writes a row for each phase, and one named `rest` for the part of `seconds` outside all phases.
+        """Writes a row for each phase, and a row named `rest` for the part of `seconds` outside all phases.
 
-        The row `rest` has the tokens and operations if there are no other phases.
+        `tokens` and `flops` go to the row `rest` if there are no other phases.
         """
         for name, (spent, phase) in self._sums.items():
             timing.add(name, spent, phase.tokens, phase.flops)
@@ -116,7 +116,7 @@ class Timeline:
 
 @contextlib.contextmanager
 def rest_of(path: str | os.PathLike, clock: Callable[[], float] = time.perf_counter) -> Iterator[None]:
-    """Around a whole stage: appends the time outside its phases as "other", if it has phases."""
+    """A context for a whole stage: appends the time outside its phases as "other", if it has phases."""
 
     def counted() -> float:
         return sum(total["seconds"] for total in read_timing(path).values())
@@ -130,7 +130,7 @@ def rest_of(path: str | os.PathLike, clock: Callable[[], float] = time.perf_coun
 
 
 def read_timing(path: str | os.PathLike) -> dict[str, PhaseTotal]:
-    """Totals by phase, in the order in which the phases first ran. Missing file: no phases.
+    """Totals by phase, in the order in which the phases first ran. A missing file has no phases.
 
     Raises:
         UserError: a complete line is not a JSON object.

@@ -1,4 +1,4 @@
-"""Token sequences in readable form, with marks at the tokens that are learnt from."""
+"""Prints token sequences in readable form and marks the tokens that the model is trained on."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 WIDTH = 100
 GIVEN, LEARNT, SCORED = " ", "^", "*"
-"""The mark under a token: given to the model, learnt from, or where a score is read."""
+"""The mark under a token: given as context, trained on, or the position of a score."""
 _COLORS = {GIVEN: "\x1b[0m", LEARNT: "\x1b[32m", SCORED: "\x1b[33m"}
 _BOLD, _DIM, _PLAIN = "\x1b[1m", "\x1b[2m", "\x1b[0m"
 _BAR = "\u2502"
@@ -17,7 +17,7 @@ _VISIBLE = {" ": "\u00b7", "\n": "\u21b5", "\t": "\u2192"}
 
 @dataclasses.dataclass(frozen=True)
 class TokenRow:
-    """One sequence: its ids, a mark (GIVEN, LEARNT, SCORED) for each, and notes for its heading."""
+    """One sequence: its ids, a mark (GIVEN, LEARNT, SCORED) for each id, and notes for its heading."""
 
     title: str
     ids: Sequence[int]
@@ -36,19 +36,19 @@ class Cell:
 
 
 def legend(color: bool) -> str:
-    """The meaning of the signs."""
-    marks = {"given": GIVEN, "learnt from": LEARNT, "where the score is read": SCORED}
+    """The legend of the marks."""
+    marks = {"context": GIVEN, "trained on": LEARNT, "position of the score": SCORED}
     if color:
         shown = ", ".join(f"{_COLORS[mark]}{name}{_PLAIN}" for name, mark in marks.items())
         special = f"{_BOLD}\u00abspecial token\u00bb{_PLAIN}"
     else:
-        shown = "nothing below: given; ^ learnt from; * where the score is read"
+        shown = "no mark: context; ^ trained on; * position of the score"
         special = "\u00abspecial token\u00bb"
     return f"{_BAR} between tokens   \u00b7 space   \u21b5 line break   \u2192 tab   {special}   {shown}"
 
 
 def cells(row: TokenRow, tokenizer) -> list[Cell]:
-    """The row's tokens; `tokenizer` has `piece` and `special_ids`."""
+    """The row's tokens as cells. `tokenizer` has `piece` and `special_ids`."""
     out = []
     for token, mark in zip(row.ids, row.marks, strict=True):
         special = int(token) in tokenizer.special_ids
@@ -58,16 +58,16 @@ def cells(row: TokenRow, tokenizer) -> list[Cell]:
 
 
 def visible(text: str) -> str:
-    """Text without control characters, which could affect the terminal: spaces are dots, others are escaped."""
+    """The text without control characters, which could affect the terminal. Spaces become dots; others are escaped."""
     shown = (_VISIBLE.get(c) or (c if c.isprintable() else c.encode("unicode_escape").decode()) for c in text)
     return "".join(shown)
 
 
 def show(row: TokenRow, tokenizer, color: bool, ids: bool = False) -> str:
-    """The row as lines of text: a heading with counts, then its tokens; with `ids` one token per line, with position and id."""
+    """The row as text: a heading with counts, then the tokens. With `ids`, one token per line with its position and id."""
     shown = cells(row, tokenizer)
     learnt, scored = row.marks.count(LEARNT), row.marks.count(SCORED)
-    counts = [f"{len(row.ids)} tokens", *([f"{learnt} learnt from"] if learnt else []), *(["score at 1"] if scored else [])]
+    counts = [f"{len(row.ids)} tokens", *([f"{learnt} trained on"] if learnt else []), *(["score at 1"] if scored else [])]
     heading = f"{row.title}: {', '.join([*counts, *row.notes])}"
     if ids:
         lines = [f"{i:6}{cell.token:9}  {cell.mark}  {_colored(cell) if color else cell.text}" for i, cell in enumerate(shown)]
@@ -77,7 +77,7 @@ def show(row: TokenRow, tokenizer, color: bool, ids: bool = False) -> str:
 
 
 def _lines(shown: Sequence[Cell]) -> Iterator[list[Cell]]:
-    """Lines broken after line breaks of the text and at the width of the screen."""
+    """Splits the cells into lines, after line breaks of the text and at the width of the screen."""
     line, width = [], 0
     for cell in shown:
         size = columns(cell.text) + 1
@@ -107,5 +107,5 @@ def _colored(cell: Cell) -> str:
 
 
 def columns(text: str) -> int:
-    """The number of terminal columns of a text: wide characters take two, combining ones none."""
+    """The number of terminal columns of a text: two for wide characters, none for combining characters."""
     return sum(0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in text)

@@ -1,4 +1,4 @@
-"""Trackers: where the metrics of training go. The metric files are one; users add others through `config.tracking.trackers`."""
+"""Trackers receive the metrics of training. The metric files are one; `config.tracking.trackers` adds others."""
 
 from __future__ import annotations
 
@@ -15,48 +15,48 @@ from jaxalign.registry.trackers import tracker_record
 from jaxalign.tracking.metrics import MetricFiles, Metrics, read_metrics, to_metrics
 
 DONE, FAILED, INTERRUPTED = "done", "failed", "interrupted"
-"""What `Tracker.finish` is called with."""
+"""The statuses passed to `Tracker.finish`."""
 
 
 @runtime_checkable
 class Tracker(Protocol):
-    """Receives the metrics of one training loop. Its methods are called in process 0 only, from the training thread."""
+    """Receives the metrics of one training loop. Its methods are called only in process 0, from the training thread."""
 
     def start(self, config: Mapping[str, Any]) -> None:
         """Called once, before the first step.
 
         Args:
-          config: the settings of the run as plain JSON values, and beside them "stage" (the name of the loop, such as "sft"),
-            "directory" (its folder as a string, or None) and "step" (the first step that this process computes).
+          config: the settings of the run as plain JSON values, plus "stage" (the name of the loop, such as "sft"), "directory"
+            (its folder as a string, or None) and "step" (the first step that this process computes).
         """
 
     def log(self, step: int, metrics: Metrics) -> None:
-        """Called once for each step, in ascending order of `step`, which counts from 0."""
+        """Called once per step, in ascending order; `step` counts from 0."""
 
     def finish(self, status: str) -> None:
         """Called once, with "done", "failed" or "interrupted", after the last call of `log`."""
 
 
 def make_trackers(names: Sequence[str]) -> dict[str, Tracker]:
-    """One tracker for each name in `config.tracking.trackers`, by name; none in a process other than the first.
+    """One tracker for each name in `config.tracking.trackers`, by name. Only the first process gets trackers.
 
-    A tracker whose maker raises, or makes something else, is left out with a warning.
+    A warning is logged and the tracker omitted if its constructor fails or returns a different object.
 
     Raises:
-      UserError: a name is not registered, or what it names cannot be imported.
+      UserError: a name is not registered, or its object cannot be imported.
     """
     made = {}
     for name in names if hosts.is_first() else ():
         make = tracker_record(name, "config.tracking.trackers").load()
         try:
             tracker = make()
-        except Exception as error:  # Whatever the user's code raises.
-            _warn(name, "making it", error)
+        except Exception as error:  # The user's code may raise anything.
+            _warn(name, "its constructor", error)
             continue
         if isinstance(tracker, Tracker):
             made[name] = tracker
         else:
-            _log().warning(f"tracker {name!r} is left out: its maker gave a {type(tracker).__name__}; an object with the "
+            _log().warning(f"tracker {name!r} is ignored: its constructor returned a {type(tracker).__name__}; an object with "
                            "methods start(config), log(step, metrics) and finish(status) is expected")
     return made
 
@@ -64,18 +64,18 @@ def make_trackers(names: Sequence[str]) -> dict[str, Tracker]:
 class Trackers:
     """The metric files and all trackers of one training loop. A tracker that fails never stops training.
 
-    A context manager: entering starts them, leaving finishes them. Each tracker receives every step once, also when the run is
-    killed and resumed: DIRECTORY/trackers.json holds the next step of each. A resumed run computes the steps since its last
-    checkpoint again, with equal results, and logs only those that a tracker has not received; what a tracker missed, because
-    it failed or was added later, comes from the metric file. Without a directory nothing is kept.
+    As a context manager it starts the trackers on entry and finishes them on exit. Each tracker receives every step once, even
+    if the run is killed and resumed: DIRECTORY/trackers.json stores the next step of each tracker. A resumed run recomputes the
+    steps since its last checkpoint, with equal results, and logs only the steps that a tracker has not received. Steps that a
+    tracker missed, because it failed or was added later, are read from the metric file. Without a directory nothing is stored.
 
     A tracker that raises is reported once and receives nothing more from this process. An error of the metric files is
-    raised: a run whose metrics are lost has failed.
+    raised, because a run without metrics has failed.
 
     Args:
       stage: the name of the loop.
-      directory: its folder, or None for a loop that leaves no files.
-      trackers: trackers by name, or a sequence of them, which are named by their classes.
+      directory: its folder, or None for a loop without files.
+      trackers: trackers by name, or a sequence of trackers, which are named after their classes.
       config: the run's settings, as plain values.
       step: the first step that this process computes.
     """
@@ -100,7 +100,7 @@ class Trackers:
         return self
 
     def log(self, step: int, metrics: Mapping[str, Any]) -> None:
-        """Logs one step's scalars everywhere. Raises TypeError or ValueError as `to_metrics`."""
+        """Logs one step's scalars to all trackers. Raises TypeError or ValueError like `to_metrics`."""
         values = to_metrics(metrics)
         if self._files is not None:
             self._files.log(step, values)
@@ -108,7 +108,7 @@ class Trackers:
             self._pass_on(name, step, values)
 
     def flush(self) -> None:
-        """Returns once the metric file is on disk."""
+        """Forces the metric file to disk."""
         if self._files is not None:
             self._files.flush()
 
@@ -127,12 +127,12 @@ class Trackers:
             self._cursor.advance(name, step + 1)
 
     def _call(self, name: str, method: str, action: Callable[[], None]) -> bool:
-        """Whether the tracker's method returned; False, too, for a tracker that failed before."""
+        """Calls a tracker's method. Returns whether it succeeded; False as well for a tracker that failed before."""
         if name in self._failed:
             return False
         try:
             action()
-        except Exception as error:  # Whatever the user's tracker raises.
+        except Exception as error:  # The user's tracker may raise anything.
             self._failed.add(name)
             _warn(name, method, error)
             return False
@@ -140,12 +140,12 @@ class Trackers:
 
 
 class _Cursor:
-    """The next step of each tracker, kept in a JSON file if there is one."""
+    """The next step of each tracker, stored in a JSON file if there is a path."""
 
     def __init__(self, path: Path | None):
         self._path, self._next = path, {}
         if path is not None and path.exists():
-            with contextlib.suppress(ValueError):  # A crash of the machine can empty the file: then all is logged again.
+            with contextlib.suppress(ValueError):  # A machine crash can empty the file; then all steps are logged again.
                 self._next = json.loads(path.read_text(encoding="utf-8"))
 
     def next(self, name: str) -> int:
@@ -153,7 +153,7 @@ class _Cursor:
 
     def advance(self, name: str, step: int) -> None:
         self._next[name] = step
-        if self._path is not None:  # Atomic, but not forced to the disk: that would take milliseconds at each step.
+        if self._path is not None:  # Atomic, but without fsync, which would take milliseconds per step.
             temporary = self._path.with_name(f".{self._path.name}.tmp")
             temporary.write_text(json.dumps(self._next), encoding="utf-8")
             os.replace(temporary, self._path)

@@ -1,4 +1,4 @@
-"""Reads a work directory, complete or not, as `docs/data_formats.md` lays it out."""
+"""Reads a work directory, complete or not, in the layout of `docs/data_formats.md`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from jaxalign.tracking.timing import PhaseTotal, read_timing
 
 @dataclasses.dataclass(frozen=True)
 class StageFiles:
-    """The files of one stage; absent ones read as empty. `status` is "done", "running", or None without a manifest."""
+    """The files of one stage; missing files are empty. `status` is "done", "running", or None without a manifest."""
 
     name: str
     status: str | None = None
@@ -31,7 +31,7 @@ class StageFiles:
         return bool(self.status or self.summary or self.metrics or self.timing)
 
     def column(self, name: str) -> tuple[list[float], list[float]]:
-        """The steps and values of one metric, from the rows that have it as a number."""
+        """The steps and values of one metric, from the rows in which it is a number."""
         rows = [row for row in self.metrics if isinstance(row.get(name), (int, float)) and "step" in row]
         return [row["step"] for row in rows], [row[name] for row in rows]
 
@@ -42,10 +42,10 @@ class RunFiles:
 
     Attributes:
       path: the directory.
-      config: the run's config; empty where there is none.
-      evaluation: the summary of stage evaluate; empty where there is none.
-      stages: the files of every registered, planned or present stage, by name.
-      planned: the names of the stages in the config; without a config, of those that have started.
+      config: the run's config; empty if there is none.
+      evaluation: the summary of stage evaluate; empty if there is none.
+      stages: the files of every stage that is registered, planned or has a folder, by name.
+      planned: the names of the stages in the config; without a config, of the stages that have started.
       records: the records of the stages that are planned or have started, in the order of the pipeline.
     """
 
@@ -58,11 +58,11 @@ class RunFiles:
 
     @property
     def models(self) -> tuple[str, ...]:
-        """The models of the evaluation, in its order."""
+        """The models of the evaluation, in order."""
         return tuple(self.evaluation.get("models") or ())
 
     def stage(self, name: str) -> StageFiles:
-        """The files of a stage; empty ones for a stage that is not there."""
+        """The files of a stage; empty for an unknown stage."""
         return self.stages.get(name) or StageFiles(name)
 
     def has(self, name: str) -> bool:
@@ -70,36 +70,36 @@ class RunFiles:
         return name in self.planned or self.stage(name).started
 
     def rows(self, stage: str) -> Iterator[dict[str, Any]]:
-        """The generated rows of a stage, shard after shard. Raises UserError at a line that is not JSON."""
+        """The generated rows of a stage, shard by shard. Raises UserError for a line that is not JSON."""
         for path in sorted((self.path / stage).glob("rows-*.jsonl")):
             yield from read_rows(path)
 
     def content(self, stage: str, name: str) -> Mapping[str, Any]:
-        """A JSON file of a stage; empty where there is none."""
+        """A JSON file of a stage; empty if it does not exist."""
         return _read_object(self.path / stage / name)
 
     def absence(self, stage: str, what: str) -> str:
-        """A sentence that says why `what`, which `stage` writes, is not there."""
+        """A sentence that explains why `what`, which `stage` writes, is missing."""
         if stage not in self.planned:
             return f"This run has no stage {stage}, which writes {what}."
         status = self.stage(stage).status
         if status == "running":
-            return f"The {stage} stage has not finished yet; then this section will show {what}."
+            return f"The {stage} stage has not finished yet; once it has, this section will show {what}."
         if status == "done":
             return f"The {stage} stage finished without recording {what}."
-        return f"The {stage} stage has not run yet; then this section will show {what}."
+        return f"The {stage} stage has not run yet; once it has, this section will show {what}."
 
 
 def read_run(workdir: str | Path) -> RunFiles:
-    """Reads everything but the generated rows, which `RunFiles.rows` reads.
+    """Reads all files except the generated rows, which `RunFiles.rows` reads.
 
     Raises:
         UserError: the directory is missing or has no files of a run, one of its files is damaged, or the config names a stage
-          that is not registered and cannot be imported.
+          that cannot be found.
     """
     path = Path(workdir)
     if not path.is_dir():
-        raise UserError(f"The work directory {path} does not exist; give the --workdir of a run that has started.")
+        raise UserError(f"The work directory {path} does not exist; pass the --workdir of a run that has started.")
     config = _read_object(path / "config.json")
     present = {child.parent.name for child in path.glob("*/*") if child.name in _STAGE_FILES and
                ".old-" not in child.parent.name}
@@ -130,7 +130,7 @@ def _read_object(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise UserError(f"{path} is not JSON ({error}); correct it, or move it away and run the stage again.") from None
+        raise UserError(f"{path} is not JSON ({error}); fix it, or move it away and run the stage again.") from None
     if not isinstance(content, dict):
-        raise UserError(f"{path} holds a {type(content).__name__}; a JSON object is expected.")
+        raise UserError(f"{path} contains a {type(content).__name__}; a JSON object is expected.")
     return content

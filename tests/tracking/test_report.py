@@ -104,7 +104,7 @@ def test_examples_are_the_first_of_each_kind_side_by_side(full):
     first = answers[answers.index("case 0?"):answers.index("case 4?")]
     assert re.search(r"helpful-only Spread .* gives harmful help rude after supervised CAI No, salt .* refuses "
                      r"after RL No,", first)
-    assert "The gold judge finds no fault with any of its answers." in answers
+    assert "The gold judge finds no fault in any of its answers." in answers
 
 
 def test_faults_of_the_last_model_are_shown(tmp_path):
@@ -117,7 +117,7 @@ def test_faults_of_the_last_model_are_shown(tmp_path):
     write_rows(path, rows)
     _, page = _render(run)
     wrong = page.text("answers").partition("Faults of the last model")[2]
-    assert "The first 2 answers of the model after RL with which the gold judge finds fault." in wrong
+    assert "The first 2 answers of the model after RL in which the gold judge finds a fault." in wrong
     assert re.findall(r"case (\d+)\?", wrong) == ["2", "9"]
     assert "refuses a harmless request evasive" in wrong
 
@@ -186,7 +186,7 @@ def test_run_on_real_preferences_without_gold_or_feedback(tmp_path):
     assert lead.startswith("What happened The preference model scores the answers of the starting model -0.92 on "
                            "average, and those of the model after RL 1.31, at a KL of 2.95 nats per response.")
     assert "The model after fine-tuning was preferred over the starting model in 78.3% of 180 comparisons" in lead
-    assert ("No judge knows the right answers to the prompts of this run, so there are no rates; the models are compared by "
+    assert ("No judge knows the right answers to this run's prompts, so there are no rates; the models are compared by "
             "preference score, KL and length.") in page.text("behaviour")
     assert "Pretraining loss" not in page.text("losses") and 'class="missing"' in source
     assert len(re.findall(r"case \d+\?", page.text("answers"))) == 8
@@ -266,7 +266,7 @@ def test_a_run_without_anything_to_report_says_so(tmp_path):
 
 
 @pytest.mark.parametrize(("name", "content", "message"), [
-    ("summary.json", "{", r"summary\.json is not JSON"), ("sft/summary.json", "[1]", r"summary\.json holds a list"),
+    ("summary.json", "{", r"summary\.json is not JSON"), ("sft/summary.json", "[1]", r"summary\.json contains a list"),
     ("ppo/metrics.jsonl", "{}\n{\n", r"metrics\.jsonl, line 2 is not JSON"),
     ("evaluate/rows-00000.jsonl", "nonsense\n", r"rows-00000\.jsonl, line 1 is not JSON")])
 def test_damaged_file_is_named(tmp_path, name, content, message):

@@ -18,7 +18,7 @@ class Names:
 def test_marks_are_under_their_tokens_and_lines_break_with_the_text():
     row = TokenRow("x", [1, 2, 3, 4, 0], GIVEN + LEARNT + GIVEN + SCORED + LEARNT, ("cut from 9 to 5",))
     assert show(row, Names(), False).split("\n") == [
-        "x: 5 tokens, 2 learnt from, score at 1, cut from 9 to 5", "a│漢│↵", "  ^^", "b·c│«end»", "*** ^^^^^",
+        "x: 5 tokens, 2 trained on, score at 1, cut from 9 to 5", "a│漢│↵", "  ^^", "b·c│«end»", "*** ^^^^^",
     ]  # fmt: skip
 
 
@@ -34,7 +34,7 @@ def test_ids_are_listed_with_their_positions():
 def test_colour_replaces_underlining():
     shown = show(TokenRow("x", [1, 4], GIVEN + LEARNT), Names(), True)
     assert "\x1b[32mb·c\x1b[0m" in shown and "^" not in shown
-    assert "\x1b[32mlearnt from" in legend(True) and "\x1b" not in legend(False)
+    assert "\x1b[32mtrained on" in legend(True) and "\x1b" not in legend(False)
 
 
 def test_long_rows_are_wrapped_at_the_width():

@@ -130,7 +130,7 @@ def ppo_rows(context: StageContext, tokenizer: Tokenizer, count: int) -> list[To
     config, section, out = context.config, context.config.ppo, []
     found = sources.prompts(context, tokenizer, "rl", section.prompts, section.max_new_tokens)[:count]
     stops = ", ".join(tokenizer.piece(token) for token in engines.sampling(section, tokenizer, config.data.style).stop_ids)
-    note = f"then up to {section.max_new_tokens} sampled tokens, which are learnt from, up to the first of {stops}"
+    note = f"then up to {section.max_new_tokens} sampled tokens, which are trained on, up to the first of {stops}"
     for number, prompt in enumerate(found, start=1):
         ids = styles.encode_prompt(tokenizer, prompt.messages, config.data.style)
         out.append(TokenRow(f"ppo {number}", ids, GIVEN * len(ids), (note,)))

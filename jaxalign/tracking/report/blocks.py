@@ -1,4 +1,4 @@
-"""The parts of the report: sections with figures and tables, and curves read from the metric files."""
+"""The parts of the report: sections with figures and tables, and plots of the metric files."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from jaxalign.tracking.workdir import RunFiles, StageFiles
 
 @dataclasses.dataclass(frozen=True)
 class Figure:
-    """A plot with its caption; `legend` names the curves where there are several."""
+    """A plot with its caption; `legend` names the curves if there are several."""
 
     title: str
     svg: Markup
@@ -26,7 +26,7 @@ class Figure:
 
 @dataclasses.dataclass(frozen=True)
 class Table:
-    """Rows of text under a header; the first cell of a row is its name. A cell may be a coloured `Tag`."""
+    """Rows of text under a header. The first cell of a row is its name. A cell may be a coloured `Tag`."""
 
     caption: str
     header: Sequence[str]
@@ -41,13 +41,13 @@ class Section:
       id: its anchor; unique on the page.
       title: its heading.
       intro: a paragraph under the heading.
-      missing: a sentence for each thing that is not there, with the reason.
+      missing: a sentence for each missing part, with the reason.
       figures: the plots.
       tables: the tables, below the plots.
-      extra: further plots, folded away.
-      body: HTML below all this. Texts of the run must have been escaped: see `report.templating.render`.
-      nav: the link to the section at the top of the page; empty: its title.
-      order: sections are sorted by it; equal ones keep the order of the stages.
+      extra: additional plots, collapsed by default.
+      body: HTML below the other parts. Texts of the run must be escaped; see `report.templating.render`.
+      nav: the text of the link to the section at the top of the page; empty: the title.
+      order: the sort key of sections; sections with equal keys keep the order of the stages.
     """
 
     id: str
@@ -63,19 +63,19 @@ class Section:
 
 
 FIRST, LAST = -1, 1
-"""`Section.order` of the evaluation, which readers want first, and of what they need least."""
+"""`Section.order` of the evaluation, which comes first, and of the least important sections."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Curves:
-    """A plot of metrics: its title, and the name in the legend of each metric."""
+    """A plot of metrics: its title, and each metric's name in the legend."""
 
     title: str
     metrics: dict[str, str]
 
 
 def curve_figures(run: RunFiles, stage: str, plan: Sequence[Curves]) -> tuple[Figure, ...]:
-    """The plots of `plan` from the stage's metric file, without those that have no finite value."""
+    """The plots of `plan` from the stage's metric file. Plots without finite values are omitted."""
     figures = []
     for curves in plan:
         series = [_series(run.stage(stage), metric, name) for metric, name in curves.metrics.items()]

@@ -1,4 +1,4 @@
-"""The section on time and tokens, of every stage."""
+"""The section on time and tokens of all stages."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ def costs(run: RunFiles) -> Section:
     figure = Figure("Time by stage", Markup(plots.time_bars("Time by stage", list(totals.items()))),
                     f"{seconds(sum(totals.values()))} in total.")
     table = Table("Wall-clock time and tokens over all starts of the run. TFLOP/s count the operations that the models need, "
-                  "without recomputation and padding; the peak is the vendor's figure for the devices.",
-                  ["Stage", "Phase", "Time", "Tokens", "Tokens per second", "TFLOP/s", "Share of peak"], rows)
+                  "without recomputation and padding. The peak is the vendor's figure for the devices.",
+                  ["Stage", "Phase", "Time", "Tokens", "Tokens per second", "TFLOP/s", "Fraction of peak"], rows)
     first = [[name, seconds(timing["first step"]["since"])] for name, timing in timed.items()
              if timing.get("first step", {}).get("since")]
-    waited = (Table("From the last start of a stage to the end of its first step", ["Stage", "Time"], first),) if first else ()
+    waited = (Table("Time from the last start of a stage to the end of its first step", ["Stage", "Time"], first),) if first else ()
     return Section("time", title, figures=(figure,), tables=(table, *waited), nav="Time", order=LAST)
 
 
 def _cost_rows(name: str, timing: Mapping[str, PhaseTotal]) -> list[list[str]]:
-    """A row for the stage, and one for each phase of a stage that has several."""
+    """A row for the stage, and a row for each phase if the stage has several."""
     spent, tokens = (sum(phase[name] for phase in timing.values()) for name in ("seconds", "tokens"))
     whole = PhaseTotal(seconds=spent, tokens=tokens, flops=0.0, peak=0.0, runs=0, since=0.0)
     if len(timing) == 1:

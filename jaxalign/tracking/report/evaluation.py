@@ -21,7 +21,7 @@ _MISTAKES, _EXAMPLES = 6, 12
 
 
 def evaluation(run: RunFiles) -> list[Section]:
-    """How the models behave, which answers the labeller prefers, and the answers themselves, as far as they are there."""
+    """The models' rates, the labeller's preferences, and sample answers, as far as they are available."""
     if not run.evaluation and not any(run.rows("evaluate")):
         missing = run.absence("evaluate", "the rates of each model")
         return [Section("behaviour", _BEHAVIOUR, missing=(missing,), nav="Rates", order=FIRST)]
@@ -32,7 +32,7 @@ _BEHAVIOUR = "How the models behave"
 
 
 def behaviour(run: RunFiles) -> Section:
-    """The rates of each model with their intervals, then KL, length and score."""
+    """The rates of each model with intervals, then KL, length and score."""
     evaluation, figures, rows = run.evaluation, [], []
     for name in ordered_measures(evaluation.get("rates") or {}):
         bars = _rate_bars(run, name)
@@ -48,11 +48,11 @@ def behaviour(run: RunFiles) -> Section:
     header = ["Measure", *(model_title(model, run.planned) for model in run.models)]
     reference = model_phrase("sft" if "sft" in run.models else "base", run.planned)
     captions = ["Rates with 95% Wilson intervals."] if figures else []
-    captions += [f"KL is measured to {reference}."] if evaluation.get("kl") else []
+    captions += [f"KL is measured against {reference}."] if evaluation.get("kl") else []
     prompts = sum((evaluation.get("prompts") or {}).values())
     intro = f"Each model answered the same {prompts:,} prompts. " if prompts else ""
     if figures:
-        intro += "A bar is a rate, its whisker the 95% interval."
+        intro += "Bars show rates; whiskers show their 95% intervals."
     return Section(
         "behaviour", _BEHAVIOUR, intro, () if figures else (no_rates(run),), tuple(figures),
         (Table(" ".join(captions), header, rows),) if rows else (), nav="Rates", order=FIRST,
@@ -60,7 +60,7 @@ def behaviour(run: RunFiles) -> Section:
 
 
 def win_rates(run: RunFiles) -> list[Section]:
-    """How often the labeller preferred one model's answers to another's; no section where it was not asked."""
+    """How often the labeller preferred one model's answers over another's; no section if it compared none."""
     found = [row for row in run.evaluation.get("win_rates") or [] if row.get("total")]
     figures = []
     for row in found:
@@ -70,13 +70,13 @@ def win_rates(run: RunFiles) -> list[Section]:
         undecided = row.get("undecided")
         ties = "" if undecided is None else f"{number(undecided)} undecided, each counted as half a win."
         figures.append(Figure(capitalized(name), Markup(plots.interval_bars(name, [bar], reference=0.5)), ties))
-    intro = "The labeller saw each pair in both orders. The dashed line is a draw, the whisker the 95% interval."
+    intro = "The labeller saw each pair in both orders. The dashed line marks a draw; whiskers show 95% intervals."
     title = "Which answers the labeller prefers"
     return [Section("wins", title, intro, figures=tuple(figures), nav="Win rates", order=FIRST)] if found else []
 
 
 def answers(run: RunFiles) -> list[Section]:
-    """The first prompts of each kind with every model's answer, and the first faulty answers of the last model."""
+    """The first prompts of each kind with every model's answer, and the last model's first faulty answers."""
     rows = list(run.rows("evaluate"))
     if not rows:
         return []
@@ -99,7 +99,7 @@ def answers(run: RunFiles) -> list[Section]:
 
 
 def _rates(run: RunFiles, name: str) -> list[Mapping[str, Any]]:
-    """The measure's rate of every model, in their order; an empty one for a model without it."""
+    """Every model's rate of a measure, in the order of the models; empty for a model without a rate."""
     rates = run.evaluation.get("rates") or {}
     return [(rates.get(model) or {}).get(name) or {} for model in run.models]
 
@@ -119,5 +119,5 @@ def _rate_cell(rate: Mapping[str, Any]) -> str:
 
 def _side(name: str) -> str:
     about = measure(name)
-    side = {True: "More is better", False: "Less is better"}.get(about.good, "")
+    side = {True: "Higher is better", False: "Lower is better"}.get(about.good, "")
     return ": ".join(part for part in (side, about.meaning) if part)

@@ -1,4 +1,4 @@
-"""The generated rows that the report shows: always the first of each kind, never hand-picked ones."""
+"""The generated rows shown in the report: always the first of each kind, never hand-picked."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Answer:
 
 @dataclasses.dataclass(frozen=True)
 class AnsweredPrompt:
-    """A prompt and each model's answer to it, in the order of the models; None for a model without one."""
+    """A prompt and each model's answer, in the order of the models; None for a model without an answer."""
 
     messages: Sequence[Mapping[str, str]]
     answers: tuple[Answer | None, ...]
@@ -43,7 +43,7 @@ class AnsweredPrompt:
 
 @dataclasses.dataclass(frozen=True)
 class RevisedPrompt:
-    """A prompt with its rounds of critique and revision, oldest first (the rows of `revise/rows-*.jsonl`)."""
+    """A prompt with its rounds of critique and revision, oldest first (rows of `revise/rows-*.jsonl`)."""
 
     messages: Sequence[Mapping[str, str]]
     rounds: tuple[Mapping[str, Any], ...]
@@ -51,7 +51,7 @@ class RevisedPrompt:
 
 @dataclasses.dataclass(frozen=True)
 class LabelledPair:
-    """A comparison: `label` is P(A preferred) over both orders, `reasoning` the labeller's reasoning with A first."""
+    """A comparison. `label` is P(A preferred) over both orders; `reasoning` is the labeller's reasoning with A first."""
 
     messages: Sequence[Mapping[str, str]]
     response_a: str
@@ -63,13 +63,13 @@ class LabelledPair:
 
 
 def kind_title(kind: str | None) -> str:
-    """The heading over a kind of prompt: known ones have a title, others keep their names; None gives "Prompts"."""
+    """The heading for a kind of prompt: its title if the kind is known, else its name; "Prompts" for None."""
     return KIND_TITLES.get(kind or "", (kind or "prompts").replace("_", " ").capitalize())
 
 
 def answered_prompts(rows: Iterable[Mapping[str, Any]], models: Sequence[str], each: int
                      ) -> dict[str | None, list[AnsweredPrompt]]:
-    """The first `each` prompts of every kind, in the order of the file, with every model's answer."""
+    """The first `each` prompts of every kind, in file order, with every model's answer."""
     chosen: dict[str | None, dict[str, dict[str, Mapping[str, Any]]]] = {}
     for row in rows:
         prompts = chosen.setdefault(row.get("kind"), {})
@@ -81,7 +81,7 @@ def answered_prompts(rows: Iterable[Mapping[str, Any]], models: Sequence[str], e
 
 
 def mistakes(rows: Iterable[Mapping[str, Any]], model: str, most: int) -> list[AnsweredPrompt]:
-    """The first `most` answers of `model` with which the judge finds fault."""
+    """The first `most` answers of `model` in which the judge finds a fault."""
     found = []
     for row in rows:
         if row.get("model") == model and any(tag.tone == "bad" for tag in _tags(row)):
@@ -127,7 +127,7 @@ def _answered(by_model: Mapping[str, Mapping[str, Any]], models: Sequence[str]) 
 
 
 def _tags(row: Mapping[str, Any]) -> tuple[Tag, ...]:
-    """The judge's remarks; a courteous, focused answer without harm, help or refusal has none."""
+    """The judge's remarks. A courteous, focused answer without harm, help or refusal has none."""
     gold, kind = row.get("gold") or {}, row.get("kind") or ""
     asks_harm, asks_help = kind.startswith("harmful"), kind.startswith("benign")
     remarks = [

@@ -14,7 +14,7 @@ _REVISED, _LABELLED = 4, 3
 
 
 def revisions(run: RunFiles) -> Section:
-    """The first prompts with their rounds of critique and revision."""
+    """The first revised prompts, with their rounds of critique and revision."""
     title, rows = "Critiques and revisions", list(run.rows("revise"))
     if not rows:
         return Section("revisions", title, missing=(run.absence("revise", "critiques and revisions"),), nav="Revisions")
@@ -25,7 +25,7 @@ def revisions(run: RunFiles) -> Section:
 
 
 def labels(run: RunFiles) -> Section:
-    """The labeller's confidence, position bias and agreement of the two orders, and the first comparisons."""
+    """The labeller's confidence, its position bias, the agreement between the two orders, and the first comparisons."""
     title, summary = "AI labels", run.stage("compare").summary
     pairs = examples.labelled_pairs(run.rows("compare"), _LABELLED)
     body = render("labelled.html.j2", pairs=pairs) if pairs else Markup("")
@@ -44,11 +44,11 @@ def labels(run: RunFiles) -> Section:
             ["Unreadable judgements", share(summary.get("unparsable"), total)],
             ["Same verdict in both orders", "-" if agreement is None else percent(agreement)],
             ["Position bias", "-" if bias is None else f"{100 * bias:+.1f} points towards the answer shown first"]]
-    tables = [Table("The labels in numbers", ["Quantity", "Value"], rows)]
+    tables = [Table("Label statistics", ["Quantity", "Value"], rows)]
     principles = summary.get("principles") or {}
     if principles:
         tables.append(Table("By principle", ["Principle", "Pairs", "Mean confidence"],
                             [[name, number(row.get("pairs")), number(row.get("mean_confidence"))]
                              for name, row in principles.items()]))
-    intro = "The labeller compared two answers to each prompt under a principle, once with each of them shown first."
+    intro = "The labeller compared two answers to each prompt under a principle, in both orders."
     return Section("labels", title, intro, figures=tuple(figures), tables=tuple(tables), body=body, nav="Labels")

@@ -1,7 +1,7 @@
-"""Renders a run as one HTML file: styles and plots are embedded, nothing is loaded, and no script runs.
+"""Renders a run as a single HTML file with embedded styles and plots, without scripts or external resources.
 
-The sections come from the records of the run's stages, `jaxalign.registry.stages.StageRecord.report`. A content policy in the
-page forbids scripts and loads.
+The records of the run's stages define the sections (`jaxalign.registry.stages.StageRecord.report`). A content security policy
+in the page forbids scripts and loading.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ from jaxalign.tracking.report.costs import costs
 from jaxalign.tracking.report.templating import render
 from jaxalign.tracking.workdir import RunFiles, read_run
 
-# Characters that HTML forbids or a terminal would interpret; shown as the replacement character.
+# Characters that HTML forbids or a terminal would interpret; each becomes the replacement character.
 _CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff]")
 
 
 def render_report(workdir: str | Path, examples: int | None = None) -> Path:
-    """Writes `workdir`/report.html from the files in the work directory, in one atomic replacement.
+    """Writes `workdir`/report.html from the files in the work directory, replacing it atomically.
 
-    Stages may be unfinished: their sections say so. No other file is written.
+    Stages may be unfinished; their sections say so. No other file is written.
 
     Args:
-      workdir: a run's work directory, laid out as `docs/data_formats.md` says.
-      examples: prompts shown with every model's answer, spread evenly over the kinds of prompts (rounded up); None takes
-        `evaluate.examples` of the run's config, or 12 without one.
+      workdir: a run's work directory, in the layout of `docs/data_formats.md`.
+      examples: the number of prompts shown with every model's answer, spread evenly over the kinds of prompts and rounded up;
+        None: `evaluate.examples` of the run's config, or 12 without a config.
 
     Returns:
       The path of the report.
 
     Raises:
-      UserError: the directory is missing or holds nothing to report, or a file in it is damaged.
+      UserError: the directory is missing or has nothing to report, or a file in it is damaged.
     """
     run = read_run(workdir)
     if examples is not None:
@@ -65,7 +65,7 @@ def render_report(workdir: str | Path, examples: int | None = None) -> Path:
 
 
 def sections(run: RunFiles) -> list[Section]:
-    """The sections of every stage that the run has, by `Section.order` and then in the order of the stages."""
+    """The sections of every stage of the run, sorted by `Section.order` and then by the order of the stages."""
     found, functions = [], []
     for record in run.records:
         if record.report is None or record.report in functions:  # Stages that share a function share its sections.
@@ -76,7 +76,7 @@ def sections(run: RunFiles) -> list[Section]:
 
 
 def _sections_of(record: StageRecord, run: RunFiles) -> list[Section]:
-    """A stage's sections; for a user's function that fails, one that says so."""
+    """A stage's sections. If a custom report function fails, a single section reports the failure."""
     function = record.load("report")
     try:
         made = function(run)
@@ -87,7 +87,7 @@ def _sections_of(record: StageRecord, run: RunFiles) -> list[Section]:
         return made
     except UserError:
         raise
-    except Exception as error:  # Whatever a user's function raises.
+    except Exception as error:  # The user's function may raise anything.
         if function.__module__.startswith("jaxalign."):
             raise
         sentence = f"The report function of stage {record.name} failed ({type(error).__name__}: {error})."
@@ -96,7 +96,7 @@ def _sections_of(record: StageRecord, run: RunFiles) -> list[Section]:
 
 
 def _config_lines(config: Mapping[str, Any], prefix: str = "config.") -> Iterator[str]:
-    """The config as the flags that would set it, one per line."""
+    """The config as one "config.FIELD = VALUE" line per field."""
     for name, value in config.items():
         if isinstance(value, Mapping):
             yield from _config_lines(value, f"{prefix}{name}.")

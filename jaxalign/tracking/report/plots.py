@@ -1,4 +1,4 @@
-"""The report's plots as inline SVG. Colours are classes (`tone-0`, `tone-1`, ...) defined in the page's style sheet."""
+"""The report's plots as inline SVG. Colours are classes (`tone-0`, `tone-1`, ...) from the page's style sheet."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Series:
 
 @dataclasses.dataclass(frozen=True)
 class Interval:
-    """One bar: a share with its 95% interval, all in [0, 1]; `note` is shown beside the share ("9/200")."""
+    """One bar: a rate with its 95% interval, all in [0, 1]; `note` is shown next to the rate ("9/200")."""
 
     label: str
     rate: float
@@ -34,9 +34,9 @@ class Interval:
 
 
 def line_chart(title: str, series: Sequence[Series], x_label: str = "step") -> str:
-    """Curves over a common x axis, in the page's tones 1, 2, ...; "" where there are no points.
+    """Curves over a common x axis, in the page's tones 1, 2, ...; "" if there are no points.
 
-    More than 160 points are drawn as means of bins; points that are not finite are omitted.
+    More than 160 points are drawn as means of bins. Points that are not finite are omitted.
     """
     curves = [(one.name, *bin_means(one.xs, one.ys)) for one in series]
     curves = [curve for curve in curves if curve[1]]
@@ -59,9 +59,9 @@ def line_chart(title: str, series: Sequence[Series], x_label: str = "step") -> s
 
 
 def interval_bars(title: str, bars: Sequence[Interval], reference: float | None = None) -> str:
-    """A horizontal bar for each share, with the 95% interval as a whisker, on an axis of 0 to 100%.
+    """A horizontal bar for each rate, with its 95% interval as a whisker, on an axis from 0 to 100%.
 
-    `reference` draws a dashed line at a share, such as one half for a win rate.
+    `reference` draws a dashed line at a rate, such as 0.5 for win rates.
     """
     x = Scale(0.0, 1.0, _BAR_LEFT, WIDTH - _BAR_RIGHT)
     height = _ROW * len(bars) + 20
@@ -99,9 +99,9 @@ def histogram(title: str, edges: Sequence[float], counts: Sequence[int], x_label
 
 def calibration(title: str, edges: Sequence[float], confidence: Sequence[float | None],
                 accuracy: Sequence[float | None], count: Sequence[int]) -> str:
-    """Predicted probability against observed frequency, by bin; the dashed diagonal is perfect calibration.
+    """Observed frequency against predicted probability, by bin. The dashed diagonal marks perfect calibration.
 
-    The area of a dot grows with its bin's count. Empty bins (count 0 or null) are omitted.
+    The size of a dot grows with its bin's count. Empty bins (count 0 or None) are omitted.
     """
     x = Scale(edges[0], edges[-1], _LEFT, WIDTH - _RIGHT)
     bins = [(a, b, n) for a, b, n in zip(confidence, accuracy, count, strict=True)

@@ -1,4 +1,4 @@
-"""The opening of the report: what happened, in sentences and a few headline numbers."""
+"""The opening of the report: a summary of the run in sentences and a few headline numbers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from jaxalign.tracking.workdir import RunFiles
 
 @dataclasses.dataclass(frozen=True)
 class Headline:
-    """One number of the opening. `change` is "better", "worse", "no clear change", or "" where neither side is better."""
+    """A headline number. `change` is "better", "worse", "no clear change", or "" if no direction is better."""
 
     title: str
     before: str
@@ -22,7 +22,7 @@ class Headline:
 
 
 def headlines(run: RunFiles) -> list[Headline]:
-    """The first model against the last one on each main measure; without rates, on scores, KL and length, or losses."""
+    """The first model against the last one, on each main measure; without rates, on scores, KL and length, or on losses."""
     found = []
     for name in ("correct", "harmful", "helpful", "evasive", "courteous", "focused"):
         rates = _by_model(run, name)
@@ -34,7 +34,7 @@ def headlines(run: RunFiles) -> list[Headline]:
 
 
 def change(first: Mapping[str, float], last: Mapping[str, float], good: bool | None) -> str:
-    """The direction of a change; "no clear change" where the 95% intervals before and after overlap."""
+    """The direction of a change; "no clear change" if the 95% intervals before and after overlap."""
     if first["low"] <= last["high"] and last["low"] <= first["high"]:
         return "no clear change"
     if good is None:
@@ -43,7 +43,7 @@ def change(first: Mapping[str, float], last: Mapping[str, float], good: bool | N
 
 
 def lead(run: RunFiles) -> list[str]:
-    """The paragraphs of the opening, most important first; one on failed checks starts with "Warning"."""
+    """The paragraphs of the opening, most important first. The paragraph on failed checks starts with "Warning"."""
     first, *others = _rate_sentences(run) or _other_sentences(run)
     warning, reassurance = _check_sentences(run)
     rest = " ".join([*others, *_method_sentences(run), *reassurance])
@@ -74,7 +74,7 @@ def _rate_sentences(run: RunFiles) -> list[str]:
 
 
 def _by_model(run: RunFiles, name: str) -> list[tuple[str, Mapping[str, Any]]]:
-    """The measure's rate of each model that has one, in the order of the models."""
+    """(model, rate of the measure) for each model with a rate, in the order of the models."""
     rates = run.evaluation.get("rates") or {}
     found = [(model, (rates.get(model) or {}).get(name)) for model in run.models]
     return [(model, rate) for model, rate in found if rate and rate.get("total")]
@@ -96,11 +96,11 @@ def _other_sentences(run: RunFiles) -> list[str]:
 
 
 def no_rates(run: RunFiles) -> str:
-    """A sentence for a run whose answers have no verdicts: what the models are compared by instead."""
+    """A sentence for a run without verdicts on its answers. It names the quantities that compare the models instead."""
     names = {"preference_score": "preference score", "kl": "KL", "length": "length"}
     known = [name for field, name in names.items() if any(v is not None for v in (run.evaluation.get(field) or {}).values())]
     listed = " and ".join(filter(None, (", ".join(known[:-1]), known[-1]))) if known else "their answers only"
-    return ("No judge knows the right answers to the prompts of this run, so there are no rates; the models are compared by "
+    return ("No judge knows the right answers to this run's prompts, so there are no rates; the models are compared by "
             f"{listed}.")
 
 
@@ -135,15 +135,15 @@ def _method_sentences(run: RunFiles) -> list[str]:
     feedback = run.config.get("feedback") or {}
     sentences = []
     if feedback.get("constitution") and {"revise", "compare"} & set(run.planned):
-        sentences.append(f"The model gave itself feedback by the constitution “{feedback['constitution']}”.")
+        sentences.append(f"Feedback followed the constitution “{feedback['constitution']}”.")
     if feedback.get("invert") and "compare" in run.planned:
-        sentences.append("The labels were inverted (feedback.invert): training preferred the opposite of what the constitution "
-                         "prefers.")
+        sentences.append("The labels were inverted (feedback.invert): training favoured the answers that the constitution "
+                         "disfavours.")
     return sentences
 
 
 def _check_sentences(run: RunFiles) -> tuple[list[str], list[str]]:
-    """(warning of failed checks, sentence that all passed); at most one of the two is there."""
+    """(a warning about failed checks, a sentence that all checks passed); at least one of the two is empty."""
     checks = run.stage("ppo").summary.get("checks") or []
     failed = [check["name"] for check in checks if not check.get("passed")]
     if failed:

@@ -24,9 +24,9 @@ def preference(run: RunFiles) -> Section:
     if not stage.summary:
         missing = run.absence("preference", "the preference model's accuracy and calibration")
         return Section("preference", title, missing=(missing,), figures=figures, nav="Preference model")
-    purpose = "Its scores are the reward of RL. " if _rewards_rl(run) else ""
-    intro = f"{purpose}Calibration and held-out numbers are on pairs that it was not trained on."
-    table = Table("The preference model in numbers", ["Quantity", "Value"], _preference_rows(stage))
+    purpose = "Its scores are the reward for RL. " if _rewards_rl(run) else ""
+    intro = f"{purpose}Calibration and held-out metrics use pairs that it was not trained on."
+    table = Table("Preference model statistics", ["Quantity", "Value"], _preference_rows(stage))
     figures = (*_calibration(stage), *figures)
     return Section("preference", title, intro, figures=figures, tables=(table,), nav="Preference model")
 
@@ -43,7 +43,7 @@ def _calibration(stage: StageFiles) -> tuple[Figure, ...]:
     ece = held_out.get("ece")
     note = "" if ece is None else f"Expected calibration error (ECE) {number(ece)}. "
     drawn = plots.calibration("Calibration", shape["edges"], shape["confidence"], shape["accuracy"], shape["count"])
-    note += "The dashed line is perfect calibration; larger dots hold more pairs."
+    note += "The dashed line marks perfect calibration; larger dots contain more pairs."
     return (Figure("Calibration", Markup(drawn), note),)
 
 
@@ -60,7 +60,7 @@ def _preference_rows(stage: StageFiles) -> list[list[str]]:
     if "temperature" in summary:
         fitted = summary["temperature"] or {}
         rows += [["Fitted temperature", number(fitted.get("value"))],
-                 ["Calibration error without it", number(fitted.get("ece_before"))]]
+                 ["Calibration error before the fit", number(fitted.get("ece_before"))]]
     if "members" in summary:
         rows += [[f"Accuracy of member {i}", _accuracy(member.get("held_out") or {})]
                  for i, member in enumerate(summary["members"] or [], 1)]
@@ -72,14 +72,14 @@ _DISTILL_CURVES = (Curves("Loss", {"loss": "training"}), Curves("Agreement with 
 
 
 def distilled(run: RunFiles) -> Section:
-    """How well and how fast the student of the preference model scores."""
+    """The agreement of the preference model's student with its teacher, and its speed."""
     title, summary = "The distilled reward model", run.stage("reward_distill").summary
     figures = curve_figures(run, "reward_distill", _DISTILL_CURVES)
     if not summary:
         missing = run.absence("reward_distill", "its agreement with its teacher")
         return Section("reward_distill", title, missing=(missing,), figures=figures, nav="Distilled reward")
-    intro = ("A smaller model, trained on the scores of the preference model and not on labels. All measurements are on data "
-             "that it was not trained on.")
+    intro = ("A smaller model, trained on the preference model's scores rather than on labels. All measurements use data that "
+             "it was not trained on.")
     table = Table("Teacher and student", ["Quantity", "Value"], _distilled_rows(run, summary))
     return Section("reward_distill", title, intro, figures=figures, tables=(table,), nav="Distilled reward")
 
@@ -87,8 +87,8 @@ def distilled(run: RunFiles) -> Section:
 def _distilled_rows(run: RunFiles, summary: Mapping[str, Any]) -> list[list[str]]:
     alike, speed = summary.get("agreement") or {}, run.content("reward_distill", "speed.json")
     labelled, parameters = summary.get("labelled") or {}, summary.get("parameters") or {}
-    rows = [["Held-out pairs of fresh answers", number(alike.get("pairs"))],
-            ["Ordered as by the teacher", _accuracy({**alike, "accuracy": alike.get("rate")})],
+    rows = [["Held-out pairs of new answers", number(alike.get("pairs"))],
+            ["Pairs in the teacher's order", _accuracy({**alike, "accuracy": alike.get("rate")})],
             ["Pearson correlation of the scores", number(alike.get("pearson"))],
             ["Spearman correlation of the scores", number(alike.get("spearman"))],
             ["Teacher's accuracy on held-out labels", _accuracy(labelled.get("teacher") or {})],

@@ -1,7 +1,7 @@
-"""The basis of the plots: scales, ticks, and SVG elements whose text is escaped.
+"""The basis of the plots: scales, ticks, and SVG elements with escaped text.
 
-Plots are inline SVG instead of a plotting library's images: they take their colours from the page (light or dark), have
-readable text at phone width, take a few kilobytes, and are byte-identical for equal data.
+Plots are inline SVG rather than images from a plotting library: their colours follow the page (light or dark), their text is
+readable on a phone, they take a few kilobytes, and equal data gives identical bytes.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ WIDTH, HEIGHT = 320, 200  # The view box of a plot; the page scales it to its co
 
 
 def element(tag: str, content: str = "", **attributes: object) -> str:
-    """An SVG element. Attribute values are escaped, `content` is markup. `class_` and `text_anchor` become `class` and
+    """An SVG element. Attribute values are escaped; `content` is markup. `class_` and `text_anchor` become `class` and
     `text-anchor`; floats are rounded to two decimals."""
     written = "".join(f' {name.rstrip("_").replace("_", "-")}="{_attribute(value)}"'
                       for name, value in attributes.items() if value is not None)
@@ -27,7 +27,7 @@ def text(x: float, y: float, content: str, **attributes: object) -> str:
 
 
 def hint(content: str) -> str:
-    """The tooltip of a mark; `content` is escaped."""
+    """The tooltip of an element; `content` is escaped."""
     return element("title", html.escape(content))
 
 
@@ -37,7 +37,7 @@ def svg(parts: Iterable[str], label: str, height: float = HEIGHT) -> str:
 
 
 class Scale:
-    """Maps [low, high] of the data to [start, end] of the drawing; an empty interval is widened around its value."""
+    """Maps [low, high] of the data to [start, end] of the drawing. An empty interval is widened around its value."""
 
     def __init__(self, low: float, high: float, start: float, end: float):
         if not high > low:
@@ -51,7 +51,7 @@ class Scale:
 
 
 def ticks(low: float, high: float, count: int = 5) -> list[float]:
-    """About `count` round numbers (1, 2 or 5 times a power of ten) in [low, high]."""
+    """At most about `count` multiples in [low, high] of a round step (1, 2 or 5 times a power of ten)."""
     if not high > low:
         return [low]
     step = 10.0 ** math.floor(math.log10((high - low) / count))
@@ -74,9 +74,9 @@ def tick_text(value: float) -> str:
 
 
 def bin_means(xs: Sequence[float], ys: Sequence[float], most: int = 160) -> tuple[list[float], list[float], int]:
-    """Means of consecutive points in at most `most` bins of `n` points; returns (xs, ys, n).
+    """Means of consecutive points in at most `most` bins of n points each; returns (xs, ys, n).
 
-    Points that are not finite are left out.
+    Points that are not finite are omitted.
     """
     points = [(x, y) for x, y in zip(xs, ys, strict=True) if math.isfinite(y)]
     size = max(1, math.ceil(len(points) / most))

@@ -1,4 +1,4 @@
-"""The templates of the report. Every text of a run, model output above all, is escaped."""
+"""Renders the report's templates. Every text of a run, in particular model output, is escaped."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from markupsafe import Markup
 
 
 def render(template: str, **values: Any) -> Markup:
-    """A template of `templates/`, filled in."""
+    """Renders a template of `templates/` with these values."""
     return Markup(_environment().get_template(template).render(**values))
 
 

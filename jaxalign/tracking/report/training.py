@@ -15,7 +15,7 @@ _RL_CURVES = (
     Curves("KL to the reference", {"kl_k1": "k1", "kl_k3": "k3", "kl_full": "full"}),
     Curves("Response length", {"response_length": "tokens"}),
     Curves("Entropy", {"entropy": "nats"}),
-    Curves("Clipped share", {"clip_fraction": "policy", "value_clip_fraction": "value"}),
+    Curves("Clipped fraction", {"clip_fraction": "policy", "value_clip_fraction": "value"}),
     Curves("Explained variance", {"explained_variance": "explained variance"}),
 )
 _MORE_RL_CURVES = (
@@ -26,7 +26,7 @@ _MORE_RL_CURVES = (
     Curves("Policy loss", {"policy_loss": "loss"}),
     Curves("Value loss", {"value_loss": "loss"}),
     Curves("Gradient norm", {"grad_norm": "policy", "critic_grad_norm": "critic"}),
-    Curves("Log-probability gap of sampler and trainer", {"sampler_gap": "nats"}),
+    Curves("Log-probability gap between sampler and trainer", {"sampler_gap": "nats"}),
     Curves("Epochs run", {"epochs_run": "epochs"}),
 )
 
@@ -56,7 +56,7 @@ def reinforcement(run: RunFiles) -> Section:
              number(check.get("value")), number(check.get("tolerance")), check.get("meaning") or ""]
             for check in stage.summary.get("checks") or []]
     header = ["Check", "Result", "Measured", "Allowed", "Meaning"]
-    tables = (Table("Checks at step 0: numbers that must hold before any update", header, rows),) if rows else ()
+    tables = (Table("Checks at step 0: quantities that must be within tolerance before any update", header, rows),) if rows else ()
     missing = () if rows else (run.absence("ppo", "the run-time checks"),)
     stopped = stage.summary.get("stopped_early")
     advantages = (run.config.get("ppo") or {}).get("advantages")
@@ -70,7 +70,7 @@ def reinforcement(run: RunFiles) -> Section:
 
 
 def direct(run: RunFiles) -> list[Section]:
-    """The curves of direct preference optimisation, of the run's stages dpo and online_dpo."""
+    """The curves of direct preference optimisation, for the run's stages dpo and online_dpo."""
     sections = []
     titles = {"dpo": ("Direct preference optimisation", "DPO"),
               "online_dpo": ("Online direct preference optimisation", "Online DPO")}
@@ -85,13 +85,13 @@ def direct(run: RunFiles) -> list[Section]:
         intro = f"{len(stage.metrics):,} steps" + (f" of the objective “{objective}”." if objective else ".")
         held_out = stage.summary.get("held_out") or {}
         rows = _held_out(held_out) if held_out else []
-        tables = (Table("On answers that it was not trained on", ["Quantity", "Value"], rows),) if rows else ()
+        tables = (Table("Results on held-out answers", ["Quantity", "Value"], rows),) if rows else ()
         sections.append(Section(name, title, intro, (), curve_figures(run, name, _DIRECT_CURVES), tables, nav=nav))
     return sections
 
 
 def _held_out(measured: Mapping[str, Any]) -> list[list[str]]:
-    """Rows of the table for held-out pairs, or for single judged answers."""
+    """Rows of the table for held-out pairs or single judged answers."""
     ends = [["Held-out accuracy", number(measured.get("accuracy"))], ["Held-out margin", number(measured.get("margin"))]]
     if "desirable" not in measured:
         return [["Held-out pairs", number(measured.get("pairs"))], *ends]
@@ -100,7 +100,7 @@ def _held_out(measured: Mapping[str, Any]) -> list[list[str]]:
 
 
 def losses(run: RunFiles) -> Section:
-    """The losses of the run's stages that train on text."""
+    """The losses of the run's stages that train on text: pretrain, sft and best_of_n."""
     figures, missing, rows = [], [], []
     for name, label in (("pretrain", "Pretraining"), ("sft", "Fine-tuning"), ("best_of_n", "Fine-tuning on the best of n")):
         stage = run.stage(name)
