@@ -28,7 +28,7 @@ def costs(run: RunFiles) -> Section:
                   ["Stage", "Phase", "Time", "Tokens", "Tokens per second", "TFLOP/s", "Fraction of peak"], rows)
     first = [[name, seconds(timing["first step"]["since"])] for name, timing in timed.items()
              if timing.get("first step", {}).get("since")]
-    waited = (Table("Time from the last start of a stage to the end of its first step", ["Stage", "Time"], first),) if first else ()
+    waited = (Table("Time from the last start to the end of the first step", ["Stage", "Time"], first),) if first else ()
     return Section("time", title, figures=(figure,), tables=(table, *waited), nav="Time", order=LAST)
 
 

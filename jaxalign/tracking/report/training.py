@@ -56,7 +56,7 @@ def reinforcement(run: RunFiles) -> Section:
              number(check.get("value")), number(check.get("tolerance")), check.get("meaning") or ""]
             for check in stage.summary.get("checks") or []]
     header = ["Check", "Result", "Measured", "Allowed", "Meaning"]
-    tables = (Table("Checks at step 0: quantities that must be within tolerance before any update", header, rows),) if rows else ()
+    tables = (Table("Checks at step 0, before the first update", header, rows),) if rows else ()
     missing = () if rows else (run.absence("ppo", "the run-time checks"),)
     stopped = stage.summary.get("stopped_early")
     advantages = (run.config.get("ppo") or {}).get("advantages")
