@@ -94,7 +94,7 @@ def rejection_sample(scores: Any, n: int, threshold: Any, most: int | None = Non
 
 
 def expected_best_of(scores: Any, n: int, values: Any = None, mask: Any = None) -> jax.Array:
-    """An unbiased estimate of the expected best score of n, from N >= n samples: the mean over all their subsets of size n.
+    """The expected best score among n responses, estimated without bias from N >= n samples as the mean over all subsets of n.
 
         E = sum over ranks r = 0..N-1, the best first, of  C(N - 1 - r, n - 1) / C(N, n)  times the value at rank r
 

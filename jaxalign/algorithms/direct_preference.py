@@ -37,7 +37,7 @@ three exceptions:
 For "ipo", "ipo_mean" and "sppo_hard" the mixture differs from a regression on 2 label - 1 (the papers' soft form) by a
 constant; for "nca_pair" it equals the paper's form.
 
-Rows are independent, with two exceptions: the "aot" kinds, which need the whole batch because a micro-batch has other
+Rows are independent, with two exceptions: the "aot" kinds, which need the whole batch because a micro-batch has different
 quantiles, and "bco_pair" without a baseline. In the "aot" kinds the loss of a row is the cost of its quantile.
 """
 

@@ -104,7 +104,7 @@ def remax(scores: Any, greedy_scores: Any, mask: Any = None) -> jax.Array:
 def informative_groups(scores: Any, group_size: int, mask: Any = None) -> jax.Array:
     """Marks rows whose group has unequal scores. In the other groups all advantages, and hence the gradients, are 0.
 
-    The dynamic sampling of DAPO (Yu et al. 2025, arXiv 2503.14476) keeps these groups and replaces the others by new ones.
+    The dynamic sampling of DAPO (Yu et al. 2025, arXiv 2503.14476) keeps these groups and replaces the others with new ones.
 
     Args:
       scores: real [B].

@@ -57,7 +57,7 @@ def importance_weights(
 
     Args:
       logprobs: real [B, N], under the policy in training, or the proximal policy.
-      behaviour_logprobs: real [B, N], under the policy that sampled.
+      behaviour_logprobs: real [B, N], under the policy that sampled them.
       mask: bool, int or float [B, N]; not 0 at the tokens that count.
       level: one of `LEVELS`.
       mode: one of `MODES`.

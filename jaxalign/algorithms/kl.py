@@ -32,7 +32,7 @@ def kl_penalty(logprobs: Any, reference_logprobs: Any, kind: str = "k1") -> jax.
     negative; "abs" |d|: a penalty, not an estimate. Source: Schulman 2020, "Approximating KL divergence".
 
     Args:
-      logprobs: real, any shape, usually [B, N]; log-probabilities under the policy that sampled.
+      logprobs: real, any shape, usually [B, N]; log-probabilities under the policy that sampled them.
       reference_logprobs: the same shape, under the reference.
       kind: one of `ESTIMATORS`.
 
@@ -77,7 +77,7 @@ def full_kl(logits: Any, reference_logits: Any) -> jax.Array:
 
 
 def kl_loss(logprobs: Any, reference_logprobs: Any, kind: str = "k2", mask: Any = None) -> jax.Array:
-    """The KL as a loss to add to the policy's: per token, differentiable, and safe under a mask.
+    """The KL as a loss to add to the policy loss: per token, differentiable, and safe under a mask.
 
     In a loss the gradient of an estimator matters, not its value. With d = logprobs - reference_logprobs, and tokens sampled
     from the policy in training, the gradients and their expectations are:

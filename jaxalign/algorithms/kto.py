@@ -70,7 +70,7 @@ def kto_baseline(policy_logprobs: Any, ref_logprobs: Any, mask: Any = None) -> j
     """KTO's reference point: max(0, mean of log pi - log ref over mismatched pairs), an estimate of KL(pi || ref).
 
     A mismatched pair is a row's prompt with another row's response, usually that of the next row; the last row takes the
-    first row's response. Call it on the whole batch: averaging over micro-batches, each clipped at 0, gives another result.
+    first row's response. Call it on the whole batch: averaging over micro-batches, each clipped at 0, differs.
 
     Args:
       policy_logprobs: real [B], the summed log-probabilities of the other response's tokens after this row's prompt.

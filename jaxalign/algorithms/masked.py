@@ -1,4 +1,4 @@
-"""Masked statistics, and the aggregation of per-token losses into one number.
+"""Masked statistics, and the aggregation of per-token losses into a scalar.
 
 Under `jit` with sharded arrays every sum here is over the global array, whatever the mesh. The losses of micro-batches add up
 to the loss of the batch if `aggregate` receives the global count.

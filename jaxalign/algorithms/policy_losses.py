@@ -46,7 +46,7 @@ def clipped_surrogate(
 
     Args:
       logprobs: real, any shape, usually [B, N]; log-probabilities of the sampled tokens under the policy in training.
-      old_logprobs: the same shape, under the policy that sampled; no gradient flows into it.
+      old_logprobs: the same shape, under the policy that sampled them; no gradient flows into it.
       advantages: the same shape; no gradient flows into it.
       clip_low: scalar in [0, 1].
       clip_high: scalar, not negative; above `clip_low` for the asymmetric clip of DAPO (arXiv 2503.14476).
@@ -94,7 +94,7 @@ def gspo(
 
     Args:
       logprobs: real [B, N], log-probabilities of the sampled tokens under the policy in training.
-      old_logprobs: real [B, N], under the policy that sampled; no gradient flows into it.
+      old_logprobs: real [B, N], under the policy that sampled them; no gradient flows into it.
       advantages: real [B, N], usually constant in a row (`groups.broadcast_to_tokens`); no gradient flows into it.
       clip_low: scalar in [0, 1].
       clip_high: scalar, not negative. The range is narrower than PPO's by orders of magnitude: s is a geometric mean.
@@ -131,7 +131,7 @@ def cispo(
 
     Args:
       logprobs: real, any shape, usually [B, N]; log-probabilities of the sampled tokens under the policy in training.
-      old_logprobs: the same shape, under the policy that sampled; no gradient flows into it.
+      old_logprobs: the same shape, under the policy that sampled them; no gradient flows into it.
       advantages: the same shape; no gradient flows into it.
       clip_low: scalar in [0, 1]; 1 means no lower bound, as in the paper.
       clip_high: scalar, not negative: weights are at most 1 + clip_high. The paper tunes it but gives no value.
@@ -203,7 +203,7 @@ def decoupled_surrogate(
     Args:
       logprobs: real [B, N], log-probabilities of the sampled tokens under the policy in training.
       proximal_logprobs: real [B, N], under the policy at the start of this update; no gradient flows into it.
-      behaviour_logprobs: real [B, N], under the policy that sampled; no gradient flows into it.
+      behaviour_logprobs: real [B, N], under the policy that sampled them; no gradient flows into it.
       advantages: real [B, N]; no gradient flows into it.
       clip_low: scalar in [0, 1].
       clip_high: scalar, not negative.

@@ -1,4 +1,4 @@
-"""Turns scores of responses into rewards per token: combines, normalises, adds length and KL penalties, places on tokens."""
+"""Turns scores of responses into rewards per token: combining, normalising, length and KL penalties, placement on tokens."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def shape_rewards(
     missing_eos: str = "none",
     missing_eos_value: Any = None,
 ) -> jax.Array:
-    """Rewards per token: -kl_coef * kl on every token of the response, plus the score on its last token, or one per token.
+    """Rewards per token: -kl_coef * kl on every token of the response, plus the score on the last one or a score on each.
 
     The last token is found by length, not by token id: it is the stop token if one was sampled, else the last token before
     the cut. Only the score is subject to the missing-eos rule; the KL penalty always applies.

@@ -19,7 +19,7 @@ def clipped_value_loss(
 
         loss = max((V - R)^2, (V_old + clip(V - V_old, -c, c) - R)^2) / 2
 
-    Source: the baselines' PPO, kept by Ziegler et al. 2019 (detail 9 of "The 37 implementation details of PPO").
+    Source: OpenAI Baselines' PPO, also used by Ziegler et al. 2019 (detail 9 of "The 37 implementation details of PPO").
 
     Args:
       values: real, any shape, usually [B, N].
@@ -30,10 +30,10 @@ def clipped_value_loss(
       mask: bool, int or float of that shape, or None. Masked tokens have loss 0 and no gradient, whatever their values.
 
     Returns:
-      (loss, clipped): float32 of that shape, and bool of that shape: the clipped term is the one that counts.
+      (loss, clipped): float32 of that shape, and bool of that shape: whether the clipped term is the larger one.
 
     Raises:
-      ValueError: the shapes differ, or a negative clip.
+      ValueError: the shapes differ, or the clip is negative.
     """
     return _clipped(values, old_values, returns, clip, mask, lambda error: 0.5 * error**2)
 
@@ -58,7 +58,7 @@ def huber_value_loss(
       clip: scalar, not negative; None for no clip.
 
     Returns:
-      (loss, clipped): float32 of that shape, and bool of that shape: the clipped term is the one that counts.
+      (loss, clipped): float32 of that shape, and bool of that shape: whether the clipped term is the larger one.
 
     Raises:
       ValueError: the shapes differ, delta is not above 0, clip is negative, or clip is given without `old_values`.

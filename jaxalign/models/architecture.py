@@ -59,7 +59,7 @@ class DecoderConfig:
       window: the number of keys that a query sees, including its own; None for all earlier keys.
       local_layers: which layers have the window; empty for all of them.
       local_rope_base: the rotary base of local layers, whose frequencies are then not scaled; None for `rope_base`.
-      attention_scale: the factor of the attention scores; None for head_dim ** -0.5.
+      attention_scale: the factor that multiplies attention scores; None for head_dim ** -0.5.
       attention_softcap, final_softcap: scores and logits x become cap * tanh(x / cap).
       head_norm: queries and keys are normalised per head, before the rotation.
       sandwich_norms: norms both before and after attention and MLP.
@@ -142,7 +142,7 @@ class DecoderConfig:
 
     @property
     def scale(self) -> float:
-        """The factor of the attention scores."""
+        """The factor that multiplies attention scores."""
         return self.head_dim**-0.5 if self.attention_scale is None else self.attention_scale
 
     def windows(self, local: bool) -> int | None:

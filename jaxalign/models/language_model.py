@@ -81,7 +81,7 @@ class LanguageModel:
 
     @property
     def weights(self) -> Params:
-        """All parameters, as `Model.hidden`, sampling and scoring read them."""
+        """All parameters, joined as `Model.hidden`, sampling and scoring expect them."""
         return join(self.frozen, self.params)
 
     @property

@@ -178,7 +178,7 @@ class Model:
         return jax.lax.with_sharding_constraint(gradients, self.sharding.gradients.tree(self.axes()))
 
     def constrain_rows(self, record: Any) -> Any:
-        """Arrays [B, ...] with their rows split over the mesh's batch axes."""
+        """Constrains the rows of arrays [B, ...] to be split over the mesh's batch axes."""
         return jax.tree.map(lambda x: self.constrain(x, ("batch",) + (None,) * (x.ndim - 1)), record)
 
     @property
@@ -224,7 +224,7 @@ class Model:
         return out._replace(hidden=hidden[:, :T]) if short else out._replace(hidden=hidden)
 
     def prefill(self, params: Params, tokens) -> tuple[jax.Array, Caches]:
-        """Hidden states [B, P, D] of right-padded prompts, and caches of their keys and values, with token i in slot i of P."""
+        """Hidden states [B, P, D] of right-padded prompts, and keys and values in caches of P slots: token i in slot i."""
         hidden, cache, _ = self._run(params, tokens, None, None, keep_cache=True)
         numbers = range(self.config.layers)
         apart = [jax.tree.map(lambda x: x[i : i + 1], cache) for i in numbers] if self.layered else [cache]  # noqa: B023

@@ -13,8 +13,8 @@ def use_compile_cache(folder: str | None) -> None:
     """Sets the folder or bucket for compiled programs.
 
     Args:
-      folder: the folder, or a bucket's URL; "" is ~/.cache/jaxalign, None keeps nothing. A folder set through JAX's own
-        environment variable comes first.
+      folder: the folder, or a bucket's URL; "" is ~/.cache/jaxalign; None: no folder is set. A folder set through JAX's own
+        environment variable takes precedence.
     """
     if folder is None or "JAX_COMPILATION_CACHE_DIR" in os.environ:
         return

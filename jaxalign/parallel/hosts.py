@@ -27,7 +27,7 @@ T = TypeVar("T")
 _SLICE_MS = 2_000  # Interval between checks for signals.
 _EVER_MS = 7 * 24 * 3_600_000
 _SWEEP = 64  # Results of `once` that are kept until all processes have read them.
-_POLLS = 100  # Polls per second, over all processes, of the first one's service for a failure notice.
+_POLLS = 100  # Polls of the service for a failure notice per second, summed over all processes.
 _GRACE_SECONDS = 10.0  # Time for the others to read a failure notice before the process with the service ends.
 _numbers = itertools.count()
 _inside = False  # Whether the action of `once` is running.
@@ -126,7 +126,7 @@ def first_alone(manager: Callable[[], contextlib.AbstractContextManager]) -> Ite
 
 
 class Watch:
-    """Ends this process when another one reports a failure, whatever this one waits for."""
+    """Ends this process when another one reports a failure, whatever this one is waiting for."""
 
     def __init__(self) -> None:
         self._over = threading.Event()
@@ -158,7 +158,7 @@ def _poll_seconds(state: Any) -> float:
 def _failure(state: Any) -> dict | None:
     try:
         return json.loads(state.client.key_value_try_get(_FAILED))
-    except RuntimeError:  # There is no notice; or no service any more, for which JAX ends this process.
+    except RuntimeError:  # There is no notice, or the service has ended and JAX will end this process.
         return None
 
 

@@ -20,13 +20,13 @@ def make_mesh(
     data: int = 1, fsdp: int = 1, tensor: int = 1, context: int = 1, pipeline: int = 1, slices: int = 1,
     devices: Sequence[jax.Device] | None = None,
 ) -> Mesh:  # fmt: skip
-    """Makes a mesh of the first data*fsdp*tensor*context*pipeline devices with the axes `AXES`, including axes of size 1.
+    """Creates a mesh of the first data*fsdp*tensor*context*pipeline devices with the axes `AXES`, including axes of size 1.
 
     slices: groups of devices connected by a slower network; `data` is split over them, all other axes stay within one.
-    devices: default those of this run; those of a topology for compiling ahead of time.
+    devices: by default those of this run; for ahead-of-time compilation, those of a topology.
 
     Raises:
-        UserError: there are fewer devices, or slices do not divide data.
+        UserError: there are too few devices, or slices does not divide data.
     """
     sizes = {"pipeline": pipeline, "data": data, "fsdp": fsdp, "context": context, "tensor": tensor}
     devices = jax.devices() if devices is None else devices

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jaxalign.parallel.sharding import Sharding, platform_of
 
 Tree = TypeVar("Tree")
-NEVER = -1.2345678e38  # Not a sum over values of the step.
+NEVER = -1.2345678e38  # A value that no sum in a step equals.
 
 
 def after(sharding: Sharding | None, tree: Tree, first) -> Tree:

@@ -44,7 +44,7 @@ def run_stages(sharding: Sharding, stage: Callable, layers: Any, x: jax.Array, r
     """Applies all layers to x [B, ...]. Returns the result and the sum over the layers of the stages' second outputs.
 
     stage(layers of one block, x [B/M, ...], rows of those) -> (x, sums or None). layers: leaves [L, ...]; rows: leaves
-    [B, ...]. If S divides M, the result's rows are also split over `pipeline`, so that following work is not repeated S times.
+    [B, ...]. If S divides M, the result's rows are also split over `pipeline`, so that later work is not repeated S times.
 
     Raises:
         UserError: R*S does not divide the layers, or there are fewer micro-batches than stages and R > 1.
@@ -97,7 +97,7 @@ def _at(x: jax.Array, index) -> jax.Array:
 
 
 def _keep(kept, part, index, wanted):
-    """Writes `part` at `index` of `kept` if requested; no other part is written."""
+    """Writes `part` at `index` of `kept` if `wanted`; otherwise leaves `kept` unchanged."""
     return jax.lax.dynamic_update_index_in_dim(kept, jnp.where(wanted, part, _at(kept, index)), index, 0)
 
 

@@ -21,10 +21,10 @@ _WORD = "jaxalign"
 
 
 def call(coordinator: str, processes: int, process: int, timeout: float) -> None:
-    """Waits until all `processes` have called. coordinator: "HOST:PORT" of process 0. timeout: seconds.
+    """Waits until all `processes` have reported. coordinator: "HOST:PORT" of process 0. timeout: seconds.
 
     Raises:
-        UserError: a process does not call in time, two have the same number, or they expect different numbers of processes.
+        UserError: a process does not report in time, two have the same number, or they expect different numbers of processes.
     """
     host, _, port = coordinator.rpartition(":")
     until = time.monotonic() + timeout

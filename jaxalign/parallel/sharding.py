@@ -16,7 +16,7 @@ from jaxalign.errors import UserError
 from jaxalign.parallel.mesh import make_mesh
 
 # A logical axis takes every mesh axis of its entry that an earlier axis of the same array has not taken. So `embed` of a
-# weight is split over fsdp, while `embed` of an activation is not: its `batch` has fsdp already.
+# weight is split over fsdp, while `embed` of an activation is not: its `batch` axis already uses fsdp.
 RULES: dict[str, tuple[str, ...]] = {
     "batch": ("data", "fsdp"),
     "rows": ("data", "fsdp", "pipeline"),  # of final hidden states: heads also split them over pipeline
@@ -47,10 +47,10 @@ _GENERATION: dict[str, dict[str, tuple[str, ...]]] = {
 class Sharding:
     """A mesh with its rules. Hashable, so jitted functions can close over it.
 
-    zero: 3 splits parameters, gradients and optimizer state over fsdp, 2 the last two, 1 only the optimizer state (ZeRO, arXiv
-    1910.02054). sequence_parallel: activations between layers are also split over tensor, along their length (arXiv
-    2205.05198). generation_rules: as `config.mesh.generation`. pipeline_micro_batches, pipeline_repeats: see
-    `parallel/pipeline.py`.
+    zero: 3 splits parameters, gradients and optimizer state over fsdp, 2 only gradients and optimizer state, 1 only the
+    optimizer state (ZeRO, arXiv 1910.02054). sequence_parallel: activations between layers are also split over tensor, along
+    their length (arXiv 2205.05198). generation_rules: see `config.mesh.generation`. pipeline_micro_batches, pipeline_repeats:
+    see `parallel/pipeline.py`.
     """
 
     mesh: Mesh
@@ -105,7 +105,7 @@ class Sharding:
         return NamedSharding(self.mesh, self.spec(axes))
 
     def constrain(self, x: jax.Array, axes: tuple[str | None, ...]) -> jax.Array:
-        # Inside a `shard_map` over some axes the context mesh applies, which has them as manual.
+        # Inside a `shard_map` over some axes, use the context mesh, in which these axes are manual.
         around = jax.sharding.get_abstract_mesh()
         return jax.lax.with_sharding_constraint(x, NamedSharding(around if around.manual_axes else self.mesh, self.spec(axes)))
 
@@ -124,7 +124,7 @@ class Sharding:
 
     @property
     def length_multiple(self) -> int:
-        """Returns the number of which padded row lengths inside a model are multiples."""
+        """Rows inside a model are padded to a multiple of this length."""
         return math.prod(self.mesh.shape[axis] for axis in self.rules["residual"])
 
     @property
@@ -161,5 +161,5 @@ def _check_all_used(mesh: Mesh) -> None:
     """Checks that each process takes part in every step."""
     processes, devices = jax.process_count(), jax.device_count()
     if processes > 1 and mesh.size != devices:
-        raise UserError(f"the mesh takes {mesh.size} of the {devices} devices of {processes} processes; set the product of its "
+        raise UserError(f"the mesh uses {mesh.size} of the {devices} devices of {processes} processes; set the product of its "
                         "sizes to the number of all devices")

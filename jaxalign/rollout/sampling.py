@@ -28,7 +28,7 @@ class Sampling:
     top_p: float = 1.0
 
     def __post_init__(self):
-        object.__setattr__(self, "stop_ids", tuple(self.stop_ids))  # Hashable, as the key of compiled programs.
+        object.__setattr__(self, "stop_ids", tuple(self.stop_ids))  # Hashable: programs are cached by it.
         if self.max_new_tokens < 1:
             raise UserError(f"max_new_tokens is {self.max_new_tokens}; at least 1 is expected")
         if self.temperature != 0 and not LEAST_TEMPERATURE <= self.temperature < math.inf:

@@ -124,7 +124,7 @@ def test_each_process_reads_only_its_rows_of_a_global_batch(pair):
 
 def test_a_mesh_without_devices_of_one_process_is_refused(pair):
     for seen in pair[1]:
-        assert seen["mesh"].startswith("the mesh takes 4 of the 8 devices of 2 processes")
+        assert seen["mesh"].startswith("the mesh uses 4 of the 8 devices of 2 processes")
 
 
 def test_only_the_first_process_writes_and_prints(pair):

@@ -79,8 +79,8 @@ def join(frozen: dict[str, Any] | None, params: dict[str, Any]) -> dict[str, Any
 def apart(frozen: dict[str, Any] | None, params: dict[str, Any] | None) -> dict[str, Any] | None:
     """The inverse of `join`: parameters without the arrays that belong to the frozen ones.
 
-    Programs that run several models on one base receive the base once: a TPU's memory is charged for an argument each time it
-    is passed to a compiled program.
+    Programs that run several models on one base receive the base once: a TPU counts an argument's memory each time it is passed
+    to a compiled program.
     """
     if frozen is None or params is None:
         return params

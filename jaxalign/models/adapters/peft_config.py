@@ -23,7 +23,7 @@ from jaxalign.registry.families import Family
 CONFIG = "adapter_config.json"
 _LISTED = 8  # The most names that an error message lists; the others are counted.
 
-# Fields that do not change what trained adapters compute.
+# Fields that do not affect the outputs of trained adapters.
 _HARMLESS = frozenset((
     "auto_mapping", "base_model_name_or_path", "revision", "peft_version", "inference_mode", "megatron_core",
     "qalora_group_size", "loftq_config", "eva_config", "runtime_config", "ensure_weight_tying", "lora_dropout", "peft_type",

@@ -95,7 +95,7 @@ class Ring:
         return jax.tree.map(lambda x: jax.lax.ppermute(x, CONTEXT, route), tree)
 
     def round(self, fn: Callable, carry, keys: Keys, after: Callable = lambda carry: carry):
-        """The carry after carry = after(fn(carry, keys, step)) for every step, with the keys that are here at that step."""
+        """Runs carry = after(fn(carry, keys, step)) for every step, with the keys on this device at that step. -> carry."""
         arriving = self.send(keys)
         carry = after(fn(carry, keys, 0))
 

@@ -110,7 +110,7 @@ def read_config(folder: str | pathlib.Path, compute_dtype: str = "float32", voca
 def parse_config(path: pathlib.Path, raw: Any, compute_dtype: str = "float32", vocab_multiple: int = 1) -> ModelConfig:
     """`read_config` of the given contents. path: only for error messages."""
     if not isinstance(raw, dict) or "model_type" not in raw:
-        raise UserError(f"{path} is not a model's config: it has no model_type; for example 'llama' is expected")
+        raise UserError(f"{path} is not a model's config: it has no model_type, such as 'llama'")
     fields = Fields(path, raw)
     kind = fields.get("model_type")
     if kind not in FAMILIES:

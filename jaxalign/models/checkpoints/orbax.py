@@ -67,7 +67,7 @@ def load_params(directory: str | Path, model: Model, dtype: str = "float32") -> 
     """
     directory = Path(directory).absolute()
     if not directory.exists():
-        raise UserError(f"no parameters at {directory}; the stage that writes them has not finished")
+        raise UserError(f"there are no parameters at {directory}; the stage that writes them has not finished")
     with ocp.StandardCheckpointer() as checkpointer:
         found, wanted = _shapes(checkpointer.metadata(directory).item_metadata.tree), _shapes(model.abstract())
         for name in sorted(found.keys() | wanted.keys()):

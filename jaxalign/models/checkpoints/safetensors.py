@@ -1,7 +1,7 @@
 """Reads weights in the Hugging Face layout: one `model.safetensors`, or shards with an index.
 
 Files are memory-mapped and read block by block; pages are released after reading, so that they do not count as the process's
-memory. Names and shapes are checked before any weight is read, so that a mistake shows up immediately on a large checkpoint.
+memory. Names and shapes are checked before any weight is read, so a mistake is reported immediately even for a large model.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ class Weight(NamedTuple):
     pick: int = 0
 
 
-# Keys that do not change what a decoder computes.
+# Fields that do not affect the decoder's outputs.
 _HARMLESS = frozenset((
     "architectures", "auto_map", "model_type", "torch_dtype", "dtype", "transformers_version", "use_cache", "initializer_range",
     "bos_token_id", "eos_token_id", "pad_token_id", "unk_token_id", "max_position_embeddings", "pretraining_tp", "id2label",
