@@ -107,7 +107,8 @@ def test_a_member_of_an_ensemble_is_exported_separately(workdir, tmp_path, capsy
     write_json(stage / "summary.json", {"shift": 9.0, "scale": 9.0, "members": members, "combine": "min"})
     assert _run(f"--source={stage / 'member-1'}", f"--target={tmp_path / 'hf'}") == 0
     said = capsys.readouterr().out
-    assert "one member of 2; this run took (score - shift) / scale with shift = 0.5 and scale = 2, and the min of all" in said
+    assert "one member of 2; this run normalised it to (score - shift) / scale with shift = 0.5 and scale = 2, and" in said
+    assert "combined all members by min" in said
     loaded = load_params(tmp_path / "hf", Model(read_config(tmp_path / "hf").decoder, "scalar"))
     np.testing.assert_array_equal(loaded["score"], models["preference"].init(jax.random.key(7))["score"])
 
@@ -140,7 +141,7 @@ def test_mistakes_are_reported_in_one_sentence_and_leave_nothing(workdir, tmp_pa
     (tmp_path / "half" / "params").mkdir()
     source, fresh = f"--source={folder / 'ppo'}", f"--target={tmp_path / 'x'}"
     cases = [
-        ([f"--source={tmp_path / 'none'}", fresh], "none is not a folder; give a model folder, or a stage's"),
+        ([f"--source={tmp_path / 'none'}", fresh], "none is not a folder; give a model's folder, or a stage's"),
         ([f"--source={tmp_path / 'used'}", fresh], "config.json does not exist"),
         ([f"--source={tmp_path / 'half'}", fresh], "holds params, but neither a model's config.json nor"),
         ([source, f"--target={tmp_path / 'used'}"], "used already exists; give the name of a new folder"),

@@ -47,5 +47,5 @@ def test_invalid_gpu_names_are_refused(text, sentence):
 
 
 def test_a_slice_larger_than_any_that_exists_is_refused():
-    with pytest.raises(UserError, match="v5e:32x16 has 512 chips; the largest slice of v5e has 256: join several"):
+    with pytest.raises(UserError, match="v5e:32x16 has 512 chips; the largest slice of v5e has 256: connect several"):
         cluster("v5e:32x16")

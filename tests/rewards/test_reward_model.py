@@ -108,7 +108,7 @@ def test_invalid_reward_models_and_settings_are_reported_in_one_sentence(folder,
         (bare, {"model_style": "chat"}, "has no chat template; put"),
         (folder, {"model_max_length": 161}, "model_max_length is 161, but .* has only 160 positions"),
         (tmp_path / "none", {}, r"none, which has no config\.json"),
-        (_classifier(tmp_path / "two", labels=2), {}, "2 labels; one is expected"),
+        (_classifier(tmp_path / "two", labels=2), {}, "2 labels; one label, the reward, is expected"),
     ]
     for place, settings, message in cases:
         with pytest.raises(UserError, match=message):
