@@ -161,7 +161,7 @@ def _attempt(
 
 
 def _entries(result: Any) -> list[Any] | str:
-    """The result as a list, or a description of what it is instead."""
+    """The result as a list, or a description of a result that is not one."""
     if isinstance(result, (list, tuple)):
         return list(result)
     if hasattr(result, "__array__") and not isinstance(result, str):

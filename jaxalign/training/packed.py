@@ -52,7 +52,7 @@ def part_rows(sequences: int, T: int, tokens: int, ways: int = 1, unit: int = 1)
 
 
 def rows_split(sharding: Sharding | None) -> tuple[int, int]:
-    """(the number of devices that share a part's rows, the number of which the part's row count must be a multiple)."""
+    """(the number of devices that share a part's rows, a number that must divide the part's row count)."""
     if sharding is None:
         return 1, 1
     return sharding.batch_size, sharding.batch_size * sharding.pipeline_micro_batches
