@@ -165,7 +165,7 @@ def test_a_half_done_stage_is_refused(workdir, tmp_path, capsys):
     (stage / "params").mkdir(parents=True)
     write_json(stage / "manifest.json", manifest | {"status": "running"})
     assert _run(f"--source={stage}", f"--target={tmp_path / 'x'}") == 2
-    assert "stage ppo is half done in" in capsys.readouterr().err
+    assert "stage ppo is unfinished in" in capsys.readouterr().err
 
 
 def test_help_lists_the_flags(capsys):

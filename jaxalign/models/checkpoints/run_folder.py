@@ -70,7 +70,7 @@ def finished_stage(source: Path) -> FinishedStage:
         raise UserError(f"{stage / 'manifest.json'} is damaged; restore the file, or move the folder away to run the stage "
                         "again")
     if manifest["status"] != "done":
-        raise UserError(f"stage {manifest['stage']} is half done in {stage}; finish it first")
+        raise UserError(f"stage {manifest['stage']} is unfinished in {stage}; finish it first")
     return FinishedStage(manifest["stage"], stage, folder, _run_config(stage.parent, manifest["config"]))
 
 
