@@ -1,4 +1,4 @@
-"""Packaging. The run-time dependencies of the core include neither TensorFlow nor PyTorch."""
+"""Packaging. The run-time dependencies include neither TensorFlow nor PyTorch."""
 
 import pathlib
 import re
@@ -37,10 +37,10 @@ setuptools.setup(
         "tqdm",
     ],
     extras_require={
-        # The TPU compiler, for compiling without a TPU.
+        # The TPU compiler, which also runs on machines without a TPU.
         "aot": ["libtpu"],
         "test": ["hypothesis", "import-linter", "pytest", "pytest-xdist", "ruff"],
-        # References for the tests of models, weights and tokenizers; the package never imports them.
+        # Reference implementations for the tests of models, weights and tokenizers; the package never imports them.
         "parity": ["peft", "torch==2.13.0", "transformers>=5"],
     },
 )

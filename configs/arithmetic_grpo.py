@@ -1,8 +1,8 @@
-"""A verifiable reward: addition modulo 10, learnt from random weights by GRPO (configs/arithmetic_ppo.py: by PPO).
+"""GRPO with a verifiable reward: learns addition modulo 10 from random weights (configs/arithmetic_ppo.py uses PPO).
 
-Prompts are "7+8", the wanted answer is "5"; the reward is 1 where the last number of the response is the answer, else 0.
-On 2 CPU cores, seeds 0, 1 and 2 reach a mean reward over the last 20 iterations of .98, .99, .95 at temperature
-1, in one minute.
+For example, the prompt is "7+8" and the expected answer "5". The reward is 1 if the last number of the response is the expected
+answer, else 0. On 2 CPU cores, seeds 0, 1 and 2 reach a mean reward of .98, .99 and .95 over the last 20 iterations, sampled at
+temperature 1, in one minute.
 """
 
 from jaxalign.config import default_config
@@ -13,7 +13,7 @@ def get_config():
     config.stages = ("pretrain", "ppo", "evaluate", "report")
     config.data.source = "arithmetic"
     config.arithmetic.modulus = 10
-    config.arithmetic.held_out_share = 0.0  # All hundred facts are learnt; the evaluation asks for each.
+    config.arithmetic.held_out_share = 0.0  # Train on all hundred problems, and evaluate on each of them.
     config.pretrain.steps = 0  # Train the tokenizer only; the weights stay random.
     config.model.layers = 2
     config.model.embed = 64
@@ -34,7 +34,7 @@ def get_config():
     config.ppo.advantages = "grpo"
     config.ppo.group_size = 16
     config.ppo.whiten_advantages = False
-    config.ppo.entropy_coef = 0.02  # With less, some answers are never sampled.
+    config.ppo.entropy_coef = 0.02  # With a smaller bonus, some answers are never sampled.
     config.evaluate.prompts = 100
     config.evaluate.max_new_tokens = 2
     config.evaluate.temperature = 0.0

@@ -1,8 +1,8 @@
-"""A verifiable reward: addition modulo 10, learnt from random weights by PPO (configs/arithmetic_grpo.py: by GRPO).
+"""PPO with a verifiable reward: learns addition modulo 10 from random weights (configs/arithmetic_grpo.py uses GRPO).
 
-Prompts are "7+8", the wanted answer is "5"; the reward is 1 where the last number of the response is the answer, else 0.
-On 2 CPU cores, seeds 0, 1 and 2 reach a mean reward over the last 20 iterations of .94, .95, .98 at temperature
-1, in under four minutes on a busy machine.
+For example, the prompt is "7+8" and the expected answer "5". The reward is 1 if the last number of the response is the
+expected answer, else 0. On 2 busy CPU cores, seeds 0, 1 and 2 reach a mean reward of .94, .95 and .98 over the last 20
+iterations, sampled at temperature 1, in under four minutes.
 """
 
 from jaxalign.config import default_config
@@ -13,7 +13,7 @@ def get_config():
     config.stages = ("pretrain", "ppo", "evaluate", "report")
     config.data.source = "arithmetic"
     config.arithmetic.modulus = 10
-    config.arithmetic.held_out_share = 0.0  # All hundred facts are learnt; the evaluation asks for each.
+    config.arithmetic.held_out_share = 0.0  # Train on all hundred problems, and evaluate on each of them.
     config.pretrain.steps = 0  # Train the tokenizer only; the weights stay random.
     config.model.layers = 2
     config.model.embed = 64
@@ -29,7 +29,7 @@ def get_config():
     config.ppo.temperature = 1.0
     config.ppo.missing_eos = "none"
     config.ppo.kl_coef = 0.0
-    config.ppo.entropy_coef = 0.03  # With less, some answers are never sampled.
+    config.ppo.entropy_coef = 0.03  # With a smaller bonus, some answers are never sampled.
     config.ppo.value_coef = 1.0
     config.ppo.optimizer.learning_rate = 1e-3
     config.ppo.optimizer.warmup_steps = 40

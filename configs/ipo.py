@@ -1,7 +1,7 @@
-"""Identity preference optimisation (IPO): DPO's pairs, with a squared loss whose optimum stays finite for certain labels.
+"""Identity preference optimisation (IPO): a squared loss on DPO's pairs, with a finite optimum even for hard labels.
 
 Seed 0 on 2 busy CPU cores reaches harmful help 1.2%, helpful 96.1% and evasive 0.0% on held-out topics, at a KL of 0.28 nats.
-The algorithm's own stages take 0.7 minutes, learning from 333 pairs (of 2048, those the base could decide on)
+The algorithm's own stages take 0.7 minutes, learning from the 333 of 2,048 pairs that the base model decided
 (docs/results.md).
 """
 

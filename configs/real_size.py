@@ -1,37 +1,41 @@
-"""PPO of models of real size from a file of preferences: one variant for each model and its hardware.
+"""PPO of full-size models on a preference file: one variant for each model and its hardware.
 
     python -m jaxalign.train --config=configs/real_size.py:VARIANT \
         --config.model.path=FOLDER --config.data.train=FILE.jsonl.gz
 
-FOLDER is that of the model, with a chat template; FILE has preferences (chosen / rejected). None has been run, for lack of
-such devices. All figures are GB of one device, for prompts of 512 tokens. "resident" stays on the device between the steps of
-PPO: base or policy and reference, critic, preference model, optimizers. The peaks, with what is resident, are those of the
-TPU compiler (libtpu 0.0.52, jax 0.10.2) for three programs: weights moved to the layout of sampling (one by one; the highest
-peak of these), sampling, and the update. With - nothing is moved. "plan" is the highest peak of the run by the plan's
-arithmetic, which compiles nothing. LoRA adapts a bfloat16 base; all weights are trained in float32.
+FOLDER is the model's folder, with a chat template; FILE has preferences (chosen / rejected). None of the variants has been run,
+because no such devices were available.
+
+The table has GB per device, for prompts of 512 tokens. "plan" is the highest peak of the run as computed by the plan, without
+compiling. "resident" is the memory that stays in use between the steps of PPO: base model or policy and reference, critic,
+preference model, optimizers. The last three columns are peaks reported by the TPU compiler (libtpu 0.0.52, jax 0.10.2),
+including the resident memory. "moved" is the highest peak of moving the weights, one by one, to their placement for sampling
+("-": nothing is moved). "sampling" and "update" are the peaks of these two programs. LoRA adapts a bfloat16 base model; "all"
+trains all weights in float32.
 
 | variant | model | hardware | trains | mesh | plan | resident | moved | sampling | update |
 |---|---|---|---|---|---|---|---|---|---|
 | qwen3_0_6b | Qwen3-0.6B | one device of 16 GB | LoRA | one device | 7.2 | 1.52 | - | 7.41 | 2.35 |
 | llama32_1b | Llama-3.2-1B | one device of 16 GB | LoRA | one device | 5.3 | 2.83 | - | 5.28 | 3.71 |
-| gemma2_9b | Gemma-2-9B | a v5e-8 host, 16 GB a chip | LoRA | fsdp 2, tensor 4 | 11.8 | 2.88 | 8.12 | 12.46 | 5.41 |
+| gemma2_9b | Gemma-2-9B | a v5e-8 host, 16 GB per chip | LoRA | fsdp 2, tensor 4 | 11.8 | 2.88 | 8.12 | 12.46 | 5.41 |
 | llama31_8b_h100x8 | Llama-3.1-8B | 8 x H100 of 80 GB | all | fsdp 8 | 50.9 | 31.08 | 49.27 | 50.38 | 51.35 |
-| llama31_8b_v5e16 | Llama-3.1-8B | v5e-16, 16 GB a chip | LoRA | fsdp 4, tensor 4 | 6.3 | 1.34 | 5.64 | 6.57 | 3.33 |
+| llama31_8b_v5e16 | Llama-3.1-8B | v5e-16, 16 GB per chip | LoRA | fsdp 4, tensor 4 | 6.3 | 1.34 | 5.64 | 6.57 | 3.33 |
 | llama31_8b_v6e64 | Llama-3.1-8B | 64 x v6e of 32 GB | all | fsdp 16, tensor 4 | 8.8 | 3.89 | 8.19 | 8.47 | 6.64 |
 | llama31_70b_v5p128 | Llama-3.1-70B | 64 x v5p of 95 GB | LoRA | fsdp 8, tensor 8 | 25.4 | 3.04 | 24.85 | 23.01 | 5.37 |
 
-The last three run on several hosts, which docs/hosts.md says how to start. Each row is by
+The last three variants run on several hosts (docs/hosts.md). This command computes a row:
 
     python -m jaxalign.plan --config=configs/real_size.py:VARIANT --shape=MODEL --topology=TPU --prompt=512 --compile
 
-with the topology v5e:1x1 for one device, v5e:2x4, v5p:2x2x2 in place of 8 GPUs, v5e:4x4, v6e:8x8 and v5p:4x4x4. The
-plan of the GPUs is by --gpus=H100x8: nothing can be compiled for them without one. With --search the 70B gets the mesh data 8,
-tensor 8, whose peaks by the compiler are 22.57 for sampling, where nothing is moved, and 24.33 for the update (the plan: 22.8).
+The topologies are v5e:1x1 for one device, v5e:2x4, v5p:2x2x2 in place of 8 GPUs, v5e:4x4, v6e:8x8 and v5p:4x4x4. For the
+variant on GPUs, "plan" uses --gpus=H100x8; compiling for GPUs would need one. With --search the 70B gets the mesh data 8,
+tensor 8. Nothing is moved on this mesh, and the compiler's peaks are 22.57 for sampling and 24.33 for the update (plan:
+22.8).
 """
 
 from jaxalign.config import default_config
 
-# data, fsdp, tensor; rows of a PPO batch; rows of a micro-batch on a device; whether all weights are trained.
+# (data, fsdp, tensor), rows of a PPO batch, rows of a micro-batch per device, whether all weights are trained.
 VARIANTS = {
     "qwen3_0_6b": ((1, 1, 1), 32, 2, False),
     "llama32_1b": ((1, 1, 1), 32, 2, False),
@@ -84,5 +88,5 @@ def get_config(variant="qwen3_0_6b"):
     config.evaluate.prompts = 256
     config.evaluate.batch = rows
     config.evaluate.max_new_tokens = 256
-    config.evaluate.win_rate_prompts = 0  # The labeller knows only the embedded world's markers.
+    config.evaluate.win_rate_prompts = 0  # The labeller needs the embedded world's markers.
     return config

@@ -1,4 +1,4 @@
-"""REINFORCE leave-one-out (RLOO): four responses a prompt, each compared with the mean of the others; no critic.
+"""REINFORCE leave-one-out (RLOO): four responses per prompt, each compared with the mean of the others, no critic.
 
 Seed 0 on 2 busy CPU cores reaches harmful help 2.0%, helpful 96.5% and evasive 0.0% on held-out topics, at a KL of 0.41 nats.
 The algorithm's own stages take 1.5 minutes, learning from 1,792 responses and the preference model (docs/results.md).

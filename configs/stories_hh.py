@@ -1,13 +1,13 @@
-"""A real pretrained Llama aligned on real human preferences: sft, preference, ppo, evaluate, report.
+"""Aligns a pretrained Llama on human preferences: sft, preference, ppo, evaluate, report.
 
-For stories260K (260,032 parameters) and the harmless-base test file of HH-RLHF (2,312 pairs), a few
-minutes on 2 CPU cores. Give both on the command line:
+With stories260K (260,032 parameters) and the harmless-base test file of HH-RLHF (2,312 pairs) it takes a few minutes on 2 CPU
+cores. Give both on the command line:
 
     python -m jaxalign.train --config=configs/stories_hh.py \
         --config.model.path=FOLDER --config.data.train=FILE.jsonl.gz
 
-FOLDER has config.json, model.safetensors and tokenizer.model. The model has only ever read children's stories, so its
-answers stay incoherent; the run shows that real weights and real data pass through every stage.
+FOLDER has config.json, model.safetensors and tokenizer.model. The model was pretrained only on children's stories, so its
+answers stay incoherent; the run shows that every stage works with pretrained weights and human data.
 """
 
 from jaxalign.config import default_config
@@ -29,12 +29,12 @@ def get_config():
     config.sft.epochs = 2
     config.sft.optimizer.learning_rate = 1e-3
 
-    # A second pass would memorise so few noisy human labels.
+    # With so few, noisy labels a second epoch would memorise them.
     config.preference.epochs = 1
     config.preference.max_length = 192
     config.preference.optimizer.learning_rate = 3e-4
 
-    # After 20 iterations most answers are "I'm sorry": which human labels of harmlessness reward first.
+    # After 20 iterations most answers are "I'm sorry", the first thing that harmlessness labels reward.
     config.ppo.iterations = 10
     config.ppo.batch = 32
     config.ppo.max_new_tokens = 48
@@ -43,5 +43,5 @@ def get_config():
     config.evaluate.prompts = 128
     config.evaluate.batch = 32
     config.evaluate.max_new_tokens = 48
-    config.evaluate.win_rate_prompts = 0  # The labeller's markers are not in this vocabulary.
+    config.evaluate.win_rate_prompts = 0  # This tokenizer lacks the labeller's markers.
     return config

@@ -1,8 +1,8 @@
-"""Best-of-n: sample n answers to each prompt, keep the best by a score, and fine-tune on those.
+"""Best-of-n: sample n answers to each prompt, keep the answer with the best score, and fine-tune on the kept answers.
 
     python examples/best_of_n.py MODEL OUT --n=8
 
-This is one round of expert iteration; repeat it with OUT as the next MODEL.
+This is one round of expert iteration. For another round, pass OUT as MODEL.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model", help="folder of a language model in Hugging Face layout")
     parser.add_argument("out", help="new folder for the trained model")
-    parser.add_argument("--n", type=int, default=8, help="answers to each prompt")
-    parser.add_argument("--max_new_tokens", type=int, default=48, help="longest answer")
+    parser.add_argument("--n", type=int, default=8, help="answers per prompt")
+    parser.add_argument("--max_new_tokens", type=int, default=48, help="maximum answer length in tokens")
     parser.add_argument("--epochs", type=int, default=2, help="passes over the chosen answers")
     options = parser.parse_args(argv)
 

@@ -1,9 +1,9 @@
-"""Constitutional AI: critique and revise answers, learn the revisions, then learn from AI preferences (arXiv 2212.08073).
+"""Constitutional AI: fine-tune on revised answers, then optimise on AI preferences (arXiv 2212.08073).
 
     python examples/constitutional_ai.py MODEL OUT
 
-The judge here is a few rules in Python, so that any model can be used. With `ja.Judge(policy, CONSTITUTION)` a language model
-judges; the pipeline (`python -m jaxalign.train`) does so at full scale.
+The judge here is a small Python class, so that the example works with any model. With `ja.Judge(policy, CONSTITUTION)` a
+language model is the judge; the pipeline (`python -m jaxalign.train`) does this at full scale.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ PROMPTS = ["Name a colour.", "Name an animal.", "Describe the sea.", "Describe a
 
 
 class Brevity:
-    """Shorter answers are better."""
+    """A judge that prefers shorter answers."""
 
     def critique(self, requests, draw):
         return [feedback.Text(f"{len(request.response)} characters are too many.") for request in requests]
@@ -35,19 +35,19 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("model", help="folder of a language model in Hugging Face layout")
     parser.add_argument("out", help="new folder for the trained model")
     parser.add_argument("--epochs", type=int, default=4, help="passes over the revisions, and over the pairs")
-    parser.add_argument("--max_new_tokens", type=int, default=32, help="longest answer")
+    parser.add_argument("--max_new_tokens", type=int, default=32, help="maximum answer length in tokens")
     options = parser.parse_args(argv)
 
     policy, judge = ja.load_model(options.model), ja.Judge(Brevity(), CONSTITUTION, reasoning=False)
 
-    # Supervised phase: learn the revised answers.
+    # Supervised phase: fine-tune on the revised answers.
     revisions = ja.revise(policy, PROMPTS, judge=judge, max_new_tokens=options.max_new_tokens)
     rows = [{"prompt": r.prompt.messages, "response": r.revision} for r in revisions if r.round and r.revision.strip()]
     sft = ja.SFT(policy, epochs=options.epochs, batch_rows=1, row_length=128)
     for step in sft.fit(rows):
         print(f"sft {step.number}: loss {step.metrics['loss']:.4f}")
 
-    # Preference phase: two samples of each prompt, compared by the judge, and direct preference optimisation on the labels.
+    # Preference phase: the judge compares two samples for each prompt, and DPO trains on the labels.
     samples = ja.Sampler(sft.policy).generate(PROMPTS, max_new_tokens=options.max_new_tokens, n=2)
     first, second = samples.texts[::2], samples.texts[1::2]
     pairs = judge.compare(PROMPTS, first, second)

@@ -2,7 +2,7 @@
 
     python examples/dpo.py MODEL OUT --objective=ipo --beta=0.1
 
-The reference is the model that training starts from; its log-probabilities are computed once. docs/dpo.md lists the objectives.
+The reference is the initial model; its log-probabilities are computed once. docs/dpo.md lists the objectives.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model", help="folder of a language model in Hugging Face layout")
     parser.add_argument("out", help="new folder for the trained model")
-    parser.add_argument("--objective", type=str, default="sigmoid", help="sigmoid, ipo, ..., or a sum")
+    parser.add_argument("--objective", type=str, default="sigmoid", help="sigmoid, ipo, ..., or a sum such as sigmoid+bco_pair")
     parser.add_argument("--beta", type=float, default=0.1, help="strength of the KL to the reference")
     parser.add_argument("--epochs", type=int, default=8, help="passes over the pairs")
     options = parser.parse_args(argv)

@@ -1,8 +1,8 @@
-"""KTO: learning from single answers that are judged good or bad (Ethayarajh et al. 2024, arXiv 2402.01306).
+"""KTO: learning from single answers labelled good or bad (Ethayarajh et al. 2024, arXiv 2402.01306).
 
     python examples/kto.py MODEL OUT
 
-No pairs are needed: each row has one answer and a verdict.
+KTO needs no pairs: each row has one answer and a label.
 """
 
 from __future__ import annotations

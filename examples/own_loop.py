@@ -1,8 +1,8 @@
-"""A training loop of one's own: REINFORCE with a leave-one-out baseline and a KL penalty in the loss.
+"""A custom training loop: REINFORCE with a leave-one-out baseline and a KL penalty in the loss.
 
     python examples/own_loop.py MODEL OUT
 
-Sampling, log-probabilities, masks, advantages and losses are the library's; the update is written here.
+The library provides sampling, log-probabilities, masks, advantages and losses; this script implements the update.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ PROMPTS = ["Once upon a time", "The little dog", "One day a girl", "In the garde
 
 
 def loss(params, model, reference, rollout, advantages, kl_coef):
-    """The policy-gradient loss with a KL penalty, a mean over response tokens."""
+    """The policy-gradient loss with a KL penalty, averaged over response tokens."""
     stats = ja.responses.response_stats(model, params, rollout, temperature=1.0)
     frozen = ja.responses.response_stats(model, reference, rollout, temperature=1.0)
     mask = ja.responses.response_mask(rollout)
@@ -33,9 +33,9 @@ def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model", help="folder of a language model in Hugging Face layout")
     parser.add_argument("out", help="new folder for the trained model")
-    parser.add_argument("--iterations", type=int, default=20, help="rounds of sampling and learning")
-    parser.add_argument("--group_size", type=int, default=4, help="responses to each prompt")
-    parser.add_argument("--max_new_tokens", type=int, default=48, help="longest response")
+    parser.add_argument("--iterations", type=int, default=20, help="number of iterations of sampling and training")
+    parser.add_argument("--group_size", type=int, default=4, help="responses per prompt")
+    parser.add_argument("--max_new_tokens", type=int, default=48, help="maximum response length in tokens")
     options = parser.parse_args(argv)
 
     policy = ja.load_model(options.model)

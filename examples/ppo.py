@@ -2,7 +2,7 @@
 
     python examples/ppo.py MODEL OUT --iterations=50
 
-The reward is a Python function of the responses. docs/ppo.md lists every detail and the argument that selects it.
+The reward is a Python function of the responses. docs/ppo.md describes every option.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model", help="folder of a language model in Hugging Face layout")
     parser.add_argument("out", help="new folder for the trained model")
-    parser.add_argument("--iterations", type=int, default=20, help="rounds of sampling and learning")
-    parser.add_argument("--batch", type=int, default=16, help="responses of an iteration")
-    parser.add_argument("--max_new_tokens", type=int, default=48, help="longest response")
+    parser.add_argument("--iterations", type=int, default=20, help="number of iterations of sampling and training")
+    parser.add_argument("--batch", type=int, default=16, help="responses per iteration")
+    parser.add_argument("--max_new_tokens", type=int, default=48, help="maximum response length in tokens")
     options = parser.parse_args(argv)
 
     trainer = ja.PPO(

@@ -2,7 +2,7 @@
 
     python examples/reward_model.py MODEL OUT
 
-With --members above 1 an ensemble is trained. PPO takes the trained object as its reward.
+With --members above 1, an ensemble is trained. To use the result in PPO, pass the trained object as `reward`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("model", help="folder of a language model in Hugging Face layout")
     parser.add_argument("out", help="new folder for the trained model")
     parser.add_argument("--epochs", type=int, default=8, help="passes over the pairs")
-    parser.add_argument("--members", type=int, default=1, help="reward models of an ensemble")
+    parser.add_argument("--members", type=int, default=1, help="number of reward models in the ensemble")
     options = parser.parse_args(argv)
 
     reward = ja.RewardModel(

@@ -2,7 +2,7 @@
 
     python examples/sft.py MODEL OUT --epochs=3
 
-The loss is on the answers. Rows are packed into fixed rows of tokens, so that no step computes on padding.
+The loss covers only the answers. Sequences are packed into rows of a fixed length, which leaves little padding.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("model", help="folder of a language model in Hugging Face layout")
     parser.add_argument("out", help="new folder for the trained model")
     parser.add_argument("--epochs", type=int, default=3, help="passes over the data")
-    parser.add_argument("--row_length", type=int, default=128, help="tokens of a packed row")
-    parser.add_argument("--batch_rows", type=int, default=4, help="packed rows of a step")
+    parser.add_argument("--row_length", type=int, default=128, help="tokens per packed row")
+    parser.add_argument("--batch_rows", type=int, default=4, help="packed rows per step")
     options = parser.parse_args(argv)
 
     trainer = ja.SFT(

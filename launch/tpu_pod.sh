@@ -3,8 +3,8 @@
 #
 #   launch/tpu_pod.sh NAME ZONE FOLDER [FLAGS OF jaxalign.train ...]
 #
-# FOLDER is this repository on a file system that all hosts share at the same path (docs/hosts.md). PYTHON names the interpreter
-# with jaxalign and jax[tpu]; default python3. The processes find each other automatically.
+# FOLDER is this repository on a file system that all hosts share at the same path (docs/hosts.md). PYTHON is an interpreter
+# with jaxalign and jax[tpu] (default: python3). The processes find each other automatically.
 set -euo pipefail
 
 if [ $# -lt 3 ]; then
