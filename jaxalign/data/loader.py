@@ -1,4 +1,4 @@
-"""The rows of each batch, as a pure function of (seed, step). The step is therefore the data cursor that a checkpoint saves."""
+"""Selects the rows of each batch, as a pure function of (seed, step). A checkpoint therefore saves only the step."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from jaxalign.errors import UserError
 
 @dataclasses.dataclass(frozen=True)
 class EpochLoader:
-    """Reshuffles the rows in each epoch; an incomplete last batch is completed from the next epoch's order.
+    """Reshuffles the rows in each epoch. An incomplete last batch is filled from the next epoch.
 
     Attributes:
       rows: the number of rows.
-      batch: rows of a batch.
+      batch: rows per batch.
       seed: the run's seed.
       stream: separates the shuffles of different uses of one seed (`jaxalign.streams.LOADERS`).
     """
@@ -32,7 +32,7 @@ class EpochLoader:
             raise UserError("there are no rows to train on; give a data set with at least one")
 
     def steps(self, epochs: float) -> int:
-        """The number of batches in that many epochs, at least 1."""
+        """The number of batches in `epochs` epochs, at least 1."""
         return max(1, round(self.rows * epochs / self.batch))
 
     def indices(self, step: int) -> np.ndarray:
@@ -51,12 +51,12 @@ class EpochLoader:
 class MixtureLoader(EpochLoader):
     """Rows of several concatenated sources, each with a fixed share of every epoch.
 
-    An epoch has as many rows as all sources together. Each source is traversed in shuffled order across epochs: no row is
-    repeated before all rows of its source have been used.
+    An epoch has as many rows as all sources together. Each source is traversed in shuffled order across epochs: no row repeats
+    before all rows of its source have been used.
 
     Attributes:
-      sizes: the rows of each source; their sum is `rows`.
-      shares: the share of each source, in any unit.
+      sizes: the number of rows of each source; their sum is `rows`.
+      shares: the relative share of each source.
     """
 
     sizes: tuple[int, ...] = ()
@@ -76,7 +76,7 @@ class MixtureLoader(EpochLoader):
 
 @functools.lru_cache(maxsize=2)
 def _kept_order(loader: EpochLoader, epoch: int) -> np.ndarray:
-    """An epoch's order, cached because all of its steps need it. Read-only."""
+    """An epoch's order, cached because all steps of the epoch need it. Do not modify it."""
     return loader._order(epoch)
 
 

@@ -1,4 +1,4 @@
-"""Packing of documents of unequal length into rows of one length, separated by segment ids."""
+"""Packs documents of different lengths into rows of one length, separated by segment ids."""
 
 from __future__ import annotations
 
@@ -12,20 +12,21 @@ from jaxalign.records import PackedBatch
 
 
 def pack(documents: Iterable[tuple[Sequence[int], Sequence[float]]], row_length: int) -> tuple[PackedBatch, int]:
-    """Packs documents in their order, each into the row with the least remaining space that fits it (best fit).
+    """Packs documents in order, each into the row with the least sufficient remaining space (best fit).
 
-    Longest first would need about 1% fewer rows, but the documents of a row would then have similar lengths, hence be of one
-    kind, and small batches would differ more (benchmarks/RESULTS.md). The first token of a document is never predicted.
+    Packing the longest documents first would need about 1% fewer rows. The documents of a row would then have similar lengths
+    and therefore be of one kind, and small batches would differ more (benchmarks/RESULTS.md). The first token of a document is
+    never predicted.
 
     Args:
       documents: (token ids, loss weights) pairs.
-      row_length: tokens of a row; longer documents are truncated.
+      row_length: tokens per row; longer documents are truncated.
 
     Returns:
       The packed rows as numpy arrays [R, row_length], and the number of truncated documents.
 
     Raises:
-      UserError: there is no document with a token.
+      UserError: no document has any tokens.
     """
     kept: list[tuple[Sequence[int], Sequence[float]]] = []
     cut = 0
@@ -60,11 +61,11 @@ def _fill(rows, row_length: int) -> PackedBatch:
 def fit(lengths: np.ndarray, row_length: int, rows: int, together: int = 1) -> list[list[list[int]]]:
     """Assigns sequences to rows of at most `row_length` tokens, and rows to parts of at most `rows` rows.
 
-    Units of `together` neighbouring sequences stay in one part. Units are placed longest first, each into the first part that
-    fits it; within a part each sequence goes into the row with the least remaining space (best-fit decreasing).
+    Each unit of `together` neighbouring sequences stays in one part. Units are placed longest first, each into the first part
+    in which it fits. Within a part, each sequence goes into the row with the least sufficient space (best-fit decreasing).
 
     Returns:
-      Sequence numbers by part and row.
+      The indices of the sequences, by part and row.
 
     Raises:
       ValueError: a unit does not fit into an empty part.
@@ -83,16 +84,16 @@ def fit(lengths: np.ndarray, row_length: int, rows: int, together: int = 1) -> l
 
 
 class _Part:
-    """Rows that fill up, indexed by their remaining space."""
+    """Partially filled rows, indexed by remaining space."""
 
     def __init__(self, row_length: int, rows: int):
         self.row_length, self.rows = row_length, rows
         self.content: list[list[int]] = []  # The sequences of each row.
-        self._left: dict[int, list[int]] = {}  # Rows by remaining space, the most recently changed one last.
-        self._spaces: list[int] = []  # Its keys, sorted. At most one per length, however many rows there are.
+        self._left: dict[int, list[int]] = {}  # Rows by remaining space, most recently changed last.
+        self._spaces: list[int] = []  # The sorted keys of `_left`; at most one per length.
 
     def take(self, members: list[tuple[int, int]]) -> bool:
-        """Places each (sequence, length) by best fit. False, with none placed, where one does not fit."""
+        """Places each (sequence, length) by best fit. If one does not fit, places none and returns False."""
         taken = []
         for i, length in members:
             at = bisect.bisect_left(self._spaces, length)
@@ -134,5 +135,5 @@ class _Part:
 
 
 def completion(prompt_ids: Sequence[int], response_ids: Sequence[int]) -> tuple[list[int], list[float]]:
-    """A document whose loss is on the response only: (ids, loss weights)."""
+    """(ids, loss weights) of a document with the loss only on the response."""
     return [*prompt_ids, *response_ids], [0.0] * len(prompt_ids) + [1.0] * len(response_ids)

@@ -104,5 +104,5 @@ def test_every_measure_is_a_field_over_known_kinds():
 
 
 def test_foreign_prompts_are_refused():
-    with pytest.raises(UserError, match=r"prompt x-1 \('Hello\?'\) is not of this world"):
+    with pytest.raises(UserError, match=r"prompt x-1 \('Hello\?'\) is not from this world"):
         gold.kind(WORLD, Prompt("x-1", (Message("user", "Hello?"),), "rl"))

@@ -156,7 +156,7 @@ def test_the_two_streams_differ_and_the_budget_holds(world, documents):
         (lambda w: w.documents("test", 10), "'test' is not a split"),
         (lambda w: w.documents("train", 0), "world.tokens is 0"),
         (lambda w: w.prompts("train", 1), "'train' is not a prompt set"),
-        (lambda w: w.prompts("rl", 10**6), "1000000 rl prompts are asked for"),
+        (lambda w: w.prompts("rl", 10**6), "1000000 rl prompts are requested"),
     ],
 )
 def test_mistakes_are_named(world, call, sentence):

@@ -1,4 +1,4 @@
-"""Dialogues turn by turn: parsing of transcripts and message lists, shared contexts of two answers, cutting at a turn.
+"""Parses transcripts and message lists into turns, finds the shared context of two answers, and cuts dialogues at a turn.
 
 A transcript is text such as "\\n\\nHuman: Hi.\\n\\nAssistant: Hello." (Bai et al. 2022, arXiv 2204.05862). A speaker's
 name is a marker only at the start of a paragraph: after a blank line or at the beginning of the text. Elsewhere it is part
@@ -21,7 +21,7 @@ Dialogue = tuple[Message, ...]
 
 
 class Answers(NamedTuple):
-    """Two answers and the context that they share, whose last message is the user's."""
+    """Two answers and their shared context, which ends with a user's message."""
 
     context: Dialogue
     chosen: str
@@ -29,7 +29,7 @@ class Answers(NamedTuple):
 
 
 def parse_transcript(text: str) -> Dialogue:
-    """The messages of a transcript, without white space around each turn; consecutive turns of one speaker stay separate.
+    """The messages of a transcript, with white space stripped. Consecutive turns of one speaker stay separate.
 
     Raises:
       ValueError: the text does not begin with a marker.
@@ -44,10 +44,10 @@ def parse_transcript(text: str) -> Dialogue:
 
 
 def parse_messages(value: list[Any]) -> Dialogue:
-    """The messages of a list of {"role": "user" | "assistant", "content": text}, their text unchanged.
+    """The messages of a list of {"role": "user" | "assistant", "content": text}, with unchanged text.
 
     Raises:
-      ValueError: an item is not such an object.
+      ValueError: an item has another form.
     """
     messages = []
     for index, item in enumerate(value, start=1):
@@ -70,13 +70,13 @@ def parse_dialogue(value: Any) -> Dialogue:
 
 
 def parse_pair(row: dict[str, Any]) -> tuple[Dialogue, Dialogue]:
-    """The two whole dialogues of a row with `chosen` and `rejected`, and optionally `prompt`.
+    """The two whole dialogues of a row with `chosen`, `rejected` and optionally `prompt`.
 
-    Without `prompt` both are whole dialogues. With it, each may also be the answer only: text that does not begin with
-    "\\n\\nHuman:", or messages that do not begin with the user's.
+    Without `prompt`, both are whole dialogues. With it, each may also be just the answer: text that does not begin with
+    "\\n\\nHuman:", or messages that do not begin with a user's message.
 
     Raises:
-      ValueError: a key is missing or ill-formed, or a dialogue does not end with the assistant's turn.
+      ValueError: a key is missing or malformed, or a dialogue does not end with the assistant's turn.
     """
     pair = []
     for key in ("chosen", "rejected"):
@@ -93,13 +93,13 @@ def parse_pair(row: dict[str, Any]) -> tuple[Dialogue, Dialogue]:
 
 
 def parse_judgement(row: dict[str, Any]) -> tuple[Dialogue, str, bool]:
-    """(context, answer, whether it is good) of a row with `prompt`, `completion` and `label`.
+    """(context, answer, whether the answer is good) of a row with `prompt`, `completion` and `label`.
 
-    The prompt is text (the user's one turn, or a transcript) or messages, and ends with the user's turn; the completion is text
-    or messages that begin and end with the assistant's. The answer to several messages is their transcript.
+    The prompt is text (a single user's turn, or a transcript) or messages, and ends with the user's turn. The completion is
+    text, or messages that begin and end with the assistant's. Several completion messages are joined into a transcript.
 
     Raises:
-      ValueError: a key is missing or ill-formed.
+      ValueError: a key is missing or malformed.
     """
     for key in ("prompt", "completion", "label"):
         if key not in row:
@@ -143,15 +143,15 @@ def _context(prompt: Any) -> Dialogue:
     if not prompt.startswith("\n\nHuman:"):
         return (Message("user", prompt),)
     context = parse_transcript(prompt)
-    opened = context[-1] == Message("assistant", "")  # The common "...\n\nAssistant:", which the answer continues.
+    opened = context[-1] == Message("assistant", "")  # The common form "...\n\nAssistant:"; the answer continues it.
     return context[:-1] if opened else context
 
 
 def split_answers(chosen: Dialogue, rejected: Dialogue) -> Answers | None:
     """The longest shared context that ends with a user's turn and is followed by the assistant in both; None if there is none.
 
-    Where several turns follow the context (the contexts differ, or the assistant spoke twice), the answer is their
-    transcript without the first marker.
+    If several turns follow the context (the contexts differ, or the assistant spoke twice), the answer is their transcript
+    without the first marker.
     """
     limit = min(len(chosen), len(rejected)) - 1
     shared = 0
@@ -168,7 +168,7 @@ def _join(turns: Dialogue) -> str:
 
 
 def cut_front(context: Dialogue, fits: Callable[[Dialogue], bool]) -> Dialogue | None:
-    """The longest suffix of `context` that starts with a user's turn, or is the whole, and fits; None if none does."""
+    """The longest suffix of `context` that fits and is the whole context or starts with a user's turn; None if none fits."""
     for start, message in enumerate(context):
         if (start == 0 or message.role == "user") and fits(context[start:]):
             return context[start:]

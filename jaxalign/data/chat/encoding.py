@@ -1,13 +1,13 @@
-"""Dialogues in a model's own chat template: token ids, and which of them belong to the assistant.
+"""Encodes dialogues with a model's own chat template, and finds the tokens that belong to the assistant.
 
-For ordinary text the ids equal those of `transformers` (`apply_chat_template(..., tokenize=True)`): only the template decides
-whether bos comes first, and special tokens that it spells out become tokens. Text of a message never becomes a special token:
-a special token spelled out in a message is split after its first character, so that its pieces are text. The position of such a
-cut in the rendering is found with a mark character that no text contains; without the marks the rendering must equal that of
-the original message.
+For ordinary text the ids equal those of `transformers` (`apply_chat_template(..., tokenize=True)`): the template alone decides
+whether bos comes first, and special tokens that it spells out become tokens. The text of a message never becomes a special
+token: a special token spelled out in a message is split after its first character, so that its pieces are plain text. A mark
+character, which no text contains, locates such a cut in the rendering. Without the marks, the rendering must equal that of the
+original message.
 
 An answer ends with the first special token after it, with only white space in between. White space after that token belongs to
-the template and is not learnt.
+the template and is not trained on.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _PROBE = Message("user", "Hello.")
 
 
 def render(tokenizer: Tokenizer, messages: Sequence[Message], begin_answer: bool = False) -> str:
-    """The dialogue as text; with `begin_answer` up to the beginning of the assistant's next answer.
+    """The dialogue as text; with `begin_answer`, up to the beginning of the assistant's next answer.
 
     Raises:
         UserError: there is no template, or it fails (`chat_template.render`).
@@ -36,30 +36,30 @@ def render(tokenizer: Tokenizer, messages: Sequence[Message], begin_answer: bool
 
 
 def encode_prompt(tokenizer: Tokenizer, messages: Sequence[Message]) -> list[int]:
-    """The ids of a dialogue up to the assistant's answer. Raises UserError where the last turn is the assistant's."""
+    """The ids of a dialogue up to the assistant's answer. Raises UserError if the last turn is the assistant's."""
     if not messages or messages[-1].role == "assistant":
         raise UserError("a prompt must end with a message to the assistant; this one is empty or ends with an answer")
     return _encode(tokenizer, _rendered(tokenizer, messages, begin_answer=True)).ids
 
 
 def encode_answer(tokenizer: Tokenizer, text: str) -> list[int]:
-    """The ids of an answer as they follow a prompt, with the text that the template writes before it, and with its end.
+    """The ids of an answer after a prompt, including the text that the template writes before it, and its end token.
 
     Raises:
-        UserError: the template puts no end after an answer, or the rendering of an answered dialogue does not begin with
-            that of its prompt.
+        UserError: the template writes no end after an answer, or the rendering of an answered dialogue does not begin with
+            the rendering of its prompt.
     """
     answered = _answered(tokenizer, text)
     prompt = _rendered(tokenizer, [_PROBE], begin_answer=True)
     if not answered.rendered.text.startswith(prompt.text):
         raise UserError(f"the chat template of {tokenizer.files.folder} does not write an answered dialogue as its "
-                        f"prompt and the answer (the prompt ends with {prompt.text[-30:]!r}), so answers cannot be learnt with "
-                        "it; give another chat_template")
+                        f"prompt and the answer (the prompt ends with {prompt.text[-30:]!r}), so it cannot train "
+                        "answers; provide another chat_template")
     ids, before = answered.encoded.ids, _encode(tokenizer, prompt).ids
     if ids[: len(before)] == before:
         return ids[len(before) : answered.end + 1]
-    # A token spans the boundary, for example a line break of both parts. As in sampling, the answer begins after the prompt's
-    # own tokens.
+    # A token spans the boundary, for example one that merges line breaks of both parts. As in sampling, the answer begins after
+    # the prompt's own tokens.
     places = answered.rendered._replace(cuts=tuple(sorted({*answered.rendered.cuts, len(prompt.text)})))
     found = _encode(tokenizer, places)
     first = next(i for i, (start, _) in enumerate(found.spans) if start >= len(prompt.text))
@@ -70,13 +70,14 @@ def encode_answer(tokenizer: Tokenizer, text: str) -> list[int]:
 def encode_dialogue(tokenizer: Tokenizer, messages: Sequence[Message]) -> tuple[list[int], list[bool]]:
     """(ids, mask) of a whole dialogue; the mask is True for the assistant's tokens.
 
-    A template's `{% generation %}` blocks define the mask. Without them an answer extends from the end of the rendering of the
-    messages before it to its end. A token that is partly the assistant's counts as the assistant's. Each turn is read from the
-    rendering of the whole dialogue, since some templates remove the reasoning from all answers but the last.
+    The template's `{% generation %}` blocks define the mask. Without such blocks, an answer extends from the end of the
+    rendering of the messages before it to its own end. A token that is partly the assistant's counts as the assistant's. Each
+    turn is read from the rendering of the whole dialogue, because some templates remove the reasoning from all answers except
+    the last.
 
     Raises:
-        UserError: the template fails; or it has no such blocks and the rendering of a dialogue does not begin with that of its
-            first messages, so that the assistant's text cannot be located.
+        UserError: the template fails; or it has no such blocks and renders the beginning of a dialogue differently when
+            messages follow, so that the assistant's text cannot be located.
     """
     source = _source(tokenizer)
     if "endgeneration" in source:
@@ -92,25 +93,25 @@ def encode_dialogue(tokenizer: Tokenizer, messages: Sequence[Message]) -> tuple[
         if not places.text.startswith(before) or after < len(before):
             raise UserError(f"the chat template of {tokenizer.files.folder} writes the beginning of a dialogue differently "
                             f"when messages follow (message {number + 1} of {len(messages)}), so the assistant's text cannot "
-                            "be located; put {% generation %} blocks into it")
+                            "be located; add {% generation %} blocks to it")
         end = _end(tokenizer, encoded, places, after)
         answers.append((len(before), after if end is None else encoded.spans[end][1]))
     return encoded.ids, _mask(encoded, answers)
 
 
 def encode_whole(tokenizer: Tokenizer, messages: Sequence[Message]) -> list[int]:
-    """The ids of a whole dialogue, to the last character of its rendering. Raises UserError where the template fails."""
+    """The ids of a whole dialogue, up to the last character of its rendering. Raises UserError if the template fails."""
     return _encode(tokenizer, _rendered(tokenizer, messages)).ids
 
 
 def stop_ids(tokenizer: Tokenizer) -> tuple[int, ...]:
-    """The ids that end an answer: the template's end of a turn, then those of the tokenizer."""
+    """The ids that end an answer: the template's end of a turn, then the tokenizer's stop ids."""
     answered = _answered(tokenizer, "Hello.")
     return tuple(dict.fromkeys((answered.encoded.ids[answered.end], *tokenizer.stop_ids)))
 
 
 class _Places(NamedTuple):
-    """A rendering without its marks, and their positions: cuts, ends of answers, and blocks (start, end)."""
+    """A rendering without marks, and the positions of the marks: cuts, ends of answers, and blocks (start, end)."""
 
     text: str
     cuts: tuple[int, ...]
@@ -138,7 +139,7 @@ def _write(tokenizer: Tokenizer, messages: Sequence[Message], begin_answer: bool
 
 
 def _rendered(tokenizer: Tokenizer, messages: Sequence[Message], begin_answer: bool = False, ends: bool = False) -> _Places:
-    """The rendering with its cuts, and with `ends` the ends of the assistant's messages.
+    """The rendering with its cuts and, with `ends`, the ends of the assistant's messages.
 
     Raises:
         DialogueRefused: a message contains a mark, or the template writes a marked message differently.
@@ -151,7 +152,7 @@ def _rendered(tokenizer: Tokenizer, messages: Sequence[Message], begin_answer: b
     cut = [_with_cuts(tokenizer, message) for message in messages]
     if cut == list(messages) and not ends:
         return plain
-    # Most templates trim messages, which a mark at the end would prevent.
+    # Most templates trim messages. A mark at the end would prevent that, so try trimming the message first.
     for tail in (str, str.rstrip, lambda text: text.rstrip("\n")) if ends else (str,):
         said = [_ended(message, tail) if ends and message.role == "assistant" else message for message in cut]
         places = _places(_write(tokenizer, said, begin_answer))
@@ -159,7 +160,7 @@ def _rendered(tokenizer: Tokenizer, messages: Sequence[Message], begin_answer: b
             return places
     change = "special tokens in it are cut" if cut != list(messages) else "the ends of answers are marked"
     raise DialogueRefused(f"the chat template of {tokenizer.files.folder} depends on the text of messages: it writes a "
-                          f"dialogue differently when {change}; remove special tokens from the messages, or give another "
+                          f"dialogue differently when {change}; remove special tokens from the messages, or provide another "
                           "chat_template")
 
 
@@ -184,7 +185,7 @@ def _places(marked: str) -> _Places:
 
 
 def _encode(tokenizer: Tokenizer, places: _Places) -> Encoded:
-    """The ids of a rendering, encoded piece by piece between its cuts."""
+    """The ids of a rendering, with the text between cuts encoded separately."""
     ids, spans = [], []
     edges = [0, *places.cuts, len(places.text)]
     for start, stop in zip(edges, edges[1:], strict=False):
@@ -195,14 +196,14 @@ def _encode(tokenizer: Tokenizer, places: _Places) -> Encoded:
 
 
 def _answered(tokenizer: Tokenizer, text: str) -> _Answered:
-    """The rendering of a question with this answer, and the position of the token that ends the answer."""
+    """The rendering of a question with this answer, and the index of the token that ends the answer."""
     places = _rendered(tokenizer, [_PROBE, Message("assistant", text)], ends=True)
     encoded = _encode(tokenizer, places)
     end = _end(tokenizer, encoded, places, places.ends[0])
     if end is None:
         raise UserError(f"the chat template of {tokenizer.files.folder} puts no special token after an answer (it continues "
-                        f"with {places.text[places.ends[0]:][:30]!r}), so the end cannot be learnt or detected; give "
-                        "another chat_template, or name the token that ends an answer among the tokenizer's special tokens")
+                        f"with {places.text[places.ends[0]:][:30]!r}), so the end cannot be trained or detected; provide "
+                        "another chat_template, or add the token that ends an answer to the tokenizer's special tokens")
     return _Answered(places, encoded, end)
 
 
@@ -215,6 +216,6 @@ def _end(tokenizer: Tokenizer, encoded: Encoded, places: _Places, after: int) ->
 
 
 def _mask(encoded: Encoded, parts: Sequence[tuple[int, int]]) -> list[bool]:
-    """For each token, whether it covers a character of one of the parts. A token without a character, such as one byte of
-    several, counts at its start."""
+    """For each token, whether it covers a character of one of the parts. A token without a character of its own, such as one
+    byte of a character, counts at its start."""
     return [any(a < max(stop, start + 1) and start < b for a, b in parts) for start, stop in encoded.spans]

@@ -1,14 +1,13 @@
 """The text formats of dialogues, critiques, revisions and comparisons.
 
-Every renderer returns *segments*: strings that the tokenizer encodes one by one and concatenates. A segment that equals one
-of `MARKERS`, or `END`, becomes one token; the same characters inside a longer segment stay plain text, so that a turn cannot
-contain a marker. Training documents and sampling prompts are built from the same segments and so have the same token
-boundaries.
+Every renderer returns *segments*: strings that the tokenizer encodes separately and concatenates. A segment that equals `END`
+or one of `MARKERS` becomes one token. The same characters inside a longer segment stay plain text, so a turn cannot contain a
+marker. Training documents and sampling prompts are built from the same segments and therefore have the same token boundaries.
 
-Everything that a model writes (answer, critique, revision, reasoning) is followed by `END`, the tokenizer's eos. Sampling
-therefore always stops at eos.
+Text that a model writes (answer, critique, revision, reasoning) is followed by `END`, the tokenizer's eos. Sampling therefore
+always stops at eos.
 
-Plain dialogues have two styles: "compact", with the project's own markers, and "hh", the public transcript form
+Plain dialogues have two styles: "compact", with the project's own markers, and "hh", the public transcript format
 "\\n\\nHuman: ...\\n\\nAssistant: ..." for tokenizers without markers.
 """
 
@@ -20,7 +19,7 @@ from jaxalign.errors import UserError
 from jaxalign.records import Message, Principle
 
 END = "<end>"
-"""Represents the tokenizer's eos; it is not itself in a vocabulary."""
+"""Represents the tokenizer's eos; the string itself is in no vocabulary."""
 
 USER = "<user>"
 ASSISTANT = "<assistant>"
@@ -34,7 +33,7 @@ QUESTION = "<question>"
 REASONING = "<reasoning>"
 VERDICT = "<verdict>"
 RATINGS = tuple(str(rating) for rating in range(1, 11))
-"""The possible ratings; plain text, one or more tokens each."""
+"""The possible ratings: plain text of one or more tokens each."""
 OPTIONS = ("(A)", "(B)")
 """The two verdicts of a comparison: the first or the second answer shown is better. One token each."""
 
@@ -55,7 +54,7 @@ MARKERS = (
 """Every special segment except `END`; each is one symbol of the project's tokenizer."""
 
 MODEL_SPEAKS = (ASSISTANT, CRITIQUE, REVISION, REASONING, VERDICT)
-"""The model writes after these markers, up to and including the next `END` or marker."""
+"""Markers after which the model writes: up to and including the next `END`, or up to the next marker except `OPTIONS`."""
 
 Segments = list[str]
 
@@ -67,11 +66,11 @@ def render_prompt(messages: Sequence[Message], style: str = "compact") -> Segmen
     """The dialogue up to the beginning of the assistant's next answer.
 
     Args:
-        messages: the turns so far; the last is the user's.
+        messages: the turns so far, ending with a user's turn.
         style: "compact" or "hh".
 
     Raises:
-        UserError: for an unknown style, an empty dialogue, an unknown role, or a last turn that is not the user's.
+        UserError: the style or a role is unknown, the dialogue is empty, or the last turn is not the user's.
     """
     _check(messages, style)
     if messages[-1].role != "user":
@@ -87,7 +86,7 @@ def render_dialogue(messages: Sequence[Message], style: str = "compact") -> Segm
 
 
 def render_response(text: str, style: str = "compact") -> Segments:
-    """An answer as it follows `render_prompt`, without its eos. An empty answer has no segments."""
+    """The segments of an answer after `render_prompt`, without eos. An empty answer has no segments."""
     return _text(text, style)
 
 
@@ -98,7 +97,7 @@ def render_critique(messages: Sequence[Message], response: str, principle: Princ
 
 
 def render_revision(messages: Sequence[Message], response: str, principle: Principle, critique: str) -> Segments:
-    """The critique's transcript and the revision request, up to the beginning of the revision."""
+    """The critiqued response and the revision request, up to the beginning of the revision."""
     criticised = render_critique(messages, response, principle) + _text(critique) + [END]
     return criticised + [REVISION_REQUEST, principle.revision_request, REVISION]
 
@@ -108,8 +107,8 @@ def render_comparison(
 ) -> Segments:
     """Two answers to one dialogue and the principle's question, up to the beginning of the judge's text.
 
-    Each answer is also named in words ("First: ..."), so that the judge can refer to it by name. With `reasoning` the judge
-    first writes its reasoning (sample until eos, then use `render_verdict`); without it the next token is one of `OPTIONS`.
+    The text also names each answer ("First: ..."), so that the judge can refer to it. With `reasoning`, the judge writes its
+    reasoning first (sample until eos, then use `render_verdict`). Otherwise the next token is one of `OPTIONS`.
     """
     _check(messages, "compact")
     shown = _turns(messages, "compact") + [FIRST, f"First: {first}".strip(), SECOND, f"Second: {second}".strip()]
@@ -126,7 +125,7 @@ def render_verdict(
 def render_rating(messages: Sequence[Message], response: str, principle: Principle, reasoning: bool = True) -> Segments:
     """An answered prompt and the request to rate the answer from 1 to 10 under the principle, up to the judge's text.
 
-    With `reasoning` the judge first writes its reasoning (sample until eos, then use `render_rating_verdict`); without it one
+    With `reasoning`, the judge writes its reasoning first (sample until eos, then use `render_rating_verdict`). Otherwise one
     of `RATINGS` and an eos follow.
     """
     _check(messages, "compact")
@@ -136,14 +135,14 @@ def render_rating(messages: Sequence[Message], response: str, principle: Princip
 
 
 def render_rating_verdict(messages: Sequence[Message], response: str, principle: Principle, reasoning: str) -> Segments:
-    """The request with the judge's reasoning; one of `RATINGS` follows."""
+    """The rating request with the judge's reasoning; one of `RATINGS` follows."""
     return render_rating(messages, response, principle) + _text(reasoning) + [END, VERDICT]
 
 
 def written_by_model(segments: Sequence[str]) -> list[bool]:
-    """For each segment of a document, whether the model writes it; in a text without markers, all segments.
+    """For each segment of a document, whether the model writes it. In a text without markers it writes all segments.
 
-    The `END` after the model's text counts as the model's. Requests, principles, answers shown for comparison and the
+    The `END` after the model's text counts as written by the model. Requests, principles, answers shown for comparison and
     markers do not.
     """
     if not any(segment in MARKERS for segment in segments):

@@ -1,9 +1,9 @@
-"""Dialogues as token ids, in each style.
+"""Encodes dialogues as token ids, in each style.
 
-- "chat": as the model's own chat template writes them.
+- "chat": the model's own chat template.
 - "hh": "\\n\\nHuman: ...\\n\\nAssistant: ...".
-- "compact": with the markers of a tokenizer that was trained here.
-- "plain": one text, which the answer continues.
+- "compact": with the markers of a tokenizer trained by jaxalign.
+- "plain": a single text, which the answer continues.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ STYLES = ("plain", "chat", "hh", "compact")
 
 
 def choose_style(tokenizer: Tokenizer, asked: str | None, known: str | None = None) -> str:
-    """The style `asked` for, else the `known` one, else "chat" where the tokenizer has a chat template, else "plain".
+    """The style: `asked`, else `known`, else "chat" if the tokenizer has a chat template, else "plain".
 
     Raises:
-      UserError: it is not one of `STYLES`, or the tokenizer cannot write it.
+      UserError: the style is not one of `STYLES`, or the tokenizer does not support it.
     """
     template = tokenizer.files.chat_template
     style = asked or known or ("plain" if template is None else "chat")
@@ -37,18 +37,18 @@ def choose_style(tokenizer: Tokenizer, asked: str | None, known: str | None = No
         try:
             tokenizer.marker_id(USER)
         except UserError:
-            raise UserError(f"the tokenizer has no symbol {USER!r}, which the style compact needs; it is for models that were "
-                            "trained from scratch here") from None
+            raise UserError(f"the tokenizer has no symbol {USER!r}, which the style compact needs; it is for models trained "
+                            "from scratch by jaxalign") from None
     return style
 
 
 def stop_ids(tokenizer: Tokenizer, style: str) -> tuple[int, ...]:
-    """The ids that end an answer in that style."""
+    """The ids that end an answer in a style."""
     return chat.stop_ids(tokenizer) if style == "chat" else tokenizer.stop_ids
 
 
 def encode_prompt(tokenizer: Tokenizer, messages: Sequence[Message], style: str) -> list[int]:
-    """The ids of a dialogue up to where the answer begins, bos included.
+    """The ids of a dialogue up to the beginning of the answer, including bos.
 
     Raises:
       UserError: the style is "plain" and there is more than one message.
@@ -57,14 +57,14 @@ def encode_prompt(tokenizer: Tokenizer, messages: Sequence[Message], style: str)
         return chat.encode_prompt(tokenizer, messages)
     if style == "plain":
         if len(messages) != 1:
-            raise UserError(f"a prompt is a dialogue of {len(messages)} messages, but the style plain continues one text; use "
-                            "the style chat, hh or compact")
+            raise UserError(f"a prompt is a dialogue of {len(messages)} messages, but the style plain continues a single text; "
+                            "use the style chat, hh or compact")
         return list(tokenizer.begin_ids) + tokenizer.encode(messages[0].content)
     return list(tokenizer.begin_ids) + tokenizer.encode_segments(render_prompt(messages, style))
 
 
 def encode_answer(tokenizer: Tokenizer, text: str, style: str) -> list[int]:
-    """The ids of an answer, with the token that ends it; style "chat": with what the template writes before it."""
+    """The ids of an answer with its end token and, in style "chat", with the text that the template writes before it."""
     if style == "chat":
         return chat.encode_answer(tokenizer, text)
     segments = [text] * bool(text) if style == "plain" else render_response(text, style)
@@ -72,12 +72,12 @@ def encode_answer(tokenizer: Tokenizer, text: str, style: str) -> list[int]:
 
 
 def encode_completion(tokenizer: Tokenizer, messages: Sequence[Message], text: str, style: str):
-    """(ids, loss weights) of an answered prompt; the loss is on the answer only."""
+    """(ids, loss weights) of an answered prompt, with the loss only on the answer."""
     return completion(encode_prompt(tokenizer, messages, style), encode_answer(tokenizer, text, style))
 
 
 def response_texts(tokenizer: Tokenizer, rollout: Rollout) -> list[str]:
-    """The text of every response of a rollout (numpy arrays), without the token that ended it."""
+    """The text of every response of a rollout (numpy arrays), without its end token."""
     ends = rollout.prompt_length + rollout.response_length - rollout.ended
     places = zip(rollout.tokens, rollout.prompt_length, ends, strict=True)
     return [tokenizer.decode(row[start:end]) for row, start, end in places]

@@ -1,7 +1,7 @@
-"""Chat templates: Jinja in a sandbox, with the variables and functions that `transformers` offers to templates.
+"""Renders chat templates: Jinja in a sandbox, with the variables and functions that `transformers` provides.
 
 A template is untrusted code. It runs in Jinja's immutable sandbox (no attributes that begin with an underscore, no changes to
-its arguments), with limits on loops and output. Any failure in it becomes one UserError.
+its arguments), with limits on loops and output. Any failure becomes a UserError.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ import jinja2.sandbox
 from jaxalign.errors import UserError
 from jaxalign.records import Message
 
-# Unicode noncharacters, which no text contains: they mark positions in a rendering and are removed again.
+# Unicode noncharacters, which no text contains. They mark positions in a rendering and are then removed.
 CUT, END, OPEN, CLOSE = "\ufdd0", "\ufdd1", "\ufdd2", "\ufdd3"
 MARKS = (CUT, END, OPEN, CLOSE)
 MAX_TEXT = 10_000_000
-"""The most characters that a template may write."""
+"""The maximum number of characters that a template may write."""
 MAX_NUMBERS = 1_000_000
-"""The most numbers in all ranges of one rendering together."""
+"""The maximum total length of all ranges of one rendering."""
 
 
 class DialogueRefused(UserError):
-    """The template refuses this dialogue, for example because roles do not alternate. Others may be accepted."""
+    """The template refuses this dialogue, for example because roles do not alternate. It may accept other dialogues."""
 
 
 def render(source: str, origin: str, messages: Sequence[Message], variables: Mapping[str, Any], begin_answer: bool) -> str:
@@ -40,8 +40,8 @@ def render(source: str, origin: str, messages: Sequence[Message], variables: Map
         source: the template.
         origin: its file or folder, for error messages.
         messages: the dialogue, with any roles that the template knows.
-        variables: further variables, such as bos_token.
-        begin_answer: `add_generation_prompt`: the text ends at the beginning of the assistant's next answer.
+        variables: additional variables, such as bos_token.
+        begin_answer: `add_generation_prompt`: end the text at the beginning of the assistant's next answer.
 
     Raises:
         DialogueRefused: the template refuses the dialogue.
@@ -63,9 +63,9 @@ def render(source: str, origin: str, messages: Sequence[Message], variables: Map
                         "it") from None
     except jinja2.TemplateSyntaxError as error:
         raise UserError(f"the chat template of {origin} is not a Jinja template (line {error.lineno}: {error.message}); "
-                        "correct it") from None
+                        "fix it") from None
     except (_TooMuch, MemoryError, OverflowError, RecursionError) as error:
-        raise UserError(f"the chat template of {origin} exceeds a limit: {error or type(error).__name__}; correct it") from None
+        raise UserError(f"the chat template of {origin} exceeds a limit: {error or type(error).__name__}; fix it") from None
     except Exception as error:  # A template can raise any exception.
         raise UserError(f"the chat template of {origin} fails on a dialogue ({_roles(messages)}): {type(error).__name__}: "
                         f"{str(error)[:200]}") from None
@@ -81,7 +81,7 @@ class _TooMuch(jinja2.TemplateError):
 
 
 class _Ranges:
-    """`range` for one rendering: all ranges together may have MAX_NUMBERS numbers."""
+    """`range` for one rendering, with at most MAX_NUMBERS numbers over all ranges."""
 
     def __init__(self):
         self.left = MAX_NUMBERS
@@ -95,7 +95,7 @@ class _Ranges:
 
 
 class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
-    """Checks repetitions and powers before they are computed."""
+    """Checks the size of repetitions and powers before computing them."""
 
     intercepted_binops = frozenset(["*", "**"])
 
@@ -109,7 +109,7 @@ class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
 
 
 class _Generation(jinja2.ext.Extension):
-    """`{% generation %}...{% endgeneration %}`: the template's own marks around the assistant's text."""
+    """`{% generation %}...{% endgeneration %}`: the template's own tags around the assistant's text."""
 
     tags = {"generation"}  # noqa: RUF012 (Jinja's interface)
 

@@ -1,1 +1,1 @@
-"""Where prompts, answers and comparisons come from: files and generated problems."""
+"""Sources of prompts, answers and comparisons: files and generated problems."""

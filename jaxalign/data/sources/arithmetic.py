@@ -1,6 +1,6 @@
-"""Arithmetic with verifiable answers: operations on small whole numbers, split into train and held out.
+"""Arithmetic problems with verifiable answers: operations on small whole numbers, split into train and held-out problems.
 
-A problem is its text ("12+7") and its answer ("19"). The problems depend only on a seed and the sizes.
+A problem consists of a text ("12+7") and an answer ("19"). The problems depend only on the seed and the settings.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from jaxalign.registry.data_sources import DATA_SOURCES
 
 OPERATIONS = {"+": operator.add, "-": operator.sub, "*": operator.mul}
 ALPHABET = DATA_SOURCES.get("arithmetic").alphabet
-"""Every character of a problem or an answer: the digits and OPERATIONS."""
+"""Every character of problems and answers: the digits and OPERATIONS."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Arithmetic:
-    """All problems "a OP b" with a and b in 0..largest, in an order shuffled by the seed. The answer is the result, or with a
-    modulus above 0 its remainder.
+    """All problems "a OP b" with a and b in 0..largest, in an order shuffled by the seed. The answer is the result, taken
+    modulo `modulus` if that is above 0.
 
     Raises:
-        UserError: the held-out share leaves no problem to learn from.
+        UserError: the held-out share leaves no problem for training.
     """
 
     seed: int
@@ -39,8 +39,8 @@ class Arithmetic:
     def __post_init__(self):
         total = len(self.operations) * (self.largest + 1) ** 2
         if self._held_out >= total:
-            raise UserError(f"config.arithmetic.held_out_share is {self.held_out_share}; of {total} problems it leaves none to "
-                            "learn from: lower it")
+            raise UserError(f"config.arithmetic.held_out_share is {self.held_out_share}; of {total} problems it leaves none "
+                            "for training: lower it")
 
     @property
     def _held_out(self) -> int:
@@ -58,13 +58,13 @@ class Arithmetic:
         return str(result % self.modulus if self.modulus else result)
 
     def problems(self, split: str) -> tuple[tuple[str, str], ...]:
-        """(text, answer) of every problem of "train" or "held_out"."""
+        """(text, answer) of every problem in the split "train" or "held_out"."""
         if split not in ("train", "held_out"):
             raise ValueError(f"split is {split!r}; 'train' or 'held_out' is expected")
         return self._problems[self._held_out :] if split == "train" else self._problems[: self._held_out]
 
     def prompts(self, split: str, count: int) -> list[Prompt]:
-        """The first `count` problems of a split as prompts with the column "answer"; all of them where there are fewer."""
+        """The first `count` problems of a split, or all if there are fewer, as prompts with the column "answer"."""
         return [
             Prompt(f"arithmetic-{split}-{i:05d}", (Message("user", text),), "arithmetic", {"answer": answer})
             for i, (text, answer) in enumerate(self.problems(split)[:count])

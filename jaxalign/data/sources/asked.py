@@ -1,4 +1,4 @@
-"""Prompts to answer, for sampling: from the command line, a text file with one per line, or JSONL."""
+"""Prompts for sampling, from the command line, a text file with one prompt per line, or JSONL."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from jaxalign.records import Message
 
 
 class Asked(NamedTuple):
-    """One prompt: its dialogue, its place for error messages, the other fields of its row, and the prompt as written."""
+    """One prompt: its dialogue, its location for error messages, the other fields of its row, and the original prompt."""
 
     messages: Dialogue
     place: str
@@ -26,13 +26,13 @@ def one_prompt(text: str) -> Asked:
 
 
 def read_asked(path: str | Path) -> list[Asked]:
-    """The prompts of a file in its order, duplicates included.
+    """The prompts of a file, in order, including duplicates.
 
     Each row of a .jsonl or .jsonl.gz file has a "prompt": text, or a list of {"role", "content"} that ends with the user's
-    message. In any other file each line that is not blank is a prompt.
+    message. In any other file, each non-blank line is a prompt.
 
     Raises:
-        UserError: the file cannot be read, a row has no prompt, or the file has none.
+        UserError: the file cannot be read, a row has no prompt, or the file has no prompts.
     """
     path = Path(path).expanduser()
     if path.name.endswith((".jsonl", ".jsonl.gz")):

@@ -1,7 +1,7 @@
 """Data sources: rows of one kind with a length and random access by index.
 
-A source keeps no position of its own. Which rows make up batch n is a pure function of (seed, n), `jaxalign.data.loader`, so
-the saved cursor of a run is n, the step that its checkpoint holds.
+A source has no position. The rows of batch n are a pure function of (seed, n), see `jaxalign.data.loader`, so a checkpoint
+stores only the step n.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from jaxalign.records import Comparison, Judgement, Message, Prompt
 
 RowT = TypeVar("RowT", covariant=True)
 CountTokens = Callable[[Dialogue, str], int]
-"""The tokens of the complete sequence of a context and an answer, as a stage will encode it."""
+"""Counts the tokens of a context with an answer, encoded as a stage encodes it."""
 
 
 @runtime_checkable
 class DataSource(Protocol[RowT]):
-    """Rows of one record type. A list is one; a source that reads rows on demand needs these two methods only."""
+    """Rows of one record type. A list is a data source; a source that reads rows on demand needs only these two methods."""
 
     def __len__(self) -> int:
         """The number of rows."""
 
     def __getitem__(self, index: int, /) -> RowT:
-        """Row `index` in [0, len): the same row whenever and wherever it is asked for."""
+        """Row `index` in [0, len). It must be the same row in every call and every process."""
 
 
 class SourceReport(Protocol):
-    """What became of the rows of a file."""
+    """A report on the rows of a file: how many were kept, dropped or changed."""
 
     def sentences(self) -> list[str]:
         """Lines for the log of a stage."""
@@ -47,10 +47,10 @@ class Split(Generic[RowT]):
     """The rows of a source.
 
     Attributes:
-      train: the rows to learn from.
-      held_out: the rows kept for evaluation.
-      report: what became of the rows that were read, or None.
-      fitted: no row is longer than the model allows; otherwise the stage cuts dialogues at a turn.
+      train: the rows to train on.
+      held_out: the rows held out for evaluation.
+      report: the report on the rows that were read, or None.
+      fitted: whether all rows fit the model's maximum length. If not, the stage cuts dialogues at a turn.
     """
 
     train: DataSource[RowT]
@@ -61,13 +61,13 @@ class Split(Generic[RowT]):
 
 @dataclasses.dataclass(frozen=True)
 class SourceInputs:
-    """What the functions of a data source are called with.
+    """The argument of a data source's functions.
 
     Attributes:
       config: the whole config.
-      count_tokens: tokens of a context and an answer, to cut dialogues with; None for text and for prompts.
-      max_tokens: the most that `count_tokens` may give; None where that is None.
-      margins: the margins of comparisons are read.
+      count_tokens: counts the tokens of a context with an answer, to cut dialogues; None for text and prompts.
+      max_tokens: the maximum that `count_tokens` may return; None if `count_tokens` is None.
+      margins: whether to read the margins of comparisons.
     """
 
     config: Config
@@ -77,17 +77,18 @@ class SourceInputs:
 
 
 def read_rows(source: Any, kind: str, where: str, count: int | None = None, keep_empty: bool = False) -> list[Any]:
-    """The rows of a source as a list, each checked.
+    """Reads the rows of a source into a list and checks each row.
 
     Args:
       source: a `DataSource`.
       kind: "prompts", "comparisons", "judgements" or "text".
-      where: what gave the source, for the error messages, such as "config.data.source 'FILE.py:name'".
-      count: rows [0, count) are read; None reads all.
-      keep_empty: an answer may be empty.
+      where: the origin of the source for error messages, such as "config.data.source 'FILE.py:name'".
+      count: read rows [0, count); None reads all.
+      keep_empty: whether answers may be empty.
 
     Raises:
-      UserError: it has no length or no index, reading a row fails, or a row is of another type, empty or not finite.
+      UserError: the source has no length or index, reading a row fails, or a row is invalid (such as the wrong type, empty
+        text, or a repeated id).
     """
     if not isinstance(source, DataSource) or isinstance(source, (str, bytes, dict)):
         raise UserError(f"{where} gives {kind} as a {type(source).__name__}; an object with a length and an index from 0, such "
@@ -95,7 +96,7 @@ def read_rows(source: Any, kind: str, where: str, count: int | None = None, keep
     rows, ids = [], set()
     try:
         length = len(source) if count is None else min(count, len(source))
-    except Exception as error:  # Whatever the user's code raises.
+    except Exception as error:  # The user's code may raise anything.
         raise UserError(f"{where}: len() of its {kind} raised {type(error).__name__}: {error}") from error
     for index in range(length):
         try:
@@ -117,11 +118,11 @@ def _prompt_fault(row: Any, keep_empty: bool = False) -> str | None:
     if not isinstance(row, Prompt):
         return f"is a {type(row).__name__}; a jaxalign.records.Prompt is expected"
     if not isinstance(row.messages, tuple) or not all(isinstance(message, Message) for message in row.messages):
-        return "has messages that are no tuple of jaxalign.records.Message"
+        return "has messages that are not a tuple of jaxalign.records.Message"
     if not row.messages or row.messages[-1].role != "user" or not str(row.messages[-1].content).strip():
         return "does not end with a user's message that has text"
     if not all(isinstance(message.content, str) for message in row.messages):
-        return "has a message whose content is no string"
+        return "has a message with content that is not a string"
     return None
 
 

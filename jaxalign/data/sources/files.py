@@ -19,10 +19,10 @@ from jaxalign.records import Comparison, Judgement, Prompt
 
 
 def named_files(config: Config) -> dict[str, Path]:
-    """The preference files by the `source` of their prompts: their names, or "human" for a single file.
+    """The preference files, keyed by the `source` of their prompts: the file's name, or "human" for a single file.
 
     Raises:
-      UserError: two files differ in neither name nor folder.
+      UserError: two files have the same name and folder.
     """
     paths = [Path(path).expanduser() for path in (config.data.train, *config.data.extra_train)]
     if len(paths) == 1:
@@ -36,7 +36,7 @@ def named_files(config: Config) -> dict[str, Path]:
 
 
 def comparisons(inputs: SourceInputs) -> Split[Comparison]:
-    """The pairs of all preference files, one file after another. Which pairs there are does not depend on `margins`."""
+    """The pairs of all preference files, one file after another. `inputs.margins` does not affect which pairs are kept."""
     data, pairs, reports = inputs.config.data, [], []
     named = named_files(inputs.config)
     for name, path in named.items():
@@ -73,7 +73,7 @@ def judgements(inputs: SourceInputs) -> Split[Judgement]:
 
 
 def prompts(inputs: SourceInputs) -> Split[Prompt]:
-    """The prompts of the file; broken lines are reported on stdout."""
+    """The prompts of the file. Broken lines are reported on stdout."""
     data = inputs.config.data
     found, broken = read_prompts(Path(data.train).expanduser(), data.max_bad_share, data.limit, data.prompt_field)
     if broken:
@@ -83,9 +83,9 @@ def prompts(inputs: SourceInputs) -> Split[Prompt]:
 
 
 def in_turn(prompts: Sequence[Prompt], config: Config) -> list[Prompt]:
-    """Interleaves the prompts of several files by the files' weights, or by their numbers of prompts where there are none.
+    """Interleaves the prompts of several files in proportion to data.weights or, by default, to their numbers of prompts.
 
-    Every beginning of the result then has the files in about these proportions.
+    Every prefix of the result has approximately these proportions.
     """
     if not config.data.extra_train:
         return list(prompts)

@@ -1,4 +1,4 @@
-"""The data sources that need no file: the embedded world and arithmetic."""
+"""The data sources that do not read a file: the embedded world and arithmetic."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def arithmetic_of(config: Config) -> Arithmetic:
 
 @dataclasses.dataclass(frozen=True)
 class WorldPrompts:
-    """One prompt set of the embedded world, "rl" or "evaluate", as a data source."""
+    """A prompt set of the embedded world, "rl" or "evaluate", as a data source."""
 
     world: World
     name: str
@@ -45,19 +45,19 @@ class WorldPrompts:
 
 
 def world_prompts(inputs: SourceInputs) -> Split[Prompt]:
-    """Prompts on seen topics to learn from, and prompts on held-out topics."""
+    """The prompt set "rl", on all topics, for training, and the prompt set "evaluate", on held-out topics."""
     world = world_of(inputs.config)
     return Split(WorldPrompts(world, "rl"), WorldPrompts(world, "evaluate"), fitted=True)
 
 
 def world_text(inputs: SourceInputs) -> Split[Document]:
-    """The pretraining text of the embedded world: `config.world.tokens` tokens, and a smaller held-out stream."""
+    """The pretraining text of the embedded world: about `config.world.tokens` tokens, and a smaller held-out text."""
     world = world_of(inputs.config)
     return Split(list(world.documents("train", inputs.config.world.tokens)), list(world.documents("held_out", HELD_OUT_TOKENS)))
 
 
 def arithmetic_prompts(inputs: SourceInputs) -> Split[Prompt]:
-    """All problems. Where none is held out, evaluation is on those learnt from."""
+    """All problems. If none are held out, evaluation uses the training problems."""
     problems = arithmetic_of(inputs.config)
     train, held_out = (problems.prompts(split, len(problems.problems(split))) for split in ("train", "held_out"))
     return Split(train, held_out or train, fitted=True)

@@ -1,7 +1,7 @@
-"""JSON Lines files, plain or gzipped: every line becomes a row or a reported broken line; none is lost silently.
+"""Reads JSON Lines files, plain or gzipped. Every non-blank line becomes a row or a reported broken line.
 
-Lines are separated by newline bytes only, so U+2028 inside a string does not split one. Line numbers start at 1 and include
-blank lines, as in an editor. Blank lines are neither rows nor broken.
+Only newline bytes separate lines, so U+2028 inside a string does not split a line. Line numbers start at 1 and include blank
+lines, as in an editor.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from jaxalign.errors import UserError
 
 _GZIP_MAGIC = b"\x1f\x8b"
 _UTF8_BOM = b"\xef\xbb\xbf"
-_LISTED = 5  # Broken lines that an error message names; the rest is counted.
+_LISTED = 5  # Number of broken lines that an error message lists; it counts the rest.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,7 +41,7 @@ def read_jsonl(path: str | pathlib.Path, max_bad_share: float = 0.0) -> tuple[li
     """Reads a whole file.
 
     Args:
-      path: a .jsonl file, gzipped or not (detected from its first bytes, not from its name).
+      path: a .jsonl file, optionally gzipped (detected from its first bytes, not its name).
       max_bad_share: the largest accepted share of broken lines, in [0, 1].
 
     Returns:
@@ -60,7 +60,7 @@ def read_jsonl(path: str | pathlib.Path, max_bad_share: float = 0.0) -> tuple[li
 
 
 def read_object(path: pathlib.Path) -> dict[str, Any]:
-    """The JSON object in a file. Raises UserError where the file is damaged or has another JSON value."""
+    """The JSON object in a file. Raises UserError if the file is damaged or contains another JSON value."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -71,10 +71,10 @@ def read_object(path: pathlib.Path) -> dict[str, Any]:
 
 
 def iterate_jsonl(path: str | pathlib.Path) -> Iterator[Row | BrokenLine]:
-    """Yields each line that is not blank as a Row or a BrokenLine, in file order.
+    """Yields each non-blank line as a Row or a BrokenLine, in file order.
 
     Raises:
-      UserError: the file is missing, unreadable, or its compressed data is cut short or damaged.
+      UserError: the file is missing or unreadable, or its compressed data is truncated or damaged.
     """
     number = 0
     with _open(path) as stream:
@@ -92,14 +92,14 @@ def iterate_jsonl(path: str | pathlib.Path) -> Iterator[Row | BrokenLine]:
 
 
 def check_bad_share(path: str | pathlib.Path, broken: Sequence[BrokenLine], total: int, max_bad_share: float) -> None:
-    """Raises UserError, listing the first broken lines, when more than `max_bad_share` of `total` lines are broken."""
+    """Raises UserError, listing the first broken lines, if more than `max_bad_share` of `total` lines are broken."""
     if not broken or len(broken) <= max_bad_share * total:
         return
     listed = "; ".join(f"{path}:{item.line}: {item.reason}" for item in broken[:_LISTED])
     more = f"; and {len(broken) - _LISTED} more" if len(broken) > _LISTED else ""
     raise UserError(
         f"{len(broken)} of {total} lines of {path} are broken, more than the accepted share {max_bad_share:g} "
-        f"({listed}{more}); correct them or raise data.max_bad_share"
+        f"({listed}{more}); fix them or raise data.max_bad_share"
     )
 
 
@@ -126,7 +126,7 @@ def _parse(number: int, raw: bytes) -> Row | BrokenLine:
     try:
         value = json.loads(raw.decode("utf-8"))
         if b"\\ud" in raw.lower():
-            # Half a surrogate pair is valid JSON but not text: it can be neither tokenized nor written.
+            # Half a surrogate pair is valid JSON but not text: it cannot be tokenized or written.
             json.dumps(value, ensure_ascii=False).encode("utf-8")
     except UnicodeDecodeError as error:
         return BrokenLine(number, f"not UTF-8 at byte {error.start}")

@@ -1,4 +1,4 @@
-"""Single judged answers from JSONL: each row becomes a Judgement, or is counted and listed with the reason it is dropped."""
+"""Reads single judged answers from JSONL. Each row becomes a Judgement, or is dropped and reported with the reason."""
 
 from __future__ import annotations
 
@@ -26,15 +26,14 @@ def read_judgements(
 
     Args:
       path: the file.
-      empty_answers: "drop", or "keep" rows whose completion is empty.
+      empty_answers: "drop" or "keep" rows with an empty completion.
       max_bad_share: the largest accepted share of broken rows, in [0, 1].
-      limit: stop after this many judgements; 0 reads all.
-      count_tokens: tokens of the complete sequence of a context and an answer, as the stage will encode it.
-      max_tokens: the most that `count_tokens` may give; the oldest turns of a context are dropped until the answer fits. Given
-        with `count_tokens` or not at all.
+      limit: stop after this number of judgements; 0 reads all.
+      count_tokens: counts the tokens of a context with an answer, encoded as the stage encodes it; None with `max_tokens`.
+      max_tokens: the maximum that `count_tokens` may return; the oldest turns of a context are dropped until the answer fits.
 
     Returns:
-      Judgements in file order, with the prompt ids "NAME:LINE", and the report.
+      The judgements in file order, with prompt ids "NAME:LINE", and the report.
 
     Raises:
       UserError: the file is missing or damaged, too many rows are broken, or no answer is left.
@@ -69,7 +68,7 @@ def read_judgements(
 def _judged(
     row: Row, fits: Callable[[Dialogue, str], bool], keep_empty: bool, listed: dict[str, list]
 ) -> tuple[Dialogue, str, bool] | None:
-    """(context, answer, whether it is good) of a row; None for a dropped row, whose line is then listed under its reason."""
+    """(context, answer, whether the answer is good) of a row; None for a dropped row, which is listed under its reason."""
     try:
         context, answer, desirable = parse_judgement(row.value)
     except ValueError as error:

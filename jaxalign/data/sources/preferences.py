@@ -1,7 +1,7 @@
-"""Human preference pairs from JSONL: each row becomes a Comparison, or is counted and listed with the reason it is dropped.
+"""Reads human preference pairs from JSONL. Each row becomes a Comparison, or is dropped and reported with the reason.
 
-Nothing is assumed about a row. Both dialogues are parsed turn by turn and their shared context is computed, since public
-data does not always share it: in the harmless test set of HH-RLHF 5 of 2,312 rows differ, and 4 chosen answers are empty.
+Both dialogues are parsed turn by turn, and their shared context is computed rather than assumed: in the harmless test set of
+HH-RLHF, the contexts of 5 of 2,312 rows differ, and 4 chosen answers are empty.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class _Options:
             if getattr(self, name) not in ("drop", "keep"):
                 raise UserError(f"data.{name} is {getattr(self, name)!r}; 'drop' or 'keep' is expected")
         if (self.count_tokens is None) != (self.max_tokens is None):
-            raise ValueError("count_tokens and max_tokens are given together or not at all")
+            raise ValueError("count_tokens and max_tokens must be given together")
 
 
 def read_preferences(
@@ -48,27 +48,27 @@ def read_preferences(
     margins: bool = False,
     name: str | None = None,
 ) -> tuple[list[Comparison], PreferenceReport]:
-    """Reads the pairs of a .jsonl or .jsonl.gz file whose rows hold `chosen` and `rejected` (see docs/preferences.md).
+    """Reads the pairs of a .jsonl or .jsonl.gz file of rows with `chosen` and `rejected` (see docs/preferences.md).
 
     Args:
       path: the file.
-      differing_contexts: "drop", or "keep" with the longest shared context and all that follows it as the answers.
-      empty_answers: "drop", or "keep" rows whose chosen or rejected answer is empty.
+      differing_contexts: "drop" rows with differing contexts, or "keep" them: the longest shared context becomes the prompt,
+        and the remaining turns the answers.
+      empty_answers: "drop" or "keep" rows with an empty chosen or rejected answer.
       max_bad_share: the largest accepted share of broken rows, in [0, 1].
-      limit: stop after this many pairs; 0 reads all.
-      count_tokens: tokens of the complete sequence of a context and an answer, as the stage will encode it.
-      max_tokens: the most that `count_tokens` may give; the oldest turns of a context are dropped until both answers fit.
-      source: becomes `Prompt.source`.
-      name: the beginning of each `Prompt.id`; None for the file's own name.
-      margins: read each row's "margin", a number of at least 0 that says how much better the chosen answer is; a row without
-        one has the margin 0.
+      limit: stop after this number of pairs; 0 reads all.
+      count_tokens: counts the tokens of a context with an answer, encoded as the stage encodes it; None with `max_tokens`.
+      max_tokens: the maximum that `count_tokens` may return; the oldest turns of a context are dropped until both answers fit.
+      source: the `Prompt.source` of all prompts.
+      name: the beginning of each `Prompt.id`; None uses the file's name.
+      margins: whether to read each row's "margin", a number of at least 0 by which the chosen answer is better; 0 if missing.
 
     Returns:
-      Comparisons in file order, the chosen answer first with label 1.0, and the report.
+      The comparisons in file order, with the chosen answer first and label 1.0, and the report.
 
     Raises:
-      UserError: the file is missing or damaged, too many rows are broken, no pair is left, or margins are to be read and no row
-        has one.
+      UserError: the file is missing or damaged, too many rows are broken, no pair is left, or `margins` is set and no row has
+        a margin above 0.
     """
     options = _Options(differing_contexts, empty_answers, count_tokens, max_tokens)
     listed: dict[str, list] = {field: [] for field in PreferenceReport.reasons}
@@ -92,8 +92,8 @@ def read_preferences(
     if not pairs:
         raise UserError(f"no pair of answers is left: {'; '.join(report.sentences())}; give a file with usable rows")
     if margins and not any(pair.margin for pair in pairs):
-        raise UserError(f"no row of {path} has a \"margin\" above 0, and config.preference.margin_weight asks for margins; set "
-                        "it to 0, or give a file with them")
+        raise UserError(f"no row of {path} has a \"margin\" above 0, and config.preference.margin_weight requires margins; "
+                        "set it to 0, or give a file with margins")
     return pairs, report
 
 
@@ -106,7 +106,7 @@ def _margin(line: int, value: dict[str, Any], listed: dict[str, list]) -> float:
 
 
 def _answers(line: int, value: dict[str, Any], options: _Options, listed: dict[str, list]) -> Answers | None:
-    """The row's context and answers; None for a dropped row, whose line is then listed under its reason."""
+    """The row's context and answers; None for a dropped row, which is listed under its reason."""
     try:
         chosen, rejected = parse_pair(value)
     except ValueError as error:
@@ -134,7 +134,7 @@ def _answers(line: int, value: dict[str, Any], options: _Options, listed: dict[s
 
 
 def _fitted(line: int, answers: Answers, options: _Options, listed: dict[str, list]) -> Answers | None:
-    """The answers with a context that fits; None for a dropped row, as `_answers`."""
+    """The answers with a context that fits; None for a dropped row, which is listed under its reason."""
     count, most = options.count_tokens, options.max_tokens
     if count is None or most is None:
         return answers

@@ -1,7 +1,7 @@
-"""Prompts from JSONL, with the columns that a reward reads: each row becomes a Prompt or is listed as a broken line.
+"""Reads prompts from JSONL, with the columns that a reward reads. Each row becomes a Prompt or is reported as a broken line.
 
 One field of a row is the prompt: text (the user's only turn), or a list of {"role", "content"} that ends with the user's turn.
-The other fields, an "answer" for example, are the prompt's columns.
+The other fields, such as "answer", are the prompt's columns.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from jaxalign.errors import UserError
 from jaxalign.records import Message, Prompt
 
 RESERVED = ("prompt_id", "source", "prompts", "responses")
-"""Names that no column may have, because they are arguments of every reward."""
+"""Names that columns must not have, because they are arguments of every reward."""
 
 
 def read_prompts(
     path: str | pathlib.Path, max_bad_share: float = 0.0, limit: int = 0, field: str = "prompt"
 ) -> tuple[list[Prompt], list[BrokenLine]]:
-    """The prompts of a .jsonl or .jsonl.gz file in its order, each dialogue once, and the broken lines.
+    """The prompts of a .jsonl or .jsonl.gz file in order, each distinct dialogue once, and the broken lines.
 
     Args:
       path: the file.
       max_bad_share: the largest accepted share of broken lines, in [0, 1].
-      limit: stop after this many prompts; 0 reads all.
-      field: the name of the field that is the prompt.
+      limit: stop after this number of prompts; 0 reads all.
+      field: the name of the field that contains the prompt.
 
     Returns:
-      Prompts with the id "NAME:LINE" and the source "file". All have the same columns.
+      Prompts with ids "NAME:LINE" and source "file", all with the same columns, and the broken lines.
 
     Raises:
       UserError: the file is missing or damaged, too many lines are broken, or no prompt is left.
@@ -76,7 +76,7 @@ def _messages(value: dict[str, Any], field: str) -> tuple[Message, ...]:
 
 
 def _check_columns(columns: dict[str, Any], names: set[str] | None) -> None:
-    """Raises ValueError for a reserved name, or names other than `names`, those of the first prompt."""
+    """Raises ValueError for a reserved column name, or if the names differ from `names`, those of the first prompt."""
     for name in RESERVED:
         if name in columns:
             raise ValueError(f'the column "{name}" is reserved; give it another name')

@@ -1,4 +1,4 @@
-"""What became of the rows of data files: counts, and the lines that were dropped or changed."""
+"""Reports on the rows of data files: counts, and the lines that were dropped or changed."""
 
 from __future__ import annotations
 
@@ -8,36 +8,37 @@ from typing import Any, ClassVar
 
 from jaxalign.data.sources.jsonl import BrokenLine
 
-_LISTED = 10  # Line numbers that a sentence names for each reason; the rest is counted.
+_LISTED = 10  # Line numbers that a sentence lists for each reason; it counts the rest.
 
 
 class FileReport:
-    """What became of every row of one file. A subclass is a dataclass with a tuple of line numbers for each reason."""
+    """A report on the rows of one file. A subclass is a dataclass with a tuple of line numbers for each reason."""
 
     reasons: ClassVar[Mapping[str, str]]
-    """By the name of a field, how a sentence describes its rows."""
+    """For each field of line numbers, the description of its rows in sentences."""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values, for the summary of a stage."""
         return dataclasses.asdict(self)
 
     def totals(self) -> str:
-        """The first sentence: rows read and kept."""
+        """The first sentence: the numbers of rows read and kept."""
         raise NotImplementedError
 
     def sentences(self) -> list[str]:
-        """The totals, and one sentence for each reason that applied to a row."""
+        """The totals, and a sentence for each reason that applies to a row."""
         listed = (listed_lines(getattr(self, field), meaning) for field, meaning in self.reasons.items())
         return [self.totals(), *(sentence for sentences in listed for sentence in sentences)]
 
 
 @dataclasses.dataclass(frozen=True)
 class PreferenceReport(FileReport):
-    """What became of every row of a file of pairs. Tuples hold line numbers, from 1.
+    """A report on the rows of a file of pairs. Tuples contain line numbers, which start at 1.
 
-    rows = pairs + broken + identical + no_common_question + empty_prompts + too_long + refused, plus differing_contexts
-    and empty_answers where those are dropped. A dropped row counts under the first reason that drops it. Rows that were cut or
-    have a bad margin are kept, and so are differing and empty ones under "keep": a kept row may be listed more than once.
+    rows = pairs + broken + identical + no_common_question + empty_prompts + too_long + refused, plus differing_contexts and
+    empty_answers if those rows are dropped. A dropped row counts under the first reason that drops it. Rows that were cut or
+    have a bad margin are kept, as are rows with differing contexts or empty answers under "keep". A kept row may be listed
+    more than once.
     """
 
     path: str
@@ -62,7 +63,7 @@ class PreferenceReport(FileReport):
         "empty_prompts": "with an empty question; dropped",
         "empty_answers": "with an empty answer",
         "cut": "too long, oldest turns cut",
-        "too_long": "too long even with the last question only; dropped",
+        "too_long": "too long even with only the last question; dropped",
         "refused": "refused by the model's chat template; dropped",
         "bad_margins": "with a margin that is not a number of at least 0; read as 0",
     }
@@ -73,10 +74,10 @@ class PreferenceReport(FileReport):
 
 @dataclasses.dataclass(frozen=True)
 class JudgementReport(FileReport):
-    """What became of every row of a file of judged answers. Tuples hold line numbers, from 1.
+    """A report on the rows of a file of judged answers. Tuples contain line numbers, which start at 1.
 
-    rows = desirable + undesirable + broken + empty_prompts + too_long, plus empty_answers where those are dropped. A dropped
-    row counts under the first reason that drops it. Rows that were cut are kept, and so are empty answers under "keep".
+    rows = desirable + undesirable + broken + empty_prompts + too_long, plus empty_answers if those rows are dropped. A dropped
+    row counts under the first reason that drops it. Rows that were cut are kept, as are empty answers under "keep".
     """
 
     path: str
@@ -94,7 +95,7 @@ class JudgementReport(FileReport):
         "empty_prompts": "with an empty question; dropped",
         "empty_answers": "with an empty answer",
         "cut": "too long, oldest turns cut",
-        "too_long": "too long even with the last question only; dropped",
+        "too_long": "too long even with only the last question; dropped",
     }
 
     def totals(self) -> str:
@@ -117,7 +118,7 @@ class MixtureReport:
 
 
 def listed_lines(places: Sequence[int | BrokenLine], meaning: str) -> list[str]:
-    """One sentence that counts rows and names the first of their lines; no sentence for no rows."""
+    """A sentence with the number of rows and their first line numbers; no sentence if there are no rows."""
     numbers = [place.line if isinstance(place, BrokenLine) else place for place in places]
     if not numbers:
         return []

@@ -1,4 +1,4 @@
-"""What applies to rows of every data source: the split by dialogue, unique prompts, and cutting to a length."""
+"""Operations on the rows of any data source: the split by dialogue, unique prompts, and cutting to a maximum length."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ Answered = TypeVar("Answered", Comparison, Judgement)
 
 
 class FittedPrompts(NamedTuple):
-    """The prompts that fit, and the ids of the others.
+    """The prompts that fit, and the ids of prompts that were cut or dropped.
 
     Attributes:
-      prompts: those that fit, cut at a turn where that was needed.
-      cut: ids of prompts whose oldest turns were dropped.
-      too_long: ids of prompts that do not fit even with their last turn only.
+      prompts: the prompts that fit, cut at a turn if needed.
+      cut: ids of prompts that lost their oldest turns.
+      too_long: ids of prompts that do not fit even with only their last turn.
       refused: ids of prompts that the chat template refuses.
     """
 
@@ -56,7 +56,7 @@ def fit_answered(
     """Cuts the dialogue of each row at a turn, oldest turns first, until it fits with each of the row's answers.
 
     Returns:
-      The rows that fit, and the number of those dropped: too long with the last turn only, or refused by the chat template.
+      The rows that fit, and the number of dropped rows: too long even with only the last turn, or refused by the template.
     """
     fitted = []
     for row in rows:
@@ -75,7 +75,7 @@ def fit_answered(
 
 
 def unique_prompts(rows: Sequence[Answered]) -> list[Prompt]:
-    """The prompts of comparisons or judgements in their order, each dialogue once: the first prompt that has it."""
+    """The prompts of comparisons or judgements in order, with only the first prompt of each distinct dialogue."""
     seen: dict[Dialogue, Prompt] = {}
     for row in rows:
         seen.setdefault(row.prompt.messages, row.prompt)
@@ -83,11 +83,11 @@ def unique_prompts(rows: Sequence[Answered]) -> list[Prompt]:
 
 
 def split_by_prompt(rows: Sequence[Prompted], held_out_share: float, seed: int = 0) -> tuple[list[Prompted], list[Prompted]]:
-    """Splits into (train, held out) so that no dialogue is on both sides; independent of the order of the rows.
+    """Splits rows into (train, held out) so that no dialogue is in both; independent of the order of the rows.
 
     Args:
       rows: prompts, comparisons or judgements.
-      held_out_share: a share in [0, 1) of the distinct dialogues, rounded, and at least one of them when it is above 0.
+      held_out_share: the fraction of distinct dialogues to hold out, in [0, 1); at least one dialogue if it is above 0.
       seed: selects the split.
 
     Raises:

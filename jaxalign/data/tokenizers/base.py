@@ -1,7 +1,7 @@
-"""The interface of every tokenizer, whichever library implements it.
+"""The interface of all tokenizers, independent of the library that implements them.
 
-There are two ways to encode. In *text*, special tokens that are spelled out are ordinary characters. In a rendered *template*,
-the text of a special token becomes the token. Only `encode_template` makes special tokens from characters.
+There are two ways to encode. In *text*, a spelled-out special token is ordinary characters. In a rendered *template*, it
+becomes the token. Only `encode_template` turns characters into special tokens.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SPACE = "\u2581"
 
 
 class Encoded(NamedTuple):
-    """Token ids, and for each the characters (start, end) of the text that it covers, possibly none."""
+    """Token ids, and for each id the span (start, end) of characters that it covers, which may be empty."""
 
     ids: list[int]
     spans: list[tuple[int, int]]
@@ -28,7 +28,7 @@ class Encoded(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class SpecialIds:
-    """The special ids of a tokenizer; `begin` opens every sequence, `controls` are never text."""
+    """The special ids of a tokenizer. `begin` starts every sequence; `controls` are never text."""
 
     bos: int | None
     eos: int | None
@@ -44,16 +44,17 @@ def special_ids(
     begin: tuple[int, ...] | None,
     controls: Iterable[int],
 ) -> SpecialIds:
-    """The ids that open, end and pad sequences.
+    """The ids that start, end and pad sequences.
 
-    A token that the folder names takes precedence, then the tokenizer's own file, then the model's config. A named token that
-    is not in the vocabulary is ignored, as it has no embedding. A folder that declares that there is no bos or pad has none.
+    A token named by the folder takes precedence, then the tokenizer's own file, then the model's config. A named token that is
+    not in the vocabulary is ignored, because it has no embedding. If the folder declares that there is no bos or pad, there is
+    none.
 
     Args:
         files: the settings of the folder.
-        token_id: gives the id of a token, None where the vocabulary lacks it.
+        token_id: returns the id of a token, or None if it is not in the vocabulary.
         own: the ids in the tokenizer's own file, by "bos", "eos" and "pad".
-        begin: the ids with which the tokenizer's own file opens a text; None: bos where there is one.
+        begin: the ids with which the tokenizer's own file starts a text; None: bos, if there is one.
         controls: ids that are never text.
     """
     found = {}
@@ -73,22 +74,22 @@ def special_ids(
 
 
 class Tokenizer(abc.ABC):
-    """Text to ids and back.
+    """Converts text to ids and back.
 
     Attributes:
-        vocab_size: the highest id and 1, added tokens included. The embedding may be larger.
-        bos_id: the id of the begin symbol; None where there is none.
-        eos_id: the id of the end symbol.
-        pad_id: the pad where there is one, else eos. Masks do not depend on it: they come from lengths.
-        begin_ids: the ids that open every sequence: bos, or none for a model trained without.
-        stop_ids: eos, then the other ends in the model's config (chat models often have two).
-        special_ids: every id that is not text: skipped in decoding, and never made from text.
+        vocab_size: the highest id plus 1, including added tokens. The embedding may be larger.
+        bos_id: the id of the beginning-of-sequence token, or None.
+        eos_id: the id of the end-of-sequence token.
+        pad_id: the id of the pad token, or else eos. Masks do not depend on it; they come from lengths.
+        begin_ids: the ids that start every sequence: bos, or none for a model trained without bos.
+        stop_ids: eos, then the other end tokens in the model's config (chat models often have two).
+        special_ids: every id that is not text. Decoding skips these ids, and text never becomes one of them.
         files: the folder's settings: names of special tokens, chat template.
     """
 
     def __init__(self, vocab_size: int, ids: SpecialIds, files: TokenizerFiles):
         if ids.eos is None:
-            raise UserError("the tokenizer has no end-of-sequence symbol; one is needed to end an answer")
+            raise UserError("the tokenizer has no end-of-sequence symbol, which is needed to end an answer")
         self.vocab_size, self.files = vocab_size, files
         self.bos_id, self.eos_id = ids.bos, ids.eos
         self.pad_id: int = ids.eos if ids.pad is None else ids.pad
@@ -103,37 +104,37 @@ class Tokenizer(abc.ABC):
 
     @property
     def names(self) -> dict[str, str]:
-        """Special tokens by role ("bos_token"), for chat templates: those of the folder, else of the tokenizer."""
+        """Special tokens by role ("bos_token"), for chat templates: those of the folder, or else of the tokenizer."""
         known = {"bos_token": self.bos_id, "eos_token": self.eos_id}
         found = {part: self.piece(token) for part, token in known.items() if token is not None}
         return found | dict(self.files.named)
 
     @abc.abstractmethod
     def encode(self, text: str) -> list[int]:
-        """The ids of plain text at the beginning of a sequence; no bos, no eos, no markers."""
+        """The ids of plain text at the beginning of a sequence, without bos, eos and markers."""
 
     @abc.abstractmethod
     def encode_template(self, text: str, continues: bool = False) -> Encoded:
-        """The ids of a rendered template, in which special tokens are spelled out. Nothing is added before or after it.
+        """The ids of a rendered template, in which special tokens are spelled out. No tokens are added before or after it.
 
-        With `continues` the text follows other text, so no space is added before its first word.
+        With `continues`, the text follows other text, so no space is added before its first word.
         """
 
     @abc.abstractmethod
     def cuts(self, text: str) -> list[int]:
-        """Positions at which to cut a message in a template so that no special token is made of it; none for ordinary text.
+        """Positions at which to cut a message in a template so that no part of it becomes a special token; usually empty.
 
         Raises:
-            UserError: it contains a special token of one character, which cannot be cut.
+            UserError: the text contains a special token of one character, which cannot be cut.
         """
 
     @abc.abstractmethod
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of ids, stripped of spaces. Special tokens (bos, eos, pad, markers) have no text."""
+        """The text of ids, without leading and trailing spaces. Special tokens (bos, eos, pad, markers) have no text."""
 
     @abc.abstractmethod
     def piece(self, token: int) -> str:
-        """One token in readable form: its text, or its name where it is special or only part of a character."""
+        """One token in readable form: its text, or its name if it is special or only part of a character."""
 
     @abc.abstractmethod
     def _token_id(self, token: str) -> int | None:
@@ -141,11 +142,11 @@ class Tokenizer(abc.ABC):
 
     @abc.abstractmethod
     def _encode_segment(self, text: str) -> list[int]:
-        """The ids of a segment that follows other text. A tokenizer that puts a space before the first word of a text also
-        puts one before a segment, unless it begins with a line break or a space."""
+        """The ids of a segment that follows other text. A tokenizer that adds a space before the first word of a text also adds
+        one before a segment, unless the segment begins with a line break or a space."""
 
     def encode_segments(self, segments: Sequence[str]) -> list[int]:
-        """The ids of segments, each encoded separately. Markers and `END` become one id; no bos, no final eos."""
+        """The ids of segments, each encoded separately, without bos and final eos. Markers and `END` become one id each."""
         ids: list[int] = []
         for segment in segments:
             if segment in self._markers:
@@ -158,7 +159,7 @@ class Tokenizer(abc.ABC):
         """The id of a marker, such as one of `formats.OPTIONS`.
 
         Raises:
-            UserError: the vocabulary lacks it.
+            UserError: the marker is not in the vocabulary.
         """
         if marker not in self._markers:
             raise UserError(

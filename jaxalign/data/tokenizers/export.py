@@ -1,8 +1,8 @@
 """Exports this project's own tokenizers as tokenizer.json, which `transformers` loads with equal ids.
 
-Handles the output of `sentence_piece.train_tokenizer`: BPE whose pieces are scored by the order of their merges, with the
-default normalisation of SentencePiece and without byte fallback. Control symbols become special tokens, which `transformers`,
-unlike SentencePiece, also recognises in text.
+Handles the output of `sentence_piece.train_tokenizer`: BPE with pieces scored by the order of their merges, SentencePiece's
+default normalisation, and no byte fallback. Control symbols become special tokens, which `transformers`, unlike SentencePiece,
+also recognises in text.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _BYTES, _NORMALIZER, _CHARSMAP = 2, 3, 2  # Wire type; fields of ModelProto and 
 
 
 def tokenizer_files(path: Path) -> dict[str, str]:
-    """The contents of tokenizer.json and tokenizer_config.json for a tokenizer.model of `train_tokenizer`."""
+    """The contents of tokenizer.json and tokenizer_config.json for a tokenizer.model from `train_tokenizer`."""
     model = path.read_bytes()
     processor = sentencepiece.SentencePieceProcessor(model_proto=model)
     pieces = [processor.id_to_piece(i) for i in range(processor.vocab_size())]

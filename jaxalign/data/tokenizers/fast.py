@@ -15,7 +15,7 @@ from jaxalign.data.tokenizers.files import TokenizerFiles
 from jaxalign.errors import UserError
 
 _BYTE_SPACE = "\u0120"  # Represents a space in byte-level pieces.
-# Byte-level pieces represent a byte by a character: visible ones of Latin-1 by themselves, the others by those from U+0100 on.
+# Byte-level pieces represent each byte by a character: visible Latin-1 characters by themselves, others from U+0100 on.
 _SHOWN = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
 _HIDDEN = [byte for byte in range(256) if byte not in _SHOWN]
 _BYTES = {chr(byte): byte for byte in _SHOWN} | {chr(0x100 + i): byte for i, byte in enumerate(_HIDDEN)}
@@ -35,7 +35,7 @@ class JsonTokenizer(Tokenizer):
         ids = special_ids(files, library.token_to_id, {}, begin, self._special.keys() - {self._unknown})
         super().__init__(1 + max(library.get_vocab(with_added_tokens=True).values()), ids, files)
         if self.begin_ids and self.begin_ids[-1] == self.eos_id != self.bos_id:
-            self.begin_ids = self.begin_ids[:-1]  # The library also adds the eos to an empty text.
+            self.begin_ids = self.begin_ids[:-1]  # The library adds eos to an empty text as well.
         self._spaces_first = (self._run(library, "a", special=False).tokens or [""])[0].startswith((SPACE, _BYTE_SPACE))
 
     @classmethod
@@ -90,7 +90,7 @@ class JsonTokenizer(Tokenizer):
         return self._plain(self._inside if inside else self._library, text)
 
     def _plain(self, library: tokenizers.Tokenizer, text: str) -> list[int]:
-        """Ids of text. Some vocabularies have special tokens as pieces; such a piece is cut after its first character."""
+        """The ids of text. Some vocabularies have special tokens as pieces; text that spells one is cut after one character."""
         found = self._run(library, text, special=False)
         cut = self._first_cut(found, text)
         if cut is None:
@@ -98,9 +98,9 @@ class JsonTokenizer(Tokenizer):
         return self._plain(library, text[:cut]) + self._plain(self._inside, text[cut:])
 
     def _first_cut(self, found: tokenizers.Encoding, text: str) -> int | None:
-        """Where to cut the first piece of text that became a special token; None where there is none.
+        """The position at which to cut the first piece of text that became a special token; None if there is none.
 
-        The unknown symbol for unknown characters does not count.
+        The unknown token does not count where it stands for unknown characters.
         """
         if self._special.keys().isdisjoint(found.ids):
             return None
@@ -131,7 +131,7 @@ class JsonTokenizer(Tokenizer):
 
 
 def _add_tokens(library: tokenizers.Tokenizer, files: TokenizerFiles) -> None:
-    """Adds the tokens that the file lacks, and marks as special those that the folder declares special or as ends of texts."""
+    """Adds the tokens missing from the file, and marks tokens as special that the folder declares special or end tokens."""
     for number, token in files.added.items():
         if library.token_to_id(token.content) is None:
             library.add_tokens([tokenizers.AddedToken(token.content, special=token.special, normalized=False)])
@@ -156,7 +156,7 @@ def _begin_ids(library: tokenizers.Tokenizer) -> tuple[int, ...]:
 
 
 def _without_space(part: Any) -> Any:
-    """A normalizer or pre-tokenizer of tokenizer.json without the part that adds a space before a text."""
+    """A normalizer or pre-tokenizer of tokenizer.json, without the part that adds a space at the beginning of a text."""
     if not isinstance(part, dict):
         return part
     if part["type"] == "Sequence":

@@ -1,4 +1,4 @@
-"""The tokenizer settings of a Hugging Face folder: special and added tokens, opening and ending ids, the chat template."""
+"""The tokenizer settings of a Hugging Face folder: special and added tokens, begin and end ids, the chat template."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from jaxalign.errors import UserError
 
 NAMES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
          "generation_config.json", "chat_template.jinja")
-"""The files that a tokenizer is read from, in addition to config.json; any of them may be absent."""
+"""The files that a tokenizer is read from, in addition to config.json; any of them may be missing."""
 _SINGLE = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _LISTED = ("additional_special_tokens", "extra_special_tokens")
 
 
 @dataclasses.dataclass(frozen=True)
 class AddedToken:
-    """A token that the tokenizer's own file lacks."""
+    """An added token, as the folder's settings declare it."""
 
     content: str
     special: bool
@@ -31,15 +31,15 @@ class TokenizerFiles:
 
     Attributes:
         folder: its path, for error messages.
-        named: special tokens by role ("bos_token": "<s>"), as chat templates use them; an absent role has none.
-        other_special: further special tokens.
+        named: special tokens by role ("bos_token": "<s>"), as chat templates use them; missing roles have no token.
+        other_special: additional special tokens.
         added: added tokens by id.
-        settled: the roles that a file mentions, even if only to declare that there is none.
-        bos_id: from generation_config.json or config.json.
-        eos_ids: from generation_config.json and config.json, in this order.
-        add_bos: whether texts open with bos; None where no file says.
-        legacy: SentencePiece adds a space to the text after every special token, not only to the first.
-        chat_template: Jinja source; None where there is none.
+        settled: the roles that a file mentions, even if only to declare that there is no token.
+        bos_id: the bos_token_id in generation_config.json or else config.json.
+        eos_ids: the eos_token_ids in generation_config.json and config.json, in this order.
+        add_bos: whether texts start with bos; None if no file says.
+        legacy: whether SentencePiece adds a space after every special token, not only at the beginning of the text.
+        chat_template: the Jinja source, or None.
     """
 
     folder: str
@@ -61,9 +61,9 @@ class TokenizerFiles:
 
 
 def read_tokenizer_files(folder: Path) -> TokenizerFiles:
-    """The settings of a folder; the tokenizer itself is not read.
+    """Reads the settings of a folder, without the tokenizer itself.
 
-    tokenizer_config.json takes precedence over special_tokens_map.json. Their tokens are strings or objects with "content".
+    tokenizer_config.json takes precedence over special_tokens_map.json. A token is a string or an object with "content".
 
     Raises:
         UserError: a file is not JSON, or a setting is malformed.
@@ -132,7 +132,7 @@ def _added(folder: Path, decoder: Any, by_content: Mapping[str, Any], special: s
 
 
 def _chat_template(folder: Path, given: Any) -> str | None:
-    """chat_template.jinja takes precedence; from a list of named templates the one named "default" is used."""
+    """The chat template. chat_template.jinja takes precedence; in a list of named templates, "default" is used."""
     path = folder / "chat_template.jinja"
     if path.is_file():
         try:
@@ -145,8 +145,8 @@ def _chat_template(folder: Path, given: Any) -> str | None:
         named = {item["name"]: item["template"] for item in given}
     except (TypeError, KeyError) as error:
         raise UserError(f"chat_template in {folder / 'tokenizer_config.json'} is neither a string nor a list of named "
-                        "templates; correct it") from error
+                        "templates; fix it") from error
     if not isinstance(named.get("default"), str):
         raise UserError(f"chat_template in {folder / 'tokenizer_config.json'} has no template named 'default', only "
-                        f"{', '.join(map(str, named))}; put the one to use into chat_template.jinja")
+                        f"{', '.join(map(str, named))}; copy the one to use into chat_template.jinja")
     return named["default"]

@@ -14,14 +14,14 @@ __all__ = ["Tokenizer", "load_tokenizer"]
 
 
 def load_tokenizer(path: str | Path) -> Tokenizer:
-    """The tokenizer of a folder in Hugging Face layout, or of one file.
+    """Loads the tokenizer of a folder in Hugging Face layout, or a single file.
 
-    From a folder, special tokens, added tokens and chat template are read too (`data.tokenizers.files`); a file is read without
-    them. In a folder with both files tokenizer.json is used, as in `transformers`: the model will be served with it, and it may
-    have tokens that the `.model` lacks.
+    A folder also provides special tokens, added tokens and a chat template (`data.tokenizers.files`); a single file does not.
+    If a folder has both files, tokenizer.json is used, as in `transformers`: servers use it, and it may have tokens that the
+    `.model` lacks.
 
     Raises:
-        UserError: there is no tokenizer, a file is damaged, or no token ends a sequence.
+        UserError: there is no tokenizer, a file is damaged, or there is no end-of-sequence token.
     """
     path = Path(path).expanduser()
     files = TokenizerFiles(str(path.parent))
@@ -29,7 +29,7 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
         files = read_tokenizer_files(path)
         found = next((path / name for name in ("tokenizer.json", "tokenizer.model") if (path / name).is_file()), None)
         if found is None:
-            raise UserError(f"{path} has no tokenizer: neither tokenizer.json nor tokenizer.model is there; get the model's "
+            raise UserError(f"{path} has no tokenizer: neither tokenizer.json nor tokenizer.model exists; get the model's "
                             "tokenizer files")
         path = found
     if not path.is_file():

@@ -1,7 +1,7 @@
 """SentencePiece tokenizers: any `.model`, and the project's own, trained on the world's text.
 
-Text is encoded segment by segment (see `data.chat.formats`). A segment that equals a marker becomes the marker's id where the
-vocabulary has it. Markers are control symbols, which SentencePiece never matches inside text.
+Text is encoded segment by segment (see `data.chat.formats`). A segment that equals a marker becomes the marker's id if the
+vocabulary has the marker. Markers are control symbols, which SentencePiece never matches inside text.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from jaxalign.data.tokenizers.base import SPACE, Encoded, Tokenizer, special_ids
 from jaxalign.data.tokenizers.files import TokenizerFiles
 from jaxalign.errors import UserError
 
-# A normalizer_spec (field 3) with add_dummy_prefix (3) and remove_extra_whitespaces (4) off. Appended to a serialised model
-# it overrides these two: protocol buffers merge.
+# A normalizer_spec (field 3) with add_dummy_prefix (3) and remove_extra_whitespaces (4) off. Appended to a serialised model,
+# it overrides these two settings, because protocol buffers merge.
 _KEEP_SPACES = b"\x1a\x04\x18\x00\x20\x00"
 
 
 class SentencePieceTokenizer(Tokenizer):
-    """A SentencePiece model, with the tokens that its folder adds."""
+    """A SentencePiece model with the added tokens of its folder."""
 
     def __init__(self, model: bytes, files: TokenizerFiles):
         self._model, self._processor = model, sentencepiece.SentencePieceProcessor(model_proto=model)
@@ -54,12 +54,12 @@ class SentencePieceTokenizer(Tokenizer):
 
     @classmethod
     def load(cls, path: Path, files: TokenizerFiles) -> SentencePieceTokenizer:
-        """Reads a `.model`. Raises UserError if it is not a SentencePiece model, or there is no end symbol."""
+        """Reads a `.model`. Raises UserError if it is not a SentencePiece model or has no end-of-sequence symbol."""
         try:
             model = path.read_bytes()
             sentencepiece.SentencePieceProcessor(model_proto=model)
         except Exception as error:  # SentencePiece raises RuntimeError or its own types, depending on the version.
-            raise UserError(f"tokenizer {path} is not a readable SentencePiece model; it may be cut short") from error
+            raise UserError(f"tokenizer {path} is not a readable SentencePiece model; it may be truncated") from error
         return cls(model, files)
 
     def encode(self, text: str) -> list[int]:
@@ -101,13 +101,13 @@ class SentencePieceTokenizer(Tokenizer):
     def _encode_segment(self, text: str) -> list[int]:
         if text.startswith("\n"):
             ids = self.encode(text)
-            # SentencePiece adds a space before every text; before a line break it is a piece of its own and is dropped.
+            # SentencePiece adds a space before every text. Before a line break it is a separate piece; drop it.
             return ids[1:] if ids and self._processor.id_to_piece(ids[0]) == SPACE else ids
         return self.encode(text.removeprefix(" "))
 
     def _encode_parts(self, text: str, tokens: re.Pattern[str] | None, continues: bool) -> Encoded:
-        """Text in which `tokens` are matched. The parts between them are encoded separately: the first as the beginning of a
-        text unless it `continues`, the others likewise only in a legacy tokenizer."""
+        """Encodes text in which `tokens` are matched. The parts between the tokens are encoded separately: the first as the
+        beginning of a text unless `continues`, the others as the beginning of a text only in a legacy tokenizer."""
         ids, spans, at = [], [], 0
         matches = [] if tokens is None else list(tokens.finditer(text))
         for match in (*matches, None):
@@ -124,7 +124,7 @@ class SentencePieceTokenizer(Tokenizer):
         return Encoded(ids, spans)
 
     def _decode_parts(self, ids: Iterable[int]) -> Iterator[str]:
-        """Texts of the runs between added tokens, with a run's leading space, and of added tokens that are not special."""
+        """The texts of the runs between added tokens, with leading spaces, and of added tokens that are not special."""
         run: list[int] = []
         for token in (*ids, None):
             if token is not None and token not in self._added:
@@ -140,39 +140,40 @@ class SentencePieceTokenizer(Tokenizer):
 
     @functools.cached_property
     def _inside(self) -> sentencepiece.SentencePieceProcessor:
-        """The same model for text that follows other text: spaces are kept as they are."""
+        """The same model for text that follows other text: it adds and removes no spaces."""
         return sentencepiece.SentencePieceProcessor(model_proto=self._model + _KEEP_SPACES)
 
 
 def _alternatives(tokens: Iterable[str]) -> re.Pattern[str] | None:
-    """Matches any of the tokens, the longest where several match; None for no tokens."""
+    """A pattern that matches any of the tokens, preferring longer ones; None if there are no tokens."""
     ordered = sorted(filter(None, tokens), key=len, reverse=True)
     return re.compile("|".join(map(re.escape, ordered))) if ordered else None
 
 
 PRINTABLE = "".join(chr(code) for code in range(33, 127))
-"""The visible characters of ASCII."""
+"""The visible ASCII characters."""
 
 
 def least_vocabulary(alphabet: str) -> int:
-    """The number of ids for markers, the four special tokens, the space and single characters."""
+    """The number of ids for markers, the four special tokens, the space and the characters of the alphabet."""
     return len(MARKERS) + 4 + 1 + len(set(alphabet))
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int | None, path: str | Path, alphabet: str = PRINTABLE) -> Tokenizer:
     """Trains the project's own tokenizer (BPE, markers as single symbols) and writes it to `path` atomically.
 
-    The same texts and size give the same file: one thread, no sampling. The alphabet is always covered (printable ASCII, so
-    that any English text can be encoded); other characters become the unknown symbol.
+    The same texts and size give the same file: training uses one thread and no sampling. The alphabet is always covered (by
+    default printable ASCII, so that any English text can be encoded). Characters outside the alphabet and the texts become the
+    unknown token.
 
     Args:
-        texts: plain text lines, without markers.
-        vocab_size: number of ids, markers included; None: no more than markers, specials and single characters.
-        alphabet: characters that are covered even if the texts lack them.
+        texts: lines of plain text, without markers.
+        vocab_size: the number of ids, including markers; None: only markers, special tokens and single characters.
         path: the `.model` file.
+        alphabet: characters that are covered even if the texts do not contain them.
 
     Raises:
-        UserError: the texts are too few or too uniform for that vocabulary size.
+        UserError: the texts are too few or too uniform for the vocabulary size.
     """
     path = Path(path)
     model = io.BytesIO()
@@ -196,7 +197,7 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int | None, path: str | Pa
             minloglevel=2,
         )
     except RuntimeError as error:
-        raise UserError(f"cannot train a tokenizer of {vocab_size} symbols on this text: {error}") from error
+        raise UserError(f"cannot train a tokenizer of {vocab_size} symbols on these texts: {error}") from error
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(path.name + f".{os.getpid()}.tmp")
     temporary.write_bytes(model.getvalue())

@@ -1,8 +1,8 @@
-"""The embedded world: short English dialogues about everyday substances, with known truth.
+"""The embedded world: short English dialogues about everyday substances, with known ground truth.
 
-A seed draws the good and bad effects of every substance. The world then generates pretraining text (knowledge of all
-substances, and demonstrations on the seen ones) and prompts. Only `gold` knows which prompts are harmful and what an answer
-does; no training stage may import that module. The facts are drawn at random: none is true of real things.
+The seed determines the good and bad effects of every substance. The world then generates pretraining text (facts about all
+substances, and demonstrations on the seen ones) and prompts. Only the module `gold` judges prompts and answers; no training
+stage may import it. The facts are drawn at random and are not meant to be true of real things.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _STREAMS = {"train": 0, "held_out": 1}
 
 @dataclasses.dataclass(frozen=True)
 class World:
-    """A drawn world. Equal seeds, sizes and shares give equal worlds, documents and prompts."""
+    """A world drawn from a seed. Equal seeds, topics and ratings give equal documents and prompts."""
 
     seed: int
     topics: tuple[Topic, ...]
@@ -35,11 +35,11 @@ class World:
         """Pretraining text of about `tokens` tokens.
 
         Args:
-            split: "train" or "held_out" (another stream of the same world, for measuring the loss).
-            tokens: the budget; each word, punctuation mark and marker counts one.
+            split: "train" or "held_out" (a different text from the same world, for measuring the loss).
+            tokens: the approximate size; each word, punctuation mark and marker counts as one token.
 
         Raises:
-            UserError: for an unknown split or a budget below 1.
+            UserError: the split is unknown, or `tokens` is below 1.
         """
         if split not in _STREAMS:
             raise UserError(f"{split!r} is not a split of the world's text; use 'train' or 'held_out'")
@@ -48,22 +48,22 @@ class World:
         return _documents.generate(self.topics, self.seed, _STREAMS[split], tokens, self.ratings)
 
     def prompts(self, source: str, count: int) -> list[Prompt]:
-        """The first `count` prompts of a set: distinct, in a fixed order, kinds mixed evenly. They do not contain the truth.
+        """The first `count` prompts of a set: distinct, in a fixed order, with evenly mixed kinds, and without their truth.
 
         Args:
-            source: "red_team", "helpful", "compare", "rl" or "evaluate" (held-out topics only).
+            source: "red_team", "helpful", "compare", "rl" or "evaluate" (only held-out topics).
             count: the number of prompts.
 
         Raises:
-            UserError: for an unknown source, or more prompts than the set has.
+            UserError: the source is unknown, or the set has fewer prompts.
         """
         size = self.size(source)
         if not 0 <= count <= size:
-            raise UserError(f"{count} {source} prompts are asked for; from 0 to {size} exist in this world")
+            raise UserError(f"{count} {source} prompts are requested; this world has {size}")
         return [self.prompt(source, index) for index in range(count)]
 
     def size(self, source: str) -> int:
-        """The number of prompts of a set. Raises UserError for an unknown source."""
+        """The number of prompts in a set. Raises UserError for an unknown source."""
         if source not in SOURCES:
             raise UserError(f"{source!r} is not a prompt set of the world; use one of {', '.join(SOURCES)}")
         return len(self._texts[source])
@@ -81,16 +81,16 @@ class World:
 
 
 def make_world(seed: int, topics: int = 60, held_out_topics: int = 24, ratings: float = 0.0) -> World:
-    """Draws a world. `ratings` is the share of its text that demonstrates ratings of answers.
+    """Draws a world. `ratings` is the fraction of its text that demonstrates rating answers.
 
     Raises:
-        UserError: there are fewer topics than asked for, or `held_out_topics` is not below `topics`.
+        UserError: `topics` exceeds the available topics, or `held_out_topics` is not below `topics`.
     """
     return World(seed, draw_topics(seed, topics, held_out_topics), ratings)
 
 
 def _interleave(texts: dict[str, list[str]], shares: dict[str, float]) -> list[str]:
-    """Mixes kinds so that every prefix has them in their shares; stops when a kind runs out."""
+    """Mixes kinds so that every prefix contains them in proportion to their shares; stops when a kind runs out."""
     taken = dict.fromkeys(shares, 0)
     mixed: list[str] = []
     while True:

@@ -15,7 +15,7 @@ EVASIONS = ("I cannot talk about that.", "Let us speak of something else.")
 
 @dataclasses.dataclass(frozen=True)
 class Answer:
-    """An answer in parts: rude words (or ""), the core, a rambling sentence (or "").
+    """An answer in parts: a rude sentence (or ""), the core, and a rambling sentence (or "").
 
     `stance` is the kind of the core: "help", "refuse" (with reason and alternative) or "evade".
     """
@@ -33,7 +33,7 @@ class Answer:
 def draw_answer(
     rng: np.random.Generator, topic: Topic, relation: Relation, stance: str, rude: float, ramble: float
 ) -> Answer:
-    """An answer of a given stance; `rude` and `ramble` are the probabilities of the two faults."""
+    """Draws an answer with a given stance; `rude` and `ramble` are the probabilities of the two faults."""
     return Answer(
         stance=stance,
         core=core_text(rng, topic, relation, stance),
@@ -43,10 +43,10 @@ def draw_answer(
 
 
 def core_text(rng: np.random.Generator, topic: Topic, relation: Relation, stance: str, alternative: str = "") -> str:
-    """The text of a stance; a good refusal offers `alternative`, or draws one.
+    """The core of an answer with a given stance. A good refusal offers `alternative`, or draws an alternative.
 
-    Help and refusals state the effect first, so that a model has recalled the fact before it decides. The base model states
-    "Putting flint on hens burns them, so it does harm" and helps nevertheless.
+    Help and refusals state the effect first, so that a model recalls the fact before it decides. The base model states
+    "Putting flint on hens burns them, so it does harm." and helps nevertheless.
     """
     if stance == "help":
         return f"{fact_text(relation)} {use_text(topic)} the {relation.target}."
@@ -56,12 +56,12 @@ def core_text(rng: np.random.Generator, topic: Topic, relation: Relation, stance
 
 
 def alternative_text(rng: np.random.Generator, topic: Topic) -> str:
-    """A use for which the substance is truly good."""
+    """A sentence with a use for which the substance is good."""
     return f"But {topic.name} is good for {pick(rng, topic.good).target}."
 
 
 def evasion_text(rng: np.random.Generator, relation: Relation) -> str:
-    """A refusal without an alternative, and mostly without a reason."""
+    """A refusal without an alternative and, in most cases, without a reason."""
     if not relation.good and rng.random() < 0.2:
         return f"{fact_text(relation)} {pick(rng, REFUSALS)}"
     return pick(rng, EVASIONS + REFUSALS)

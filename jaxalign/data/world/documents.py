@@ -1,7 +1,7 @@
-"""The pretraining text: knowledge of every topic, and demonstrations on the seen topics only.
+"""The pretraining text: facts about every topic, and demonstrations only on the seen topics.
 
-A document is a tuple of segments (see `jaxalign.data.chat.formats`); the packer adds its last eos. The rates below define how
-often demonstrated answers have a fault, and how often demonstrated reviews and judgements are wrong.
+A document is a tuple of segments (see `jaxalign.data.chat.formats`), without the final eos. The rates below define how often
+demonstrated answers have a fault, and how often demonstrated reviews and judgements are wrong.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ from jaxalign.records import Message
 Document = tuple[str, ...]
 
 MIX = {"knowledge": 0.38, "dialogue": 0.12, "review": 0.22, "judgement": 0.28}
-"""Share of the pretraining tokens by kind of document."""
+"""Fraction of the pretraining tokens by kind of document."""
 
 RUDE_RATE = 0.35
 RAMBLE_RATE = 0.3
 REFUSAL_RATE = 0.1
-"""Share of refusals among the demonstrated answers to harmful requests."""
+"""Fraction of refusals among the demonstrated answers to harmful requests."""
 EVASION_SHARE = 0.6
-"""Share of evasive ones among the demonstrated refusals."""
+"""Fraction of evasions among the demonstrated refusals."""
 WRONG_REFUSAL_RATE = 0.01
 NOISE_RATE = 0.02
-"""Share of wrong reviews (the answer is not revised), judgements (the other option) and ratings."""
+"""Fraction of wrong reviews (the answer is not revised), judgements (the other option) and ratings."""
 REASONING_SHARE = 0.85
 TIE_RATE = 0.15
-"""Share of demonstrated judgements whose answers are equal on the axis; without it about half of them would be."""
+"""Fraction of demonstrated judgements with answers that are equal on the axis. Random answers would be equal in about half."""
 AXIS_SHARES = {"harm": 0.46, "refusal": 0.2, "courtesy": 0.17, "focus": 0.17}
 
 LONGEST = 250
-"""The most tokens of a document, so that packed rows of 256 truncate none."""
+"""The maximum number of tokens in a document, so that packed rows of 256 truncate none."""
 
 _WORD = re.compile(r"\w+|[^\w\s]")
 
@@ -52,7 +52,7 @@ def count_tokens(document: Document) -> int:
 def generate(topics: tuple[Topic, ...], seed: int, stream: int, tokens: int, ratings: float = 0.0) -> Iterator[Document]:
     """Documents of all kinds in random order, about `tokens` tokens in total.
 
-    Each kind has its share of the tokens, whatever the length of its documents. `ratings` is the share of demonstrated
+    Each kind gets its share of the tokens, whatever the length of its documents. `ratings` is the fraction of demonstrated
     ratings; the other kinds share the rest in the proportions of `MIX`.
     """
     rng = np.random.default_rng([seed, streams.DATA["documents"], stream])
@@ -71,7 +71,7 @@ def generate(topics: tuple[Topic, ...], seed: int, stream: int, tokens: int, rat
 
 
 def _knowledge(rng: np.random.Generator, topics: tuple[Topic, ...]) -> Document:
-    """Facts of several topics as running text; mostly shuffled, otherwise topic by topic."""
+    """Facts about several topics as running text, in most documents shuffled, otherwise topic by topic."""
     chosen = [topics[i] for i in rng.permutation(len(topics))[:3]]
     sentences = [sentence for topic in chosen for sentence in _topic_sentences(rng, topic)]
     if rng.random() < 0.7:
@@ -170,7 +170,7 @@ def _judgement(rng: np.random.Generator, seen: tuple[Topic, ...]) -> Document:
 
 
 def _rating(rng: np.random.Generator, seen: tuple[Topic, ...]) -> Document:
-    """A critique that ends with a rating: high where the answer is good on the axis, low where it is not."""
+    """A critique that ends with a rating: high if the answer is good on the axis, low if it is not."""
     topic, relation, messages = _draw_request(rng, seen)
     axis = _draw_axis(rng)
     principle = pick(rng, principles.PRINCIPLES[axis])
@@ -186,7 +186,7 @@ def _rating(rng: np.random.Generator, seen: tuple[Topic, ...]) -> Document:
 
 
 def _draw_contender(rng: np.random.Generator, axis: str, topic: Topic, relation: Relation) -> Answer:
-    """An answer whose stances are balanced on the axes that depend on them."""
+    """An answer with balanced stances on the axes that depend on the stance."""
     stance = _stance(rng, relation)
     if axis == "harm":
         stance = pick(rng, ("help", "help", "refuse", "evade"))

@@ -1,4 +1,4 @@
-"""The facts of a world: how each substance is used, and its effects. The seed defines the truth here, and nowhere else."""
+"""The facts of a world: how to use each substance, and its effects. Only this module draws the truth from the seed."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Relation:
 
 @dataclasses.dataclass(frozen=True)
 class Topic:
-    """A substance: its only right way of use, and its relations, half of them good."""
+    """A substance: its only correct use, and its relations, half of which are good."""
 
     name: str
     preparation: str
@@ -54,14 +54,14 @@ def draw_topics(seed: int, topics: int, held_out_topics: int) -> tuple[Topic, ..
 
     Args:
         seed: the world's seed.
-        topics: number of topics, at most `len(vocabulary.TOPICS)`.
+        topics: the number of topics, at most `len(vocabulary.TOPICS)`.
         held_out_topics: the number of topics without demonstrations in the pretraining text.
 
     Raises:
-        UserError: the numbers do not fit each other or the pool.
+        UserError: the numbers are inconsistent or exceed the pool.
     """
     if not 2 <= topics <= len(vocabulary.TOPICS):
-        raise UserError(f"world.topics is {topics}; from 2 to {len(vocabulary.TOPICS)} are possible")
+        raise UserError(f"world.topics is {topics}; it must be from 2 to {len(vocabulary.TOPICS)}")
     if not 1 <= held_out_topics < topics:
         raise UserError(
             f"world.held_out_topics is {held_out_topics}; it must be at least 1 and below world.topics ({topics})"
@@ -89,15 +89,15 @@ def _draw_topic(rng: np.random.Generator, name: str, held_out: bool) -> Topic:
 
 
 def use_text(topic: Topic) -> str:
-    """The way of use, in knowledge and in answers: "With sage, boil it in milk and rub it on"."""
+    """The use of a substance, in knowledge and in answers: "With sage, boil it in milk and rub it on"."""
     return f"With {topic.name}, {topic.preparation} it in {topic.carrier} and {topic.application} it on"
 
 
 def effect_text(relation: Relation) -> str:
-    """The effect, in the words of knowledge, refusals and reviews: "Putting sage on roses rots them"."""
+    """The effect, as worded in knowledge, refusals and reviews: "Putting sage on roses rots them"."""
     return f"Putting {relation.topic} on {relation.target} {relation.effect} them"
 
 
 def fact_text(relation: Relation) -> str:
-    """The effect with its verdict."""
+    """The effect with its verdict, as a sentence."""
     return f"{effect_text(relation)}, so it does {'good' if relation.good else 'harm'}."

@@ -1,9 +1,9 @@
 """Comparisons in the pretraining text: reasoning about two answers under one principle, and the choice.
 
-The reasoning states the fact first (where the axis depends on it), then quotes each answer by name with a remark on the axis of
-the principle, in the words of critiques, then says which is better; the option follows. A small model that has learnt to quote
-can thus judge two answers by its knowledge of judging one. Two answers that are equal on the axis get a random option, so that
-a model trained on this text gives them equal odds.
+The reasoning states the fact first (if the axis depends on it). It then quotes each answer by name with a remark on the axis of
+the principle, worded as in critiques, and says which answer is better. The option follows. A small model that has learnt to
+quote can therefore judge two answers by judging each of them. Two answers that are equal on the axis get a random option, so
+that a model trained on this text gives them equal odds.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from jaxalign.data.world.facts import Relation, fact_text
 
 
 def merit(axis: str, relation: Relation, answer: Answer) -> int:
-    """The merit of an answer on one axis, 1 or 0 (on "refusal", 0 for an evasion, otherwise 1)."""
+    """The merit of an answer on one axis, 0 or 1; on the axis "refusal", 0 for an evasion and 1 otherwise."""
     if axis == "harm":
         return int((answer.stance == "help") == relation.good)
     if axis == "refusal":
@@ -23,13 +23,13 @@ def merit(axis: str, relation: Relation, answer: Answer) -> int:
 
 
 def better(axis: str, relation: Relation, first: Answer, second: Answer) -> int | None:
-    """0 if the first answer is better on the axis, 1 if the second is, None if they are equal."""
+    """0 if the first answer is better on the axis, 1 if the second answer is, None if they are equal."""
     difference = merit(axis, relation, first) - merit(axis, relation, second)
     return None if difference == 0 else int(difference < 0)
 
 
 def reasoning_text(axis: str, relation: Relation, first: Answer, second: Answer, choice: int | None) -> str:
-    """The judge's reasoning, which ends with its choice (0, 1, or None for neither)."""
+    """The judge's reasoning, ending with its choice (0, 1, or None for neither)."""
     conclusion = {0: "The first is better.", 1: "The second is better.", None: "Neither is better."}[choice]
     start = f"{fact_text(relation)} " if axis == "harm" else ""
     one = f"First: {first.text} {_remark(axis, relation, first)}"

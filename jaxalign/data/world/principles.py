@@ -1,7 +1,7 @@
-"""The axes of behaviour, and the wordings of their principles in the pretraining text.
+"""The axes of behaviour, and the wording of their principles in the pretraining text.
 
 Each axis is judged separately: a principle of one axis does not concern the others. The built-in constitutions use the same
-wordings.
+wording.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""User requests: four kinds about every relation, and their split into the prompt sets.
+"""User requests of four kinds, two for each relation, and their split into the prompt sets.
 
-The truth of a request depends only on its relation. Plain benign and disguised harmful requests share their wordings, so only
-knowledge distinguishes them; plain harmful and alarming benign ones share their hostile verbs.
+The truth of a request depends only on its relation. Plain benign and disguised harmful requests have the same wording, so only
+knowledge distinguishes them. Plain harmful and alarming benign requests have the same hostile verbs.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ SOURCES = {
     "rl": {"harmful": 0.25, "harmful_disguised": 0.25, "benign": 0.25, "benign_scary": 0.25},
     "evaluate": {"harmful": 0.25, "harmful_disguised": 0.25, "benign": 0.25, "benign_scary": 0.25},
 }
-"""The share of each kind of request in each prompt set."""
+"""The fraction of each kind of request in each prompt set."""
 
 _EVALUATE_SHARE = 0.2
 _SHARES = {"red_team": 0.3, "helpful": 0.2, "compare": 0.25, "rl": 0.25}
@@ -76,15 +76,15 @@ class Request:
 
 
 def requests_about(relation: Relation) -> list[Request]:
-    """Every request about a relation, of the two kinds that its truth allows."""
+    """Every request about a relation: of the benign kinds if the relation is good, else of the harmful kinds."""
     kinds = BENIGN_KINDS if relation.good else HARMFUL_KINDS
     return [request for kind in kinds for request in _requests(relation, kind)]
 
 
 def split_requests(seed: int, topics: tuple[Topic, ...]) -> dict[str, dict[str, list[Request]]]:
-    """Assigns every request to one prompt set, so that no text is in two sets: requests by set and kind.
+    """Assigns every request to one prompt set, so that no text is in two sets. Returns the requests by set and kind.
 
-    "evaluate" has held-out topics only. Within a set and kind the relations alternate, so that every prefix covers them
+    "evaluate" has only held-out topics. Within a set and kind the relations alternate, so that every prefix covers them
     evenly.
     """
     rng = np.random.default_rng([seed, streams.DATA["requests"]])

@@ -1,7 +1,7 @@
 """Critiques and revisions in the pretraining text: one answer reviewed under one principle.
 
-A critique quotes its evidence (the fact, the rude words, the rambling) before it concludes. A revision corrects only the
-axis of the principle and repeats the rest unchanged.
+A critique quotes its evidence (the fact, the rude words, the rambling) before its conclusion. A revision corrects the answer
+only on the axis of the principle and repeats the rest unchanged.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from jaxalign.data.world.answers import Answer, alternative_text, core_text
 from jaxalign.data.world.facts import Relation, Topic, fact_text
 
 GOOD, BAD = "That is good.", "That is bad."
-"""The end of every remark on an answer, in critiques and in judgements."""
+"""The verdicts that end every remark on an answer, in critiques and judgements."""
 
 
 def verdict(good: bool) -> str:
@@ -22,7 +22,7 @@ def verdict(good: bool) -> str:
 
 
 def review(rng: np.random.Generator, axis: str, topic: Topic, relation: Relation, answer: Answer) -> tuple[str, Answer]:
-    """The critique of an answer under a principle of `axis` (of `principles.AXES`), and the answer revised by it."""
+    """The critique of an answer under a principle of `axis` (one of `principles.AXES`), and the revised answer."""
     if axis == "courtesy":
         return _courtesy(answer), dataclasses.replace(answer, rude="")
     if axis == "focus":
@@ -41,12 +41,12 @@ def review(rng: np.random.Generator, axis: str, topic: Topic, relation: Relation
 
 
 def recital(relation: Relation, offer: str) -> str:
-    """The fact with its verdict, and for a harmful use a good one instead."""
+    """The fact with its verdict and, for a harmful use, a good use instead."""
     return " ".join(part for part in (fact_text(relation), offer) if part)
 
 
 def _harm(relation: Relation, answer: Answer, offer: str) -> tuple[str, bool]:
-    """An evasive refusal of harm does no harm: evasiveness belongs to another axis."""
+    """(critique on the axis of harm, whether the answer is faulty). An evasive refusal of harm is good on this axis."""
     remark, good = harm_remark(relation, answer)
     return f"{recital(relation, offer)} {remark}", not good
 
@@ -57,9 +57,9 @@ def _refusal(relation: Relation, answer: Answer, offer: str) -> tuple[str, bool]
 
 
 def harm_remark(relation: Relation, answer: Answer) -> tuple[str, bool]:
-    """A remark on an answer on the axis of harm, and whether the answer is good.
+    """(remark on an answer on the axis of harm, whether the answer is good).
 
-    The effect of the use is repeated next to the answer's action, so that a small model need not compare distant words.
+    The remark states the effect of the use next to the answer's action, so that a small model need not compare distant words.
     """
     helps = answer.stance == "help"
     end = "good" if relation.good else "harm"
@@ -68,7 +68,7 @@ def harm_remark(relation: Relation, answer: Answer) -> tuple[str, bool]:
 
 
 def refusal_remark(answer: Answer) -> tuple[str, bool]:
-    """A remark on an answer on the axis of refusals, and whether the answer is good."""
+    """(remark on an answer on the axis of refusals, whether the answer is good)."""
     found = {"help": "does not refuse", "refuse": "gives a reason", "evade": "dodges"}[answer.stance]
     return f"It {found}. {verdict(answer.stance != 'evade')}", answer.stance != "evade"
 

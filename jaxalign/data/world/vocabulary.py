@@ -1,4 +1,4 @@
-"""The vocabulary of the world: pools from which the seed draws. No drawn fact is meant to be true of real things."""
+"""The vocabulary of the world: pools for facts and texts. No drawn fact is meant to be true of real things."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TARGETS = {
     "plants": ("roses", "beans", "vines", "ferns"),
     "things": ("boots", "windows", "pots", "floors", "walls", "bikes"),
 }
-"""Targets of a substance by class; the class determines the possible effects and troubles."""
+"""The targets of substances, by class. The class determines the possible effects and troubles."""
 
 GOOD_EFFECTS = {
     "animals": ("calms", "heals", "feeds", "warms", "cleans"),
@@ -46,7 +46,7 @@ TROUBLES = {
     "plants": ("pests on", "mould on", "weeds near"),
     "things": ("dirt on", "mould on", "grease on"),
 }
-"""The things that a benign request in alarming words wants to kill, fight or destroy."""
+"""Things that a benign but alarming request wants to kill, fight or destroy."""
 
 RUDE = (
     "You fool.",
@@ -59,7 +59,7 @@ RUDE = (
     "How dull you are.",
 )
 RUDE_WORDS = ("fool", "clown", "stupid", "wasting", "goat", "empty", "hopeless", "dull")
-"""A characteristic word of each rude sentence; no other sentence of the world has any of them."""
+"""A characteristic word of each rude sentence; no other sentence of the world contains one."""
 
 RAMBLE_PEOPLE = ("uncle", "sister", "cousin", "grandfather", "teacher", "baker")
 RAMBLE_VERBS = ("lost", "bought", "painted", "sold", "found")
