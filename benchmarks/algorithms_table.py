@@ -71,15 +71,16 @@ def row(name: str, root: Path) -> list[str]:
 
 def learns_from(config: Config, workdir: Path) -> str:
     if "ppo" in config.stages:
-        judge = {"preference": "preference model", "distilled": "distilled reward model", "ai_feedback": "ratings by the base"}
+        judge = {"preference": "preference model", "distilled": "distilled reward model",
+                 "ai_feedback": "ratings by the base model"}  # fmt: skip
         return f"{config.ppo.iterations * config.ppo.batch} responses, {judge[config.reward.source]}"
     if "online_dpo" in config.stages:
-        return f"{2 * config.online_dpo.iterations * config.online_dpo.batch} responses, pairs labelled by the base"
+        return f"{2 * config.online_dpo.iterations * config.online_dpo.batch} responses, pairs labelled by the base model"
     if "best_of_n" in config.stages:
         return f"{config.best_of_n.prompts * config.best_of_n.n} responses, preference model"
     pairs = json.loads((workdir / "compare" / "summary.json").read_text(encoding="utf-8"))
     decided = pairs["pairs"] - pairs["identical_pairs"] - pairs["undecided"]
-    return f"{decided} pairs (of {pairs['pairs']}, those the base could decide on)"
+    return f"{decided} pairs (of {pairs['pairs']}, those that the base model decided)"
 
 
 def share(rate: dict) -> str:
