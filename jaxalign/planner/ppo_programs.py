@@ -6,8 +6,9 @@ import dataclasses
 
 from jaxalign.models.adapters.lora import join
 from jaxalign.planner.programs import Program, Run, offloaded, sampling_programs
-from jaxalign.planner.reward_programs import is_fused, reward_programs
+from jaxalign.planner.reward_programs import reward_programs
 from jaxalign.planner.stage_programs import trained_roles
+from jaxalign.rewards.sums import fused_source
 from jaxalign.rl.ahead import iteration_shapes
 from jaxalign.rl.estimators import estimator_of
 from jaxalign.rl.experience import packed_experience
@@ -28,7 +29,7 @@ def ppo(run: Run) -> list[Program]:
     rewards, kept = reward_programs(run)
     for made in rewards:
         held |= made.held
-    alone = is_fused(run.config)
+    alone = fused_source(run.config.reward, run.config.mesh.offload) is not None
     scorer, weights = rewards[0].arguments[:2] if alone else (None, None)
     prompt = run.prompt_length(section.max_new_tokens)
     shapes = iteration_shapes(setup, state, prompt, run.frozen, reference, scorer, weights, not alone, kept)

@@ -22,6 +22,7 @@ from jaxalign.feedback.speaker import next_logprobs
 from jaxalign.models.adapters.lora import join, trained
 from jaxalign.models.adapters.quantised import quantise_abstract
 from jaxalign.models.model import Model, Params
+from jaxalign.parallel.shapes import Shapes
 from jaxalign.registry.stages import policies_before
 from jaxalign.rewards.scorer import Ensemble, Scorer
 from jaxalign.rollout.decode import decode_chunk
@@ -71,6 +72,11 @@ class Run:
     policy: Model
     prompt: int | None = None
 
+    @property
+    def shapes(self) -> Shapes:
+        """The shapes of arrays on the policy's mesh."""
+        return Shapes(self.policy.sharding)
+
     @functools.cached_property
     def frozen(self) -> Params | None:
         """The frozen base under adapters, as stored (`lora.base`); None without adapters."""
@@ -103,12 +109,11 @@ class Run:
     def rows(self, dtype, *shape: int, sampling: bool = False) -> jax.ShapeDtypeStruct:
         """An array split over its first dimension, the batch, as in training or, with `sampling`, as in the sampling engine."""
         sharding = self.policy.sharding
-        sharding = sharding.generation if sharding and sampling else sharding
-        return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding and sharding.batch)
+        return (Shapes(sharding.generation) if sharding and sampling else self.shapes).rows(dtype, *shape)
 
     def scalar(self, dtype=jnp.float32, shape: tuple[int, ...] = ()) -> jax.ShapeDtypeStruct:
-        sharding = self.policy.sharding
-        return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding and sharding.replicated)
+        """An array that is replicated on every device."""
+        return self.shapes.whole(dtype, *shape)
 
     def key(self) -> jax.ShapeDtypeStruct:
         found = jax.eval_shape(lambda: jax.random.key(0))

@@ -7,7 +7,6 @@ import pathlib
 import jax
 import jax.numpy as jnp
 
-from jaxalign.config import Config
 from jaxalign.errors import UserError
 from jaxalign.models.checkpoints.huggingface import read_config
 from jaxalign.models.model import Model
@@ -15,12 +14,6 @@ from jaxalign.planner.programs import Program, Run, judging_programs
 from jaxalign.planner.stage_programs import preference_scorer, scoring_program
 from jaxalign.registry.rewards import reward_records
 from jaxalign.rewards.scorer import Scorer, raw_sequence_scores, student_model
-from jaxalign.rewards.sums import is_single
-
-
-def is_fused(config: Config) -> bool:
-    """Whether the reward is a single learnt model with weights that stay on the devices (see `LearntReward.fused`)."""
-    return is_single(config.reward) and reward_records(config.reward.source)[0].learnt and "frozen" not in config.mesh.offload
 
 
 def reward_programs(run: Run) -> tuple[list[Program], bool]:

@@ -5,14 +5,13 @@ from __future__ import annotations
 
 import dataclasses
 
-import jax
 import jax.numpy as jnp
 
 from jaxalign.config import BestOfN, Dpo, OnlineDpo, Optimizer, Pretrain, Sft
 from jaxalign.models.adapters.lora import join
 from jaxalign.models.model import Model
 from jaxalign.planner.programs import STEPS, Program, Run, judging_programs, offloaded, sampling_programs, stacked_members
-from jaxalign.records import AnswerPairs, AnswerRows, PackedBatch, PackedParts, PairBatch, Rollout, ScoredPairs
+from jaxalign.records import AnswerPairs, PackedBatch, PackedParts, PairBatch, ScoredPairs
 from jaxalign.rewards.scorer import PairScoreArguments, Scorer, packed_rollout_scores, raw_pair_scores, student_model
 from jaxalign.training.arguments import DirectArguments, DistillArguments, LmArguments, LogprobArguments, PreferenceArguments
 from jaxalign.training.direct_step import answer_logprobs, direct_step, sorts_the_batch
@@ -120,7 +119,7 @@ def _pair_parts(run: Run, pairs: int, T: int, tokens: int = 0, whole: bool = Fal
       whole: whether all pairs are in one part.
     """
     rows, most = pair_rows(pairs, T, tokens, *rows_split(run.policy.sharding), whole)
-    return packed_parts(run, 2 * pairs, rows, most, T), most
+    return run.shapes.parts(2 * pairs, rows, most, T), most
 
 
 def pair_batch(run: Run, rows: int, length: int, margin: bool = False) -> PairBatch:
@@ -173,30 +172,13 @@ def best_of_n(run: Run) -> list[Program]:
     ]
 
 
-def sampled_rollout(run: Run, batch: int, new_tokens: int) -> Rollout:
-    row = run.rows(jnp.int32, batch)
-    tokens = run.rows(jnp.int32, batch, run.prompt_length(new_tokens) + new_tokens)
-    return Rollout(tokens, row, row, run.rows(jnp.float32, batch, new_tokens), run.rows(jnp.bool_, batch))
-
-
-def packed_parts(run: Run, sequences: int, rows: int, most: int, T: int, plans: int | None = None) -> PackedParts:
-    """`sequences` sequences packed into at most `most` parts of `rows` rows of T tokens. plans: the number of minibatches; it
-    adds a leading axis."""
-    sharding, more = run.policy.sharding, () if plans is None else (plans,)
-    shape = (*more, most, rows, T)
-    where = sharding and sharding.named((None,) * (len(shape) - 2) + ("batch", None))
-    packed = jax.ShapeDtypeStruct(shape, jnp.int32, sharding=where)
-    own = run.scalar(jnp.int32, (*more, sequences))
-    rows = AnswerRows(packed, packed, packed, packed, own, own, run.scalar(jnp.int32, (*more, most)))
-    return PackedParts(rows, own, run.scalar(jnp.int32, more))
-
-
 def scoring_program(run: Run, stage: str, section, role: str, scorer: Scorer, weights, held) -> Program:
     """The program that scores a batch of rollouts with a reward model. section: has batch and max_new_tokens."""
-    rollout = sampled_rollout(run, section.batch, section.max_new_tokens)
+    N = section.max_new_tokens
+    rollout = run.shapes.rollout(section.batch, run.prompt_length(N), N)
     T = rollout.tokens.shape[1]
     rows, most = part_rows(section.batch, T, 0, *rows_split(run.policy.sharding))
-    parts = packed_parts(run, section.batch, rows, most, T)
+    parts = run.shapes.parts(section.batch, rows, most, T)
     return Program(stage, "reward", role, packed_rollout_scores, (scorer, weights, rollout, parts), held, most)
 
 

@@ -12,6 +12,7 @@ from jaxalign.algorithms.rewards import combine_scores, length_penalty
 from jaxalign.config import Reward as RewardSettings
 from jaxalign.config.selectors import names_in
 from jaxalign.records import Prompt
+from jaxalign.registry.rewards import reward_records
 from jaxalign.rewards.base import BaseReward, Listener, Reward, RewardBatch, Scored
 
 
@@ -29,6 +30,17 @@ def is_single(settings: RewardSettings) -> bool:
     """Whether `sum_of_rewards` will return the only part of `config.reward` itself. No part needs to be constructed."""
     parts = {name: BaseReward(name) for name in names_in(settings.source)}
     return sum_of_rewards(parts, settings.weights, settings.length_coef) in parts.values()
+
+
+def fused_source(settings: RewardSettings, offloaded: Sequence[str]) -> str | None:
+    """The name of the learnt reward that is fused into the scoring program (`LearntReward.fused`), before it is made; or None.
+
+    Args:
+      settings: `config.reward`.
+      offloaded: `config.mesh.offload`.
+    """
+    record = reward_records(settings.source)[0]
+    return record.name if is_single(settings) and record.learnt and "frozen" not in offloaded else None
 
 
 class SummedReward(BaseReward):

@@ -13,8 +13,8 @@ from jaxalign.models.adapters.lora import apart, join
 from jaxalign.models.model import Model, Params
 from jaxalign.parallel.ahead import Ahead, told_only
 from jaxalign.parallel.rows import placed
-from jaxalign.parallel.sharding import Sharding
-from jaxalign.records import AnswerRows, Experience, PackedParts, Rollout
+from jaxalign.parallel.shapes import Shapes
+from jaxalign.records import Experience
 from jaxalign.rewards.scorer import Scorer
 from jaxalign.rl.arguments import ExperienceArguments, StepZeroArguments, UpdateArguments
 from jaxalign.rl.estimators import estimator_of
@@ -33,38 +33,6 @@ Scores = Scorer | Literal["host", "unknown"]
 float32 [B] and a mask of kept rows; or "unknown" before the reward is constructed."""
 FIRST = 2
 """The number of decoding programs that are compiled before the programs that follow sampling."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Shapes:
-    """ShapeDtypeStructs of arrays with the shardings that `place_rows` and `place_parts` give them; no shardings off a mesh."""
-
-    sharding: Sharding | None
-
-    def rows(self, dtype, *shape: int) -> jax.ShapeDtypeStruct:
-        """An array whose leading axis is split over the mesh's batch axes."""
-        return jax.ShapeDtypeStruct(shape, dtype, sharding=self.sharding and self.sharding.batch)
-
-    def whole(self, dtype, *shape: int) -> jax.ShapeDtypeStruct:
-        """An array that is replicated on every device."""
-        return jax.ShapeDtypeStruct(shape, dtype, sharding=self.sharding and self.sharding.replicated)
-
-    def rollout(self, batch: int, prompt: int, new_tokens: int) -> Rollout:
-        """`batch` responses of at most `new_tokens` tokens to prompts padded to `prompt` tokens."""
-        row, each = self.rows(jnp.int32, batch), (batch, new_tokens)
-        tokens = self.rows(jnp.int32, batch, prompt + new_tokens)
-        logprobs, versions = self.rows(jnp.float32, *each), self.rows(jnp.int32, *each)
-        return Rollout(tokens, row, row, logprobs, self.rows(jnp.bool_, batch), versions)
-
-    def parts(self, sequences: int, rows: int, most: int, T: int, plans: int | None = None) -> PackedParts:
-        """`sequences` sequences in at most `most` parts of `rows` rows of T tokens, for one minibatch or for `plans`."""
-        more = () if plans is None else (plans,)
-        shape = (*more, most, rows, T)
-        where = self.sharding and self.sharding.named((None,) * (len(shape) - 2) + ("batch", None))
-        packed = jax.ShapeDtypeStruct(shape, jnp.int32, sharding=where)
-        own = self.whole(jnp.int32, *more, sequences)
-        lines = AnswerRows(packed, packed, packed, packed, own, own, self.whole(jnp.int32, *more, most))
-        return PackedParts(lines, own, self.whole(jnp.int32, *more))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,7 +73,7 @@ def iteration_shapes(
     """
     section, shapes = setup.config, Shapes(setup.policy.sharding)
     B, N = section.batch, section.max_new_tokens
-    rollout, each = shapes.rollout(B, prompt, N), shapes.rows(jnp.float32, B)
+    rollout, each = shapes.rollout(B, prompt, N, versions=True), shapes.rows(jnp.float32, B)
     T, split = prompt + N, rows_split(setup.policy.sharding)
     own = (apart(frozen, params) for params in (reference, weights))
     state, frozen, reference, weights = place((state, frozen, *own))

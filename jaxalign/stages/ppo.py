@@ -26,7 +26,6 @@ from jaxalign.rollout.sampler import make_sampler
 from jaxalign.stages.shared import engines, loops, reads, rewards, run_models, sources
 from jaxalign.stages.shared.base import Stage, StageContext, write_json
 from jaxalign.stages.shared.keys import stage_key
-from jaxalign.stages.shared.ppo_ahead import scores_of
 from jaxalign.tracking.metrics import read_metrics
 from jaxalign.trainers.reinforcement import Reinforcement, Roles
 from jaxalign.training.checkpoint import load_params, save_params
@@ -73,7 +72,7 @@ class PPO(Stage):
         # With offloading, some arguments of the first call are in host memory.
         if config.sampler == "local" and not config.mesh.offload:
             planned = Run(config, setup.reference)
-            trainer.compile_ahead(ahead, scores_of(context, setup), planned.frozen, planned.start(self.name), checked)
+            trainer.compile_ahead(ahead, rewards.scores_of(context, setup), planned.frozen, planned.start(self.name), checked)
         start = run_models.policy_params(context, policy, self.name)
         frozen = run_models.frozen_params(context, policy)
         roles = Roles(
