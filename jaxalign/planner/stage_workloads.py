@@ -19,6 +19,7 @@ from jaxalign.planner.workload import (
 )
 from jaxalign.registry.advantages import ADVANTAGES
 from jaxalign.registry.data_sources import data_source
+from jaxalign.registry.judges import judge_record
 from jaxalign.registry.rewards import reward_records
 from jaxalign.registry.stages import stages_in_order
 from jaxalign.rl.state import values_in_update
@@ -44,8 +45,11 @@ def revise(config: Config, prompt: int | None, examples: int | None) -> list[Tas
 
 def compare(config: Config, prompt: int | None, examples: int | None) -> list[Task]:
     section, feedback = config.compare, config.feedback
+    local = judge_record(feedback.judge).runs_base
     found = [generate(config, "compare", section.batch, section.max_new_tokens, prompt,
-                      calls_for(2 * section.prompts, section.batch), ("labeller",))]
+                      calls_for(2 * section.prompts, section.batch), ("labeller",) if local else ())]
+    if not local:
+        return found
     asked = 2 * section.prompts * feedback.principles_per_comparison  # Each pair is shown in both orders.
     if feedback.reasoning:
         found.append(generate(config, "compare", section.batch, feedback.max_reasoning_tokens, prompt,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import pathlib
 
 import jax
 import numpy as np
@@ -13,6 +14,7 @@ from jaxalign.config import Config, from_config_dict
 from jaxalign.errors import UserError
 from jaxalign.models.adapters.lora import Lora
 from jaxalign.parallel.sharding import make_sharding
+from jaxalign.planner import workload
 from jaxalign.planner.compiled import run_programs
 from jaxalign.planner.programs import device_bytes
 from jaxalign.planner.shapes import architecture, policy_model, published_shapes
@@ -88,6 +90,15 @@ def test_programs_of_ppo_for_every_way_to_train_and_every_reward(changes, wanted
     assert wanted in names(found)
     for program in found:
         program.lower()
+
+
+def test_a_judge_of_the_users_runs_no_program_and_holds_no_weights():
+    judge = str(pathlib.Path(__file__).parents[1] / "extending" / "plugins" / "judge.py") + ":Brevity"
+    found = programs(feedback={"judge": judge}, stages=["compare", "online_dpo"])
+    assert {program.name for program in found} and not [name for name in names(found) if "feedback model" in name]
+    assert not [program.name for program in found if {"base", "feedback model"} & program.held.keys()]
+    (task,) = workload.tasks(config(feedback={"judge": judge}, stages=["compare"]))
+    assert task.phase == "generate" and "labeller" not in task.stays
 
 
 def test_only_the_config_of_an_outside_reward_model_is_read(tmp_path):
