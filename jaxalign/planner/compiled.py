@@ -111,7 +111,7 @@ def compile_run(
       policy: the run's model (`shapes.policy_model`), with a Sharding on topology devices or on real ones.
       prompt: tokens of the longest prompt; by default model.max_length minus the stage's max_new_tokens.
       usable: bytes of one device's memory (`Topology.usable`).
-      programs: compile only programs whose name contains one of these strings; empty compiles all.
+      programs: compile only the programs with one of these strings in their name; empty compiles all.
       progress: called with the name of each program before it is compiled, such as "ppo update (policy)".
     """
     found = []

@@ -27,11 +27,11 @@ def published_shapes() -> dict[str, dict]:
 
 
 def architecture(config: Config, shape: str | None = None) -> tuple[DecoderConfig, Family | None]:
-    """The policy's architecture, and its family where it is a Hugging Face model.
+    """The policy's architecture, and its family if it is a Hugging Face model.
 
     Args:
       config: the run's config.
-      shape: the name of a published model; None: the architecture of config.model, whose path needs only config.json.
+      shape: the name of a published model; None: the architecture of config.model (of its folder, only config.json is read).
 
     Raises:
       UserError: the shape is unknown, or model.path has no config.json.

@@ -71,7 +71,7 @@ class StageRecord:
     preview: Callable | str | None = None
 
     def load(self, part: str) -> Any:
-        """The attribute `part` ("stage", "section", "programs" ...), imported where it is a string; None stays None.
+        """The attribute `part` ("stage", "section", "programs" ...), imported if it is a string; None stays None.
 
         Raises:
           UserError: the module cannot be imported or has no such attribute.

@@ -78,7 +78,7 @@ def test_its_section_can_be_set_by_a_flag_and_is_checked(tmp_path, monkeypatch, 
     ("raise OSError('no disk')", "cannot be imported (OSError: no disk)"),
     ("OTHER = 1", "has no RECORD"),
     ("RECORD = 3", "is of type int; a jaxalign StageRecord is expected"),
-    ("from jaxalign.registry.stages import StageRecord\nRECORD = StageRecord('sft', None)", "another stage of that name"),
+    ("from jaxalign.registry.stages import StageRecord\nRECORD = StageRecord('sft', None)", "another stage with that name"),
 ])
 def test_an_unusable_record_is_reported_in_one_sentence(tmp_path, content, sentence):
     (tmp_path / "mine.py").write_text(content)

@@ -304,7 +304,7 @@ def test_a_folder_with_inconsistent_parts_is_refused(tmp_path, tokenizer_file, c
 
 def test_a_tokenizer_can_be_smaller_than_the_embedding_but_not_larger(tmp_path, tokenizer_file):
     folder = _write(tmp_path / "hf", vocab_size=129)
-    with pytest.raises(UserError, match="hf has no tokenizer: neither tokenizer.json nor tokenizer.model is there"):
+    with pytest.raises(UserError, match="hf has no tokenizer: neither tokenizer.json nor tokenizer.model exists"):
         load_pretrained(folder)
     (folder / "tokenizer.model").write_bytes(tokenizer_file.read_bytes())
     with pytest.raises(UserError, match="has ids up to 129, but config.json says vocab_size 129; give the tokenizer"):

@@ -67,7 +67,7 @@ def test_a_prompt_of_another_form_is_refused(folders, prompt, message):
 
 def test_the_style_plain_accepts_one_text(folders):
     policy = ja.load_model(folders["text"])
-    with pytest.raises(ja.UserError, match="dialogue of 2 messages, but the style plain continues one text"):
+    with pytest.raises(ja.UserError, match="dialogue of 2 messages, but the style plain continues a single text"):
         policy.prompt_ids([{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}])
     with pytest.raises(ja.UserError, match="has no tokens"):
         policy.prompt_ids("")

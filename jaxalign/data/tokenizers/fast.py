@@ -100,7 +100,7 @@ class JsonTokenizer(Tokenizer):
     def _first_cut(self, found: tokenizers.Encoding, text: str) -> int | None:
         """The position at which to cut the first piece of text that became a special token; None if there is none.
 
-        The unknown token does not count where it stands for unknown characters.
+        The unknown token does not count if it represents unknown characters.
         """
         if self._special.keys().isdisjoint(found.ids):
             return None
