@@ -55,8 +55,8 @@ class CompiledProgram:
     """One jitted step of a run as the compiler sees it.
 
     Attributes:
-      stage, phase, role: such as "ppo", "update", "policy, critic"; the phases are sampling, prefill, decode, scoring, reward,
-        update and resharding.
+      stage, phase, role: such as "ppo", "update", "policy, critic". The phases are resharding, sampling, prefill, entering,
+        widening, decode, reasoning, labelling, scoring, reward, checks and update.
       seconds: seconds to lower and compile the program.
       memory: None if the program does not fit and the compiler rejected it.
       refusal: the first lines of the compiler's error, or "".

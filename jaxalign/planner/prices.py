@@ -26,7 +26,7 @@ class Prices:
 
 
 def read_prices(path: str) -> Prices:
-    """Reads a JSON object with "date" (such as 2026-01-31), "currency", "per_device_hour" (chip to price), maybe "source".
+    """Reads a JSON object with "date" (as 2026-01-31), "currency", "per_device_hour" (chip to price), optionally "source".
 
     Raises:
         UserError: the file cannot be read, a field is missing or has the wrong type, or a chip is unknown.

@@ -24,7 +24,7 @@ LANES = 128
 
 @dataclasses.dataclass(frozen=True)
 class Weights:
-    """Bytes on one device, except for the first three attributes, which count parameters of the whole model.
+    """Bytes on one device, except that the first three attributes count parameters of the whole model.
 
     Attributes:
       count: all parameters.

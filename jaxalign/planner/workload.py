@@ -103,7 +103,7 @@ def packed_parts(config: Config, count: int, length: int, tokens: int, pairs: bo
       config: the run's config; its mesh splits the rows.
       count: the number of sequences or, with `pairs`, of pairs.
       length: the maximum tokens of a sequence.
-      tokens: tokens per device in a micro-batch; 0: one micro-batch.
+      tokens: tokens per device in a micro-batch; 0: the default of `training.packed.part_rows`.
       pairs: whether the sequences are pairs, which stay in one micro-batch.
       whole: whether one micro-batch holds all pairs.
 
