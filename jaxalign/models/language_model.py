@@ -259,10 +259,9 @@ def _load_stage(
     folder: Path, mesh: Mesh, max_length: int, dtype: str | None, compute_dtype: str | None, style: str | None
 ) -> LanguageModel:
     stage = run_folder.finished_stage(folder)
-    makers = run_folder.LANGUAGE_MODEL_STAGES
-    if stage.name not in makers:
+    if stage.name not in stage.language_model_stages:
         raise UserError(f"{folder} belongs to the stage {stage.name}, which does not train a language model; give one of "
-                        f"{', '.join(makers)}")
+                        f"{', '.join(stage.language_model_stages)}")
     settings = stage.config.model
     if compute_dtype is not None:
         settings = dataclasses.replace(settings, compute_dtype=compute_dtype)

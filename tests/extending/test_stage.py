@@ -6,6 +6,7 @@ import pathlib
 
 import pytest
 
+import jaxalign as ja
 from jaxalign import pipeline, train
 from jaxalign.config import from_config_dict
 from jaxalign.errors import UserError
@@ -46,6 +47,13 @@ def test_its_section_is_in_the_report(done):
     page = result.report.read_text()
     assert ">Plateau<" in page and f"At step {result.stages['plateau'].summary['step']}." in page
     assert "plateau ✓" in page
+
+
+def test_a_stage_of_the_run_can_be_loaded(done):
+    """The run's config has the section of the user's stage."""
+    assert ja.load_model(done[0] / "pretrain").model.config.embed == 16
+    with pytest.raises(UserError, match="belongs to the stage plateau, which does not train a language model; give one of pre"):
+        ja.load_model(done[0] / "plateau")
 
 
 def test_a_second_run_computes_nothing(done, capsys):

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jaxalign.config import Config, schema
+from jaxalign.config import Config, default_for, schema
+from jaxalign.config.renames import leaves_with_current_names, with_current_names
 from jaxalign.data.tokenizers.export import tokenizer_files
 from jaxalign.data.tokenizers.load import Tokenizer, load_tokenizer
 from jaxalign.errors import UserError
@@ -20,9 +21,6 @@ from jaxalign.models.model import Model, Params
 from jaxalign.parallel.sharding import Sharding
 from jaxalign.registry.families import use_family
 from jaxalign.registry.stages import policy_makers
-
-LANGUAGE_MODEL_STAGES = ("pretrain", *policy_makers())
-"""The stages that train a language model."""
 
 
 class FinishedStage(NamedTuple):
@@ -41,6 +39,11 @@ class FinishedStage(NamedTuple):
     def workdir(self) -> Path:
         """The folder of the run."""
         return self.directory.parent
+
+    @property
+    def language_model_stages(self) -> tuple[str, ...]:
+        """The stages of the run that train a language model."""
+        return ("pretrain", *policy_makers(self.config.stages))
 
 
 class Base(NamedTuple):
@@ -85,14 +88,15 @@ def _run_config(workdir: Path, made_with: Mapping[str, Any]) -> Config:
     values = read_json(workdir / "config.json")
     if "stages" not in values:
         raise UserError(f"{workdir} has no config.json of a run; give the stage's folder inside its run")
-    for dotted, value in made_with.items():
+    values = with_current_names(values)
+    for dotted, value in leaves_with_current_names(made_with).items():
         *parents, last = dotted.split(".")
         node = values
         for parent in parents:
             node = node[parent]
         node[last] = value
     values.pop("mesh", None)  # This machine need not have the run's devices.
-    return schema.from_mapping(Config(), values)
+    return schema.from_mapping(default_for(values["stages"]), values)
 
 
 def base_of(config: Config, workdir: Path) -> Base:

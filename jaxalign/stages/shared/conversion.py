@@ -20,7 +20,6 @@ from jaxalign.models.checkpoints import huggingface
 from jaxalign.models.checkpoints.export import check_target, config_fields, export, whole_folder, write_texts
 from jaxalign.models.checkpoints.orbax import load_params, save_params
 from jaxalign.models.checkpoints.run_folder import (
-    LANGUAGE_MODEL_STAGES,
     Base,
     FinishedStage,
     base_of,
@@ -149,7 +148,7 @@ def _open_stage(source: Path, mesh: Mesh) -> tuple[FinishedStage, Base, Model]:
     stage = finished_stage(source)
     stage = stage._replace(config=dataclasses.replace(stage.config, mesh=mesh))
     base = base_of(stage.config, stage.workdir)
-    if stage.name in LANGUAGE_MODEL_STAGES:
+    if stage.name in stage.language_model_stages:
         return stage, base, policy_model(stage, base.vocab, make_sharding(mesh))
     made = configured_model(stage.config, base.vocab, "scalar", make_sharding(mesh))
     if stage.name == "reward_distill":
