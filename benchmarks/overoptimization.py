@@ -210,13 +210,13 @@ def run_study(workdir: Path, out: Path, settings: Settings) -> list[dict]:
 
 
 def sentence(result: dict) -> str:
-    told = []
+    sentences = []
     for method in ("best_of_n", "rl"):
         rows = result[method]
         top, last = max(rows, key=lambda row: row["gold"]), rows[-1]
-        told.append(f"{method}: proxy {last['proxy']:.2f}, gold {top['gold']:.2f} at KL {top['kl']:.1f}, "
-                    f"{last['gold']:.2f} at {last['kl']:.1f}")  # fmt: skip
-    return f"{result['cpu_seconds']:.0f} s of CPU time, agreement {result['held_out_accuracy']:.2f}; " + "; ".join(told)
+        sentences.append(f"{method}: proxy {last['proxy']:.2f}, gold {top['gold']:.2f} at KL {top['kl']:.1f}, "
+                         f"{last['gold']:.2f} at {last['kl']:.1f}")  # fmt: skip
+    return f"{result['cpu_seconds']:.0f} s of CPU time, agreement {result['held_out_accuracy']:.2f}; " + "; ".join(sentences)
 
 
 def fitted(result: dict) -> dict:

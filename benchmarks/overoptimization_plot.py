@@ -116,9 +116,10 @@ def _legend(pairs: Sequence[int]) -> list[str]:
 
 
 def _spoken(result: dict) -> str:
-    told = []
+    sentences = []
     for method, title in METHODS:
         best, last = max(result[method], key=lambda point: point["gold"]), result[method][-1]
-        told.append(f"{title} gold {best['gold']:.2f} at {_distance(best):.1f}, {last['gold']:.2f} at {_distance(last):.1f}, "
-                    f"proxy {last['proxy']:.2f}")  # fmt: skip
-    return f"{result['size']} on {result['pairs']}: {'; '.join(told)}."
+        sentences.append(
+            f"{title} gold {best['gold']:.2f} at {_distance(best):.1f}, {last['gold']:.2f} at {_distance(last):.1f}, "
+            f"proxy {last['proxy']:.2f}")  # fmt: skip
+    return f"{result['size']} on {result['pairs']}: {'; '.join(sentences)}."

@@ -75,11 +75,11 @@ def main(argv: list[str]) -> int:
         progress(f"warm-up {number + 1}: {step(number):.3f} s")
     with tempfile.TemporaryDirectory() as folder:
         sides = (("chosen", 0), ("rejected", 1))
-        told = [
+        records = [
             {name: pairs.tokens[row, side, : pairs.length[row, side]].tolist() for name, side in sides}
             for row in range(len(pairs.label))
         ]
-        path = ragged.write_ids(Path(folder) / "pairs.jsonl", told)
+        path = ragged.write_ids(Path(folder) / "pairs.jsonl", records)
         found = compare(options, ours, "mean", FLAGS, ("--data", str(path)))
     found |= {"parameters": parameter_count(model), "source": texts.source}
     return report(options, "preference", found, table(found, options.vs))

@@ -77,8 +77,8 @@ def main(argv: list[str]) -> int:
     for count in range(WARM_UP):
         progress(f"warm-up {count + 1}: {step()[0]:.3f} s")
     with tempfile.TemporaryDirectory() as folder:
-        told = [{"ids": ids, "weights": weights} for ids, weights in documents]
-        path = ragged.write_ids(Path(folder) / "documents.jsonl", told)
+        records = [{"ids": ids, "weights": weights} for ids, weights in documents]
+        path = ragged.write_ids(Path(folder) / "documents.jsonl", records)
         found = compare(options, ours, "token", FLAGS, ("--data", str(path)))
     filled = float((rows.segment_ids > 0).mean())
     rate = 6 * product_weights(options) / found["ours_s"]  # LM head at all tokens; no attention, no recomputation.

@@ -100,8 +100,8 @@ def test_an_unwritable_compile_cache_is_reported_once(stages, tmp_path, capsys, 
     (tmp_path / "file").write_text("")
     pipeline.run(config(compile_cache=str(tmp_path / "file")), tmp_path / "run", load=stages.__getitem__)
     why = "cannot be written (File exists); programs of this run are not cached"
-    told = [line for line in capsys.readouterr().out.splitlines() if "compile_cache" in line]
-    assert told == [f"config.compile_cache: {tmp_path}/file {why}"]
+    lines = [line for line in capsys.readouterr().out.splitlines() if "compile_cache" in line]
+    assert lines == [f"config.compile_cache: {tmp_path}/file {why}"]
 
 
 def test_the_compile_cache_can_be_in_a_bucket(stages, tmp_path, monkeypatch):

@@ -18,15 +18,15 @@ def plan(*arguments: str) -> int:
 
 def test_a_run_that_does_not_fit_exits_with_1_and_advice(capsys):
     assert plan(*RUN, "--topology=v5e:4x4") == 1
-    told = capsys.readouterr().out
-    assert "Llama-3.1-8B on v5e:4x4: 16 devices on 2 hosts" in told and "mesh: fsdp=16" in told
-    assert "It does not fit: ppo generate needs" in told and "config.mesh: " in told and "--examples=N" in told
+    printed = capsys.readouterr().out
+    assert "Llama-3.1-8B on v5e:4x4: 16 devices on 2 hosts" in printed and "mesh: fsdp=16" in printed
+    assert "It does not fit: ppo generate needs" in printed and "config.mesh: " in printed and "--examples=N" in printed
 
 
 def test_search_plans_a_mesh_that_fits(capsys):
     assert plan(*RUN, "--topology=v5e:4x4", "--search", "--prices=configs/prices_example.json") == 0
-    told = capsys.readouterr().out
-    assert "It fits: " in told and "USD, at 1 per device hour on 2026-01-01" in told
+    printed = capsys.readouterr().out
+    assert "It fits: " in printed and "USD, at 1 per device hour on 2026-01-01" in printed
 
 
 def test_json_has_every_number_of_the_table(capsys):
@@ -64,8 +64,8 @@ def test_gpus_and_a_model_from_scratch(capsys):
 def test_mistakes_exit_with_2_and_one_sentence(capsys, arguments, sentence):
     given = [argument for argument in arguments if argument.startswith("--shape")] or [RUN[1]]
     assert plan(RUN[0], *RUN[2:], *given, *[a for a in arguments if not a.startswith("--shape")]) == 2
-    told = capsys.readouterr()
-    assert sentence in told.err and told.err.count("\n") == 1 and not told.out
+    printed = capsys.readouterr()
+    assert sentence in printed.err and printed.err.count("\n") == 1 and not printed.out
 
 
 def test_help(capsys):

@@ -82,8 +82,8 @@ def test_a_ppo_iteration_against_a_peer(peer, capsys):
     for pair in found["pairs"]:
         assert pair["ratio"] == pytest.approx(pair["ours_s"] / 2.0)
         assert all(4 <= tokens <= 16 for tokens in pair["ours"]["new_tokens"])
-    told = found["pairs"][0]["peer"]["args"]
-    assert told[told.index("--steps") + 1] == "4" and told[told.index("--vocab") + 1] == "32"
+    arguments = found["pairs"][0]["peer"]["args"]
+    assert arguments[arguments.index("--steps") + 1] == "4" and arguments[arguments.index("--vocab") + 1] == "32"
     # By hand: one table of 32 x 8 (tied); a layer's 4 x 8 x 8 + 3 x 8 x 8 and 2 norms; the last norm.
     assert found["parameters"] == 32 * 8 + 7 * 64 + 2 * 8 + 8
 
@@ -133,8 +133,8 @@ def test_the_first_step_is_timed_cold_and_warm(capsys, monkeypatch):
 ])  # fmt: skip
 def test_all_benchmarks_accept_one_set_of_flags_and_drop_the_unused_ones(name, unused, instead, parse):
     options = parse(name, *(word for flag, value in SAME.items() for word in (f"--{flag}", str(value))))
-    told = {flag: value for flag, value in options.items() if flag in (*SAME, "length")}
-    assert told == {flag: value for flag, value in SAME.items() if flag not in unused.split()} | instead
+    arguments = {flag: value for flag, value in options.items() if flag in (*SAME, "length")}
+    assert arguments == {flag: value for flag, value in SAME.items() if flag not in unused.split()} | instead
 
 
 def test_the_default_length_is_that_of_prompt_and_new_tokens_if_these_are_given(parse):

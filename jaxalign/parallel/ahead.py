@@ -55,7 +55,7 @@ class Ahead:
 
 
 @contextlib.contextmanager
-def told_only(what: str) -> Iterator[None]:
+def log_errors(what: str) -> Iterator[None]:
     """A context manager that logs errors instead of raising them, since the first call compiles the program anyway. A UserError
     is dropped without a log line, since the call raises it again."""
     try:
@@ -69,7 +69,7 @@ def told_only(what: str) -> Iterator[None]:
 
 
 def _compiled(step: Callable, arguments: tuple | Callable[[], tuple]) -> jax.stages.Compiled | None:
-    with told_only(getattr(step, "__name__", repr(step))):
+    with log_errors(getattr(step, "__name__", repr(step))):
         given = arguments() if callable(arguments) else arguments
         return step.lower(*given).compile()
     return None

@@ -118,9 +118,9 @@ def find(given: Group, environ: Mapping[str, str] | None = None) -> Group | None
     if missing:
         there = ", ".join(f"--{name}" for name in _ENVIRONMENT if name not in missing)
         what = " and ".join(f"--{name}" for name in missing)
-        told = f"{launcher} provides {there}" if launcher else f"{there} is known"
-        raise UserError(f"{told}, but not {what}: give --coordinator=HOST:PORT, --processes=N and --process=I to each process, "
-                        "or none of them for a run of one process")
+        problem = f"{launcher} provides {there}" if launcher else f"{there} is known"
+        raise UserError(f"{problem}, but not {what}: give --coordinator=HOST:PORT, --processes=N and --process=I to each "
+                        "process, or none of them for a run of one process")
     _check_range(known, "--process", "--processes")
     return known
 
@@ -231,7 +231,7 @@ def running(given: Group, explain: Callable[[BaseException], tuple[str, int] | N
             traceback.print_exc()
         else:
             print_error(f"process {hosts.index()}: {why}", code)
-        hosts.tell_failure(code, why)
+        hosts.announce_failure(code, why)
         sys.stderr.flush()
         os._exit(code)  # JAX's shutdown would wait for the others, which have ended.
     _watch.stop()

@@ -31,7 +31,7 @@ _POLLS = 100  # Polls of the service for a failure notice per second, summed ove
 _GRACE_SECONDS = 10.0  # Time for the others to read a failure notice before the process with the service ends.
 _numbers = itertools.count()
 _inside = False  # Whether the action of `once` is running.
-_FAILED, _HEARD = "jaxalign/failed", "jaxalign/heard/"
+_FAILED, _CONFIRMED = "jaxalign/failed", "jaxalign/confirmed/"
 
 
 def _state() -> Any:
@@ -80,21 +80,21 @@ def once(action: Callable[[], T]) -> T:
         _inside = True
         try:
             result = action()
-            told = {"result": result}
+            outcome = {"result": result}
         except UserError as error:
-            told = {"error": str(error)}
+            outcome = {"error": str(error)}
         finally:
             _inside = False
-        state.client.key_value_set(key, json.dumps(told))
+        state.client.key_value_set(key, json.dumps(outcome))
     else:
-        told = json.loads(_get(state.client, key))
+        outcome = json.loads(_get(state.client, key))
     if number % _SWEEP == _SWEEP - 1:
         state.client.wait_at_barrier("jaxalign", _EVER_MS)
         if state.process_id == 0:
             state.client.key_value_delete("jaxalign/once/")
-    if "error" in told:
-        raise UserError(told["error"])
-    return result if state.process_id == 0 else told["result"]
+    if "error" in outcome:
+        raise UserError(outcome["error"])
+    return result if state.process_id == 0 else outcome["result"]
 
 
 def wait() -> None:
@@ -147,7 +147,7 @@ class Watch:
                 return
             print(f"process {state.process_id} ends because process {failure['process']} did: {failure['why']}",
                   file=sys.stderr, flush=True)
-            _until_heard(state)
+            _confirm_failure(state)
             os._exit(failure["code"])
 
 
@@ -162,22 +162,22 @@ def _failure(state: Any) -> dict | None:
         return None
 
 
-def tell_failure(code: int, why: str) -> None:
+def announce_failure(code: int, why: str) -> None:
     """Notifies all other processes that this one ends with the exit code `code`."""
     state = _state()
     if state is None:
         return
     with contextlib.suppress(RuntimeError):  # Another process was faster, or the service has ended: all processes know.
         state.client.key_value_set(_FAILED, json.dumps({"process": state.process_id, "code": code, "why": why}))
-    _until_heard(state)
+    _confirm_failure(state)
 
 
-def _until_heard(state: Any) -> None:
+def _confirm_failure(state: Any) -> None:
     """Confirms the failure notice. The first process, which has the service, waits until all others have confirmed."""
     until = time.monotonic() + _GRACE_SECONDS + _poll_seconds(state)
     with contextlib.suppress(RuntimeError):
-        state.client.key_value_set(f"{_HEARD}{state.process_id}", "", allow_overwrite=True)
+        state.client.key_value_set(f"{_CONFIRMED}{state.process_id}", "", allow_overwrite=True)
         if state.process_id == 0:
-            while len(state.client.key_value_dir_get(_HEARD)) < state.num_processes and time.monotonic() < until:
+            while len(state.client.key_value_dir_get(_CONFIRMED)) < state.num_processes and time.monotonic() < until:
                 time.sleep(0.1)
             time.sleep(1.0)  # The others are about to end.

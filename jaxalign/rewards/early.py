@@ -24,7 +24,7 @@ class EarlyScores:
         self._waiting: collections.deque[tuple[int, Response]] = collections.deque()
         self._calls: list[Future[tuple[list[int], Answered] | None]] = []
 
-    def heard(self, ended: Sequence[tuple[int, Response]]) -> None:
+    def add(self, ended: Sequence[tuple[int, Response]]) -> None:
         """Receives (number in the batch, response) for rows that have just ended, each row once. Does not block."""
         self._waiting.extend(ended)
         self._calls.append(self._thread.submit(self._call))

@@ -53,7 +53,7 @@ class FunctionReward(BaseReward):
         if self._early is not None:  # Left over from an abandoned rollout.
             self._early.close()
         self._early = EarlyScores(ask)
-        return self._early.heard
+        return self._early.add
 
     def score(self, batch: RewardBatch) -> Scored:
         """Scores [B] from the host; rows without a score are dropped."""

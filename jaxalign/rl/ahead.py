@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from jaxalign.models.adapters.lora import apart, join
 from jaxalign.models.model import Model, Params
-from jaxalign.parallel.ahead import Ahead, told_only
+from jaxalign.parallel.ahead import Ahead, log_errors
 from jaxalign.parallel.rows import placed
 from jaxalign.parallel.shapes import Shapes
 from jaxalign.records import Experience
@@ -120,7 +120,7 @@ def compile_ahead(
       reference: ShapeDtypeStructs of the reference's joined parameters; None for those of `setup.reference`.
       checked: whether the step-0 checks have already run.
     """
-    with told_only("ppo"):
+    with log_errors("ppo"):
         state, needs_greedy = abstract_ppo_state(setup), estimator_of(setup.config).needs_greedy
         sampled = _sampling(setup, engine, sampling, prompts, join(frozen, state.policy.params))
         scorer = scores if isinstance(scores, Scorer) and not needs_greedy else None

@@ -18,7 +18,7 @@ from jaxalign.rollout.responses import Response
 from jaxalign.rollout.sampling import Sampling
 from jaxalign.rollout.session import Session
 
-Heard = Callable[[Sequence[tuple[int, Response]]], None]
+OnFinished = Callable[[Sequence[tuple[int, Response]]], None]
 """Receives each response once, when it ends, as (index among the prompts, response)."""
 
 
@@ -69,9 +69,10 @@ class Engine:
 
     def respond(
         self, params, prompts: Sequence[Sequence[int]], key: jax.Array, sampling: Sampling, rows: Sequence[int],
-        heard: Heard | None = None,
+        on_finished: OnFinished | None = None,
     ) -> list[Response]:  # fmt: skip
-        """Responses to a queue of any length, in its order. `heard` is called with the responses that each chunk ends, if any.
+        """Responses to a queue of any length, in its order. After each chunk, `on_finished` gets the responses that have
+        ended, if any.
 
         Prompt i has the global row number rows[i], whatever slot it enters. A prompt that is empty, too long or has unknown ids
         gets a response without ids and with an `error`; a row whose logits are not finite also gets an `error`. Threads compile
@@ -90,13 +91,14 @@ class Engine:
                 ended = session.step()
                 for index, response in ended:
                     out[index] = response
-                if heard is not None and ended:
-                    heard(ended)
+                if on_finished is not None and ended:
+                    on_finished(ended)
         return out
 
     def rollout(
-        self, params, prompts: Sequence[Sequence[int]], key, rows: Sequence[int], sampling: Sampling, heard: Heard | None = None
-    ) -> Rollout:
+        self, params, prompts: Sequence[Sequence[int]], key, rows: Sequence[int], sampling: Sampling,
+        on_finished: OnFinished | None = None,
+    ) -> Rollout:  # fmt: skip
         """The responses as numpy arrays, the same on every process; `rows` are the prompts' global row numbers.
 
         Rows are padded to a multiple of `batch`; padding rows have length 0. A row has space for the longest prompt, padded as
@@ -106,7 +108,7 @@ class Engine:
           UserError: a prompt has no response.
         """
         self.pad(prompts, sampling.max_new_tokens)
-        responses = self.respond(params, prompts, key, sampling, rows, heard)
+        responses = self.respond(params, prompts, key, sampling, rows, on_finished)
         return dataclasses.replace(self.padding.rollout(prompts, responses, rows, sampling), versions=None)
 
     @property

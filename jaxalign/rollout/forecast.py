@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from jaxalign.models.cache import Tiers
-from jaxalign.parallel.ahead import Ahead, told_only
+from jaxalign.parallel.ahead import Ahead, log_errors
 from jaxalign.parallel.rows import placed
 from jaxalign.rollout.decode import NOTHING, Drawn, decode_chunk
 from jaxalign.rollout.layouts import Layout, single
@@ -39,7 +39,7 @@ def compile_ahead(ahead: Ahead, session: Session) -> None:
     """
     if jax.process_count() > 1:
         return
-    with told_only("sampling"):
+    with log_errors("sampling"):
         kind = _kind(session)
         if kind in _begun:
             return

@@ -12,7 +12,7 @@ from jaxalign.errors import UserError
 from jaxalign.parallel.ahead import Ahead
 from jaxalign.records import Rollout
 from jaxalign.registry.samplers import is_sampler, sampler_record
-from jaxalign.rollout.engine import Engine, Heard
+from jaxalign.rollout.engine import Engine, OnFinished
 from jaxalign.rollout.forecast import compile_ahead
 from jaxalign.rollout.padding import Padding
 from jaxalign.rollout.responses import Response
@@ -134,7 +134,7 @@ def make_sampler(sampler: str | Sampler | Callable[[Engine], Sampler], engine: E
 
 def respond(
     sampler: Sampler, prompts: Sequence[Sequence[int]], key: jax.Array, rows: Sequence[int], sampling: Sampling,
-    heard: Heard | None = None,
+    on_finished: OnFinished | None = None,
 ) -> list[Response]:  # fmt: skip
     """The response to each prompt, in the order of the prompts.
 
@@ -144,7 +144,7 @@ def respond(
       key: a PRNG key.
       rows: the global row number of each prompt; all different.
       sampling: the sampling settings.
-      heard: called with the responses that each `collect` returns, as (index among the prompts, response).
+      on_finished: called with the responses that each `collect` returns, as (index among the prompts, response).
 
     Raises:
       UserError: the sampler returns a row that was not submitted, or a row twice, or already has unfinished rows.
@@ -167,14 +167,14 @@ def respond(
                 raise UserError(f"the sampler returned row {rows[i]} twice")
             out[i] = response
         left -= len(ended)
-        if heard is not None and ended:
-            heard(ended)
+        if on_finished is not None and ended:
+            on_finished(ended)
     return out
 
 
 def sample_rollout(
     sampler: Sampler, padding: Padding, prompts: Sequence[Sequence[int]], key: jax.Array, rows: Sequence[int],
-    sampling: Sampling, heard: Heard | None = None,
+    sampling: Sampling, on_finished: OnFinished | None = None,
 ) -> Rollout:  # fmt: skip
     """Samples a response to each prompt and returns them as numpy arrays, the same on every process.
 
@@ -185,7 +185,7 @@ def sample_rollout(
       key: a PRNG key.
       rows: the global row number of each prompt; all different.
       sampling: the sampling settings. The arrays have space for `sampling.max_new_tokens` after the longest prompt.
-      heard: called with responses as they finish, as (index among the prompts, response).
+      on_finished: called with responses as they finish, as (index among the prompts, response).
 
     Returns:
       The rollout, with the version of the weights that generated each token.
@@ -194,7 +194,7 @@ def sample_rollout(
       UserError: a prompt cannot be answered, or the sampler does not return exactly one response to each row.
     """
     padding.prompts(prompts, sampling.max_new_tokens)  # Raise for a prompt that does not fit before sampling anything.
-    return padding.rollout(prompts, respond(sampler, prompts, key, rows, sampling, heard), rows, sampling)
+    return padding.rollout(prompts, respond(sampler, prompts, key, rows, sampling, on_finished), rows, sampling)
 
 
 def _index(index: dict[int, int], row: int) -> int:

@@ -78,12 +78,12 @@ def _choose(context: StageContext, model: Model, tokenizer: Tokenizer, shards: S
         sampler = engines.policy_sampler(config, model, section.batch, sampling)
         sampler.update(policy, 0)
         key = stage_key(config, "best_of_n", streams.SAMPLES)
-        heard = loops.counting(progress)
+        on_finished = loops.counting(progress)
         for queue in left:
             rows = queue.rows
             ids = [styles.encode_prompt(tokenizer, prompts[i].messages, config.data.style) for i in rows for _ in range(n)]
             with timing.phase("generate") as phase:
-                rollout = sampler.rollout(ids, key, range(rows.start * n, rows.stop * n), heard)
+                rollout = sampler.rollout(ids, key, range(rows.start * n, rows.stop * n), on_finished)
                 phase.tokens, phase.flops = work.sampled(model, rollout)
             for number, own in queue.chunks.items():
                 part = rollout.part((own.start - rows.start) * n, section.batch)

@@ -133,13 +133,13 @@ def _answer(context: StageContext, policy: Model, tokenizer: Tokenizer) -> None:
         sampler = engines.policy_sampler(config, policy, section.batch, sampling)
         sampler.update(params, 0)
         key = stage_key(config, "reward_distill", "samples")
-        heard = loops.counting(progress)
+        on_finished = loops.counting(progress)
         for queue in left:
             rows = queue.rows
             own = [prompts[i] for i in rows]
             ids = [styles.encode_prompt(tokenizer, p.messages, config.data.style) for p in own for _ in range(n)]
             with timing.phase("generate") as phase:
-                rollout = sampler.rollout(ids, key, range(rows.start * n, rows.stop * n), heard)
+                rollout = sampler.rollout(ids, key, range(rows.start * n, rows.stop * n), on_finished)
                 phase.tokens, phase.flops = work.sampled(policy, rollout)
             texts = styles.response_texts(tokenizer, rollout)
             made = [prompt_row(p) | {"responses": texts[i * n : (i + 1) * n]} for i, p in enumerate(own)]

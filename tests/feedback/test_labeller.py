@@ -170,8 +170,8 @@ def test_a_comparison_with_non_finite_logits_is_undecided(caplog):
     )
     assert (found[0].label, found[0].decided, found[0].label_ab) == (0.5, False, None)
     assert found[1] == good[1] and good[0].label_ab is not None
-    told = "1 of 2 judgements are left out: the model's logits are not finite numbers there"
-    assert [record.getMessage() for record in caplog.records] == [told] * 2
+    message = "1 of 2 judgements are left out: the model's logits are not finite numbers there"
+    assert [record.getMessage() for record in caplog.records] == [message] * 2
 
 
 def test_the_verdict_is_asked_after_the_reasoning():

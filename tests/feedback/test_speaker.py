@@ -79,15 +79,15 @@ def test_an_answer_with_non_finite_logits_counts_as_truncated_and_affects_no_oth
     good, found = (one.say(asked, jax.random.key(1), Sampling(8, (spoilt,)), [5, 6, 7]) for one in speakers)
     assert (found[1].text, found[1].ids, found[1].ended) == ("", (), False)
     assert [found[0], found[2]] == [good[0], good[2]]
-    told = "1 of 3 answers count as cut off: the model's logits are not finite numbers there"
-    assert [record.getMessage() for record in caplog.records] == [told]
+    message = "1 of 3 answers count as cut off: the model's logits are not finite numbers there"
+    assert [record.getMessage() for record in caplog.records] == [message]
 
 
 def test_a_model_without_any_finite_logits_is_an_error():
     params = jax.tree.map(lambda x: x * np.nan, tiny.place(tiny.model(), tiny.host_params()))
     speaker = Speaker(Engine(tiny.model(), 4, 24, 8), params, WordTokenizer())
-    told = "the model's logits are not finite numbers for any of 3 prompts: its weights are not"
-    with pytest.raises(UserError, match=told):
+    message = "the model's logits are not finite numbers for any of 3 prompts: its weights are not"
+    with pytest.raises(UserError, match=message):
         speaker.say(ASKED, jax.random.key(1), SAMPLING, [10, 11, 12])
-    with pytest.raises(UserError, match=told):
+    with pytest.raises(UserError, match=message):
         speaker.next_logprobs([speaker.prompt_ids(asked) for asked in ASKED], np.asarray([4, 5], np.int32))

@@ -180,8 +180,8 @@ def test_an_exported_model_is_the_same_model_in_transformers(pair, tmp_path):
     config = read_config(folder)
     export(tmp_path / "out", model, params, config=config.raw, source=folder)
     eager = {"attn_implementation": "eager", "experts_implementation": "eager"}
-    again, told = type(reference).from_pretrained(tmp_path / "out", **eager, output_loading_info=True)
-    assert not told["missing_keys"] and not told["unexpected_keys"]
+    again, info = type(reference).from_pretrained(tmp_path / "out", **eager, output_loading_info=True)
+    assert not info["missing_keys"] and not info["unexpected_keys"]
     for name, weight in reference.state_dict().items():
         assert torch.equal(again.state_dict()[name], weight), name
     tokens, _ = _ragged(model.config.vocab)

@@ -59,7 +59,7 @@ def program() -> None:
     with distributed.running(group, explain):
         number, seen = hosts.index(), {"count": hosts.count(), "first": hosts.is_first()}
         acted = []
-        seen["told"] = [hosts.once(lambda i=i: acted.append(i) or [i, number]) for i in range(CALLS)]
+        seen["results"] = [hosts.once(lambda i=i: acted.append(i) or [i, number]) for i in range(CALLS)]
         seen["acted"] = len(acted)
         seen["inside"] = hosts.once(lambda: hosts.once(lambda: hosts.once(lambda: number)))
         try:
@@ -100,7 +100,7 @@ def pair(tmp_path_factory):
 def test_the_first_process_acts_and_both_get_the_result(pair):
     _, (first, second), _ = pair
     assert (first["count"], first["first"], second["count"], second["first"]) == (2, True, 2, False)
-    assert first["told"] == second["told"] == [[i, 0] for i in range(CALLS)]
+    assert first["results"] == second["results"] == [[i, 0] for i in range(CALLS)]
     assert (first["acted"], second["acted"]) == (CALLS, 0)
     assert first["inside"] == second["inside"] == 0
 

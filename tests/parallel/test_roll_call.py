@@ -15,13 +15,13 @@ from tests.processes import free_port
 
 def together(callers, timeout=10.0, address="localhost"):
     """For each caller (number of processes, own number): None or the error, and the seconds that it took."""
-    coordinator, told = f"{address}:{free_port()}", [None] * len(callers)
+    coordinator, errors = f"{address}:{free_port()}", [None] * len(callers)
 
     def run(at, processes, process):
         try:
             call(coordinator, processes, process, timeout)
         except UserError as error:
-            told[at] = str(error)
+            errors[at] = str(error)
 
     threads = [threading.Thread(target=run, args=(at, *caller)) for at, caller in enumerate(callers)]
     began = time.monotonic()
@@ -29,27 +29,27 @@ def together(callers, timeout=10.0, address="localhost"):
         thread.start()
     for thread in threads:
         thread.join()
-    return [sentence and sentence.replace(coordinator, "HOST:PORT") for sentence in told], time.monotonic() - began
+    return [sentence and sentence.replace(coordinator, "HOST:PORT") for sentence in errors], time.monotonic() - began
 
 
 @pytest.mark.parametrize("address", ["localhost", "127.0.0.1"])
 def test_all_processes_continue_once_all_have_arrived_in_any_order(address):
-    told, seconds = together([(4, 2), (4, 3), (4, 0), (4, 1)], address=address)
-    assert told == [None] * 4
+    errors, seconds = together([(4, 2), (4, 3), (4, 0), (4, 1)], address=address)
+    assert errors == [None] * 4
     assert seconds < 5
 
 
 def test_all_processes_name_a_missing_process():
-    told, seconds = together([(4, 0), (4, 2)], timeout=1.5)
-    assert told[0] == ("2 of 4 processes have reported to HOST:PORT within 1.5 s; missing: 1, 3. Start them, or raise "
-                       "--start_timeout")  # fmt: skip
-    assert told[1] == f"process 2: {told[0]}"
+    errors, seconds = together([(4, 0), (4, 2)], timeout=1.5)
+    assert errors[0] == ("2 of 4 processes have reported to HOST:PORT within 1.5 s; missing: 1, 3. Start them, or raise "
+                         "--start_timeout")  # fmt: skip
+    assert errors[1] == f"process 2: {errors[0]}"
     assert seconds < 6
 
 
 def test_without_process_0_the_address_is_named():
-    (told,), seconds = together([(2, 1)], timeout=1.0)
-    assert told.startswith("process 1 cannot reach process 0 at HOST:PORT within 1 s (Connection refused); start process 0")
+    (errors,), seconds = together([(2, 1)], timeout=1.0)
+    assert errors.startswith("process 1 cannot reach process 0 at HOST:PORT within 1 s (Connection refused); start process 0")
     assert seconds < 3
 
 
@@ -59,15 +59,15 @@ def test_a_host_that_does_not_exist_is_named():
 
 
 def test_two_processes_with_the_same_number_are_refused():
-    told, _ = together([(3, 0), (3, 1), (3, 1)])
-    assert told[0] == "two processes have the number 1; give each its own --process"
-    assert told[1:] == [f"process 1: {told[0]}"] * 2
+    errors, _ = together([(3, 0), (3, 1), (3, 1)])
+    assert errors[0] == "two processes have the number 1; give each its own --process"
+    assert errors[1:] == [f"process 1: {errors[0]}"] * 2
 
 
 def test_different_numbers_of_processes_are_refused():
-    told, _ = together([(2, 0), (3, 1)])
-    assert told[0] == "process 1 was started for 3 processes, process 0 for 2; give all processes the same --processes"
-    assert told[1] == f"process 1: {told[0]}"
+    errors, _ = together([(2, 0), (3, 1)])
+    assert errors[0] == "process 1 was started for 3 processes, process 0 for 2; give all processes the same --processes"
+    assert errors[1] == f"process 1: {errors[0]}"
 
 
 def test_a_port_in_use_is_reported():
@@ -79,11 +79,11 @@ def test_a_port_in_use_is_reported():
 
 def test_unrelated_connections_to_the_port_do_not_count():
     port = free_port()
-    told = []
+    errors = []
 
     def first():
         call(f"localhost:{port}", 2, 0, 10.0)
-        told.append(0)
+        errors.append(0)
 
     thread = threading.Thread(target=first)
     thread.start()
@@ -99,7 +99,7 @@ def test_unrelated_connections_to_the_port_do_not_count():
                 time.sleep(0.05)
     call(f"localhost:{port}", 2, 1, 10.0)
     thread.join()
-    assert told == [0]
+    assert errors == [0]
 
 
 def test_a_restarted_process_takes_its_old_place():

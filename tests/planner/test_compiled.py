@@ -101,10 +101,10 @@ def test_any_other_failure_is_raised():
 
 def test_a_run_on_cpu_devices_reports_each_program_and_the_traffic_of_fsdp():
     changes = config(stages=["sft"], mesh={"data": 1, "fsdp": 4, "tensor": 1}, sft={"micro_batches": 1})
-    told = []
+    shown = []
     policy = policy_model(changes, make_sharding(changes.mesh))
-    (found,) = compile_run(changes, policy, progress=told.append)
-    assert told == ["sft update (policy)"] and (found.stage, found.phase, found.role) == ("sft", "update", "policy")
+    (found,) = compile_run(changes, policy, progress=shown.append)
+    assert shown == ["sft update (policy)"] and (found.stage, found.phase, found.role) == ("sft", "update", "policy")
     kinds = {one.kind for one in found.collectives}
     assert "all-gather" in kinds and all(one.axes == ("fsdp",) for one in found.collectives)
     assert any(one.weight.startswith("state.params['blocks']") and one.times == 2 for one in found.collectives)  # 2 layers

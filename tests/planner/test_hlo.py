@@ -80,8 +80,8 @@ def test_a_loop_of_unknown_length_counts_the_assumed_iterations():
     every = found(decode, *sharded(), unknown_trips=6)
     (weight,) = (one for one in every if one.weight)
     assert (weight.times, weight.certain, weight.loop) == (30, False, 2)
-    (told,) = surprises("sampling", every, ())
-    assert told.startswith("every token gathers weights") and "params['w']" in told
+    (warning,) = surprises("sampling", every, ())
+    assert warning.startswith("every token gathers weights") and "params['w']" in warning
     assert not surprises("update", every, ())
     whole = {"w": array(P(None, None, "tensor"), *WEIGHTS)}
     assert not surprises("sampling", found(decode, whole, sharded()[1], unknown_trips=6), ())
@@ -202,8 +202,8 @@ def test_collectives_as_the_tpu_compiler_writes_them():
     assert (permute.operand, permute.result, permute.axes, permute.times) == (256, 256, ("data",), 5)
     again = by_kind["all-gather", 0]
     assert again.rematerialised and again.times == 1 and len(by_kind) == 4
-    (told,) = surprises("update", [again], ())
-    assert told.startswith("the compiler gathers weights a second time") and "params['w']" in told
+    (warning,) = surprises("update", [again], ())
+    assert warning.startswith("the compiler gathers weights a second time") and "params['w']" in warning
 
 
 def test_an_instruction_can_span_several_lines():
@@ -249,5 +249,5 @@ def test_a_large_replicated_array_is_reported():
     arrays = [("params['a']", (1024, 8), dtype, NamedSharding(mesh(), P())),
               ("params['b']", (1024, 8), dtype, NamedSharding(mesh(), P("data"))),
               ("params['small']", (8,), dtype, NamedSharding(mesh(), P()))]  # fmt: skip
-    (told,) = surprises("update", (), arrays, large=32768)
-    assert told == "replicated on all 8 devices: params['a'] [1024, 8], 0.00 GB"
+    (warning,) = surprises("update", (), arrays, large=32768)
+    assert warning == "replicated on all 8 devices: params['a'] [1024, 8], 0.00 GB"

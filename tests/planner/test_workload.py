@@ -34,9 +34,9 @@ def test_without_a_critic_there_are_no_critic_weights():
 
 def test_steps_that_depend_on_data_are_counted_if_its_size_is_given():
     assert found()["sft update"].calls is None
-    told = found(examples=1000)
-    assert told["sft update"].calls == 1000 / 16 + 0.5  # 62.5 batches
-    assert told["preference update"].calls == -(-1000 * 0.85 * 6 // 16)
+    entries = found(examples=1000)
+    assert entries["sft update"].calls == 1000 / 16 + 0.5  # 62.5 batches
+    assert entries["preference update"].calls == -(-1000 * 0.85 * 6 // 16)
 
 
 def test_all_steps_of_the_quickstart_but_sft_are_counted():

@@ -27,10 +27,10 @@ def test_a_call_has_all_responses_that_ended_during_the_previous_call_and_sampli
         return call_reward(lambda prompts, texts: [10.0 * row for row in prompts], rows, [""] * len(rows))
 
     scores = EarlyScores(ask)
-    scores.heard([(2, response(5, 9, ended=True))])
+    scores.add([(2, response(5, 9, ended=True))])
     assert begun.wait(30)  # while other responses are sampled
-    scores.heard([(0, response(7))])
-    scores.heard([(3, response(1, 1, 9, ended=True)), (1, response())])
+    scores.add([(0, response(7))])
+    scores.add([(3, response(1, 1, 9, ended=True)), (1, response())])
     assert not calls
     free.set()
     found, kept, why = scores.result(5)
@@ -44,7 +44,7 @@ def test_rows_without_a_score_are_reported_with_the_first_reason():
         return [None if row == 1 else 0.5 for row in prompts]
 
     scores = EarlyScores(lambda rows, ids: call_reward(judge, rows, [""] * len(rows)))
-    scores.heard([(1, response(4)), (0, response(4))])
+    scores.add([(1, response(4)), (0, response(4))])
     found, kept, why = scores.result(2)
     assert found.tolist() == [0.5, 0] and kept.tolist() == [True, False]
     assert why == "the score of row 0 is None (NoneType)"
@@ -55,6 +55,6 @@ def test_an_error_for_the_user_is_raised_where_the_scores_are_needed():
         raise UserError("no column 'answer'")
 
     scores = EarlyScores(ask)
-    scores.heard([(0, response(4))])
+    scores.add([(0, response(4))])
     with pytest.raises(UserError, match="no column 'answer'"):
         scores.result(1)

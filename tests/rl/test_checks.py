@@ -137,9 +137,9 @@ def test_a_failed_check_warns_or_stops_or_recomputes_log_probs_by_its_own_policy
     with caplog.at_level(logging.WARNING, logger="jaxalign"):
         assert not act_on((GOOD, BAD), Checks(reference_kl="stop", sampler_gap="stop"), "ppo")
         assert act_on((BAD,), Checks(ratio="recompute"), "ppo")
-    told = "ppo: check 'ratio' is 0.5, above its tolerance 0.001 (why it matters)"
+    message = "ppo: check 'ratio' is 0.5, above its tolerance 0.001 (why it matters)"
     assert [record.getMessage() for record in caplog.records] == [
-        told, f"{told}; the old log-probabilities are recomputed"
+        message, f"{message}; the old log-probabilities are recomputed"
     ]  # fmt: skip
     with pytest.raises(UserError, match="check 'ratio' is 0.5.*config.ppo.checks.ratio is 'stop'"):
         act_on((GOOD, BAD), Checks(ratio="stop"), "ppo")

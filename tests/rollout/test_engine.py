@@ -287,8 +287,8 @@ def test_the_callback_gets_each_response_when_it_ends(params, expected):
     engine = Engine(tiny.model(), 3, 32, 8)
     engine.respond(params, tiny.PROMPTS, jax.random.key(0), SAMPLING, ROWS, seen.append)
     assert len(seen) > 2 and all(seen)
-    heard = sorted((index, response.ids) for ended in seen for index, response in ended)
-    assert heard == [(index, response.ids) for index, response in enumerate(expected)]
+    finished = sorted((index, response.ids) for ended in seen for index, response in ended)
+    assert finished == [(index, response.ids) for index, response in enumerate(expected)]
 
 
 def test_a_prompt_that_leaves_no_space_for_new_tokens_is_reported_in_one_sentence(params):

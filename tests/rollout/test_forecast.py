@@ -30,13 +30,13 @@ def called(monkeypatch) -> list:
     """The programs that sessions call, each recorded once."""
     found, call = [], Session.call
 
-    def heard(self, step, *arguments):
+    def record(self, step, *arguments):
         key = module._key(step, module._described(arguments))
         if key not in found:
             found.append(key)
         return call(self, step, *arguments)
 
-    monkeypatch.setattr(Session, "call", heard)
+    monkeypatch.setattr(Session, "call", record)
     return found
 
 
@@ -179,15 +179,15 @@ def test_the_queue_uses_the_programs_compiled_in_threads(monkeypatch, mesh, boun
 def test_a_known_queue_is_not_forecast_again(monkeypatch):
     model = tiny.model()
     params = tiny.place(model, tiny.host_params())
-    engine, told = Engine(model, 8, 64, 8), []
+    engine, forecasts = Engine(model, 8, 64, 8), []
     module.forget()
     forecast = module.forecast
-    monkeypatch.setattr(module, "forecast", lambda session: (told.append(session), forecast(session))[1])
+    monkeypatch.setattr(module, "forecast", lambda session: (forecasts.append(session), forecast(session))[1])
     for _ in range(3):
         engine.respond(params, MIXED, KEY, ENDLESS, range(len(MIXED)))
-    assert len(told) == 1
+    assert len(forecasts) == 1
     dataclasses.replace(engine, batch=4).respond(params, MIXED, KEY, ENDLESS, range(len(MIXED)))
-    assert len(told) == 2
+    assert len(forecasts) == 2
 
 
 def test_a_queue_whose_forecast_fails_is_answered_with_a_warning(monkeypatch, caplog):

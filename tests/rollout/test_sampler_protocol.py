@@ -30,12 +30,12 @@ def params():
 
 
 def test_the_local_sampler_returns_the_responses_of_the_engine(engine, params):
-    heard = []
-    found = respond(LocalSampler(engine, params, 3), tiny.PROMPTS, KEY, ROWS, SAMPLING, heard.extend)
+    finished = []
+    found = respond(LocalSampler(engine, params, 3), tiny.PROMPTS, KEY, ROWS, SAMPLING, finished.extend)
     expected = engine.respond(params, tiny.PROMPTS, KEY, SAMPLING, ROWS)
     assert [(r.ids, r.logprobs, r.ended) for r in found] == [(r.ids, r.logprobs, r.ended) for r in expected]
     assert {version for response in found for version in response.versions} == {3}
-    assert sorted(i for i, _ in heard) == list(range(len(tiny.PROMPTS)))
+    assert sorted(i for i, _ in finished) == list(range(len(tiny.PROMPTS)))
 
 
 def test_a_rollout_carries_the_version_of_each_token(engine, params):

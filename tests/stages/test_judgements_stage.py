@@ -50,7 +50,7 @@ def test_a_row_has_the_judged_answer_and_an_answer_to_another_prompt():
         judged_arrays(tokenizer, judged[:2], "compact", Dpo(objective="kto"), single=True)
 
 
-@pytest.mark.parametrize(("good", "bad", "weights", "ratio", "told"), [
+@pytest.mark.parametrize(("good", "bad", "weights", "ratio", "warning"), [
     (10, 10, (1.0, 1.0), 1.0, ""),
     (30, 10, (1.0, 1.0), 3.0, ""),
     (40, 10, (1.0, 1.0), 4.0, "set config.dpo.desirable_weight to 0.312"),
@@ -59,14 +59,14 @@ def test_a_row_has_the_judged_answer_and_an_answer_to_another_prompt():
     (10, 0, (1.0, 1.0), None, "give answers of both kinds"),
     (0, 10, (1.0, 1.0), 0.0, "give answers of both kinds"),
 ])  # fmt: skip
-def test_a_warning_when_the_weights_of_good_and_bad_answers_are_far_apart(caplog, good, bad, weights, ratio, told):
+def test_a_warning_when_the_weights_of_good_and_bad_answers_are_far_apart(caplog, good, bad, weights, ratio, warning):
     """The paper recommends a ratio of 1 to 1.5; below half or above twice that range a warning is logged."""
     section = Dpo(objective="kto", desirable_weight=weights[0], undesirable_weight=weights[1])
     with caplog.at_level(logging.WARNING, logger="jaxalign"):
         found = balance(section, [judgement("q", "a", i < good) for i in range(good + bad)])
     assert found == {"desirable": good, "undesirable": bad, "ratio": pytest.approx(ratio) if ratio is not None else None}
     messages = [record.getMessage() for record in caplog.records]
-    assert (len(messages) == 1 and told in messages[0]) if told else not messages
+    assert (len(messages) == 1 and warning in messages[0]) if warning else not messages
 
 
 def test_separation_is_the_share_of_good_answers_above_bad_ones(monkeypatch):

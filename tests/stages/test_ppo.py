@@ -125,9 +125,9 @@ def test_pitfall_10_the_sampler_gap_is_reported_at_every_step(tmp_path):
 def test_pitfall_10_a_sampler_gap_above_the_tolerance_warns_at_every_step(tmp_path, caplog):
     with caplog.at_level(logging.WARNING, logger="jaxalign"):
         iterate(tmp_path, steps=3, sampler_tolerance=TINIEST)
-    told = [record.getMessage() for record in caplog.records]
-    assert any("check 'ratio'" in text for text in told)
-    assert [step for step in (0, 1, 2) if any(f"at iteration {step}" in text for text in told)] == [0, 1, 2]
+    messages = [record.getMessage() for record in caplog.records]
+    assert any("check 'ratio'" in text for text in messages)
+    assert [step for step in (0, 1, 2) if any(f"at iteration {step}" in text for text in messages)] == [0, 1, 2]
 
 
 @pytest.mark.parametrize("check", ["sampler_gap", "ratio"])
@@ -163,8 +163,8 @@ def test_non_finite_gradients_are_skipped_with_a_warning_in_the_last_iteration_a
     with caplog.at_level(logging.WARNING, logger="jaxalign"):
         _, metrics = iterate(tmp_path)
     assert [row["skipped"] for row in metrics] == [0, 2]  # the only update of policy and critic in each iteration
-    told = [record.getMessage() for record in caplog.records]
-    assert [text for text in told if "check 'finite gradients' is 1," in text and "iteration 1" in text]
+    messages = [record.getMessage() for record in caplog.records]
+    assert [text for text in messages if "check 'finite gradients' is 1," in text and "iteration 1" in text]
 
 
 def test_non_finite_gradients_stop_the_run_immediately_if_configured(tmp_path, monkeypatch):

@@ -103,16 +103,16 @@ def score(prompts, responses, **columns):
 
 def test_a_callable_can_run_while_other_responses_are_sampled(done, tmp_path):  # noqa: F811
     """It gets more calls of fewer rows: each row once, and every score reaches its row."""
-    told, calls = [], []
+    logged, calls = [], []
     for early in (False, True):
         path = tmp_path / f"mine{early}.py"
         path.write_text(BY_ITSELF)
         workdir = started(done, tmp_path / str(early))
         run(workdir, **changes(path, while_sampling=early, max_dropped_share=1.0) | {"ppo": changes(path)["ppo"] | {
             "temperature": 1.3, "max_new_tokens": 72}})  # fmt: skip
-        told.append(read_metrics(workdir / "ppo" / "metrics.jsonl"))
+        logged.append(read_metrics(workdir / "ppo" / "metrics.jsonl"))
         calls.append([json.loads(line) for line in path.with_suffix(".jsonl").read_text().splitlines()])
-    assert told[1] == told[0]
+    assert logged[1] == logged[0]
     assert len(calls[0]) == 3 < len(calls[1])
     asked = [sorted(row for call in each for row in call) for each in calls]
     assert asked[1] == asked[0] and len(asked[0]) == 24

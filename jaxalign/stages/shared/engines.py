@@ -14,7 +14,7 @@ from jaxalign.data.tokenizers.load import Tokenizer
 from jaxalign.feedback.speaker import Counted, Speaker
 from jaxalign.models.model import Model, Params
 from jaxalign.records import Rollout
-from jaxalign.rollout.engine import Engine, Heard
+from jaxalign.rollout.engine import Engine, OnFinished
 from jaxalign.rollout.sampler import Sampler, make_sampler, sample_rollout
 from jaxalign.rollout.sampling import Sampling, section_sampling
 from jaxalign.stages.shared import run_models
@@ -46,10 +46,10 @@ class PolicySampler:
         self.sampler.update(params, version)
 
     def rollout(
-        self, prompts: Sequence[Sequence[int]], key: jax.Array, rows: Sequence[int], heard: Heard | None = None
+        self, prompts: Sequence[Sequence[int]], key: jax.Array, rows: Sequence[int], on_finished: OnFinished | None = None
     ) -> Rollout:
         """`sample_rollout` with this sampler. `versions` is None, since all tokens are sampled with the same weights."""
-        found = sample_rollout(self.sampler, self.engine.padding, prompts, key, rows, self.sampling, heard)
+        found = sample_rollout(self.sampler, self.engine.padding, prompts, key, rows, self.sampling, on_finished)
         return dataclasses.replace(found, versions=None)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from jaxalign.config import to_dict
 from jaxalign.models import flops
 from jaxalign.models.model import Model
-from jaxalign.rollout.engine import Heard
+from jaxalign.rollout.engine import OnFinished
 from jaxalign.stages.shared.base import StageContext
 from jaxalign.tracking.progress import Progress
 from jaxalign.tracking.timing import Timeline, Timing
@@ -17,7 +17,7 @@ from jaxalign.trainers.fitting import peak_flops
 from jaxalign.training.loop import Loop
 
 
-def counting(progress: Progress) -> Heard:
+def counting(progress: Progress) -> OnFinished:
     """A listener for `Engine.rollout` that adds the tokens of finished responses to `progress`."""
     return lambda ended: progress.update(0, sum(len(response.ids) for _, response in ended))
 
