@@ -30,7 +30,7 @@ class Feedback(Section):
     undecided_margin: float = field(0.02, "A label closer to 0.5 than this is undecided.", between(0.0, 0.5))
     undecided: str = field("drop", "Keep undecided comparisons with label 0.5 (half), or drop them.", one_of("half", "drop"))
     reasoning_temperature: float = field(0.0, "Sampling temperature of the reasoning; 0 is greedy.", at_least(0), _REASONING)
-    max_reasoning_tokens: int = field(160, "Maximum length of the reasoning, in tokens.", at_least(1))
+    max_reasoning_tokens: int = field(160, "Maximum length of the reasoning, in tokens.", at_least(1), _REASONING)
 
     def check(self, config: WholeConfig, name: str) -> None:
         """Checks that the judge exists and that the local judge has space for its reasoning."""
