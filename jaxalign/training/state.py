@@ -79,7 +79,7 @@ def _names(path) -> tuple[str, ...]:
 def init_state(model: Model, optimizer: optax.GradientTransformation, params, seed_key: jax.Array) -> TrainState:
     """A new state with `params`, on the devices of the model. The first step donates `params`."""
     opt_state = jax.jit(optimizer.init, out_shardings=optimizer_shardings(model, optimizer))(params)
-    small = jnp.zeros((), jnp.int32), jax.random.key_data(seed_key), first_scale() if scales_loss(model) else None
+    small = jnp.zeros((), jnp.int32), jnp.copy(jax.random.key_data(seed_key)), first_scale() if scales_loss(model) else None
     if model.sharding is not None:
         small = jax.device_put(small, model.sharding.replicated)
     step, key, loss_scale = small

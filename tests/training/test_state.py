@@ -75,3 +75,10 @@ def test_a_step_that_is_not_finite_changes_nothing_and_is_counted():
     count = sum(leaf.size for leaf in jax.tree.leaves(ones))
     assert float(metrics["grad_norm"]) == pytest.approx(np.sqrt(count), rel=1e-5)
     assert (tiny.to_host(new.params)["embedding"] != before.params["embedding"]).all()
+
+
+def test_a_state_that_is_donated_leaves_the_callers_key():
+    model, key = tiny.model(), jax.random.key(4)
+    state = init_state(model, OPTIMIZER, tiny.place(model, tiny.host_params()), key)
+    jax.jit(lambda state: jax.tree.map(lambda x: x + x, state), donate_argnums=0)(state)
+    assert state.key.is_deleted() and jax.random.uniform(key) < 1
