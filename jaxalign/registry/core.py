@@ -9,7 +9,7 @@ import importlib
 import importlib.metadata
 import importlib.util
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -122,6 +122,29 @@ class Registry(Generic[R]):
             said = f"{where} is {name!r}, which" if where else name
             raise UserError(f"{said} is of type {type(found).__name__}; a jaxalign {self.record.__name__} is expected")
         return found
+
+
+def maker_record(registry: Registry[R], name: str, where: str, suits: Callable[[type], bool], expected: str) -> R:
+    """The registered record with this name, or a record for the class or function at "package.module:name" or "FILE.py:name".
+
+    Args:
+      registry: its records have a name and a maker, which `load` returns.
+      name: the name or location.
+      where: the config field or argument with the name, for error messages.
+      suits: whether a class has the methods of what it must make.
+      expected: completes the error message: "EXPECTED is expected".
+
+    Raises:
+      UserError: there is no such record or object, its module cannot be imported, or it is neither a function nor such a class.
+    """
+    if name in registry or ":" not in name:
+        return registry.get(name, where)
+    found = load_object(name, where)
+    record = found if isinstance(found, registry.record) else registry.record(name, found)
+    make = record.load()
+    if not callable(make) or (isinstance(make, type) and not suits(make)):
+        raise UserError(f"{where} names {name!r}, which is not a {registry.kind}; {expected} is expected")
+    return record
 
 
 def load_entry_point(point: importlib.metadata.EntryPoint, where: str) -> Any:

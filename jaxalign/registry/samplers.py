@@ -6,8 +6,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-from jaxalign.errors import UserError
-from jaxalign.registry.core import Registry, load_object
+from jaxalign.registry.core import Registry, load_object, maker_record
 
 _METHODS = ("submit", "collect", "update")
 
@@ -46,15 +45,8 @@ def sampler_record(name: str, where: str = "config.sampler") -> SamplerRecord:
     Raises:
       UserError: there is no such record or object, its module cannot be imported, or it cannot create a sampler.
     """
-    if name in SAMPLERS or ":" not in name:
-        return SAMPLERS.get(name, where)
-    found = load_object(name, where)
-    record = found if isinstance(found, SamplerRecord) else SamplerRecord(name, found)
-    make = record.load()
-    if not callable(make) or (isinstance(make, type) and not is_sampler(make)):
-        raise UserError(f"{where} names {name!r}, which is not a sampler; a class with the methods submit, collect and update, "
-                        "or a function that takes an engine and returns such an object, is expected")
-    return record
+    return maker_record(SAMPLERS, name, where, is_sampler, "a class with the methods submit, collect and update, or a function "
+                        "that takes an engine and returns such an object,")
 
 
 def is_sampler(found: Any) -> bool:

@@ -6,8 +6,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-from jaxalign.errors import UserError
-from jaxalign.registry.core import Registry, load_object
+from jaxalign.registry.core import Registry, load_object, maker_record
 
 _METHODS = ("start", "log", "finish")
 
@@ -46,12 +45,10 @@ def tracker_record(name: str, where: str) -> TrackerRecord:
     Raises:
       UserError: there is no such record or object, its module cannot be imported, or it cannot create a tracker.
     """
-    if name in TRACKERS or ":" not in name:
-        return TRACKERS.get(name, where)
-    found = load_object(name, where)
-    record = found if isinstance(found, TrackerRecord) else TrackerRecord(name, found)
-    make = record.load()
-    if not callable(make) or (isinstance(make, type) and not all(callable(getattr(make, method, None)) for method in _METHODS)):
-        raise UserError(f"{where} names {name!r}, which is not a tracker; a class with the methods start(config), "
-                        "log(step, metrics) and finish(status), or a function that returns such an object, is expected")
-    return record
+    return maker_record(TRACKERS, name, where, is_tracker, "a class with the methods start(config), log(step, metrics) and "
+                        "finish(status), or a function that returns such an object,")
+
+
+def is_tracker(found: Any) -> bool:
+    """Whether an object or class has the methods of a tracker."""
+    return all(callable(getattr(found, method, None)) for method in _METHODS)

@@ -21,14 +21,13 @@ from jaxalign.parallel.rows import fetch, place_rows
 from jaxalign.records import Prompt, Rollout
 from jaxalign.rewards.scorer import raw_rollout_scores, scoring_work
 from jaxalign.stages.shared import engines, loops, reads, run_models, sources
+from jaxalign.stages.shared.answering import sampled_answers
 from jaxalign.stages.shared.base import Stage, StageContext
 from jaxalign.stages.shared.keys import stage_key
 from jaxalign.stages.shared.scorers import load_scorer
-from jaxalign.stages.shared.shards import Shards, prompt_row, queues, row_prompt
+from jaxalign.stages.shared.shards import Shards, prompt_row, row_prompt
 from jaxalign.stages.shared.training import policy_start, train_supervised
-from jaxalign.tracking.progress import Progress
 from jaxalign.trainers.sft import packed
-from jaxalign.training import work
 
 
 class BestOfN(Stage):
@@ -64,34 +63,19 @@ class BestOfN(Stage):
 
 def _choose(context: StageContext, model: Model, tokenizer: Tokenizer, shards: Shards) -> None:
     """Samples n answers to every prompt and writes the best one, chunk by chunk."""
-    config, section = context.config, context.config.best_of_n
-    prompts = sources.prompts(context, tokenizer, "rl", section.prompts, section.max_new_tokens)
-    left, n = shards.unfinished(queues(len(prompts), section.batch // section.n)), section.n
-    start = len(prompts) - sum(len(queue.rows) for queue in left)
-    timing = loops.timing(context, model)
-    with Progress("best_of_n", len(prompts), start, unit="prompt") as progress:
-        if not left:
-            return
-        policy = run_models.policy_params(context, model, "best_of_n")
-        scorer, preference = load_scorer(context, "preference", model)
-        sampling = engines.sampling(section, tokenizer, config.data.style)
-        sampler = engines.policy_sampler(config, model, section.batch, sampling)
-        sampler.update(policy, 0)
-        key = stage_key(config, "best_of_n", streams.SAMPLES)
-        on_finished = loops.counting(progress)
-        for queue in left:
-            rows = queue.rows
-            ids = [styles.encode_prompt(tokenizer, prompts[i].messages, config.data.style) for i in rows for _ in range(n)]
-            with timing.phase("generate") as phase:
-                rollout = sampler.rollout(ids, key, range(rows.start * n, rows.stop * n), on_finished)
-                phase.tokens, phase.flops = work.sampled(model, rollout)
-            for number, own in queue.chunks.items():
-                part = rollout.part((own.start - rows.start) * n, section.batch)
-                with timing.phase("score") as phase:
-                    phase.tokens, phase.flops = scoring_work(scorer, part)
-                    scores = fetch(raw_rollout_scores(scorer, preference, place_rows(model.sharding, part)))
-                shards.write(number, _rows([prompts[i] for i in own], part, scores, n, section.threshold, tokenizer))
-            progress.update(len(rows))
+    section, timing, scoring = context.config.best_of_n, loops.timing(context, model), None
+    key = stage_key(context.config, "best_of_n", streams.SAMPLES)
+    sampled = sampled_answers(context, "best_of_n", model, tokenizer, shards, section.n, key, timing)
+    for queue, prompts, rollout in sampled:
+        scorer, preference = scoring = scoring or load_scorer(context, "preference", model)
+        for number, own in queue.chunks.items():
+            begin = own.start - queue.rows.start
+            part = rollout.part(begin * section.n, section.batch)
+            with timing.phase("score") as phase:
+                phase.tokens, phase.flops = scoring_work(scorer, part)
+                scores = fetch(raw_rollout_scores(scorer, preference, place_rows(model.sharding, part)))
+            asked = prompts[begin : begin + len(own)]
+            shards.write(number, _rows(asked, part, scores, section.n, section.threshold, tokenizer))
 
 
 def _rows(prompts: list[Prompt], rollout: Rollout, scores: np.ndarray, n: int, threshold: float | None, tokenizer: Tokenizer):

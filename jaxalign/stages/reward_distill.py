@@ -28,13 +28,13 @@ from jaxalign.parallel.rows import place_rows
 from jaxalign.records import Comparison, PairBatch, ScoredPairs
 from jaxalign.rewards.scorer import Scorer, raw_sequence_scores, student_model
 from jaxalign.stages.shared import engines, loops, reads, run_models, sources
+from jaxalign.stages.shared.answering import sampled_answers
 from jaxalign.stages.shared.base import Stage, StageContext, write_json
 from jaxalign.stages.shared.keys import stage_key
 from jaxalign.stages.shared.labelled import labelled_split
 from jaxalign.stages.shared.scorers import load_scorer
-from jaxalign.stages.shared.shards import Shards, prompt_row, queues, row_prompt
+from jaxalign.stages.shared.shards import Shards, prompt_row, row_prompt
 from jaxalign.stages.shared.training import run_settings, start_from
-from jaxalign.tracking.progress import Progress
 from jaxalign.trainers.preference_quality import accuracy
 from jaxalign.trainers.scoring import all_scores, pair_arrays
 from jaxalign.trainers.student import Student, first_layers
@@ -119,32 +119,12 @@ def _same(params: Params) -> Params:
 
 def _answer(context: StageContext, policy: Model, tokenizer: Tokenizer) -> None:
     """Samples `samples` answers to every prompt with the weights that RL starts from, chunk by chunk."""
-    config, section = context.config, context.config.reward_distill
-    shards = Shards(context.directory)
-    prompts = sources.prompts(context, tokenizer, "rl", section.prompts, section.max_new_tokens)
-    left, n = shards.unfinished(queues(len(prompts), section.batch // section.samples)), section.samples
-    start = len(prompts) - sum(len(queue.rows) for queue in left)
-    timing = loops.timing(context, policy)
-    with Progress("reward_distill", len(prompts), start, unit="prompt") as progress:
-        if not left:
-            return
-        params = run_models.policy_params(context, policy, "reward_distill")
-        sampling = engines.sampling(section, tokenizer, config.data.style)
-        sampler = engines.policy_sampler(config, policy, section.batch, sampling)
-        sampler.update(params, 0)
-        key = stage_key(config, "reward_distill", "samples")
-        on_finished = loops.counting(progress)
-        for queue in left:
-            rows = queue.rows
-            own = [prompts[i] for i in rows]
-            ids = [styles.encode_prompt(tokenizer, p.messages, config.data.style) for p in own for _ in range(n)]
-            with timing.phase("generate") as phase:
-                rollout = sampler.rollout(ids, key, range(rows.start * n, rows.stop * n), on_finished)
-                phase.tokens, phase.flops = work.sampled(policy, rollout)
-            texts = styles.response_texts(tokenizer, rollout)
-            made = [prompt_row(p) | {"responses": texts[i * n : (i + 1) * n]} for i, p in enumerate(own)]
-            shards.write_all(queue, made)
-            progress.update(len(rows))
+    n, shards, timing = context.config.reward_distill.samples, Shards(context.directory), loops.timing(context, policy)
+    key = stage_key(context.config, "reward_distill", "samples")
+    for queue, prompts, rollout in sampled_answers(context, "reward_distill", policy, tokenizer, shards, n, key, timing):
+        texts = styles.response_texts(tokenizer, rollout)
+        made = [prompt_row(prompt) | {"responses": texts[i * n : (i + 1) * n]} for i, prompt in enumerate(prompts)]
+        shards.write_all(queue, made)
 
 
 def fresh_pairs(rows) -> list[Comparison]:

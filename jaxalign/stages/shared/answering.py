@@ -1,0 +1,54 @@
+"""Samples several answers to each prompt with the policy that a stage starts from, chunk by chunk."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import jax
+
+from jaxalign.data.chat import styles
+from jaxalign.data.tokenizers.load import Tokenizer
+from jaxalign.models.model import Model
+from jaxalign.records import Prompt, Rollout
+from jaxalign.stages.shared import engines, loops, run_models, sources
+from jaxalign.stages.shared.base import StageContext
+from jaxalign.stages.shared.shards import Queue, Shards, queues
+from jaxalign.tracking.progress import Progress
+from jaxalign.training import work
+
+
+def sampled_answers(
+    context: StageContext, stage: str, policy: Model, tokenizer: Tokenizer, shards: Shards, n: int, key: jax.Array,
+    timing: loops.Timing,
+) -> Iterator[tuple[Queue, list[Prompt], Rollout]]:
+    """Yields (queue, its prompts, n answers to each) for every queue of RL prompts with a chunk that is not written yet.
+
+    Args:
+      context: the stage's context.
+      stage: the stage's name; its config section has prompts, batch and the sampling fields.
+      policy: the policy's architecture; weights are read only if a chunk is missing.
+      tokenizer: encodes the prompts.
+      shards: the files of the chunks, which the caller writes.
+      n: the number of answers to each prompt. Rows [i * n, (i + 1) * n) of the rollout answer the i-th prompt of the queue.
+      key: the PRNG key of the samples.
+      timing: records the phase "generate".
+    """
+    config, section = context.config, getattr(context.config, stage)
+    prompts = sources.prompts(context, tokenizer, "rl", section.prompts, section.max_new_tokens)
+    left = shards.unfinished(queues(len(prompts), section.batch // n))
+    done = len(prompts) - sum(len(queue.rows) for queue in left)
+    with Progress(stage, len(prompts), done, unit="prompt") as progress:
+        if not left:
+            return
+        sampling = engines.sampling(section, tokenizer, config.data.style)
+        sampler = engines.policy_sampler(config, policy, section.batch, sampling)
+        sampler.update(run_models.policy_params(context, policy, stage), 0)
+        on_finished = loops.counting(progress)
+        for queue in left:
+            rows, own = queue.rows, [prompts[i] for i in queue.rows]
+            ids = [styles.encode_prompt(tokenizer, p.messages, config.data.style) for p in own for _ in range(n)]
+            with timing.phase("generate") as phase:
+                rollout = sampler.rollout(ids, key, range(rows.start * n, rows.stop * n), on_finished)
+                phase.tokens, phase.flops = work.sampled(policy, rollout)
+            yield queue, own, rollout
+            progress.update(len(rows))
