@@ -6,6 +6,7 @@ import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
+import chex
 import jax
 import jax.numpy as jnp
 from jax.custom_derivatives import SymbolicZero
@@ -29,6 +30,7 @@ class TokenStats(NamedTuple):
 
 def lm_logits(hidden, unembedding, cap: float | None = None) -> jax.Array:
     """float32 [..., V]: hidden [..., D] times unembedding [D, V] of the same dtype, soft-capped if `cap` is given."""
+    chex.assert_shape(unembedding, (hidden.shape[-1], None))
     return softcap(jnp.einsum("...d,dv->...v", hidden, unembedding, preferred_element_type=jnp.float32), cap)
 
 
@@ -54,6 +56,8 @@ def token_stats(
     recomputes each chunk's logits and rounds their gradient to the dtype of hidden before the matrix products. used int32 []:
     results at positions >= used are undefined, and chunks of such positions are skipped unless the mesh splits rows.
     """
+    chex.assert_shape(hidden, (*targets.shape, unembedding.shape[0]))
+    chex.assert_type(targets, int)
     way, count = _way(targets.shape, unembedding.shape[1], temperature, chunk_floats, cap, constrain, used)
     return TokenStats(*_stats(way, hidden, unembedding.astype(hidden.dtype), targets, count))
 
@@ -67,6 +71,8 @@ def weighted_nll(
 
     The forward pass computes the gradient up to the factor of the cotangent, so each chunk's logits are computed only once.
     """
+    chex.assert_equal_shape([targets, weights])
+    chex.assert_shape(hidden, (*targets.shape, unembedding.shape[0]))
     targets = jnp.where(weights == 0, 0, targets)
     if hidden.dtype == jnp.float16:  # Its gradients must be computed after loss scaling, or they underflow.
         stats = token_stats(hidden, unembedding, targets, 1.0, chunk_floats, cap, constrain, used)
@@ -234,6 +240,8 @@ def token_kl(
     hidden and reference_hidden [B, T, D], unembeddings [D, V]; the logits are `lm_logits` with `cap`. Chunks and `used` as in
     `token_stats`. No gradient flows into the reference.
     """
+    chex.assert_equal_shape([hidden, reference_hidden], dims=(0, 1))
+    chex.assert_equal_shape([unembedding, reference_unembedding], dims=1)
     weight, reference_weight = unembedding.astype(hidden.dtype), reference_unembedding.astype(reference_hidden.dtype)
     reference_hidden, reference_weight = jax.lax.stop_gradient((reference_hidden, reference_weight))
 
@@ -296,6 +304,8 @@ def response_positions(prompt_length: jax.Array, N: int) -> jax.Array:
 
 def gather_positions(x: jax.Array, positions: jax.Array) -> jax.Array:
     """x [B, T] or [B, T, D] at positions [B, N]. Positions are clipped to the row; the caller masks by length."""
+    chex.assert_rank(positions, 2)
+    chex.assert_equal_shape([x, positions], dims=0)
     index = jnp.clip(positions, 0, x.shape[1] - 1)
     return jnp.take_along_axis(x, index if x.ndim == 2 else index[..., None], axis=1)
 

@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+import chex
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -201,8 +202,11 @@ class Model:
         return out.hidden, jnp.float32(0.0) if out.load is None else load_balance(out.load)
 
     def _run(self, params: Params, tokens, positions, segment_ids, keep_cache: bool = False):
+        chex.assert_rank(tokens, 2)
+        chex.assert_type(tokens, int)
         T = tokens.shape[1]
         positions = default_positions(tokens) if positions is None else positions
+        chex.assert_equal_shape([tokens, positions, tokens if segment_ids is None else segment_ids])
         counted = jnp.ones(tokens.shape) if segment_ids is None else (segment_ids > 0).astype(jnp.float32)
         sharding = self.sharding
         kind = kind_of_attention(self.config, sharding, *tokens.shape, keep_cache)
@@ -253,6 +257,7 @@ class Model:
         layers = merged.layers_apart(adapters) if self.layered else None
 
         def step(tokens, positions, tiers, slot):
+            chex.assert_rank([tokens, positions], 1)
             hidden, tiers = merged.decode(tokens, positions, tiers, slot, self.constrain, adapters, layers)
             return hidden, tuple(self._constrain_caches(caches, skip=0 if layers is None else 1) for caches in tiers)
 

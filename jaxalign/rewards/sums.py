@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -85,6 +86,7 @@ class SummedReward(BaseReward):
 
 def at_last_token(scores_B, batch: RewardBatch, N: int):
     """float32 [B, N]: each response's score [B] at its last token, 0 elsewhere."""
+    chex.assert_rank(scores_B, 1)
     last = jnp.asarray(batch.rollout.response_length)[:, None] - 1
     return jnp.where(jnp.arange(N)[None, :] == last, scores_B[:, None], 0.0)
 

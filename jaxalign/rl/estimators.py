@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+import chex
 import jax
 import jax.numpy as jnp
 
@@ -59,6 +60,10 @@ def estimate(inputs: AdvantageInputs) -> tuple[jax.Array, jax.Array]:
     Raises:
       UserError: a user's estimator raises, or returns another shape or dtype.
     """
+    arrays = [inputs.rewards, inputs.values, inputs.log_ratios, inputs.mask]
+    chex.assert_rank(arrays, 2)
+    chex.assert_equal_shape(arrays)
+    chex.assert_shape(inputs.kept, inputs.mask.shape[:1])
     record = estimator_of(inputs.section)
     if ADVANTAGES.is_builtin(inputs.section.advantages):
         return record.load()(inputs)

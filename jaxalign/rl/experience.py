@@ -128,6 +128,8 @@ def packed_experience(given: ExperienceArguments):
     # An empty response does not count in its group.
     kept = scored & jnp.any(mask, axis=1)
     scores = found["scores"] if given.scorer is not None else scores
+    chex.assert_rank(scores, {1, 2})
+    chex.assert_shape([kept, scores], [mask.shape[:1], mask.shape[: scores.ndim]])
     scores = jnp.where(scored if scores.ndim == 1 else scored[:, None] & mask, scores, 0.0)
     reference = zeroed(found["reference"])
     logprobs = zeroed(found["logprobs"]) if given.recompute else rollout.logprobs

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -44,6 +45,8 @@ def minibatch_update(
     Returns:
       (policy, critic, metrics).
     """
+    chex.assert_equal_shape([batch.advantages, batch.returns, batch.values, batch.reference_logprobs, batch.importance])
+    chex.assert_shape(batch.weight, batch.advantages.shape[:1])
     config, mask = setup.config, experience_mask(batch)
     whole, of_critic, first = totals(setup, batch), {}, ()
     if setup.values_in_update:
@@ -134,6 +137,7 @@ def packed_update(state: PPOState, given: UpdateArguments):
     """`ppo_update` on packed minibatches: (state, metrics). The state is donated."""
     setup, config, batch, frozen = given.setup, given.setup.config, given.batch, given.frozen
     reference_params = None if given.reference_params is None else join(frozen, given.reference_params)
+    chex.assert_shape(given.order, (config.epochs * config.minibatches, None))
     learn_policy = state.step >= config.critic_warmup
 
     def run(carry, minibatch):

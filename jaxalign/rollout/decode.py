@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from typing import NamedTuple
 
+import chex
 import jax
 import jax.numpy as jnp
 
@@ -43,6 +44,7 @@ def decode_chunk(
     global number. control int32 [3]: the slot of the longest ring to write first, the maximum number of steps, and the number
     of ended rows after which to stop. temperature float32 []: divides the logits. sampling: `Sampling.compiled`.
     """
+    chex.assert_shape([rows, control, temperature], [(4, None), (3,), ()])
     token, position, left, numbers = rows
     keys, stop_ids = row_keys(key, numbers), jnp.asarray(sampling.stop_ids, jnp.int32)
     unembedding = model.unembedding(params).astype(model.config.compute_dtype)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 
+import chex
 import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
@@ -23,6 +24,7 @@ from jaxalign.rollout.layouts import Layout
 @functools.partial(jax.jit, static_argnames="model")
 def prefill(model: Model, params, prompts) -> Caches:
     """Keys and values of right-padded prompts int32 [R, P]: token i in slot i. model: with the rules of `Model.generation`."""
+    chex.assert_rank(prompts, 2)
     return model.prefill(params, prompts)[1]
 
 
@@ -33,6 +35,7 @@ def insert(model: Model, tiers: Tiers, prompts: Caches, plan, slot) -> Tiers:
     prompts: the result of `prefill`. plan int32 [parts, tiers, n, 3]: n entries (row of the tier, index of the part's prompt,
     number of its tokens) for each part and tier; a row of -1 ends the list.
     """
+    chex.assert_shape(plan, (None, len(tiers), None, 3))
     return _by_part(model, _insert, (tiers, prompts), plan, slot)
 
 
@@ -41,6 +44,7 @@ def exchange(model: Model, tiers: Tiers, plan, slot) -> Tiers:
     """Swaps rows between two tiers. plan int32 [parts, n, 2]: n entries (row of the short tier, row of the long tier) for each
     part; a row of -1 ends the list. A row from the long tier keeps only its latest tokens, as many as the short tier has slots.
     """
+    chex.assert_shape(plan, (None, None, 2))
     return _by_part(model, _exchange, (tiers,), plan, slot)
 
 

@@ -81,7 +81,8 @@ def direct_step(state: TrainState, arguments: DirectArguments) -> tuple[TrainSta
     whole batch that count; those of `state.apply_gradients`; and anchor, the sum of the objectives' anchors."""
     model, section, frozen = arguments.model, arguments.section, arguments.frozen
     batch, packed = arguments.batch, arguments.packed
-    chex.assert_equal_shape([batch.label, batch.weight])
+    chex.assert_shape([batch.label, batch.weight], batch.length.shape[:1])
+    chex.assert_shape([batch.prompt_length, batch.length, batch.reference], (len(batch.label), 2))
     total = jnp.maximum(jnp.sum(batch.weight), 1.0)
     batch, packed = after(model.sharding, (batch, packed), total)
     anchored = _anchors(model, section, join(frozen, state.params), batch, packed)

@@ -49,6 +49,7 @@ def lm_step(state: TrainState, arguments: LmArguments) -> tuple[TrainState, dict
     """
     model, batch = arguments.model, arguments.batch
     chex.assert_rank(jax.tree.leaves(batch), 2)
+    chex.assert_equal_shape(jax.tree.leaves(batch))
     total, count = jnp.sum(batch.loss_mask[:, 1:]), jnp.sum(batch.segment_ids > 0)
     batch = dataclasses.replace(batch, tokens=after(model.sharding, batch.tokens, (total, count)))
 

@@ -12,6 +12,7 @@ import dataclasses
 import math
 from collections.abc import Sequence
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -273,6 +274,7 @@ def of_answers(values, first, N: int) -> jax.Array:
       first: int32 [B], the flat index in [R, M] of each sequence's first answer token.
       N: the longest answer. Positions past the end of an answer hold values of other answers: mask them by length.
     """
+    chex.assert_rank(first, 1)
     place = first[:, None] + jnp.arange(N, dtype=jnp.int32)[None, :]
     return values.reshape(-1)[jnp.clip(place, 0, values.size - 1)]
 

@@ -27,6 +27,7 @@ def sequence_scores(model: Model, params, tokens, length):
       tokens: int32 [B, T].
       length: int32 [B], at least 1.
     """
+    chex.assert_shape(length, tokens.shape[:1])
     hidden = model.hidden(params, tokens)
     last = gather_positions(hidden, (length - 1)[:, None])[:, 0]
     return model.scores(params, last)
@@ -35,6 +36,7 @@ def sequence_scores(model: Model, params, tokens, length):
 def row_scores(model: Model, params, rows: AnswerRows, length):
     """float32 [B]: `sequence_scores` for sequences of length int32 [B] in packed rows. The entries of sequences in other parts
     are meaningless."""
+    chex.assert_equal_shape([rows.start, length])
     scores = model.scores(params, model.hidden(params, rows.tokens, rows.positions, rows.segment_ids)).reshape(-1)
     return scores[jnp.clip(rows.start + length - 1, 0, scores.size - 1)]
 
@@ -50,7 +52,8 @@ def preference_step(state: TrainState, arguments: PreferenceArguments) -> tuple[
     """One update: (state, metrics). The metrics are loss, the mean over all pairs of the batch; accuracy, over the pairs whose
     label prefers an answer; and those of `state.apply_gradients`."""
     model, batch, packed = arguments.model, arguments.batch, arguments.packed
-    chex.assert_equal_shape([batch.label, batch.weight])
+    chex.assert_shape([batch.label, batch.weight], batch.length.shape[:1])
+    chex.assert_shape(batch.length, (None, 2))
     total = jnp.maximum(jnp.sum(batch.weight), 1.0)
     decided = jnp.abs(batch.label - 0.5) > 1e-6
     total_decided = jnp.maximum(jnp.sum(batch.weight * decided), 1.0)
