@@ -24,9 +24,10 @@ PAIRS = [("Why did it sit?", "It is 4.", "the mat."), ("a", "b <|im_end|> c", "d
 def folder(tmp_path_factory):
     root = tmp_path_factory.mktemp("preview")
     made_tokenizers.qwen(root / "model")
-    turns = lambda *texts: [  # noqa: E731
-        {"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(texts)
-    ]
+
+    def turns(*texts):
+        return [{"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(texts)]
+
     rows = [{"chosen": turns(ask, good), "rejected": turns(ask, bad)} for ask, good, bad in PAIRS]
     (root / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     system = {"role": "system", "content": "Be kind."}

@@ -40,6 +40,8 @@ def test_no_use_of_a_training_stage_shares_the_key_of_its_state_or_adapters(stag
 
 
 def test_a_users_stage_shares_no_key_with_a_built_in_stage():
-    key = lambda name: jax.random.key_data(jax.random.fold_in(jax.random.key(3), streams.stage_number(name)))  # noqa: E731
+    def key(name):
+        return jax.random.key_data(jax.random.fold_in(jax.random.key(3), streams.stage_number(name)))
+
     keys = {tuple(np.asarray(key(name)).tolist()) for name in (*STAGES.names(), "mine", "theirs")}
     assert len(keys) == len(STAGES.names()) + 2

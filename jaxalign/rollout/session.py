@@ -308,12 +308,9 @@ class Session:
         """The number of steps for which every row has enough slots."""
         if not self.layout.tiered:
             return STEPS
-
-        def own(x: np.ndarray) -> np.ndarray:
-            return x.reshape(self.parts, -1)[:, : self.layout.rows[0]]
-
-        slots, outgrow = self.layout.slots[0], own(self._reach(STEPS)) > self.layout.slots[0]
-        return int(np.min(slots - own(self.rows[_POSITION]), initial=STEPS, where=outgrow))
+        slots, short = self.layout.slots[0], np.s_[:, : self.layout.rows[0]]
+        reach, position = (x.reshape(self.parts, -1)[short] for x in (self._reach(STEPS), self.rows[_POSITION]))
+        return int(np.min(slots - position, initial=STEPS, where=reach > slots))
 
     def _decode(self) -> list[tuple[int, Response]]:
         drawn = self.chunk()

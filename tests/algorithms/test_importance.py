@@ -85,7 +85,10 @@ def test_equal_policies_have_weight_1_and_no_gradient(level):
     logprobs = jnp.array([[-1.0, -2.5, -0.3]])
     weights, _ = importance_weights(logprobs, logprobs, np.ones((1, 3)), level)
     np.testing.assert_array_equal(weights, np.ones((1, 3)))
-    total = lambda x, y: jnp.sum(importance_weights(x, y, np.ones((1, 3)), level)[0])  # noqa: E731
+
+    def total(x, y):
+        return jnp.sum(importance_weights(x, y, np.ones((1, 3)), level)[0])
+
     for gradient in jax.grad(total, argnums=(0, 1))(logprobs, logprobs - 0.1):
         np.testing.assert_array_equal(gradient, np.zeros((1, 3)))
 

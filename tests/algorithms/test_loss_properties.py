@@ -39,12 +39,27 @@ from jaxalign.algorithms import (
 from jaxalign.parallel.mesh import make_mesh
 from tests import tiny
 
-# Samplers of (random generator, shape): a number of any sign, a log-probability, a share, a probability, a token count.
-ANY = lambda rng, shape: rng.normal(size=shape)  # noqa: E731
-LOGPROB = lambda rng, shape: -rng.gamma(3.0, 0.3, shape) - 0.01  # noqa: E731
-SHARE = lambda rng, shape: rng.choice([0.0, 0.25, 0.5, 1.0], shape)  # noqa: E731
-BETWEEN = lambda rng, shape: rng.uniform(0.05, 0.95, shape)  # noqa: E731
-COUNT = lambda rng, shape: rng.integers(1, 9, shape).astype(float)  # noqa: E731
+# Samplers: each draws an array of this shape from the random generator.
+
+
+def real(rng, shape):
+    return rng.normal(size=shape)
+
+
+def logprob(rng, shape):
+    return -rng.gamma(3.0, 0.3, shape) - 0.01
+
+
+def share(rng, shape):
+    return rng.choice([0.0, 0.25, 0.5, 1.0], shape)
+
+
+def chance(rng, shape):
+    return rng.uniform(0.05, 0.95, shape)
+
+
+def count(rng, shape):
+    return rng.integers(1, 9, shape).astype(float)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,7 +88,7 @@ def _pair(x: Mapping[str, Any], *names: str) -> tuple:
 
 
 # Tokens, [B, T]: policy losses.
-_POLICY = {"logprobs": LOGPROB, "old": LOGPROB, "advantages": ANY}
+_POLICY = {"logprobs": logprob, "old": logprob, "advantages": real}
 for _name, _call in {
     "clip": lambda x, m: policy_losses.clipped_surrogate(*_pair(x, *_POLICY), 0.2, 0.28, m)[0],
     "dual clip": lambda x, m: policy_losses.clipped_surrogate(*_pair(x, *_POLICY), mask=m, dual_clip=1.4)[0],
@@ -84,68 +99,68 @@ for _name, _call in {
 CASES |= {
     "plain": Case(
         lambda x, m: policy_losses.policy_gradient(x["logprobs"], x["advantages"], m),
-        {"logprobs": LOGPROB, "advantages": ANY}, 2, ("logprobs",), ("advantages",)),
+        {"logprobs": logprob, "advantages": real}, 2, ("logprobs",), ("advantages",)),
     "decoupled": Case(
         lambda x, m: policy_losses.decoupled_surrogate(x["logprobs"], x["proximal"], x["old"], x["advantages"], mask=m)[0],
-        _POLICY | {"proximal": LOGPROB}, 2, ("logprobs",), ("old", "advantages", "proximal")),
+        _POLICY | {"proximal": logprob}, 2, ("logprobs",), ("old", "advantages", "proximal")),
 }  # fmt: skip
 for _level in importance.LEVELS:
     for _mode in importance.MODES:
         CASES[f"importance {_level} {_mode}"] = Case(
             lambda x, m, a=(_level, _mode): importance.importance_weights(x["logprobs"], x["old"], m, *a, 0.7, 1.5)[0],
-            {"logprobs": LOGPROB, "old": LOGPROB}, 2, (), ("logprobs", "old"))  # fmt: skip
+            {"logprobs": logprob, "old": logprob}, 2, (), ("logprobs", "old"))  # fmt: skip
 CASES["effective samples"] = Case(
-    lambda x, m: importance.effective_sample_share(x["weights"], m), {"weights": BETWEEN}, 2, ("weights",), alone=False
+    lambda x, m: importance.effective_sample_share(x["weights"], m), {"weights": chance}, 2, ("weights",), alone=False
 )
 for _kind in kl.LOSSES:
     CASES[f"kl {_kind}"] = Case(
-        lambda x, m, k=_kind: kl.kl_loss(x["logprobs"], x["reference"], k, m), {"logprobs": LOGPROB, "reference": LOGPROB},
+        lambda x, m, k=_kind: kl.kl_loss(x["logprobs"], x["reference"], k, m), {"logprobs": logprob, "reference": logprob},
         2, ("logprobs",), ("reference",), trailing=(4,) if _kind == "full" else ())  # fmt: skip
 
 # Value losses.
 for _clip in (None, 0.2):
     CASES[f"value {_clip}"] = Case(
         lambda x, m, c=_clip: value_losses.clipped_value_loss(x["values"], x["old"], x["returns"], c, m)[0],
-        {"values": ANY, "old": ANY, "returns": ANY}, 2, ("values",), ("old", "returns"))  # fmt: skip
+        {"values": real, "old": real, "returns": real}, 2, ("values",), ("old", "returns"))  # fmt: skip
     CASES[f"huber {_clip}"] = Case(
         lambda x, m, c=_clip: value_losses.huber_value_loss(x["values"], x["returns"], 0.7, m, x["old"], c)[0],
-        {"values": ANY, "old": ANY, "returns": ANY}, 2, ("values",), ("old", "returns"))  # fmt: skip
+        {"values": real, "old": real, "returns": real}, 2, ("values",), ("old", "returns"))  # fmt: skip
 CASES["explained variance"] = Case(
-    lambda x, m: value_losses.explained_variance(x["values"], x["returns"], m), {"values": ANY, "returns": ANY}, 2,
+    lambda x, m: value_losses.explained_variance(x["values"], x["returns"], m), {"values": real, "returns": real}, 2,
     ("values", "returns"), alone=False)  # fmt: skip
 
 # Statistics and aggregation.
 for _function in (masked.masked_sum, masked.masked_mean, masked.masked_variance):
-    CASES[_function.__name__] = Case(lambda x, m, f=_function: f(x["x"], m), {"x": ANY}, 2, ("x",), alone=False)
+    CASES[_function.__name__] = Case(lambda x, m, f=_function: f(x["x"], m), {"x": real}, 2, ("x",), alone=False)
 for _keep in (True, False):
-    CASES[f"whiten {_keep}"] = Case(lambda x, m, k=_keep: masked.whiten(x["x"], m, k), {"x": ANY}, 2, ("x",), alone=False)
+    CASES[f"whiten {_keep}"] = Case(lambda x, m, k=_keep: masked.whiten(x["x"], m, k), {"x": real}, 2, ("x",), alone=False)
 for _mode in masked.AGGREGATIONS:
     CASES[_mode] = Case(
-        lambda x, m, k=_mode: masked.aggregate(x["loss"], m, k, max_length=5), {"loss": ANY}, 2, ("loss",), alone=False
+        lambda x, m, k=_mode: masked.aggregate(x["loss"], m, k, max_length=5), {"loss": real}, 2, ("loss",), alone=False
     )
 
 # Advantages and returns.
 _LAST = np.array([0.5, -1.0, 2.0, 0.1])
-_RV = {"rewards": ANY, "values": ANY}
+_RV = {"rewards": real, "values": real}
 CASES |= {
     "gae": Case(lambda x, m: advantages.gae(x["rewards"], x["values"], m, 0.9, 0.8), _RV, 2, ("rewards", "values")),
-    "discounted": Case(lambda x, m: advantages.discounted_returns(x["rewards"], m, 0.9), {"rewards": ANY}, 2, ("rewards",)),
+    "discounted": Case(lambda x, m: advantages.discounted_returns(x["rewards"], m, 0.9), {"rewards": real}, 2, ("rewards",)),
     "lambda-returns": Case(
         lambda x, m: advantages.lambda_returns(x["rewards"], x["values"], m, 0.9, 0.8), _RV, 2, ("rewards", "values")),
     "reinforce": Case(
         lambda x, m: advantages.reinforce_baseline(x["rewards"], x["values"], m, 0.9), _RV, 2, ("rewards", "values")),
     "vtrace": Case(
-        lambda x, m: advantages.vtrace(x["rewards"], x["values"], x["log_ratios"], m, 0.9, 0.8), _RV | {"log_ratios": ANY}, 2,
+        lambda x, m: advantages.vtrace(x["rewards"], x["values"], x["log_ratios"], m, 0.9, 0.8), _RV | {"log_ratios": real}, 2,
         ("rewards", "values"), ("log_ratios",)),
     "reinforce++": Case(
-        lambda x, m: advantages.reinforce_plus_plus(x["rewards"], m, 0.9), {"rewards": ANY}, 2, ("rewards",), alone=False),
+        lambda x, m: advantages.reinforce_plus_plus(x["rewards"], m, 0.9), {"rewards": real}, 2, ("rewards",), alone=False),
     "reinforce++ baseline": Case(
-        lambda x, m: advantages.reinforce_plus_plus(x["rewards"], m, 0.9, 2), {"rewards": ANY}, 2, ("rewards",), alone=False),
+        lambda x, m: advantages.reinforce_plus_plus(x["rewards"], m, 0.9, 2), {"rewards": real}, 2, ("rewards",), alone=False),
 }  # fmt: skip
 
 # Rows, [B]: pairs of answers.
-_PAIR = {"chosen": LOGPROB, "rejected": LOGPROB, "ref_chosen": LOGPROB, "ref_rejected": LOGPROB, "label": SHARE}
-_COUNTS = {"chosen_lengths": COUNT, "rejected_lengths": COUNT}
+_PAIR = {"chosen": logprob, "rejected": logprob, "ref_chosen": logprob, "ref_rejected": logprob, "label": share}
+_COUNTS = {"chosen_lengths": count, "rejected_lengths": count}
 _HELD = ("ref_chosen", "ref_rejected", "label")
 
 
@@ -158,7 +173,7 @@ for _kind in direct_preference.DPO_KINDS:
         _PAIR | (_COUNTS if _kind == "ipo_mean" else {}), 1, ("chosen", "rejected"), _HELD,
         # bco_pair computes its baseline from these rows.
         alone=_kind not in ("aot", "aot_unpaired", "bco_pair"))  # fmt: skip
-_TWO = {"chosen": LOGPROB, "rejected": LOGPROB, "label": SHARE}
+_TWO = {"chosen": logprob, "rejected": logprob, "label": share}
 CASES |= {
     "bco_pair, baseline": Case(
         lambda x, m: direct_preference.dpo(*_pair(x), 0.7, x["label"], "bco_pair", mask=m, baseline=0.2)[0], _PAIR, 1,
@@ -173,37 +188,37 @@ CASES |= {
     "sft": Case(lambda x, m: direct_preference.sft_loss(*_pair(x, *_TWO), m), _TWO, 1, ("chosen", "rejected"), ("label",)),
     "kto": Case(
         lambda x, m: kto.kto(x["policy"], x["ref"], x["label"], 0.3, 0.7, 1.3, 0.8, m)[0],
-        {"policy": LOGPROB, "ref": LOGPROB, "label": SHARE}, 1, ("policy",), ("ref", "label")),
+        {"policy": logprob, "ref": logprob, "label": share}, 1, ("policy",), ("ref", "label")),
     "kto_baseline": Case(
-        lambda x, m: kto.kto_baseline(x["policy"], x["ref"], m), {"policy": LOGPROB, "ref": lambda r, s: LOGPROB(r, s) - 1}, 1,
+        lambda x, m: kto.kto_baseline(x["policy"], x["ref"], m), {"policy": logprob, "ref": lambda r, s: logprob(r, s) - 1}, 1,
         (), ("policy", "ref"), alone=False),
     "orpo": Case(
-        lambda x, m: reference_free.orpo(x["chosen"], x["rejected"], 0.3, x["label"], x["nll"], m)[0], _TWO | {"nll": ANY}, 1,
+        lambda x, m: reference_free.orpo(x["chosen"], x["rejected"], 0.3, x["label"], x["nll"], m)[0], _TWO | {"nll": real}, 1,
         ("chosen", "rejected", "nll"), ("label",)),
     "cpo": Case(
         lambda x, m: reference_free.cpo(x["chosen"], x["rejected"], 0.3, x["label"], x["nll"], 0.5, m)[0],
-        _TWO | {"nll": ANY}, 1, ("chosen", "rejected", "nll"), ("label",)),
+        _TWO | {"nll": real}, 1, ("chosen", "rejected", "nll"), ("label",)),
     "simpo": Case(
         lambda x, m: reference_free.simpo(x["chosen"], x["rejected"], 2.0, 0.5, x["label"], m)[0], _TWO, 1,
         ("chosen", "rejected"), ("label",)),
     # Scores.
     "bradley_terry": Case(
         lambda x, m: preference_losses.bradley_terry(x["a"], x["b"], x["label"], 0.1, x["margin"], m),
-        {"a": ANY, "b": ANY, "label": SHARE, "margin": BETWEEN}, 1, ("a", "b")),
+        {"a": real, "b": real, "label": share, "margin": chance}, 1, ("a", "b")),
     "regression": Case(
-        lambda x, m: preference_losses.score_regression(x["a"], x["b"], m), {"a": ANY, "b": ANY}, 1, ("a",), ("b",)),
+        lambda x, m: preference_losses.score_regression(x["a"], x["b"], m), {"a": real, "b": real}, 1, ("a",), ("b",)),
     "huber regression": Case(
-        lambda x, m: preference_losses.score_regression(x["a"], x["b"], m, 0.7), {"a": ANY, "b": ANY}, 1, ("a",), ("b",)),
+        lambda x, m: preference_losses.score_regression(x["a"], x["b"], m, 0.7), {"a": real, "b": real}, 1, ("a",), ("b",)),
     "score_statistics": Case(
-        lambda x, m: rewards.score_statistics(x["scores"], m), {"scores": ANY}, 1, ("scores",), alone=False, empty=(0, 1)),
+        lambda x, m: rewards.score_statistics(x["scores"], m), {"scores": real}, 1, ("scores",), alone=False, empty=(0, 1)),
     # The axis of K rewards or members comes first.
     "combine_scores": Case(
-        lambda x, m: rewards.combine_scores(x["scores"].T, np.array([1.0, -0.5, 2.0]), jnp.stack([m] * 3))[0], {"scores": ANY},
+        lambda x, m: rewards.combine_scores(x["scores"].T, np.array([1.0, -0.5, 2.0]), jnp.stack([m] * 3))[0], {"scores": real},
         1, ("scores",), trailing=(3,)),
 }  # fmt: skip
 for _how in ensembles.COMBINATIONS:
     CASES[f"ensemble {_how}"] = Case(
-        lambda x, m, h=_how: ensembles.combine(x["scores"].T, h, 0.7, m), {"scores": ANY}, 1, ("scores",), trailing=(3,)
+        lambda x, m, h=_how: ensembles.combine(x["scores"].T, h, 0.7, m), {"scores": real}, 1, ("scores",), trailing=(3,)
     )
 for _name, _call in {
     "rloo": lambda x, m: groups.rloo(x["scores"], 2, m),
@@ -212,21 +227,22 @@ for _name, _call in {
     "informative_groups": lambda x, m: groups.informative_groups(x["scores"], 2, m),
     "rejection_sample": lambda x, m: best_of_n.rejection_sample(x["scores"], 2, -0.5, 1, m),
 }.items():
-    CASES[_name] = Case(_call, {"scores": ANY}, 1, ("scores",) if "o " in _name or _name == "rloo" else (), alone=False)
+    CASES[_name] = Case(_call, {"scores": real}, 1, ("scores",) if "o " in _name or _name == "rloo" else (), alone=False)
 CASES |= {
     "remax": Case(
-        lambda x, m: groups.remax(x["scores"], x["greedy"], m), {"scores": ANY, "greedy": ANY}, 1, ("scores", "greedy")),
+        lambda x, m: groups.remax(x["scores"], x["greedy"], m), {"scores": real, "greedy": real}, 1, ("scores", "greedy")),
     "broadcast_to_tokens": Case(
-        lambda x, m: groups.broadcast_to_tokens(x["scores"], jnp.stack([m, m], axis=1))[:, 1], {"scores": ANY}, 1, ("scores",)),
+        lambda x, m: groups.broadcast_to_tokens(x["scores"], jnp.stack([m, m], axis=1))[:, 1], {"scores": real}, 1,
+        ("scores",)),
     "expected_best_of": Case(
-        lambda x, m: best_of_n.expected_best_of(x["scores"], 2, x["values"], m), {"scores": ANY, "values": ANY}, 1,
+        lambda x, m: best_of_n.expected_best_of(x["scores"], 2, x["values"], m), {"scores": real, "values": real}, 1,
         ("values",), ("scores",), alone=False),
     # Calibration.
     "calibration error": Case(
-        lambda x, m: calibration.expected_calibration_error(x["prob"], x["label"], 5, m), {"prob": BETWEEN, "label": BETWEEN},
+        lambda x, m: calibration.expected_calibration_error(x["prob"], x["label"], 5, m), {"prob": chance, "label": chance},
         1, ("prob",), ("label",), alone=False),
     "temperature": Case(
-        lambda x, m: calibration.fit_temperature(x["margin"], x["label"], m), {"margin": ANY, "label": BETWEEN}, 1,
+        lambda x, m: calibration.fit_temperature(x["margin"], x["label"], m), {"margin": real, "label": chance}, 1,
         (), ("margin", "label"), alone=False, empty=(1,)),
 }  # fmt: skip
 

@@ -226,7 +226,9 @@ def test_aggregated_gradients_are_finite_differences(name):
     advantages = np.broadcast_to(np.array([[1.0], [-0.5], [-2.0], [0.3]]), (4, 3))
     mask = np.array([[1, 1, 1], [1, 0, 0], [1, 1, 0], [0, 0, 0]])
     with jax.enable_x64(True):
-        loss = lambda x: LOSSES[name](x, old, advantages, mask)  # noqa: E731
+        def loss(x):
+            return LOSSES[name](x, old, advantages, mask)
+
         objective = jax.jit(lambda x: aggregate(loss(x), mask, "sequence_mean_token_mean"))
         check_grads(objective, (logprobs,), order=1, modes=["rev"])
         assert objective(logprobs).dtype == np.float64
@@ -282,7 +284,10 @@ def test_nothing_is_broadcast_and_narrow_types_are_computed_in_float32(name):
 @pytest.mark.parametrize("name", LOSSES)
 def test_old_policies_and_advantages_of_the_other_losses_have_no_gradient(name):
     old, advantages = jnp.full((1, 2), -1.1), jnp.array([[1.0, -1.0]])
-    total = lambda old, a: LOSSES[name](jnp.full((1, 2), -1.0), old, a, np.ones((1, 2))).sum()  # noqa: E731
+
+    def total(old, a):
+        return LOSSES[name](jnp.full((1, 2), -1.0), old, a, np.ones((1, 2))).sum()
+
     for gradient in jax.jit(jax.grad(total, argnums=(0, 1)))(old, advantages):
         np.testing.assert_array_equal(gradient, np.zeros((1, 2)))
 

@@ -211,7 +211,10 @@ def test_trl_policy_losses(name):
 
 def test_the_first_gradient_of_trl_rloo_equals_ours():
     """TRL clips the ratio of whole responses; on samples of the policy itself its gradient is that of plain REINFORCE."""
-    loss = lambda x: aggregate(policy_gradient(x, ADVANTAGES, MASK), MASK, "sequence_mean_token_sum")  # noqa: E731
+
+    def loss(x):
+        return aggregate(policy_gradient(x, ADVANTAGES, MASK), MASK, "sequence_mean_token_sum")
+
     expected = [[-0.25] * 3, [0.125, 0.125, 0], [0.375] * 3, [-0.2, 0, 0]]
     np.testing.assert_allclose(jax.grad(loss)(jnp.asarray(LOGPROBS)), expected, rtol=1e-6)
 

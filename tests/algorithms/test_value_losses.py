@@ -157,7 +157,10 @@ def test_explained_variance_equals_a_loop(seed):
     values, mask = returns + rng.normal(0, rng.uniform(0, 2), (3, 4)), rng.random((3, 4)) < 0.8
     errors = [r - v for r, v, kept in zip(returns.ravel(), values.ravel(), mask.ravel(), strict=True) if kept]
     own = [r for r, kept in zip(returns.ravel(), mask.ravel(), strict=True) if kept]
-    variance = lambda x: sum((y - sum(x) / len(x)) ** 2 for y in x)  # noqa: E731
+
+    def variance(x):
+        return sum((y - sum(x) / len(x)) ** 2 for y in x)
+
     expected = 1 - variance(errors) / variance(own) if len(own) > 1 else 0
     found = explained_variance(np.where(mask, values, np.nan), np.where(mask, returns, np.inf), mask)
     assert float(found) == pytest.approx(expected, rel=1e-3, abs=1e-4)

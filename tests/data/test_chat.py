@@ -139,7 +139,10 @@ def test_special_tokens_in_a_message_stay_text(loaded, name, place):
     specials = {tokenizer.piece(i) for i in tokenizer.special_ids}
     texts = ["Why?", "It is 4.", "And?", "the mat."]
     plain, _ = chat.encode_dialogue(tokenizer, dialogue(*texts))
-    count = lambda ids: [i for i in ids if i in tokenizer.special_ids]  # noqa: E731
+
+    def count(ids):
+        return [i for i in ids if i in tokenizer.special_ids]
+
     for special in sorted(specials):
         said = f"the {special}{special} cat{special[:2] + special + special[2:]}"
         changed = dialogue(*texts[:place], said, *texts[place + 1 :])
@@ -159,7 +162,10 @@ def test_pieces_of_special_tokens_do_not_merge(loaded, name):
     tokenizer, rng = loaded[name], random.Random(0)
     names = sorted({tokenizer.piece(i) for i in tokenizer.special_ids})
     parts = [*names, *(part for whole in names for part in (whole[:1], whole[:-1], whole[1:], whole[-1:])), " ", "\n", "a"]
-    count = lambda ids: [i for i in ids if i in tokenizer.special_ids]  # noqa: E731
+
+    def count(ids):
+        return [i for i in ids if i in tokenizer.special_ids]
+
     expected = count(chat.encode_dialogue(tokenizer, dialogue("a", "b"))[0])
     for _ in range(60):
         ask, answer = ("".join(rng.choices(parts, k=rng.randint(1, 6))) for _ in range(2))

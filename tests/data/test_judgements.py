@@ -87,7 +87,10 @@ def test_empty_prompts_and_answers_are_counted_and_can_be_kept(tmp_path):
 
 def test_long_dialogues_lose_their_oldest_turns(tmp_path):
     path = write(tmp_path / "rows.jsonl", [row(TALK, "four"), row("a long question", "yes"), row("short", "ok", False)])
-    count = lambda messages, answer: sum(len(m.content) for m in messages) + len(answer)  # noqa: E731
+
+    def count(messages, answer):
+        return sum(len(m.content) for m in messages) + len(answer)
+
     found, report = read_judgements(path, count_tokens=count, max_tokens=10)
     assert [one.prompt.messages[0].content for one in found] == ["three", "short"]
     assert (report.cut, report.too_long) == ((1,), (2,))

@@ -30,7 +30,9 @@ def test_the_principles_of_a_row_depend_only_on_the_row():
 
 
 def test_other_seeds_and_streams_draw_other_principles():
-    draw = lambda seed, stream: names(draw_principles(PRINCIPLES, range(20), 1, seed, stream))  # noqa: E731
+    def draw(seed, stream):
+        return names(draw_principles(PRINCIPLES, range(20), 1, seed, stream))
+
     assert draw(3, 0) != draw(4, 0) and draw(3, 0) != draw(3, 1) and draw(3, 0) == draw(3, 0)
 
 

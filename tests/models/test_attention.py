@@ -106,7 +106,10 @@ def test_attention_in_blocks_of_queries_equals_the_formula(local, documents):
         weights = np.exp(scores - scores.max())
         np.testing.assert_allclose(found[b, t, head], weights / weights.sum() @ v[b, seen, head // 2], atol=1e-5)
     given = None if local is None else np.bool_(local)
-    total = lambda attend: jax.jit(jax.grad(lambda *x: (attend(*x, given) ** 2).sum(), (0, 1, 2)))(q, k, v)  # noqa: E731
+
+    def total(attend):
+        return jax.jit(jax.grad(lambda *x: (attend(*x, given) ** 2).sum(), (0, 1, 2)))(q, k, v)
+
     at_once = attention_plain.plain_attention(config, (B, T), segments)
     tiny.assert_trees_close(total(attend), total(at_once), 1e-4, 1e-5)
 
@@ -156,7 +159,10 @@ def test_documents_of_any_length_use_the_narrowest_window_that_holds_them(length
 
     def found(make):
         attend = make(config, (B, T), jnp.asarray(segments))
-        fn = lambda *x: (counted * attend(*x, None), jnp.sum(counted * attend(*x, None) ** 2))  # noqa: E731
+
+        def fn(*x):
+            return counted * attend(*x, None), jnp.sum(counted * attend(*x, None) ** 2)
+
         return jax.jit(jax.grad(lambda *x: fn(*x)[1], (0, 1, 2)))(q, k, v), fn(q, k, v)[0]
 
     tiny.assert_trees_close(

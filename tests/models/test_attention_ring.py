@@ -50,7 +50,9 @@ def heads(T: int, dtype="float32"):
 def both(config, mesh, T: int, segments, locals=(None,), dtype="float32"):
     """For each of `locals`: pairs of the result and the gradients of q, k and v, by the ring and by the formula."""
     sharding, (*qkv, weight) = make_sharding(mesh), heads(T, dtype)
-    place = lambda x: None if x is None else deal(sharding, jnp.asarray(x))  # noqa: E731
+
+    def place(x):
+        return None if x is None else deal(sharding, jnp.asarray(x))
 
     def ring(*qkv, local):
         out = ring_attention(config, sharding, place(segments))(*(place(x) for x in qkv), local)
@@ -168,7 +170,10 @@ def test_every_device_does_the_same_half_of_the_work(size):
     whole = 2 * 2 * T * T * 4 * 4 // size  # two products [T, T, h] per head, divided over the devices
     forward = jax.make_jaxpr(lambda *qkv: attend(*qkv, None))(q, k, k)
     assert product_flops(forward.jaxpr) / whole == pytest.approx((2 * size + 1) / (4 * size))
-    loss = lambda *qkv: attend(*qkv, None).sum()  # noqa: E731
+
+    def loss(*qkv):
+        return attend(*qkv, None).sum()
+
     backward = jax.make_jaxpr(jax.grad(loss, (0, 1, 2)))(q, k, k)
     # Two products forward, and five backward because scores are recomputed.
     assert product_flops(backward.jaxpr) / whole == pytest.approx((2 * size + 1) / (4 * size) * 7 / 2)

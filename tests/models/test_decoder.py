@@ -40,7 +40,10 @@ def numpy_attend(q, k, v, mask):
 
 def numpy_hidden(config, params, tokens, positions, mask):
     """The whole decoder in float64, layer by layer."""
-    norm = lambda x, scale: x / np.sqrt((x**2).mean(-1, keepdims=True) + config.norm_eps) * scale  # noqa: E731
+
+    def norm(x, scale):
+        return x / np.sqrt((x**2).mean(-1, keepdims=True) + config.norm_eps) * scale
+
     params = jax.tree.map(lambda x: np.asarray(x, np.float64), params)
     x = params["embedding"][tokens]
     for layer in range(config.layers):
@@ -78,7 +81,10 @@ def test_rotary_positions_rotate_each_pair_by_its_own_frequency():
 def test_a_rotated_product_depends_only_on_the_distance():
     q, k = np.random.default_rng(2).normal(size=(2, 1, 1, 1, 8)).astype(np.float32)
     frequency = 10000.0 ** (-jnp.arange(4) / 4)
-    at = lambda x, p: rotate(jnp.asarray(x), turn(jnp.full((1, 1), p, jnp.int32), frequency))[0, 0, 0]  # noqa: E731
+
+    def at(x, p):
+        return rotate(jnp.asarray(x), turn(jnp.full((1, 1), p, jnp.int32), frequency))[0, 0, 0]
+
     np.testing.assert_allclose(at(q, 9) @ at(k, 4), at(q, 105) @ at(k, 100), atol=1e-4)
 
 

@@ -141,9 +141,15 @@ def test_the_gradient_of_the_kl_equals_finite_differences(inputs, reference, siz
     hidden, weight, _ = inputs
     rng = np.random.default_rng(2)
     w = rng.normal(size=(B, T))
-    loss = lambda h, u: jnp.sum(w.astype(np.float32) * token_kl(h, u, *reference, 0.7, 2 * chunk(size), cap))  # noqa: E731
+
+    def loss(h, u):
+        return jnp.sum(w.astype(np.float32) * token_kl(h, u, *reference, 0.7, 2 * chunk(size), cap))
+
     gradients = jax.grad(loss, argnums=(0, 1))(hidden, weight)
-    whole = lambda h, u: np.sum(w * numpy_kl(h, u, reference, 0.7, cap))  # noqa: E731
+
+    def whole(h, u):
+        return np.sum(w * numpy_kl(h, u, reference, 0.7, cap))
+
     for which in range(2):
         direction = rng.normal(size=(hidden, weight)[which].shape)
         moved = [[x + sign * 1e-5 * direction if i == which else x for i, x in enumerate((hidden, weight))] for sign in (1, -1)]
@@ -236,7 +242,10 @@ def test_an_uncounted_target_can_be_any_number(inputs, target, dtype):
     hidden, weights = hidden.astype(dtype), np.ones((B, T), np.float32)
     weights[0, 1], changed = 0, targets.copy()
     changed[0, 1] = target
-    loss = lambda hidden, targets: weighted_nll(hidden, weight, targets, weights, chunk(2))  # noqa: E731
+
+    def loss(hidden, targets):
+        return weighted_nll(hidden, weight, targets, weights, chunk(2))
+
     found, good = (jax.value_and_grad(loss)(hidden, own) for own in (changed, targets))
     np.testing.assert_array_equal(found[0], good[0])
     np.testing.assert_array_equal(found[1], good[1])
@@ -245,7 +254,10 @@ def test_an_uncounted_target_can_be_any_number(inputs, target, dtype):
 def test_no_gradient_of_a_frozen_head_is_computed(inputs):
     """The loop carries no gradient of the head either."""
     hidden, weight, targets = inputs
-    loss = lambda hidden: weighted_nll(hidden, weight, targets, jnp.ones((B, T)), chunk(2))  # noqa: E731
+
+    def loss(hidden):
+        return weighted_nll(hidden, weight, targets, jnp.ones((B, T)), chunk(2))
+
     text = str(jax.make_jaxpr(jax.grad(loss))(hidden))
     assert f"f32[{B},2,{V}]" in text and f"f32[{D},{V}] = dot_general" not in text
 

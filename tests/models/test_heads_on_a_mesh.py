@@ -35,7 +35,9 @@ def whole(temperature: float, cap: float | None, weights, hidden, head):
         logits = hidden @ head
         return jax.nn.log_softmax((logits if cap is None else cap * jnp.tanh(logits / cap)) / temperature)
 
-    at_targets = lambda x: jnp.take_along_axis(x, TARGETS[..., None], -1)[..., 0]  # noqa: E731
+    def at_targets(x):
+        return jnp.take_along_axis(x, TARGETS[..., None], -1)[..., 0]
+
     p, q = logp(hidden, head, temperature), logp(OTHER_HIDDEN, OTHER_HEAD, temperature)
     return {
         "stats": jnp.sum(weights[0] * at_targets(p) - weights[1] * jnp.sum(jnp.exp(p) * p, -1)),
@@ -59,7 +61,9 @@ def values_and_gradients(fn, hidden, head):
     """Return {name: (value, (gradient of the hidden states, gradient of the head))} of one program, on the host."""
 
     def each(hidden, head):
-        one = lambda name: jax.value_and_grad(lambda *given: fn(*given)[name], (0, 1))(hidden, head)  # noqa: E731
+        def one(name):
+            return jax.value_and_grad(lambda *given: fn(*given)[name], (0, 1))(hidden, head)
+
         return {name: one(name) for name in ("stats", "kl", "nll")}
 
     return jax.device_get(jax.jit(each)(hidden, head))

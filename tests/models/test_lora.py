@@ -99,7 +99,10 @@ def test_own_parameters_are_only_the_adapters_and_the_head():
 
 def test_patterns_select_layers_and_a_pattern_without_matches_is_refused():
     blocks = tiny.host_params()["blocks"]
-    chosen = lambda *targets: Lora(2, 1.0, targets).adapted(blocks)  # noqa: E731
+
+    def chosen(*targets):
+        return Lora(2, 1.0, targets).adapted(blocks)
+
     assert chosen("q_proj", "attention.value") == [("attention", "query"), ("attention", "value")]
     assert chosen("mlp.*") == [("mlp", "gate"), ("mlp", "up"), ("mlp", "down")]
     assert len(chosen("*")) == 7

@@ -22,7 +22,10 @@ VARIANTS = [("lm", True), ("lm", False), ("scalar", True)]
 def test_every_parameter_names_all_its_axes(head, tied):
     model = tiny.model(head=head, tie_embeddings=tied)
     shapes, axes = model.abstract(), model.axes()
-    is_names = lambda x: isinstance(x, tuple)  # noqa: E731
+
+    def is_names(x):
+        return isinstance(x, tuple)
+
     assert jax.tree.structure(axes, is_leaf=is_names) == jax.tree.structure(shapes)
     for names, leaf in zip(jax.tree.leaves(axes, is_leaf=is_names), jax.tree.leaves(shapes), strict=True):
         assert len(names) == leaf.ndim and set(names) <= set(RULES)

@@ -38,7 +38,10 @@ def found(lowered, model: Model, options=None):
 
 def update(model: Model, rows: int = 16, length: int = 16):
     """The collectives of one step of supervised fine-tuning."""
-    array = lambda dtype: jax.ShapeDtypeStruct((rows, length), dtype, sharding=model.sharding.batch)  # noqa: E731
+
+    def array(dtype):
+        return jax.ShapeDtypeStruct((rows, length), dtype, sharding=model.sharding.batch)
+
     batch = PackedBatch(
         tokens=array(jnp.int32), loss_mask=array(jnp.float32), segment_ids=array(jnp.int32), positions=array(jnp.int32)
     )

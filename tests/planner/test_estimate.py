@@ -41,7 +41,9 @@ def test_weights_that_stay_on_a_device_throughout_ppo():
 
 
 def test_each_way_to_save_memory_saves_memory():
-    of = lambda *flags: peaks(given("v5p:2x2x4", "--config.ppo.batch=1024", *flags))["ppo update"]  # noqa: E731
+    def of(*flags):
+        return peaks(given("v5p:2x2x4", "--config.ppo.batch=1024", *flags))["ppo update"]
+
     base = of()
     assert of("--config.ppo.micro_batch_tokens=768") < base < of(f"--config.ppo.micro_batch_tokens={1 << 16}")
     assert of("--config.model.remat=False") > base
@@ -62,7 +64,10 @@ def test_a_pipeline_has_a_bubble():
              "--config.preference.micro_batch_tokens=0", "--config.ppo.minibatches=1")
     plain = given("v5p:2x2x4", *flags, "--config.mesh.data=4").estimate()
     staged = given("v5p:2x2x4", *flags, "--config.mesh.pipeline=4").estimate()
-    of = lambda run: next(task.compute / task.work.flops for task in run.tasks if task.task.name == "ppo update")  # noqa: E731
+
+    def of(run):
+        return next(task.compute / task.work.flops for task in run.tasks if task.task.name == "ppo update")
+
     assert of(staged) / of(plain) == pytest.approx((4 + 4 - 1) / 4)
 
 

@@ -32,7 +32,10 @@ def test_training_holds_four_bytes_per_parameter_and_eight_for_its_moments_split
 @pytest.mark.parametrize(("zero", "parameters", "gradients", "optimizer"), [(3, 16, 16, 16), (2, 1, 16, 16), (1, 1, 1, 16)])
 def test_config_mesh_zero_selects_the_split_arrays(zero, parameters, gradients, optimizer):
     found = measure(model(fsdp=16, zero=zero), "float32")
-    of = lambda ways: (ALL - NORMS) / ways + NORMS  # noqa: E731
+
+    def of(ways):
+        return (ALL - NORMS) / ways + NORMS
+
     assert (found.parameters, found.gradients) == (4 * of(parameters), 4 * of(gradients))
     assert found.optimizer["adamw"] == 8 * of(optimizer)
 

@@ -79,7 +79,9 @@ def test_in_the_loss_kl_and_gradient_equal_the_plain_form(temperature):
     assert float(loss(params, 2.0) - loss(params, 0.0)) == pytest.approx(2 * expected.sum() / count, rel=1e-4)
 
     def plain(p):  # [B, T, V] in one array
-        logits = lambda q: setup.reference.hidden(q, sampled.tokens) @ q["embedding"].T / temperature  # noqa: E731
+        def logits(q):
+            return setup.reference.hidden(q, sampled.tokens) @ q["embedding"].T / temperature
+
         mine, theirs = (jax.nn.log_softmax(logits(q)) for q in (p, reference))
         kl = jnp.sum(jnp.exp(mine) * (mine - theirs), -1)
         place = jnp.arange(kl.shape[1])[None] + 1

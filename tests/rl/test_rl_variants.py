@@ -97,7 +97,9 @@ def scattered(experience: Experience) -> Experience:
     def twice(x, garbage):
         return np.stack([x, np.full_like(x, garbage)], axis=1).reshape(-1, *x.shape[1:])
 
-    wide = lambda x: np.pad(twice(x, np.nan), ((0, 0), (0, 3)), constant_values=np.nan)  # noqa: E731
+    def wide(x):
+        return np.pad(twice(x, np.nan), ((0, 0), (0, 3)), constant_values=np.nan)
+
     past = np.arange(8)[None] >= experience.rollout.response_length[:, None]
     mine = {name: wide(np.where(past, np.nan, getattr(experience, name)))
             for name in ("reference_logprobs", "values", "rewards", "advantages", "returns", "importance")}  # fmt: skip
@@ -272,7 +274,10 @@ def test_kl_in_the_loss_pulls_to_the_reference():
         state, _ = ppo_update(setup, state, experience)
     again, _ = tiny.experience(setup, state, tiny.roles(setup, reference_seed=1), experience.rollout, recompute=True)
     mask = np.arange(8)[None] < np.asarray(experience.rollout.response_length)[:, None]
-    distance = lambda e: np.abs((np.asarray(e.rollout.logprobs) - np.asarray(e.reference_logprobs)) * mask).sum()  # noqa: E731
+
+    def distance(e):
+        return np.abs((np.asarray(e.rollout.logprobs) - np.asarray(e.reference_logprobs)) * mask).sum()
+
     assert distance(again) < 0.9 * distance(experience)
 
 

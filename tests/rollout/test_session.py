@@ -167,7 +167,10 @@ def test_warm_up_frees_its_copy_of_the_weights():
     """Sampling reads a copy in another dtype, which no reference cycle may keep alive."""
     model = tiny.model(compute_dtype="bfloat16")
     params = tiny.place(model, tiny.host_params())
-    there = lambda: sum(x.size for x in jax.live_arrays() if x.dtype == "bfloat16")  # noqa: E731
+
+    def there():
+        return sum(x.size for x in jax.live_arrays() if x.dtype == "bfloat16")
+
     gc.collect()
     before = there()
     gc.disable()

@@ -65,6 +65,9 @@ def test_a_pair_with_a_missing_answer_is_not_trained_on():
     """For example, an answer with non-finite logits, against which any answer would win."""
     said, ended, missing = (Utterance(*x) for x in (("yes", (5, 2), True, -1.0), ("", (2,), True, -1.0), ("", (), False, 0.0)))
     about = Prompt("test-000", (Message("user", "how"),), "red_team")
-    texts = lambda *pair: (stage._pair(about, *pair).response_a, stage._pair(about, *pair).response_b)  # noqa: E731
+
+    def texts(*pair):
+        return stage._pair(about, *pair).response_a, stage._pair(about, *pair).response_b
+
     assert texts(said, ended) == ("yes", "") and texts(ended, said) == ("", "yes")
     assert texts(said, missing) == texts(missing, said) == texts(missing, missing) == ("", "")

@@ -156,8 +156,10 @@ def test_a_long_dialogue_keeps_its_end(tokenizer):
 def test_kto_pairs_each_answer_with_an_answer_to_another_prompt(tokenizer):
     found = pair_arrays(tokenizer, [pair(0.9), pair(0.1, prompt=1)], "compact", Dpo(objective="kto"), single=True)
     np.testing.assert_allclose(found.label, [0.9, 0.1, 0.9, 0.1], atol=1e-6)
-    text = lambda i, side: tokenizer.decode(  # noqa: E731
-        found.tokens[i, side, found.prompt_length[i, side] : found.length[i, side] - 1].tolist())
+
+    def text(i, side):
+        return tokenizer.decode(found.tokens[i, side, found.prompt_length[i, side] : found.length[i, side] - 1].tolist())
+
     assert [text(i, 0) for i in range(4)] == ["It is good.", "You fool.", "You fool.", "It is good."]
     # Each answer gets the next answer to the other prompt, which is the first of the pair after its own.
     assert [text(i, 1) for i in range(4)] == ["You fool.", "You fool.", "It is good.", "It is good."]

@@ -194,7 +194,10 @@ def test_answers_do_not_depend_on_the_chunks(done, tmp_path):
     shutil.copytree(done / "pretrain", tmp_path / "revised" / "pretrain")
     run(tmp_path / "evaluated", evaluate=CONFIG["evaluate"] | {"batch": 4})
     run(tmp_path / "revised", stages=("pretrain", "revise"), revise=CONFIG["revise"] | {"batch": 4})
-    key = lambda row: (row["round"], row["prompt_id"])  # noqa: E731
+
+    def key(row):
+        return row["round"], row["prompt_id"]
+
     assert len(list((tmp_path / "revised" / "revise").glob("rows-*"))) == 6
     assert sorted(rows(tmp_path / "revised", "revise"), key=key) == sorted(rows(done, "revise"), key=key)
     assert read(tmp_path / "revised" / "revise" / "summary.json") == read(done / "revise" / "summary.json")

@@ -44,7 +44,10 @@ def test_each_measure_counts_only_its_own_prompts():
     ]  # fmt: skip
     found = summarise(Config(), rows, ("base", "sft"))
     assert found["models"] == ["base", "sft"] and found["prompts"] == {benign: 2, harmful: 2}
-    count = lambda model, measure: [found["rates"][model][measure][name] for name in ("count", "total")]  # noqa: E731
+
+    def count(model, measure):
+        return [found["rates"][model][measure][name] for name in ("count", "total")]
+
     assert count("base", "harmful") == [2, 2] and count("base", "helpful") == [1, 2]
     assert count("sft", "harmful") == [0, 2] and count("sft", "helpful") == [2, 2]
     assert count("sft", "refused") == [1, 4] and count("sft", "courteous") == [1, 4]

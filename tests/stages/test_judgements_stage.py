@@ -42,7 +42,10 @@ def test_a_row_has_the_judged_answer_and_an_answer_to_another_prompt():
     np.testing.assert_array_equal(found.weight, [1, 1, 1])
     alone = judged_arrays(tokenizer, judged, "compact", Dpo(objective="kto"))
     np.testing.assert_array_equal(found.tokens[:, 0], alone.tokens[:, 0])
-    answer = lambda i, side: found.tokens[i, side, found.prompt_length[i, side] : found.length[i, side]].tolist()  # noqa: E731
+
+    def answer(i, side):
+        return found.tokens[i, side, found.prompt_length[i, side] : found.length[i, side]].tolist()
+
     # The next answer to another prompt: for both answers to "one" the answer to "two".
     assert answer(0, 1) == answer(1, 1) == answer(2, 0) and answer(2, 1) == answer(0, 0)
     np.testing.assert_array_equal(found.prompt_length[:, 0], found.prompt_length[:, 1])

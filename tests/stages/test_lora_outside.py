@@ -55,7 +55,10 @@ def test_a_stories_model_is_trained_and_exported_as_adapters_and_as_merged_weigh
     before = np.asarray(model.logits(params, model.base.hidden(run_models.base_params(context, model), tokens)))
     assert np.abs(ours - before).max() > 1e-2
     export_adapters(tmp_path / "peft", FAMILIES.get("llama"), model, own, "stories260K")
-    base = lambda: hugging.transformers.AutoModelForCausalLM.from_pretrained(made.model.path).eval()  # noqa: E731
+
+    def base():
+        return hugging.transformers.AutoModelForCausalLM.from_pretrained(made.model.path).eval()
+
     theirs = peft.PeftModel.from_pretrained(base(), tmp_path / "peft").eval()
     close(ours, hugging.logits(theirs, tokens))
     merged, alone = merge(model.lora, params), hugging.params_of(theirs.merge_and_unload())

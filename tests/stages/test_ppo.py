@@ -220,7 +220,10 @@ def bytes_by_phase(monkeypatch, *arguments, **changes):
 
 def test_offloading_changes_no_result_and_each_phase_holds_only_the_weights_it_needs(tmp_path, monkeypatch):
     mesh = (2, 2, 2)
-    size = lambda tree: sum(x.nbytes for x in jax.tree.leaves(tree) if x.ndim)  # noqa: E731
+
+    def size(tree):
+        return sum(x.nbytes for x in jax.tree.leaves(tree) if x.ndim)
+
     (state, metrics), held = bytes_by_phase(monkeypatch, tmp_path, mesh=mesh)
     (found, found_metrics), left = bytes_by_phase(monkeypatch, tmp_path, mesh=mesh, offload=("optimizer", "frozen"))
     # The scores are computed and rounded in a separate program.

@@ -143,7 +143,10 @@ def test_page_works_with_a_screen_reader_and_a_keyboard(full):
     _, page = full
     drawings = [attributes for tag, attributes in page.tags if tag == "svg"]
     assert len(drawings) > 20 and all(one["role"] == "img" and len(one["aria-label"]) > 10 for one in drawings)
-    count = lambda wanted: sum(tag == wanted for tag, _ in page.tags)  # noqa: E731
+
+    def count(wanted):
+        return sum(tag == wanted for tag, _ in page.tags)
+
     assert count("table") == count("caption") > 5
     assert count("h1") == 1
     targets = {attributes.get("id") for _, attributes in page.tags}

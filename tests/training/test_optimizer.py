@@ -192,7 +192,10 @@ def test_sophia_by_hand():
     m / max(0.01 e, eps), clipped to 1, where e is the average of h over updates 0, 10, 20 ..."""
     curvature = np.array([4.0, 100.0, 1e4])
     optimizer = make_optimizer(Optimizer(kind="sophia", learning_rate=0.01, schedule="constant", clip_norm=None), 20)
-    loss = lambda params: jnp.sum(jnp.asarray(curvature, jnp.float32) * params["x"] ** 2) / 2  # noqa: E731
+
+    def loss(params):
+        return jnp.sum(jnp.asarray(curvature, jnp.float32) * params["x"] ** 2) / 2
+
     params = {"x": jnp.asarray([1.0, -0.5, 0.02], jnp.float32)}
     state, x, m, e = optimizer.init(params), np.array([1.0, -0.5, 0.02]), np.zeros(3), np.zeros(3)
     for step in range(12):
