@@ -6,7 +6,6 @@ import dataclasses
 import functools
 from typing import Any
 
-import chex
 import jax
 import numpy as np
 
@@ -116,13 +115,3 @@ def experience(setup: PPOSetup, state, frozen, sampled, recompute: bool = False)
 
 def to_host(tree):
     return jax.tree.map(np.asarray, jax.device_get(tree))
-
-
-def assert_trees_close(found, expected, rtol: float, atol: float) -> None:
-    """Assert that two pytrees have the same structure and close leaves; NaN equals NaN."""
-    chex.assert_trees_all_close(found, expected, rtol=rtol, atol=atol)
-
-
-def assert_trees_equal(found, expected) -> None:
-    """Assert that two pytrees have the same structure and equal leaves; NaN equals NaN."""
-    chex.assert_trees_all_close(found, expected, rtol=0, atol=0)

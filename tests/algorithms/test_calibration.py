@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -61,15 +62,13 @@ def test_masked_predictions_change_nothing():
     prob, label = np.array([0.2, 0.9, 0.4]), np.array([0.0, 1.0, 0.5])
     masked = _bins(prob, label, bins=5, mask=np.array([1, 1, 0]))
     alone = _bins(prob[:2], label[:2], bins=5)
-    for got, expected in zip(masked, alone, strict=True):
-        np.testing.assert_array_equal(got, expected)
+    chex.assert_trees_all_equal(masked, alone)
     assert float(_error(prob, label, bins=5, mask=np.zeros(3))) == 0
     # Neither do values outside [0, 1], whether traced or concrete.
     for garbage in (999.0, np.inf, np.nan):
         spoilt = np.array([0.2, 0.9, garbage]), np.array([0.0, 1.0, garbage])
         for function in (_bins, reliability_bins):
-            for got, expected in zip(function(*spoilt, bins=5, mask=np.array([1, 1, 0])), alone, strict=True):
-                np.testing.assert_array_equal(got, expected)
+            chex.assert_trees_all_equal(function(*spoilt, bins=5, mask=np.array([1, 1, 0])), alone)
 
 
 def test_without_predictions():

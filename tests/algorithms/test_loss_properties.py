@@ -12,6 +12,7 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -359,8 +360,7 @@ def test_rows_can_be_on_any_devices(name):
     gradients, expected = program(name)(arrays, mask)
     sharding = NamedSharding(make_mesh(2, 2, 2), PartitionSpec(*(("data", "fsdp"), "tensor")[: case.rank]))
     found_gradients, found = program(name)(*jax.device_put((arrays, mask), sharding))
-    for part, value in zip(found, expected, strict=True):
-        np.testing.assert_allclose(part, value, rtol=1e-5, atol=2e-6)
+    chex.assert_trees_all_close(found, expected, rtol=1e-5, atol=2e-6)
     for key in case.learnt:
         np.testing.assert_allclose(found_gradients[key], gradients[key], rtol=1e-4, atol=1e-5, err_msg=key)
 

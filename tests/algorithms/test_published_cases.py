@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -111,8 +112,8 @@ def _pairs(chosen, rejected, kind, smoothing):
 @pytest.mark.parametrize("kind", PAIRS)
 def test_trl_pairs(kind):
     (by_chosen, by_rejected), loss = _pairs(CHOSEN, REJECTED, kind, 0.1 if kind in ("robust", "exo_pair") else 0.0)
-    for found, expected in zip((loss, by_chosen, by_rejected), PAIRS[kind], strict=True):
-        np.testing.assert_allclose(found, expected, atol=2e-6, rtol=2e-6)
+    expected = tuple(map(np.asarray, PAIRS[kind]))
+    chex.assert_trees_all_close((loss, by_chosen, by_rejected), expected, rtol=2e-6, atol=2e-6)
 
 
 @pytest.mark.parametrize("kind, smoothing", COUPLED)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import pathlib
 
+import chex
 import numpy as np
 import pytest
 
@@ -37,7 +38,8 @@ def registered():
 
 def test_an_estimator_trains_by_name_and_by_file(registered):
     found = steps(advantages="centred")
-    assert all(np.isfinite(list(row.values())).all() for row in found) and "value_loss" not in found[0]
+    chex.assert_tree_all_finite(found)
+    assert "value_loss" not in found[0]
     assert steps(advantages=f"{PLUGINS / 'advantage.py'}:CENTRED") == found
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import types
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -111,7 +112,7 @@ def test_attention_in_blocks_of_queries_equals_the_formula(local, documents):
         return jax.jit(jax.grad(lambda *x: (attend(*x, given) ** 2).sum(), (0, 1, 2)))(q, k, v)
 
     at_once = attention_plain.plain_attention(config, (B, T), segments)
-    tiny.assert_trees_close(total(attend), total(at_once), 1e-4, 1e-5)
+    chex.assert_trees_all_close(total(attend), total(at_once), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(("stem", "branches", "way"), [(20, (15, 30), 0), (100, (60, 90), 3)])
@@ -165,6 +166,6 @@ def test_documents_of_any_length_use_the_narrowest_window_that_holds_them(length
 
         return jax.jit(jax.grad(lambda *x: fn(*x)[1], (0, 1, 2)))(q, k, v), fn(q, k, v)[0]
 
-    tiny.assert_trees_close(
-        found(attention_blocked.blocked_attention), found(attention_plain.plain_attention), 1e-4, 1e-5
+    chex.assert_trees_all_close(
+        found(attention_blocked.blocked_attention), found(attention_plain.plain_attention), rtol=1e-4, atol=1e-5
     )

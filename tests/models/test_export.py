@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pathlib
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -94,7 +95,7 @@ def test_a_model_exported_from_one_mesh_is_loaded_onto_another(tmp_path, monkeyp
     for sharding in (None, Sharding(make_mesh(1, 4, 2))):
         again = Model(model.config, "lm", sharding)
         loaded = load_params(tmp_path / "out", again)
-        assert jax.tree.map(lambda x: x.shape, loaded) == jax.tree.map(lambda x: x.shape, again.abstract())
+        chex.assert_trees_all_equal_shapes(loaded, again.abstract())
         for name_of, table in (("embedding", loaded["embedding"]), ("unembedding", loaded.get("unembedding"))):
             if table is not None:
                 padding = table[37:] if name_of == "embedding" else table[:, 37:]
@@ -104,7 +105,7 @@ def test_a_model_exported_from_one_mesh_is_loaded_onto_another(tmp_path, monkeyp
             head = {"unembedding": tree["unembedding"][:, :37]} if "unembedding" in tree else {}
             return {**tree, "embedding": tree["embedding"][:37]} | head
 
-        jax.tree.map(np.testing.assert_array_equal, cut(loaded), cut(params))
+        chex.assert_trees_all_equal(cut(loaded), cut(params))
         if sharding is not None:
             assert jax.tree.map(lambda x: x.sharding, loaded) == again.shardings()
 
@@ -118,7 +119,7 @@ def test_a_reward_model_is_loaded_and_exported(tmp_path, name):
     assert (written.head, written.raw["id2label"]) == ("scalar", {"0": "LABEL_0"})
     loaded = load_params(tmp_path / "out", Model(model.config, "scalar"))
     params["embedding"] = params["embedding"].at[37:].set(0)
-    jax.tree.map(np.testing.assert_array_equal, loaded, params)
+    chex.assert_trees_all_equal(loaded, params)
     last = model.hidden(params, jnp.asarray(_TOKENS, jnp.int32))[:, -1]
     theirs = _theirs(tmp_path / "out", "AutoModelForSequenceClassification")
     _assert_close(np.asarray(model.scores(params, last)), theirs[:, 0])
@@ -174,7 +175,7 @@ def test_other_dtypes_round_each_weight_once(tmp_path, dtype, step):
     assert json.loads((tmp_path / "out" / "config.json").read_text())["dtype"] == dtype
     loaded = load_params(tmp_path / "out", model, dtype)
     assert {leaf.dtype.name for leaf in jax.tree.leaves(loaded)} == {dtype}
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a.astype(jnp.float32), b, rtol=step, atol=1e-7), loaded, params)
+    chex.assert_trees_all_close(jax.tree.map(lambda x: x.astype(jnp.float32), loaded), params, rtol=step, atol=1e-7)
     _theirs(tmp_path / "out")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -55,8 +56,7 @@ def test_values_equal_numpy_in_float64(inputs, temperature):
 def test_chunks_of_any_size_equal_the_whole(inputs, size):
     hidden, weight, targets = inputs
     found = token_stats(hidden, weight, targets, 0.7, chunk(size))
-    for a, b in zip(found, plain(hidden, weight, targets, 0.7), strict=True):
-        np.testing.assert_allclose(a, b, atol=1e-5)
+    chex.assert_trees_all_close(tuple(found), plain(hidden, weight, targets, 0.7), rtol=1e-7, atol=1e-5)
 
 
 @pytest.mark.parametrize("size", [1, 3, 7])
@@ -73,8 +73,7 @@ def test_gradients_of_chunks_equal_those_of_the_whole(inputs, size):
         return jax.grad(loss, argnums=(0, 1))(hidden, weight)
 
     found = total(lambda h, u: token_stats(h, u, targets, 0.7, chunk(size)))
-    for a, b in zip(found, total(lambda h, u: plain(h, u, targets, 0.7)), strict=True):
-        np.testing.assert_allclose(a, b, atol=2e-5)
+    chex.assert_trees_all_close(found, total(lambda h, u: plain(h, u, targets, 0.7)), rtol=1e-7, atol=2e-5)
 
 
 def test_the_softmax_is_in_float32_for_bfloat16_states(inputs):
@@ -183,9 +182,8 @@ def test_unused_positions_are_skipped_and_change_no_gradient(inputs, reference, 
         return jnp.sum(w[0] * stats.logprobs + w[1] * stats.entropy + w[2] * kl)
 
     fn = jax.jit(jax.value_and_grad(total, argnums=(0, 1)))
-    few, all_ = (jax.tree.leaves(fn(hidden, weight, **changes)) for changes in ({"used": jnp.int32(used)}, {}))
-    for a, b in zip(few, all_, strict=True):
-        np.testing.assert_allclose(a, b, atol=2e-5)
+    few, all_ = (fn(hidden, weight, **changes) for changes in ({"used": jnp.int32(used)}, {}))
+    chex.assert_trees_all_close(few, all_, rtol=1e-7, atol=2e-5)
     found = token_stats(hidden, weight, targets, used=jnp.int32(used))
     assert not np.asarray(found.logprobs)[:, used:].any()  # here a chunk is one position
 
@@ -231,8 +229,8 @@ def test_a_chunked_weighted_loss_and_its_gradients_equal_the_plain_ones(inputs, 
         return 3 * weighted_nll(hidden, weight, targets, weights, chunk(size), cap, used=used and jnp.int32(used))
 
     np.testing.assert_allclose(chunked(hidden, weight), whole(hidden, weight), rtol=1e-5)
-    for a, b in zip(*(jax.grad(fn, (0, 1))(hidden, weight) for fn in (chunked, whole)), strict=True):
-        np.testing.assert_allclose(a, b, atol=1e-4)
+    gradients = (jax.grad(fn, (0, 1))(hidden, weight) for fn in (chunked, whole))
+    chex.assert_trees_all_close(*gradients, rtol=1e-7, atol=1e-4)
 
 
 @pytest.mark.parametrize("target", [-1, -100, V])

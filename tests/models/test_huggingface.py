@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -127,7 +128,7 @@ def test_a_sharded_model_is_loaded_onto_its_mesh(tmp_path):
     assert jax.tree.map(lambda x: x.sharding, sharded) == model.shardings()
     query = sharded["blocks"]["attention"]["query"]
     assert query.addressable_shards[0].data.shape == (3, 16 // 2, 4 // 2, 6)  # L, D over fsdp, H over tensor, h
-    jax.tree.map(np.testing.assert_array_equal, sharded, whole)
+    chex.assert_trees_all_equal(sharded, whole)
 
 
 @pytest.mark.parametrize(
@@ -145,8 +146,7 @@ def test_a_mesh_that_does_not_divide_the_checkpoint_is_refused(tmp_path, shape, 
 
 def test_the_tree_equals_that_of_the_decoder(tmp_path):
     model = Model(read_config(_write(tmp_path / "hf")).decoder)
-    described = jax.tree.map(lambda x: (x.shape, x.dtype), load_params(tmp_path / "hf", model))
-    assert described == jax.tree.map(lambda x: (x.shape, x.dtype), model.abstract())
+    chex.assert_trees_all_equal_shapes_and_dtypes(load_params(tmp_path / "hf", model), model.abstract())
 
 
 def test_rotary_tables_and_a_tied_head_in_the_file_are_not_unexpected(tmp_path):

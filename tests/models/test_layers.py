@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -33,8 +34,7 @@ def test_values_and_gradients_equal_those_of_the_einsum(equation, x, kernel):
     found, gradients = jax.value_and_grad(loss(linear), argnums=(0, 1))(*given)
     expected, wanted = jax.value_and_grad(loss(jnp.einsum), argnums=(0, 1))(*given)
     np.testing.assert_array_equal(found, expected)
-    for one, other in zip(gradients, wanted, strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+    chex.assert_trees_all_close(gradients, wanted, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("trained", [0, 1])

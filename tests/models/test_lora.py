@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -88,8 +89,7 @@ def test_own_parameters_are_only_the_adapters_and_the_head():
         model = dataclasses.replace(tiny.model(head=head), lora=VARIANTS["dora"])
         fresh = model.init_adapters(tiny.host_params(), jax.random.key(0))
         assert len(jax.tree.leaves(fresh)) == 7 * 3 + extra
-        described = jax.tree.map(lambda x: (x.shape, x.dtype), model.abstract())
-        assert jax.tree.map(lambda x: (x.shape, x.dtype), fresh) == described
+        chex.assert_trees_all_equal_shapes_and_dtypes(fresh, model.abstract())
         optimizer = make_optimizer(tiny.Optimizer(), 10)
         state = init_state(model, optimizer, fresh, jax.random.key(0))
         numbers = [leaf for leaf in jax.tree.leaves(state.opt_state) if leaf.ndim]
@@ -133,7 +133,7 @@ def test_logits_and_gradients_on_a_mesh_equal_those_on_one_device(variant, mesh)
             assert all(jax.tree.leaves(same))
         found[where] = tiny.to_host((out, gradients))
     # Logits up to 3 and gradients above 1e-3, on processors of several kinds.
-    tiny.assert_trees_close(found[mesh], found[None], 1e-4, 3e-5)
+    chex.assert_trees_all_close(found[mesh], found[None], rtol=1e-4, atol=3e-5)
     assert all(np.abs(leaf).max() > 1e-3 for leaf in jax.tree.leaves(found[None][1]))
 
 

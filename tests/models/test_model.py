@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -46,9 +47,8 @@ def test_a_model_has_exactly_its_heads(head, tied):
 def test_fresh_parameters_match_the_abstract_ones_and_are_equal_on_any_mesh(mesh):
     model = tiny.model(mesh)
     params = model.init(jax.random.key(0))
-    described = jax.tree.map(lambda x: (x.shape, x.dtype), model.abstract())
-    assert jax.tree.map(lambda x: (x.shape, x.dtype), params) == described
-    tiny.assert_trees_equal(tiny.to_host(params), tiny.host_params())
+    chex.assert_trees_all_equal_shapes_and_dtypes(params, model.abstract())
+    chex.assert_trees_all_equal(tiny.to_host(params), tiny.host_params())
     if mesh is not None:
         assert jax.tree.map(lambda x: x.sharding, params) == model.shardings()
 

@@ -6,12 +6,13 @@ import json
 import shutil
 import warnings
 
+import chex
 import jax
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from tests import hugging, tiny
+from tests import hugging
 
 peft, torch = hugging.peft, hugging.torch
 
@@ -98,7 +99,7 @@ def test_adapters_trained_here_are_written_and_read_back(kind, scalar, settings,
     assert set(back.lora.adapted(base["blocks"])) == set(lora.adapted(base["blocks"]))
     assert (back.lora.rank, back.lora.rank_stabilised, back.lora.dora) == (2, lora.rank_stabilised, lora.dora)
     assert back.lora.alpha == pytest.approx(3.0, rel=1e-6)
-    tiny.assert_trees_equal({name: params[name] for name in own}, own)
+    chex.assert_trees_all_equal({name: params[name] for name in own}, own)
     if not scalar:
         close(outputs(model.base, merge(lora, join(base, own))), expected)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -95,7 +96,7 @@ def test_logits_are_close_to_those_of_the_full_base_and_adapters_can_be_trained(
     same = jax.tree.map(lambda x: dense(x, jnp.float32), base, is_leaf=is_quantised)
     (_, expected), expected_gradients = run(own, same)
     np.testing.assert_allclose(found, expected, rtol=2e-5, atol=2e-5)
-    tiny.assert_trees_close(tiny.to_host(gradients), tiny.to_host(expected_gradients), 1e-4, 1e-5)
+    chex.assert_trees_all_close(tiny.to_host(gradients), tiny.to_host(expected_gradients), rtol=1e-4, atol=1e-5)
     merged = merge(LORA, join(base, own))
     assert not any(is_quantised(kernel) for _, kernel in kernels(merged))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -59,7 +60,7 @@ def test_values_gradients_and_sums_equal_those_of_sequential_layers(stages, repe
     (value, beside), gradients = loss(lambda *given: pipeline.run_stages(sharding, stage, *given))(LAYERS, X, ROW)
     (expected, _), wanted = loss(by_hand)(LAYERS, X, ROW)
     np.testing.assert_allclose(value, expected, rtol=1e-5)
-    tiny.assert_trees_close(gradients, wanted, 2e-5, 2e-5 * max(np.abs(x).max() for x in jax.tree.leaves(wanted)))
+    chex.assert_trees_all_close(gradients, wanted, rtol=2e-5, atol=2e-5 * max(np.abs(x).max() for x in jax.tree.leaves(wanted)))
     np.testing.assert_allclose(beside, 8 * np.sum(ROW**2), rtol=1e-5)
 
 
@@ -116,4 +117,4 @@ def test_every_kind_of_layer_passes_through_the_pipeline(changes):
         )
         state, metrics = lm_step(state, given)
         found.append(tiny.to_host((state.params, metrics)))
-    tiny.assert_trees_close(found[1], found[0], 1e-4, 2e-6)
+    chex.assert_trees_all_close(found[1], found[0], rtol=1e-4, atol=2e-6)

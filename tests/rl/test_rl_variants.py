@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+import chex
 import jax
 import numpy as np
 import optax
@@ -117,7 +118,7 @@ def test_packing_micro_batches_and_uncounted_rows_change_nothing(name):
     experience = tiny.to_host(experience)
     whole, parts = gradients(setup, experience), gradients(setup, scattered(experience), 1)
     assert float(whole[2]["grad_norm"]) > 0
-    tiny.assert_trees_close(parts, whole, 1e-4, 2e-6)
+    chex.assert_trees_all_close(parts, whole, rtol=1e-4, atol=2e-6)
 
 
 @pytest.mark.parametrize("name", ["grpo", "rloo", "reinforce_pp"])
@@ -126,7 +127,8 @@ def test_without_a_critic_there_is_no_critic_state(name):
     state, experience, _ = collected(setup)
     assert state.critic is None and abstract_ppo_state(setup).critic is None
     state, metrics = ppo_update(setup, state, experience)
-    assert "value_loss" not in metrics and np.isfinite([float(x) for x in metrics.values()]).all()
+    chex.assert_tree_all_finite(metrics)
+    assert "value_loss" not in metrics
     assert int(state.step) == 1
 
 
@@ -140,7 +142,7 @@ def test_a_mesh_changes_nothing(mesh):
         state, metrics = ppo_update(setup, fresh(setup), tiny.rows(setup.policy, experience))
         found.append(({n: float(x) for n, x in metrics.items()}, tiny.to_host(state.policy.params)))
     assert found[1][0] == pytest.approx(found[0][0], rel=1e-3, abs=1e-5)
-    tiny.assert_trees_close(found[1][1], found[0][1], 1e-3, 1e-3)
+    chex.assert_trees_all_close(found[1][1], found[0][1], rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -155,10 +157,11 @@ def test_a_mesh_changes_neither_advantages_nor_gradients(mesh, name):
     experience, sampled = tiny.to_host(experience), tiny.to_host(experience.rollout)
     state, frozen = fresh(meshed), tiny.roles(meshed, reference_seed=1)
     found, found_metrics = tiny.experience(meshed, state, frozen, tiny.rows(meshed.policy, sampled))
-    tiny.assert_trees_close(tiny.to_host(found), experience, 1e-4, 1e-4)
-    tiny.assert_trees_close(tiny.to_host(found_metrics), tiny.to_host(metrics), 1e-4, 1e-5)
+    chex.assert_trees_all_close(tiny.to_host(found), experience, rtol=1e-4, atol=1e-4)
+    chex.assert_trees_all_close(tiny.to_host(found_metrics), tiny.to_host(metrics), rtol=1e-4, atol=1e-5)
     rows = meshed.policy.sharding.batch_size
-    tiny.assert_trees_close(gradients(meshed, experience, rows if rows < 4 else None), gradients(alone, experience), 1e-3, 5e-6)
+    split = gradients(meshed, experience, rows if rows < 4 else None)
+    chex.assert_trees_all_close(split, gradients(alone, experience), rtol=1e-3, atol=5e-6)
 
 
 def test_if_every_score_was_dropped_there_is_no_gradient():
@@ -222,7 +225,8 @@ def test_a_dropped_score_does_not_count():
         _, learnt = ppo_update(setup, fresh(setup), experience)
         found.append({name: float(x) for name, x in {**metrics, **learnt}.items()})
         assert not np.asarray(experience.advantages)[2].any() and float(metrics["kept"]) == 7
-    assert found[0] == found[1] and np.isfinite(list(found[0].values())).all()
+    chex.assert_tree_all_finite(found[0])
+    assert found[0] == found[1]
 
 
 def test_groups_of_equal_scores_are_skipped_if_configured():
@@ -259,7 +263,7 @@ def test_only_the_critic_is_updated_in_its_warm_up():
     state, experience, _ = collected(setup)
     before = tiny.to_host((state.policy.params, state.critic.params))
     state, _ = ppo_update(setup, state, experience)
-    tiny.assert_trees_equal(tiny.to_host(state.policy.params), before[0])
+    chex.assert_trees_all_equal(tiny.to_host(state.policy.params), before[0])
     assert not np.array_equal(state.critic.params["score"], before[1]["score"])
     state, _ = ppo_update(setup, state, experience)
     assert not np.array_equal(state.policy.params["embedding"], before[0]["embedding"])
@@ -311,7 +315,7 @@ def test_a_value_head_on_the_trunk_gets_the_gradients_of_both_losses():
     of_policy = jax.grad(lambda p: policy_loss(apart, p, experience, whole, 0.05)[0])(lm)
     of_value = jax.grad(lambda p: value_loss(apart, p, experience, whole)[0])(params)
     expected = jax.tree.map(np.add, of_policy, {name: of_value[name] for name in of_policy})
-    tiny.assert_trees_close(joint, expected | {"score": of_value["score"]}, 1e-4, 1e-7)
+    chex.assert_trees_all_close(joint, expected | {"score": of_value["score"]}, rtol=1e-4, atol=1e-7)
 
 
 def test_a_shared_critic_has_no_separate_state_and_does_not_change_the_reference():
@@ -322,7 +326,8 @@ def test_a_shared_critic_has_no_separate_state_and_does_not_change_the_reference
     assert float(np.abs(experience.values).max()) > 0
     before = tiny.to_host(state.policy.params["score"])
     state, metrics = ppo_update(setup, state, experience)
-    assert np.isfinite([float(x) for x in metrics.values()]).all() and {"value_loss", "explained_variance"} <= metrics.keys()
+    chex.assert_tree_all_finite(metrics)
+    assert {"value_loss", "explained_variance"} <= metrics.keys()
     assert np.abs(tiny.to_host(state.policy.params["score"]) - before).max() > 1e-4
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+import chex
 import jax
 import numpy as np
 import optax
@@ -48,7 +49,7 @@ def test_the_update_equals_one_with_values_computed_before(mesh, changes):
     assert not np.asarray(experience.values).any()
     state, metrics = ppo_update(alone, state, experience)
     found = {name: metrics[name] for name in expected[2]}
-    tiny.assert_trees_close(tiny.to_host((state.policy.params, state.critic.params, found)), expected, 1e-3, 5e-6)
+    chex.assert_trees_all_close(tiny.to_host((state.policy.params, state.critic.params, found)), expected, rtol=1e-3, atol=5e-6)
 
 
 @pytest.mark.parametrize(

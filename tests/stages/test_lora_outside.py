@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 
+import chex
 import numpy as np
 import pytest
 
-from tests import hugging, tiny
+from tests import hugging
 
 peft, torch = hugging.peft, hugging.torch
 
@@ -82,7 +83,7 @@ def test_a_run_starts_from_a_peft_folder_and_refuses_changed_files(real_data, tm
     context = StageContext(made, tmp_path / "run", tmp_path / "run" / "ppo", False)
     start = run_models.policy_params(context, model, "ppo")
     _, given = load_adapters(tmp_path / "peft", FAMILIES.get("llama"), model.base)
-    tiny.assert_trees_equal(start["adapters"], given["adapters"])
+    chex.assert_trees_all_equal(start["adapters"], given["adapters"])
     after = load_params(tmp_path / "run" / "ppo" / "params", model)
     moved = np.abs(after["adapters"]["attention"]["query"]["b"] - given["adapters"]["attention"]["query"]["b"]).max()
     assert 0 < moved < 0.1

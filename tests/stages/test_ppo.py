@@ -8,6 +8,7 @@ import gc
 import json
 import logging
 
+import chex
 import jax
 import numpy as np
 import pytest
@@ -75,7 +76,7 @@ def test_a_step_reports_every_metric_of_the_data_formats_page(tmp_path):
         policy_loss value_loss explained_variance response_length eos_rate approx_kl grad_norm critic_grad_norm
         sampler_gap epochs_run""".split()
     assert set(promised) <= set(metrics[0])
-    assert all(np.isfinite(list(row.values())).all() for row in metrics)
+    chex.assert_tree_all_finite(metrics)
     assert int(state.step) == int(state.policy.step) == 2
     assert [check["passed"] for check in json.loads((tmp_path / CHECKS).read_text())] == [True] * 5
 
@@ -227,8 +228,8 @@ def test_offloading_changes_no_result_and_each_phase_holds_only_the_weights_it_n
     (state, metrics), held = bytes_by_phase(monkeypatch, tmp_path, mesh=mesh)
     (found, found_metrics), left = bytes_by_phase(monkeypatch, tmp_path, mesh=mesh, offload=("optimizer", "frozen"))
     # The scores are computed and rounded in a separate program.
-    tiny.assert_trees_close(found_metrics, metrics, 1e-4, 1e-6)
-    tiny.assert_trees_close(tiny.to_host(found), tiny.to_host(state), 1e-3, 1e-5)
+    chex.assert_trees_all_close(found_metrics, metrics, rtol=1e-4, atol=1e-6)
+    chex.assert_trees_all_close(tiny.to_host(found), tiny.to_host(state), rtol=1e-3, atol=1e-5)
     optimizers = size(state.policy.opt_state) + size(state.critic.opt_state)
     reference, preference = size(tiny.host_params()), size(tiny.host_params("scalar"))
     saved = {phase: held[phase] - left[phase] for phase in held}
@@ -246,8 +247,8 @@ def test_a_reference_that_the_loss_needs_is_on_the_devices_in_the_update(tmp_pat
     changes = {"kl_in": "loss", "kl_estimator": "full"}
     (state, metrics), _ = bytes_by_phase(monkeypatch, tmp_path, **changes)
     (found, found_metrics), _ = bytes_by_phase(monkeypatch, tmp_path, offload=("frozen",), **changes)
-    tiny.assert_trees_close(found_metrics, metrics, 1e-4, 1e-6)
-    tiny.assert_trees_close(tiny.to_host(found), tiny.to_host(state), 1e-3, 1e-5)
+    chex.assert_trees_all_close(found_metrics, metrics, rtol=1e-4, atol=1e-6)
+    chex.assert_trees_all_close(tiny.to_host(found), tiny.to_host(state), rtol=1e-3, atol=1e-5)
 
 
 def test_every_iteration_uses_new_sampling_keys(tmp_path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 
+import chex
 import jax
 import numpy as np
 import pytest
@@ -117,8 +118,8 @@ def test_a_student_can_start_from_the_first_layers_of_its_teacher():
     sizes = {name: getattr(tiny.DECODER, name) for name in ("embed", "heads", "kv_heads", "head_dim", "mlp")}
     model = student_model(RewardDistill(layers=1, **sizes), tiny.model())
     params = first_layers((teacher[0], jax.tree.map(jax.numpy.asarray, teacher[1])), model)
-    tiny.assert_trees_equal(params["blocks"], jax.tree.map(lambda x: x[:1], teacher[1]["blocks"]))
-    assert jax.tree.map(lambda x: x.shape, params) == jax.tree.map(lambda x: x.shape, model.abstract())
+    chex.assert_trees_all_equal(params["blocks"], jax.tree.map(lambda x: x[:1], teacher[1]["blocks"]))
+    chex.assert_trees_all_equal_shapes(params, model.abstract())
     with pytest.raises(UserError, match=r"reward_distill\.embed is 64 and the teacher's is 16"):
         first_layers(teacher, student_model(RewardDistill(), tiny.model()))
 

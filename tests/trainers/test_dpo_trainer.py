@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 
+import chex
 import numpy as np
 import pytest
 
@@ -44,7 +45,7 @@ def test_a_directory_and_an_interruption_change_nothing(whole, tmp_path):
     run(steps=3, directory=tmp_path)
     again, rest = run(directory=tmp_path)
     assert rest == steps[rest[0].number :] and rest[0].number > 0
-    tiny.assert_trees_equal(tiny.to_host(again.policy.params), tiny.to_host(trainer.policy.params))
+    chex.assert_trees_all_equal(tiny.to_host(again.policy.params), tiny.to_host(trainer.policy.params))
     assert len(list(tmp_path.glob("reference-train-*.npy"))) == 1
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 
+import chex
 import jax
 import numpy as np
 import pytest
@@ -37,10 +38,10 @@ def whole():
 def test_a_python_function_is_the_reward_and_the_given_model_is_unchanged(whole):
     trainer, steps = whole
     assert [step.number for step in steps] == [0, 1, 2, 3]
-    assert all(np.isfinite(list(step.metrics.values())).all() for step in steps)
+    chex.assert_tree_all_finite([step.metrics for step in steps])
     assert all(-0.8 * 10 <= step.metrics["score"] <= 0 for step in steps)
     assert len(trainer.checks) == 5 and all(check.passed for check in trainer.checks)
-    tiny.assert_trees_equal(language_model().model.init(jax.random.key(0)), language_model().params)
+    chex.assert_trees_all_equal(language_model().model.init(jax.random.key(0)), language_model().params)
     changed = jax.tree.map(lambda a, b: np.any(np.asarray(a) != b), trainer.policy.params, language_model().params)
     assert all(jax.tree.leaves(changed))
 
@@ -51,7 +52,7 @@ def test_a_directory_and_an_interruption_change_nothing(whole, tmp_path):
     again, rest = run(directory=tmp_path)
     assert rest[-1].number == 3 and 0 < rest[0].number <= 3
     assert rest == steps[rest[0].number :]
-    tiny.assert_trees_equal(tiny.to_host(again.policy.params), tiny.to_host(trainer.policy.params))
+    chex.assert_trees_all_equal(tiny.to_host(again.policy.params), tiny.to_host(trainer.policy.params))
     assert [row["score"] for row in read_metrics(tmp_path / "metrics.jsonl")] == [s.metrics["score"] for s in steps]
     assert (tmp_path / "checks.json").exists()
 
@@ -74,7 +75,7 @@ def test_columns_reach_the_reward_and_few_prompts_are_repeated():
 ])  # fmt: skip
 def test_it_runs_on_a_mesh_with_adapters_and_with_critics(options):
     trainer, steps = run(steps=2, **options)
-    assert np.isfinite(list(steps[-1].metrics.values())).all()
+    chex.assert_tree_all_finite(steps[-1].metrics)
     assert set(trainer.policy.params) == set((options.get("model") or language_model()).params)
 
 

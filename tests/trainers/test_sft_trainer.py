@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 
+import chex
 import jax
 import numpy as np
 import pytest
@@ -64,7 +65,7 @@ def test_a_directory_and_an_interruption_change_nothing(whole, tmp_path):
     again, rest = run(directory=tmp_path)
     assert [step.number for step in rest][-1] == len(steps) - 1 and 0 < rest[0].number <= 4
     assert rest == steps[rest[0].number :]
-    tiny.assert_trees_equal(tiny.to_host(again.policy.params), tiny.to_host(trainer.policy.params))
+    chex.assert_trees_all_equal(tiny.to_host(again.policy.params), tiny.to_host(trainer.policy.params))
     assert [row["loss"] for row in read_metrics(tmp_path / "metrics.jsonl")] == [step.metrics["loss"] for step in steps]
 
 
@@ -79,7 +80,7 @@ def test_a_directory_of_another_run_is_refused(tmp_path):
 def test_the_policy_can_be_read_while_training_runs():
     trainer = SFT(language_model(), **FIELDS)
     policies = [trainer.policy for _ in trainer.fit(EXAMPLES)]
-    assert all(np.isfinite(policy.params["embedding"]).all() for policy in policies)
+    chex.assert_tree_all_finite([policy.params["embedding"] for policy in policies])
 
 
 def test_adapters_are_trained_on_an_unchanged_base():

@@ -6,6 +6,7 @@ import dataclasses
 import errno
 import logging
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -74,9 +75,9 @@ def test_pitfall_12_all_state_is_restored_on_any_mesh(tmp_path, first, second):
     abstract = abstract_ppo_state(tiny.setup(second))
     step, after = restored(tmp_path, abstract)
     assert step == 7
-    tiny.assert_trees_equal(tiny.to_host(after), tiny.to_host(before))
+    chex.assert_trees_all_equal(tiny.to_host(after), tiny.to_host(before))
+    chex.assert_trees_all_equal_shapes_and_dtypes(after, abstract)
     for want, have in zip(jax.tree.leaves(abstract), jax.tree.leaves(after), strict=True):
-        assert have.dtype == want.dtype
         assert len(have.sharding.device_set) == 1 if second is None else have.sharding == want.sharding
 
 
@@ -136,7 +137,7 @@ def test_parameters_are_written_once_and_read_onto_any_mesh(tmp_path):
     save_params(tmp_path / "params", tiny.place(model, tiny.host_params(seed=1)))  # an existing complete copy is kept
     for other in (None, (1, 4, 2)):
         found = load_params(tmp_path / "params", tiny.model(other))
-        tiny.assert_trees_equal(tiny.to_host(found), tiny.host_params())
+        chex.assert_trees_all_equal(tiny.to_host(found), tiny.host_params())
     assert [path.name for path in tmp_path.iterdir()] == ["params"]
 
 
@@ -144,7 +145,7 @@ def test_parameters_half_written_by_a_killed_process_are_rewritten(tmp_path):
     (tmp_path / "params.orbax-checkpoint-tmp").mkdir()
     (tmp_path / "params.orbax-checkpoint-tmp" / "half").write_bytes(b"half")
     save_params(tmp_path / "params", tiny.place(tiny.model(), tiny.host_params()))
-    tiny.assert_trees_equal(tiny.to_host(load_params(tmp_path / "params", tiny.model())), tiny.host_params())
+    chex.assert_trees_all_equal(tiny.to_host(load_params(tmp_path / "params", tiny.model())), tiny.host_params())
 
 
 def test_missing_or_mismatched_parameters_are_reported_in_one_sentence(tmp_path):
@@ -164,4 +165,4 @@ def test_copied_parameters_outlive_the_donated_ones():
     params = tiny.place(tiny.model(), tiny.host_params())
     copy = copy_params(params)
     jax.jit(lambda tree: jax.tree.map(lambda x: x * 0, tree), donate_argnums=0)(params)
-    tiny.assert_trees_equal(tiny.to_host(copy), tiny.host_params())
+    chex.assert_trees_all_equal(tiny.to_host(copy), tiny.host_params())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -114,7 +115,7 @@ def assert_same(found, expected) -> None:
     assert metrics == pytest.approx(expected_metrics, rel=2e-4, abs=1e-5)
     largest = max(np.abs(x).max() for x in jax.tree.leaves(expected_gradient))
     assert largest > 1e-4
-    tiny.assert_trees_close(gradient, expected_gradient, rtol=1e-3, atol=2e-6 * max(1, largest))
+    chex.assert_trees_all_close(gradient, expected_gradient, rtol=1e-3, atol=2e-6 * max(1, largest))
 
 
 def test_the_config_and_the_objectives_have_the_same_names():
@@ -128,7 +129,7 @@ def test_answer_logprobs_equal_those_of_the_full_softmax():
         model=model, params=params, pairs=dataclasses.replace(batch, tokens=None), packed=pack_pairs(batch, 24, None)
     )
     packed = answer_logprobs(given)
-    tiny.assert_trees_close(packed, found, 1e-5, 1e-5)
+    chex.assert_trees_all_close(packed, found, rtol=1e-5, atol=1e-5)
     for i in range(4):
         for side in range(2):
             start, end = batch.prompt_length[i, side], batch.length[i, side]
@@ -206,7 +207,7 @@ def test_packed_pairs_of_any_length_train_like_separate_answers(objective, lengt
     for branches in (False, True):
         found, metrics = jitted_step(given, batch, pack_pairs(batch, 64, None, branches=branches))
         assert metrics == pytest.approx(expected_metrics, rel=2e-4, abs=1e-5)
-        tiny.assert_trees_close(found, expected, rtol=1e-3, atol=2e-6 * max(1, largest))
+        chex.assert_trees_all_close(found, expected, rtol=1e-3, atol=2e-6 * max(1, largest))
 
 
 @pytest.mark.parametrize("objective", ["kto", "sigmoid", "orpo"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import chex
 import jax
 import numpy as np
 import optax
@@ -50,8 +51,8 @@ def test_the_losses_by_hand(batch):
 def test_micro_batches_change_nothing(batch, objective):
     gradient, metrics = step(batch, objective)
     found, found_metrics = step(batch, objective, 4)
-    tiny.assert_trees_close(found_metrics, metrics, 1e-5, 1e-6)
-    tiny.assert_trees_close(found, gradient, 1e-4, 1e-6)
+    chex.assert_trees_all_close(found_metrics, metrics, rtol=1e-5, atol=1e-6)
+    chex.assert_trees_all_close(found, gradient, rtol=1e-4, atol=1e-6)
 
 
 def test_a_student_that_scores_like_its_teacher_has_no_gradient(batch):

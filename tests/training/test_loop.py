@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 
+import chex
 import jax
 import numpy as np
 import pytest
@@ -64,7 +65,7 @@ def test_an_interrupted_run_ends_like_an_uninterrupted_one(tmp_path, uninterrupt
         with pytest.raises(Killed):
             train(tmp_path, stop)
     state = train(tmp_path)
-    tiny.assert_trees_equal(state, uninterrupted[0])
+    chex.assert_trees_all_equal(state, uninterrupted[0])
     assert (tmp_path / "metrics.jsonl").read_bytes() == uninterrupted[1]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -105,7 +106,7 @@ def test_an_overflow_halves_the_scale_and_skips_the_step_and_training_continues(
         state, metrics = lm_step(state, LmArguments(model=model, optimizer=SGD, batch=ROWS))
         rows.append({name: float(value) for name, value in metrics.items()})
         if all(row["skipped"] for row in rows):
-            tiny.assert_trees_equal(tiny.to_host(state.params), before)
+            chex.assert_trees_all_equal(tiny.to_host(state.params), before)
     skipped = np.array([row["skipped"] for row in rows])
     assert skipped[0] == 1 and skipped[-10:].sum() == 0 and skipped.sum() < 12
     np.testing.assert_array_equal([row["loss_scale"] for row in rows], 2.0 ** (24 - (np.cumsum(skipped) - skipped)))
@@ -122,7 +123,7 @@ def test_micro_batches_change_nothing_but_rounding():
     (whole, loss), (parts, parts_loss) = found[1], found[4]
     assert parts_loss == pytest.approx(loss, rel=4 * EPS)
     # The embedding's sums over tokens are rounded to float16 within a micro-batch, and exact between micro-batches.
-    tiny.assert_trees_close(parts, whole, 0, 8 * EPS * largest(whole))
+    chex.assert_trees_all_close(parts, whole, rtol=0, atol=8 * EPS * largest(whole))
 
 
 def test_training_on_a_mesh_equals_training_on_one_device():
@@ -141,7 +142,7 @@ def test_training_on_a_mesh_equals_training_on_one_device():
             rows.setdefault(where, []).append([float(metrics[name]) for name in ("loss", "loss_scale", "skipped")])
         states[where] = state
     assert states[mesh].loss_scale.scale.sharding.is_fully_replicated
-    tiny.assert_trees_equal(tiny.to_host(states[mesh].loss_scale), tiny.to_host(states[None].loss_scale))
+    chex.assert_trees_all_equal(tiny.to_host(states[mesh].loss_scale), tiny.to_host(states[None].loss_scale))
     np.testing.assert_array_equal(np.array(rows[mesh])[:, 1:], np.array(rows[None])[:, 1:])
     np.testing.assert_allclose(np.array(rows[mesh])[:, 0], np.array(rows[None])[:, 0], rtol=20 * EPS)
 
@@ -157,7 +158,7 @@ def test_a_resumed_run_keeps_its_scale(tmp_path):
         found = checkpointer.restore(abstract_state(tiny.model(mesh, compute_dtype=HALF), SGD))
         checkpointer.close()
         assert (float(found.loss_scale.scale), int(found.loss_scale.finite_steps)) == (64.0, 1234)
-        tiny.assert_trees_equal(tiny.to_host(found), tiny.to_host(state))
+        chex.assert_trees_all_equal(tiny.to_host(found), tiny.to_host(state))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -172,7 +173,7 @@ def test_other_dtypes_have_no_scale_and_their_old_checkpoints_are_read(tmp_path,
     found = checkpointer.restore(abstract_state(model, SGD))
     checkpointer.close()
     assert found.loss_scale is None
-    tiny.assert_trees_equal(tiny.to_host(found), tiny.to_host(state))
+    chex.assert_trees_all_equal(tiny.to_host(found), tiny.to_host(state))
     assert {path[0].name for path, _ in jax.tree_util.tree_leaves_with_path(state)} <= set(old)
     _, metrics = lm_step(state, LmArguments(model=model, optimizer=SGD, batch=ROWS))
     assert {"loss_scale", "overflowed"}.isdisjoint(metrics)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 
+import chex
 import jax
 import numpy as np
 import optax
@@ -71,8 +72,8 @@ def test_pitfall_21_losses_and_gradients_equal_those_on_one_device(mesh):
     """Another system silently did not synchronise gradients on one mesh shape."""
     gradients, metrics = result(None)
     found, found_metrics = result(mesh)
-    tiny.assert_trees_close(found_metrics, metrics, 1e-4, 2e-6)
-    tiny.assert_trees_close(found, gradients, 1e-4, 2e-6)
+    chex.assert_trees_all_close(found_metrics, metrics, rtol=1e-4, atol=2e-6)
+    chex.assert_trees_all_close(found, gradients, rtol=1e-4, atol=2e-6)
 
 
 def test_no_compared_gradient_is_zero():

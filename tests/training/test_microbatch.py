@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -42,7 +43,7 @@ def test_the_number_of_parts_may_be_known_only_at_run_time():
     for count in (1, 3):
         (loss, aux), gradient = fn(W, count)
         (expected, expected_aux), wanted = accumulate(loss_fn, W, parts_of({"x": X[: 2 * count]}, 1))
-        tiny.assert_trees_close((loss, aux, gradient), (expected, expected_aux, wanted), 1e-5, 1e-6)
+        chex.assert_trees_all_close((loss, aux, gradient), (expected, expected_aux, wanted), rtol=1e-5, atol=1e-6)
 
 
 def test_every_row_is_in_one_part_and_stays_on_its_device():

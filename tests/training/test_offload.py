@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import types
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -42,11 +43,11 @@ def test_the_optimizer_state_moves_to_host_memory_and_back_unchanged(mesh):
     assert jax.tree.map(lambda x: x.sharding.spec if mesh else None, resting.opt_state) == jax.tree.map(
         lambda x: x.spec if mesh else None, where.opt_state
     )
-    tiny.assert_trees_equal(tiny.to_host(resting), before)
+    chex.assert_trees_all_equal(tiny.to_host(resting), before)
     back = optimizer_to_device(resting)
     assert jax.tree.map(lambda x: x.sharding, back) == where
     assert all(leaf.is_deleted() for leaf in jax.tree.leaves(resting.opt_state) if leaf.ndim), "the host's are not"
-    tiny.assert_trees_equal(tiny.to_host(back), before)
+    chex.assert_trees_all_equal(tiny.to_host(back), before)
 
 
 @pytest.mark.parametrize(("first", "second"), [(None, None), ((2, 2, 2), None), (None, (2, 2, 2))])
@@ -65,7 +66,7 @@ def test_checkpoints_are_independent_of_the_memory_of_the_optimizer_state(tmp_pa
             found = checkpointer.restore(change(abstract_state(model, OPTIMIZER)))
             checkpointer.close()
             assert kinds(found.opt_state) == {kind} and kinds(found.params) == {"device"}
-            tiny.assert_trees_equal(tiny.to_host(found), before)
+            chex.assert_trees_all_equal(tiny.to_host(found), before)
 
 
 @pytest.mark.parametrize("mesh", MESHES)
@@ -79,7 +80,7 @@ def test_an_offloaded_role_is_on_the_devices_only_while_in_use(mesh):
             assert kinds(here) == {"device"}
             if mesh is not None:
                 assert jax.tree.map(lambda x: x.sharding, here) == model.shardings()
-            tiny.assert_trees_equal(tiny.to_host(here), tiny.host_params())
+            chex.assert_trees_all_equal(tiny.to_host(here), tiny.host_params())
             sums = jax.jit(lambda tree: jax.tree.map(jnp.sum, tree))(here)
         assert all(leaf.is_deleted() for leaf in jax.tree.leaves(here))
         np.testing.assert_allclose(sums["embedding"], tiny.host_params()["embedding"].sum(), rtol=1e-4)

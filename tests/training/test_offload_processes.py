@@ -5,6 +5,7 @@ from __future__ import annotations
 import pathlib
 import sys
 
+import chex
 import jax
 
 from jaxalign.parallel import distributed
@@ -36,7 +37,7 @@ def move(folder: pathlib.Path) -> None:
     checkpointer.save(1, state)
     state = optimizer_to_device(state)
     assert kinds(state.opt_state) == {"device"}
-    tiny.assert_trees_equal(fetch(state), before)
+    chex.assert_trees_all_equal(fetch(state), before)
     checkpointer.close()
     checkpointer = Checkpointer(folder)
     state = checkpointer.restore(optimizer_to_host(abstract_state(model, OPTIMIZER)))
@@ -44,8 +45,8 @@ def move(folder: pathlib.Path) -> None:
     assert kinds(state.opt_state) == {"pinned_host"}
     role = FrozenRole(state.params, offload=True)
     with role.on_device() as params:
-        tiny.assert_trees_equal(fetch(params), before.params)
-    tiny.assert_trees_equal(fetch(optimizer_to_device(state).opt_state), before.opt_state)
+        chex.assert_trees_all_equal(fetch(params), before.params)
+    chex.assert_trees_all_equal(fetch(optimizer_to_device(state).opt_state), before.opt_state)
     print("all moved")
 
 

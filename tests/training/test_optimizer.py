@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -158,7 +159,7 @@ SETTINGS = {"learning_rate": 0.1, "schedule": "constant", "clip_norm": None}
     ],
 )  # fmt: skip
 def test_stacked_layers_are_updated_as_optax_updates_separate_layers(kind, theirs):
-    tiny.assert_trees_close(stacked(Optimizer(kind=kind, **SETTINGS), 3), one_by_one(theirs, 3), 1e-5, 1e-6)
+    chex.assert_trees_all_close(stacked(Optimizer(kind=kind, **SETTINGS), 3), one_by_one(theirs, 3), rtol=1e-5, atol=1e-6)
 
 
 def test_a_large_matrix_has_a_factored_moment():
@@ -184,7 +185,7 @@ def test_every_optimizer_gives_the_same_updates_on_a_mesh_as_on_one_device(kind)
         state = init_state(model, optimizer, tiny.place(model, tiny.host_params()), jax.random.key(0))
         state, _ = jax.jit(apply_gradients, static_argnums=(0, 3))(model, state, state.params, optimizer, jnp.float32(1))
         found.append(tiny.to_host(state.params))
-    tiny.assert_trees_close(found[1], found[0], 1e-5, 1e-6)
+    chex.assert_trees_all_close(found[1], found[0], rtol=1e-5, atol=1e-6)
 
 
 def test_sophia_by_hand():
@@ -216,7 +217,7 @@ def test_sophia_gives_the_same_updates_on_a_mesh_as_on_one_device():
             given = LmArguments(model=model, optimizer=optimizer, micro_batches=2, batch=tiny.rows(model, ROWS))
             state, metrics = lm_step(state, given)
         found.append(tiny.to_host((state.params, metrics)))
-    tiny.assert_trees_close(found[1][1], found[0][1], 1e-3, 1e-5)
+    chex.assert_trees_all_close(found[1][1], found[0][1], rtol=1e-3, atol=1e-5)
     # An update is clipped to the rate, with the sign of a gradient that may be only rounding: few updates may differ.
     ours, theirs = (np.concatenate([x.ravel() for x in jax.tree.leaves(params)]) for params, _ in found)
     assert np.mean(np.abs(ours - theirs) > 1e-5) < 0.01

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+import chex
 import jax
 import numpy as np
 import optax
@@ -96,8 +97,8 @@ def test_packed_micro_batches_change_nothing(pairs, tokens, lengths):
     gradient, metrics = step(pairs)
     for branches in (False, True):
         found, found_metrics = step(pairs, tokens, branches)
-        tiny.assert_trees_close(found_metrics, metrics, 1e-5, 1e-6)
-        tiny.assert_trees_close(found, gradient, 1e-4, 1e-6)
+        chex.assert_trees_all_close(found_metrics, metrics, rtol=1e-5, atol=1e-6)
+        chex.assert_trees_all_close(found, gradient, rtol=1e-4, atol=1e-6)
 
 
 def test_padding_rows_and_padding_tokens_have_no_gradient(pairs):
@@ -108,5 +109,5 @@ def test_padding_rows_and_padding_tokens_have_no_gradient(pairs):
     for width in (0, 6):
         wide = np.pad(tokens, ((0, 0), (0, 0), (0, width)), constant_values=31)
         found, found_metrics = step(dataclasses.replace(pairs, tokens=wide, label=label))
-        tiny.assert_trees_close(found, gradient, 1e-5, 1e-6)
-        tiny.assert_trees_close(found_metrics, metrics, 1e-5, 1e-6)
+        chex.assert_trees_all_close(found, gradient, rtol=1e-5, atol=1e-6)
+        chex.assert_trees_all_close(found_metrics, metrics, rtol=1e-5, atol=1e-6)
