@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -29,6 +30,9 @@ def compiled(name: str) -> list[str]:
 
 @pytest.mark.parametrize("has_place", [False, True])
 def test_the_call_uses_the_program_compiled_ahead(has_place):
+    chex.clear_trace_counter()
+
+    @chex.assert_max_traces(n=1)
     def found_ahead(x):
         return 2 * x + 1
 
@@ -43,6 +47,9 @@ def test_the_call_uses_the_program_compiled_ahead(has_place):
 
 
 def test_an_early_call_waits_and_compiles_nothing_again():
+    chex.clear_trace_counter()
+
+    @chex.assert_max_traces(n=1)
     def called_early(x):
         for _ in range(300):
             x = jnp.tanh(x) + jnp.sin(x)

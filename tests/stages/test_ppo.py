@@ -92,6 +92,8 @@ def test_every_program_of_an_iteration_is_compiled_once(tmp_path, monkeypatch, m
     jax.clear_caches()
     forecast.forget()
     SEEN.clear()
+    chex.clear_trace_counter()
+    monkeypatch.setattr(ppo_step, "minibatch_update", chex.assert_max_traces(ppo_step.minibatch_update, n=1))
     iterate(tmp_path, steps=3, mesh=mesh)
     assert [len(compiled(f"({fn.__name__})")) for fn in programs] == [1] * 4
 

@@ -15,6 +15,7 @@ from jaxalign.data.loader import EpochLoader, take
 from jaxalign.data.packing import pack
 from jaxalign.tracking.metrics import read_metrics
 from jaxalign.tracking.timing import read_timing
+from jaxalign.training import lm_step as lm_module
 from jaxalign.training.arguments import LmArguments
 from jaxalign.training.lm_step import lm_step
 from jaxalign.training.loop import Loop
@@ -90,6 +91,16 @@ def test_only_steps_after_the_newest_checkpoint_are_repeated(tmp_path):
     again = []
     state = train(tmp_path, seen=again)
     assert again == [] and int(state.step) == STEPS
+
+
+def test_an_interrupted_run_traces_the_step_once(tmp_path, monkeypatch):
+    """`lm_step` calls `gradient_step` once each time it is traced."""
+    jax.clear_caches()
+    chex.clear_trace_counter()
+    monkeypatch.setattr(lm_module, "gradient_step", chex.assert_max_traces(lm_module.gradient_step, n=1))
+    with pytest.raises(Killed):
+        train(tmp_path, 5)
+    assert int(train(tmp_path).step) == STEPS
 
 
 def test_a_run_resumes_on_another_mesh(tmp_path, uninterrupted):
