@@ -10,7 +10,7 @@ class UserError(Exception):
 
 
 def print_error(sentence: str, code: int) -> int:
-    """Flush stdout, print `sentence` on stderr and return `code`, the exit code of an entry point."""
+    """Flushes stdout, prints `sentence` on stderr and returns `code`, the exit code of an entry point."""
     sys.stdout.flush()
     print(sentence, file=sys.stderr, flush=True)
     return code

@@ -30,7 +30,7 @@ Prints the tokens that the model sees, as the stage's own code encodes them.
 
   --config=FILE         a config file as for jaxalign.train, with any --config.FIELD=VALUE
   --stage=STAGE         sft, preference, dpo or ppo; default: the first of them in config.stages
-  --workdir=DIR         the run whose stages made the tokenizer and the data; default runs/<name of FILE>
+  --workdir=DIR         the run whose stages wrote the tokenizer and the data; default runs/<name of FILE>
   --model=DIR           a folder with a tokenizer and a chat template
   --messages=FILE       dialogues: JSON (a list of {"role", "content"}, or an object with "messages"), or one of these per line
   --answers=last|all    mark the last answer of a dialogue, as training does (default), or every answer
@@ -128,7 +128,7 @@ def read_dialogues(path: Path) -> list[list[Message]]:
     """The dialogues of a JSON or JSONL file, with any roles.
 
     Raises:
-        UserError: the file cannot be read, or holds no dialogues.
+        UserError: the file cannot be read, or contains no dialogues.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -143,7 +143,7 @@ def read_dialogues(path: Path) -> list[list[Message]]:
         if not dialogues or not all(isinstance(m.content, str) for messages in dialogues for m in messages):
             raise ValueError("there is no dialogue, or a content is not a string")
     except (ValueError, TypeError, KeyError) as error:
-        raise UserError(f'--messages={path} holds no dialogues ({type(error).__name__}: {error}); a JSON list of {{"role", '
+        raise UserError(f'--messages={path} contains no dialogues ({type(error).__name__}: {error}); a JSON list of {{"role", '
                         '"content"}, an object with such a list as "messages", or one of these per line is expected') from None
     return dialogues
 

@@ -146,7 +146,8 @@ class Experience:
 
 @_array_record
 class AnswerRows:
-    """Answered prompts packed into R rows of T tokens, and the positions of their answers. M: the most answer tokens in a row.
+    """Answered prompts packed into R rows of T tokens, and the positions of their answers. M: the maximum number of answer
+    tokens in a row.
 
     tokens, segment_ids (0 is padding) and positions int32 [R, T], the last two None if each row is one sequence; heads int32
     [R, M]: the position in its row of the token before each answer token, one answer after the other. start and first int32

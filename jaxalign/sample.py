@@ -22,7 +22,7 @@ _MOST_TOKENS = 256
 _MOST_ROWS = 16
 _USAGE = """usage: python -m jaxalign.sample --model=DIR (--prompt=TEXT | --prompts=FILE | --chat) [options]
 
-  --model=DIR           a Hugging Face folder, an Orbax folder made by jaxalign.convert, or a stage's folder of a run, such as
+  --model=DIR           a Hugging Face folder, an Orbax folder from jaxalign.convert, or a stage's folder of a run, such as
                         runs/quickstart/ppo
   --prompt=TEXT         prints the answer
   --prompts=FILE        answers each line of a text file, or each object of a .jsonl (or .jsonl.gz) file, whose "prompt" is a

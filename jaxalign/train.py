@@ -156,7 +156,7 @@ def _take_config_file(arguments: Sequence[str]) -> tuple[Path, str, list[str]]:
     for folder in (Path(), Path(__file__).resolve().parents[1]):
         if file and (folder / file).is_file():
             return folder / file, variant, rest
-    raise UserError(f"--config={given}: there is no such file; give the path of a Python file with get_config(), "
+    raise UserError(f"--config={given}: the file does not exist; give the path of a Python file with get_config(), "
                     f"such as {_DEFAULT}")
 
 

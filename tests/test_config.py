@@ -94,7 +94,7 @@ def test_the_error_of_a_wrong_type_names_field_value_and_type(values, sentence):
     ({"ppo": {"epochs": 0}}, "config.ppo.epochs is 0; it must be at least 1"),
     ({"ppo": {"kl_coef": float("nan")}}, "config.ppo.kl_coef is nan; a finite number is expected"),
     ({"ppo": {"kl_coef": float("inf")}}, "config.ppo.kl_coef is inf; a finite number is expected"),
-    ({"ppo": {"kl_coef": 1e39}}, "config.ppo.kl_coef is 1e+39; a number that float32 can hold is expected"),
+    ({"ppo": {"kl_coef": 1e39}}, "config.ppo.kl_coef is 1e+39; a number that float32 can represent is expected"),
     ({"mesh": {"zero": 4}}, "config.mesh.zero is 4; it must be one of 1, 2, 3"),
     ({"model": {"source": "hugging_face"}},
      "config.model.source is 'hugging_face'; it must be one of scratch, huggingface; did you mean huggingface?"),

@@ -143,7 +143,7 @@ def test_mistakes_are_reported_in_one_sentence_and_leave_nothing(workdir, tmp_pa
     cases = [
         ([f"--source={tmp_path / 'none'}", fresh], "none is not a folder; give a model's folder, or a stage's"),
         ([f"--source={tmp_path / 'used'}", fresh], "config.json does not exist"),
-        ([f"--source={tmp_path / 'half'}", fresh], "holds params, but neither a model's config.json nor"),
+        ([f"--source={tmp_path / 'half'}", fresh], "contains params, but neither a model's config.json nor"),
         ([source, f"--target={tmp_path / 'used'}"], "used already exists; give the name of a new folder"),
         ([source], "--target is not given"),
         ([source, fresh, "--dtype=int8"], "value should be one of <float32|bfloat16|float16>"),

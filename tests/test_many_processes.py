@@ -140,8 +140,8 @@ def test_another_config_in_one_process_is_refused(made, tmp_path):
     each = [["--config.seed=0"], ["--config.seed=1"]]
     first, second = processes.run(2, command(made, f"--workdir={tmp_path}", *MESH), each)
     assert (first.code, second.code) == (2, 2)
-    assert "process 1: this process has another config than process 0" in second.err
-    assert "process 0 ends because process 1 did: this process has another config" in first.err
+    assert "process 1: this process's config differs from process 0's" in second.err
+    assert "process 0 ends because process 1 did: this process's config differs" in first.err
     assert not list(tmp_path.glob("*/manifest.json"))
 
 
@@ -160,4 +160,4 @@ def test_all_processes_report_an_error_of_the_first(made, runs):
     found = processes.run(2, command(made, f"--workdir={runs[1][0]}", *MESH, "--config.ppo.kl_coef=0.7"))
     for number, one in enumerate(found):
         assert one.code == 2
-        assert "has stages that were run with another config" in one.err and f"process {number}" in one.err
+        assert "has stages that were run with a different config" in one.err and f"process {number}" in one.err

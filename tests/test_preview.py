@@ -179,7 +179,7 @@ def test_mistakes_are_reported_in_one_sentence(run, folder, arguments, message):
 @pytest.mark.parametrize("text", ["[]", "{}", "3", '[{"role": "user"}]', '[{"role": "user", "content": 3}]', "", "x"])
 def test_a_file_without_dialogues_is_reported_in_one_sentence(tmp_path, text):
     (tmp_path / "m.json").write_text(text)
-    with pytest.raises(UserError, match="holds no dialogues"):
+    with pytest.raises(UserError, match="contains no dialogues"):
         preview.read_dialogues(tmp_path / "m.json")
 
 

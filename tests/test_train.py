@@ -180,7 +180,7 @@ def test_a_mistake_on_the_command_line_is_reported_in_one_sentence(folder, capsy
 @pytest.mark.parametrize("given", ["nothere.py", "", "configs"])
 def test_a_missing_config_file_is_named(folder, capsys, given):
     (folder / "configs").mkdir()
-    assert f"--config={given}: there is no such file" in refusal(capsys, f"--config={given}")
+    assert f"--config={given}: the file does not exist" in refusal(capsys, f"--config={given}")
 
 
 @pytest.mark.parametrize("override", [[], ["--config.seed=1"]])

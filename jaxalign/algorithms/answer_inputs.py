@@ -22,8 +22,8 @@ from jaxalign.algorithms.guards import (
 class PreferenceStats(NamedTuple):
     """The implicit rewards of pairs, float32 [B] each and without gradient; 0 at masked rows.
 
-    chosen_rewards: of the first response. rejected_rewards: of the second. margins: the first minus the second. A pair's
-    ranking agrees with its label where the margin is above 0 and the label above .5, or both are below.
+    chosen_rewards: those of the first responses. rejected_rewards: those of the second. margins: the first minus the second.
+    A pair's ranking agrees with its label where the margin is above 0 and the label above .5, or both are below.
     """
 
     chosen_rewards: jax.Array
@@ -63,7 +63,7 @@ def single_inputs(policy_logprobs: Any, ref_logprobs: Any, mask: Any, desirable:
 
 
 def _judged(name: str, judgement: Any, mask: Any, like: jax.Array) -> jax.Array:
-    """Broadcasts a scalar or [B] in [0, 1] to [B], without gradient. Masked rows hold the scalar, or 0 for an array."""
+    """Broadcasts a scalar or [B] in [0, 1] to [B], without gradient. Masked rows get the scalar, or 0 for an array."""
     if jnp.ndim(judgement):
         require_shape(name, judgement, "[B]", like.shape)
         judgement = counted(judgement, mask)

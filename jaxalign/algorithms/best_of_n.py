@@ -1,6 +1,6 @@
 """Best-of-n and rejection sampling: the choice among n responses to a prompt, its expected score, and its KL.
 
-A batch of B rows holds B / n groups, each of n contiguous rows. A row that is masked, or whose score is not finite (a reward
+A batch of B rows has B / n groups, each of n contiguous rows. A row that is masked, or whose score is not finite (a reward
 that failed), is never chosen.
 """
 
@@ -44,12 +44,12 @@ def analytic_kl(n: Any) -> jax.Array:
 
 
 def best_of(scores: Any, n: int, mask: Any = None) -> BestOf:
-    """The row with the highest score in each group of n contiguous rows; the first of them on a tie.
+    """The row with the highest score in each group of n contiguous rows; on a tie, the first.
 
     Args:
       scores: real [B].
       n: responses to one prompt, in contiguous rows; a Python int, at least 1.
-      mask: bool, int or float [B]; 0 for rows that may not be chosen. None allows all whose score is finite.
+      mask: bool, int or float [B]; 0 for rows that may not be chosen. None allows every row with a finite score.
 
     Returns:
       A `BestOf`.
@@ -73,7 +73,7 @@ def rejection_sample(scores: Any, n: int, threshold: Any, most: int | None = Non
       n: responses to one prompt, in contiguous rows; a Python int, at least 1.
       threshold: scalar, or real [B / n] with one value per group, in units of the score.
       most: a Python int, at least 1; None for no limit. Of equal scores, earlier rows are preferred.
-      mask: bool, int or float [B]; 0 for rows that may not be chosen. None allows all whose score is finite.
+      mask: bool, int or float [B]; 0 for rows that may not be chosen. None allows every row with a finite score.
 
     Returns:
       bool [B].

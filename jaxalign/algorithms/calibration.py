@@ -19,7 +19,7 @@ class ReliabilityBins(NamedTuple):
     """A calibration plot: K equal bins of the predicted probability.
 
     edges: float32 [K + 1], 0 to 1. confidence: float32 [K], mean prediction. accuracy: float32 [K], share of positive
-    outcomes. count: float32 [K]. Empty bins hold 0 in all three.
+    outcomes. count: float32 [K]. All three are 0 for empty bins.
     """
 
     edges: jax.Array
@@ -35,7 +35,7 @@ def reliability_bins(prob: Any, label: Any, bins: int = 10, mask: Any = None) ->
 
     Args:
       prob: real [B], in [0, 1], the predicted probability of the positive outcome.
-      label: real [B], in [0, 1]; the outcome is positive where label > .5. Mask out labels of exactly .5: they have none.
+      label: real [B], in [0, 1]; the outcome is positive where label > .5. Mask out labels of .5, which have no outcome.
       bins: the number of bins, at least 1.
       mask: bool, int or float [B], the predictions that count; None counts all.
 
@@ -43,7 +43,7 @@ def reliability_bins(prob: Any, label: Any, bins: int = 10, mask: Any = None) ->
       A `ReliabilityBins`.
 
     Raises:
-      ValueError: the shapes differ or are not [B], a value is outside [0, 1], or bins below 1.
+      ValueError: the shapes differ or are not [B], a value is outside [0, 1], or bins is below 1.
     """
     require_same_shape(prob=prob, label=label, mask=prob if mask is None else mask)
     require_shape("prob", prob, "[B]", (None,))

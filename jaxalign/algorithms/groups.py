@@ -1,6 +1,6 @@
 """Advantages from the scores of several responses to one prompt: each group is its own baseline, without a critic.
 
-A batch of B rows holds B / group_size groups of contiguous rows. Every function returns one number per row, which
+A batch of B rows has B / group_size groups of contiguous rows. Every function returns one number per row, which
 `broadcast_to_tokens` copies to the row's tokens. Mask dropped scores: an unmasked NaN propagates to its whole group.
 """
 
@@ -102,7 +102,7 @@ def remax(scores: Any, greedy_scores: Any, mask: Any = None) -> jax.Array:
 
 
 def informative_groups(scores: Any, group_size: int, mask: Any = None) -> jax.Array:
-    """Marks rows whose group has unequal scores. In the other groups all advantages, and hence the gradients, are 0.
+    """Marks rows whose group has unequal scores. In the other groups, all advantages and gradients are 0.
 
     The dynamic sampling of DAPO (Yu et al. 2025, arXiv 2503.14476) keeps these groups and replaces the others with new ones.
 
@@ -112,7 +112,7 @@ def informative_groups(scores: Any, group_size: int, mask: Any = None) -> jax.Ar
       mask: bool, int or float [B]; 0 for padding rows, whose score is not read. None counts all.
 
     Returns:
-      bool [B]; False for masked rows, and for groups that hold NaN.
+      bool [B]; False for masked rows, and for groups that contain NaN.
 
     Raises:
       ValueError: a shape differs, or the rows do not divide into groups of `group_size`.

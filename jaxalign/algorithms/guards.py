@@ -96,7 +96,7 @@ def _shaped(x: Any) -> Any:
 
 
 def _known(x: Any) -> np.ndarray | None:
-    # Under `jit` there is no value yet, and no host holds the whole of an array that spans hosts.
+    # Under `jit` there is no value yet, and no host has the whole of an array that spans hosts.
     if isinstance(x, jax.core.Tracer) or (isinstance(x, jax.Array) and not x.is_fully_addressable):
         return None
     return np.asarray(x)

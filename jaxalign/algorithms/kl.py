@@ -40,7 +40,7 @@ def kl_penalty(logprobs: Any, reference_logprobs: Any, kind: str = "k1") -> jax.
       float32 of that shape.
 
     Raises:
-      ValueError: the shapes differ, or an unknown kind.
+      ValueError: the shapes differ, or the kind is unknown.
     """
     require_choice("kind", kind, ESTIMATORS)
     require_same_shape(logprobs=logprobs, reference_logprobs=reference_logprobs)
@@ -103,7 +103,7 @@ def kl_loss(logprobs: Any, reference_logprobs: Any, kind: str = "k2", mask: Any 
       float32 of the shape of `logprobs`, for "full" without its last axis; 0 at masked tokens.
 
     Raises:
-      ValueError: the shapes differ, or an unknown kind.
+      ValueError: the shapes differ, or the kind is unknown.
     """
     require_choice("kind", kind, LOSSES)
     require_same_shape(logprobs=logprobs, reference_logprobs=reference_logprobs)

@@ -76,7 +76,7 @@ def clamp_label(label: Any, low: Any, high: Any) -> jax.Array:
 
 
 def invert_label(label: Any) -> jax.Array:
-    """1 - label, for the swapped pair. Real of any shape in [0, 1] to float32; ValueError outside that range."""
+    """1 - label, for the swapped pair, as float32. Takes any shape. Raises ValueError outside [0, 1]."""
     require_range("label", label, 0, 1)
     return 1 - as_float("label", label)
 
@@ -120,6 +120,6 @@ def expected_score(logprobs: Any) -> jax.Array:
 
 
 def direct_reward(score: Any) -> jax.Array:
-    """(score - 5.5) / 4.5, which maps 1..10 to [-1, 1]. Real of any shape to float32; ValueError outside 1..10."""
+    """(score - 5.5) / 4.5, which maps 1..10 to [-1, 1], as float32. Takes any shape. Raises ValueError outside 1..10."""
     require_range("score", score, 1, DIRECT_SCORES, tolerance=1e-5)
     return (as_float("score", score) - 5.5) / 4.5

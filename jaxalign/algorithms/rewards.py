@@ -162,7 +162,7 @@ def shape_rewards(
       scores: real [B], one score per response, or [B, N], one per token; integers are cast to float32.
       kl: real [B, N], per-token estimates (`kl.kl_penalty`); entries past the response are not read.
       kl_coef: scalar, not negative.
-      response_length: int [B], in 0..N; a row of length 0 has no token, hence no reward.
+      response_length: int [B], in 0..N; a row of length 0 has no tokens and no reward.
       ended: bool [B], True if a stop token was sampled.
       missing_eos: the rule for the score of a response that did not end: "none" keeps it, "replace" replaces it by
         `missing_eos_value`, "penalty" subtracts `missing_eos_value` (not negative), "zero" sets it to 0. For scores per

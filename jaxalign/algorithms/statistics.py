@@ -10,7 +10,7 @@ import numpy as np
 
 
 def wilson_interval(count: float, total: float, confidence: float = 0.95) -> tuple[float, float]:
-    """Wilson's score interval for a proportion (Wilson 1927), without continuity correction; valid for small samples too.
+    """Wilson's score interval for a proportion (Wilson 1927), without continuity correction; also valid for small samples.
 
     Args:
       count: cases that have the property, in 0..total; halves are allowed (a tie).

@@ -46,7 +46,7 @@ class Check:
 
 
 class _Registered(Check):
-    """The name of a record, or the "package.module:name" of one. Reads the registry's names at each use, not once at import."""
+    """A registered name, or "package.module:name". Reads the registry's names at each use, not once at import."""
 
     def __init__(self, registry: Registry, find: Callable[[str, str], Any] | None, sums: bool):
         self._registry, self._find, self._sums = registry, find or registry.get, sums

@@ -160,7 +160,7 @@ def convert(value: Any, kind: Any, path: str) -> Any:
     """`value` as the schema's type `kind`. An int converts to a float, and a list to a tuple; nothing else is converted.
 
     Raises:
-        UserError: the value has another type, or is a number that is not finite in float32.
+        UserError: the value has the wrong type, or is a number that is not finite in float32.
     """
     options = typing.get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
     if hasattr(value, "item") and getattr(value, "ndim", None) == 0:  # A numpy or JAX scalar.
@@ -172,7 +172,7 @@ def convert(value: Any, kind: Any, path: str) -> Any:
             if not math.isfinite(value):
                 raise UserError(f"{path} is {value}; a finite number is expected")
             if abs(value) > FLOAT32_MAX:
-                raise UserError(f"{path} is {value}; a number that float32 can hold is expected")
+                raise UserError(f"{path} is {value}; a number that float32 can represent is expected")
             return float(value)
         if typing.get_origin(option) is tuple and isinstance(value, (tuple, list)):
             item_kind = typing.get_args(option)[0]

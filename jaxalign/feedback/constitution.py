@@ -36,7 +36,7 @@ class Constitution(tuple[Principle, ...]):
             are built.
 
     Raises:
-        UserError: see `load_constitution`; or an entry of the list has another form.
+        UserError: see `load_constitution`; or an entry of the list is malformed.
     """
 
     def __new__(cls, source: str | Path | Sequence[Any] = "default") -> Constitution:

@@ -61,14 +61,14 @@ class Text(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """probability: in [0, 1], that the first response shown is better; None without a verdict. reasoning: before it, if any."""
+    """probability: in [0, 1], that the first response shown is better; None without a verdict. reasoning: its text, if any."""
 
     probability: float | None
     reasoning: str | None = None
 
 
 class Rating(NamedTuple):
-    """rating: from 1 (worst) to 10 (best), not necessarily whole; None without a rating. reasoning: before it, if any."""
+    """rating: from 1 (worst) to 10 (best), not necessarily whole; None without a rating. reasoning: its text, if any."""
 
     rating: float | None
     reasoning: str | None = None
@@ -104,7 +104,7 @@ class JudgeInputs:
       config: the run's config.
       context: the `StageContext` of the stage that uses the judge.
       model: the architecture of the run's base model, with its mesh.
-      batch: the most rows to compute together.
+      batch: the maximum number of rows to compute together.
       writing: sampling settings for critiques and revisions; None if the stage requests none.
       counted: a `feedback.speaker.Counted`, which receives the work of a local model; None to count nothing.
       trains: whether the stage also trains, so that the judge's weights may be offloaded while it is idle.
@@ -179,7 +179,7 @@ class CheckedJudge:
             found = ask(requests, draw)
         except UserError:
             raise
-        except Exception as error:  # Whatever a user's judge raises.
+        except Exception as error:  # A custom judge may raise anything.
             raise UserError(f"judge {self.name!r} raised {type(error).__name__} in {method!r}: {error}") from error
         if not isinstance(found, Sequence) or isinstance(found, str) or len(found) != len(requests):
             count = f"{len(found)} results" if hasattr(found, "__len__") else f"a {type(found).__name__}"

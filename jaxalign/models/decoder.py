@@ -170,7 +170,7 @@ class Decoder(nnx.Module):
         self, tokens_B, positions_B, tiers: Tiers, slot, constrain: Constrain, adapters: Adapters = NO_ADAPTERS, layers=None
     ) -> tuple[jax.Array, Tiers]:
         """Decodes one token per row: writes its keys and values at `slot` of its tier's caches, modulo their length, and
-        attends to as many earlier slots as its position says. Returns hidden [B, D] and the new caches.
+        attends to the earlier slots, whose number is its position. Returns hidden [B, D] and the new caches.
 
         layers: None scans the layers. Given `layers_apart`, with a cache for each layer without the first axis, the program
         unrolls the layers, and none of their parameters or caches is copied.

@@ -17,7 +17,7 @@ from jaxalign.models.layers import Constrain
 from jaxalign.parallel.sharding import Sharding
 
 _MOVED_TOGETHER = 64 << 20
-"""A parameter with more bytes than this on a device is moved in a step of its own, to limit how much memory is held twice."""
+"""A parameter with more bytes than this on a device is moved in its own step, to limit the memory that is allocated twice."""
 
 Moves = list[tuple[list[int], Callable]]
 

@@ -15,7 +15,7 @@ from jaxalign.algorithms.kl import full_kl
 from jaxalign.models.layers import Constrain, softcap
 from jaxalign.parallel.zigzag import context_size
 
-CHUNK_FLOATS = 1 << 22  # The most logits on a device at a time (16 MB in float32); a chunk has at least one position.
+CHUNK_FLOATS = 1 << 22  # The maximum number of logits on a device (16 MB in float32); a chunk has at least one position.
 USED_CHUNKS = 8  # The minimum number of chunks if the number of used positions is known only at run time.
 _NO_MESH = Constrain()
 _APART = ("batch", "length", None, "vocab")  # Logical axes of the partial sums of `_no_sum`.

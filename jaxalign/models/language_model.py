@@ -220,12 +220,12 @@ def load_model(
       style: "chat" (the model's chat template), "hh", "compact" or "plain". None for the run's style; for other folders "chat"
         if there is a chat template, else "plain".
       lora: adapters to train on frozen weights: new ones, or those of the PEFT folder `lora.path`.
-      family: a custom model family, as a record or as the "package.module:name" or "FILE.py:name" of one. Registered
+      family: a custom model family: a record, "package.module:name" or "FILE.py:name". Registered
         families are found by the model_type in config.json.
       seed: the seed of new adapters.
 
     Raises:
-      UserError: the folder is none of these, is damaged, holds a reward model, or does not fit the mesh or `max_length`.
+      UserError: the folder is none of these, is damaged, contains a reward model, or does not fit the mesh or `max_length`.
     """
     folder, mesh = Path(folder).expanduser(), mesh or Mesh()
     if family is not None:
@@ -242,7 +242,7 @@ def load_model(
     # The tables in an Orbax folder are already padded; others are padded to a multiple of the number of parts in the mesh.
     config = huggingface.read_config(folder, compute_dtype or "float32", 1 if orbax else mesh.tensor)
     if config.head != "lm":
-        raise UserError(f"{folder} holds a {config.family.classifier}, which scores texts; a language model is expected")
+        raise UserError(f"{folder} contains a {config.family.classifier}, which scores texts; a language model is expected")
     model = Model(config.decoder, "lm", make_sharding(mesh))
     huggingface.check_mesh(model)
     tokenizer = load_tokenizer(folder)

@@ -30,7 +30,7 @@ from jaxalign.parallel.zigzag import collect, context_size, deal
 
 Params = Any  # A nested dict of arrays.
 
-_LAYERED = 16  # The most layers for which decoding on a CPU unrolls the layers.
+_LAYERED = 16  # The maximum number of layers for which decoding on a CPU unrolls the layers.
 
 
 class Decoding(NamedTuple):
@@ -168,7 +168,7 @@ class Model:
     def generation_moves(self, params: Params) -> list[tuple[list[int], Callable]]:
         """The steps of `for_generation`: (indices of leaves, a jitted function of the list of these leaves).
 
-        A large leaf has a step of its own, since two copies of it exist while it is gathered.
+        A large leaf has its own step, since two copies of it exist while it is gathered.
         """
         return generation.moves(params, self.generation_abstract(params), self.sharding is not None)
 

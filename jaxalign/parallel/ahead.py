@@ -23,7 +23,7 @@ WORKERS = 4
 
 
 class Ahead:
-    """Compiles programs in the background, in the order of their addition, until the context ends.
+    """Compiles programs in the background, in the order in which they are added, until the context ends.
 
     All processes of a run must add the same programs in the same order, because some compilers share work among processes.
     """

@@ -37,7 +37,7 @@ _watch: hosts.Watch | None = None
 
 
 class Group(NamedTuple):
-    """The known properties of a group of processes. devices: local accelerators of this process; None for all of the host."""
+    """The known properties of a group of processes. devices: local accelerators of this process; None for all of the host's."""
 
     coordinator: str | None = None
     processes: int | None = None
@@ -147,7 +147,7 @@ def _launched(known: Group, environ: Mapping[str, str]) -> tuple[str, Group | No
 
 
 def _open_mpi(known: Group, environ: Mapping[str, str]) -> Group:
-    """Up to Open MPI 4, JAX finds the first host. Version 5 only tells whether all processes are on this host."""
+    """Up to Open MPI 4, JAX finds the first host. Version 5 only reports whether all processes are on this host."""
     size, rank, here, local = (
         int(environ.get(f"OMPI_COMM_WORLD_{name}", missing))
         for name, missing in (("SIZE", 1), ("RANK", 0), ("LOCAL_SIZE", 1), ("LOCAL_RANK", 0))

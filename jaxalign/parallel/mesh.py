@@ -35,7 +35,7 @@ def make_mesh(
         asked = " x ".join(f"{name}={size}" for name, size in sizes.items() if size > 1)
         hint = f"; for a CPU, set XLA_FLAGS=--xla_force_host_platform_device_count={need}"
         raise UserError(
-            f"config.mesh asks for {asked} = {need} devices, but {have} {'is' if have == 1 else 'are'} here; "
+            f"config.mesh asks for {asked} = {need} devices, but {have} {'is' if have == 1 else 'are'} available; "
             f"{_smaller(sizes, have)} would fit{hint if devices[0].platform == 'cpu' else ''}"
         )
     if data % slices:

@@ -1,6 +1,6 @@
 """All processes of a run report to the coordinator's address before JAX starts, so that an error can name missing processes.
 
-Each process sends one line of JSON to process 0, which answers all of them together: all are present, or an error.
+Each process sends one line of JSON to process 0, which then sends the same answer to all: success or an error.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The layout of rows over the mesh axis `context`: 2n chunks per row for n devices; device i holds chunks i and 2n-1-i.
 
-Every device has equally many early and late tokens, and therefore the same work in causal attention. If rows were split in
+Every device has as many early as late tokens, and therefore the same work in causal attention. If rows were split in
 their original order, the last device would have 2n-1 times the work of the first. A row is rearranged once before a model and
 restored once after it.
 

@@ -1,4 +1,4 @@
-"""Finds the stages of a work directory that were run with another config, other files or other inputs."""
+"""Finds the stages of a work directory that were run with a different config, files or inputs."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ _SHOWN = 12  # An error lists this many differences per stage and counts the oth
 def find_changes(config: Config, workdir: str | os.PathLike | Storage, load: Load | None = None) -> dict[str, list[str]]:
     """The stages of `workdir` that are out of date, each with its differences.
 
-    Only stages that will run, and stages that those read, are checked. A stage's code is loaded only if it has no manifest, to
-    compute its output hash, or if the last run had another config, to find its inputs.
+    Only the stages that will run, and the stages that they read, are checked. A stage's code is loaded only if it has no
+    manifest, to compute its output hash, or if the last run had a different config, to find its inputs.
 
     Raises:
       UserError: a stage that another stage reads is neither done nor in `config.stages`, or a run did not write its folder.
@@ -58,8 +58,8 @@ def find_changes(config: Config, workdir: str | os.PathLike | Storage, load: Loa
 
 def refusal(workdir: Path, changed: Mapping[str, list[str]]) -> str:
     """The error text for stages that are out of date."""
-    lines = [f"{workdir} has stages that were run with another config (nothing was changed; choose another --workdir, or give "
-             "--overwrite to redo them, which keeps the old folders as STAGE.old-N):"]
+    lines = [f"{workdir} has stages that were run with a different config (nothing was changed; choose another --workdir, or "
+             "give --overwrite to redo them, which keeps the old folders as STAGE.old-N):"]
     for name, differences in changed.items():
         rest = len(differences) - _SHOWN
         shown = differences[:_SHOWN] + ([f"and {rest} more"] if rest > 0 else [])

@@ -61,7 +61,7 @@ def _check_alike(config: Config, storage: Storage) -> None:
     word, wanted = hosts.once(lambda: [uuid.uuid4().hex, fingerprint(to_dict(config))])
     hosts.once(lambda: storage.write(_MARK, word.encode()))
     if fingerprint(to_dict(config)) != wanted:
-        raise UserError("this process has another config than process 0; start all processes with the same command and config "
+        raise UserError("this process's config differs from process 0's; start all processes with the same command and config "
                         "file")
     if not _appears(storage, word.encode()):
         raise UserError(f"the work directory {storage.path()} is not that of process 0; --workdir must name a folder that all "
@@ -88,7 +88,7 @@ def _make_ready(config: Config, storage: Storage, overwrite: bool, load: Load) -
     planned = names(config)
     for name in changed:
         if name not in planned:
-            raise UserError(f"stage {name} in {storage.path()} was run with another config and must be redone; "
+            raise UserError(f"stage {name} in {storage.path()} was run with a different config and must be redone; "
                             f"add {name} to config.stages")
     for name in changed:
         aside = storage.move_aside(name)
@@ -131,7 +131,7 @@ def _begin(name: str, config: Config, storage: Storage, load: Load) -> bool | No
 
 
 def _forget(stage: Stage, storage: Storage) -> None:
-    """Removes the folder of a failed first start if it holds no work to resume, only set-up files and empty files.
+    """Removes the folder of a failed first start if it contains no work to resume, only setup files and empty files.
 
     The user can then correct the config and repeat the command without --overwrite.
     """

@@ -153,7 +153,7 @@ def estimate(
     sharding = abstract_sharding(mesh)
     if sharding.mesh.size > cluster.devices:
         raise UserError(f"config.mesh asks for {sharding.mesh.size} devices, but {cluster.name} has {cluster.devices}; "
-                        "make it smaller, or leave it to --search")
+                        "choose a smaller mesh, or let --search choose one")
     check_divides(policy, mesh)
     run = _Run(config, dataclasses.replace(with_attention(policy, cluster), sharding=sharding), cluster, assumptions)
     found = tasks(config, prompt, examples)

@@ -146,7 +146,7 @@ def gpu_cluster(text: str) -> Cluster:
     """The GPUs that `text` names with their count, as in H100x8.
 
     Raises:
-        UserError: the text has another form, names an unknown or ambiguous GPU, or asks for several hosts of a GPU without a
+        UserError: the text is malformed, names an unknown or ambiguous GPU, or asks for several hosts of a GPU without a
           known network.
     """
     known = {name.lower(): chip for name, chip in chips().items() if chip.kind == "gpu"}

@@ -139,7 +139,7 @@ def _callers_op_name(module: Module, computation: Computation) -> str:
 
 
 def argument_name(path: str) -> str:
-    """The name of a program's argument in reports, without the name of the record that holds a step's arguments."""
+    """The name of a program's argument in reports, without the name of the record of a step's arguments."""
     return path.removeprefix("arguments.")
 
 

@@ -141,7 +141,7 @@ def chunk(model: Model, rows: Rows) -> tuple[int, int]:
 
 def update(model: Model, weights: Weights, rows: Rows, micro: int, lm_head: bool, beside: float = 0.0) -> Parts:
     """Temporaries of one update on a minibatch `rows`, computed in `micro` micro-batches. beside: bytes of casts and tables
-    that another model, updated in the same program, holds at the same time."""
+    of another model that is updated in the same program."""
     config = model.config
     part = Rows(max(1, rows.rows // micro), rows.length)
     at = local(model, part)

@@ -105,7 +105,7 @@ def packed_parts(config: Config, count: int, length: int, tokens: int, pairs: bo
       length: the maximum tokens of a sequence.
       tokens: tokens per device in a micro-batch; 0: the default of `training.packed.part_rows`.
       pairs: whether the sequences are pairs, which stay in one micro-batch.
-      whole: whether one micro-batch holds all pairs.
+      whole: whether all pairs are in one micro-batch.
 
     Returns:
       The rows of a micro-batch, and the number of micro-batches.

@@ -162,7 +162,7 @@ def load_object(spec: str, where: str) -> Any:
       where: the config field or argument with the location, for error messages.
 
     Raises:
-      UserError: `spec` has another form, the module or file cannot be imported, or it has no such attribute.
+      UserError: `spec` is malformed, the module or file cannot be imported, or it has no such attribute.
     """
     place, _, attribute = spec.rpartition(":")
     if not place or not attribute:

@@ -33,7 +33,7 @@ class DataSourceRecord:
       answers: its prompts have a column with the expected answer, which a verifier compares with the response.
       patterns: these answers may be patterns for the verifier `regex_match`.
       margins: its comparisons can have margins.
-      exact: a run that asks for more prompts than the source has fails; if False, it uses all prompts that there are.
+      exact: a run that asks for more prompts than the source has fails; if False, it uses all of its prompts.
       alphabet: the characters of its text, each of which becomes a token; empty: train a SentencePiece tokenizer with
         `config.world.vocab_size` pieces.
       rows: a description of the rows of the file `config.data.train`, for the error if no file is set; empty: it reads no

@@ -1,4 +1,4 @@
-"""Direct preference objectives: the records that `config.dpo.objective` selects from, singly or as a sum joined by "+"."""
+"""Direct preference objectives: the records that `config.dpo.objective` selects from, alone or as a sum joined by "+"."""
 
 from __future__ import annotations
 

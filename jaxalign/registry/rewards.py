@@ -1,4 +1,4 @@
-"""Reward sources: the records that `config.reward.source` selects from, singly or as a sum joined by "+"."""
+"""Reward sources: the records that `config.reward.source` selects from, alone or as a sum joined by "+"."""
 
 from __future__ import annotations
 

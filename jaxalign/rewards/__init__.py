@@ -1,1 +1,1 @@
-"""Rewards for RL: learnt models, functions, verifiers, ratings and sums of these."""
+"""Rewards for RL: learned models, functions, verifiers, ratings and sums of these."""

@@ -51,10 +51,10 @@ def call_reward(
     timeout_s: float | None = 60.0,
     backoff_s: float = 1.0,
 ) -> tuple[np.ndarray, np.ndarray, RewardReport]:
-    """The user's scores for a batch, as finite arrays whatever the callable does.
+    """The callable's scores for a batch, always as finite arrays.
 
     A call fails if it raises, takes longer than `timeout_s`, or returns anything but one entry per row. Retries follow after
-    backoff_s, 2 backoff_s, 4 backoff_s... seconds; if the last one fails too, all rows are dropped. A single row is dropped,
+    backoff_s, 2 backoff_s, 4 backoff_s... seconds; if the last one also fails, all rows are dropped. A single row is dropped,
     without a retry, if its entry is None, NaN, infinite, outside float32's range or not a number. The caller must mask dropped
     rows.
 
@@ -64,10 +64,10 @@ def call_reward(
     Args:
       fn: `(prompts, responses, **columns) -> scores`, which returns a list, tuple or 1-D array. A UserError that it raises is
         re-raised: its arguments are wrong, and a retry would not help.
-      prompts: B prompts, of whatever type the callable takes.
+      prompts: B prompts, of any type that the callable takes.
       responses: B texts.
       columns: other columns by name, B entries each.
-      retries: further calls after the first; not negative.
+      retries: additional calls after the first; not negative.
       timeout_s: time limit of a call in seconds, above 0; None for no limit.
       backoff_s: seconds before the first retry; not negative.
 

@@ -33,7 +33,7 @@ def as_reward(
       name: the reward's name in metrics; None for its own name.
 
     Raises:
-      UserError: `found` has another form, or cannot be imported.
+      UserError: `found` has none of these forms, or cannot be imported.
     """
     settings, given = settings or RewardSettings(), found
     if isinstance(found, str):
@@ -55,7 +55,7 @@ def as_reward(
 def _instance(kind: type) -> Any:
     try:
         return kind()
-    except Exception as error:  # Whatever a user's class raises.
+    except Exception as error:  # A custom class may raise anything.
         raise UserError(f"the reward {kind.__name__} cannot be constructed without arguments ({type(error).__name__}: {error}"
                         "); give an instance") from error
 
@@ -90,7 +90,7 @@ class CheckedReward(BaseReward):
             found = self.reward.score(batch)
         except UserError:
             raise
-        except Exception as error:  # Whatever a user's reward raises.
+        except Exception as error:  # A custom reward may raise anything.
             raise UserError(f"reward {self.name!r} raised {type(error).__name__}: {error}") from error
         scored = found if isinstance(found, Scored) else Scored(found)
         rows, tokens = len(batch.prompts), batch.rollout.logprobs.shape[1]

@@ -1,4 +1,4 @@
-"""The reward from a learnt model that reads the policy's tokens: the preference model or its student."""
+"""The reward from a learned model that reads the policy's tokens: the preference model or its student."""
 
 from __future__ import annotations
 

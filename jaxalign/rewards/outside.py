@@ -44,8 +44,8 @@ def model_files(config: Config) -> dict[Path, str]:
 
 
 class RewardModel(NamedTuple):
-    """A reward model that scores texts. style: the format in which it reads dialogues; max_length: the most tokens that it
-    reads; batch: the number of texts per forward pass."""
+    """A reward model that scores texts. style: the format in which it reads dialogues; max_length: the maximum length of
+    its input, in tokens; batch: the number of texts per forward pass."""
 
     scorer: Scorer
     params: Params

@@ -20,7 +20,7 @@ from jaxalign.rewards.base import BaseReward, Listener, Reward, RewardBatch, Sco
 def sum_of_rewards(
     parts: Mapping[str, Reward], weights: Sequence[float] = (), length_coef: float = 0.0, length_free: int = 0
 ) -> Reward:
-    """The only part itself if its weight is 1 and there is no length penalty, else a `SummedReward`. Weights default to 1."""
+    """The single part itself if its weight is 1 and there is no length penalty; else a `SummedReward`. Weights default to 1."""
     weights = tuple(weights) or (1.0,) * len(parts)
     if weights == (1.0,) and not length_coef:
         return next(iter(parts.values()))
@@ -34,7 +34,7 @@ def is_single(settings: RewardSettings) -> bool:
 
 
 def fused_source(settings: RewardSettings, offloaded: Sequence[str]) -> str | None:
-    """The name of the learnt reward that is fused into the scoring program (`LearntReward.fused`), before it is made; or None.
+    """The name of the learned reward that will be fused into the scoring program (`LearntReward.fused`); None if there is none.
 
     Args:
       settings: `config.reward`.
@@ -72,7 +72,7 @@ class SummedReward(BaseReward):
         return Scored(total, kept, shown)
 
     def listen(self, prompts: Sequence[Prompt]) -> Listener | None:
-        """A listener that calls those of all parts; None if no part has one."""
+        """A listener that calls the listeners of all parts; None if no part has one."""
         listeners = [found for part in self.parts.values() if (found := part.listen(prompts)) is not None]
         if not listeners:
             return None

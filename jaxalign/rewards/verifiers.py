@@ -21,7 +21,7 @@ _RUN = re.compile(
 )
 _NUMBER = re.compile(r"(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)(?:\.[0-9]+)?|\.[0-9]+")
 _LATEX_FRACTION = re.compile(r"([0-9]?)\\[dt]?frac\{\s*([^{}]*?)\s*\}\{\s*([^{}]*?)\s*\}")
-_LONGEST = 64  # The most characters of a number: a longer run of digits is not an answer, and Python converts it slowly.
+_LONGEST = 64  # The maximum length of a number: a longer run of digits is not an answer, and Python converts it slowly.
 _LARGEST_POWER = 300
 
 
@@ -66,7 +66,7 @@ def number_match(
       B floats, 0 or 1; NaN if the answer has no number, since then nothing can be verified.
 
     Raises:
-      UserError: there is no answer column, it has another length, or the tolerance is negative.
+      UserError: there is no answer column, it has the wrong length, or the tolerance is negative.
     """
     if not 0 <= tolerance < math.inf:
         raise UserError(f"the tolerance of number_match is {tolerance}; a non-negative number is expected")
@@ -84,7 +84,7 @@ def number_match(
 def exact_match(
     prompts: Sequence[Any], responses: Sequence[str], *, answer: Any = None, ignore_case: bool = False, **columns: Any
 ) -> list[float]:
-    """1 if the response equals the answer, ignoring surrounding white space, else 0.
+    """1 if the response equals the answer, ignoring surrounding whitespace, else 0.
 
     Args:
       prompts: B prompts; not read.
@@ -97,7 +97,7 @@ def exact_match(
       B floats, 0 or 1.
 
     Raises:
-      UserError: there is no answer column or it has another length.
+      UserError: there is no answer column or it has the wrong length.
     """
 
     def plain(text: Any) -> str:
@@ -124,7 +124,7 @@ def regex_match(prompts: Sequence[Any], responses: Sequence[str], *, pattern: An
       B floats, 0 or 1.
 
     Raises:
-      UserError: there is no pattern, the column has another length, or a pattern is not a valid regular expression.
+      UserError: there is no pattern, the column has the wrong length, or a pattern is not a valid regular expression.
     """
     if isinstance(pattern, str):
         pattern = [pattern] * len(responses)

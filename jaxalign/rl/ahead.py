@@ -44,7 +44,7 @@ class IterationShapes:
       checks: the arguments of `step_zero_values`.
       state: the first argument of `packed_update`.
       update: the second argument of `packed_update`.
-      turns: the most iterations of the loop over micro-batches in each of these three steps.
+      turns: the maximum number of iterations of the loop over micro-batches in each of these three steps.
     """
 
     scoring: ExperienceArguments
@@ -117,7 +117,7 @@ def compile_ahead(
       prompts: token ids of the prompts of one iteration.
       scores: how the reward computes scores.
       frozen: ShapeDtypeStructs of the base under the adapters, or None.
-      reference: ShapeDtypeStructs of the reference's joined parameters; None for those of `setup.reference`.
+      reference: ShapeDtypeStructs of the reference's joined parameters; None for `setup.reference`.
       checked: whether the step-0 checks have already run.
     """
     with log_errors("ppo"):

@@ -58,7 +58,7 @@ def estimate(inputs: AdvantageInputs) -> tuple[jax.Array, jax.Array]:
     """(advantages, returns), both float32 [B, N], from the estimator of `inputs.section`.
 
     Raises:
-      UserError: a user's estimator raises, or returns another shape or dtype.
+      UserError: a custom estimator raises, or returns the wrong shape or dtype.
     """
     arrays = [inputs.rewards, inputs.values, inputs.log_ratios, inputs.mask]
     chex.assert_rank(arrays, 2)
@@ -76,7 +76,7 @@ def estimate(inputs: AdvantageInputs) -> tuple[jax.Array, jax.Array]:
 
 
 def check_estimates(section: Ppo, rewards, values, advantages, returns) -> None:
-    """Raises UserError if a user's estimator returned NaN or infinity for finite rewards and values.
+    """Raises UserError if a custom estimator returned NaN or infinity for finite rewards and values.
 
     Built-in estimators are not checked: the update skips non-finite gradients, and the check `finite_gradients` reports them.
     """

@@ -49,7 +49,7 @@ def make_experience(
       frozen: the base that models with adapters share, or None.
 
     Raises:
-      UserError: a user's advantage estimator raises, or returns another shape or dtype.
+      UserError: a custom advantage estimator raises, or returns the wrong shape or dtype.
     """
     rollout, parts = pack_rollout(rollout, setup.config.micro_batch_tokens, setup.policy.sharding)
     scorer = scorer_params = None

@@ -46,7 +46,7 @@ class Iteration:
       stream: the prompts of each iteration.
       sampler: samples the responses; it receives the policy's weights before each iteration.
       padding: the shape of the rollout's arrays.
-      sampling: temperature, top-k, top-p, the most new tokens and the ids that end a response.
+      sampling: temperature, top-k, top-p, the maximum number of new tokens and the ids that end a response.
       reward: scores the responses.
       tokenizer: decodes responses for rewards that read text.
       reference: the reference's parameters; with adapters, joined with the base.

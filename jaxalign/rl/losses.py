@@ -56,7 +56,7 @@ def policy_loss(
 
     Raises:
       ValueError: the loss reads the reference but `reference_params` is None.
-      UserError: a user's policy loss raises, or returns another shape or dtype.
+      UserError: a custom policy loss raises, or returns the wrong shape or dtype.
     """
     config, mask, old = setup.config, experience_mask(batch), batch.rollout.logprobs
     temperature = config.temperature or 1.0
@@ -97,7 +97,7 @@ def policy_loss(
 
 
 def value_loss(setup: PPOSetup, params, batch: Experience, whole: Totals, hidden=None, rows: AnswerRows | None = None):
-    """(value_coef * loss, Aux) of the critic. The arguments are those of `policy_loss`."""
+    """(value_coef * loss, Aux) of the critic. Takes the arguments of `policy_loss`."""
     config, mask = setup.config, experience_mask(batch)
     values = response_values(setup.critic, params, batch.rollout, hidden, rows)
     chex.assert_equal_shape([values, batch.values, batch.returns, mask])

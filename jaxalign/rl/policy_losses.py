@@ -39,7 +39,7 @@ def surrogate(section: Ppo, logprobs, old_logprobs, advantages, mask) -> tuple[j
     """(loss float32 [B, N], `SurrogateStats`) from `config.ppo.policy_loss`.
 
     Raises:
-      UserError: a user's policy loss raises, or returns another shape or dtype.
+      UserError: a custom policy loss raises, or returns the wrong shape or dtype.
     """
     record = POLICY_LOSSES.get(section.policy_loss, "config.ppo.policy_loss")
     bounds = record.clip_range(section.clip, section.clip_high)

@@ -37,7 +37,7 @@ class PPOState:
 
 @dataclasses.dataclass(frozen=True)
 class PPOSetup:
-    """Everything that is fixed during a run. It is hashable, hence static for jit.
+    """Everything that is fixed during a run. It is hashable, so it can be static for jit.
 
     Attributes:
       policy: a model with an LM head and, if the critic shares its trunk, also a scalar head.

@@ -164,8 +164,8 @@ def checked_rows(section: Ppo, batch: int, T: int, ways: int = 1, unit: int = 1)
 def checked_parts(setup: PPOSetup, rollout: Rollout) -> PackedParts:
     """The first rows of a rollout (numpy), packed into two parts if there are enough rows.
 
-    The rows are as many as the update has in a micro-batch, which fits into memory, or the fewest that the mesh can split in
-    two parts.
+    There are as many rows as in a micro-batch of the update, which fits into memory, or twice as many if the mesh needs them to
+    form two parts.
     """
     B, T = rollout.tokens.shape
     sharding = setup.policy.sharding

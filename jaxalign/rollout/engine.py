@@ -28,7 +28,7 @@ class Engine:
 
     Attributes:
       model: the architecture.
-      batch: the most rows that decode together; a multiple of the number of parts into which the mesh splits them.
+      batch: the maximum number of rows that decode together; a multiple of the number of parts into which the mesh splits them.
       max_length: the maximum length of prompt plus response, in tokens.
       bucket: prompts are padded to this length times a power of two, so that few shapes are compiled.
 

@@ -23,9 +23,9 @@ from jaxalign.rollout.session import LEFT, STEPS, Session
 Described = tuple[Callable, tuple]
 """(jitted function, its arguments), as `Ahead.add` takes them."""
 WAVES = 4
-"""The most prompts per row that are simulated; more prompts need no additional programs."""
+"""The maximum number of simulated prompts per row; more prompts need no additional programs."""
 CHUNKS = 256
-"""The most chunks that are simulated. A ring grows by doubling, so the programs of long responses appear early."""
+"""The maximum number of simulated chunks. A ring grows by doubling, so the programs of long responses appear early."""
 
 _known: set = set()  # Programs that are compiled or being compiled.
 _begun: set = set()  # Keys (`_kind`) of queues whose programs are known.
@@ -101,7 +101,7 @@ def _kind(session: Session) -> tuple:
 
 
 def _bound(params) -> bool:
-    """Whether the weights, and so the results of programs, are committed to devices."""
+    """Whether the weights, and therefore the results of programs, are committed to devices."""
     return any(leaf.sharding is not None for leaf in jax.tree.leaves(_described(params)))
 
 

@@ -80,7 +80,7 @@ class TextSampler:
       temperature: the sampling temperature; 0 is greedy.
       top_k: sample from the k most likely tokens; 0: from all.
       top_p: sample from the smallest set of tokens with at least this probability.
-      batch: the most answers that are sampled together.
+      batch: the maximum number of answers that are sampled together.
       seed: the seed of all answers.
       sampler: "local", a registered name, "package.module:name", or a `jaxalign.rollout.sampler.Sampler`.
 

@@ -9,7 +9,7 @@ LEAST_SLOTS = 64
 FEW = 4
 """Prompts that need more than this many small prefills use a large one."""
 PREFILLED = 2048
-"""The most prompt tokens, including padding, in one prefill; a longer prompt is prefilled alone."""
+"""The maximum number of prompt tokens, including padding, in one prefill; a longer prompt is prefilled alone."""
 SHARES = (1, 2, 4, 8)
 """All, 1/2, 1/4 or 1/8 of the rows decode."""
 LONG = 2
@@ -118,7 +118,7 @@ def prefill_groups(
     Args:
       fresh: the distinct prompts that enter each part of the mesh.
       padded: maps a prompt's length to its padded length.
-      most: the most rows of a part.
+      most: the maximum number of rows of a part.
 
     Returns:
       For each prefill: the padded length, the rows per part, and the prompts of each part.

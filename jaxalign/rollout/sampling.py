@@ -93,7 +93,8 @@ def draw(logits_BxV: jax.Array, keys_B: jax.Array) -> jax.Array:
 
 
 def _first(reached_BxN: jax.Array, weights_BxN: jax.Array) -> jax.Array:
-    """int [B, 1]: the first index that is reached and has a positive weight; if rounding leaves none, the last with one."""
+    """int [B, 1]: the first reached index with a positive weight; if rounding leaves none, the last index with a
+    positive weight."""
     positive = weights_BxN > 0
     found = reached_BxN & positive
     last = positive.shape[1] - 1 - jnp.argmax(positive[:, ::-1], axis=-1, keepdims=True)

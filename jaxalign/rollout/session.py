@@ -21,9 +21,9 @@ from jaxalign.rollout.ring import exchange, insert, prefill, reroll
 from jaxalign.rollout.sampling import Sampling
 
 STEPS = 32
-"""The most decoding steps of a chunk; after each chunk the host reads the tokens."""
+"""The maximum number of decoding steps of a chunk; after each chunk the host reads the tokens."""
 KEPT = 4
-"""The most prefills that are kept for prompts that will be sampled again."""
+"""The maximum number of prefills that are kept for prompts that will be sampled again."""
 AHEAD = 8
 """When a chunk begins, a row of the short tier must have slots for this many more steps."""
 _TOKEN, _POSITION, LEFT, _NUMBER = range(4)  # The first axis of `Session.rows`.

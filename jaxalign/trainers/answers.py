@@ -84,7 +84,7 @@ def packed(section: Dpo, model: Model, pairs: AnswerPairs, index: np.ndarray) ->
 def answer_pairs(rollout: Rollout, labelled: Sequence[Comparison], undecided: str) -> AnswerPairs:
     """Pairs from a rollout (numpy): rows 2i and 2i + 1 form pair i, with the preferred answer first. The reference is 0.
 
-    Pairs of equal answers have weight 0; so have undecided pairs if `undecided` is "drop".
+    Pairs of equal answers have weight 0, as do undecided pairs if `undecided` is "drop".
     """
     B = len(labelled)
     length = rollout.prompt_length + rollout.response_length

@@ -44,7 +44,7 @@ class Trainer:
       progress: show progress on stderr.
 
     Raises:
-      UserError: an argument is of another type.
+      UserError: an argument has the wrong type.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class Trainer:
         """Records the run's settings and a hash of its data in the directory, or checks them against an earlier record.
 
         Raises:
-          UserError: the directory holds a run with other settings or other data.
+          UserError: the directory contains a run with different settings or data.
         """
         if self._directory is None:
             return
@@ -104,7 +104,7 @@ class Trainer:
         elif found != text:
             old, new = json.loads(found), json.loads(text)
             differs = [name for name in new if old.get(name) != new[name]]
-            raise UserError(f"{self.name}(directory) is {str(self._directory)!r}, which holds a run with other "
+            raise UserError(f"{self.name}(directory) is {str(self._directory)!r}, which contains a run with different "
                             f"{' and '.join(differs) or 'settings'}; give the same values to resume it, or another directory")
 
     @property
@@ -139,5 +139,5 @@ class PolicyTrainer(Trainer):
         return self._start.with_params(self._trained())
 
     def save(self, folder: str | Path, **options: Any) -> None:
-        """Writes the policy in Hugging Face's layout. `options` are those of `LanguageModel.save`."""
+        """Writes the policy in Hugging Face's layout. `options` are passed to `LanguageModel.save`."""
         self.policy.save(folder, **options)

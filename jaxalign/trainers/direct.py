@@ -89,7 +89,7 @@ class DPO(PolicyTrainer):
             messages.
 
         Raises:
-          UserError: there are no rows, a row has another form, or the objective needs the other kind of rows.
+          UserError: there are no rows, a row is malformed, or the objective needs the other kind of rows.
         """
         section, model = self.section, self._start
         single = not objectives_of(section.objective)[0].pairs
@@ -227,7 +227,7 @@ def separation(section: Dpo, model: Model, params: Params, judged: AnswerPairs) 
 
 
 def _finite_first(steps: Iterator[Step], objective: str) -> Iterator[Step]:
-    """Yields the steps. Raises UserError if the loss of a user's objective is not finite in the first step."""
+    """Yields the steps. Raises UserError if the loss of a custom objective is not finite in the first step."""
     for number, step in enumerate(steps):
         if number == 0 and not math.isfinite(step.metrics["loss"]):
             raise UserError(f"objective {objective!r} returned a loss of {step.metrics['loss']} on the first batch; a finite "

@@ -31,7 +31,7 @@ class Start:
 
     Attributes:
       model: the architecture to train.
-      weights: reads the weights that training starts from; with adapters, joined with the base. A reference may use them too.
+      weights: reads the weights that training starts from; with adapters, joined with the base. A reference may also use them.
       trained: takes those weights and returns the part to train, in buffers that training may donate.
       frozen: reads the base under the adapters; returns None without adapters.
       abstract_frozen: the base under the adapters as ShapeDtypeStructs.
@@ -172,7 +172,7 @@ class Fit:
             yield from self.training
 
     def drain(self, *arguments: Any, **more: Any) -> None:
-        """Runs all steps. The arguments are those of `steps`."""
+        """Runs all steps. Takes the arguments of `steps`."""
         for _ in self.steps(*arguments, **more):
             pass
 

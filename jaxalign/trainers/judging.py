@@ -43,12 +43,12 @@ class Judge:
         `jaxalign.feedback.judge.Judge`; or the name of a registered judge, "package.module:name" or "FILE.py:name".
       constitution: a `Constitution`, or an argument from which to construct one.
       temperature, max_new_tokens: sampling settings of a language model's critiques and revisions.
-      batch: the most rows that a language model processes together.
+      batch: the maximum number of rows that a language model processes together.
       seed: seeds the drawn principles and all samples.
       fields: fields of the config section `feedback`, such as reasoning, principles_per_comparison and undecided_margin.
 
     Raises:
-      UserError: an argument has another type, or is not a field of the section.
+      UserError: an argument has the wrong type, or is not a field of the section.
     """
 
     def __init__(

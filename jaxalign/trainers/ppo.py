@@ -64,7 +64,7 @@ class PPO(PolicyTrainer):
       checks: the step-0 checks; empty until they have run.
 
     Raises:
-      UserError: an argument is not a field of the section, has a value that the section does not accept, or is of another type.
+      UserError: an argument is not a field of the section, has a value that the section does not accept, or has the wrong type.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class PPO(PolicyTrainer):
             they repeat within it.
 
         Raises:
-          UserError: there are no prompts, a prompt has another form or is too long, or their columns differ.
+          UserError: there are no prompts, a prompt is malformed or too long, or their columns differ.
         """
         asked = as_prompts(prompts, "PPO.fit(prompts)")
         _require_equal_columns(asked)
@@ -130,8 +130,9 @@ class PPO(PolicyTrainer):
         if not isinstance(reference, LanguageModel):
             raise UserError(f"PPO(reference) is of type {type(reference).__name__}; a LanguageModel is expected")
         if policy.model.lora is not None or reference.model != policy.model:
-            raise UserError("PPO(reference) has another architecture or mesh than the policy, or the policy has adapters, "
-                            "which need the initial policy as the reference; leave the reference out, or load both alike")
+            raise UserError("PPO(reference) does not have the policy's architecture and mesh, or the policy has adapters, "
+                            "which need the initial policy as the reference; leave the reference out, or load both with the "
+                            "same options")
         return FrozenRole(placed(reference.weights))
 
     def _trained_from(self, start: Params) -> Params:
@@ -151,7 +152,7 @@ class PPO(PolicyTrainer):
             raise UserError("PPO(start_critic) is given, but these settings have no separate critic: leave it out, or choose "
                             "advantages with a critic and critic='separate'")
         if scorer.ensemble is not None or scorer.model != self._setup.critic:
-            raise UserError("PPO(start_critic) is an ensemble or has another architecture than the policy; train one "
+            raise UserError("PPO(start_critic) is an ensemble, or does not have the policy's architecture; train one "
                             "RewardModel from the policy's model")
         return apart(self._start.frozen, params)
 

@@ -51,7 +51,7 @@ class Reinforcement:
       stream: the prompts.
       sampling: the sampling settings.
       tokenizer: decodes responses for rewards that read text.
-      max_length: the most tokens of a prompt and its response together.
+      max_length: the maximum length of prompt plus response, in tokens.
       like: arrays whose device a model without a mesh trains on; None for the default device.
 
     Attributes:
@@ -72,7 +72,7 @@ class Reinforcement:
     def compile_ahead(
         self, ahead: Ahead, scores: Scores, frozen: Params | None, reference: Params, checked: bool
     ) -> None:
-        """Starts compiling the first iteration's programs. The arguments are those of `rl.ahead.compile_ahead`."""
+        """Starts compiling the first iteration's programs. Takes the arguments of `rl.ahead.compile_ahead`."""
         first = self.stream.at(0).ids
         compile_ahead(ahead, self.setup, self.engine, self.sampling, first, scores, frozen, reference, checked)
 

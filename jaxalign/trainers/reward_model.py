@@ -77,7 +77,7 @@ class RewardModel(Trainer):
             default 1) and "margin"; or a mapping of columns. Prompts are texts or messages.
 
         Raises:
-          UserError: there are no rows, or a row has another form.
+          UserError: there are no rows, or a row is malformed.
         """
         arrays = self._arrays(as_pairs(pairs, "RewardModel.fit(pairs)"))
         self._claim(arrays)
@@ -117,7 +117,7 @@ class RewardModel(Trainer):
 
         Args:
           folder: must be empty or not exist. The members of an ensemble go to its subfolders member-0, member-1 and so on.
-          options: those of `LanguageModel.save`.
+          options: as in `LanguageModel.save`.
         """
         model, folder = self.scorer[0].model, Path(folder).expanduser()
         for number, fit in enumerate(self._fits):

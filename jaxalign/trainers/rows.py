@@ -32,7 +32,7 @@ def as_prompts(data: Any, where: str) -> list[Prompt]:
       where: the argument's name for error messages, such as "PPO.fit(prompts)".
 
     Raises:
-      UserError: the data set is empty or of another type, or a row is not a prompt.
+      UserError: the data set is empty or has the wrong type, or a row is not a prompt.
     """
     return [as_prompt(row, f"{where}[{i}]", i) for i, row in enumerate(as_rows(data, where, _PROMPT_FORM))]
 
@@ -66,7 +66,7 @@ def as_judgements(data: Any, where: str) -> list[Judgement]:
 
 
 def is_judged(data: Any) -> bool:
-    """Whether a data set consists of single judged answers instead of pairs, judging by its columns or its first row."""
+    """Whether a data set consists of single judged answers instead of pairs, according to its columns or its first row."""
     if isinstance(data, Mapping):
         return "chosen" not in data and "label" in data
     first = data[0] if isinstance(data, Sequence) and data else None

@@ -27,7 +27,7 @@ def pair_arrays(
     """All pairs as one PairBatch of numpy arrays, padded to one length.
 
     Args:
-      max_length: the most tokens of a sequence; a longer sequence loses its oldest tokens.
+      max_length: the maximum length of a sequence, in tokens; a longer sequence loses its oldest tokens.
       margin_weight: multiplies the pairs' margins; 0 leaves margins out.
     """
     rows = []
@@ -49,7 +49,7 @@ def packed(model: Model, pairs: PairBatch, index: np.ndarray, tokens: int = 0) -
     """(the pairs `index` on the devices, without their tokens; the tokens packed into micro-batches).
 
     Args:
-      tokens: the most tokens per device in a micro-batch; 0 chooses automatically.
+      tokens: the maximum number of tokens per device in a micro-batch; 0 chooses automatically.
     """
     own = jax.tree.map(lambda x: x[index], pairs)
     parts = pack_pairs(own, tokens, model.sharding, branches=reads_branches(model.config, model.sharding))

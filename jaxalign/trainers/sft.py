@@ -76,7 +76,7 @@ class SFT(PolicyTrainer):
             token), or a mapping of columns. Prompts are texts or messages.
 
         Raises:
-          UserError: there are no rows, or a row has another form.
+          UserError: there are no rows, or a row is malformed.
         """
         examples = as_examples(rows, "SFT.fit(rows)")
         packed, _ = pack((self._encoded(example) for example in examples), self.section.row_length)

@@ -82,7 +82,7 @@ class Loop:
         return Training(self, init, abstract, step_fn)
 
     def run(self, init: Init, abstract: Any, step_fn: StepFunction) -> Any:
-        """Trains to `total_steps` and returns the final state. The arguments are those of `begin`."""
+        """Trains to `total_steps` and returns the final state. Takes the arguments of `begin`."""
         training = self.begin(init, abstract, step_fn)
         for _ in training:
             pass

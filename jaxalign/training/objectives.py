@@ -173,7 +173,7 @@ def objective_loss(inputs: DirectInputs, anchored: tuple[jax.Array, ...]) -> tup
       the better answer, in nats per token). Rows that do not count have loss 0.
 
     Raises:
-      UserError: an objective returns anything but a loss [B], or such a loss with its statistics.
+      UserError: an objective returns anything other than a loss [B], with or without its statistics.
     """
     settings = inputs.settings
     objectives = objectives_of(settings.objective)

@@ -34,7 +34,7 @@ def part_rows(sequences: int, T: int, tokens: int, ways: int = 1, unit: int = 1)
     """(rows per part, the largest number of parts) for `sequences` sequences in rows of T tokens.
 
     Args:
-      tokens: the most tokens per device in a part; 0 chooses automatically.
+      tokens: the maximum number of tokens per device in a part; 0 chooses automatically.
       ways: see `rows_split`.
       unit: see `rows_split`.
 
@@ -166,7 +166,7 @@ def pack_pairs(
     """A plan on the devices for both sequences of the pairs (numpy) that count. A pair's sequences are in the same part.
 
     Args:
-      tokens: the most tokens per device in a part; 0 chooses automatically.
+      tokens: the maximum number of tokens per device in a part; 0 chooses automatically.
       whole: put all pairs in one part.
       branches: store a shared prefix once if both sequences then fit into a row (`attention.dispatch.reads_branches`).
     """
@@ -272,7 +272,7 @@ def of_answers(values, first, N: int) -> jax.Array:
 
     Args:
       first: int32 [B], the flat index in [R, M] of each sequence's first answer token.
-      N: the longest answer. Positions past the end of an answer hold values of other answers: mask them by length.
+      N: the longest answer. Positions past the end of an answer have values of other answers: mask them by length.
     """
     chex.assert_rank(first, 1)
     place = first[:, None] + jnp.arange(N, dtype=jnp.int32)[None, :]

@@ -131,5 +131,5 @@ def test_special_tokens_include_the_white_space_that_they_strip(folders, tmp_pat
 
 def test_a_damaged_file_is_reported_in_one_sentence(tmp_path):
     (tmp_path / "tokenizer.json").write_text('{"version": "1.0"')
-    with pytest.raises(UserError, match=r"tokenizer\.json is not a readable tokenizer.json .*get it again"):
+    with pytest.raises(UserError, match=r"tokenizer\.json is not a readable tokenizer.json .*download or copy it again"):
         load_tokenizer(tmp_path)

@@ -66,7 +66,7 @@ def test_a_registered_source_is_found_by_name(tmp_path):
     ("prompts", "[P('a', (M('user', 'x'),), 's'), P('a', (M('user', 'y'),), 's')]", "row 1 .* id 'a' of an earlier row"),
     ("prompts", "[P('a', (M('user', ' '),), 's')]", "row 0 .* does not end with a user's message that has text"),
     ("prompts", "[P('a', (M('assistant', 'x'),), 's')]", "row 0 .* does not end with a user's message"),
-    ("prompts", "[][1]", "making its prompts raised IndexError"),
+    ("prompts", "[][1]", "building its prompts raised IndexError"),
     ("prompts", "Broken()", "reading row 0 of its 2 prompts raised KeyError"),
     ("comparisons", "[C(Q, 'a', 'b', NAN)]", "row 0 .* label nan; the probability in"),
     ("comparisons", "[C(Q, 'a', 'b', 1.5)]", "row 0 .* label 1.5"),

@@ -235,7 +235,7 @@ def test_features_that_the_decoder_lacks_are_refused_by_name(tmp_path, changes, 
 
 
 @pytest.mark.parametrize(
-    ("text", "message"), [("{", "is not JSON"), ("[]", "holds a list; an object is expected"), ("{}", "has no model_type")]
+    ("text", "message"), [("{", "is not JSON"), ("[]", "contains a list; an object is expected"), ("{}", "has no model_type")]
 )
 def test_a_broken_config_is_reported_in_one_sentence(tmp_path, text, message):
     (tmp_path / "config.json").write_text(text)

@@ -106,7 +106,7 @@ def test_patterns_select_layers_and_a_pattern_without_matches_is_refused():
     assert chosen("q_proj", "attention.value") == [("attention", "query"), ("attention", "value")]
     assert chosen("mlp.*") == [("mlp", "gate"), ("mlp", "up"), ("mlp", "down")]
     assert len(chosen("*")) == 7
-    with pytest.raises(UserError, match="config.lora.targets has 'q_prj', which matches no linear layer.*attention.query"):
+    with pytest.raises(UserError, match="config.lora.targets contains 'q_prj', which matches no linear layer.*attention.query"):
         chosen("q_proj", "q_prj")
 
 

@@ -128,7 +128,7 @@ def test_non_finite_numbers_are_refused_by_name(tmp_path, dtype, bad):
     save_file({"a": np.array([1.0, bad], dtype)}, tmp_path / "model.safetensors")
     with open_weights(tmp_path) as weights:
         assert weights.read("a", (slice(0, 1),)) == 1.0
-        with pytest.raises(UserError, match=r"a in .* holds non-finite numbers; download or copy the weights again"):
+        with pytest.raises(UserError, match=r"a in .* contains non-finite numbers; download or copy the weights again"):
             weights.read("a")
 
 

@@ -18,7 +18,7 @@ class Arithmetic(Section):
 
     operations: tuple[str, ...] = field(("+",), "Operations on the two numbers.", some_of("+", "-", "*"), _SOURCE)
     largest: int = field(9, "Largest operand; both numbers are from 0 to this.", at_least(1), _SOURCE)
-    modulus: int = field(0, "Answers are taken modulo this number; 0: not at all.", at_least(0),
+    modulus: int = field(0, "Reduce answers modulo this number; 0: no reduction.", at_least(0),
                          _SOURCE)
     held_out_share: float = field(0.1, "Fraction of the problems held out for evaluation.", between(0.0, 0.9), _SOURCE)
     examples: int = field(10_000, "Number of solved problems in the pretraining text.", at_least(100), _SOURCE)

@@ -18,6 +18,6 @@ class BestOfN(Sampling, PackedRows):
     n: int = field(8, "Answers sampled per prompt.", at_least(1))
     batch: int = field(128, "Answers per chunk, a multiple of n; also the number of rows decoded together. Up to 4 chunks form "
                        "one queue.", at_least(1))
-    threshold: float | None = field(None, "Drop prompts with a best answer of a lower raw score; None: keep all.")
+    threshold: float | None = field(None, "Drop prompts whose best answer has a lower raw score than this; None: keep all.")
     epochs: int = field(2, "Passes over the selected answers.", at_least(1))
     optimizer: Optimizer = section(Optimizer(learning_rate=5e-4, schedule="linear"), "The stage's optimizer.")

@@ -46,7 +46,7 @@ class Data(Section):
         self._check_mixture()
         if source.rows and not self.train:
             raise UserError(f"config.data.source is {self.source!r} but config.data.train is empty; set it to a JSONL file "
-                            f"(.gz too) of {source.rows}")
+                            f"(optionally .gz) of {source.rows}")
         _check_stages(config.stages, source)
         if source.text is None and config.model.source == "scratch":
             raise UserError(f"config.data.source is {self.source!r}, which has no text to train a tokenizer and a base model "

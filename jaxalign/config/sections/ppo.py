@@ -80,7 +80,7 @@ class Ppo(Sampling, Trained):
     huber_delta: float = field(1.0, "The error above which Huber's loss is linear (value_loss=huber).", above(0), _CRITIC,
                                when("value_loss", "huber"))
     value_coef: float = field(0.1, "Weight of the value loss.", at_least(0), _CRITIC)
-    critic_warmup: int = field(0, "Number of first iterations that train only the critic.", at_least(0), _CRITIC,
+    critic_warmup: int = field(0, "Number of initial iterations that train only the critic.", at_least(0), _CRITIC,
                                when("critic", "separate"))
     kl_in: str = field("reward", "Subtract the KL penalty from the reward, or add it to the loss.", one_of("reward", "loss"))
     kl_coef: float = field(0.15, "Weight of the KL penalty; with the adaptive controller, its initial value.", at_least(0))
@@ -92,7 +92,7 @@ class Ppo(Sampling, Trained):
                               "(r - 1 - log r) or full (the KL over the whole vocabulary).",
                               one_of("k1", "abs", "k2", "k3", "full"))
     whiten_advantages: bool = field(True, "Normalise advantages to mean 0 and standard deviation 1 over the whole minibatch.")
-    missing_eos: str = field("replace", "The score of a response without an end: unchanged (none), replaced by "
+    missing_eos: str = field("replace", "The score of a response without a stop token: unchanged (none), replaced by "
                              "missing_eos_value, reduced by it (penalty), or zero.",
                              one_of("none", "replace", "penalty", "zero"))
     missing_eos_value: float = field(-1.0, "The new score (replace), or the number to subtract (penalty).", None,

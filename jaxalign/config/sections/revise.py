@@ -13,8 +13,8 @@ from jaxalign.config.sections.shared import Sampling
 class Revise(Sampling):
     """Critique and revision of the base model's answers (Bai et al. 2022, supervised phase)."""
 
-    red_team_prompts: int = field(768, "Prompts with answers to critique and revise.", at_least(1))
-    helpful_prompts: int = field(512, "Prompts to answer without critique, which keep the model helpful.", at_least(0))
+    red_team_prompts: int = field(768, "Number of prompts whose answers are critiqued and revised.", at_least(1))
+    helpful_prompts: int = field(512, "Number of prompts answered without critique, to keep the model helpful.", at_least(0))
     rounds: int = field(4, "Rounds of critique and revision, each with a new principle.", at_least(1))
     batch: int = field(128, "Prompts per chunk; also the number of rows decoded together. Up to 4 chunks form one queue.",
                        at_least(1))

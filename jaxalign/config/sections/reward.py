@@ -36,7 +36,7 @@ class Reward(Section):
     model_style: str = field("auto", "For model: text format of its dialogues (as data.style); auto: its chat template if it "
                              "has one, else hh.", one_of("auto", "chat", "hh", "compact"), _SOURCE)
     model_max_length: int = field(0, "For model: maximum length of its input in tokens; longer dialogues lose their oldest "
-                                  "turns. 0: all its positions.", at_least(0), _SOURCE)
+                                  "turns. 0: the model's own maximum.", at_least(0), _SOURCE)
     model_batch: int = field(16, "For model: texts per forward pass, rounded up to a multiple of the mesh's batch axes.",
                              at_least(1), _SOURCE)
     model_dtype: str = field("float32", "For model: type of its parameters and activations.", one_of("float32", "bfloat16"),

@@ -29,7 +29,7 @@ class Answers(NamedTuple):
 
 
 def parse_transcript(text: str) -> Dialogue:
-    """The messages of a transcript, with white space stripped. Consecutive turns of one speaker stay separate.
+    """The messages of a transcript, with whitespace stripped. Consecutive turns of one speaker stay separate.
 
     Raises:
       ValueError: the text does not begin with a marker.
@@ -47,7 +47,7 @@ def parse_messages(value: list[Any]) -> Dialogue:
     """The messages of a list of {"role": "user" | "assistant", "content": text}, with unchanged text.
 
     Raises:
-      ValueError: an item has another form.
+      ValueError: an item is malformed.
     """
     messages = []
     for index, item in enumerate(value, start=1):

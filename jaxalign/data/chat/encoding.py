@@ -6,7 +6,7 @@ token: a special token spelled out in a message is split after its first charact
 character, which no text contains, locates such a cut in the rendering. Without the marks, the rendering must equal that of the
 original message.
 
-An answer ends with the first special token after it, with only white space in between. White space after that token belongs to
+An answer ends with the first special token after it, with only whitespace in between. Whitespace after that token belongs to
 the template and is not trained on.
 """
 
@@ -208,7 +208,7 @@ def _answered(tokenizer: Tokenizer, text: str) -> _Answered:
 
 
 def _end(tokenizer: Tokenizer, encoded: Encoded, places: _Places, after: int) -> int | None:
-    """The index of the first special token after the character `after`, if only white space precedes it."""
+    """The index of the first special token after the character `after`, if only whitespace precedes it."""
     for index, (token, (start, stop)) in enumerate(zip(encoded.ids, encoded.spans, strict=True)):
         if token in tokenizer.special_ids and stop > after:
             return None if places.text[after:start].strip() else index
@@ -216,6 +216,6 @@ def _end(tokenizer: Tokenizer, encoded: Encoded, places: _Places, after: int) ->
 
 
 def _mask(encoded: Encoded, parts: Sequence[tuple[int, int]]) -> list[bool]:
-    """For each token, whether it covers a character of one of the parts. A token without a character of its own, such as one
+    """For each token, whether it covers a character of one of the parts. A token that covers no whole character, such as one
     byte of a character, counts at its start."""
     return [any(a < max(stop, start + 1) and start < b for a, b in parts) for start, stop in encoded.spans]

@@ -64,9 +64,9 @@ def read_object(path: pathlib.Path) -> dict[str, Any]:
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise UserError(f"{path} is not JSON ({error}); get it again") from error
+        raise UserError(f"{path} is not JSON ({error}); download or copy it again") from error
     if not isinstance(value, dict):
-        raise UserError(f"{path} holds a {type(value).__name__}; an object is expected: get it again")
+        raise UserError(f"{path} contains a {type(value).__name__}; an object is expected: download or copy it again")
     return value
 
 
@@ -85,7 +85,7 @@ def iterate_jsonl(path: str | pathlib.Path) -> Iterator[Row | BrokenLine]:
                     yield _parse(number, raw.rstrip(b"\r\n"))
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
             raise UserError(
-                f"{path} is damaged or cut short after line {number} ({error}); get the file again"
+                f"{path} is damaged or cut short after line {number} ({error}); download or copy it again"
             ) from error
         except OSError as error:
             raise UserError(f"{path} cannot be read after line {number}: {error.strerror or error}") from error

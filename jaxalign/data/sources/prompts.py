@@ -82,4 +82,4 @@ def _check_columns(columns: dict[str, Any], names: set[str] | None) -> None:
             raise ValueError(f'the column "{name}" is reserved; give it another name')
     if names is not None and set(columns) != names:
         different = sorted(set(columns) ^ names)
-        raise ValueError(f"the columns differ from those of the first prompt ({', '.join(different)} in one of the two only)")
+        raise ValueError(f"the columns differ from those of the first prompt ({', '.join(different)} in only one of the two)")

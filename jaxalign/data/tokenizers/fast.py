@@ -44,7 +44,8 @@ class JsonTokenizer(Tokenizer):
         try:
             library = tokenizers.Tokenizer.from_file(str(path))
         except Exception as error:  # The library raises plain Exception.
-            raise UserError(f"{path} is not a readable tokenizer.json ({str(error)[:200]}); get it again") from error
+            raise UserError(f"{path} is not a readable tokenizer.json ({str(error)[:200]}); "
+                            "download or copy it again") from error
         return cls(library, files)
 
     def encode(self, text: str) -> list[int]:
@@ -138,7 +139,8 @@ def _add_tokens(library: tokenizers.Tokenizer, files: TokenizerFiles) -> None:
         found = library.token_to_id(token.content)
         if found != number:
             raise UserError(f"the tokenizer in {files.folder} has the added token {token.content!r} with the id {number} in "
-                            f"tokenizer_config.json or added_tokens.json, and {found} in tokenizer.json; get the files again")
+                            f"tokenizer_config.json or added_tokens.json, and {found} in tokenizer.json; download the "
+                            "files again")
     added = library.get_added_tokens_decoder()
     ends = {added[i].content for i in files.eos_ids if i in added}
     for token in added.values():

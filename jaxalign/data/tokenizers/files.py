@@ -126,8 +126,8 @@ def _added(folder: Path, decoder: Any, by_content: Mapping[str, Any], special: s
             marked = isinstance(value, dict) and bool(value.get("special"))
             found[int(number)] = AddedToken(content, marked or content in special)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise UserError(f"the added tokens of the tokenizer in {folder} are malformed ({type(error).__name__}: {error}); get "
-                        "tokenizer_config.json and added_tokens.json again") from error
+        raise UserError(f"the added tokens of the tokenizer in {folder} are malformed ({type(error).__name__}: {error}); "
+                        "download tokenizer_config.json and added_tokens.json again") from error
     return dict(sorted(found.items()))
 
 
@@ -138,7 +138,7 @@ def _chat_template(folder: Path, given: Any) -> str | None:
         try:
             return path.read_text(encoding="utf-8")
         except (OSError, ValueError) as error:
-            raise UserError(f"{path} cannot be read as text ({error}); get it again") from error
+            raise UserError(f"{path} cannot be read as text ({error}); download or copy it again") from error
     if given is None or isinstance(given, str):
         return given
     try:

@@ -50,7 +50,8 @@ class SentencePieceTokenizer(Tokenizer):
         for i, token in files.added.items():
             if i < pieces and self._processor.id_to_piece(i) != token.content:
                 raise UserError(f"the tokenizer in {files.folder} has the piece {self._processor.id_to_piece(i)!r} with the id "
-                                f"{i} in tokenizer.model, and {token.content!r} among its added tokens; get the files again")
+                                f"{i} in tokenizer.model, and {token.content!r} among its added tokens; download the "
+                                "files again")
 
     @classmethod
     def load(cls, path: Path, files: TokenizerFiles) -> SentencePieceTokenizer:

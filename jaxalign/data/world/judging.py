@@ -1,7 +1,7 @@
 """Comparisons in the pretraining text: reasoning about two answers under one principle, and the choice.
 
 The reasoning states the fact first (if the axis depends on it). It then quotes each answer by name with a remark on the axis of
-the principle, worded as in critiques, and says which answer is better. The option follows. A small model that has learnt to
+the principle, worded as in critiques, and says which answer is better. The option follows. A small model that has learned to
 quote can therefore judge two answers by judging each of them. Two answers that are equal on the axis get a random option, so
 that a model trained on this text gives them equal odds.
 """

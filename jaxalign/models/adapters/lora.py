@@ -2,8 +2,8 @@
 
 An adapted model has two weight trees: the frozen weights of the base, and the trained weights: "adapters", stacked over layers
 like the blocks they belong to, and "score" if there is a scalar head. `join` combines them for a forward pass; without
-"adapters" the same model computes the outputs of its base. A policy, its reference and its critic thus share one copy of the
-base.
+"adapters" the same model computes the outputs of its base. A policy, its reference and its critic therefore share one copy
+of the base.
 
 Dimension letters: D model, H query heads, h head dim, F mlp, L layers, r rank.
 """
@@ -65,8 +65,8 @@ class Lora:
             names = {key: (f"{key[0]}.{key[1]}", LINEAR[key][1]) for key in present}
             found = {key for key, both in names.items() if any(fnmatch.fnmatchcase(name, pattern) for name in both)}
             if not found:
-                raise UserError(f"config.lora.targets has {pattern!r}, which matches no linear layer of this model; it has "
-                                f"{', '.join(names[key][0] for key in present)}")  # fmt: skip
+                raise UserError(f"config.lora.targets contains {pattern!r}, which matches no linear layer of this model; it "
+                                f"has {', '.join(names[key][0] for key in present)}")  # fmt: skip
             chosen |= found
         return [key for key in present if key in chosen]
 

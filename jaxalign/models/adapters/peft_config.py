@@ -21,7 +21,7 @@ from jaxalign.models.model import Model
 from jaxalign.registry.families import Family
 
 CONFIG = "adapter_config.json"
-_LISTED = 8  # The most names that an error message lists; the others are counted.
+_LISTED = 8  # The maximum number of names that an error message lists; it counts the rest.
 
 # Fields that do not affect the outputs of trained adapters.
 _HARMLESS = frozenset((

@@ -51,7 +51,7 @@ def kind_of_attention(config: DecoderConfig, sharding: Sharding | None, rows: in
 
 
 def reads_branches(config: DecoderConfig, sharding: Sharding | None) -> bool:
-    """Whether rows may hold documents that split into branches. Fused kernels and ring attention support only segments, a
+    """Whether rows may contain documents that split into branches. Fused kernels and ring attention support only segments, a
     window would count the tokens of other branches, and the experts' load counts the tokens in the rows."""
     plain = config.attention == "plain" or (platform_of(sharding) == "cpu" and config.attention != "fused")
     return plain and context_size(sharding) == 1 and config.windows(True) is None and config.experts is None

@@ -3,7 +3,7 @@
 Device i of n holds chunks i and 2n-1-i of a row (`jaxalign.parallel.zigzag`). At step s it has the keys and values of device
 j = i - s (mod n). Causality rules out two of the four products of their chunks. The later queries always see the earlier keys;
 the other product is that of the two earlier chunks if j < i, and of the two later chunks if j > i. So every device computes two
-products at each step, without branching, and three at step 0, two of them half masked: 2n+1 in all, instead of the 4n of
+products at each step, without branching, and three at step 0, two of them half masked: 2n+1 in total, instead of the 4n of
 unmasked attention. Meanwhile the next keys and values are transferred.
 
 The softmax is accumulated online in float32 (Milakov and Gimelshein, arXiv 1805.02867). The backward pass keeps q, k, v, the
@@ -31,7 +31,7 @@ from jaxalign.parallel.manual import on_each_device
 from jaxalign.parallel.sharding import Sharding
 from jaxalign.parallel.zigzag import CONTEXT, context_size
 
-BLOCK = 1024  # The most keys whose scores exist at a time; longer chunks are processed in blocks of this size.
+BLOCK = 1024  # The maximum number of keys whose scores exist at a time; longer chunks are processed in blocks of this size.
 
 
 def length_multiple(size: int, T: int) -> int:

@@ -75,7 +75,7 @@ def export(
             if writes:
                 write_file(temporary / file, tensors, kind, blocks)
             else:
-                for _ in blocks:  # Only to take part in gathering the blocks.
+                for _ in blocks:  # Only participates in gathering the blocks.
                     pass
         if writes:
             write_index(temporary, planned, kind)
@@ -121,8 +121,8 @@ def _blocks(params: Params, name: str, parts: Sequence[tuple[Place, tuple[int, .
             block = layout.to_stored(values, bounds).astype(dtype)
         if not np.isfinite(block).all():
             finite = all(np.isfinite(value).all() for value in values)
-            why = f"too large for {dtype}; ask for another dtype" if finite else "that are not finite"
-            raise UserError(f"nothing was written: {name} holds numbers {why}")
+            why = f"too large for {dtype}; choose another dtype" if finite else "that are not finite"
+            raise UserError(f"nothing was written: {name} contains numbers {why}")
         yield block
 
 

@@ -39,7 +39,7 @@ class ModelConfig:
     """The contents of config.json.
 
     head: "lm", or "scalar" for a reward model (...ForSequenceClassification with one label).
-    max_positions: the model's longest sequence, None if not given; likewise bos_id is None and eos_ids empty.
+    max_positions: the model's longest sequence, None if not given; likewise, bos_id is None and eos_ids is empty.
     raw: the fields as they are in the file.
     """
 
@@ -177,13 +177,13 @@ def load_params(folder: str | pathlib.Path, model: Model, dtype: str = "float32"
 
     Raises:
       UserError: weights are missing, unexpected, of a wrong shape or type, or not finite, the mesh does not divide them, or
-        the folder holds another kind of model.
+        the folder contains another kind of model.
     """
     config = read_config(folder)
     if config.head != model.head:
         kinds = {"lm": "a language model", "scalar": "a model with a scalar head"}
-        raise UserError(f"{folder} holds {kinds[config.head]} ({', '.join(config.raw.get('architectures') or ['no name'])}); "
-                        f"{kinds[model.head]} is expected")  # fmt: skip
+        raise UserError(f"{folder} contains {kinds[config.head]} ({', '.join(config.raw.get('architectures') or ['no name'])});"
+                        f" {kinds[model.head]} is expected")  # fmt: skip
     check_mesh(model)
     found, family = places(config.family, model), config.family
     tied_head = family.lm_head if model.head == "lm" and model.config.tie_embeddings else None

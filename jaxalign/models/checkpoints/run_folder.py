@@ -67,8 +67,8 @@ def finished_stage(source: Path) -> FinishedStage:
     stage = folder.parent if folder.name.startswith("member-") else folder
     manifest = read_json(stage / "manifest.json")
     if not manifest:
-        raise UserError(f"{source} holds params, but neither a model's config.json nor a stage's manifest.json; give a folder "
-                        "that jaxalign.convert wrote, or the folder of a stage of a run")
+        raise UserError(f"{source} contains params, but neither a model's config.json nor a stage's manifest.json; give a "
+                        "folder that jaxalign.convert wrote, or the folder of a stage of a run")
     if any(name not in manifest for name in ("stage", "status", "config")):
         raise UserError(f"{stage / 'manifest.json'} is damaged; restore the file, or move the folder away to run the stage "
                         "again")
@@ -78,7 +78,7 @@ def finished_stage(source: Path) -> FinishedStage:
 
 
 def is_stage(folder: Path) -> bool:
-    """Whether the folder, or its parent for a member of an ensemble, holds a stage's manifest."""
+    """Whether the folder, or its parent for a member of an ensemble, contains a stage's manifest."""
     stage = folder.parent if folder.name.startswith("member-") else folder
     return (stage / "manifest.json").exists()
 
@@ -132,7 +132,7 @@ def frozen_base(config: Config, workdir: Path, model: Model) -> Params | None:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file; empty if the file does not exist or holds no object.
+    """The object in a JSON file; empty if the file does not exist or contains another value.
 
     Raises:
       UserError: the file is not JSON.

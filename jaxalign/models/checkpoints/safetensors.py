@@ -23,11 +23,11 @@ from jaxalign.errors import UserError
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 FLOATS = {"F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16}
-_LISTED = 8  # The most weights that an error message lists; the others are counted.
+_LISTED = 8  # The maximum number of weights that an error message lists; it counts the rest.
 
 
 class _Stored(NamedTuple):
-    """One tensor of a file: the format's name of its dtype, its shape, and its offset in the file."""
+    """One tensor of a file: its dtype's name in the format, its shape, and its offset in the file."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -67,7 +67,7 @@ class Weights:
     """The named tensors of one folder. Use `open_weights`."""
 
     def __init__(self, folder: pathlib.Path, files: dict[str, _File]):
-        """files: the open file that holds each tensor."""
+        """files: the open file of each tensor."""
         self.folder = folder
         self._files = files
 
@@ -79,27 +79,28 @@ class Weights:
         return self._files[name].tensors[name].shape
 
     def dtype(self, name: str) -> str:
-        """The format's name of the dtype: "F32", "BF16" and so on."""
+        """The dtype's name in the format: "F32", "BF16" and so on."""
         return self._files[name].tensors[name].dtype
 
     def read(self, name: str, window: tuple[slice, ...] = (), dtype="float32") -> np.ndarray:
         """Reads a block of the tensor (by default all of it) and converts it to `dtype`, a floating-point type.
 
         Raises:
-          UserError: the block holds numbers that are not finite, or too large for `dtype`.
+          UserError: the block contains numbers that are not finite, or too large for `dtype`.
         """
         value = self._files[name].read(name, window, np.dtype(dtype))
         if not np.isfinite(value).all():
             wide = self._files[name].read(name, window, np.dtype("float64"))
             if np.isfinite(wide).all():
-                raise UserError(f"{name} in {self.folder} holds numbers too large for {np.dtype(dtype)}; ask for another dtype")
-            raise UserError(f"{name} in {self.folder} holds non-finite numbers; download or copy the weights again")
+                raise UserError(f"{name} in {self.folder} contains numbers too large for {np.dtype(dtype)}; choose another "
+                                "dtype")
+            raise UserError(f"{name} in {self.folder} contains non-finite numbers; download or copy the weights again")
         return value
 
     def check(
         self, expected: Mapping[str, tuple[int, ...]], ignored: Callable[[str], bool] = lambda name: False
     ) -> None:
-        """Raises UserError unless the folder holds exactly the `expected` names, with these shapes and floating-point types.
+        """Raises UserError unless the folder has exactly the `expected` names, with these shapes and floating-point types.
 
         ignored: whether a name may be present although it is not read.
         """
@@ -142,7 +143,7 @@ def open_weights(folder: str | pathlib.Path) -> Iterator[Weights]:
 
 
 def weight_files(folder: pathlib.Path) -> tuple[str, ...]:
-    """Names of the files that hold a folder's weights: the single file, or the index and every file that it lists.
+    """Names of the files with a folder's weights: the single file, or the index and every file that it lists.
 
     Raises:
       UserError: the index is damaged.

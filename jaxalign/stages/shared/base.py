@@ -52,7 +52,7 @@ class Stage(abc.ABC):
       config_fields: dotted names of exactly the config fields, or whole sections, that determine the stage's results. The mesh
         is never among them: results do not depend on it.
       setup_files: names of files that the stage may write before it has work to resume. If a first start fails while the
-        folder holds nothing else but empty files, the folder is removed.
+        folder contains nothing else except empty files, the folder is removed.
     """
 
     name: str

@@ -69,7 +69,7 @@ def convert(
       adapters: write the adapters that the stage trained as a PEFT folder; otherwise they are merged into their base.
 
     Raises:
-      UserError: the source is damaged or of another kind, or the target is not empty.
+      UserError: the source is damaged or is none of these, or the target is not empty.
     """
     if not source.is_dir():
         raise UserError(f"--source={source} is not a folder; give a model's folder, or a stage's folder of a run")

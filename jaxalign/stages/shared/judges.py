@@ -29,7 +29,7 @@ def feedback_files(config: Config) -> dict[Path, str]:
     """The files of the user's constitution and judge, if any, with the config fields that name them.
 
     Raises:
-      UserError: the constitution cannot be read. This is found before any stage starts to work.
+      UserError: the constitution cannot be read. This is detected before any stage starts.
     """
     name, place = config.feedback.constitution, config.feedback.judge.rpartition(":")[0]
     load_constitution(name)
@@ -41,7 +41,7 @@ def make_judge(
     context: StageContext, model: Model, batch: int, counted: Counted | None = None, writing: Sampling | None = None,
     trains: bool = False,
 ) -> CheckedJudge:  # fmt: skip
-    """The judge of `config.feedback.judge`. The arguments are those of `JudgeInputs`."""
+    """The judge of `config.feedback.judge`. Takes the fields of `JudgeInputs`."""
     record = judge_record(context.config.feedback.judge)
     made = record.load()(JudgeInputs(context.config, context, model, batch, writing, counted, trains))
     return CheckedJudge(made, record.name)

@@ -43,7 +43,7 @@ def labelled_pairs(context: StageContext) -> list[Comparison]:
     found = read_comparisons(Shards(context.input_directory("compare")), context.config.feedback.undecided)
     if not found:
         raise UserError(
-            "stage compare has no pair to train on: pairs of equal answers are left out, and undecided pairs too if "
+            "stage compare has no pair to train on: pairs of equal answers are left out, as are undecided pairs if "
             "feedback.undecided is drop; raise compare.prompts or compare.temperature"
         )
     return found

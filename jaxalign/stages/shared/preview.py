@@ -66,7 +66,7 @@ def dialogue_row(tokenizer: Tokenizer, messages: Sequence[Message], title: str) 
         ids, weights = styles.encode_completion(tokenizer, messages[:-1], messages[-1].content, "chat")
         return TokenRow(title, ids, _marks(weights))
     ids = styles.encode_prompt(tokenizer, messages, "chat")
-    return TokenRow(title, ids, GIVEN * len(ids), ("the answer is to come",))
+    return TokenRow(title, ids, GIVEN * len(ids), ("no answer yet",))
 
 
 def _marks(weights) -> str:

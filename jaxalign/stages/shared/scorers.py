@@ -18,7 +18,7 @@ def load_scorer(
 ) -> tuple[Scorer, Params]:
     """(a reward model of this run, its weights). An ensemble's weights are stacked.
 
-    The arguments are those of `find_scorer`.
+    Takes the arguments of `find_scorer`.
     """
     scorer, folders = find_scorer(context, source, policy, clip)
     members = [run_models.with_base(context, scorer.model, load_params(folder / "params", scorer.model)) for folder in folders]

@@ -32,7 +32,7 @@ class Answerer:
 
     @property
     def longest_prompt(self) -> int:
-        """The most tokens that a prompt may have."""
+        """The maximum length of a prompt, in tokens."""
         return self.policy.max_length - self.sampling.max_new_tokens
 
     def encode(self, messages: Sequence[Message]) -> list[int]:

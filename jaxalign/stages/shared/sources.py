@@ -75,7 +75,7 @@ def prompts(context: StageContext, tokenizer: Tokenizer, purpose: str, count: in
       context: the context of the stage that reads the prompts.
       tokenizer: the tokenizer of its model.
       purpose: "rl" for training prompts, "evaluate" for held-out prompts.
-      count: the most prompts to return. A source marked `exact` must have at least that many.
+      count: the maximum number of prompts. A source marked `exact` must have at least that many.
       max_new_tokens: the longest response. Dialogues that leave less space are cut at a turn, which is reported on stdout.
 
     Raises:
@@ -109,7 +109,7 @@ def pair_loader(
     """The loader for rows built from `pairs` in their order: every row in each epoch, or in proportion to config.data.weights.
 
     Raises:
-      UserError: a file with a weight has no training pair, or the smallest weight amounts to less than one row.
+      UserError: a file with a weight has no training pair, or the smallest weight gives less than one row per epoch.
     """
     rows = rows_per_pair * len(pairs)
     if not config.data.weights:
@@ -163,14 +163,14 @@ def _answered(context: StageContext, tokenizer: Tokenizer, kind: str, margins: b
 
 
 def _made(inputs: SourceInputs, kind: str) -> Any:
-    """The result of the source's function for a kind of rows. Raises UserError if a user's function raises an error."""
+    """The result of the source's function for a kind of rows. Raises UserError if a custom function raises an error."""
     function = data_source(inputs.config).load(kind)
     try:
         return function(inputs)
     except Exception as error:
         if isinstance(error, UserError) or getattr(function, "__module__", "").startswith("jaxalign."):
             raise
-        raise UserError(f"{_where(inputs.config)}: making its {kind} raised {type(error).__name__}: {error}") from error
+        raise UserError(f"{_where(inputs.config)}: building its {kind} raised {type(error).__name__}: {error}") from error
 
 
 def is_judged(config: Config) -> bool:

@@ -31,7 +31,7 @@ _MORE_RL_CURVES = (
 )
 
 _ALGORITHMS = {
-    "reinforce": "REINFORCE with a learnt baseline", "reinforce_pp": "REINFORCE++", "rloo": "RLOO", "grpo": "GRPO",
+    "reinforce": "REINFORCE with a learned baseline", "reinforce_pp": "REINFORCE++", "rloo": "RLOO", "grpo": "GRPO",
     "remax": "ReMax", "vtrace": "actor-critic with V-trace", "gae": "PPO",
 }
 """The algorithm's name by `config.ppo.advantages`."""
