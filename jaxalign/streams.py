@@ -3,8 +3,8 @@
 Randomness is positional: a random number depends only on the run's seed, its stream, and its position in the stream (step,
 epoch, row). There are two families. A JAX PRNG key is `fold_in(fold_in(key(seed), STAGES[stage]), KEYS...)`; see
 `jaxalign.stages.shared.keys.stage_key`. A numpy generator is seeded with [seed, stream, ...]. The numbers below must never
-change, since the results of existing runs depend on them; they do not depend on the order of stages. The numbers of a user's
-stage are derived from its name.
+change, since the results of existing runs depend on them; they do not depend on the order of stages. The numbers of a
+custom stage are derived from its name.
 """
 
 from __future__ import annotations
@@ -74,15 +74,15 @@ DATA = {"facts": 1, "requests": 2, "documents": 3, "arithmetic order": 5, "arith
 
 
 def stage_number(stage: str) -> int:
-    """The first number folded into the PRNG keys of a stage, whether built in or a user's."""
+    """The first number folded into the PRNG keys of a built-in or custom stage."""
     return STAGES[stage] if stage in STAGES else own_number(stage)
 
 
 def loader_stream(stage: str) -> int:
-    """The stream that shuffles the rows of a stage, whether built in or a user's."""
+    """The stream that shuffles the rows of a built-in or custom stage."""
     return LOADERS[stage] if stage in LOADERS else own_number(stage)
 
 
 def own_number(name: str) -> int:
-    """The stream of a user's stage: at least 2**31, above every built-in stream, and the same in every process and version."""
+    """The stream of a custom stage: at least 2**31, above every built-in stream, and the same in every process and version."""
     return 2**31 | zlib.crc32(name.encode())

@@ -215,7 +215,7 @@ def reinforce_plus_plus(rewards: Any, mask: Any, gamma: Any = 1.0, group_size: i
 
     With `group_size` (the variant with baseline) the group's mean total reward is first subtracted from the reward of each
     row's last token, so that hard and easy prompts enter the whitening at the same level. If the rewards include a KL
-    penalty, the totals include it as well. To subtract the mean of the scores only, centre them with
+    penalty, so do the totals. To subtract the mean of the scores only, centre them with
     `groups.grpo(scores, group_size, scale="none")` before `rewards.shape_rewards`, and leave `group_size` None here.
 
     Args:

@@ -264,7 +264,7 @@ def sft_loss(chosen_avg_logprobs: Any, rejected_avg_logprobs: Any, label: Any = 
     Every response has the same weight, whatever its length. (The SFT stage instead averages over all tokens of a batch.)
 
     Args:
-      chosen_avg_logprobs: real [B], the mean log-probability of the first response's tokens; summed ones work as well.
+      chosen_avg_logprobs: real [B], the mean log-probability of the first response's tokens; summed ones also work.
       rejected_avg_logprobs: real [B], of the second; ignored where the label is 1.
       label: scalar or real [B], in [0, 1]: the probability that the first is better.
       mask: bool, int or float [B]; 0 for padding rows. None counts all.

@@ -197,7 +197,7 @@ def decoupled_surrogate(
         w = min(pi_proximal / pi_behaviour, weight_cap),    ratio = pi / pi_proximal
         loss = w max(-A ratio, -A clip(ratio, 1 - clip_low, 1 + clip_high))
 
-    The trust region is around a recent policy, not around the one that sampled. If the proximal policy is the behaviour
+    The trust region is around a recent policy, not around the sampling policy. If the proximal policy is the behaviour
     policy, this is `clipped_surrogate`.
 
     Args:

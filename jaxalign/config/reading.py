@@ -50,7 +50,7 @@ def chosen(selector: str, registry: Registry, attribute: str = "reads") -> ReadB
     """Read when the selected record reads it. If the selector is a sum such as "a+b", one part suffices.
 
     Args:
-        selector: the field that names records of `registry`.
+        selector: the field that selects records of `registry`.
         registry: the records.
         attribute: "reads", the names of the fields that a record reads (None: all), or a flag such as "needs_critic".
     """

@@ -13,7 +13,7 @@ from jaxalign.records import AnswerRows, PackedParts, Rollout
 
 @dataclasses.dataclass(frozen=True)
 class Shapes:
-    """ShapeDtypeStructs of arrays with the shardings that `place_rows` and `place_parts` give them; no shardings off a mesh."""
+    """ShapeDtypeStructs of arrays with the shardings that `place_rows` and `place_parts` give them; none without a mesh."""
 
     sharding: Sharding | None
 

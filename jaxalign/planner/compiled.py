@@ -153,7 +153,7 @@ def compile_program(program: Program, usable: int | None = None) -> CompiledProg
     module = None if text is None else hlo_text.parse(text)
     traffic, unread = (), ()
     if module is None:
-        traffic, unread = None, ("its collectives are not known: neither the compiler nor JAX provides the compiled text",)
+        traffic, unread = None, ("its collectives are unknown: neither the compiler nor JAX provides the compiled text",)
     elif mesh is not None and mesh.size > 1:
         traffic = collectives(module, dict(mesh.shape), program.turns)
     counted, cost = compiled.memory_analysis(), compiled.cost_analysis()

@@ -98,7 +98,7 @@ def scores(at: Local) -> float:
 
 
 def layer_forward(at: Local) -> float:
-    """Peak temporaries of a layer's forward pass: those of attention or of the MLP, whichever are larger."""
+    """Peak temporaries of a layer's forward pass: the larger of those of attention and of the MLP."""
     mlp = (3 if at.gated else 2) * at.tokens * at.F * at.size
     heads = at.tokens * 2 * (at.H + at.K) * at.h * at.size
     return 3 * at.tokens * at.D * at.size + max(scores(at) + heads, mlp)
@@ -113,7 +113,7 @@ def layer_backward(at: Local) -> float:
 
 def residuals(at: Local, remat: str) -> float:
     """Bytes of all layers' arrays that the forward pass keeps for the backward pass. remat: "" without rematerialisation;
-    "nothing" to save only the layers' inputs; "products" to save the products with weights as well."""
+    "nothing" to save only the layers' inputs; "products" to also save the products with weights."""
     if remat:
         products = (at.H + 2 * at.K) * at.h + 2 * at.D + (2 if at.gated else 1) * at.F if remat == "products" else 0
         return at.L * at.tokens * (at.share * at.D + products) * at.size
@@ -150,7 +150,7 @@ def update(model: Model, weights: Weights, rows: Rows, micro: int, lm_head: bool
     if is_pipelined(model.sharding):
         layer = dataclasses.replace(at, B=at.B / micro_batches(model.sharding, part.rows))
     if model.lora is None and not config.remat:
-        kept += weights.casts  # The cast weights that each layer used are kept as well.
+        kept += weights.casts  # The cast weights that each layer used are also kept.
     # The head's backward pass runs first, before any gradient of this micro-batch exists. The layers follow; the embedding
     # lookup comes last.
     # Each entry of `times` is (gradients, casts and tables, everything else) at that point:

@@ -75,7 +75,7 @@ def parse_topology(text: str, slices: int = 1) -> Topology:
     """The topology that `text` names, such as v5e:4x4, v6e:8x8, v4:2x2x4 or v5p:4x4x8.
 
     Raises:
-      UserError: the text is malformed, or names a generation or a shape that does not exist.
+      UserError: the text is malformed, or its generation or shape does not exist.
     """
     found = _FORM.fullmatch(text.strip())
     if found is None:

@@ -117,7 +117,7 @@ class OutsideReward(BaseReward):
 
 
 def load_reward_model(settings: Reward, sharding: Sharding | None, clip: float | None = None) -> RewardModel:
-    """The reward model that config.reward.model names, on the mesh.
+    """The reward model of `config.reward.model`, on the mesh.
 
     Raises:
       UserError: the folder is damaged or not a sequence classifier with one label, its tokenizer does not fit it, or the

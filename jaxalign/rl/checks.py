@@ -82,7 +82,7 @@ def gradients_check(value: float, when: str) -> Check:
 
 
 def act_on(checks: tuple[Check, ...], policies: Checks | OnlineChecks, stage: str) -> bool:
-    """Warns about each failed check, or stops, as `policies` says.
+    """Warns about each failed check, or stops, according to `policies`.
 
     Returns:
       Whether the old log-probabilities must be recomputed.

@@ -1,4 +1,4 @@
-"""The built-in advantage estimators (registry/advantages.py), and the call of the estimator that `config.ppo.advantages` names.
+"""The built-in advantage estimators (registry/advantages.py), and the call of the selected one (`config.ppo.advantages`).
 
 There are B responses of N tokens. rloo, grpo and remax compare whole responses: each response's total reward gives one
 advantage, which all of its tokens share.
@@ -32,7 +32,7 @@ class AdvantageInputs:
       mask: bool [B, N], True at tokens that count.
       kept: bool [B], True for responses that count.
       baseline: float32 [B], the greedy response's reward for the same prompt (`needs_greedy`), else None.
-      section: the whole of `config.ppo`.
+      section: all of `config.ppo`.
     """
 
     rewards: Any
@@ -50,7 +50,7 @@ class AdvantageInputs:
 
 
 def estimator_of(section: Ppo) -> AdvantageEstimator:
-    """The record that `config.ppo.advantages` names. Raises UserError if there is none."""
+    """The record that `config.ppo.advantages` selects. Raises UserError if there is none."""
     return ADVANTAGES.get(section.advantages, "config.ppo.advantages")
 
 

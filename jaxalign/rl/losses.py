@@ -42,12 +42,12 @@ def policy_loss(
     setup: PPOSetup, params, batch: Experience, whole: Totals, kl_coef, hidden=None, reference_params=None,
     rows: AnswerRows | None = None,
 ):  # fmt: skip
-    """(loss, Aux) of the policy: surrogate, KL penalty and entropy bonus, aggregated as `config.ppo.aggregation` says.
+    """(loss, Aux) of the policy: surrogate, KL penalty and entropy bonus, aggregated according to `config.ppo.aggregation`.
 
     Args:
       setup: models and options.
       params: the policy's parameters; with adapters, joined with the base.
-      batch: the experience, whose advantages are already whitened if the config says so.
+      batch: the experience, whose advantages are already whitened if `config.ppo.whiten_advantages` is set.
       whole: the counts of the whole minibatch.
       kl_coef: the weight of the KL penalty, if `config.ppo.kl_in` is "loss".
       hidden: the trunk's hidden states for `rows`, if already computed.

@@ -1,4 +1,4 @@
-"""The built-in policy losses (registry/policy_losses.py), and the call of the loss that `config.ppo.policy_loss` names."""
+"""The built-in policy losses (registry/policy_losses.py), and the call of the selected loss (`config.ppo.policy_loss`)."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class PolicyLossInputs:
     Attributes:
       logprobs: log-probabilities under the policy being trained; the only array through which gradients flow.
       old_logprobs: log-probabilities under the policy before the update.
-      advantages: the advantages, already whitened if `config.ppo.whiten_advantages`.
+      advantages: the advantages, already whitened if `config.ppo.whiten_advantages` is set.
       mask: 1 at tokens that count, else 0. Where it is 0, the loss and its gradient must be 0.
       clip: (low, high) from `config.ppo.clip` and `clip_high`, or the record's default.
-      section: the whole of `config.ppo`.
+      section: all of `config.ppo`.
     """
 
     logprobs: Any

@@ -178,7 +178,7 @@ def _iteration_metrics(setup: PPOSetup, metrics: dict[str, jax.Array], count: in
     """An iteration's metrics from those of its `count` minibatches, each [count]; "ran" is 1 for minibatches that ran."""
     ran = metrics.pop("ran")
     stopped = jnp.sum(ran) < count
-    # Only the first minibatch uses the weights that sampled: its gap is numerical, while later gaps include learning.
+    # Only the first minibatch uses the weights of the sampler: its gap is numerical, while later gaps include learning.
     largest = {"ratio_max": jnp.max(metrics.pop("ratio_max")), "sampler_gap": metrics.pop("sampler_gap")[0]}
     means = largest | {name: jnp.sum(values * ran) / jnp.sum(ran) for name, values in metrics.items()}
     return means | {

@@ -1,6 +1,6 @@
 """compare: samples two answers to each prompt from the supervised policy and labels the pair with the feedback model.
 
-Reads the base (the feedback model, unless config.feedback.judge names another) and sft. Writes one row per pair.
+Reads the base (the feedback model, unless config.feedback.judge selects another) and sft. Writes one row per pair.
 """
 
 from __future__ import annotations

@@ -127,7 +127,7 @@ class Trackers:
             self._cursor.advance(name, step + 1)
 
     def _call(self, name: str, method: str, action: Callable[[], None]) -> bool:
-        """Calls a tracker's method. Returns whether it succeeded; False as well for a tracker that failed before."""
+        """Calls a tracker's method. Returns whether it succeeded; also False for a tracker that failed before."""
         if name in self._failed:
             return False
         try:

@@ -52,7 +52,7 @@ jax.tree_util.register_pytree_with_keys(
 def optimizer_shardings(model: Model, optimizer: optax.GradientTransformation):
     """The shardings of the optimizer state; None on one device.
 
-    Moments are sharded like their parameters, or over more axes if `mesh.zero` says so. Counters and factored moments are
+    Moments are sharded like their parameters, or over more axes, depending on `mesh.zero`. Counters and factored moments are
     small and replicated.
     """
     if model.sharding is None:

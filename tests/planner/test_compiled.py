@@ -84,7 +84,7 @@ def test_a_program_without_text_gets_a_warning_and_its_memory_is_counted(monkeyp
     state = array(jax.devices(), P("fsdp"), 8, KB)
     found = compile_program(made(jax.jit(jnp.sin), state), usable=KB * KB)
     assert found.fits and found.memory.arguments == 4 * KB and found.collectives is None
-    assert "its collectives are not known" in found.warnings[0]
+    assert "its collectives are unknown" in found.warnings[0]
     line = next(line for line in text([found]).splitlines() if line.startswith("ppo update"))
     assert line.split()[-3:-1] == ["?", "?"]  # not 0
     assert to_json([found])[0]["sent_bytes"] is None

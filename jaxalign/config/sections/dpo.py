@@ -48,7 +48,7 @@ class Dpo(PackedPairs):
         self.check_objective(config)
 
     def check_objective(self, config: WholeConfig) -> None:
-        """Checks the objective against the data source and the other fields of this section. online_dpo uses it as well."""
+        """Checks the objective against the data source and the other fields of this section. online_dpo also uses it."""
         self.check_terms()
         pairwise = any(OBJECTIVES.get(part).pairs for part in names_in(self.objective))
         if "comparisons" not in data_source(config).provides and pairwise:

@@ -101,8 +101,8 @@ class Ppo(Sampling, Trained):
                                  "no penalty.", at_least(0))
     score_clip: float | None = field(None, "Clip the scores of reward models to [-score_clip, score_clip]; None: no clipping.",
                                      above(0), chosen("reward.source", REWARDS, "is_model"))
-    target_kl: float | None = field(None, "Skip the other updates of an iteration when the approximate KL to the policy that "
-                                    "sampled exceeds this; None: never.", above(0))
+    target_kl: float | None = field(None, "Skip the remaining updates of an iteration when the approximate KL to the sampling "
+                                    "policy exceeds this; None: never.", above(0))
     sampler_correction: str = field("none", "Weight losses by the ratio of trainer to sampler probability: none (no weights), "
                                     "truncate (capped at correction_cap) or mask (0 above correction_cap).",
                                     one_of("none", "truncate", "mask"))

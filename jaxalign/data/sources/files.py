@@ -31,8 +31,8 @@ def named_files(config: Config) -> dict[str, Path]:
         named = {name(path): path for path in paths}
         if len(named) == len(paths):
             return named
-    raise UserError(f"config.data.train and config.data.extra_train name the same file twice, or files that differ in neither "
-                    f"name nor folder ({', '.join(map(str, paths))}); give each once, and rename or move one")
+    raise UserError(f"config.data.train and config.data.extra_train name the same file twice, or files with equal names in "
+                    f"folders with equal names ({', '.join(map(str, paths))}); list each file once, and rename or move one")
 
 
 def comparisons(inputs: SourceInputs) -> Split[Comparison]:

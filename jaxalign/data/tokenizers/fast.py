@@ -35,7 +35,7 @@ class JsonTokenizer(Tokenizer):
         ids = special_ids(files, library.token_to_id, {}, begin, self._special.keys() - {self._unknown})
         super().__init__(1 + max(library.get_vocab(with_added_tokens=True).values()), ids, files)
         if self.begin_ids and self.begin_ids[-1] == self.eos_id != self.bos_id:
-            self.begin_ids = self.begin_ids[:-1]  # The library adds eos to an empty text as well.
+            self.begin_ids = self.begin_ids[:-1]  # The library also adds eos to an empty text.
         self._spaces_first = (self._run(library, "a", special=False).tokens or [""])[0].startswith((SPACE, _BYTE_SPACE))
 
     @classmethod

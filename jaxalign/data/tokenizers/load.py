@@ -29,7 +29,7 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
         files = read_tokenizer_files(path)
         found = next((path / name for name in ("tokenizer.json", "tokenizer.model") if (path / name).is_file()), None)
         if found is None:
-            raise UserError(f"{path} has no tokenizer: neither tokenizer.json nor tokenizer.model exists; get the model's "
+            raise UserError(f"{path} has no tokenizer: neither tokenizer.json nor tokenizer.model exists; add the model's "
                             "tokenizer files")
         path = found
     if not path.is_file():

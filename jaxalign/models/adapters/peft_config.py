@@ -32,7 +32,7 @@ _HARMLESS = frozenset((
 ))  # fmt: skip
 _ALONE = {  # Fields that are supported only with these values (or absent).
     "bias": ("none",),
-    "init_lora_weights": (True, "gaussian", "eva", "orthogonal"),  # Others change the base as well.
+    "init_lora_weights": (True, "gaussian", "eva", "orthogonal"),  # Others also change the base.
 }
 
 
@@ -69,7 +69,7 @@ class Adapted:
     """The contents of adapter_config.json.
 
     modules: the decoder's linear layers for each stored module; ranks: the stored rank of each module; scalar: whether a
-    scalar head is saved as well; base_name: the name of the base model, if given.
+    scalar head is also saved; base_name: the name of the base model, if given.
     """
 
     lora: Lora

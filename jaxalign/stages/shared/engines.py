@@ -29,7 +29,7 @@ def speaker(context: StageContext, model: Model, params: Params, batch: int, cou
 
 @dataclasses.dataclass(frozen=True)
 class PolicySampler:
-    """Samples rollouts of a policy with the sampler that config.sampler names.
+    """Samples rollouts of a policy with the sampler of `config.sampler`.
 
     Attributes:
       engine: defines the sizes of a batch; the local sampler samples with it.
@@ -54,13 +54,13 @@ class PolicySampler:
 
 
 def policy_sampler(config: Config, model: Model, batch: int, sampling: Sampling, bucket: int = 32) -> PolicySampler:
-    """The sampler that config.sampler names, for `batch` rows of `model` at a time. bucket: the engine's bucket."""
+    """The sampler of `config.sampler`, for `batch` rows of `model` at a time. bucket: the engine's bucket."""
     engine = Engine(model, batch, config.model.max_length, bucket)
     return PolicySampler(engine, sampling, make_sampler(config.sampler, engine, "config.sampler"))
 
 
 def sampler_files(config: Config) -> dict[Path, str]:
-    """The user's file that config.sampler names, if it names one."""
+    """The file in `config.sampler`, if it has the form "FILE.py:name"."""
     place = config.sampler.rpartition(":")[0]
     return {Path(place).expanduser(): "sampler"} if place.endswith(".py") else {}
 

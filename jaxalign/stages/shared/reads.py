@@ -24,7 +24,7 @@ LABEL_FIELDS = tuple(
 
 
 def base_stages(config: Config) -> tuple[str, ...]:
-    """The stage that trains the helpful-only base; empty if config.model names a pretrained model."""
+    """The stage that trains the helpful-only base; empty if config.model is a pretrained model."""
     return ("pretrain",) if config.model.source == "scratch" else ()
 
 

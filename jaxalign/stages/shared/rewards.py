@@ -95,7 +95,7 @@ def make_model(inputs: RewardInputs) -> Reward:
 
 
 def make_callable(inputs: RewardInputs) -> Reward:
-    """The reward from the function that `config.reward.callable` names."""
+    """The reward from the function `config.reward.callable`."""
     settings = inputs.config.reward
     fn = load_object(settings.callable, "config.reward.callable")
     if not callable(fn):
@@ -105,7 +105,7 @@ def make_callable(inputs: RewardInputs) -> Reward:
 
 
 def callable_files(config: Config) -> dict[Path, str]:
-    """The file that `config.reward.callable` names, if it has the form "FILE.py:name"."""
+    """The file in `config.reward.callable`, if it has the form "FILE.py:name"."""
     place = config.reward.callable.rpartition(":")[0]
     return {Path(place).expanduser(): "reward.callable"} if place.endswith(".py") else {}
 

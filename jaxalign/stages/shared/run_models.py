@@ -123,7 +123,8 @@ def abstract_training(
 
 
 def frozen_role(context: StageContext, model: Model, params: Params) -> FrozenRole:
-    """Parameters that are never trained, offloaded if the config says so. With adapters, the shared base is not offloaded."""
+    """Parameters that are never trained, offloaded if `config.mesh.offload` has "frozen". The base under adapters is shared and
+    not offloaded."""
     return FrozenRole(params, "frozen" in context.config.mesh.offload, frozen_params(context, model))
 
 

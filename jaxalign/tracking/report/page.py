@@ -31,7 +31,7 @@ _CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff]")
 def render_report(workdir: str | Path, examples: int | None = None) -> Path:
     """Writes `workdir`/report.html from the files in the work directory, replacing it atomically.
 
-    Stages may be unfinished; their sections say so. No other file is written.
+    Sections of unfinished stages state that. No other file is written.
 
     Args:
       workdir: a run's work directory, in the layout of `docs/data_formats.md`.
