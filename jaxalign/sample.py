@@ -85,7 +85,7 @@ def _run(values: flags.FlagValues) -> None:
     mesh = Mesh(*mesh_sizes(values.mesh))
     policy = load_model(values.model, mesh, dtype=values.dtype, compute_dtype=values.compute_dtype, style=values.style)
     if values.system and policy.style != "chat":
-        raise UserError(f"--system needs --style=chat; the style here is {policy.style}, which has no system messages")
+        raise UserError(f"--system needs --style=chat; the style is {policy.style}, which has no system messages")
     if values.max_new_tokens is None:
         values.max_new_tokens = min(_MOST_TOKENS, max(1, policy.max_length // 2))
     if values.chat:

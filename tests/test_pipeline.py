@@ -233,7 +233,7 @@ def test_a_missing_file_is_reported_before_anything_is_computed(stages, tmp_path
 
 
 def test_stages_can_be_run_one_at_a_time(stages, tmp_path):
-    with pytest.raises(UserError, match="stage sft reads stage pretrain, which has not been run here; add pretrain"):
+    with pytest.raises(UserError, match="sft reads stage pretrain, which has not been run in this work directory; add"):
         pipeline.run(config(stages=("sft",)), tmp_path, load=stages.__getitem__)
     pipeline.run(config(stages=("pretrain",)), tmp_path, load=stages.__getitem__)
     pipeline.run(config(stages=("sft",)), tmp_path, load=stages.__getitem__)

@@ -249,7 +249,7 @@ def test_mistakes_are_reported_in_one_sentence(folder, workdir, tmp_path, capsys
         ([f"--model={run / 'preference'}", prompt], "belongs to the stage preference, which does not train a language model"),
         ([model, prompt, "--style=compact"], "the tokenizer has no symbol '<user>', which the style compact needs"),
         ([f"--model={run / 'ppo'}", prompt, "--style=chat"], "has no chat template; set the style to plain, hh or compact"),
-        ([model, prompt, "--style=hh", "--system=x"], "--system needs --style=chat; the style here is hh"),
+        ([model, prompt, "--style=hh", "--system=x"], "--system needs --style=chat; the style is hh"),
         ([model, "--chat", "--style=plain"], "--chat needs a style with turns"),
         ([model, prompt, "--max_new_tokens=96"], "max_new_tokens is 96, but the model has only 96 positions"),
         ([model, prompt, "--top_p=2"], "flag --top_p=2"),

@@ -107,7 +107,7 @@ def _report_broken(count: int, total: int, what: str) -> None:
     if count == total > 1:
         raise UserError(f"{BROKEN} for any of {total} prompts: its weights are not finite, or its computations overflow")
     if count:
-        logging.getLogger("jaxalign").warning(f"{count} of {total} {what}: {BROKEN} there")
+        logging.getLogger("jaxalign").warning(f"{count} of {total} {what}: {BROKEN}")
 
 
 @functools.partial(jax.jit, static_argnames=("model",))

@@ -70,7 +70,7 @@ def _checked(given: Mapping[str, str], called: Mapping[str, str]) -> Group:
             host, _, port = value.rpartition(":")
             if not host or not port.isdecimal() or not 0 < int(port) < 65536:
                 raise UserError(f"{called[name]} is {value!r}; HOST:PORT is expected, the host of process 0 and a free port "
-                                "there, such as node-0:8476")
+                                "on it, such as node-0:8476")
             found[name] = value
         elif name == "start_timeout":
             if not re.fullmatch(r"\d+(\.\d*)?", value) or float(value) <= 0:

@@ -64,7 +64,8 @@ def read_graph(config: Config, manifests: Callable[[str], Manifest | None], load
             return
         manifest = manifests(name)
         if manifest is None and name not in planned:
-            raise UserError(f"stage {reader} reads stage {name}, which has not been run here; add {name} to config.stages")
+            raise UserError(f"stage {reader} reads stage {name}, which has not been run in this work directory; "
+                            f"add {name} to config.stages")
         known = name in planned or name in STAGES
         recorded = manifest is not None and (as_recorded or not known)
         sources = tuple(manifest.inputs) if recorded else tuple(load(name).inputs(config))

@@ -131,7 +131,7 @@ def maker_record(registry: Registry[R], name: str, where: str, suits: Callable[[
       registry: its records have a name and a maker, which `load` returns.
       name: the name or location.
       where: the config field or argument with the name, for error messages.
-      suits: whether a class has the methods of what it must make.
+      suits: whether a class has the required methods.
       expected: completes the error message: "EXPECTED is expected".
 
     Raises:

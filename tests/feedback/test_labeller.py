@@ -170,7 +170,7 @@ def test_a_comparison_with_non_finite_logits_is_undecided(caplog):
     )
     assert (found[0].label, found[0].decided, found[0].label_ab) == (0.5, False, None)
     assert found[1] == good[1] and good[0].label_ab is not None
-    message = "1 of 2 judgements are left out: the model's logits are not finite numbers there"
+    message = "1 of 2 judgements are left out: the model's logits are not finite numbers"
     assert [record.getMessage() for record in caplog.records] == [message] * 2
 
 

@@ -79,7 +79,7 @@ def test_an_answer_with_non_finite_logits_counts_as_truncated_and_affects_no_oth
     good, found = (one.say(asked, jax.random.key(1), Sampling(8, (spoilt,)), [5, 6, 7]) for one in speakers)
     assert (found[1].text, found[1].ids, found[1].ended) == ("", (), False)
     assert [found[0], found[2]] == [good[0], good[2]]
-    message = "1 of 3 answers count as cut off: the model's logits are not finite numbers there"
+    message = "1 of 3 answers count as cut off: the model's logits are not finite numbers"
     assert [record.getMessage() for record in caplog.records] == [message]
 
 

@@ -35,7 +35,7 @@ def kind(config, T: int = 256, setting: str = "auto") -> str:
 
 def test_a_cpu_uses_plain_attention():
     assert kind(BFLOAT16, 4096) == "plain"
-    with pytest.raises(UserError, match="'fused', but the platform here, cpu, has no fused kernel .* set it to 'auto'"):
+    with pytest.raises(UserError, match="'fused', but the platform, cpu, has no fused kernel .* set it to 'auto'"):
         kind(BFLOAT16, setting="fused")
 
 

@@ -69,7 +69,7 @@ def _kernel(config: DecoderConfig, sharding: Sharding | None, rows: int) -> tupl
     if platform == "gpu":
         nvidia = "cuda" in get_backend("gpu").platform_version
         return "cudnn", cudnn_refusal(config) if nvidia else "the GPU is not an NVIDIA GPU, and the kernel is part of cuDNN"
-    return "plain", f"the platform here, {platform}, has no fused kernel (a TPU and an NVIDIA GPU have one)"
+    return "plain", f"the platform, {platform}, has no fused kernel (a TPU and an NVIDIA GPU have one)"
 
 
 def _parts(sharding: Sharding, axis: str) -> int:

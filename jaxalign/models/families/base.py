@@ -97,7 +97,7 @@ class Fields:
         """Raises UserError for a non-empty field that was never read and is not known to be harmless."""
         for name, value in self.raw.items():
             if name not in self._read and not name.startswith("_") and value not in (None, False, "", [], {}):
-                raise UserError(f"{self.path}: {name} is {str(value)[:60]!r}, which this model family does not support here; "
+                raise UserError(f"{self.path}: {name} is {str(value)[:60]!r}, which this model family does not support; "
                                 "remove it only if the model computes the same without it")  # fmt: skip
 
     def _number(self, name: str, default: float | None, kind: type):
