@@ -100,7 +100,7 @@ def main(argv: list[str]) -> int:
     print()
     print_row(["algorithm", *(measure(name).title.lower() for name in MEASURES), "KL, nats", "learns from", "minutes"])
     print_row(["---"] * (len(MEASURES) + 4))
-    for model, title in (("base", "(helpful-only base)"), ("sft", "(supervised CAI, the initial policy of all)")):
+    for model, title in (("base", "(helpful-only base)"), ("sft", "(supervised CAI, the initial policy)")):
         print_row([title, *(share(start["rates"][model][name]) for name in MEASURES), f"{start['kl'][model]:z.2f}", "", ""])
     for name in arguments.only:
         print_row(row(name, arguments.workdir))

@@ -105,7 +105,7 @@ def runs(args, devices: int, rows: int) -> tuple[search.Given, dict[str, estimat
 def table(args, rows_of) -> list[str]:
     """Format the plan's figures as markdown."""
     lines = [
-        "| devices | topology | tokens a device | mesh | compute, s | network for layers, s | for the LM head, s | step, s | "
+        "| devices | topology | tokens per device | mesh | compute, s | network for layers, s | for the LM head, s | step, s | "
         "tokens/s | efficiency |",
         "|---|---|---|---|---|---|---|---|---|---|",
     ]
@@ -155,7 +155,7 @@ def network(args, run: estimate.RunEstimate, sent: dict[str, float]) -> float:
 def compared(args, kept: dict, rows_of) -> list[str]:
     """Format the figures of compiler and plan as markdown, with the time that follows from the compiler's."""
     lines = [
-        "| devices | mesh | tokens a device | TFLOP: plan | compiler | GB sent: plan | compiler | LM head only | "
+        "| devices | mesh | tokens per device | TFLOP: plan | compiler | GB sent: plan | compiler | LM head only | "
         "peak, GB: plan | compiler | compute, s | network for layers, s | for the LM head, s | equal at, tokens |",
         "|---|---|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]
