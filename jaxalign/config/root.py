@@ -54,7 +54,7 @@ class Config:
                          "`profile`.")
     sampler: str = field("local", "The sampler of the policy's responses in ppo, online_dpo, best_of_n, reward_distill and "
                          "evaluate: local (this process), or 'package.module:name' or 'FILE.py:name' of your own; "
-                         "docs/extending.md.", registered(SAMPLERS, sampler_record))
+                         "see docs/extending.md.", registered(SAMPLERS, sampler_record))
     mesh: Mesh = section(Mesh(), "")
     model: Model = section(Model(), "")
     lora: Lora = section(Lora(), "")

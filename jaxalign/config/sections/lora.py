@@ -23,7 +23,7 @@ class Lora(Section):
                                      '"mlp.down", or "q_proj" ... "down_proj".', None, _ADAPTED)
     rank_stabilised: bool = field(False, "rsLoRA: scale by alpha / sqrt(rank) instead of alpha / rank.", None, _ADAPTED)
     dora: bool = field(False, "DoRA: train the magnitude of each weight vector separately.", None, _ADAPTED)
-    base: str = field("float32", "Storage type of the frozen base. int8 has one scale per output; nf4 has 4 bits per weight "
+    base: str = field("float32", "Storage format of the frozen base. int8 has one scale per output; nf4 has 4 bits per weight "
                       "and one scale per 64 inputs.", one_of("float32", "bfloat16", "int8", "nf4"))
     path: str = field("", "PEFT folder (adapter_config.json, adapter_model.safetensors) that the policy and the reference "
                       "start from, for model.source=huggingface. It determines rank, alpha, targets and kind; leave these "

@@ -20,25 +20,25 @@ _PIPELINE = unless("pipeline", 1, "above 1")
 class Mesh(Section):
     """The mesh of devices. It may use fewer devices than the machine has; results do not depend on it."""
 
-    data: int = field(1, "Ways to split the batch; each part has a full copy of the parameters.", at_least(1))
-    fsdp: int = field(1, "Ways to split the batch, the parameters and the optimizer state.", at_least(1))
-    tensor: int = field(1, "Ways to split heads, MLP and vocabulary.", at_least(1))
-    context: int = field(1, "Ways to split the tokens of each row, for long sequences.", at_least(1))
-    pipeline: int = field(1, "Ways to split the layers (pipeline stages).", at_least(1))
+    data: int = field(1, "Number of ways to split the batch; each part has a full copy of the parameters.", at_least(1))
+    fsdp: int = field(1, "Number of ways to split the batch, the parameters and the optimizer state.", at_least(1))
+    tensor: int = field(1, "Number of ways to split heads, MLP and vocabulary.", at_least(1))
+    context: int = field(1, "Number of ways to split the tokens of each row, for long sequences.", at_least(1))
+    pipeline: int = field(1, "Number of pipeline stages that the layers are split into.", at_least(1))
     pipeline_micro_batches: int = field(0, "Micro-batches that pass through the pipeline one after another; 0: one per stage. "
                                         "More micro-batches reduce idle time.", at_least(0), _PIPELINE)
     pipeline_repeats: int = field(1, "Blocks of layers per stage; above 1 the schedule is interleaved.", at_least(1),
                                   _PIPELINE)
-    slices: int = field(1, "Groups of devices connected by a slower network; data is split over them.", at_least(1))
-    zero: int = field(3, "Arrays that fsdp splits in addition to the batch: 1 the optimizer state, 2 also gradients, 3 also "
-                      "parameters.", one_of(1, 2, 3), unless("fsdp", 1, "above 1"))
-    sequence_parallel: bool = field(False, "Split activations between layers over tensor, along the sequence.", None,
-                                    unless("tensor", 1, "above 1"))
+    slices: int = field(1, "Number of groups of devices connected by a slower network; data is split over them.", at_least(1))
+    zero: int = field(3, "What fsdp splits in addition to the batch. 1: the optimizer state; 2: also the gradients; 3: also "
+                      "the parameters.", one_of(1, 2, 3), unless("fsdp", 1, "above 1"))
+    sequence_parallel: bool = field(False, "Between layers, also split activations along the sequence, over the tensor axis.",
+                                    None, unless("tensor", 1, "above 1"))
     generation: str = field("tensor", "Sharding of weights during sampling: gathered over all axes except tensor (tensor), as "
                             "in training (training), or replicated on each device (whole).",
                             one_of("tensor", "training", "whole"))
     offload: tuple[str, ...] = field((), "In ppo and online_dpo, arrays to keep in host memory during phases that do not need "
-                                     "them: optimizer state, and frozen roles (reference, reward models). docs/memory.md.",
+                                     "them: optimizer state, and frozen roles (reference, reward models). See docs/memory.md.",
                                      none_or_some_of("optimizer", "frozen"))
 
     def check(self, config: WholeConfig, name: str) -> None:

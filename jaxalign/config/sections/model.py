@@ -17,7 +17,7 @@ from jaxalign.registry.families import use_family
 class Model(DecoderSizes):
     """The decoder. With source=huggingface the checkpoint determines the sizes, and the sizes in this section are ignored."""
 
-    source: str = field("scratch", "Source of the weights: trained from scratch, or a Hugging Face checkpoint.",
+    source: str = field("scratch", "Source of the weights: random initialisation (scratch), or a Hugging Face checkpoint.",
                         one_of("scratch", "huggingface"))
     path: str = field("", "Folder of a Hugging Face checkpoint with its tokenizer, for source=huggingface.", None,
                       when("source", "huggingface"))
@@ -33,18 +33,18 @@ class Model(DecoderSizes):
     remat: bool = field(False, "Recompute each layer in the backward pass and keep only its input: less memory for about a "
                         "third more compute.")
     remat_saves: str = field("nothing", "With remat: save only the layers' inputs (nothing), or also the results of matrix "
-                             "products with weights (products), which takes more memory and less recomputation.",
+                             "products with weights (products), which needs more memory but less recomputation.",
                              one_of("nothing", "products"), unless("remat", False, "to True"))
     attention: str = field("auto", "auto: a fused kernel if the platform has one, ring attention if mesh.context splits rows; "
-                           "plain: the formula, without a kernel; fused: a kernel, or an error if there is none.",
+                           "plain: the plain formula, without a kernel; fused: a kernel, or an error if there is none.",
                            one_of("auto", "plain", "fused"))
-    cache_dtype: str = field("compute", "Type of the keys and values cached during sampling: compute (that of activations) or "
-                             "another; int8 has one scale per token and head, and changes samples slightly.",
+    cache_dtype: str = field("compute", "Dtype of the keys and values cached during sampling: compute (the dtype of activations) "
+                             "or another; int8 has one scale per token and head, and changes samples slightly.",
                              one_of("compute", "float32", "bfloat16", "int8"))
     load_balance_coef: float = field(0.0, "Weight of the load-balancing loss of mixture-of-experts models in supervised "
                                      "training.", at_least(0))
-    compute_dtype: str = field("float32", "Type of activations and matrix products; parameters stay float32. float16 is for "
-                               "GPUs without bfloat16, and uses loss scaling: docs/memory.md.",
+    compute_dtype: str = field("float32", "Dtype of activations and matrix products; parameters stay float32. float16 is for "
+                               "GPUs without bfloat16, and uses loss scaling; see docs/memory.md.",
                                one_of("float32", "bfloat16", "float16"))
 
     def check(self, config: WholeConfig, name: str) -> None:

@@ -17,7 +17,7 @@ from jaxalign.registry.objectives import OBJECTIVES
 
 @dataclasses.dataclass(frozen=True)
 class OnlineChecks(Section):
-    """The action when a check of online_dpo fails: warn, or stop the run."""
+    """What happens if a check of online_dpo fails: warn, or stop the run."""
 
     sampler_gap: str = field("warn", "At step 0, the sampler's log-probabilities differ from the trainer's.",
                              one_of("warn", "stop"))

@@ -15,7 +15,8 @@ _MOMENTS = when("kind", "adamw", "lion", "muon", "sophia")
 
 @dataclasses.dataclass(frozen=True)
 class Optimizer(Section):
-    """Its kind, learning-rate schedule over the stage's steps, weight decay and gradient clipping; docs/memory.md."""
+    """This section sets its kind, the learning-rate schedule over the stage's steps, weight decay and gradient clipping; see
+    docs/memory.md."""
 
     kind: str = field("adamw", "The optimizer. With adafactor the learning rate is relative to the scale of the weights.",
                       one_of("adamw", "lion", "adafactor", "muon", "sophia"))

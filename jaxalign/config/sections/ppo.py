@@ -24,7 +24,7 @@ _CORRECTED = when("sampler_correction", "truncate", "mask")
 
 @dataclasses.dataclass(frozen=True)
 class Checks(Section):
-    """The action when a check of RL fails: warn, recompute the old log-probabilities, or stop the run."""
+    """What happens if an RL check fails: warn, recompute the old log-probabilities, or stop the run."""
 
     ratio: str = field("warn", "The ratio before an iteration's first update is not 1.", one_of("warn", "recompute", "stop"))
     reference_kl: str = field("warn", "At step 0, the KL to the reference is not 0 although policy and reference have the same "
@@ -56,7 +56,7 @@ class Ppo(Sampling, Trained):
                             "Without: rloo, grpo, reinforce_pp or remax.", registered(ADVANTAGES))
     critic: str = field("separate", "The critic: a separate model, or a value head on the policy's trunk (shared).",
                         one_of("separate", "shared"), _CRITIC)
-    group_scale: str = field("std", "grpo: divide by the group's standard deviation (std), or not (none, Dr. GRPO).",
+    group_scale: str = field("std", "For grpo: divide by the group's standard deviation (std), or not (none, as in Dr. GRPO).",
                              one_of("std", "none"), _ESTIMATOR)
     skip_equal_groups: bool = field(False, "Exclude groups of equal scores from the losses and from the counts that normalise "
                                     "them (DAPO).")
@@ -68,12 +68,12 @@ class Ppo(Sampling, Trained):
                                "(0.2; for gspo 3e-4 below and 4e-4 above).", above(0), _LOSS)
     clip_high: float | None = field(None, "Clip the ratio at 1 + clip_high above; None: clip, or the policy loss's own range.",
                                     above(0), _LOSS)
-    dual_clip: float | None = field(None, "Upper bound of the ratio for negative advantages (clip); None: no bound.",
-                                    above(1), _LOSS)
-    aggregation: str = field("token_mean", "How token losses are aggregated: docs/ppo.md.",
+    dual_clip: float | None = field(None, "Upper bound of the ratio for negative advantages (policy_loss=clip); None: no "
+                                    "bound.", above(1), _LOSS)
+    aggregation: str = field("token_mean", "How token losses are aggregated; see docs/ppo.md.",
                              one_of("token_mean", "sequence_mean_token_mean", "sequence_mean_token_sum", "token_sum_constant"))
     entropy_coef: float = field(0.0, "Weight of the entropy bonus.", at_least(0))
-    value_clip: float | None = field(0.2, "Maximum change of a value from its value at the rollout; None: no limit.",
+    value_clip: float | None = field(0.2, "Maximum change of the critic's value of a state since the rollout; None: no limit.",
                                      at_least(0), _CRITIC)
     value_loss: str = field("squared", "The critic's loss: half the squared error, or Huber's.", one_of("squared", "huber"),
                             _CRITIC)
@@ -106,8 +106,8 @@ class Ppo(Sampling, Trained):
     sampler_correction: str = field("none", "Weight losses by the ratio of trainer to sampler probability: none (no weights), "
                                     "truncate (capped at correction_cap) or mask (0 above correction_cap).",
                                     one_of("none", "truncate", "mask"))
-    correction_level: str = field("token", "The ratio of a token, of a whole response (sequence), or the geometric mean over a "
-                                  "response.", one_of("token", "sequence", "geometric"), _CORRECTED)
+    correction_level: str = field("token", "The ratio to use: that of a token, that of a whole response (sequence), or the "
+                                  "geometric mean over a response.", one_of("token", "sequence", "geometric"), _CORRECTED)
     correction_cap: float = field(2.0, "Maximum weight of the sampler correction.", above(0), _CORRECTED)
     sampler_tolerance: float = field(1e-3, "Largest allowed difference between the sampler's and the trainer's log-prob of a "
                                      "token, and between the first ratio and 1.", above(0))

@@ -27,11 +27,11 @@ class Reward(Section):
     source: str = field("preference", "The reward: preference (the preference model), distilled (its student), model (an "
                         "external reward model), callable (your own function), verifier (comparison with the expected "
                         "answer), ai_feedback (the base model's rating), or a sum such as preference+callable; "
-                        "docs/rewards.md.", sum_of_registered(REWARDS))
+                        "see docs/rewards.md.", sum_of_registered(REWARDS))
     weights: tuple[float, ...] = field((), "Weights of the parts of a sum, in the same order; empty: 1 each.")
-    length_coef: float = field(0.0, "Cost per token beyond length_free.", at_least(0))
-    length_free: int = field(0, "Number of tokens without cost.", at_least(0), unless("length_coef", 0.0, "above 0"))
-    model: str = field("", "For model: folder of a ...ForSequenceClassification with one label, in Hugging Face layout, with "
+    length_coef: float = field(0.0, "Penalty per token after the first length_free tokens.", at_least(0))
+    length_free: int = field(0, "Number of tokens without penalty.", at_least(0), unless("length_coef", 0.0, "above 0"))
+    model: str = field("", "For model: folder of a ...ForSequenceClassification with one label, in Hugging Face format, with "
                        "its own tokenizer.", None, _SOURCE)
     model_style: str = field("auto", "For model: text format of its dialogues (as data.style); auto: its chat template if it "
                              "has one, else hh.", one_of("auto", "chat", "hh", "compact"), _SOURCE)
@@ -39,7 +39,7 @@ class Reward(Section):
                                   "turns. 0: the model's own maximum.", at_least(0), _SOURCE)
     model_batch: int = field(16, "For model: texts per forward pass, rounded up to a multiple of the mesh's batch axes.",
                              at_least(1), _SOURCE)
-    model_dtype: str = field("float32", "For model: type of its parameters and activations.", one_of("float32", "bfloat16"),
+    model_dtype: str = field("float32", "For model: dtype of its parameters and activations.", one_of("float32", "bfloat16"),
                              _SOURCE)
     model_shift: float = field(0.0, "For model: number to subtract from its raw score.", None, _SOURCE)
     model_scale: float = field(1.0, "For model: divisor of the shifted score, before ppo.score_clip.", above(0),

@@ -27,7 +27,7 @@ class RewardDistill(DecoderSizes, Sampling, Trained):
     objective: str = field("regression", "Fit the teacher's scores (regression), its probability for each pair (pairs), or "
                            "both.", one_of("regression", "pairs", "both"))
     prompts: int = field(1024, "Number of prompts to answer for the student's training.", at_least(1))
-    samples: int = field(4, "Answers per prompt; even, because they form pairs.", at_least(2))
+    samples: int = field(4, "Answers per prompt; an even number, because they form pairs.", at_least(2))
     batch: int = field(128, "Answers per chunk, a multiple of samples; also the number of rows decoded together. Up to 4 "
                        "chunks form one queue. Speed is measured on a batch of this size.", at_least(1))
     held_out_share: float = field(0.15, "Fraction of the prompts held out to measure agreement with the teacher.",
