@@ -38,8 +38,8 @@ class Model(DecoderSizes):
     attention: str = field("auto", "auto: a fused kernel if the platform has one, ring attention if mesh.context splits rows; "
                            "plain: the plain formula, without a kernel; fused: a kernel, or an error if there is none.",
                            one_of("auto", "plain", "fused"))
-    cache_dtype: str = field("compute", "Dtype of the keys and values cached during sampling: compute (the dtype of activations) "
-                             "or another; int8 has one scale per token and head, and changes samples slightly.",
+    cache_dtype: str = field("compute", "Dtype of the keys and values cached during sampling: compute (the dtype of "
+                             "activations) or another; int8 has one scale per token and head, and changes samples slightly.",
                              one_of("compute", "float32", "bfloat16", "int8"))
     load_balance_coef: float = field(0.0, "Weight of the load-balancing loss of mixture-of-experts models in supervised "
                                      "training.", at_least(0))
