@@ -134,8 +134,8 @@ def _load(file: Path, variant: str) -> config_dict.ConfigDict:
         where = f"{path}, line {lines[-1]}" if lines else path
         raise UserError(f"{where}: {type(error).__name__}: {' '.join(str(error).split())}") from None
     if not isinstance(config, config_dict.ConfigDict):
-        raise UserError(f"{path}: get_config() returned a {type(config).__name__}; it must return default_config() "
-                        "with changes")
+        raise UserError(f"{path}: get_config() returned an object of type {type(config).__name__}; it must return "
+                        "default_config() with changes")
     return config
 
 

@@ -65,5 +65,5 @@ def test_a_reward_that_is_not_a_function_is_refused(tmp_path):
     (tmp_path / "mine.py").write_text("f = 3\n")
     config = from_config_dict({"reward": {"source": "callable", "callable": f"{tmp_path / 'mine.py'}:f"}})
     inputs = type("Inputs", (), {"config": config})
-    with pytest.raises(UserError, match=r"config.reward.callable is '.*mine.py:f', a int; a function"):
+    with pytest.raises(UserError, match=r"config.reward.callable is '.*mine.py:f', of type int; a function"):
         make_callable(inputs)

@@ -191,8 +191,8 @@ def test_a_missing_config_file_is_named(folder, capsys, given):
     ("\nimport nowhere_to_be_found\n", "broken.py, line 2: ModuleNotFoundError: No module named"),
     ("def get_config(:\n", "broken.py, line 1: "),
     ("x = 1\n", "broken.py has no function get_config()"),
-    ("def get_config():\n    pass\n", "get_config() returned a NoneType"),
-    ("def get_config():\n    return {'seed': 1}\n", "get_config() returned a dict"),
+    ("def get_config():\n    pass\n", "get_config() returned an object of type NoneType"),
+    ("def get_config():\n    return {'seed': 1}\n", "get_config() returned an object of type dict"),
     ("from jaxalign.config import default_config\n\ndef get_config():\n    c = default_config()\n    c.ppo.clip = 'x'\n"
      "    return c\n", "config.ppo.clip is 'x' (str); a float or None is expected"),
     ("from jaxalign.config import default_config\n\ndef get_config():\n    c = default_config()\n    c.pppo.clip = 1\n"

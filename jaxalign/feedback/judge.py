@@ -182,7 +182,7 @@ class CheckedJudge:
         except Exception as error:  # A custom judge may raise anything.
             raise UserError(f"judge {self.name!r} raised {type(error).__name__} in {method!r}: {error}") from error
         if not isinstance(found, Sequence) or isinstance(found, str) or len(found) != len(requests):
-            count = f"{len(found)} results" if hasattr(found, "__len__") else f"a {type(found).__name__}"
+            count = f"{len(found)} results" if hasattr(found, "__len__") else f"a value of type {type(found).__name__}"
             raise UserError(f"judge {self.name!r} returned {count} from {method!r} for {len(requests)} requests; a list with "
                             f"one {kind.__name__} per request is expected")
         return [self._record(method, kind, x) for x in found]

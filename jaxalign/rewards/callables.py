@@ -103,7 +103,7 @@ def _check_call(
 ) -> None:
     if not callable(fn):
         raise UserError(
-            f"the reward is a {type(fn).__name__}; a callable (prompts, responses, **columns) -> scores is expected"
+            f"the reward is of type {type(fn).__name__}; a callable (prompts, responses, **columns) -> scores is expected"
         )
     if inspect.iscoroutinefunction(fn):
         raise UserError(f"the reward {_name(fn)} is a coroutine function; give a plain function, which may call asyncio.run")
@@ -167,7 +167,7 @@ def _entries(result: Any) -> list[Any] | str:
     if hasattr(result, "__array__") and not isinstance(result, str):
         array = np.asarray(result)
         return list(array) if array.ndim == 1 else f"an array of shape {array.shape}"
-    return "None" if result is None else f"a {type(result).__name__}"
+    return "None" if result is None else f"a value of type {type(result).__name__}"
 
 
 def _clean(entries: list[Any]) -> tuple[np.ndarray, np.ndarray, str | None]:

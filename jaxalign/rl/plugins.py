@@ -25,10 +25,10 @@ def run_plugin(what: str, function: Callable, inputs: Any, returns: str, count: 
         found = function(inputs)
     except UserError:
         raise
-    except Exception as error:  # Whatever the user's function raises.
+    except Exception as error:  # The user's function may raise anything.
         raise UserError(f"{what} failed: {type(error).__name__}: {error}") from error
     if not isinstance(found, Sequence) or len(found) != count:
-        shown = f"{len(found)} values" if isinstance(found, Sequence) else f"a {type(found).__name__}"
+        shown = f"{len(found)} values" if isinstance(found, Sequence) else f"a value of type {type(found).__name__}"
         raise UserError(f"{what} returned {shown}; {returns} is expected")
     return tuple(found)
 
@@ -36,7 +36,7 @@ def run_plugin(what: str, function: Callable, inputs: Any, returns: str, count: 
 def require_float32(what: str, part: str, array: Any, shape: tuple[int, ...]) -> None:
     """Raises UserError unless `array` is a float32 array of this shape. Also works on traced arrays."""
     if not hasattr(array, "dtype") or not hasattr(array, "shape"):
-        raise UserError(f"{what}: {part} is a {type(array).__name__}; a float32 array of shape {shape} is expected")
+        raise UserError(f"{what}: {part} is of type {type(array).__name__}; a float32 array of shape {shape} is expected")
     if tuple(array.shape) != tuple(shape) or array.dtype != jnp.float32:
         raise UserError(f"{what}: {part} is {array.dtype} of shape {tuple(array.shape)}; float32 of shape {tuple(shape)} is "
                         "expected")  # fmt: skip

@@ -93,7 +93,7 @@ class TextSampler:
         seed: int = 0, sampler: str | seam.Sampler | Callable[[Engine], seam.Sampler] = "local",
     ):  # fmt: skip
         if not isinstance(policy, LanguageModel):
-            raise UserError(f"policy is a {type(policy).__name__}; a language model from load_model is expected")
+            raise UserError(f"policy is of type {type(policy).__name__}; a language model from load_model is expected")
         sharding = policy.model.sharding
         self._parts = 1 if sharding is None else sharding.generation.batch_size
         self._policy, self._temperature, self._top_k, self._top_p = policy, temperature, top_k, top_p

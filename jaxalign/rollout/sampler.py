@@ -127,8 +127,8 @@ def make_sampler(sampler: str | Sampler | Callable[[Engine], Sampler], engine: E
     else:
         made = sampler(engine) if callable(sampler) else sampler
     if isinstance(made, type) or not is_sampler(made):
-        raise UserError(f"{where} is {sampler!r}, which gives a {type(made).__name__}; an object with the methods submit, "
-                        "collect and update is expected")
+        raise UserError(f"{where} is {sampler!r}, which makes an object of type {type(made).__name__}; one with the "
+                        "methods submit, collect and update is expected")
     return made
 
 
@@ -206,7 +206,8 @@ def _index(index: dict[int, int], row: int) -> int:
 def _checked(response: Response, sampling: Sampling, row: int) -> Response:
     """Raises UserError if a custom sampler's response is malformed."""
     if not isinstance(response, Response):
-        raise UserError(f"the sampler returned a {type(response).__name__} for row {row}; a Response is expected")
+        raise UserError(f"the sampler returned an object of type {type(response).__name__} for row {row}; a Response "
+                        "is expected")
     count = len(response.ids)
     if response.error is None and not 0 < count <= sampling.max_new_tokens:
         raise UserError(f"the sampler returned {count} tokens for row {row}; 1 to {sampling.max_new_tokens} are expected")

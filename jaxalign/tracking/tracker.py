@@ -56,8 +56,8 @@ def make_trackers(names: Sequence[str]) -> dict[str, Tracker]:
         if isinstance(tracker, Tracker):
             made[name] = tracker
         else:
-            _log().warning(f"tracker {name!r} is ignored: its constructor returned a {type(tracker).__name__}; an object with "
-                           "methods start(config), log(step, metrics) and finish(status) is expected")
+            _log().warning(f"tracker {name!r} is ignored: its constructor returned an object of type {type(tracker).__name__}; "
+                           "one with methods start(config), log(step, metrics) and finish(status) is expected")
     return made
 
 

@@ -127,7 +127,7 @@ def test_an_answer_after_a_prompt_can_begin_with_the_name_of_a_speaker():
         ({"chosen": "Human: q\n\nAssistant: a"}, "the key 'rejected' is missing"),
         ({"chosen": "Human: q", "rejected": "Human: q\n\nAssistant: a"}, "chosen: the dialogue does not end with"),
         ({"chosen": [], "rejected": []}, "chosen: the dialogue does not end with"),
-        ({"chosen": "Human: q\n\nAssistant: a", "rejected": 7}, "rejected: a int; a transcript"),
+        ({"chosen": "Human: q\n\nAssistant: a", "rejected": 7}, "rejected: type int; a transcript"),
     ],
 )
 def test_an_invalid_pair_is_refused_and_the_key_is_named(row, message):

@@ -60,7 +60,7 @@ def test_its_advantages_equal_a_loop(registered):
 
 
 @pytest.mark.parametrize(("name", "message"), [
-    ("BOTH", r"advantage estimator 'both' returned a .*Tracer.*; \(advantages, returns\) is expected"),
+    ("BOTH", r"advantage estimator 'both' returned a value of type .*Tracer.*; \(advantages, returns\) is expected"),
     ("ROWS", r"advantage estimator 'rows': advantages is float32 of shape \(8,\); float32 of shape \(8, 8\) is expected"),
     ("HALF", r"advantage estimator 'half': advantages is float16 of shape \(8, 8\); float32 of shape"),
     ("NAN", r"advantage estimator 'nan': advantages has non-finite entries although all inputs are finite"),

@@ -60,9 +60,9 @@ def test_a_registered_source_is_found_by_name(tmp_path):
 
 
 @pytest.mark.parametrize(("kind", "rows", "message"), [
-    ("prompts", "3", "gives prompts as a int; an object with a length and an index from 0"),
+    ("prompts", "3", "gives prompts of type int; an object with a length and an index from 0"),
     ("prompts", "[]", "has no prompts to learn from"),
-    ("prompts", "['why?']", "row 0 of its prompts is a str; a jaxalign.records.Prompt is expected"),
+    ("prompts", "['why?']", "row 0 of its prompts is of type str; a jaxalign.records.Prompt is expected"),
     ("prompts", "[P('a', (M('user', 'x'),), 's'), P('a', (M('user', 'y'),), 's')]", "row 1 .* id 'a' of an earlier row"),
     ("prompts", "[P('a', (M('user', ' '),), 's')]", "row 0 .* does not end with a user's message that has text"),
     ("prompts", "[P('a', (M('assistant', 'x'),), 's')]", "row 0 .* does not end with a user's message"),

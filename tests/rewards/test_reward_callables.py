@@ -108,9 +108,9 @@ def test_a_callable_that_exits_counts_as_a_failure():
         ([1.0, 2.0], "returned 2 scores for 3 responses"),
         ([1.0] * 4, "returned 4 scores for 3 responses"),
         (None, "returned None; a list of 3 numbers"),
-        (1.0, "returned a float"),
-        ("abc", "returned a str"),
-        ({"a": 1, "b": 2, "c": 3}, "returned a dict"),
+        (1.0, "returned a value of type float"),
+        ("abc", "returned a value of type str"),
+        ({"a": 1, "b": 2, "c": 3}, "returned a value of type dict"),
         (np.zeros((3, 1)), r"returned an array of shape \(3, 1\)"),
         (np.float32(1), r"returned an array of shape \(\)"),
     ],
@@ -168,7 +168,7 @@ async def _coroutine(prompts, responses):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"fn": 3}, "the reward is a int; a callable"),
+        ({"fn": 3}, "the reward is of type int; a callable"),
         ({"fn": _coroutine}, "_coroutine is a coroutine function"),
         ({"prompts": ["p"]}, "prompts has 1 entries but there are 3 responses"),
         ({"columns": {"answer": [1]}}, "answer has 1 entries but there are 3 responses"),

@@ -101,7 +101,7 @@ def _response(count=2, **changes):
     ([], "finished without a response for row 10"),
     ([(11, _response())], "returned row 11, which was not submitted"),
     ([(10, _response()), (10, _response())], "returned row 10 twice"),
-    ([(10, "text")], "returned a str for row 10; a Response is expected"),
+    ([(10, "text")], "returned an object of type str for row 10; a Response is expected"),
     ([(10, _response(9))], "returned 9 tokens for row 10; 1 to 8 are expected"),
     ([(10, _response(logprobs=(0.0,)))], "2 tokens and 1 logprobs for row 10; one for each token"),
     ([(10, _response(versions=()))], "2 tokens and 0 versions for row 10; one for each token"),
@@ -122,8 +122,8 @@ def test_a_sampler_with_unanswered_rows_is_refused():
     ("remote", "ppo.sampler is 'remote'; one of local, or 'package.module:name'"),
     ("no.such.module:Thing", "no.such.module cannot be imported"),
     ("json:JSONDecoder", "names 'json:JSONDecoder', which is not a sampler"),
-    (lambda engine: 3, "which gives a int; an object with the methods submit, collect and update"),
-    (7, "which gives a int"),
+    (lambda engine: 3, "which makes an object of type int; one with the methods submit, collect and update"),
+    (7, "which makes an object of type int"),
 ])
 def test_an_invalid_sampler_is_refused(engine, sampler, message):
     with pytest.raises(UserError, match=message):

@@ -296,7 +296,7 @@ POLISH = StageRecord("polish", stage=None, after=("sft",), report=report)
     ('return [Section("polish", "Polishing", tables=(Table("Counts", ["What", "Value"], [["answers", "12"]]),))]',
      "Polishing Counts What Value answers 12"),
     ("return {}['answers']", "polish The report function of stage polish failed (KeyError: 'answers')."),
-    ("return [3]", "failed (TypeError: a int was returned; a Section or a list of them is expected)."),
+    ("return [3]", "failed (TypeError: an object of type int was returned; a Section or a list of them is expected)."),
 ])
 def test_a_users_stage_has_its_section(tmp_path, body, shown):
     run = make_run(tmp_path / "run")

@@ -121,7 +121,7 @@ def test_a_factory_that_raises_or_returns_something_else_is_skipped(tmp_path, ca
     path = tmp_path / "own.py"
     path.write_text("def broken():\n    raise OSError('no login')\n\ndef number():\n    return 3\n")
     assert make_trackers((f"{path}:broken", f"{path}:number")) == {}
-    assert "OSError: no login" in caplog.text and "its constructor returned a int" in caplog.text
+    assert "OSError: no login" in caplog.text and "its constructor returned an object of type int" in caplog.text
 
 
 @pytest.mark.parametrize(("name", "message"), [

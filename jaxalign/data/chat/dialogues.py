@@ -66,7 +66,7 @@ def parse_dialogue(value: Any) -> Dialogue:
         return parse_transcript(value)
     if isinstance(value, list):
         return parse_messages(value)
-    raise ValueError(f"a {type(value).__name__}; a transcript or a list of messages is expected")
+    raise ValueError(f"type {type(value).__name__}; a transcript or a list of messages is expected")
 
 
 def parse_pair(row: dict[str, Any]) -> tuple[Dialogue, Dialogue]:
@@ -116,7 +116,7 @@ def parse_judgement(row: dict[str, Any]) -> tuple[Dialogue, str, bool]:
     if isinstance(completion, str):
         return context, completion.strip(), row["label"]
     if not isinstance(completion, list):
-        raise ValueError(f"completion: a {type(completion).__name__}; text or a list of messages is expected")
+        raise ValueError(f"completion: type {type(completion).__name__}; text or a list of messages is expected")
     try:
         turns = parse_messages(completion)
     except ValueError as error:

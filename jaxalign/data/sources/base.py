@@ -91,8 +91,8 @@ def read_rows(source: Any, kind: str, where: str, count: int | None = None, keep
         text, or a repeated id).
     """
     if not isinstance(source, DataSource) or isinstance(source, (str, bytes, dict)):
-        raise UserError(f"{where} gives {kind} as a {type(source).__name__}; an object with a length and an index from 0, such "
-                        "as a list, is expected")
+        raise UserError(f"{where} gives {kind} of type {type(source).__name__}; an object with a length and an index from 0, "
+                        "such as a list, is expected")
     rows, ids = [], set()
     try:
         length = len(source) if count is None else min(count, len(source))
@@ -116,7 +116,7 @@ def read_rows(source: Any, kind: str, where: str, count: int | None = None, keep
 
 def _prompt_fault(row: Any, keep_empty: bool = False) -> str | None:
     if not isinstance(row, Prompt):
-        return f"is a {type(row).__name__}; a jaxalign.records.Prompt is expected"
+        return f"is of type {type(row).__name__}; a jaxalign.records.Prompt is expected"
     if not isinstance(row.messages, tuple) or not all(isinstance(message, Message) for message in row.messages):
         return "has messages that are not a tuple of jaxalign.records.Message"
     if not row.messages or row.messages[-1].role != "user" or not str(row.messages[-1].content).strip():
@@ -128,7 +128,7 @@ def _prompt_fault(row: Any, keep_empty: bool = False) -> str | None:
 
 def _comparison_fault(row: Any, keep_empty: bool) -> str | None:
     if not isinstance(row, Comparison):
-        return f"is a {type(row).__name__}; a jaxalign.records.Comparison is expected"
+        return f"is of type {type(row).__name__}; a jaxalign.records.Comparison is expected"
     fault = _prompt_fault(row.prompt)
     if fault is not None:
         return f"has a prompt that {fault}"
@@ -145,7 +145,7 @@ def _comparison_fault(row: Any, keep_empty: bool) -> str | None:
 
 def _judgement_fault(row: Any, keep_empty: bool) -> str | None:
     if not isinstance(row, Judgement):
-        return f"is a {type(row).__name__}; a jaxalign.records.Judgement is expected"
+        return f"is of type {type(row).__name__}; a jaxalign.records.Judgement is expected"
     fault = _prompt_fault(row.prompt)
     if fault is not None:
         return f"has a prompt that {fault}"

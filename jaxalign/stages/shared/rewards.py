@@ -99,7 +99,7 @@ def make_callable(inputs: RewardInputs) -> Reward:
     settings = inputs.config.reward
     fn = load_object(settings.callable, "config.reward.callable")
     if not callable(fn):
-        raise UserError(f"config.reward.callable is {settings.callable!r}, a {type(fn).__name__}; a function "
+        raise UserError(f"config.reward.callable is {settings.callable!r}, of type {type(fn).__name__}; a function "
                         "(prompts, responses, **columns) -> scores is expected")
     return FunctionReward("callable", fn, settings, inputs.tokenizer, settings.callable)
 

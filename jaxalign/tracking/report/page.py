@@ -83,7 +83,7 @@ def _sections_of(record: StageRecord, run: RunFiles) -> list[Section]:
         made = [made] if isinstance(made, Section) else list(made)
         wrong = next((part for part in made if not isinstance(part, Section)), None)
         if wrong is not None:
-            raise TypeError(f"a {type(wrong).__name__} was returned; a Section or a list of them is expected")
+            raise TypeError(f"an object of type {type(wrong).__name__} was returned; a Section or a list of them is expected")
         return made
     except UserError:
         raise
