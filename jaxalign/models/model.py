@@ -132,7 +132,7 @@ class Model:
     def _merge(self, params: Params) -> Decoder:
         found, expected = jnp.shape(params["embedding"]), (self.config.table_rows, self.config.embed)
         if found != expected:
-            # For example a reference with another vocabulary: gathers clip, so it would silently read the wrong rows.
+            # For example a reference with a different vocabulary: gathers clip, so it would silently read the wrong rows.
             raise ValueError(f"the parameters' embedding [V, D] is {found}; this model's is {expected}: policy, reference "
                              "and critic must have the same tokenizer and the same width")  # fmt: skip
         head = self.head if self.lora is None else "lm"

@@ -145,7 +145,7 @@ def _parse(text: str, match: re.Match[str]) -> Fraction | None:
     before = text[: match.start()]
     body, power = match["body"].rstrip(".,/"), match["power"]
     if power and body != match["body"]:
-        power = None  # Punctuation separates them, so the power is another word.
+        power = None  # Punctuation separates them, so the power is a separate word.
     parts = body.split("/")
     mixed = len(parts) == 2 and re.search(r"[0-9] +\Z", before)
     if len(body) > _LONGEST or len(parts) > 2 or mixed or re.search(r"(?:/|\^\{?)\Z", before):

@@ -13,7 +13,8 @@ PREFILLED = 2048
 SHARES = (1, 2, 4, 8)
 """All, 1/2, 1/4 or 1/8 of the rows decode."""
 LONG = 2
-"""Prompts per row from which a queue is long: its end is a small part of the work, so every second share suffices."""
+"""A queue with at least this many prompts per row is long: its end is a small part of the work, so every second share
+suffices."""
 LEAST_TIERED = 8, 256
 """The minimum numbers of rows per part and of slots for two tiers."""
 SHORT = 5, 8

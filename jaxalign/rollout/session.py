@@ -264,7 +264,7 @@ class Session:
         plan, known = [[] for _ in prompts], {}
         for part, own in enumerate(prompts):
             for source, prompt in enumerate(own):
-                tokens[part, source] = prompt[-1]  # Pad with its last token: another might select other experts.
+                tokens[part, source] = prompt[-1]  # Pad with its last token: a different one might select other experts.
                 tokens[part, source, : len(prompt)] = prompt
                 plan[part] += [(slot, source, len(prompt) - 1) for slot in fresh[part][prompt]]
                 if prompt in self.waiting:

@@ -131,7 +131,7 @@ def fingerprint(data: Any) -> str:
 
 
 class PolicyTrainer(Trainer):
-    """A trainer whose result is a language model."""
+    """A trainer that produces a language model."""
 
     @property
     def policy(self) -> LanguageModel:

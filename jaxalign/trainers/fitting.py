@@ -82,7 +82,7 @@ class RunSettings:
     timing: Callable[[], Timing] | None = None
 
     def phase(self, name: str) -> contextlib.AbstractContextManager:
-        """Times work outside the loop. The context yields an object whose fields tokens and flops the caller sets."""
+        """Times work outside the loop. The caller sets the fields tokens and flops of the yielded object."""
         return contextlib.nullcontext(_Untimed()) if self.timing is None else self.timing().phase(name)
 
 

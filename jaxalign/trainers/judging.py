@@ -136,7 +136,7 @@ def revise(
       model: answers the prompts, and critiques and revises unless there is a judge.
       prompts: B texts, dialogues or `Prompt`s.
       constitution: a `Constitution`, or an argument from which to construct one.
-      rounds: the number of critiques and revisions of each answer, each under another principle.
+      rounds: the number of critiques and revisions of each answer, each under a different principle.
       judge: a `Judge`, or an argument from which to construct one; None for the model itself.
       temperature, max_new_tokens, batch, seed: sampling settings of the model.
 

@@ -13,7 +13,7 @@ from jaxalign.training.checkpoint import Checkpointer
 
 
 class DirectoryRecording:
-    """Writes a run's timing and checkpoints to its directory. Use it as a context manager, whose exit waits for checkpoints.
+    """Writes a run's timing and checkpoints to its directory. Use it as a context manager; its exit waits for checkpoints.
 
     Args:
       directory: the parent of checkpoints/.

@@ -122,7 +122,7 @@ def places(family: Family, model: Model) -> tuple[Place, ...]:
     """All leaves of a model with the head "lm" or "scalar", without the padding of its tables.
 
     Raises:
-      ValueError: the head is another one; the Hugging Face layout has no model with both heads.
+      ValueError: the head is neither "lm" nor "scalar"; the Hugging Face layout has no model with both heads.
     """
     c = model.config
     weights = list(family.stored_weights(c))

@@ -29,7 +29,7 @@ def base_stages(config: Config) -> tuple[str, ...]:
 
 
 def policy_stages(config: Config, before: str) -> tuple[str, ...]:
-    """The stage whose weights stage `before` starts from: the last planned stage that trains a policy, or the base's stage."""
+    """The stage that provides the starting weights of stage `before`: the last planned policy stage, or the base's stage."""
     return policies_before(config.stages, before)[-1:] or base_stages(config)
 
 
