@@ -2,7 +2,7 @@
 
     python examples/best_of_n.py MODEL OUT --n=8
 
-This is one round of expert iteration. For another round, pass OUT as MODEL.
+The script runs one round. For another round, pass OUT as MODEL, with a new OUT.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def brief(prompts: list[str], responses: list[str], **columns) -> list[float]:
 
 def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("model", help="folder of a language model in Hugging Face layout")
+    parser.add_argument("model", help="folder of a language model in Hugging Face format")
     parser.add_argument("out", help="new folder for the trained model")
     parser.add_argument("--n", type=int, default=8, help="answers per prompt")
     parser.add_argument("--max_new_tokens", type=int, default=48, help="maximum answer length in tokens")

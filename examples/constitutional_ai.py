@@ -2,8 +2,8 @@
 
     python examples/constitutional_ai.py MODEL OUT
 
-The judge here is a small Python class, so that the example works with any model. With `ja.Judge(policy, CONSTITUTION)` a
-language model is the judge; the pipeline (`python -m jaxalign.train`) does this at full scale.
+The judge in this example is a small Python class, so that it works with any model. `ja.Judge(policy, CONSTITUTION)` uses a
+language model as the judge instead; `python -m jaxalign.train` does this at full scale.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Brevity:
 
 def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("model", help="folder of a language model in Hugging Face layout")
+    parser.add_argument("model", help="folder of a language model in Hugging Face format")
     parser.add_argument("out", help="new folder for the trained model")
     parser.add_argument("--epochs", type=int, default=4, help="passes over the revisions, and over the pairs")
     parser.add_argument("--max_new_tokens", type=int, default=32, help="maximum answer length in tokens")

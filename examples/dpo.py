@@ -21,7 +21,7 @@ PAIRS = [
 
 def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("model", help="folder of a language model in Hugging Face layout")
+    parser.add_argument("model", help="folder of a language model in Hugging Face format")
     parser.add_argument("out", help="new folder for the trained model")
     parser.add_argument("--objective", type=str, default="sigmoid", help="sigmoid, ipo, ..., or a sum such as sigmoid+bco_pair")
     parser.add_argument("--beta", type=float, default=0.1, help="strength of the KL to the reference")

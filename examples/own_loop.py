@@ -2,7 +2,7 @@
 
     python examples/own_loop.py MODEL OUT
 
-The library provides sampling, log-probabilities, masks, advantages and losses; this script implements the update.
+The library provides sampling, log-probabilities, masks, advantages and losses; this script implements the update step.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def loss(params, model, reference, rollout, advantages, kl_coef):
 
 def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("model", help="folder of a language model in Hugging Face layout")
+    parser.add_argument("model", help="folder of a language model in Hugging Face format")
     parser.add_argument("out", help="new folder for the trained model")
     parser.add_argument("--iterations", type=int, default=20, help="number of iterations of sampling and training")
     parser.add_argument("--group_size", type=int, default=4, help="responses per prompt")

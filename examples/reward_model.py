@@ -2,7 +2,7 @@
 
     python examples/reward_model.py MODEL OUT
 
-With --members above 1, an ensemble is trained. To use the result in PPO, pass the trained object as `reward`.
+--members=3 trains an ensemble of three models. To use the result in PPO, pass the trained `ja.RewardModel` as `reward`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ PAIRS = [
 
 def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("model", help="folder of a language model in Hugging Face layout")
+    parser.add_argument("model", help="folder of a language model in Hugging Face format")
     parser.add_argument("out", help="new folder for the trained model")
     parser.add_argument("--epochs", type=int, default=8, help="passes over the pairs")
     parser.add_argument("--members", type=int, default=1, help="number of reward models in the ensemble")

@@ -21,7 +21,7 @@ def brief(prompts: list[str], responses: list[str], **columns) -> list[float]:
 
 def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("model", help="folder of a language model in Hugging Face layout")
+    parser.add_argument("model", help="folder of a language model in Hugging Face format")
     parser.add_argument("out", help="new folder for the trained model")
     parser.add_argument("--iterations", type=int, default=20, help="number of iterations of sampling and training")
     parser.add_argument("--batch", type=int, default=16, help="responses per iteration")

@@ -1,8 +1,8 @@
-"""Supervised fine-tuning on answered prompts.
+"""Supervised fine-tuning on prompts with responses.
 
     python examples/sft.py MODEL OUT --epochs=3
 
-The loss covers only the answers. Sequences are packed into rows of a fixed length, which leaves little padding.
+The loss covers only the responses. Sequences are packed into rows of a fixed length, which leaves little padding.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ ROWS = [
 
 def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("model", help="folder of a language model in Hugging Face layout")
+    parser.add_argument("model", help="folder of a language model in Hugging Face format")
     parser.add_argument("out", help="new folder for the trained model")
     parser.add_argument("--epochs", type=int, default=3, help="passes over the data")
     parser.add_argument("--row_length", type=int, default=128, help="tokens per packed row")
