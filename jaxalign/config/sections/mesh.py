@@ -18,7 +18,7 @@ _PIPELINE = unless("pipeline", 1, "above 1")
 
 @dataclasses.dataclass(frozen=True)
 class Mesh(Section):
-    """The mesh of devices. It may use fewer devices than the machine has. Results do not depend on the mesh, except for rounding."""
+    """The mesh of devices. It may use fewer devices than the machine has. The mesh changes results only by rounding."""
 
     data: int = field(1, "Number of ways to split the batch; each part has a full copy of the parameters.", at_least(1))
     fsdp: int = field(1, "Number of ways to split the batch, the parameters and the optimizer state.", at_least(1))
