@@ -13,6 +13,7 @@ from jaxalign.config import Checks, OnlineChecks
 from jaxalign.errors import UserError
 from jaxalign.rl.arguments import SamplerArguments
 from jaxalign.rl.responses import response_mask, response_stats
+from jaxalign.training.metrics import GradientMetrics
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,13 +67,13 @@ def gap_check(value: float, tolerance: float, when: str = "") -> Check:
     return check_of("sampler gap", value, tolerance, meaning)
 
 
-def unexplained(metrics) -> jax.Array:
+def unexplained(metrics: GradientMetrics) -> jax.Array:
     """The number of skipped updates that the loss scale does not explain.
 
     In float16, an occasional gradient overflow halves the loss scale, which resolves it. Updates with a non-finite loss, or
     with non-finite gradients even at a scale of 1, still count.
     """
-    return metrics["skipped"] - metrics["overflowed"] if "overflowed" in metrics else metrics["skipped"]
+    return metrics.skipped if metrics.overflowed is None else metrics.skipped - metrics.overflowed
 
 
 def gradients_check(value: float, when: str) -> Check:

@@ -21,6 +21,7 @@ from jaxalign.records import AnswerRows, Experience, Rollout
 from jaxalign.rewards.scorer import LearntScore, normalised, raw_row_scores
 from jaxalign.rl.arguments import ExperienceArguments
 from jaxalign.rl.estimators import AdvantageInputs, estimate
+from jaxalign.rl.metrics import ExperienceMetrics
 from jaxalign.rl.responses import response_hidden, response_kl, response_mask, response_stats, response_values
 from jaxalign.rl.shaping import token_rewards
 from jaxalign.rl.state import PPOSetup
@@ -30,7 +31,7 @@ from jaxalign.training.packed import each_part, pack_rollout
 def make_experience(
     setup: PPOSetup, recompute: bool, reference_params, policy_params, critic_params, kl_coef, rollout: Rollout, scores,
     kept=None, baseline=None, frozen=None,
-):  # fmt: skip
+) -> tuple[Experience, ExperienceMetrics]:  # fmt: skip
     """(Experience, metrics) for a scored rollout.
 
     With `setup.values_in_update`, the critic does not run here: values are 0, and advantages and returns are computed from
@@ -110,7 +111,7 @@ def _full_in_reward(config: Ppo) -> bool:
 
 
 @jax.jit
-def packed_experience(given: ExperienceArguments):
+def packed_experience(given: ExperienceArguments) -> tuple[Experience, ExperienceMetrics]:
     """`make_experience` over packed rows: the models run part by part."""
     setup, config, sharding = given.setup, given.setup.config, given.setup.policy.sharding
     params, rollout, scores, baseline = _joined(given), given.rollout, given.scores, given.baseline
@@ -151,42 +152,46 @@ def packed_experience(given: ExperienceArguments):
     advantages, returns = estimate(AdvantageInputs(rewards, values, log_ratios, counted, kept, baseline, config))
     metrics = _metrics(config, rollout, scored, kept, mask, scores, rewards, logprobs, reference, kl)
     if setup.recomputes:
-        metrics["sampler_gap"] = jnp.max(jnp.where(mask, jnp.abs(log_ratios), 0))
-    importance, more = _importance(config, logprobs, rollout.logprobs, mask, counted, kept)
-    metrics |= more
+        metrics = dataclasses.replace(metrics, sampler_gap=jnp.max(jnp.where(mask, jnp.abs(log_ratios), 0)))
+    importance, outside, share = _importance(config, logprobs, rollout.logprobs, mask, counted, kept)
+    metrics = dataclasses.replace(metrics, correction_outside=outside, effective_sample_share=share)
     rollout = dataclasses.replace(rollout, logprobs=logprobs)
     made = Experience(rollout, kept.astype(jnp.float32), reference, values, rewards, advantages, returns, importance)
     # With a fixed sharding, the programs that read the result can be compiled ahead.
     return setup.policy.constrain_rows(made), metrics
 
 
-def _metrics(config: Ppo, rollout: Rollout, scored, kept, mask, scores, rewards, logprobs, reference, kl):
-    """Metrics of the rollout: means over its scored responses, except the counts `kept` and `tokens`."""
+def _metrics(
+    config: Ppo, rollout: Rollout, scored, kept, mask, scores, rewards, logprobs, reference, kl
+) -> ExperienceMetrics:
+    """Metrics of the rollout without those of importance weights: means over its scored responses, except the counts `kept`
+    and `tokens`."""
     k1, k3 = (masked_sum(kl_penalty(logprobs, reference, kind), mask, axis=1) for kind in ("k1", "k3"))
 
     def mean(x):
         return masked_mean(x.astype(jnp.float32), scored)
 
-    metrics = {
-        "score": mean(scores if scores.ndim == 1 else jnp.sum(scores, axis=1)), "reward": mean(jnp.sum(rewards, axis=1)),
-        "kl_k1": mean(k1), "kl_k3": mean(k3),
-        "response_length": mean(rollout.response_length), "eos_rate": mean(rollout.ended),
-        "kept": jnp.sum(kept).astype(jnp.float32), "tokens": jnp.sum(rollout.response_length).astype(jnp.float32),
-    }  # fmt: skip
-    if _full_in_reward(config):
-        metrics["kl_full"] = mean(masked_sum(kl, mask, axis=1))
-    return metrics
+    return ExperienceMetrics(
+        score=mean(scores if scores.ndim == 1 else jnp.sum(scores, axis=1)),
+        reward=mean(jnp.sum(rewards, axis=1)),
+        kl_k1=mean(k1),
+        kl_k3=mean(k3),
+        response_length=mean(rollout.response_length),
+        eos_rate=mean(rollout.ended),
+        kept=jnp.sum(kept).astype(jnp.float32),
+        tokens=jnp.sum(rollout.response_length).astype(jnp.float32),
+        kl_full=mean(masked_sum(kl, mask, axis=1)) if _full_in_reward(config) else None,
+    )
 
 
 def _importance(config: Ppo, logprobs, sampled, mask, counted, kept):
-    """(importance weights [B, N] of the trainer's over the sampler's probabilities, metrics)."""
+    """(importance weights [B, N] of the trainer's over the sampler's probabilities, correction_outside,
+    effective_sample_share)."""
     if config.sampler_correction == "none":
-        return mask.astype(jnp.float32), {}
+        return mask.astype(jnp.float32), None, None
     importance, weights = importance_weights(
         logprobs, sampled, mask, config.correction_level, config.sampler_correction, high=config.correction_cap
     )
     each = (importance, counted) if config.correction_level == "token" else (importance[:, 0], kept)
-    return importance, {
-        "correction_outside": masked_mean(weights.outside.astype(jnp.float32), counted),
-        "effective_sample_share": effective_sample_share(*each),
-    }
+    outside = masked_mean(weights.outside.astype(jnp.float32), counted)
+    return importance, outside, effective_sample_share(*each)

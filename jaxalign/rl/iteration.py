@@ -19,11 +19,12 @@ from jaxalign.models import flops
 from jaxalign.models.adapters.lora import join
 from jaxalign.models.model import Params
 from jaxalign.parallel.rows import place_rows
-from jaxalign.records import Rollout
+from jaxalign.records import Experience, Rollout
 from jaxalign.rewards.base import Reward, RewardBatch, Scored
 from jaxalign.rewards.scorer import LearntScore
 from jaxalign.rl.estimators import check_estimates, estimator_of
 from jaxalign.rl.experience import make_experience
+from jaxalign.rl.metrics import ExperienceMetrics, IterationMetrics, UpdateMetrics
 from jaxalign.rl.monitor import Monitor, OnChecks
 from jaxalign.rl.prompts import PromptBatch, PromptStream
 from jaxalign.rl.shaping import greedy_baseline
@@ -70,7 +71,7 @@ class Iteration:
         section, width = setup.config, min(padding.bucket + setup.config.max_new_tokens, padding.max_length)
         part_rows(section.batch, width, section.micro_batch_tokens, *rows_split(setup.policy.sharding))
 
-    def __call__(self, state: PPOState, step: int) -> tuple[PPOState, dict[str, jax.Array]]:
+    def __call__(self, state: PPOState, step: int) -> tuple[PPOState, IterationMetrics]:
         batch, params = self.stream.at(step), join(self.frozen, state.policy.params)
         key = jax.random.fold_in(jax.random.wrap_key_data(state.policy.key), step)
         sampled = self.sample(params, batch, key, step)
@@ -84,11 +85,12 @@ class Iteration:
         )
         with self.timeline.phase("update") as phase:
             state, learnt = jax.block_until_ready(self.update(state, experience))
-            epochs = float(learnt["epochs_run"])
+            epochs = float(learnt.epochs_run)
             phase.tokens, phase.flops = round(epochs * np.sum(self._lengths)), epochs * self._learning_work()
         self.monitor.updated(step, learnt)
-        # With recomputed log-probabilities, scoring measures the sampler's gap; otherwise the update does.
-        return state, {**learnt, **metrics} if self.setup.recomputes else {**metrics, **learnt}
+        if self.setup.recomputes:  # Scoring then measures the sampler's gap; otherwise the update does.
+            learnt = dataclasses.replace(learnt, sampler_gap=None)
+        return state, IterationMetrics(experience=metrics, update=learnt)
 
     def sample(self, params: Params, batch: PromptBatch, key: jax.Array, step: int) -> Rollout:
         """Samples responses to the batch: a rollout on the devices, split over the batch axes. params: the policy's, joined."""
@@ -101,7 +103,9 @@ class Iteration:
             self._new_tokens = phase.tokens
             return place_rows(self.setup.policy.sharding, rollout)
 
-    def score(self, state: PPOState, params: Params, batch: PromptBatch, key: jax.Array, step: int, sampled: Rollout):
+    def score(
+        self, state: PPOState, params: Params, batch: PromptBatch, key: jax.Array, step: int, sampled: Rollout
+    ) -> tuple[Experience, ExperienceMetrics]:
         """(experience, metrics) for a rollout. At step 0 this also runs the step-0 checks."""
         setup = self.setup
         recompute = setup.recomputes or self.monitor.must_recompute(params, step, sampled)
@@ -119,9 +123,10 @@ class Iteration:
                 self.monitor.step_zero(state, sampled, experience, reference, self.frozen)
         counted = sampled.prompt_length > 0 if kept is None else (sampled.prompt_length > 0) & jnp.asarray(kept)
         parts = {} if scored is None else scored.parts
-        return experience, metrics | {f"score_{name}": masked_mean(_total(x), counted) for name, x in parts.items()}
+        means = {f"score_{name}": masked_mean(_total(x), counted) for name, x in parts.items()}
+        return experience, dataclasses.replace(metrics, parts=means)
 
-    def update(self, state: PPOState, experience):
+    def update(self, state: PPOState, experience: Experience) -> tuple[PPOState, UpdateMetrics]:
         """Runs all epochs over the experience: (state, metrics). The state is donated."""
         if self.offloads_optimizer:
             state = optimizer_to_device(state)

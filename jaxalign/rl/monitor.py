@@ -9,6 +9,7 @@ import jax
 from jaxalign.records import Experience, Rollout
 from jaxalign.rl.arguments import SamplerArguments
 from jaxalign.rl.checks import Check, act_on, gap_check, gradients_check, ratio_check, sampler_difference, unexplained
+from jaxalign.rl.metrics import ExperienceMetrics, UpdateMetrics
 from jaxalign.rl.state import PPOSetup, PPOState
 from jaxalign.rl.step_zero import step_zero_checks
 
@@ -56,14 +57,14 @@ class Monitor:
         done = self._policies.sampler_gap != "warn" and not self._setup.recomputes  # `must_recompute` has already acted on it.
         self._act_on(*(check for check in checks if not (done and check.field == "sampler_gap")))
 
-    def scored(self, step: int, metrics) -> None:
+    def scored(self, step: int, metrics: ExperienceMetrics) -> None:
         """Checks the sampler's gap on a scored rollout if the trainer's log-probabilities are always used."""
         if self._setup.recomputes and self._policies.sampler_gap == "stop":
-            self._act_on(gap_check(float(metrics["sampler_gap"]), self._config.sampler_tolerance, f" at iteration {step}"))
+            self._act_on(gap_check(float(metrics.sampler_gap), self._config.sampler_tolerance, f" at iteration {step}"))
 
-    def updated(self, step: int, metrics) -> None:
+    def updated(self, step: int, metrics: UpdateMetrics) -> None:
         """Stores the metrics of an update for the next `settle`, or checks them immediately if a failure must stop the run."""
-        self._pending = (step, metrics["sampler_gap"], unexplained(metrics))
+        self._pending = (step, metrics.sampler_gap, unexplained(metrics))
         if self._policies.finite_gradients == "stop":
             self.settle()
 

@@ -19,17 +19,19 @@ from jaxalign.parallel.rows import fetch
 from jaxalign.records import Experience, PackedParts
 from jaxalign.rl.arguments import UpdateArguments
 from jaxalign.rl.losses import Totals, first_value_loss, joint_loss, policy_loss, totals, value_loss, with_values
+from jaxalign.rl.metrics import UpdateMetrics
 from jaxalign.rl.responses import experience_mask
 from jaxalign.rl.state import PPOSetup, PPOState
+from jaxalign.training.metrics import GradientMetrics
 from jaxalign.training.microbatch import Parts
 from jaxalign.training.packed import alone, pack_groups, take_part
-from jaxalign.training.state import gradient_step
+from jaxalign.training.state import TrainState, gradient_step
 
 
 def minibatch_update(
     setup: PPOSetup, policy, critic, batch: Experience, kl_coef, learn_policy=True, frozen=None, reference_params=None,
     packed: PackedParts | None = None,
-):  # fmt: skip
+) -> tuple[TrainState, TrainState | None, UpdateMetrics]:  # fmt: skip
     """One update of policy and critic on one minibatch. Advantages are whitened over the whole minibatch.
 
     Args:
@@ -48,18 +50,19 @@ def minibatch_update(
     chex.assert_equal_shape([batch.advantages, batch.returns, batch.values, batch.reference_logprobs, batch.importance])
     chex.assert_shape(batch.weight, batch.advantages.shape[:1])
     config, mask = setup.config, experience_mask(batch)
-    whole, of_critic, first = totals(setup, batch), {}, ()
+    whole, first, sums, critic_gradient = totals(setup, batch), (), {}, None
     if setup.values_in_update:
         batch, packed = after(setup.policy.sharding, (batch, packed), (batch, whole))
-        critic, of_critic = _critic_update(setup, first_value_loss, critic, batch, packed, whole, frozen)
-        batch, first = with_values(setup, batch, of_critic.pop("values")), (critic.params, of_critic)
-        of_critic["explained_variance"] = explained_variance(batch.values, batch.returns, mask)
+        critic, sums, critic_gradient = _critic_update(setup, first_value_loss, critic, batch, packed, whole, frozen)
+        batch = with_values(setup, batch, sums.pop("values"))
+        sums["explained_variance"] = explained_variance(batch.values, batch.returns, mask)
+        first = critic.params, sums, critic_gradient
     if config.whiten_advantages:
         batch = dataclasses.replace(batch, advantages=whiten(batch.advantages, mask))
     loss_fn = joint_loss if setup.shares_trunk else policy_loss
     batch, packed = after(setup.policy.sharding, (batch, packed), (batch, whole, first))
     parts = experience_parts(batch, packed)
-    learnt, aux, updated = gradient_step(
+    learnt, aux, gradient = gradient_step(
         setup.policy, setup.policy_optimizer, policy,
         lambda params, part: loss_fn(
             setup, join(frozen, params), part[0], whole, kl_coef, reference_params=reference_params, rows=part[1]
@@ -67,23 +70,36 @@ def minibatch_update(
     )  # fmt: skip
     if config.critic_warmup:
         learnt = jax.tree.map(lambda new, old: jnp.where(learn_policy, new, old), learnt, policy)
-    metrics = {**aux.sums, **aux.maxima, **updated}
     if setup.runs_critic and not setup.shares_trunk:
-        batch, packed = after(setup.policy.sharding, (batch, packed), (learnt.params, metrics))
-        critic, of_critic = _critic_update(setup, value_loss, critic, batch, packed, whole, frozen)
-    both = {name: metrics[name] + of_critic.pop(name) for name in ("skipped", "overflowed") if name in of_critic}
-    return learnt, critic, metrics | of_critic | both
+        batch, packed = after(setup.policy.sharding, (batch, packed), (learnt.params, aux, gradient))
+        critic, sums, critic_gradient = _critic_update(setup, value_loss, critic, batch, packed, whole, frozen)
+    metrics = UpdateMetrics(**aux.sums, **aux.maxima, **sums, **vars(gradient))
+    return learnt, critic, metrics if critic_gradient is None else _with_critic(metrics, critic_gradient)
 
 
-def _critic_update(setup: PPOSetup, loss_fn, critic, batch: Experience, packed: PackedParts | None, whole: Totals, frozen):
-    """(critic, metrics) after one update with `loss_fn`, which is `value_loss` or `first_value_loss`."""
+def _with_critic(metrics: UpdateMetrics, critic: GradientMetrics) -> UpdateMetrics:
+    """Adds the gradient metrics of a separate critic."""
+    skipped, overflowed = jax.tree.map(jnp.add, (metrics.skipped, metrics.overflowed), (critic.skipped, critic.overflowed))
+    return dataclasses.replace(
+        metrics,
+        skipped=skipped,
+        overflowed=overflowed,
+        critic_grad_norm=critic.grad_norm,
+        critic_loss_scale=critic.loss_scale,
+    )
+
+
+def _critic_update(
+    setup: PPOSetup, loss_fn, critic: TrainState, batch: Experience, packed: PackedParts | None, whole: Totals, frozen
+) -> tuple[TrainState, dict[str, jax.Array], GradientMetrics]:
+    """(critic, sums that the loss reports, gradient metrics) after one update with `loss_fn`, which is `value_loss` or
+    `first_value_loss`."""
     parts = experience_parts(batch, packed)
-    critic, aux, updated = gradient_step(
+    critic, aux, gradient = gradient_step(
         setup.critic, setup.critic_optimizer, critic,
         lambda params, part: loss_fn(setup, join(frozen, params), part[0], whole, rows=part[1]), parts,
     )  # fmt: skip
-    both = ("skipped", "overflowed")
-    return critic, {**aux.sums, **{name if name in both else f"critic_{name}": value for name, value in updated.items()}}
+    return critic, dict(aux.sums), gradient
 
 
 def experience_parts(batch: Experience, packed: PackedParts | None) -> Parts:
@@ -98,7 +114,9 @@ def experience_parts(batch: Experience, packed: PackedParts | None) -> Parts:
     return Parts(of, packed.count)
 
 
-def ppo_update(setup: PPOSetup, state: PPOState, batch: Experience, frozen=None, reference_params=None):
+def ppo_update(
+    setup: PPOSetup, state: PPOState, batch: Experience, frozen=None, reference_params=None
+) -> tuple[PPOState, UpdateMetrics]:
     """Runs all epochs over one experience of B rows.
 
     Each epoch visits every row once, in a new order keyed by (run key, iteration, epoch). Once a minibatch's approx_kl exceeds
@@ -133,7 +151,7 @@ def _orders(epochs: int, B: int, key, step) -> jax.Array:
 
 
 @functools.partial(jax.jit, donate_argnames=("state",))
-def packed_update(state: PPOState, given: UpdateArguments):
+def packed_update(state: PPOState, given: UpdateArguments) -> tuple[PPOState, UpdateMetrics]:
     """`ppo_update` on packed minibatches: (state, metrics). The state is donated."""
     setup, config, batch, frozen = given.setup, given.setup.config, given.batch, given.frozen
     reference_params = None if given.reference_params is None else join(frozen, given.reference_params)
@@ -147,8 +165,8 @@ def packed_update(state: PPOState, given: UpdateArguments):
         policy, critic, metrics = minibatch_update(
             setup, policy, critic, part, state.kl_coef, learn_policy, frozen, reference_params, packed
         )
-        stop = metrics["approx_kl"] > config.target_kl if config.target_kl is not None else jnp.bool_(False)
-        return (policy, critic, stop), {**metrics, "ran": jnp.float32(1.0)}
+        stop = metrics.approx_kl > config.target_kl if config.target_kl is not None else jnp.bool_(False)
+        return (policy, critic, stop), (metrics, jnp.float32(1.0))
 
     def one(carry, minibatch):
         if config.target_kl is None:
@@ -158,13 +176,13 @@ def packed_update(state: PPOState, given: UpdateArguments):
         return jax.lax.cond(carry[2], lambda c, _: (c, zeros), run, carry, minibatch)
 
     start = (state.policy, state.critic, jnp.bool_(False))
-    (policy, critic, _), metrics = jax.lax.scan(one, start, (given.order, given.packed))
-    means = _iteration_metrics(setup, metrics, len(given.order))
+    (policy, critic, _), (metrics, ran) = jax.lax.scan(one, start, (given.order, given.packed))
+    means = _iteration_metrics(setup, metrics, ran)
     batch = after(setup.policy.sharding, batch, means)
     mask = experience_mask(batch)
-    means |= {"kl_coef": state.kl_coef}
+    means = dataclasses.replace(means, kl_coef=state.kl_coef)
     if setup.runs_critic:
-        means |= {"explained_variance": explained_variance(batch.values, batch.returns, mask)}
+        means = dataclasses.replace(means, explained_variance=explained_variance(batch.values, batch.returns, mask))
     # The controller always measures the KL with k1, which is unbiased, whatever estimator the penalty uses.
     kl = masked_sum(batch.rollout.logprobs - batch.reference_logprobs, mask, axis=1)
     measured = masked_mean(kl, batch.weight)
@@ -174,13 +192,15 @@ def packed_update(state: PPOState, given: UpdateArguments):
     return PPOState(state.step + 1, policy, critic, kl_coef), means
 
 
-def _iteration_metrics(setup: PPOSetup, metrics: dict[str, jax.Array], count: int) -> dict[str, jax.Array]:
-    """An iteration's metrics from those of its `count` minibatches, each [count]; "ran" is 1 for minibatches that ran."""
-    ran = metrics.pop("ran")
-    stopped = jnp.sum(ran) < count
-    # Only the first minibatch uses the weights of the sampler: its gap is numerical, while later gaps include learning.
-    largest = {"ratio_max": jnp.max(metrics.pop("ratio_max")), "sampler_gap": metrics.pop("sampler_gap")[0]}
-    means = largest | {name: jnp.sum(values * ran) / jnp.sum(ran) for name, values in metrics.items()}
-    return means | {
-        "epochs_run": jnp.sum(ran) / setup.config.minibatches, "stopped_early": stopped.astype(jnp.float32)
-    }  # fmt: skip
+def _iteration_metrics(setup: PPOSetup, metrics: UpdateMetrics, ran) -> UpdateMetrics:
+    """An iteration's metrics from those of its minibatches, each [minibatches]; `ran` is 1 for minibatches that ran."""
+    stopped = jnp.sum(ran) < len(ran)
+    means = jax.tree.map(lambda values: jnp.sum(values * ran) / jnp.sum(ran), metrics)
+    return dataclasses.replace(
+        means,
+        ratio_max=jnp.max(metrics.ratio_max),
+        # Only the first minibatch uses the weights of the sampler: its gap is numerical, while later gaps include learning.
+        sampler_gap=metrics.sampler_gap[0],
+        epochs_run=jnp.sum(ran) / setup.config.minibatches,
+        stopped_early=stopped.astype(jnp.float32),
+    )

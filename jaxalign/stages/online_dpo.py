@@ -37,6 +37,7 @@ from jaxalign.trainers.answers import answer_pairs
 from jaxalign.trainers.online_direct import OnlineUpdates
 from jaxalign.training import work
 from jaxalign.training.checkpoint import save_params
+from jaxalign.training.metrics import OnlineDirectMetrics
 from jaxalign.training.offload import FrozenRole, check_host_memory
 from jaxalign.training.optimizer import make_optimizer
 from jaxalign.training.state import TrainState, abstract_state, init_state
@@ -120,7 +121,7 @@ class _Iteration:
         sampling, bucket = engines.sampling(section, tokenizer, config.data.style), -(-longest // 8) * 8
         self.sampler = engines.policy_sampler(config, model, 2 * self.size, sampling, bucket)
 
-    def __call__(self, state: TrainState, step: int):
+    def __call__(self, state: TrainState, step: int) -> tuple[TrainState, OnlineDirectMetrics]:
         section = self.config.online_dpo
         index = self.loader.indices(step)
         params = join(self.frozen, state.params)
@@ -135,12 +136,12 @@ class _Iteration:
         means = {name: float(np.mean([row[name] for row in measured])) for name in ("kl", "length")}
         totals = {name: sum(row[name] for row in measured) for name in ("decided", "tokens")}
         with self.timeline.phase("update") as phase:  # Blocking is free here: sampling needs the result.
-            state, metrics = jax.block_until_ready(self.updates.run(state, pairs, step))
+            state, learnt = jax.block_until_ready(self.updates.run(state, pairs, step))
             phase.tokens = section.epochs * int(pairs.length.sum())
             phase.flops = section.epochs * work.learning_pairs(self.model, pairs)
         what = f"share of the updates of iteration {step} whose gradient is not finite"
-        act_on((gradients_check(float(unexplained(metrics)), what),), section.checks, "online_dpo")
-        return state, means | totals | metrics
+        act_on((gradients_check(float(unexplained(learnt)), what),), section.checks, "online_dpo")
+        return state, OnlineDirectMetrics(**means, **totals, update=learnt)
 
     def _check(self, params: Params, sampled: Rollout) -> None:
         """Compares the sampler's and the trainer's log-probabilities on the first rollout of the run."""
@@ -153,7 +154,7 @@ class _Iteration:
         act_on(checks, section.checks, "online_dpo")
 
     def _collect(self, params: Params, index, first_row: int):
-        """(pairs with their reference log-probs as numpy, comparisons, metrics) for the prompts `index`.
+        """(pairs with their reference log-probs as numpy, comparisons, metrics by name) for the prompts `index`.
 
         Args:
           first_row: the global number of the first prompt.

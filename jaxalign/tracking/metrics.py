@@ -6,6 +6,7 @@ infinity, so these are written as the strings "nan", "inf" and "-inf" and read b
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import numbers
@@ -22,6 +23,26 @@ Metrics = Mapping[str, int | float]
 """The metrics of one step by name: plain Python numbers, which may be NaN or infinite."""
 
 _NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
+
+
+def by_name(metrics: Any) -> dict[str, Any]:
+    """The values of a record of metrics, a dataclass, by the names of its fields, in alphabetical order.
+
+    Fields that are None are left out. The entries of a field that holds a record or a mapping take the place of that field. A
+    mapping in place of the record is treated alike.
+
+    Raises:
+      ValueError: two fields have the same name.
+    """
+    found: dict[str, Any] = {}
+    for name, value in (metrics if isinstance(metrics, Mapping) else vars(metrics)).items():
+        if value is None:
+            continue
+        entries = by_name(value) if isinstance(value, Mapping) or dataclasses.is_dataclass(value) else {name: value}
+        if twice := found.keys() & entries.keys():
+            raise ValueError(f"the metrics {sorted(twice)} are reported twice")
+        found |= entries
+    return dict(sorted(found.items()))
 
 
 def to_metrics(values: Mapping[str, Any]) -> dict[str, int | float]:

@@ -97,7 +97,7 @@ class Program:
     """A jitted training step and the functions that give its arguments and its work by step number.
 
     Attributes:
-      step: `step(state, arguments) -> (state, metrics)`.
+      step: `step(state, arguments) -> (state, metrics)`; the metrics are one of the records in `training.metrics`.
       arguments: `arguments(frozen, number) -> record`: the batch and every other argument but the state.
       tokens: the number of tokens that a step trains on; None if the metrics contain it.
       flops: the FLOPs of a step.
@@ -166,7 +166,9 @@ class Fit:
 
             def step_fn(state, number: int):
                 state, metrics = program.step(state, program.arguments(self.frozen, number))
-                return state, metrics if program.tokens is None else {**metrics, "tokens": program.tokens(number)}
+                if program.tokens is not None:
+                    metrics = dataclasses.replace(metrics, tokens=program.tokens(number))
+                return state, metrics
 
             self.training = made.begin(init, abstract, step_fn)
             yield from self.training

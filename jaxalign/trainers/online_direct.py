@@ -17,6 +17,7 @@ from jaxalign.records import AnswerPairs
 from jaxalign.trainers.answers import packed
 from jaxalign.training.arguments import DirectArguments, LogprobArguments
 from jaxalign.training.direct_step import answer_logprobs, direct_step
+from jaxalign.training.metrics import DirectMetrics
 from jaxalign.training.offload import optimizer_to_device, optimizer_to_host
 from jaxalign.training.state import TrainState
 
@@ -43,7 +44,7 @@ class OnlineUpdates:
     seed: int
     offloads_optimizer: bool = False
 
-    def run(self, state: TrainState, pairs: AnswerPairs, iteration: int) -> tuple[TrainState, dict[str, jax.Array]]:
+    def run(self, state: TrainState, pairs: AnswerPairs, iteration: int) -> tuple[TrainState, DirectMetrics]:
         """(state, metrics) after all minibatches of an iteration; the metrics are means over the updates."""
         found = []
         state = optimizer_to_device(state) if self.offloads_optimizer else state
@@ -59,7 +60,7 @@ class OnlineUpdates:
             )
             state, metrics = direct_step(state, arguments)
             found.append(metrics)
-        return self.rest(state), {name: sum(row[name] for row in found) / len(found) for name in found[0]}
+        return self.rest(state), jax.tree.map(lambda *values: sum(values) / len(values), *found)
 
     def rest(self, state: TrainState) -> TrainState:
         """A state, concrete or abstract, as it is stored between updates."""

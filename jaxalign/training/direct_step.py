@@ -18,6 +18,7 @@ from jaxalign.parallel.ordered import after
 from jaxalign.records import AnswerPairs, AnswerRows, PackedParts
 from jaxalign.registry.objectives import objectives_of
 from jaxalign.training.arguments import DirectArguments, LogprobArguments
+from jaxalign.training.metrics import DirectMetrics
 from jaxalign.training.microbatch import Aux
 from jaxalign.training.objectives import DirectInputs, anchors, objective_loss
 from jaxalign.training.packed import each_part, of_answers, pair_parts, pairs_alone
@@ -76,9 +77,9 @@ def _anchors(model: Model, section: Dpo, params, batch: AnswerPairs, packed: Pac
 
 
 @functools.partial(jax.jit, donate_argnames=("state",))
-def direct_step(state: TrainState, arguments: DirectArguments) -> tuple[TrainState, dict[str, jax.Array]]:
-    """One update: (state, metrics). The metrics are loss and those of `objectives.objective_loss`, means over the rows of the
-    whole batch that count; those of `state.apply_gradients`; and anchor, the sum of the objectives' anchors."""
+def direct_step(state: TrainState, arguments: DirectArguments) -> tuple[TrainState, DirectMetrics]:
+    """One update: (state, metrics). Metrics are means over the rows of the whole batch that count, except those of the gradient
+    and the anchor."""
     model, section, frozen = arguments.model, arguments.section, arguments.frozen
     batch, packed = arguments.batch, arguments.packed
     chex.assert_shape([batch.label, batch.weight], batch.length.shape[:1])
@@ -95,5 +96,5 @@ def direct_step(state: TrainState, arguments: DirectArguments) -> tuple[TrainSta
         means = {name: masked_sum(x, pairs.weight) / total for name, x in ({"loss": loss} | reported).items()}
         return means["loss"], Aux(means)
 
-    state, aux, metrics = gradient_step(model, arguments.optimizer, state, loss_fn, pair_parts(batch, packed))
-    return state, {**aux.sums, **metrics, "anchor": sum(anchored)}
+    state, aux, gradient = gradient_step(model, arguments.optimizer, state, loss_fn, pair_parts(batch, packed))
+    return state, DirectMetrics(**aux.sums, **vars(gradient), anchor=sum(anchored))

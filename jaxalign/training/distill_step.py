@@ -11,18 +11,19 @@ import jax.numpy as jnp
 from jaxalign.algorithms.preference_losses import bradley_terry, score_regression
 from jaxalign.records import ScoredPairs
 from jaxalign.training.arguments import DistillArguments
+from jaxalign.training.metrics import DistillMetrics
 from jaxalign.training.microbatch import Aux, parts_of
 from jaxalign.training.preference_step import pair_scores
 from jaxalign.training.state import TrainState, gradient_step
 
 
 @functools.partial(jax.jit, donate_argnames=("state",))
-def distill_step(state: TrainState, arguments: DistillArguments) -> tuple[TrainState, dict[str, jax.Array]]:
+def distill_step(state: TrainState, arguments: DistillArguments) -> tuple[TrainState, DistillMetrics]:
     """One update: (state, metrics).
 
     Objective "regression" is the mean squared error of the scores. "pairs" is the mean Bradley-Terry loss with the teacher's
     probability as the soft label. "both" is their sum. `scale` converts a difference of normalised scores to the teacher's
-    log-odds. The metric `agreement` is the share of pairs that teacher and student order the same way.
+    log-odds.
     """
     model, objective, scale, batch = arguments.model, arguments.objective, arguments.scale, arguments.batch
     rows = batch.target.shape[0]
@@ -40,5 +41,5 @@ def distill_step(state: TrainState, arguments: DistillArguments) -> tuple[TrainS
         return loss, Aux({"loss": loss, "agreement": jnp.sum(alike) / rows})
 
     parts = parts_of(batch, arguments.micro_batches)
-    state, aux, metrics = gradient_step(model, arguments.optimizer, state, loss_fn, parts)
-    return state, {**aux.sums, **metrics}
+    state, aux, gradient = gradient_step(model, arguments.optimizer, state, loss_fn, parts)
+    return state, DistillMetrics(**aux.sums, **vars(gradient))

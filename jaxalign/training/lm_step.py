@@ -16,6 +16,7 @@ from jaxalign.parallel.ordered import after
 from jaxalign.parallel.zigzag import context_size
 from jaxalign.records import PackedBatch
 from jaxalign.training.arguments import LmArguments
+from jaxalign.training.metrics import LmMetrics
 from jaxalign.training.microbatch import Aux, parts_of
 from jaxalign.training.state import TrainState, gradient_step
 
@@ -41,12 +42,8 @@ def lm_loss(model: Model, params, batch: PackedBatch, total, balance_coef: float
 
 
 @functools.partial(jax.jit, donate_argnames=("state",))
-def lm_step(state: TrainState, arguments: LmArguments) -> tuple[TrainState, dict[str, jax.Array]]:
-    """One update: (state, metrics). The loss is the weighted mean over all tokens of the batch, however the batch is split.
-
-    The metrics are loss (nats per token), load_balance (for a model with experts), tokens (all but padding), and those of
-    `state.apply_gradients`.
-    """
+def lm_step(state: TrainState, arguments: LmArguments) -> tuple[TrainState, LmMetrics]:
+    """One update: (state, metrics). The loss is the weighted mean over all tokens of the batch, however the batch is split."""
     model, batch = arguments.model, arguments.batch
     chex.assert_rank(jax.tree.leaves(batch), 2)
     chex.assert_equal_shape(jax.tree.leaves(batch))
@@ -57,8 +54,8 @@ def lm_step(state: TrainState, arguments: LmArguments) -> tuple[TrainState, dict
         return lm_loss(model, join(arguments.frozen, params), part, total, arguments.balance_coef)
 
     parts = parts_of(batch, arguments.micro_batches)
-    state, aux, metrics = gradient_step(model, arguments.optimizer, state, loss_fn, parts)
-    return state, {**aux.sums, **metrics, "tokens": count}
+    state, aux, gradient = gradient_step(model, arguments.optimizer, state, loss_fn, parts)
+    return state, LmMetrics(**aux.sums, **vars(gradient), tokens=count)
 
 
 @functools.partial(jax.jit, static_argnames=("model",))

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from jaxalign.tracking.metrics import to_metrics
+from jaxalign.tracking.metrics import by_name, to_metrics
 from jaxalign.tracking.profile import Profiler
 from jaxalign.tracking.progress import Progress
 from jaxalign.tracking.timing import Timeline
@@ -20,7 +20,8 @@ from jaxalign.tracking.tracker import Tracker, Trackers
 from jaxalign.training.recording import DirectoryRecording, MemoryRecording
 
 Init = Callable[[], Any]
-StepFunction = Callable[[Any, int], tuple[Any, dict[str, Any]]]
+StepFunction = Callable[[Any, int], tuple[Any, Any]]
+"""`(state, number) -> (state, metrics)`; metrics are a record or a dict of scalars by name."""
 
 
 class Step(NamedTuple):
@@ -76,8 +77,8 @@ class Loop:
         Args:
           init: creates the initial state; called only if there is no checkpoint.
           abstract: ShapeDtypeStructs of the state, with shardings on a mesh, for restoring a checkpoint.
-          step_fn: `step_fn(state, step) -> (state, metrics)`; it donates its input state. Metrics may be device arrays: they
-            are fetched one step late, so that the device does not wait for the host.
+          step_fn: `step_fn(state, step) -> (state, metrics)`; it donates its input state. Metrics are a record or a dict of
+            scalars. They may be device arrays: they are fetched one step late, so that the device does not wait for the host.
         """
         return Training(self, init, abstract, step_fn)
 
@@ -128,7 +129,7 @@ class Training:
         settle = functools.partial(self._settle, trackers, progress, clock)
         name = loop.stage.split()[0]  # The members of an ensemble share the stage's name.
         profiler = Profiler(loop.profile, name, (loop.directory or Path()) / "profile", loop.total_steps)
-        pending: tuple[int, dict] | None = None
+        pending: tuple[int, Any] | None = None
 
         for step in range(start, loop.total_steps):
             with profiler.step(step) as traced:
@@ -154,12 +155,10 @@ class Training:
                 if settled is not None:
                     yield from clock.paused(settled)
 
-    def _settle(
-        self, trackers: Trackers, progress: Progress | None, clock: _Clock, step: int, metrics: dict[str, Any]
-    ) -> Step:
+    def _settle(self, trackers: Trackers, progress: Progress | None, clock: _Clock, step: int, metrics: Any) -> Step:
         """Fetches, logs and shows the metrics of a step."""
         loop = self._loop
-        numbers = to_metrics(jax.device_get(metrics))
+        numbers = to_metrics(by_name(jax.device_get(metrics)))
         count = int(numbers.get(loop.tokens_metric, 0))
         kept = {name: value for name, value in numbers.items() if not name.startswith("_")}
         trackers.log(step, kept)

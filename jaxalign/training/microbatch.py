@@ -34,7 +34,11 @@ def chosen(micro_batches: int, rows: int, length: int, sharding: Sharding | None
 
 
 class Aux(NamedTuple):
-    """Scalars that a loss reports. Over micro-batches, `sums` are added and the largest value of each of `maxima` is kept."""
+    """Scalars that a loss reports. Over micro-batches, `sums` are added and the largest value of each of `maxima` is kept.
+
+    Both are dicts, not records: a loss computes only some of its step's metrics, and each is in one of the two. The step passes
+    them by name to its record in `training.metrics` or `rl.metrics`.
+    """
 
     sums: dict[str, jax.Array]
     maxima: dict[str, jax.Array] = {}  # noqa: RUF012

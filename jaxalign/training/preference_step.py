@@ -15,6 +15,7 @@ from jaxalign.models.model import Model
 from jaxalign.parallel.ordered import after
 from jaxalign.records import AnswerRows, PairBatch, ScoredPairs
 from jaxalign.training.arguments import PreferenceArguments
+from jaxalign.training.metrics import PreferenceMetrics
 from jaxalign.training.microbatch import Aux
 from jaxalign.training.packed import pair_parts, pairs_alone
 from jaxalign.training.state import TrainState, gradient_step
@@ -48,9 +49,9 @@ def pair_scores(model: Model, params, batch: PairBatch | ScoredPairs, rows: Answ
 
 
 @functools.partial(jax.jit, donate_argnames=("state",))
-def preference_step(state: TrainState, arguments: PreferenceArguments) -> tuple[TrainState, dict[str, jax.Array]]:
-    """One update: (state, metrics). The metrics are loss, the mean over all pairs of the batch; accuracy, over the pairs whose
-    label prefers an answer; and those of `state.apply_gradients`."""
+def preference_step(state: TrainState, arguments: PreferenceArguments) -> tuple[TrainState, PreferenceMetrics]:
+    """One update: (state, metrics). The loss is the mean over all pairs of the batch, the accuracy over those whose label prefers
+    an answer."""
     model, batch, packed = arguments.model, arguments.batch, arguments.packed
     chex.assert_shape([batch.label, batch.weight], batch.length.shape[:1])
     chex.assert_shape(batch.length, (None, 2))
@@ -70,5 +71,5 @@ def preference_step(state: TrainState, arguments: PreferenceArguments) -> tuple[
         loss = jnp.sum(loss * part.weight) / total
         return loss, Aux({"loss": loss, "accuracy": jnp.sum(right * counted) / total_decided})
 
-    state, aux, metrics = gradient_step(model, arguments.optimizer, state, loss_fn, pair_parts(batch, packed))
-    return state, {**aux.sums, **metrics}
+    state, aux, gradient = gradient_step(model, arguments.optimizer, state, loss_fn, pair_parts(batch, packed))
+    return state, PreferenceMetrics(**aux.sums, **vars(gradient))

@@ -13,6 +13,7 @@ import optax
 from jaxalign.models.model import Model
 from jaxalign.parallel.rows import placed
 from jaxalign.training.loss_scale import LossScale, first_scale, scales_loss
+from jaxalign.training.metrics import GradientMetrics
 from jaxalign.training.microbatch import Aux, Parts, accumulate
 
 
@@ -105,7 +106,7 @@ def abstract_state(model: Model, optimizer: optax.GradientTransformation) -> Tra
 
 def gradient_step(
     model: Model, optimizer, state: TrainState, loss_fn: Callable, parts: Parts
-) -> tuple[TrainState, Aux, dict[str, jax.Array]]:
+) -> tuple[TrainState, Aux, GradientMetrics]:
     """One update with the accumulated gradients of the micro-batches.
 
     Args:
@@ -127,7 +128,7 @@ def gradient_step(
 
 def apply_gradients(
     model: Model, state: TrainState, gradients, optimizer, loss: jax.Array, objective: Callable | None = None
-) -> tuple[TrainState, dict[str, jax.Array]]:
+) -> tuple[TrainState, GradientMetrics]:
     """One update with the gradients of the whole batch.
 
     Non-finite gradients change only the step and the loss scale.
@@ -138,9 +139,8 @@ def apply_gradients(
       objective: the loss as a function of the parameters, for optimizers that estimate curvature.
 
     Returns:
-      (the new state, metrics). `grad_norm` is the global norm; `skipped` is 1 if the update was skipped. With a loss scale,
-      `loss_scale` is the scale of this step, and `overflowed` is 1 if the scale explains the skipped update
-      (`LossScale.explains`). Occasional overflows are expected, since the scale doubles until one occurs.
+      (the new state, metrics). `overflowed` is that of `LossScale.explains`. Occasional overflows are expected, since the
+      scale doubles until one occurs.
     """
     norm = optax.tree.norm(gradients)
     finite = jnp.isfinite(norm)
@@ -159,8 +159,8 @@ def apply_gradients(
     if model.sharding is not None:  # Two constraints, so that XLA gathers the selected parameters instead of both operands.
         params = jax.lax.with_sharding_constraint(params, parts)
         params = jax.lax.with_sharding_constraint(params, model.shardings())
-    metrics, scale = {"grad_norm": norm, "skipped": 1.0 - finite.astype(jnp.float32)}, state.loss_scale
+    metrics, scale = GradientMetrics(grad_norm=norm, skipped=1.0 - finite.astype(jnp.float32)), state.loss_scale
     if scale is not None:
-        metrics |= {"loss_scale": scale.scale, "overflowed": (~finite & scale.explains(loss)).astype(jnp.float32)}
-    scale = None if scale is None else scale.after(finite)
+        overflowed = (~finite & scale.explains(loss)).astype(jnp.float32)
+        metrics, scale = dataclasses.replace(metrics, loss_scale=scale.scale, overflowed=overflowed), scale.after(finite)
     return TrainState(state.step + 1, state.key, params, keep(opt_state, state.opt_state), scale), metrics
