@@ -142,7 +142,7 @@ class Study:
             )
             state, metrics = preference_step(state, given)
             last = [*last[-9:], metrics]
-        means = {name: float(np.mean([float(row[name]) for row in last])) for name in ("loss", "accuracy")}
+        means = {name: float(np.mean([float(getattr(row, name)) for row in last])) for name in ("loss", "accuracy")}
         return state.params, means
 
 

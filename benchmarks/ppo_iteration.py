@@ -54,6 +54,7 @@ from jaxalign.rl.state import init_ppo_state, make_ppo_setup
 from jaxalign.rollout.engine import Engine
 from jaxalign.rollout.sampler import LocalSampler
 from jaxalign.stages.shared import engines
+from jaxalign.tracking.metrics import by_name
 from jaxalign.training.offload import FrozenRole
 
 FLAGS = ("layers", "dim", "heads", "ffn", "vocab", "batch", "prompt", "new", "steps")
@@ -125,7 +126,7 @@ class Run:
         """Run one iteration and return (seconds, metrics)."""
         seconds, (self.state, metrics) = timed(lambda: self.iteration(self.state, self.number))
         self.number += 1
-        return seconds, {name: float(value) for name, value in metrics.items()}
+        return seconds, {name: float(value) for name, value in by_name(metrics).items()}
 
     def steps(self, count: int) -> dict[str, Any]:
         """Return the input of `versus.compare`, with new tokens per step and the number of programs compiled in between.

@@ -67,7 +67,7 @@ def main(argv: list[str]) -> int:
         given = LmArguments(model=model, optimizer=optimizer, micro_batches=parts, batch=placed)
         seconds, (state, metrics) = timed(functools.partial(lm_step, state, given))
         number += 1
-        return seconds, int(metrics["tokens"])
+        return seconds, int(metrics.tokens)
 
     def ours() -> dict[str, Any]:
         before = compilations.count

@@ -56,9 +56,9 @@ def test_pitfall_02_equal_weights_have_a_kl_of_0(settings):
     state = tiny.state(setup)
     sampled = tiny.rollout(setup, state.policy.params)
     _, metrics = tiny.experience(setup, state, tiny.roles(setup), sampled)
-    assert abs(float(metrics["kl_k1"])) < 1e-5 and float(metrics["kl_k3"]) < 1e-7
+    assert abs(float(metrics.kl_k1)) < 1e-5 and float(metrics.kl_k3) < 1e-7
     other, metrics = tiny.experience(setup, state, tiny.roles(setup, reference_seed=1), sampled)
-    assert float(metrics["kl_k3"]) > 0.1  # a real difference is measured
+    assert float(metrics.kl_k3) > 0.1  # a real difference is measured
 
 
 def test_pitfall_03_no_key_is_used_twice():
@@ -199,7 +199,7 @@ def test_pitfall_20_the_preference_model_can_differ_from_the_policy():
     _, metrics = tiny.experience(setup, state, frozen, sampled)
     length = sampled.prompt_length + sampled.response_length
     scores = np.asarray(sequence_scores(other, preference, sampled.tokens, length))
-    assert float(metrics["score"]) == pytest.approx(((scores - 0.1) / 0.5).mean(), rel=1e-4)
+    assert float(metrics.score) == pytest.approx(((scores - 0.1) / 0.5).mean(), rel=1e-4)
 
 
 def test_every_pitfall_has_a_named_test():

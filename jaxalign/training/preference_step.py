@@ -50,8 +50,8 @@ def pair_scores(model: Model, params, batch: PairBatch | ScoredPairs, rows: Answ
 
 @functools.partial(jax.jit, donate_argnames=("state",))
 def preference_step(state: TrainState, arguments: PreferenceArguments) -> tuple[TrainState, PreferenceMetrics]:
-    """One update: (state, metrics). The loss is the mean over all pairs of the batch, the accuracy over those whose label prefers
-    an answer."""
+    """One update: (state, metrics). The loss is the mean over all pairs of the batch, the accuracy that over the pairs whose
+    label prefers an answer."""
     model, batch, packed = arguments.model, arguments.batch, arguments.packed
     chex.assert_shape([batch.label, batch.weight], batch.length.shape[:1])
     chex.assert_shape(batch.length, (None, 2))

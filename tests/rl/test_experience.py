@@ -73,12 +73,12 @@ def test_everything_equals_a_loop(made):
             assert found.shape == (N,) and not found[count:].any(), name
         totals.append(rewards.sum())
         kls.append(d.sum())
-    assert metrics["score"] == pytest.approx(np.mean(scores), abs=1e-4)
-    assert metrics["reward"] == pytest.approx(np.mean(totals), abs=1e-4)
-    assert metrics["kl_k1"] == pytest.approx(np.mean(kls), abs=1e-4)
-    assert metrics["response_length"] == sampled.response_length.mean()
-    assert metrics["eos_rate"] == sampled.ended.mean()
-    assert metrics["tokens"] == sampled.response_length.sum()
+    assert metrics.score == pytest.approx(np.mean(scores), abs=1e-4)
+    assert metrics.reward == pytest.approx(np.mean(totals), abs=1e-4)
+    assert metrics.kl_k1 == pytest.approx(np.mean(kls), abs=1e-4)
+    assert metrics.response_length == sampled.response_length.mean()
+    assert metrics.eos_rate == sampled.ended.mean()
+    assert metrics.tokens == sampled.response_length.sum()
 
 
 def test_the_mask_comes_from_lengths(made):
@@ -98,4 +98,4 @@ def test_log_probabilities_of_the_sampler_are_kept_or_recomputed_as_configured()
     np.testing.assert_array_equal(kept.rollout.logprobs, off.logprobs)
     again, metrics = tiny.experience(setup, state, frozen, off, recompute=True)
     np.testing.assert_allclose(again.rollout.logprobs, sampled.logprobs, atol=1e-5)
-    assert abs(float(metrics["kl_k1"])) < 1e-4  # the reference has the weights of the policy
+    assert abs(float(metrics.kl_k1)) < 1e-4  # the reference has the weights of the policy

@@ -58,13 +58,13 @@ def test_in_the_reward_each_token_is_penalised_by_the_kl_of_its_state(temperatur
     last = np.arange(8)[None] == np.asarray(sampled.response_length)[:, None] - 1
     score = np.asarray(experience.rewards) + 0.3 * expected
     np.testing.assert_allclose(np.where(last, 0, score), 0, atol=1e-5)  # the rest is the score, on the last token
-    assert float(metrics["kl_full"]) == pytest.approx(expected.sum(1).mean(), rel=1e-4)
+    assert float(metrics.kl_full) == pytest.approx(expected.sum(1).mean(), rel=1e-4)
 
 
 @pytest.mark.parametrize("temperature", [0.7, 0.9, 1.3])
 def test_equal_weights_have_a_kl_of_0_at_any_temperature(temperature):
     _, _, _, _, _, metrics = made(reference_seed=0, temperature=temperature, kl_estimator="full")
-    assert float(metrics["kl_full"]) == pytest.approx(0, abs=1e-6)
+    assert float(metrics.kl_full) == pytest.approx(0, abs=1e-6)
 
 
 @pytest.mark.parametrize("temperature", [0.7, 1.0])

@@ -40,30 +40,30 @@ def test_pitfall_11_the_number_of_updates_is_epochs_times_minibatches(buffer, ep
     state, metrics = ppo_update(setup, tiny.state(setup), buffer)
     assert counts(state.policy) == counts(state.critic) == {epochs * minibatches}
     assert int(state.step) == 1
-    assert float(metrics["epochs_run"]) == epochs and float(metrics["stopped_early"]) == 0
+    assert float(metrics.epochs_run) == epochs and float(metrics.stopped_early) == 0
 
 
 def test_the_first_update_has_ratio_1_and_an_unclipped_loss_of_0(buffer):
     """With whitened advantages the loss is 0 before the first update, and nothing is clipped."""
     setup = tiny.setup(epochs=1, minibatches=1)
     _, metrics = ppo_update(setup, tiny.state(setup), buffer)
-    assert float(metrics["ratio_mean"]) == pytest.approx(1, abs=1e-5)
-    assert float(metrics["ratio_max"]) == pytest.approx(1, abs=1e-4)
-    assert float(metrics["policy_loss"]) == pytest.approx(0, abs=1e-5)
-    assert float(metrics["clip_fraction"]) == 0 and float(metrics["approx_kl"]) == pytest.approx(0, abs=1e-8)
+    assert float(metrics.ratio_mean) == pytest.approx(1, abs=1e-5)
+    assert float(metrics.ratio_max) == pytest.approx(1, abs=1e-4)
+    assert float(metrics.policy_loss) == pytest.approx(0, abs=1e-5)
+    assert float(metrics.clip_fraction) == 0 and float(metrics.approx_kl) == pytest.approx(0, abs=1e-8)
     count = buffer.rollout.response_length
     inside = np.arange(8)[None] < count[:, None]
     # The critic has not moved either: its loss is half the squared error of its values, averaged over tokens.
     expected = 0.5 * np.mean((buffer.values - buffer.returns)[inside] ** 2)
-    assert float(metrics["value_loss"]) == pytest.approx(expected, rel=1e-5)
+    assert float(metrics.value_loss) == pytest.approx(expected, rel=1e-5)
     unexplained = np.var((buffer.returns - buffer.values)[inside]) / np.var(buffer.returns[inside])
-    assert float(metrics["explained_variance"]) == pytest.approx(1 - unexplained, rel=1e-4)
+    assert float(metrics.explained_variance) == pytest.approx(1 - unexplained, rel=1e-4)
 
 
 def test_later_updates_have_other_ratios_and_are_clipped(buffer):
     setup = tiny.setup(epochs=3, minibatches=4)
     _, metrics = ppo_update(setup, tiny.state(setup), buffer)
-    assert float(metrics["ratio_max"]) > 1.2 and float(metrics["clip_fraction"]) > 0
+    assert float(metrics.ratio_max) > 1.2 and float(metrics.clip_fraction) > 0
 
 
 @pytest.mark.parametrize("whiten", [True, False])
@@ -83,7 +83,7 @@ def test_packed_micro_batches_of_any_size_change_nothing(buffer, whiten):
     expected = tiny.to_host((policy.params, critic.params, expected))
     for tokens in (T, 8 * T):
         state, metrics = ppo_update(*fresh(tokens), buffer)
-        found = {name: metrics[name] for name in expected[2]}
+        found = dataclasses.replace(metrics, kl_coef=None, epochs_run=None, stopped_early=None)
         learnt = tiny.to_host((state.policy.params, state.critic.params, found))
         chex.assert_trees_all_close(learnt, expected, rtol=1e-4, atol=2e-6)
 
@@ -91,8 +91,8 @@ def test_packed_micro_batches_of_any_size_change_nothing(buffer, whiten):
 def test_the_kl_stop_skips_the_rest_of_the_iteration(buffer):
     setup = tiny.setup(epochs=4, minibatches=2, target_kl=1e-3)
     state, metrics = ppo_update(setup, tiny.state(setup), buffer)
-    ran = round(float(metrics["epochs_run"]) * 2)
-    assert 1 < ran < 8 and float(metrics["stopped_early"]) == 1
+    ran = round(float(metrics.epochs_run) * 2)
+    assert 1 < ran < 8 and float(metrics.stopped_early) == 1
     assert counts(state.policy) == counts(state.critic) == {ran}
 
 
@@ -100,17 +100,17 @@ def test_the_metrics_of_a_stopped_iteration_are_means_over_its_updates(buffer):
     """approx_kl is 0 at the first update, and above the target at the second and last one."""
     setup = tiny.setup(epochs=4, minibatches=1, target_kl=1e-6)
     _, metrics = ppo_update(setup, tiny.state(setup), buffer)
-    assert float(metrics["epochs_run"]) == 2
+    assert float(metrics.epochs_run) == 2
     two = tiny.setup(epochs=2, minibatches=1)
     _, expected = ppo_update(two, tiny.state(two), buffer)
     for name in ("approx_kl", "policy_loss", "value_loss", "entropy", "grad_norm", "ratio_mean"):
-        assert float(metrics[name]) == pytest.approx(float(expected[name]), rel=1e-5), name
+        assert float(getattr(metrics, name)) == pytest.approx(float(getattr(expected, name)), rel=1e-5), name
 
 
 def test_a_stop_after_the_last_update_does_not_count(buffer):
     setup = tiny.setup(epochs=2, minibatches=1, target_kl=1e-6)
     _, metrics = ppo_update(setup, tiny.state(setup), buffer)
-    assert float(metrics["epochs_run"]) == 2 and float(metrics["stopped_early"]) == 0
+    assert float(metrics.epochs_run) == 2 and float(metrics.stopped_early) == 0
 
 
 def measured_kl(buffer):
@@ -126,7 +126,7 @@ def test_the_adaptive_controller_keeps_its_coefficient_in_the_state(buffer, targ
     target = float(np.float32(kl / 1.1)) if target is None else target
     setup = tiny.setup(kl_controller="adaptive", kl_target=target, kl_horizon=40, epochs=1, minibatches=1)
     state, metrics = ppo_update(setup, tiny.state(setup), buffer)
-    assert float(metrics["kl_coef"]) == pytest.approx(0.05)
+    assert float(metrics.kl_coef) == pytest.approx(0.05)
     assert float(state.kl_coef) == pytest.approx(0.05 * (1 + error * 8 / 40), rel=1e-5)
     again, _ = ppo_update(setup, state, buffer)
     assert float(again.kl_coef) == pytest.approx(0.05 * (1 + error * 8 / 40) ** 2, rel=1e-5)

@@ -16,9 +16,11 @@ from jaxalign.records import Experience, Rollout
 from jaxalign.rewards.scorer import rollout_scores
 from jaxalign.rl.experience import make_experience
 from jaxalign.rl.losses import joint_loss, policy_loss, totals, value_loss
+from jaxalign.rl.metrics import IterationMetrics
 from jaxalign.rl.shaping import greedy_baseline
 from jaxalign.rl.state import abstract_ppo_state, init_ppo_state
 from jaxalign.rl.update import minibatch_update, ppo_update
+from jaxalign.tracking.metrics import by_name
 from jaxalign.training.packed import pack_answers, place_parts, rows_split
 from tests import tiny
 
@@ -117,7 +119,7 @@ def test_packing_micro_batches_and_uncounted_rows_change_nothing(name):
     _, experience, _ = collected(setup)
     experience = tiny.to_host(experience)
     whole, parts = gradients(setup, experience), gradients(setup, scattered(experience), 1)
-    assert float(whole[2]["grad_norm"]) > 0
+    assert float(whole[2].grad_norm) > 0
     chex.assert_trees_all_close(parts, whole, rtol=1e-4, atol=2e-6)
 
 
@@ -128,7 +130,7 @@ def test_without_a_critic_there_is_no_critic_state(name):
     assert state.critic is None and abstract_ppo_state(setup).critic is None
     state, metrics = ppo_update(setup, state, experience)
     chex.assert_tree_all_finite(metrics)
-    assert "value_loss" not in metrics
+    assert metrics.value_loss is None
     assert int(state.step) == 1
 
 
@@ -140,8 +142,8 @@ def test_a_mesh_changes_nothing(mesh):
     found = []
     for setup in (alone, meshed):
         state, metrics = ppo_update(setup, fresh(setup), tiny.rows(setup.policy, experience))
-        found.append(({n: float(x) for n, x in metrics.items()}, tiny.to_host(state.policy.params)))
-    assert found[1][0] == pytest.approx(found[0][0], rel=1e-3, abs=1e-5)
+        found.append((tiny.to_host(metrics), tiny.to_host(state.policy.params)))
+    chex.assert_trees_all_close(found[1][0], found[0][0], rtol=1e-3, atol=1e-5)
     chex.assert_trees_all_close(found[1][1], found[0][1], rtol=1e-3, atol=1e-3)
 
 
@@ -172,7 +174,7 @@ def test_if_every_score_was_dropped_there_is_no_gradient():
         setup, False, frozen.reference, state.policy.params, None, state.kl_coef, sampled, np.full(8, np.nan), np.zeros(8, bool)
     )
     learnt, _, metrics = gradients(setup, tiny.to_host(experience))
-    assert metrics["policy_loss"] == metrics["grad_norm"] == metrics["skipped"] == 0
+    assert metrics.policy_loss == metrics.grad_norm == metrics.skipped == 0
     assert not any(leaf.any() for leaf in jax.tree.leaves(learnt))
     # The controller must not take the KL of no responses for a small KL.
     after, _ = ppo_update(setup, state, experience)
@@ -223,8 +225,8 @@ def test_a_dropped_score_does_not_count():
             setup, False, frozen.reference, state.policy.params, None, state.kl_coef, sampled, scores, kept
         )
         _, learnt = ppo_update(setup, fresh(setup), experience)
-        found.append({name: float(x) for name, x in {**metrics, **learnt}.items()})
-        assert not np.asarray(experience.advantages)[2].any() and float(metrics["kept"]) == 7
+        found.append(by_name(IterationMetrics(experience=metrics, update=learnt)))
+        assert not np.asarray(experience.advantages)[2].any() and float(metrics.kept) == 7
     chex.assert_tree_all_finite(found[0])
     assert found[0] == found[1]
 
@@ -241,7 +243,7 @@ def test_groups_of_equal_scores_are_skipped_if_configured():
     settled = np.where(np.asarray(sampled.ended), scores, -1).reshape(4, 2)
     expected = np.repeat(settled[:, 0] != settled[:, 1], 2)
     np.testing.assert_array_equal(experience.weight, expected)
-    assert float(metrics["kept"]) == expected.sum() and float(metrics["score"]) == scores.mean()
+    assert float(metrics.kept) == expected.sum() and float(metrics.score) == scores.mean()
 
 
 def test_the_overlong_penalty_is_added_to_the_missing_eos_rule():
@@ -327,7 +329,7 @@ def test_a_shared_critic_has_no_separate_state_and_does_not_change_the_reference
     before = tiny.to_host(state.policy.params["score"])
     state, metrics = ppo_update(setup, state, experience)
     chex.assert_tree_all_finite(metrics)
-    assert {"value_loss", "explained_variance"} <= metrics.keys()
+    assert metrics.value_loss is not None and metrics.explained_variance is not None
     assert np.abs(tiny.to_host(state.policy.params["score"]) - before).max() > 1e-4
 
 
@@ -344,9 +346,9 @@ def test_the_loss_corrects_for_an_inexact_sampler(mode, level):
     weight = np.minimum(ratio, 1.2) if mode == "truncate" else np.where(ratio > 1.2, 0, ratio)
     np.testing.assert_allclose(experience.importance, np.where(inside, weight, 0), atol=2e-4)
     np.testing.assert_allclose(experience.rollout.logprobs, sampled.logprobs, atol=1e-4)  # not the reported ones
-    assert float(metrics["correction_outside"]) == pytest.approx((ratio > 1.2)[inside].mean(), abs=1e-5)
-    assert 0 < float(metrics["effective_sample_share"]) <= 1
-    assert float(metrics["sampler_gap"]) == pytest.approx(np.abs(gap).max(), abs=2e-4)
+    assert float(metrics.correction_outside) == pytest.approx((ratio > 1.2)[inside].mean(), abs=1e-5)
+    assert 0 < float(metrics.effective_sample_share) <= 1
+    assert float(metrics.sampler_gap) == pytest.approx(np.abs(gap).max(), abs=2e-4)
     plain = tiny.setup()
     whole = totals(setup, experience)
     loss, _ = policy_loss(setup, state.policy.params, experience, whole, 0.05)

@@ -40,7 +40,8 @@ def test_the_update_equals_one_with_values_computed_before(mesh, changes):
         before, state.policy, state.critic, experience, state.kl_coef
     )
     inside = np.arange(8)[None] < np.asarray(experience.rollout.response_length)[:, None]
-    expected["explained_variance"] = explained_variance(experience.values, experience.returns, inside)
+    explained = explained_variance(experience.values, experience.returns, inside)
+    expected = dataclasses.replace(expected, explained_variance=explained)
     expected = tiny.to_host((policy.params, critic.params, expected))
 
     alone = alone if mesh is None else setups(mesh=mesh, **changes)[0]
@@ -48,7 +49,7 @@ def test_the_update_equals_one_with_values_computed_before(mesh, changes):
     experience, _ = tiny.experience(alone, state, tiny.roles(alone, 1), tiny.rows(alone.policy, sampled))
     assert not np.asarray(experience.values).any()
     state, metrics = ppo_update(alone, state, experience)
-    found = {name: metrics[name] for name in expected[2]}
+    found = dataclasses.replace(metrics, kl_coef=None, epochs_run=None, stopped_early=None)
     chex.assert_trees_all_close(tiny.to_host((state.policy.params, state.critic.params, found)), expected, rtol=1e-3, atol=5e-6)
 
 

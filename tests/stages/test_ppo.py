@@ -33,6 +33,7 @@ from jaxalign.stages.ppo import CHECKS
 from jaxalign.stages.shared import engines
 from jaxalign.stages.shared.base import StageContext
 from jaxalign.streams import LOADERS
+from jaxalign.tracking.metrics import by_name
 from jaxalign.training import loss_scale
 from jaxalign.training.offload import FrozenRole
 from tests import tiny
@@ -65,7 +66,7 @@ def iterate(directory, steps=2, prompts=tiny.PROMPTS, offload=(), mesh=None, **c
     state, metrics = iteration.rest(tiny.state(setup)), []
     for step in range(steps):
         state, row = iteration(state, step)
-        metrics.append({name: float(value) for name, value in row.items()})
+        metrics.append({name: float(value) for name, value in by_name(row).items()})
     iteration.settle()
     return state, metrics
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import math
 
@@ -13,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxalign.errors import UserError
-from jaxalign.tracking.metrics import MetricFiles, read_metrics, to_metrics
+from jaxalign.tracking.metrics import MetricFiles, by_name, read_metrics, to_metrics
 
 
 @contextlib.contextmanager
@@ -105,6 +106,30 @@ def test_damaged_line_is_named(tmp_path, line):
     path.write_text(json.dumps({"step": 0}) + "\n" + line + "\n")
     with pytest.raises(UserError, match=r"metrics\.jsonl, line 2 "):
         read_metrics(path)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Inner:
+    norm: float
+    absent: float | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Outer:
+    tokens: int
+    inner: Inner
+    parts: dict[str, float]
+
+
+def test_a_record_is_flattened_in_alphabetical_order_without_what_is_none():
+    found = by_name(Outer(tokens=3, inner=Inner(norm=0.5), parts={"score_b": 1.0, "score_a": 2.0}))
+    assert list(found.items()) == [("norm", 0.5), ("score_a", 2.0), ("score_b", 1.0), ("tokens", 3)]
+    assert list(by_name({"b": 1, "a": 2})) == ["a", "b"]
+
+
+def test_a_name_that_two_fields_report_is_refused():
+    with pytest.raises(ValueError, match="norm"):
+        by_name(Outer(tokens=3, inner=Inner(norm=0.5), parts={"norm": 1.0}))
 
 
 @pytest.mark.parametrize(("values", "error"), [

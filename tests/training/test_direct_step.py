@@ -18,6 +18,7 @@ from jaxalign.algorithms.direct_preference import DPO_KINDS
 from jaxalign.config import Dpo, Optimizer
 from jaxalign.records import AnswerPairs
 from jaxalign.registry.objectives import OBJECTIVES
+from jaxalign.tracking.metrics import by_name
 from jaxalign.training.arguments import DirectArguments, LogprobArguments
 from jaxalign.training.direct_step import answer_logprobs, direct_step, sorts_the_batch
 from jaxalign.training.optimizer import make_optimizer
@@ -97,7 +98,7 @@ def step(section: Dpo, batch: AnswerPairs, mesh=None, packed=False):
     program = direct_step.lower(state, given).compile(compiler_options=tiny.COMPILE_FAST)
     state, metrics = program(state, given)
     gradient = jax.tree.map(np.subtract, tiny.host_params(), tiny.to_host(state.params))
-    return gradient, {name: float(value) for name, value in metrics.items()}
+    return gradient, {name: float(value) for name, value in by_name(metrics).items()}
 
 
 def jitted_step(section: Dpo, batch: AnswerPairs, parts=None):
@@ -106,7 +107,7 @@ def jitted_step(section: Dpo, batch: AnswerPairs, parts=None):
     given = DirectArguments(model=tiny.model(), optimizer=SGD, section=section, batch=batch, packed=parts)
     state, metrics = direct_step(state, given)
     gradient = jax.tree.map(np.subtract, tiny.host_params(), tiny.to_host(state.params))
-    return gradient, {name: float(value) for name, value in metrics.items()}
+    return gradient, {name: float(value) for name, value in by_name(metrics).items()}
 
 
 def assert_same(found, expected) -> None:
@@ -253,4 +254,4 @@ def test_training_raises_the_better_answer_above_the_worse():
     state = init_state(model, OPTIMIZER, tiny.place(model, tiny.host_params()), jax.random.key(0))
     for _ in range(10):
         state, metrics = direct_step(state, DirectArguments(model=model, optimizer=OPTIMIZER, section=section(), batch=batch))
-    assert float(metrics["accuracy"]) == 1 and float(metrics["margin"]) > 0.5
+    assert float(metrics.accuracy) == 1 and float(metrics.margin) > 0.5

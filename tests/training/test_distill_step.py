@@ -42,9 +42,9 @@ def test_the_losses_by_hand(batch):
     pairs = (label * np.log1p(np.exp(-margin)) + (1 - label) * np.log1p(np.exp(margin))).mean()
     found = {objective: step(batch, objective)[1] for objective in ("regression", "pairs", "both")}
     expected = {"regression": regression, "pairs": pairs, "both": regression + pairs}
-    assert {name: row["loss"] for name, row in found.items()} == pytest.approx(expected, rel=1e-4)
+    assert {name: row.loss for name, row in found.items()} == pytest.approx(expected, rel=1e-4)
     alike = np.mean((scores[:, 0] > scores[:, 1]) == (target[:, 0] > target[:, 1]))
-    assert found["both"]["agreement"] == pytest.approx(alike)
+    assert found["both"].agreement == pytest.approx(alike)
 
 
 @pytest.mark.parametrize("objective", ["regression", "pairs"])
@@ -59,5 +59,5 @@ def test_a_student_that_scores_like_its_teacher_has_no_gradient(batch):
     target = np.asarray(pair_scores(MODEL, tiny.host_params("scalar"), batch))
     for objective in ("regression", "pairs"):
         gradient, metrics = step(ScoredPairs(batch.tokens, batch.length, target), objective)
-        assert metrics["agreement"] == 1 and metrics["grad_norm"] < 1e-4
+        assert metrics.agreement == 1 and metrics.grad_norm < 1e-4
         assert all(abs(leaf).max() < 1e-4 for leaf in jax.tree.leaves(gradient))

@@ -34,7 +34,7 @@ def step(batch, micro_batches=1, optimizer=SGD, model=None):
     given = LmArguments(model=model, optimizer=optimizer, micro_batches=micro_batches, batch=tiny.rows(model, batch))
     new, metrics = lm_step(state, given)
     gradient = jax.tree.map(np.subtract, tiny.host_params(), tiny.to_host(new.params))
-    return float(metrics["loss"]), gradient, tiny.to_host(metrics)
+    return float(metrics.loss), gradient, tiny.to_host(metrics)
 
 
 def padded(batch: PackedBatch, R: int, T: int) -> PackedBatch:
@@ -62,7 +62,7 @@ def test_the_loss_is_the_weighted_mean_over_all_documents(whole):
             total, weight = total - weights[t] * logp[t - 1, ids[t]], weight + weights[t]
     loss, _, metrics = step(whole)
     assert loss == pytest.approx(total / weight, rel=1e-5)
-    assert metrics["tokens"] == sum(len(ids) for ids, _ in DOCUMENTS)
+    assert metrics.tokens == sum(len(ids) for ids, _ in DOCUMENTS)
     summed, tokens = lm_evaluate(model, params, whole)
     assert (float(summed), float(tokens)) == (pytest.approx(total, rel=1e-5), weight)
 
@@ -113,7 +113,7 @@ def test_the_loss_falls(packed):
     losses = []
     for _ in range(40):
         state, metrics = lm_step(state, LmArguments(model=model, optimizer=optimizer, batch=packed))
-        losses.append(float(metrics["loss"]))
+        losses.append(float(metrics.loss))
     assert losses[-1] < 0.5 * losses[0] and int(state.step) == 40
 
 
@@ -131,6 +131,6 @@ def test_the_balance_coefficient_evens_out_the_load_of_experts():
         for _ in range(40):
             given = LmArguments(model=model, optimizer=optimizer, micro_batches=2, batch=batch, balance_coef=coef)
             state, metrics = lm_step(state, given)
-        last[coef] = float(metrics["load_balance"])
+        last[coef] = float(metrics.load_balance)
     assert last[0.0] > last[1.0] + 0.05
     assert last[1.0] == pytest.approx(2.0, abs=0.02)

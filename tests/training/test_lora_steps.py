@@ -106,7 +106,7 @@ def test_an_update_follows_the_chain_rule_and_leaves_the_base_unchanged(kind):
     merged = tiny.to_host(merge(LORA, params))
     plain = tiny.model(head=head)
     full, expected = step(plain, tiny.place(plain, merged), None)
-    assert float(metrics["loss"]) == pytest.approx(float(expected["loss"]), rel=1e-5)
+    assert float(metrics.loss) == pytest.approx(float(expected.loss), rel=1e-5)
     check_chain_rule(params, gradients(trained(params), state), gradients(merged, full))
     assert_unchanged(base, frozen(params))
 

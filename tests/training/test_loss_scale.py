@@ -15,6 +15,7 @@ from jaxalign.config import Optimizer
 from jaxalign.data.packing import pack
 from jaxalign.rl.checks import unexplained
 from jaxalign.rl.update import ppo_update
+from jaxalign.tracking.metrics import by_name
 from jaxalign.training import loss_scale
 from jaxalign.training.arguments import LmArguments
 from jaxalign.training.checkpoint import Checkpointer
@@ -104,7 +105,7 @@ def test_an_overflow_halves_the_scale_and_skips_the_step_and_training_continues(
     before, rows = tiny.to_host(state.params), []
     for _ in range(30):
         state, metrics = lm_step(state, LmArguments(model=model, optimizer=SGD, batch=ROWS))
-        rows.append({name: float(value) for name, value in metrics.items()})
+        rows.append({name: float(value) for name, value in by_name(metrics).items()})
         if all(row["skipped"] for row in rows):
             chex.assert_trees_all_equal(tiny.to_host(state.params), before)
     skipped = np.array([row["skipped"] for row in rows])
@@ -119,7 +120,7 @@ def test_micro_batches_change_nothing_but_rounding():
     for number in (1, 4):
         model, state = start()
         new, metrics = lm_step(state, LmArguments(model=model, optimizer=SGD, micro_batches=number, batch=ROWS))
-        found[number] = jax.tree.map(np.subtract, tiny.host_params(), tiny.to_host(new.params)), float(metrics["loss"])
+        found[number] = jax.tree.map(np.subtract, tiny.host_params(), tiny.to_host(new.params)), float(metrics.loss)
     (whole, loss), (parts, parts_loss) = found[1], found[4]
     assert parts_loss == pytest.approx(loss, rel=4 * EPS)
     # The embedding's sums over tokens are rounded to float16 within a micro-batch, and exact between micro-batches.
@@ -139,7 +140,7 @@ def test_training_on_a_mesh_equals_training_on_one_device():
                 small = small if where is None else jax.device_put(small, model.sharding.replicated)
                 state = dataclasses.replace(state, loss_scale=small)
             state, metrics = lm_step(state, LmArguments(model=model, optimizer=optimizer, batch=tiny.rows(model, ROWS)))
-            rows.setdefault(where, []).append([float(metrics[name]) for name in ("loss", "loss_scale", "skipped")])
+            rows.setdefault(where, []).append([float(x) for x in (metrics.loss, metrics.loss_scale, metrics.skipped)])
         states[where] = state
     assert states[mesh].loss_scale.scale.sharding.is_fully_replicated
     chex.assert_trees_all_equal(tiny.to_host(states[mesh].loss_scale), tiny.to_host(states[None].loss_scale))
@@ -176,7 +177,7 @@ def test_other_dtypes_have_no_scale_and_their_old_checkpoints_are_read(tmp_path,
     chex.assert_trees_all_equal(tiny.to_host(found), tiny.to_host(state))
     assert {path[0].name for path, _ in jax.tree_util.tree_leaves_with_path(state)} <= set(old)
     _, metrics = lm_step(state, LmArguments(model=model, optimizer=SGD, batch=ROWS))
-    assert {"loss_scale", "overflowed"}.isdisjoint(metrics)
+    assert metrics.loss_scale is None and metrics.overflowed is None
 
 
 def test_a_tiny_model_learns_as_well_as_in_float32():
@@ -186,7 +187,7 @@ def test_a_tiny_model_learns_as_well_as_in_float32():
         model, state = start(dtype=dtype, optimizer=optimizer)
         for _ in range(20):
             state, metrics = lm_step(state, LmArguments(model=model, optimizer=optimizer, batch=ROWS))
-        last[dtype] = float(metrics["loss"])
+        last[dtype] = float(metrics.loss)
         assert last[dtype] < 2.5  # falls from log 32 = 3.5 or more
     assert last[HALF] == pytest.approx(last["float32"], rel=0.03)
 
@@ -197,8 +198,8 @@ def test_policy_and_critic_have_separate_scales():
     state = dataclasses.replace(state, critic=dataclasses.replace(state.critic, loss_scale=scale(4.0)))
     experience, _ = tiny.experience(setup, state, tiny.roles(setup), tiny.rollout(setup, state.policy.params))
     state, metrics = ppo_update(setup, state, experience)
-    assert float(metrics["loss_scale"]) == 2.0**15 and float(metrics["critic_loss_scale"]) == 4.0
-    assert float(metrics["skipped"]) == float(metrics["overflowed"]) == 0
+    assert float(metrics.loss_scale) == 2.0**15 and float(metrics.critic_loss_scale) == 4.0
+    assert float(metrics.skipped) == float(metrics.overflowed) == 0
     assert int(state.policy.loss_scale.finite_steps) == int(state.critic.loss_scale.finite_steps) == 4
 
 
@@ -206,7 +207,7 @@ def test_the_scale_explains_an_overflow_but_not_a_non_finite_loss():
     """The count that the run-time check of RL reports."""
     model, state = start(first=2.0**24)
     _, metrics = lm_step(state, LmArguments(model=model, optimizer=SGD, batch=ROWS))
-    assert float(metrics["skipped"]) == 1 and float(unexplained(metrics)) == 0
+    assert float(metrics.skipped) == 1 and float(unexplained(metrics)) == 0
     for spoilt, first in ((np.nan, 2.0**15), (np.nan, 1.0)):
         model, state = start(first=first)
         bad = dataclasses.replace(ROWS, loss_mask=np.where(ROWS.loss_mask > 0, spoilt, 0).astype(np.float32))

@@ -64,8 +64,8 @@ def test_loss_and_accuracy_by_hand(pairs):
     loss += CENTERING * scores.sum(1) ** 2
     decided = counted & (np.abs(label - 0.5) > 1e-6)
     _, metrics = step(pairs)
-    assert metrics["loss"] == pytest.approx(loss[counted].mean(), rel=1e-5)
-    assert metrics["accuracy"] == pytest.approx(((margin > 0) == (label > 0.5))[decided].mean())
+    assert metrics.loss == pytest.approx(loss[counted].mean(), rel=1e-5)
+    assert metrics.accuracy == pytest.approx(((margin > 0) == (label > 0.5))[decided].mean())
 
 
 def test_a_margin_by_hand(pairs):
@@ -76,10 +76,10 @@ def test_a_margin_by_hand(pairs):
     loss = label * np.log1p(np.exp(margin - apart)) + (1 - label) * np.log1p(np.exp(margin + apart))
     loss += CENTERING * scores.sum(1) ** 2
     _, metrics = step(dataclasses.replace(pairs, margin=margin))
-    assert metrics["loss"] == pytest.approx(loss[counted].mean(), rel=1e-5)
+    assert metrics.loss == pytest.approx(loss[counted].mean(), rel=1e-5)
     _, none = step(pairs)
     _, zeros = step(dataclasses.replace(pairs, margin=np.zeros(8, np.float32)), 20)
-    assert zeros["loss"] == pytest.approx(none["loss"], rel=1e-5)
+    assert zeros.loss == pytest.approx(none.loss, rel=1e-5)
 
 
 @pytest.mark.parametrize("tokens", [20, 40, 0])

@@ -67,12 +67,12 @@ def test_a_step_that_is_not_finite_changes_nothing_and_is_counted():
     new, metrics = jax.jit(apply_gradients, static_argnums=(0, 3))(model, state, gradients, OPTIMIZER, jnp.float32(1))
     chex.assert_trees_all_equal(tiny.to_host(new.params), before.params)
     chex.assert_trees_all_equal(tiny.to_host(new.opt_state), before.opt_state)
-    assert int(new.step) == 1 and float(metrics["skipped"]) == 1
+    assert int(new.step) == 1 and float(metrics.skipped) == 1
     ones = jax.tree.map(jnp.ones_like, state.params)
     new, metrics = jax.jit(apply_gradients, static_argnums=(0, 3))(model, state, ones, OPTIMIZER, jnp.float32(1))
-    assert float(metrics["skipped"]) == 0
+    assert float(metrics.skipped) == 0
     count = sum(leaf.size for leaf in jax.tree.leaves(ones))
-    assert float(metrics["grad_norm"]) == pytest.approx(np.sqrt(count), rel=1e-5)
+    assert float(metrics.grad_norm) == pytest.approx(np.sqrt(count), rel=1e-5)
     assert (tiny.to_host(new.params)["embedding"] != before.params["embedding"]).all()
 
 
