@@ -57,7 +57,7 @@ def main(argv: list[str]) -> int:
     parser = make_parser(__doc__, "layers", "dim", "heads", "ffn", "vocab", "prompt", "steps", "dtype")
     parser.add_argument("--batch", type=at_least(1), nargs="+", default=[64, 512], help="rows; one table line per size")
     parser.add_argument("--new", "--length", type=at_least(1), nargs="+", default=[64, 256, 1024],
-                        help="tokens; one table line per size")  # fmt: skip
+                        help="tokens; one table line per size")
     parser.add_argument("--rounds", type=at_least(1), default=30, help="runs of each contender")
     options = parser.parse_args(argv)
     scan, found = jax.jit(gae), []

@@ -72,7 +72,7 @@ def row(name: str, root: Path) -> list[str]:
 def learns_from(config: Config, workdir: Path) -> str:
     if "ppo" in config.stages:
         judge = {"preference": "preference model", "distilled": "distilled reward model",
-                 "ai_feedback": "ratings by the base model"}  # fmt: skip
+                 "ai_feedback": "ratings by the base model"}
         return f"{config.ppo.iterations * config.ppo.batch} responses, {judge[config.reward.source]}"
     if "online_dpo" in config.stages:
         return f"{2 * config.online_dpo.iterations * config.online_dpo.batch} responses, pairs labelled by the base model"

@@ -77,7 +77,7 @@ def entries(options: argparse.Namespace) -> dict[str, Entry]:
         found |= {
             f"{name}_{size}": entry._replace(words=(*entry.words, *SIZES[size]))
             for name, entry in against.items() if name.startswith(fitting)
-        }  # fmt: skip
+        }
     return {name: entry for name, entry in found.items() if "None" not in entry.words}
 
 

@@ -41,7 +41,7 @@ CONFIG = {
     "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 2048, "intermediate_size": 8192,
     "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 64, "vocab_size": 128256, "rms_norm_eps": 1e-5,
     "rope_theta": 500000.0, "hidden_act": "silu", "tie_word_embeddings": False, "torch_dtype": "float32",
-}  # fmt: skip
+}
 
 
 def make(folder: Path, gigabytes: float) -> int:
@@ -58,7 +58,7 @@ def make(folder: Path, gigabytes: float) -> int:
         blocks = (
             random.standard_normal((min(4096, tensor.shape[0] - start), *tensor.shape[1:]), np.float32)
             for tensor in tensors for start in range(0, tensor.shape[0], 4096)
-        )  # fmt: skip
+        )
         write_file(folder / file, tensors, kind, blocks)
     write_index(folder, planned, kind)
     return sum(tensor.bytes(kind) for tensors in planned.values() for tensor in tensors)
@@ -98,7 +98,7 @@ def same(one: Path, other: Path) -> bool:
             np.array_equal(a.read(place.name(number), window), b.read(place.name(number), window))
             for place in found for number in place.numbers for bounds in row_blocks(place.layout, _whole(place), 4)
             for window in [place.layout.window(bounds)]
-        )  # fmt: skip
+        )
 
 
 def _whole(place):
@@ -120,7 +120,7 @@ def line(row: dict) -> str:
         what, times = "load, save", f"{times}, {row['save_s']:.1f} s"
     return (f"{what:10} {row['devices']} device(s): held {gigabytes['held']}, maxrss {gigabytes['maxrss']}, "
             f"VmHWM {gigabytes['hwm']}, over {gigabytes['over']} (the interpreter had {gigabytes['before']} before); "
-            f"{times}{', numbers equal' if row.get('equal') else ''}")  # fmt: skip
+            f"{times}{', numbers equal' if row.get('equal') else ''}")
 
 
 def main() -> int:

@@ -30,7 +30,7 @@ WORKLOAD = {
     "layers": (6, "decoder layers"), "dim": (256, "width"), "heads": (8, "query heads, and as many key/value heads"),
     "ffn": (688, "width of the gated MLP"), "vocab": (4096, "vocabulary size"), "batch": (64, "rows per step"),
     "prompt": (32, "tokens per prompt"), "new": (64, "maximum new tokens per row"), "steps": (3, "timed steps per round"),
-}  # fmt: skip
+}
 LEAST = {"vocab": 5, "length": 2}
 """Minimum of flags that must exceed 1: four tokens are special, and the first token of a row is not predicted."""
 WARM_UP = 2
@@ -118,7 +118,7 @@ def decoder(options: argparse.Namespace) -> DecoderConfig:
     return DecoderConfig(
         options.vocab, options.layers, options.dim, options.heads, options.heads, options.dim // options.heads, options.ffn,
         compute_dtype=options.dtype,
-    )  # fmt: skip
+    )
 
 
 def random_params(model: Model, seed: int) -> Params:
@@ -181,7 +181,7 @@ def machine() -> dict[str, Any]:
         "python": platform.python_version(), "jax": jax.__version__,
         "glibc_tunables": os.environ.get("GLIBC_TUNABLES", ""), "load": os.getloadavg()[0], "commit": _commit(),
         "utc": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-    }  # fmt: skip
+    }
 
 
 def _first(path: str, name: str) -> str:

@@ -88,7 +88,7 @@ def main(argv: list[str]) -> int:
         before, first = compilations.count, reference(later)
         updates = [step(WARM_UP + number) for number in range(options.steps)]
         return {"step_s": [first + update for update in updates], "update_s": updates, "reference_s": first,
-                "compiled": compilations.count - before}  # fmt: skip
+                "compiled": compilations.count - before}
 
     progress(f"warm-up: reference {reference(np.arange(len(order))):.3f} s a step")
     for number in range(WARM_UP + options.steps):  # Batches of other lengths may need other programs.
@@ -97,7 +97,7 @@ def main(argv: list[str]) -> int:
         path = ragged.write_ids(Path(folder) / "pairs.jsonl", [_ids(pairs, row) for row in range(len(order))])
         found = compare(options, ours, "mean", FLAGS, ("--data", str(path)))
     found |= {"parameters": parameter_count(model), "source": texts.source, "tokens": int(pairs.length[later].sum()),
-              "padded_to": int(np.prod(pairs.tokens[later].shape))}  # fmt: skip
+              "padded_to": int(np.prod(pairs.tokens[later].shape))}
     return report(options, "dpo", found, table(found, options.vs))
 
 

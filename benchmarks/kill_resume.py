@@ -126,7 +126,7 @@ class Process:
         self._log = tempfile.TemporaryFile("w+")
         self._began = time.perf_counter()
         self._process = subprocess.Popen([*command, f"--workdir={workdir}"], cwd=ROOT, stdout=subprocess.PIPE,
-                                         stderr=self._log, text=True, start_new_session=True)  # fmt: skip
+                                         stderr=self._log, text=True, start_new_session=True)
         self._events: queue.Queue[tuple[str, str, float] | None] = queue.Queue()
         threading.Thread(target=self._read, daemon=True).start()
 
@@ -242,7 +242,7 @@ def differences(expected: Path, found: Path) -> list[str]:
             continue
         before, after = read_arrays(expected / name), read_arrays(found / name)
         texts += [f"{name}: {leaf} has different bits" for leaf in sorted(before.keys() | after.keys())
-                  if before.get(leaf) != after.get(leaf)]  # fmt: skip
+                  if before.get(leaf) != after.get(leaf)]
     if not trees:
         texts.append("there are no parameters to compare")
     return texts

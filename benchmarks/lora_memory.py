@@ -35,7 +35,7 @@ from jaxalign.training.packed import part_rows
 LLAMA_1B = DecoderConfig(
     vocab=128256, layers=16, embed=2048, heads=32, kv_heads=8, head_dim=64, mlp=8192, rope_base=500000.0, norm_eps=1e-5,
     tie_embeddings=True, rope_scaling=RopeScaling("llama3", 32.0, 1.0, 4.0, 8192),
-)  # fmt: skip
+)
 SHAPES = {
     "1b": LLAMA_1B,
     "50m": dataclasses.replace(LLAMA_1B, vocab=8192, layers=8, embed=640, heads=10, kv_heads=5, mlp=2560),
@@ -101,7 +101,7 @@ def measure(args, kind: str | None) -> dict[str, dict[str, int]]:
     update = {
         "arguments": counted.argument_size_in_bytes, "temporary": counted.temp_size_in_bytes,
         "peak": peak - counted.alias_size_in_bytes,
-    }  # fmt: skip
+    }
     return found | {"update": update}
 
 

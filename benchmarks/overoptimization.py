@@ -99,7 +99,7 @@ def run_proxy(study: Study, gold: Scored, start: Start, size: tuple[int, int], p
         "size": f"{size[0]}x{size[1]}", "pairs": pairs, "parameters": count(params), "train_loss": last["loss"],
         **agreement(study, model, params, dataclasses.replace(held, label=truth.astype(np.float32))),
         "best_of_n": best_of_n(proxy.normal(raw).reshape(by_prompt), gold.normal(start.best_gold).reshape(by_prompt)),
-    }  # fmt: skip
+    }
     result["rl"] = reinforce(study, proxy, gold, study.out / name_of(size, pairs))
     return result | {"cpu_seconds": time.process_time() - began}
 
@@ -156,7 +156,7 @@ def reinforce(study: Study, proxy: Scored, gold: Scored, folder: Path) -> list[d
         study.setup, stream, LocalSampler(engine), engine.padding,
         engines.sampling(section, study.tokenizer, config.data.style),
         ProxyReward(proxy), study.tokenizer, FrozenRole(study.start),
-    )  # fmt: skip
+    )
     state = init_ppo_state(study.setup, copy_params(study.start), None, study.key(30))
     points = []
     for step in range(settings.measured_at[-1] + 1):
@@ -181,7 +181,7 @@ def measure(study: Study, params: Params, proxy: Scored, gold: Scored, step: int
         text = text or styles.response_texts(study.tokenizer, rollout)[0]
     means = {name: float(np.mean(np.concatenate(values))) for name, values in columns.items()}
     return {"kl": float(np.mean(np.concatenate(kls))), **means, "length": float(np.mean(np.concatenate(lengths))),
-            "example": text}  # fmt: skip
+            "example": text}
 
 
 def run_study(workdir: Path, out: Path, settings: Settings) -> list[dict]:
@@ -215,7 +215,7 @@ def sentence(result: dict) -> str:
         rows = result[method]
         top, last = max(rows, key=lambda row: row["gold"]), rows[-1]
         sentences.append(f"{method}: proxy {last['proxy']:.2f}, gold {top['gold']:.2f} at KL {top['kl']:.1f}, "
-                         f"{last['gold']:.2f} at {last['kl']:.1f}")  # fmt: skip
+                         f"{last['gold']:.2f} at {last['kl']:.1f}")
     return f"{result['cpu_seconds']:.0f} s of CPU time, agreement {result['held_out_accuracy']:.2f}; " + "; ".join(sentences)
 
 
@@ -253,7 +253,7 @@ def table(results: Sequence[dict]) -> str:
             numbers = [
                 *(one[name] for name in ("alpha", "beta", "r_squared", "peak_distance")), max(row["gold"] for row in rows),
                 rows[-1]["gold"], rows[-1]["proxy"], max(rows[-1]["kl"], 0) ** 0.5,
-            ]  # fmt: skip
+            ]
             agrees = f"{100 * result['held_out_accuracy']:.0f}%"
             cells = [result["size"], f"{result['parameters']:,}", f"{result['pairs']:,}", agrees, title, *map(shown, numbers)]
             lines.append("| " + " | ".join(cells) + " |")

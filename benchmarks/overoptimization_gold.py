@@ -136,7 +136,7 @@ def start_answers(study: Study, gold: Params) -> Start:
         differ = np.flatnonzero(np.any(tokens[:, 0] != tokens[:, 1], axis=1))[:wanted]
         if len(differ) < wanted:
             raise UserError(f"only {len(differ)} of {len(tokens)} pairs have different answers; {wanted} are needed; "
-                            "the policy in the work directory has too little entropy")  # fmt: skip
+                            "the policy in the work directory has too little entropy")
         tokens, length = tokens[differ], length[differ]
         raw = study.scores(study.scorer, gold, Answers(tokens.reshape(-1, study.width), length.reshape(-1))).reshape(-1, 2)
         odds = 1 / (1 + np.exp(raw[:, 1] - raw[:, 0]))

@@ -54,7 +54,7 @@ def plot(results: Sequence[dict]) -> str:
     return element(
         "svg", "".join(parts), xmlns="http://www.w3.org/2000/svg", viewBox=f"0 0 {width} {height}", width=width, role="img",
         aria_label=html.unescape(label),
-    ) + "\n"  # fmt: skip
+    ) + "\n"
 
 
 def _distance(point: dict) -> float:
@@ -68,7 +68,7 @@ def _curves(x: Scale, y: Scale, method: str, result: dict, tone: int) -> list[st
     grid = np.linspace(0, max(distance), 80)
     # Cut a fit where it leaves the panel instead of drawing it along the edge.
     inside = [(a, b) for a, b in zip(grid, curve(grid, found["alpha"], found["beta"], method), strict=True)
-              if y.low <= b <= y.high]  # fmt: skip
+              if y.low <= b <= y.high]
     dots = [element("circle", cx=x(a), cy=y(b), r=2.4, class_=f"tone-{tone}") for a, b in zip(distance, gold, strict=True)]
     return [
         _line(x, y, zip(distance, proxy, strict=True), f"proxy tone-{tone}"),
@@ -94,7 +94,7 @@ def _axes(x: Scale, y: Scale, first: bool) -> list[str]:
     if first:
         turned = f"rotate(-90 {x.start - 44} {centre})"
         parts.append(text(x.start - 44, centre, "score, standard deviations", class_="tick", text_anchor="middle",
-                          transform=turned))  # fmt: skip
+                          transform=turned))
     return parts
 
 
@@ -102,7 +102,7 @@ def _legend(pairs: Sequence[int]) -> list[str]:
     parts, left = [], LEFT
     for tone, number in enumerate(pairs):
         parts += [element("line", x1=left, x2=left + 26, y1=16, y2=16, class_=f"tone-{tone}", stroke_width=3),
-                  text(left + 32, 20, f"{number:,} comparisons")]  # fmt: skip
+                  text(left + 32, 20, f"{number:,} comparisons")]
         left += 150
     parts += [
         element("circle", cx=LEFT + 13, cy=38, r=2.8, class_="key"),
@@ -121,5 +121,5 @@ def _spoken(result: dict) -> str:
         best, last = max(result[method], key=lambda point: point["gold"]), result[method][-1]
         sentences.append(
             f"{title} gold {best['gold']:.2f} at {_distance(best):.1f}, {last['gold']:.2f} at {_distance(last):.1f}, "
-            f"proxy {last['proxy']:.2f}")  # fmt: skip
+            f"proxy {last['proxy']:.2f}")
     return f"{result['size']} on {result['pairs']}: {'; '.join(sentences)}."

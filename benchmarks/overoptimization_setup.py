@@ -58,7 +58,7 @@ class Settings:
     rl: Ppo = Ppo(
         prompts=1024, batch=32, group_size=4, advantages="rloo", kl_coef=0.0, missing_eos="none", epochs=1, minibatches=1,
         optimizer=Optimizer(learning_rate=5e-4, schedule="constant", eps=1e-5),
-    )  # fmt: skip
+    )
 
 
 class Answers(NamedTuple):
@@ -76,7 +76,7 @@ class Study:
         rl = dataclasses.replace(
             settings.rl, iterations=settings.measured_at[-1], temperature=settings.temperature,
             max_new_tokens=settings.max_new_tokens,
-        )  # fmt: skip
+        )
         config = dataclasses.replace(read_config(workdir), seed=settings.seed, ppo=rl)
         check(config)
         self.context = StageContext(config, workdir, out, False)
@@ -120,7 +120,7 @@ class Study:
     def answers(self, params: Params, ids: Sequence[list[int]], key: jax.Array, temperature: float) -> Answers:
         """Sample one answer per prompt."""
         parts = [(r.tokens[:n], (r.prompt_length + r.response_length)[:n])
-                 for r, n in self.rollouts(params, ids, key, temperature)]  # fmt: skip
+                 for r, n in self.rollouts(params, ids, key, temperature)]
         return Answers(*(np.concatenate(column) for column in zip(*parts, strict=True)))
 
     def scores(self, model: Model, params: Params, answers: Answers) -> np.ndarray:
@@ -160,7 +160,7 @@ def read_config(workdir: Path) -> Config:
     config = from_config_dict(json.loads(path.read_text(encoding="utf-8")))
     if config.data.source != "world" or config.model.source != "scratch":
         raise UserError(f"{workdir} is not a run on the embedded world (data.source=world, model.source=scratch), whose "
-                        "truth trains the gold reward model; pass the folder of a default run")  # fmt: skip
+                        "truth trains the gold reward model; pass the folder of a default run")
     return config
 
 
@@ -172,7 +172,7 @@ def agreement(study: Study, model: Model, params: Params, pairs: PairBatch) -> d
     decided = np.abs(pairs.label - 0.5) > 0.1
     if not decided.any():
         raise UserError(f"none of {len(pairs.label)} held-out pairs has a better answer: the supervised policy writes no "
-                        "answers that differ in truth; train it longer, or hold out more prompts")  # fmt: skip
+                        "answers that differ in truth; train it longer, or hold out more prompts")
     tokens, length = pairs.tokens[decided], pairs.length[decided]
     flat = Answers(tokens.reshape(-1, tokens.shape[-1]), length.reshape(-1))
     scores = study.scores(model, params, flat).reshape(-1, 2)

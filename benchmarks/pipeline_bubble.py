@@ -33,7 +33,7 @@ ROWS, LENGTH = 1, 128
 def make_step(stages: int, repeats: int, parts: int):
     model = Model(DECODER, sharding=make_sharding(
         Mesh(pipeline=stages, pipeline_repeats=repeats, pipeline_micro_batches=parts)
-    ))  # fmt: skip
+    ))
     params = model.init(jax.random.key(0))
     tokens = jax.random.randint(jax.random.key(1), (ROWS * parts, LENGTH), 0, DECODER.vocab)
     step = jax.jit(jax.value_and_grad(lambda params, tokens: jnp.mean(jnp.square(model.hidden(params, tokens)))))
@@ -61,7 +61,7 @@ def measure(stages: int, repeats: int, all_parts: list[int], runs: int) -> list[
          "measured": round(1 - (a + b * repeats * parts) / medians[parts], 3),
          "formula": round(bubble(stages, parts, repeats), 3)}
         for parts in all_parts
-    ]  # fmt: skip
+    ]
 
 
 def main(argv: list[str]) -> int:

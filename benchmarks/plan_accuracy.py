@@ -106,7 +106,7 @@ CASES = {
          *flags(preference__micro_batch_tokens=1536)),
         ("sft update",),
     ),
-}  # fmt: skip
+}
 PHASES = {"generate": "sampling", "score": "scoring", "reward": "reward", "update": "update"}
 
 
@@ -158,7 +158,7 @@ def table(kept: dict) -> str:
         f"`libtpu` {versions['libtpu']}, `jax` {versions['jax']}.", "",
         "| model | mesh | topology | weights | program | plan, GB | compiler, GB | difference |",
         "|---|---|---|---|---|---|---|---|",
-    ]  # fmt: skip
+    ]
     for name, case in CASES.items():
         if name not in kept["cases"]:
             continue

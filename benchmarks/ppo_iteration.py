@@ -73,11 +73,11 @@ def make_config(options: argparse.Namespace) -> Config:
         "layers": options.layers, "embed": options.dim, "heads": options.heads, "kv_heads": options.heads,
         "head_dim": options.dim // options.heads, "mlp": options.ffn, "compute_dtype": options.dtype,
         "max_length": max(Config().model.max_length, options.prompt + options.new),  # Other stages' defaults need it.
-    }  # fmt: skip
+    }
     section = {
         "batch": options.batch, "max_new_tokens": options.new, "temperature": 1.0, "epochs": 1, "minibatches": 1,
         "prompts": PROMPTS * options.batch, "iterations": 10**6, "optimizer": optimizer, "critic_optimizer": optimizer,
-    }  # fmt: skip
+    }
     values = {"model": model, "ppo": section, "seed": options.seed}
     for setting in options.set:
         name, _, value = setting.partition("=")
@@ -110,7 +110,7 @@ class Run:
         self.iteration = Iteration(
             self.setup, stream, LocalSampler(engine), engine.padding, sampling,
             LearntReward(Scorer(critic), FrozenRole(weights[3])), stops, FrozenRole(weights[1]),
-        )  # fmt: skip
+        )
         self.state = init_ppo_state(self.setup, weights[0], weights[2], jax.random.key(options.seed))
         self.number, self.compilations = 0, Compilations()
 
@@ -175,7 +175,7 @@ def workload_parser(doc: str, *unused: str) -> argparse.ArgumentParser:
 def main(argv: list[str]) -> int:
     parser = workload_parser(__doc__)
     parser.add_argument("--stop", type=lambda x: None if x == "none" else int(x), default=2, help="the stop token (the "
-                        "peers' is 2), or none: all responses have --new tokens")  # fmt: skip
+                        "peers' is 2), or none: all responses have --new tokens")
     parser.add_argument("--parts", action="store_true", help="time generation, experience and update separately")
     parser.add_argument("--first-step", action="store_true", help="print the end time of the first step, and exit")
     add_flags(parser, tunix="", trl="")

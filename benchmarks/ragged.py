@@ -53,7 +53,7 @@ class Texts(NamedTuple):
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--data", type=Path, help="a .json file of instructions, or a .jsonl(.gz) file of chosen and rejected "
-                        "answers; default: generated texts")  # fmt: skip
+                        "answers; default: generated texts")
     parser.add_argument("--tokenizer", type=Path, help="a tokenizer file, or a folder with one, for --data")
     parser.add_argument("--documents", type=at_least(1), default=2000, help="number of documents to read or generate")
 

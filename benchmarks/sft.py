@@ -83,7 +83,7 @@ def main(argv: list[str]) -> int:
     filled = float((rows.segment_ids > 0).mean())
     rate = 6 * product_weights(options) / found["ours_s"]  # LM head at all tokens; no attention, no recomputation.
     found |= {"parameters": parameter_count(model), "flops_per_s": rate, "tokens_per_s": 1 / found["ours_s"],
-              "filled": filled, "cut": cut, "documents": len(documents), "source": texts.source}  # fmt: skip
+              "filled": filled, "cut": cut, "documents": len(documents), "source": texts.source}
     return report(options, "sft", found, table(found, options.vs))
 
 

@@ -40,7 +40,7 @@ def weight_products(tokens: int, inputs: int, outputs: int, times: int) -> list[
     return [
         Product(tokens, inputs, outputs, times), Product(tokens, outputs, inputs, times),
         Product(inputs, tokens, outputs, times, turned=True),
-    ]  # fmt: skip
+    ]
 
 
 def update_products(options: argparse.Namespace) -> list[Product]:
@@ -50,7 +50,7 @@ def update_products(options: argparse.Namespace) -> list[Product]:
     return [
         *weight_products(tokens, D, D, 4 * layers), *weight_products(tokens, D, F, 2 * layers),
         *weight_products(tokens, F, D, layers), *weight_products(options.batch * options.new, D, options.vocab, 1),
-    ]  # fmt: skip
+    ]
 
 
 def attention_flops(options: argparse.Namespace) -> int:

@@ -50,7 +50,7 @@ def cost(seen: dict[str, Any], per: str, warm_up: int = 0) -> float:
 def compare(
     options: argparse.Namespace, ours: Callable[[], dict[str, Any]], per: str, flags: Sequence[str], extra: Sequence[str] = (),
     warm_up: int = WARM_UP,
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     """Return {"per", "ours_s", "pairs"} and with a peer {"peer_s", "ratio"}: medians over the pairs.
 
     ours: runs the timed steps, warm, and returns the same record as a peer, without warm-up steps. per: "step" (the median

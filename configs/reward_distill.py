@@ -11,6 +11,6 @@ def get_config():
     config = default_config()
     config.stages = (
         "pretrain", "revise", "sft", "compare", "preference", "reward_distill", "ppo", "evaluate", "report",
-    )  # fmt: skip
+    )
     config.reward.source = "distilled"
     return config

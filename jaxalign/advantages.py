@@ -22,4 +22,4 @@ __all__ = [
     "broadcast_to_tokens", "discounted_returns", "gae", "grpo", "importance_weights", "informative_groups", "lambda_returns",
     "length_penalty", "overlong_penalty", "reinforce_baseline", "reinforce_plus_plus", "remax", "rloo", "shape_rewards",
     "vtrace", "whiten",
-]  # fmt: skip
+]

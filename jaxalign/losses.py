@@ -18,4 +18,4 @@ __all__ = [
     "decoupled_surrogate", "dpo", "explained_variance", "full_kl", "gspo", "huber_value_loss", "kl_loss", "kl_penalty", "kto",
     "kto_baseline", "masked_mean", "masked_sum", "masked_variance", "mixed_dpo", "orpo", "policy_gradient", "score_regression",
     "sft_loss", "simpo", "update_kl_coef",
-]  # fmt: skip
+]

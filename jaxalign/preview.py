@@ -57,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.reconfigure(errors="replace")  # For terminals that cannot show every character.
     color = own["color"] == "always" or (own["color"] == "auto" and sys.stdout.isatty() and "NO_COLOR" not in os.environ)
     ends = [f"bos {_named(tokenizer, tokenizer.bos_id)}", f"eos {_named(tokenizer, tokenizer.eos_id)}",
-            f"pad {_named(tokenizer, tokenizer.pad_id)}"]  # fmt: skip
+            f"pad {_named(tokenizer, tokenizer.pad_id)}"]
     print(f"tokenizer: {tokenizer.vocab_size} ids, {', '.join(ends)}")
     print(legend(color))
     for row in rows:

@@ -18,4 +18,4 @@ __all__ = [
     "ADVANTAGES", "DATA_SOURCES", "FAMILIES", "JUDGES", "OBJECTIVES", "POLICY_LOSSES", "REWARDS", "SAMPLERS", "STAGES",
     "TRACKERS", "AdvantageEstimator", "DataSourceRecord", "Family", "JudgeRecord", "Objective", "PolicyLoss", "RewardSource",
     "SamplerRecord", "StageRecord", "TrackerRecord",
-]  # fmt: skip
+]

@@ -136,7 +136,7 @@ def _answer_all(answerer, values: flags.FlagValues, asked: list) -> None:
             if values.json:
                 item = asked[number]
                 found = {"prompt": item.prompt, "sample": sample, "response": text, "ended": response.ended,
-                         "tokens": len(response.ids), "logprob": response.logprob}  # fmt: skip
+                         "tokens": len(response.ids), "logprob": response.logprob}
                 print(json.dumps(item.columns | found, ensure_ascii=False), flush=True)
             else:
                 print(f"--- prompt {number + 1}, answer {sample + 1}\n{text}" if count > 1 else text, flush=True)

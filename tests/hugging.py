@@ -18,7 +18,7 @@ from jaxalign.models.families.base import Fields  # noqa: E402
 from jaxalign.registry.families import FAMILIES, Family  # noqa: E402
 
 _SIZES = dict(vocab_size=37, hidden_size=20, intermediate_size=28, num_hidden_layers=2, num_attention_heads=4,
-              max_position_embeddings=64, attn_implementation="eager")  # fmt: skip
+              max_position_embeddings=64, attn_implementation="eager")
 _GROUPED = _SIZES | dict(num_key_value_heads=2, head_dim=6)
 CONFIGS = {
     "llama": lambda: transformers.LlamaConfig(**_GROUPED),

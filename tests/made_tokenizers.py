@@ -14,7 +14,7 @@ TEXTS = [
     "the cat sat on the mat. Why did it sit there?", "A dog ran to the house, and barked!\n\nThen it slept.",
     "user assistant system model [INST] [/INST] You are a helpful assistant.", "Once upon a time there was a fox.",
     "What is 2 + 2? It is 4.", "Human: Assistant: ", "im_start im_end eot_id <think> reasoning </think> \n",
-] * 8  # fmt: skip
+] * 8
 
 CHATML = """{%- for message in messages %}
 {{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>' + '\\n' }}
@@ -98,7 +98,7 @@ def qwen(folder: Path, template: str = CHATML) -> Path:
 
 
 EOT = {"__type": "AddedToken", "content": "<|eot_id|>", "lstrip": False, "normalized": False, "rstrip": False,
-       "single_word": False, "special": True}  # fmt: skip
+       "single_word": False, "special": True}
 
 
 def llama3(folder: Path, template: str = LLAMA3) -> Path:
@@ -129,12 +129,12 @@ def unigram(folder: Path, template: str = GEMMA, prepend: str = "never") -> Path
     trainer = trainers.UnigramTrainer(
         vocab_size=200, special_tokens=special, unk_token="<unk>", show_progress=False,
         initial_alphabet=sorted({character for text in TEXTS for character in text} | set("<>|/_")),
-    )  # fmt: skip
+    )
     library.train_from_iterator(TEXTS, trainer)
     library.post_processor = processors.TemplateProcessing(single="<bos> $A", special_tokens=[("<bos>", 2)])
     library.save(str(folder / "tokenizer.json"))
     write_settings(folder, template, bos_token="<bos>", eos_token="<eos>", pad_token="<pad>", unk_token="<unk>",
-                   additional_special_tokens=["<start_of_turn>", "<end_of_turn>"])  # fmt: skip
+                   additional_special_tokens=["<start_of_turn>", "<end_of_turn>"])
     return folder
 
 

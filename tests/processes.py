@@ -49,14 +49,14 @@ def started(
     environment = os.environ | {
         "XLA_FLAGS": f"--xla_force_host_platform_device_count={DEVICES // count} {_XLA}",
         "JAX_PLATFORMS": "cpu", "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path]),
-    }  # fmt: skip
+    }
     try:
         for number in range(count):
             own = each[number] if each else ()
             running.append(subprocess.Popen(
                 [sys.executable, *command, *flags(count, number, port), *own], env=environment, cwd=ROOT, text=True,
                 stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-            ))  # fmt: skip
+            ))
         yield running
     finally:
         for process in running:

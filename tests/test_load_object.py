@@ -40,7 +40,7 @@ def test_a_file_is_run_again_only_if_its_text_has_changed(tmp_path):
     ("jaxalign.nowhere:f", r"No module named 'jaxalign.nowhere'\); install it"),
     ("jaxalign.rewards.verifiers:number_mach", "has no number_mach; did you mean number_match"),
     ("no/such/file.py:f", "config.reward.callable is 'no/such/file.py:f': there is no file /.*/no/such/file.py"),
-])  # fmt: skip
+])
 def test_a_name_without_an_object_is_refused(spec, message):
     with pytest.raises(UserError, match=message):
         load_object(spec, WHERE)
@@ -51,7 +51,7 @@ def test_a_name_without_an_object_is_refused(spec, message):
     ("1 / 0", r"cannot be imported \(ZeroDivisionError"),
     ("def f(:", r"cannot be imported \(SyntaxError"),
     ("import sys; sys.exit(2)", r"cannot be imported \(SystemExit: 2\)"),
-])  # fmt: skip
+])
 def test_a_module_that_cannot_be_imported_is_reported_in_one_sentence(tmp_path, monkeypatch, source, message):
     (tmp_path / "broken_part.py").write_text(source)
     monkeypatch.syspath_prepend(tmp_path)

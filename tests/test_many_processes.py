@@ -27,7 +27,7 @@ CONFIG = {
     "ppo": {"iterations": 2, "advantages": "grpo", "group_size": 4, "batch": 8, "minibatches": 1, "epochs": 1, "prompts": 8,
             "max_new_tokens": 4, "checkpoint_every": 1, "kl_in": "loss", "kl_estimator": "k3"},
     "evaluate": {"prompts": 8, "batch": 8, "max_new_tokens": 4, "examples": 2},
-}  # fmt: skip
+}
 REWARD = """
 import pathlib, os
 def digits(prompts, responses, **columns):

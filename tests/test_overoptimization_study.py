@@ -30,7 +30,7 @@ SETTINGS = overoptimization_setup.Settings(
     pair_batch=8, measured_prompts=4, best_of=6, measured_at=(0, 1, 2), rl_answers=2,
     rl=Ppo(prompts=16, batch=8, group_size=4, advantages="rloo", kl_coef=0.0, missing_eos="none", epochs=1, minibatches=1,
            optimizer=Optimizer(learning_rate=1e-2, schedule="constant")),
-)  # fmt: skip
+)
 
 
 @pytest.fixture(scope="module")

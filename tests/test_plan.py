@@ -33,7 +33,7 @@ def test_json_has_every_number_of_the_table(capsys):
     assert plan(*RUN, "--topology=v5e:4x4", "--config.mesh.generation=training", "--examples=1000", "--json") == 0
     found = json.loads(capsys.readouterr().out)
     assert {"cluster", "mesh", "assumptions", "weights", "tasks", "fits", "peak_bytes", "seconds", "uncounted", "money",
-            "advice", "faster_mesh", "compiled"} == set(found)  # fmt: skip
+            "advice", "faster_mesh", "compiled"} == set(found)
     assert found["fits"] is True and found["uncounted"] == [] and found["mesh"]["fsdp"] == 16
     assert set(found["weights"]) == {"policy", "preference model", "critic", "reference"}
     for task in found["tasks"]:
@@ -60,7 +60,7 @@ def test_gpus_and_a_model_from_scratch(capsys):
     (("--topology=v5e:2x2",), "asks for 16 devices, but v5e:2x2 has 4"),
     (("--topology=v5e:4x4", "--serach"), "--serach is not a flag"),
     (("--gpus=H100x16", "--compile"), "--compile needs a --topology of TPUs"),
-])  # fmt: skip
+])
 def test_mistakes_exit_with_2_and_one_sentence(capsys, arguments, sentence):
     given = [argument for argument in arguments if argument.startswith("--shape")] or [RUN[1]]
     assert plan(RUN[0], *RUN[2:], *given, *[a for a in arguments if not a.startswith("--shape")]) == 2

@@ -84,7 +84,7 @@ def test_rows_of_sft_are_the_good_answers(folder, rows):
 
 def test_rows_of_dpo_are_both_answers(folder, rows):
     expected = [(prompt + answer, GIVEN * len(prompt) + LEARNT * len(answer))
-                for prompt, *answers in ids_of(folder) for answer in answers]  # fmt: skip
+                for prompt, *answers in ids_of(folder) for answer in answers]
     assert [(row.ids, row.marks) for row in rows("dpo")] == expected
 
 
@@ -169,7 +169,7 @@ def test_control_characters_in_a_text_are_escaped():
     (["--config.data.style=chatt"], "config.data.style is 'chatt'; it must be one of compact, hh, chat; did you mean chat?"),
     (["--config.model.source=scratch", "--config.model.path="],
      "config.data.style is 'chat', the chat template of a pretrained model"),
-])  # fmt: skip
+])
 def test_mistakes_are_reported_in_one_sentence(run, folder, arguments, message):
     config = [] if arguments[0].startswith("--model") else [f"--config={folder / 'small.py'}"]
     code, out, err = run(*config, *arguments)

@@ -38,7 +38,7 @@ from jaxalign.training.checkpoint import save_params
 from tests import made_tokenizers
 
 _SIZES = {"layers": 2, "embed": 16, "heads": 4, "kv_heads": 2, "head_dim": 4, "mlp": 20, "max_length": 96,
-          "tie_embeddings": False}  # fmt: skip
+          "tie_embeddings": False}
 _PROMPT = "the cat sat on a mat"
 
 

@@ -66,7 +66,7 @@ def peer(tmp_path):
 
 
 @pytest.mark.parametrize(("name", "words"), [("sft", TEXT), ("dpo", TEXT), ("preference", TEXT),
-                                             ("rollout", [*ROLLS, "--queue", "6"])])  # fmt: skip
+                                             ("rollout", [*ROLLS, "--queue", "6"])])
 def test_without_a_peer_every_round_and_the_median_are_reported(name, words, capsys, tmp_path):
     found = run(name, capsys, *words, "--out", str(tmp_path / "found.json"))
     assert json.loads((tmp_path / "found.json").read_text()).keys() == found.keys()
@@ -130,7 +130,7 @@ def test_the_first_step_is_timed_cold_and_warm(capsys, monkeypatch):
     ("sft", "prompt new", {"length": 10}), ("dpo", "prompt new", {"length": 10}), ("preference", "prompt new", {"length": 10}),
     ("logprob_memory", "layers heads ffn prompt new steps", {"length": 10}),
     ("advantages_scan", "layers dim heads ffn vocab prompt steps", {"batch": [3], "new": [6]}),
-])  # fmt: skip
+])
 def test_all_benchmarks_accept_one_set_of_flags_and_drop_the_unused_ones(name, unused, instead, parse):
     options = parse(name, *(word for flag, value in SAME.items() for word in (f"--{flag}", str(value))))
     arguments = {flag: value for flag, value in options.items() if flag in (*SAME, "length")}
@@ -159,7 +159,7 @@ def test_help_marks_unused_flags(capsys):
     ("logprob_memory", "--layers 0", "argument --layers: 0 is too small; 1 or more is expected"),
     ("update_rate", "--vocab 4", "argument --vocab: 4 is too small; 5 or more is expected"),
     ("ppo_iteration", "--dim 16 --heads 3", "argument --heads: 3 does not divide --dim, which is 16"),
-])  # fmt: skip
+])
 def test_an_invalid_flag_is_reported_in_one_line(name, words, said, capsys):
     with pytest.raises(SystemExit) as ended:
         importlib.import_module(name).main(words.split())
@@ -220,7 +220,7 @@ def test_all_lists_the_benchmarks_whose_requirements_are_given(capsys):
     alone = capsys.readouterr().out
     assert "update_rate: " in alone and "--vs" not in alone
     given = ["--trl-python", "p", "--tunix-python", "q", "--peers", "r", "--instructions", "s", "--preferences", "t",
-             "--tokenizer", "u"]  # fmt: skip
+             "--tokenizer", "u"]
     everything.main([*given, "--list"])
     listed = capsys.readouterr().out
     assert listed.count("--vs trl") == 5 and listed.count("--vs tunix") == 3 and listed.count("--vs hf") == 1

@@ -57,7 +57,7 @@ def rows(batch: Model, arrays):
 def setup(mesh=None, compute_dtype: str = "float32", learning_rate: float = 1e-2, **changes) -> PPOSetup:
     """PPO with 8 rows, 2 minibatches and 2 epochs; rates are constant. Every setting that tests rely on is set here."""
     config = Ppo(batch=8, max_new_tokens=8, epochs=2, minibatches=2, temperature=1.0, gamma=1.0, lam=0.95, clip=0.2,
-                 value_clip=0.2, kl_coef=0.05, missing_eos="replace", missing_eos_value=-1.0)  # fmt: skip
+                 value_clip=0.2, kl_coef=0.05, missing_eos="replace", missing_eos_value=-1.0)
     config = dataclasses.replace(config, **changes)
     optimizer = make_optimizer(Optimizer(learning_rate=learning_rate, schedule="constant", eps=1e-5), 100)
     policy = model(mesh, compute_dtype=compute_dtype)

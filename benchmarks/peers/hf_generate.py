@@ -23,7 +23,7 @@ def main():
                 out = model.generate(
                     batch, attention_mask=torch.ones_like(batch), do_sample=True, temperature=1.0, top_k=0, top_p=1.0,
                     max_new_tokens=options.new, eos_token_id=2, pad_token_id=0,
-                )  # fmt: skip
+                )
             answers = out[:, options.prompt :]
             ended = (answers == 2).int()
             count += int((ended.cumsum(1) - ended == 0).sum())  # Up to and including the first stop token.

@@ -15,7 +15,7 @@ transformers.logging.set_verbosity_error()
 INTEGERS = {
     "layers": 6, "dim": 256, "heads": 8, "ffn": 688, "vocab": 4096, "batch": 8, "length": 512, "prompt": 32, "new": 64,
     "queue": 512, "steps": 5,
-}  # fmt: skip
+}
 
 
 def make_parser(doc):
@@ -33,7 +33,7 @@ def llama_config(options, **changes):
         vocab_size=options.vocab, hidden_size=options.dim, intermediate_size=options.ffn, num_hidden_layers=options.layers,
         num_attention_heads=options.heads, num_key_value_heads=options.heads, max_position_embeddings=2048,
         tie_word_embeddings=True, bos_token_id=1, eos_token_id=2, pad_token_id=0, attn_implementation="sdpa", **changes,
-    )  # fmt: skip
+    )
 
 
 def word_tokenizer(options):
@@ -42,7 +42,7 @@ def word_tokenizer(options):
     return PreTrainedTokenizerFast(
         tokenizer_object=Tokenizer(models.WordLevel(words, unk_token="<unk>")), pad_token="<pad>", bos_token="<s>",
         eos_token="</s>", unk_token="<unk>",
-    )  # fmt: skip
+    )
 
 
 def read_rows(options):
@@ -57,7 +57,7 @@ def settings(options, folder, **own):
         "lr_scheduler_type": "constant", "optim": "adamw_torch_fused", "use_cpu": True, "bf16": False, "fp16": False,
         "gradient_checkpointing": False, "report_to": [], "save_strategy": "no", "logging_strategy": "no",
         "disable_tqdm": True, "torch_compile": options.compile, "dataloader_pin_memory": False, "seed": 0, **own,
-    }  # fmt: skip
+    }
 
 
 class Clock(transformers.TrainerCallback):
@@ -87,4 +87,4 @@ def in_order(trainer):
 
 def report(engine, step_s, **more):
     print(json.dumps({"engine": engine, "step_s": step_s, "torch": torch.__version__,
-                      "transformers": transformers.__version__, "threads": torch.get_num_threads(), **more}))  # fmt: skip
+                      "transformers": transformers.__version__, "threads": torch.get_num_threads(), **more}))

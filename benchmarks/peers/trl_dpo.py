@@ -31,11 +31,11 @@ def main():
         config = DPOConfig(
             **settings(options, folder), max_length=options.length, max_prompt_length=None, precompute_ref_log_probs=True,
             use_logits_to_keep=True, remove_unused_columns=False, beta=0.1,
-        )  # fmt: skip
+        )
         trainer = Given(
             model=LlamaForCausalLM(llama_config(options)), ref_model=None, args=config,
             processing_class=word_tokenizer(options), train_dataset=datasets.Dataset.from_dict(columns), callbacks=[clock],
-        )  # fmt: skip
+        )
         trainer.train()
     share = reference[0] / (len(rows) / options.batch)
     report("trl", [share + update for update in clock.step_s], update_s=clock.step_s, reference_s=share)

@@ -19,7 +19,7 @@ def main():
             model=LlamaForSequenceClassification(llama_config(options, num_labels=1)),
             args=RewardConfig(**settings(options, folder), max_length=options.length),
             processing_class=word_tokenizer(options), train_dataset=datasets.Dataset.from_dict(columns), callbacks=[clock],
-        )  # fmt: skip
+        )
         trainer.train()
     report("trl", clock.step_s)
 

@@ -12,7 +12,7 @@ from trl import SFTConfig, SFTTrainer
 def main():
     parser = make_parser(__doc__)
     parser.add_argument("--packing", default="wrapped", choices=("wrapped", "bfd"), help="wrapped fills rows completely; bfd "
-                        "keeps documents whole and arranges a batch as one long row")  # fmt: skip
+                        "keeps documents whole and arranges a batch as one long row")
     options = parser.parse_args()
     torch.manual_seed(0)
     rows = read_rows(options)
@@ -29,11 +29,11 @@ def main():
         config = SFTConfig(
             **settings(options, folder), max_length=options.length, packing=True, packing_strategy=options.packing,
             completion_only_loss=True,
-        )  # fmt: skip
+        )
         trainer = Counted(
             model=LlamaForCausalLM(llama_config(options)), args=config, processing_class=word_tokenizer(options),
             train_dataset=datasets.Dataset.from_dict(columns), callbacks=[clock],
-        )  # fmt: skip
+        )
         trainer.train()
     report("trl", clock.step_s, tokens=tokens, packing=options.packing)
 

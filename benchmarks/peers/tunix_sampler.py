@@ -14,7 +14,7 @@ from tunix.models.llama3 import model as llama
 INTEGERS = {
     "layers": 6, "dim": 256, "heads": 8, "ffn": 688, "vocab": 64, "batch": 64, "prompt": 32, "new": 256,
     "queue": 512, "steps": 3,
-}  # fmt: skip
+}
 
 
 class Numbers:
@@ -51,7 +51,7 @@ def main():
         num_layers=options.layers, vocab_size=options.vocab, embed_dim=options.dim, hidden_dim=options.ffn,
         num_heads=options.heads, head_dim=options.dim // options.heads, num_kv_heads=options.heads, rope_theta=10000,
         norm_eps=1e-5, weight_tying=True,
-    )  # fmt: skip
+    )
     graph, state = nnx.split(llama.Llama3(config, rngs=nnx.Rngs(0)))
     leaves, tree = jax.tree.flatten(state)
     keys = jax.random.split(jax.random.key(1), len(leaves))
@@ -73,7 +73,7 @@ def main():
             out = sampler(
                 prompts[start : start + options.batch], max_generation_steps=options.new, max_prompt_length=options.prompt,
                 temperature=1.0, top_p=1.0, seed=step * options.queue + start, eos_tokens=[2],
-            )  # fmt: skip
+            )
             for row in out.tokens:
                 row = np.asarray(row).tolist()
                 count += row.index(2) + 1 if 2 in row else len(row)

@@ -54,7 +54,7 @@ def cache_shapes(config: DecoderConfig, rows: int, slots: int, layers: int | Non
     sizes = {
         "layers": config.layers if layers is None else layers, "batch": rows, "kv_heads": config.kv_heads,
         "head_dim": config.head_dim, "length": slots,
-    }  # fmt: skip
+    }
     shapes = [tuple(sizes[axis] for axis in axes) for axes in CACHE_AXES]
     dtypes = [config.stored_dtype] * 2 + ["float32"] * 2
     made = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in zip(shapes, dtypes, strict=True)]

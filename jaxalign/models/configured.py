@@ -29,14 +29,14 @@ def configured_decoder(section: schema.Model, vocab: int) -> tuple[DecoderConfig
     decoder = DecoderConfig(
         vocab, section.layers, section.embed, section.heads, section.kv_heads, section.head_dim, section.mlp,
         section.rope_base, section.norm_eps, section.tie_embeddings, section.compute_dtype, section.vocab_multiple,
-    )  # fmt: skip
+    )
     return with_choices(section, decoder), None
 
 
 def with_choices(section: schema.Model, decoder: DecoderConfig) -> DecoderConfig:
     """The architecture with the fields of config.model that apply to every source."""
     return dataclasses.replace(decoder, remat=section.remat, remat_saves=section.remat_saves, attention=section.attention,
-                               cache_dtype=section.cache_dtype)  # fmt: skip
+                               cache_dtype=section.cache_dtype)
 
 
 def adapted(section: schema.Lora, base: Model, family: Family | None) -> Model:

@@ -126,7 +126,7 @@ class Decoder(nnx.Module):
     def hidden(
         self, tokens_BxT, rows: Rows, attention_of: Callable[[Rows], Attend], constrain: Constrain, keep_cache: bool = False,
         adapters: Adapters = NO_ADAPTERS, lean: bool = False,
-    ):  # fmt: skip
+    ):
         """An `Output`. attention_of: the attention function for these rows, or a subset of them; the tokens of a document must
         be contiguous in a row. adapters: stacked leaves for all layers. lean: without remat the backward pass keeps what
         `layers.keep` marks and recomputes norms, activations and attention scores, which is cheaper than storing them."""

@@ -48,7 +48,7 @@ class _Way(NamedTuple):
 def token_stats(
     hidden, unembedding, targets, temperature: float = 1.0, chunk_floats: int = CHUNK_FLOATS, cap: float | None = None,
     constrain: Constrain = _NO_MESH, used=None,
-) -> TokenStats:  # fmt: skip
+) -> TokenStats:
     """Statistics of softmax(logits / temperature) at `targets`, where the logits are `lm_logits` with `cap`.
 
     hidden [B, T, D] (any float dtype), unembedding [D, V], targets int [B, T]. The softmax is in float32. Chunks are slices
@@ -65,7 +65,7 @@ def token_stats(
 def weighted_nll(
     hidden, unembedding, targets, weights, chunk_floats: int = CHUNK_FLOATS, cap: float | None = None,
     constrain: Constrain = _NO_MESH, used=None,
-) -> jax.Array:  # fmt: skip
+) -> jax.Array:
     """float32 []: the weighted sum of the targets' negative log-likelihoods, in nats; other arguments as in `token_stats`.
     weights float32 [B, T] are constants; a target of weight 0 may be any number.
 
@@ -234,7 +234,7 @@ def _sum(way: _Way, total: jax.Array) -> jax.Array:
 def token_kl(
     hidden, unembedding, reference_hidden, reference_unembedding, temperature: float = 1.0,
     chunk_floats: int = CHUNK_FLOATS, cap: float | None = None, constrain: Constrain = _NO_MESH, used=None,
-) -> jax.Array:  # fmt: skip
+) -> jax.Array:
     """float32 [B, T], nats: the full-vocabulary KL(policy || reference) of softmax(logits / temperature).
 
     hidden and reference_hidden [B, T, D], unembeddings [D, V]; the logits are `lm_logits` with `cap`. Chunks and `used` as in

@@ -160,7 +160,7 @@ class LanguageModel:
         export(
             folder, model, params, config=self.origin.fields, source=self.origin.folder, files=self.origin.files, dtype=dtype,
             shard_bytes=shard_bytes,
-        )  # fmt: skip
+        )
 
 
 def merged(model: Model, weights: Params) -> tuple[Model, Params]:

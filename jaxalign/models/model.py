@@ -134,7 +134,7 @@ class Model:
         if found != expected:
             # For example a reference with a different vocabulary: gathers clip, so it would silently read the wrong rows.
             raise ValueError(f"the parameters' embedding [V, D] is {found}; this model's is {expected}: policy, reference "
-                             "and critic must have the same tokenizer and the same width")  # fmt: skip
+                             "and critic must have the same tokenizer and the same width")
         head = self.head if self.lora is None else "lm"
         graph, state = _abstract(self.config, head)
         state = jax.tree.map(lambda x: x, state)

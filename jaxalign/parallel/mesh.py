@@ -19,7 +19,7 @@ AXES = ("pipeline", "data", "fsdp", "context", "tensor")
 def make_mesh(
     data: int = 1, fsdp: int = 1, tensor: int = 1, context: int = 1, pipeline: int = 1, slices: int = 1,
     devices: Sequence[jax.Device] | None = None,
-) -> Mesh:  # fmt: skip
+) -> Mesh:
     """Creates a mesh of the first data*fsdp*tensor*context*pipeline devices with the axes `AXES`, including axes of size 1.
 
     slices: groups of devices connected by a slower network; `data` is split over them, all other axes stay within one.

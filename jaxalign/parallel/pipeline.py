@@ -55,7 +55,7 @@ def run_stages(sharding: Sharding, stage: Callable, layers: Any, x: jax.Array, r
         raise UserError(f"config.mesh.pipeline ({S}) x pipeline_repeats ({R}) = {S * R}; it must divide the layers ({L})")
     if R > 1 and M < S:
         raise UserError(f"config.mesh.pipeline_repeats is {R}; it needs as many micro-batches as stages ({S}), but {len(x)} "
-                        f"rows make {M}: give more rows, or set it to 1")  # fmt: skip
+                        f"rows make {M}: give more rows, or set it to 1")
     parts, rows = _deal(sharding, x, M), jax.tree.map(lambda leaf: _deal(sharding, leaf, M), rows)
     split = M % S == 0
 
@@ -87,7 +87,7 @@ def run_stages(sharding: Sharding, stage: Callable, layers: Any, x: jax.Array, r
     piped = jax.shard_map(
         local, mesh=sharding.mesh, in_specs=(stages, whole, whole), out_specs=(stages if split else whole, whole),
         axis_names={PIPELINE}, check_vma=False,
-    )  # fmt: skip
+    )
     done, sums = piped(_by_stage(sharding, layers, S, R), parts, rows)
     return _collect(sharding, done), sums
 

@@ -154,7 +154,7 @@ def make_sharding(settings: MeshConfig, devices: Sequence[jax.Device] | None = N
     return Sharding(
         mesh, settings.zero, settings.sequence_parallel, settings.generation,
         settings.pipeline_micro_batches or settings.pipeline, settings.pipeline_repeats,
-    )  # fmt: skip
+    )
 
 
 def _check_all_used(mesh: Mesh) -> None:

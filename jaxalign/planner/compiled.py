@@ -145,7 +145,7 @@ def compile_program(program: Program, usable: int | None = None) -> CompiledProg
         return CompiledProgram(
             **named, seconds=time.perf_counter() - began, memory=None, refusal=words, flops=0.0, bytes_accessed=0.0,
             products=None, collectives=(), resident=held, warnings=(),
-        )  # fmt: skip
+        )
     seconds = time.perf_counter() - began
     kept = _kept(compiled, program.arguments, program.step)
     arrays = [*kept, *_results(compiled)]
@@ -160,7 +160,7 @@ def compile_program(program: Program, usable: int | None = None) -> CompiledProg
     memory = Memory(
         counted.argument_size_in_bytes, counted.output_size_in_bytes, counted.alias_size_in_bytes,
         counted.temp_size_in_bytes, counted.generated_code_size_in_bytes,
-    )  # fmt: skip
+    )
     own = {id(leaf) for _, leaf in kept}
     beside = {
         role: device_bytes([leaf for leaf in jax.tree.leaves(tree) if id(leaf) not in own])
@@ -172,7 +172,7 @@ def compile_program(program: Program, usable: int | None = None) -> CompiledProg
         bytes_accessed=cost.get("bytes accessed", 0.0), collectives=traffic,
         products=None if module is None else flops(module, program.turns),
         resident={role: size for role, size in beside.items() if size}, warnings=unread + warnings,
-    )  # fmt: skip
+    )
 
 
 def _hashable(arguments: tuple) -> tuple:

@@ -34,7 +34,7 @@ def text(programs: Sequence[CompiledProgram]) -> str:
             name, _gb(program.total), "" if program.fits else "does not fit", _gb(program.memory.temporary),
             _gb(sum(program.resident.values())), str(len(program.collectives)) if known else "?",
             _gb(sum(sent(program).values())) if known else "?", f"{program.seconds:.0f}",
-        ])  # fmt: skip
+        ])
     lines = align(rows)
     lines = ["Memory reported by the compiler, GB on each device", lines[0], "-" * max(map(len, lines)), *lines[1:]]
     for program in programs:
@@ -59,7 +59,7 @@ def to_json(programs: Sequence[CompiledProgram]) -> list[dict[str, Any]]:
             "refusal": program.refusal, "compile_seconds": program.seconds,
         }
         for program in programs
-    ]  # fmt: skip
+    ]
 
 
 def _gb(size: float) -> str:

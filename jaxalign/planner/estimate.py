@@ -101,7 +101,7 @@ def abstract_sharding(mesh: MeshConfig) -> Sharding:
     return Sharding(
         AbstractMesh(sizes, AXES, axis_types=(AxisType.Auto,) * len(AXES)), mesh.zero, mesh.sequence_parallel, mesh.generation,
         mesh.pipeline_micro_batches or mesh.pipeline, mesh.pipeline_repeats,
-    )  # fmt: skip
+    )
 
 
 def with_attention(policy: Model, cluster: Cluster) -> Model:
@@ -123,7 +123,7 @@ def check_divides(model: Model, mesh: MeshConfig) -> None:
                    config.table_rows},
         "fsdp": {"embed": config.embed},
         "pipeline": {"layers": config.layers},
-    }  # fmt: skip
+    }
     if config.experts is not None:
         must["tensor"] = {"experts": config.experts.count, **{k: v for k, v in must["tensor"].items() if k != "mlp"}}
     for axis, sizes in must.items():
@@ -136,7 +136,7 @@ def check_divides(model: Model, mesh: MeshConfig) -> None:
 def estimate(
     config: Config, policy: Model, cluster: Cluster, assumptions: Assumptions = Assumptions(), prompt: int | None = None,
     examples: int | None = None,
-) -> RunEstimate:  # fmt: skip
+) -> RunEstimate:
     """The plan of a run.
 
     Args:

@@ -70,14 +70,14 @@ def chips() -> dict[str, Chip]:
             row["source"],
         )
         for name, row in table.items()
-    }  # fmt: skip
+    }
 
 
 _KINDS = {
     "v4": ("TPU v4",), "v5e": ("TPU v5 lite", "TPU v5e"), "v5p": ("TPU v5", "TPU v5p"), "v6e": ("TPU v6 lite", "TPU v6e"),
     "A100-40": ("A100-SXM4-40GB", "A100-PCIE-40GB"), "A100-80": ("A100-SXM4-80GB", "A100 80GB"), "H100-80": ("H100 80GB",),
     "H200": ("H200",), "L4": ("NVIDIA L4",), "RTX4090": ("RTX 4090",),
-}  # fmt: skip
+}
 
 
 def chip_of(device_kind: str) -> Chip | None:

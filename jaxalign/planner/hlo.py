@@ -61,7 +61,7 @@ class Collective:
         return {
             "all-gather": self.result * others, "all-reduce": 2 * self.operand * others,
             "reduce-scatter": self.operand * others, "all-to-all": self.operand * others,
-        }.get(self.kind, float(self.operand))  # fmt: skip
+        }.get(self.kind, float(self.operand))
 
     @property
     def total(self) -> float:
@@ -112,7 +112,7 @@ def _collective(module, computation: Computation, instruction: Instruction, kind
     return Collective(
         kind, instruction.name, operand, result, axes, group, times, certain, len(module.loops(computation)), weight, op_name,
         ".remat" in instruction.name, between,
-    )  # fmt: skip
+    )
 
 
 def _started(instruction: Instruction, kind: str, operand: int) -> int:

@@ -231,7 +231,7 @@ def _instruction(line: str) -> Instruction:
     return Instruction(
         start["name"], rest[:space], rest[space + 1 : opening], tuple(_OPERAND.findall(inside)), inside, rest[closing + 1 :],
         bool(start["root"]),
-    )  # fmt: skip
+    )
 
 
 def _closing(text: str, opening: int) -> int:

@@ -66,7 +66,7 @@ def _convolution(where: Computation, instruction: Instruction) -> int:
     out = _shape(instruction)
     labels = _LABELS.search(instruction.attributes)
     axes = {letter: (labels[1].index(letter), labels[2].index(letter), labels[3].index(letter))
-            for letter in labels[1] if letter.isdigit()}  # fmt: skip
+            for letter in labels[1] if letter.isdigit()}
     window = {name: _window(instruction.attributes, name) for name in ("stride", "pad", "lhs_dilate", "rhs_dilate")}
     meets = 1
     for letter, (a, b, c) in axes.items():

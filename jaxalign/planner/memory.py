@@ -72,7 +72,7 @@ def local(model: Model, rows: Rows, phase: str = "training") -> Local:
         np.dtype(config.stored_dtype).itemsize,
         ways("length") / ways("residual"), config.gated, attention_kind(model, rows, phase),
         config.experts is not None,
-    )  # fmt: skip
+    )
 
 
 LANES = 128

@@ -59,4 +59,4 @@ def read_prices(path: str) -> Prices:
 _EXPECTED = {
     "date": "the date of the prices, such as 2026-01-31", "currency": "the currency's name, such as USD",
     "per_device_hour": 'an object such as {"v5e": 1.0}',
-}  # fmt: skip
+}

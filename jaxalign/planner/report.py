@@ -30,7 +30,7 @@ def text(run: RunEstimate, weights: dict[str, Weights], name: str, assumptions: 
         "", f"Time per call, at {assumptions.mfu:.0%} of peak FLOP/s, {assumptions.hbm:.0%} of memory bandwidth and "
         f"{assumptions.network:.0%} of network bandwidth", *_ruled(_time_rows(run)),
         "", *_totals(run, prices),
-    ]  # fmt: skip
+    ]
     return "\n".join(lines)
 
 
@@ -77,7 +77,7 @@ def _weight_rows(run: RunEstimate, weights: dict[str, Weights]) -> list[list[str
             role, _count(own.count), _count(own.trained) if learns else "-", _number(own.parameters / GB),
             _number(own.gradients / GB * learns), _number(_optimizer(run, role) / GB), _number(own.frozen / GB),
             _number(own.generation / GB * (role in sampled)),
-        ])  # fmt: skip
+        ])
     return rows
 
 
@@ -120,7 +120,7 @@ def _time_rows(run: RunEstimate) -> list[list[str]]:
             _short(task.work.flops / 1e12), *(_number(task.work.sent.get(axis, 0.0) / GB) for axis in axes),
             f"{task.tokens_per_second:,.0f}", "?" if calls is None else f"{calls:,}",
             "?" if calls is None else _short(task.seconds * calls / 3600),
-        ])  # fmt: skip
+        ])
     return rows
 
 
@@ -140,7 +140,7 @@ def _totals(run: RunEstimate, prices: Prices | None) -> list[str]:
         lines.append(
             f"{cost:,.2f} {prices.currency}, at {prices.of(run.cluster.chip.name):g} per device hour on {prices.date}."
             if cost is not None else f"The prices of {prices.date} do not include {run.cluster.chip.name}."
-        )  # fmt: skip
+        )
     return lines
 
 
@@ -165,7 +165,7 @@ def to_json(run: RunEstimate, weights: dict[str, Weights], assumptions: Assumpti
         "seconds": run.seconds,
         "uncounted": list(run.uncounted),
         "money": None if prices is None else {"amount": money(run, prices), "currency": prices.currency, "date": prices.date},
-    }  # fmt: skip
+    }
 
 
 def _task_json(task: TaskEstimate) -> dict[str, Any]:
@@ -177,4 +177,4 @@ def _task_json(task: TaskEstimate) -> dict[str, Any]:
         "hbm_bytes": task.work.hbm, "sent_bytes": task.work.sent, "seconds": task.seconds, "compute_seconds": task.compute,
         "memory_seconds": task.memory, "network_seconds": task.network, "bound": task.bound,
         "tokens_per_second": task.tokens_per_second,
-    }  # fmt: skip
+    }

@@ -145,7 +145,7 @@ def _other_mesh(given: Given) -> list[Change]:
     return [
         Change(f"config.mesh: {mesh_words(run.config.mesh)}", dataclasses.replace(given, config=run.config))
         for run in best if run.config.mesh != given.config.mesh
-    ]  # fmt: skip
+    ]
 
 
 def _remat(given: Given) -> list[Change]:
@@ -198,7 +198,7 @@ def _larger(given: Given) -> list[Change]:
         found += [
             Change(f"a larger cluster, {larger.cluster.name}, with config.mesh: {mesh_words(run.config.mesh)}",
                    dataclasses.replace(larger, config=run.config)) for run in best
-        ]  # fmt: skip
+        ]
     return found
 
 

@@ -40,7 +40,7 @@ _MEGACORE = (("chip_config_name", "megacore"),)
 _ENVIRONMENT = {
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1", "TPU_SKIP_MDS_QUERY": "1", "TPU_WORKER_HOSTNAMES": "localhost", "TPU_WORKER_ID": "0",
     "TPU_ACCELERATOR_TYPE": "v5litepod-16",
-}  # fmt: skip
+}
 GENERATIONS = {
     "v4": Generation(3, int(30.75 * GIB), _MEGACORE),
     "v5e": Generation(2, int(15.75 * GIB)),

@@ -142,7 +142,7 @@ FACTORED = 128
 """optax factors an array if its two largest axes have at least this size."""
 MOMENTS = {
     "adamw": lambda *_: 8, "lion": lambda *_: 4, "adafactor": _adafactor, "muon": _muon, "sophia": lambda *_: 8,
-}  # fmt: skip
+}
 """Bytes of float32 optimizer state per parameter, by the optimizer's `kind` in the config."""
 
 

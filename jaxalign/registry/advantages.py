@@ -53,4 +53,4 @@ ADVANTAGES = Registry("advantage estimator", AdvantageEstimator, (
     AdvantageEstimator("grpo", f"{_HERE}:grpo", needs_groups=True, reads=("group_scale",)),
     AdvantageEstimator("reinforce_pp", f"{_HERE}:reinforce_pp", reads=("gamma",)),
     AdvantageEstimator("remax", f"{_HERE}:remax", needs_greedy=True),
-))  # fmt: skip
+))

@@ -75,7 +75,7 @@ FAMILIES = Registry("model family", Family, (
     _builtin("gemma2", "Gemma2ForCausalLM"),
     _builtin("gemma3_text", "Gemma3ForCausalLM", "gemma3"),
     _builtin("gpt_neox", "GPTNeoXForCausalLM", "neox", own_weights=True, lm_head="embed_out.weight"),
-))  # fmt: skip
+))
 
 
 def use_family(name: str, where: str) -> Family:

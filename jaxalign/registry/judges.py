@@ -35,7 +35,7 @@ class JudgeRecord:
 
 JUDGES = Registry("judge", JudgeRecord, (
     JudgeRecord("local", "jaxalign.stages.shared.judges:make_local", runs_base=True),
-))  # fmt: skip
+))
 
 
 def judge_record(name: str, where: str = "config.feedback.judge") -> JudgeRecord:

@@ -48,4 +48,4 @@ POLICY_LOSSES = Registry("policy loss", PolicyLoss, (
     PolicyLoss("cispo", f"{_HERE}:cispo"),
     # The clip affects only the metric clip_fraction.
     PolicyLoss("plain", f"{_HERE}:plain"),
-))  # fmt: skip
+))

@@ -71,7 +71,7 @@ REWARDS = Registry("reward source", RewardSource, (
                  needs=("answers",)),
     RewardSource("ai_feedback", f"{_STAGE}:make_ai_feedback", reads_base=True, asks_judge=True,
                  reads=("principles", "max_dropped_share"), needs=("feedback",), programs=f"{_PLAN}:ai_feedback"),
-))  # fmt: skip
+))
 
 
 def reward_records(source: str, where: str = "config.reward.source") -> tuple[RewardSource, ...]:

@@ -140,7 +140,7 @@ def load_reward_model(settings: Reward, sharding: Sharding | None, clip: float |
     return RewardModel(
         Scorer(model, settings.model_shift, settings.model_scale, clip), params, tokenizer, _style(settings, tokenizer),
         _max_length(settings, found.max_positions), -(-settings.model_batch // parts) * parts,
-    )  # fmt: skip
+    )
 
 
 def _style(settings: Reward, tokenizer: Tokenizer) -> str:

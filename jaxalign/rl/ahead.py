@@ -57,7 +57,7 @@ class IterationShapes:
 def iteration_shapes(
     setup: PPOSetup, state: PPOState, prompt: int, frozen: Params | None, reference: Params, scorer: Scorer | None,
     weights: Params | None, scored: bool, kept: bool, place: Callable[[Any], Any] = lambda tree: tree,
-) -> IterationShapes:  # fmt: skip
+) -> IterationShapes:
     """The arguments of an iteration's steps for one configuration.
 
     Args:
@@ -83,28 +83,28 @@ def iteration_shapes(
         critic_params=setup.critic_to_run(state), scorer_params=weights, frozen=frozen, kl_coef=state.kl_coef, rollout=rollout,
         parts=shapes.parts(B, rows, turns, T), scores=each if scored else None,
         kept=shapes.rows(jnp.bool_, B) if kept else None, baseline=each if estimator_of(section).needs_greedy else None,
-    )  # fmt: skip
+    )
     tokens = shapes.rows(jnp.float32, B, N)
     experience = place(Experience(rollout, each, *(tokens,) * 6))
     some, *checked, most = checked_rows(section, B, T, *split)
     checks = StepZeroArguments(
         setup=setup, params=state.policy.params, frozen=frozen, reference_params=reference, experience=experience,
         kl_coef=state.kl_coef, packed=shapes.parts(some, *checked, most, T), sampled=rollout.logprobs,
-    )  # fmt: skip
+    )
     updates, size = section.epochs * section.minibatches, B // section.minibatches
     rows, learnt = part_rows(size, T, section.micro_batch_tokens, *split)
     update = UpdateArguments(
         setup=setup, batch=experience, order=shapes.whole(jnp.int32, updates, size),
         packed=shapes.parts(size, rows, learnt, T, updates), frozen=frozen,
         reference_params=reference if setup.loss_reads_reference else None,
-    )  # fmt: skip
+    )
     return IterationShapes(scoring, checks, state, update, (turns, most, learnt))
 
 
 def compile_ahead(
     ahead: Ahead, setup: PPOSetup, engine: Engine, sampling: Sampling, prompts: Sequence[Sequence[int]], scores: Scores,
     frozen: Params | None = None, reference: Params | None = None, checked: bool = False,
-) -> None:  # fmt: skip
+) -> None:
     """Starts compiling the programs of an iteration, roughly in the order of their calls. Needs no weights.
 
     If describing a program fails, the error is logged, and the program is compiled at its first call.

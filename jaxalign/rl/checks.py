@@ -56,14 +56,14 @@ def sampler_difference(given: SamplerArguments) -> SamplerDifference:
 def ratio_check(value: float, tolerance: float, when: str = "") -> Check:
     """value: the largest |ratio - 1| before any update. when: a suffix for the message, such as " at iteration 3"."""
     meaning = (f"largest |ratio - 1| before any update{when}: above this, old log-probs are not the policy's, as where the "
-               "sampler's weights or numbers differ from the trainer's")  # fmt: skip
+               "sampler's weights or numbers differ from the trainer's")
     return check_of("ratio", value, tolerance, meaning)
 
 
 def gap_check(value: float, tolerance: float, when: str = "") -> Check:
     """value: the largest difference between the sampler's and the trainer's log-probs, in nats."""
     meaning = (f"largest difference of the sampler's and the trainer's log-probs{when}, nats a token: above this, the two "
-               "round differently (a narrow compute_dtype) or do not have the same weights")  # fmt: skip
+               "round differently (a narrow compute_dtype) or do not have the same weights")
     return check_of("sampler gap", value, tolerance, meaning)
 
 

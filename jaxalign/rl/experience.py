@@ -31,7 +31,7 @@ from jaxalign.training.packed import each_part, pack_rollout
 def make_experience(
     setup: PPOSetup, recompute: bool, reference_params, policy_params, critic_params, kl_coef, rollout: Rollout, scores,
     kept=None, baseline=None, frozen=None,
-) -> tuple[Experience, ExperienceMetrics]:  # fmt: skip
+) -> tuple[Experience, ExperienceMetrics]:
     """(Experience, metrics) for a scored rollout.
 
     With `setup.values_in_update`, the critic does not run here: values are 0, and advantages and returns are computed from
@@ -62,7 +62,7 @@ def make_experience(
         policy_params=apart(frozen, policy_params), critic_params=apart(frozen, critic_params),
         scorer_params=apart(frozen, scorer_params), frozen=frozen, kl_coef=kl_coef, rollout=rollout, parts=parts,
         scores=scores, kept=kept, baseline=baseline,
-    ))  # fmt: skip
+    ))
 
 
 class Joined(NamedTuple):

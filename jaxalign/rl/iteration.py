@@ -63,7 +63,7 @@ class Iteration:
         self, setup: PPOSetup, stream: PromptStream, sampler: Sampler, padding: Padding, sampling: Sampling, reward: Reward,
         tokenizer: Tokenizer, reference: FrozenRole, frozen: Params | None = None, offload_optimizer: bool = False,
         on_checks: OnChecks | None = None,
-    ):  # fmt: skip
+    ):
         self.setup, self.stream, self.sampler, self.padding, self.sampling = setup, stream, sampler, padding, sampling
         self.reward, self.tokenizer, self.reference, self.frozen = reward, tokenizer, reference, frozen
         self.offloads_optimizer, self.fused = offload_optimizer, reward.fused()

@@ -41,7 +41,7 @@ def totals(setup: PPOSetup, batch: Experience) -> Totals:
 def policy_loss(
     setup: PPOSetup, params, batch: Experience, whole: Totals, kl_coef, hidden=None, reference_params=None,
     rows: AnswerRows | None = None,
-):  # fmt: skip
+):
     """(loss, Aux) of the policy: surrogate, KL penalty and entropy bonus, aggregated according to `config.ppo.aggregation`.
 
     Args:

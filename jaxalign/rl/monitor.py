@@ -40,7 +40,7 @@ class Monitor:
             return False
         found = sampler_difference(SamplerArguments(
             model=self._setup.policy, temperature=config.temperature, params=params, rollout=rollout
-        ))  # fmt: skip
+        ))
         gap = gap_check(float(found.gap), config.sampler_tolerance, when)
         if policies.sampler_gap != "warn" and self._act_on(gap):
             return True

@@ -39,7 +39,7 @@ def require_float32(what: str, part: str, array: Any, shape: tuple[int, ...]) ->
         raise UserError(f"{what}: {part} is of type {type(array).__name__}; a float32 array of shape {shape} is expected")
     if tuple(array.shape) != tuple(shape) or array.dtype != jnp.float32:
         raise UserError(f"{what}: {part} is {array.dtype} of shape {tuple(array.shape)}; float32 of shape {tuple(shape)} is "
-                        "expected")  # fmt: skip
+                        "expected")
 
 
 def require_finite(what: str, part: str, array: jax.Array) -> None:

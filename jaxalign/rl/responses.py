@@ -49,7 +49,7 @@ def response_stats(
 def response_kl(
     policy: Model, params, reference: Model, reference_params, rollout: Rollout, temperature: float, hidden=None,
     rows: AnswerRows | None = None,
-):  # fmt: skip
+):
     """The exact KL(policy || reference) [B, N] over the vocabulary at the state before each response token.
 
     Its gradient flows into `params` only. `hidden` (the policy's) and `rows` are as in `response_stats`.

@@ -193,7 +193,7 @@ def step_zero_checks(
         setup=setup, params=policy_params, frozen=frozen, reference_params=apart(frozen, reference_params),
         experience=experience, kl_coef=kl_coef, packed=checked_parts(setup, fetch(experience.rollout)),
         sampled=sampled.logprobs,
-    ))))  # fmt: skip
+    ))))
     config = setup.config
     # New DoRA adapters scale each output by a norm divided by itself, which rounds to about 1 at every token.
     kl_limit = 1e-5 * (sampled.logprobs.shape[1] if setup.policy.lora is not None and setup.policy.lora.dora else 1)
@@ -208,4 +208,4 @@ def step_zero_checks(
                  "relative difference of loss and gradients between responses apart and packed into micro-batches: above this, "
                  "something is divided by the counts of a part, or responses of one row see each other"),
         gradients_check(measured.not_finite, "share of the policy's gradient that is not finite before any update"),
-    )  # fmt: skip
+    )

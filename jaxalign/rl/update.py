@@ -31,7 +31,7 @@ from jaxalign.training.state import TrainState, gradient_step
 def minibatch_update(
     setup: PPOSetup, policy, critic, batch: Experience, kl_coef, learn_policy=True, frozen=None, reference_params=None,
     packed: PackedParts | None = None,
-) -> tuple[TrainState, TrainState | None, UpdateMetrics]:  # fmt: skip
+) -> tuple[TrainState, TrainState | None, UpdateMetrics]:
     """One update of policy and critic on one minibatch. Advantages are whitened over the whole minibatch.
 
     Args:
@@ -67,7 +67,7 @@ def minibatch_update(
         lambda params, part: loss_fn(
             setup, join(frozen, params), part[0], whole, kl_coef, reference_params=reference_params, rows=part[1]
         ), parts,
-    )  # fmt: skip
+    )
     if config.critic_warmup:
         learnt = jax.tree.map(lambda new, old: jnp.where(learn_policy, new, old), learnt, policy)
     if setup.runs_critic and not setup.shares_trunk:
@@ -98,7 +98,7 @@ def _critic_update(
     critic, aux, gradient = gradient_step(
         setup.critic, setup.critic_optimizer, critic,
         lambda params, part: loss_fn(setup, join(frozen, params), part[0], whole, rows=part[1]), parts,
-    )  # fmt: skip
+    )
     return critic, dict(aux.sums), gradient
 
 
@@ -140,7 +140,7 @@ def ppo_update(
         order = jax.make_array_from_callback(order.shape, sharding.replicated, lambda window: order[window])
     return packed_update(state, UpdateArguments(
         setup=setup, batch=batch, order=order, packed=packed, frozen=frozen, reference_params=apart(frozen, reference_params)
-    ))  # fmt: skip
+    ))
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))

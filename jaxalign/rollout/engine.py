@@ -52,7 +52,7 @@ class Engine:
     def start(
         self, params, prompts: Sequence[Sequence[int]], key: jax.Array, sampling: Sampling, rows: Sequence[int],
         version: int = 0,
-    ) -> Session:  # fmt: skip
+    ) -> Session:
         """Returns a `Session` that does the work of `respond` step by step.
 
         Args:
@@ -70,7 +70,7 @@ class Engine:
     def respond(
         self, params, prompts: Sequence[Sequence[int]], key: jax.Array, sampling: Sampling, rows: Sequence[int],
         on_finished: OnFinished | None = None,
-    ) -> list[Response]:  # fmt: skip
+    ) -> list[Response]:
         """Responses to a queue of any length, in its order. After each chunk, `on_finished` gets the responses that have
         ended, if any.
 
@@ -98,7 +98,7 @@ class Engine:
     def rollout(
         self, params, prompts: Sequence[Sequence[int]], key, rows: Sequence[int], sampling: Sampling,
         on_finished: OnFinished | None = None,
-    ) -> Rollout:  # fmt: skip
+    ) -> Rollout:
         """The responses as numpy arrays, the same on every process; `rows` are the prompts' global row numbers.
 
         Rows are padded to a multiple of `batch`; padding rows have length 0. A row has space for the longest prompt, padded as

@@ -97,7 +97,7 @@ def _kind(session: Session) -> tuple:
     waves = min(len(session.queue) // session.batch, WAVES)
     places = frozenset(_place(leaf.sharding) for leaf in jax.tree.leaves(_described(session.params)))
     return (session.source, jax.tree.structure(session.params), places, session.sampling, session.new,
-            session.batch, session.max_length, session.bucket, lengths, rows, waves)  # fmt: skip
+            session.batch, session.max_length, session.bucket, lengths, rows, waves)
 
 
 def _bound(params) -> bool:

@@ -91,7 +91,7 @@ class TextSampler:
     def __init__(
         self, policy: LanguageModel, *, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0, batch: int = 64,
         seed: int = 0, sampler: str | seam.Sampler | Callable[[Engine], seam.Sampler] = "local",
-    ):  # fmt: skip
+    ):
         if not isinstance(policy, LanguageModel):
             raise UserError(f"policy is of type {type(policy).__name__}; a language model from load_model is expected")
         sharding = policy.model.sharding

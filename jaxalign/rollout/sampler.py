@@ -135,7 +135,7 @@ def make_sampler(sampler: str | Sampler | Callable[[Engine], Sampler], engine: E
 def respond(
     sampler: Sampler, prompts: Sequence[Sequence[int]], key: jax.Array, rows: Sequence[int], sampling: Sampling,
     on_finished: OnFinished | None = None,
-) -> list[Response]:  # fmt: skip
+) -> list[Response]:
     """The response to each prompt, in the order of the prompts.
 
     Args:
@@ -175,7 +175,7 @@ def respond(
 def sample_rollout(
     sampler: Sampler, padding: Padding, prompts: Sequence[Sequence[int]], key: jax.Array, rows: Sequence[int],
     sampling: Sampling, on_finished: OnFinished | None = None,
-) -> Rollout:  # fmt: skip
+) -> Rollout:
     """Samples a response to each prompt and returns them as numpy arrays, the same on every process.
 
     Args:

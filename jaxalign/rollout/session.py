@@ -38,7 +38,7 @@ class Session:
     def __init__(
         self, model: Model, params, key: jax.Array, sampling: Sampling, batch: int, max_length: int, bucket: int,
         version: int = 0,
-    ):  # fmt: skip
+    ):
         self.model, self.max_length, self.bucket = model.generation, max_length, bucket
         # A committed key, so that the programs compiled for one key serve every other.
         self.key = placed(key, like=params) if model.sharding is None else key

@@ -51,7 +51,7 @@ class Evaluate(Stage):
     config_fields = (
         *reads.MODEL_FIELDS, *reads.LABEL_FIELDS, "stages", "data", "world", "arithmetic", "evaluate",
         "preference.max_length", "reward.source", "reward.verifier", "sampler",
-    )  # fmt: skip
+    )
 
     def inputs(self, config: Config) -> tuple[str, ...]:
         made = ("preference",) if "preference" in config.stages else ()
@@ -138,7 +138,7 @@ class Answering:
             out.append(
                 {"model": self.name} | prompt_row(prompt) | judged[i]
                 | {"response": text, "complete": bool(ended), "tokens": count, "kl": float(kl[i]), "score": score[i]}
-            )  # fmt: skip
+            )
         return out
 
     def _scores(self, rollout: Rollout) -> list[float | None]:

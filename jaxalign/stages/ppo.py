@@ -40,7 +40,7 @@ class PPO(Stage):
         *reads.MODEL_FIELDS, "data", "world", "arithmetic", "preference.max_length", "reward", "ppo", "feedback.constitution",
         "feedback.judge", "feedback.reasoning", "feedback.max_reasoning_tokens", "feedback.reasoning_temperature",
         "sampler",
-    )  # fmt: skip
+    )
 
     def inputs(self, config: Config) -> tuple[str, ...]:
         read = rewards.reward_stages(config)
@@ -79,13 +79,13 @@ class PPO(Stage):
             rewards.make_reward(context, policy, tokenizer), run_models.frozen_role(context, policy, start),
             lambda start: run_models.trained_params(context, setup.reference, start, self.name),
             lambda start: self._critic(context, setup, start), frozen,
-        )  # fmt: skip
+        )
         del start  # The role holds the weights, possibly in host memory.
         steps = trainer.steps(
             roles, functools.partial(loops.loop, context, policy), stage_key(config, self.name),
             make_sampler(config.sampler, trainer.engine, "config.sampler"),
             offload_optimizer="optimizer" in config.mesh.offload, on_checks=functools.partial(write_checks, context),
-        )  # fmt: skip
+        )
         for _ in steps:
             pass
         return trainer

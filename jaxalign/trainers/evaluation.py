@@ -41,7 +41,7 @@ class Evaluation:
 def evaluate(
     models: LanguageModel | Mapping[str, LanguageModel], prompts: Any, *, measures: Mapping[str, Callable] | None = None,
     judge: Judge | None = None, temperature: float = 0.0, max_new_tokens: int = 64, batch: int = 32, seed: int = 0,
-) -> Evaluation:  # fmt: skip
+) -> Evaluation:
     """Samples each model's answers to the prompts, measures them, and compares every pair of models.
 
     Args:

@@ -54,7 +54,7 @@ class Judge:
     def __init__(
         self, judge: Any, constitution: Any = "default", *, temperature: float = 0.7, max_new_tokens: int = 60, batch: int = 32,
         seed: int = 0, **fields: Any,
-    ):  # fmt: skip
+    ):
         self.settings = section_from(Feedback(), fields, "Judge")
         self.constitution = constitution if isinstance(constitution, Constitution) else Constitution(constitution)
         self._seed, self._key = seed, jax.random.key(seed)
@@ -129,7 +129,7 @@ class Judge:
 def revise(
     model: LanguageModel, prompts: Any, constitution: Any = "default", *, rounds: int = 1, judge: Any = None,
     temperature: float = 0.7, max_new_tokens: int = 60, batch: int = 32, seed: int = 0,
-) -> list[Revision]:  # fmt: skip
+) -> list[Revision]:
     """Answers prompts, then critiques and revises the answers (Bai et al. 2022, section 3).
 
     Args:

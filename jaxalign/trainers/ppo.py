@@ -71,7 +71,7 @@ class PPO(PolicyTrainer):
         self, policy: LanguageModel, reward: Any, *, reference: LanguageModel | None = None,
         start_critic: RewardModel | None = None, sampler: Any = None, directory=None, seed=0, trackers=(),
         progress=False, **fields: Any,
-    ):  # fmt: skip
+    ):
         if "prompts" in fields:
             raise UserError("PPO(prompts) is not an argument; pass the prompts to PPO.fit(prompts)")
         section = section_from(Ppo(), fields, "PPO")

@@ -64,7 +64,7 @@ class Reinforcement:
     def __init__(
         self, setup: PPOSetup, stream: PromptStream, sampling: Sampling, tokenizer: Tokenizer, max_length: int,
         like: Params | None = None,
-    ):  # fmt: skip
+    ):
         self.setup, self.stream, self.sampling, self.tokenizer, self._like = setup, stream, sampling, tokenizer, like
         self.engine = Engine(setup.policy, stream.batch, max_length, stream.width)
         self.training: Training | None = None
@@ -79,7 +79,7 @@ class Reinforcement:
     def steps(
         self, roles: Roles, loop: Callable[..., Loop], key: jax.Array, sampler: Sampler | None = None,
         offload_optimizer: bool = False, on_checks: OnChecks | None = None,
-    ) -> Iterator[Step]:  # fmt: skip
+    ) -> Iterator[Step]:
         """Trains and yields each iteration.
 
         Args:
@@ -97,7 +97,7 @@ class Reinforcement:
         iteration = Iteration(
             setup, self.stream, make_sampler(sampler or "local", self.engine, "PPO(sampler)"), self.engine.padding,
             self.sampling, roles.reward, self.tokenizer, roles.reference, roles.frozen, offload_optimizer, on_checks,
-        )  # fmt: skip
+        )
         section = setup.config
         made = loop(section.iterations, section.checkpoint_every, shown=("score", "kl_k1"), timeline=iteration.timeline)
 

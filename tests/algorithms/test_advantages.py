@@ -235,7 +235,7 @@ def test_returns_equal_their_definitions_under_any_mask(seed, lam):
         mask,
         lambda r, v, d, g, last: _vtrace_by_definition(r, v, np.exp(d), g, lam, clips, last),
         rewards, values, log_ratios, gamma, bootstrap,
-    )  # fmt: skip
+    )
     rewards, values, log_ratios = (np.where(mask, x, np.nan) for x in (rewards, values, log_ratios))
     close = {"rtol": 1e-5, "atol": 1e-5}
     np.testing.assert_allclose(jax.jit(discounted_returns)(rewards, mask, gamma, bootstrap), discounted, **close)

@@ -20,7 +20,7 @@ from jaxalign.algorithms.value_losses import clipped_value_loss, explained_varia
 TWO_ARGUMENTS = (
     masked_sum, masked_mean, masked_variance, whiten, aggregate, kl_penalty, full_kl, option_label, average_orders,
     reliability_bins,
-)  # fmt: skip
+)
 THREE_ARGUMENTS = (gae, clipped_surrogate, clipped_value_loss, explained_variance, bradley_terry)
 
 

@@ -104,31 +104,31 @@ CASES |= {
     "decoupled": Case(
         lambda x, m: policy_losses.decoupled_surrogate(x["logprobs"], x["proximal"], x["old"], x["advantages"], mask=m)[0],
         _POLICY | {"proximal": logprob}, 2, ("logprobs",), ("old", "advantages", "proximal")),
-}  # fmt: skip
+}
 for _level in importance.LEVELS:
     for _mode in importance.MODES:
         CASES[f"importance {_level} {_mode}"] = Case(
             lambda x, m, a=(_level, _mode): importance.importance_weights(x["logprobs"], x["old"], m, *a, 0.7, 1.5)[0],
-            {"logprobs": logprob, "old": logprob}, 2, (), ("logprobs", "old"))  # fmt: skip
+            {"logprobs": logprob, "old": logprob}, 2, (), ("logprobs", "old"))
 CASES["effective samples"] = Case(
     lambda x, m: importance.effective_sample_share(x["weights"], m), {"weights": chance}, 2, ("weights",), alone=False
 )
 for _kind in kl.LOSSES:
     CASES[f"kl {_kind}"] = Case(
         lambda x, m, k=_kind: kl.kl_loss(x["logprobs"], x["reference"], k, m), {"logprobs": logprob, "reference": logprob},
-        2, ("logprobs",), ("reference",), trailing=(4,) if _kind == "full" else ())  # fmt: skip
+        2, ("logprobs",), ("reference",), trailing=(4,) if _kind == "full" else ())
 
 # Value losses.
 for _clip in (None, 0.2):
     CASES[f"value {_clip}"] = Case(
         lambda x, m, c=_clip: value_losses.clipped_value_loss(x["values"], x["old"], x["returns"], c, m)[0],
-        {"values": real, "old": real, "returns": real}, 2, ("values",), ("old", "returns"))  # fmt: skip
+        {"values": real, "old": real, "returns": real}, 2, ("values",), ("old", "returns"))
     CASES[f"huber {_clip}"] = Case(
         lambda x, m, c=_clip: value_losses.huber_value_loss(x["values"], x["returns"], 0.7, m, x["old"], c)[0],
-        {"values": real, "old": real, "returns": real}, 2, ("values",), ("old", "returns"))  # fmt: skip
+        {"values": real, "old": real, "returns": real}, 2, ("values",), ("old", "returns"))
 CASES["explained variance"] = Case(
     lambda x, m: value_losses.explained_variance(x["values"], x["returns"], m), {"values": real, "returns": real}, 2,
-    ("values", "returns"), alone=False)  # fmt: skip
+    ("values", "returns"), alone=False)
 
 # Statistics and aggregation.
 for _function in (masked.masked_sum, masked.masked_mean, masked.masked_variance):
@@ -157,7 +157,7 @@ CASES |= {
         lambda x, m: advantages.reinforce_plus_plus(x["rewards"], m, 0.9), {"rewards": real}, 2, ("rewards",), alone=False),
     "reinforce++ baseline": Case(
         lambda x, m: advantages.reinforce_plus_plus(x["rewards"], m, 0.9, 2), {"rewards": real}, 2, ("rewards",), alone=False),
-}  # fmt: skip
+}
 
 # Rows, [B]: pairs of answers.
 _PAIR = {"chosen": logprob, "rejected": logprob, "ref_chosen": logprob, "ref_rejected": logprob, "label": share}
@@ -173,7 +173,7 @@ for _kind in direct_preference.DPO_KINDS:
             mask=m, **o)[0],
         _PAIR | (_COUNTS if _kind == "ipo_mean" else {}), 1, ("chosen", "rejected"), _HELD,
         # bco_pair computes its baseline from these rows.
-        alone=_kind not in ("aot", "aot_unpaired", "bco_pair"))  # fmt: skip
+        alone=_kind not in ("aot", "aot_unpaired", "bco_pair"))
 _TWO = {"chosen": logprob, "rejected": logprob, "label": share}
 CASES |= {
     "bco_pair, baseline": Case(
@@ -216,7 +216,7 @@ CASES |= {
     "combine_scores": Case(
         lambda x, m: rewards.combine_scores(x["scores"].T, np.array([1.0, -0.5, 2.0]), jnp.stack([m] * 3))[0], {"scores": real},
         1, ("scores",), trailing=(3,)),
-}  # fmt: skip
+}
 for _how in ensembles.COMBINATIONS:
     CASES[f"ensemble {_how}"] = Case(
         lambda x, m, h=_how: ensembles.combine(x["scores"].T, h, 0.7, m), {"scores": real}, 1, ("scores",), trailing=(3,)
@@ -245,7 +245,7 @@ CASES |= {
     "temperature": Case(
         lambda x, m: calibration.fit_temperature(x["margin"], x["label"], m), {"margin": real, "label": chance}, 1,
         (), ("margin", "label"), alone=False, empty=(1,)),
-}  # fmt: skip
+}
 
 ROWS, TOKENS = 4, 3
 # The gradients of the other cases are checked next to their worked figures. The weights of CISPO and the ratio of GSPO have no
@@ -254,7 +254,7 @@ CHECKED_HERE = [
     "effective samples", "explained variance", *("masked_sum", "masked_mean", "masked_variance", "whiten True", "whiten False"),
     *masked.AGGREGATIONS, "mixed_dpo", "sft", "score_statistics", "combine_scores", "remax", "broadcast_to_tokens",
     "expected_best_of", "calibration error",
-]  # fmt: skip
+]
 GARBAGE = (999.0, np.inf, np.nan)
 every_case = pytest.mark.parametrize("name", CASES)
 
@@ -454,7 +454,7 @@ SETTINGS = {
     "cpo": lambda beta, label: reference_free.cpo(np.zeros(2), np.zeros(2), beta, label),
     "orpo": lambda beta, label: reference_free.orpo(-np.ones(2), -np.ones(2), beta, label),
     "simpo": lambda beta, label: reference_free.simpo(np.zeros(2), np.zeros(2), beta, 0.5, label),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", SETTINGS)

@@ -91,7 +91,7 @@ BY_HAND = {
              "user<end_of_turn>\n<start_of_turn>model\n⟦user<end_of_turn>⟧\n",
     "mistral": "<s>[INST] Why? [/INST]⟦ It is 4.</s>⟧[INST] user [/INST]⟦ user</s>⟧",
     "sentencepiece": "<s>[INST] Why? [/INST]⟦ It is 4.</s>⟧[INST] user [/INST]⟦ user</s>⟧",
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -187,7 +187,7 @@ def test_the_end_of_an_answer_is_found_for_any_trimming_by_the_template(tmp_path
 
 @pytest.mark.parametrize(("name", "stops"), [
     ("chatml", ["<|im_end|>"]), ("llama3", ["<|eot_id|>"]), ("gemma", ["<end_of_turn>", "<eos>"]), ("mistral", ["</s>"]),
-])  # fmt: skip
+])
 def test_sampling_stops_at_the_end_of_a_turn_and_at_eos(loaded, name, stops):
     assert [loaded[name].piece(i) for i in chat.stop_ids(loaded[name])] == stops
 

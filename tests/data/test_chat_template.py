@@ -26,7 +26,7 @@ def run(source, messages=MESSAGES, begin_answer=False, **variables):
     ("{{ 'p' if add_generation_prompt else 'd' }}{{ tools is none }}{{ documents is none }}", "dTrue" "True"),
     ("{{ strftime_now('%Y') | length }}", "4"),
     ("{%- macro say(m) -%}[{{ m.content }}]{%- endmacro -%}{{ say(messages[1]) }}", "[Ho]"),
-])  # fmt: skip
+])
 def test_templates_get_the_variables_and_functions_of_transformers(source, text):
     assert run(source, bos_token="<s>") == text
 
@@ -40,7 +40,7 @@ def test_templates_get_the_variables_and_functions_of_transformers(source, text)
     "{{ lipsum.__globals__['os'] }}",
     "{{ '{0.__class__.__init__.__globals__}'.format(messages) }}",
     "{{ messages | attr('__class__') }}{{ (messages | attr('__class__')).mro() }}",
-])  # fmt: skip
+])
 def test_access_outside_the_sandbox_is_refused(source):
     with pytest.raises(UserError, match="the chat template of the-model (does something that the sandbox forbids|fails)"):
         run(source)
@@ -60,7 +60,7 @@ def test_a_message_is_never_run_as_a_template():
     "{{ 'x' * 10**9 }}", "{{ [0] * 999999999 }}", "{{ 10 ** 99999999 }}",
     "{% set x = 'y' * 9999 %}{% for i in range(9999) %}{{ x }}{% endfor %}",
     "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
-])  # fmt: skip
+])
 def test_endless_loops_and_output_are_stopped(source):
     with pytest.raises(UserError, match="the chat template of the-model (exceeds a limit|fails on a dialogue)"):
         run(source)
@@ -72,7 +72,7 @@ def test_endless_loops_and_output_are_stopped(source):
     ("{{ 1 / 0 }}", "ZeroDivisionError"),
     ("{{ raise_exception('no tools here') }}", r"refuses a dialogue \(roles user, assistant\): no tools here$"),
     ("{% include 'x' %}", "fails on a dialogue"),
-])  # fmt: skip
+])
 def test_a_template_that_fails_is_reported_in_one_sentence(source, message):
     with pytest.raises(UserError, match=message) as caught:
         run(source)

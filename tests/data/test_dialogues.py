@@ -91,7 +91,7 @@ def test_written_turns_are_read_back(turns):
 
 
 @pytest.mark.parametrize("value", ["no marker", "", "Hi.\n\nHuman: late", 3, None, [{"role": "system", "content": "x"}],
-                                   [{"role": ["user"], "content": "x"}], [{"role": "user"}], ["user: hi"]])  # fmt: skip
+                                   [{"role": ["user"], "content": "x"}], [{"role": "user"}], ["user: hi"]])
 def test_an_invalid_transcript_is_refused(value):
     with pytest.raises(ValueError, match="expected"):
         parse_dialogue(value)

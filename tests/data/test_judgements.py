@@ -35,12 +35,12 @@ def test_prompts_and_completions_can_be_text_or_messages(tmp_path, name):
         row(TALK, [{"role": "assistant", "content": "four"}], False),
         row("\n\nHuman: one\n\nAssistant: two\n\nHuman: three\n\nAssistant:", "five"),
         row(TALK, "six", False) | {"score": 3, "id": "kept out of it"},
-    ])  # fmt: skip
+    ])
     found, report = read_judgements(path)
     talk = (Message("user", "one"), Message("assistant", "two"), Message("user", "three"))
     assert [(one.prompt.messages, one.response, one.desirable) for one in found] == [
         ((Message("user", "What?"),), "That.", True), (talk, "four", False), (talk, "five", True), (talk, "six", False)
-    ]  # fmt: skip
+    ]
     assert [one.prompt.id for one in found] == ["rows:1", "rows:2", "rows:3", "rows:4"]
     assert (report.rows, report.desirable, report.undesirable) == (4, 2, 2)
     assert report.sentences() == [f"{path}: 4 rows read, 2 good and 2 bad answers kept"]
@@ -64,7 +64,7 @@ def test_prompts_and_completions_can_be_text_or_messages(tmp_path, name):
     (row(completion=[]), "does not begin and end with the assistant's turn"),
     (row(completion=TALK[:1]), "does not begin and end with the assistant's turn"),
     (row(completion=[{"role": "assistant"}]), "completion: message 1"),
-])  # fmt: skip
+])
 def test_a_broken_row_is_left_out_with_its_line_and_reason(tmp_path, bad, reason):
     path = write(tmp_path / "rows.jsonl", [row(), bad, row(label=False)])
     found, report = read_judgements(path, max_bad_share=0.5)

@@ -43,7 +43,7 @@ _ROWS = [
     {"chosen": [{"role": "user", "content": "q9"}, {"role": "assistant", "content": "good"}],
      "rejected": [{"role": "user", "content": "q9"}, {"role": "assistant", "content": "bad"}]},  # 9
     _row(["q10", "old", "r10", "good"], ["q10", "old", "r10", "bad"]),  # 10
-]  # fmt: skip
+]
 
 
 def test_every_row_is_used_or_listed_under_its_reason(tmp_path):

@@ -18,12 +18,12 @@ def written(path, *rows):
 def test_texts_and_message_lists_are_prompts_and_other_fields_are_columns(tmp_path):
     turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, {"role": "user", "content": "c"}]
     path = written(tmp_path / "sums.jsonl", {"prompt": "1+1", "answer": 2}, {"prompt": turns, "answer": None},
-                   {"prompt": "1+1", "answer": 3})  # fmt: skip
+                   {"prompt": "1+1", "answer": 3})
     prompts, broken = read_prompts(path)
     dialogue = (Message("user", "a"), Message("assistant", "b"), Message("user", "c"))
     assert broken == []
     assert prompts == [Prompt("sums:1", (Message("user", "1+1"),), "file", {"answer": 2}),
-                       Prompt("sums:2", dialogue, "file", {"answer": None})]  # fmt: skip
+                       Prompt("sums:2", dialogue, "file", {"answer": None})]
     assert read_prompts(path, limit=1)[0] == prompts[:1]
 
 

@@ -106,7 +106,7 @@ MIXED = "Hello  world, \uff21\n\tNew line.  "
     ("tinystories_tok4096", "Hello world, \uff21\n\tNew line."),  # Runs of spaces become one; nothing else changes.
     ("pegasus_sp_test", "Hello world, A New line."),  # NFKC, and line breaks and tabs become spaces.
     ("test_model", "Hello world, A \u2047 New line."),  # NFKC; it does not know line breaks and tabs, and has no byte fallback.
-])  # fmt: skip
+])
 def test_real_tokenizers_decode_to_the_normalised_text(name, expected):
     tokenizer = load_tokenizer(_real(f"tokenizers/{name}.model"))
     assert tokenizer.decode(tokenizer.encode(MIXED)) == expected

@@ -16,7 +16,7 @@ _TEXTS = [
     "the cat sat", " the cat ", "a  dog   ran", "x\ny", "\n\nx\t y", "", "   ", "It's \"quoted\" (19 + 7 = 26).",
     "<user", "12345", "\u00fc unknown \u4e2d\u6587 letters \u4e2d", "\ufb01ne \u00bd cup", "a\u00a0b", "aaaaaaaaaaa",
     "The END", "don't stop\r\nnow",
-]  # fmt: skip
+]
 
 
 @pytest.fixture(scope="module")

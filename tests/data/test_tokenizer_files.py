@@ -115,7 +115,7 @@ def test_an_added_token_under_two_ids_is_reported_in_one_sentence(folder):
     ("added_tokens.json", '{"<x>": "y"}', "the added tokens of the tokenizer in .* are malformed"),
     ("tokenizer_config.json", '{"chat_template": 3}', "neither a string nor a list of named templates"),
     ("tokenizer_config.json", '{"chat_template": [{"name": "tools", "template": ""}]}', "named 'default', only tools"),
-])  # fmt: skip
+])
 def test_invalid_settings_are_reported_in_one_sentence(folder, name, text, message):
     (folder / name).write_text(text)
     with pytest.raises(UserError, match=message):

@@ -93,7 +93,7 @@ def test_padding_and_truncation_in_the_file_do_not_affect_encoding(folders, tmp_
     whole = json.loads((folders["qwen"] / "tokenizer.json").read_text())
     whole["truncation"] = {"direction": "Right", "max_length": 4, "strategy": "LongestFirst", "stride": 0}
     whole["padding"] = {"strategy": {"Fixed": 64}, "direction": "Right", "pad_to_multiple_of": None, "pad_id": 330,
-                        "pad_type_id": 0, "pad_token": "<|endoftext|>"}  # fmt: skip
+                        "pad_type_id": 0, "pad_token": "<|endoftext|>"}
     (tmp_path / "tokenizer.json").write_text(json.dumps(whole))
     made_tokenizers.write_settings(tmp_path, eos_token="<|im_end|>")
     tokenizer = load_tokenizer(tmp_path)

@@ -67,7 +67,7 @@ def test_its_advantages_equal_a_loop(registered):
     ("RAISES", r"advantage estimator 'raises' failed: AttributeError: .*nothing"),
     ("NONE", r"'.*advantage.py:NONE', but .*advantage.py has no NONE"),
     ("centred", r"'.*advantage.py:centred', which is of type function; a jaxalign AdvantageEstimator is expected"),
-])  # fmt: skip
+])
 def test_an_invalid_estimator_is_refused_with_a_sentence(name, message):
     with pytest.raises(UserError, match=message):
         steps(1, advantages=f"{PLUGINS / 'advantage.py'}:{name}")

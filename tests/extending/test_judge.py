@@ -51,9 +51,9 @@ def test_revise_and_evaluate_accept_it():
     revisions = ja.revise(model, ["Name the colour red."], RULES, judge=judge(), max_new_tokens=4)
     assert len(revisions) == 1 and revisions[0].principle in ("principle-1", "principle-2")
     found = ja.evaluate({"a": model, "b": model}, ["Name the colour red."] * 2, judge=judge(), max_new_tokens=4,
-                        measures={"length": lambda prompts, responses, **columns: [len(r) for r in responses]})  # fmt: skip
+                        measures={"length": lambda prompts, responses, **columns: [len(r) for r in responses]})
     assert found.win_rates == [{"model": "b", "against": "a", "wins": 0, "total": 2, "undecided": 2, "rate": 0.5,
-                                "low": found.win_rates[0]["low"], "high": found.win_rates[0]["high"]}]  # fmt: skip
+                                "low": found.win_rates[0]["low"], "high": found.win_rates[0]["high"]}]
     assert found.measures["length"]["a"] == len(found.answers["a"][0])
 
 
@@ -66,7 +66,7 @@ def test_a_probability_that_is_not_a_number_leaves_the_pair_undecided():
     ("WrongCount", "returned 1 results from 'compare' for 2 requests"),
     ("Missing", "has no Missing"),
     ("Text", "has none of the methods|is not a judge"),
-])  # fmt: skip
+])
 def test_an_invalid_judge_is_reported_in_one_sentence(name, message):
     with pytest.raises(ja.UserError, match=message):
         judge(name).compare(["Hi"] * 2, ["a", "b"], ["b", "a"])

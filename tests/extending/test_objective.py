@@ -45,7 +45,7 @@ def test_it_can_be_a_term_of_a_sum(registered):
     ("NAN", "returned a loss of nan on the first batch; a finite number for each row is expected"),
     ("NONE", r"DPO.objective is '.*objective.py:NONE', but .*objective.py has no NONE"),
     ("squared", r"DPO.objective is '.*objective.py:squared', which is of type function; a jaxalign Objective is expected"),
-])  # fmt: skip
+])
 def test_an_invalid_objective_is_refused_with_a_sentence(name, message):
     with pytest.raises(UserError, match=message):
         losses(f"{PLUGIN}:{name}")

@@ -33,7 +33,7 @@ def test_a_policy_loss_trains_with_its_own_clip(registered):
 @pytest.mark.parametrize(("name", "message"), [
     ("SCALAR", r"policy loss 'scalar': its loss is float32 of shape \(\); float32 of shape \(8, 8\) is expected"),
     ("ALONE", r"policy loss 'alone' returned a value of type .*Tracer.*; \(loss, SurrogateStats\) is expected"),
-])  # fmt: skip
+])
 def test_an_invalid_policy_loss_is_refused_with_a_sentence(name, message):
     with pytest.raises(UserError, match=message):
         steps(1, policy_loss=f"{PLUGINS / 'policy_loss.py'}:{name}")

@@ -65,7 +65,7 @@ def test_rows_without_a_finite_score_are_dropped():
     (Scored([1.0, 2.0, 3.0], [True]), r"kept of shape \(1,\)"),
     ([float("nan")] * 3, "gave no score for 3 of 3 responses"),
     (ValueError("no such row"), "raised ValueError: no such row"),
-])  # fmt: skip
+])
 def test_an_invalid_result_is_reported_in_one_sentence(found, message):
     with pytest.raises(UserError, match=message):
         as_reward(Fixed(found), WordTokenizer()).score(batch())
@@ -75,7 +75,7 @@ def test_an_invalid_result_is_reported_in_one_sentence(found, message):
     (3, "of type int; a function"),
     (f"{PLUGIN}:missing", "has no missing"),
     (Fixed, "cannot be constructed without arguments"),
-])  # fmt: skip
+])
 def test_an_invalid_reward_is_refused(given, message):
     with pytest.raises(UserError, match=message):
         as_reward(given, WordTokenizer())

@@ -89,7 +89,7 @@ def test_missing_and_undecodable_files(tmp_path):
 
 @pytest.mark.parametrize(("content", "sentence"), [
     ("{broken", "is not JSON"), ("[1, 2]", "is a list"), (None, "does not exist"),
-])  # fmt: skip
+])
 def test_an_invalid_constitution_is_refused_before_any_stage_runs(tmp_path, content, sentence):
     path = tmp_path / "own.json"
     if content is not None:

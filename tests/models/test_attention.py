@@ -51,7 +51,7 @@ def test_a_tpu_uses_splash_attention_for_rows_of_a_block_or_more(monkeypatch):
     ({"attention_softcap": 30.0}, "no soft cap"),
     ({"head_dim": 256}, "up to 128; this model's is 256"),
     ({"head_dim": 20}, "a multiple of 8 up to 128; this model's is 20"),
-])  # fmt: skip
+])
 def test_an_nvidia_gpu_uses_cudnn_if_it_supports_the_model(monkeypatch, changes, reason):
     on(monkeypatch, "gpu", "PJRT C API\ncuda 12090")
     config = dataclasses.replace(BFLOAT16, **changes)
@@ -142,7 +142,7 @@ def test_a_branch_sees_its_stem_and_not_the_other_branch(stem, branches, way):
 @pytest.mark.parametrize(("lengths", "way"), [
     ([60] * 13, 0), ([64, 128, 128], 0), ([30, 128, 128], 1), ([40, 193, 60], 2), ([128, 128, 60, 60, 200], 2), ([700, 100], 3),
     ([40, 0, 400], 3), ([0, 0, 0, 0], 0),
-])  # fmt: skip
+])
 @pytest.mark.parametrize("cap", [None, 3.0])
 def test_documents_of_any_length_use_the_narrowest_window_that_holds_them(lengths, way, cap):
     """Rows of 800 tokens, the second with one short document, and heads that share keys: values and gradients against all

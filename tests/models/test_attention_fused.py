@@ -80,7 +80,7 @@ def test_splash_attention_runs_on_the_rows_and_heads_of_each_device(mesh):
 
 
 @pytest.mark.parametrize(("changes", "locals", "packed"), [case for name, case in CASES.items() if name != "scale-and-cap"],
-                         ids=[name for name in CASES if name != "scale-and-cap"])  # fmt: skip
+                         ids=[name for name in CASES if name != "scale-and-cap"])
 def test_the_call_of_cudnn_computes_the_formula(changes, locals, packed):
     """XLA computes the same call, because there is no GPU here."""
     config, segments = dataclasses.replace(tiny.DECODER, **changes), jnp.asarray(SEGMENTS) if packed else None
@@ -104,7 +104,7 @@ def tpu():
     (64, 1000, {"window": 100}),
     (80, 640, {}),
     (256, 512, {"window": 300, "attention_softcap": 50.0, "local_layers": (True, False)}),
-])  # fmt: skip
+])
 def test_splash_attention_compiles_for_a_tpu_forward_and_backward(head_dim, length, changes):
     sharding = make_sharding(Mesh(data=2, tensor=2), tpu())
     config = dataclasses.replace(tiny.DECODER, head_dim=head_dim, compute_dtype="bfloat16", **changes)
@@ -135,7 +135,7 @@ def test_a_training_step_compiles_for_a_tpu_with_the_kernel_in_it(mesh):
         batch = PackedBatch(*(
             jax.ShapeDtypeStruct((4, 256), jnp.dtype(dtype), sharding=sharding.batch)
             for dtype in ("int32", "int32", "int32", "float32")
-        ))  # fmt: skip
+        ))
         optimizer = optax.sgd(0.1)
         lowered = lm_step.lower(abstract_state(model, optimizer), LmArguments(model=model, optimizer=optimizer, batch=batch))
         text[attention] = lowered.compile().as_text()

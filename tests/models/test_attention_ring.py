@@ -28,7 +28,7 @@ RNG = np.random.default_rng(0)
 GEMMA = dataclasses.replace(
     tiny.DECODER, window=5, local_layers=(True, False), attention_softcap=3.0, attention_scale=0.7, final_softcap=5.0,
     sandwich_norms=True, norm="rms_plus_one", scale_embeddings=True,
-)  # fmt: skip
+)
 MESHES = {
     "context2": Mesh(context=2),
     "context4": Mesh(context=4),

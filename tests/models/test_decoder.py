@@ -208,7 +208,7 @@ def test_activations_of_large_inputs_do_not_overflow_in_float16(name):
 @pytest.mark.parametrize(("field", "value", "message"), [
     ("kv_heads", 3, "model.heads is 4; it must be a multiple of model.kv_heads"),
     ("head_dim", 5, "model.head_dim is 5, but rotary positions rotate 5 of its dimensions; they need an even number"),
-])  # fmt: skip
+])
 def test_invalid_sizes_are_reported_in_one_sentence(field, value, message):
     with pytest.raises(UserError, match=message):
         dataclasses.replace(tiny.DECODER, **{field: value})

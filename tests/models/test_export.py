@@ -26,15 +26,15 @@ _LLAMA = {
     "model_type": "llama", "hidden_size": 24, "intermediate_size": 28, "num_hidden_layers": 2, "num_attention_heads": 6,
     "num_key_value_heads": 2, "head_dim": 8, "vocab_size": 37, "max_position_embeddings": 64, "rms_norm_eps": 1e-5,
     "tie_word_embeddings": False, "bos_token_id": 1, "eos_token_id": 2, "hidden_act": "silu",
-}  # fmt: skip
+}
 _NEOX = {
     "model_type": "gpt_neox", "hidden_size": 24, "intermediate_size": 28, "num_hidden_layers": 2, "num_attention_heads": 6,
     "vocab_size": 37, "max_position_embeddings": 64, "rotary_pct": 0.5, "hidden_act": "gelu", "tie_word_embeddings": False,
     "bos_token_id": 1, "eos_token_id": 2, "use_parallel_residual": True,
-}  # fmt: skip
+}
 _MOE = _LLAMA | {
     "model_type": "qwen3_moe", "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 12, "norm_topk_prob": True,
-}  # fmt: skip
+}
 _CONFIGS = {"llama": _LLAMA, "tied": _LLAMA | {"tie_word_embeddings": True}, "gpt_neox": _NEOX, "qwen3_moe": _MOE}
 _TOKENS = [[3, 9, 0, 36, 7, 7, 1], [5, 2, 8, 30, 31, 4, 20], [1] * 7, [36, 2, 20, 2, 20, 2, 6]]
 

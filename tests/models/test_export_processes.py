@@ -32,7 +32,7 @@ export(folder + "/out", model, params, config=config.raw, shard_bytes=4000)
 _CONFIG = {
     "model_type": "gpt_neox", "hidden_size": 16, "intermediate_size": 20, "num_hidden_layers": 2, "num_attention_heads": 4,
     "vocab_size": 37, "rotary_pct": 0.5, "hidden_act": "gelu",
-}  # fmt: skip
+}
 
 
 def test_two_processes_load_a_model_and_the_first_writes_it(tmp_path):
@@ -70,7 +70,7 @@ def _tensors():
         at = f"gpt_neox.layers.{i}."
         norms += [f"{at}input_layernorm", f"{at}post_attention_layernorm"]
         for name, out, into in (("attention.query_key_value", 48, 16), ("attention.dense", 16, 16),
-                                ("mlp.dense_h_to_4h", 20, 16), ("mlp.dense_4h_to_h", 16, 20)):  # fmt: skip
+                                ("mlp.dense_h_to_4h", 20, 16), ("mlp.dense_4h_to_h", 16, 20)):
             shapes |= {f"{at}{name}.weight": (out, into), f"{at}{name}.bias": (out,)}
     shapes |= {f"{norm}.{part}": (16,) for norm in norms for part in ("weight", "bias")}
     return {name: random.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}

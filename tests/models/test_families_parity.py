@@ -28,11 +28,11 @@ _COMMON = {
     "vocab_size": 53, "hidden_size": 20, "intermediate_size": 28, "num_hidden_layers": 3, "max_position_embeddings": 64,
     "attn_implementation": "eager", "experts_implementation": "eager", "initializer_range": 0.3,
     "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0,
-}  # fmt: skip
+}
 _ODD = {"num_attention_heads": 5, "num_key_value_heads": 5, "hidden_size": 35, "vocab_size": 61}
 _GROUPED = {"num_attention_heads": 6, "num_key_value_heads": 2, "hidden_size": 18, "intermediate_size": 22}
 _LLAMA3 = {"rope_type": "llama3", "rope_theta": 500.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-           "original_max_position_embeddings": 16}  # fmt: skip
+           "original_max_position_embeddings": 16}
 _LINEAR = {"rope_type": "linear", "rope_theta": 300.0, "factor": 4.0}
 
 CASES = {
@@ -70,7 +70,7 @@ CASES = {
                                "moe_intermediate_size": 10, "norm_topk_prob": True}),
     "qwen3-moe-plain": ("Qwen3Moe", {**_ODD, "head_dim": 8, "num_experts": 3, "num_experts_per_tok": 1,
                                      "moe_intermediate_size": 6, "norm_topk_prob": False, "tie_word_embeddings": True}),
-}  # fmt: skip
+}
 
 
 def _reference(name: str, seed: int = 0):
@@ -148,7 +148,7 @@ def test_gradients_of_the_sft_loss(pair, tmp_path):
     mask = (labels >= 0).astype(np.int64)
     reference.zero_grad()
     loss = reference(torch.tensor(tokens, dtype=torch.long), attention_mask=torch.tensor(mask),
-                     labels=torch.tensor(labels, dtype=torch.long)).loss  # fmt: skip
+                     labels=torch.tensor(labels, dtype=torch.long)).loss
     loss.backward()
     kept = {name: weight.detach().clone() for name, weight in reference.named_parameters()}
     with torch.no_grad():
@@ -164,7 +164,7 @@ def test_gradients_of_the_sft_loss(pair, tmp_path):
     batch = PackedBatch(
         tokens, mask.astype(np.int32), np.broadcast_to(np.arange(11, dtype=np.int32), tokens.shape),
         mask.astype(np.float32),
-    )  # fmt: skip
+    )
     found_loss, found = jax.value_and_grad(lambda p: lm_loss(model, p, batch, mask[:, 1:].sum())[0])(params)
     assert float(found_loss) == pytest.approx(float(loss.detach()), rel=TOLERANCE)
     for path, leaf in jax.tree_util.tree_leaves_with_path(found):
@@ -198,7 +198,7 @@ def test_the_load_balance_of_experts_equals_that_of_transformers(name, tmp_path)
     mask = (np.arange(11)[None] < length[:, None]).astype(np.int32)
     with torch.no_grad():
         expected = reference(torch.tensor(tokens, dtype=torch.long), attention_mask=torch.tensor(mask).long(),
-                             output_router_logits=True).aux_loss.item()  # fmt: skip
+                             output_router_logits=True).aux_loss.item()
     _, found = model.hidden_and_balance(params, tokens, None, mask)
     assert float(found) == pytest.approx(expected, rel=1e-5)
 

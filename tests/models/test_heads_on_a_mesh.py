@@ -77,7 +77,7 @@ def expected(temperature: float, cap: float | None, used: int):
 @pytest.mark.parametrize("mesh", MESHES.values(), ids=MESHES)
 @pytest.mark.parametrize(("chunks", "temperature", "cap", "used"), [
     (1, 0.7, None, None), (3, 1.3, 2.5, None), (5, 0.7, None, None), (5, 1.3, 2.5, 4),
-])  # fmt: skip
+])
 def test_chunks_on_any_mesh_equal_all_logits_together(mesh, chunks, temperature, cap, used):
     """used: the number of positions that count; the others are ignored."""
     sharding, (hidden, head) = make_sharding(mesh), (HIDDEN, HEAD)

@@ -161,7 +161,7 @@ def test_the_masks_and_tables_of_old_neox_files_are_not_unexpected(tmp_path):
     config = {
         "model_type": "gpt_neox", "hidden_size": 16, "intermediate_size": 20, "num_hidden_layers": 1, "num_attention_heads": 2,
         "vocab_size": 9, "architectures": ["GPTNeoXForCausalLM"], "rotary_pct": 0.25, "hidden_act": "gelu",
-    }  # fmt: skip
+    }
     folder = _write(tmp_path / "hf", config, {})
     model = Model(read_config(folder).decoder)
     shapes = stored_shapes(places(read_config(folder).family, model))

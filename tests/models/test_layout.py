@@ -34,7 +34,7 @@ def _by_hand(text, stored, pick):
 _CASES = [
     ("V D -> D V", (7, 6), 0), ("(H h) D -> D H h", (12, 6), 0), ("D (H h) -> H h D", (6, 12), 0),
     ("(H n h) D -> D H h", (36, 6), 1), ("(H n h) -> H h", (36,), 2), ("1 D -> D", (1, 6), 0),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("text", "shape", "pick"), _CASES)

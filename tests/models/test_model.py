@@ -62,7 +62,7 @@ def test_initial_sizes():
     expected = [
         (params["embedding"], 256**-0.5), (attention["query"], 256**-0.5), (attention["out"], 16**-0.5 / 2),
         (mlp["gate"], 256**-0.5), (mlp["down"], 512**-0.5 / 2), (params["score"], 257**-0.5),
-    ]  # fmt: skip
+    ]
     for found, deviation in expected:
         # Four standard errors; the standard error of a standard deviation is s / sqrt(2 n).
         assert abs(found.std() - deviation) < 4 * deviation / np.sqrt(2 * found.size)
@@ -115,7 +115,7 @@ def test_a_model_with_a_scalar_head_reuses_the_trunk():
     scores = tiny.model(head="scalar").scores(params, jnp.asarray(hidden, jnp.bfloat16))
     assert scores.dtype == jnp.float32 and scores.shape == (2, 3)
     np.testing.assert_allclose(scores, np.asarray(jnp.asarray(hidden, jnp.bfloat16), np.float32) @ scalar["score"],
-                               atol=1e-5)  # fmt: skip
+                               atol=1e-5)
 
 
 def test_models_are_compared_by_value():

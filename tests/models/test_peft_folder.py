@@ -29,7 +29,7 @@ CASES = [
     ("llama", True, {"use_rslora": True, "lora_alpha": 4}), ("qwen2", False, {"use_rslora": True, "target_modules": ".*_proj"}),
     ("qwen2", True, {"use_dora": True}), ("gemma", False, {"use_dora": True}), ("gpt_neox", False, {}),
     ("gpt_neox", False, {"use_dora": True, "use_rslora": True}), ("gpt_neox", True, {"target_modules": ("query_key_value",)}),
-]  # fmt: skip
+]
 
 
 def ours(kind, scalar, folder, mesh=None):
@@ -81,7 +81,7 @@ def test_adapters_of_peft_are_read_and_written_back(kind, scalar, changes, tmp_p
     [("llama", False, {}), ("llama", True, {"dora": True}), ("gpt_neox", False, {}),
      ("gpt_neox", False, {"rank_stabilised": True}), ("gpt_neox", False, {"dora": True}),
      ("gpt_neox", False, {"targets": ("q_proj", "v_proj", "mlp.up")}), ("gemma", False, {"targets": ("attention.*",)})],
-)  # fmt: skip
+)
 def test_adapters_trained_here_are_written_and_read_back(kind, scalar, settings, tmp_path):
     """The kernels of a fused module have different "a" here: peft gets one adapter of three times the rank, which is split
     again."""
@@ -164,7 +164,7 @@ Q = "base_model.model.model.layers.1.self_attn.q_proj."
         ({"alpha_pattern": {"q_proj": 50}}, "alpha_pattern scales the adapter of .* by"),
         ({"r": 0}, "r is 0"), ({"lora_alpha": "x"}, "lora_alpha is 'x'"), ({"use_dora": "yes"}, "use_dora is 'yes'"),
     ],
-)  # fmt: skip
+)
 def test_unsupported_features_of_peft_are_refused_by_name(saved, tmp_path, config, said):
     with pytest.raises(UserError, match=said) as refused:
         read(broken(saved, tmp_path, config))
@@ -181,7 +181,7 @@ def test_unsupported_features_of_peft_are_refused_by_name(saved, tmp_path, confi
         ({Q + "lora_B.weight": np.full((24, 3), np.nan, np.float32)}, (), "q_proj.lora_B.weight contains non-finite numbers"),
         ({}, ("base_model.model.score.weight",), "weights are missing: base_model.model.score.weight"),
     ],
-)  # fmt: skip
+)
 def test_damaged_weights_are_reported_in_one_sentence(saved, tmp_path, weights, drop, said):
     with pytest.raises(UserError, match=said) as refused:
         read(broken(saved, tmp_path, weights=weights, drop=drop))

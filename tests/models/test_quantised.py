@@ -19,7 +19,7 @@ from tests.models.test_lora import TOKENS, adapted
 LORA = Lora(3, 5.0, ("*",))
 # The NormalFloat table printed in the QLoRA paper (appendix E), to four digits.
 NF4 = np.array([-1.0, -0.6962, -0.5251, -0.3949, -0.2844, -0.1848, -0.0911, 0.0,
-                0.0796, 0.1609, 0.2461, 0.3379, 0.4407, 0.5626, 0.7230, 1.0], np.float32)  # fmt: skip
+                0.0796, 0.1609, 0.2461, 0.3379, 0.4407, 0.5626, 0.7230, 1.0], np.float32)
 WIDE = dict(layers=2, embed=128, mlp=192, heads=2, kv_heads=2, head_dim=64)
 
 

@@ -20,7 +20,7 @@ SEEN: list[tuple[str, str]] = []  # (function, thread) of every compilation
 jax.monitoring.register_event_duration_secs_listener(
     lambda event, _, **about: SEEN.append((about.get("fun_name", ""), threading.current_thread().name))
     if event == "/jax/core/compile/backend_compile_duration" else None
-)  # fmt: skip
+)
 
 
 def compiled(name: str) -> list[str]:

@@ -14,9 +14,9 @@ from tests.processes import ROOT
 
 # Variables as the launchers set them (Slurm's srun; mpirun of Open MPI 4.1 and 5.0; TPU pods on GKE).
 SLURM = {"SLURM_JOB_ID": "4242", "SLURM_STEP_NODELIST": "node[003-006]", "SLURM_NTASKS": "4", "SLURM_PROCID": "2",
-         "SLURM_LOCALID": "0", "SLURM_STEP_TASKS_PER_NODE": "1(x4)"}  # fmt: skip
+         "SLURM_LOCALID": "0", "SLURM_STEP_TASKS_PER_NODE": "1(x4)"}
 MPI = {"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
-       "OMPI_COMM_WORLD_LOCAL_RANK": "1"}  # fmt: skip
+       "OMPI_COMM_WORLD_LOCAL_RANK": "1"}
 MPI_4 = MPI | {"OMPI_MCA_orte_hnp_uri": "1531576320.0;tcp://10.96.0.1,10.148.0.1:34911"}
 GKE = {"TPU_WORKER_HOSTNAMES": "job-0.svc,job-1.svc", "TPU_WORKER_ID": "1", "TPU_SKIP_MDS_QUERY": "true"}
 
@@ -56,7 +56,7 @@ def test_flags_of_the_process_group_are_removed_from_the_others():
     (["--process"], "--process is ''"),
     (["--processes=4", "--process=4"], "--process is 4, but --processes is 4: processes are numbered from 0 to 3"),
     (["--start_timeout=0"], "--start_timeout is '0'; a number of seconds above 0 is expected"),
-])  # fmt: skip
+])
 def test_wrong_flags_are_refused(flags, said):
     with pytest.raises(UserError, match=said.replace("(", "[(]")):
         take_flags(flags)
@@ -65,7 +65,7 @@ def test_wrong_flags_are_refused(flags, said):
 @pytest.mark.parametrize("flags", [
     ["--coordinator=h:1"], ["--processes=2"], ["--process=0"], ["--coordinator=h:1", "--processes=2"],
     ["--processes=2", "--process=1"],
-])  # fmt: skip
+])
 def test_incomplete_flags_are_refused_and_the_missing_ones_are_named(flags):
     missing = [name for name in ("coordinator", "processes", "process") if not any(f"{name}=" in flag for flag in flags)]
     with pytest.raises(UserError, match=f"but not {' and '.join('--' + name for name in missing)}: give --coordinator"):
@@ -100,7 +100,7 @@ def test_slurm_with_one_task_per_gpu(monkeypatch):
 @pytest.mark.parametrize("environment", [
     SLURM | {"SLURM_NTASKS": "1"}, {"SLURM_JOB_ID": "4242", "SLURM_NTASKS": "4", "SLURM_PROCID": "0"},
     MPI | {"OMPI_COMM_WORLD_SIZE": "1"},
-])  # fmt: skip
+])
 def test_one_task_or_a_batch_script_without_srun_is_one_process(monkeypatch, environment):
     assert under(monkeypatch, environment) is None
 
@@ -163,7 +163,7 @@ def test_the_command_reports_a_wrong_flag_immediately():
 def test_a_coordinator_that_does_not_answer_ends_the_run_after_the_timeout(tmp_path):
     (tmp_path / "small.py").write_text("from jaxalign.config import default_config as get_config\n")
     command = ["-m", "jaxalign.train", f"--config={tmp_path / 'small.py'}", f"--workdir={tmp_path / 'run'}",
-               "--coordinator=localhost:9", "--processes=2", "--process=1", "--start_timeout=1"]  # fmt: skip
+               "--coordinator=localhost:9", "--processes=2", "--process=1", "--start_timeout=1"]
     done = subprocess.run([sys.executable, *command], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert done.returncode == 2
     assert done.stderr.startswith("process 1 cannot reach process 0 at localhost:9 within 1 s") and done.stderr.count("\n") == 1

@@ -152,7 +152,7 @@ def failing() -> None:
 
 @pytest.mark.parametrize(("how", "code", "said"), [
     ("refusal", 2, "this host lacks the data"), ("fault", 1, "ZeroDivisionError: a bug"), ("signal", 130, "interrupted"),
-])  # fmt: skip
+])
 def test_if_one_process_fails_all_end_and_report_why(how, code, said):
     with processes.started(2, ["-c", f"from {__name__} import failing; failing()", how]) as running:
         if how == "signal":

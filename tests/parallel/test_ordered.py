@@ -11,7 +11,7 @@ from jaxalign.parallel.ordered import after
 from tests import tiny
 
 TREE = {"tokens": np.arange(6, dtype=np.int32).reshape(2, 3), "mask": np.array([True, False]),
-        "score": np.array([-1.5, np.nan], np.float32)}  # fmt: skip
+        "score": np.array([-1.5, np.nan], np.float32)}
 
 
 @pytest.mark.parametrize("first", [0.0, -3.0, np.nan, np.inf, -np.inf, np.int32(7), np.array([True]), np.zeros((0,))])

@@ -42,7 +42,7 @@ def test_all_processes_continue_once_all_have_arrived_in_any_order(address):
 def test_all_processes_name_a_missing_process():
     errors, seconds = together([(4, 0), (4, 2)], timeout=1.5)
     assert errors[0] == ("2 of 4 processes have reported to HOST:PORT within 1.5 s; missing: 1, 3. Start them, or raise "
-                         "--start_timeout")  # fmt: skip
+                         "--start_timeout")
     assert errors[1] == f"process 2: {errors[0]}"
     assert seconds < 6
 

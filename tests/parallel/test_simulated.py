@@ -15,7 +15,7 @@ from jaxalign.parallel.simulated import enough_threads
     [({}, None), ({"XLA_FLAGS": "--xla_dump_to=x"}, None), ({"XLA_FLAGS": "--xla_force_host_platform_device_count=1"}, None),
      ({"XLA_FLAGS": "--a --xla_force_host_platform_device_count=8 --b=2"}, "32"), ({"JAX_NUM_CPU_DEVICES": "2"}, "8"),
      ({"JAX_NUM_CPU_DEVICES": "2", "NPROC": "4"}, "8"), ({"JAX_NUM_CPU_DEVICES": "2", "NPROC": "64"}, "64")],
-)  # fmt: skip
+)
 def test_the_number_of_threads_depends_on_the_number_of_devices(environ, expected):
     enough_threads(environ)
     assert environ.get("NPROC") == expected

@@ -115,7 +115,7 @@ def test_the_weight_of_the_head_is_gathered_once_for_any_number_of_chunks(monkey
     """Before, each of 383 chunks gathered it, as compiled programs showed. With adapters it also has no gradient."""
     monkeypatch.setattr(jaxalign.models.model, "CHUNK_FLOATS", 400)  # one position of one row per device, 16 chunks
     changes = config(stages=["sft"], mesh={"data": 1, "fsdp": 4, "tensor": 1}, lora={"rank": 2},
-                     model={"tie_embeddings": False})  # fmt: skip
+                     model={"tie_embeddings": False})
     (found,) = compile_run(changes, policy_model(changes, make_sharding(changes.mesh)))
     gathers = [one for one in found.collectives if one.weight == "frozen['unembedding']"]
     assert [(one.times, one.axes, one.result) for one in gathers] == [(1, ("fsdp",), 400 * 16 * 4)]
@@ -125,7 +125,7 @@ def test_the_checks_of_step_0_hold_no_replicated_gradient():
     """They hold two sets of gradients, an eighth of each on every device; replicated, they would exceed twice the model's
     bytes."""
     changes = config(stages=["ppo"], mesh={"data": 1, "fsdp": 8, "tensor": 1}, ppo={"batch": 16, "minibatches": 1},
-                     model={"layers": 8, "embed": 32, "mlp": 8192, "remat": True})  # fmt: skip
+                     model={"layers": 8, "embed": 32, "mlp": 8192, "remat": True})
     policy = policy_model(changes, make_sharding(changes.mesh))
     (found,) = compile_run(changes, policy, programs=["ppo checks"])
     whole = sum(4 * leaf.size for leaf in jax.tree.leaves(policy.abstract()))

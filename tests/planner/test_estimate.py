@@ -37,7 +37,7 @@ def test_weights_that_stay_on_a_device_throughout_ppo():
     assert update.resident["frozen base"] == pytest.approx(2 * 8_030_261_248 / 16, rel=0.01)
     assert set(update.resident) == {
         "policy", "policy's optimizer", "critic", "critic's optimizer", "reference", "preference model", "frozen base"
-    }  # fmt: skip
+    }
 
 
 def test_each_way_to_save_memory_saves_memory():
@@ -121,7 +121,7 @@ def test_cost_is_device_hours_times_the_price_in_the_file():
     ('{"date": "May", "currency": "USD", "per_device_hour": {}}', "date is 'May'"),
     ('{"date": "2026-01-01", "currency": "USD", "per_device_hour": {"v9": 1}}', "a price for 'v9'; known chips: v4"),
     ('{"date": "2026-01-01", "currency": "USD", "per_device_hour": {"v4": "1"}}', "the price of v4 is '1'; expected a number"),
-])  # fmt: skip
+])
 def test_invalid_prices_are_refused(tmp_path, content, sentence):
     file = tmp_path / "prices.json"
     file.write_text(content, encoding="utf-8")

@@ -23,7 +23,7 @@ def test_published_figures():
 @pytest.mark.parametrize(("topology", "closed"), [
     ("v5p:4x4x8", (True, True, True)), ("v5p:2x4x4", (False, False, False)), ("v4:2x2x1", (False, False, False)),
     ("v5e:16x16", (True, True)), ("v5e:8x16", (False, True)), ("v6e:8x8", (False, False)),
-])  # fmt: skip
+])
 def test_a_torus_has_wrap_around_links_in_whole_cubes_or_at_sixteen(topology, closed):
     assert cluster(topology).closed == closed
 
@@ -40,7 +40,7 @@ def test_names_and_hosts():
     ("A100x8", "did you mean A100-40 or A100-80"),
     ("H20x8", r"'H20' does not name exactly one of the known GPUs: .*did you mean H200"),
     ("RTX4090x16", "no network between hosts is known for it; plan at most 8"),
-])  # fmt: skip
+])
 def test_invalid_gpu_names_are_refused(text, sentence):
     with pytest.raises(UserError, match=sentence):
         gpu_cluster(text)

@@ -41,7 +41,7 @@ def found(fn, *arrays, unknown_trips: int = 1):
     ("all-to-all", lambda x: lax.all_to_all(x, "tensor", 0, 1, tiled=True), P("data", "tensor"), 64, ("tensor",), 48),
     ("collective-permute", lambda x: lax.ppermute(x, "tensor", [(i, (i + 1) % 4) for i in range(4)]), P("data", "tensor"), 64,
      ("tensor",), 64),
-])  # fmt: skip
+])
 def test_each_kind_by_hand(kind, fn, out, result, axes, wire):
     mapped = jax.shard_map(fn, mesh=mesh(), in_specs=P("data", "tensor"), out_specs=out, check_vma=False)
     (one,) = found(mapped, array(P("data", "tensor"), 16, 8))
@@ -92,7 +92,7 @@ def test_a_value_computed_from_an_argument_is_not_named_as_the_argument():
         return lax.all_gather(jnp.sin(x), "tensor", axis=1, tiled=True)
 
     (one,) = found(jax.shard_map(fn, mesh=mesh(), in_specs=P("data", "tensor"), out_specs=P("data"), check_vma=False),
-                   array(P("data", "tensor"), 16, 8))  # fmt: skip
+                   array(P("data", "tensor"), 16, 8))
     assert one.kind == "all-gather" and one.weight == ""
 
 
@@ -106,7 +106,7 @@ def test_a_value_computed_from_an_argument_is_not_named_as_the_argument():
     ("replica_groups=mesh['a'=4] {'a':(2)2}, x", [[0, 1], [2, 3]]),
     ("replica_groups=mesh['a'=4] {'a':(1)2}, x", [[0, 2], [1, 3]]),
     ("replica_groups={}, x", [[0, 1, 2, 3, 4, 5, 6, 7]]),
-])  # fmt: skip
+])
 def test_every_way_to_write_the_groups(text, groups):
     assert replica_groups(text, 8) == groups
 
@@ -114,7 +114,7 @@ def test_every_way_to_write_the_groups(text, groups):
 @pytest.mark.parametrize(("text", "size"), [
     ("f32[16,1024]{1,0:T(8,128)}", 65536), ("bf16[3]", 6), ("pred[]", 1), ("s4[5]", 3), ("f8e4m3fn[2,2]", 4),
     ("(bf16[2]{0:T(128)(2,1)S(1)}, u32[], token[])", 8),
-])  # fmt: skip
+])
 def test_bytes_of_a_type(text, size):
     assert type_bytes(text) == size
 
@@ -248,6 +248,6 @@ def test_a_large_replicated_array_is_reported():
     dtype = np.dtype(np.float32)
     arrays = [("params['a']", (1024, 8), dtype, NamedSharding(mesh(), P())),
               ("params['b']", (1024, 8), dtype, NamedSharding(mesh(), P("data"))),
-              ("params['small']", (8,), dtype, NamedSharding(mesh(), P()))]  # fmt: skip
+              ("params['small']", (8,), dtype, NamedSharding(mesh(), P()))]
     (warning,) = surprises("update", (), arrays, large=32768)
     assert warning == "replicated on all 8 devices: params['a'] [1024, 8], 0.00 GB"

@@ -29,7 +29,7 @@ PROGRAMS = {
                [(2, 10, 4), (3, 4, 8)], 2 * 2 * 4 * 8 * (3 * 10 - 2)),
     "strided": (lambda x, w: jax.lax.conv_general_dilated(x, w, (2,), "VALID", dimension_numbers=("NWC", "WIO", "NWC")),
                 [(2, 11, 4), (3, 4, 8)], 2 * 2 * 4 * 8 * 3 * 5),
-}  # fmt: skip
+}
 
 
 def counted(fn, shapes, device) -> int:

@@ -24,7 +24,7 @@ def test_a_device_in_a_ring_of_four_receives_three_quarters_to_gather_and_twice_
     ("v5e:16x16", dict(fsdp=256), {"fsdp": 4 * 50e9}),
     ("v5e:8x16", dict(data=8, tensor=16), {"tensor": 2 * 50e9, "data": 50e9}),
     ("v6e:8x8", dict(fsdp=32, tensor=2), {"tensor": 100e9, "fsdp": 2 * 100e9}),  # A part of one axis, then the rest.
-])  # fmt: skip
+])
 def test_torus(topology, mesh, speed):
     assert bandwidths(cluster(topology), ONE | mesh) == speed
 

@@ -35,13 +35,13 @@ TINY = {
     "best_of_n": SHORT | {"n": 2, "row_length": 16},
     "online_dpo": SHORT, "ppo": SHORT,
     "reward_distill": SHORT | {"batch": 16, "batch_pairs": 8, "kv_heads": 2},
-}  # fmt: skip
+}
 
 
 def merged(first: dict, second: dict) -> dict:
     both = first | second
     return both | {name: merged(first[name], value) for name, value in second.items()
-                   if isinstance(value, dict) and isinstance(first.get(name), dict)}  # fmt: skip
+                   if isinstance(value, dict) and isinstance(first.get(name), dict)}
 
 
 def config(**changes) -> Config:
@@ -65,7 +65,7 @@ def test_every_stage_has_its_steps_and_each_can_be_lowered():
                    "online_dpo update (policy)", "reward_distill update (student)", "ppo resharding (policy)",
                    "ppo sampling (policy)", "ppo prefill (policy)", "ppo decode (policy)",
                    "ppo scoring (reference, policy, critic, preference model)", "ppo checks (policy, reference)",
-                   "ppo update (policy, critic)"):  # fmt: skip
+                   "ppo update (policy, critic)"):
         assert names(found).count(wanted) == 1, wanted
     for program in found:
         assert "module @jit" in program.lower().as_text()[:200], program.name
@@ -84,7 +84,7 @@ def test_every_stage_has_its_steps_and_each_can_be_lowered():
      "ppo scoring (reference, policy, critic)"),
     ({"mesh": {"data": 1, "fsdp": 8, "tensor": 1, "zero": 1, "generation": "training"}, "stages": ["preference", "ppo"],
       "ppo": {"minibatches": 1}}, "ppo sampling (policy)"),
-])  # fmt: skip
+])
 def test_programs_of_ppo_for_every_way_to_train_and_every_reward(changes, wanted):
     found = [program for program in programs(**changes) if program.stage == "ppo"]
     assert wanted in names(found)
@@ -104,7 +104,7 @@ def test_a_judge_of_the_users_runs_no_program_and_holds_no_weights():
 def test_only_the_config_of_an_outside_reward_model_is_read(tmp_path):
     fields = {"model_type": "llama", "architectures": ["LlamaForSequenceClassification"], "num_labels": 1, "vocab_size": 64,
               "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
-              "intermediate_size": 32, "max_position_embeddings": 24}  # fmt: skip
+              "intermediate_size": 32, "max_position_embeddings": 24}
     (tmp_path / "config.json").write_text(json.dumps(fields))
     reward = {"source": "model", "model": str(tmp_path), "model_dtype": "bfloat16", "model_batch": 3}
     (found,) = (program for program in programs(reward=reward, stages=["ppo"]) if program.phase == "reward")
@@ -132,14 +132,14 @@ def test_ppo_calls_its_steps_with_the_planned_shapes(tmp_path, monkeypatch):
     calls = {"chunk": called(monkeypatch, session, "decode_chunk"), "prefill": called(monkeypatch, session, "prefill"),
              "scoring": called(monkeypatch, experience, "packed_experience"),
              "checks": called(monkeypatch, step_zero, "step_zero_values"),
-             "update": called(monkeypatch, ppo_step, "packed_update")}  # fmt: skip
+             "update": called(monkeypatch, ppo_step, "packed_update")}
     iterate(tmp_path, steps=1)
     setup = tiny.setup(epochs=1, minibatches=1)
     made = dataclasses.replace(config(), ppo=setup.config, stages=("preference", "ppo"),
-                               model=dataclasses.replace(config().model, max_length=Config().model.max_length))  # fmt: skip
+                               model=dataclasses.replace(config().model, max_length=Config().model.max_length))
     found = {p.phase: p for p in run_programs(made, setup.policy, prompt=8) if p.stage == "ppo"}
     for phase, name in (("sampling", "chunk"), ("prefill", "prefill"), ("scoring", "scoring"), ("checks", "checks"),
-                        ("update", "update")):  # fmt: skip
+                        ("update", "update")):
         expected, given = (jax.tree.leaves(x, is_leaf=lambda x: x is None) for x in (found[phase].arguments, calls[name][0]))
         arrays = [(a, b) for a, b in zip(expected, given, strict=False) if isinstance(a, jax.ShapeDtypeStruct)]
         assert len(arrays) > 3
@@ -151,7 +151,7 @@ def test_the_bytes_that_a_device_holds():
     """A device has its shard of each kernel, and the reference adds no second copy of the base under adapters."""
     (update,) = (p for p in programs(lora={"rank": 2}, stages=["ppo"]) if p.phase == "update")
     assert set(update.held) == {"base", "reference", "policy", "policy optimizer", "critic", "critic optimizer",
-                                "preference model"}  # fmt: skip
+                                "preference model"}
     query = update.held["base"]["blocks"]["attention"]["query"]  # [2, 16, 4, 4] float32 over fsdp 2 and tensor 2
     assert device_bytes(query) == 2 * 16 * 4 * 4 * 4 // 4
     assert device_bytes(update.held["reference"]) == 0
@@ -175,7 +175,7 @@ def test_a_shared_trunk_is_passed_to_scoring_once():
 
 def test_offloaded_weights_are_on_the_devices_only_while_they_are_used():
     found = {p.phase: p for p in programs(mesh={"offload": ["optimizer", "frozen"]}, stages=["preference", "ppo"])
-             if p.stage == "ppo"}  # fmt: skip
+             if p.stage == "ppo"}
     trained = {"policy", "critic"}
     assert set(found["sampling"].held) == trained | {"policy for sampling"}
     assert set(found["scoring"].held) == trained  # the reference is a separate argument
@@ -190,7 +190,7 @@ def test_prompts_that_leave_no_space_for_new_tokens_are_refused():
 
 
 @pytest.mark.parametrize(("name", "millions"), [("Qwen3-0.6B", 596), ("Llama-3.2-1B", 1236), ("Llama-3.1-8B", 8030),
-                                                ("Llama-3.1-70B", 70554), ("gemma-2-9b", 9242)])  # fmt: skip
+                                                ("Llama-3.1-70B", 70554), ("gemma-2-9b", 9242)])
 def test_published_shapes_have_the_published_number_of_parameters(name, millions):
     model = policy_model(config(lora={"rank": 0}), None, name)
     counted = sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(model.abstract()))

@@ -14,7 +14,7 @@ needs_libtpu = pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, re
 
 
 @pytest.mark.parametrize(("text", "chips"), [("v5e:4x4", 16), ("v6e:8x8", 64), ("v5p:4x4x8", 128), ("v4:2x2x1", 4),
-                                             ("v5e:1x1", 1)])  # fmt: skip
+                                             ("v5e:1x1", 1)])
 def test_chips(text, chips):
     found = parse_topology(text)
     assert (found.chips, found.name) == (chips, text) and parse_topology(text, slices=2).chips == 2 * chips
@@ -29,7 +29,7 @@ def test_chips(text, chips):
     ("v5e:3x3", "multiples of 2, as a host has 2 x 2 chips: v5e:4x4, for example"),
     ("v5p:2x2x0", "v5p:2x2x1, for example"),
     ("v5e:1x2", "v5e:2x2, for example"),
-])  # fmt: skip
+])
 def test_an_invalid_topology_is_refused_with_a_remedy(text, sentence):
     with pytest.raises(UserError, match=sentence):
         parse_topology(text)
@@ -48,7 +48,7 @@ def test_without_the_compiler_the_extra_is_named(monkeypatch):
 
 @needs_libtpu
 @pytest.mark.parametrize(("text", "kind"), [("v4:2x2x2", "TPU v4"), ("v5e:2x4", "TPU v5 lite"), ("v5p:2x2x2", "TPU v5"),
-                                            ("v6e:2x2", "TPU v6 lite"), ("v5e:1x1", "TPU v5 lite")])  # fmt: skip
+                                            ("v6e:2x2", "TPU v6 lite"), ("v5e:1x1", "TPU v5 lite")])
 def test_a_topology_has_one_device_per_chip(text, kind):
     parsed = parse_topology(text)
     devices = topology_devices(parsed)

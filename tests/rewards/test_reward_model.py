@@ -35,7 +35,7 @@ def _classifier(folder, made=made_tokenizers.llama3, labels=1, **changes):
         vocab_size=tokenizer.vocab_size, hidden_size=24, intermediate_size=28, num_hidden_layers=2, num_attention_heads=6,
         num_key_value_heads=2, head_dim=4, max_position_embeddings=160, initializer_range=0.3, num_labels=labels,
         bos_token_id=tokenizer.bos_id, eos_token_id=tokenizer.eos_id, pad_token_id=tokenizer.eos_id, **changes,
-    )  # fmt: skip
+    )
     transformers.LlamaForSequenceClassification(config).save_pretrained(folder)
     return folder
 
@@ -80,7 +80,7 @@ _RUN = {
     "pretrain": {"steps": 0}, "stages": ("pretrain", "ppo"),
     "ppo": {"iterations": 2, "batch": 16, "group_size": 4, "advantages": "grpo", "max_new_tokens": 3, "missing_eos": "none",
             "score_clip": 0.5},
-}  # fmt: skip
+}
 
 
 def test_pitfall_20_a_reward_model_can_have_its_own_tokenizer(tmp_path):

@@ -48,7 +48,7 @@ def test_members_in_one_forward_pass_score_as_they_do_separately(how, mesh):
     shift, scale = (0.1, -0.2, 0.3), (0.5, 1.0, 2.0)
     alone = Scorer(tiny.model(head="scalar"))
     rows = [(np.asarray(raw_rollout_scores(alone, params, rollout)) - a) / b
-            for params, a, b in zip(members, shift, scale, strict=True)]  # fmt: skip
+            for params, a, b in zip(members, shift, scale, strict=True)]
     rows = np.stack(rows).astype(np.float64)
     expected = {"mean": rows.mean(0), "min": rows.min(0), "mean_minus_std": rows.mean(0) - 1.5 * rows.std(0)}[how]
     scorer = Scorer(model, ensemble=Ensemble(shift, scale, how, 1.5))

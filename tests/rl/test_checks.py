@@ -140,7 +140,7 @@ def test_a_failed_check_warns_or_stops_or_recomputes_log_probs_by_its_own_policy
     message = "ppo: check 'ratio' is 0.5, above its tolerance 0.001 (why it matters)"
     assert [record.getMessage() for record in caplog.records] == [
         message, f"{message}; the old log-probabilities are recomputed"
-    ]  # fmt: skip
+    ]
     with pytest.raises(UserError, match="check 'ratio' is 0.5.*config.ppo.checks.ratio is 'stop'"):
         act_on((GOOD, BAD), Checks(ratio="stop"), "ppo")
     assert not act_on((GOOD,), Checks(reference_kl="stop"), "ppo")
@@ -149,7 +149,7 @@ def test_a_failed_check_warns_or_stops_or_recomputes_log_probs_by_its_own_policy
 @pytest.mark.parametrize("name", NAMES)
 def test_every_check_of_step_0_has_its_own_policy(name):
     field = {"reference KL": "reference_kl", "sampler gap": "sampler_gap", "micro-batches": "micro_batches",
-             "finite gradients": "finite_gradients"}.get(name, name)  # fmt: skip
+             "finite gradients": "finite_gradients"}.get(name, name)
     bad = Check(name, float("nan"), 1e-3, False, "why it matters")
     with pytest.raises(UserError, match=f"config.ppo.checks.{field} is 'stop'"):
         act_on((bad,), dataclasses.replace(Checks(), **{field: "stop"}), "ppo")

@@ -10,7 +10,7 @@ from tests import tiny
 
 
 @pytest.fixture(scope="module", params=[{}, {"temperature": 0.7, "kl_estimator": "k3", "missing_eos": "penalty",
-                                             "missing_eos_value": 0.5, "gamma": 0.9, "score_clip": 1.0}])  # fmt: skip
+                                             "missing_eos_value": 0.5, "gamma": 0.9, "score_clip": 1.0}])
 def made(request):
     """Return (setup, rollout, experience, metrics), with a reference that differs from the policy."""
     setup = tiny.setup(**request.param)
@@ -66,7 +66,7 @@ def test_everything_equals_a_loop(made):
             carried = rewards[t] + config.gamma * after - values[t] + config.gamma * config.lam * carried
             advantages[t] = carried
         expected = {"reference_logprobs": reference, "values": values, "rewards": rewards, "advantages": advantages,
-                    "returns": advantages + values}  # fmt: skip
+                    "returns": advantages + values}
         for name, numbers in expected.items():
             found = getattr(experience, name)[row]
             np.testing.assert_allclose(found[:count], numbers, atol=3e-5, err_msg=name)

@@ -120,7 +120,7 @@ def test_adapters_are_pulled_back_to_the_base_that_is_their_reference():
     experience, _ = tiny.experience(
         setup, dataclasses.replace(state, policy=dataclasses.replace(state.policy, params=join(base, moved))),
         tiny.FrozenRoles(base, tiny.roles(plain).preference), sampled,
-    )  # fmt: skip
+    )
     experience = dataclasses.replace(experience, advantages=np.zeros_like(experience.advantages))
 
     def loss(adapters):

@@ -44,7 +44,7 @@ VARIANTS = {
     "full shared": {"kl_in": "loss", "kl_estimator": "full", "critic": "shared"},
     "full in the reward": {"kl_estimator": "full"},
     "corrected": {"sampler_correction": "truncate", "correction_cap": 1.01},
-}  # fmt: skip
+}
 
 
 def start(setup):
@@ -87,7 +87,7 @@ def gradients(setup, experience, rows=None):
     policy, critic, metrics = jax.jit(minibatch_update, static_argnums=0, compiler_options=tiny.COMPILE_FAST)(
         setup, state.policy, state.critic, tiny.rows(setup.policy, experience), state.kl_coef, reference_params=other(setup),
         packed=parts,
-    )  # fmt: skip
+    )
     learnt = jax.tree.map(np.subtract, start(setup), tiny.to_host(policy.params))
     if critic is not None:
         critic = jax.tree.map(np.subtract, tiny.host_params("scalar", seed=3), tiny.to_host(critic.params))
@@ -105,11 +105,11 @@ def scattered(experience: Experience) -> Experience:
 
     past = np.arange(8)[None] >= experience.rollout.response_length[:, None]
     mine = {name: wide(np.where(past, np.nan, getattr(experience, name)))
-            for name in ("reference_logprobs", "values", "rewards", "advantages", "returns", "importance")}  # fmt: skip
+            for name in ("reference_logprobs", "values", "rewards", "advantages", "returns", "importance")}
     old = experience.rollout
     tokens = np.pad(twice(old.tokens, 31), ((0, 0), (0, 5)), constant_values=30)
     rollout = Rollout(tokens, twice(old.prompt_length, 2), twice(old.response_length, 4),
-                      wide(np.where(past, np.nan, old.logprobs)), twice(old.ended, True))  # fmt: skip
+                      wide(np.where(past, np.nan, old.logprobs)), twice(old.ended, True))
     return Experience(rollout, twice(experience.weight, 0), **mine)
 
 

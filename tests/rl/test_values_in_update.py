@@ -29,7 +29,7 @@ def setups(**changes):
     ("mesh", "changes"),
     [(None, {}), (None, REINFORCE), (None, {"whiten_advantages": False, "micro_batch_tokens": 16}), ((2, 2, 2), {}),
      ((8, 1, 1), REINFORCE)],
-)  # fmt: skip
+)
 def test_the_update_equals_one_with_values_computed_before(mesh, changes):
     alone, before = setups(**changes)
     state = tiny.state(before)
@@ -57,7 +57,7 @@ def test_the_update_equals_one_with_values_computed_before(mesh, changes):
     "changes",
     [{"epochs": 2}, {"minibatches": 2}, {"critic": "shared"}, {"advantages": "vtrace"},
      {"advantages": "grpo", "group_size": 2}],
-)  # fmt: skip
+)
 def test_otherwise_values_are_computed_before_the_update(changes):
     config = tiny.setup().config
     once = dataclasses.replace(config, epochs=1, minibatches=1)

@@ -79,7 +79,7 @@ def test_samples_equal_the_definition(params, expected, batch, bucket):
 @pytest.mark.parametrize("changes", [
     {"temperature": 1.3, "top_k": 9, "top_p": 0.8}, {"temperature": 0.0}, {"stop_ids": ()},
     {"stop_ids": tuple(range(0, 32, 3))}, {"max_new_tokens": 1}, {"max_new_tokens": 17},
-], ids=str)  # fmt: skip
+], ids=str)
 def test_samples_equal_the_definition_for_all_sampling_options(params, changes):
     sampling = dataclasses.replace(SAMPLING, **changes)
     assert_same(respond(params, tiny.PROMPTS, ROWS, 2, sampling=sampling), defined(params, sampling))
@@ -88,7 +88,7 @@ def test_samples_equal_the_definition_for_all_sampling_options(params, changes):
 @pytest.mark.parametrize("changes", [
     {"window": 3}, {"window": 3, "local_layers": (True, False), "local_rope_base": 500.0, "attention_softcap": 2.0},
     {"experts": Experts(4, 2)},
-], ids=str)  # fmt: skip
+], ids=str)
 def test_samples_equal_the_definition_for_every_kind_of_layer(changes):
     """Rows outgrow the windows, and the ring wraps around."""
     model, sampling = tiny.model(**changes), dataclasses.replace(SAMPLING, max_new_tokens=17)

@@ -118,7 +118,7 @@ def test_the_noise_depends_only_on_key_row_and_position():
     ({"stop_ids": (2**31,)}, "stop_ids has 2147483648; token ids"),
     ({"top_k": -2}, "top_k is -2; 0"), ({"top_p": 0.0}, "top_p is 0.0; a number in"),
     ({"top_p": 1.5}, "top_p is 1.5; a number in"),
-])  # fmt: skip
+])
 def test_settings_out_of_range_are_reported_in_one_sentence(changes, message):
     with pytest.raises(UserError, match=message):
         Sampling(**{"max_new_tokens": 8, "stop_ids": (2,)} | changes)

@@ -73,7 +73,7 @@ def test_samples_of_two_tiers_equal_the_definition(params, expected, small, mesh
 
 @pytest.mark.parametrize("changes", [
     {"window": 9, "local_layers": (True, False), "local_rope_base": 500.0}, {"cache_dtype": "int8"},
-], ids=str)  # fmt: skip
+], ids=str)
 @pytest.mark.parametrize("layered", [True, False])
 def test_samples_of_two_tiers_equal_those_of_one_for_every_kind_of_cache(small, changes, layered, monkeypatch):
     if not layered:

@@ -18,7 +18,7 @@ def row(number, label_ab, label_ba, decided=True, principles=("p",), same=False)
         "prompt_id": f"c-{number}", "messages": [{"role": "user", "content": "q"}], "source": "compare",
         "response_a": "x", "response_b": "x" if same else "y", "principles": list(principles), "label": label,
         "label_ab": label_ab, "label_ba": label_ba, "decided": decided, "reasoning_ab": None, "reasoning_ba": "r",
-    }  # fmt: skip
+    }
 
 
 @pytest.fixture

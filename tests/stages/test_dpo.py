@@ -178,7 +178,7 @@ def test_kto_skips_answers_to_the_same_prompt(tokenizer):
 def test_online_pairs_put_the_better_answer_first_and_dropped_pairs_have_weight_0():
     rollout = Rollout(np.arange(24).reshape(6, 4), np.ones(6, int), np.full(6, 2), np.zeros((6, 2)), np.ones(6, bool))
     labelled = [Comparison(PROMPTS[0], "a", "b", 0.9), Comparison(PROMPTS[0], "a", "b", 0.1),
-                Comparison(PROMPTS[0], "a", "b", 0.5, decided=False)]  # fmt: skip
+                Comparison(PROMPTS[0], "a", "b", 0.5, decided=False)]
     found = answer_pairs(rollout, labelled, "drop")
     np.testing.assert_array_equal(found.tokens[:2, :, 0], [[0, 4], [12, 8]])
     np.testing.assert_allclose(found.label, [0.9, 0.9, 0.5])

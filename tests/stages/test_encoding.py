@@ -97,7 +97,7 @@ def revision_rows():
     for i in range(30):
         for number in (1, 2):
             yield {"prompt_id": f"r-{i}", **common, "round": number, "response": f"r{i}.{number - 1}",
-                   "revision": f"r{i}.{number}", "complete": number == 1 or i % 3 > 0}  # fmt: skip
+                   "revision": f"r{i}.{number}", "complete": number == 1 or i % 3 > 0}
     for i in range(10):
         yield {"prompt_id": f"h-{i}", **common, "round": 0, "response": f"h{i}", "revision": None, "complete": i > 0}
 
@@ -128,7 +128,7 @@ def test_a_policy_with_only_one_answer_is_reported_in_one_sentence(tmp_path):
     (tmp_path / "compare").mkdir()
     same = {"prompt_id": "c", "messages": [{"role": "user", "content": "q"}], "source": "compare", "response_a": "x",
             "response_b": "x", "principles": [], "label": 0.5, "label_ab": None, "label_ba": None, "decided": False,
-            "reasoning_ab": None, "reasoning_ba": None}  # fmt: skip
+            "reasoning_ab": None, "reasoning_ba": None}
     Shards(tmp_path / "compare").write(0, [same])
     with pytest.raises(UserError, match="stage compare has no pair to train on"):
         preference_split(StageContext(Config(), tmp_path, tmp_path / "preference", False), TOKENIZER)

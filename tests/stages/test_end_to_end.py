@@ -32,7 +32,7 @@ CONFIG = {
     "ppo": {"iterations": 3, "kl_coef": 0.05, "batch": 8, "minibatches": 2, "epochs": 2, "prompts": 16, "max_new_tokens": 24,
             "checkpoint_every": 2},
     "evaluate": {"prompts": 16, "batch": 16, "win_rate_prompts": 8, "max_new_tokens": 24, "examples": 2},
-}  # fmt: skip
+}
 
 
 def run(workdir, **changes):
@@ -57,7 +57,7 @@ def rows(workdir, stage):
 
 def fingerprints(workdir):
     return {path.relative_to(workdir): hashlib.sha256(path.read_bytes()).hexdigest()
-            for path in sorted(workdir.rglob("*")) if path.is_file()}  # fmt: skip
+            for path in sorted(workdir.rglob("*")) if path.is_file()}
 
 
 def test_every_stage_is_done_and_leaves_its_summary(done):
@@ -80,7 +80,7 @@ def test_every_phase_that_runs_a_model_records_tokens_and_operations(done):
     expected = {
         "pretrain": {"train"}, "revise": {"generate"}, "sft": {"train"}, "compare": {"generate", "label"},
         "preference": {"train"}, "ppo": {"generate", "score", "update"}, "evaluate": {"generate", "score", "win rates"},
-    }  # fmt: skip
+    }
     for stage, phases in expected.items():
         timing = read_timing(done / stage / "timing.jsonl")
         assert phases_with_operations(done / stage) == phases
@@ -144,7 +144,7 @@ def test_the_summary_has_its_counts(done):
         assert summary["length"][model] == pytest.approx(np.mean([row["tokens"] for row in mine]))
     assert summary["rates"]["base"]["harmful"]["total"] == summary["rates"]["base"]["helpful"]["total"] == 8
     assert [(w["model"], w["against"], w["total"]) for w in summary["win_rates"]] == [
-        ("sft", "base", 8), ("ppo", "base", 8), ("ppo", "sft", 8)]  # fmt: skip
+        ("sft", "base", 8), ("ppo", "base", 8), ("ppo", "sft", 8)]
 
 
 def test_the_kl_of_the_initial_policy_of_rl_to_itself_is_0(done):
@@ -233,11 +233,11 @@ def test_ppo_on_a_mesh_agrees_with_one_device(done, on_mesh):
     found, expected = (read_metrics(workdir / "ppo" / "metrics.jsonl") for workdir in (on_mesh, done))
     for name in ("score", "reward", "kl_k1", "policy_loss", "value_loss", "entropy", "response_length"):
         np.testing.assert_allclose([r[name] for r in found], [r[name] for r in expected], rtol=1e-4, atol=1e-4,
-                                   err_msg=name)  # fmt: skip
+                                   err_msg=name)
 
 
 @pytest.mark.parametrize("stage", ["revise", "compare", "evaluate"])
 def test_the_same_words_are_sampled_on_a_mesh(done, on_mesh, stage):
     texts = [[[value for value in row.values() if isinstance(value, str)] for row in rows(workdir, stage)]
-             for workdir in (on_mesh, done)]  # fmt: skip
+             for workdir in (on_mesh, done)]
     assert texts[0] == texts[1]

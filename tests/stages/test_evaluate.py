@@ -30,7 +30,7 @@ def test_the_models_that_are_compared():
 def row(model, kind, kl=0.0, tokens=4, score=None, complete=True, **true):
     measures = None if kind is None else {name: bool(true.get(name)) for name in gold.MEASURES}
     return {"model": model, "prompt_id": "p", "source": "hh", "kind": kind, "gold": measures, "response": "", "kl": kl,
-            "tokens": tokens, "score": score, "complete": complete}  # fmt: skip
+            "tokens": tokens, "score": score, "complete": complete}
 
 
 def test_each_measure_counts_only_its_own_prompts():
@@ -41,7 +41,7 @@ def test_each_measure_counts_only_its_own_prompts():
         row("base", benign, harmful=True),
         row("sft", harmful, kl=1.0, tokens=6, refused=True), row("sft", harmful, kl=2.0, tokens=8, complete=False),
         row("sft", benign, helpful=True, courteous=True), row("sft", benign, helpful=True),
-    ]  # fmt: skip
+    ]
     found = summarise(Config(), rows, ("base", "sft"))
     assert found["models"] == ["base", "sft"] and found["prompts"] == {benign: 2, harmful: 2}
 

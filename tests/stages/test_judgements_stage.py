@@ -31,7 +31,7 @@ def values(path, **dpo):
         "preference": {"max_length": 192},
         "dpo": {"objective": "kto", "batch": 8, "epochs": 6, "max_length": 192,
                 "optimizer": {"learning_rate": 3e-3, "warmup_steps": 0}} | dpo,
-    }  # fmt: skip
+    }
 
 
 def test_a_row_has_the_judged_answer_and_an_answer_to_another_prompt():
@@ -61,7 +61,7 @@ def test_a_row_has_the_judged_answer_and_an_answer_to_another_prompt():
     (1, 10, (1.0, 1.0), 0.1, "set config.dpo.desirable_weight to 12.5"),
     (10, 0, (1.0, 1.0), None, "give answers of both kinds"),
     (0, 10, (1.0, 1.0), 0.0, "give answers of both kinds"),
-])  # fmt: skip
+])
 def test_a_warning_when_the_weights_of_good_and_bad_answers_are_far_apart(caplog, good, bad, weights, ratio, warning):
     """The paper recommends a ratio of 1 to 1.5; below half or above twice that range a warning is logged."""
     section = Dpo(objective="kto", desirable_weight=weights[0], undesirable_weight=weights[1])
@@ -93,7 +93,7 @@ def test_separation_is_the_share_of_good_answers_above_bad_ones(monkeypatch):
     ({"stages": ("pretrain", "sft", "dpo")}, "stage sft has no data to learn from"),
     ({"data": {"source": "judgements_jsonl"}}, "each row with \"prompt\", \"completion\" and \"label\""),
     ({"data": {"source": "judgements_jsonl", "train": "a", "extra_train": ("b",)}}, "extra_train"),
-])  # fmt: skip
+])
 def test_stages_that_need_pairs_are_refused(changes, message):
     with pytest.raises(UserError, match=message):
         from_config_dict(CONFIG | values("a.jsonl") | changes)
@@ -105,7 +105,7 @@ def test_a_run_learns_which_answers_are_good(tmp_path, capsys):
     rows = [
         {"prompt": f"Question {i} of mine?", "completion": text, "label": good}
         for i in range(24) for text, good in (("It is kind and good.", True), ("You fool, go away.", False))
-    ]  # fmt: skip
+    ]
     path.write_text("\n".join(map(json.dumps, rows)) + '\n{"prompt": "x"}\n')
     run(tmp_path / "run", **values(path) | {"data": values(path)["data"] | {"max_bad_share": 0.1}})
     summary = read(tmp_path / "run" / "dpo" / "summary.json")

@@ -36,7 +36,7 @@ def config(real_data, tmp_path, lora, **changes):
         "reward": {"source": "callable", "callable": f"{tmp_path / 'mine.py'}:score"},
         "ppo": {"iterations": 1, "batch": 4, "minibatches": 2, "epochs": 2, "prompts": 4, "max_new_tokens": 8,
                 "checks": {"sampler_gap": "stop"}, "optimizer": {"learning_rate": 1e-2, "warmup_steps": 0}},
-    } | changes)  # fmt: skip
+    } | changes)
 
 
 def close(found, expected):

@@ -25,7 +25,7 @@ from tests.stages.test_end_to_end import CONFIG, read, rows, run
 STAGES = ("pretrain", "revise", "sft", "compare", "preference", "dpo", "ppo", "evaluate", "report")
 LORA = {"lora": {"rank": 4, "alpha": 8.0, "targets": ["attention.*", "down_proj"]}, "stages": list(STAGES),
         "dpo": {"batch": 8, "epochs": 1, "max_length": 192},
-        "preference": CONFIG["preference"] | {"members": 2}}  # fmt: skip
+        "preference": CONFIG["preference"] | {"members": 2}}
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +83,7 @@ def test_an_interrupted_ppo_run_ends_like_an_uninterrupted_one(done, tmp_path, m
 def test_a_student_of_an_adapted_teacher_starts_from_its_merged_weights():
     lora = Lora(3, 5.0, ("*",))
     members = [adapted(lora, head="scalar", seed=seed)[1] | {"score": np.float32(seed) * np.ones(16, np.float32)}
-               for seed in (1, 2)]  # fmt: skip
+               for seed in (1, 2)]
     teacher, student = adapted(lora, head="scalar")[0], tiny.model(head="scalar", layers=1)
     expected = merge(lora, members[0])
     expected |= {"blocks": jax.tree.map(lambda x: x[:1], expected["blocks"])}

@@ -86,7 +86,7 @@ def test_a_file_given_twice_is_reported_in_one_sentence(tmp_path, files):
         ({"source": "preferences_jsonl", "train": "a", "extra_train": ("b",), "weights": (1.0, 0.0)},
          "every weight must be above 0"),
     ],
-)  # fmt: skip
+)
 def test_invalid_files_and_weights_are_refused(data, message):
     with pytest.raises(UserError, match=message):
         from_config_dict({"data": data})

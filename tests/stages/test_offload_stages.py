@@ -11,7 +11,7 @@ from tests.stages.test_end_to_end import done, read, run  # noqa: F401
 OFFLOAD = {"mesh": {"offload": ("optimizer", "frozen")}}
 STAGE = "online_dpo"
 SETTINGS = {"stages": (*DEFAULT_STAGES[:4], STAGE), STAGE: {
-    "iterations": 3, "batch": 8, "prompts": 16, "max_new_tokens": 24, "checkpoint_every": 2}}  # fmt: skip
+    "iterations": 3, "batch": 8, "prompts": 16, "max_new_tokens": 24, "checkpoint_every": 2}}
 
 
 def test_metrics_are_equal_to_the_last_digit(done, tmp_path):  # noqa: F811

@@ -62,7 +62,7 @@ def iterate(directory, steps=2, prompts=tiny.PROMPTS, offload=(), mesh=None, **c
     iteration = Iteration(
         setup, stream, LocalSampler(engine), engine.padding, sampling, reward, WordTokenizer(), reference,
         offload_optimizer="optimizer" in offload, on_checks=functools.partial(stage.write_checks, context),
-    )  # fmt: skip
+    )
     state, metrics = iteration.rest(tiny.state(setup)), []
     for step in range(steps):
         state, row = iteration(state, step)
@@ -217,7 +217,7 @@ def bytes_by_phase(monkeypatch, *arguments, **changes):
     with monkeypatch.context() as monkeypatch:
         for where, name, phase in ((rl_iteration, "sample_rollout", "sampling"), (learnt, "rollout_scores", "reward"),
                                    (rl_iteration, "make_experience", "reference"),
-                                   (rl_iteration, "ppo_update", "update")):  # fmt: skip
+                                   (rl_iteration, "ppo_update", "update")):
             watch(where, name, phase)
         return iterate(*arguments, **changes), found
 

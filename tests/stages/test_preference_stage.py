@@ -23,7 +23,7 @@ CHANGES = {
     "preference": CONFIG["preference"] | {"members": 2, "combine": "mean_minus_std", "std_weight": 0.5,
                                           "checkpoint_every": 4},
     "ppo": CONFIG["ppo"] | {"iterations": 1},
-}  # fmt: skip
+}
 
 
 @pytest.fixture(scope="session")

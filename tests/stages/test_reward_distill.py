@@ -23,7 +23,7 @@ from tests.stages.test_end_to_end import CONFIG, done, phases_with_operations, r
 STAGES = ("pretrain", "revise", "sft", "compare", "preference", "reward_distill", "ppo", "report")
 SECTION = {"layers": 1, "embed": 16, "heads": 2, "kv_heads": 1, "head_dim": 8, "mlp": 24, "prompts": 128, "samples": 4,
            "batch": 64, "max_new_tokens": 24, "held_out_share": 0.2, "epochs": 6, "batch_pairs": 8, "checkpoint_every": 50,
-           "optimizer": {"learning_rate": 1e-2}}  # fmt: skip
+           "optimizer": {"learning_rate": 1e-2}}
 CHANGES = {"stages": STAGES, "reward": {"source": "distilled"}, "reward_distill": SECTION}
 
 
@@ -136,7 +136,7 @@ def test_a_student_can_start_from_the_first_layers_of_its_teacher():
          r"config.reward_distill.layers is 5; .* at most config.model.layers \(4\)"),
         ({"max_new_tokens": 320}, "config.reward_distill.max_new_tokens is 320; it must be below"),
     ],
-)  # fmt: skip
+)
 def test_invalid_options_are_refused_before_the_run(changes, message):
     with pytest.raises(UserError, match=message):
         from_config_dict({"stages": ("preference", "reward_distill"), "reward_distill": changes})

@@ -109,7 +109,7 @@ def test_a_callable_can_run_while_other_responses_are_sampled(done, tmp_path):  
         path.write_text(BY_ITSELF)
         workdir = started(done, tmp_path / str(early))
         run(workdir, **changes(path, while_sampling=early, max_dropped_share=1.0) | {"ppo": changes(path)["ppo"] | {
-            "temperature": 1.3, "max_new_tokens": 72}})  # fmt: skip
+            "temperature": 1.3, "max_new_tokens": 72}})
         logged.append(read_metrics(workdir / "ppo" / "metrics.jsonl"))
         calls.append([json.loads(line) for line in path.with_suffix(".jsonl").read_text().splitlines()])
     assert logged[1] == logged[0]
@@ -125,7 +125,7 @@ def test_a_sum_has_weights_and_a_length_penalty_and_reports_its_parts(done, tmp_
     for stage in ("compare", "preference"):
         shutil.copytree(done / stage, workdir / stage)
     reward = {"source": "preference+callable", "callable": f"{path}:score", "weights": (0.5, 3.0), "length_coef": 0.1,
-              "length_free": 2}  # fmt: skip
+              "length_free": 2}
     run(workdir, **changes(path) | {"reward": reward, "stages": (*STAGES[:3], "compare", "preference", *STAGES[3:])})
     for row in read_metrics(workdir / "ppo" / "metrics.jsonl"):
         assert row["score_callable"] == pytest.approx(2.0)
@@ -140,7 +140,7 @@ ARITHMETIC = {
     "stages": ("pretrain", "ppo", "evaluate"),
     "ppo": {"iterations": 2, "batch": 16, "group_size": 4, "advantages": "grpo", "max_new_tokens": 3, "missing_eos": "none"},
     "evaluate": {"prompts": 8, "batch": 8, "max_new_tokens": 3},
-}  # fmt: skip
+}
 
 
 def test_arithmetic_from_random_weights_is_verified(tmp_path):
@@ -171,7 +171,7 @@ def test_the_rating_of_the_feedback_model_can_be_the_reward(tmp_path):
     stages = ("pretrain", "revise", "sft", "ppo", "evaluate")
     world = CONFIG["world"] | {"ratings": 0.2}
     run(tmp_path, stages=stages, world=world, reward={"source": "ai_feedback", "max_dropped_share": 1.0},
-        feedback={"reasoning": False})  # fmt: skip
+        feedback={"reasoning": False})
     found = read_metrics(tmp_path / "ppo" / "metrics.jsonl")
     assert all(-1 <= row["score"] <= 1 and row["kept"] > 0 for row in found)
     assert read(tmp_path / "ppo" / "manifest.json")["inputs"].keys() == {"pretrain", "sft"}
@@ -190,7 +190,7 @@ def test_the_rating_of_the_feedback_model_can_be_the_reward(tmp_path):
         ({"data": {"source": "prompts_jsonl", "train": "x.jsonl"}, "stages": ("ppo",), "reward": {"source": "verifier"}},
          "no text to train a tokenizer"),
     ],
-)  # fmt: skip
+)
 def test_an_unavailable_reward_is_refused_before_the_run(changes, message):
     with pytest.raises(UserError, match=message):
         from_config_dict(changes)

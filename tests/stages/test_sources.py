@@ -22,7 +22,7 @@ def context(tmp_path, rows, max_length=40, **data):
         "stages": ("ppo",), "reward": {"source": "verifier"}, "ppo": {"max_new_tokens": 8},
         "model": {"source": "huggingface", "path": "x", "max_length": max_length},
         "data": {"source": "prompts_jsonl", "train": str(path), "prompt_field": "question", "style": "hh"} | data,
-    })  # fmt: skip
+    })
     return StageContext(config, tmp_path, tmp_path / "ppo", False)
 
 
@@ -53,7 +53,7 @@ def test_a_changed_tokenizer_or_template_counts_as_a_changed_model(tmp_path):
     config = dataclasses.replace(Config(), model=Model(source="huggingface", path=str(folder)))
     assert {path.name for path in reads.base_files(config)} == {
         "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"
-    }  # fmt: skip
+    }
 
 
 def test_prompts_that_the_chat_template_rejects_are_left_out_and_named(tmp_path, capsys):

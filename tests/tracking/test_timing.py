@@ -55,7 +55,7 @@ def test_phases_of_steps_are_summed_and_the_rest_is_other(tmp_path):
     assert read_timing(timing.path) == {
         "generate": _total(2.5, 15, 1, 3.0, 8.0), "update": _total(3.0, 30, 1, 12.0, 8.0),
         "other": _total(3.5, 99, 2, 5.0, 8.0),
-    }  # fmt: skip
+    }
 
 
 def test_time_outside_all_phases_is_other(tmp_path):
@@ -66,7 +66,7 @@ def test_time_outside_all_phases_is_other(tmp_path):
         Timing(path).add("first step", 1.5, since=4.0)
     assert read_timing(path) == {
         "train": _total(102.0, 0, 2), "first step": _total(1.5, 0, 1, since=4.0), "other": _total(5.5, 0, 1),
-    }  # fmt: skip
+    }
     with rest_of(tmp_path / "nothing.jsonl", clock=_clock(0.0, 9.0)):
         pass
     assert read_timing(tmp_path / "nothing.jsonl") == {}

@@ -19,7 +19,7 @@ def test_marks_are_under_their_tokens_and_lines_break_with_the_text():
     row = TokenRow("x", [1, 2, 3, 4, 0], GIVEN + LEARNT + GIVEN + SCORED + LEARNT, ("cut from 9 to 5",))
     assert show(row, Names(), False).split("\n") == [
         "x: 5 tokens, 2 trained on, score at 1, cut from 9 to 5", "a│漢│↵", "  ^^", "b·c│«end»", "*** ^^^^^",
-    ]  # fmt: skip
+    ]
 
 
 def test_a_token_without_text_is_visible():

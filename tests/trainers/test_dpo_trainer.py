@@ -81,7 +81,7 @@ def test_judged_answers_need_an_objective_for_single_answers():
     ("sigmoid+ipo", {"weights": (1.0,)}, "DPO.weights has 1 entries"),
     ("aot", {"micro_batch_tokens": 512}, "objective 'aot' sorts the whole batch"),
     ("sigmoid", {"beta": 0.0}, "DPO.beta is 0.0; it must be above 0"),
-])  # fmt: skip
+])
 def test_invalid_options_are_refused(objective, fields, message):
     with pytest.raises(UserError, match=message):
         DPO(language_model(), objective, **fields)

@@ -18,7 +18,7 @@ from tests.trainers.small import PAIRS, language_model
 
 PROMPTS = [row["prompt"] for row in PAIRS]
 FIELDS = {"iterations": 4, "batch": 8, "max_new_tokens": 8, "checkpoint_every": 2, "epochs": 1, "minibatches": 1,
-          "missing_eos": "none", "advantages": "rloo", "group_size": 2}  # fmt: skip
+          "missing_eos": "none", "advantages": "rloo", "group_size": 2}
 
 
 def brief(prompts, responses, **columns):
@@ -72,7 +72,7 @@ def test_columns_reach_the_reward_and_few_prompts_are_repeated():
 @pytest.mark.parametrize("options", [
     {"model": language_model(mesh=Mesh(fsdp=2, tensor=2, data=2))}, {"model": language_model(lora=True)},
     {"advantages": "gae", "group_size": 1}, {"advantages": "gae", "group_size": 1, "critic": "shared"},
-])  # fmt: skip
+])
 def test_it_runs_on_a_mesh_with_adapters_and_with_critics(options):
     trainer, steps = run(steps=2, **options)
     chex.assert_tree_all_finite(steps[-1].metrics)
@@ -98,7 +98,7 @@ def test_scores_per_token_are_summed():
     ({"lam": 0.5}, "lam is 0.5, which has no effect"),
     ({"score_clip": 1.0}, "score_clip"), ({"advantages": "nothing"}, "nothing"), ({"seed": -1}, "seed"),
     ({"reference": "x"}, "reference"), ({"start_critic": 3}, "start_critic"),
-])  # fmt: skip
+])
 def test_invalid_arguments_are_refused(options, message):
     with pytest.raises(UserError, match=message):
         PPO(language_model(), reward=brief, **FIELDS | options)
@@ -107,7 +107,7 @@ def test_invalid_arguments_are_refused(options, message):
 @pytest.mark.parametrize(("prompts", "message"), [
     ([], "empty"), ([3], r"PPO.fit\(prompts\)\[0\]"), (np.zeros((2, 3)), "ndarray"), (["Name " * 200], "tokens"),
     ([{"prompt": "a b", "x": 1}, {"prompt": "a b"}], "same columns"),
-])  # fmt: skip
+])
 def test_invalid_prompts_are_refused(prompts, message):
     with pytest.raises(UserError, match=message):
         PPO(language_model(), reward=brief, **FIELDS).fit(prompts)
@@ -115,7 +115,7 @@ def test_invalid_prompts_are_refused(prompts, message):
 
 @pytest.mark.parametrize(("reward", "message"), [
     (lambda prompts, responses, **_: [1.0], "1"), (lambda prompts, responses, **_: [float("nan")] * len(responses), "score"),
-])  # fmt: skip
+])
 def test_rewards_that_return_invalid_results_are_refused(reward, message):
     with pytest.raises(UserError, match=message):
         run(steps=1, reward=reward)

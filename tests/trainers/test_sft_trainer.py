@@ -108,7 +108,7 @@ def test_a_trainer_that_has_not_trained_has_no_policy():
     ({"epochs": 0}, "SFT.epochs is 0; it must be at least 1"),
     ({"learning_rate": 1.0}, "SFT.learning_rate is not a field of SFT; did you mean SFT.optimizer.learning_rate"),
     ({"seed": -1}, r"SFT\(seed\) is -1; a whole number of at least 0 is expected"),
-])  # fmt: skip
+])
 def test_invalid_settings_are_refused_with_a_sentence(fields, message):
     with pytest.raises(UserError, match=message):
         SFT(language_model(), **fields)

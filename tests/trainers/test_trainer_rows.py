@@ -20,7 +20,7 @@ ASKED = (Message("user", "Hi."),)
     {"chosen": [USER, A], "rejected": [USER, B]},
     {"prompt": [USER], "chosen": [A], "rejected": [B]},
     Comparison(Prompt("p", ASKED, "x"), "A.", "B.", 1.0),
-])  # fmt: skip
+])
 def test_every_form_of_a_pair_gives_the_same_pair(row):
     (pair,) = as_pairs([row], "pairs")
     assert (pair.prompt.messages, pair.response_a, pair.response_b, pair.label) == (ASKED, "A.", "B.", 1.0)
@@ -69,7 +69,7 @@ PAIR = {"prompt": "Hi.", "chosen": "A.", "rejected": "B."}
     ({"prompt": ["Hi."], "chosen": ["A.", "C."], "rejected": ["B."]},
      r"the columns of DPO.fit\(pairs\) differ in length: prompt has 1, chosen has 2, rejected has 1"),
     ({"prompt": "Hi.", "chosen": "A.", "rejected": "B."}, r"is a mapping whose 'prompt' is of type str; give a list of rows"),
-])  # fmt: skip
+])
 def test_invalid_data_is_refused_with_a_sentence(data, message):
     with pytest.raises(UserError, match=message):
         as_pairs(data, "DPO.fit(pairs)")

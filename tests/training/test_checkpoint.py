@@ -65,7 +65,7 @@ def test_other_checkpoint_errors_are_raised_unchanged(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(("first", "second"), [
     (None, None), ((2, 2, 2), None), (None, (2, 2, 2)), ((2, 2, 2), (1, 4, 2)), ((8, 1, 1), (2, 1, 1)),
-])  # fmt: skip
+])
 def test_pitfall_12_all_state_is_restored_on_any_mesh(tmp_path, first, second):
     """Other systems did not save the KL controller and the PRNG, used two managers for actor and critic, and needed the same
     number of devices to restore. Here one checkpoint has both models with optimizers, steps, key and coefficient."""

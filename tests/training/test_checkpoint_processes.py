@@ -77,7 +77,7 @@ def program() -> None:
         found = {
             "whole": train(folder / "whole", MANY), "resumed": train(folder / "cut", MANY),
             "restored": restored(folder / "of many", MANY), "of one": train(folder / "of one", MANY),
-        }  # fmt: skip
+        }
         for name, state in found.items():
             values = flat(state)
             if hosts.is_first():

@@ -62,7 +62,7 @@ def scattered(batch: AnswerPairs, width: int = 20) -> AnswerPairs:
     return AnswerPairs(
         tokens, twice(batch.prompt_length, 1), twice(batch.length, narrow), twice(batch.label, np.nan),
         twice(batch.weight, 0), twice(batch.reference, np.nan),
-    )  # fmt: skip
+    )
 
 
 def section(objective: str = "sigmoid", **changes) -> Dpo:
@@ -168,7 +168,7 @@ def test_pitfall_08_packed_micro_batches_and_uncounted_rows_change_nothing(objec
     ("mesh", "objective"),
     [((2, 2, 2), "sigmoid"), ((2, 2, 2), "kto"), ((2, 2, 2), "aot"), ((8, 1, 1), "bco_pair"), ((1, 4, 2), "orpo"),
      ((4, 2, 1), "ipo_mean")],
-)  # fmt: skip
+)
 def test_pitfall_21_a_mesh_changes_nothing(mesh, objective):
     batch = judged(pairs(rows=8), objective)
     assert_same(step(section(objective, batch=8), batch, mesh, packed=True), step(section(objective, batch=8), batch))
@@ -177,7 +177,7 @@ def test_pitfall_21_a_mesh_changes_nothing(mesh, objective):
 @pytest.mark.parametrize(
     ("mesh", "objective", "tokens"),
     [(None, "sigmoid", 48), (None, "kto", 0), (None, "orpo", 96), ((2, 2, 2), "sigmoid", 0), ((4, 1, 2), "bco_pair", 48)],
-)  # fmt: skip
+)
 def test_storing_a_shared_prompt_once_changes_nothing(mesh, objective, tokens):
     batch = judged(pairs_with_shared_prompts(), objective)
     found = step(section(objective, batch=8, micro_batch_tokens=tokens), batch, mesh, packed=True)
@@ -201,7 +201,7 @@ def test_packed_pairs_of_any_length_train_like_separate_answers(objective, lengt
     batch = AnswerPairs(
         tokens.astype(np.int32), prompt.astype(np.int32), length.astype(np.int32), np.resize(LABEL, 6),
         numbers[:, 5].astype(np.float32), rng.normal(-20, 3, (6, 2)).astype(np.float32),
-    )  # fmt: skip
+    )
     batch, given = judged(batch, objective), section(objective, batch=6, micro_batch_tokens=64, sft_weight=0.5)
     expected, expected_metrics = jitted_step(given, batch)
     largest = max(np.abs(x).max() for x in jax.tree.leaves(expected))

@@ -127,9 +127,9 @@ def test_operations_and_the_time_to_the_first_step_are_recorded(tmp_path):
     loop = Loop(
         "sft", tmp_path, 4, 4, shown=(), tokens_metric="_tokens", flops=lambda step: 10.0 ** step, peak=5e3,
         began=time.perf_counter() - 100.0,
-    )  # fmt: skip
+    )
     loop.run(lambda: {"x": np.float32(0)}, {"x": jax.ShapeDtypeStruct((), np.float32)},
-             lambda state, step: (state, {"loss": 1.0, "_tokens": 3}))  # fmt: skip
+             lambda state, step: (state, {"loss": 1.0, "_tokens": 3}))
     timing = read_timing(tmp_path / "timing.jsonl")
     assert (timing["first step"]["flops"], timing["train"]["flops"], timing["train"]["peak"]) == (0.0, 1110.0, 5e3)
     assert 100.0 < timing["first step"]["since"] < 160.0
@@ -138,7 +138,7 @@ def test_operations_and_the_time_to_the_first_step_are_recorded(tmp_path):
 def test_metrics_with_an_underscore_are_shown_and_not_written(tmp_path):
     loop = Loop("sft", tmp_path, 2, 2, shown=("_seen",), tokens_metric="_tokens")
     loop.run(lambda: {"x": np.float32(0)}, {"x": jax.ShapeDtypeStruct((), np.float32)},
-             lambda state, step: (state, {"loss": 1.0, "_seen": 2.0, "_tokens": 3}))  # fmt: skip
+             lambda state, step: (state, {"loss": 1.0, "_seen": 2.0, "_tokens": 3}))
     assert read_metrics(tmp_path / "metrics.jsonl") == [{"step": 0, "loss": 1.0}, {"step": 1, "loss": 1.0}]
     timing = [json.loads(line) for line in (tmp_path / "timing.jsonl").read_text().splitlines()]
     assert sum(row["tokens"] for row in timing) == 6

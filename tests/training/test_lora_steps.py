@@ -36,7 +36,7 @@ ANSWERS = AnswerPairs(
     RNG.integers(0, 32, (8, 2, 9)).astype(np.int32), RNG.integers(1, 4, (8, 2)).astype(np.int32),
     RNG.integers(5, 10, (8, 2)).astype(np.int32), np.full(8, 0.9, np.float32), np.ones(8, np.float32),
     -RNG.random((8, 2)).astype(np.float32) * 20,
-)  # fmt: skip
+)
 
 
 @functools.cache
@@ -119,7 +119,7 @@ def test_a_ppo_update_follows_the_chain_rule_and_leaves_the_base_unchanged(criti
         plain, policy=dataclasses.replace(plain.policy, lora=LORA), critic=dataclasses.replace(plain.critic, lora=LORA)
     )
     starts = [with_score(adapted(LORA, seed=seed)[1], head) for seed, head in
-              ((1, "scalar" if critic == "shared" else "lm"), (2, "scalar"))]  # fmt: skip
+              ((1, "scalar" if critic == "shared" else "lm"), (2, "scalar"))]
     models = (setup.policy, setup.critic)
     own = [tiny.place(model, trained(params)) for model, params in zip(models, starts, strict=True)]
     base = tiny.place(setup.policy.base, frozen(starts[0]))

@@ -27,7 +27,7 @@ RNG = np.random.default_rng(0)
 ROWS = pack([(RNG.integers(0, 32, n).tolist(), [1.0] * n) for n in (12, 9, 3, 11, 7, 10, 12)], 12)[0]
 ROWS = jax.tree.map(lambda x: np.pad(x, ((0, 8 - len(ROWS.tokens)), (0, 0))), ROWS)
 PAIRS = PairBatch(RNG.integers(0, 32, (8, 2, 6)).astype(np.int32), RNG.integers(1, 7, (8, 2)).astype(np.int32),
-                  RNG.random(8).astype(np.float32), np.array([1, 1, 1, 0, 1, 0, 1, 1], np.float32))  # fmt: skip
+                  RNG.random(8).astype(np.float32), np.array([1, 1, 1, 0, 1, 0, 1, 1], np.float32))
 
 
 @functools.cache

@@ -105,7 +105,7 @@ def test_shared_weights_are_not_moved():
 
 def test_devices_without_host_memory_are_refused():
     device = types.SimpleNamespace(platform="cpu", device_kind="toaster", addressable_memories=lambda: [
-        types.SimpleNamespace(kind="device"), types.SimpleNamespace(kind="unpinned_host")])  # fmt: skip
+        types.SimpleNamespace(kind="device"), types.SimpleNamespace(kind="unpinned_host")])
     with pytest.raises(UserError, match=r"mesh.offload is \('optimizer',\), but toaster \(cpu\) has no memory 'pinned_host'"):
         check_host_memory(Mesh(offload=("optimizer",)), [device])
     check_host_memory(Mesh(), [device])
@@ -117,7 +117,7 @@ def test_devices_without_host_memory_are_refused():
     ({"mesh": {"offload": ("frozen",)}, "lora": {"rank": 4}}, "has 'frozen', but with adapters"),
     ({"mesh": {"offload": ("params",)}}, "must be empty, or some of optimizer, frozen"),
     ({"mesh": {"offload": ("frozen", "optimizer")}}, "in this order"),
-])  # fmt: skip
+])
 def test_an_offload_without_effect_is_refused(changes, message):
     with pytest.raises(UserError, match=message):
         from_config_dict(changes)

@@ -157,7 +157,7 @@ SETTINGS = {"learning_rate": 0.1, "schedule": "constant", "clip_norm": None}
             {"0": "kernel", "1": "kernel", "embedding": "table"},
         )),
     ],
-)  # fmt: skip
+)
 def test_stacked_layers_are_updated_as_optax_updates_separate_layers(kind, theirs):
     chex.assert_trees_all_close(stacked(Optimizer(kind=kind, **SETTINGS), 3), one_by_one(theirs, 3), rtol=1e-5, atol=1e-6)
 

@@ -121,7 +121,7 @@ def test_each_part_is_computed_and_uncounted_rows_are_skipped():
     (64, 100, 250, 4, 4, (8, 8)),  # two rows per device
     (64, 100, 10**9, 1, 1, (64, 1)),
     (12, 100, 0, 4, 8, (16, 1)),  # two rows per device for two pipeline stages
-])  # fmt: skip
+])
 def test_the_size_of_a_part(sequences, T, tokens, ways, unit, expected):
     rows, most = part_rows(sequences, T, tokens, ways, unit)
     assert (rows, most) == expected and rows * most >= sequences and rows % unit == 0

@@ -66,7 +66,7 @@ class Lora:
             found = {key for key, both in names.items() if any(fnmatch.fnmatchcase(name, pattern) for name in both)}
             if not found:
                 raise UserError(f"config.lora.targets contains {pattern!r}, which matches no linear layer of this model; it "
-                                f"has {', '.join(names[key][0] for key in present)}")  # fmt: skip
+                                f"has {', '.join(names[key][0] for key in present)}")
             chosen |= found
         return [key for key in present if key in chosen]
 

@@ -29,7 +29,7 @@ _HARMLESS = frozenset((
     "qalora_group_size", "loftq_config", "eva_config", "runtime_config", "ensure_weight_tying", "lora_dropout", "peft_type",
     "task_type", "r", "lora_alpha", "target_modules", "exclude_modules", "modules_to_save", "rank_pattern", "alpha_pattern",
     "use_rslora", "use_dora",
-))  # fmt: skip
+))
 _ALONE = {  # Fields that are supported only with these values (or absent).
     "bias": ("none",),
     "init_lora_weights": (True, "gaussian", "eva", "orthogonal"),  # Others also change the base.
@@ -131,12 +131,12 @@ def read_adapted(folder: str | pathlib.Path, family: Family, model: Model) -> Ad
     for module in chosen:
         if ranks[module] not in (rank, rank * len(modules[module])):
             raise UserError(f"{path}: rank_pattern gives {module} rank {ranks[module]} and others {rank}; the same rank for "
-                            "all adapters is expected")  # fmt: skip
+                            "all adapters is expected")
     first = scaling[chosen[0]]
     for module in chosen:
         if abs(scaling[module] - first) > 1e-6 * first:
             raise UserError(f"{path}: alpha_pattern scales the adapter of {module} by {scaling[module]:.4g} and that of "
-                            f"{chosen[0]} by {first:.4g}; the same scaling for all adapters is expected")  # fmt: skip
+                            f"{chosen[0]} by {first:.4g}; the same scaling for all adapters is expected")
     lora = dataclasses.replace(lora, alpha=first * (rank**0.5 if lora.rank_stabilised else rank))
     if abs(lora.alpha - alpha) <= 1e-6 * alpha:
         lora = dataclasses.replace(lora, alpha=alpha)
@@ -160,11 +160,11 @@ def _refuse(path: pathlib.Path, raw: dict[str, Any]) -> None:
     for name, value in raw.items():
         if name not in _HARMLESS and name not in _ALONE and value not in (None, False, "", [], {}):
             raise UserError(f"{path}: {name} is {str(value)[:60]!r}, which is not supported; remove it only if the adapters "
-                            "compute the same without it")  # fmt: skip
+                            "compute the same without it")
     saved = raw.get("modules_to_save") or []
     if other := sorted(set(saved) - {"score", "classifier"}):
         raise UserError(f"{path}: modules_to_save has {', '.join(other)}; only the scalar head, 'score', can be saved with "
-                        "the adapters")  # fmt: skip
+                        "the adapters")
     if raw.get("lora_dropout"):
         logging.getLogger("jaxalign").warning("%s: lora_dropout is %s; dropout is not used here", path, raw["lora_dropout"])
 
@@ -182,14 +182,14 @@ def _chosen(path: pathlib.Path, raw: dict[str, Any], modules: dict, layers: int)
         odd = [target for target in targets if not any(_matches(path, [target], name) for name in everything)]
         if odd:
             raise UserError(f"{path}: target_modules has {some(sorted(odd))}, which cannot have adapters here; the linear "
-                            f"layers of attention and MLP can: {some([m.rpartition('.')[2] for m in modules])}")  # fmt: skip
+                            f"layers of attention and MLP can: {some([m.rpartition('.')[2] for m in modules])}")
     chosen = []
     for module, both in names.items():
         hit = [targets == "all-linear" or _matches(path, targets, name) for name in both]
         hit = [found and not (without and _matches(path, without, name)) for found, name in zip(hit, both, strict=True)]
         if any(hit) and not all(hit):
             raise UserError(f"{path}: target_modules matches {module.format(layer=hit.index(True))} but not "
-                            f"{module.format(layer=hit.index(False))}; adapters in all layers are expected")  # fmt: skip
+                            f"{module.format(layer=hit.index(False))}; adapters in all layers are expected")
         chosen += [module] if any(hit) else []
     if not chosen:
         raise UserError(f"{path}: target_modules is {targets!r}, which matches no linear layer of this model")

@@ -55,7 +55,7 @@ def load_adapters(folder: str | pathlib.Path, family: Family, base: Model) -> tu
                 own["magnitude"] = np.stack([line.split(tensors[name + _MAGNITUDE]) for name in names])
             tree.setdefault(line.part, {})[line.name] = own
     absent = [(line.part, line.name) for module, lines in adapted.modules.items() if adapted.stacked(module) for line in lines
-              if not np.any(tree[line.part][line.name]["a"])]  # fmt: skip
+              if not np.any(tree[line.part][line.name]["a"])]
     for part, name in absent:  # A block of zeros stands for a kernel without an adapter.
         del tree[part][name]
     gone = {f"{part}.{name}" for part, name in absent}
@@ -155,13 +155,13 @@ def _tensors(family: Family, model: Model, tree: Params) -> tuple[dict[str, np.n
             continue
         if model.lora.dora and not all(found):
             raise UserError(f"DoRA adapts only a part of {module}, which PEFT cannot express; adapt all of "
-                            f"{', '.join(f'{line.part}.{line.name}' for line in lines)}, or none")  # fmt: skip
+                            f"{', '.join(f'{line.part}.{line.name}' for line in lines)}, or none")
         shared = all(found) and all(np.array_equal(own["a"], found[0]["a"]) for own in found)
         ranks[module] = model.lora.rank * (1 if shared else len(lines))
         for layer in range(model.config.layers):
             name = _PREFIX + module.format(layer=layer)
             A, B = _module(lines, [None if own is None else (own["a"][layer], own["b"][layer]) for own in found],
-                           model.lora.rank, shared)  # fmt: skip
+                           model.lora.rank, shared)
             tensors |= {name + _A: A, name + _B: B}
             if model.lora.dora:
                 tensors[name + _MAGNITUDE] = lines[0].fuse([own["magnitude"][layer] for own in found])
@@ -203,4 +203,4 @@ def _config(model: Model, ranks: dict[str, int], base_name: str) -> dict[str, An
         "use_rslora": lora.rank_stabilised, "use_dora": lora.dora, "bias": "none", "fan_in_fan_out": False,
         "init_lora_weights": True, "layers_to_transform": None, "layers_pattern": None,
         "modules_to_save": ["score"] if scalar else None,
-    }  # fmt: skip
+    }

@@ -78,7 +78,7 @@ def _splash(window: int | None, scale: float, cap: float | None, interpret: bool
     kernel = splash.make_splash_mha(
         splash.MultiHeadMask([mask] * H), block_sizes=_blocks(padded), head_shards=1, q_seq_shards=1,
         attn_logits_soft_cap=cap, interpret=interpret,
-    )  # fmt: skip
+    )
     segments = None if segment_ids is None else splash.SegmentIds(pad(segment_ids), pad(segment_ids))
     scaled = (q.astype(jnp.float32) * scale).astype(q.dtype)
     out = jax.vmap(kernel)(rows(scaled), rows(k), rows(v), segments)

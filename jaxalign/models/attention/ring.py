@@ -254,7 +254,7 @@ class _Device(NamedTuple):
             yield qi, ki, _Product(
                 self.ring, causal, _pick(self.q, qi), _pick(keys.k, ki), _pick(keys.v, ki), _pick(self.own.segments, qi),
                 _pick(keys.segments, ki), self.ring.places(self.here, qi, c), self.ring.places(there, ki, c), self.window,
-            )  # fmt: skip
+            )
 
 
 def _forward(ring: Ring, q, k, v, segments, window):

@@ -27,7 +27,7 @@ SHARD_BYTES = 4_000_000_000
 TOKENIZER_FILES = (
     "tokenizer.model", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
     "vocab.json", "merges.txt", "chat_template.jinja", "chat_template.json",
-)  # fmt: skip
+)
 _GENERATION = "generation_config.json"
 
 

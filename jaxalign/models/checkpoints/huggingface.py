@@ -183,7 +183,7 @@ def load_params(folder: str | pathlib.Path, model: Model, dtype: str = "float32"
     if config.head != model.head:
         kinds = {"lm": "a language model", "scalar": "a model with a scalar head"}
         raise UserError(f"{folder} contains {kinds[config.head]} ({', '.join(config.raw.get('architectures') or ['no name'])});"
-                        f" {kinds[model.head]} is expected")  # fmt: skip
+                        f" {kinds[model.head]} is expected")
     check_mesh(model)
     found, family = places(config.family, model), config.family
     tied_head = family.lm_head if model.head == "lm" and model.config.tie_embeddings else None
@@ -232,7 +232,7 @@ def _check_tied(weights: Weights, found: tuple[Place, ...], head: str) -> None:
         if all(np.array_equal(weights.read(name, window), weights.read(head, window)) for window in windows):
             return
     raise UserError(f"{weights.folder} has a {head} that differs from {name}, though config.json ties the two; "
-                    "set tie_word_embeddings to false there, or remove the weight")  # fmt: skip
+                    "set tie_word_embeddings to false there, or remove the weight")
 
 
 def check_mesh(model: Model) -> None:

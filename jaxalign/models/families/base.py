@@ -39,7 +39,7 @@ _HARMLESS = frozenset((
     "use_return_dict", "chunk_size_feed_forward", "cache_implementation", "gradient_checkpointing", "classifier_dropout",
     "output_router_logits", "router_aux_loss_coef", "finetuning_task", "task_specific_params", "tokenizer_class", "prefix",
     "attn_implementation", "use_bfloat16",
-))  # fmt: skip
+))
 
 
 class Fields:
@@ -98,7 +98,7 @@ class Fields:
         for name, value in self.raw.items():
             if name not in self._read and not name.startswith("_") and value not in (None, False, "", [], {}):
                 raise UserError(f"{self.path}: {name} is {str(value)[:60]!r}, which this model family does not support; "
-                                "remove it only if the model computes the same without it")  # fmt: skip
+                                "remove it only if the model computes the same without it")
 
     def _number(self, name: str, default: float | None, kind: type):
         value = self.get(name, default)
@@ -111,7 +111,7 @@ class Fields:
 _ACTIVATION_NAMES = {
     "silu": "silu", "swish": "silu", "gelu": "gelu", "relu": "relu", "gelu_new": "gelu_tanh", "gelu_fast": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
-}  # fmt: skip
+}
 
 
 def activation(fields: Fields, name: str, default: str) -> str:
@@ -134,7 +134,7 @@ def sizes(fields: Fields, eps: float, tied: bool) -> dict[str, Any]:
         "head_dim": fields.integer("head_dim", max(1, width // heads)),
         "mlp": fields.integer("intermediate_size"), "norm_eps": fields.real("rms_norm_eps", eps),
         "tie_embeddings": fields.flag("tie_word_embeddings", tied),
-    }  # fmt: skip
+    }
 
 
 def rope(fields: Fields, base: float = 10000.0, partial: bool = False) -> dict[str, Any]:
@@ -163,7 +163,7 @@ def scaled_rope(fields: Fields, values: dict[str, Any], base: float) -> dict[str
         found["rope_scaling"] = RopeScaling(
             "llama3", inner.real("factor"), inner.real("low_freq_factor"), inner.real("high_freq_factor"),
             inner.integer("original_max_position_embeddings"),
-        )  # fmt: skip
+        )
     elif kind != "default":
         raise fields.unsupported("the type of rotary positions (rope_type)", kind, "default, linear or llama3")
     inner.only("partial_rotary_factor", 1)

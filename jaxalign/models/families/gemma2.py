@@ -16,7 +16,7 @@ def capped_sizes(fields: Fields, attention_cap: float | None, final_cap: float |
         "activation": activation(fields, "hidden_activation", "gelu_pytorch_tanh"), "sandwich_norms": True,
         "attention_scale": fields.real("query_pre_attn_scalar", 256) ** -0.5,
         "attention_softcap": attention, "final_softcap": final,
-    }  # fmt: skip
+    }
 
 
 def decoder(fields: Fields) -> dict[str, Any]:

@@ -14,7 +14,7 @@ def decoder(fields: Fields) -> dict[str, Any]:
     return sizes(fields, eps=1e-6, tied=False) | rope(fields) | {
         "activation": activation(fields, "hidden_act", "silu"),
         "qkv_bias": bias, "out_bias": bias, "mlp_bias": fields.flag("mlp_bias", False),
-    }  # fmt: skip
+    }
 
 
 def config_json(decoder: DecoderConfig, max_positions: int) -> dict[str, Any]:
@@ -26,4 +26,4 @@ def config_json(decoder: DecoderConfig, max_positions: int) -> dict[str, Any]:
         "intermediate_size": decoder.mlp, "hidden_act": decoder.activation, "rope_theta": decoder.rope_base,
         "rms_norm_eps": decoder.norm_eps, "tie_word_embeddings": decoder.tie_embeddings,
         "max_position_embeddings": max_positions, "torch_dtype": "float32",
-    }  # fmt: skip
+    }

@@ -14,4 +14,4 @@ def decoder(fields: Fields) -> dict[str, Any]:
     fields.get("sliding_window")
     return sizes(fields, eps=1e-6, tied=False) | rope(fields) | found | {
         "activation": activation(fields, "hidden_act", "silu"),
-    }  # fmt: skip
+    }

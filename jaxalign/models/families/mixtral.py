@@ -18,7 +18,7 @@ def decoder(fields: Fields) -> dict[str, Any]:
         "activation": activation(fields, "hidden_act", "silu"),
         "window": None if window is None else fields.integer("sliding_window"),
         "experts": Experts(fields.integer("num_local_experts", 8), fields.integer("num_experts_per_tok", 2)),
-    }  # fmt: skip
+    }
 
 
 def weights(c: DecoderConfig) -> tuple[Weight, ...]:

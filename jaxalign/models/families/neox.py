@@ -18,7 +18,7 @@ def decoder(fields: Fields) -> dict[str, Any]:
         "activation": activation(fields, "hidden_act", "gelu"), "rotary_dim": int(found["head_dim"] * share),
         "qkv_bias": bias, "out_bias": bias, "mlp_bias": True,
         "parallel_residual": fields.flag("use_parallel_residual", True),
-    }  # fmt: skip
+    }
 
 
 def weights(c: DecoderConfig) -> tuple[Weight, ...]:
@@ -41,7 +41,7 @@ def weights(c: DecoderConfig) -> tuple[Weight, ...]:
     norms = (
         (f"{at}input_layernorm", ("blocks", "attention_norm")), (f"{at}post_attention_layernorm", ("blocks", "mlp_norm")),
         ("gpt_neox.final_layer_norm", ("final_norm",)),
-    )  # fmt: skip
+    )
     for stored, path in norms:
         found += [Weight(f"{stored}.weight", (*path, "scale"), "D -> D"), Weight(f"{stored}.bias", (*path, "bias"), "D -> D")]
     return tuple(found)

@@ -20,4 +20,4 @@ def decoder(fields: Fields) -> dict[str, Any]:
     fields.only("use_mrope", False)
     return found | rope(fields) | qwen_windows(fields, found["layers"]) | {
         "activation": activation(fields, "hidden_act", "silu"), "qkv_bias": True,
-    }  # fmt: skip
+    }

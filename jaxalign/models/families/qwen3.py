@@ -13,4 +13,4 @@ def decoder(fields: Fields) -> dict[str, Any]:
     found["head_dim"] = fields.integer("head_dim", 128)
     return found | rope(fields) | qwen_windows(fields, found["layers"]) | {
         "activation": activation(fields, "hidden_act", "silu"), "head_norm": True, "qkv_bias": bias, "out_bias": bias,
-    }  # fmt: skip
+    }

@@ -23,7 +23,7 @@ def decoder(fields: Fields) -> dict[str, Any]:
         "activation": activation(fields, "hidden_act", "silu"), "head_norm": True, "qkv_bias": bias, "out_bias": bias,
         "mlp": fields.integer("moe_intermediate_size", 768), "window": window if used else None,
         "experts": Experts(count, fields.integer("num_experts_per_tok", 8), fields.flag("norm_topk_prob", False)),
-    }  # fmt: skip
+    }
 
 
 def weights(c: DecoderConfig) -> tuple[Weight, ...]:

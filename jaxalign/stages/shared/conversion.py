@@ -39,7 +39,7 @@ from jaxalign.rewards.scorer import student_model
 _STUDENT = {
     "num_hidden_layers": "layers", "hidden_size": "embed", "num_attention_heads": "heads", "num_key_value_heads": "kv_heads",
     "head_dim": "head_dim", "intermediate_size": "mlp",
-}  # fmt: skip
+}
 
 
 class Found(NamedTuple):
@@ -89,7 +89,7 @@ def convert(
     export(
         target, found.model, found.params, config=found.config, source=found.texts, files=found.files, dtype=dtype,
         shard_bytes=shard_bytes,
-    )  # fmt: skip
+    )
     written = json.loads((target / "config.json").read_text(encoding="utf-8"))
     return [f"{source} ({_named(written)}) is now in Hugging Face's layout in {target}, in {dtype}", *found.notes]
 
@@ -162,8 +162,8 @@ def _normalisation(stage: Path, folder: Path) -> str:
     summary = read_json(stage / "summary.json")
     if "members" not in summary:
         return (f"its score is raw; the reward of this run was (score - shift) / scale with shift = {summary['shift']:.6g} and "
-                f"scale = {summary['scale']:.6g}")  # fmt: skip
+                f"scale = {summary['scale']:.6g}")
     member = summary["members"][int(folder.name.removeprefix("member-")) if folder != stage else 0]
     return (f"its score is the raw score of one member of {len(summary['members'])}; this run normalised it to (score - shift) "
             f"/ scale with shift = {member['shift']:.6g} and scale = {member['scale']:.6g}, and combined all members by "
-            f"{summary['combine']} (the other members are in member-1, member-2 and so on)")  # fmt: skip
+            f"{summary['combine']} (the other members are in member-1, member-2 and so on)")

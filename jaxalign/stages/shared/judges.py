@@ -40,7 +40,7 @@ def feedback_files(config: Config) -> dict[Path, str]:
 def make_judge(
     context: StageContext, model: Model, batch: int, counted: Counted | None = None, writing: Sampling | None = None,
     trains: bool = False,
-) -> CheckedJudge:  # fmt: skip
+) -> CheckedJudge:
     """The judge of `config.feedback.judge`. Takes the fields of `JudgeInputs`."""
     record = judge_record(context.config.feedback.judge)
     made = record.load()(JudgeInputs(context.config, context, model, batch, writing, counted, trains))

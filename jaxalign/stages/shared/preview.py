@@ -87,7 +87,7 @@ def sft_rows(context: StageContext, tokenizer: Tokenizer, count: int) -> list[To
         length = int(np.sum(batch.segment_ids[0] > 0))
         full = len(styles.encode_completion(tokenizer, *pair, config.data.style)[0])
         out.append(TokenRow(f"sft {number}", batch.tokens[0, :length].tolist(), _marks(batch.loss_mask[0, :length]),
-                            _cut(full, length)))  # fmt: skip
+                            _cut(full, length)))
     return out
 
 

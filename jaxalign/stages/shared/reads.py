@@ -20,7 +20,7 @@ LABEL_FIELDS = tuple(
         "constitution", "judge", "reasoning", "clamp_low", "clamp_high", "principles_per_comparison", "undecided_margin",
         "reasoning_temperature", "max_reasoning_tokens",
     )
-)  # fmt: skip
+)
 
 
 def base_stages(config: Config) -> tuple[str, ...]:

@@ -77,7 +77,7 @@ def _read_base(context: StageContext, model: Model) -> Params:
         return huggingface.load_pretrained(
             settings.path, max_length=settings.max_length, compute_dtype=settings.compute_dtype, sharding=model.sharding,
             vocab_multiple=settings.vocab_multiple,
-        ).params  # fmt: skip
+        ).params
     return load_params(context.input_directory("pretrain") / "params", model)
 
 
