@@ -1,6 +1,6 @@
 """The metrics of RL's jitted steps, one record for each step, and those of a whole iteration.
 
-A field is None where a configuration does not compute it, which leaves no array in the step's result. Values are float32
+A field is None if the configuration does not compute it; the step's result then has no array for it. Values are float32
 scalars unless noted. `tracking.metrics.by_name` turns a record into the names that users read.
 """
 
@@ -20,20 +20,20 @@ class ExperienceMetrics:
     """Metrics of `experience.packed_experience`, means over the scored responses unless noted.
 
     Attributes:
-      score: the total score of a response, in units of the reward.
-      reward: the sum of a response's rewards: its score with the penalties that are in the reward.
+      score: the score of a response, in the reward's unit.
+      reward: the sum of a response's rewards: its score and the penalties in the reward.
       kl_k1, kl_k3: two estimates of a response's KL to the reference, in nats.
-      kl_full: that KL over the whole vocabulary; None unless it is in the reward.
-      response_length: tokens of a response.
+      kl_full: the KL computed over the whole vocabulary, in nats; None unless it is in the reward.
+      response_length: the number of tokens of a response.
       eos_rate: the share of responses that ended, 0 to 1.
-      kept: the number of responses that have weight in the update.
-      tokens: the number of response tokens.
+      kept: the number of responses that have a weight in the update, not a mean.
+      tokens: the number of response tokens, not a mean.
       sampler_gap: the largest difference between the sampler's and the trainer's log-probability of a token, in nats; None
         unless `setup.recomputes`.
-      correction_outside: the share of response tokens whose importance weight is outside its bounds, 0 to 1; None without
+      correction_outside: the share of response tokens whose importance ratio is outside its bounds, 0 to 1; None without
         `config.ppo.sampler_correction`.
       effective_sample_share: the effective sample size of the importance weights, divided by their number; None without it.
-      parts: the mean of each part of a sum of rewards before its weight, by its name in the metrics; the iteration adds it.
+      parts: by metric name, the mean of each part of a sum of rewards before its weight; the iteration adds it.
     """
 
     score: jax.Array
@@ -54,27 +54,27 @@ class ExperienceMetrics:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class UpdateMetrics(GradientMetrics):
-    """Metrics of `update.minibatch_update`, and of `update.packed_update`: means over the minibatches that ran unless noted.
+    """Metrics of `update.minibatch_update`, and of `update.packed_update`: means over the minibatches that ran, unless noted.
 
-    `grad_norm` and `loss_scale` are the policy's; `skipped` and `overflowed` add up those of policy and critic.
+    `grad_norm` and `loss_scale` are the policy's; `skipped` and `overflowed` are sums over policy and critic.
 
     Attributes:
       policy_loss: the loss of the policy with its KL penalty and entropy bonus.
-      entropy: mean entropy of a response token, in nats.
-      ratio_mean: mean probability ratio of new to old policy.
-      ratio_max: the largest ratio; over an iteration, of all its minibatches.
-      clip_fraction: the share of tokens where the policy loss is clipped, 0 to 1.
+      entropy: the mean entropy, in nats per token.
+      ratio_mean: the mean ratio of the new to the old policy's probability of a token.
+      ratio_max: the largest ratio; of an iteration, over all its minibatches.
+      clip_fraction: the share of tokens whose policy loss is clipped, 0 to 1.
       approx_kl: an estimate of the KL between old and new policy, in nats per token.
-      sampler_gap: the largest difference between the old and the policy's log-probability of a token, in nats; over an
-        iteration, that of the first minibatch, which is numerical. It is None where the rollout's is reported.
-      value_loss: the critic's loss without its coefficient; None without a critic, as are the fields up to explained_variance.
-      value_clip_fraction: the share of tokens where the value loss is clipped, 0 to 1.
-      explained_variance: the share of the returns' variance that the values explain, at most 1; over an iteration that of the
-        experience, and None for a minibatch, unless values are computed in the update.
-      critic_grad_norm, critic_loss_scale: of a critic with weights of its own, otherwise None.
-      kl_coef: the weight of the KL penalty in this iteration; None for a minibatch, as are the fields below.
-      epochs_run: the number of epochs that ran, in steps of a minibatch.
-      stopped_early: 1 where `config.ppo.target_kl` ended the iteration, otherwise 0.
+      sampler_gap: the largest difference between the old and the policy's log-probability of a token, in nats; of an
+        iteration, in its first minibatch. None if `ExperienceMetrics` reports the gap.
+      value_loss: the critic's loss without its coefficient; None without a critic.
+      value_clip_fraction: the share of tokens whose value loss is clipped, 0 to 1; None without a critic.
+      explained_variance: the share of the returns' variance that the values explain, at most 1, over the whole experience. None
+        without a critic and, unless `setup.values_in_update`, for a minibatch.
+      critic_grad_norm, critic_loss_scale: `grad_norm` and `loss_scale` of a separate critic; otherwise None.
+      kl_coef: the weight of the KL penalty in this iteration; None for a minibatch.
+      epochs_run: the number of epochs that ran, a multiple of 1 / minibatches; None for a minibatch.
+      stopped_early: 1 if `config.ppo.target_kl` ended the iteration early, otherwise 0; None for a minibatch.
     """
 
     policy_loss: jax.Array
@@ -97,7 +97,7 @@ class UpdateMetrics(GradientMetrics):
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class IterationMetrics:
-    """Metrics of one iteration: of its experience and of its update."""
+    """The metrics of one iteration."""
 
     experience: ExperienceMetrics
     update: UpdateMetrics

@@ -26,13 +26,12 @@ _NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 
 def by_name(metrics: Any) -> dict[str, Any]:
-    """The values of a record of metrics, a dataclass, by the names of its fields, in alphabetical order.
+    """Turns a record of metrics, a dataclass or a mapping, into a dict in alphabetical order of the names.
 
-    Fields that are None are left out. The entries of a field that holds a record or a mapping take the place of that field. A
-    mapping in place of the record is treated alike.
+    Fields that are None are left out. A field that holds another record is replaced by the fields of that record.
 
     Raises:
-      ValueError: two fields have the same name.
+      ValueError: a name occurs twice.
     """
     found: dict[str, Any] = {}
     for name, value in (metrics if isinstance(metrics, Mapping) else vars(metrics)).items():
