@@ -61,7 +61,7 @@ def test_rows_without_a_finite_score_are_dropped():
 @pytest.mark.parametrize(("found", "message"), [
     ([1.0, 2.0], r"shape \(2,\) for 3 responses"),
     (np.zeros((3, 5)), r"shape \(3, 5\) for 3 responses"),
-    ("abc", "no numbers"),
+    ("abc", "returned str with entries that are not numbers"),
     (Scored([1.0, 2.0, 3.0], [True]), r"kept of shape \(1,\)"),
     ([float("nan")] * 3, "gave no score for 3 of 3 responses"),
     (ValueError("no such row"), "raised ValueError: no such row"),
