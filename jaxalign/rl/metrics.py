@@ -1,7 +1,6 @@
 """The metrics of RL's jitted steps, one record for each step, and those of a whole iteration.
 
-A field is None if the configuration does not compute it; the step's result then has no array for it. Values are float32
-scalars unless noted. `tracking.metrics.by_name` turns a record into the names that users read.
+Their fields follow the conventions of `training.metrics`.
 """
 
 from __future__ import annotations

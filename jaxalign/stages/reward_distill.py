@@ -128,7 +128,7 @@ def _answer(context: StageContext, policy: Model, tokenizer: Tokenizer) -> None:
 
 
 def fresh_pairs(rows) -> list[Comparison]:
-    """Pairs of consecutive answers to each prompt. Their label is a placeholder, 0.5."""
+    """Pairs of consecutive answers to each prompt. They are unlabelled, so their label is 0.5."""
     pairs = []
     for row in rows:
         prompt, said = row_prompt(row), row["responses"]

@@ -64,7 +64,10 @@ def test_an_option_that_is_not_read_is_refused_with_the_standard_sentence(values
     {"stages": ("sft", "dpo"), "dpo": {"objective": "sigmoid+bco_pair", "label_smoothing": 0.1}},
 ])
 def test_an_option_that_is_read_is_accepted(values):
-    from_config_dict(values)
+    config = from_config_dict(values)
+    for section, fields in values.items():
+        if section != "stages":
+            assert {name: getattr(getattr(config, section), name) for name in fields} == fields
 
 
 @pytest.mark.parametrize("registry, section", [
@@ -77,7 +80,7 @@ def test_fields_that_a_record_reads_exist_and_declare_their_condition(registry, 
 
 
 def test_a_stage_that_is_not_run_is_not_checked():
-    from_config_dict({"stages": ("pretrain", "sft"), "ppo": {"kl_target": 1.0}})
+    assert from_config_dict({"stages": ("pretrain", "sft"), "ppo": {"kl_target": 1.0}}).ppo.kl_target == 1.0
 
 
 def test_every_selector_exists():
