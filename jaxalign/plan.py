@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from jaxalign import train
-from jaxalign.config import Config, from_config_dict
+from jaxalign.config import Config, from_config_dict, reset_unread
 from jaxalign.errors import UserError, print_error
 from jaxalign.registry.data_sources import DATA_SOURCES
 
@@ -57,12 +57,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def read_config(argv: Sequence[str], shape: str) -> Config:
-    """The checked config. Paths of files that a plan does not read may be unset: the data's and, with `shape`, the model's."""
+    """The checked config. Paths of files that a plan does not read may be unset: the data's and, with `shape`, the model's. A
+    shape replaces the sizes of the config's own model."""
     values, _, _ = train.read_values(argv)
     if isinstance(values.data.source, str) and DATA_SOURCES.get(values.data.source, "config.data.source").rows:
         values.data.train = values.data.train or "not read by a plan"
     if shape:
         values.model.source, values.model.path = "huggingface", values.model.path or shape
+        reset_unread(values, "model.source")
     return from_config_dict(values)
 
 

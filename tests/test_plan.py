@@ -48,6 +48,14 @@ def test_gpus_and_a_model_from_scratch(capsys):
     assert "pretrain update" in capsys.readouterr().out
 
 
+def test_a_shape_replaces_the_sizes_of_the_config(capsys):
+    """configs/direct_rlaif.py sets the pretraining text, which a checkpoint does not need."""
+    sized = ("--config=configs/direct_rlaif.py", "--config.model.layers=2", "--config.mesh.fsdp=8", "--topology=v6e:2x4")
+    stages = ("--config.stages=('revise', 'sft', 'ppo')", "--config.sft.batch_rows=8")
+    plan(*sized, *stages, RUN[1])
+    assert "Llama-3.1-8B on v6e:2x4" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(("arguments", "sentence"), [
     ((), "exactly one of --topology"),
     (("--topology=v5e:4x4", "--gpus=H100x8"), "exactly one of --topology"),

@@ -21,6 +21,7 @@ from jaxalign.config.root import (
     default_config,
     default_for,
     from_config_dict,
+    reset_unread,
     to_dict,
 )
 from jaxalign.config.schema import field, section
@@ -85,6 +86,7 @@ __all__ = [
     "none_or_some_of",
     "one_of",
     "registered",
+    "reset_unread",
     "section",
     "section_from",
     "some_of",

@@ -9,7 +9,7 @@ An option that differs from its default but is not read under the other settings
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from jaxalign.config.selectors import names_in
@@ -44,6 +44,11 @@ def when(selector: str, *values: Any) -> ReadBy:
 def unless(selector: str, value: Any, otherwise: str) -> ReadBy:
     """Read unless the selector has `value`. `otherwise` completes "or set SELECTOR ...", for example "above 0"."""
     return ReadBy(selector, lambda found, name: found != value, lambda name: otherwise)
+
+
+def either(*conditions: ReadBy) -> tuple[ReadBy, ...]:
+    """Read when at least one of the conditions holds."""
+    return conditions
 
 
 def chosen(selector: str, registry: Registry, attribute: str = "reads") -> ReadBy:
@@ -81,14 +86,24 @@ def refuse_unread(section: Any, usual: Any, name: str, value_of: Callable[[str],
         value, default = getattr(section, entry.name), getattr(usual, entry.name)
         if value == default:
             continue
-        for condition in entry.metadata.get("read_by", ()):
-            selector = condition.selector if "." in condition.selector else f"{name}.{condition.selector}"
-            found = value_of(selector)
-            if condition.reads(found, entry.name):
-                continue
+        for conditions in unmet(entry, name, value_of):
             field, value, default = _differing(value, default, f"{name}.{entry.name}")
-            raise UserError(f"config.{field} is {value!r}, which has no effect when config.{selector} is {found!r}: leave it "
-                            f"at {default!r}, or set config.{selector} {condition.readers(entry.name)}")
+            settings = " and ".join(f"config.{selector} is {value_of(selector)!r}" for selector in conditions)
+            remedies = " or ".join(f"config.{selector} {each.readers(entry.name)}" for selector, each in conditions.items())
+            raise UserError(f"config.{field} is {value!r}, which has no effect when {settings}: leave it at {default!r}, or "
+                            f"set {remedies}")
+
+
+def unmet(entry: dataclasses.Field, section: str, value_of: Callable[[str], Any]) -> Iterator[dict[str, ReadBy]]:
+    """The conditions under which a field of `section` is read that do not hold: each a dictionary of alternatives by the full
+    dotted name of their selector."""
+    for condition in entry.metadata.get("read_by", ()):
+        alternatives = {
+            each.selector if "." in each.selector else f"{section}.{each.selector}": each
+            for each in (condition if isinstance(condition, tuple) else (condition,))
+        }
+        if not any(each.reads(value_of(selector), entry.name) for selector, each in alternatives.items()):
+            yield alternatives
 
 
 def _differing(value: Any, default: Any, name: str) -> tuple[str, Any, Any]:

@@ -13,7 +13,7 @@ from jaxalign.config import schema
 from jaxalign.config.base import check_response_length
 from jaxalign.config.constraints import between, registered
 from jaxalign.config.division import check_multiple
-from jaxalign.config.reading import refuse_unread
+from jaxalign.config.reading import refuse_unread, unmet
 from jaxalign.config.renames import with_current_names
 from jaxalign.config.schema import field, section
 from jaxalign.config.sections.arithmetic import Arithmetic
@@ -105,6 +105,19 @@ def from_config_dict(values: config_dict.ConfigDict | dict[str, Any]) -> Config:
     config = schema.from_mapping(default_for(stage_names(values)), values)
     check(config)
     return config
+
+
+def reset_unread(values: config_dict.ConfigDict, selector: str) -> None:
+    """Resets to their defaults the options that have no effect with the value of `selector`, for example "model.source"."""
+
+    def value_of(dotted: str) -> Any:
+        owner, last = dotted.split(".")
+        return values[owner][last]
+
+    for name, kind in schema.field_types(Config).items():
+        for entry in dataclasses.fields(kind) if schema.is_section(kind) else ():
+            if any(selector in conditions for conditions in unmet(entry, name, value_of)):
+                values[name][entry.name] = getattr(getattr(Config(), name), entry.name)
 
 
 def to_dict(config: Config) -> dict[str, Any]:

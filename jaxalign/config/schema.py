@@ -24,14 +24,15 @@ from jaxalign.errors import UserError
 FLOAT32_MAX = 3.4028234663852886e38
 
 
-def field(default: Any, doc: str, check: Check | None = None, *read_by: ReadBy) -> Any:
+def field(default: Any, doc: str, check: Check | None = None, *read_by: ReadBy | tuple[ReadBy, ...]) -> Any:
     """A field of a section.
 
     Args:
         default: the default value.
         doc: one line of documentation.
         check: the constraint, or None. A value of None satisfies any constraint.
-        read_by: the conditions under which the field is read. Unless all hold, only the default is accepted.
+        read_by: the conditions under which the field is read. Unless all hold, only the default is accepted. Of a tuple of
+            conditions (`either`), one must hold.
     """
     return dataclasses.field(default=default, metadata={"doc": doc, "check": check, "read_by": read_by})
 

@@ -40,6 +40,8 @@ class DataSourceRecord:
         file.
       reads: the fields of `config.data` that it reads, among those that not every source reads; None: any. A field that other
         sources read but this one does not must keep its default.
+      world: the fields of `config.world` that it reads, with the same meaning of None.
+      world_rows: it reads `config.world` for rows of other kinds than text; if False, only `model.source=scratch` reads them.
     """
 
     name: str
@@ -56,6 +58,8 @@ class DataSourceRecord:
     alphabet: str = ""
     rows: str = ""
     reads: tuple[str, ...] | None = None
+    world: tuple[str, ...] | None = None
+    world_rows: bool = True
 
     @property
     def provides(self) -> tuple[str, ...]:
@@ -87,19 +91,21 @@ DATA_SOURCES = Registry("data source", DataSourceRecord, (
     DataSourceRecord(
         "preferences_jsonl", text=f"{_GENERATED}:world_text", comparisons=f"{_FILES}:comparisons", margins=True,
         rows='dialogues, each row with "chosen" and "rejected"',
-        reads=(*_FILE, "extra_train", "weights", "empty_answers", "differing_contexts"),
+        reads=(*_FILE, "extra_train", "weights", "empty_answers", "differing_contexts"), world_rows=False,
     ),
     DataSourceRecord(
         "judgements_jsonl", text=f"{_GENERATED}:world_text", judgements=f"{_FILES}:judgements",
         rows='judged answers, each row with "prompt", "completion" and "label"', reads=(*_FILE, "empty_answers"),
+        world_rows=False,
     ),
     DataSourceRecord(
         "prompts_jsonl", prompts=f"{_FILES}:prompts", answers=True, patterns=True,
         rows='prompts, each row with "prompt" and the columns that the reward reads', reads=(*_FILE, "prompt_field"),
+        world=(), world_rows=False,
     ),
     DataSourceRecord(
         "arithmetic", text=f"{_GENERATED}:arithmetic_text", prompts=f"{_GENERATED}:arithmetic_prompts", answers=True,
-        alphabet="0123456789+-*", reads=(),
+        alphabet="0123456789+-*", reads=(), world=(), world_rows=False,
     ),
 ))
 

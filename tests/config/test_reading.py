@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from jaxalign.config import Config, from_config_dict, schema
+from jaxalign.config import Config, default_config, from_config_dict, reset_unread, schema
 from jaxalign.errors import UserError
 from jaxalign.registry.advantages import ADVANTAGES
 from jaxalign.registry.data_sources import DATA_SOURCES
@@ -13,6 +13,9 @@ from jaxalign.registry.policy_losses import POLICY_LOSSES
 from jaxalign.registry.rewards import REWARDS
 
 GROUPS = {"advantages": "grpo", "group_size": 2}
+CHECKPOINT = {"source": "huggingface", "path": "folder"}
+SUMS = {"stages": ("pretrain", "ppo"), "data": {"source": "arithmetic"}, "reward": {"source": "verifier"}}
+PAIRS = {"stages": ("dpo",), "data": {"source": "preferences_jsonl", "train": "pairs.jsonl"}}
 
 
 @pytest.mark.parametrize("values, field, selector", [
@@ -38,6 +41,17 @@ GROUPS = {"advantages": "grpo", "group_size": 2}
     ({"mesh": {"pipeline_repeats": 2}}, "mesh.pipeline_repeats is 2", "mesh.pipeline is 1"),
     ({"model": {"remat_saves": "products"}}, "model.remat_saves is 'products'", "model.remat is False"),
     ({"model": {"path": "folder"}}, "model.path is 'folder'", "model.source is 'scratch'"),
+    ({"model": CHECKPOINT | {"layers": 2}}, "model.layers is 2", "model.source is 'huggingface'"),
+    ({"model": CHECKPOINT | {"rope_base": 5e5}}, "model.rope_base is 500000.0", "model.source is 'huggingface'"),
+    ({"model": CHECKPOINT | {"norm_eps": 1e-6}}, "model.norm_eps is 1e-06", "model.source is 'huggingface'"),
+    ({"model": CHECKPOINT | {"tie_embeddings": False}}, "model.tie_embeddings is False", "model.source is 'huggingface'"),
+    ({"model": {"load_balance_coef": 0.1}}, "model.load_balance_coef is 0.1", "model.source is 'scratch'"),
+    ({"model": CHECKPOINT, "world": {"tokens": 20_000}}, "world.tokens is 20000", "model.source is 'huggingface'"),
+    ({"model": CHECKPOINT, "world": {"vocab_size": 400}}, "world.vocab_size is 400", "model.source is 'huggingface'"),
+    (SUMS | {"world": {"vocab_size": 400}}, "world.vocab_size is 400", "data.source is 'arithmetic'"),
+    (SUMS | {"world": {"topics": 40}}, "world.topics is 40", "data.source is 'arithmetic'"),
+    (PAIRS | {"model": CHECKPOINT, "world": {"topics": 40}}, "world.topics is 40",
+     "model.source is 'huggingface' and config.data.source is 'preferences_jsonl'"),
     ({"preference": {"std_weight": 2.0}}, "preference.std_weight is 2.0", "preference.combine is 'mean'"),
     ({"data": {"train": "pairs.jsonl"}}, "data.train is 'pairs.jsonl'", "data.source is 'world'"),
     ({"arithmetic": {"modulus": 7}}, "arithmetic.modulus is 7", "data.source is 'world'"),
@@ -62,6 +76,8 @@ def test_an_option_that_is_not_read_is_refused_with_the_standard_sentence(values
     {"ppo": {"kl_controller": "adaptive", "kl_target": 1.0}},
     {"reward": {"source": "preference+callable", "callable": "mine.py:score", "retries": 5}},
     {"stages": ("sft", "dpo"), "dpo": {"objective": "sigmoid+bco_pair", "label_smoothing": 0.1}},
+    {"model": CHECKPOINT | {"load_balance_coef": 0.1}, "world": {"topics": 40}},
+    PAIRS | {"world": {"topics": 40, "tokens": 20_000}},
 ])
 def test_an_option_that_is_read_is_accepted(values):
     config = from_config_dict(values)
@@ -79,6 +95,20 @@ def test_fields_that_a_record_reads_exist_and_declare_their_condition(registry, 
         assert all(read_by[name] for name in record.reads or ())
 
 
+def test_sources_read_fields_of_the_world_that_exist():
+    names = {entry.name for entry in dataclasses.fields(Config().world)}
+    assert all(names.issuperset(record.world or ()) for record in DATA_SOURCES)
+
+
+def test_reset_unread_keeps_the_options_that_have_an_effect():
+    values = default_config()
+    values.model.update(source="huggingface", path="folder", layers=2, remat=True)
+    values.world.update(tokens=20_000, topics=40)
+    reset_unread(values, "model.source")
+    assert (values.model.layers, values.world.tokens) == (Config().model.layers, Config().world.tokens)
+    assert (values.model.remat, values.model.path, values.world.topics) == (True, "folder", 40)
+
+
 def test_a_stage_that_is_not_run_is_not_checked():
     assert from_config_dict({"stages": ("pretrain", "sft"), "ppo": {"kl_target": 1.0}}).ppo.kl_target == 1.0
 
@@ -87,7 +117,8 @@ def test_every_selector_exists():
     def conditions(section, name):
         for entry in dataclasses.fields(section):
             value = getattr(section, entry.name)
-            yield from ((name, condition) for condition in entry.metadata["read_by"])
+            for condition in entry.metadata["read_by"]:
+                yield from ((name, each) for each in (condition if isinstance(condition, tuple) else (condition,)))
             if dataclasses.is_dataclass(value):
                 yield from conditions(value, f"{name}.{entry.name}" if name else entry.name)
 

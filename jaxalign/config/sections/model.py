@@ -7,25 +7,28 @@ import dataclasses
 from jaxalign.config.base import WholeConfig
 from jaxalign.config.constraints import above, at_least, one_of
 from jaxalign.config.reading import unless, when
-from jaxalign.config.schema import field
+from jaxalign.config.schema import field, like
 from jaxalign.config.sections.shared import DecoderSizes
 from jaxalign.errors import UserError
 from jaxalign.registry.families import use_family
 
+_SCRATCH = when("source", "scratch")
+_CHECKPOINT = when("source", "huggingface")
+
 
 @dataclasses.dataclass(frozen=True)
 class Model(DecoderSizes):
-    """The decoder. With source=huggingface the checkpoint determines the sizes, and the sizes in this section are ignored."""
+    """The decoder. With source=huggingface the checkpoint determines the sizes; leave the sizes here at their defaults."""
 
     source: str = field("scratch", "Source of the weights: random initialisation (scratch), or a Hugging Face checkpoint.",
                         one_of("scratch", "huggingface"))
     path: str = field("", "Folder of a Hugging Face checkpoint with its tokenizer, for source=huggingface.", None,
-                      when("source", "huggingface"))
+                      _CHECKPOINT)
     family: str = field("", "Your own model family, as package.module:name or FILE.py:name of a jaxalign Family; empty: the "
-                        "family of the model_type in config.json.", None, when("source", "huggingface"))
-    rope_base: float = field(10000.0, "Base of the rotary frequencies.", above(1))
-    norm_eps: float = field(1e-5, "Epsilon of RMSNorm.", above(0))
-    tie_embeddings: bool = field(True, "Share the input embedding with the output projection.")
+                        "family of the model_type in config.json.", None, _CHECKPOINT)
+    rope_base: float = field(10000.0, "Base of the rotary frequencies.", above(1), _SCRATCH)
+    norm_eps: float = field(1e-5, "Epsilon of RMSNorm.", above(0), _SCRATCH)
+    tie_embeddings: bool = field(True, "Share the input embedding with the output projection.", None, _SCRATCH)
     vocab_multiple: int = field(1, "Pad the rows of the embedding tables to a multiple of this, so that mesh.tensor can divide "
                                 "them.", at_least(1))
     max_length: int = field(320, "Maximum length of prompt plus response, in tokens; longer dialogues are cut at a turn.",
@@ -42,10 +45,16 @@ class Model(DecoderSizes):
                              "activations) or another; int8 has one scale per token and head, and changes samples slightly.",
                              one_of("compute", "float32", "bfloat16", "int8"))
     load_balance_coef: float = field(0.0, "Weight of the load-balancing loss of mixture-of-experts models in supervised "
-                                     "training.", at_least(0))
+                                     "training.", at_least(0), _CHECKPOINT)
     compute_dtype: str = field("float32", "Dtype of activations and matrix products; parameters stay float32. float16 is for "
                                "GPUs without bfloat16, and uses loss scaling; see docs/memory.md.",
                                one_of("float32", "bfloat16", "float16"))
+    layers: int = like(DecoderSizes, "layers", read_by=(_SCRATCH,))
+    embed: int = like(DecoderSizes, "embed", read_by=(_SCRATCH,))
+    heads: int = like(DecoderSizes, "heads", read_by=(_SCRATCH,))
+    kv_heads: int = like(DecoderSizes, "kv_heads", read_by=(_SCRATCH,))
+    head_dim: int = like(DecoderSizes, "head_dim", read_by=(_SCRATCH,))
+    mlp: int = like(DecoderSizes, "mlp", read_by=(_SCRATCH,))
 
     def check(self, config: WholeConfig, name: str) -> None:
         if self.source == "huggingface" and not self.path:

@@ -6,22 +6,28 @@ import dataclasses
 
 from jaxalign.config.base import Section, WholeConfig
 from jaxalign.config.constraints import at_least, between
+from jaxalign.config.reading import chosen, either, when
 from jaxalign.config.schema import field
 from jaxalign.errors import UserError
-from jaxalign.registry.data_sources import data_source
+from jaxalign.registry.data_sources import DATA_SOURCES, data_source
 
+_SOURCE = chosen("data.source", DATA_SOURCES, "world")
+_SCRATCH = when("model.source", "scratch")
+_TOPICS = either(_SCRATCH, chosen("data.source", DATA_SOURCES, "world_rows"))
 
 @dataclasses.dataclass(frozen=True)
 class World(Section):
     """The embedded world: short dialogues about invented topics, with known ground truth."""
 
-    topics: int = field(60, "Number of topics.", at_least(4))
+    topics: int = field(60, "Number of topics.", at_least(4), _SOURCE, _TOPICS)
     held_out_topics: int = field(20, "Topics that the pretraining text only states facts about, without dialogues or other "
-                                "demonstrations; evaluation uses only these.", at_least(1))
-    vocab_size: int = field(768, "Vocabulary size of the SentencePiece tokenizer trained on the text.", at_least(300))
-    tokens: int = field(1_300_000, "Approximate size of the pretraining text, in tokens.", at_least(10_000))
+                                "demonstrations; evaluation uses only these.", at_least(1), _SOURCE, _TOPICS)
+    vocab_size: int = field(768, "Vocabulary size of the SentencePiece tokenizer trained on the text.", at_least(300), _SOURCE,
+                            _SCRATCH)
+    tokens: int = field(1_300_000, "Approximate size of the pretraining text, in tokens.", at_least(10_000), _SOURCE,
+                        _SCRATCH)
     ratings: float = field(0.0, "Fraction of the text that demonstrates how to rate answers from 1 to 10; required by "
-                           "reward.source=ai_feedback.", between(0.0, 0.5))
+                           "reward.source=ai_feedback.", between(0.0, 0.5), _SOURCE, _SCRATCH)
 
     def check(self, config: WholeConfig, name: str) -> None:
         if data_source(config).feedback and self.held_out_topics >= self.topics:
