@@ -84,7 +84,7 @@ def _plan(config: Config, own: dict[str, Any]) -> int:
     if own["search"]:
         if not best:
             raise UserError(f"no mesh of all {cluster.devices} devices of {cluster.name} divides this model and its batches; "
-                            "make the batches multiples of more devices, or choose another topology")
+                            "choose batch sizes that more meshes divide, or another topology")
         given = dataclasses.replace(given, config=best[0].config)
     run = given.estimate()
     sharded = dataclasses.replace(policy, sharding=abstract_sharding(given.config.mesh))

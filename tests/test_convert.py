@@ -63,7 +63,7 @@ def test_transformers_loads_a_policy_of_a_run_with_its_tokenizer(workdir, tmp_pa
     transformers = pytest.importorskip("transformers")
     folder, models = workdir
     assert _run(f"--source={folder / 'ppo'}", f"--target={tmp_path / 'hf'}", "--mesh=1,2,2") == 0
-    assert "ppo (LlamaForCausalLM) is now in Hugging Face's layout" in capsys.readouterr().out
+    assert "ppo (LlamaForCausalLM) is now in Hugging Face format" in capsys.readouterr().out
     model, params = models["ppo"], models["ppo"].init(jax.random.key(1))
     theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "hf", dtype=torch.float32).eval()
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "hf")
@@ -117,7 +117,7 @@ def test_the_round_trip_through_orbax_changes_nothing(workdir, tmp_path, capsys)
     folder, _ = workdir
     assert _run(f"--source={folder / 'ppo'}", f"--target={tmp_path / 'a'}", "--dtype=bfloat16") == 0
     assert _run(f"--source={tmp_path / 'a'}", f"--target={tmp_path / 'orbax'}", "--mesh=2,2,2") == 0
-    assert f"{tmp_path / 'a'} (LlamaForCausalLM) is now in Orbax's layout" in capsys.readouterr().out
+    assert f"{tmp_path / 'a'} (LlamaForCausalLM) is now in Orbax format" in capsys.readouterr().out
     assert _run(f"--source={tmp_path / 'orbax'}", f"--target={tmp_path / 'b'}", "--shard_gb=0.00001") == 0
     first = load_file(tmp_path / "a" / "model.safetensors")
     again = {}
@@ -141,7 +141,7 @@ def test_mistakes_are_reported_in_one_sentence_and_leave_nothing(workdir, tmp_pa
     (tmp_path / "half" / "params").mkdir()
     source, fresh = f"--source={folder / 'ppo'}", f"--target={tmp_path / 'x'}"
     cases = [
-        ([f"--source={tmp_path / 'none'}", fresh], "none is not a folder; give a model's folder, or a stage's"),
+        ([f"--source={tmp_path / 'none'}", fresh], "none is not a folder; give the folder of a model, or of a stage"),
         ([f"--source={tmp_path / 'used'}", fresh], "config.json does not exist"),
         ([f"--source={tmp_path / 'half'}", fresh], "contains params, but neither a model's config.json nor"),
         ([source, f"--target={tmp_path / 'used'}"], "used already exists; give the name of a new folder"),

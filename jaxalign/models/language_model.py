@@ -231,7 +231,7 @@ def load_model(
     if family is not None:
         FAMILIES.register(family) if isinstance(family, Family) else use_family(family, "family")
     if not folder.is_dir():
-        raise UserError(f"{folder} is not a folder; give a model's folder, or a stage's folder of a run")
+        raise UserError(f"{folder} is not a folder; give the folder of a model, or of a stage of a run")
     orbax = (folder / "params").is_dir()
     if not run_folder.is_model(folder) and (orbax or run_folder.is_stage(folder)):
         found = _load_stage(folder, mesh, max_length, dtype, compute_dtype, style)

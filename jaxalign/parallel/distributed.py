@@ -120,7 +120,7 @@ def find(given: Group, environ: Mapping[str, str] | None = None) -> Group | None
         what = " and ".join(f"--{name}" for name in missing)
         problem = f"{launcher} provides {there}" if launcher else f"{there} is known"
         raise UserError(f"{problem}, but not {what}: give --coordinator=HOST:PORT, --processes=N and --process=I to each "
-                        "process, or none of them for a run of one process")
+                        "process, or none of them for a single-process run")
     _check_range(known, "--process", "--processes")
     return known
 

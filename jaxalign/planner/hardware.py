@@ -163,7 +163,7 @@ def gpu_cluster(text: str) -> Cluster:
     chip, count = known[found[0]], int(match["count"])
     if count > chip.chips_per_host and chip.host_network is None:
         raise UserError(f"--gpus asks for {count} of {chip.name}, but no network between hosts is known for it; plan at most "
-                        f"{chip.chips_per_host}, in one host")
+                        f"{chip.chips_per_host}, on one host")
     return Cluster(chip, (count,), 1, chip.memory)
 
 

@@ -128,8 +128,8 @@ def _totals(run: RunEstimate, prices: Prices | None) -> list[str]:
     hours = run.seconds / 3600
     lines = [f"Total: {hours:.3g} hours, {hours * run.cluster.devices:.3g} device hours."]
     if run.uncounted:
-        lines.append(f"Not counted: {', '.join(run.uncounted)}; their steps depend on the data. Set --examples=N, its number "
-                     "of rows.")
+        lines.append(f"Not counted: {', '.join(run.uncounted)}; their steps depend on the data. Set --examples=N to its "
+                     "number of rows.")
     planned = {task.task.stage for task in run.tasks}
     skipped = [record.name for record in stages_in_order(run.config.stages)
                if record.name not in planned and (record.programs or record.workload)]

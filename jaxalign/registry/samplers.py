@@ -28,7 +28,7 @@ class SamplerRecord:
     def load(self) -> Callable[[Any], Any]:
         """The function or class, imported if it is named."""
         if isinstance(self.make, str):
-            return load_object(self.make, f"the maker of sampler {self.name!r}")
+            return load_object(self.make, f"make of sampler {self.name!r}")
         return self.make
 
 

@@ -27,7 +27,7 @@ class TrackerRecord:
     def load(self) -> Callable[[], Any]:
         """The class or function, imported if it is named."""
         if isinstance(self.make, str):
-            return load_object(self.make, f"the maker of tracker {self.name!r}")
+            return load_object(self.make, f"make of tracker {self.name!r}")
         return self.make
 
 

@@ -126,7 +126,7 @@ def load_reward_model(settings: Reward, sharding: Sharding | None, clip: float |
     folder = Path(settings.model).expanduser()
     if not (folder / "config.json").is_file():
         raise UserError(f"config.reward.model is {settings.model}, which has no config.json; give the folder of a "
-                        "...ForSequenceClassification in Hugging Face layout")
+                        "...ForSequenceClassification in Hugging Face format")
     tensor = 1 if sharding is None else sharding.mesh.shape["tensor"]
     found = huggingface.read_config(folder, settings.model_dtype, tensor)
     if found.head != "scalar":

@@ -127,7 +127,7 @@ def make_sampler(sampler: str | Sampler | Callable[[Engine], Sampler], engine: E
     else:
         made = sampler(engine) if callable(sampler) else sampler
     if isinstance(made, type) or not is_sampler(made):
-        raise UserError(f"{where} is {sampler!r}, which makes an object of type {type(made).__name__}; one with the "
+        raise UserError(f"{where} is {sampler!r}, which creates an object of type {type(made).__name__}; one with the "
                         "methods submit, collect and update is expected")
     return made
 

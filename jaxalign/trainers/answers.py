@@ -108,7 +108,7 @@ def _mismatched(singles: Sequence[AnsweredIds], i: int) -> list[int]:
         other, answer = singles[(i + step) % len(singles)]
         if other != prompt:
             return answer
-    raise UserError("all answers are to one prompt, and kto needs answers to other prompts for its KL; give more prompts, or "
+    raise UserError("all answers are to one prompt, but kto needs answers to several prompts for its KL; give more prompts, or "
                     "choose another dpo.objective")
 
 

@@ -242,7 +242,7 @@ def test_a_folder_without_a_template_and_a_dialogue_without_a_question_are_repor
 
 def test_roles_that_do_not_alternate_raise_the_error_of_the_template(loaded):
     twice = [Message("user", "a"), Message("user", "b")]
-    with pytest.raises(DialogueRefused, match=r"refuses a dialogue \(roles user, user\): roles must alternate"):
+    with pytest.raises(DialogueRefused, match=r"rejects a dialogue \(roles user, user\): roles must alternate"):
         chat.encode_prompt(loaded["gemma"], twice)
     with pytest.raises(UserError, match="System role not supported"):
         chat.encode_prompt(loaded["gemma"], [Message("system", "x"), *twice])

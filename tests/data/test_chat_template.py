@@ -70,7 +70,7 @@ def test_endless_loops_and_output_are_stopped(source):
     ("a\n{% for %}", r"is not a Jinja template \(line 2: "),
     ("{{ messages[7].content }}", "fails on a dialogue .*UndefinedError"),
     ("{{ 1 / 0 }}", "ZeroDivisionError"),
-    ("{{ raise_exception('no tools here') }}", r"refuses a dialogue \(roles user, assistant\): no tools here$"),
+    ("{{ raise_exception('no tools here') }}", r"rejects a dialogue \(roles user, assistant\): no tools here$"),
     ("{% include 'x' %}", "fails on a dialogue"),
 ])
 def test_a_template_that_fails_is_reported_in_one_sentence(source, message):

@@ -172,7 +172,7 @@ def test_the_masks_and_tables_of_old_neox_files_are_not_unexpected(tmp_path):
     save_file(tensors | old, folder / "model.safetensors")
     assert load_params(folder, model)["blocks"]["attention"]["query"].shape == (1, 16, 2, 8)
     save_file(tensors | {f"{at}dense.scale": np.ones(1, np.float32)}, folder / "model.safetensors")
-    with pytest.raises(UserError, match=r"have no place in this model: gpt_neox\.layers\.0\.attention\.dense\.scale"):
+    with pytest.raises(UserError, match=r"are unexpected in this model: gpt_neox\.layers\.0\.attention\.dense\.scale"):
         load_params(folder, model)
 
 

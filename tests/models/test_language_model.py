@@ -102,7 +102,7 @@ def test_adapters_are_saved_separately_or_merged(folders, tmp_path):
 
 def test_wrong_arguments_are_refused(folders, tmp_path):
     for arguments, message in (
-        ({"folder": tmp_path / "none"}, "is not a folder; give a model's folder, or a stage's folder"),
+        ({"folder": tmp_path / "none"}, "is not a folder; give the folder of a model, or of a stage"),
         ({"max_length": 97}, "max_length is 97, but .* supports at most 96 positions"),
         ({"style": "xml"}, "style is 'xml'; one of plain, chat, hh, compact"),
         ({"style": "compact"}, "has no symbol '<user>'"),

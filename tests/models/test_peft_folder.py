@@ -175,7 +175,7 @@ def test_unsupported_features_of_peft_are_refused_by_name(saved, tmp_path, confi
     ("weights", "drop", "said"),
     [
         ({}, (Q + "lora_A.weight",), "weights are missing: .*layers.1.self_attn.q_proj.lora_A.weight"),
-        ({"base_model.model.lm_head.weight": np.zeros((37, 20), np.float32)}, (), "have no place.*lm_head.weight"),
+        ({"base_model.model.lm_head.weight": np.zeros((37, 20), np.float32)}, (), "are unexpected.*lm_head.weight"),
         ({Q + "lora_B.weight": np.zeros((24, 4), np.float32)}, (), r"q_proj.lora_B.weight is \[24, 4\], \[24, 3\] expected"),
         ({Q + "lora_B.weight": np.zeros((24, 3), np.int32)}, (), "not in one of .*q_proj.lora_B.weight is I32"),
         ({Q + "lora_B.weight": np.full((24, 3), np.nan, np.float32)}, (), "q_proj.lora_B.weight contains non-finite numbers"),

@@ -122,8 +122,8 @@ def test_a_sampler_with_unanswered_rows_is_refused():
     ("remote", "ppo.sampler is 'remote'; one of local, or 'package.module:name'"),
     ("no.such.module:Thing", "no.such.module cannot be imported"),
     ("json:JSONDecoder", "names 'json:JSONDecoder', which is not a sampler"),
-    (lambda engine: 3, "which makes an object of type int; one with the methods submit, collect and update"),
-    (7, "which makes an object of type int"),
+    (lambda engine: 3, "which creates an object of type int; one with the methods submit, collect and update"),
+    (7, "which creates an object of type int"),
 ])
 def test_an_invalid_sampler_is_refused(engine, sampler, message):
     with pytest.raises(UserError, match=message):

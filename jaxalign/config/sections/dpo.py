@@ -63,7 +63,7 @@ class Dpo(PackedPairs):
         alone = [part.name for part in parts if not part.summable]
         if alone and len(parts) > 1:
             raise UserError(f"config.dpo.objective is {self.objective!r}; {alone[0]!r} cannot be part of a sum: only DPO and "
-                            "its relatives can")
+                            "its variants can")
         self._check_weights(parts)
         for part in parts:
             if part.smoothing_required and self.label_smoothing == 0:

@@ -50,5 +50,5 @@ class OnlineDpo(Sampling, Trained):
             raise UserError(f"config.dpo.objective is {objective!r}, which trains on single answers, but stage online_dpo has "
                             "pairs: choose another objective")
         if not data_source(config).feedback:
-            raise UserError("stage online_dpo labels new pairs with the labeller, which knows only the embedded world; remove "
-                            "it from config.stages, or set config.data.source to 'world'")
+            raise UserError("stage online_dpo labels new pairs with the labeller, which supports only the embedded world; "
+                            "remove it from config.stages, or set config.data.source to 'world'")

@@ -50,7 +50,7 @@ class Ppo(Sampling, Trained):
     epochs: int = field(2, "Passes over the rollout buffer, each in a new random order.", at_least(1))
     minibatches: int = field(2, "Optimizer steps per pass.", at_least(1))
     micro_batch_tokens: int = field(0, "Maximum tokens (of packed prompts and responses) per device in a micro-batch; results "
-                                    "do not depend on it. 0: 1/16 of the maximum tokens of a batch, but at least 768.",
+                                    "do not depend on it. 0: 1/16 of the maximum tokens of a minibatch, but at least 768.",
                                     at_least(0))
     advantages: str = field("gae", "The advantage estimator. With a critic: gae, reinforce (return minus value) or vtrace. "
                             "Without: rloo, grpo, reinforce_pp or remax.", registered(ADVANTAGES))
@@ -75,9 +75,9 @@ class Ppo(Sampling, Trained):
     entropy_coef: float = field(0.0, "Weight of the entropy bonus.", at_least(0))
     value_clip: float | None = field(0.2, "Maximum change of the critic's value of a state since the rollout; None: no limit.",
                                      at_least(0), _CRITIC)
-    value_loss: str = field("squared", "The critic's loss: half the squared error, or Huber's.", one_of("squared", "huber"),
-                            _CRITIC)
-    huber_delta: float = field(1.0, "The error above which Huber's loss is linear (value_loss=huber).", above(0), _CRITIC,
+    value_loss: str = field("squared", "The critic's loss: half the squared error, or the Huber loss.",
+                            one_of("squared", "huber"), _CRITIC)
+    huber_delta: float = field(1.0, "The error above which the Huber loss is linear (value_loss=huber).", above(0), _CRITIC,
                                when("value_loss", "huber"))
     value_coef: float = field(0.1, "Weight of the value loss.", at_least(0), _CRITIC)
     critic_warmup: int = field(0, "Number of initial iterations that train only the critic.", at_least(0), _CRITIC,

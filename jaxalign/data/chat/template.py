@@ -57,7 +57,7 @@ def render(source: str, origin: str, messages: Sequence[Message], variables: Map
             if length > MAX_TEXT:
                 raise _TooMuch(f"it writes more than {MAX_TEXT} characters")
     except _Refused as error:
-        raise DialogueRefused(f"the chat template of {origin} refuses a dialogue ({_roles(messages)}): {error}") from None
+        raise DialogueRefused(f"the chat template of {origin} rejects a dialogue ({_roles(messages)}): {error}") from None
     except jinja2.sandbox.SecurityError as error:
         raise UserError(f"the chat template of {origin} does something that the sandbox forbids: {error}; do not use "
                         "it") from None

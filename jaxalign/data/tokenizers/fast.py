@@ -138,7 +138,7 @@ def _add_tokens(library: tokenizers.Tokenizer, files: TokenizerFiles) -> None:
             library.add_tokens([tokenizers.AddedToken(token.content, special=token.special, normalized=False)])
         found = library.token_to_id(token.content)
         if found != number:
-            raise UserError(f"the tokenizer in {files.folder} has the added token {token.content!r} with the id {number} in "
+            raise UserError(f"the tokenizer in {files.folder} gives the added token {token.content!r} the id {number} in "
                             f"tokenizer_config.json or added_tokens.json, and {found} in tokenizer.json; download the "
                             "files again")
     added = library.get_added_tokens_decoder()

@@ -49,8 +49,8 @@ class SentencePieceTokenizer(Tokenizer):
     def _check_added(self, files: TokenizerFiles, pieces: int) -> None:
         for i, token in files.added.items():
             if i < pieces and self._processor.id_to_piece(i) != token.content:
-                raise UserError(f"the tokenizer in {files.folder} has the piece {self._processor.id_to_piece(i)!r} with the id "
-                                f"{i} in tokenizer.model, and {token.content!r} among its added tokens; download the "
+                raise UserError(f"the tokenizer in {files.folder} assigns the id {i} to {self._processor.id_to_piece(i)!r} in "
+                                f"tokenizer.model, and to {token.content!r} in its added tokens; download the "
                                 "files again")
 
     @classmethod

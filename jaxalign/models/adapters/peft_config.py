@@ -147,7 +147,7 @@ def read_adapted(folder: str | pathlib.Path, family: Family, model: Model) -> Ad
 
 def _read(path: pathlib.Path) -> dict[str, Any]:
     if not path.is_file():
-        raise UserError(f"{path} does not exist; a PEFT directory has {CONFIG} and adapter_model.safetensors")
+        raise UserError(f"{path} does not exist; a PEFT folder has {CONFIG} and adapter_model.safetensors")
     return read_object(path)
 
 

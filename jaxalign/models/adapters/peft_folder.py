@@ -94,8 +94,8 @@ def _read(folder: pathlib.Path, expected: dict[str, tuple[int, ...]]) -> dict[st
     path = folder / WEIGHTS
     if not path.is_file():
         pickled = (folder / "adapter_model.bin").exists()
-        other = " (adapter_model.bin is not read, as loading one may run code)" if pickled else ""
-        raise UserError(f"{path} does not exist{other}; a PEFT directory has {CONFIG} and {WEIGHTS}")
+        other = " (adapter_model.bin is not read, because loading it may run code)" if pickled else ""
+        raise UserError(f"{path} does not exist{other}; a PEFT folder has {CONFIG} and {WEIGHTS}")
     try:
         with safe_open(path, framework="numpy") as file:
             names = set(file.keys())
@@ -114,7 +114,7 @@ def _check(path: pathlib.Path, names: set[str], expected: dict, found: dict) -> 
     if missing := sorted(set(expected) - names):
         problems.append(f"weights are missing: {some(missing)}")
     if extra := sorted(names - set(expected)):
-        problems.append(f"weights have no place in this model according to {CONFIG}: {some(extra)}")
+        problems.append(f"weights are unexpected according to {CONFIG}: {some(extra)}")
     if wrong := [f"{n} is {list(s)}, {list(expected[n])} expected" for n, (s, _) in found.items() if s != expected[n]]:
         problems.append(f"shapes do not fit the model: {some(wrong)}")
     if odd := [f"{name} is {dtype}" for name, (_, dtype) in found.items() if dtype not in _FLOATS]:

@@ -103,7 +103,7 @@ def read_config(folder: str | pathlib.Path, compute_dtype: str = "float32", voca
     """
     path = pathlib.Path(folder).expanduser() / "config.json"
     if not path.is_file():
-        raise UserError(f"{path} does not exist; model.path must be a folder in the Hugging Face layout, with config.json")
+        raise UserError(f"{path} does not exist; model.path must be a folder in Hugging Face format, with config.json")
     return parse_config(path, read_object(path), compute_dtype, vocab_multiple)
 
 

@@ -87,7 +87,7 @@ def _run_config(workdir: Path, made_with: Mapping[str, Any]) -> Config:
     """The run's config, with the stage's values for fields that changed after the stage ran."""
     values = read_json(workdir / "config.json")
     if "stages" not in values:
-        raise UserError(f"{workdir} has no config.json of a run; give the stage's folder inside its run")
+        raise UserError(f"{workdir} has no config.json of a run; give a stage's folder inside the work directory of its run")
     values = with_current_names(values)
     for dotted, value in leaves_with_current_names(made_with).items():
         *parents, last = dotted.split(".")

@@ -72,26 +72,26 @@ def convert(
       UserError: the source is damaged or is none of these, or the target is not empty.
     """
     if not source.is_dir():
-        raise UserError(f"--source={source} is not a folder; give a model's folder, or a stage's folder of a run")
+        raise UserError(f"--source={source} is not a folder; give the folder of a model, or of a stage of a run")
     check_target(target)
     sharding = make_sharding(Mesh(*mesh))
     if adapters:
         if is_model(source) or not (source / "params").is_dir():
-            raise UserError(f"--adapters exports the adapters of a stage, but {source} is a whole model; leave out --adapters")
+            raise UserError(f"--adapters exports the adapters of a stage, but {source} is a full model; omit --adapters")
         return [_export_adapters(source, target, Mesh(*mesh))]
     if not (source / "params").is_dir():
         config = huggingface.read_config(source)
         dtype = dtype or huggingface.own_dtype(config.raw)
         model = Model(config.decoder, config.head, sharding)
         _write_orbax(target, Found(model, huggingface.load_params(source, model, dtype), config.raw, source), dtype)
-        return [f"{source} ({_named(config.raw)}) is now in Orbax's layout in {target}, in {dtype}"]
+        return [f"{source} ({_named(config.raw)}) is now in Orbax format in {target}, with dtype {dtype}"]
     found, dtype = _read_orbax(source, sharding, dtype) if is_model(source) else _read_stage(source, Mesh(*mesh), dtype)
     export(
         target, found.model, found.params, config=found.config, source=found.texts, files=found.files, dtype=dtype,
         shard_bytes=shard_bytes,
     )
     written = json.loads((target / "config.json").read_text(encoding="utf-8"))
-    return [f"{source} ({_named(written)}) is now in Hugging Face's layout in {target}, in {dtype}", *found.notes]
+    return [f"{source} ({_named(written)}) is now in Hugging Face format in {target}, with dtype {dtype}", *found.notes]
 
 
 def _named(raw: Mapping[str, Any]) -> str:
@@ -137,10 +137,10 @@ def _read_stage(source: Path, mesh: Mesh, dtype: str | None) -> tuple[Found, str
 def _export_adapters(source: Path, target: Path, mesh: Mesh) -> str:
     stage, base, model = _open_stage(source, mesh)
     if model.lora is None:
-        raise UserError(f"{source} trained all weights (config.lora.rank is 0); leave out --adapters")
+        raise UserError(f"{source} trained all weights (config.lora.rank is 0); omit --adapters")
     family = huggingface.parse_config(base.folder / "config.json", base.fields).family
     export_adapters(target, family, model, load_params(stage.weights / "params", model), stage.config.model.path)
-    return f"the adapters of {source} are now in PEFT's layout in {target}"
+    return f"the adapters of {source} are now in PEFT format in {target}"
 
 
 def _open_stage(source: Path, mesh: Mesh) -> tuple[FinishedStage, Base, Model]:

@@ -43,8 +43,8 @@ def labelled_pairs(context: StageContext) -> list[Comparison]:
     found = read_comparisons(Shards(context.input_directory("compare")), context.config.feedback.undecided)
     if not found:
         raise UserError(
-            "stage compare has no pair to train on: pairs of equal answers are left out, as are undecided pairs if "
-            "feedback.undecided is drop; raise compare.prompts or compare.temperature"
+            "stage compare has no pair to train on: identical answers are excluded, and so are undecided pairs if "
+            "feedback.undecided is 'drop'; raise compare.prompts or compare.temperature"
         )
     return found
 
@@ -94,8 +94,8 @@ def revisions(context: StageContext) -> tuple[list[Answered], list[Answered]]:
             found.append((row_prompt(row).messages, row["revision"] if row["round"] else row["response"]))
     if len(found) < 2:
         raise UserError(
-            f"{len(found)} of the answers and revisions of stage revise are complete, too few to train on; raise "
-            "revise.max_new_tokens, or train the base for longer (pretrain.steps)"
+            f"only {len(found)} answers and revisions of stage revise are complete, too few to train on; raise "
+            "revise.max_new_tokens, or train the base model for longer (pretrain.steps)"
         )
     return [pair for i, pair in enumerate(found) if i % 20], found[::20]
 

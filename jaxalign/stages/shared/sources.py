@@ -122,8 +122,8 @@ def pair_loader(
                             "out, or lower config.data.held_out_share")
     least = min(config.data.weights) / sum(config.data.weights) * rows
     if least < 1:
-        raise UserError(f"the smallest of config.data.weights {config.data.weights} gives less than one of the {rows} rows of "
-                        "an epoch; raise it, or leave its file out")
+        raise UserError(f"the smallest of config.data.weights {config.data.weights} gives its file less than one of the {rows} "
+                        "rows of an epoch; raise it, or leave the file out")
     sizes = tuple(rows_per_pair * counts[name] for name in named)
     return MixtureLoader(rows, batch, config.seed, stream, sizes, config.data.weights)
 
