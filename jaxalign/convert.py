@@ -19,8 +19,8 @@ _DTYPES = ("float32", "bfloat16", "float16")
 _USAGE = """usage: python -m jaxalign.convert --source=DIR --target=DIR [--adapters] [--dtype=NAME] [--shard_gb=SIZE]
                                   [--mesh=D,F,T] [--coordinator=HOST:PORT --processes=N --process=I]
 
-  --source=DIR     a Hugging Face folder, which is converted to Orbax; or an Orbax folder written by this command, or a
-                   stage's folder of a run, such as runs/quickstart/ppo, which are converted to Hugging Face
+  --source=DIR     a Hugging Face folder, which is converted to Orbax; or an Orbax folder written by this command, or the
+                   folder of a run's stage, such as runs/quickstart/ppo, which are converted to Hugging Face
   --target=DIR     a new folder; a failed conversion leaves nothing there
   --adapters       write the adapters that the stage trained (config.lora) as a PEFT folder; default: merge them into the
                    base and write the whole model

@@ -26,7 +26,7 @@ Prints the memory, work and time of each task of a run, by arithmetic, for devic
   --shape=NAME          the architecture of a published model, as in Llama-3.1-8B, without its files
   --search              plan the fastest mesh that fits instead of config.mesh
   --compile             also compile every step for the topology (minutes; pip install 'jaxalign[aot]')
-  --prompt=N            tokens of the longest prompt; default: what model.max_length leaves before a response
+  --prompt=N            tokens of the longest prompt; default: model.max_length minus the new tokens
   --examples=N          rows of the data file, which determine the number of steps
   --prices=FILE         JSON with prices and their date, as in configs/prices_example.json
   --mfu=SHARE           share of peak FLOP/s that matrix products reach; default 0.5
@@ -123,7 +123,7 @@ def _compiled(config: Config, own: dict[str, Any]):
     from jaxalign.planner.topology import parse_topology, topology_devices
 
     if not own["topology"]:
-        raise UserError("--compile needs a --topology of TPUs: a compiler for GPUs needs an attached GPU")
+        raise UserError("--compile needs a --topology of TPUs: compiling for GPUs needs an attached GPU")
     mesh, topology = config.mesh, parse_topology(own["topology"], config.mesh.slices)
     devices = topology_devices(topology, mesh.data * mesh.fsdp * mesh.tensor * mesh.context * mesh.pipeline)
     policy = shapes.policy_model(config, make_sharding(mesh, devices), own["shape"] or None)

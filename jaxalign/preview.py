@@ -141,7 +141,7 @@ def read_dialogues(path: Path) -> list[list[Message]]:
             found = [json.loads(line) for line in text.split("\n") if line.strip()]
         dialogues = [[Message(m["role"], m["content"]) for m in _messages(item)] for item in found]
         if not dialogues or not all(isinstance(m.content, str) for messages in dialogues for m in messages):
-            raise ValueError("there is no dialogue, or a content is not a string")
+            raise ValueError("there is no dialogue, or the content of a message is not a string")
     except (ValueError, TypeError, KeyError) as error:
         raise UserError(f'--messages={path} contains no dialogues ({type(error).__name__}: {error}); a JSON list of {{"role", '
                         '"content"}, an object with such a list as "messages", or one of these per line is expected') from None

@@ -22,8 +22,8 @@ _MOST_TOKENS = 256
 _MOST_ROWS = 16
 _USAGE = """usage: python -m jaxalign.sample --model=DIR (--prompt=TEXT | --prompts=FILE | --chat) [options]
 
-  --model=DIR           a Hugging Face folder, an Orbax folder from jaxalign.convert, or a stage's folder of a run, such as
-                        runs/quickstart/ppo
+  --model=DIR           a Hugging Face folder, an Orbax folder from jaxalign.convert, or the folder of a run's stage, such
+                        as runs/quickstart/ppo
   --prompt=TEXT         prints the answer
   --prompts=FILE        answers each line of a text file, or each object of a .jsonl (or .jsonl.gz) file, whose "prompt" is a
                         text or a list of {"role", "content"}

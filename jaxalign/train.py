@@ -29,7 +29,7 @@ _USAGE = f"""usage: python -m jaxalign.train [--config=FILE] [--workdir=DIR] [--
                                 [--coordinator=HOST:PORT --processes=N --process=I]
 
   --config=FILE         a Python file with get_config(); default {_DEFAULT}
-  --workdir=DIR         the folder of all output, in which an interrupted run is resumed; default runs/<name of FILE>
+  --workdir=DIR         the output folder; the same command resumes an interrupted run in it; default runs/<name of FILE>
   --overwrite           redo stages whose config or inputs changed; the old folders are kept as STAGE.old-N
   --config.FIELD=VALUE  set a field of the config, as in --config.ppo.kl_coef=0.1; docs/config.md lists them
 {distributed.USAGE}"""
@@ -87,7 +87,7 @@ def read_values(argv: Sequence[str]) -> tuple[config_dict.ConfigDict, Path, bool
     schema.add_sections(config, default)
     arguments = [argv[0], *overrides.normalise(rest, default)]
     values = flags.FlagValues()
-    workdir = flags.DEFINE_string("workdir", None, "Where everything is written.", flag_values=values)
+    workdir = flags.DEFINE_string("workdir", None, "The output folder.", flag_values=values)
     overwrite = flags.DEFINE_boolean("overwrite", False, "Redo changed stages.", flag_values=values)
     # The file is loaded above, since the library reports some of its errors late and others with a traceback.
     config_flags.DEFINE_config_dict("config", config, flag_values=values, sys_argv=arguments, lock_config=False,

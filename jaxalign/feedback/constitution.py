@@ -22,7 +22,7 @@ from typing import Any
 from jaxalign.errors import UserError
 from jaxalign.records import Principle
 
-_SHAPES = 'our own ("principles"), the paper\'s ("prompt" and "edit_request") and the public one ("constitutions")'
+_SHAPES = 'jaxalign\'s own ("principles"), the paper\'s ("prompt" and "edit_request") and the public one ("constitutions")'
 _FIELDS = ("name", "critique_request", "revision_request", "comparison")
 _LABELS = re.compile(r"(?:CritiqueRequest|RevisionRequest|Critique|Revision):")
 
@@ -93,7 +93,7 @@ def _given(index: int, entry: Any) -> Principle:
     if isinstance(entry, Mapping):
         return _own("given", index, dict(entry))
     if not isinstance(entry, str) or not entry.strip():
-        raise UserError(f"principle {index + 1} of the constitution is {entry!r}; a text, a Principle or a mapping with the "
+        raise UserError(f"principle {index + 1} of the constitution is {entry!r}; a string, a Principle or a mapping with the "
                         f"fields {', '.join(_FIELDS)} is expected")
     rule = entry.strip()
     return Principle(

@@ -138,5 +138,5 @@ class LocalJudge:
 
     def _write(self, segments: Sequence[Sequence[str]], draw: Draw) -> list[Text]:
         if self.writing is None:
-            raise UserError("the judge has no sampling settings for critiques and revisions; give LocalJudge `writing`")
+            raise UserError("the judge has no sampling settings for critiques and revisions; pass `writing` to LocalJudge")
         return [Text(found.text, found.ended) for found in self.speaker.say(segments, draw.key, self.writing, draw.rows)]

@@ -112,7 +112,7 @@ class LanguageModel:
         """
         ids = encode_prompt(self.tokenizer, as_messages(prompt), self.style)
         if not ids:
-            raise UserError(f"the prompt {prompt!r} has no tokens; give a non-empty text")
+            raise UserError(f"the prompt {prompt!r} has no tokens; give a non-empty prompt")
         return ids
 
     def answer_ids(self, text: str) -> list[int]:
@@ -182,7 +182,7 @@ def as_messages(prompt: Asked) -> tuple[Message, ...]:
     if isinstance(prompt, str):
         return (Message("user", prompt),)
     if not isinstance(prompt, Sequence) or not prompt:
-        raise UserError(f"a prompt is {str(prompt)[:60]!r}; a text, or a list of {{'role', 'content'}}, is expected")
+        raise UserError(f"a prompt is {str(prompt)[:60]!r}; a string, or a list of {{'role', 'content'}}, is expected")
     return tuple(_message(item) for item in prompt)
 
 

@@ -161,5 +161,5 @@ def _check_all_used(mesh: Mesh) -> None:
     """Checks that each process takes part in every step."""
     processes, devices = jax.process_count(), jax.device_count()
     if processes > 1 and mesh.size != devices:
-        raise UserError(f"the mesh uses {mesh.size} of the {devices} devices of {processes} processes; set the product of its "
-                        "sizes to the number of all devices")
+        raise UserError(f"the mesh uses {mesh.size} of the {devices} devices of {processes} processes; choose sizes whose "
+                        "product is the number of all devices")

@@ -180,6 +180,6 @@ def _column(verifier: str, name: str, column: Any, responses: Sequence[str]) -> 
     if column is None:
         raise UserError(f"{verifier} needs the column {name!r}, with one entry per row; add it to the data set")
     if isinstance(column, str) or len(column) != len(responses):
-        size = "a text" if isinstance(column, str) else f"{len(column)} entries"
+        size = "a string" if isinstance(column, str) else f"{len(column)} entries"
         raise UserError(f"the column {name!r} of {verifier} is {size}; a list of {len(responses)} entries is expected")
     return column

@@ -19,9 +19,9 @@ Example = tuple[Dialogue | None, str]
 
 _ANSWER_KEYS = ("response", "completion", "answer")
 _PAIR_FORM = '{"prompt": text or messages, "chosen": answer, "rejected": answer}'
-_EXAMPLE_FORM = 'a text, {"prompt": text or messages, "response": answer} or {"messages": messages}'
+_EXAMPLE_FORM = 'a string, {"prompt": text or messages, "response": answer} or {"messages": messages}'
 _JUDGED_FORM = '{"prompt": text or messages, "completion": answer, "label": true or false}'
-_PROMPT_FORM = 'a text, a list of {"role", "content"} that ends with the user\'s message, or {"prompt": either, ...}'
+_PROMPT_FORM = 'a string, a list of {"role", "content"} that ends with a user message, or {"prompt": either, ...}'
 
 
 def as_prompts(data: Any, where: str) -> list[Prompt]:
@@ -117,7 +117,7 @@ def _is_tensor(value: Any) -> bool:
 
 
 def _messages(value: Any, where: str, form: str) -> Dialogue:
-    """The messages of a prompt. Raises UserError if they do not end with a user's message."""
+    """The messages of a prompt. Raises UserError if they do not end with a user message."""
     if isinstance(value, str):
         found: Dialogue = (Message("user", value),)
     elif isinstance(value, Sequence) and value and all(isinstance(item, Message) for item in value):
@@ -130,8 +130,8 @@ def _messages(value: Any, where: str, form: str) -> Dialogue:
     else:
         raise _bad_row(where, form, f"is of type {type(value).__name__}")
     if found[-1].role != "user" or not found[-1].content.strip():
-        raise UserError(f"{where} ends with {found[-1].role}'s message {found[-1].content[:40]!r}; a prompt must end with a "
-                        "non-empty user's message")
+        raise UserError(f"{where} ends with the {found[-1].role} message {found[-1].content[:40]!r}; a prompt must end with "
+                        "a non-empty user message")
     return found
 
 
@@ -141,7 +141,7 @@ def _example(row: Any, where: str) -> Example:
     if isinstance(row, tuple) and len(row) == 2 and isinstance(row[1], str):
         return _messages(row[0], where, _EXAMPLE_FORM), row[1]
     if not isinstance(row, Mapping):
-        said = "is an empty text" if isinstance(row, str) else f"is of type {type(row).__name__}"
+        said = "is an empty string" if isinstance(row, str) else f"is of type {type(row).__name__}"
         raise _bad_row(where, _EXAMPLE_FORM, said)
     if "messages" in row:
         return _answered(row["messages"], where)
@@ -160,8 +160,8 @@ def _answered(messages: Any, where: str) -> Example:
     except ValueError as error:
         raise UserError(f"{where}['messages']: {error}") from None
     if len(found) < 2 or found[-1].role != "assistant":
-        raise UserError(f"{where}['messages'] does not end with an assistant's message after a user's; the last message must "
-                        "be the answer")
+        raise UserError(f"{where}['messages'] does not end with a user message followed by an assistant message; the last "
+                        "message must be the answer")
     return _messages(found[:-1], where, _EXAMPLE_FORM), found[-1].content
 
 
@@ -186,7 +186,7 @@ def _pair(row: Any, where: str, number: int) -> Comparison:
         except ValueError as error:
             raise UserError(f"{where}: {error}") from None
         if found is None:
-            raise UserError(f"{where}: its chosen and rejected dialogues have no user's message in common; {_PAIR_FORM} is "
+            raise UserError(f"{where}: its chosen and rejected dialogues have no user message in common; {_PAIR_FORM} is "
                             "expected")
         messages, chosen, rejected = found
     return Comparison(Prompt(f"pair-{number}", messages, "python"), chosen, rejected, label, margin=margin)
@@ -221,7 +221,7 @@ def _number(row: Mapping, key: str, where: str, default: float | None, low: floa
 
 def _text(value: Any, where: str) -> str:
     if not isinstance(value, str):
-        raise UserError(f"{where} is of type {type(value).__name__}; a text is expected")
+        raise UserError(f"{where} is of type {type(value).__name__}; a string is expected")
     return value
 
 

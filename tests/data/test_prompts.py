@@ -33,7 +33,7 @@ def test_texts_and_message_lists_are_prompts_and_other_fields_are_columns(tmp_pa
         ({"question": "1+1", "answer": 2}, "no \"prompt\""),
         ({"prompt": "  ", "answer": 2}, "has text"),
         ({"prompt": [{"role": "assistant", "content": "b"}], "answer": 2},
-         "user's turn that has text"),
+         "non-empty user turn"),
         ({"prompt": [{"role": "system", "content": "a"}], "answer": 2}, "message 1"),
         ({"prompt": "1+1"}, "the columns differ from those of the first prompt (answer"),
         ({"prompt": "1+1", "answer": 2, "source": "x"}, '"source" is reserved'),

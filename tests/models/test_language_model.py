@@ -54,7 +54,7 @@ def test_a_plain_answer_continues_its_prompt(folders):
 
 
 @pytest.mark.parametrize(("prompt", "message"), [
-    (3, "a prompt is '3'; a text, or a list of"),
+    (3, "a prompt is '3'; a string, or a list of"),
     ([], "a prompt is '\\[\\]'"),
     ({"role": "user", "content": "x"}, "a prompt is"),
     ([{"role": "robot", "content": "x"}], "a message of a prompt is .*; {'role': 'system', 'user' or 'assistant'"),

@@ -137,7 +137,7 @@ def test_exact_and_regex_match_by_hand():
     [
         (functools.partial(number_match), "number_match needs the column 'answer'"),
         (functools.partial(exact_match, answer=["one"]), "'answer' of exact_match is 1 entries; a list of 3"),
-        (functools.partial(exact_match, answer="one"), "'answer' of exact_match is a text"),
+        (functools.partial(exact_match, answer="one"), "'answer' of exact_match is a string"),
         (functools.partial(regex_match), "regex_match needs the column 'pattern'"),
         (functools.partial(regex_match, pattern="("), r"'\(' of regex_match is not a regular expression"),
     ],

@@ -65,7 +65,7 @@ PAIR = {"prompt": "Hi.", "chosen": "A.", "rejected": "B."}
     ([PAIR | {"label": "yes"}], r"\['label'\] is 'yes'; a number"),
     ([PAIR | {"prompt": 3}], r"DPO.fit\(pairs\)\[0\]\['prompt'\] is of type int"),
     ([PAIR | {"prompt": [USER, ANSWER]}],
-     r"ends with assistant's message 'Hello.'; a prompt must end with a non-empty user's message"),
+     r"ends with the assistant message 'Hello.'; a prompt must end with a non-empty user message"),
     ({"prompt": ["Hi."], "chosen": ["A.", "C."], "rejected": ["B."]},
      r"the columns of DPO.fit\(pairs\) differ in length: prompt has 1, chosen has 2, rejected has 1"),
     ({"prompt": "Hi.", "chosen": "A.", "rejected": "B."}, r"is a mapping whose 'prompt' is of type str; give a list of rows"),

@@ -34,5 +34,5 @@ class Optimizer(Section):
 
     def check(self, config: WholeConfig, name: str) -> None:
         if self.kind == "sophia" and config.model.attention != "plain":
-            raise UserError(f"config.{name}.kind is 'sophia', which needs second derivatives; fused attention has none: "
-                            "set config.model.attention to 'plain'")
+            raise UserError(f"config.{name}.kind is 'sophia', which needs second derivatives; fused attention does not provide "
+                            "them: set config.model.attention to 'plain'")

@@ -64,5 +64,5 @@ def _row(path: Path, row: Row | BrokenLine) -> Asked | BrokenLine:
     except ValueError as error:
         return BrokenLine(row.line, str(error))
     if not messages or messages[-1].role != "user":
-        return BrokenLine(row.line, 'no "prompt" that is text or a list of messages that ends with the user\'s')
+        return BrokenLine(row.line, 'no "prompt" that is text or a list of messages ending with a user message')
     return Asked(messages, place, columns, prompt)

@@ -120,7 +120,7 @@ def _prompt_fault(row: Any, keep_empty: bool = False) -> str | None:
     if not isinstance(row.messages, tuple) or not all(isinstance(message, Message) for message in row.messages):
         return "has messages that are not a tuple of jaxalign.records.Message"
     if not row.messages or row.messages[-1].role != "user" or not str(row.messages[-1].content).strip():
-        return "does not end with a user's message that has text"
+        return "does not end with a non-empty user message"
     if not all(isinstance(message.content, str) for message in row.messages):
         return "has a message with content that is not a string"
     return None
@@ -167,7 +167,7 @@ def _answer_fault(answer: Any, keep_empty: bool) -> str | None:
     if not isinstance(answer, str):
         return f"{str(answer)[:40]!r}; a string is expected"
     if not keep_empty and not answer.strip():
-        return f"{answer!r}; text is expected, or config.data.empty_answers 'keep'"
+        return f"{answer!r}; non-empty text is expected unless config.data.empty_answers is 'keep'"
     return None
 
 

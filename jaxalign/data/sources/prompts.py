@@ -71,7 +71,7 @@ def _messages(value: dict[str, Any], field: str) -> tuple[Message, ...]:
     else:
         raise ValueError(f'no "{field}" that is text or a list of messages')
     if not messages or messages[-1].role != "user" or not messages[-1].content.strip():
-        raise ValueError("the prompt does not end with a user's turn that has text")
+        raise ValueError("the prompt does not end with a non-empty user turn")
     return messages
 
 

@@ -59,7 +59,7 @@ class PreferenceReport(FileReport):
         "broken": "broken, not JSON or not a pair of dialogues; dropped",
         "differing_contexts": "with contexts that differ",
         "identical": "with two equal answers; dropped",
-        "no_common_question": "without a user's turn that both answers follow; dropped",
+        "no_common_question": "without a common user turn that both dialogues answer; dropped",
         "empty_prompts": "with an empty question; dropped",
         "empty_answers": "with an empty answer",
         "cut": "too long, oldest turns cut",

@@ -24,7 +24,7 @@ def costs(run: RunFiles) -> Section:
     figure = Figure("Time by stage", Markup(plots.time_bars("Time by stage", list(totals.items()))),
                     f"{seconds(sum(totals.values()))} in total.")
     table = Table("Wall-clock time and tokens over all starts of the run. TFLOP/s count the operations that the models need, "
-                  "without recomputation and padding. The peak is the vendor's figure for the devices.",
+                  "excluding recomputation and padding. The peak is the vendor's figure for the devices.",
                   ["Stage", "Phase", "Time", "Tokens", "Tokens per second", "TFLOP/s", "Fraction of peak"], rows)
     first = [[name, seconds(timing["first step"]["since"])] for name, timing in timed.items()
              if timing.get("first step", {}).get("since")]

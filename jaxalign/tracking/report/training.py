@@ -60,7 +60,7 @@ def reinforcement(run: RunFiles) -> Section:
     missing = () if rows else (run.absence("ppo", "the run-time checks"),)
     stopped = stage.summary.get("stopped_early")
     advantages = (run.config.get("ppo") or {}).get("advantages")
-    algorithm = "PPO" if advantages is None else _ALGORITHMS.get(advantages, f"RL with the advantages “{advantages}”")
+    algorithm = "PPO" if advantages is None else _ALGORITHMS.get(advantages, f"RL with advantages “{advantages}”")
     intro = f"{len(stage.metrics):,} iterations of {algorithm}"
     intro += f", {stopped:,} of which the KL limit ended early." if stopped else "."
     names = dict.fromkeys(name for row in stage.metrics for name in row if name.startswith("score_"))
