@@ -95,8 +95,7 @@ def refuse_unread(section: Any, usual: Any, name: str, value_of: Callable[[str],
 
 
 def unmet(entry: dataclasses.Field, section: str, value_of: Callable[[str], Any]) -> Iterator[dict[str, ReadBy]]:
-    """The conditions under which a field of `section` is read that do not hold: each a dictionary of alternatives by the full
-    dotted name of their selector."""
+    """Yields each unmet condition of a field of `section`: its alternatives, by the full dotted name of their selector."""
     for condition in entry.metadata.get("read_by", ()):
         alternatives = {
             each.selector if "." in each.selector else f"{section}.{each.selector}": each
