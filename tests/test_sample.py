@@ -244,7 +244,7 @@ def test_mistakes_are_reported_in_one_sentence(folder, workdir, tmp_path, capsys
         ([model], "one of --prompt=TEXT, --prompts=FILE and --chat is expected"),
         ([model, prompt, "--chat"], "one of --prompt=TEXT, --prompts=FILE and --chat is expected"),
         ([model, "--chat", "--n=2"], "--n cannot be used with --chat"),
-        ([f"--model={tmp_path / 'none'}", prompt], "none is not a folder; give a model's folder"),
+        ([f"--model={tmp_path / 'none'}", prompt], "none is not a folder; give the folder of a model"),
         ([f"--model={tmp_path}", prompt], "config.json does not exist"),
         ([f"--model={run / 'preference'}", prompt], "belongs to the stage preference, which does not train a language model"),
         ([model, prompt, "--style=compact"], "the tokenizer has no symbol '<user>', which the style compact needs"),

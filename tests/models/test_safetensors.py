@@ -62,7 +62,7 @@ def test_all_errors_are_reported_together(tmp_path):
         weights.check({"a": (3, 2), "ints": (2,), "lost": (1,)}, ignored=lambda name: name.endswith("inv_freq"))
     message = str(caught.value)
     assert "weights are missing: lost;" in message
-    assert "weights are unexpected in this model: extra;" in message
+    assert "the model does not have the weights extra;" in message
     assert "a is [2, 3], [3, 2] expected" in message
     assert "ints is I64" in message
 

@@ -80,7 +80,7 @@ def test_every_stage_has_its_steps_and_each_can_be_lowered():
     ({"ppo": {"advantages": "remax", "kl_in": "loss", "kl_estimator": "full"}}, "ppo update (policy)"),
     ({"reward": {"source": "distilled+ai_feedback"}, "world": {"ratings": 0.1}}, "ppo labelling (feedback model)"),
     ({"reward": {"source": "verifier"}, "data": {"source": "arithmetic"}, "stages": ["pretrain", "ppo"],
-      "mesh": {"tensor": 1}},
+      "mesh": {"tensor": 1}, "world": {"vocab_size": 768}},
      "ppo scoring (reference, policy, critic)"),
     ({"mesh": {"data": 1, "fsdp": 8, "tensor": 1, "zero": 1, "generation": "training"}, "stages": ["preference", "ppo"],
       "ppo": {"minibatches": 1}}, "ppo sampling (policy)"),

@@ -120,7 +120,7 @@ def test_sft_learns_from_complete_revisions_and_helpful_samples(tmp_path, used, 
 def test_a_base_that_never_ends_an_answer_is_reported_in_one_sentence(tmp_path):
     (tmp_path / "revise").mkdir()
     Shards(tmp_path / "revise").write(0, [row | {"complete": False} for row in revision_rows()])
-    with pytest.raises(UserError, match="0 of the answers and revisions .* raise revise.max_new_tokens"):
+    with pytest.raises(UserError, match="only 0 answers and revisions of stage revise are complete"):
         revisions(StageContext(Config(), tmp_path, tmp_path / "sft", False))
 
 

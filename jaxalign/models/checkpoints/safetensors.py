@@ -108,7 +108,7 @@ class Weights:
         if missing := sorted(set(expected) - self.names):
             problems.append(f"weights are missing: {_some(missing)}")
         if extra := sorted(name for name in self.names - set(expected) if not ignored(name)):
-            problems.append(f"weights are unexpected in this model: {_some(extra)}")
+            problems.append(f"the model does not have the weights {_some(extra)}")
         found = {name: self.shape(name) for name in sorted(self.names & set(expected))}
         if wrong := [f"{n} is {list(s)}, {list(expected[n])} expected" for n, s in found.items() if s != expected[n]]:
             problems.append(f"shapes do not match config.json: {_some(wrong)}")
