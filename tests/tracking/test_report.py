@@ -237,6 +237,14 @@ def test_inverted_labels_are_mentioned(tmp_path):
     assert "The labels were inverted" in _render(run)[1].text("lead")
 
 
+def test_a_judge_of_the_users_is_named(tmp_path):
+    run = make_run(tmp_path)
+    config = json.loads((run / "config.json").read_text())
+    config["feedback"]["judge"] = "mine.py:Judge"
+    write_json(run / "config.json", config)
+    assert "Feedback followed the constitution “default” and came from the judge mine.py:Judge." in _render(run)[1].text("lead")
+
+
 def test_summaries_with_nulls_and_gaps_are_no_error(tmp_path):
     run = make_run(tmp_path)
     for path in run.glob("**/summary.json"):

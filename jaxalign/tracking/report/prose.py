@@ -135,7 +135,9 @@ def _method_sentences(run: RunFiles) -> list[str]:
     feedback = run.config.get("feedback") or {}
     sentences = []
     if feedback.get("constitution") and {"revise", "compare"} & set(run.planned):
-        sentences.append(f"Feedback followed the constitution “{feedback['constitution']}”.")
+        judge = feedback.get("judge") or "local"
+        origin = "" if judge == "local" else f" and came from the judge {judge}"
+        sentences.append(f"Feedback followed the constitution “{feedback['constitution']}”{origin}.")
     if feedback.get("invert") and "compare" in run.planned:
         sentences.append("The labels were inverted (feedback.invert): training favoured the answers that the constitution "
                          "disfavours.")
