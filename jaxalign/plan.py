@@ -60,8 +60,12 @@ def read_config(argv: Sequence[str], shape: str) -> Config:
     """The checked config. Paths of files that a plan does not read may be unset: the data's and, with `shape`, the model's. A
     shape replaces the sizes of the config's own model."""
     values, _, _ = train.read_values(argv)
-    if isinstance(values.data.source, str) and DATA_SOURCES.get(values.data.source, "config.data.source").rows:
-        values.data.train = values.data.train or "not read by a plan"
+    if isinstance(values.data.source, str):
+        record, unread = DATA_SOURCES.get(values.data.source, "config.data.source"), "not read by a plan"
+        if record.rows and not (values.data.train or values.data.rl):
+            values.data.train = unread
+        if record.reads and "red_team" in record.reads:
+            values.data.red_team = values.data.red_team or unread
     if shape:
         values.model.source, values.model.path = "huggingface", values.model.path or shape
         reset_unread(values, "model.source")

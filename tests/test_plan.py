@@ -48,6 +48,15 @@ def test_gpus_and_a_model_from_scratch(capsys):
     assert "pretrain update" in capsys.readouterr().out
 
 
+def test_files_of_prompts_may_be_unset_or_partly_set(capsys):
+    own = ("--config=configs/quickstart.py", "--config.data.source=prompts_jsonl", "--config.data.style=hh", "--gpus=L4x1",
+           "--config.reward.source=callable", "--config.reward.callable=mine.py:score", RUN[1])
+    stages = "--config.stages=('ppo', 'evaluate')"
+    for files in ((), ("--config.data.rl=q.jsonl",), ("--config.data.train=q.jsonl",)):
+        assert plan(*own, stages, *files) in (0, 1)
+        assert "on L4x1" in capsys.readouterr().out
+
+
 def test_a_shape_replaces_the_sizes_of_the_config(capsys):
     """configs/direct_rlaif.py sets the pretraining text, which a checkpoint does not need."""
     sized = ("--config=configs/direct_rlaif.py", "--config.model.layers=2", "--config.mesh.fsdp=8", "--topology=v6e:2x4")

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import jax
 import numpy as np
 
+from jaxalign.data.chat.encoding import encode_prompt
 from jaxalign.data.chat.formats import render_prompt
 from jaxalign.feedback.judge import CheckedJudge, CritiqueRequest, Draw, RevisionRequest, Text
 from jaxalign.feedback.speaker import Speaker, Utterance
@@ -34,8 +35,11 @@ def draw_principles(
 def answer(
     speaker: Speaker, prompts: Sequence[Prompt], key: jax.Array, sampling: Sampling, first_row: int, style: str = "compact"
 ) -> list[Utterance]:
-    """Samples one response to each prompt. Prompt i has the global row first_row + i."""
+    """Samples one response to each prompt, encoded in `style`. Prompt i has the global row first_row + i."""
     numbers = range(first_row, first_row + len(prompts))
+    if style == "chat":
+        ids = [encode_prompt(speaker.tokenizer, p.messages) for p in prompts]
+        return speaker.say_ids(ids, key, sampling, numbers)
     return speaker.say([render_prompt(p.messages, style) for p in prompts], key, sampling, numbers)
 
 
@@ -88,7 +92,8 @@ def answer_and_revise(
     key: jax.Array,
     sampling: Sampling,
     first_row: int,
+    style: str = "compact",
 ) -> list[Revision]:
     """Samples responses, with 0 folded into the key, and passes them to `revise`."""
-    found = answer(speaker, prompts, jax.random.fold_in(key, 0), sampling, first_row)
+    found = answer(speaker, prompts, jax.random.fold_in(key, 0), sampling, first_row, style)
     return revise(judge, prompts, [Text(u.text, u.ended) for u in found], principles, key, first_row)

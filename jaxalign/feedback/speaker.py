@@ -53,7 +53,13 @@ class Speaker:
     def say(
         self, prompts: Sequence[Sequence[str]], key: jax.Array, sampling: Sampling, numbers: Sequence[int]
     ) -> list[Utterance]:
-        """Samples one continuation of each list of segments. Continuation i has the global row number numbers[i].
+        """`say_ids` of prompts given as segments."""
+        return self.say_ids([self.prompt_ids(segments) for segments in prompts], key, sampling, numbers)
+
+    def say_ids(
+        self, ids: Sequence[list[int]], key: jax.Array, sampling: Sampling, numbers: Sequence[int]
+    ) -> list[Utterance]:
+        """Samples one continuation of each prompt. Continuation i has the global row number numbers[i].
 
         A prompt that leaves no space for max_new_tokens gets an empty answer that did not end; other prompts are not affected.
         The same holds, with a warning, for a prompt with non-finite logits.
@@ -61,7 +67,6 @@ class Speaker:
         Raises:
           UserError: a prompt is empty, or there are several prompts and none has finite logits.
         """
-        ids = [self.prompt_ids(segments) for segments in prompts]
         rows = [i for i, prompt in enumerate(ids) if self.fits(prompt, sampling.max_new_tokens)]
         out = [Utterance("", (), False, 0.0)] * len(ids)
         asked = [ids[i] for i in rows]

@@ -39,7 +39,8 @@ def sft(config: Config, prompt: int | None, examples: int | None) -> list[Task]:
 
 def revise(config: Config, prompt: int | None, examples: int | None) -> list[Task]:
     section = config.revise
-    asked = section.red_team_prompts * (1 + 2 * section.rounds) + section.helpful_prompts
+    texts = 1 + 2 * section.rounds if judge_record(config.feedback.judge).runs_base else 1
+    asked = section.red_team_prompts * texts + section.helpful_prompts
     return [generate(config, "revise", section.batch, section.max_new_tokens, prompt, calls_for(asked, section.batch), ())]
 
 
@@ -61,7 +62,8 @@ def compare(config: Config, prompt: int | None, examples: int | None) -> list[Ta
 
 def _pairs(config: Config, examples: int | None) -> int | None:
     """The number of training pairs: the pairs that stage compare labels, or the rows of the data file."""
-    return config.compare.prompts if data_source(config).feedback else examples
+    compared = "compare" in config.stages or data_source(config).feedback
+    return config.compare.prompts if compared else examples
 
 
 def preference(config: Config, prompt: int | None, examples: int | None) -> list[Task]:

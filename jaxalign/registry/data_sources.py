@@ -25,10 +25,11 @@ class DataSourceRecord:
     Attributes:
       name: its name in the config.
       text: builds documents, tuples of segments (`jaxalign.data.chat.formats`), that train the base model and its tokenizer.
-      prompts: builds `Prompt`s. Not needed with comparisons or judgements: their distinct dialogues are the prompts.
+      prompts: builds `Prompt`s; it may also return `PromptSets` with the prompts by purpose. Not needed with comparisons or
+        judgements: their distinct dialogues are the prompts.
       comparisons: builds `Comparison`s.
       judgements: builds `Judgement`s.
-      feedback: the run labels its own comparisons: stages revise and compare ask the run's model about these prompts.
+      feedback: stages revise and compare make its comparisons, and its text teaches the base model to judge in compact markers.
       gold: the gold judge of the embedded world can judge answers to its prompts.
       answers: its prompts have a column with the expected answer, which a verifier compares with the response.
       patterns: these answers may be patterns for the verifier `regex_match`.
@@ -36,8 +37,7 @@ class DataSourceRecord:
       exact: a run that asks for more prompts than the source has fails; if False, it uses all of its prompts.
       alphabet: the characters of its text, each of which becomes a token; empty: train a SentencePiece tokenizer with
         `config.world.vocab_size` pieces.
-      rows: a description of the rows of the file `config.data.train`, for the error if no file is set; empty: it reads no
-        file.
+      rows: a description of the rows of its files, for the error if `config.data` names no file; empty: it reads no file.
       reads: the fields of `config.data` that it reads, among those that not every source reads; None: any. A field that other
         sources read but this one does not must keep its default.
       world: the fields of `config.world` that it reads, with the same meaning of None.
@@ -82,6 +82,7 @@ class DataSourceRecord:
 
 _FILES, _GENERATED = "jaxalign.data.sources.files", "jaxalign.data.sources.generated"
 _FILE = ("train", "held_out_share", "max_bad_share", "limit")
+_PROMPT_FILES = ("red_team", "helpful", "rl", "eval")
 
 DATA_SOURCES = Registry("data source", DataSourceRecord, (
     DataSourceRecord(
@@ -100,8 +101,8 @@ DATA_SOURCES = Registry("data source", DataSourceRecord, (
     ),
     DataSourceRecord(
         "prompts_jsonl", prompts=f"{_FILES}:prompts", answers=True, patterns=True,
-        rows='prompts, each row with "prompt" and the columns that the reward reads', reads=(*_FILE, "prompt_field"),
-        world=(), world_rows=False,
+        rows='prompts, each row with "prompt" and the columns that the reward reads',
+        reads=(*_FILE, *_PROMPT_FILES, "prompt_field"), world=(), world_rows=False,
     ),
     DataSourceRecord(
         "arithmetic", text=f"{_GENERATED}:arithmetic_text", prompts=f"{_GENERATED}:arithmetic_prompts", answers=True,

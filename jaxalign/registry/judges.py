@@ -22,11 +22,13 @@ class JudgeRecord:
       make: `make(inputs: JudgeInputs) -> Judge`, or "module:attribute" of such a function, imported on first use.
         `JudgeInputs` and `Judge` are in `jaxalign.feedback.judge`.
       runs_base: it uses the run's base model on the run's devices.
+      methods: the names of the methods of `Judge` that it has; None: unknown until a stage calls one.
     """
 
     name: str
     make: Callable[[Any], Any] | str
     runs_base: bool = False
+    methods: tuple[str, ...] | None = None
 
     def load(self) -> Callable[[Any], Any]:
         """The function `make`, imported if it is named."""
@@ -34,7 +36,7 @@ class JudgeRecord:
 
 
 JUDGES = Registry("judge", JudgeRecord, (
-    JudgeRecord("local", "jaxalign.stages.shared.judges:make_local", runs_base=True),
+    JudgeRecord("local", "jaxalign.stages.shared.judges:make_local", runs_base=True, methods=METHODS),
 ))
 
 
@@ -55,10 +57,11 @@ def judge_record(name: str, where: str = "config.feedback.judge") -> JudgeRecord
     found = load_object(name, where)
     if isinstance(found, JudgeRecord):
         return found
-    if not any(callable(getattr(found, method, None)) for method in METHODS):
+    methods = tuple(method for method in METHODS if callable(getattr(found, method, None)))
+    if not methods:
         raise UserError(f"{where} names {name!r}, which is not a judge; a class or object with some of the methods "
                         f"{', '.join(METHODS)}, or a JudgeRecord, is expected")
-    return JudgeRecord(name, lambda inputs: _made(found, name, where))
+    return JudgeRecord(name, lambda inputs: _made(found, name, where), methods=methods)
 
 
 def _made(found: Any, name: str, where: str) -> Any:

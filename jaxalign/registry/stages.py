@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -42,7 +43,9 @@ class StageRecord:
       uses_sampler: config.sampler samples its policy's responses.
       trains: it trains in steps, so single steps can be profiled.
       learns_from: kinds of rows ("text", "prompts", "comparisons", "judgements"), of which the data source must have at least
-        one; empty: it reads no rows.
+        one, unless another stage of the run makes them; empty: it reads no rows.
+      makes: the kinds of rows that it makes for later stages: "revisions" or "comparisons".
+      asks_judge: the methods of the judge of `config.feedback` that it calls.
       batches: its batches.
       programs: `function(run: planner.programs.Run) -> list[planner.programs.Program]`, every jitted step that it calls, for
         ahead-of-time compilation; None: it compiles nothing worth planning.
@@ -64,6 +67,8 @@ class StageRecord:
     uses_sampler: bool = False
     trains: bool = False
     learns_from: tuple[str, ...] = ()
+    makes: tuple[str, ...] = ()
+    asks_judge: tuple[str, ...] = ()
     batches: tuple[Batch, ...] = ()
     programs: Callable | str | None = None
     workload: Callable | str | None = None
@@ -97,16 +102,16 @@ _BUILTIN = (
         batches=(Batch("pretrain.batch_rows", ("pretrain.micro_batches",)),),
     ),
     _builtin(
-        "revise", samples=True, learns_from=("comparisons",), report=f"{_REPORT}.feedback:revisions",
-        batches=(Batch("revise.batch"),),
+        "revise", samples=True, learns_from=("prompts",), makes=("revisions",), asks_judge=("critique", "revise"),
+        report=f"{_REPORT}.feedback:revisions", batches=(Batch("revise.batch"),),
     ),
     _builtin(
-        "sft", makes_policy=True, trains=True, learns_from=("comparisons",), report=f"{_REPORT}.training:losses",
+        "sft", makes_policy=True, trains=True, learns_from=("revisions", "comparisons"), report=f"{_REPORT}.training:losses",
         preview=f"{_PREVIEW}:sft_rows", batches=(Batch("sft.batch_rows", ("sft.micro_batches",)),),
     ),
     _builtin(
-        "compare", samples=True, learns_from=("comparisons",), report=f"{_REPORT}.feedback:labels",
-        batches=(Batch("compare.batch"),),
+        "compare", samples=True, learns_from=("prompts",), makes=("comparisons",), asks_judge=("compare",),
+        report=f"{_REPORT}.feedback:labels", batches=(Batch("compare.batch"),),
     ),
     _builtin(
         "preference", trains=True, learns_from=("comparisons",), report=f"{_REPORT}.reward_models:preference",
@@ -130,8 +135,8 @@ _BUILTIN = (
         report=f"{_REPORT}.training:direct", preview=f"{_PREVIEW}:dpo_rows", batches=(Batch("dpo.batch"),),
     ),
     _builtin(
-        "online_dpo", makes_policy=True, samples=True, uses_sampler=True, trains=True, learns_from=("comparisons",),
-        report=f"{_REPORT}.training:direct",
+        "online_dpo", makes_policy=True, samples=True, uses_sampler=True, trains=True, learns_from=("prompts",),
+        asks_judge=("compare",), report=f"{_REPORT}.training:direct",
         batches=(Batch("online_dpo.batch", ("online_dpo.minibatches",)),),
     ),
     _builtin(
@@ -194,6 +199,12 @@ def ordered(records: Iterable[StageRecord], where: str = "config.stages") -> tup
                             "their records")
         done.append(waiting.pop(ready.name))
     return tuple(done)
+
+
+def made_before(stages: Iterable[str], before: str) -> set[str]:
+    """The kinds of rows that the stages in `stages` make before the stage `before`."""
+    earlier = itertools.takewhile(lambda record: record.name != before, stages_in_order(stages))
+    return {kind for record in earlier for kind in record.makes}
 
 
 def policies_before(stages: Iterable[str], before: str) -> tuple[str, ...]:

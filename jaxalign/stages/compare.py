@@ -11,12 +11,11 @@ import numpy as np
 
 from jaxalign import streams
 from jaxalign.config import Config
-from jaxalign.data.sources.generated import world_of
 from jaxalign.feedback.critique import answer
 from jaxalign.feedback.labeller import Pair
 from jaxalign.feedback.speaker import Utterance
 from jaxalign.records import Prompt
-from jaxalign.stages.shared import engines, judges, loops, reads, run_models
+from jaxalign.stages.shared import engines, judges, loops, reads, run_models, sources
 from jaxalign.stages.shared.base import Stage, StageContext, write_json
 from jaxalign.stages.shared.keys import stage_key
 from jaxalign.stages.shared.labelled import comparison_row
@@ -26,19 +25,21 @@ from jaxalign.tracking.progress import Progress
 
 class Compare(Stage):
     name = "compare"
-    config_fields = (*reads.MODEL_FIELDS, *reads.WORLD_FIELDS, *reads.LABEL_FIELDS, "feedback.invert", "compare")
+    config_fields = (*reads.MODEL_FIELDS, *reads.PROMPT_FIELDS, *reads.LABEL_FIELDS, "feedback.invert", "compare")
 
     def inputs(self, config: Config) -> tuple[str, ...]:
         return tuple(dict.fromkeys((*reads.base_stages(config), *reads.policy_stages(config, self.name))))
 
     def files(self, config: Config):
-        return reads.base_files(config) | judges.feedback_files(config)
+        return reads.base_files(config) | sources.data_files(config) | judges.feedback_files(config)
 
     def run(self, context: StageContext) -> None:
         config, section = context.config, context.config.compare
         tokenizer = run_models.load_tokenizer(context)
         model = run_models.make_model(config, tokenizer.vocab_size)
-        prompts = world_of(config).prompts("compare", section.prompts)
+        sets = sources.prompt_sets(context, tokenizer)
+        prompts = sources.prompts(context, tokenizer, "compare", section.prompts, section.max_new_tokens, sets)
+        sampling = engines.sampling(section, tokenizer, config.data.style)
         shards = Shards(context.directory)
         left = shards.unfinished(queues(len(prompts), section.batch))
         start = len(prompts) - sum(len(queue.rows) for queue in left)
@@ -55,14 +56,14 @@ class Compare(Stage):
                     # Each prompt appears twice in a row, so that its two samples have neighbouring global rows.
                     twice = [prompt for prompt in own for _ in range(2)]
                     key = stage_key(config, self.name, streams.SAMPLES)
-                    said = answer(policy, twice, key, engines.sampling(section, tokenizer), 2 * rows.start)
+                    said = answer(policy, twice, key, sampling, 2 * rows.start, config.data.style)
                 pairs = [_pair(p, *said[2 * i : 2 * i + 2]) for i, p in enumerate(own)]
                 with meter.phase("label"):
                     key = stage_key(config, self.name, "labels")
                     labelled = labelling.label(pairs, key, rows.start, config.feedback.invert)
                 shards.write_all(queue, [comparison_row(comparison) for comparison in labelled])
                 progress.update(len(rows))
-        write_json(context.directory / "summary.json", summarise(shards))
+        write_json(context.directory / "summary.json", summarise(shards) | sources.data_summary(sets))
 
 
 def _pair(prompt: Prompt, first: Utterance, second: Utterance) -> Pair:

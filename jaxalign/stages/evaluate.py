@@ -81,8 +81,8 @@ class Evaluate(Stage):
                     shards.write(chunk, rows)
                 progress.update(len(queue.rows))
         summary = summarise(config, list(shards.read()), names)
-        if section.win_rate_prompts and data_source(config).feedback:
-            summary["win_rates"] = win_rates(context, model, shards, names)
+        if section.win_rate_prompts and judges.compares(config):
+            summary["win_rates"] = win_rates(context, model, shards, names, prompts[: section.win_rate_prompts])
         write_json(context.directory / "summary.json", summary)
         write_json(context.workdir / "summary.json", summary)
 
@@ -194,14 +194,15 @@ def is_asked(measure: str, kind: str | None) -> bool:
     return measure not in gold.MEASURES or kind in gold.MEASURES[measure][0]
 
 
-def win_rates(context: StageContext, model: Model, shards: Shards, names: Sequence[str]) -> list[dict]:
-    """How often the labeller prefers a later model's answer to an earlier model's.
+def win_rates(
+    context: StageContext, model: Model, shards: Shards, names: Sequence[str], asked: Sequence[Prompt]
+) -> list[dict]:
+    """How often the labeller prefers a later model's answer to an earlier model's, over the prompts `asked`.
 
-    The labeller is the base model with labels never inverted; it is asked in both orders. A tie or an undecided pair counts
+    The labeller asks the judge of config.feedback in both orders; labels are never inverted. A tie or an undecided pair counts
     one half.
     """
-    config, section = context.config, context.config.evaluate
-    prompts = {p.id: p for p in world_of(config).prompts("evaluate", section.prompts)[: section.win_rate_prompts]}
+    config, section, prompts = context.config, context.config.evaluate, {prompt.id: prompt for prompt in asked}
     answers = {(row["model"], row["prompt_id"]): row["response"] for row in shards.read()}
     pairings, out = contests(names), []
     with Progress("evaluate", len(pairings) * len(prompts), unit="comparison") as progress:

@@ -49,7 +49,7 @@ class OnlineDPO(Stage):
     name = "online_dpo"
     config_fields = (
         *reads.MODEL_FIELDS,
-        *reads.WORLD_FIELDS,
+        *reads.PROMPT_FIELDS,
         *reads.LABEL_FIELDS,
         *("feedback.invert", "feedback.undecided", "sampler", "data.style", "online_dpo", "dpo.objective", "dpo.weights"),
         *("dpo.beta", "dpo.label_smoothing", "dpo.margin", "dpo.sft_weight", "dpo.reference", "dpo.micro_batch_tokens"),
@@ -59,7 +59,8 @@ class OnlineDPO(Stage):
         return tuple(dict.fromkeys((*reads.base_stages(config), *reads.policy_stages(config, self.name))))
 
     def files(self, config: Config):
-        return reads.base_files(config) | judges.feedback_files(config) | engines.sampler_files(config)
+        found = reads.base_files(config) | sources.data_files(config) | judges.feedback_files(config)
+        return found | engines.sampler_files(config)
 
     def run(self, context: StageContext) -> None:
         config, section = context.config, context.config.online_dpo

@@ -10,10 +10,9 @@ from collections.abc import Sequence
 
 from jaxalign import streams
 from jaxalign.config import Config
-from jaxalign.data.sources.generated import world_of
 from jaxalign.feedback.critique import answer, answer_and_revise, draw_principles
 from jaxalign.records import Revision
-from jaxalign.stages.shared import engines, judges, loops, reads, run_models
+from jaxalign.stages.shared import engines, judges, loops, reads, run_models, sources
 from jaxalign.stages.shared.base import Stage, StageContext, write_json
 from jaxalign.stages.shared.keys import stage_key
 from jaxalign.stages.shared.shards import Queue, Shards, chunks, prompt_row, queues
@@ -22,25 +21,28 @@ from jaxalign.tracking.progress import Progress
 
 class Revise(Stage):
     name = "revise"
-    config_fields = (*reads.BASE_FIELDS, *reads.WORLD_FIELDS, "revise", "feedback.constitution", "feedback.judge")
+    config_fields = (*reads.BASE_FIELDS, *reads.PROMPT_FIELDS, "revise", "feedback.constitution", "feedback.judge")
 
     def inputs(self, config: Config) -> tuple[str, ...]:
         return reads.base_stages(config)
 
     def files(self, config: Config):
-        return reads.base_files(config) | judges.feedback_files(config)
+        return reads.base_files(config) | sources.data_files(config) | judges.feedback_files(config)
 
     def run(self, context: StageContext) -> None:
         config, section = context.config, context.config.revise
         constitution = judges.constitution(config)
         tokenizer = run_models.load_tokenizer(context)
         model = run_models.make_model(config, tokenizer.vocab_size)
-        world, shards = world_of(config), Shards(context.directory)
-        red_team = world.prompts("red_team", section.red_team_prompts)
-        helpful = world.prompts("helpful", section.helpful_prompts)
+        shards, sets = Shards(context.directory), sources.prompt_sets(context, tokenizer)
+        red_team, helpful = (
+            sources.prompts(context, tokenizer, purpose, count, section.max_new_tokens, sets)
+            for purpose, count in (("red_team", section.red_team_prompts), ("helpful", section.helpful_prompts))
+        )
         first = len(chunks(len(red_team), section.batch))  # The first chunk of helpful prompts.
         left = shards.unfinished([*queues(len(red_team), section.batch), *queues(len(helpful), section.batch, first)])
-        sampling, total = engines.sampling(section, tokenizer), len(red_team) + len(helpful)
+        style, total = config.data.style, len(red_team) + len(helpful)
+        sampling = engines.sampling(section, tokenizer, style)
         with Progress(self.name, total, total - sum(len(queue.rows) for queue in left), unit="prompt") as progress:
             if left:
                 meter = loops.Meter(loops.timing(context, model), model, progress)
@@ -53,16 +55,16 @@ class Revise(Stage):
                     if prompts is red_team:
                         rules = draw_principles(constitution, rows, section.rounds, config.seed, streams.PRINCIPLES["revise"])
                         key = stage_key(config, self.name, streams.SAMPLES)
-                        revisions = answer_and_revise(speaking, judge, own, rules, key, sampling, rows.start)
+                        revisions = answer_and_revise(speaking, judge, own, rules, key, sampling, rows.start, style)
                     else:
                         key = stage_key(config, self.name, "revisions")
-                        said = answer(speaking, own, key, sampling, rows.start)
+                        said = answer(speaking, own, key, sampling, rows.start, style)
                         revisions = [
                             Revision(p, 0, None, u.text, None, None, u.ended) for p, u in zip(own, said, strict=True)
                         ]
                 _write(shards, queue, revisions)
                 progress.update(len(rows))
-        write_json(context.directory / "summary.json", _summary(shards, section.rounds))
+        write_json(context.directory / "summary.json", _summary(shards, section.rounds) | sources.data_summary(sets))
 
 
 def _write(shards: Shards, queue: Queue, revisions: Sequence[Revision]) -> None:

@@ -69,7 +69,8 @@ class RewardDistill(Stage):
         fresh, held_out = split_by_prompt(
             fresh_pairs(Shards(context.directory).read()), section.held_out_share, config.seed
         )
-        labelled, labelled_held_out, _ = labelled_split(context, tokenizer, config.preference.held_out_share)
+        share, longest = config.preference.held_out_share, config.preference.max_length
+        labelled, labelled_held_out, _ = labelled_split(context, tokenizer, share, longest)
         unseen = {pair.prompt.messages for pair in held_out}  # With a preference file, its pairs and RL share prompts.
         labelled = [pair for pair in labelled if pair.prompt.messages not in unseen]
         arrays = [

@@ -1,6 +1,6 @@
 """sft: fine-tunes the base on revisions and helpful samples, or on the preferred human answers.
 
-Reads revise (world) or the preference file. Writes checkpoints, params, metrics and a summary.
+Reads revise, or the preference file if the run has no revise. Writes checkpoints, params, metrics and a summary.
 """
 
 from __future__ import annotations

@@ -70,7 +70,7 @@ def test_text_written_by_the_model_is_marked_separately_from_text_it_reads():
     [
         ([], "compact", "no messages"),
         ([ASK], "chatml", "'chatml' is not a prompt style"),
-        ([Message("system", "x"), ASK], "compact", "'system' is not a role"),
+        ([Message("system", "x"), ASK], "compact", "has a system message"),
         ([ASK, Message("assistant", "x")], "compact", "must be from 'user'"),
     ],
 )

@@ -33,7 +33,9 @@ def test_a_file_of_prompts_is_split_and_keeps_its_columns(tmp_path, capsys):
     assert len(train) == 15 and len(held) == 5
     assert sorted(prompt.columns["answer"] for prompt in train + held) == list(range(1, 21))
     assert len(sources.prompts(made, WordTokenizer(), "rl", 4, 8)) == 4
-    assert "20 prompts read; 1 broken lines dropped, the first being line 21: not JSON" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "sums.jsonl: 21 rows read, 20 prompts kept" in shown
+    assert "1 broken, not JSON or not a prompt; dropped (lines 21)" in shown
     assert sources.data_files(made.config) == {tmp_path / "sums.jsonl": "data.train"}
 
 

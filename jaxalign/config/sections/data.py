@@ -10,7 +10,7 @@ from jaxalign.config.reading import chosen
 from jaxalign.config.schema import field
 from jaxalign.errors import UserError
 from jaxalign.registry.data_sources import DATA_SOURCES, DataSourceRecord, data_source
-from jaxalign.registry.stages import STAGES, StageRecord
+from jaxalign.registry.stages import STAGES, StageRecord, made_before, stages_in_order
 
 _SOURCE = chosen("source", DATA_SOURCES)
 
@@ -24,7 +24,14 @@ class Data(Section):
                         "for the reward) or arithmetic.",
                         registered(DATA_SOURCES))
     train: str = field("", "JSONL file, optionally .gz, for preferences_jsonl (chosen/rejected), judgements_jsonl "
-                       "(prompt/completion/label) and prompts_jsonl.", None, _SOURCE)
+                       "(prompt/completion/label) and prompts_jsonl (the same as rl).", None, _SOURCE)
+    red_team: str = field("", "File of prompts whose answers stage revise critiques and revises: .jsonl, .jsonl.gz, or "
+                          ".txt with one prompt per line; see docs/data_formats.md.", None, _SOURCE)
+    helpful: str = field("", "File of prompts that stage revise answers without a critique; empty: none.", None, _SOURCE)
+    rl: str = field("", "File of prompts for compare and reinforcement learning; empty: those of red_team and helpful.", None,
+                    _SOURCE)
+    eval: str = field("", "File of prompts for evaluation, which are never trained on; empty: hold out held_out_share of the "
+                      "distinct dialogues of red_team and helpful, or of rl.", None, _SOURCE)
     prompt_field: str = field("prompt", "The field of a row that contains the prompt; the other fields are columns.", None,
                               _SOURCE)
     extra_train: tuple[str, ...] = field((), "Additional files, mixed with train.", None, _SOURCE)
@@ -44,9 +51,7 @@ class Data(Section):
     def check(self, config: WholeConfig, name: str) -> None:
         source = data_source(config)
         self._check_mixture()
-        if source.rows and not self.train:
-            raise UserError(f"config.data.source is {self.source!r} but config.data.train is empty; set it to a JSONL file "
-                            f"(optionally .gz) of {source.rows}")
+        self._check_files(source, config.stages)
         _check_stages(config.stages, source)
         if source.text is None and config.model.source == "scratch":
             raise UserError(f"config.data.source is {self.source!r}, which has no text to train a tokenizer and a base model "
@@ -54,9 +59,28 @@ class Data(Section):
         if self.style == "chat" and config.model.source == "scratch":
             raise UserError("config.data.style is 'chat', the chat template of a pretrained model, but config.model.source is "
                             "'scratch'; set it to 'huggingface', or the style to 'compact'")
-        if self.style == "chat" and source.feedback:
-            raise UserError(f"config.data.style is 'chat' but config.data.source is {self.source!r}, whose stages use compact "
-                            "markers; set data.source to a file, or the style to 'compact'")
+
+    def _check_files(self, source: DataSourceRecord, stages: tuple[str, ...]) -> None:
+        """Checks that the files which the source and the stages need are set."""
+        given = [name for name in ("train", "red_team", "helpful", "rl", "eval") if getattr(self, name)]
+        if source.prompts is None and source.rows and not self.train:
+            raise UserError(f"config.data.source is {self.source!r} but config.data.train is empty; set it to a JSONL file "
+                            f"(optionally .gz) of {source.rows}")
+        if "revise" in stages and source.reads is not None and "red_team" not in source.reads and not source.feedback:
+            raise UserError(f"stage revise needs red-team prompts, which config.data.source {self.source!r} does not have: set "
+                            "config.data.source to 'prompts_jsonl' and config.data.red_team to a file, or remove revise from "
+                            "config.stages")
+        if source.prompts is None or not source.rows:
+            return
+        if not set(given) - {"eval"}:
+            raise UserError(f"config.data.source is {self.source!r} but config.data.red_team, helpful, rl and train are empty; "
+                            f"set one to a file of {source.rows}")
+        if self.train and self.rl:
+            raise UserError("config.data.train and config.data.rl are both set; they are two names of one setting, so set only "
+                            "one of them")
+        if "revise" in stages and not self.red_team:
+            raise UserError("stage revise needs prompts, but config.data.red_team is empty; set it to a file of prompts, or "
+                            "remove revise from config.stages")
 
     def _check_mixture(self) -> None:
         files = 1 + len(self.extra_train)
@@ -69,12 +93,16 @@ class Data(Section):
 
 
 def _check_stages(names: tuple[str, ...], source: DataSourceRecord) -> None:
-    """Raises UserError if a stage needs rows that the source does not provide."""
+    """Raises UserError if a stage needs rows that neither the source nor another stage of the run provides."""
 
     def fed(stage: StageRecord) -> bool:
-        return not stage.learns_from or not set(stage.learns_from).isdisjoint(source.provides)
+        kinds = made_before(names, stage.name).union(source.provides)
+        return not stage.learns_from or not set(stage.learns_from).isdisjoint(kinds)
 
-    for name in names:
-        if not fed(STAGES.get(name, "config.stages")):
-            raise UserError(f"stage {name} has no data to learn from with config.data.source {source.name!r}; set "
+    for record in stages_in_order(names):
+        if not fed(record):
+            makers = [stage.name for stage in STAGES
+                      if stage.name in record.after and not set(stage.makes).isdisjoint(record.learns_from)]
+            hint = f"add {' or '.join(makers)} to config.stages, or " if makers else ""
+            raise UserError(f"stage {record.name} has no data to learn from with config.data.source {source.name!r}; {hint}set "
                             f"config.stages to some of {', '.join(stage.name for stage in STAGES if fed(stage))}")

@@ -14,6 +14,7 @@ from jaxalign.config.selectors import names_in
 from jaxalign.errors import UserError
 from jaxalign.registry.data_sources import data_source
 from jaxalign.registry.objectives import OBJECTIVES, Objective
+from jaxalign.registry.stages import made_before
 
 _OBJECTIVE = chosen("objective", OBJECTIVES)
 
@@ -39,25 +40,22 @@ class Dpo(PackedPairs):
     batch: int = like(PackedPairs, "batch", doc="Pairs per step; for kto, answers.")
     max_length: int = like(PackedPairs, "max_length", doc="Maximum length of a dialogue with its answer, in tokens; longer "
                            "dialogues lose their oldest tokens.")
-    held_out_share: float = like(PackedPairs, "held_out_share", doc="Fraction of the world's pairs held out to measure "
-                                 "accuracy; for files, data.held_out_share applies.")
+    held_out_share: float = like(PackedPairs, "held_out_share", doc="Fraction of the pairs of compare held out to "
+                                 "measure accuracy; for files, data.held_out_share applies.")
     optimizer: Optimizer = section(Optimizer(learning_rate=2e-4, schedule="linear", warmup_steps=10), "The stage's optimizer.")
 
     def check(self, config: WholeConfig, name: str) -> None:
         check_dialogue_length(self, config, name)
-        self.check_objective(config)
-
-    def check_objective(self, config: WholeConfig) -> None:
-        """Checks the objective against the data source and the other fields of this section. online_dpo also uses it."""
         self.check_terms()
         pairwise = any(OBJECTIVES.get(part).pairs for part in names_in(self.objective))
-        if "comparisons" not in data_source(config).provides and pairwise:
+        if pairwise and "comparisons" not in made_before(config.stages, "dpo").union(data_source(config).provides):
             raise UserError(f"config.dpo.objective is {self.objective!r}, which needs pairs; config.data.source "
                             f"{config.data.source!r} has single answers: set dpo.objective to 'kto', or data.source to "
-                            "'preferences_jsonl'")
+                            "'preferences_jsonl', or add compare to config.stages")
 
     def check_terms(self) -> None:
-        """Checks the requirements of the objective, or of each term of a sum, on the other fields of this section."""
+        """Checks the requirements of the objective, or of each term of a sum, on the other fields of this section. online_dpo
+        also uses it."""
         refuse_unread(self, type(self)(), "dpo", lambda dotted: getattr(self, dotted.removeprefix("dpo.")))
         parts = tuple(OBJECTIVES.get(part, "config.dpo.objective") for part in names_in(self.objective))
         alone = [part.name for part in parts if not part.summable]

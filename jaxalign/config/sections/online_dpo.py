@@ -11,7 +11,6 @@ from jaxalign.config.sections.optimizer import Optimizer
 from jaxalign.config.sections.shared import Sampling, Trained
 from jaxalign.config.selectors import names_in
 from jaxalign.errors import UserError
-from jaxalign.registry.data_sources import data_source
 from jaxalign.registry.objectives import OBJECTIVES
 
 
@@ -44,11 +43,8 @@ class OnlineDpo(Sampling, Trained):
     checkpoint_every: int = like(Trained, "checkpoint_every", default=5, doc="Iterations between checkpoints.")
 
     def check(self, config: WholeConfig, name: str) -> None:
-        config.dpo.check_objective(config)
+        config.dpo.check_terms()
         objective = config.dpo.objective
         if not all(OBJECTIVES.get(part, "config.dpo.objective").pairs for part in names_in(objective)):
             raise UserError(f"config.dpo.objective is {objective!r}, which trains on single answers, but stage online_dpo has "
                             "pairs: choose another objective")
-        if not data_source(config).feedback:
-            raise UserError("stage online_dpo labels new pairs with the labeller, which supports only the embedded world; "
-                            "remove it from config.stages, or set config.data.source to 'world'")

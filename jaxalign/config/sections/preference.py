@@ -45,3 +45,6 @@ class Preference(PackedPairs):
         if self.margin_weight and not data_source(config).margins:
             raise UserError(f"config.preference.margin_weight is {self.margin_weight} but the pairs of config.data.source "
                             f"{config.data.source!r} have no margins; leave it at 0, or set data.source to 'preferences_jsonl'")
+        if self.margin_weight and "compare" in config.stages:
+            raise UserError(f"config.preference.margin_weight is {self.margin_weight}, but the pairs of stage compare have no "
+                            "margins; leave it at 0, or remove compare from config.stages")

@@ -10,7 +10,9 @@ from jaxalign.config.reading import chosen, unless
 from jaxalign.config.schema import field
 from jaxalign.errors import UserError
 from jaxalign.registry.data_sources import DATA_SOURCES, DataSourceRecord, data_source
+from jaxalign.registry.judges import judge_record
 from jaxalign.registry.rewards import REWARDS, RewardSource, reward_records
+from jaxalign.registry.stages import made_before
 
 _SOURCE = chosen("source", REWARDS)
 _MISSING = {
@@ -80,7 +82,8 @@ class Reward(Section):
         if "verifier" in parts and self.verifier == "regex_match" and not data_source(config).patterns:
             raise UserError(f"config.reward.verifier is 'regex_match', which reads a column of patterns; {config.data.source} "
                             "has answers: use 'number_match' or 'exact_match'")
-        if "ai_feedback" in parts and config.model.source == "scratch" and not config.world.ratings:
+        own_judge = not judge_record(config.feedback.judge, "config.feedback.judge").runs_base
+        if "ai_feedback" in parts and config.model.source == "scratch" and not (config.world.ratings or own_judge):
             raise UserError("config.reward.source is 'ai_feedback' but config.world.ratings is 0, so the base model never "
                             "sees a rating: set world.ratings above 0, for example to 0.1")
 
@@ -88,10 +91,34 @@ class Reward(Section):
         """Checks that the data source has the rows and columns that a part of the reward reads."""
         for need in record.needs:
             able = [source.name for source in DATA_SOURCES if _has(source, need)]
-            if not _has(data_source(config), need):
+            if not (_has(data_source(config), need) or _made(config, need)):
                 raise UserError(f"config.reward.source is {self.source!r}; with config.data.source {config.data.source!r} "
                                 f"{_MISSING.get(need, f'there are no {need}')}: set data.source to {' or '.join(able)}, or "
+                                f"{'add compare and preference to config.stages, or ' if need == 'comparisons' else ''}"
                                 "choose another reward")
+            if need == "answers":
+                _check_answers(config)
+
+
+def _check_answers(config: WholeConfig) -> None:
+    """Checks that prompts from files have the answers that a verifier reads."""
+    data = config.data
+    if not (data.red_team or data.helpful):
+        return
+    if not (data.rl or data.train):
+        raise UserError("config.reward.source has 'verifier', which reads the expected answers of the prompts, but "
+                        "config.data.rl is empty; set it to a file with answers")
+    if "evaluate" in config.stages and not data.eval:
+        raise UserError("config.reward.source has 'verifier', which also evaluates the answers, but the prompts held out from "
+                        "config.data.red_team and helpful have no expected answers; set config.data.eval to a file that has "
+                        "them")
+
+
+def _made(config: WholeConfig, need: str) -> bool:
+    """Whether the run meets a requirement without its data source: with its own comparisons, or a judge of the user's own."""
+    if need == "feedback":
+        return not judge_record(config.feedback.judge, "config.feedback.judge").runs_base
+    return need in made_before(config.stages, "ppo")
 
 
 def _has(source: DataSourceRecord, need: str) -> bool:

@@ -43,8 +43,12 @@ def parse_transcript(text: str) -> Dialogue:
     )
 
 
-def parse_messages(value: list[Any]) -> Dialogue:
+def parse_messages(value: list[Any], system: bool = False) -> Dialogue:
     """The messages of a list of {"role": "user" | "assistant", "content": text}, with unchanged text.
+
+    Args:
+      value: the list.
+      system: whether the first message may have the role "system".
 
     Raises:
       ValueError: an item is malformed.
@@ -52,28 +56,28 @@ def parse_messages(value: list[Any]) -> Dialogue:
     messages = []
     for index, item in enumerate(value, start=1):
         role, content = (item.get("role"), item.get("content")) if isinstance(item, dict) else (None, None)
-        if role not in tuple(SPEAKERS) or not isinstance(content, str):
-            raise ValueError(
-                f"message {index} is {str(item)[:60]}; {{'role': 'user' or 'assistant', 'content': text}} is expected"
-            )
+        allowed = role in tuple(SPEAKERS) or (system and index == 1 and role == "system")
+        if not allowed or not isinstance(content, str):
+            roles = "'user', 'assistant' or 'system'" if system and index == 1 else "'user' or 'assistant'"
+            raise ValueError(f"message {index} is {str(item)[:60]}; {{'role': {roles}, 'content': text}} is expected")
         messages.append(Message(role, content))
     return tuple(messages)
 
 
-def parse_dialogue(value: Any) -> Dialogue:
-    """The messages of a transcript or message list. Raises ValueError for anything else."""
+def parse_dialogue(value: Any, system: bool = False) -> Dialogue:
+    """The messages of a transcript or message list. Raises ValueError for anything else. system: as in `parse_messages`."""
     if isinstance(value, str):
         return parse_transcript(value)
     if isinstance(value, list):
-        return parse_messages(value)
+        return parse_messages(value, system)
     raise ValueError(f"type {type(value).__name__}; a transcript or a list of messages is expected")
 
 
-def parse_pair(row: dict[str, Any]) -> tuple[Dialogue, Dialogue]:
+def parse_pair(row: dict[str, Any], system: bool = False) -> tuple[Dialogue, Dialogue]:
     """The two whole dialogues of a row with `chosen`, `rejected` and optionally `prompt`.
 
     Without `prompt`, both are whole dialogues. With it, each may also be just the answer: text that does not begin with
-    "\\n\\nHuman:", or messages that do not begin with a user's message.
+    "\\n\\nHuman:", or messages that do not begin with a user's message. system: as in `parse_messages`.
 
     Raises:
       ValueError: a key is missing or malformed, or a dialogue does not end with the assistant's turn.
@@ -83,7 +87,7 @@ def parse_pair(row: dict[str, Any]) -> tuple[Dialogue, Dialogue]:
         if key not in row:
             raise ValueError(f"the key {key!r} is missing")
         try:
-            dialogue = _complete(row.get("prompt"), row[key])
+            dialogue = _complete(row.get("prompt"), row[key], system)
         except ValueError as error:
             raise ValueError(f"{key}: {error}") from error
         if not dialogue or dialogue[-1].role != "assistant":
@@ -126,20 +130,20 @@ def parse_judgement(row: dict[str, Any]) -> tuple[Dialogue, str, bool]:
     return context, _join(turns), row["label"]
 
 
-def _complete(prompt: Any, answer: Any) -> Dialogue:
+def _complete(prompt: Any, answer: Any, system: bool = False) -> Dialogue:
     if prompt is None:
-        return parse_dialogue(answer)
+        return parse_dialogue(answer, system)
     if isinstance(answer, str):
         if answer.startswith("\n\nHuman:"):
             return parse_transcript(answer)
-        return (*_context(prompt), Message("assistant", answer.strip()))
-    dialogue = parse_dialogue(answer)
-    return dialogue if dialogue and dialogue[0].role == "user" else (*_context(prompt), *dialogue)
+        return (*_context(prompt, system), Message("assistant", answer.strip()))
+    dialogue = parse_dialogue(answer, system)
+    return dialogue if dialogue and dialogue[0].role in ("user", "system") else (*_context(prompt, system), *dialogue)
 
 
-def _context(prompt: Any) -> Dialogue:
+def _context(prompt: Any, system: bool = False) -> Dialogue:
     if not isinstance(prompt, str):
-        return parse_dialogue(prompt)
+        return parse_dialogue(prompt, system)
     if not prompt.startswith("\n\nHuman:"):
         return (Message("user", prompt),)
     context = parse_transcript(prompt)
@@ -168,8 +172,13 @@ def _join(turns: Dialogue) -> str:
 
 
 def cut_front(context: Dialogue, fits: Callable[[Dialogue], bool]) -> Dialogue | None:
-    """The longest suffix of `context` that fits and is the whole context or starts with a user's turn; None if none fits."""
-    for start, message in enumerate(context):
-        if (start == 0 or message.role == "user") and fits(context[start:]):
-            return context[start:]
+    """The longest suffix of `context` that fits and is the whole context or starts with a user's turn; None if none fits.
+
+    A system message at the beginning is kept in front of the suffix.
+    """
+    system = context[:1] if context and context[0].role == "system" else ()
+    turns = context[len(system) :]
+    for start, message in enumerate(turns):
+        if (start == 0 or message.role == "user") and fits((*system, *turns[start:])):
+            return (*system, *turns[start:])
     return None

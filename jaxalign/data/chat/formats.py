@@ -8,13 +8,15 @@ Text that a model writes (answer, critique, revision, reasoning) is followed by 
 always stops at eos.
 
 Plain dialogues have two styles: "compact", with the project's own markers, and "hh", the public transcript format
-"\\n\\nHuman: ...\\n\\nAssistant: ..." for tokenizers without markers.
+"\\n\\nHuman: ...\\n\\nAssistant: ..." for tokenizers without markers. A system message is the text before the first turn of a
+transcript; the compact style has none.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from jaxalign.data.chat.template import DialogueRefused
 from jaxalign.errors import UserError
 from jaxalign.records import Message, Principle
 
@@ -70,6 +72,7 @@ def render_prompt(messages: Sequence[Message], style: str = "compact") -> Segmen
         style: "compact" or "hh".
 
     Raises:
+        DialogueRefused: the dialogue has a system message, and the style is "compact".
         UserError: the style or a role is unknown, the dialogue is empty, or the last turn is not the user's.
     """
     _check(messages, style)
@@ -170,8 +173,13 @@ def _text(text: str, style: str = "compact") -> Segments:
 
 def _turns(messages: Sequence[Message], style: str) -> Segments:
     segments: Segments = []
+    system = ""  # Part of the next segment, since a segment of its own could equal a marker.
     for message in messages:
-        segments += [_roles(style)[message.role], *_text(message.content, style)]
+        if message.role == "system":
+            system = message.content
+            continue
+        segments += [system + _roles(style)[message.role], *_text(message.content, style)]
+        system = ""
         if message.role == "assistant" and style == "compact":
             segments.append(END)
     return segments
@@ -182,6 +190,9 @@ def _check(messages: Sequence[Message], style: str) -> None:
         raise UserError(f"{style!r} is not a prompt style; use 'compact' or 'hh'")
     if not messages:
         raise UserError("a dialogue has no messages; at least one message from the user is needed")
-    for message in messages:
-        if message.role not in _COMPACT_ROLES:
-            raise UserError(f"{message.role!r} is not a role; use 'user' or 'assistant'")
+    for index, message in enumerate(messages):
+        if message.role == "system" and style == "compact":
+            raise DialogueRefused("the dialogue has a system message, which the style 'compact' cannot write")
+        if message.role not in _COMPACT_ROLES and not (message.role == "system" and index == 0):
+            raise UserError(f"{message.role!r} is not a role of message {index + 1}; use 'user' or 'assistant', or 'system' "
+                            "for the first message")

@@ -59,6 +59,38 @@ class Split(Generic[RowT]):
     fitted: bool = False
 
 
+PURPOSES = ("red_team", "helpful", "compare", "rl", "evaluate")
+"""The purposes of prompts: red_team and helpful are read by stage revise, compare by stage compare, rl by the stages that train
+on samples of the policy, and evaluate by stage evaluate."""
+
+
+@dataclasses.dataclass(frozen=True)
+class PromptSets:
+    """The prompts of a source by purpose.
+
+    Attributes:
+      rl: prompts of reinforcement learning, also for best_of_n, online_dpo and reward_distill.
+      evaluate: prompts held out for evaluation.
+      red_team: prompts whose answers stage revise critiques and revises; None: the source has none.
+      helpful: prompts that stage revise answers without a critique; None: the source has none.
+      compare: prompts of stage compare; None: those of `rl`.
+      reports: the reports on the files that were read.
+      fitted: as in `Split`.
+    """
+
+    rl: DataSource[Prompt]
+    evaluate: DataSource[Prompt]
+    red_team: DataSource[Prompt] | None = None
+    helpful: DataSource[Prompt] | None = None
+    compare: DataSource[Prompt] | None = None
+    reports: tuple[SourceReport, ...] = ()
+    fitted: bool = False
+
+    def of(self, purpose: str) -> DataSource[Prompt] | None:
+        """The prompts of one of `PURPOSES`."""
+        return self.rl if purpose == "compare" and self.compare is None else getattr(self, purpose)
+
+
 @dataclasses.dataclass(frozen=True)
 class SourceInputs:
     """The argument of a data source's functions.

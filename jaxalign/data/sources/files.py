@@ -1,4 +1,4 @@
-"""The data sources that read `config.data.train`: preference pairs, judged answers and prompts from JSONL."""
+"""The data sources that read the files of `config.data`: preference pairs, judged answers and prompts from JSONL."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import collections
 from collections.abc import Sequence
 from pathlib import Path
 
-from jaxalign.config import Config
-from jaxalign.data.sources.base import SourceInputs, Split
+from jaxalign.config import Config, Data
+from jaxalign.data.sources.base import PromptSets, SourceInputs, Split
 from jaxalign.data.sources.jsonl import file_stem
 from jaxalign.data.sources.judgements import read_judgements
 from jaxalign.data.sources.preferences import read_preferences
-from jaxalign.data.sources.prompts import read_prompts
+from jaxalign.data.sources.prompts import PromptFile, read_prompts, without
 from jaxalign.data.sources.reports import MixtureReport
 from jaxalign.data.sources.splits import split_by_prompt
 from jaxalign.errors import UserError
@@ -72,14 +72,56 @@ def judgements(inputs: SourceInputs) -> Split[Judgement]:
     return Split(*split_by_prompt(found, data.held_out_share, inputs.config.seed), report, fitted=True)
 
 
-def prompts(inputs: SourceInputs) -> Split[Prompt]:
-    """The prompts of the file. Broken lines are reported on stdout."""
-    data = inputs.config.data
-    found, broken = read_prompts(Path(data.train).expanduser(), data.max_bad_share, data.limit, data.prompt_field)
-    if broken:
-        print(f"{data.train}: {len(found)} prompts read; {len(broken)} broken lines dropped, the first being line "
-              f"{broken[0].line}: {broken[0].reason}", flush=True)
-    return Split(*split_by_prompt(found, data.held_out_share, inputs.config.seed))
+def prompts(inputs: SourceInputs) -> PromptSets:
+    """The prompts of the files in `config.data`: red_team, helpful, rl (or train) and eval.
+
+    Without rl, the prompts of red_team and helpful are also those of reinforcement learning. Without eval, a share of the
+    distinct dialogues of red_team and helpful, or of rl if neither is given, is held out for evaluation.
+
+    Raises:
+      UserError: a file cannot be read, or all of its prompts are evaluated and none is left to train on.
+    """
+    data, seed = inputs.config.data, inputs.config.seed
+    read = {name: _prompt_file(data, name) for name in ("red_team", "helpful", "rl", "eval") if prompt_path(data, name)}
+    evaluated = read.pop("eval", None)
+    if "red_team" in read and "helpful" in read:
+        read["helpful"] = without(read["helpful"], read["red_team"].prompts, "in_red_team")
+    own = [name for name in ("red_team", "helpful") if name in read] or ["rl"]
+    if evaluated is not None:
+        held_out = evaluated.prompts
+    else:
+        pool = interleaved([read[name].prompts for name in own])
+        held_out = split_by_prompt(pool, data.held_out_share, seed)[1]
+    read = {name: without(file, held_out, "evaluated") for name, file in read.items()}
+    train = {name: file.prompts for name, file in read.items()}
+    for name, file in read.items():
+        if not file.prompts and (name != "helpful" or len(read) == 1):
+            raise UserError(f"all {file.report.prompts} prompts of {file.report.path} are used for evaluation, so none is left "
+                            "to train on; give more prompts, or other ones in config.data.eval")
+    return PromptSets(
+        rl=train["rl"] if "rl" in train else interleaved([train[name] for name in own]),
+        evaluate=held_out,
+        red_team=train.get("red_team"),
+        helpful=train.get("helpful"),
+        reports=tuple(file.report for file in (*read.values(), *((evaluated,) if evaluated else ()))),
+    )
+
+
+def prompt_path(data: Data, name: str) -> str:
+    """The path of a file of prompts, "" if there is none. name: "red_team", "helpful", "rl" or "eval"."""
+    return data.rl or data.train if name == "rl" else getattr(data, name)
+
+
+def _prompt_file(data: Data, name: str) -> PromptFile:
+    path = Path(prompt_path(data, name)).expanduser()
+    own = "" if name == "rl" else name
+    return read_prompts(path, data.max_bad_share, data.limit, data.prompt_field, own, columns=name in ("rl", "eval"))
+
+
+def interleaved(parts: Sequence[Sequence[Prompt]]) -> list[Prompt]:
+    """The prompts of several lists, mixed so that every prefix has them in proportion to the lists' lengths."""
+    placed = [((i + 0.5) / len(part), number, prompt) for number, part in enumerate(parts) for i, prompt in enumerate(part)]
+    return [prompt for _, _, prompt in sorted(placed, key=lambda item: item[:2])]
 
 
 def in_turn(prompts: Sequence[Prompt], config: Config) -> list[Prompt]:

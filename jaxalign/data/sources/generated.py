@@ -10,7 +10,7 @@ from jaxalign import streams
 from jaxalign.config import Config
 from jaxalign.data.chat.formats import ASSISTANT, USER
 from jaxalign.data.sources.arithmetic import Arithmetic
-from jaxalign.data.sources.base import SourceInputs, Split
+from jaxalign.data.sources.base import PURPOSES, PromptSets, SourceInputs, Split
 from jaxalign.data.world import World, make_world
 from jaxalign.data.world.documents import Document
 from jaxalign.records import Prompt
@@ -32,7 +32,7 @@ def arithmetic_of(config: Config) -> Arithmetic:
 
 @dataclasses.dataclass(frozen=True)
 class WorldPrompts:
-    """A prompt set of the embedded world, "rl" or "evaluate", as a data source."""
+    """A prompt set of the embedded world, one of `PURPOSES`, as a data source."""
 
     world: World
     name: str
@@ -44,10 +44,10 @@ class WorldPrompts:
         return self.world.prompt(self.name, index)
 
 
-def world_prompts(inputs: SourceInputs) -> Split[Prompt]:
-    """The prompt set "rl", on all topics, for training, and the prompt set "evaluate", on held-out topics."""
+def world_prompts(inputs: SourceInputs) -> PromptSets:
+    """The prompt sets of the embedded world: "evaluate" on held-out topics, the others on all topics."""
     world = world_of(inputs.config)
-    return Split(WorldPrompts(world, "rl"), WorldPrompts(world, "evaluate"), fitted=True)
+    return PromptSets(**{purpose: WorldPrompts(world, purpose) for purpose in PURPOSES}, fitted=True)
 
 
 def world_text(inputs: SourceInputs) -> Split[Document]:

@@ -23,10 +23,10 @@ _LISTED = 5  # Number of broken lines that an error message lists; it counts the
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """One JSON object and its line number."""
+    """One JSON object and its line number. `value` is a string only where `iterate_jsonl` accepts strings."""
 
     line: int
-    value: dict[str, Any]
+    value: Any
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,8 +70,12 @@ def read_object(path: pathlib.Path) -> dict[str, Any]:
     return value
 
 
-def iterate_jsonl(path: str | pathlib.Path) -> Iterator[Row | BrokenLine]:
+def iterate_jsonl(path: str | pathlib.Path, strings: bool = False) -> Iterator[Row | BrokenLine]:
     """Yields each non-blank line as a Row or a BrokenLine, in file order.
+
+    Args:
+      path: the file.
+      strings: whether a line may also be a JSON string.
 
     Raises:
       UserError: the file is missing or unreadable, or its compressed data is truncated or damaged.
@@ -82,7 +86,7 @@ def iterate_jsonl(path: str | pathlib.Path) -> Iterator[Row | BrokenLine]:
             for number, raw in enumerate(stream, start=1):
                 raw = raw.removeprefix(_UTF8_BOM) if number == 1 else raw
                 if raw.strip():
-                    yield _parse(number, raw.rstrip(b"\r\n"))
+                    yield _parse(number, raw.rstrip(b"\r\n"), strings)
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
             raise UserError(
                 f"{path} is damaged or cut short after line {number} ({error}); download or copy it again"
@@ -122,7 +126,7 @@ def _open(path: str | pathlib.Path) -> IO[bytes]:
         raise UserError(f"{path} cannot be read: {error.strerror}") from error
 
 
-def _parse(number: int, raw: bytes) -> Row | BrokenLine:
+def _parse(number: int, raw: bytes, strings: bool) -> Row | BrokenLine:
     try:
         value = json.loads(raw.decode("utf-8"))
         if b"\\ud" in raw.lower():
@@ -136,6 +140,6 @@ def _parse(number: int, raw: bytes) -> Row | BrokenLine:
         return BrokenLine(number, f"not JSON: {error.msg} at column {error.colno}")
     except (ValueError, RecursionError) as error:
         return BrokenLine(number, f"not usable JSON: {error}")
-    if not isinstance(value, dict):
+    if not isinstance(value, dict) and not (strings and isinstance(value, str)):
         return BrokenLine(number, f"a JSON {type(value).__name__}; an object {{...}} is expected")
     return Row(number, value)

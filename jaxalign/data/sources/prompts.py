@@ -1,78 +1,138 @@
-"""Reads prompts from JSONL, with the columns that a reward reads. Each row becomes a Prompt or is reported as a broken line.
+"""Reads prompts from JSONL or plain text. Each row becomes a Prompt or is counted with the reason why it did not.
 
-One field of a row is the prompt: text (the user's only turn), or a list of {"role", "content"} that ends with the user's turn.
-The other fields, such as "answer", are the prompt's columns.
+`prompt_rows` lists the layouts of a row. The fields that are not part of the prompt, such as "answer", are its columns.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import pathlib
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
-from jaxalign.data.chat.dialogues import parse_messages
-from jaxalign.data.sources.jsonl import BrokenLine, check_bad_share, file_stem, iterate_jsonl
+from jaxalign.data.chat.dialogues import Dialogue
+from jaxalign.data.sources.jsonl import BrokenLine, Row, check_bad_share, file_stem, iterate_jsonl
+from jaxalign.data.sources.prompt_rows import parse_prompt
+from jaxalign.data.sources.reports import FileReport
 from jaxalign.errors import UserError
-from jaxalign.records import Message, Prompt
+from jaxalign.records import Prompt
 
 RESERVED = ("prompt_id", "source", "prompts", "responses")
 """Names that columns must not have, because they are arguments of every reward."""
 
 
+@dataclasses.dataclass(frozen=True)
+class PromptReport(FileReport):
+    """A report on the rows of a file of prompts. Tuples contain line numbers, which start at 1.
+
+    rows = prompts + broken + duplicates, unless reading stopped at a limit. The prompts include those of the last two fields.
+    """
+
+    path: str
+    rows: int
+    prompts: int
+    broken: tuple[BrokenLine, ...]
+    duplicates: tuple[int, ...]
+    evaluated: tuple[int, ...] = ()
+    in_red_team: tuple[int, ...] = ()
+
+    reasons = {  # noqa: RUF012
+        "broken": "broken, not JSON or not a prompt; dropped",
+        "duplicates": "with the dialogue of an earlier row; dropped",
+        "evaluated": "used only for evaluation",
+        "in_red_team": "also in config.data.red_team; used only there",
+    }
+
+    def totals(self) -> str:
+        return f"{self.path}: {self.rows} rows read, {self.prompts} prompts kept"
+
+
+class PromptFile(NamedTuple):
+    """The prompts of a file, in order, and the report on its rows."""
+
+    prompts: list[Prompt]
+    report: PromptReport
+
+
 def read_prompts(
-    path: str | pathlib.Path, max_bad_share: float = 0.0, limit: int = 0, field: str = "prompt"
-) -> tuple[list[Prompt], list[BrokenLine]]:
-    """The prompts of a .jsonl or .jsonl.gz file in order, each distinct dialogue once, and the broken lines.
+    path: str | pathlib.Path,
+    max_bad_share: float = 0.0,
+    limit: int = 0,
+    field: str = "prompt",
+    name: str = "",
+    columns: bool = True,
+) -> PromptFile:
+    """Reads the prompts of a .jsonl, .jsonl.gz or .txt file, each distinct dialogue once.
 
     Args:
-      path: the file.
+      path: the file. In a .txt file, each non-blank line is a prompt.
       max_bad_share: the largest accepted share of broken lines, in [0, 1].
       limit: stop after this number of prompts; 0 reads all.
       field: the name of the field that contains the prompt.
+      name: the `source` of the prompts and the beginning of their ids; empty: the source "file", and ids with the file's name.
+      columns: whether prompts keep the other fields of their rows, which must then be the same in all rows.
 
     Returns:
-      Prompts with ids "NAME:LINE" and source "file", all with the same columns, and the broken lines.
+      Prompts with ids "NAME:LINE", and the report on the rows.
 
     Raises:
       UserError: the file is missing or damaged, too many lines are broken, or no prompt is left.
     """
-    stem = file_stem(path)
-    found: dict[tuple[Message, ...], Prompt] = {}
+    stem, source = name or file_stem(path), name or "file"
+    found: dict[Dialogue, Prompt] = {}
     broken: list[BrokenLine] = []
+    duplicates: list[int] = []
     names: set[str] | None = None
-    rows = 0
-    for row in iterate_jsonl(path):
-        rows += 1
+    count = 0
+    for row in _rows(path):
+        count += 1
         if isinstance(row, BrokenLine):
             broken.append(row)
             continue
-        columns = {name: value for name, value in row.value.items() if name != field}
         try:
-            messages = _messages(row.value, field)
-            _check_columns(columns, names)
+            messages, used = parse_prompt(row.value, field)
+            own = {key: value for key, value in row.value.items() if key not in used} if columns and used else {}
+            _check_columns(own, names)
         except ValueError as error:
             broken.append(BrokenLine(row.line, str(error)))
             continue
-        names = set(columns)
-        found.setdefault(messages, Prompt(f"{stem}:{row.line}", messages, "file", columns))
+        names = set(own)
+        if messages in found:
+            duplicates.append(row.line)
+            continue
+        found[messages] = Prompt(f"{stem}:{row.line}", messages, source, own)
         if limit and len(found) == limit:
             break
-    check_bad_share(path, broken, rows, max_bad_share)
+    check_bad_share(path, broken, count, max_bad_share)
     if not found:
-        raise UserError(f'{path} has no prompts; each line is an object with "{field}" and the columns the reward reads')
-    return list(found.values()), broken
+        raise UserError(f'{path} has no prompts; each line is an object with "{field}" or another field that '
+                        "docs/data_formats.md lists, and the columns that the reward reads")
+    report = PromptReport(str(path), count, len(found), tuple(broken), tuple(duplicates))
+    return PromptFile(list(found.values()), report)
 
 
-def _messages(value: dict[str, Any], field: str) -> tuple[Message, ...]:
-    prompt = value.get(field)
-    if isinstance(prompt, str):
-        messages = (Message("user", prompt),)
-    elif isinstance(prompt, list):
-        messages = parse_messages(prompt)
-    else:
-        raise ValueError(f'no "{field}" that is text or a list of messages')
-    if not messages or messages[-1].role != "user" or not messages[-1].content.strip():
-        raise ValueError("the prompt does not end with a non-empty user turn")
-    return messages
+def without(file: PromptFile, others: Sequence[Prompt], reason: str) -> PromptFile:
+    """The file without the dialogues of the prompts `others`. The field `reason` of its report lists their lines."""
+    excluded = {prompt.messages for prompt in others}
+    kept = [prompt for prompt in file.prompts if prompt.messages not in excluded]
+    lines = tuple(int(prompt.id.rpartition(":")[2]) for prompt in file.prompts if prompt.messages in excluded)
+    return PromptFile(kept, dataclasses.replace(file.report, **{reason: lines}))
+
+
+def _rows(path: str | pathlib.Path) -> Iterator[Row | BrokenLine]:
+    """The rows of a file, each with an object or a string."""
+    if pathlib.Path(path).suffix.lower() != ".txt":
+        yield from iterate_jsonl(path, strings=True)
+        return
+    try:
+        lines = pathlib.Path(path).expanduser().read_text(encoding="utf-8-sig").split("\n")
+    except FileNotFoundError:
+        raise UserError(f"the file {path} does not exist; give the path of a .txt, .jsonl or .jsonl.gz file") from None
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} cannot be read ({error}); give a text file in UTF-8") from None
+    for number, line in enumerate(lines, start=1):
+        if line.strip():
+            yield Row(number, line.rstrip("\r"))
 
 
 def _check_columns(columns: dict[str, Any], names: set[str] | None) -> None:

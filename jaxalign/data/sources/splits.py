@@ -23,23 +23,26 @@ class FittedPrompts(NamedTuple):
       prompts: the prompts that fit, cut at a turn if needed.
       cut: ids of prompts that lost their oldest turns.
       too_long: ids of prompts that do not fit even with only their last turn.
-      refused: ids of prompts that the chat template refuses.
+      refused: ids of prompts that the chat template or the style refuses.
+      reason: the reason for the first of them.
     """
 
     prompts: list[Prompt]
     cut: tuple[str, ...]
     too_long: tuple[str, ...]
     refused: tuple[str, ...]
+    reason: str = ""
 
 
 def fit_prompts(prompts: Sequence[Prompt], count_tokens: Callable[[Dialogue], int], max_tokens: int) -> FittedPrompts:
     """Cuts each prompt at a turn, oldest turns first, until `count_tokens` of its messages is at most `max_tokens`."""
-    fitted, cut, too_long, refused = [], [], [], []
+    fitted, cut, too_long, refused, reason = [], [], [], [], ""
     for prompt in prompts:
         try:
             context = cut_front(prompt.messages, lambda messages: count_tokens(messages) <= max_tokens)
-        except DialogueRefused:
+        except DialogueRefused as error:
             refused.append(prompt.id)
+            reason = reason or str(error)
             continue
         if context is None:
             too_long.append(prompt.id)
@@ -47,7 +50,7 @@ def fit_prompts(prompts: Sequence[Prompt], count_tokens: Callable[[Dialogue], in
         if len(context) < len(prompt.messages):
             cut.append(prompt.id)
         fitted.append(dataclasses.replace(prompt, messages=context))
-    return FittedPrompts(fitted, tuple(cut), tuple(too_long), tuple(refused))
+    return FittedPrompts(fitted, tuple(cut), tuple(too_long), tuple(refused), reason)
 
 
 def fit_answered(

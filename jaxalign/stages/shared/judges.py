@@ -13,7 +13,9 @@ from jaxalign.feedback.rater import Rater
 from jaxalign.feedback.speaker import Counted, Speaker
 from jaxalign.models.model import Model
 from jaxalign.records import Principle
+from jaxalign.registry.data_sources import data_source
 from jaxalign.registry.judges import judge_record
+from jaxalign.registry.stages import stages_in_order
 from jaxalign.rollout.engine import Engine
 from jaxalign.rollout.sampling import Sampling
 from jaxalign.stages.shared import run_models
@@ -23,6 +25,16 @@ from jaxalign.stages.shared.base import StageContext
 def constitution(config: Config) -> tuple[Principle, ...]:
     """The principles of `config.feedback.constitution`."""
     return load_constitution(config.feedback.constitution)
+
+
+def compares(config: Config) -> bool:
+    """Whether evaluation compares answers with the judge: with a judge of the user's own that can compare, and with the local
+    judge if a stage asks it, or if the base model learns to judge from the data."""
+    record = judge_record(config.feedback.judge)
+    if not record.runs_base:
+        return record.methods is None or "compare" in record.methods
+    asked = any(stage.asks_judge for stage in stages_in_order(config.stages))
+    return (asked or data_source(config).feedback) and config.data.style == "compact"
 
 
 def feedback_files(config: Config) -> dict[Path, str]:

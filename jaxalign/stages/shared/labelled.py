@@ -1,4 +1,4 @@
-"""The answers and labelled pairs that stages train on, from earlier stages (the embedded world) or from files."""
+"""The answers and labelled pairs that stages train on, from earlier stages (revise, compare) or from files."""
 
 from __future__ import annotations
 
@@ -50,28 +50,31 @@ def labelled_pairs(context: StageContext) -> list[Comparison]:
 
 
 def labelled_split(
-    context: StageContext, tokenizer: Tokenizer, held_out_share: float, margins: bool = False
+    context: StageContext, tokenizer: Tokenizer, held_out_share: float, max_length: int, margins: bool = False
 ) -> tuple[list[Comparison], list[Comparison], SourceReport | None]:
     """(training pairs, held-out pairs, report on the files); the report is None for answers from earlier stages.
 
     Args:
-      held_out_share: the share of the world's pairs to hold out; for files, `data.held_out_share` applies.
+      held_out_share: the share of stage compare's pairs to hold out; for files, `data.held_out_share` applies.
+      max_length: the maximum length of a dialogue with its answer, in tokens, for the pairs of stage compare.
       margins: whether to read the margins of rows in files.
     """
     if not sources.made_in(context.config, "compare"):
         return sources.human_comparisons(context, tokenizer, margins=margins)
-    return *split_by_prompt(labelled_pairs(context), held_out_share, context.config.seed), None
+    pairs = sources.fitting(context, tokenizer, labelled_pairs(context), max_length, "stage compare")
+    return *split_by_prompt(pairs, held_out_share, context.config.seed), None
 
 
 def preference_split(context: StageContext, tokenizer: Tokenizer):
     """`labelled_split` with the settings of stage preference."""
     section = context.config.preference
-    return labelled_split(context, tokenizer, section.held_out_share, section.margin_weight > 0)
+    return labelled_split(context, tokenizer, section.held_out_share, section.max_length, section.margin_weight > 0)
 
 
 def direct_split(context: StageContext, tokenizer: Tokenizer):
     """`labelled_split` with the settings of stage dpo."""
-    return labelled_split(context, tokenizer, context.config.dpo.held_out_share)
+    section = context.config.dpo
+    return labelled_split(context, tokenizer, section.held_out_share, section.max_length)
 
 
 def answered(
@@ -95,7 +98,7 @@ def revisions(context: StageContext) -> tuple[list[Answered], list[Answered]]:
     if len(found) < 2:
         raise UserError(
             f"only {len(found)} answers and revisions of stage revise are complete, too few to train on; raise "
-            "revise.max_new_tokens, or train the base model for longer (pretrain.steps)"
+            "revise.max_new_tokens, or start from a base model that ends its answers (after pretrain: raise pretrain.steps)"
         )
     return [pair for i, pair in enumerate(found) if i % 20], found[::20]
 

@@ -12,7 +12,6 @@ from jaxalign.data.chat import styles
 from jaxalign.data.tokenizers.load import Tokenizer
 from jaxalign.errors import UserError
 from jaxalign.records import Message
-from jaxalign.registry.data_sources import data_source
 from jaxalign.registry.stages import STAGES, stages_in_order
 from jaxalign.stages.shared import engines, labelled, reads, run_models, sources
 from jaxalign.stages.shared.base import StageContext
@@ -79,8 +78,7 @@ def _cut(full: int, kept: int) -> tuple[str, ...]:
 
 def sft_rows(context: StageContext, tokenizer: Tokenizer, count: int) -> list[TokenRow]:
     """The first `count` rows of stage sft."""
-    if data_source(context.config).feedback:
-        _require(context, "sft", "revise")
+    _require(context, "sft", *sources.made_in(context.config, "revise"))
     config, out = context.config, []
     for number, pair in enumerate(labelled.answered(context, tokenizer)[0][:count], start=1):
         batch, _ = packed(tokenizer, [pair], config.data.style, config.sft.row_length)
@@ -93,8 +91,7 @@ def sft_rows(context: StageContext, tokenizer: Tokenizer, count: int) -> list[To
 
 def preference_rows(context: StageContext, tokenizer: Tokenizer, count: int) -> list[TokenRow]:
     """The rows of the first `count` pairs of stage preference."""
-    if data_source(context.config).feedback:
-        _require(context, "preference", "compare")
+    _require(context, "preference", *sources.made_in(context.config, "compare"))
     config, out = context.config, []
     pairs = labelled.preference_split(context, tokenizer)[0][:count]
     batch = scoring.pair_arrays(tokenizer, pairs, config.data.style, config.preference.max_length)
@@ -110,8 +107,7 @@ def preference_rows(context: StageContext, tokenizer: Tokenizer, count: int) -> 
 
 def dpo_rows(context: StageContext, tokenizer: Tokenizer, count: int) -> list[TokenRow]:
     """The rows of the first `count` pairs of stage dpo."""
-    if data_source(context.config).feedback:
-        _require(context, "dpo", "compare")
+    _require(context, "dpo", *sources.made_in(context.config, "compare"))
     config, out = context.config, []
     pairs = labelled.direct_split(context, tokenizer)[0][:count]
     batch = answers.pair_arrays(tokenizer, pairs, config.data.style, config.dpo)

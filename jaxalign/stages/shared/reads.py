@@ -14,6 +14,7 @@ from jaxalign.registry.stages import policies_before
 BASE_FIELDS = ("model", "seed")
 MODEL_FIELDS = (*BASE_FIELDS, "lora")
 WORLD_FIELDS = ("data.source", "world", "arithmetic")
+PROMPT_FIELDS = ("data", "world", "arithmetic")
 LABEL_FIELDS = tuple(
     f"feedback.{name}"
     for name in (

@@ -10,14 +10,14 @@ from typing import Any
 from jaxalign.config import Config
 from jaxalign.data.chat import styles
 from jaxalign.data.loader import EpochLoader, MixtureLoader
-from jaxalign.data.sources.base import DataSource, SourceInputs, SourceReport, Split, read_rows
+from jaxalign.data.sources.base import DataSource, PromptSets, SourceInputs, SourceReport, Split, read_rows
 from jaxalign.data.sources.files import in_turn, named_files
-from jaxalign.data.sources.splits import fit_answered, fit_prompts, split_by_prompt, unique_prompts
+from jaxalign.data.sources.splits import FittedPrompts, fit_answered, fit_prompts, split_by_prompt, unique_prompts
 from jaxalign.data.tokenizers.load import Tokenizer
 from jaxalign.data.world.documents import Document
 from jaxalign.errors import UserError
 from jaxalign.records import Comparison, Judgement, Prompt
-from jaxalign.registry.data_sources import DataSourceRecord, data_source
+from jaxalign.registry.data_sources import data_source
 from jaxalign.stages.shared.base import StageContext
 
 
@@ -26,7 +26,10 @@ def data_files(config: Config) -> dict[Path, str]:
     record, found = data_source(config), own_file(config)
     if record.rows or record.reads is None:
         named = {Path(path).expanduser(): "data.extra_train" for path in config.data.extra_train}
-        found |= named | ({Path(config.data.train).expanduser(): "data.train"} if config.data.train else {})
+        for name in ("train", "red_team", "helpful", "rl", "eval"):
+            path = getattr(config.data, name)
+            named |= {Path(path).expanduser(): f"data.{name}"} if path else {}
+        found |= named
     return found
 
 
@@ -37,8 +40,8 @@ def own_file(config: Config) -> dict[Path, str]:
 
 
 def made_in(config: Config, stage: str) -> tuple[str, ...]:
-    """(stage,) if the run generates its own data by AI feedback, so that later stages read it from `stage`; else ()."""
-    return (stage,) if data_source(config).feedback else ()
+    """(stage,) if later stages train on the rows of `stage`, revise or compare; () if they train on those of the source."""
+    return (stage,) if stage in config.stages or data_source(config).feedback else ()
 
 
 def human_comparisons(
@@ -68,39 +71,76 @@ def text(config: Config) -> Split[Document]:
     return _checked(config, _made(SourceInputs(config), "text"), "text")
 
 
-def prompts(context: StageContext, tokenizer: Tokenizer, purpose: str, count: int, max_new_tokens: int) -> list[Prompt]:
+def prompts(
+    context: StageContext, tokenizer: Tokenizer, purpose: str, count: int, max_new_tokens: int, sets: PromptSets | None = None
+) -> list[Prompt]:
     """The first `count` prompts for a purpose, each with space for `max_new_tokens` after it.
 
     Args:
       context: the context of the stage that reads the prompts.
       tokenizer: the tokenizer of its model.
-      purpose: "rl" for training prompts, "evaluate" for held-out prompts.
+      purpose: one of `PURPOSES`; for "helpful", the result may be empty.
       count: the maximum number of prompts. A source marked `exact` must have at least that many.
       max_new_tokens: the longest response. Dialogues that leave less space are cut at a turn, which is reported on stdout.
+      sets: the result of `prompt_sets`; None reads it.
 
     Raises:
-      UserError: no prompt fits, an `exact` source has too few, or a row is not valid.
+      UserError: no prompt fits, an `exact` source has too few, it has none for this purpose, or a row is not valid.
     """
     config, record = context.config, data_source(context.config)
-    split, kind = _prompts(context, tokenizer, record), "prompts"
-    source = split.held_out if purpose == "evaluate" else split.train
-    if split.fitted:
+    sets, kind, stage = sets or prompt_sets(context, tokenizer), "prompts", context.directory.name
+    source = sets.of(purpose)
+    if source is None:
+        if purpose == "helpful":
+            return []
+        raise UserError(f"{_where(config)} has no {purpose} prompts, which stage {stage} needs: set config.data.source to "
+                        f"'prompts_jsonl' and config.data.{purpose} to a file, or remove the stage from config.stages")
+    if sets.fitted:
         if record.exact and count > len(source):
             raise UserError(f"{count} {purpose} prompts are requested; config.data.source {record.name!r} has {len(source)}: "
-                            f"lower config.{context.directory.name}.prompts")
+                            f"lower {_count_field(stage, purpose)}")
         return read_rows(source, kind, _where(config), count)
     found, most = read_rows(source, kind, _where(config)), config.model.max_length - max_new_tokens
     fitted = fit_prompts(found, lambda m: len(styles.encode_prompt(tokenizer, m, config.data.style)), most)
-    place = config.data.train or f"config.data.source {record.name!r}"
-    if not fitted.prompts:
+    place = " and ".join(map(str, data_files(config))) or _where(config)
+    if not found and purpose != "helpful":
+        raise UserError(f"{place} has no {purpose} prompts; give more prompts"
+                        + (", set config.data.eval, or raise config.data.held_out_share" if purpose == "evaluate" else ""))
+    if found and not fitted.prompts:
         if fitted.refused:
-            raise UserError(f"the model's chat template rejects {len(fitted.refused)} of the {len(found)} {purpose} prompts of "
-                            f"{place}, and none of the others fits into {most} tokens; correct their roles, or set "
-                            "config.data.style to 'hh'")
-        raise UserError(f"no {purpose} prompt of {place} fits into {most} tokens; raise model.max_length or, if no prompt is "
-                        "held out, data.held_out_share")
-    _report_fitting(context.directory.name, purpose, len(found), fitted, most)
+            raise UserError(f"{_rejecting(config)} {len(fitted.refused)} of the {len(found)} {purpose} prompts of {place} "
+                            f"({fitted.reason}), and none of the others fits into {most} tokens; correct their roles, or "
+                            "change config.data.style")
+        raise UserError(f"no {purpose} prompt of {place} fits into {most} tokens; raise model.max_length")
+    _report_fitting(config, stage, purpose, len(found), fitted, most)
     return in_turn(fitted.prompts, config)[:count]
+
+
+def prompt_sets(context: StageContext, tokenizer: Tokenizer) -> PromptSets:
+    """The source's own prompts by purpose, or the distinct prompts of its comparisons or judgements.
+
+    The reports on files of prompts are printed.
+    """
+    config, record = context.config, data_source(context.config)
+    if record.prompts is None:
+        answered = _answered(context, tokenizer, "judgements" if record.comparisons is None else "comparisons")
+        return PromptSets(unique_prompts(answered.train), unique_prompts(answered.held_out))
+    given = _made(SourceInputs(config), "prompts")
+    if isinstance(given, PromptSets):
+        for sentence in (sentence for report in given.reports for sentence in report.sentences()):
+            print(f"[{context.directory.name}] {sentence}", flush=True)
+        return given
+    split = _split(config, given, "prompts")
+    return PromptSets(split.train, split.held_out, fitted=split.fitted)
+
+
+def data_summary(sets: PromptSets) -> dict[str, Any]:
+    """The part of a stage's summary about the files of prompts; empty if no file was read."""
+    return {"data": {"files": [report.to_dict() for report in sets.reports]}} if sets.reports else {}
+
+
+def _count_field(stage: str, purpose: str) -> str:
+    return f"config.{stage}.{purpose}_prompts" if stage == "revise" else f"config.{stage}.prompts"
 
 
 def pair_loader(
@@ -132,15 +172,6 @@ def _where(config: Config) -> str:
     return f"config.data.source {config.data.source!r}"
 
 
-def _prompts(context: StageContext, tokenizer: Tokenizer, record: DataSourceRecord) -> Split[Prompt]:
-    """The source's own prompts, or the distinct prompts of its comparisons or judgements."""
-    config = context.config
-    if record.prompts is not None:
-        return _split(config, _made(SourceInputs(config), "prompts"), "prompts")
-    split = _answered(context, tokenizer, "judgements" if record.comparisons is None else "comparisons")
-    return Split(unique_prompts(split.train), unique_prompts(split.held_out))
-
-
 def _answered(context: StageContext, tokenizer: Tokenizer, kind: str, margins: bool = False) -> Split:
     """The source's comparisons or judgements, checked and cut to the preference model's maximum length."""
     config = context.config
@@ -152,14 +183,37 @@ def _answered(context: StageContext, tokenizer: Tokenizer, kind: str, margins: b
     split = _checked(config, _made(SourceInputs(config, count, most, margins), kind), kind)
     if split.fitted:
         return split
-    (train, dropped), (held_out, more) = (fit_answered(part, count, most) for part in (split.train, split.held_out))
-    if not train:
-        raise UserError(f"{_where(config)}: none of its {kind} fits into {most} tokens; raise config.preference.max_length and "
-                        "config.model.max_length")
-    if dropped + more:
-        print(f"[{context.directory.name}] {dropped + more} of {len(split.train) + len(split.held_out)} {kind} were left out: "
-              f"they do not fit into {most} tokens, or the model's chat template rejects them", flush=True)
+    train, held_out = fitting(context, tokenizer, split.train, most, _where(config)), split.held_out
+    held_out = fitting(context, tokenizer, held_out, most, _where(config)) if held_out else []
     return Split(train, held_out, split.report, fitted=True)
+
+
+def fitting(context: StageContext, tokenizer: Tokenizer, rows: Sequence, max_length: int, where: str) -> list:
+    """The comparisons or judgements of at most `max_length` tokens, their dialogues cut at a turn if needed.
+
+    Prints the number of rows that do not fit, or that the model's chat template rejects.
+
+    Args:
+      max_length: the maximum length of a dialogue with its answer; model.max_length is a further limit.
+      where: the origin of the rows for error messages.
+
+    Raises:
+      UserError: none fits.
+    """
+    config = context.config
+    most = min(max_length, config.model.max_length)
+
+    def count(messages, answer: str) -> int:
+        return len(styles.encode_completion(tokenizer, messages, answer, config.data.style)[0])
+
+    kept, dropped = fit_answered(rows, count, most)
+    if not kept:
+        raise UserError(f"{where}: none of its {len(rows)} rows fits into {most} tokens; raise max_length of the stage and "
+                        "config.model.max_length")
+    if dropped:
+        print(f"[{context.directory.name}] {dropped} of {len(rows)} rows of {where} were left out: they do not fit into {most} "
+              "tokens, or the model's chat template rejects them", flush=True)
+    return kept
 
 
 def _made(inputs: SourceInputs, kind: str) -> Any:
@@ -207,11 +261,16 @@ def _split(config: Config, given: Any, kind: str) -> Split:
     return split
 
 
-def _report_fitting(stage: str, purpose: str, total: int, fitted, most: int) -> None:
+def _rejecting(config: Config) -> str:
+    """The subject of a sentence about dialogues that cannot be encoded."""
+    return "the model's chat template rejects" if config.data.style == "chat" else f"the style {config.data.style!r} rejects"
+
+
+def _report_fitting(config: Config, stage: str, purpose: str, total: int, fitted: FittedPrompts, most: int) -> None:
     if fitted.too_long or fitted.cut:
         print(f"[{stage}] {len(fitted.cut)} of {total} {purpose} prompts lost their oldest turns and {len(fitted.too_long)} "
               f"were left out, since they exceed {most} tokens", flush=True)
     if fitted.refused:
         listed = ", ".join(fitted.refused[:5]) + (", ..." if len(fitted.refused) > 5 else "")
-        print(f"[{stage}] {len(fitted.refused)} of {total} {purpose} prompts were left out, since the model's chat template "
-              f"rejects them ({listed})", flush=True)
+        print(f"[{stage}] {len(fitted.refused)} of {total} {purpose} prompts were left out, since {_rejecting(config)} them "
+              f"({listed})", flush=True)
