@@ -29,7 +29,7 @@ _USAGE = """usage: python -m jaxalign.preview --config=FILE [--stage=STAGE] [--c
 Prints the tokens that the model sees, as the stage's own code encodes them.
 
   --config=FILE         a config file as for jaxalign.train, with any --config.FIELD=VALUE
-  --stage=STAGE         sft, preference, dpo or ppo; default: the first of them in config.stages
+  --stage=STAGE         revise, sft, compare, preference, dpo or ppo; default: the first of them in config.stages
   --workdir=DIR         the run whose stages wrote the tokenizer and the data; default runs/<name of FILE>
   --model=DIR           a folder with a tokenizer and a chat template
   --messages=FILE       dialogues: JSON (a list of {"role", "content"}, or an object with "messages"), or one of these per line

@@ -102,6 +102,19 @@ def test_rows_of_ppo_are_prompts_and_say_where_sampling_stops(folder, rows):
     assert found[0].notes == ("then up to 5 sampled tokens, which are trained on, up to the first of <|im_end|>",)
 
 
+def test_rows_of_revise_and_compare_are_the_prompts_of_their_files(folder, rows):
+    (folder / "red.txt").write_text("Why?\nWho?\n")
+    (folder / "judge.py").write_text("class Judge:\n    critique = revise = compare = lambda self, requests, draw: []\n")
+    own = ("--config.data.source=prompts_jsonl", "--config.data.train=", f"--config.data.red_team={folder / 'red.txt'}",
+           "--config.stages=('revise', 'compare')", f"--config.feedback.judge={folder / 'judge.py'}:Judge")
+    tokenizer = load_tokenizer(folder / "model")
+    expected = [styles.encode_prompt(tokenizer, [Message("user", text)], "chat") for text in ("Why?", "Who?")]
+    for stage in ("revise", "compare"):
+        found = rows(stage, *own, f"--config.{stage}.max_new_tokens=7")
+        assert [row.ids for row in found] == expected and {row.marks.strip(GIVEN) for row in found} == {""}
+        assert found[0].notes[0].startswith("then up to 7 sampled tokens, ")
+
+
 def test_truncation_is_noted(rows):
     cut = [row for row in rows("sft", "--config.sft.row_length=20") if row.notes]
     assert cut and all(len(row.ids) == 20 and row.notes[0].endswith("to 20") for row in cut)
@@ -159,7 +172,7 @@ def test_control_characters_in_a_text_are_escaped():
 
 
 @pytest.mark.parametrize(("arguments", "message"), [
-    (["--stage=sfft"], "--stage is 'sfft'; it must be one of sft, preference, dpo, ppo; did you mean sft?"),
+    (["--stage=sfft"], "--stage is 'sfft'; it must be one of revise, sft, compare, preference, dpo, ppo; did you mean sft?"),
     (["--rows=0"], "--rows is '0'; a number of at least 1 is expected"),
     (["--rows="], "--rows has no value"),
     (["--model=x"], "--messages is not given"),

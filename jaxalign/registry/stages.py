@@ -103,7 +103,7 @@ _BUILTIN = (
     ),
     _builtin(
         "revise", samples=True, learns_from=("prompts",), makes=("revisions",), asks_judge=("critique", "revise"),
-        report=f"{_REPORT}.feedback:revisions", batches=(Batch("revise.batch"),),
+        report=f"{_REPORT}.feedback:revisions", preview=f"{_PREVIEW}:revise_rows", batches=(Batch("revise.batch"),),
     ),
     _builtin(
         "sft", makes_policy=True, trains=True, learns_from=("revisions", "comparisons"), report=f"{_REPORT}.training:losses",
@@ -111,7 +111,7 @@ _BUILTIN = (
     ),
     _builtin(
         "compare", samples=True, learns_from=("prompts",), makes=("comparisons",), asks_judge=("compare",),
-        report=f"{_REPORT}.feedback:labels", batches=(Batch("compare.batch"),),
+        report=f"{_REPORT}.feedback:labels", preview=f"{_PREVIEW}:compare_rows", batches=(Batch("compare.batch"),),
     ),
     _builtin(
         "preference", trains=True, learns_from=("comparisons",), report=f"{_REPORT}.reward_models:preference",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from difflib import get_close_matches
 
@@ -123,11 +124,27 @@ def dpo_rows(context: StageContext, tokenizer: Tokenizer, count: int) -> list[To
 
 def ppo_rows(context: StageContext, tokenizer: Tokenizer, count: int) -> list[TokenRow]:
     """The first `count` prompts of stage ppo."""
-    config, section, out = context.config, context.config.ppo, []
-    found = sources.prompts(context, tokenizer, "rl", section.prompts, section.max_new_tokens)[:count]
+    return _prompt_rows(context, tokenizer, count, "ppo", "rl", "which are trained on, ")
+
+
+def revise_rows(context: StageContext, tokenizer: Tokenizer, count: int) -> list[TokenRow]:
+    """The first `count` red-team prompts of stage revise."""
+    return _prompt_rows(context, tokenizer, count, "revise", "red_team", "which the judge critiques and revises, ")
+
+
+def compare_rows(context: StageContext, tokenizer: Tokenizer, count: int) -> list[TokenRow]:
+    """The first `count` prompts of stage compare."""
+    return _prompt_rows(context, tokenizer, count, "compare", "compare", "twice, for the judge to compare, ")
+
+
+def _prompt_rows(
+    context: StageContext, tokenizer: Tokenizer, count: int, stage: str, purpose: str, use: str
+) -> list[TokenRow]:
+    """Prompts of a stage, each with a note on the answer that the policy samples. use: what happens with the answer."""
+    config, section = context.config, getattr(context.config, stage)
+    context = dataclasses.replace(context, directory=context.workdir / stage)
+    found = sources.prompts(context, tokenizer, purpose, count, section.max_new_tokens)
     stops = ", ".join(tokenizer.piece(token) for token in engines.sampling(section, tokenizer, config.data.style).stop_ids)
-    note = f"then up to {section.max_new_tokens} sampled tokens, which are trained on, up to the first of {stops}"
-    for number, prompt in enumerate(found, start=1):
-        ids = styles.encode_prompt(tokenizer, prompt.messages, config.data.style)
-        out.append(TokenRow(f"ppo {number}", ids, GIVEN * len(ids), (note,)))
-    return out
+    note = f"then up to {section.max_new_tokens} sampled tokens, {use}up to the first of {stops}"
+    rows = [styles.encode_prompt(tokenizer, prompt.messages, config.data.style) for prompt in found]
+    return [TokenRow(f"{stage} {number}", ids, GIVEN * len(ids), (note,)) for number, ids in enumerate(rows, start=1)]
