@@ -82,7 +82,8 @@ class DataSourceRecord:
 
 _FILES, _GENERATED = "jaxalign.data.sources.files", "jaxalign.data.sources.generated"
 _FILE = ("train", "held_out_share", "max_bad_share", "limit")
-_PROMPT_FILES = ("red_team", "helpful", "rl", "eval")
+PROMPT_FILES = ("red_team", "helpful", "rl", "eval")
+"""The fields of `config.data` that name files of prompts; `train` is another name of `rl`."""
 
 DATA_SOURCES = Registry("data source", DataSourceRecord, (
     DataSourceRecord(
@@ -102,7 +103,7 @@ DATA_SOURCES = Registry("data source", DataSourceRecord, (
     DataSourceRecord(
         "prompts_jsonl", prompts=f"{_FILES}:prompts", answers=True, patterns=True,
         rows='prompts, each row with "prompt" and the columns that the reward reads',
-        reads=(*_FILE, *_PROMPT_FILES, "prompt_field"), world=(), world_rows=False,
+        reads=(*_FILE, *PROMPT_FILES, "prompt_field"), world=(), world_rows=False,
     ),
     DataSourceRecord(
         "arithmetic", text=f"{_GENERATED}:arithmetic_text", prompts=f"{_GENERATED}:arithmetic_prompts", answers=True,

@@ -51,7 +51,7 @@ class OnlineDPO(Stage):
         *reads.MODEL_FIELDS,
         *reads.PROMPT_FIELDS,
         *reads.LABEL_FIELDS,
-        *("feedback.invert", "feedback.undecided", "sampler", "data.style", "online_dpo", "dpo.objective", "dpo.weights"),
+        *("feedback.invert", "feedback.undecided", "sampler", "online_dpo", "dpo.objective", "dpo.weights"),
         *("dpo.beta", "dpo.label_smoothing", "dpo.margin", "dpo.sft_weight", "dpo.reference", "dpo.micro_batch_tokens"),
     )
 

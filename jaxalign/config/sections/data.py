@@ -9,7 +9,7 @@ from jaxalign.config.constraints import at_least, between, one_of, registered
 from jaxalign.config.reading import chosen
 from jaxalign.config.schema import field
 from jaxalign.errors import UserError
-from jaxalign.registry.data_sources import DATA_SOURCES, DataSourceRecord, data_source
+from jaxalign.registry.data_sources import DATA_SOURCES, PROMPT_FILES, DataSourceRecord, data_source
 from jaxalign.registry.stages import STAGES, StageRecord, made_before, stages_in_order
 
 _SOURCE = chosen("source", DATA_SOURCES)
@@ -62,7 +62,7 @@ class Data(Section):
 
     def _check_files(self, source: DataSourceRecord, stages: tuple[str, ...]) -> None:
         """Checks that the files which the source and the stages need are set."""
-        given = [name for name in ("train", "red_team", "helpful", "rl", "eval") if getattr(self, name)]
+        given = [name for name in ("train", *PROMPT_FILES) if getattr(self, name)]
         if source.prompts is None and source.rows and not self.train:
             raise UserError(f"config.data.source is {self.source!r} but config.data.train is empty; set it to a JSONL file "
                             f"(optionally .gz) of {source.rows}")

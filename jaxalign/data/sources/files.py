@@ -16,6 +16,7 @@ from jaxalign.data.sources.reports import MixtureReport
 from jaxalign.data.sources.splits import split_by_prompt
 from jaxalign.errors import UserError
 from jaxalign.records import Comparison, Judgement, Prompt
+from jaxalign.registry.data_sources import PROMPT_FILES
 
 
 def named_files(config: Config) -> dict[str, Path]:
@@ -82,7 +83,7 @@ def prompts(inputs: SourceInputs) -> PromptSets:
       UserError: a file cannot be read, or all of its prompts are evaluated and none is left to train on.
     """
     data, seed = inputs.config.data, inputs.config.seed
-    read = {name: _prompt_file(data, name) for name in ("red_team", "helpful", "rl", "eval") if prompt_path(data, name)}
+    read = {name: _prompt_file(data, name) for name in PROMPT_FILES if prompt_path(data, name)}
     evaluated = read.pop("eval", None)
     if "red_team" in read and "helpful" in read:
         read["helpful"] = without(read["helpful"], read["red_team"].prompts, "in_red_team")
@@ -108,7 +109,7 @@ def prompts(inputs: SourceInputs) -> PromptSets:
 
 
 def prompt_path(data: Data, name: str) -> str:
-    """The path of a file of prompts, "" if there is none. name: "red_team", "helpful", "rl" or "eval"."""
+    """The path of a file of prompts, "" if there is none. name: one of PROMPT_FILES."""
     return data.rl or data.train if name == "rl" else getattr(data, name)
 
 

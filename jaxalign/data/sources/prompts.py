@@ -13,38 +13,12 @@ from typing import Any, NamedTuple
 from jaxalign.data.chat.dialogues import Dialogue
 from jaxalign.data.sources.jsonl import BrokenLine, Row, check_bad_share, file_stem, iterate_jsonl
 from jaxalign.data.sources.prompt_rows import parse_prompt
-from jaxalign.data.sources.reports import FileReport
+from jaxalign.data.sources.reports import PromptReport
 from jaxalign.errors import UserError
 from jaxalign.records import Prompt
 
 RESERVED = ("prompt_id", "source", "prompts", "responses")
 """Names that columns must not have, because they are arguments of every reward."""
-
-
-@dataclasses.dataclass(frozen=True)
-class PromptReport(FileReport):
-    """A report on the rows of a file of prompts. Tuples contain line numbers, which start at 1.
-
-    rows = prompts + broken + duplicates, unless reading stopped at a limit. The prompts include those of the last two fields.
-    """
-
-    path: str
-    rows: int
-    prompts: int
-    broken: tuple[BrokenLine, ...]
-    duplicates: tuple[int, ...]
-    evaluated: tuple[int, ...] = ()
-    in_red_team: tuple[int, ...] = ()
-
-    reasons = {  # noqa: RUF012
-        "broken": "broken, not JSON or not a prompt; dropped",
-        "duplicates": "with the dialogue of an earlier row; dropped",
-        "evaluated": "used only for evaluation",
-        "in_red_team": "also in config.data.red_team; used only there",
-    }
-
-    def totals(self) -> str:
-        return f"{self.path}: {self.rows} rows read, {self.prompts} prompts kept"
 
 
 class PromptFile(NamedTuple):

@@ -103,6 +103,32 @@ class JudgementReport(FileReport):
 
 
 @dataclasses.dataclass(frozen=True)
+class PromptReport(FileReport):
+    """A report on the rows of a file of prompts. Tuples contain line numbers, which start at 1.
+
+    rows = prompts + broken + duplicates, unless reading stopped at a limit. The prompts include those of the last two fields.
+    """
+
+    path: str
+    rows: int
+    prompts: int
+    broken: tuple[BrokenLine, ...]
+    duplicates: tuple[int, ...]
+    evaluated: tuple[int, ...] = ()
+    in_red_team: tuple[int, ...] = ()
+
+    reasons = {  # noqa: RUF012
+        "broken": "broken, not JSON or not a prompt; dropped",
+        "duplicates": "with the dialogue of an earlier row; dropped",
+        "evaluated": "used only for evaluation",
+        "in_red_team": "also in config.data.red_team; used only there",
+    }
+
+    def totals(self) -> str:
+        return f"{self.path}: {self.rows} rows read, {self.prompts} prompts kept"
+
+
+@dataclasses.dataclass(frozen=True)
 class MixtureReport:
     """The reports of several files."""
 

@@ -10,14 +10,14 @@ from typing import Any
 from jaxalign.config import Config
 from jaxalign.data.chat import styles
 from jaxalign.data.loader import EpochLoader, MixtureLoader
-from jaxalign.data.sources.base import DataSource, PromptSets, SourceInputs, SourceReport, Split, read_rows
+from jaxalign.data.sources.base import CountTokens, DataSource, PromptSets, SourceInputs, SourceReport, Split, read_rows
 from jaxalign.data.sources.files import in_turn, named_files
 from jaxalign.data.sources.splits import FittedPrompts, fit_answered, fit_prompts, split_by_prompt, unique_prompts
 from jaxalign.data.tokenizers.load import Tokenizer
 from jaxalign.data.world.documents import Document
 from jaxalign.errors import UserError
 from jaxalign.records import Comparison, Judgement, Prompt
-from jaxalign.registry.data_sources import data_source
+from jaxalign.registry.data_sources import PROMPT_FILES, data_source
 from jaxalign.stages.shared.base import StageContext
 
 
@@ -26,7 +26,7 @@ def data_files(config: Config) -> dict[Path, str]:
     record, found = data_source(config), own_file(config)
     if record.rows or record.reads is None:
         named = {Path(path).expanduser(): "data.extra_train" for path in config.data.extra_train}
-        for name in ("train", "red_team", "helpful", "rl", "eval"):
+        for name in ("train", *PROMPT_FILES):
             path = getattr(config.data, name)
             named |= {Path(path).expanduser(): f"data.{name}"} if path else {}
         found |= named
@@ -176,16 +176,18 @@ def _answered(context: StageContext, tokenizer: Tokenizer, kind: str, margins: b
     """The source's comparisons or judgements, checked and cut to the preference model's maximum length."""
     config = context.config
 
-    def count(messages, answer: str) -> int:
-        return len(styles.encode_completion(tokenizer, messages, answer, config.data.style)[0])
-
     most = min(config.preference.max_length, config.model.max_length)
-    split = _checked(config, _made(SourceInputs(config, count, most, margins), kind), kind)
+    split = _checked(config, _made(SourceInputs(config, _counter(tokenizer, config), most, margins), kind), kind)
     if split.fitted:
         return split
     train, held_out = fitting(context, tokenizer, split.train, most, _where(config)), split.held_out
     held_out = fitting(context, tokenizer, held_out, most, _where(config)) if held_out else []
     return Split(train, held_out, split.report, fitted=True)
+
+
+def _counter(tokenizer: Tokenizer, config: Config) -> CountTokens:
+    """Counts the tokens of a context with an answer in the run's style."""
+    return lambda messages, answer: len(styles.encode_completion(tokenizer, messages, answer, config.data.style)[0])
 
 
 def fitting(context: StageContext, tokenizer: Tokenizer, rows: Sequence, max_length: int, where: str) -> list:
@@ -203,10 +205,7 @@ def fitting(context: StageContext, tokenizer: Tokenizer, rows: Sequence, max_len
     config = context.config
     most = min(max_length, config.model.max_length)
 
-    def count(messages, answer: str) -> int:
-        return len(styles.encode_completion(tokenizer, messages, answer, config.data.style)[0])
-
-    kept, dropped = fit_answered(rows, count, most)
+    kept, dropped = fit_answered(rows, _counter(tokenizer, config), most)
     if not kept:
         raise UserError(f"{where}: none of its {len(rows)} rows fits into {most} tokens; raise max_length of the stage and "
                         "config.model.max_length")
