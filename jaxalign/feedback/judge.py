@@ -53,25 +53,52 @@ class RatingRequest(NamedTuple):
     principle: Principle
 
 
+PROBLEMS = {
+    "failed": "the judge raised an error for this request, also when it was asked again",
+    "nan": "the judge returned NaN",
+    "none": "the judge returned None",
+    "refused": "the judge declined to answer",
+    "unreadable": "the answer is none of the options, or most of its probability lies outside of them",
+    "cut_off": "the judge's text reached the length limit",
+    "too_long": "the request does not fit into the judge's context",
+    "not_finite": "the judge's logits are not finite numbers",
+}
+"""The reasons why a request has no usable result, by the name that `Text`, `Verdict` and `Rating` give as `problem`."""
+
+
 class Text(NamedTuple):
-    """A critique or revision. complete: whether it ended before the length limit."""
+    """A critique or revision.
+
+    text: str. complete: whether it ended before the length limit. problem: one of `PROBLEMS` if it cannot be used, else None.
+    """
 
     text: str
     complete: bool = True
+    problem: str | None = None
 
 
 class Verdict(NamedTuple):
-    """probability: in [0, 1], that the first response shown is better; None without a verdict. reasoning: its text, if any."""
+    """The result of a comparison.
+
+    probability: float in [0, 1], that the first response shown is better; None without a verdict. reasoning: its text, if any.
+    problem: one of `PROBLEMS` if there is no verdict, else None.
+    """
 
     probability: float | None
     reasoning: str | None = None
+    problem: str | None = None
 
 
 class Rating(NamedTuple):
-    """rating: from 1 (worst) to 10 (best), not necessarily whole; None without a rating. reasoning: its text, if any."""
+    """The result of a rating request.
+
+    rating: float from 1 (worst) to 10 (best), not necessarily whole; None without a rating. reasoning: its text, if any.
+    problem: one of `PROBLEMS` if there is no rating, else None.
+    """
 
     rating: float | None
     reasoning: str | None = None
+    problem: str | None = None
 
 
 class Draw(NamedTuple):
