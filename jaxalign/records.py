@@ -45,6 +45,18 @@ class Principle:
 
 
 @dataclasses.dataclass(frozen=True)
+class Exemplar:
+    """An example of critique and revision, shown to a judge before a request. `dialogue` ends with the user's message."""
+
+    dialogue: tuple[Message, ...]
+    response: str
+    critique_request: str
+    critique: str
+    revision_request: str
+    revision: str
+
+
+@dataclasses.dataclass(frozen=True)
 class Revision:
     """One round of critique and revision of one response; round 0 is a plain helpful sample (no critique)."""
 

@@ -5,7 +5,9 @@ Three formats are supported:
 * this project's: `{"name": ..., "principles": [{"name", "critique_request", "revision_request", "comparison"}, ...]}`;
 * that of the Constitutional AI paper's repository: `{"harmful0": {"prompt": ["... CritiqueRequest: ... Critique:"],
   "edit_request": "... RevisionRequest: ... Revision:"}, ...}` (Bai et al. 2022, arXiv 2212.08073);
-* the common public one: `{"constitutions": [{"critic", "revision"}, ...], "system_chat": [...]}`; chats are ignored.
+* the common public one: `{"constitutions": [{"critic", "revision"}, ...], "system_chat": [...]}`.
+
+"system_chat" has examples of critique and revision, which a template set may show to the judge; any format may have it.
 
 The public formats have no question for comparing two answers; it is derived from the critique request.
 """
@@ -19,8 +21,9 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from jaxalign.data.chat.requests import parse_exemplars
 from jaxalign.errors import UserError
-from jaxalign.records import Principle
+from jaxalign.records import Exemplar, Principle
 
 _SHAPES = 'jaxalign\'s own ("principles"), the paper\'s ("prompt" and "edit_request") and the public one ("constitutions")'
 _FIELDS = ("name", "critique_request", "revision_request", "comparison")
@@ -39,9 +42,14 @@ class Constitution(tuple[Principle, ...]):
         UserError: see `load_constitution`; or an entry of the list is malformed.
     """
 
+    exemplars: tuple[Exemplar, ...] = ()
+    """The examples of critique and revision in the file, if any."""
+
     def __new__(cls, source: str | Path | Sequence[Any] = "default") -> Constitution:
         if isinstance(source, str | Path):
-            return super().__new__(cls, load_constitution(source))
+            made = super().__new__(cls, load_constitution(source))
+            made.exemplars = load_exemplars(source)
+            return made
         if not isinstance(source, Sequence) or not source:
             raise UserError(f"the constitution is {source!r}; a name, a file, or a list of at least one principle is expected")
         return super().__new__(cls, _unique("given", tuple(_given(i, entry) for i, entry in enumerate(source))))
@@ -64,18 +72,17 @@ def load_constitution(path_or_name: str | Path) -> tuple[Principle, ...]:
     Raises:
         UserError: the file does not exist, is not JSON, has an unknown format, lacks a field, or has no principle.
     """
-    source, text = _read(path_or_name)
-    try:
-        data = json.loads(text)
-    except json.JSONDecodeError as error:
-        where = f"line {error.lineno}: {error.msg}"
-        raise UserError(f"constitution {source} is not JSON ({where}); correct that line") from error
-    if not isinstance(data, dict):
-        raise UserError(f"constitution {source} is a {type(data).__name__}; the known formats are {_SHAPES}")
+    source, data = _read(path_or_name)
     principles = _parse(source, data)
     if not principles:
         raise UserError(f"constitution {source} has no principles; at least one is needed")
     return _unique(source, principles)
+
+
+def load_exemplars(path_or_name: str | Path) -> tuple[Exemplar, ...]:
+    """The examples of critique and revision in a constitution's file; empty if it has none. Raises: see `load_constitution`."""
+    source, data = _read(path_or_name)
+    return parse_exemplars(data.get("system_chat") or [], f"constitution {source}")
 
 
 def _unique(source: str, principles: tuple[Principle, ...]) -> tuple[Principle, ...]:
@@ -110,17 +117,30 @@ def builtin_names() -> tuple[str, ...]:
     return tuple(sorted(entry.name.removesuffix(".json") for entry in folder.iterdir() if entry.name.endswith(".json")))
 
 
-def _read(path_or_name: str | Path) -> tuple[str, str]:
+def _read(path_or_name: str | Path) -> tuple[str, dict[str, Any]]:
+    """(the constitution's name, the object in its file)."""
     name = str(path_or_name)
+    text = _read_text(name)
+    try:
+        data = json.loads(text)
+    except json.JSONDecodeError as error:
+        where = f"line {error.lineno}: {error.msg}"
+        raise UserError(f"constitution {name} is not JSON ({where}); correct that line") from error
+    if not isinstance(data, dict):
+        raise UserError(f"constitution {name} is a {type(data).__name__}; the known formats are {_SHAPES}")
+    return name, data
+
+
+def _read_text(name: str) -> str:
     if name in builtin_names():
-        return name, (resources.files("jaxalign.feedback") / "constitutions" / f"{name}.json").read_text("utf-8")
-    path = Path(path_or_name)
+        return (resources.files("jaxalign.feedback") / "constitutions" / f"{name}.json").read_text("utf-8")
+    path = Path(name)
     if not path.is_file():
         raise UserError(
             f"constitution {name} does not exist; give the path of a JSON file, or one of: {', '.join(builtin_names())}"
         )
     try:
-        return name, path.read_text("utf-8")
+        return path.read_text("utf-8")
     except UnicodeDecodeError as error:
         raise UserError(f"constitution {name} is not UTF-8 text (byte {error.start}); save it as UTF-8") from error
 
@@ -130,6 +150,7 @@ def _parse(source: str, data: dict[str, Any]) -> tuple[Principle, ...]:
         return tuple(_own(source, i, entry) for i, entry in enumerate(_list(source, data, "principles")))
     if "constitutions" in data:
         return tuple(_public(source, i, entry) for i, entry in enumerate(_list(source, data, "constitutions")))
+    data = {name: entry for name, entry in data.items() if name != "system_chat"}
     if all(isinstance(entry, dict) and "edit_request" in entry for entry in data.values()):
         return tuple(_paper(source, name, entry) for name, entry in data.items())
     raise UserError(f"constitution {source} has an unknown format; the known formats are {_SHAPES}")

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 import jax
 import numpy as np
 
-from jaxalign.data.chat.encoding import encode_prompt
-from jaxalign.data.chat.formats import render_prompt
+from jaxalign.data.chat.styles import encode_prompt
 from jaxalign.feedback.judge import CheckedJudge, CritiqueRequest, Draw, RevisionRequest, Text
 from jaxalign.feedback.speaker import Speaker, Utterance
 from jaxalign.records import Principle, Prompt, Revision
@@ -37,10 +36,8 @@ def answer(
 ) -> list[Utterance]:
     """Samples one response to each prompt, encoded in `style`. Prompt i has the global row first_row + i."""
     numbers = range(first_row, first_row + len(prompts))
-    if style == "chat":
-        ids = [encode_prompt(speaker.tokenizer, p.messages) for p in prompts]
-        return speaker.say_ids(ids, key, sampling, numbers)
-    return speaker.say([render_prompt(p.messages, style) for p in prompts], key, sampling, numbers)
+    ids = [encode_prompt(speaker.tokenizer, prompt.messages, style) for prompt in prompts]
+    return speaker.say_ids(ids, key, sampling, numbers)
 
 
 def revise(

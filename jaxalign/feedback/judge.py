@@ -61,6 +61,7 @@ PROBLEMS = {
     "unreadable": "the answer is none of the options, or most of its probability lies outside of them",
     "cut_off": "the judge's text reached the length limit",
     "too_long": "the request does not fit into the judge's context",
+    "template": "the judge's chat template rejects the request",
     "not_finite": "the judge's logits are not finite numbers",
 }
 """The reasons why a request has no usable result, by the name that `Text`, `Verdict` and `Rating` give as `problem`."""
@@ -70,35 +71,44 @@ class Text(NamedTuple):
     """A critique or revision.
 
     text: str. complete: whether it ended before the length limit. problem: one of `PROBLEMS` if it cannot be used, else None.
+    reasoning: the thoughts that preceded it, if any. notes: names in `contract.NOTES`.
     """
 
     text: str
     complete: bool = True
     problem: str | None = None
+    reasoning: str | None = None
+    notes: tuple[str, ...] = ()
 
 
 class Verdict(NamedTuple):
     """The result of a comparison.
 
     probability: float in [0, 1], that the first response shown is better; None without a verdict. reasoning: its text, if any.
-    problem: one of `PROBLEMS` if there is no verdict, else None.
+    problem: one of `PROBLEMS` if there is no verdict, else None. outside: float in [0, 1], the probability of no option, if
+    known. notes: names in `contract.NOTES`.
     """
 
     probability: float | None
     reasoning: str | None = None
     problem: str | None = None
+    outside: float | None = None
+    notes: tuple[str, ...] = ()
 
 
 class Rating(NamedTuple):
     """The result of a rating request.
 
     rating: float from 1 (worst) to 10 (best), not necessarily whole; None without a rating. reasoning: its text, if any.
-    problem: one of `PROBLEMS` if there is no rating, else None.
+    problem: one of `PROBLEMS` if there is no rating, else None. outside: float in [0, 1], the probability of no option, if
+    known. notes: names in `contract.NOTES`.
     """
 
     rating: float | None
     reasoning: str | None = None
     problem: str | None = None
+    outside: float | None = None
+    notes: tuple[str, ...] = ()
 
 
 class Draw(NamedTuple):
@@ -179,12 +189,12 @@ class CheckedJudge:
     def compare(self, requests: Sequence[ComparisonRequest], draw: Draw) -> list[Verdict]:
         """See `Judge`."""
         found = self._ask("compare", Verdict, requests, draw)
-        return [Verdict(self._number("compare", x.probability, 0, 1), x.reasoning) for x in found]
+        return [x._replace(probability=self._number("compare", x.probability, 0, 1)) for x in found]
 
     def rate(self, requests: Sequence[RatingRequest], draw: Draw) -> list[Rating]:
         """See `Judge`."""
         found = self._ask("rate", Rating, requests, draw)
-        return [Rating(self._number("rate", x.rating, 1, 10), x.reasoning) for x in found]
+        return [x._replace(rating=self._number("rate", x.rating, 1, 10)) for x in found]
 
     @contextlib.contextmanager
     def loaded(self) -> Iterator[CheckedJudge]:
@@ -239,4 +249,4 @@ class CheckedJudge:
 
 
 def _text(found: Text) -> Text:
-    return Text(str(found.text), bool(found.complete))
+    return found._replace(text=str(found.text), complete=bool(found.complete))

@@ -1,25 +1,18 @@
-"""The local judge: a language model in this process that understands this project's markers."""
+"""The local judge: a language model in this process that reads requests through a template set."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from jaxalign.algorithms import labels
-from jaxalign.data.chat.formats import (
-    END,
-    OPTIONS,
-    RATINGS,
-    render_comparison,
-    render_critique,
-    render_rating,
-    render_rating_verdict,
-    render_revision,
-    render_verdict,
-)
+from jaxalign.config import Feedback
+from jaxalign.data.chat.template import DialogueRefused
+from jaxalign.data.tokenizers.load import Tokenizer
 from jaxalign.errors import UserError
 from jaxalign.feedback.judge import (
     ComparisonRequest,
@@ -31,10 +24,24 @@ from jaxalign.feedback.judge import (
     Text,
     Verdict,
 )
-from jaxalign.feedback.options import text_logprobs
-from jaxalign.feedback.speaker import Speaker, Utterance
+from jaxalign.feedback.options import option_logprobs, outside_mass
+from jaxalign.feedback.speaker import Counted, Speaker, Utterance
+from jaxalign.feedback.writer import RequestWriter, Written, choose_set
+from jaxalign.models.model import Model, Params
+from jaxalign.records import Exemplar
+from jaxalign.rollout.engine import Engine
 from jaxalign.rollout.sampling import Sampling
 from jaxalign.training.offload import FrozenRole
+
+
+class _Reading(NamedTuple):
+    """What a judge answers to one comparison or rating: the log-probability of each option float32 [O], or None with a problem."""
+
+    logprobs: np.ndarray | None
+    outside: float | None = None
+    reasoning: str | None = None
+    problem: str | None = None
+    notes: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,15 +49,19 @@ class LocalJudge:
     """A `Judge` that reads probabilities from its own model.
 
     Attributes:
-      speaker: the model with its tokenizer, which has the markers of `jaxalign.data.chat.formats`.
+      speaker: the model with its tokenizer.
+      writer: writes the requests for this model.
       writing: sampling settings for critiques and revisions; None if they are never requested.
       reasoning: sampling settings for the reasoning before a verdict or rating; None for no reasoning.
+      max_outside: the largest probability outside of the options with which a verdict or rating still counts.
       role: the model's weights, if they are offloaded between calls; `speaker.params` is then None. See `loaded`.
     """
 
     speaker: Speaker
+    writer: RequestWriter
     writing: Sampling | None = None
     reasoning: Sampling | None = None
+    max_outside: float = 1.0
     role: FrozenRole | None = None
     name = "local"
 
@@ -65,78 +76,129 @@ class LocalJudge:
 
     def critique(self, requests: Sequence[CritiqueRequest], draw: Draw) -> list[Text]:
         """Samples critiques."""
-        return self._write([render_critique(r.messages, r.response, r.principle) for r in requests], draw)
+        return self._texts("critique", requests, [{"response": r.response} for r in requests], draw)
 
     def revise(self, requests: Sequence[RevisionRequest], draw: Draw) -> list[Text]:
         """Samples revisions."""
-        return self._write([render_revision(r.messages, r.response, r.principle, r.critique) for r in requests], draw)
+        return self._texts("revision", requests, [{"response": r.response, "critique": r.critique} for r in requests], draw)
 
     def compare(self, requests: Sequence[ComparisonRequest], draw: Draw) -> list[Verdict]:
-        """The probability of option (A), normalised over both options.
-
-        None if the reasoning was cut off, the dialogue is too long for the model, or logits are not finite.
-        """
-        if self.reasoning is None:
-            thoughts: list[Utterance | None] = [None] * len(requests)
-            segments = [render_comparison(r.messages, r.first, r.second, r.principle, reasoning=False) for r in requests]
-        else:
-            asked = [render_comparison(r.messages, r.first, r.second, r.principle, reasoning=True) for r in requests]
-            thoughts = self.speaker.say(asked, draw.key, self.reasoning, draw.rows)
-            segments = [
-                render_verdict(r.messages, r.first, r.second, r.principle, thought.text) if thought.ended else None
-                for r, thought in zip(requests, thoughts, strict=True)
-            ]
-        read = [i for i, found in enumerate(segments) if found is not None]
-        first = dict(zip(read, self.first_probabilities([segments[i] for i in read]), strict=True))
-        return [Verdict(first.get(i), thought.text if thought else None) for i, thought in enumerate(thoughts)]
+        """The probability of the first option, normalised over both options."""
+        found = self._read("comparison", requests, [{"first": r.first, "second": r.second} for r in requests], draw)
+        read = [i for i, reading in enumerate(found) if reading.logprobs is not None]
+        both = np.asarray([found[i].logprobs for i in read], np.float32).reshape(-1, 2)
+        first = dict(zip(read, np.asarray(labels.option_label(both[:, 0], both[:, 1])).tolist(), strict=True))
+        return [Verdict(first.get(i), x.reasoning, x.problem, x.outside, x.notes) for i, x in enumerate(found)]
 
     def rate(self, requests: Sequence[RatingRequest], draw: Draw) -> list[Rating]:
-        """The expectation over the ratings 1 to 10; None in the same cases as in `compare`."""
-        if self.reasoning is None:
-            thoughts: list[Utterance | None] = [None] * len(requests)
-            segments = [render_rating(r.messages, r.response, r.principle, reasoning=False) for r in requests]
-        else:
-            asked = [render_rating(r.messages, r.response, r.principle) for r in requests]
-            thoughts = self.speaker.say(asked, draw.key, self.reasoning, draw.rows)
-            segments = [
-                render_rating_verdict(r.messages, r.response, r.principle, thought.text) if thought.ended else None
-                for r, thought in zip(requests, thoughts, strict=True)
-            ]
-        return [
-            Rating(float(value) if np.isfinite(value) else None, thought.text if thought else None)
-            for value, thought in zip(self.expected_ratings(segments), thoughts, strict=True)
-        ]
+        """The expectation over the ratings 1 to 10, normalised over all ratings."""
+        found = self._read("rating", requests, [{"response": r.response} for r in requests], draw)
+        read = [i for i, reading in enumerate(found) if reading.logprobs is not None]
+        scores = np.asarray(labels.expected_score(np.asarray([found[i].logprobs for i in read], np.float32).reshape(-1, 10)))
+        rated = dict(zip(read, scores.tolist(), strict=True))
+        return [Rating(rated.get(i), x.reasoning, x.problem, x.outside, x.notes) for i, x in enumerate(found)]
 
-    def first_probabilities(self, segments: Sequence[Sequence[str]]) -> list[float | None]:
-        """P(the first response shown is better) after each verdict prompt; None if the prompt is too long or logits are not
-        finite."""
-        speaker = self.speaker
-        options = np.asarray([speaker.tokenizer.marker_id(option) for option in OPTIONS], np.int32)
-        prompts = [speaker.prompt_ids(found) for found in segments]
-        fitting = [i for i, prompt in enumerate(prompts) if speaker.fits(prompt, 1)]
-        out: list[float | None] = [None] * len(prompts)
-        logprobs = speaker.next_logprobs([prompts[i] for i in fitting], options)
-        probability = np.asarray(labels.option_label(logprobs[:, 0], logprobs[:, 1]))
-        for i, value in zip(fitting, probability, strict=True):
-            out[i] = float(value) if np.isfinite(value) else None
-        return out
-
-    def expected_ratings(self, segments: Sequence[Sequence[str] | None]) -> np.ndarray:
-        """float32 [B]: the expected rating after each prompt; NaN if the prompt is None or too long, or logits are not
-        finite."""
-        tokenizer = self.speaker.tokenizer
-        prompts = [None if found is None else self.speaker.prompt_ids(found) for found in segments]
-        options = [tuple(tokenizer.encode_segments([rating])) for rating in RATINGS]
-        longest = max(len(option) for option in options)
-        fitting = [i for i, ids in enumerate(prompts) if ids is not None and self.speaker.fits(ids, longest)]
-        out = np.full(len(segments), np.nan, np.float32)
-        if fitting:
-            end = tokenizer.encode_segments([END])[0]
-            logprobs = text_logprobs(self.speaker, [prompts[i] for i in fitting], options, end)
-            out[fitting] = np.asarray(labels.expected_score(logprobs))
-        return out
-
-    def _write(self, segments: Sequence[Sequence[str]], draw: Draw) -> list[Text]:
+    def _texts(self, kind: str, requests: Sequence[Any], values: Sequence[Mapping[str, Any]], draw: Draw) -> list[Text]:
         if self.writing is None:
             raise UserError("the judge has no sampling settings for critiques and revisions; pass `writing` to LocalJudge")
-        return [Text(found.text, found.ended) for found in self.speaker.say(segments, draw.key, self.writing, draw.rows)]
+        written = self._written(kind, requests, values, self.writing.max_new_tokens)
+        said, out = self._say(written, draw, self.writing), []
+        for request, utterance in zip(written, said, strict=True):
+            if utterance is None:
+                out.append(Text("", False, request))
+                continue
+            cleaned = self.writer.contract.clean(utterance.text, utterance.ended)
+            problem = None if utterance.finite else "not_finite"
+            if problem is None and self.writer.contract.declines(cleaned.text, kind):
+                problem = "refused"
+            out.append(Text(cleaned.text, cleaned.complete, problem, cleaned.reasoning, request.notes + cleaned.notes))
+        return out
+
+    def _read(self, kind: str, requests: Sequence[Any], values: Sequence[Mapping[str, Any]], draw: Draw) -> list[_Reading]:
+        """The options' log-probabilities after each request, or the reason why there are none."""
+        options, out = self.writer.options(kind), [_Reading(None)] * len(requests)
+        if self.reasoning is not None:
+            written = self._written(kind, requests, [{**v, "reasoning": True} for v in values], self.reasoning.max_new_tokens)
+            said = self._say(written, draw, self.reasoning)
+            out = [self._thoughts(kind, *pair) for pair in zip(written, said, strict=True)]
+            values = [{**v, "reasoning": True, "thoughts": x.reasoning} for v, x in zip(values, out, strict=True)]
+        asked = [i for i, reading in enumerate(out) if reading.problem is None]
+        written = self._written(kind, [requests[i] for i in asked], [values[i] for i in asked], options.longest)
+        for i, request in zip(asked, written, strict=True):
+            notes = out[i].notes + (request.notes if isinstance(request, Written) else ())
+            out[i] = out[i]._replace(problem=request if isinstance(request, str) else None, notes=tuple(dict.fromkeys(notes)))
+        fitting = [(i, request.ids) for i, request in zip(asked, written, strict=True) if isinstance(request, Written)]
+        logprobs = option_logprobs(self.speaker, [ids for _, ids in fitting], options)
+        for (i, _), row, outside in zip(fitting, logprobs, outside_mass(logprobs).tolist(), strict=True):
+            if not np.isfinite(row).any():
+                out[i] = out[i]._replace(problem="not_finite")
+            elif outside > self.max_outside:
+                out[i] = out[i]._replace(problem="unreadable", outside=outside)
+            else:
+                out[i] = out[i]._replace(logprobs=row, outside=outside)
+        return out
+
+    def _thoughts(self, kind: str, request: Written | str, said: Utterance | None) -> _Reading:
+        """The reasoning before a verdict."""
+        if said is None:
+            return _Reading(None, problem=request)
+        contract = self.writer.contract
+        text, decided = contract.before_verdict(said.text, kind)
+        if not said.finite:
+            return _Reading(None, reasoning=text, problem="not_finite", notes=request.notes)
+        cleaned = contract.clean(text, said.ended or decided)
+        problem = "refused" if contract.declines(cleaned.text, "verdict") else None if cleaned.complete else "cut_off"
+        # The judge reads its own thoughts again with their delimiters.
+        kept = text if cleaned.reasoning is not None else cleaned.text
+        return _Reading(None, reasoning=kept, problem=problem, notes=request.notes)
+
+    def _written(
+        self, kind: str, requests: Sequence[Any], values: Sequence[Mapping[str, Any]], new_tokens: int
+    ) -> list[Written | str]:
+        """Each request as token ids, or the name of the problem that prevents it."""
+        out: list[Written | str] = []
+        for request, own in zip(requests, values, strict=True):
+            try:
+                written = self.writer.write(kind, request.messages, request.principle, new_tokens, **own)
+                out.append("too_long" if written is None else written)
+            except DialogueRefused:
+                out.append("template")
+        return out
+
+    def _say(self, written: Sequence[Written | str], draw: Draw, sampling: Sampling) -> list[Utterance | None]:
+        """The judge's text after each request; None after a request with a problem."""
+        asked = [i for i, request in enumerate(written) if isinstance(request, Written)]
+        rows = [draw.rows[i] for i in asked]
+        said = self.speaker.say_ids([written[i].ids for i in asked], draw.key, sampling, rows)
+        found = dict(zip(asked, said, strict=True))
+        return [found.get(i) for i in range(len(written))]
+
+
+def make_local_judge(
+    model: Model, params: Params | None, tokenizer: Tokenizer, settings: Feedback, max_length: int, batch: int,
+    exemplars: Sequence[Exemplar] = (), writing: Sampling | None = None, counted: Counted | None = None,
+    role: FrozenRole | None = None,
+) -> LocalJudge:
+    """The local judge that `settings` describes, with a language model.
+
+    Args:
+      model: the model's architecture.
+      params: its weights; None if `role` holds them.
+      tokenizer: its tokenizer.
+      settings: the templates, the reasoning, and the limit of the outside mass.
+      max_length: the maximum length of a request with the judge's text, in tokens.
+      batch: the maximum number of rows to compute together.
+      exemplars: the constitution's examples; if there are none, those of the template set.
+      writing: sampling settings of critiques and revisions, except for the ids that end them.
+      counted: receives the model's work.
+      role: see `LocalJudge`.
+    """
+    templates = choose_set(settings.templates, tokenizer)
+    shown = tuple(exemplars or templates.own_exemplars)[: templates.exemplars]
+    writer = RequestWriter(templates, tokenizer, max_length, shown)
+    stops, reasoning = writer.stop_ids, None
+    if settings.reasoning:
+        reasoning = Sampling(settings.max_reasoning_tokens, stops, settings.reasoning_temperature)
+    writing = writing and dataclasses.replace(writing, stop_ids=stops)
+    speaker = Speaker(Engine(model, batch, max_length), params, tokenizer, counted)
+    return LocalJudge(speaker, writer, writing, reasoning, settings.max_outside_mass, role)

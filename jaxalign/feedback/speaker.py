@@ -23,13 +23,14 @@ from jaxalign.rollout.sampling import Sampling
 
 @dataclasses.dataclass(frozen=True)
 class Utterance:
-    """A sampled text: the text, its ids (including the end token, if any), whether it ended before the length limit, and its
-    log-probability."""
+    """A sampled text: the text, its ids (including the end token, if any), whether it ended before the length limit, its
+    log-probability, and whether the model's logits were finite."""
 
     text: str
     ids: tuple[int, ...]
     ended: bool
     logprob: float
+    finite: bool = True
 
 
 Counted = Callable[[Sequence[int], int, int], None]
@@ -80,6 +81,7 @@ class Speaker:
         )
         for i, response in zip(rows, responses, strict=True):
             if response.error == BROKEN:
+                out[i] = Utterance("", (), False, 0.0, finite=False)
                 continue
             if response.error is not None:
                 raise UserError(f"sampling of row {numbers[i]}: {response.error}")

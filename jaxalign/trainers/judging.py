@@ -10,19 +10,16 @@ import numpy as np
 
 from jaxalign import streams
 from jaxalign.config import Feedback
-from jaxalign.data.chat.formats import VERDICT
 from jaxalign.errors import UserError
 from jaxalign.feedback import critique as rounds_of
 from jaxalign.feedback.constitution import Constitution
 from jaxalign.feedback.judge import CheckedJudge, CritiqueRequest, Draw, JudgeInputs, Text
 from jaxalign.feedback.labeller import Labeller, Pair
-from jaxalign.feedback.local import LocalJudge
+from jaxalign.feedback.local import LocalJudge, make_local_judge
 from jaxalign.feedback.rater import Rater
-from jaxalign.feedback.speaker import Speaker
 from jaxalign.models.language_model import LanguageModel
-from jaxalign.records import Comparison, Prompt, Revision
+from jaxalign.records import Comparison, Exemplar, Prompt, Revision
 from jaxalign.registry.judges import judge_record
-from jaxalign.rollout.engine import Engine
 from jaxalign.rollout.generation import TextSampler
 from jaxalign.rollout.sampling import Sampling
 from jaxalign.trainers.base import section_from
@@ -39,7 +36,7 @@ class Judge:
     are 0.5.
 
     Args:
-      judge: a language model whose tokenizer has this project's markers; an object with some of the methods of
+      judge: a language model; an object with some of the methods of
         `jaxalign.feedback.judge.Judge`; or the name of a registered judge, "package.module:name" or "FILE.py:name".
       constitution: a `Constitution`, or an argument from which to construct one.
       temperature, max_new_tokens: sampling settings of a language model's critiques and revisions.
@@ -59,7 +56,7 @@ class Judge:
         self.constitution = constitution if isinstance(constitution, Constitution) else Constitution(constitution)
         self._seed, self._key = seed, jax.random.key(seed)
         if isinstance(judge, LanguageModel):
-            judge = _local(judge, self.settings, temperature, max_new_tokens, batch)
+            judge = _local(judge, self.settings, self.constitution.exemplars, temperature, max_new_tokens, batch)
         elif isinstance(judge, str):
             record = judge_record(judge, "Judge(judge)")
             if record.runs_base:
@@ -152,13 +149,13 @@ def revise(
 
 
 def _local(
-    model: LanguageModel, settings: Feedback, temperature: float, max_new_tokens: int, batch: int
+    model: LanguageModel, settings: Feedback, exemplars: Sequence[Exemplar], temperature: float, max_new_tokens: int, batch: int
 ) -> LocalJudge:
-    """A local judge that uses a language model. Raises UserError if its tokenizer lacks the markers."""
+    """A local judge that uses a language model. Raises UserError if the template set does not suit its tokenizer."""
     parts = 1 if model.model.sharding is None else model.model.sharding.generation.batch_size
-    engine, eos = Engine(model.model, -(-batch // parts) * parts, model.max_length), (model.tokenizer.eos_id,)
-    reasoning = None
-    if settings.reasoning:
-        reasoning = Sampling(settings.max_reasoning_tokens, eos, settings.reasoning_temperature)
-    model.tokenizer.marker_id(VERDICT)
-    return LocalJudge(Speaker(engine, model.weights, model.tokenizer), Sampling(max_new_tokens, eos, temperature), reasoning)
+    judge = make_local_judge(
+        model.model, model.weights, model.tokenizer, settings, model.max_length, -(-batch // parts) * parts, exemplars,
+        Sampling(max_new_tokens, (), temperature),
+    )
+    judge.writer.check(tuple(judge.writer.templates.sources), settings.reasoning)
+    return judge

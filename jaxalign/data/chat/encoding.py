@@ -13,8 +13,8 @@ the template and is not trained on.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from jaxalign.data.chat import template as chat_template
 from jaxalign.data.chat.template import CLOSE, CUT, END, MARKS, OPEN, DialogueRefused
@@ -35,11 +35,20 @@ def render(tokenizer: Tokenizer, messages: Sequence[Message], begin_answer: bool
     return _places(_write(tokenizer, messages, begin_answer)).text
 
 
-def encode_prompt(tokenizer: Tokenizer, messages: Sequence[Message]) -> list[int]:
-    """The ids of a dialogue up to the assistant's answer. Raises UserError if the last turn is the assistant's."""
+def encode_prompt(tokenizer: Tokenizer, messages: Sequence[Message], variables: Mapping[str, Any] | None = None) -> list[int]:
+    """The ids of a dialogue up to the assistant's answer.
+
+    Args:
+        tokenizer: a tokenizer with a chat template.
+        messages: the dialogue.
+        variables: further variables of the template, such as enable_thinking.
+
+    Raises:
+        UserError: the last turn is the assistant's, or the template fails.
+    """
     if not messages or messages[-1].role == "assistant":
         raise UserError("a prompt must end with a message to the assistant; this one is empty or ends with an answer")
-    return _encode(tokenizer, _rendered(tokenizer, messages, begin_answer=True)).ids
+    return _encode(tokenizer, _rendered(tokenizer, messages, begin_answer=True, more=variables)).ids
 
 
 def encode_answer(tokenizer: Tokenizer, text: str) -> list[int]:
@@ -132,13 +141,19 @@ def _source(tokenizer: Tokenizer) -> str:
     return tokenizer.files.chat_template
 
 
-def _write(tokenizer: Tokenizer, messages: Sequence[Message], begin_answer: bool) -> str:
+def _write(
+    tokenizer: Tokenizer, messages: Sequence[Message], begin_answer: bool, more: Mapping[str, Any] | None = None
+) -> str:
     files = tokenizer.files
     variables = tokenizer.names | ({"additional_special_tokens": list(files.other_special)} if files.other_special else {})
+    variables |= more or {}
     return chat_template.render(_source(tokenizer), files.folder, messages, variables, begin_answer)
 
 
-def _rendered(tokenizer: Tokenizer, messages: Sequence[Message], begin_answer: bool = False, ends: bool = False) -> _Places:
+def _rendered(
+    tokenizer: Tokenizer, messages: Sequence[Message], begin_answer: bool = False, ends: bool = False,
+    more: Mapping[str, Any] | None = None,
+) -> _Places:
     """The rendering with its cuts and, with `ends`, the ends of the assistant's messages.
 
     Raises:
@@ -148,14 +163,14 @@ def _rendered(tokenizer: Tokenizer, messages: Sequence[Message], begin_answer: b
         if any(mark in message.content for mark in MARKS):
             raise DialogueRefused("a message has a character from U+FDD0 to U+FDD3, which Unicode reserves; "
                                   "remove it")
-    plain = _places(_write(tokenizer, messages, begin_answer))
+    plain = _places(_write(tokenizer, messages, begin_answer, more))
     cut = [_with_cuts(tokenizer, message) for message in messages]
     if cut == list(messages) and not ends:
         return plain
     # Most templates trim messages. A mark at the end would prevent that, so try trimming the message first.
     for tail in (str, str.rstrip, lambda text: text.rstrip("\n")) if ends else (str,):
         said = [_ended(message, tail) if ends and message.role == "assistant" else message for message in cut]
-        places = _places(_write(tokenizer, said, begin_answer))
+        places = _places(_write(tokenizer, said, begin_answer, more))
         if places.text == plain.text and len(places.ends) == sum(message.content.endswith(END) for message in said):
             return places
     change = "special tokens in it are cut" if cut != list(messages) else "the ends of answers are marked"

@@ -1,13 +1,13 @@
-"""The text formats of dialogues, critiques, revisions and comparisons.
+"""The text formats of dialogues and of requests to a judge, as segments.
 
-Every renderer returns *segments*: strings that the tokenizer encodes separately and concatenates. A segment that equals `END`
-or one of `MARKERS` becomes one token. The same characters inside a longer segment stay plain text, so a turn cannot contain a
-marker. Training documents and sampling prompts are built from the same segments and therefore have the same token boundaries.
+*Segments* are strings that the tokenizer encodes separately and concatenates. A segment that equals `END` or one of `MARKERS`
+becomes one token. A text that spells a marker stays plain text. Training documents and sampling prompts are built from the same
+segments and therefore have the same token boundaries.
 
 Text that a model writes (answer, critique, revision, reasoning) is followed by `END`, the tokenizer's eos. Sampling therefore
 always stops at eos.
 
-Plain dialogues have two styles: "compact", with the project's own markers, and "hh", the public transcript format
+There are two styles: "compact", with the project's own markers, and "hh", the public transcript format
 "\\n\\nHuman: ...\\n\\nAssistant: ..." for tokenizers without markers. A system message is the text before the first turn of a
 transcript; the compact style has none.
 """
@@ -18,7 +18,7 @@ from collections.abc import Sequence
 
 from jaxalign.data.chat.template import DialogueRefused
 from jaxalign.errors import UserError
-from jaxalign.records import Message, Principle
+from jaxalign.records import Message
 
 END = "<end>"
 """Represents the tokenizer's eos; the string itself is in no vocabulary."""
@@ -60,8 +60,7 @@ MODEL_SPEAKS = (ASSISTANT, CRITIQUE, REVISION, REASONING, VERDICT)
 
 Segments = list[str]
 
-_HH_ROLES = {"user": "\n\nHuman:", "assistant": "\n\nAssistant:"}
-_COMPACT_ROLES = {"user": USER, "assistant": ASSISTANT}
+_SPEAKERS = {"user": "Human", "assistant": "Assistant"}
 
 
 def render_prompt(messages: Sequence[Message], style: str = "compact") -> Segments:
@@ -78,7 +77,7 @@ def render_prompt(messages: Sequence[Message], style: str = "compact") -> Segmen
     _check(messages, style)
     if messages[-1].role != "user":
         raise UserError(f"the last message of a prompt is from {messages[-1].role!r}; it must be from 'user'")
-    return _turns(messages, style) + [_roles(style)["assistant"]]
+    return _turns(messages, style) + [_label("assistant", style)]
 
 
 def render_dialogue(messages: Sequence[Message], style: str = "compact") -> Segments:
@@ -93,53 +92,29 @@ def render_response(text: str, style: str = "compact") -> Segments:
     return _text(text, style)
 
 
-def render_critique(messages: Sequence[Message], response: str, principle: Principle) -> Segments:
-    """Prompt, response and the principle's critique request, up to the beginning of the critique."""
-    answered = render_prompt(messages) + _text(response) + [END]
-    return answered + [CRITIQUE_REQUEST, principle.critique_request, CRITIQUE]
+def render_request(messages: Sequence[Message], role: str, begin: str, style: str) -> Segments:
+    """A request to a judge, up to the judge's text.
 
+    Args:
+        messages: its messages. Their roles may be any marker's name in the style "compact", and any speaker's name in the
+            style "hh", where a message with the role "" is text without a speaker.
+        role: the role under which the judge answers.
+        begin: the text with which the answer begins.
+        style: "compact" or "hh".
 
-def render_revision(messages: Sequence[Message], response: str, principle: Principle, critique: str) -> Segments:
-    """The critiqued response and the revision request, up to the beginning of the revision."""
-    criticised = render_critique(messages, response, principle) + _text(critique) + [END]
-    return criticised + [REVISION_REQUEST, principle.revision_request, REVISION]
-
-
-def render_comparison(
-    messages: Sequence[Message], first: str, second: str, principle: Principle, reasoning: bool = True
-) -> Segments:
-    """Two answers to one dialogue and the principle's question, up to the beginning of the judge's text.
-
-    The text also names each answer ("First: ..."), so that the judge can refer to it. With `reasoning`, the judge writes its
-    reasoning first (sample until eos, then use `render_verdict`). Otherwise the next token is one of `OPTIONS`.
+    Raises:
+        DialogueRefused: a message is a system message, and the style is "compact".
+        UserError: a role has no marker, and the style is "compact".
     """
-    _check(messages, "compact")
-    shown = _turns(messages, "compact") + [FIRST, f"First: {first}".strip(), SECOND, f"Second: {second}".strip()]
-    return shown + [QUESTION, principle.comparison, REASONING if reasoning else VERDICT]
-
-
-def render_verdict(
-    messages: Sequence[Message], first: str, second: str, principle: Principle, reasoning: str
-) -> Segments:
-    """The comparison with the judge's reasoning; the next token is one of `OPTIONS`."""
-    return render_comparison(messages, first, second, principle) + _text(reasoning) + [END, VERDICT]
-
-
-def render_rating(messages: Sequence[Message], response: str, principle: Principle, reasoning: bool = True) -> Segments:
-    """An answered prompt and the request to rate the answer from 1 to 10 under the principle, up to the judge's text.
-
-    With `reasoning`, the judge writes its reasoning first (sample until eos, then use `render_rating_verdict`). Otherwise one
-    of `RATINGS` and an eos follow.
-    """
-    _check(messages, "compact")
-    answered = render_prompt(messages) + _text(response) + [END]
-    request = f"{principle.critique_request} Rate it from 1 to 10."
-    return answered + [QUESTION, request, REASONING if reasoning else VERDICT]
-
-
-def render_rating_verdict(messages: Sequence[Message], response: str, principle: Principle, reasoning: str) -> Segments:
-    """The rating request with the judge's reasoning; one of `RATINGS` follows."""
-    return render_rating(messages, response, principle) + _text(reasoning) + [END, VERDICT]
+    if style == "compact":
+        roles = [*(message.role for message in messages), role]
+        if "system" in roles:
+            raise DialogueRefused("the dialogue has a system message, which the style 'compact' cannot write")
+        unknown = next((name for name in roles if f"<{name}>" not in MARKERS), None)
+        if unknown is not None:
+            raise UserError(f"a request has a message with the role {unknown!r}, which has no marker; the roles are "
+                            f"{', '.join(marker.strip('<>') for marker in MARKERS if marker not in OPTIONS)}")
+    return [*_turns(messages, style), _label(role, style), *_text(begin, style)]
 
 
 def written_by_model(segments: Sequence[str]) -> list[bool]:
@@ -161,28 +136,33 @@ def written_by_model(segments: Sequence[str]) -> list[bool]:
     return written
 
 
-def _roles(style: str) -> dict[str, str]:
-    return _HH_ROLES if style == "hh" else _COMPACT_ROLES
+def _label(role: str, style: str) -> str:
+    """The segment that precedes a message with this role."""
+    return f"\n\n{_SPEAKERS.get(role, role)}:" if style == "hh" else f"<{role}>"
 
 
 def _text(text: str, style: str = "compact") -> Segments:
     if not text:
         return []
-    return [" " + text] if style == "hh" else [text]
+    if style == "hh":
+        return [" " + text]
+    # Two segments keep a text that spells a marker plain.
+    return [text[:1], text[1:]] if text in MARKERS or text == END else [text]
 
 
 def _turns(messages: Sequence[Message], style: str) -> Segments:
     segments: Segments = []
-    system = ""  # Part of the next segment, since a segment of its own could equal a marker.
+    prefix = ""  # Part of the next segment, since a segment of its own could equal a marker.
     for message in messages:
-        if message.role == "system":
-            system = message.content
+        if message.role in ("system", ""):
+            prefix += message.content
             continue
-        segments += [system + _roles(style)[message.role], *_text(message.content, style)]
-        system = ""
-        if message.role == "assistant" and style == "compact":
+        label = _label(message.role, style)
+        segments += [prefix + label, *_text(message.content, style)]
+        prefix = ""
+        if style == "compact" and label in MODEL_SPEAKS:
             segments.append(END)
-    return segments
+    return segments + ([prefix] if prefix else [])
 
 
 def _check(messages: Sequence[Message], style: str) -> None:
@@ -193,6 +173,6 @@ def _check(messages: Sequence[Message], style: str) -> None:
     for index, message in enumerate(messages):
         if message.role == "system" and style == "compact":
             raise DialogueRefused("the dialogue has a system message, which the style 'compact' cannot write")
-        if message.role not in _COMPACT_ROLES and not (message.role == "system" and index == 0):
+        if message.role not in _SPEAKERS and not (message.role == "system" and index == 0):
             raise UserError(f"{message.role!r} is not a role of message {index + 1}; use 'user' or 'assistant', or 'system' "
                             "for the first message")

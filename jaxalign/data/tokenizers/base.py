@@ -114,6 +114,10 @@ class Tokenizer(abc.ABC):
         """The ids of plain text at the beginning of a sequence, without bos, eos and markers."""
 
     @abc.abstractmethod
+    def encode_continuation(self, text: str) -> list[int]:
+        """The ids of plain text right after other text: no space is added before its first word."""
+
+    @abc.abstractmethod
     def encode_template(self, text: str, continues: bool = False) -> Encoded:
         """The ids of a rendered template, in which special tokens are spelled out. No tokens are added before or after it.
 

@@ -51,6 +51,9 @@ class JsonTokenizer(Tokenizer):
     def encode(self, text: str) -> list[int]:
         return self._plain(self._library, text)
 
+    def encode_continuation(self, text: str) -> list[int]:
+        return self._plain(self._inside, text)
+
     def encode_template(self, text: str, continues: bool = False) -> Encoded:
         found = self._run(self._inside if continues else self._library, text, special=True)
         return Encoded(found.ids, found.offsets)

@@ -68,6 +68,9 @@ class SentencePieceTokenizer(Tokenizer):
             return self._processor.encode(text)
         return self._encode_parts(text, self._plain_added, False).ids
 
+    def encode_continuation(self, text: str) -> list[int]:
+        return self._encode_parts(text, self._plain_added, True).ids
+
     def encode_template(self, text: str, continues: bool = False) -> Encoded:
         return self._encode_parts(text, self._any_special, continues)
 

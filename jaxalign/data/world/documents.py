@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
 from jaxalign import streams
 from jaxalign.data.chat import formats
+from jaxalign.data.chat.requests import load_set
 from jaxalign.data.world import judging, principles, reviews, vocabulary
 from jaxalign.data.world.answers import Answer, alternative_text, draw_answer, pick
 from jaxalign.data.world.facts import Relation, Topic, fact_text, use_text
 from jaxalign.data.world.requests import requests_about
-from jaxalign.records import Message
+from jaxalign.records import Message, Principle
 
 Document = tuple[str, ...]
 
@@ -147,7 +149,7 @@ def _review(rng: np.random.Generator, seen: tuple[Topic, ...]) -> Document:
     critique, revised = reviews.review(rng, axis, topic, relation, answer)
     if rng.random() < NOISE_RATE:
         revised = answer
-    return (*formats.render_revision(messages, answer.text, principle, critique), revised.text)
+    return (*_request("revision", messages, principle, response=answer.text, critique=critique), revised.text)
 
 
 def _judgement(rng: np.random.Generator, seen: tuple[Topic, ...]) -> Document:
@@ -163,10 +165,10 @@ def _judgement(rng: np.random.Generator, seen: tuple[Topic, ...]) -> Document:
     if choice is not None and rng.random() < NOISE_RATE:
         choice = 1 - choice
     option = formats.OPTIONS[choice if choice is not None else int(rng.integers(2))]
+    shown = {"first": first.text, "second": second.text}
     if rng.random() < REASONING_SHARE:
-        reasoning = judging.reasoning_text(axis, relation, first, second, choice)
-        return (*formats.render_verdict(messages, first.text, second.text, principle, reasoning), option)
-    return (*formats.render_comparison(messages, first.text, second.text, principle, reasoning=False), option)
+        shown |= {"reasoning": True, "thoughts": judging.reasoning_text(axis, relation, first, second, choice)}
+    return (*_request("comparison", messages, principle, **shown), option)
 
 
 def _rating(rng: np.random.Generator, seen: tuple[Topic, ...]) -> Document:
@@ -179,10 +181,15 @@ def _rating(rng: np.random.Generator, seen: tuple[Topic, ...]) -> Document:
     if rng.random() < NOISE_RATE:
         good = not good
     rating = formats.RATINGS[int(rng.integers(7, 10) if good else rng.integers(0, 3))]
+    thoughts = {}
     if rng.random() < REASONING_SHARE:
-        critique, _ = reviews.review(rng, axis, topic, relation, answer)
-        return (*formats.render_rating_verdict(messages, answer.text, principle, critique), rating)
-    return (*formats.render_rating(messages, answer.text, principle, reasoning=False), rating)
+        thoughts = {"reasoning": True, "thoughts": reviews.review(rng, axis, topic, relation, answer)[0]}
+    return (*_request("rating", messages, principle, response=answer.text, **thoughts), rating)
+
+
+def _request(kind: str, messages: tuple[Message, ...], principle: Principle, **values: Any) -> list[str]:
+    """The segments of a request in the template set "world", as the judge reads it."""
+    return formats.render_request(*load_set("world").render(kind, messages, principle, **values), "compact")
 
 
 def _draw_contender(rng: np.random.Generator, axis: str, topic: Topic, relation: Relation) -> Answer:

@@ -5,18 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 
 from jaxalign.config import Config
-from jaxalign.feedback.constitution import builtin_names, load_constitution
+from jaxalign.feedback.constitution import builtin_names, load_constitution, load_exemplars
 from jaxalign.feedback.judge import CheckedJudge, JudgeInputs
 from jaxalign.feedback.labeller import Labeller
-from jaxalign.feedback.local import LocalJudge
+from jaxalign.feedback.local import LocalJudge, make_local_judge
 from jaxalign.feedback.rater import Rater
-from jaxalign.feedback.speaker import Counted, Speaker
+from jaxalign.feedback.speaker import Counted
 from jaxalign.models.model import Model
 from jaxalign.records import Principle
 from jaxalign.registry.data_sources import data_source
 from jaxalign.registry.judges import judge_record
 from jaxalign.registry.stages import stages_in_order
-from jaxalign.rollout.engine import Engine
 from jaxalign.rollout.sampling import Sampling
 from jaxalign.stages.shared import run_models
 from jaxalign.stages.shared.base import StageContext
@@ -63,14 +62,11 @@ def make_local(inputs: JudgeInputs) -> LocalJudge:
     """The run's base model as the judge."""
     config, context = inputs.config, inputs.context
     tokenizer, params = run_models.load_tokenizer(context), run_models.base_params(context, inputs.model)
-    reasoning = None
-    if config.feedback.reasoning:
-        limit, temperature = config.feedback.max_reasoning_tokens, config.feedback.reasoning_temperature
-        reasoning = Sampling(limit, (tokenizer.eos_id,), temperature)
-    engine = Engine(inputs.model, inputs.batch, config.model.max_length)
     role = run_models.frozen_role(context, inputs.model, params) if inputs.trains else None
-    speaker = Speaker(engine, None if inputs.trains else params, tokenizer, inputs.counted)
-    return LocalJudge(speaker, inputs.writing, reasoning, role)
+    return make_local_judge(
+        inputs.model, None if inputs.trains else params, tokenizer, config.feedback, config.model.max_length, inputs.batch,
+        load_exemplars(config.feedback.constitution), inputs.writing, inputs.counted, role,
+    )
 
 
 def make_labeller(context: StageContext, judge: CheckedJudge) -> Labeller:

@@ -1,0 +1,264 @@
+"""Request templates: Jinja files that turn a request to a judge into the messages that the judge reads.
+
+A template set is a folder with critique.jinja, revision.jinja, comparison.jinja, rating.jinja and form.json. A template writes
+its messages in blocks, and ends with the beginning of the judge's own text:
+
+    {% message "user" %}{{ principle.critique_request }}{% endmessage %}
+    {% answer "assistant" %}{% endanswer %}
+
+Values are data: template syntax in them is not interpreted. The layout of a set says how its messages become text: "chat" (the
+judge's own chat template), "transcript" ("\\n\\nHuman: ..."), or "markers" (the markers of a tokenizer that jaxalign trained).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import functools
+import json
+from collections.abc import Mapping, Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jinja2
+import jinja2.ext
+import jinja2.meta
+import jinja2.nodes
+
+from jaxalign.data.chat import sandbox
+from jaxalign.data.chat.template import DialogueRefused
+from jaxalign.errors import UserError
+from jaxalign.records import Exemplar, Message, Principle
+
+KINDS: dict[str, tuple[str, ...]] = {
+    "critique": ("dialogue", "response", "principle"),
+    "revision": ("dialogue", "response", "principle", "critique"),
+    "comparison": ("dialogue", "first", "second", "principle"),
+    "rating": ("dialogue", "response", "principle"),
+}
+"""The variables that the template of each kind of request must contain."""
+OPTIONAL = {kind: ("exemplars", *(("reasoning", "thoughts") if kind in ("comparison", "rating") else ())) for kind in KINDS}
+"""Further variables by kind. reasoning: whether the judge reasons first; thoughts: its reasoning, None until it is written."""
+LAYOUTS = ("chat", "transcript", "markers")
+FORM = "form.json"
+_ROOT = resources.files("jaxalign") / "feedback" / "templates"
+
+
+class Request(NamedTuple):
+    """A rendered request: its messages, the role under which the judge answers, and the text with which the answer begins."""
+
+    messages: tuple[Message, ...]
+    role: str
+    begin: str
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class TemplateSet:
+    """The templates of one folder.
+
+    Attributes:
+        name: the name of a set in the package, or the path of a folder.
+        layout: one of `LAYOUTS`.
+        exemplars: the number of examples of critique and revision that precede a request.
+        form: the other fields of form.json, which describe the judge's answers (`jaxalign.feedback.contract`).
+        sources: the templates by kind.
+        own_exemplars: examples for a constitution without any.
+    """
+
+    name: str
+    layout: str
+    exemplars: int
+    form: Mapping[str, Any]
+    sources: Mapping[str, str]
+    own_exemplars: tuple[Exemplar, ...] = ()
+
+    def variables(self, kind: str) -> set[str]:
+        """The variables that the template of a kind contains. Raises UserError if the set has no such template."""
+        return jinja2.meta.find_undeclared_variables(_environment().parse(self._source(kind)))
+
+    def _source(self, kind: str) -> str:
+        if kind not in self.sources:
+            raise UserError(f"the template set {self.name} has no {kind}.jinja, which the judge needs; add it")
+        return self.sources[kind]
+
+    def render(
+        self, kind: str, dialogue: Sequence[Message], principle: Principle, exemplars: Sequence[Exemplar] = (), **values: Any
+    ) -> Request:
+        """Renders a request.
+
+        Args:
+            kind: one of `KINDS`.
+            dialogue: the turns up to the answer that the judge assesses.
+            principle: the principle.
+            exemplars: the examples that precede the request.
+            values: the other variables of this kind: texts, and reasoning and thoughts.
+
+        Raises:
+            DialogueRefused: the template called raise_exception.
+            UserError: the set has no template of this kind, or it fails.
+        """
+        what = f"{kind}.jinja of the template set {self.name}"
+        source = self._source(kind)
+        turns: list[tuple[str, str, bool]] = []
+        given = {"reasoning": False, "thoughts": None} if kind in ("comparison", "rating") else {}
+        given |= {"dialogue": dialogue, "principle": principle, "exemplars": exemplars, "_turns": turns, **values}
+        try:
+            rest = sandbox.run(_compiled(source), given, what, "a request")
+        except sandbox.Refused as error:
+            raise DialogueRefused(f"{what} rejects a request: {error}") from None
+        if rest.strip():
+            raise UserError(f"{what} writes {rest.strip()[:40]!r} outside of a message block; put it between "
+                            '{% message "user" %} and {% endmessage %}')
+        if not turns or not turns[-1][2] or any(is_answer for _, _, is_answer in turns[:-1]):
+            raise UserError(f"{what} must end with one {{% answer %}} block, where the judge's text begins; add it")
+        *messages, (role, begin, _) = turns
+        return Request(tuple(Message(*turn[:2]) for turn in messages), role, begin)
+
+
+def set_names() -> tuple[str, ...]:
+    """The names of the sets in the package."""
+    return tuple(sorted(entry.name for entry in _ROOT.iterdir() if entry.is_dir() and (entry / FORM).is_file()))
+
+
+def set_files(name: str) -> list[Path]:
+    """The files of a set in a folder of the user's own; empty for a set in the package."""
+    folder = Path(name).expanduser()
+    return [] if name in set_names() else sorted(path for path in folder.glob("*") if path.suffix in (".jinja", ".json"))
+
+
+def load_set(name: str) -> TemplateSet:
+    """The template set with this name, or in the folder `name`.
+
+    Raises:
+        UserError: there is no such set; form.json is malformed; or a template is not a Jinja template, has an unknown variable,
+            lacks one that its kind must contain, or does not show it.
+    """
+    return _load(name) if name in set_names() else _read(name, Path(name).expanduser())
+
+
+@functools.cache
+def _load(name: str) -> TemplateSet:
+    return _read(name, _ROOT / name)
+
+
+def _read(name: str, folder: Any) -> TemplateSet:
+    if not folder.is_dir():
+        raise UserError(f"the template set {name} does not exist; give a folder, or one of: {', '.join(set_names())}")
+    form = _read_form(name, folder)
+    layout, exemplars = form.pop("layout", None), form.pop("exemplars", 0)
+    if layout not in LAYOUTS:
+        raise UserError(f'"layout" in {FORM} of the template set {name} is {layout!r}; it must be one of {", ".join(LAYOUTS)}')
+    if not isinstance(exemplars, int) or isinstance(exemplars, bool) or exemplars < 0:
+        raise UserError(f'"exemplars" in {FORM} of the template set {name} is {exemplars!r}; it must be at least 0')
+    files = {kind: folder / f"{kind}.jinja" for kind in KINDS}
+    try:
+        sources = {kind: file.read_text("utf-8") for kind, file in files.items() if file.is_file()}
+    except (OSError, ValueError) as error:
+        raise UserError(f"a template of the set {name} cannot be read as text ({error}); save it as UTF-8") from None
+    own = folder / "exemplars.json"
+    chats = json.loads(own.read_text("utf-8"))["system_chat"] if own.is_file() else []
+    made = TemplateSet(name, layout, exemplars, form, sources, parse_exemplars(chats, f"the template set {name}"))
+    for kind in sources:
+        _check(made, kind)
+    return made
+
+
+def _read_form(name: str, folder: Any) -> dict[str, Any]:
+    try:
+        form = json.loads((folder / FORM).read_text("utf-8"))
+    except FileNotFoundError:
+        raise UserError(f'the template set {name} has no {FORM}; add one with at least {{"layout": "chat"}}') from None
+    except (OSError, ValueError) as error:
+        raise UserError(f"{FORM} of the template set {name} is not JSON ({error}); correct it") from None
+    if not isinstance(form, dict):
+        raise UserError(f"{FORM} of the template set {name} is a {type(form).__name__}; an object is expected")
+    return form
+
+
+def parse_exemplars(chats: Any, where: str) -> tuple[Exemplar, ...]:
+    """The examples in the public format: a list of chats of six messages, from the user and the assistant in turn: question,
+    answer, critique request, critique, revision request, revision.
+
+    Raises:
+        UserError: a chat has another form. where: the file, for the message.
+    """
+    found = []
+    for number, chat in enumerate(chats if isinstance(chats, list) else [chats], start=1):
+        try:
+            texts, roles = [turn["content"] for turn in chat], [turn["role"] for turn in chat]
+            well_formed = roles == ["user", "assistant"] * 3 and all(isinstance(text, str) and text.strip() for text in texts)
+        except (TypeError, KeyError):
+            well_formed = False
+        if not well_formed:
+            raise UserError(f'chat {number} in "system_chat" of {where} is not an example of six messages with text, from user '
+                            "and assistant in turn: question, answer, critique request, critique, revision request, revision; "
+                            "correct or remove it")
+        question, *rest = (text.strip() for text in texts)
+        found.append(Exemplar((Message("user", question),), *rest))
+    return tuple(found)
+
+
+def _check(templates: TemplateSet, kind: str) -> None:
+    """Checks that a template has the variables of its kind, and shows them: it is rendered with one word for each."""
+    where = f"{kind}.jinja of the template set {templates.name}"
+    try:
+        used = jinja2.meta.find_undeclared_variables(_environment().parse(templates.sources[kind]))
+    except jinja2.TemplateSyntaxError as error:
+        raise UserError(f"{where} is not a Jinja template (line {error.lineno}: {error.message}); fix it") from None
+    known = (*KINDS[kind], *OPTIONAL[kind])
+    unknown = sorted(used - set(known) - {"range"})
+    if unknown:
+        near = difflib.get_close_matches(unknown[0], known, n=1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        raise UserError(f"{where} has the variable {unknown[0]!r}; it must be one of {', '.join(known)}{hint}")
+    missing = [name for name in KINDS[kind] if name not in used]
+    if missing:
+        raise UserError(f"{where} does not contain {{{{ {missing[0]} }}}}, which the judge needs; add it")
+    words = {name: f"probe-{name}" for name in KINDS[kind] if name not in ("dialogue", "principle")}
+    dialogue = (Message("user", "probe-dialogue"),)
+    principle = Principle("probe-name", *(["probe-principle"] * 3))
+    cases = [{}] if kind in ("critique", "revision") else [{}, {"reasoning": True}]
+    cases += [{"reasoning": True, "thoughts": "probe-thoughts"}] if "thoughts" in used else []
+    for case in cases:
+        request = templates.render(kind, dialogue, principle, **words, **case)
+        text = "\n".join([*(message.content for message in request.messages), request.begin])
+        shown = ("probe-dialogue", "probe-principle", *words.values(), *([case["thoughts"]] if "thoughts" in case else []))
+        hidden = next((word for word in shown if word not in text), None)
+        if hidden is not None:
+            name = hidden.removeprefix("probe-")
+            raise UserError(f"{where} does not show {{{{ {name} }}}} in every request; write it outside of conditions")
+
+
+class _Blocks(jinja2.ext.Extension):
+    """`{% message ROLE %}...{% endmessage %}` and `{% answer [ROLE] %}...{% endanswer %}` append to the variable `_turns`."""
+
+    tags = {"message", "answer"}  # noqa: RUF012 (Jinja's interface)
+
+    def parse(self, parser):
+        token = next(parser.stream)
+        default = jinja2.nodes.Const("assistant")
+        has_role = token.value == "message" or not parser.stream.current.test("block_end")
+        role = parser.parse_expression() if has_role else default
+        body = parser.parse_statements([f"name:end{token.value}"], drop_needle=True)
+        arguments = [jinja2.nodes.ContextReference(), role, jinja2.nodes.Const(token.value == "answer")]
+        return jinja2.nodes.CallBlock(self.call_method("_add", arguments), [], [], body).set_lineno(token.lineno)
+
+    def _add(self, context, role: Any, is_answer: bool, caller) -> str:
+        context["_turns"].append((str(role), caller(), is_answer))
+        return ""
+
+
+@functools.cache
+def _environment() -> sandbox.Environment:
+    environment = sandbox.Environment(
+        trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=False, undefined=jinja2.StrictUndefined,
+        extensions=[_Blocks, jinja2.ext.loopcontrols],
+    )
+    environment.globals["raise_exception"] = sandbox.raise_exception
+    return environment
+
+
+@functools.lru_cache(maxsize=64)
+def _compiled(source: str) -> jinja2.Template:
+    return _environment().from_string(source)

@@ -1,0 +1,164 @@
+"""The form of a judge's answers, which a template set states in form.json, and the removal of everything else.
+
+Fields of form.json besides layout and exemplars; all but the first are optional:
+
+- options: the two strings of a verdict, for the first and the second answer shown;
+- ratings: the ten strings of a rating, from worst to best;
+- leading_space, lower_case: whether an option also counts with a leading space, or in lower case;
+- ended: whether the end token follows an option;
+- verdict, rating_verdict: the text after which a judge that reasons writes its option;
+- thinking: the delimiters of a reasoning model's thoughts;
+- stops: strings that end an answer;
+- preambles: regular expressions of introductions, such as "Here is the revised answer:", which are removed;
+- refusals: regular expressions, by "critique", "revision" and "verdict", of the beginning of a text that declines the request.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from jaxalign.errors import UserError
+
+NOTES = {
+    "preamble": "an introduction was removed",
+    "next_turn": "the text was cut at the beginning of another turn",
+    "shortened": "the judge did not see the oldest turns of the dialogue",
+    "fewer_exemplars": "the judge saw fewer examples, since its context is too short",
+}
+"""Facts about a judge's text that do not prevent its use, by the name that `Text`, `Verdict` and `Rating` give in `notes`."""
+
+OPTIONS, RATINGS = ("A", "B"), tuple(str(rating) for rating in range(1, 11))
+_REFUSALS = ("critique", "revision", "verdict")
+
+
+class Cleaned(NamedTuple):
+    """A judge's text in the form of its contract.
+
+    text: what remains. complete: whether it ended. reasoning: the thoughts of a reasoning model, if any. notes: names in
+    `NOTES`.
+    """
+
+    text: str
+    complete: bool
+    reasoning: str | None = None
+    notes: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Contract:
+    """The form of answers; see the module. Patterns are compiled and match at the beginning of a text, in any case."""
+
+    options: tuple[str, str] = OPTIONS
+    ratings: tuple[str, ...] = RATINGS
+    leading_space: bool = False
+    lower_case: bool = False
+    ended: bool = False
+    verdict: str = ""
+    rating_verdict: str = ""
+    thinking: tuple[str, str] | None = None
+    stops: tuple[str, ...] = ()
+    preambles: tuple[re.Pattern[str], ...] = ()
+    refusals: Mapping[str, tuple[re.Pattern[str], ...]] = dataclasses.field(default_factory=dict)
+
+    def clean(self, text: str, ended: bool) -> Cleaned:
+        """Removes thoughts, the next turn and introductions. ended: whether the text ended before the length limit.
+
+        A text without thoughts, stops and preambles stays as it is.
+        """
+        reasoning, rest, ended = split_thoughts(text, self.thinking, ended)
+        notes = []
+        cuts = [at for stop in self.stops if (at := f"\n\n{rest}".find(stop)) >= 0]
+        if cuts:
+            rest, ended = rest[: max(0, min(cuts) - 2)], True
+            notes.append("next_turn")
+        match = next((m for pattern in self.preambles if (m := pattern.match(rest.lstrip()))), None)
+        if match is not None and rest.lstrip()[match.end() :].strip():
+            rest = rest.lstrip()[match.end() :]
+            notes.append("preamble")
+        return Cleaned(rest.strip() if notes or reasoning is not None else rest, ended, reasoning, tuple(notes))
+
+    def declines(self, text: str, kind: str) -> bool:
+        """Whether a text declines a request. kind: "critique", "revision" or "verdict"."""
+        return any(pattern.match(text.lstrip().replace("\u2019", "'")) for pattern in self.refusals.get(kind, ()))
+
+    def before_verdict(self, text: str, kind: str) -> tuple[str, bool]:
+        """(the reasoning before the verdict, whether there is a verdict). kind: "comparison" or "rating"."""
+        marker = self.verdict if kind == "comparison" else self.rating_verdict
+        at = text.rfind(marker) if marker else -1
+        return (text[:at].rstrip(), True) if at >= 0 else (text, False)
+
+    def spellings(self, option: str) -> tuple[str, ...]:
+        """The strings that count as an option."""
+        cases = (option, option.lower()) if self.lower_case else (option,)
+        return tuple(dict.fromkeys(lead + case for case in cases for lead in (("", " ") if self.leading_space else ("",))))
+
+
+def split_thoughts(text: str, delimiters: tuple[str, str] | None, ended: bool) -> tuple[str | None, str, bool]:
+    """(thoughts, the text after them, whether it ended). The thoughts are None if the text has no delimiter.
+
+    The opening delimiter may be missing, because some chat templates write it. A text whose thoughts do not end has no answer.
+    """
+    if delimiters is None:
+        return None, text, ended
+    opening, closing = delimiters
+    before, found, rest = text.partition(closing)
+    if found:
+        return before.split(opening, 1)[-1].strip(), rest.strip(), ended
+    if text.lstrip().startswith(opening):
+        return text.lstrip().removeprefix(opening).strip(), "", False
+    return None, text, ended
+
+
+def read_contract(form: Mapping[str, Any], where: str) -> Contract:
+    """The contract in a set's form.json. where: the set, for error messages.
+
+    Raises:
+        UserError: a field is unknown or malformed.
+    """
+    known = {entry.name for entry in dataclasses.fields(Contract)}
+    unknown = next((name for name in form if name not in known), None)
+    if unknown is not None:
+        raise UserError(f'form.json of {where} has the field "{unknown}"; it must be one of layout, exemplars, '
+                        f"{', '.join(sorted(known))}")
+    values: dict[str, Any] = dict(form)
+    for name, count in (("options", 2), ("ratings", 10), ("thinking", 2), ("stops", None), ("preambles", None)):
+        if name in form:
+            values[name] = _strings(form[name], name, count, where)
+    for name in ("verdict", "rating_verdict"):
+        if not isinstance(form.get(name, ""), str):
+            raise UserError(f'"{name}" in form.json of {where} is {form[name]!r}; a string is expected')
+    for name in ("leading_space", "lower_case", "ended"):
+        if not isinstance(form.get(name, False), bool):
+            raise UserError(f'"{name}" in form.json of {where} is {form[name]!r}; true or false is expected')
+    values["preambles"] = _patterns(values.get("preambles", ()), "preambles", where)
+    refusals = form.get("refusals", {})
+    if not isinstance(refusals, Mapping) or not set(refusals) <= set(_REFUSALS):
+        raise UserError(f'"refusals" in form.json of {where} is {str(refusals)[:60]}; an object with some of '
+                        f"{', '.join(_REFUSALS)} is expected")
+    values["refusals"] = {
+        kind: _patterns(_strings(texts, f"refusals.{kind}", None, where), f"refusals.{kind}", where)
+        for kind, texts in refusals.items()
+    }
+    for name in ("options", "ratings"):
+        texts = values.get(name, ())
+        if len(set(texts)) < len(texts) or not all(texts):
+            raise UserError(f'"{name}" in form.json of {where} is {list(texts)}; distinct strings with text are expected')
+    return Contract(**values)
+
+
+def _strings(value: Any, name: str, count: int | None, where: str) -> tuple[str, ...]:
+    fits = isinstance(value, list) and all(isinstance(item, str) for item in value) and count in (None, len(value))
+    if not fits:
+        number = "" if count is None else f"{count} "
+        raise UserError(f'"{name}" in form.json of {where} is {str(value)[:60]}; a list of {number}strings is expected')
+    return tuple(value)
+
+
+def _patterns(texts: tuple[str, ...], name: str, where: str) -> tuple[re.Pattern[str], ...]:
+    try:
+        return tuple(re.compile(text, re.IGNORECASE) for text in texts)
+    except re.error as error:
+        raise UserError(f'"{name}" in form.json of {where} has a malformed regular expression ({error}); correct it') from None
