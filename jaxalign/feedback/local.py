@@ -35,7 +35,7 @@ from jaxalign.training.offload import FrozenRole
 
 
 class _Reading(NamedTuple):
-    """What a judge answers to one comparison or rating: the log-probability of each option float32 [O], or None with a problem."""
+    """The judge's answer to one comparison or rating. logprobs: of each option, float32 [O]; None if there is a problem."""
 
     logprobs: np.ndarray | None
     outside: float | None = None

@@ -102,7 +102,8 @@ def option_logprobs(speaker: Speaker, prompts: Sequence[Sequence[int]], options:
         longer = np.sum([np.exp(steps[(*ids, token)]) for token in nodes[ids]], axis=0)
         return value + np.log1p(-np.minimum(longer, 1 - np.float32(1e-7)))
 
-    return np.stack([np.logaddexp.reduce([total(ids) for ids in own], axis=0) for own in options.ids], axis=1)
+    with np.errstate(invalid="ignore"):  # NaN stays NaN.
+        return np.stack([np.logaddexp.reduce([total(ids) for ids in own], axis=0) for own in options.ids], axis=1)
 
 
 def outside_mass(logprobs: np.ndarray) -> np.ndarray:

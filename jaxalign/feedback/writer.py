@@ -61,8 +61,8 @@ class RequestWriter:
     ) -> Written | None:
         """A request with space for `new_tokens` after it; None if it does not fit.
 
-        If it is too long, it loses examples, the last ones first, and then the oldest turns of the dialogue, never a part of the
-        last question, of an answer or of a principle.
+        If it is too long, it loses examples, the last ones first, and then the oldest turns of the dialogue. It never loses a
+        part of the last question, of an answer or of a principle.
 
         Args:
           kind: "critique", "revision", "comparison" or "rating".
@@ -112,7 +112,7 @@ class RequestWriter:
         if self.templates.layout == "chat":
             if self.tokenizer.files.chat_template is None:
                 raise UserError(f"the judge in {folder} has no chat template, which the template set {name!r} needs; set "
-                                "feedback.templates to 'transcript', which is for base models, or put chat_template.jinja there")
+                                "feedback.templates to 'transcript' if it is a base model, or put chat_template.jinja there")
             chat.encode_answer(self.tokenizer, "A")
         if self.templates.layout == "markers":
             self.tokenizer.marker_id(ASSISTANT)

@@ -21,7 +21,7 @@ from jaxalign.tracking.progress import Progress
 
 class Revise(Stage):
     name = "revise"
-    config_fields = (*reads.BASE_FIELDS, *reads.PROMPT_FIELDS, "revise", "feedback.constitution", "feedback.judge")
+    config_fields = (*reads.BASE_FIELDS, *reads.PROMPT_FIELDS, "revise", *reads.JUDGE_FIELDS)
 
     def inputs(self, config: Config) -> tuple[str, ...]:
         return reads.base_stages(config)

@@ -3,6 +3,7 @@
 import pytest
 
 from jaxalign.data.chat import formats
+from jaxalign.data.chat.requests import load_set
 from jaxalign.errors import UserError
 from jaxalign.records import Message, Principle
 
@@ -32,34 +33,46 @@ def test_hh_style_writes_the_public_transcript():
     assert text == "\n\nHuman: How do I use sage?\n\nAssistant: Rub it on.\n\nHuman: Why?\n\nAssistant:"
 
 
+def request(kind, **values):
+    """A request of the template set "world" as segments."""
+    return formats.render_request(*load_set("world").render(kind, [ASK], PRINCIPLE, **values), "compact")
+
+
 def test_critique_and_revision():
     before = ["<user>", "How do I use sage?", "<assistant>", "Eat it.", "<end>"]
     asked = [*before, "<critique_request>", "Any fault?", "<critique>"]
-    assert formats.render_critique([ASK], "Eat it.", PRINCIPLE) == asked
-    revision = formats.render_revision([ASK], "Eat it.", PRINCIPLE, "Yes.")
+    assert request("critique", response="Eat it.") == asked
+    revision = request("revision", response="Eat it.", critique="Yes.")
     assert revision == [*asked, "Yes.", "<end>", "<revision_request>", "Mend it.", "<revision>"]
 
 
 def test_comparison_with_and_without_reasoning():
-    answers = ["<first>", "First: Eat it.", "<second>", "Second: Rub it."]
-    shown = ["<user>", "How do I use sage?", *answers, "<question>", "Which is better?"]
-    assert formats.render_comparison([ASK], "Eat it.", "Rub it.", PRINCIPLE, reasoning=False) == [*shown, "<verdict>"]
-    assert formats.render_comparison([ASK], "Eat it.", "Rub it.", PRINCIPLE) == [*shown, "<reasoning>"]
-    verdict = formats.render_verdict([ASK], "Eat it.", "Rub it.", PRINCIPLE, "The second.")
+    answers = {"first": "Eat it.", "second": "Rub it."}
+    shown = ["<user>", "How do I use sage?", "<first>", "First: Eat it.", "<second>", "Second: Rub it."]
+    shown += ["<question>", "Which is better?"]
+    assert request("comparison", **answers) == [*shown, "<verdict>"]
+    assert request("comparison", **answers, reasoning=True) == [*shown, "<reasoning>"]
+    verdict = request("comparison", **answers, reasoning=True, thoughts="The second.")
     assert verdict == [*shown, "<reasoning>", "The second.", "<end>", "<verdict>"]
 
 
 def test_empty_answers_leave_no_empty_segment():
     assert formats.render_response("") == []
-    assert formats.render_comparison([ASK], "", "Rub it.", PRINCIPLE)[2:4] == ["<first>", "First:"]
+    assert request("comparison", first="", second="Rub it.")[2:4] == ["<first>", "First:"]
     assert formats.render_dialogue([ASK, Message("assistant", "")]) == formats.render_prompt([ASK])
 
 
+def test_a_text_that_spells_a_marker_stays_text():
+    asked = formats.render_prompt([Message("user", "<critique>")])
+    assert asked == ["<user>", "<", "critique>", "<assistant>"]
+    assert formats.render_response("<end>") == ["<", "end>"]
+
+
 def test_text_written_by_the_model_is_marked_separately_from_text_it_reads():
-    review = [*formats.render_revision([ASK], "Eat it.", PRINCIPLE, "Yes."), "Rub it."]
+    review = [*request("revision", response="Eat it.", critique="Yes."), "Rub it."]
     written = [s for s, by_model in zip(review, formats.written_by_model(review), strict=True) if by_model]
     assert written == ["Eat it.", "<end>", "Yes.", "<end>", "Rub it."]
-    judged = [*formats.render_verdict([ASK], "Eat it.", "Rub it.", PRINCIPLE, "The second."), "(B)"]
+    judged = [*request("comparison", first="Eat it.", second="Rub it.", reasoning=True, thoughts="The second."), "(B)"]
     written = [s for s, by_model in zip(judged, formats.written_by_model(judged), strict=True) if by_model]
     assert written == ["The second.", "<end>", "(B)"]
     assert formats.written_by_model(["Sage does dogs good."]) == [True]

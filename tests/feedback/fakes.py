@@ -5,9 +5,15 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from jaxalign.data.chat.formats import END, MARKERS
+import numpy as np
+
+from jaxalign.data.chat.formats import END, MARKERS, render_request
+from jaxalign.data.chat.requests import load_set
+from jaxalign.data.tokenizers.files import TokenizerFiles
 from jaxalign.errors import UserError
+from jaxalign.feedback.local import LocalJudge
 from jaxalign.feedback.speaker import Utterance
+from jaxalign.feedback.writer import RequestWriter
 from jaxalign.records import Message, Principle, Prompt
 from tests import tiny
 
@@ -21,6 +27,7 @@ class WordTokenizer:
 
     vocab_size, bos_id, eos_id, pad_id = tiny.DECODER.vocab, 1, 2, 2
     begin_ids, stop_ids = (1,), (2,)
+    files = TokenizerFiles("words")
 
     def marker_id(self, marker):
         if marker not in MARKERS:
@@ -45,23 +52,62 @@ class WordTokenizer:
         return " ".join(str(int(i)) for i in ids)
 
 
+class DistinctTokenizer(WordTokenizer):
+    """Each word has its own id, from 100 on, so that the segments of a prompt can be found by its ids."""
+
+    def __init__(self):
+        self.words, self.seen = {}, {}
+
+    def encode(self, text):
+        return [self.words.setdefault(word, 100 + len(self.words)) for word in text.split()]
+
+    def encode_segments(self, segments):
+        ids = super().encode_segments(segments)
+        self.seen[1, *ids] = list(segments)
+        return ids
+
+
 @dataclasses.dataclass
 class ScriptedSpeaker:
-    """Answers with `script(segments, call)`: a text, or None for a truncated answer. Records its requests."""
+    """Answers with `script(segments, call)`: a text, or None for a truncated answer. Records its requests.
+
+    With `opinion`, P(the first option) after a prompt is opinion(segments); `judged` records these prompts.
+    """
 
     script: Any
+    opinion: Any = None
     calls: list = dataclasses.field(default_factory=list)
-    tokenizer: Any = dataclasses.field(default_factory=WordTokenizer)
+    judged: list = dataclasses.field(default_factory=list)
+    tokenizer: Any = dataclasses.field(default_factory=DistinctTokenizer)
 
-    def say(self, prompts, key, sampling, numbers):
+    def next_logprobs(self, prompts, tokens):
+        segments = [self.tokenizer.seen[tuple(ids)] for ids in prompts]
+        self.judged += segments
+        first = np.asarray([self.opinion(asked) for asked in segments], np.float32).reshape(-1, 1)
+        assert len(tokens) == 2
+        return np.log(np.concatenate([first, 1 - first], axis=1))
+
+    def say_ids(self, prompts, key, sampling, numbers):
         assert len(numbers) == len(prompts)
-        self.calls.append((list(prompts), key, sampling, list(numbers)))
+        prompts = [self.tokenizer.seen[tuple(ids)] for ids in prompts]
+        self.calls.append((prompts, key, sampling, list(numbers)))
         out = []
         for segments in prompts:
             text = self.script(segments, len(self.calls) - 1)
             ended = text is not None
             out.append(Utterance(text or "cut", (5, 2) if ended else (5,), ended, -1.0))
         return out
+
+
+def local_judge(speaker, writing=None, reasoning=None, max_length=10_000, **more) -> LocalJudge:
+    """A local judge that reads the world's requests with the tokenizer of `speaker`."""
+    writer = RequestWriter(load_set("world"), speaker.tokenizer, max_length)
+    return LocalJudge(speaker, writer, writing, reasoning, **more)
+
+
+def segments_of(kind, *request, **values):
+    """The segments of a request in the world's set."""
+    return render_request(*load_set("world").render(kind, *request, **values), "compact")
 
 
 def prompt(number: int, text: str = "how so") -> Prompt:

@@ -10,9 +10,8 @@ import numpy as np
 from jaxalign.data.chat.formats import CRITIQUE, CRITIQUE_REQUEST, END, REVISION, REVISION_REQUEST, render_prompt
 from jaxalign.feedback.critique import answer, answer_and_revise, draw_principles
 from jaxalign.feedback.judge import CheckedJudge
-from jaxalign.feedback.local import LocalJudge
 from jaxalign.rollout.sampling import Sampling
-from tests.feedback.fakes import PRINCIPLES, ScriptedSpeaker, prompt
+from tests.feedback.fakes import PRINCIPLES, ScriptedSpeaker, local_judge, prompt
 
 SAMPLING = Sampling(8, (2,))
 
@@ -54,7 +53,7 @@ def run(script, rounds=2, rows=3):
     speaker = ScriptedSpeaker(script)
     prompts = [prompt(i) for i in range(rows)]
     rules = [[PRINCIPLES[(row + number) % 5] for number in range(rounds)] for row in range(rows)]
-    judge = CheckedJudge(LocalJudge(speaker, SAMPLING))
+    judge = CheckedJudge(local_judge(speaker, SAMPLING))
     return speaker, prompts, rules, answer_and_revise(speaker, judge, prompts, rules, jax.random.key(0), SAMPLING, first_row=40)
 
 

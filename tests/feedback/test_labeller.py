@@ -13,12 +13,11 @@ from jaxalign.config import Feedback
 from jaxalign.data.chat.formats import FIRST, OPTIONS, QUESTION, REASONING, SECOND, VERDICT
 from jaxalign.feedback.judge import CheckedJudge
 from jaxalign.feedback.labeller import Labeller, Pair
-from jaxalign.feedback.local import LocalJudge
 from jaxalign.feedback.speaker import Speaker, next_logprobs
 from jaxalign.rollout.engine import Engine
 from jaxalign.rollout.sampling import Sampling
 from tests import tiny
-from tests.feedback.fakes import PRINCIPLES, ScriptedSpeaker, WordTokenizer, prompt
+from tests.feedback.fakes import PRINCIPLES, ScriptedSpeaker, WordTokenizer, local_judge, prompt
 
 PLAIN = Feedback(reasoning=False, undecided_margin=0.02)
 REASONED = Feedback(reasoning=True, undecided_margin=0.02, clamp_low=0.4, clamp_high=0.6)
@@ -33,18 +32,6 @@ def shown(segments) -> tuple[str, str]:
 
 
 @dataclasses.dataclass(frozen=True)
-class FakeJudge(LocalJudge):
-    """A local judge whose P(first shown) is a function of its prompt; None marks a prompt that is too long."""
-
-    opinion: Any = None
-    asked: list = dataclasses.field(default_factory=list)
-
-    def first_probabilities(self, segments):
-        self.asked.extend(segments)
-        return [self.opinion(asked) for asked in segments]
-
-
-@dataclasses.dataclass(frozen=True)
 class FakeLabeller(Labeller):
     """A labeller and the requests that its judge received."""
 
@@ -56,13 +43,16 @@ def reasoning_of(config):
     return Sampling(config.max_reasoning_tokens, (2,), config.reasoning_temperature) if config.reasoning else None
 
 
-def judge(opinion, config=PLAIN, script=lambda segments, call: "because", speaker=None):
-    made = FakeJudge(speaker or ScriptedSpeaker(script), None, reasoning_of(config), opinion=opinion)
-    return FakeLabeller(CheckedJudge(made), PRINCIPLES, config, 0, made.asked, made.speaker)
+def judge(opinion, config=PLAIN, script=lambda segments, call: "because", max_length=10_000):
+    """A labeller whose judge's P(first shown) is a function of its prompt."""
+    speaker = ScriptedSpeaker(script, opinion)
+    made = local_judge(speaker, None, reasoning_of(config), max_length)
+    return FakeLabeller(CheckedJudge(made), PRINCIPLES, config, 0, speaker.judged, speaker)
 
 
 def local(speaker, principles=PRINCIPLES):
-    return Labeller(CheckedJudge(LocalJudge(speaker)), principles, PLAIN, seed=0)
+    made = local_judge(speaker, max_length=speaker.engine.max_length)
+    return Labeller(CheckedJudge(made), principles, PLAIN, seed=0)
 
 
 def fair(segments, sure=0.9, bias=0.0):
@@ -151,7 +141,8 @@ def test_pitfall_16_reasoning_truncated_in_one_order_is_undecided():
 
 
 def test_pitfall_16_a_comparison_too_long_for_the_model_is_undecided():
-    out = label(judge(lambda segments: None if "how so 0" in segments else fair(segments)))
+    pairs = [Pair(prompt(0, "why " * 40), "good", "bad"), *PAIRS[1:]]
+    out = label(judge(fair, max_length=40), pairs=pairs)
     assert [c.decided for c in out] == [False, True, False]
     assert (out[0].label, out[0].label_ab, out[0].label_ba) == (0.5, None, None)
 
@@ -231,7 +222,7 @@ def test_the_label_of_a_real_model_is_its_normalised_option_probabilities(speake
     """Ragged prompts over several batches, the longest of which does not fit."""
     pairs = [Pair(prompt(i, "why " * (i + 1)), "good", "bad word here") for i in range(5)]
     pairs.append(Pair(prompt(9, "why " * 40), "good", "bad"))
-    made = judge(lambda segments: None, speaker=speaker)
+    made = judge(fair)
     label(made, pairs=pairs)
     asked, found = made.asked, label(local(speaker), pairs=pairs)
     for i in range(5):

@@ -6,16 +6,15 @@ import jax
 import numpy as np
 import pytest
 
-from jaxalign.data.chat.formats import RATINGS, render_rating, render_rating_verdict
+from jaxalign.data.chat.formats import RATINGS
 from jaxalign.feedback.judge import CheckedJudge, Draw, Rating, RatingRequest
-from jaxalign.feedback.local import LocalJudge
-from jaxalign.feedback.options import text_logprobs
+from jaxalign.feedback.options import Options, option_logprobs
 from jaxalign.feedback.rater import Rater
 from jaxalign.feedback.speaker import Speaker
 from jaxalign.rollout.engine import Engine
 from jaxalign.rollout.sampling import Sampling
 from tests import tiny
-from tests.feedback.fakes import PRINCIPLES, ScriptedSpeaker, WordTokenizer, prompt
+from tests.feedback.fakes import PRINCIPLES, ScriptedSpeaker, WordTokenizer, local_judge, prompt, segments_of
 
 KEY = jax.random.key(0)
 
@@ -34,7 +33,7 @@ def speaker():
 
 
 def rater_of(speaker, principles, count=1):
-    return Rater(CheckedJudge(LocalJudge(speaker)), principles, count, seed=0)
+    return Rater(CheckedJudge(local_judge(speaker, max_length=speaker.engine.max_length)), principles, count, seed=0)
 
 
 def next_logp(speaker, ids):
@@ -45,8 +44,8 @@ def next_logp(speaker, ids):
 
 
 def test_the_log_prob_of_a_text_covers_all_tokens_and_the_end_if_it_is_a_prefix_of_another(speaker):
-    prompts, options = [[1, 5, 7], [1, 9, 11, 12, 13]], [(21,), (22, 4), (21, 20)]
-    found = text_logprobs(speaker, prompts, options, end=2)
+    prompts, ids = [[1, 5, 7], [1, 9, 11, 12, 13]], (((21,),), ((22, 4),), ((21, 20),))
+    found = option_logprobs(speaker, prompts, Options(("1", "2", "10"), ids, end=2))
     for row, ids in enumerate(prompts):
         first, after_21, after_22 = (next_logp(speaker, ids + more) for more in ([], [21], [22]))
         expected = [first[21] + after_21[2], first[22] + after_22[4], first[21] + after_21[20]]
@@ -58,7 +57,7 @@ def test_a_rating_is_the_expectation_over_one_to_ten(speaker):
     rater = rater_of(speaker, PRINCIPLES[:1])
     found = rater.rate(asked, answers, KEY, first_row=0)
     for row, (question, text) in enumerate(zip(asked, answers, strict=True)):
-        ids = speaker.prompt_ids(render_rating(question.messages, text, PRINCIPLES[0], reasoning=False))
+        ids = speaker.prompt_ids(segments_of("rating", question.messages, PRINCIPLES[0], response=text))
         first, after = next_logp(speaker, ids), next_logp(speaker, [*ids, 21])
         logp = np.asarray([first[21] + after[2], *(first[20 + i] for i in range(2, 10)), first[21] + after[20]])
         weights = np.exp(logp) / np.exp(logp).sum()
@@ -74,20 +73,22 @@ def test_several_principles_are_averaged(speaker):
 
 def test_reasoning_precedes_the_rating_and_truncated_reasoning_gives_no_rating():
     asked = [prompt(0), prompt(1)]
-    scripted = ScriptedSpeaker(lambda segments, _: None if "how so 1" in segments else "it is good")
-    seen = []
 
-    class Shown(LocalJudge):
-        def expected_ratings(self, segments):
-            seen.extend(segments)
-            return np.asarray([np.nan if found is None else 4.0 for found in segments], np.float32)
+    class Scripted(ScriptedSpeaker):
+        def next_logprobs(self, prompts, tokens):
+            self.judged += [self.tokenizer.seen.get(tuple(ids)) for ids in prompts]
+            each = np.where(np.asarray(tokens) == self.tokenizer.encode("4")[0], 0.91, 0.01)
+            return np.log(np.tile(each, (len(prompts), 1)))
 
+    scripted = Scripted(lambda segments, _: None if "how so 1" in segments else "it is good")
     requests = [RatingRequest(p.messages, "yes", PRINCIPLES[0]) for p in asked]
-    found = Shown(scripted, None, Sampling(160, (2,), 0.0)).rate(requests, Draw(KEY, [7, 8]))
-    assert seen == [render_rating_verdict(asked[0].messages, "yes", PRINCIPLES[0], "it is good"), None]
-    assert found == [Rating(4.0, "it is good"), Rating(None, "cut")]
+    found = local_judge(scripted, None, Sampling(160, (2,), 0.0)).rate(requests, Draw(KEY, [7, 8]))
+    thoughts = {"reasoning": True, "thoughts": "it is good"}
+    assert scripted.judged == [segments_of("rating", asked[0].messages, PRINCIPLES[0], response="yes", **thoughts)]
+    # .91 of 4 and .01 of every other rating.
+    assert found[0].rating == pytest.approx(0.91 * 4 + 0.01 * (55 - 4), rel=1e-5) and found[0].reasoning == "it is good"
+    assert found[1] == Rating(None, "cut", "cut_off")
     assert scripted.calls[0][3] == [7, 8]
-    assert np.isnan(LocalJudge(scripted).expected_ratings([None, None])).all()
 
 
 def test_a_dialogue_that_is_too_long_has_no_rating_and_affects_no_other(speaker):
@@ -97,6 +98,6 @@ def test_a_dialogue_that_is_too_long_has_no_rating_and_affects_no_other(speaker)
 
 
 def test_the_request_has_the_principle_and_ratings_are_one_to_ten():
-    segments = render_rating(prompt(0).messages, "yes", PRINCIPLES[3])
+    segments = segments_of("rating", prompt(0).messages, PRINCIPLES[3], response="yes", reasoning=True)
     assert segments[-3:] == ["<question>", "critique 3 Rate it from 1 to 10.", "<reasoning>"]
     assert RATINGS == tuple("1 2 3 4 5 6 7 8 9 10".split())

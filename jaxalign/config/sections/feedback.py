@@ -25,10 +25,10 @@ class Feedback(Section):
     judge: str = field("local", "Source of critiques, revisions, comparisons and ratings: local (the run's base model), or "
                        "'package.module:name' or 'FILE.py:name' of your own class, object or JudgeRecord; see "
                        "docs/extending.md.")
-    templates: str = field("", "Templates of the requests to a local judge: chat (for instruction-tuned models), transcript (for "
-                           "base models), world (for models that pretrain trains), or a folder of your own; empty: world if the "
-                           "tokenizer has jaxalign's markers, else chat. See docs/cai.md.")
-    max_outside_mass: float = field(0.5, "If a local judge gives more than this probability to texts other than the options, "
+    templates: str = field("", "Templates of the requests to a local judge: chat (for instruction-tuned models), transcript "
+                           "(for base models), world (for models that pretrain trains), or a folder of your own; empty: world "
+                           "if the tokenizer has jaxalign's markers, else chat. See docs/cai.md.")
+    max_outside_mass: float = field(0.5, "If a local judge gives more than this probability to text other than the options, "
                                     "its verdict or rating does not count.", between(0.0, 1.0))
     invert: bool = field(False, "Invert every label. This is a control experiment: it should make the policy worse.")
     reasoning: bool = field(True, "Let the feedback model reason before it answers (chain of thought).")

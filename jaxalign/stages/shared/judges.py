@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from jaxalign.config import Config
+from jaxalign.data.chat.requests import load_set, set_files
 from jaxalign.feedback.constitution import builtin_names, load_constitution, load_exemplars
 from jaxalign.feedback.judge import CheckedJudge, JudgeInputs
 from jaxalign.feedback.labeller import Labeller
@@ -37,14 +38,18 @@ def compares(config: Config) -> bool:
 
 
 def feedback_files(config: Config) -> dict[Path, str]:
-    """The files of the user's constitution and judge, if any, with the config fields that name them.
+    """The files of the user's constitution, templates and judge, if any, with the config fields that name them.
 
     Raises:
-      UserError: the constitution cannot be read. This is detected before any stage starts.
+      UserError: the constitution or the templates cannot be read. This is detected before any stage starts.
     """
-    name, place = config.feedback.constitution, config.feedback.judge.rpartition(":")[0]
+    name, place, templates = config.feedback.constitution, config.feedback.judge.rpartition(":")[0], config.feedback.templates
     load_constitution(name)
+    load_exemplars(name)
     found = {} if name in builtin_names() else {Path(name).expanduser(): "feedback.constitution"}
+    if templates:
+        load_set(templates)
+        found |= dict.fromkeys(set_files(templates), "feedback.templates")
     return found | ({Path(place).expanduser(): "feedback.judge"} if place.endswith(".py") else {})
 
 

@@ -15,11 +15,12 @@ BASE_FIELDS = ("model", "seed")
 MODEL_FIELDS = (*BASE_FIELDS, "lora")
 WORLD_FIELDS = ("data.source", "world", "arithmetic")
 PROMPT_FIELDS = ("data", "world", "arithmetic")
-LABEL_FIELDS = tuple(
+JUDGE_FIELDS = ("feedback.constitution", "feedback.judge", "feedback.templates")
+LABEL_FIELDS = JUDGE_FIELDS + tuple(
     f"feedback.{name}"
     for name in (
-        "constitution", "judge", "reasoning", "clamp_low", "clamp_high", "principles_per_comparison", "undecided_margin",
-        "reasoning_temperature", "max_reasoning_tokens",
+        "reasoning", "clamp_low", "clamp_high", "principles_per_comparison", "undecided_margin", "reasoning_temperature",
+        "max_reasoning_tokens", "max_outside_mass",
     )
 )
 
