@@ -58,7 +58,12 @@ class Exemplar:
 
 @dataclasses.dataclass(frozen=True)
 class Revision:
-    """One round of critique and revision of one response; round 0 is a plain helpful sample (no critique)."""
+    """One round of critique and revision of one response; round 0 is a plain helpful sample (no critique).
+
+    complete: whether the text to imitate, the revision or in round 0 the response, ended. outcome: why that text is not an
+    ordinary one, a name in `feedback.outcomes.REVISION`, else None. notes: names in `feedback.contract.NOTES`. reasoning: the
+    thoughts that preceded the text, if any.
+    """
 
     prompt: Prompt
     round: int
@@ -67,13 +72,19 @@ class Revision:
     critique: str | None
     revision: str | None
     complete: bool
+    outcome: str | None = None
+    notes: tuple[str, ...] = ()
+    reasoning: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
     """A pair of responses with a soft label: the probability that `response_a` is the better one.
 
-    margin: by how much the better one is better, if known.
+    margin: by how much the better one is better, if known. problem: why the judge gave no verdict, a name in
+    `feedback.judge.PROBLEMS`. outside: the probability that the judge gave to no option, averaged over its verdicts, if known.
+    notes: what the judge did not see, names in `feedback.contract.NOTES`. disagreement: of a jury, the largest difference
+    between two members' labels.
     """
 
     prompt: Prompt
@@ -87,6 +98,10 @@ class Comparison:
     reasoning_ab: str | None = None
     reasoning_ba: str | None = None
     margin: float | None = None
+    problem: str | None = None
+    outside: float | None = None
+    notes: tuple[str, ...] = ()
+    disagreement: float | None = None
 
 
 @dataclasses.dataclass(frozen=True)

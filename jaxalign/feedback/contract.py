@@ -20,6 +20,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from jaxalign.data.chat.styles import split_thoughts
 from jaxalign.errors import UserError
 
 NOTES = {
@@ -68,7 +69,7 @@ class Contract:
 
         A text without thoughts, stops and preambles stays as it is.
         """
-        reasoning, rest, ended = split_thoughts(text, self.thinking, ended)
+        reasoning, rest, ended = split_thoughts(text, self.thinking, ended) if self.thinking else (None, text, ended)
         notes = []
         cuts = [at for stop in self.stops if (at := f"\n\n{rest}".find(stop)) >= 0]
         if cuts:
@@ -94,22 +95,6 @@ class Contract:
         """The strings that count as an option."""
         cases = (option, option.lower()) if self.lower_case else (option,)
         return tuple(dict.fromkeys(lead + case for case in cases for lead in (("", " ") if self.leading_space else ("",))))
-
-
-def split_thoughts(text: str, delimiters: tuple[str, str] | None, ended: bool) -> tuple[str | None, str, bool]:
-    """(thoughts, the text after them, whether it ended). The thoughts are None if the text has no delimiter.
-
-    The opening delimiter may be missing, because some chat templates write it. A text whose thoughts do not end has no answer.
-    """
-    if delimiters is None:
-        return None, text, ended
-    opening, closing = delimiters
-    before, found, rest = text.partition(closing)
-    if found:
-        return before.split(opening, 1)[-1].strip(), rest.strip(), ended
-    if text.lstrip().startswith(opening):
-        return text.lstrip().removeprefix(opening).strip(), "", False
-    return None, text, ended
 
 
 def read_contract(form: Mapping[str, Any], where: str) -> Contract:

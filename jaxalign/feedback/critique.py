@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import jax
 import numpy as np
 
-from jaxalign.data.chat.styles import encode_prompt
+from jaxalign.data.chat.styles import encode_prompt, finish_answer
 from jaxalign.feedback.judge import CheckedJudge, CritiqueRequest, Draw, RevisionRequest, Text
-from jaxalign.feedback.speaker import Speaker, Utterance
+from jaxalign.feedback.outcomes import STARTS, revision_outcome
+from jaxalign.feedback.speaker import Speaker
 from jaxalign.records import Principle, Prompt, Revision
 from jaxalign.rollout.sampling import Sampling
 
@@ -31,27 +33,46 @@ def draw_principles(
     return drawn
 
 
+class Answer(NamedTuple):
+    """A policy's answer.
+
+    reasoning: its thoughts, if it is a reasoning model. notes: names in `contract.NOTES`. sampled: whether there is an answer,
+    which needs space after the prompt and finite logits.
+    """
+
+    text: str
+    complete: bool
+    reasoning: str | None = None
+    notes: tuple[str, ...] = ()
+    sampled: bool = True
+
+
 def answer(
     speaker: Speaker, prompts: Sequence[Prompt], key: jax.Array, sampling: Sampling, first_row: int, style: str = "compact"
-) -> list[Utterance]:
+) -> list[Answer]:
     """Samples one response to each prompt, encoded in `style`. Prompt i has the global row first_row + i."""
     numbers = range(first_row, first_row + len(prompts))
     ids = [encode_prompt(speaker.tokenizer, prompt.messages, style) for prompt in prompts]
-    return speaker.say_ids(ids, key, sampling, numbers)
+    found = []
+    for said in speaker.say_ids(ids, key, sampling, numbers):
+        text, ended, reasoning = finish_answer(said.text, said.ended, style)
+        notes = ("next_turn",) if ended and not said.ended else ()
+        found.append(Answer(text, ended, reasoning, notes, bool(said.ids)))
+    return found
 
 
 def revise(
     judge: CheckedJudge,
     prompts: Sequence[Prompt],
-    responses: Sequence[Text],
+    responses: Sequence[Answer],
     principles: Sequence[Sequence[Principle]],
     key: jax.Array,
     first_row: int,
+    max_growth: float = 0.0,
 ) -> list[Revision]:
     """Critiques and revises each response once under each of its row's principles.
 
-    Each round starts from the previous round's revision. Once the length limit has cut off one of a row's texts, the row is
-    incomplete in that round and all later ones.
+    Each round starts from the previous round's revision, or from the text before it if that revision cannot be used.
 
     Args:
       judge: writes the critiques and revisions.
@@ -59,26 +80,37 @@ def revise(
       responses: the B responses to start from.
       principles: B lists with one principle per round.
       key: a PRNG key. Round n folds in 2n - 1 and 2n; 0 is reserved for the caller's responses.
+      max_growth: see `outcomes.revision_outcome`.
 
     Returns:
       The revisions of the first round in the order of the prompts, then those of the second round, and so on.
     """
-    numbers = range(first_row, first_row + len(prompts))
-    texts, complete = [found.text for found in responses], [found.complete for found in responses]
+    rows, texts = range(first_row, first_row + len(prompts)), [found.text for found in responses]
     out: list[Revision] = []
     with judge.loaded() as judge:
         for number in range(len(principles[0]) if principles else 0):
             rules = [row[number] for row in principles]
             asked = [CritiqueRequest(p.messages, text, rule) for p, text, rule in zip(prompts, texts, rules, strict=True)]
-            critiques = judge.critique(asked, Draw(jax.random.fold_in(key, 2 * number + 1), numbers))
-            better = [RevisionRequest(*request, found.text) for request, found in zip(asked, critiques, strict=True)]
-            revisions = judge.revise(better, Draw(jax.random.fold_in(key, 2 * number + 2), numbers))
+            critiques = judge.critique(asked, Draw(jax.random.fold_in(key, 2 * number + 1), rows))
+            left = [i for i, found in enumerate(critiques) if found.problem in (None, "refused")]
+            better = [RevisionRequest(*asked[i], critiques[i].text) for i in left]
+            draw = Draw(jax.random.fold_in(key, 2 * number + 2), [rows[i] for i in left])
+            revisions = dict(zip(left, judge.revise(better, draw), strict=True))
             for i, prompt in enumerate(prompts):
-                complete[i] = complete[i] and critiques[i].complete and revisions[i].complete
-                texts_of = (texts[i], critiques[i].text, revisions[i].text)
-                out.append(Revision(prompt, number + 1, rules[i].name, *texts_of, complete[i]))
-            texts = [found.text for found in revisions]
+                made = _revision(prompt, number + 1, rules[i].name, texts[i], critiques[i], revisions.get(i), max_growth)
+                out.append(made)
+                texts[i] = made.revision if made.outcome in STARTS else texts[i]
     return out
+
+
+def _revision(
+    prompt: Prompt, number: int, principle: str, response: str, critique: Text, revision: Text | None, max_growth: float
+) -> Revision:
+    outcome = revision_outcome(response, critique, revision, max_growth)
+    revision = Text("", False) if revision is None else revision
+    texts = (response, critique.text, revision.text)
+    notes = tuple(dict.fromkeys((*critique.notes, *revision.notes)))
+    return Revision(prompt, number, principle, *texts, revision.complete, outcome, notes, revision.reasoning)
 
 
 def answer_and_revise(
@@ -90,7 +122,8 @@ def answer_and_revise(
     sampling: Sampling,
     first_row: int,
     style: str = "compact",
+    max_growth: float = 0.0,
 ) -> list[Revision]:
     """Samples responses, with 0 folded into the key, and passes them to `revise`."""
     found = answer(speaker, prompts, jax.random.fold_in(key, 0), sampling, first_row, style)
-    return revise(judge, prompts, [Text(u.text, u.ended) for u in found], principles, key, first_row)
+    return revise(judge, prompts, found, principles, key, first_row, max_growth)

@@ -86,7 +86,7 @@ class Verdict(NamedTuple):
 
     probability: float in [0, 1], that the first response shown is better; None without a verdict. reasoning: its text, if any.
     problem: one of `PROBLEMS` if there is no verdict, else None. outside: float in [0, 1], the probability of no option, if
-    known. notes: names in `contract.NOTES`.
+    known. notes: names in `contract.NOTES`. disagreement: float in [0, 1], the largest difference between members of a jury.
     """
 
     probability: float | None
@@ -94,6 +94,7 @@ class Verdict(NamedTuple):
     problem: str | None = None
     outside: float | None = None
     notes: tuple[str, ...] = ()
+    disagreement: float | None = None
 
 
 class Rating(NamedTuple):

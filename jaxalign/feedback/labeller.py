@@ -18,11 +18,12 @@ from jaxalign.records import Comparison, Principle, Prompt
 
 
 class Pair(NamedTuple):
-    """Two responses to one prompt."""
+    """Two responses to one prompt. missing: whether one of them could not be sampled; both are then empty."""
 
     prompt: Prompt
     response_a: str
     response_b: str
+    missing: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,7 +57,7 @@ class Labeller:
           invert: whether to invert the labels.
 
         Returns:
-          B comparisons, in order.
+          B comparisons, in order. A pair without a verdict has a `problem`.
         """
         count = self.config.principles_per_comparison
         rows = range(first_row, first_row + len(pairs))
@@ -100,6 +101,24 @@ class Labeller:
             label = float(labels.clamp_label(label, config.clamp_low, config.clamp_high))
         if invert:
             label = float(labels.invert_label(label))
-        reasonings = (verdicts[0][0].reasoning, verdicts[0][1].reasoning) if verdicts else (None, None)
-        names = tuple(rule.name for rule in rules)
-        return Comparison(pair.prompt, pair.response_a, pair.response_b, label, names, ab, ba, decided, *reasonings)
+        each = [verdict for pair in verdicts for verdict in pair]
+        problem = None if both else next((verdict.problem or "none" for verdict in each if verdict.probability is None), None)
+        problem = "missing_answer" if pair.missing else problem
+        outside = [verdict.outside for verdict in each if verdict.outside is not None]
+        apart = [verdict.disagreement for verdict in each if verdict.disagreement is not None]
+        return Comparison(
+            prompt=pair.prompt,
+            response_a=pair.response_a,
+            response_b=pair.response_b,
+            label=label,
+            principles=tuple(rule.name for rule in rules),
+            label_ab=ab,
+            label_ba=ba,
+            decided=decided,
+            reasoning_ab=each[0].reasoning if each else None,
+            reasoning_ba=each[1].reasoning if each else None,
+            problem=problem,
+            outside=float(np.mean(outside)) if outside else None,
+            notes=tuple(dict.fromkeys(note for verdict in each for note in verdict.notes)),
+            disagreement=max(apart) if apart else None,
+        )

@@ -6,19 +6,21 @@ Reads the base (the feedback model, unless config.feedback.judge selects another
 from __future__ import annotations
 
 import collections
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
 from jaxalign import streams
 from jaxalign.config import Config
-from jaxalign.feedback.critique import answer
+from jaxalign.feedback.critique import Answer, answer
 from jaxalign.feedback.labeller import Pair
-from jaxalign.feedback.speaker import Utterance
+from jaxalign.feedback.outcomes import COMPARISON, advice, count_outcomes
 from jaxalign.records import Prompt
 from jaxalign.stages.shared import engines, judges, loops, reads, run_models, sources
 from jaxalign.stages.shared.base import Stage, StageContext, write_json
 from jaxalign.stages.shared.keys import stage_key
-from jaxalign.stages.shared.labelled import comparison_row
+from jaxalign.stages.shared.labelled import comparison_row, pair_outcome
 from jaxalign.stages.shared.shards import Shards, queues
 from jaxalign.tracking.progress import Progress
 
@@ -63,12 +65,17 @@ class Compare(Stage):
                     labelled = labelling.label(pairs, key, rows.start, config.feedback.invert)
                 shards.write_all(queue, [comparison_row(comparison) for comparison in labelled])
                 progress.update(len(rows))
-        write_json(context.directory / "summary.json", summarise(shards) | sources.data_summary(sets))
+        summary = summarise(shards)
+        for sentence in pair_sentences(summary):
+            print(f"[{self.name}] {sentence}", flush=True)
+        write_json(context.directory / "summary.json", summary | sources.data_summary(sets))
 
 
-def _pair(prompt: Prompt, first: Utterance, second: Utterance) -> Pair:
-    """The pair of answers. If one is missing (no space, or non-finite logits), both become "", since equal ones are skipped."""
-    return Pair(prompt, first.text, second.text) if first.ids and second.ids else Pair(prompt, "", "")
+def _pair(prompt: Prompt, first: Answer, second: Answer) -> Pair:
+    """The pair of answers. If one is missing, both become "", since equal answers are not compared."""
+    if first.sampled and second.sampled:
+        return Pair(prompt, first.text, second.text)
+    return Pair(prompt, "", "", missing=True)
 
 
 def summarise(shards: Shards) -> dict:
@@ -78,6 +85,7 @@ def summarise(shards: Shards) -> dict:
     parsed = [row for row in asked if row["label_ab"] is not None]
     ab, ba = (np.asarray([row[name] for row in parsed]) for name in ("label_ab", "label_ba"))
     confidence = np.maximum((ab + ba) / 2, 1 - (ab + ba) / 2) if parsed else np.zeros(0)
+    outside = [row["outside"] for row in rows if row.get("outside") is not None]
     counts, edges = np.histogram(confidence, bins=10, range=(0.5, 1.0))
     by_principle = collections.defaultdict(list)
     for row, value in zip(parsed, confidence, strict=True):
@@ -88,6 +96,8 @@ def summarise(shards: Shards) -> dict:
         "identical_pairs": sum(row["response_a"] == row["response_b"] for row in rows),
         "undecided": sum(not row["decided"] for row in asked),
         "unparsable": len(asked) - len(parsed),
+        "outcomes": count_outcomes(pair_outcome(row) for row in rows),
+        "outside_mass": float(np.mean(outside)) if outside else None,
         # P(first shown) is label_ab in one order and 1 - label_ba in the other.
         "position_bias": float(np.mean((ab + 1 - ba) / 2) - 0.5) if parsed else None,
         "order_agreement": float(np.mean((ab > 0.5) == (ba > 0.5))) if parsed else None,
@@ -97,6 +107,35 @@ def summarise(shards: Shards) -> dict:
             for name, values in sorted(by_principle.items())
         },
     }
+
+
+LEAST_DECIDED = 0.1
+"""`pair_sentences` warns if the share of decided pairs is smaller."""
+
+
+def pair_sentences(summary: Mapping[str, Any]) -> list[str]:
+    """Says how many pairs have a decided label and why the others have none; with a warning and advice if they are few.
+
+    summary: the result of `summarise`.
+    """
+    total, outcomes = summary["pairs"], summary["outcomes"]
+    decided = total - sum(outcomes.values())
+    listed = ", ".join(f"{count:,} {name} ({COMPARISON[name]})" for name, count in outcomes.items())
+    sentences = [f"{decided:,} of {total:,} pairs have a decided label" + (f"; the others: {listed}" if listed else "")]
+    if decided < LEAST_DECIDED * total:
+        sentences.append(f"warning: only {decided:,} of {total:,} pairs have a decided label: {pair_advice(summary)}")
+    return sentences
+
+
+def pair_advice(summary: Mapping[str, Any]) -> str:
+    """The remedy for the most frequent reason for which pairs have no decided label."""
+    agreement, bias = summary["order_agreement"], summary["position_bias"]
+    main = next(iter(summary["outcomes"]), None)
+    if main == "undecided" and agreement is not None and agreement < 0.5 and abs(bias) > 0.1:
+        place = "first" if bias > 0 else "second"
+        return (f"the judge prefers the answer shown {place}, whatever it says, and contradicts itself in the other order for "
+                f"{1 - agreement:.0%} of the pairs; choose another judge or other templates (feedback.templates)")
+    return advice(summary["outcomes"])
 
 
 STAGE = Compare()

@@ -131,7 +131,7 @@ class Answering:
             placed = place_rows(self.model.sharding, rollout)
             kl = fetch(sequence_kl(self.model, self.reference, placed, self.sampler.sampling.logprob_temperature))
             score = self._scores(placed)
-        texts, out = styles.response_texts(self.tokenizer, rollout), []
+        texts, out = styles.response_texts(self.tokenizer, rollout, self.context.config.data.style), []
         judged = self._judged(prompts, texts[: len(prompts)])
         for i, prompt in enumerate(prompts):
             text, count, ended = texts[i], int(rollout.response_length[i]), rollout.ended[i]

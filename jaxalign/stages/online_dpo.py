@@ -169,7 +169,7 @@ class _Iteration:
             phase.tokens, phase.flops = work.sampled(self.model, rollout)
         if first_row == 0:
             self._check(params, place_rows(self.model.sharding, rollout))
-        texts = styles.response_texts(self.tokenizer, rollout)
+        texts = styles.response_texts(self.tokenizer, rollout, self.config.data.style)
         pairs = [Pair(self.prompts[i], texts[2 * n], texts[2 * n + 1]) for n, i in enumerate(index)]
         key = stage_key(self.config, "online_dpo", "labels")
         with self.meter.phase("label"):

@@ -10,11 +10,13 @@ from collections.abc import Sequence
 
 from jaxalign import streams
 from jaxalign.config import Config
-from jaxalign.feedback.critique import answer, answer_and_revise, draw_principles
-from jaxalign.records import Revision
+from jaxalign.feedback.critique import Answer, answer, answer_and_revise, draw_principles
+from jaxalign.feedback.outcomes import answer_outcome, count_outcomes
+from jaxalign.records import Prompt, Revision
 from jaxalign.stages.shared import engines, judges, loops, reads, run_models, sources
 from jaxalign.stages.shared.base import Stage, StageContext, write_json
 from jaxalign.stages.shared.keys import stage_key
+from jaxalign.stages.shared.labelled import print_report, revision_report, row_outcome, warn_about_few
 from jaxalign.stages.shared.shards import Queue, Shards, chunks, prompt_row, queues
 from jaxalign.tracking.progress import Progress
 
@@ -55,16 +57,29 @@ class Revise(Stage):
                     if prompts is red_team:
                         rules = draw_principles(constitution, rows, section.rounds, config.seed, streams.PRINCIPLES["revise"])
                         key = stage_key(config, self.name, streams.SAMPLES)
-                        revisions = answer_and_revise(speaking, judge, own, rules, key, sampling, rows.start, style)
+                        revisions = answer_and_revise(
+                            speaking, judge, own, rules, key, sampling, rows.start, style, section.max_growth
+                        )
                     else:
                         key = stage_key(config, self.name, "revisions")
                         said = answer(speaking, own, key, sampling, rows.start, style)
-                        revisions = [
-                            Revision(p, 0, None, u.text, None, None, u.ended) for p, u in zip(own, said, strict=True)
-                        ]
+                        revisions = [_helpful(*pair) for pair in zip(own, said, strict=True)]
                 _write(shards, queue, revisions)
                 progress.update(len(rows))
-        write_json(context.directory / "summary.json", _summary(shards, section.rounds) | sources.data_summary(sets))
+        made = list(shards.read())
+        usable = revision_report(config, made)
+        print_report(self.name, usable)
+        warn_about_few(self.name, config.sft, usable.total, usable.usable)
+        write_json(
+            context.directory / "summary.json",
+            _summary(made, section.rounds) | {"usable": usable.to_dict()} | sources.data_summary(sets),
+        )
+
+
+def _helpful(prompt: Prompt, said: Answer) -> Revision:
+    """An answer without critique and revision."""
+    outcome = answer_outcome(said.text, said.complete)
+    return Revision(prompt, 0, None, said.text, None, None, said.complete, outcome, said.notes, said.reasoning)
 
 
 def _write(shards: Shards, queue: Queue, revisions: Sequence[Revision]) -> None:
@@ -76,11 +91,11 @@ def _write(shards: Shards, queue: Queue, revisions: Sequence[Revision]) -> None:
 
 def _row(revision: Revision) -> dict:
     fields = ("round", "principle", "response", "critique", "revision", "complete")
-    return prompt_row(revision.prompt) | {name: getattr(revision, name) for name in fields}
+    more = {name: value for name in ("outcome", "notes", "reasoning") if (value := getattr(revision, name))}
+    return prompt_row(revision.prompt) | {name: getattr(revision, name) for name in fields} | more
 
 
-def _summary(shards: Shards, rounds: int) -> dict:
-    rows = list(shards.read())
+def _summary(rows: Sequence[dict], rounds: int) -> dict:
     revised = [row for row in rows if row["round"] > 0]
     return {
         "prompts": sum(row["round"] == 1 for row in rows),
@@ -89,6 +104,8 @@ def _summary(shards: Shards, rounds: int) -> dict:
         "principles": dict(sorted(collections.Counter(row["principle"] for row in revised).items())),
         "changed": sum(row["revision"] != row["response"] for row in revised),
         "incomplete": sum(not row["complete"] for row in rows),
+        "outcomes": count_outcomes(row_outcome(row) for row in rows),
+        "notes": dict(sorted(collections.Counter(note for row in rows for note in row.get("notes", ())).items())),
     }
 
 

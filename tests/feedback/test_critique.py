@@ -87,19 +87,23 @@ def test_every_piece_has_its_own_key_and_the_global_row_numbers():
     assert [numbers for *_, numbers in speaker.calls] == [[40, 41, 42]] * 5
 
 
-def test_a_truncated_piece_marks_its_row_from_then_on():
+def test_a_revision_counts_by_its_own_completeness():
+    """A whole revision counts although the first answer was cut off; after a truncated one, the next round starts from the text
+    before it."""
+
     def script(segments, call):
         cut = {(0, "how so 0"), (2, "how so 1"), (3, "how so 2")}
-        return None if any((call, word) in cut for word in segments) else "text"
+        return None if any((call, word) in cut for word in segments) else f"text-{call}"
 
     *_, out = run(script)
-    complete = [r.complete for r in out]
-    assert complete[:3] == [False, False, True]  # cut: the answer of row 0 and the first revision of row 1
-    assert complete[3:] == [False, False, False]  # and the second critique of row 2
+    assert [r.complete for r in out[:3]] == [True, False, True]  # cut: the answer of row 0 and the first revision of row 1
+    assert [r.outcome for r in out[:3]] == [None, "cut_off", None]
+    assert [r.complete for r in out[3:]] == [True] * 3  # the second critique of row 2 was cut, its revision was not
+    assert [r.response for r in out[3:]] == ["text-2", "text-0", "text-2"]
 
 
 def test_a_plain_answer_is_one_piece():
     speaker = ScriptedSpeaker(lambda segments, call: "yes")
     said = answer(speaker, [prompt(1)], jax.random.key(0), SAMPLING, 7)
-    assert [u.text for u in said] == ["yes"]
+    assert [(found.text, found.complete) for found in said] == [("yes", True)]
     assert speaker.calls[0][0] == [render_prompt(prompt(1).messages)] and speaker.calls[0][3] == [7]

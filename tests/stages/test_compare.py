@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from jaxalign.feedback.speaker import Utterance
+from jaxalign.feedback.critique import Answer
 from jaxalign.records import Comparison, Message, Prompt
 from jaxalign.stages import compare as stage
 from jaxalign.stages.compare import summarise
@@ -63,7 +63,7 @@ def test_pitfall_16_undecided_pairs_get_label_one_half_or_are_dropped(shards):
 
 def test_a_pair_with_a_missing_answer_is_not_trained_on():
     """For example, an answer with non-finite logits, against which any answer would win."""
-    said, ended, missing = (Utterance(*x) for x in (("yes", (5, 2), True, -1.0), ("", (2,), True, -1.0), ("", (), False, 0.0)))
+    said, ended, missing = Answer("yes", True), Answer("", True), Answer("", False, sampled=False)
     about = Prompt("test-000", (Message("user", "how"),), "red_team")
 
     def texts(*pair):

@@ -18,6 +18,8 @@ class Revise(Sampling):
     rounds: int = field(4, "Rounds of critique and revision, each with a new principle.", at_least(1))
     batch: int = field(128, "Prompts per chunk; also the number of rows decoded together. Up to 4 chunks form one queue.",
                        at_least(1))
+    max_growth: float = field(8.0, "A revision longer than this many times the answer, in characters, is not trained on unless "
+                              "sft.keep has 'grown'; 0: no limit.", at_least(0))
     temperature: float = like(Sampling, "temperature", default=0.7, doc="Sampling temperature; 0 is greedy.",
                               check=at_least(0))
     max_new_tokens: int = like(Sampling, "max_new_tokens", doc="Maximum length of an answer, critique or revision, in tokens.")

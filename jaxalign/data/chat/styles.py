@@ -76,8 +76,42 @@ def encode_completion(tokenizer: Tokenizer, messages: Sequence[Message], text: s
     return completion(encode_prompt(tokenizer, messages, style), encode_answer(tokenizer, text, style))
 
 
-def response_texts(tokenizer: Tokenizer, rollout: Rollout) -> list[str]:
-    """The text of every response of a rollout (numpy arrays), without its end token."""
+def response_texts(tokenizer: Tokenizer, rollout: Rollout, style: str = "plain") -> list[str]:
+    """The text of every response of a rollout (numpy arrays), without its end token; with a style, the answer in it
+    (`finish_answer`)."""
     ends = rollout.prompt_length + rollout.response_length - rollout.ended
     places = zip(rollout.tokens, rollout.prompt_length, ends, strict=True)
-    return [tokenizer.decode(row[start:end]) for row, start, end in places]
+    return [finish_answer(tokenizer.decode(row[start:end]), True, style)[0] for row, start, end in places]
+
+
+THINKING = ("<think>", "</think>")
+"""The delimiters of the thoughts of reasoning models."""
+
+
+def finish_answer(text: str, ended: bool, style: str) -> tuple[str, bool, str | None]:
+    """(the answer, whether it ended, the thoughts before it) in a sampled text.
+
+    In style "hh" an answer ends where the text continues with the next "Human:". In style "chat" the thoughts of a reasoning
+    model are not part of the answer; they are None if there are none.
+    """
+    if style == "hh":
+        at = f"\n\n{text}".find("\n\nHuman:")
+        return (text, ended, None) if at < 0 else (text[: max(0, at - 2)].strip(), True, None)
+    if style == "chat":
+        thoughts, answer, ended = split_thoughts(text, THINKING, ended)
+        return answer, ended, thoughts
+    return text, ended, None
+
+
+def split_thoughts(text: str, delimiters: tuple[str, str], ended: bool) -> tuple[str | None, str, bool]:
+    """(thoughts, the text after them, whether it ended). The thoughts are None if the text has no delimiter.
+
+    The opening delimiter may be missing, because some chat templates write it. A text whose thoughts do not end has no answer.
+    """
+    opening, closing = delimiters
+    before, found, rest = text.partition(closing)
+    if found:
+        return before.split(opening, 1)[-1].strip(), rest.strip(), ended
+    if text.lstrip().startswith(opening):
+        return text.lstrip().removeprefix(opening).strip(), "", False
+    return None, text, ended

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
+from jaxalign.config import Config, Sft
 from jaxalign.data.sources.base import SourceReport
 from jaxalign.data.sources.splits import split_by_prompt
 from jaxalign.data.tokenizers.load import Tokenizer
 from jaxalign.errors import UserError
+from jaxalign.feedback import outcomes as outcomes_of
 from jaxalign.records import Comparison, Message
 from jaxalign.stages.shared import sources
 from jaxalign.stages.shared.base import StageContext
@@ -22,9 +26,15 @@ _FIELDS = (
 )
 
 
+_MORE = ("problem", "outside", "notes", "disagreement")
+"""Fields of a row that are absent if they are empty."""
+
+
 def comparison_row(comparison: Comparison) -> dict:
     """A labelled pair as a row of a shard."""
-    return prompt_row(comparison.prompt) | {name: getattr(comparison, name) for name in _FIELDS}
+    found = {name: getattr(comparison, name) for name in _FIELDS}
+    more = {name: value for name in _MORE if (value := getattr(comparison, name)) not in (None, ())}
+    return prompt_row(comparison.prompt) | found | more
 
 
 def read_comparisons(shards: Shards, undecided: str) -> list[Comparison]:
@@ -38,14 +48,24 @@ def read_comparisons(shards: Shards, undecided: str) -> list[Comparison]:
     return out
 
 
+def pair_outcome(row: Mapping[str, Any]) -> str | None:
+    """Why a row of stage compare has no decided label: a name in `feedback.outcomes.COMPARISON`; None if it has one."""
+    if row["response_a"] == row["response_b"]:
+        return row.get("problem") or "identical"
+    if row["decided"]:
+        return None
+    return row.get("problem") or ("none" if row["label_ab"] is None else "undecided")
+
+
 def labelled_pairs(context: StageContext) -> list[Comparison]:
     """The training pairs from this run's compare stage. Raises UserError if there are none."""
-    found = read_comparisons(Shards(context.input_directory("compare")), context.config.feedback.undecided)
+    shards, undecided = Shards(context.input_directory("compare")), context.config.feedback.undecided
+    found = read_comparisons(shards, undecided)
     if not found:
-        raise UserError(
-            "stage compare has no pair to train on: identical answers are excluded, and so are undecided pairs if "
-            "feedback.undecided is 'drop'; raise compare.prompts or compare.temperature"
-        )
+        outcomes = [pair_outcome(row) for row in shards.read()]
+        reasons = outcomes_of.count_outcomes(outcomes)
+        sentence = outcomes_of.usable_sentence("pairs of stage compare", len(outcomes), 0, reasons, outcomes_of.COMPARISON)
+        raise UserError(f"{sentence}; {outcomes_of.advice(reasons)}")
     return found
 
 
@@ -79,28 +99,81 @@ def direct_split(context: StageContext, tokenizer: Tokenizer):
 
 def answered(
     context: StageContext, tokenizer: Tokenizer
-) -> tuple[list[Answered], list[Answered], SourceReport | None]:
-    """(answers to imitate, held-out answers, report on the files); the report is None for answers from earlier stages."""
+) -> tuple[list[Answered], list[Answered], SourceReport | RevisionReport]:
+    """(answers to imitate, held-out answers, report on the rows of stage revise or on the files)."""
     if sources.made_in(context.config, "revise"):
-        return *revisions(context), None
+        return revisions(context)
     train, held_out, report = sources.human_comparisons(context, tokenizer)
     return *([(c.prompt.messages, c.response_a) for c in pairs] for pairs in (train, held_out)), report
 
 
-def revisions(context: StageContext) -> tuple[list[Answered], list[Answered]]:
-    """(train, held out): the complete revisions and helpful samples of stage revise. Every 20th answer is held out."""
-    rounds = context.config.revise.rounds
-    found = []
-    for row in Shards(context.input_directory("revise")).read():
-        used = row["round"] == 0 or context.config.sft.rounds_used == "all" or row["round"] == rounds
-        if row["complete"] and used:
-            found.append((row_prompt(row).messages, row["revision"] if row["round"] else row["response"]))
-    if len(found) < 2:
-        raise UserError(
-            f"only {len(found)} answers and revisions of stage revise are complete, too few to train on; raise "
-            "revise.max_new_tokens, or start from a base model that ends its answers (after pretrain: raise pretrain.steps)"
-        )
-    return [pair for i, pair in enumerate(found) if i % 20], found[::20]
+@dataclasses.dataclass(frozen=True)
+class RevisionReport:
+    """The rows of stage revise: how many there are, how many can be trained on, and why the others cannot.
+
+    Attributes:
+      total: the number of rows in the rounds that `sft.rounds_used` selects.
+      usable: the number of rows to train on, including those held out.
+      reasons: the number of other rows by outcome (`feedback.outcomes.REVISION`).
+    """
+
+    total: int
+    usable: int
+    reasons: dict[str, int]
+
+    def sentences(self) -> list[str]:
+        """The report in words."""
+        return [outcomes_of.usable_sentence("answers and revisions", self.total, self.usable, self.reasons)]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The report as JSON values."""
+        return dataclasses.asdict(self)
+
+
+def revision_report(config: Config, rows: Iterable[Mapping[str, Any]]) -> RevisionReport:
+    """Counts the rows of stage revise that sft uses."""
+    selected = [row for row in rows if _is_selected(config, row)]
+    unusable = [row_outcome(row) for row in selected if not outcomes_of.is_usable(row_outcome(row), config.sft.keep)]
+    return RevisionReport(len(selected), len(selected) - len(unusable), outcomes_of.count_outcomes(unusable))
+
+
+def row_outcome(row: Mapping[str, Any]) -> str | None:
+    """The outcome of a row of stage revise. Older versions wrote only whether the text is complete."""
+    return row.get("outcome") or (None if row["complete"] else "cut_off")
+
+
+def _is_selected(config: Config, row: Mapping[str, Any]) -> bool:
+    return row["round"] == 0 or config.sft.rounds_used == "all" or row["round"] == config.revise.rounds
+
+
+def revisions(context: StageContext) -> tuple[list[Answered], list[Answered], RevisionReport]:
+    """(train, held out, report): the usable revisions and helpful samples of stage revise. Every 20th answer is held out.
+
+    Raises:
+      UserError: fewer than `sft.required_rows` can be used.
+    """
+    config = context.config
+    rows = list(Shards(context.input_directory("revise")).read())
+    report = revision_report(config, rows)
+    found = [
+        (row_prompt(row).messages, row["revision"] if row["round"] else row["response"])
+        for row in rows
+        if _is_selected(config, row) and outcomes_of.is_usable(row_outcome(row), config.sft.keep)
+    ]
+    if len(found) < max(2, config.sft.required_rows):
+        raise UserError(f"sft.required_rows is {config.sft.required_rows}, but {report.sentences()[0]}; "
+                        f"{outcomes_of.advice(report.reasons)}")
+    return [pair for i, pair in enumerate(found) if i % 20], found[::20], report
+
+
+def warn_about_few(stage: str, section: Sft, total: int, usable: int) -> None:
+    """Warns if the usable rows are fewer than `min_rows`, or a smaller share of all rows than `min_share`."""
+    if usable < section.min_rows:
+        print(f"[{stage}] warning: only {usable:,} rows can be trained on, fewer than sft.min_rows ({section.min_rows})",
+              flush=True)
+    elif usable < section.min_share * total:
+        print(f"[{stage}] warning: only {usable / total:.0%} of the rows can be trained on, less than sft.min_share "
+              f"({section.min_share:.0%})", flush=True)
 
 
 def print_report(stage: str, report) -> dict:
