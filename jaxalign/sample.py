@@ -25,8 +25,8 @@ _USAGE = """usage: python -m jaxalign.sample --model=DIR (--prompt=TEXT | --prom
   --model=DIR           a Hugging Face folder, an Orbax folder from jaxalign.convert, or the folder of a run's stage, such
                         as runs/quickstart/ppo
   --prompt=TEXT         prints the answer
-  --prompts=FILE        answers each line of a text file, or each object of a .jsonl (or .jsonl.gz) file, whose "prompt" is a
-                        text or a list of {"role", "content"}
+  --prompts=FILE        answers each prompt of a .txt (one per line), .csv, .json or .jsonl file, optionally .gz, in the formats
+                        of training (docs/data_formats.md)
   --chat                holds a dialogue on the terminal or over a pipe; /reset starts over, /quit or end of input ends it
   --json                prints one JSON object per answer, with the other fields of the prompt's row
   --n=COUNT             answers to each prompt; default 1
@@ -36,7 +36,7 @@ _USAGE = """usage: python -m jaxalign.sample --model=DIR (--prompt=TEXT | --prom
   --seed=SEED           default 0; equal seeds give equal answers, on any mesh
   --style=STYLE         chat (the model's own template), hh (Human: / Assistant:), compact (this project's markers) or plain
                         (continue the text); default: the run's style, else chat if the model has a template, else plain
-  --system=TEXT         a system message before the dialogue; needs style chat
+  --system=TEXT         a system message before every dialogue that has none; needs style chat or hh
   --mesh=D,F,T          sizes of the mesh axes data, fsdp and tensor; default 1,1,1
   --dtype=NAME          dtype of the parameters: float32, bfloat16 or float16; default: that of the files
   --compute_dtype=NAME  dtype of activations: float32, bfloat16 or float16; default: the run's, else float32
@@ -84,8 +84,8 @@ def _run(values: flags.FlagValues) -> None:
     asked = [] if values.chat else [one_prompt(values.prompt)] if values.prompts is None else read_asked(values.prompts)
     mesh = Mesh(*mesh_sizes(values.mesh))
     policy = load_model(values.model, mesh, dtype=values.dtype, compute_dtype=values.compute_dtype, style=values.style)
-    if values.system and policy.style != "chat":
-        raise UserError(f"--system needs --style=chat; the style is {policy.style}, which has no system messages")
+    if values.system and policy.style not in ("chat", "hh"):
+        raise UserError(f"--system needs --style=chat or hh; the style is {policy.style}, which has no system messages")
     if values.max_new_tokens is None:
         values.max_new_tokens = min(_MOST_TOKENS, max(1, policy.max_length // 2))
     if values.chat:
@@ -110,15 +110,9 @@ def _answer_all(answerer, values: flags.FlagValues, asked: list) -> None:
     for number, item in enumerate(asked):
         if answerer.policy.style == "plain" and len(item.messages) > 1:
             raise UserError(f"{item.place} is a dialogue of {len(item.messages)} messages; --style=plain continues one text")
-        ids = answerer.encode(_with_system(values, item.messages))
-        if not ids:
-            errors[number] = f"{item.place} is empty; at least one token is expected"
-        elif len(ids) > answerer.longest_prompt:
-            errors[number] = (
-                f"{item.place} has {len(ids)} tokens; the model's {answerer.policy.max_length} positions minus "
-                f"{values.max_new_tokens} new tokens leave {answerer.longest_prompt} for the prompt: shorten it, or lower "
-                "--max_new_tokens"
-            )
+        ids, error = _encoded(answerer, values, item)
+        if error is not None:
+            errors[number] = f"{item.place} {error}"
         prompts.append(ids)
     key, count = jax.random.key(values.seed), len(prompts) * values.n
     for start in range(0, count, 4 * answerer.batch):
@@ -143,6 +137,22 @@ def _answer_all(answerer, values: flags.FlagValues, asked: list) -> None:
     if errors:
         more = f" (and {len(errors) - 1} more of {len(asked)} prompts have no answer)" if len(errors) > 1 else ""
         raise UserError(next(iter(errors.values())) + more)
+
+
+def _encoded(answerer, values: flags.FlagValues, item) -> tuple[list[int], str | None]:
+    """The ids of a prompt, and the reason why it cannot be answered, or None."""
+    from jaxalign.data.chat.template import DialogueRefused
+
+    try:
+        ids = answerer.encode(_with_system(values, item.messages))
+    except DialogueRefused as error:
+        return [], f"cannot be written in the style {answerer.policy.style}: {error}"
+    if not ids:
+        return ids, "is empty; at least one token is expected"
+    if len(ids) > answerer.longest_prompt:
+        return ids, (f"has {len(ids)} tokens; the model's {answerer.policy.max_length} positions minus {values.max_new_tokens} "
+                     f"new tokens leave {answerer.longest_prompt} for the prompt: shorten it, or lower --max_new_tokens")
+    return ids, None
 
 
 def _chat(answerer, values: flags.FlagValues) -> None:
@@ -184,7 +194,8 @@ def _chat(answerer, values: flags.FlagValues) -> None:
 def _with_system(values: flags.FlagValues, messages: Sequence) -> list:
     from jaxalign.records import Message
 
-    return [*([Message("system", values.system)] if values.system else []), *messages]
+    added = bool(values.system) and messages[0].role != "system"
+    return [*([Message("system", values.system)] if added else []), *messages]
 
 
 def _read_arguments(argv: Sequence[str]) -> flags.FlagValues:

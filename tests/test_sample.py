@@ -177,6 +177,32 @@ def test_a_file_of_prompts_is_answered_row_by_row(folder, tmp_path, capsys):
     assert capsys.readouterr().out == f"--- prompt 1, answer 1\n{first}\n--- prompt 1, answer 2\n{second}\n"
 
 
+def test_a_file_has_the_formats_and_layouts_of_training(folder, tmp_path, capsys):
+    """A system message of the row is used, and --system precedes only the other rows."""
+    rule, asked = {"role": "system", "content": "be kind"}, {"role": "user", "content": "the cat"}
+    (tmp_path / "a.json").write_text(json.dumps([{"messages": [rule, asked, {"role": "assistant", "content": "sat"}], "id": 7},
+                                                 "the cat", {"prompt": "\n\nHuman: the cat\n\nAssistant:"}]))
+    (tmp_path / "a.csv").write_text('prompt,id\n"the cat",8\n')
+    given = [f"--model={folder}", "--max_new_tokens=8", "--temperature=0", "--json"]
+    assert _run(*given, "--prompts=" + str(tmp_path / "a.json")) == 0
+    with_rule, without, transcript = _answers(capsys)
+    assert with_rule["prompt"] == [rule, asked] and with_rule["id"] == 7 and without["prompt"] == "the cat"
+    assert with_rule["response"] != without["response"] == transcript["response"]
+    assert _run(*given, "--prompts=" + str(tmp_path / "a.csv"), "--system=be kind") == 0
+    (named,) = _answers(capsys)
+    assert (named["id"], named["response"]) == ("8", with_rule["response"])
+    assert _run(*given, "--prompts=" + str(tmp_path / "a.json"), "--system=a dog ran") == 0
+    assert _answers(capsys)[0]["response"] == with_rule["response"]
+
+
+def test_a_system_message_that_the_style_cannot_write_affects_no_other(workdir, tmp_path, capsys):
+    dialogue = [{"role": "system", "content": "be kind"}, {"role": "user", "content": "the cat"}]
+    (tmp_path / "a.jsonl").write_text(json.dumps({"messages": dialogue}) + '\n"the cat"\n')
+    assert _run(f"--model={workdir[0] / 'ppo'}", "--max_new_tokens=8", "--json", f"--prompts={tmp_path / 'a.jsonl'}") == 2
+    refused, answered = _answers(capsys)
+    assert "line 1, cannot be written in the style compact" in refused["error"] and answered["tokens"] > 0
+
+
 def test_a_chat_over_a_pipe_keeps_its_turns_until_a_reset(folder):
     given = ["--temperature=0", "--max_new_tokens=40"]
     command = [sys.executable, "-m", "jaxalign.sample", f"--model={folder}", *given]
@@ -249,15 +275,15 @@ def test_mistakes_are_reported_in_one_sentence(folder, workdir, tmp_path, capsys
         ([f"--model={run / 'preference'}", prompt], "belongs to the stage preference, which does not train a language model"),
         ([model, prompt, "--style=compact"], "the tokenizer has no symbol '<user>', which the style compact needs"),
         ([f"--model={run / 'ppo'}", prompt, "--style=chat"], "has no chat template; set the style to plain, hh or compact"),
-        ([model, prompt, "--style=hh", "--system=x"], "--system needs --style=chat; the style is hh"),
+        ([model, prompt, "--style=plain", "--system=x"], "--system needs --style=chat or hh; the style is plain"),
         ([model, "--chat", "--style=plain"], "--chat needs a style with turns"),
         ([model, prompt, "--max_new_tokens=96"], "max_new_tokens is 96, but the model has only 96 positions"),
         ([model, prompt, "--top_p=2"], "flag --top_p=2"),
         ([model, prompt, "--mesh=2,2"], "--mesh is '2,2'; three numbers are expected"),
         ([model, prompt, "--mesh=1,5,1"], "mesh.fsdp is 5; it must divide the checkpoint's hidden size (16)"),
-        ([model, f"--prompts={tmp_path / 'bad.jsonl'}"], 'bad.jsonl:1: no "prompt" that is text'),
-        ([model, f"--prompts={tmp_path / 'empty.txt'}"], "empty.txt has no prompts; one per line is expected"),
-        ([model, f"--prompts={tmp_path / 'no.txt'}"], "no.txt cannot be read"),
+        ([model, f"--prompts={tmp_path / 'bad.jsonl'}"], 'bad.jsonl:1: "prompt" is of type int'),
+        ([model, f"--prompts={tmp_path / 'empty.txt'}"], "empty.txt has no prompts; at least one is expected"),
+        ([model, f"--prompts={tmp_path / 'no.txt'}"], "no.txt does not exist"),
         ([model, prompt, "more"], "'more' is not expected on the command line"),
     ]
     for arguments, message in cases:

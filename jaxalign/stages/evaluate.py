@@ -33,11 +33,12 @@ from jaxalign.rewards.verifiers import VERIFIERS
 from jaxalign.rl.responses import response_mask, response_stats
 from jaxalign.stages.shared import engines, judges, loops, reads, run_models, sources
 from jaxalign.stages.shared.base import Stage, StageContext, write_json
+from jaxalign.stages.shared.breakdown import Contest, breakdown
 from jaxalign.stages.shared.keys import stage_key
 from jaxalign.stages.shared.scorers import load_scorer
 from jaxalign.stages.shared.shards import Queue, Shards, chunks, prompt_row, queues
 from jaxalign.tracking.progress import Progress
-from jaxalign.trainers.evaluation import contests, rate, won
+from jaxalign.trainers.evaluation import contests, rate
 from jaxalign.training import work
 
 
@@ -80,9 +81,13 @@ class Evaluate(Stage):
                 for chunk, rows in answering.rows(prompts, queue, progress):
                     shards.write(chunk, rows)
                 progress.update(len(queue.rows))
-        summary = summarise(config, list(shards.read()), names)
+        rows, compared = list(shards.read()), []
+        summary = summarise(config, rows, names)
         if section.win_rate_prompts and judges.compares(config):
-            summary["win_rates"] = win_rates(context, model, shards, names, prompts[: section.win_rate_prompts])
+            compared = compare(context, model, rows, names, prompts[: section.win_rate_prompts])
+            summary["win_rates"] = [contest.to_dict() for contest in compared]
+        columns = breakdown(rows, names, compared) if config.data.eval else {}
+        summary |= {"by_column": columns} if columns else {}
         write_json(context.directory / "summary.json", summary)
         write_json(context.workdir / "summary.json", summary)
 
@@ -194,16 +199,16 @@ def is_asked(measure: str, kind: str | None) -> bool:
     return measure not in gold.MEASURES or kind in gold.MEASURES[measure][0]
 
 
-def win_rates(
-    context: StageContext, model: Model, shards: Shards, names: Sequence[str], asked: Sequence[Prompt]
-) -> list[dict]:
-    """How often the labeller prefers a later model's answer to an earlier model's, over the prompts `asked`.
+def compare(
+    context: StageContext, model: Model, rows: Sequence[dict], names: Sequence[str], asked: Sequence[Prompt]
+) -> list[Contest]:
+    """The labeller's preferences between a later model's and an earlier model's answers to the prompts `asked`.
 
     The labeller asks the judge of config.feedback in both orders; labels are never inverted. A tie or an undecided pair counts
     one half.
     """
     config, section, prompts = context.config, context.config.evaluate, {prompt.id: prompt for prompt in asked}
-    answers = {(row["model"], row["prompt_id"]): row["response"] for row in shards.read()}
+    answers = {(row["model"], row["prompt_id"]): row["response"] for row in rows}
     pairings, out = contests(names), []
     with Progress("evaluate", len(pairings) * len(prompts), unit="comparison") as progress:
         meter = loops.Meter(loops.timing(context, model), model, progress)
@@ -212,7 +217,7 @@ def win_rates(
             pairs = [Pair(prompts[i], answers[later, i], answers[earlier, i]) for i in prompts]
             with meter.phase("win rates"):
                 labelled = labelling.label(pairs, stage_key(config, "evaluate", streams.win_rate_labels(number)), 0)
-            out.append({"model": later, "against": earlier} | won(labelled))
+            out.append(Contest(later, earlier, labelled))
             progress.update(len(pairs))
     return out
 

@@ -124,7 +124,7 @@ def _messages(value: Any, where: str, form: str) -> Dialogue:
         found = tuple(value)
     elif isinstance(value, list) and value:
         try:
-            found = parse_messages(value)
+            found = parse_messages(value, system=True)
         except ValueError as error:
             raise UserError(f"{where}: {error}") from None
     else:
@@ -156,7 +156,8 @@ def _example(row: Any, where: str) -> Example:
 def _answered(messages: Any, where: str) -> Example:
     """The prompt and the last answer of a whole dialogue."""
     try:
-        found = tuple(messages) if _are_messages(messages) else parse_messages(messages if isinstance(messages, list) else [])
+        given = messages if isinstance(messages, list) else []
+        found = tuple(messages) if _are_messages(messages) else parse_messages(given, system=True)
     except ValueError as error:
         raise UserError(f"{where}['messages']: {error}") from None
     if len(found) < 2 or found[-1].role != "assistant":
@@ -182,7 +183,7 @@ def _pair(row: Any, where: str, number: int) -> Comparison:
         messages = _messages(prompt, f"{where}['prompt']", _PAIR_FORM)
     else:
         try:
-            found = split_answers(*parse_pair(dict(row)))
+            found = split_answers(*parse_pair(dict(row), system=True))
         except ValueError as error:
             raise UserError(f"{where}: {error}") from None
         if found is None:
@@ -201,10 +202,18 @@ def _judgement(row: Any, where: str, number: int) -> Judgement:
     if key is None or not {"prompt", "label"} <= set(row):
         raise _bad_row(where, _JUDGED_FORM, f"has the keys {_listed(row)}")
     try:
-        messages, answer, desirable = parse_judgement({"prompt": row["prompt"], "completion": row[key], "label": row["label"]})
+        system, prompt = _split_system(row["prompt"])
+        messages, answer, desirable = parse_judgement({"prompt": prompt, "completion": row[key], "label": row["label"]})
     except ValueError as error:
         raise UserError(f"{where}: {error}; {_JUDGED_FORM} is expected") from None
-    return Judgement(Prompt(f"answer-{number}", messages, "python"), answer, desirable)
+    return Judgement(Prompt(f"answer-{number}", (*system, *messages), "python"), answer, desirable)
+
+
+def _split_system(prompt: Any) -> tuple[Dialogue, Any]:
+    """The system message at the beginning of a list of messages, and the rest. Raises ValueError if it is malformed."""
+    if not isinstance(prompt, list) or not prompt or not isinstance(prompt[0], dict) or prompt[0].get("role") != "system":
+        return (), prompt
+    return parse_messages(prompt[:1], system=True), prompt[1:]
 
 
 def _number(row: Mapping, key: str, where: str, default: float | None, low: float, high: float) -> float | None:

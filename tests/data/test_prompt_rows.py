@@ -31,6 +31,8 @@ RULE = {"role": "system", "content": "Be brief."}
     ({"instruction": "Sort.", "input": ""}, (USER("Sort."),), ("instruction", "input")),
     ({"instruction": "Sort."}, (USER("Sort."),), ("instruction",)),
     ({"instruction": "", "input": "3 1 2"}, (USER("3 1 2"),), ("instruction", "input")),
+    ({"instruction": "Sort.", "input": "3 1", "chosen": "1 3", "rejected": "3 1"}, (USER("Sort.\n\n3 1"),),
+     ("instruction", "input")),
     ({"prompt": None, "messages": [HI]}, (USER("Hi"),), ("messages",)),
     ({"chosen": [RULE, HI, HELLO], "rejected": [RULE, HI, dict(HELLO, content="No.")]}, (SYSTEM("Be brief."), USER("Hi")),
      ("chosen", "rejected")),

@@ -65,7 +65,7 @@ def test_the_prompt_column_can_have_another_name(tmp_path):
 
 
 def test_a_file_without_a_prompt_is_refused(tmp_path):
-    with pytest.raises(UserError, match='has no prompts; each line is an object with "prompt"'):
+    with pytest.raises(UserError, match='has no prompts; give at least one, such as a row with "prompt"'):
         read_prompts(written(tmp_path / "x.jsonl", ""))
 
 

@@ -218,6 +218,25 @@ def test_unfinished_stage_shows_its_curves_so_far(tmp_path):
     assert "Score and reward" in page.text("rl")
 
 
+def test_results_by_column_are_in_a_table(tmp_path):
+    run = make_run(tmp_path)
+    wins = {"model": "ppo", "against": "sft", "wins": 30, "total": 40, "undecided": 0, "rate": 0.75, "low": 0.5981,
+            "high": 0.8581}
+    values = {
+        "safe": {"prompts": 250, "length": {"base": 24.1, "sft": 22.3, "ppo": 9.5},
+                 "complete": {"base": 1.0, "sft": 0.75, "ppo": 0.5}, "win_rates": [wins]},
+        "<i>un</i>": {"prompts": 200, "length": {}, "complete": {}, "preference_score": {"base": -0.9, "sft": 0.0, "ppo": 1.5},
+                      "win_rates": []}}
+    summary = json.loads((run / "summary.json").read_text()) | {"by_column": {"label": values}}
+    write_json(run / "summary.json", summary)
+    write_json(run / "evaluate" / "summary.json", summary)
+    shown = _render(run)[1].text("columns")
+    assert "label Prompts Measure helpful-only after supervised CAI after RL" in shown
+    assert "safe 250 Length (tokens) 24.1 22.3 9.5" in shown and "safe 250 Complete answers 100.0% 75.0% 50.0%" in shown
+    assert "Preferred over the model after supervised CAI - - 75.0% (30/40) 59.8 to 85.8" in shown
+    assert "<i>un</i> 200 Preference score -0.9 0 1.5" in shown
+
+
 def test_failed_check_is_a_warning_in_the_lead(tmp_path):
     run = make_run(tmp_path)
     summary = json.loads((run / "ppo" / "summary.json").read_text())

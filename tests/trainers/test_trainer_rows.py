@@ -41,6 +41,23 @@ def test_examples_prompts_and_judgements():
     assert is_judged(rows) and not is_judged([{"prompt": "", "chosen": "", "rejected": ""}])
 
 
+def test_a_dialogue_may_begin_with_a_system_message():
+    rule, asked = {"role": "system", "content": "Be kind."}, (Message("system", "Be kind."), *ASKED)
+    both = [rule, USER]
+    assert [p.messages for p in as_prompts([both, {"prompt": both}, list(asked)], "prompts")] == [asked] * 3
+    assert as_examples([{"prompt": both, "response": "A."}, {"messages": [*both, ANSWER]}], "rows") == [
+        (asked, "A."), (asked, "Hello.")]
+    pairs = as_pairs([{"prompt": both, "chosen": "A.", "rejected": "B."}, {"chosen": [*both, A], "rejected": [*both, B]},
+                      {"prompt": both, "chosen": [A], "rejected": [B]}], "pairs")
+    assert [(pair.prompt.messages, pair.response_a, pair.response_b) for pair in pairs] == [(asked, "A.", "B.")] * 3
+    (judged,) = as_judgements([{"prompt": both, "completion": "A.", "label": True}], "rows")
+    assert (judged.prompt.messages, judged.response) == (asked, "A.")
+    with pytest.raises(UserError, match=r"prompts\[0\]: message 2 is .*'system'"):
+        as_prompts([[USER, rule, USER]], "prompts")
+    with pytest.raises(UserError, match="ends with the system message"):
+        as_prompts([[rule]], "prompts")
+
+
 class Tensor:
     """Imitates a torch tensor, because these tests do not import torch."""
 

@@ -25,15 +25,15 @@ class Data(Section):
                         registered(DATA_SOURCES))
     train: str = field("", "JSONL file, optionally .gz, for preferences_jsonl (chosen/rejected), judgements_jsonl "
                        "(prompt/completion/label) and prompts_jsonl (the same as rl).", None, _SOURCE)
-    red_team: str = field("", "File of prompts whose answers stage revise critiques and revises: .jsonl, .jsonl.gz, or "
-                          ".txt with one prompt per line; see docs/data_formats.md.", None, _SOURCE)
+    red_team: str = field("", "File of prompts whose answers stage revise critiques and revises: .jsonl, .json, .csv, or .txt "
+                          "with one prompt per line, optionally .gz; see docs/data_formats.md.", None, _SOURCE)
     helpful: str = field("", "File of prompts that stage revise answers without a critique; empty: none.", None, _SOURCE)
     rl: str = field("", "File of prompts for compare and reinforcement learning; empty: those of red_team and helpful.", None,
                     _SOURCE)
     eval: str = field("", "File of prompts for evaluation, which are never trained on; empty: hold out held_out_share of the "
                       "distinct dialogues of red_team and helpful, or of rl.", None, _SOURCE)
-    prompt_field: str = field("prompt", "The field of a row that contains the prompt; the other fields are columns.", None,
-                              _SOURCE)
+    prompt_field: str = field("prompt", "The field of a row, or column of a .csv file, that contains the prompt; the other "
+                              "fields are columns.", None, _SOURCE)
     extra_train: tuple[str, ...] = field((), "Additional files, mixed with train.", None, _SOURCE)
     weights: tuple[float, ...] = field((), "Relative shares of train and of each extra_train file in an epoch; empty: "
                                        "proportional to their sizes.", None, _SOURCE)

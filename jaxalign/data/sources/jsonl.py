@@ -23,7 +23,7 @@ _LISTED = 5  # Number of broken lines that an error message lists; it counts the
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """One JSON object and its line number. `value` is a string only where `iterate_jsonl` accepts strings."""
+    """One JSON object and its line number, or its position in a JSON array. Some readers also accept a string."""
 
     line: int
     value: Any
@@ -31,7 +31,7 @@ class Row:
 
 @dataclasses.dataclass(frozen=True)
 class BrokenLine:
-    """The number of a line that cannot be used, and the reason."""
+    """The number of a line, or of an item of a JSON array, that cannot be used, and the reason."""
 
     line: int
     reason: str
@@ -95,14 +95,35 @@ def iterate_jsonl(path: str | pathlib.Path, strings: bool = False) -> Iterator[R
             raise UserError(f"{path} cannot be read after line {number}: {error.strerror or error}") from error
 
 
-def check_bad_share(path: str | pathlib.Path, broken: Sequence[BrokenLine], total: int, max_bad_share: float) -> None:
-    """Raises UserError, listing the first broken lines, if more than `max_bad_share` of `total` lines are broken."""
+def read_bytes(path: str | pathlib.Path) -> bytes:
+    """The content of a file, unzipped and without a byte order mark.
+
+    Raises:
+      UserError: the file is missing or unreadable, or its compressed data is truncated or damaged.
+    """
+    with _open(path) as stream:
+        try:
+            return stream.read().removeprefix(_UTF8_BOM)
+        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+            raise UserError(f"{path} is damaged or cut short ({error}); download or copy it again") from error
+        except OSError as error:
+            raise UserError(f"{path} cannot be read: {error.strerror or error}") from error
+
+
+def check_bad_share(
+    path: str | pathlib.Path, broken: Sequence[BrokenLine], total: int, max_bad_share: float, unit: str = "line"
+) -> None:
+    """Raises UserError, listing the first broken rows, if more than `max_bad_share` of `total` rows are broken.
+
+    unit: what the numbers of the rows count, "line" or "item".
+    """
     if not broken or len(broken) <= max_bad_share * total:
         return
-    listed = "; ".join(f"{path}:{item.line}: {item.reason}" for item in broken[:_LISTED])
+    before = ":" if unit == "line" else f", {unit} "
+    listed = "; ".join(f"{path}{before}{item.line}: {item.reason}" for item in broken[:_LISTED])
     more = f"; and {len(broken) - _LISTED} more" if len(broken) > _LISTED else ""
     raise UserError(
-        f"{len(broken)} of {total} lines of {path} are broken, more than the accepted share {max_bad_share:g} "
+        f"{len(broken)} of {total} {unit}s of {path} are broken, more than the accepted share {max_bad_share:g} "
         f"({listed}{more}); fix them or raise data.max_bad_share"
     )
 
@@ -115,9 +136,9 @@ def file_stem(path: str | pathlib.Path) -> str:
 def _open(path: str | pathlib.Path) -> IO[bytes]:
     file = pathlib.Path(path).expanduser()
     if not file.exists():
-        raise UserError(f"the file {path} does not exist; give the path of a .jsonl or .jsonl.gz file")
+        raise UserError(f"the file {path} does not exist; give the path of a data file")
     if file.is_dir():
-        raise UserError(f"{path} is a folder; give the path of one .jsonl or .jsonl.gz file in it")
+        raise UserError(f"{path} is a folder; give the path of one file in it")
     try:
         with file.open("rb") as stream:
             zipped = stream.read(2) == _GZIP_MAGIC
@@ -126,20 +147,33 @@ def _open(path: str | pathlib.Path) -> IO[bytes]:
         raise UserError(f"{path} cannot be read: {error.strerror}") from error
 
 
+def checked_value(number: int, value: Any, strings: bool, escaped: bool = True) -> Row | BrokenLine:
+    """A decoded JSON value as a Row, or as a BrokenLine if it is not an object and not an accepted string.
+
+    Args:
+      number: its line or position.
+      value: the value.
+      strings: whether it may be a string.
+      escaped: whether the text of the file has an escape such as \\ud800. Half a surrogate pair is valid JSON but not text: it
+        cannot be tokenized or written.
+    """
+    try:
+        if escaped:
+            json.dumps(value, ensure_ascii=False).encode("utf-8")
+    except UnicodeEncodeError:
+        return BrokenLine(number, "has half of a surrogate pair (\\ud...), which is not a character")
+    if not isinstance(value, dict) and not (strings and isinstance(value, str)):
+        return BrokenLine(number, f"a JSON {type(value).__name__}; an object {{...}} is expected")
+    return Row(number, value)
+
+
 def _parse(number: int, raw: bytes, strings: bool) -> Row | BrokenLine:
     try:
         value = json.loads(raw.decode("utf-8"))
-        if b"\\ud" in raw.lower():
-            # Half a surrogate pair is valid JSON but not text: it cannot be tokenized or written.
-            json.dumps(value, ensure_ascii=False).encode("utf-8")
     except UnicodeDecodeError as error:
         return BrokenLine(number, f"not UTF-8 at byte {error.start}")
-    except UnicodeEncodeError:
-        return BrokenLine(number, "has half of a surrogate pair (\\ud...), which is not a character")
     except json.JSONDecodeError as error:
         return BrokenLine(number, f"not JSON: {error.msg} at column {error.colno}")
     except (ValueError, RecursionError) as error:
         return BrokenLine(number, f"not usable JSON: {error}")
-    if not isinstance(value, dict) and not (strings and isinstance(value, str)):
-        return BrokenLine(number, f"a JSON {type(value).__name__}; an object {{...}} is expected")
-    return Row(number, value)
+    return checked_value(number, value, strings, b"\\ud" in raw.lower())

@@ -9,7 +9,8 @@ A row is one of:
   both share;
 - an object with "question", or with "instruction" and optionally "input", as in Alpaca.
 
-The first field in this order decides. Final assistant turns are removed, so the dialogue ends with a user's turn. A system
+The first field in this order decides, but "chosen" with only the text of an answer comes after "question" and "instruction".
+Final assistant turns are removed, so the dialogue ends with a user's turn. A system
 turn may come first.
 """
 
@@ -44,7 +45,7 @@ def parse_prompt(value: Any, field: str = "prompt") -> PromptRow:
     """
     if isinstance(value, str):
         return PromptRow(_ended((Message("user", value),)), ())
-    name = next((name for name in (field, *_COMMON) if value.get(name) is not None), None)
+    name = _deciding(value, field)
     if name is None:
         names = ", ".join(f'"{name}"' for name in dict.fromkeys((field, *_COMMON[:-1])))
         raise ValueError(f'no {names} or "instruction"')
@@ -60,6 +61,24 @@ def parse_prompt(value: Any, field: str = "prompt") -> PromptRow:
         whole = "\n\n".join(part for part in (text, more) if part.strip())
         return PromptRow(_ended((Message("user", whole),)), fields)
     return PromptRow(_ended(_dialogue(given, name)), (name,))
+
+
+def _deciding(value: Mapping[str, Any], field: str) -> str | None:
+    """The field that the prompt is read from."""
+    present = [name for name in dict.fromkeys((field, *_COMMON)) if value.get(name) is not None]
+    if len(present) > 1 and present[0] == "chosen" != field and _is_answer(value["chosen"]):
+        return present[1]
+    return present[0] if present else None
+
+
+def _is_answer(chosen: Any) -> bool:
+    """Whether it is the text of an answer instead of a dialogue."""
+    return isinstance(chosen, str) and not chosen.lstrip().startswith(("Human:", "Assistant:"))
+
+
+def is_prompt_row(value: Mapping[str, Any], field: str = "prompt") -> bool:
+    """Whether an object has a field that `parse_prompt` reads the prompt from."""
+    return _deciding(value, field) is not None
 
 
 def _dialogue(given: Any, name: str) -> Dialogue:

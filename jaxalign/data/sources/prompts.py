@@ -1,4 +1,4 @@
-"""Reads prompts from JSONL or plain text. Each row becomes a Prompt or is counted with the reason why it did not.
+"""Reads prompts from files of several formats. Each row becomes a Prompt or is counted with the reason why it did not.
 
 `prompt_rows` lists the layouts of a row. The fields that are not part of the prompt, such as "answer", are its columns.
 """
@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import dataclasses
 import pathlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from jaxalign.data.chat.dialogues import Dialogue
-from jaxalign.data.sources.jsonl import BrokenLine, Row, check_bad_share, file_stem, iterate_jsonl
+from jaxalign.data.sources.jsonl import BrokenLine, check_bad_share, file_stem
+from jaxalign.data.sources.prompt_files import file_rows
 from jaxalign.data.sources.prompt_rows import parse_prompt
 from jaxalign.data.sources.reports import PromptReport
 from jaxalign.errors import UserError
@@ -36,21 +37,21 @@ def read_prompts(
     name: str = "",
     columns: bool = True,
 ) -> PromptFile:
-    """Reads the prompts of a .jsonl, .jsonl.gz or .txt file, each distinct dialogue once.
+    """Reads the prompts of a .jsonl, .json, .csv or .txt file, optionally .gz, each distinct dialogue once.
 
     Args:
-      path: the file. In a .txt file, each non-blank line is a prompt.
-      max_bad_share: the largest accepted share of broken lines, in [0, 1].
+      path: the file; see `prompt_files`. In a .txt file, each non-blank line is a prompt.
+      max_bad_share: the largest accepted share of broken rows, in [0, 1].
       limit: stop after this number of prompts; 0 reads all.
       field: the name of the field that contains the prompt.
       name: the `source` of the prompts and the beginning of their ids; empty: the source "file", and ids with the file's name.
       columns: whether prompts keep the other fields of their rows, which must then be the same in all rows.
 
     Returns:
-      Prompts with ids "NAME:LINE", and the report on the rows.
+      Prompts with ids "NAME:LINE", or "NAME:ITEM" for a JSON array, and the report on the rows.
 
     Raises:
-      UserError: the file is missing or damaged, too many lines are broken, or no prompt is left.
+      UserError: the file is missing or damaged, too many rows are broken, or no prompt is left.
     """
     stem, source = name or file_stem(path), name or "file"
     found: dict[Dialogue, Prompt] = {}
@@ -58,7 +59,8 @@ def read_prompts(
     duplicates: list[int] = []
     names: set[str] | None = None
     count = 0
-    for row in _rows(path):
+    rows, unit = file_rows(path, field)
+    for row in rows:
         count += 1
         if isinstance(row, BrokenLine):
             broken.append(row)
@@ -77,11 +79,11 @@ def read_prompts(
         found[messages] = Prompt(f"{stem}:{row.line}", messages, source, own)
         if limit and len(found) == limit:
             break
-    check_bad_share(path, broken, count, max_bad_share)
+    check_bad_share(path, broken, count, max_bad_share, unit)
     if not found:
-        raise UserError(f'{path} has no prompts; each line is an object with "{field}" or another field that '
-                        "docs/data_formats.md lists, and the columns that the reward reads")
-    report = PromptReport(str(path), count, len(found), tuple(broken), tuple(duplicates))
+        raise UserError(f'{path} has no prompts; give at least one, such as a row with "{field}" or another field that '
+                        "docs/data_formats.md lists")
+    report = PromptReport(str(path), count, len(found), tuple(broken), tuple(duplicates), unit=unit)
     return PromptFile(list(found.values()), report)
 
 
@@ -91,22 +93,6 @@ def without(file: PromptFile, others: Sequence[Prompt], reason: str) -> PromptFi
     kept = [prompt for prompt in file.prompts if prompt.messages not in excluded]
     lines = tuple(int(prompt.id.rpartition(":")[2]) for prompt in file.prompts if prompt.messages in excluded)
     return PromptFile(kept, dataclasses.replace(file.report, **{reason: lines}))
-
-
-def _rows(path: str | pathlib.Path) -> Iterator[Row | BrokenLine]:
-    """The rows of a file, each with an object or a string."""
-    if pathlib.Path(path).suffix.lower() != ".txt":
-        yield from iterate_jsonl(path, strings=True)
-        return
-    try:
-        lines = pathlib.Path(path).expanduser().read_text(encoding="utf-8-sig").split("\n")
-    except FileNotFoundError:
-        raise UserError(f"the file {path} does not exist; give the path of a .txt, .jsonl or .jsonl.gz file") from None
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path} cannot be read ({error}); give a text file in UTF-8") from None
-    for number, line in enumerate(lines, start=1):
-        if line.strip():
-            yield Row(number, line.rstrip("\r"))
 
 
 def _check_columns(columns: dict[str, Any], names: set[str] | None) -> None:

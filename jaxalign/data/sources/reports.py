@@ -27,7 +27,8 @@ class FileReport:
 
     def sentences(self) -> list[str]:
         """The totals, and a sentence for each reason that applies to a row."""
-        listed = (listed_lines(getattr(self, field), meaning) for field, meaning in self.reasons.items())
+        unit = getattr(self, "unit", "line")
+        listed = (listed_lines(getattr(self, field), meaning, unit) for field, meaning in self.reasons.items())
         return [self.totals(), *(sentence for sentences in listed for sentence in sentences)]
 
 
@@ -106,7 +107,8 @@ class JudgementReport(FileReport):
 class PromptReport(FileReport):
     """A report on the rows of a file of prompts. Tuples contain line numbers, which start at 1.
 
-    rows = prompts + broken + duplicates, unless reading stopped at a limit. The prompts include those of the last two fields.
+    rows = prompts + broken + duplicates, unless reading stopped at a limit. The prompts include those of `evaluated` and
+    `in_red_team`. If `unit` is "item", the numbers are positions in a JSON array instead of lines.
     """
 
     path: str
@@ -116,9 +118,10 @@ class PromptReport(FileReport):
     duplicates: tuple[int, ...]
     evaluated: tuple[int, ...] = ()
     in_red_team: tuple[int, ...] = ()
+    unit: str = "line"
 
     reasons = {  # noqa: RUF012
-        "broken": "broken, not JSON or not a prompt; dropped",
+        "broken": "broken or not a prompt; dropped",
         "duplicates": "with the dialogue of an earlier row; dropped",
         "evaluated": "used only for evaluation",
         "in_red_team": "also in config.data.red_team; used only there",
@@ -143,10 +146,10 @@ class MixtureReport:
         return [sentence for report in self.files for sentence in report.sentences()]
 
 
-def listed_lines(places: Sequence[int | BrokenLine], meaning: str) -> list[str]:
-    """A sentence with the number of rows and their first line numbers; no sentence if there are no rows."""
+def listed_lines(places: Sequence[int | BrokenLine], meaning: str, unit: str = "line") -> list[str]:
+    """A sentence with the number of rows and the numbers of the first; no sentence if there are no rows."""
     numbers = [place.line if isinstance(place, BrokenLine) else place for place in places]
     if not numbers:
         return []
     more = f" and {len(numbers) - _LISTED} more" if len(numbers) > _LISTED else ""
-    return [f"{len(numbers)} {meaning} (lines {', '.join(map(str, numbers[:_LISTED]))}{more})"]
+    return [f"{len(numbers)} {meaning} ({unit}s {', '.join(map(str, numbers[:_LISTED]))}{more})"]

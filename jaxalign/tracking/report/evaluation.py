@@ -18,14 +18,15 @@ from jaxalign.tracking.report.templating import render
 from jaxalign.tracking.workdir import RunFiles
 
 _MISTAKES, _EXAMPLES = 6, 12
+_VALUE = 60  # Characters shown of a column's value.
 
 
 def evaluation(run: RunFiles) -> list[Section]:
-    """The models' rates, the labeller's preferences, and sample answers, as far as they are available."""
+    """The models' rates, the labeller's preferences, results by column, and sample answers, as far as they are available."""
     if not run.evaluation and not any(run.rows("evaluate")):
         missing = run.absence("evaluate", "the rates of each model")
         return [Section("behaviour", _BEHAVIOUR, missing=(missing,), nav="Rates", order=FIRST)]
-    return [behaviour(run), *win_rates(run), *answers(run)]
+    return [behaviour(run), *win_rates(run), *by_column(run), *answers(run)]
 
 
 _BEHAVIOUR = "How the models behave"
@@ -75,6 +76,38 @@ def win_rates(run: RunFiles) -> list[Section]:
     return [Section("wins", title, intro, figures=tuple(figures), nav="Win rates", order=FIRST)] if found else []
 
 
+def by_column(run: RunFiles) -> list[Section]:
+    """A table for each column of the prompts by which the results are broken down; no section if there is none."""
+    header = [model_title(model, run.planned) for model in run.models]
+    tables = [Table(f"The column “{column}” of the prompts.", [column, "Prompts", "Measure", *header],
+                    [row for value, results in values.items() for row in _value_rows(run, value, results)])
+              for column, values in (run.evaluation.get("by_column") or {}).items()]
+    intro = "The results for the prompts of each value of a column. Rates of preference have 95% intervals."
+    title = "Results by column of the prompts"
+    return [Section("columns", title, intro, tables=tuple(tables), nav="By column", order=FIRST)] if tables else []
+
+
+def _value_rows(run: RunFiles, value: str, results: Mapping[str, Any]) -> list[list[str]]:
+    """The rows of a table on the prompts with one value of a column: the measures, and the preferences over each model."""
+    first = [value[:_VALUE] or "(empty)", number(results.get("prompts"))]
+    rows = []
+    for field, label, shown in (("length", "Length (tokens)", number), ("complete", "Complete answers", percent),
+                                ("preference_score", "Preference score", number)):
+        means = results.get(field) or {}
+        if means:
+            rows.append([*first, label, *("-" if means.get(model) is None else shown(means[model]) for model in run.models)])
+    wins = {(row["model"], row["against"]): row for row in results.get("win_rates") or []}
+    for against in run.models:
+        if any(earlier == against for _, earlier in wins):
+            label = f"Preferred over {model_phrase(against, run.planned)}"
+            rows.append([*first, label, *(_win_cell(wins.get((model, against))) for model in run.models)])
+    return rows
+
+
+def _win_cell(row: Mapping[str, Any] | None) -> str:
+    return "-" if row is None else _rate_cell(row | {"count": row["wins"]})
+
+
 def answers(run: RunFiles) -> list[Section]:
     """The first prompts of each kind with every model's answer, and the last model's first faulty answers."""
     rows = list(run.rows("evaluate"))
@@ -113,7 +146,7 @@ def _rate_bars(run: RunFiles, name: str) -> list[Interval]:
 def _rate_cell(rate: Mapping[str, Any]) -> str:
     if not rate.get("total"):
         return "-"
-    return (f"{percent(rate['rate'])} ({rate['count']:,}/{rate['total']:,})\n"
+    return (f"{percent(rate['rate'])} ({number(rate['count'])}/{rate['total']:,})\n"
             f"{100 * rate['low']:.1f} to {100 * rate['high']:.1f}")
 
 

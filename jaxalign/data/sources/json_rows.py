@@ -1,0 +1,65 @@
+"""Reads the items of a JSON file of prompts: an array, or an object of arrays. Items are numbered from 1 in file order."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+from collections.abc import Iterator
+from typing import Any
+
+from jaxalign.data.sources.jsonl import BrokenLine, Row, checked_value, read_bytes
+from jaxalign.data.sources.prompt_rows import is_prompt_row
+from jaxalign.errors import UserError
+
+
+def read_items(path: str | pathlib.Path, field: str) -> list[Row | BrokenLine] | None:
+    """The strings and objects of a JSON file, in file order.
+
+    Args:
+      path: a file with one JSON array, or an object whose values are arrays or such objects; optionally gzipped.
+      field: the name of the field that contains the prompt.
+
+    Returns:
+      A Row or a BrokenLine for each item, numbered from 1; None if the file has one JSON value per line.
+
+    Raises:
+      UserError: the file is missing, unreadable, not UTF-8 or not JSON, or has another JSON value.
+    """
+    raw = read_bytes(path)
+    try:
+        value = json.loads(raw.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        line = raw.count(b"\n", 0, error.start) + 1
+        raise UserError(f"{path} is not UTF-8 on line {line}; save it as UTF-8") from None
+    except json.JSONDecodeError as error:
+        if raw.lstrip()[:1] in (b"{", b'"'):
+            return None
+        raise UserError(f"{path} is not JSON: {error.msg} on line {error.lineno}, column {error.colno}; correct it, or give "
+                        "one array of prompts") from None
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path} is not usable JSON: {error}; give one array of prompts") from None
+    if isinstance(value, str) or (isinstance(value, dict) and is_prompt_row(value, field) and not _has_columns(value)):
+        return None
+    escaped = b"\\ud" in raw.lower()
+    return [checked_value(number, item, strings=True, escaped=escaped)
+            for number, item in enumerate(_items(path, value, field), start=1)]
+
+
+def _items(path: str | pathlib.Path, value: Any, field: str) -> Iterator[Any]:
+    """The items of an array, or of all arrays of an object, at any depth."""
+    if isinstance(value, list):
+        yield from value
+    elif isinstance(value, dict) and not is_prompt_row(value, field):
+        for group in value.values():
+            yield from _items(path, group, field)
+    elif isinstance(value, dict):
+        raise UserError(f"{path} has an object with the fields {', '.join(value)} outside an array; give an array with one "
+                        "object for each prompt")
+    else:
+        raise UserError(f"{path} has a JSON {type(value).__name__} outside an array; give one array of strings or objects, or "
+                        "an object of such arrays")
+
+
+def _has_columns(row: dict[str, Any]) -> bool:
+    """Whether the fields of an object are columns of values instead of one row."""
+    return all(isinstance(cells, list) and not any(isinstance(cell, dict) for cell in cells) for cells in row.values())

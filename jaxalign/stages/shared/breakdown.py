@@ -1,0 +1,78 @@
+"""Breaks an evaluation down by the columns of its prompts, such as the label "safe" or "unsafe" of a benchmark."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jaxalign.records import Comparison
+from jaxalign.trainers.evaluation import won
+
+MOST_VALUES = 12
+"""The maximum number of values of a column by which results are broken down."""
+
+
+class Contest(NamedTuple):
+    """The labels of a later model's answers (`response_a`) against those of an earlier model, one for each prompt."""
+
+    model: str
+    against: str
+    labelled: Sequence[Comparison]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The names of the models, and the result of `won`."""
+        return {"model": self.model, "against": self.against} | won(self.labelled)
+
+
+def breakdown(
+    rows: Sequence[Mapping[str, Any]], names: Sequence[str], contests: Sequence[Contest]
+) -> dict[str, dict[str, dict[str, Any]]]:
+    """The results for the prompts of each value of each column that `grouping_columns` finds.
+
+    Args:
+      rows: the rows of stage evaluate, one for each answer.
+      names: the models; each has answered all prompts.
+      contests: the labelled comparisons of the models, over any of the prompts.
+
+    Returns:
+      {column: {value: results}} in the order of the rows. The results are "prompts" (their number), "length" (mean tokens),
+      "complete" (share) and, if answers have scores, "preference_score" (mean), each by model, and "win_rates" as in
+      `Contest.to_dict`, over the compared prompts of the value; empty if there are none.
+    """
+    columns = {row["prompt_id"]: row.get("columns", {}) for row in rows}
+    found = {}
+    for column in grouping_columns(list(columns.values())):
+        values = {prompt_id: own[column] for prompt_id, own in columns.items()}
+        found[column] = {value: _results([row for row in rows if values[row["prompt_id"]] == value], names,
+                                         [_restricted(contest, values, value) for contest in contests])
+                         for value in dict.fromkeys(values.values())}
+    return found
+
+
+def grouping_columns(columns: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The names of the columns with 2 to `MOST_VALUES` different values, all of them strings.
+
+    columns: the columns of each prompt.
+    """
+    names = [name for name in (columns[0] if columns else {}) if all(isinstance(own.get(name), str) for own in columns)]
+    return [name for name in names if 2 <= len({own[name] for own in columns}) <= MOST_VALUES]
+
+
+def _results(rows: Sequence[Mapping[str, Any]], names: Sequence[str], contests: Sequence[Contest]) -> dict[str, Any]:
+    by_model = {name: [row for row in rows if row["model"] == name] for name in names}
+
+    def mean(field: str) -> dict[str, float]:
+        return {name: float(np.mean([row[field] for row in own])) for name, own in by_model.items()}
+
+    scored = all(row["score"] is not None for row in rows)
+    return {
+        "prompts": len(by_model[names[0]]), "length": mean("tokens"), "complete": mean("complete"),
+        **({"preference_score": mean("score")} if scored else {}),
+        "win_rates": [contest.to_dict() for contest in contests if contest.labelled],
+    }
+
+
+def _restricted(contest: Contest, values: Mapping[str, str], value: str) -> Contest:
+    return contest._replace(labelled=[pair for pair in contest.labelled if values[pair.prompt.id] == value])
