@@ -9,7 +9,8 @@ import numpy as np
 
 from jaxalign.data.chat.encoding import encode_prompt
 from jaxalign.data.chat.formats import render_prompt
-from jaxalign.feedback.judge import CheckedJudge, CritiqueRequest, Draw, RevisionRequest, Text
+from jaxalign.feedback.checked import CheckedJudge
+from jaxalign.feedback.judge import CritiqueRequest, Draw, RevisionRequest, Text
 from jaxalign.feedback.speaker import Speaker, Utterance
 from jaxalign.records import Principle, Prompt, Revision
 from jaxalign.rollout.sampling import Sampling

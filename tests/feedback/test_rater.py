@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from jaxalign.data.chat.formats import RATINGS, render_rating, render_rating_verdict
-from jaxalign.feedback.judge import CheckedJudge, Draw, Rating, RatingRequest
+from jaxalign.feedback.checked import CheckedJudge
+from jaxalign.feedback.judge import Draw, Rating, RatingRequest
 from jaxalign.feedback.local import LocalJudge
 from jaxalign.feedback.options import text_logprobs
 from jaxalign.feedback.rater import Rater
