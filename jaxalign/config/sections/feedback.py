@@ -24,7 +24,7 @@ class Feedback(Section):
     constitution: str = field("default", "Name of a built-in constitution, or path of a JSON file.")
     judge: str = field("local", "Source of critiques, revisions, comparisons and ratings: local (the run's base model), or "
                        "'package.module:name' or 'FILE.py:name' of your own class, object or JudgeRecord; see "
-                       "docs/extending.md.")
+                       "docs/cai.md.")
     invert: bool = field(False, "Invert every label. This is a control experiment: it should make the policy worse.")
     reasoning: bool = field(True, "Let the feedback model reason before it answers (chain of thought).")
     clamp_low: float = field(0.1, "Lower bound of labels after reasoning.", between(0.0, 0.5), _REASONING)
