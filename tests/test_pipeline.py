@@ -225,6 +225,63 @@ def test_changed_file_content_is_detected_and_a_deleted_file_is_accepted(stages,
     pipeline.run(config(), run, load=unloadable)
 
 
+@pytest.fixture
+def judged(stages, tmp_path):
+    """(judge file, config, function that runs): the stage compare of the run reads a judge and a data file."""
+    files = {tmp_path / "judge.py": "feedback.judge", tmp_path / "data.jsonl": "data.train"}
+    for path in files:
+        path.write_text("class Judge:\n    def compare(self, requests, draw):\n        return [0.5] * len(requests)\n")
+    stages["compare"] = Counting("compare", ("feedback.judge", "reward.callable"), ("sft",), files)
+    stages["ppo"] = Counting("ppo", ("ppo.kl_coef",), ("compare",))
+
+    def run(**values):
+        values = {"stages": ("sft", "compare", "ppo"), "feedback": {"judge": f"{tmp_path / 'judge.py'}:Judge"}} | values
+        pipeline.run(config(**{"model": {"source": "huggingface", "path": "x"}} | values), tmp_path / "run",
+                     load=stages.__getitem__)
+
+    stages["sft"].read = ()
+    return tmp_path / "judge.py", run
+
+
+def test_the_file_of_a_judge_may_change_while_its_stage_is_unfinished(judged, stages, tmp_path, capsys):
+    path, run = judged
+    stages["compare"].stop_at = 1
+    with pytest.raises(KeyboardInterrupt):
+        run()
+    old = read_manifest(tmp_path / "run" / "compare").files[str(path)]
+    path.write_text(path.read_text() + "# corrected")
+    run()
+    line = "[compare] judge.py has changed since this stage began; rows written before are kept"
+    assert capsys.readouterr().out.count(line) == 1 and starts(stages)[1:] == [1, 1, 2]
+    assert (tmp_path / "run" / "compare" / "steps").read_text() == "0 1 2 "
+    assert read_manifest(tmp_path / "run" / "compare").files[str(path)] != old
+    run()
+    path.write_text(path.read_text() + ", again")
+    with pytest.raises(UserError, match="the content of .*judge.py has changed"):
+        run()
+
+
+def test_a_data_file_of_an_unfinished_stage_may_not_change(judged, stages, tmp_path):
+    path, run = judged
+    stages["compare"].stop_at = 1
+    with pytest.raises(KeyboardInterrupt):
+        run()
+    (tmp_path / "data.jsonl").write_text("other")
+    with pytest.raises(UserError, match="the content of .*data.jsonl has changed"):
+        run()
+
+
+def test_the_file_of_a_judge_that_is_also_a_reward_may_not_change(judged, stages):
+    path, run = judged
+    reward = {"reward": {"source": "callable", "callable": f"{path}:reward"}}
+    stages["compare"].stop_at = 1
+    with pytest.raises(KeyboardInterrupt):
+        run(**reward)
+    path.write_text(path.read_text() + "# corrected")
+    with pytest.raises(UserError, match="the content of .*judge.py has changed"):
+        run(**reward)
+
+
 def test_a_missing_file_is_reported_before_anything_is_computed(stages, tmp_path):
     stages["ppo"].outside = {tmp_path / "absent.jsonl": "data.train"}
     with pytest.raises(UserError, match="config.data.train: .*absent.jsonl cannot be read"):

@@ -32,6 +32,7 @@ from jaxalign.config.sections.data import Data
 from jaxalign.config.sections.dpo import Dpo
 from jaxalign.config.sections.evaluate import Evaluate
 from jaxalign.config.sections.feedback import Feedback
+from jaxalign.config.sections.judge import Judge
 from jaxalign.config.sections.lora import Lora
 from jaxalign.config.sections.mesh import Mesh
 from jaxalign.config.sections.model import Model
@@ -59,6 +60,7 @@ __all__ = [
     "Dpo",
     "Evaluate",
     "Feedback",
+    "Judge",
     "Lora",
     "Mesh",
     "Model",

@@ -23,6 +23,7 @@ from jaxalign.config.sections.data import Data
 from jaxalign.config.sections.dpo import Dpo
 from jaxalign.config.sections.evaluate import Evaluate
 from jaxalign.config.sections.feedback import Feedback
+from jaxalign.config.sections.judge import Judge
 from jaxalign.config.sections.lora import Lora
 from jaxalign.config.sections.mesh import Mesh
 from jaxalign.config.sections.model import Model
@@ -65,6 +66,7 @@ class Config:
     revise: Revise = section(Revise(), "")
     sft: Sft = section(Sft(), "")
     feedback: Feedback = section(Feedback(), "")
+    judge: Judge = section(Judge(), "")
     compare: Compare = section(Compare(), "")
     preference: Preference = section(Preference(), "")
     reward_distill: RewardDistill = section(RewardDistill(), "")

@@ -9,7 +9,8 @@ import jax
 import numpy as np
 
 from jaxalign.data.chat.styles import encode_prompt, finish_answer
-from jaxalign.feedback.judge import CheckedJudge, CritiqueRequest, Draw, RevisionRequest, Text
+from jaxalign.feedback.checked import CheckedJudge
+from jaxalign.feedback.judge import CritiqueRequest, Draw, RevisionRequest, Text
 from jaxalign.feedback.outcomes import STARTS, revision_outcome
 from jaxalign.feedback.speaker import Speaker
 from jaxalign.records import Principle, Prompt, Revision

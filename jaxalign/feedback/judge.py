@@ -6,16 +6,12 @@ both orders, average, clamp and handle undecided labels, with any judge.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import math
-import numbers
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
 import jax
 
-from jaxalign.errors import UserError
 from jaxalign.records import Message, Principle
 
 
@@ -155,99 +151,3 @@ class JudgeInputs:
     writing: Any = None
     counted: Any = None
     trains: bool = False
-
-
-METHODS = ("critique", "revise", "compare", "rate")
-
-
-class CheckedJudge:
-    """Wraps a judge and checks its results.
-
-    A probability or rating of NaN counts as missing. Every method raises UserError if the judge lacks it, if the judge's method
-    raises, or if it returns the wrong number or type of results or a number out of range.
-
-    Args:
-      judge: an object with some of the methods of `Judge`, and optionally `loaded`.
-      name: the judge's name in messages.
-    """
-
-    def __init__(self, judge: Any, name: str = ""):
-        if isinstance(judge, CheckedJudge):
-            judge, name = judge.judge, name or judge.name
-        if not any(callable(getattr(judge, method, None)) for method in METHODS):
-            raise UserError(f"the judge {name or judge!r} has none of the methods {', '.join(METHODS)}; see "
-                            "jaxalign.feedback.judge.Judge")
-        self.judge, self.name = judge, name or getattr(judge, "name", type(judge).__name__)
-
-    def critique(self, requests: Sequence[CritiqueRequest], draw: Draw) -> list[Text]:
-        """See `Judge`."""
-        return [_text(found) for found in self._ask("critique", Text, requests, draw)]
-
-    def revise(self, requests: Sequence[RevisionRequest], draw: Draw) -> list[Text]:
-        """See `Judge`."""
-        return [_text(found) for found in self._ask("revise", Text, requests, draw)]
-
-    def compare(self, requests: Sequence[ComparisonRequest], draw: Draw) -> list[Verdict]:
-        """See `Judge`."""
-        found = self._ask("compare", Verdict, requests, draw)
-        return [x._replace(probability=self._number("compare", x.probability, 0, 1)) for x in found]
-
-    def rate(self, requests: Sequence[RatingRequest], draw: Draw) -> list[Rating]:
-        """See `Judge`."""
-        found = self._ask("rate", Rating, requests, draw)
-        return [x._replace(rating=self._number("rate", x.rating, 1, 10)) for x in found]
-
-    @contextlib.contextmanager
-    def loaded(self) -> Iterator[CheckedJudge]:
-        """A context with the judge's weights on the devices, for several calls in a row."""
-        if not hasattr(self.judge, "loaded"):
-            yield self
-            return
-        with self.judge.loaded() as judge:
-            yield CheckedJudge(judge, self.name)
-
-    def _ask(self, method: str, kind: type, requests: Sequence[Any], draw: Draw) -> list[Any]:
-        if not requests:
-            return []
-        ask = getattr(self.judge, method, None)
-        if not callable(ask):
-            raise UserError(f"judge {self.name!r} has no method {method!r}, which this stage needs; add it, or choose another "
-                            "config.feedback.judge")
-        try:
-            found = ask(requests, draw)
-        except UserError:
-            raise
-        except Exception as error:  # A custom judge may raise anything.
-            raise UserError(f"judge {self.name!r} raised {type(error).__name__} in {method!r}: {error}") from error
-        if not isinstance(found, Sequence) or isinstance(found, str) or len(found) != len(requests):
-            count = f"{len(found)} results" if hasattr(found, "__len__") else f"a value of type {type(found).__name__}"
-            raise UserError(f"judge {self.name!r} returned {count} from {method!r} for {len(requests)} requests; a list with "
-                            f"one {kind.__name__} per request is expected")
-        return [self._record(method, kind, x) for x in found]
-
-    def _record(self, method: str, kind: type, found: Any) -> Any:
-        """The result as a record. A bare text or number becomes a record with defaults for the other fields."""
-        if isinstance(found, kind):
-            return found
-        if isinstance(found, str) if kind is Text else found is None or isinstance(found, numbers.Real):
-            return kind(found)
-        raise UserError(f"judge {self.name!r} returned {found!r} of type {type(found).__name__} from {method!r}; a "
-                        f"{kind.__name__} is expected")
-
-    def _number(self, method: str, value: Any, low: float, high: float) -> float | None:
-        if value is None:
-            return None
-        try:
-            number = float(value)
-        except (TypeError, ValueError):
-            number = math.inf
-        if math.isnan(number):
-            return None
-        if not low <= number <= high:
-            raise UserError(f"judge {self.name!r} returned {value!r} from {method!r}; a number from {low} to {high} is "
-                            "expected")
-        return number
-
-
-def _text(found: Text) -> Text:
-    return found._replace(text=str(found.text), complete=bool(found.complete))

@@ -12,8 +12,9 @@ import numpy as np
 from jaxalign import streams
 from jaxalign.algorithms import labels
 from jaxalign.config import Feedback
+from jaxalign.feedback.checked import CheckedJudge
 from jaxalign.feedback.critique import draw_principles
-from jaxalign.feedback.judge import CheckedJudge, ComparisonRequest, Draw, Verdict
+from jaxalign.feedback.judge import ComparisonRequest, Draw, Verdict
 from jaxalign.records import Comparison, Principle, Prompt
 
 

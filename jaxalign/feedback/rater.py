@@ -9,8 +9,9 @@ import jax
 import numpy as np
 
 from jaxalign import streams
+from jaxalign.feedback.checked import CheckedJudge
 from jaxalign.feedback.critique import draw_principles
-from jaxalign.feedback.judge import CheckedJudge, Draw, RatingRequest
+from jaxalign.feedback.judge import Draw, RatingRequest
 from jaxalign.records import Principle, Prompt
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import os
 from collections.abc import Iterable, Mapping
@@ -13,6 +14,7 @@ from jaxalign.config import Config, schema, to_dict
 from jaxalign.config.renames import current_names, effective, leaves_with_current_names
 from jaxalign.errors import UserError
 from jaxalign.pipeline.graph import Load, loader, names, read_graph
+from jaxalign.registry.judges import judge_field, judge_file
 from jaxalign.stages.shared.manifest import DONE, Manifest, file_fingerprint, find_manifest, new_manifest
 from jaxalign.storage import LocalStorage, Storage, read_json
 
@@ -44,6 +46,7 @@ def find_changes(config: Config, workdir: str | os.PathLike | Storage, load: Loa
         if manifest.status != DONE and name not in planned:
             raise UserError(f"stage {name} is unfinished in {storage.path()}, and a later stage reads it; add {name} to "
                             "config.stages")
+        manifest = with_current_judge(manifest, config)
         differences = _differences(manifest, config)
         if set(sources) != set(manifest.inputs):
             differences.append(f"it read {_listed(manifest.inputs)} and would now read {_listed(sources)}")
@@ -54,6 +57,22 @@ def find_changes(config: Config, workdir: str | os.PathLike | Storage, load: Loa
             changed[name] = differences
         output[name] = manifest.output_hash
     return changed
+
+
+def with_current_judge(manifest: Manifest, config: Config) -> Manifest:
+    """The manifest of a stage, with the current hash of its judge's file if the stage is unfinished.
+
+    A judge that raised an error can then be corrected without discarding the rows that it has answered. A file that another
+    config field of the stage names too, such as a reward in the same file, keeps its recorded hash.
+    """
+    path, field = judge_file(config, manifest.stage), judge_field(config, manifest.stage)
+    if manifest.status == DONE or path is None or str(path) not in manifest.files or not path.exists():
+        return manifest
+    values = {leaf: value for name, section in manifest.config.items() for leaf, value in _leaves(section, name).items()}
+    others = [value for leaf, value in values.items() if isinstance(value, str) and leaf not in ("feedback.judge", field)]
+    if any(Path(value.rpartition(":")[0]).expanduser() == path for value in others):
+        return manifest
+    return dataclasses.replace(manifest, files=manifest.files | {str(path): file_fingerprint(path, field)})
 
 
 def refusal(workdir: Path, changed: Mapping[str, list[str]]) -> str:

@@ -11,9 +11,10 @@ from jaxalign.config import Config, schema, to_dict
 from jaxalign.errors import UserError
 from jaxalign.parallel import hosts
 from jaxalign.parallel.compile_cache import use_compile_cache
-from jaxalign.pipeline.changes import CONFIG, find_changes, refusal
+from jaxalign.pipeline.changes import CONFIG, find_changes, refusal, with_current_judge
 from jaxalign.pipeline.graph import Load, loader, names
 from jaxalign.pipeline.results import RunResult, read_results
+from jaxalign.registry.judges import judge_file
 from jaxalign.stages.shared import manifest as manifests
 from jaxalign.stages.shared.base import Stage, StageContext
 from jaxalign.stages.shared.manifest import DONE, find_manifest, fingerprint, new_manifest
@@ -124,8 +125,12 @@ def _begin(name: str, config: Config, storage: Storage, load: Load) -> bool | No
         stage = load(name)
         inputs = {source: find_manifest(storage, source).output_hash for source in stage.inputs(config)}
         manifest = new_manifest(stage, config, inputs)
+    current = with_current_judge(manifest, config)
+    if current != manifest:
+        print(f"[{name}] {judge_file(config, name).name} has changed since this stage began; rows written before are kept",
+              flush=True)
     # A run may be resumed on another mesh; the manifest records the last mesh.
-    dataclasses.replace(manifest, mesh=schema.to_plain(config.mesh)).write(storage)
+    dataclasses.replace(current, mesh=schema.to_plain(config.mesh)).write(storage)
     print(f"[{name}] {'continuing' if resumed else 'starting'}", flush=True)
     return resumed
 

@@ -23,7 +23,7 @@ from jaxalign.models.adapters.lora import join, trained
 from jaxalign.models.adapters.quantised import quantise_abstract
 from jaxalign.models.model import Model, Params
 from jaxalign.parallel.shapes import Shapes
-from jaxalign.registry.judges import judge_record
+from jaxalign.registry.judges import stage_judge
 from jaxalign.registry.stages import policies_before
 from jaxalign.rewards.scorer import Ensemble, Scorer
 from jaxalign.rollout.decode import decode_chunk
@@ -88,10 +88,9 @@ class Run:
         """The arrays that every stage holds, by role: the base under adapters."""
         return {} if self.frozen is None else {"base": self.frozen}
 
-    @property
-    def judges(self) -> bool:
-        """Whether the judge runs the base model on the run's devices."""
-        return judge_record(self.config.feedback.judge).runs_base
+    def judges(self, stage: str) -> bool:
+        """Whether the judge of a stage runs the base model on the run's devices."""
+        return stage_judge(self.config, stage).runs_base
 
     def start(self, stage: str) -> Params:
         """The weights that a stage starts from: those of lora.path or an earlier stage, or the base."""
@@ -187,7 +186,7 @@ def judging_programs(run: Run, stage: str, model: Model, params, batch: int, hel
 
     Empty if the judge does not run the base model.
     """
-    if not run.judges:
+    if not run.judges(stage):
         return []
     feedback, T = run.config.feedback, run.config.model.max_length - 1
     asked = (model, params, run.rows(jnp.int32, batch, T), run.rows(jnp.int32, batch), run.scalar(jnp.int32, (2,)))

@@ -67,7 +67,7 @@ def _base(run: Run):
 
 def compare(run: Run) -> list[Program]:
     section, policy, base = run.config.compare, run.start("compare"), _base(run)
-    held = run.base | ({"base": base} if run.judges else {}) | {"policy": run.own(policy)}
+    held = run.base | ({"base": base} if run.judges("compare") else {}) | {"policy": run.own(policy)}
     sampled = sampling_programs(run, "compare", "policy", run.policy, policy, section, section.batch, held)
     return sampled + judging_programs(run, "compare", run.policy, base, section.batch, held)
 
@@ -214,7 +214,7 @@ def online_dpo(run: Run) -> list[Program]:
     section: OnlineDpo = run.config.online_dpo
     start, base, size = run.start("online_dpo"), _base(run), section.batch // section.minibatches
     pairs, T = _answer_pairs(run, size), run.prompt_length(section.max_new_tokens) + section.max_new_tokens
-    other = ({"feedback model": run.own(base)} if run.judges else {}) | {"reference": run.own(start)}
+    other = ({"feedback model": run.own(base)} if run.judges("online_dpo") else {}) | {"reference": run.own(start)}
     update = _direct(run, "online_dpo", run.config.dpo, section.optimizer, pairs, T, other)
     state, arguments = update.arguments
     policy = join(run.frozen, state.params)

@@ -19,7 +19,7 @@ from jaxalign.planner.workload import (
 )
 from jaxalign.registry.advantages import ADVANTAGES
 from jaxalign.registry.data_sources import data_source
-from jaxalign.registry.judges import judge_record
+from jaxalign.registry.judges import stage_judge
 from jaxalign.registry.rewards import reward_records
 from jaxalign.registry.stages import stages_in_order
 from jaxalign.rl.state import values_in_update
@@ -39,14 +39,14 @@ def sft(config: Config, prompt: int | None, examples: int | None) -> list[Task]:
 
 def revise(config: Config, prompt: int | None, examples: int | None) -> list[Task]:
     section = config.revise
-    texts = 1 + 2 * section.rounds if judge_record(config.feedback.judge).runs_base else 1
+    texts = 1 + 2 * section.rounds if stage_judge(config, "revise").runs_base else 1
     asked = section.red_team_prompts * texts + section.helpful_prompts
     return [generate(config, "revise", section.batch, section.max_new_tokens, prompt, calls_for(asked, section.batch), ())]
 
 
 def compare(config: Config, prompt: int | None, examples: int | None) -> list[Task]:
     section, feedback = config.compare, config.feedback
-    local = judge_record(feedback.judge).runs_base
+    local = stage_judge(config, "compare").runs_base
     found = [generate(config, "compare", section.batch, section.max_new_tokens, prompt,
                       calls_for(2 * section.prompts, section.batch), ("labeller",) if local else ())]
     if not local:

@@ -1,9 +1,10 @@
-"""Judges: the records that `config.feedback.judge` selects from."""
+"""Judges: the records that `config.feedback.judge` and the fields `config.judge.STAGE` select from."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from jaxalign.errors import UserError
@@ -11,6 +12,9 @@ from jaxalign.registry.core import Registry, load_object
 
 METHODS = ("critique", "revise", "compare", "rate")
 """The methods of `jaxalign.feedback.judge.Judge`; a judge has at least one of them."""
+
+STAGE_FIELDS = ("revise", "compare", "evaluate")
+"""The stages for which a field of `config.judge` can select another judge than `config.feedback.judge`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,6 +26,9 @@ class JudgeRecord:
       make: `make(inputs: JudgeInputs) -> Judge`, or "module:attribute" of such a function, imported on first use.
         `JudgeInputs` and `Judge` are in `jaxalign.feedback.judge`.
       runs_base: it uses the run's base model on the run's devices.
+      on_devices: its methods compute on the devices of all processes, so every process calls them, and an error ends the run.
+        Otherwise only the first process makes the judge and calls it, and the others receive its results. Implied by
+        `runs_base`.
       methods: the names of the methods of `Judge` that it has; None: unknown until a stage calls one.
     """
 
@@ -29,6 +36,12 @@ class JudgeRecord:
     make: Callable[[Any], Any] | str
     runs_base: bool = False
     methods: tuple[str, ...] | None = None
+    on_devices: bool = False
+
+    @property
+    def on_all_processes(self) -> bool:
+        """Whether every process calls the judge."""
+        return self.runs_base or self.on_devices
 
     def load(self) -> Callable[[Any], Any]:
         """The function `make`, imported if it is named."""
@@ -50,8 +63,12 @@ def judge_record(name: str, where: str = "config.feedback.judge") -> JudgeRecord
       where: the field with the name, for error messages.
 
     Raises:
-      UserError: there is no such record or object, its module cannot be imported, or the object is not a judge.
+      UserError: there is no such record or object, its module cannot be imported, the object is not a judge, or the name is a
+        URL.
     """
+    if name.lower().startswith(("http://", "https://")):
+        raise UserError(f"{where} is {name!r}, a URL; set it to 'FILE.py:name' of a judge in Python that asks this server (an "
+                        "example is in docs/cai.md, section 'A judge of your own')")
     if name in JUDGES or ":" not in name:
         return JUDGES.get(name, where)
     found = load_object(name, where)
@@ -62,6 +79,28 @@ def judge_record(name: str, where: str = "config.feedback.judge") -> JudgeRecord
         raise UserError(f"{where} names {name!r}, which is not a judge; a class or object with some of the methods "
                         f"{', '.join(METHODS)}, or a JudgeRecord, is expected")
     return JudgeRecord(name, lambda inputs: _made(found, name, where), methods=methods)
+
+
+def judge_field(config: Any, stage: str) -> str:
+    """The dotted config field that selects the judge of a stage: "judge.STAGE" if it is set, else "feedback.judge"."""
+    return f"judge.{stage}" if stage in STAGE_FIELDS and getattr(config.judge, stage) else "feedback.judge"
+
+
+def judge_name(config: Any, stage: str) -> str:
+    """The name or location of the judge of a stage."""
+    section, field = judge_field(config, stage).split(".")
+    return getattr(getattr(config, section), field)
+
+
+def stage_judge(config: Any, stage: str) -> JudgeRecord:
+    """The record of the judge of a stage. Raises UserError like `judge_record`."""
+    return judge_record(judge_name(config, stage), f"config.{judge_field(config, stage)}")
+
+
+def judge_file(config: Any, stage: str) -> Path | None:
+    """The file of the judge of a stage; None if it is not named as "FILE.py:name"."""
+    place = judge_name(config, stage).rpartition(":")[0]
+    return Path(place).expanduser() if place.endswith(".py") else None
 
 
 def _made(found: Any, name: str, where: str) -> Any:

@@ -1,6 +1,7 @@
 """compare: samples two answers to each prompt from the supervised policy and labels the pair with the feedback model.
 
-Reads the base (the feedback model, unless config.feedback.judge selects another) and sft. Writes one row per pair.
+Reads the base (the feedback model, unless config.judge.compare or config.feedback.judge selects another) and sft. Writes one
+row per pair.
 """
 
 from __future__ import annotations
@@ -27,13 +28,15 @@ from jaxalign.tracking.progress import Progress
 
 class Compare(Stage):
     name = "compare"
-    config_fields = (*reads.MODEL_FIELDS, *reads.PROMPT_FIELDS, *reads.LABEL_FIELDS, "feedback.invert", "compare")
+    config_fields = (
+        *reads.MODEL_FIELDS, *reads.PROMPT_FIELDS, *reads.LABEL_FIELDS, "feedback.invert", "judge.compare", "compare",
+    )
 
     def inputs(self, config: Config) -> tuple[str, ...]:
         return tuple(dict.fromkeys((*reads.base_stages(config), *reads.policy_stages(config, self.name))))
 
     def files(self, config: Config):
-        return reads.base_files(config) | sources.data_files(config) | judges.feedback_files(config)
+        return reads.base_files(config) | sources.data_files(config) | judges.feedback_files(config, self.name)
 
     def run(self, context: StageContext) -> None:
         config, section = context.config, context.config.compare
@@ -50,7 +53,7 @@ class Compare(Stage):
                 meter = loops.Meter(loops.timing(context, model), model, progress)
                 params = run_models.policy_params(context, model, self.name)
                 policy = engines.speaker(context, model, params, section.batch, meter)
-                labelling = judges.make_labeller(context, judges.make_judge(context, model, section.batch, meter))
+                labelling = judges.make_labeller(context, judges.make_judge(context, self.name, model, section.batch, meter))
             for queue in left:
                 rows = queue.rows
                 own = [prompts[i] for i in rows]

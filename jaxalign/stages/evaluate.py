@@ -50,7 +50,7 @@ def evaluated(config: Config) -> tuple[str, ...]:
 class Evaluate(Stage):
     name = "evaluate"
     config_fields = (
-        *reads.MODEL_FIELDS, *reads.LABEL_FIELDS, "stages", "data", "world", "arithmetic", "evaluate",
+        *reads.MODEL_FIELDS, *reads.LABEL_FIELDS, "judge.evaluate", "stages", "data", "world", "arithmetic", "evaluate",
         "preference.max_length", "reward.source", "reward.verifier", "sampler",
     )
 
@@ -59,7 +59,7 @@ class Evaluate(Stage):
         return (*reads.base_stages(config), *evaluated(config)[1:], *made)
 
     def files(self, config: Config):
-        found = reads.base_files(config) | sources.data_files(config) | judges.feedback_files(config)
+        found = reads.base_files(config) | sources.data_files(config) | judges.feedback_files(config, self.name)
         return found | engines.sampler_files(config)
 
     def run(self, context: StageContext) -> None:
@@ -204,15 +204,15 @@ def compare(
 ) -> list[Contest]:
     """The labeller's preferences between a later model's and an earlier model's answers to the prompts `asked`.
 
-    The labeller asks the judge of config.feedback in both orders; labels are never inverted. A tie or an undecided pair counts
-    one half.
+    The labeller asks the judge of config.judge.evaluate or config.feedback in both orders; labels are never inverted. A tie or
+    an undecided pair counts one half.
     """
     config, section, prompts = context.config, context.config.evaluate, {prompt.id: prompt for prompt in asked}
     answers = {(row["model"], row["prompt_id"]): row["response"] for row in rows}
     pairings, out = contests(names), []
     with Progress("evaluate", len(pairings) * len(prompts), unit="comparison") as progress:
         meter = loops.Meter(loops.timing(context, model), model, progress)
-        labelling = judges.make_labeller(context, judges.make_judge(context, model, section.batch, meter))
+        labelling = judges.make_labeller(context, judges.make_judge(context, "evaluate", model, section.batch, meter))
         for number, (later, earlier) in enumerate(pairings):
             pairs = [Pair(prompts[i], answers[later, i], answers[earlier, i]) for i in prompts]
             with meter.phase("win rates"):

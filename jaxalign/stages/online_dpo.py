@@ -59,7 +59,7 @@ class OnlineDPO(Stage):
         return tuple(dict.fromkeys((*reads.base_stages(config), *reads.policy_stages(config, self.name))))
 
     def files(self, config: Config):
-        found = reads.base_files(config) | sources.data_files(config) | judges.feedback_files(config)
+        found = reads.base_files(config) | sources.data_files(config) | judges.feedback_files(config, self.name)
         return found | engines.sampler_files(config)
 
     def run(self, context: StageContext) -> None:
@@ -70,7 +70,8 @@ class OnlineDPO(Stage):
         reference = run_models.frozen_role(context, model, run_models.policy_params(context, model, self.name))
         timeline = Timeline()
         meter = loops.Meter(timeline, model)
-        labeller = judges.make_labeller(context, judges.make_judge(context, model, section.batch, meter, trains=True))
+        judge = judges.make_judge(context, self.name, model, section.batch, meter, trains=True)
+        labeller = judges.make_labeller(context, judge)
         iteration = _Iteration(context, model, reference, labeller, tokenizer, timeline, meter)
         updates = iteration.updates
         loop = loops.loop(

@@ -23,13 +23,13 @@ from jaxalign.tracking.progress import Progress
 
 class Revise(Stage):
     name = "revise"
-    config_fields = (*reads.BASE_FIELDS, *reads.PROMPT_FIELDS, "revise", *reads.JUDGE_FIELDS)
+    config_fields = (*reads.BASE_FIELDS, *reads.PROMPT_FIELDS, "revise", *reads.JUDGE_FIELDS, "judge.revise")
 
     def inputs(self, config: Config) -> tuple[str, ...]:
         return reads.base_stages(config)
 
     def files(self, config: Config):
-        return reads.base_files(config) | sources.data_files(config) | judges.feedback_files(config)
+        return reads.base_files(config) | sources.data_files(config) | judges.feedback_files(config, self.name)
 
     def run(self, context: StageContext) -> None:
         config, section = context.config, context.config.revise
@@ -49,7 +49,7 @@ class Revise(Stage):
             if left:
                 meter = loops.Meter(loops.timing(context, model), model, progress)
                 speaking = engines.speaker(context, model, run_models.base_params(context, model), section.batch, meter)
-                judge = judges.make_judge(context, model, section.batch, meter, sampling)
+                judge = judges.make_judge(context, self.name, model, section.batch, meter, sampling)
             for queue in left:
                 rows, prompts = queue.rows, red_team if min(queue.chunks) < first else helpful
                 own = [prompts[i] for i in rows]

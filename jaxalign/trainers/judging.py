@@ -10,10 +10,12 @@ import numpy as np
 
 from jaxalign import streams
 from jaxalign.config import Feedback
+from jaxalign.config import Judge as JudgeSettings
 from jaxalign.errors import UserError
 from jaxalign.feedback import critique as rounds_of
+from jaxalign.feedback.checked import CheckedJudge
 from jaxalign.feedback.constitution import Constitution
-from jaxalign.feedback.judge import CheckedJudge, CritiqueRequest, Draw, JudgeInputs, Text
+from jaxalign.feedback.judge import CritiqueRequest, Draw, JudgeInputs, Text
 from jaxalign.feedback.labeller import Labeller, Pair
 from jaxalign.feedback.local import LocalJudge, make_local_judge
 from jaxalign.feedback.rater import Rater
@@ -35,13 +37,16 @@ class Judge:
     With any judge, principles are drawn for each row, the labels of both orders of a pair are averaged, and undecided labels
     are 0.5.
 
+    A judge of the user's own is called on the first process only, unless it is a `JudgeRecord` with `on_devices`.
+
     Args:
-      judge: a language model; an object with some of the methods of
-        `jaxalign.feedback.judge.Judge`; or the name of a registered judge, "package.module:name" or "FILE.py:name".
+      judge: a language model; an object with some of the methods of `jaxalign.feedback.judge.Judge`; or the name of a
+        registered judge, "package.module:name" or "FILE.py:name".
       constitution: a `Constitution`, or an argument from which to construct one.
       temperature, max_new_tokens: sampling settings of a language model's critiques and revisions.
       batch: the maximum number of rows that a language model processes together.
       seed: seeds the drawn principles and all samples.
+      retries, max_failed_share: fields of the config section `judge`, for a judge of the user's own.
       fields: fields of the config section `feedback`, such as reasoning, principles_per_comparison and undecided_margin.
 
     Raises:
@@ -50,11 +55,13 @@ class Judge:
 
     def __init__(
         self, judge: Any, constitution: Any = "default", *, temperature: float = 0.7, max_new_tokens: int = 60, batch: int = 32,
-        seed: int = 0, **fields: Any,
+        seed: int = 0, retries: int = 2, max_failed_share: float = 0.05, **fields: Any,
     ):
         self.settings = section_from(Feedback(), fields, "Judge")
         self.constitution = constitution if isinstance(constitution, Constitution) else Constitution(constitution)
         self._seed, self._key = seed, jax.random.key(seed)
+        calls = section_from(JudgeSettings(), {"retries": retries, "max_failed_share": max_failed_share}, "Judge")
+        on_all_processes = isinstance(judge, LanguageModel)
         if isinstance(judge, LanguageModel):
             judge = _local(judge, self.settings, self.constitution.exemplars, temperature, max_new_tokens, batch)
         elif isinstance(judge, str):
@@ -62,8 +69,8 @@ class Judge:
             if record.runs_base:
                 raise UserError(f"Judge(judge) is {judge!r}, which needs the base model of a pipeline run; pass a language "
                                 "model from load_model")
-            judge = record.load()(JudgeInputs(None, None, None, batch))
-        self.judge = CheckedJudge(judge)
+            judge, on_all_processes = record.load()(JudgeInputs(None, None, None, batch)), record.on_devices
+        self.judge = CheckedJudge(judge, settings=calls, on_all_processes=on_all_processes)
 
     def compare(self, prompts: Any, first: Sequence[str], second: Sequence[str]) -> list[Comparison]:
         """Compares two responses to each prompt.

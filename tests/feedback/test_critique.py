@@ -8,8 +8,8 @@ import jax
 import numpy as np
 
 from jaxalign.data.chat.formats import CRITIQUE, CRITIQUE_REQUEST, END, REVISION, REVISION_REQUEST, render_prompt
+from jaxalign.feedback.checked import CheckedJudge
 from jaxalign.feedback.critique import answer, answer_and_revise, draw_principles
-from jaxalign.feedback.judge import CheckedJudge
 from jaxalign.rollout.sampling import Sampling
 from tests.feedback.fakes import PRINCIPLES, ScriptedSpeaker, local_judge, prompt
 

@@ -11,7 +11,7 @@ import pytest
 
 from jaxalign.config import Feedback
 from jaxalign.data.chat.formats import FIRST, OPTIONS, QUESTION, REASONING, SECOND, VERDICT
-from jaxalign.feedback.judge import CheckedJudge
+from jaxalign.feedback.checked import CheckedJudge
 from jaxalign.feedback.labeller import Labeller, Pair
 from jaxalign.feedback.speaker import Speaker, next_logprobs
 from jaxalign.rollout.engine import Engine

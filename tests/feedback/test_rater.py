@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from jaxalign.data.chat.formats import RATINGS
-from jaxalign.feedback.judge import CheckedJudge, Draw, Rating, RatingRequest
+from jaxalign.feedback.checked import CheckedJudge
+from jaxalign.feedback.judge import Draw, Rating, RatingRequest
 from jaxalign.feedback.options import Options, option_logprobs
 from jaxalign.feedback.rater import Rater
 from jaxalign.feedback.speaker import Speaker

@@ -11,7 +11,7 @@ from jaxalign.config.schema import field
 from jaxalign.config.selectors import names_in
 from jaxalign.errors import UserError
 from jaxalign.registry.data_sources import data_source
-from jaxalign.registry.judges import judge_record
+from jaxalign.registry.judges import judge_field, judge_name, judge_record, stage_judge
 from jaxalign.registry.stages import stages_in_order
 
 _REASONING = unless("reasoning", False, "to True")
@@ -24,7 +24,7 @@ class Feedback(Section):
     constitution: str = field("default", "Name of a built-in constitution, or path of a JSON file.")
     judge: str = field("local", "Source of critiques, revisions, comparisons and ratings: local (the run's base model), or "
                        "'package.module:name' or 'FILE.py:name' of your own class, object or JudgeRecord; see "
-                       "docs/extending.md.")
+                       "docs/cai.md.")
     templates: str = field("", "Templates of the requests to a local judge: chat (for instruction-tuned models), transcript "
                            "(for base models), world (for models that pretrain trains), or a folder of your own; empty: world "
                            "if the tokenizer has jaxalign's markers, else chat. See docs/cai.md.")
@@ -41,29 +41,35 @@ class Feedback(Section):
     max_reasoning_tokens: int = field(160, "Maximum length of the reasoning, in tokens.", at_least(1), _REASONING)
 
     def check(self, config: WholeConfig, name: str) -> None:
-        """Checks that the judge exists and has the methods that the stages call, and that the local judge can be used."""
-        record = judge_record(self.judge, "config.feedback.judge")
+        """Checks that the judges exist and have the methods that the stages call, and that the local judge can be used."""
+        judge_record(self.judge, "config.feedback.judge")
         asked = {stage.name: stage.asks_judge for stage in stages_in_order(config.stages) if stage.asks_judge}
         if "ppo" in config.stages and "ai_feedback" in names_in(config.reward.source):
             asked["ppo"] = ("rate",)
+        if "evaluate" in config.stages and config.judge.evaluate:
+            asked["evaluate"] = ("compare",)
+        local: dict[str, list[str]] = {}  # The stages that ask the local judge, by the field that selects it.
         for stage, methods in asked.items():
+            record, field_name = stage_judge(config, stage), judge_field(config, stage)
             missing = [method for method in methods if record.methods is not None and method not in record.methods]
             if missing:
-                raise UserError(f"config.feedback.judge is {self.judge!r}, which has no method {missing[0]!r}; stage {stage} "
-                                "needs it: add it, or choose another judge")
-        if record.runs_base and asked:
-            self._check_local(config, ", ".join(asked))
+                raise UserError(f"config.{field_name} is {judge_name(config, stage)!r}, which has no method {missing[0]!r}; "
+                                f"stage {stage} needs it: add it, or choose another judge")
+            if record.runs_base:
+                local.setdefault(field_name, []).append(stage)
+        for field_name, stages in local.items():
+            self._check_local(config, field_name, ", ".join(stages))
 
-    def _check_local(self, config: WholeConfig, stages: str) -> None:
+    def _check_local(self, config: WholeConfig, field_name: str, stages: str) -> None:
         """Checks that the local judge can read the dialogues of these stages and has space for its reasoning."""
         source = data_source(config)
         if config.data.style != "compact":
-            raise UserError("config.feedback.judge is 'local', which writes its questions with jaxalign's compact markers, but "
-                            f"config.data.style is {config.data.style!r}: set feedback.judge to a judge of your own for "
+            raise UserError(f"config.{field_name} is 'local', which writes its questions with jaxalign's compact markers, but "
+                            f"config.data.style is {config.data.style!r}: set {field_name} to a judge of your own for "
                             f"{stages}, or the style to 'compact'")
         if source.alphabet:
-            raise UserError(f"config.feedback.judge is 'local', but config.data.source {source.name!r} trains a base model "
-                            f"that cannot judge: set feedback.judge to a judge of your own for {stages}")
+            raise UserError(f"config.{field_name} is 'local', but config.data.source {source.name!r} trains a base model "
+                            f"that cannot judge: set {field_name} to a judge of your own for {stages}")
         if self.reasoning and self.max_reasoning_tokens >= config.model.max_length:
             raise UserError(f"config.feedback.max_reasoning_tokens is {self.max_reasoning_tokens}; it must be below "
                             f"config.model.max_length ({config.model.max_length}), which includes the dialogue")

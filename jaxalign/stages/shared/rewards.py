@@ -55,7 +55,7 @@ def reward_stages(config: Config) -> tuple[str, ...]:
 def reward_files(config: Config) -> dict[Path, str]:
     """The user's files that the reward reads, with the config fields that name them."""
     records = reward_records(config.reward.source)
-    found = judges.feedback_files(config) if any(record.asks_judge for record in records) else {}
+    found = judges.feedback_files(config, "ppo") if any(record.asks_judge for record in records) else {}
     for record in records:
         files = record.load("files")
         found = found | (files(config) if files is not None else {})
@@ -119,6 +119,6 @@ def make_verifier(inputs: RewardInputs) -> Reward:
 def make_ai_feedback(inputs: RewardInputs) -> Reward:
     """Ratings by the judge of `config.feedback`."""
     config, context = inputs.config, inputs.context
-    judge = judges.make_judge(context, inputs.policy, config.ppo.batch, trains=True)
+    judge = judges.make_judge(context, "ppo", inputs.policy, config.ppo.batch, trains=True)
     rater = judges.make_rater(context, judge, config.reward.principles)
     return RatedReward(rater, stage_key(config, "ppo", "ratings"), config.reward.max_dropped_share)

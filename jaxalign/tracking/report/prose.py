@@ -135,8 +135,10 @@ def _method_sentences(run: RunFiles) -> list[str]:
     feedback = run.config.get("feedback") or {}
     sentences = []
     if feedback.get("constitution") and {"revise", "compare"} & set(run.planned):
-        judge = feedback.get("judge") or "local"
-        origin = "" if judge == "local" else f" and came from the judge {judge}"
+        own = run.config.get("judge") or {}
+        asked = [own.get(stage) or feedback.get("judge") or "local" for stage in ("revise", "compare") if stage in run.planned]
+        judges = " and ".join(dict.fromkeys(asked))
+        origin = "" if judges == "local" else f" and came from the judge {judges}"
         sentences.append(f"Feedback followed the constitution “{feedback['constitution']}”{origin}.")
     if feedback.get("invert") and "compare" in run.planned:
         sentences.append("The labels were inverted (feedback.invert): training favoured the answers that the constitution "

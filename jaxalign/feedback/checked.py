@@ -1,0 +1,205 @@
+"""Calls a judge, which may raise or return unusable results, and returns checked records on every process."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import numbers
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from jaxalign.config import Judge as JudgeSettings
+from jaxalign.errors import UserError
+from jaxalign.feedback.contract import NOTES
+from jaxalign.feedback.judge import (
+    PROBLEMS,
+    ComparisonRequest,
+    CritiqueRequest,
+    Draw,
+    Rating,
+    RatingRequest,
+    RevisionRequest,
+    Text,
+    Verdict,
+)
+from jaxalign.parallel import hosts
+from jaxalign.registry.judges import METHODS
+
+_FAILED = {
+    Text: Text("", complete=False, problem="failed"),
+    Verdict: Verdict(None, problem="failed"),
+    Rating: Rating(None, problem="failed"),
+}
+
+
+class _Failure(Exception):
+    """A judge's method raised; the text names the error."""
+
+
+class CheckedJudge:
+    """Calls a judge and checks its results.
+
+    Only the first process calls the judge, and all processes get the results, unless `on_all_processes` is set. A call that
+    raises is repeated `settings.retries` times. If it still raises, its requests are asked one by one, and those that raise get
+    a result with the problem "failed". A result of None or NaN has the problem "none" or "nan".
+
+    Every method raises UserError on all processes if the judge lacks it, if more than `settings.max_failed_share` of the
+    requests of a call failed, if it returns the wrong number or type of results or a number out of range, or if it raises
+    UserError itself.
+
+    Args:
+      judge: an object with some of the methods of `Judge`, and optionally `loaded`. It may be None on all but the first process
+        if only that one calls it.
+      name: the judge's name in messages.
+      settings: the number of retries and the share of requests that may fail.
+      on_all_processes: the judge computes on the devices of all processes. Every process then calls it, and any error is
+        raised as UserError without a retry, since the other processes may not have failed.
+    """
+
+    def __init__(
+        self, judge: Any, name: str = "", settings: JudgeSettings | None = None, on_all_processes: bool = False
+    ):
+        called_here = on_all_processes or hosts.is_first()
+        if called_here and not any(callable(getattr(judge, method, None)) for method in METHODS):
+            raise UserError(f"the judge {name or judge!r} has none of the methods {', '.join(METHODS)}; see "
+                            "jaxalign.feedback.judge.Judge")
+        self.judge, self.name = judge, name or getattr(judge, "name", type(judge).__name__)
+        self.settings, self.on_all_processes = settings or JudgeSettings(), on_all_processes
+
+    def critique(self, requests: Sequence[CritiqueRequest], draw: Draw) -> list[Text]:
+        """See `Judge`."""
+        return self._ask("critique", Text, requests, draw)
+
+    def revise(self, requests: Sequence[RevisionRequest], draw: Draw) -> list[Text]:
+        """See `Judge`."""
+        return self._ask("revise", Text, requests, draw)
+
+    def compare(self, requests: Sequence[ComparisonRequest], draw: Draw) -> list[Verdict]:
+        """See `Judge`."""
+        return self._ask("compare", Verdict, requests, draw)
+
+    def rate(self, requests: Sequence[RatingRequest], draw: Draw) -> list[Rating]:
+        """See `Judge`."""
+        return self._ask("rate", Rating, requests, draw)
+
+    @contextlib.contextmanager
+    def loaded(self) -> Iterator[CheckedJudge]:
+        """A context with the judge's weights on the devices, for several calls in a row."""
+        if not hasattr(self.judge, "loaded"):
+            yield self
+            return
+        with contextlib.ExitStack() as stack:
+            called_here = self.on_all_processes or hosts.is_first()
+            judge = stack.enter_context(self.judge.loaded()) if called_here else None
+            yield CheckedJudge(judge, self.name, self.settings, self.on_all_processes)
+
+    def _ask(self, method: str, kind: type, requests: Sequence[Any], draw: Draw) -> list[Any]:
+        if not requests:
+            return []
+        if not self.on_all_processes:
+            found = [kind(*fields) for fields in hosts.once(lambda: self._answers(method, kind, requests, draw))]
+            return [record._replace(notes=tuple(record.notes)) for record in found]  # JSON has lists.
+        try:
+            return self._call(method, kind, requests, draw)
+        except _Failure as error:
+            raise UserError(f"judge {self.name!r} raised {error}") from error.__cause__
+
+    def _answers(self, method: str, kind: type, requests: Sequence[Any], draw: Draw) -> list[Any]:
+        """The results of the requests; those that fail again and again have the problem "failed"."""
+        for _ in range(1 + self.settings.retries):
+            try:
+                return self._call(method, kind, requests, draw)
+            except _Failure as error:
+                first_error = error
+        if self.settings.retries == 0 or len(requests) == 1:
+            self._check_failed(method, len(requests), len(requests), first_error)
+            return [_FAILED[kind]] * len(requests)
+        results, failed = [], 0
+        for request, row in zip(requests, draw.rows, strict=True):
+            try:
+                results += self._call(method, kind, [request], Draw(draw.key, [row]))
+            except _Failure as error:
+                first_error = first_error if failed else error
+                results.append(_FAILED[kind])
+                failed += 1
+                if failed > self.settings.max_failed_share * len(requests):  # Do not wait for the other requests to fail.
+                    break
+        self._check_failed(method, failed, len(requests), first_error)
+        return results
+
+    def _check_failed(self, method: str, failed: int, count: int, error: _Failure) -> None:
+        """Warns about the failed requests of one call. Raises UserError if there are too many."""
+        share = self.settings.max_failed_share
+        if failed > share * count:
+            raise UserError(f"judge {self.name!r} failed to answer {failed} of {count} requests to {method!r} (it raised "
+                            f"{error}), more than config.judge.max_failed_share ({share}) allows; fix the cause and run again: "
+                            "a stage continues after its last finished rows") from error.__cause__
+        if failed:
+            logging.getLogger("jaxalign").warning(
+                "judge %r failed to answer %d of %d requests to %r (it raised %s); these requests have no result",
+                self.name, failed, count, method, error,
+            )
+
+    def _call(self, method: str, kind: type, requests: Sequence[Any], draw: Draw) -> list[Any]:
+        """One call: the checked results. Raises _Failure if the judge raises anything but UserError."""
+        ask = getattr(self.judge, method, None)
+        if not callable(ask):
+            raise UserError(f"judge {self.name!r} has no method {method!r}, which this stage needs; add it, or choose another "
+                            "config.feedback.judge")
+        try:
+            results = ask(requests, draw)
+        except UserError:
+            raise
+        except (Exception, SystemExit) as error:  # A custom judge may raise anything.
+            raise _Failure(f"{type(error).__name__} in {method!r}: {error}") from error
+        if not isinstance(results, Sequence) or isinstance(results, str) or len(results) != len(requests):
+            count = f"{len(results)} results" if hasattr(results, "__len__") else f"a value of type {type(results).__name__}"
+            raise UserError(f"judge {self.name!r} returned {count} from {method!r} for {len(requests)} requests; a list with "
+                            f"one {kind.__name__} per request is expected")
+        return [self._checked(method, kind, result) for result in results]
+
+    def _checked(self, method: str, kind: type, result: Any) -> Any:
+        """The result as a record of JSON values. A bare text or number is a record with defaults for the other fields."""
+        bare = result is None or isinstance(result, str if kind is Text else numbers.Real)
+        if not bare and not isinstance(result, kind):
+            raise self._invalid(method, result, f"a {kind.__name__}")
+        record = kind(result) if bare else result
+        if record.problem not in (None, *PROBLEMS):
+            raise self._invalid(method, result, f"a problem among {', '.join(PROBLEMS)}, or None,")
+        if not isinstance(record.reasoning, str | None):
+            raise self._invalid(method, result, "a reasoning of type str, or None,")
+        unknown = next((note for note in record.notes if note not in NOTES), None)
+        if unknown is not None:
+            raise self._invalid(method, result, f"a tuple of notes among {', '.join(NOTES)}")
+        if kind is Text:
+            return self._text(method, record)
+        low, high = (0, 1) if kind is Verdict else (1, 10)
+        number, problem = self._number(method, record[0], record.problem, low, high)
+        return record._replace(**{record._fields[0]: number}, problem=problem)
+
+    def _text(self, method: str, record: Text) -> Text:
+        text, problem = record.text, record.problem
+        if text is None:
+            text, problem = "", problem or "none"
+        if not isinstance(text, str):
+            raise self._invalid(method, record, "a text of type str")
+        return record._replace(text=text, complete=bool(record.complete) and problem is None, problem=problem)
+
+    def _number(self, method: str, value: Any, problem: str | None, low: float, high: float) -> tuple[float | None, str | None]:
+        """(the number of a Verdict or Rating, the problem if there is none)."""
+        if value is None or problem is not None:
+            return None, problem or "none"
+        try:
+            number = float(value)
+        except (TypeError, ValueError, OverflowError):
+            number = math.inf
+        if math.isnan(number):
+            return None, "nan"
+        if not low <= number <= high:
+            raise self._invalid(method, value, f"a number from {low} to {high}")
+        return number, None
+
+    def _invalid(self, method: str, result: Any, expected: str) -> UserError:
+        return UserError(f"judge {self.name!r} returned {result!r} of type {type(result).__name__} from {method!r}; {expected} "
+                         "is expected")
