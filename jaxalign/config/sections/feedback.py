@@ -52,7 +52,7 @@ class Feedback(Section):
     def _check_local(self, config: WholeConfig, stages: str) -> None:
         """Checks that the local judge can read the dialogues of these stages and has space for its reasoning."""
         source = data_source(config)
-        if config.data.style != "compact":
+        if config.data.style not in ("auto", "compact"):  # "auto" is resolved, and checked again, once the model is read.
             raise UserError("config.feedback.judge is 'local', which writes its questions with jaxalign's compact markers, but "
                             f"config.data.style is {config.data.style!r}: set feedback.judge to a judge of your own for "
                             f"{stages}, or the style to 'compact'")
