@@ -15,7 +15,7 @@ import jaxalign as ja
 from jaxalign import convert, pipeline, plan
 from jaxalign.config import from_config_dict, to_dict
 from jaxalign.data.chat.model_style import resolve_style
-from jaxalign.data.world import world_of
+from jaxalign.data.tokenizers.sentence_piece import train_tokenizer
 from jaxalign.errors import UserError
 from jaxalign.models.checkpoints.orbax import save_params
 from jaxalign.stages.shared import reads, run_models
@@ -25,7 +25,7 @@ from jaxalign.storage import LocalStorage, write_json
 from tests import made_tokenizers
 from tests.folders import write_model
 
-SIZES = {"layers": 2, "embed": 16, "heads": 4, "kv_heads": 2, "head_dim": 4, "mlp": 24, "max_length": 96}
+SIZES = {"layers": 2, "embed": 16, "heads": 4, "kv_heads": 2, "head_dim": 4, "mlp": 24}
 TOKENS = np.arange(2, 26, dtype=np.int32).reshape(2, 12)
 
 
@@ -40,8 +40,6 @@ def finish(workdir, config, stage, params, status=DONE):
 @pytest.fixture(scope="module")
 def scratch(tmp_path_factory):
     """A LoRA run from scratch: pretrain, sft with adapters, a reward model and an unfinished ppo."""
-    from jaxalign.data.tokenizers.sentence_piece import train_tokenizer
-
     workdir = tmp_path_factory.mktemp("runs") / "scratch"
     config = resolve_style(from_config_dict({"model": SIZES, "lora": {"rank": 2, "alpha": 4.0}}))
     train_tokenizer(made_tokenizers.TEXTS, 150, workdir / "pretrain" / "tokenizer.model")
@@ -108,8 +106,8 @@ def test_another_padding_of_the_tables_is_refused(scratch, tmp_path):
 
 
 def test_a_sequence_that_the_stage_was_not_trained_for_is_refused(scratch, tmp_path):
-    config = run_on(scratch / "sft", model={"source": "huggingface", "path": str(scratch / "sft"), "max_length": 97})
-    with pytest.raises(UserError, match="model.max_length is 97, but .* supports at most 96 positions"):
+    config = run_on(scratch / "sft", model={"source": "huggingface", "path": str(scratch / "sft"), "max_length": 321})
+    with pytest.raises(UserError, match="model.max_length is 321, but .* supports at most 320 positions"):
         run_models.base_params(StageContext(config, tmp_path, tmp_path, False), run_models.make_model(config, 150))
 
 
@@ -180,5 +178,5 @@ def test_the_stage_of_a_run_on_a_stage_is_exported(chat, tmp_path):
 def test_the_local_judge_reads_a_run_from_scratch(scratch):
     """A run on a stage from scratch may use the world's prompts and the local judge, which the compact style needs."""
     config = from_config_dict({"stages": ("revise", "sft"), "model": {
-        "source": "huggingface", "path": str(scratch / "sft"), "max_length": 320}})
-    assert resolve_style(config).data.style == "compact" and world_of(config)
+        "source": "huggingface", "path": str(scratch / "sft")}})
+    assert resolve_style(config).data.style == "compact"
