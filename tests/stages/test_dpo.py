@@ -247,7 +247,7 @@ def library_metrics(trainer, data, stage: str, workdir) -> None:
 
 
 def test_the_trainers_of_the_library_compute_the_same_as_the_stages(direct):
-    config = from_config_dict(test_end_to_end.CONFIG | CHANGES)
+    config = resolve_style(from_config_dict(test_end_to_end.CONFIG | CHANGES))
     context = StageContext(config, direct, direct / "dpo", False)
     base, policy = load_model(direct / "pretrain"), load_model(direct / "sft")
     examples, _, _ = answered(context, base.tokenizer)
