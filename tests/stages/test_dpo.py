@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from jaxalign.config import Dpo, from_config_dict
+from jaxalign.data.chat.model_style import resolve_style
 from jaxalign.data.tokenizers.load import Tokenizer, load_tokenizer
 from jaxalign.errors import UserError
 from jaxalign.models.language_model import load_model
