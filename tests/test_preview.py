@@ -42,7 +42,7 @@ def get_config():
     config.stages = ("sft", "preference", "dpo", "ppo")
     config.model.source, config.model.path = "huggingface", {str(root / "model")!r}
     config.data.source, config.data.train = "preferences_jsonl", {str(root / "pairs.jsonl")!r}
-    config.data.style, config.data.held_out_share = "chat", 0.0
+    config.data.held_out_share = 0.0
     return config
 """)
     return root
@@ -179,8 +179,10 @@ def test_control_characters_in_a_text_are_escaped():
     (["--model=x", "--messages=y", "--overwrite"], "--overwrite cannot be used with --model and --messages"),
     (["--answers=all"], "--answers needs --messages"),
     (["--roows=2"], "--roows is not a flag"),
-    (["--config.data.style=chatt"], "config.data.style is 'chatt'; it must be one of compact, hh, chat; did you mean chat?"),
-    (["--config.model.source=scratch", "--config.model.path="],
+    (["--config.data.style=chatt"],
+     "config.data.style is 'chatt'; it must be one of auto, compact, hh, chat; did you mean chat?"),
+    (["--config.data.style=compact"], "config.data.style is 'compact', but the tokenizer of"),
+    (["--config.model.source=scratch", "--config.model.path=", "--config.data.style=chat"],
      "config.data.style is 'chat', the chat template of a pretrained model"),
 ])
 def test_mistakes_are_reported_in_one_sentence(run, folder, arguments, message):

@@ -3,29 +3,55 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
 from jaxalign import config as schema
+from jaxalign.config.finished import base_stage, tokenizer_path
+from jaxalign.data.tokenizers.load import load_tokenizer
 from jaxalign.errors import UserError
 from jaxalign.models.adapters import peft_config
 from jaxalign.models.adapters.lora import Lora
 from jaxalign.models.architecture import DecoderConfig
 from jaxalign.models.checkpoints import huggingface
+from jaxalign.models.families.llama import config_json
 from jaxalign.models.model import Model
 from jaxalign.parallel.sharding import Sharding
-from jaxalign.registry.families import Family
+from jaxalign.registry.families import Family, use_family
 
 
-def configured_decoder(section: schema.Model, vocab: int) -> tuple[DecoderConfig, Family | None]:
+def base_config(config: schema.Config, workdir: Path) -> huggingface.ModelConfig:
+    """The config.json of the base model of the run in `workdir`: the file in the folder of a pretrained model, that of the base
+    of the run for a stage of another run, or fields that describe a model from scratch as a Llama.
+
+    Raises UserError if a file is missing or does not describe a language model.
+    """
+    section = config.model
+    if section.source == "huggingface":
+        if section.family:
+            use_family(section.family, "config.model.family")
+        stage = base_stage(config)
+        return huggingface.read_config(section.path) if stage is None else base_config(stage.config, stage.workdir)
+    tokenizer = load_tokenizer(tokenizer_path(config, workdir))
+    fields = config_json(configured_decoder(config, tokenizer.vocab_size)[0], section.max_length)
+    fields |= {"bos_token_id": tokenizer.bos_id, "eos_token_id": tokenizer.eos_id, "pad_token_id": tokenizer.pad_id}
+    return huggingface.parse_config(workdir / "pretrain" / "config.json", fields)
+
+
+def configured_decoder(config: schema.Config, vocab: int) -> tuple[DecoderConfig, Family | None]:
     """The architecture of config.model, and its family if model.source is "huggingface" (else None). vocab is the tokenizer's
-    size; a Hugging Face model uses the size in its config.json, which may be larger. No other file of it is read.
+    size; a pretrained model uses the size in its config.json, which may be larger. No weights are read.
 
     Raises UserError if config.json is missing or does not describe a language model.
     """
+    section = config.model
     if section.source == "huggingface":
-        found = huggingface.read_config(section.path, section.compute_dtype, section.vocab_multiple)
+        found = base_config(config, Path())
         if found.head != "lm":
             raise UserError(f"model.path is {section.path}, a {found.family.classifier}; a language model is expected")
-        return with_choices(section, found.decoder), found.family
+        decoder = dataclasses.replace(
+            found.decoder, compute_dtype=section.compute_dtype, vocab_multiple=section.vocab_multiple
+        )
+        return with_choices(section, decoder), found.family
     decoder = DecoderConfig(
         vocab, section.layers, section.embed, section.heads, section.kv_heads, section.head_dim, section.mlp,
         section.rope_base, section.norm_eps, section.tie_embeddings, section.compute_dtype, section.vocab_multiple,
@@ -50,5 +76,5 @@ def adapted(section: schema.Lora, base: Model, family: Family | None) -> Model:
 
 def configured_model(config: schema.Config, vocab: int, head: str = "lm", sharding: Sharding | None = None) -> Model:
     """The run's model, with its adapters. vocab is the tokenizer's size."""
-    decoder, family = configured_decoder(config.model, vocab)
+    decoder, family = configured_decoder(config, vocab)
     return adapted(config.lora, Model(decoder, head, sharding), family)

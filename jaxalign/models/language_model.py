@@ -14,16 +14,19 @@ from typing import Any
 import jax
 
 from jaxalign.config import Lora, Mesh
+from jaxalign.config.finished import is_model, is_stage, language_model_stage
+from jaxalign.data.chat.model_style import model_style
 from jaxalign.data.chat.styles import choose_style, encode_answer, encode_prompt, stop_ids
 from jaxalign.data.tokenizers.load import Tokenizer, load_tokenizer
 from jaxalign.errors import UserError
-from jaxalign.models.adapters.lora import is_quantised, join, merge
+from jaxalign.models.adapters.lora import join
 from jaxalign.models.adapters.peft_folder import export_adapters, load_adapters
 from jaxalign.models.adapters.quantised import quantise
 from jaxalign.models.checkpoints import huggingface, run_folder
 from jaxalign.models.checkpoints.export import SHARD_BYTES, export
 from jaxalign.models.checkpoints.huggingface import DTYPES
 from jaxalign.models.checkpoints.orbax import load_params
+from jaxalign.models.checkpoints.run_folder import merged
 from jaxalign.models.configured import adapted
 from jaxalign.models.model import Model, Params
 from jaxalign.parallel.sharding import make_sharding
@@ -163,14 +166,6 @@ class LanguageModel:
         )
 
 
-def merged(model: Model, weights: Params) -> tuple[Model, Params]:
-    """Merges adapters into the kernels they belong to. -> (the model without adapters, its parameters)."""
-    if model.lora is None:
-        return model, weights
-    whole, params = dataclasses.replace(model, lora=None), merge(model.lora, weights)
-    return whole, {name: value for name, value in params.items() if name in whole.abstract()}
-
-
 def as_messages(prompt: Asked) -> tuple[Message, ...]:
     """The dialogue of a prompt: a text, a `Prompt`, or messages as `Message` or {"role", "content"}.
 
@@ -233,7 +228,7 @@ def load_model(
     if not folder.is_dir():
         raise UserError(f"{folder} is not a folder; give the folder of a model, or of a stage of a run")
     orbax = (folder / "params").is_dir()
-    if not run_folder.is_model(folder) and (orbax or run_folder.is_stage(folder)):
+    if is_stage(folder) or (orbax and not is_model(folder)):
         found = _load_stage(folder, mesh, max_length, dtype, compute_dtype, style)
         if lora is not None:
             raise UserError(f"lora is given, but {folder} is a stage of a run, which has the adapters of its config; save the "
@@ -258,24 +253,14 @@ def load_model(
 def _load_stage(
     folder: Path, mesh: Mesh, max_length: int, dtype: str | None, compute_dtype: str | None, style: str | None
 ) -> LanguageModel:
-    stage = run_folder.finished_stage(folder)
-    if stage.name not in stage.language_model_stages:
-        raise UserError(f"{folder} belongs to the stage {stage.name}, which does not train a language model; give one of "
-                        f"{', '.join(stage.language_model_stages)}")
-    settings = stage.config.model
+    stage = language_model_stage(folder)
     if compute_dtype is not None:
-        settings = dataclasses.replace(settings, compute_dtype=compute_dtype)
-    stage = stage._replace(config=dataclasses.replace(stage.config, model=settings, mesh=mesh))
+        settings = dataclasses.replace(stage.config.model, compute_dtype=compute_dtype)
+        stage = stage._replace(config=dataclasses.replace(stage.config, model=settings))
     base = run_folder.base_of(stage.config, stage.workdir)
-    model = run_folder.policy_model(stage, base.vocab, make_sharding(mesh))
-    frozen = run_folder.frozen_base(stage.config, stage.workdir, model)
-    params = load_params(stage.weights / "params", model)
-    if dtype not in (None, "float32"):
-        params, frozen = jax.tree.map(
-            lambda leaf: leaf if is_quantised(leaf) else leaf.astype(dtype), (params, frozen), is_leaf=is_quantised
-        )
+    model, params, frozen = run_folder.stage_policy(stage, make_sharding(mesh), dtype or "float32")
     length = _length(folder, max_length, base.fields.get("max_position_embeddings"))
-    style = choose_style(base.tokenizer, style, stage.config.data.style)
+    style = choose_style(base.tokenizer, style, model_style(stage.config))
     return LanguageModel(model, params, base.tokenizer, style, length, frozen, Origin(base.fields, base.folder, base.files))
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from jaxalign.config import Config, schema, to_dict
 from jaxalign.config.renames import current_names, effective, leaves_with_current_names
+from jaxalign.data.chat.model_style import resolve_style
 from jaxalign.errors import UserError
 from jaxalign.pipeline.graph import Load, loader, names, read_graph
 from jaxalign.registry.judges import judge_field, judge_file
@@ -32,6 +33,7 @@ def find_changes(config: Config, workdir: str | os.PathLike | Storage, load: Loa
       UserError: a stage that another stage reads is neither done nor in `config.stages`, or a run did not write its folder.
     """
     storage = LocalStorage(workdir) if isinstance(workdir, str | os.PathLike) else workdir
+    config = with_style(config, storage)
     load = loader(config) if load is None else load
     manifests = functools.cache(functools.partial(find_manifest, storage))
     graph, planned = read_graph(config, manifests, load, as_recorded=_is_last_config(config, storage)), names(config)
@@ -75,6 +77,18 @@ def with_current_judge(manifest: Manifest, config: Config) -> Manifest:
     return dataclasses.replace(manifest, files=manifest.files | {str(path): file_fingerprint(path, field)})
 
 
+def with_style(config: Config, storage: Storage) -> Config:
+    """`resolve_style` of the config. If the model's folder no longer exists, "auto" is the style of the last run with it."""
+    if config.data.style != "auto":
+        return resolve_style(config)
+    try:
+        last = read_json(storage, CONFIG)
+        recorded = last["data"]["style"] if last["model"]["path"] == config.model.path else None
+    except (OSError, ValueError, TypeError, KeyError):
+        recorded = None
+    return resolve_style(config, recorded)
+
+
 def refusal(workdir: Path, changed: Mapping[str, list[str]]) -> str:
     """The error text for stages that are out of date."""
     lines = [f"{workdir} has stages that were run with a different config (nothing was changed; choose another --workdir, or "
@@ -102,7 +116,7 @@ def _differences(manifest: Manifest, config: Config) -> list[str]:
     old = {leaf: value for name, section in manifest.config.items() for leaf, value in _leaves(section, name).items()}
     before = effective(leaves_with_current_names(old))
     names_now = [now for name in manifest.config for now in current_names(name)]
-    usual, after = (effective(_leaves_of(found, names_now)) for found in (type(config)(), config))
+    usual, after = (effective(_leaves_of(found, names_now)) for found in (resolve_style(type(config)()), config))
     after = {leaf: value for leaf, value in after.items() if leaf in before or value != usual[leaf]}
     differences = []
     for leaf in sorted(before.keys() | after.keys()):

@@ -11,7 +11,7 @@ from jaxalign.config import Config, schema, to_dict
 from jaxalign.errors import UserError
 from jaxalign.parallel import hosts
 from jaxalign.parallel.compile_cache import use_compile_cache
-from jaxalign.pipeline.changes import CONFIG, find_changes, refusal, with_current_judge
+from jaxalign.pipeline.changes import CONFIG, find_changes, refusal, with_current_judge, with_style
 from jaxalign.pipeline.graph import Load, loader, names
 from jaxalign.pipeline.results import RunResult, read_results
 from jaxalign.registry.judges import judge_file
@@ -42,6 +42,7 @@ def run(config: Config, workdir: str | os.PathLike, overwrite: bool = False, loa
       UserError: the directory is in use, a stage there was run with other settings, or an input is missing.
     """
     storage = LocalStorage(workdir)
+    config = with_style(config, storage)
     load = loader(config) if load is None else load
     with hosts.first_alone(storage.lock):
         _check_alike(config, storage)

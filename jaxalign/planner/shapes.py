@@ -37,7 +37,7 @@ def architecture(config: Config, shape: str | None = None) -> tuple[DecoderConfi
       UserError: the shape is unknown, or model.path has no config.json.
     """
     if shape is None:
-        return configured_decoder(config.model, scratch_vocabulary(config))
+        return configured_decoder(config, scratch_vocabulary(config))
     if shape not in published_shapes():
         raise UserError(f"shape is {shape!r}; it must be one of {', '.join(published_shapes())}. For another model, leave it "
                         "out and set config.model.path to a folder with the model's config.json")

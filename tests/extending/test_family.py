@@ -60,7 +60,7 @@ def test_its_folders_are_read_and_written(folder, tmp_path):
 
 def test_a_config_can_name_it(folder):
     config = from_config_dict({"model": {"source": "huggingface", "path": str(folder), "family": NAME}})
-    decoder, family = configured_decoder(config.model, 0)
+    decoder, family = configured_decoder(config, 0)
     assert decoder.scale_embeddings and family.model_type == "swallow"
 
 

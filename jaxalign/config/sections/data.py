@@ -45,8 +45,10 @@ class Data(Section):
     differing_contexts: str = field("drop", "If the dialogues of a row differ before the last turn: drop the row, or keep "
                                     "it with their common turns as the prompt.", one_of("drop", "keep"), _SOURCE)
     limit: int = field(0, "Maximum number of rows used from a file; 0: all.", at_least(0), _SOURCE)
-    style: str = field("compact", "Text format of dialogues: compact (the embedded world's markers), hh (transcripts as in "
-                       "HH-RLHF) or chat (the model's own chat template).", one_of("compact", "hh", "chat"))
+    style: str = field("auto", "Text format of dialogues: compact (the embedded world's markers), hh (transcripts as in "
+                       "HH-RLHF), chat (the model's own chat template) or auto: compact for model.source=scratch; for a "
+                       "pretrained model chat if it has a chat template, else hh; for a stage of a run the style of that run.",
+                       one_of("auto", "compact", "hh", "chat"))
 
     def check(self, config: WholeConfig, name: str) -> None:
         source = data_source(config)
@@ -58,7 +60,7 @@ class Data(Section):
                             "on; set config.model.source to 'huggingface'")
         if self.style == "chat" and config.model.source == "scratch":
             raise UserError("config.data.style is 'chat', the chat template of a pretrained model, but config.model.source is "
-                            "'scratch'; set it to 'huggingface', or the style to 'compact'")
+                            "'scratch'; set it to 'huggingface', or the style to 'auto'")
 
     def _check_files(self, source: DataSourceRecord, stages: tuple[str, ...]) -> None:
         """Checks that the files which the source and the stages need are set."""

@@ -61,13 +61,9 @@ class Feedback(Section):
             self._check_local(config, field_name, ", ".join(stages))
 
     def _check_local(self, config: WholeConfig, field_name: str, stages: str) -> None:
-        """Checks that the local judge can read the dialogues of these stages and has space for its reasoning."""
+        """Checks that the base model can judge, and that it has space for its reasoning."""
         source = data_source(config)
-        if config.data.style != "compact":
-            raise UserError(f"config.{field_name} is 'local', which writes its questions with jaxalign's compact markers, but "
-                            f"config.data.style is {config.data.style!r}: set {field_name} to a judge of your own for "
-                            f"{stages}, or the style to 'compact'")
-        if source.alphabet:
+        if source.alphabet and config.model.source == "scratch":
             raise UserError(f"config.{field_name} is 'local', but config.data.source {source.name!r} trains a base model "
                             f"that cannot judge: set {field_name} to a judge of your own for {stages}")
         if self.reasoning and self.max_reasoning_tokens >= config.model.max_length:

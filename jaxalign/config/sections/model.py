@@ -20,10 +20,10 @@ _CHECKPOINT = when("source", "huggingface")
 class Model(DecoderSizes):
     """The decoder. With source=huggingface the checkpoint determines the sizes; leave the sizes here at their defaults."""
 
-    source: str = field("scratch", "Source of the weights: random initialisation (scratch), or a Hugging Face checkpoint.",
-                        one_of("scratch", "huggingface"))
-    path: str = field("", "Folder of a Hugging Face checkpoint with its tokenizer, for source=huggingface.", None,
-                      _CHECKPOINT)
+    source: str = field("scratch", "Source of the weights: random initialisation (scratch), or the checkpoint at path "
+                        "(huggingface).", one_of("scratch", "huggingface"))
+    path: str = field("", "Folder of a Hugging Face checkpoint with its tokenizer, or of a finished stage of a run that "
+                      "trained a language model, such as runs/x/sft; for source=huggingface.", None, _CHECKPOINT)
     family: str = field("", "Your own model family, as package.module:name or FILE.py:name of a jaxalign Family; empty: the "
                         "family of the model_type in config.json.", None, _CHECKPOINT)
     rope_base: float = field(10000.0, "Base of the rotary frequencies.", above(1), _SCRATCH)
@@ -59,7 +59,7 @@ class Model(DecoderSizes):
     def check(self, config: WholeConfig, name: str) -> None:
         if self.source == "huggingface" and not self.path:
             raise UserError("config.model.source is 'huggingface' but config.model.path is empty; set it to the folder "
-                            "with config.json, the safetensors weights and the tokenizer")
+                            "with config.json, the safetensors weights and the tokenizer, or to a stage's folder of a run")
         if self.family:
             use_family(self.family, "config.model.family")
         if self.source != "huggingface":

@@ -84,11 +84,7 @@ def load_pretrained(
     """
     folder = pathlib.Path(folder).expanduser()
     config = read_config(folder, compute_dtype, vocab_multiple)
-    if config.max_positions is not None and max_length > config.max_positions:
-        raise UserError(
-            f"model.max_length is {max_length}, but {folder} supports at most {config.max_positions} positions; "
-            "lower it"
-        )
+    check_length(folder, config, max_length)
     tokenizer = load_tokenizer(folder)
     check_vocabulary(folder, config, tokenizer)
     model = Model(config.decoder, config.head, sharding)
@@ -153,6 +149,15 @@ def own_dtype(raw: Mapping[str, Any]) -> str:
     """The dtype of the weights according to config.json; float32 if it gives no supported dtype."""
     found = raw.get("dtype", raw.get("torch_dtype"))
     return found if found in DTYPES else "float32"
+
+
+def check_length(folder: str | pathlib.Path, config: ModelConfig, max_length: int) -> None:
+    """Raises UserError if the run's longest sequence exceeds the model's positions."""
+    if config.max_positions is not None and max_length > config.max_positions:
+        raise UserError(
+            f"model.max_length is {max_length}, but {folder} supports at most {config.max_positions} positions; "
+            "lower it"
+        )
 
 
 def check_vocabulary(folder: str | pathlib.Path, config: ModelConfig, tokenizer: Tokenizer) -> None:

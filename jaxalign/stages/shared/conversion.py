@@ -13,24 +13,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jaxalign.config import Mesh
+from jaxalign.config.finished import FinishedStage, finished_stage, is_model, read_json
 from jaxalign.errors import UserError
 from jaxalign.models.adapters.lora import join
 from jaxalign.models.adapters.peft_folder import export_adapters
 from jaxalign.models.checkpoints import huggingface
 from jaxalign.models.checkpoints.export import check_target, config_fields, export, whole_folder, write_texts
 from jaxalign.models.checkpoints.orbax import load_params, save_params
-from jaxalign.models.checkpoints.run_folder import (
-    Base,
-    FinishedStage,
-    base_of,
-    finished_stage,
-    frozen_base,
-    is_model,
-    policy_model,
-    read_json,
-)
+from jaxalign.models.checkpoints.run_folder import Base, base_of, frozen_base, merged, policy_model
 from jaxalign.models.configured import configured_model
-from jaxalign.models.language_model import merged
 from jaxalign.models.model import Model, Params
 from jaxalign.parallel import hosts
 from jaxalign.parallel.sharding import Sharding, make_sharding

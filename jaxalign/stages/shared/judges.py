@@ -31,13 +31,13 @@ def constitution(config: Config) -> tuple[Principle, ...]:
 
 
 def compares(config: Config) -> bool:
-    """Whether evaluation compares answers with its judge: with a judge of the user's own that can compare, and with the local
-    judge if `config.judge.evaluate` names it, a stage asks the judge, or the base model learns to judge from the data."""
+    """Whether evaluation compares answers with its judge: with a judge other than the base model if it can compare, and with the
+    base model if `config.judge.evaluate` names it, a stage asks the judge, or the base model learns to judge from the data."""
     record = stage_judge(config, "evaluate")
     if not record.runs_base:
         return record.methods is None or "compare" in record.methods
     asked = bool(config.judge.evaluate) or any(stage.asks_judge for stage in stages_in_order(config.stages))
-    return (asked or data_source(config).feedback) and config.data.style == "compact"
+    return asked or (data_source(config).feedback and config.model.source == "scratch")
 
 
 def feedback_files(config: Config, stage: str) -> dict[Path, str]:

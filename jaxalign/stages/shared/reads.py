@@ -6,10 +6,12 @@ import dataclasses
 from pathlib import Path
 
 from jaxalign.config import Config
+from jaxalign.config.finished import base_stage, tokenizer_path
 from jaxalign.data.tokenizers import files as tokenizer_files
 from jaxalign.models.adapters import peft_config, peft_folder
 from jaxalign.models.checkpoints.safetensors import weight_files
 from jaxalign.registry.stages import policies_before
+from jaxalign.stages.shared.manifest import FILE
 
 BASE_FIELDS = ("model", "seed")
 MODEL_FIELDS = (*BASE_FIELDS, "lora")
@@ -43,7 +45,21 @@ def base_files(config: Config) -> dict[Path, str]:
         adapters = Path(config.lora.path).expanduser()
         own = {adapters / name: "lora.path" for name in (peft_config.CONFIG, peft_folder.WEIGHTS)}
         return own | base_files(dataclasses.replace(config, lora=dataclasses.replace(config.lora, path="")))
-    folder = Path(config.model.path).expanduser()
-    names = ("config.json", *tokenizer_files.NAMES, *weight_files(folder))
-    found = {folder / name: "model.path" for name in names if (folder / name).exists()}
-    return found or {folder / "config.json": "model.path"}
+    return {path: "model.path" for path in _model_files(config)} or {
+        Path(config.model.path).expanduser() / "config.json": "model.path"
+    }
+
+
+def _model_files(config: Config, weights: bool = True) -> list[Path]:
+    """The files of a pretrained model that exist. The manifest of a stage identifies its weights: results depend on nothing
+    else. weights: whether the model's weights are read."""
+    stage = base_stage(config)
+    if stage is None:
+        folder = Path(config.model.path).expanduser()
+        names = ("config.json", *tokenizer_files.NAMES, *(weight_files(folder) if weights else ()))
+        return [folder / name for name in names if (folder / name).exists()]
+    adapters = stage.name != "pretrain" and bool(stage.config.lora.rank or stage.config.lora.path)
+    if stage.config.model.source == "huggingface":
+        return [stage.directory / FILE, *_model_files(stage.config, weights=weights and adapters)]
+    base = [stage.workdir / "pretrain" / FILE] if adapters else []
+    return [stage.directory / FILE, *base, tokenizer_path(stage.config, stage.workdir)]

@@ -8,14 +8,15 @@ import optax
 
 from jaxalign import streams
 from jaxalign.config import Config
+from jaxalign.config.finished import tokenizer_path
 from jaxalign.data.tokenizers.load import Tokenizer
 from jaxalign.data.tokenizers.load import load_tokenizer as read_tokenizer
 from jaxalign.errors import UserError
 from jaxalign.models.adapters import peft_folder
 from jaxalign.models.adapters.lora import join, trained
 from jaxalign.models.adapters.quantised import quantise, quantise_abstract
-from jaxalign.models.checkpoints import huggingface
-from jaxalign.models.configured import configured_model
+from jaxalign.models.checkpoints import huggingface, run_folder
+from jaxalign.models.configured import base_config, configured_model
 from jaxalign.models.model import Model, Params
 from jaxalign.parallel.rows import placed
 from jaxalign.parallel.sharding import Sharding, make_sharding
@@ -37,9 +38,7 @@ def sharding(config: Config) -> Sharding | None:
 
 def load_tokenizer(context: StageContext) -> Tokenizer:
     """The pretrained model's tokenizer, or the one that stage pretrain trained."""
-    if context.config.model.source == "huggingface":
-        return read_tokenizer(context.config.model.path)
-    return read_tokenizer(context.input_directory("pretrain") / "tokenizer.model")
+    return read_tokenizer(tokenizer_path(context.config, context.workdir))
 
 
 def make_model(config: Config, vocab: int, head: str = "lm") -> Model:
@@ -72,13 +71,12 @@ def _base_version(context: StageContext) -> tuple:
 
 
 def _read_base(context: StageContext, model: Model) -> Params:
-    if context.config.model.source == "huggingface":
-        settings = context.config.model
-        return huggingface.load_pretrained(
-            settings.path, max_length=settings.max_length, compute_dtype=settings.compute_dtype, sharding=model.sharding,
-            vocab_multiple=settings.vocab_multiple,
-        ).params
-    return load_params(context.input_directory("pretrain") / "params", model)
+    config = context.config
+    if config.model.source == "huggingface":
+        found = base_config(config, context.workdir)
+        huggingface.check_length(config.model.path, found, config.model.max_length)
+        huggingface.check_vocabulary(config.model.path, found, load_tokenizer(context))
+    return run_folder.base_params(config, context.workdir, model)
 
 
 def start_params(context: StageContext, model: Model) -> Params:
@@ -90,7 +88,7 @@ def start_params(context: StageContext, model: Model) -> Params:
     base, path = base_params(context, model), context.config.lora.path
     if not path:
         return base
-    _, adapters = peft_folder.load_adapters(path, huggingface.read_config(context.config.model.path).family, model.base)
+    _, adapters = peft_folder.load_adapters(path, base_config(context.config, context.workdir).family, model.base)
     if "score" in adapters:
         raise UserError(f"config.lora.path is {path!r}, which has the adapters of a reward model (modules_to_save has "
                         "'score'); give the adapters of a language model")

@@ -1,0 +1,134 @@
+"""Reads the folder of a finished stage of a run: its name, its config and its tokenizer's place, without JAX and weights."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from jaxalign.config import schema
+from jaxalign.config.renames import leaves_with_current_names, with_current_names
+from jaxalign.config.root import Config, default_for
+from jaxalign.errors import UserError
+from jaxalign.registry.stages import policy_makers
+
+
+class FinishedStage(NamedTuple):
+    """A finished stage of a run.
+
+    name: the stage's name. directory: its folder. weights: the folder of its params, which differs for a member of an ensemble.
+    config: the run's config with the values that the stage ran with, without the mesh.
+    """
+
+    name: str
+    directory: Path
+    weights: Path
+    config: Config
+
+    @property
+    def workdir(self) -> Path:
+        """The folder of the run."""
+        return self.directory.parent
+
+    @property
+    def language_model_stages(self) -> tuple[str, ...]:
+        """The stages of the run that train a language model."""
+        return ("pretrain", *policy_makers(self.config.stages))
+
+
+def finished_stage(source: Path) -> FinishedStage:
+    """Reads the folder of a finished stage, or of a member of its ensemble.
+
+    Raises:
+      UserError: the folder is not that of a stage, or the stage has not finished.
+    """
+    folder = source.absolute()
+    stage = _stage_folder(folder)
+    manifest = read_json(stage / "manifest.json")
+    if not manifest:
+        raise UserError(f"{source} contains params, but neither a model's config.json nor a stage's manifest.json; give a "
+                        "folder that jaxalign.convert wrote, or the folder of a stage of a run")
+    if any(name not in manifest for name in ("stage", "status", "config")):
+        raise UserError(f"{stage / 'manifest.json'} is damaged; restore the file, or move the folder away to run the stage "
+                        "again")
+    if manifest["status"] != "done":
+        raise UserError(f"stage {manifest['stage']} is unfinished in {stage}; finish it first")
+    return FinishedStage(manifest["stage"], stage, folder, _run_config(stage.parent, manifest["config"]))
+
+
+def language_model_stage(source: Path) -> FinishedStage:
+    """Like `finished_stage`, for a stage that trained a language model. Raises UserError also for other stages."""
+    stage = finished_stage(source)
+    if stage.name not in stage.language_model_stages:
+        raise UserError(f"{source} belongs to the stage {stage.name}, which does not train a language model; give one of "
+                        f"{', '.join(stage.language_model_stages)}")
+    return stage
+
+
+def base_stage(config: Config) -> FinishedStage | None:
+    """The stage at config.model.path; None if the path is not the folder of a stage of a run, or the model is not pretrained.
+
+    Raises:
+      UserError: the stage has not finished, or did not train a language model.
+    """
+    folder = Path(config.model.path).expanduser()
+    if config.model.source != "huggingface" or not is_stage(folder):
+        return None
+    try:
+        return language_model_stage(folder)
+    except UserError as error:
+        raise UserError(f"config.model.path: {error}") from None
+
+
+def tokenizer_path(config: Config, workdir: Path) -> Path:
+    """The folder or file with the tokenizer of the run in `workdir`."""
+    if config.model.source == "scratch":
+        return workdir / "pretrain" / "tokenizer.model"
+    stage = base_stage(config)
+    return Path(config.model.path).expanduser() if stage is None else tokenizer_path(stage.config, stage.workdir)
+
+
+def is_stage(folder: Path) -> bool:
+    """Whether the folder, or its parent for a member of an ensemble, has a stage's manifest, and is not that of a model."""
+    return (_stage_folder(folder) / "manifest.json").exists() and not is_model(folder)
+
+
+def is_model(folder: Path) -> bool:
+    """Whether the folder has a model's config.json."""
+    return "model_type" in read_json(folder / "config.json")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file; empty if the file does not exist or contains another value.
+
+    Raises:
+      UserError: the file is not JSON.
+    """
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
+    except ValueError as error:
+        raise UserError(f"{path} is not JSON ({error}); restore the file") from None
+    return found if isinstance(found, dict) else {}
+
+
+def _stage_folder(folder: Path) -> Path:
+    return folder.parent if folder.name.startswith("member-") else folder
+
+
+def _run_config(workdir: Path, made_with: Mapping[str, Any]) -> Config:
+    """The run's config, with the stage's values for fields that changed after the stage ran."""
+    values = read_json(workdir / "config.json")
+    if "stages" not in values:
+        raise UserError(f"{workdir} has no config.json of a run; give a stage's folder inside the work directory of its run")
+    values = with_current_names(values)
+    for dotted, value in leaves_with_current_names(made_with).items():
+        *parents, last = dotted.split(".")
+        node = values
+        for parent in parents:
+            node = node[parent]
+        node[last] = value
+    values.pop("mesh", None)  # This machine need not have the run's devices.
+    return schema.from_mapping(default_for(values["stages"]), values)

@@ -1,0 +1,74 @@
+"""The style that a run's model determines: `config.data.style` "auto", and the checks of the others against the model's files.
+
+These functions read a model's tokenizer settings, so they are above the config package, which reads no model.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+from jaxalign.config import Config, check
+from jaxalign.config.finished import base_stage, tokenizer_path
+from jaxalign.data.tokenizers.files import read_tokenizer_files
+from jaxalign.errors import UserError
+
+
+def resolve_style(config: Config, recorded: str | None = None) -> Config:
+    """The config with "compact", "hh" or "chat" as data.style.
+
+    Args:
+        config: the whole config.
+        recorded: the style of an earlier run with this model, which replaces "auto" if the model's folder no longer exists.
+
+    Raises:
+        UserError: the model does not support the style, a file of it is damaged, or config.model.path is the folder of a
+            stage that has not finished or did not train a language model.
+    """
+    if config.model.source == "huggingface" and not Path(config.model.path).expanduser().exists():
+        style = (recorded or "hh") if config.data.style == "auto" else config.data.style
+    else:
+        style = model_style(config)
+        _check_style(config, style)
+    if style == config.data.style:
+        return config
+    resolved = dataclasses.replace(config, data=dataclasses.replace(config.data, style=style))
+    check(resolved)
+    return resolved
+
+
+def model_style(config: Config) -> str:
+    """data.style, or the style that "auto" selects: "compact" for a model from scratch, that of the run for a stage of a run,
+    "chat" for another model with a chat template, else "hh"."""
+    if config.data.style != "auto":
+        return config.data.style
+    if config.model.source == "scratch":
+        return "compact"
+    stage = base_stage(config)
+    if stage is not None:
+        return model_style(stage.config)
+    return "hh" if read_tokenizer_files(Path(config.model.path).expanduser()).chat_template is None else "chat"
+
+
+def _check_style(config: Config, style: str) -> None:
+    if config.model.source == "scratch":
+        return
+    path = tokenizer_path(config, Path())
+    if style == "chat" and (path.is_file() or read_tokenizer_files(path).chat_template is None):
+        raise UserError(f"config.data.style is 'chat', but {config.model.path} has no chat template; set it to 'auto', or put "
+                        "chat_template.jinja there")
+    if style == "compact":
+        _require_markers(config.model.path, path)
+
+
+def _require_markers(model: str, path: Path) -> None:
+    # These modules import JAX, and few runs need them.
+    from jaxalign.data.chat.formats import USER
+    from jaxalign.data.tokenizers.load import load_tokenizer
+
+    tokenizer = load_tokenizer(path)
+    try:
+        tokenizer.marker_id(USER)
+    except UserError:
+        raise UserError(f"config.data.style is 'compact', but the tokenizer of {model} has no symbol {USER!r}, which only "
+                        "models trained from scratch by jaxalign have; set it to 'auto', 'chat' or 'hh'") from None

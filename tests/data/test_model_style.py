@@ -1,0 +1,109 @@
+"""The style that a run's model determines, and the styles that it refuses."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from jaxalign import pipeline
+from jaxalign.config import from_config_dict, to_dict
+from jaxalign.data.chat.model_style import resolve_style
+from jaxalign.errors import UserError
+from jaxalign.stages.shared.base import Stage
+from tests import made_tokenizers
+
+
+def config(path, style: str = "auto", stages=("sft",)):
+    data = {"source": "preferences_jsonl", "train": "pairs.jsonl", "style": style}
+    return from_config_dict({
+        "stages": stages, "compile_cache": None, "data": data, "model": {"source": "huggingface", "path": str(path)}})
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """Tokenizers with and without a chat template."""
+    root = tmp_path_factory.mktemp("tokenizers")
+    return {"chat": made_tokenizers.qwen(root / "chat"), "base": made_tokenizers.qwen(root / "base", None)}
+
+
+@pytest.mark.parametrize(("folder", "style"), [("chat", "chat"), ("base", "hh")])
+def test_a_pretrained_model_determines_the_style(folders, folder, style):
+    assert resolve_style(config(folders[folder])).data.style == style
+    assert resolve_style(config(folders[folder], "hh")).data.style == "hh"
+
+
+def test_a_model_from_scratch_uses_the_compact_markers():
+    assert resolve_style(from_config_dict({})).data.style == "compact"
+    assert resolve_style(from_config_dict({"stages": ("pretrain",), "data": {"style": "hh"}})).data.style == "hh"
+
+
+@pytest.mark.parametrize(("folder", "style", "message"), [
+    ("base", "chat", "config.data.style is 'chat', but .* has no chat template; set it to 'auto'"),
+    ("chat", "compact", "config.data.style is 'compact', but the tokenizer of .* no symbol '<user>'.*'auto', 'chat' or 'hh'"),
+])
+def test_a_style_that_the_model_cannot_write_is_refused(folders, tmp_path, folder, style, message):
+    with pytest.raises(UserError, match=message) as error:
+        pipeline.run(config(folders[folder], style), tmp_path / "run")
+    assert "\n" not in str(error.value) and not (tmp_path / "run" / "config.json").exists()
+
+
+def test_the_local_judge_is_refused_once_the_style_is_known(folders):
+    with pytest.raises(UserError, match="config.feedback.judge is 'local', .*config.data.style is 'chat'"):
+        resolve_style(config(folders["chat"], stages=("compare", "preference")))
+
+
+class Reader(Stage):
+    """A stage that reads the data section and does nothing."""
+
+    name, config_fields = "sft", ("data", "model")
+
+    def run(self, context):
+        (context.directory / "style").write_text(context.config.data.style)
+
+
+def test_stages_manifests_and_config_json_have_the_resolved_style(folders, tmp_path):
+    stage = Reader()
+    for _ in range(2):  # The second run finds the stage done.
+        pipeline.run(config(folders["chat"]), tmp_path, load=lambda name: stage)
+    assert (tmp_path / "sft" / "style").read_text() == "chat"
+    for name in ("config.json", "sft/manifest.json"):
+        found = json.loads((tmp_path / name).read_text())
+        assert (found["data"] if name == "config.json" else found["config"]["data"])["style"] == "chat"
+    assert pipeline.find_changes(config(folders["chat"], "chat"), tmp_path, load=lambda name: stage) == {}
+    changed = pipeline.find_changes(config(folders["chat"], "hh"), tmp_path, load=lambda name: stage)
+    assert changed == {"sft": ["config.data.style was 'chat' and is 'hh'"]}
+
+
+def test_a_finished_run_is_recognised_without_its_model(tmp_path):
+    folder, stage = made_tokenizers.qwen(tmp_path / "model"), Reader()
+    pipeline.run(config(folder), tmp_path / "run", load=lambda name: stage)
+    folder.rename(tmp_path / "moved")
+    assert pipeline.find_changes(config(folder), tmp_path / "run", load=lambda name: stage) == {}
+
+
+def test_manifests_of_older_runs_count_as_unchanged(tmp_path):
+    """They have the style "compact", which was the default, or no style."""
+    made, stage = from_config_dict({"stages": ("sft",), "compile_cache": None}), Reader()
+    pipeline.run(made, tmp_path, load=lambda name: stage)
+    path = tmp_path / "sft" / "manifest.json"
+    manifest = json.loads(path.read_text())
+    assert manifest["config"]["data"].pop("style") == "compact"
+    path.write_text(json.dumps(manifest))
+    assert pipeline.find_changes(made, tmp_path, load=lambda name: stage) == {}
+
+
+def test_a_missing_model_gives_the_error_of_the_stage_that_reads_it(tmp_path):
+    (tmp_path / "pairs.jsonl").write_text("{}\n")
+    values = to_dict(config(tmp_path / "none")) | {"data": {
+        "source": "preferences_jsonl", "train": str(tmp_path / "pairs.jsonl")}}
+    with pytest.raises(UserError, match=r"config.model.path: .*none/config.json cannot be read"):
+        pipeline.run(from_config_dict(values), tmp_path / "run")
+
+
+def test_the_style_is_resolved_without_jax():
+    code = ("import sys; from jaxalign.config import from_config_dict; from jaxalign.data.chat import model_style; "
+            "model_style.resolve_style(from_config_dict({})); assert 'jax' not in sys.modules")
+    subprocess.run([sys.executable, "-c", code], check=True)
