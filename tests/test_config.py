@@ -148,8 +148,6 @@ def test_an_int_is_accepted_for_a_float_and_converted():
      ["config.lora.rank is 4 but config.lora.path is set", "leave rank at 0"]),
     ({"data": {"source": "preferences_jsonl"}}, ["config.data.train is empty", "JSONL"]),
     ({"data": {"style": "chat"}}, ["config.data.style is 'chat'", "config.model.source is 'scratch'"]),
-    ({"data": {"style": "chat"}, "model": {"source": "huggingface", "path": "x"}},
-     ["config.feedback.judge is 'local'", "config.data.style is 'chat'", "for revise, compare"]),
     ({"world": {"topics": 20, "held_out_topics": 20}},
      ["config.world.held_out_topics is 20", "config.world.topics (20)"]),
     ({"stages": ("ppo",), "ppo": {"max_new_tokens": 64}, "model": {"max_length": 64}},

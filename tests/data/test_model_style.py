@@ -50,11 +50,6 @@ def test_a_style_that_the_model_cannot_write_is_refused(folders, tmp_path, folde
     assert "\n" not in str(error.value) and not (tmp_path / "run" / "config.json").exists()
 
 
-def test_the_local_judge_is_refused_once_the_style_is_known(folders):
-    with pytest.raises(UserError, match="config.feedback.judge is 'local', .*config.data.style is 'chat'"):
-        resolve_style(config(folders["chat"], stages=("compare", "preference")))
-
-
 class Reader(Stage):
     """A stage that reads the data section and does nothing."""
 

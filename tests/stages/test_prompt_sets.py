@@ -99,7 +99,6 @@ def test_every_file_belongs_to_the_stage(tmp_path, files):
     (("revise",), {"rl": "a.jsonl"}, "stage revise needs prompts, but config.data.red_team is empty"),
     (("revise",), {"source": "preferences_jsonl", "train": "a.jsonl"}, "stage revise needs red-team prompts"),
     (("sft",), {"rl": "a.jsonl"}, "stage sft has no data to learn from"),
-    (("revise", "sft"), {"red_team": "a.jsonl"}, "config.feedback.judge is 'local', which writes its questions"),
 ])
 def test_missing_or_conflicting_files_are_refused(tmp_path, stages, data, sentence):
     with pytest.raises(UserError, match=sentence):

@@ -31,8 +31,11 @@ def constitution(config: Config) -> tuple[Principle, ...]:
 
 
 def compares(config: Config) -> bool:
-    """Whether evaluation compares answers with its judge: with a judge other than the base model if it can compare, and with the
-    base model if `config.judge.evaluate` names it, a stage asks the judge, or the base model learns to judge from the data."""
+    """Whether evaluation compares answers with its judge.
+
+    A judge other than the base model does if it can. The base model does if `config.judge.evaluate` names it, if a stage asks
+    the judge, or if it learns to judge from the data.
+    """
     record = stage_judge(config, "evaluate")
     if not record.runs_base:
         return record.methods is None or "compare" in record.methods
