@@ -50,6 +50,7 @@ class JudgeRecord:
 
 JUDGES = Registry("judge", JudgeRecord, (
     JudgeRecord("local", "jaxalign.stages.shared.judges:make_local", runs_base=True, methods=METHODS),
+    JudgeRecord("model", "jaxalign.stages.shared.judges:make_model_judge", methods=METHODS, on_devices=True),
 ))
 
 

@@ -33,7 +33,8 @@ class Compare(Stage):
     )
 
     def inputs(self, config: Config) -> tuple[str, ...]:
-        return tuple(dict.fromkeys((*reads.base_stages(config), *reads.policy_stages(config, self.name))))
+        judge = judges.judge_stages(config, self.name)
+        return tuple(dict.fromkeys((*reads.base_stages(config), *reads.policy_stages(config, self.name), *judge)))
 
     def files(self, config: Config):
         return reads.base_files(config) | sources.data_files(config) | judges.feedback_files(config, self.name)

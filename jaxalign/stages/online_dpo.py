@@ -56,7 +56,8 @@ class OnlineDPO(Stage):
     )
 
     def inputs(self, config: Config) -> tuple[str, ...]:
-        return tuple(dict.fromkeys((*reads.base_stages(config), *reads.policy_stages(config, self.name))))
+        judge = judges.judge_stages(config, self.name)
+        return tuple(dict.fromkeys((*reads.base_stages(config), *reads.policy_stages(config, self.name), *judge)))
 
     def files(self, config: Config):
         found = reads.base_files(config) | sources.data_files(config) | judges.feedback_files(config, self.name)

@@ -26,7 +26,7 @@ class Revise(Stage):
     config_fields = (*reads.BASE_FIELDS, *reads.PROMPT_FIELDS, "revise", *reads.JUDGE_FIELDS, "judge.revise")
 
     def inputs(self, config: Config) -> tuple[str, ...]:
-        return reads.base_stages(config)
+        return tuple(dict.fromkeys((*reads.base_stages(config), *judges.judge_stages(config, self.name))))
 
     def files(self, config: Config):
         return reads.base_files(config) | sources.data_files(config) | judges.feedback_files(config, self.name)

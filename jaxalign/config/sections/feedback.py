@@ -12,7 +12,7 @@ from jaxalign.config.selectors import names_in
 from jaxalign.errors import UserError
 from jaxalign.registry.data_sources import data_source
 from jaxalign.registry.judges import judge_field, judge_name, judge_record, stage_judge
-from jaxalign.registry.stages import stages_in_order
+from jaxalign.registry.stages import policies_before, stages_in_order
 
 _REASONING = unless("reasoning", False, "to True")
 
@@ -22,9 +22,11 @@ class Feedback(Section):
     """The feedback model: its principles and its labels."""
 
     constitution: str = field("default", "Name of a built-in constitution, or path of a JSON file.")
-    judge: str = field("local", "Source of critiques, revisions, comparisons and ratings: local (the run's base model), or "
+    judge: str = field("local", "Source of critiques, revisions, comparisons and ratings: local (the run's base model, or "
+                       "that of judge_stage), model (the language model in judge.path), or "
                        "'package.module:name' or 'FILE.py:name' of your own class, object or JudgeRecord; see "
                        "docs/cai.md.")
+    judge_stage: str = field("", "With judge=local: the earlier stage of the run whose policy judges; empty: the base.")
     templates: str = field("", "Templates of the requests to a local judge: chat (for instruction-tuned models), transcript "
                            "(for base models), world (for models that pretrain trains), or a folder of your own; empty: world "
                            "if the tokenizer has jaxalign's markers, else chat. See docs/cai.md.")
@@ -59,6 +61,28 @@ class Feedback(Section):
                 local.setdefault(field_name, []).append(stage)
         for field_name, stages in local.items():
             self._check_local(config, field_name, ", ".join(stages))
+        self._check_judge_stage(config, [stage for stages in local.values() for stage in stages])
+        outside = [stage for stage in (*asked, "evaluate") if judge_name(config, stage) == "model"]
+        if outside and not config.judge.path:
+            raise UserError(f"config.{judge_field(config, outside[0])} is 'model', but config.judge.path is empty; set it to "
+                            "the folder of a language model")
+        if config.judge.path and not outside:
+            raise UserError(f"config.judge.path is {', '.join(config.judge.path)}, but no stage asks this judge; set "
+                            "feedback.judge to 'model', or leave judge.path empty")
+
+    def _check_judge_stage(self, config: WholeConfig, stages: list[str]) -> None:
+        """Checks that judge_stage is a policy that is trained before every stage whose judge is local."""
+        if not self.judge_stage:
+            return
+        if not stages:
+            raise UserError(f"config.feedback.judge_stage is {self.judge_stage!r}, but no stage of this run asks the local "
+                            "judge; leave it empty")
+        for stage in stages:
+            policies = policies_before(config.stages, stage)
+            if self.judge_stage not in policies:
+                usable = " or ".join(policies) or "the empty string, for the base"
+                raise UserError(f"config.feedback.judge_stage is {self.judge_stage!r}, which trains no policy before stage "
+                                f"{stage}; set it to {usable}")
 
     def _check_local(self, config: WholeConfig, field_name: str, stages: str) -> None:
         """Checks that the base model can judge, and that it has space for its reasoning."""

@@ -5,9 +5,11 @@ from __future__ import annotations
 import dataclasses
 
 from jaxalign.config.base import Section
-from jaxalign.config.constraints import at_least, between
+from jaxalign.config.constraints import at_least, between, one_of
+from jaxalign.config.reading import unless
 from jaxalign.config.schema import field
 
+_MODEL = unless("path", (), "to a folder")
 _OTHER = "; empty: the judge of feedback.judge."
 
 
@@ -18,6 +20,15 @@ class Judge(Section):
     revise: str = field("", f"The judge that critiques and revises in stage revise, as in feedback.judge{_OTHER}")
     compare: str = field("", f"The judge that labels the pairs of stage compare, as in feedback.judge{_OTHER}")
     evaluate: str = field("", f"The judge of the win rates of stage evaluate, as in feedback.judge{_OTHER}")
+    path: tuple[str, ...] = field((), "For the judge 'model': the folder of its language model, in Hugging Face format or a "
+                                  "finished stage of a run; several folders are a jury, whose verdicts are averaged.")
+    weights: str = field("float32", "Storage format of the weights in judge.path: float32, bfloat16, int8 (one scale per "
+                         "output) or nf4 (4 bits per weight).", one_of("float32", "bfloat16", "int8", "nf4"), _MODEL)
+    compute_dtype: str = field("float32", "Dtype of activations and matrix products of the models in judge.path.",
+                               one_of("float32", "bfloat16"), _MODEL)
+    max_length: int = field(0, "Maximum length of a request to a local judge with the judge's text, in tokens; 0: "
+                            "model.max_length for the run's own model, and for judge.path its positions, at most 4,096.",
+                            at_least(0))
     retries: int = field(2, "How often a call of a judge of your own is repeated after it raised an error. If it still "
                          "raises, its requests are asked one by one; 0: never ask again.", at_least(0))
     max_failed_share: float = field(0.05, "Stop with an error if a judge of your own fails to answer a larger fraction of the "

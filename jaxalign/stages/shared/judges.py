@@ -6,23 +6,29 @@ from pathlib import Path
 from typing import Any
 
 from jaxalign.config import Config
+from jaxalign.config.finished import tokenizer_path
 from jaxalign.data.chat.requests import load_set, set_files
+from jaxalign.data.tokenizers.load import Tokenizer, load_tokenizer
 from jaxalign.feedback.checked import CheckedJudge
 from jaxalign.feedback.constitution import builtin_names, load_constitution, load_exemplars
 from jaxalign.feedback.judge import JudgeInputs
+from jaxalign.feedback.jury import Jury
 from jaxalign.feedback.labeller import Labeller
 from jaxalign.feedback.local import LocalJudge, make_local_judge
 from jaxalign.feedback.rater import Rater
 from jaxalign.feedback.speaker import Counted
+from jaxalign.feedback.writer import RequestWriter, choose_set
 from jaxalign.models.model import Model
 from jaxalign.parallel import hosts
 from jaxalign.records import Principle
 from jaxalign.registry.data_sources import data_source
-from jaxalign.registry.judges import judge_field, judge_file, stage_judge
-from jaxalign.registry.stages import stages_in_order
+from jaxalign.registry.judges import judge_field, judge_file, judge_name, stage_judge
+from jaxalign.registry.stages import STAGES, stages_in_order
 from jaxalign.rollout.sampling import Sampling
-from jaxalign.stages.shared import run_models
+from jaxalign.stages.shared import judge_models, run_models
 from jaxalign.stages.shared.base import StageContext
+from jaxalign.stages.shared.loops import Meter
+from jaxalign.training.offload import FrozenRole
 
 
 def constitution(config: Config) -> tuple[Principle, ...]:
@@ -47,7 +53,8 @@ def feedback_files(config: Config, stage: str) -> dict[Path, str]:
     """The user's files of the constitution, the templates and the judge of a stage, with the config fields that name them.
 
     Raises:
-      UserError: the constitution or the templates cannot be read. This is detected before any stage starts.
+      UserError: the constitution, the templates or the judge's model cannot be read, or the judge cannot be asked in this form.
+        This is detected before any stage starts.
     """
     name, templates, judge = config.feedback.constitution, config.feedback.templates, judge_file(config, stage)
     load_constitution(name)
@@ -56,7 +63,31 @@ def feedback_files(config: Config, stage: str) -> dict[Path, str]:
     if templates:
         load_set(templates)
         found |= dict.fromkeys(set_files(templates), "feedback.templates")
+    if judge_name(config, stage) == "model":
+        for folder in config.judge.path:
+            judge_models.check_folder(config, folder)
+            _check_requests(config, stage, judge_models.folder_tokenizer(config, folder))
+        found |= judge_models.folder_files(config)
+    elif stage_judge(config, stage).runs_base and config.model.source == "huggingface":
+        _check_requests(config, stage, load_tokenizer(tokenizer_path(config, Path())))
     return found if judge is None else found | {judge: judge_field(config, stage)}
+
+
+_KINDS = {"critique": "critique", "revise": "revision", "compare": "comparison", "rate": "rating"}
+"""The kind of request of each method of a judge."""
+
+
+def _check_requests(config: Config, stage: str, tokenizer: Tokenizer) -> None:
+    """Checks that a local judge with this tokenizer can be asked what a stage asks."""
+    record = STAGES.get(stage)
+    methods = record.asks_judge or (("rate",) if stage == "ppo" else ("compare",) if compares(config) else ())
+    writer = RequestWriter(choose_set(config.feedback.templates, tokenizer), tokenizer, config.model.max_length)
+    writer.check([_KINDS[method] for method in methods], config.feedback.reasoning)
+
+
+def judge_stages(config: Config, stage: str) -> tuple[str, ...]:
+    """The stage whose model judges in a stage; empty if it is the base or another judge."""
+    return (config.feedback.judge_stage,) if config.feedback.judge_stage and stage_judge(config, stage).runs_base else ()
 
 
 def make_judge(
@@ -77,13 +108,34 @@ def make_judge(
 
 
 def make_local(inputs: JudgeInputs) -> LocalJudge:
-    """The run's base model as the judge."""
+    """The run's base model, or the model of `config.feedback.judge_stage`, as the judge."""
     config, context = inputs.config, inputs.context
-    tokenizer, params = run_models.load_tokenizer(context), run_models.base_params(context, inputs.model)
+    stage = config.feedback.judge_stage
+    params = run_models.stage_params(context, stage, inputs.model) if stage else run_models.base_params(context, inputs.model)
     role = run_models.frozen_role(context, inputs.model, params) if inputs.trains else None
+    length = config.judge.max_length or config.model.max_length
+    found = judge_models.JudgeModel(inputs.model, params, run_models.load_tokenizer(context), length)
+    return _local_judge(inputs, found, inputs.counted, role)
+
+
+def make_model_judge(inputs: JudgeInputs) -> LocalJudge | Jury:
+    """The model of `config.judge.path` as the judge, or several as a jury."""
+    config, members = inputs.config, []
+    for folder in config.judge.path:
+        found = judge_models.load_folder(config, folder)
+        role = FrozenRole(found.params, "frozen" in config.mesh.offload) if inputs.trains else None
+        counted = inputs.counted.of(found.model) if isinstance(inputs.counted, Meter) else inputs.counted
+        members.append(_local_judge(inputs, found, counted, role))
+    return members[0] if len(members) == 1 else Jury(tuple(members))
+
+
+def _local_judge(
+    inputs: JudgeInputs, found: judge_models.JudgeModel, counted: Counted | None, role: FrozenRole | None
+) -> LocalJudge:
+    settings = inputs.config.feedback
     return make_local_judge(
-        inputs.model, None if inputs.trains else params, tokenizer, config.feedback, config.model.max_length, inputs.batch,
-        load_exemplars(config.feedback.constitution), inputs.writing, inputs.counted, role,
+        found.model, None if role else found.params, found.tokenizer, settings, found.max_length, inputs.batch,
+        load_exemplars(settings.constitution), inputs.writing, counted, role,
     )
 
 

@@ -17,7 +17,10 @@ BASE_FIELDS = ("model", "seed")
 MODEL_FIELDS = (*BASE_FIELDS, "lora")
 WORLD_FIELDS = ("data.source", "world", "arithmetic")
 PROMPT_FIELDS = ("data", "world", "arithmetic")
-JUDGE_FIELDS = ("feedback.constitution", "feedback.judge", "feedback.templates")
+JUDGE_FIELDS = (
+    *("feedback.constitution", "feedback.judge", "feedback.judge_stage", "feedback.templates"),
+    *("judge.path", "judge.weights", "judge.compute_dtype", "judge.max_length"),
+)
 LABEL_FIELDS = JUDGE_FIELDS + tuple(
     f"feedback.{name}"
     for name in (

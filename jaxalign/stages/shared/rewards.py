@@ -47,8 +47,10 @@ def scores_of(context: StageContext, setup: PPOSetup) -> Scores:
 
 def reward_stages(config: Config) -> tuple[str, ...]:
     """The stages that the reward reads."""
-    found = [reads.base_stages(config) if record.reads_base else () for record in reward_records(config.reward.source)]
-    found += [record.stages for record in reward_records(config.reward.source)]
+    records = reward_records(config.reward.source)
+    found = [reads.base_stages(config) if record.reads_base else () for record in records]
+    found += [judges.judge_stages(config, "ppo") for record in records if record.asks_judge]
+    found += [record.stages for record in records]
     return tuple(dict.fromkeys(stage for stages in found for stage in stages))
 
 

@@ -1,0 +1,86 @@
+"""The models of local judges: the run's base, the model of an earlier stage, or other folders (`config.judge.path`)."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import NamedTuple
+
+from jaxalign.config import Config
+from jaxalign.config.finished import is_stage, tokenizer_path
+from jaxalign.data.tokenizers.load import Tokenizer, load_tokenizer
+from jaxalign.errors import UserError
+from jaxalign.models.adapters.lora import join
+from jaxalign.models.adapters.quantised import quantise
+from jaxalign.models.checkpoints.huggingface import ModelConfig
+from jaxalign.models.configured import base_config
+from jaxalign.models.language_model import load_model
+from jaxalign.models.model import Model, Params
+from jaxalign.stages.shared import reads
+
+POSITIONS = 4096
+"""The largest length of a request that `judge.max_length` 0 selects for a model with more positions."""
+
+
+class JudgeModel(NamedTuple):
+    """A judge's model. max_length: the maximum length of a request with the judge's text, in tokens."""
+
+    model: Model
+    params: Params
+    tokenizer: Tokenizer
+    max_length: int
+
+
+def folder_config(config: Config, folder: str) -> Config:
+    """The run's config with the judge's folder as its pretrained model, for functions that read the files of one."""
+    model = dataclasses.replace(config.model, source="huggingface", path=folder, family="")
+    return dataclasses.replace(config, model=model, lora=type(config.lora)())
+
+
+def folder_files(config: Config) -> dict[Path, str]:
+    """The files of the judges' folders, with the config field that names them."""
+    return {path: "judge.path" for folder in config.judge.path for path in reads.base_files(folder_config(config, folder))}
+
+
+def folder_tokenizer(config: Config, folder: str) -> Tokenizer:
+    """The tokenizer of a judge's folder."""
+    return load_tokenizer(tokenizer_path(folder_config(config, folder), Path()))
+
+
+def check_folder(config: Config, folder: str) -> ModelConfig:
+    """Reads config.json of a judge's folder, or that of the base of a stage's folder.
+
+    Raises:
+      UserError: the folder does not exist, is not that of a language model, or has fewer positions than `judge.max_length`.
+    """
+    path = Path(folder).expanduser()
+    if not path.is_dir():
+        raise UserError(f"config.judge.path is {folder}, which is not a folder; give the folder of a language model, or of a "
+                        "stage of a run")
+    try:
+        found = base_config(folder_config(config, folder), path)
+    except UserError as error:
+        raise UserError(str(error).replace("model.path", "judge.path")) from None
+    if found.head != "lm":
+        raise UserError(f"config.judge.path is {folder}, a {found.family.classifier}, which scores texts; a language model is "
+                        "expected")
+    if found.max_positions is not None and config.judge.max_length > found.max_positions:
+        raise UserError(f"config.judge.max_length is {config.judge.max_length}, but the judge in {folder} has "
+                        f"{found.max_positions} positions; lower it")
+    return found
+
+
+def judge_length(config: Config, positions: int | None) -> int:
+    """The maximum length of a request to a model of `config.judge.path`. positions: the model's number of positions."""
+    return config.judge.max_length or min(positions or POSITIONS, POSITIONS)
+
+
+def load_folder(config: Config, folder: str) -> JudgeModel:
+    """Loads the model in a folder of `config.judge.path` onto the run's mesh, with `config.judge`'s storage and dtype."""
+    length = judge_length(config, check_folder(config, folder).max_positions)
+    settings, kind = config.judge, config.judge.weights
+    dtype = "float32" if kind == "float32" else "bfloat16"
+    found = load_model(folder, config.mesh, max_length=length, dtype=dtype, compute_dtype=settings.compute_dtype)
+    if is_stage(Path(folder).expanduser()) and found.frozen is not None:
+        return JudgeModel(found.model, join(quantise(found.frozen, kind), found.params), found.tokenizer, length)
+    return JudgeModel(found.model, quantise(found.params, kind), found.tokenizer, length)
