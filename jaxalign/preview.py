@@ -16,7 +16,7 @@ from typing import Any
 
 from jaxalign import train
 from jaxalign.data.chat.encoding import encode_dialogue
-from jaxalign.data.chat.model_style import resolve_style
+from jaxalign.data.chat.model_style import resolve_auto
 from jaxalign.data.tokenizers.load import Tokenizer, load_tokenizer
 from jaxalign.errors import UserError, print_error
 from jaxalign.records import Message
@@ -103,7 +103,7 @@ def _of_stage(own: dict[str, Any], argv: list[str]) -> tuple[Tokenizer, list[Tok
     if own["answers"] == "all":
         raise UserError("--answers needs --messages; a stage's config determines which tokens it learns from")
     config, workdir, _ = train.read_arguments(argv)
-    config = resolve_style(config)
+    config = resolve_auto(config)
     stage = preview.choose_stage(config, own["stage"])
     return preview.rows(StageContext(config, workdir, workdir / stage, False), stage, own["rows"])
 

@@ -13,7 +13,7 @@ import pytest
 
 from jaxalign import pipeline
 from jaxalign.config import from_config_dict, to_dict
-from jaxalign.data.chat.model_style import resolve_style
+from jaxalign.data.chat.model_style import resolve_auto
 from jaxalign.errors import UserError
 from jaxalign.stages.shared.base import Stage, StageContext
 from jaxalign.stages.shared.manifest import read_manifest
@@ -92,7 +92,7 @@ def test_the_manifest_records_the_config_inputs_and_mesh_of_a_stage(stages, tmp_
     assert manifest["config"] == {"ppo.kl_coef": config().ppo.kl_coef, "ppo.clip": config().ppo.clip}
     assert manifest["inputs"] == {"sft": upstream["output_hash"]}
     assert manifest["mesh"] == to_dict(config())["mesh"] | {"data": 2}
-    assert json.loads((tmp_path / "config.json").read_text()) == to_dict(resolve_style(config(mesh={"data": 2})))
+    assert json.loads((tmp_path / "config.json").read_text()) == to_dict(resolve_auto(config(mesh={"data": 2})))
 
 
 def test_an_unwritable_compile_cache_is_reported_once(stages, tmp_path, capsys, monkeypatch):

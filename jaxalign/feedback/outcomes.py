@@ -76,16 +76,31 @@ def count_outcomes(outcomes: Iterable[str | None]) -> dict[str, int]:
     return dict(collections.Counter(outcome for outcome in outcomes if outcome is not None).most_common())
 
 
-def usable_sentence(what: str, total: int, usable: int, reasons: Mapping[str, int], known: Mapping[str, str] = REVISION) -> str:
-    """Says how many rows can be used and why the others cannot. reasons: the number of unusable rows by outcome."""
+def usable_sentence(
+    what: str, total: int, usable: int, reasons: Mapping[str, int], kept: Mapping[str, int] | None = None,
+    known: Mapping[str, str] = REVISION,
+) -> str:
+    """Says how many rows can be used and why the others cannot.
+
+    Args:
+      what: names the rows.
+      total: the number of rows.
+      usable: the number of rows that can be used.
+      reasons: the number of unusable rows by outcome.
+      kept: the number of usable rows by outcome, without ordinary ones.
+      known: `REVISION` or `COMPARISON`.
+    """
+    said = f"{usable:,} of {total:,} {what} can be trained on"
+    if kept:
+        said += " (among them " + ", ".join(f"{count:,} {name}" for name, count in kept.items()) + ")"
     listed = ", ".join(f"{count:,} {name} ({known[name]})" for name, count in reasons.items())
-    return f"{usable:,} of {total:,} {what} can be trained on" + (f"; left out: {listed}" if listed else "")
+    return said + (f"; left out: {listed}" if listed else "")
 
 
 _ADVICE = {
     "cut_off": "raise revise.max_new_tokens, start from a model that ends its answers, or set sft.keep to ('unchanged', "
                "'cut_off')",
-    "too_long": "raise model.max_length, or lower feedback.exemplars or the lengths of answers",
+    "too_long": "raise judge.max_length or model.max_length, or lower revise.max_new_tokens",
     "unchanged": "choose a judge that finds faults, or principles that fit the prompts",
     "refused": "choose another judge or other templates (feedback.templates)",
     "critique_refused": "choose another judge or other templates (feedback.templates)",
@@ -105,6 +120,13 @@ _ADVICE = {
 }
 
 
-def advice(reasons: Mapping[str, int]) -> str:
-    """The remedy for the most frequent reason for which rows cannot be used."""
-    return _ADVICE[max(reasons, key=reasons.get)] if reasons else "give more prompts"
+_PAIR_ADVICE = _ADVICE | {
+    "cut_off": "raise feedback.max_reasoning_tokens, or set feedback.reasoning to False",
+    "too_long": "raise judge.max_length or model.max_length, or lower compare.max_new_tokens",
+}
+
+
+def advice(reasons: Mapping[str, int], known: Mapping[str, str] = REVISION) -> str:
+    """The remedy for the most frequent reason for which rows cannot be used. known: `REVISION` or `COMPARISON`."""
+    remedies = _PAIR_ADVICE if known is COMPARISON else _ADVICE
+    return remedies[max(reasons, key=reasons.get)] if reasons else "give more prompts"

@@ -12,7 +12,7 @@ from typing import Any
 
 from jaxalign.config import Config, schema, to_dict
 from jaxalign.config.renames import current_names, effective, leaves_with_current_names
-from jaxalign.data.chat.model_style import resolve_style
+from jaxalign.data.chat.model_style import resolve_auto
 from jaxalign.errors import UserError
 from jaxalign.pipeline.graph import Load, loader, names, read_graph
 from jaxalign.registry.judges import judge_field, judge_file
@@ -78,15 +78,13 @@ def with_current_judge(manifest: Manifest, config: Config) -> Manifest:
 
 
 def with_style(config: Config, storage: Storage) -> Config:
-    """`resolve_style` of the config. If the model's folder no longer exists, "auto" is the style of the last run with it."""
-    if config.data.style != "auto":
-        return resolve_style(config)
+    """`resolve_auto` of the config. If the model's folder no longer exists, "auto" is the style of the last run with it."""
     try:
         last = read_json(storage, CONFIG)
         recorded = last["data"]["style"] if last["model"]["path"] == config.model.path else None
     except (OSError, ValueError, TypeError, KeyError):
         recorded = None
-    return resolve_style(config, recorded)
+    return resolve_auto(config, recorded)
 
 
 def refusal(workdir: Path, changed: Mapping[str, list[str]]) -> str:
@@ -116,7 +114,7 @@ def _differences(manifest: Manifest, config: Config) -> list[str]:
     old = {leaf: value for name, section in manifest.config.items() for leaf, value in _leaves(section, name).items()}
     before = effective(leaves_with_current_names(old))
     names_now = [now for name in manifest.config for now in current_names(name)]
-    usual, after = (effective(_leaves_of(found, names_now)) for found in (resolve_style(type(config)()), config))
+    usual, after = (effective(_leaves_of(found, names_now)) for found in (resolve_auto(type(config)()), config))
     after = {leaf: value for leaf, value in after.items() if leaf in before or value != usual[leaf]}
     differences = []
     for leaf in sorted(before.keys() | after.keys()):

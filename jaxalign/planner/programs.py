@@ -191,7 +191,7 @@ def judging_programs(run: Run, stage: str, model: Model, params, batch: int, hel
     feedback, T = run.config.feedback, run.config.model.max_length - 1
     asked = (model, params, run.rows(jnp.int32, batch, T), run.rows(jnp.int32, batch), run.scalar(jnp.int32, (2,)))
     labelling = Program(stage, "labelling", "feedback model", next_logprobs, asked, held)
-    if not feedback.reasoning:
+    if not feedback.reasons(run.config):
         return [labelling]
     N = feedback.max_reasoning_tokens
     moving, params, moved = resharding(stage, "feedback model", model, params, held)

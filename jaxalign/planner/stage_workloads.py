@@ -52,7 +52,7 @@ def compare(config: Config, prompt: int | None, examples: int | None) -> list[Ta
     if not local:
         return found
     asked = 2 * section.prompts * feedback.principles_per_comparison  # Each pair is shown in both orders.
-    if feedback.reasoning:
+    if feedback.reasons(config):
         found.append(generate(config, "compare", section.batch, feedback.max_reasoning_tokens, prompt,
                               calls_for(asked, section.batch), ("policy",), "labeller"))
     found.append(Task("compare", "score", ("labeller",), (), ("policy", "labeller"),

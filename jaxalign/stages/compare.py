@@ -139,7 +139,7 @@ def pair_advice(summary: Mapping[str, Any]) -> str:
         place = "first" if bias > 0 else "second"
         return (f"the judge prefers the answer shown {place}, whatever it says, and contradicts itself in the other order for "
                 f"{1 - agreement:.0%} of the pairs; choose another judge or other templates (feedback.templates)")
-    return advice(summary["outcomes"])
+    return advice(summary["outcomes"], COMPARISON)
 
 
 STAGE = Compare()

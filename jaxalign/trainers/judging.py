@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,6 +20,7 @@ from jaxalign.feedback.judge import CritiqueRequest, Draw, JudgeInputs, Text
 from jaxalign.feedback.labeller import Labeller, Pair
 from jaxalign.feedback.local import LocalJudge, make_local_judge
 from jaxalign.feedback.rater import Rater
+from jaxalign.feedback.writer import choose_set
 from jaxalign.models.language_model import LanguageModel
 from jaxalign.records import Comparison, Exemplar, Prompt, Revision
 from jaxalign.registry.judges import judge_record
@@ -57,7 +59,11 @@ class Judge:
         self, judge: Any, constitution: Any = "default", *, temperature: float = 0.7, max_new_tokens: int = 60, batch: int = 32,
         seed: int = 0, retries: int = 2, max_failed_share: float = 0.05, **fields: Any,
     ):
-        self.settings = section_from(Feedback(), fields, "Judge")
+        settings = section_from(Feedback(), fields, "Judge")
+        if settings.reasoning is None:
+            usual = not isinstance(judge, LanguageModel) or choose_set(settings.templates, judge.tokenizer).layout == "markers"
+            settings = dataclasses.replace(settings, reasoning=usual)
+        self.settings = settings
         self.constitution = constitution if isinstance(constitution, Constitution) else Constitution(constitution)
         self._seed, self._key = seed, jax.random.key(seed)
         calls = section_from(JudgeSettings(), {"retries": retries, "max_failed_share": max_failed_share}, "Judge")

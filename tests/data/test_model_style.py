@@ -10,7 +10,7 @@ import pytest
 
 from jaxalign import pipeline
 from jaxalign.config import from_config_dict, to_dict
-from jaxalign.data.chat.model_style import resolve_style
+from jaxalign.data.chat.model_style import resolve_auto
 from jaxalign.errors import UserError
 from jaxalign.stages.shared.base import Stage
 from tests import made_tokenizers
@@ -31,13 +31,13 @@ def folders(tmp_path_factory):
 
 @pytest.mark.parametrize(("folder", "style"), [("chat", "chat"), ("base", "hh")])
 def test_a_pretrained_model_determines_the_style(folders, folder, style):
-    assert resolve_style(config(folders[folder])).data.style == style
-    assert resolve_style(config(folders[folder], "hh")).data.style == "hh"
+    assert resolve_auto(config(folders[folder])).data.style == style
+    assert resolve_auto(config(folders[folder], "hh")).data.style == "hh"
 
 
 def test_a_model_from_scratch_uses_the_compact_markers():
-    assert resolve_style(from_config_dict({})).data.style == "compact"
-    assert resolve_style(from_config_dict({"stages": ("pretrain",), "data": {"style": "hh"}})).data.style == "hh"
+    assert resolve_auto(from_config_dict({})).data.style == "compact"
+    assert resolve_auto(from_config_dict({"stages": ("pretrain",), "data": {"style": "hh"}})).data.style == "hh"
 
 
 @pytest.mark.parametrize(("folder", "style", "message"), [
@@ -100,5 +100,5 @@ def test_a_missing_model_gives_the_error_of_the_stage_that_reads_it(tmp_path):
 
 def test_the_style_is_resolved_without_jax():
     code = ("import sys; from jaxalign.config import from_config_dict; from jaxalign.data.chat import model_style; "
-            "model_style.resolve_style(from_config_dict({})); assert 'jax' not in sys.modules")
+            "model_style.resolve_auto(from_config_dict({})); assert 'jax' not in sys.modules")
     subprocess.run([sys.executable, "-c", code], check=True)

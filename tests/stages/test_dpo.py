@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from jaxalign.config import Dpo, from_config_dict
-from jaxalign.data.chat.model_style import resolve_style
+from jaxalign.data.chat.model_style import resolve_auto
 from jaxalign.data.tokenizers.load import Tokenizer, load_tokenizer
 from jaxalign.errors import UserError
 from jaxalign.models.language_model import load_model
@@ -248,7 +248,7 @@ def library_metrics(trainer, data, stage: str, workdir) -> None:
 
 
 def test_the_trainers_of_the_library_compute_the_same_as_the_stages(direct):
-    config = resolve_style(from_config_dict(test_end_to_end.CONFIG | CHANGES))
+    config = resolve_auto(from_config_dict(test_end_to_end.CONFIG | CHANGES))
     context = StageContext(config, direct, direct / "dpo", False)
     base, policy = load_model(direct / "pretrain"), load_model(direct / "sft")
     examples, _, _ = answered(context, base.tokenizer)

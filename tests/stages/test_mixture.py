@@ -8,7 +8,7 @@ import json
 import pytest
 
 from jaxalign.config import from_config_dict
-from jaxalign.data.chat.model_style import resolve_style
+from jaxalign.data.chat.model_style import resolve_auto
 from jaxalign.errors import UserError
 from jaxalign.stages.shared import sources
 from jaxalign.stages.shared.base import StageContext
@@ -31,7 +31,7 @@ def files(tmp_path):
 def context(tmp_path, train, *extra, **data):
     values = {"source": "preferences_jsonl", "train": train, "extra_train": extra, "held_out_share": 0.25} | data
     config = from_config_dict({"stages": ("sft", "preference", "ppo"), "data": values})
-    return StageContext(resolve_style(config), tmp_path, tmp_path / "preference", False)
+    return StageContext(resolve_auto(config), tmp_path, tmp_path / "preference", False)
 
 
 def test_the_source_of_a_pair_names_its_file(tmp_path, files):

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from jaxalign.config import from_config_dict
-from jaxalign.data.chat.model_style import resolve_style
+from jaxalign.data.chat.model_style import resolve_auto
 from jaxalign.errors import UserError
 from jaxalign.stages.shared import judges, sources
 from jaxalign.stages.shared.base import StageContext
@@ -181,7 +181,7 @@ def test_stages_are_accepted_if_the_run_has_their_data_and_their_judge(changes):
 def test_a_judge_that_cannot_compare_gives_no_win_rates():
     assert not judges.compares(from_config_dict(RATED | {"stages": ("ppo", "evaluate")}))
     assert judges.compares(from_config_dict(OWN | {"stages": ("online_dpo", "evaluate")}))
-    assert judges.compares(resolve_style(from_config_dict({})))
+    assert judges.compares(resolve_auto(from_config_dict({})))
 
 
 def test_a_dialogue_of_two_files_is_used_once(tmp_path, files):

@@ -14,7 +14,7 @@ import pytest
 import jaxalign as ja
 from jaxalign import convert, pipeline, plan
 from jaxalign.config import from_config_dict, to_dict
-from jaxalign.data.chat.model_style import resolve_style
+from jaxalign.data.chat.model_style import resolve_auto
 from jaxalign.data.tokenizers.sentence_piece import train_tokenizer
 from jaxalign.errors import UserError
 from jaxalign.models.checkpoints.orbax import save_params
@@ -41,7 +41,7 @@ def finish(workdir, config, stage, params, status=DONE):
 def scratch(tmp_path_factory):
     """A LoRA run from scratch: pretrain, sft with adapters, a reward model and an unfinished ppo."""
     workdir = tmp_path_factory.mktemp("runs") / "scratch"
-    config = resolve_style(from_config_dict({"model": SIZES, "lora": {"rank": 2, "alpha": 4.0}}))
+    config = resolve_auto(from_config_dict({"model": SIZES, "lora": {"rank": 2, "alpha": 4.0}}))
     train_tokenizer(made_tokenizers.TEXTS, 150, workdir / "pretrain" / "tokenizer.model")
     model = run_models.make_model(config, 150)
     base = model.base.init(jax.random.key(0))
@@ -61,7 +61,7 @@ def run_on(path, **values):
 
 def same_model(path, config, workdir, ids=TOKENS):
     """Check that a run with this model.path starts from the model that load_model reads from there."""
-    context = StageContext(resolve_style(config), workdir, workdir / "ppo", False)
+    context = StageContext(resolve_auto(config), workdir, workdir / "ppo", False)
     tokenizer = run_models.load_tokenizer(context)
     model = run_models.make_model(config, tokenizer.vocab_size)
     params = run_models.start_params(context, model)
@@ -179,4 +179,4 @@ def test_the_local_judge_reads_a_run_from_scratch(scratch):
     """A run on a stage from scratch may use the world's prompts and the local judge, which the compact style needs."""
     config = from_config_dict({"stages": ("revise", "sft"), "model": {
         "source": "huggingface", "path": str(scratch / "sft")}})
-    assert resolve_style(config).data.style == "compact"
+    assert resolve_auto(config).data.style == "compact"

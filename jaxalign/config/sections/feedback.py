@@ -33,7 +33,8 @@ class Feedback(Section):
     max_outside_mass: float = field(0.5, "If a local judge gives more than this probability to text other than the options, "
                                     "its verdict or rating does not count.", between(0.0, 1.0))
     invert: bool = field(False, "Invert every label. This is a control experiment: it should make the policy worse.")
-    reasoning: bool = field(True, "Let the feedback model reason before it answers (chain of thought).")
+    reasoning: bool | None = field(None, "Let the feedback model reason before its verdict (chain of thought). None: only with "
+                                   "the templates world, and for a judge of your own, whose labels are then clamped.")
     clamp_low: float = field(0.1, "Lower bound of labels after reasoning.", between(0.0, 0.5), _REASONING)
     clamp_high: float = field(0.9, "Upper bound of labels after reasoning.", between(0.5, 1.0), _REASONING)
     principles_per_comparison: int = field(1, "Principles drawn per comparison; their labels are averaged.", at_least(1))
@@ -41,6 +42,14 @@ class Feedback(Section):
     undecided: str = field("drop", "Keep undecided comparisons with label 0.5 (half), or drop them.", one_of("half", "drop"))
     reasoning_temperature: float = field(0.0, "Sampling temperature of the reasoning; 0 is greedy.", at_least(0), _REASONING)
     max_reasoning_tokens: int = field(160, "Maximum length of the reasoning, in tokens.", at_least(1), _REASONING)
+
+    def reasons(self, config: WholeConfig) -> bool:
+        """Whether the judge reasons before its verdict: `reasoning`, or the choice that None stands for."""
+        if self.reasoning is not None:
+            return self.reasoning
+        if self.templates == "world" or self.judge not in ("local", "model"):
+            return True
+        return self.templates == "" and self.judge == "local" and config.data.style == "compact"
 
     def check(self, config: WholeConfig, name: str) -> None:
         """Checks that the judges exist and have the methods that the stages call, and that the local judge can be used."""
@@ -90,6 +99,6 @@ class Feedback(Section):
         if source.alphabet and config.model.source == "scratch":
             raise UserError(f"config.{field_name} is 'local', but config.data.source {source.name!r} trains a base model "
                             f"that cannot judge: set {field_name} to a judge of your own for {stages}")
-        if self.reasoning and self.max_reasoning_tokens >= config.model.max_length:
+        if self.reasons(config) and self.max_reasoning_tokens >= config.model.max_length:
             raise UserError(f"config.feedback.max_reasoning_tokens is {self.max_reasoning_tokens}; it must be below "
                             f"config.model.max_length ({config.model.max_length}), which includes the dialogue")

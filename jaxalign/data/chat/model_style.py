@@ -1,4 +1,5 @@
-"""The style that a run's model determines: `config.data.style` "auto", and the checks of the others against the model's files.
+"""The settings that a run's model determines: `config.data.style` "auto" and `config.feedback.reasoning` None; and the checks
+of other styles against the model's files.
 
 These functions read a model's tokenizer settings, so they are above the config package, which reads no model.
 """
@@ -14,8 +15,9 @@ from jaxalign.data.tokenizers.files import read_tokenizer_files
 from jaxalign.errors import UserError
 
 
-def resolve_style(config: Config, recorded: str | None = None) -> Config:
-    """The config with "compact", "hh" or "chat" as data.style.
+def resolve_auto(config: Config, recorded: str | None = None) -> Config:
+    """The config with the values that the model determines: "compact", "hh" or "chat" as data.style, and whether the judge
+    reasons as feedback.reasoning.
 
     Args:
         config: the whole config.
@@ -30,10 +32,11 @@ def resolve_style(config: Config, recorded: str | None = None) -> Config:
     else:
         style = model_style(config)
         _check_style(config, style)
-    if style == config.data.style:
-        return config
     resolved = dataclasses.replace(config, data=dataclasses.replace(config.data, style=style))
-    check(resolved)
+    feedback = dataclasses.replace(config.feedback, reasoning=config.feedback.reasons(resolved))
+    resolved = dataclasses.replace(resolved, feedback=feedback)
+    if resolved != config:
+        check(resolved)
     return resolved
 
 

@@ -64,8 +64,9 @@ def labelled_pairs(context: StageContext) -> list[Comparison]:
     if not found:
         outcomes = [pair_outcome(row) for row in shards.read()]
         reasons = outcomes_of.count_outcomes(outcomes)
-        sentence = outcomes_of.usable_sentence("pairs of stage compare", len(outcomes), 0, reasons, outcomes_of.COMPARISON)
-        raise UserError(f"{sentence}; {outcomes_of.advice(reasons)}")
+        known, what = outcomes_of.COMPARISON, "pairs of stage compare"
+        sentence = outcomes_of.usable_sentence(what, len(outcomes), 0, reasons, known=known)
+        raise UserError(f"{sentence}; {outcomes_of.advice(reasons, known)}")
     return found
 
 
@@ -115,15 +116,17 @@ class RevisionReport:
       total: the number of rows in the rounds that `sft.rounds_used` selects.
       usable: the number of rows to train on, including those held out.
       reasons: the number of other rows by outcome (`feedback.outcomes.REVISION`).
+      kept: the number of usable rows by outcome, without ordinary ones: those that `sft.keep` names.
     """
 
     total: int
     usable: int
     reasons: dict[str, int]
+    kept: dict[str, int]
 
     def sentences(self) -> list[str]:
         """The report in words."""
-        return [outcomes_of.usable_sentence("answers and revisions", self.total, self.usable, self.reasons)]
+        return [outcomes_of.usable_sentence("answers and revisions", self.total, self.usable, self.reasons, self.kept)]
 
     def to_dict(self) -> dict[str, Any]:
         """The report as JSON values."""
@@ -132,9 +135,11 @@ class RevisionReport:
 
 def revision_report(config: Config, rows: Iterable[Mapping[str, Any]]) -> RevisionReport:
     """Counts the rows of stage revise that sft uses."""
-    selected = [row for row in rows if _is_selected(config, row)]
-    unusable = [row_outcome(row) for row in selected if not outcomes_of.is_usable(row_outcome(row), config.sft.keep)]
-    return RevisionReport(len(selected), len(selected) - len(unusable), outcomes_of.count_outcomes(unusable))
+    outcomes = [row_outcome(row) for row in rows if _is_selected(config, row)]
+    usable = [outcome for outcome in outcomes if outcomes_of.is_usable(outcome, config.sft.keep)]
+    unusable = [outcome for outcome in outcomes if not outcomes_of.is_usable(outcome, config.sft.keep)]
+    counts = outcomes_of.count_outcomes
+    return RevisionReport(len(outcomes), len(usable), counts(unusable), counts(usable))
 
 
 def row_outcome(row: Mapping[str, Any]) -> str | None:
