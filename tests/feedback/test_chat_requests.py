@@ -117,9 +117,9 @@ def test_a_verdict_without_reasoning_of_qwen3_in_full(chat_tokenizers):
     tokenizer, dialogue = chat_tokenizers["qwen3"], (SYSTEM, Message("user", "Hi"), Message("assistant", "Yes?"), *DIALOGUE)
     assert text_of(tokenizer, ask(tokenizer, "comparison", dialogue, **PAIR)) == (
         "<|im_start|>user\nHere is a conversation between a user and an assistant, followed by two possible answers to its "
-        "last message.\n\n[Conversation]\nSystem: Be brief.\n\nUser: Hi\n\nAssistant: Yes?\n\nUser: Why?\n\n[Answer A]\nIt is 4.\n\n"
-        "[Answer B]\nGo away!\n\n[Question]\nWhich is kinder?\n\nReply with the letter of the better answer, A or B, and "
-        "nothing else.<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n")
+        "last message.\n\n[Conversation]\nSystem: Be brief.\n\nUser: Hi\n\nAssistant: Yes?\n\nUser: Why?\n\n[Answer A]\n"
+        "It is 4.\n\n[Answer B]\nGo away!\n\n[Question]\nWhich is kinder?\n\nReply with the letter of the better answer, A or "
+        "B, and nothing else.<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n")
 
 
 def test_the_thoughts_of_a_reasoning_model_precede_its_verdict(chat_tokenizers):
