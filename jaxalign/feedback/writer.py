@@ -75,14 +75,15 @@ class RequestWriter:
           DialogueRefused: the template set or the chat template refuses the dialogue.
         """
         room = self.max_length - new_tokens
-        for count in range(len(self.exemplars), -1, -1):
-            ids = self._ids(kind, dialogue, principle, self.exemplars[:count], values)
+        exemplars = self.exemplars if "exemplars" in self.templates.variables(kind) else ()
+        for count in range(len(exemplars), -1, -1):
+            ids = self._ids(kind, dialogue, principle, exemplars[:count], values)
             if len(ids) <= room:
-                return Written(ids, ("fewer_exemplars",) if count < len(self.exemplars) else ())
+                return Written(ids, ("fewer_exemplars",) if count < len(exemplars) else ())
         shorter = cut_front(tuple(dialogue), lambda part: len(self._ids(kind, part, principle, (), values)) <= room)
         if shorter is None:
             return None
-        notes = ("fewer_exemplars", "shortened") if self.exemplars else ("shortened",)
+        notes = ("fewer_exemplars", "shortened") if exemplars else ("shortened",)
         return Written(self._ids(kind, shorter, principle, (), values), notes)
 
     def options(self, kind: str) -> Options:
