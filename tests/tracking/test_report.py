@@ -81,15 +81,15 @@ def test_lead_summarises_the_run_with_counts(full):
 
 @pytest.mark.parametrize(("section", "shown"), [
     ("behaviour", "Helpful, alarming words 91.0% (91/100) 83.8 to 95.2 90.0% (90/100) 82.6 to 94.5"),
-    ("behaviour", "KL (nats per response) 8.21 0 2.947"), ("behaviour", "Each model answered the same 400 prompts."),
+    ("behaviour", "KL to sft, nats per response 8.21 0.00 2.95"), ("behaviour", "Each model answered the same 400 prompts."),
     ("wins", "After RL against after supervised CAI"), ("wins", "63.1% (101 of 160)"),
     ("wins", "40 undecided, each counted as half a win."),
     ("revisions", "Round 1 changed 12 of 12 answers (100%). Round 2 changed 9 of 12 answers (75%)."),
     ("labels", "Undecided 78 (7.8%)"), ("labels", "Same verdict in both orders 91.3%"),
-    ("labels", "Position bias +1.2 points towards the answer shown first"), ("labels", "harmlessness 520 0.871"),
+    ("labels", "Position bias 1.2 points towards the answer shown first"), ("labels", "harmlessness 520 0.871"),
     ("preference", "Held-out accuracy 89.0% (95% interval 81.4% to 93.8%)"), ("preference", "(ECE) 0.0412"),
     ("rl", "60 iterations of PPO, 2 of which the KL limit ended early."), ("rl", "sampler passed 2e-06 0.0001"),
-    ("rl", "k1 0 → 2.95; k3 0 → 2.83"), ("losses", "Pretraining 420 1,200,000 7.4 1.12 1.31"),
+    ("rl", "k1 0.00 → 2.95; k3 0.00 → 2.83"), ("losses", "Pretraining 420 1,200,000 7.4 1.12 1.31"),
     # compile 4.5 s and work 20, 25, ... 55 s of eight stages: 8 * 4.5 + 300 = 336 s
     ("time", "5:36 in total."), ("time", "pretrain all 0:24 250,000 10,204"), ("config", "config.ppo.kl_coef = 0.05"),
     ("config", "config.ppo.target_kl = null")])
@@ -187,10 +187,11 @@ def test_run_on_real_preferences_without_gold_or_feedback(tmp_path):
     assert tuple(page.sections) == ("lead", "behaviour", "wins", "answers", "preference", "rl", "losses", "time", "config")
     lead = page.text("lead")
     assert lead.startswith("What happened The preference model scores the answers of the starting model -0.92 on "
-                           "average, and those of the model after RL 1.31, at a KL of 2.95 nats per response.")
+                           "average, and those of the model after RL 1.31, at a KL to the model after fine-tuning of 2.95 nats "
+                           "per response.")
     assert "The model after fine-tuning was preferred over the starting model in 78.3% of 180 comparisons" in lead
-    assert ("No judge knows the right answers to this run's prompts, so there are no rates; the models are compared by "
-            "preference score, KL and length.") in page.text("behaviour")
+    assert ("No rules decide which answers to this run's prompts are right, so there are no rates; the models are compared by "
+            "win rate, preference score, KL and length.") in page.text("behaviour")
     assert "Pretraining loss" not in page.text("losses") and 'class="missing"' in source
     assert len(re.findall(r"case \d+\?", page.text("answers"))) == 8
     assert "gold judge" not in page.text("answers")
@@ -232,9 +233,9 @@ def test_results_by_column_are_in_a_table(tmp_path):
     write_json(run / "evaluate" / "summary.json", summary)
     shown = _render(run)[1].text("columns")
     assert "label Prompts Measure helpful-only after supervised CAI after RL" in shown
-    assert "safe 250 Length (tokens) 24.1 22.3 9.5" in shown and "safe 250 Complete answers 100.0% 75.0% 50.0%" in shown
+    assert "safe 250 Length, tokens 24.1 22.3 9.5" in shown and "safe 250 Complete answers 100.0% 75.0% 50.0%" in shown
     assert "Preferred over the model after supervised CAI - - 75.0% (30/40) 59.8 to 85.8" in shown
-    assert "<i>un</i> 200 Preference score -0.9 0 1.5" in shown
+    assert "<i>un</i> 200 Preference score -0.90 0.00 1.50" in shown
 
 
 def test_failed_check_is_a_warning_in_the_lead(tmp_path):
@@ -261,7 +262,9 @@ def test_a_judge_of_the_users_is_named(tmp_path):
     config = json.loads((run / "config.json").read_text())
     config["feedback"]["judge"] = "mine.py:Judge"
     write_json(run / "config.json", config)
-    assert "Feedback followed the constitution “default” and came from the judge mine.py:Judge." in _render(run)[1].text("lead")
+    lead = _render(run)[1].text("lead")
+    assert "Your judge mine.py:Judge criticised and revised its answers, labelled the pairs of answers and decided" in lead
+    assert "Feedback followed the constitution “default”." in lead
 
 
 def test_summaries_with_nulls_and_gaps_are_no_error(tmp_path):

@@ -53,7 +53,7 @@ def reinforcement(run: RunFiles) -> Section:
     if not stage.summary and not stage.metrics:
         return Section("rl", title, missing=(run.absence("ppo", "the curves and checks of RL"),), nav="RL")
     rows = [[check["name"], Tag("passed", "good") if check.get("passed") else Tag("failed", "bad"),
-             number(check.get("value")), number(check.get("tolerance")), check.get("meaning") or ""]
+             _measured(check.get("value")), _measured(check.get("tolerance")), check.get("meaning") or ""]
             for check in stage.summary.get("checks") or []]
     header = ["Check", "Result", "Measured", "Allowed", "Meaning"]
     tables = (Table("Checks at step 0, before the first update", header, rows),) if rows else ()
@@ -67,6 +67,11 @@ def reinforcement(run: RunFiles) -> Section:
     parts = Curves("Parts of the score", {name: name.removeprefix("score_") for name in names})
     return Section("rl", title, intro, missing, curve_figures(run, "ppo", (_RL_CURVES[0], parts, *_RL_CURVES[1:])), tables,
                    curve_figures(run, "ppo", _MORE_RL_CURVES), nav="RL")
+
+
+def _measured(value: float | None) -> str:
+    """A measurement of a check with 2 significant digits: it can be small, as can its tolerance."""
+    return "-" if value is None else f"{value:.2g}"
 
 
 def direct(run: RunFiles) -> list[Section]:
