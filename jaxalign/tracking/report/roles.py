@@ -9,11 +9,11 @@ from typing import Any
 from jaxalign.config.selectors import names_in
 from jaxalign.registry.stages import StageRecord
 from jaxalign.tracking.formatting import capitalized
-from jaxalign.tracking.measures import model_phrase
+from jaxalign.tracking.measures import model_phrase, model_title
 from jaxalign.tracking.workdir import RunFiles
 
 _DUTIES = {
-    "revise": "criticised and revised its answers",
+    "revise": "criticised and revised the base model's answers",
     "compare": "labelled the pairs of answers",
     "online_dpo": "labelled the pairs of answers of online DPO",
     "ppo": "rated the answers during RL",
@@ -61,11 +61,12 @@ def joined(parts: Sequence[str]) -> str:
 def _base_sentence(run: RunFiles) -> list[str]:
     model = run.config.get("model") or {}
     if model.get("source") == "huggingface" and model.get("path"):
-        sentence = f"The base model is {model['path']}"
+        origin = f"is {model['path']}"
     elif "pretrain" in run.planned:
-        sentence = "The base model was trained by stage pretrain of this run"
+        origin = "was trained by stage pretrain of this run"
     else:
         return []
+    sentence = f"The base model (“{model_title('base', run.planned)}”) {origin}"
     return [f"{sentence}; it answered the prompts of stage revise." if run.stage("revise").started else f"{sentence}."]
 
 
@@ -73,7 +74,9 @@ def _judge_sentences(run: RunFiles) -> list[str]:
     """Sentences on the author of the pairs, on each judge, and on the constitution."""
     duties: dict[str, list[str]] = {}
     for stage in _judging_stages(run):
-        duties.setdefault(judge_phrase(run, stage), []).append(_DUTIES[stage])
+        judge = judge_phrase(run, stage)
+        own = stage == "revise" and judge == "the base model"
+        duties.setdefault(judge, []).append("criticised and revised its own answers" if own else _DUTIES[stage])
     sentences = []
     if run.stage("compare").started:
         writer = next((record.name for record in reversed(_before(run, "compare")) if record.makes_policy), "base")
@@ -109,7 +112,9 @@ def _preference_sentence(run: RunFiles) -> list[str]:
     pairs = stage.summary.get("train_pairs")
     count = "" if pairs is None else f"{pairs:,} of "
     source = "these labels" if run.stage("compare").started else "the comparisons of the data"
-    sentence = f"The preference model was trained on {count}{source}"
+    held_out = (stage.summary.get("held_out") or {}).get("pairs")
+    rest = "" if held_out is None else f" ({held_out:,} more were held out to measure its accuracy)"
+    sentence = f"The preference model was trained on {count}{source}{rest}"
     scored = ", and its scores were the reward of RL" if run.stage("ppo").started and rewards_rl(run) else ""
     return [f"{sentence}{scored}."]
 
