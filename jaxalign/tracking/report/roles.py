@@ -7,7 +7,6 @@ from pathlib import PurePath
 from typing import Any
 
 from jaxalign.config.selectors import names_in
-from jaxalign.registry.stages import StageRecord
 from jaxalign.tracking.formatting import capitalized
 from jaxalign.tracking.measures import model_phrase, model_title
 from jaxalign.tracking.workdir import RunFiles
@@ -79,18 +78,13 @@ def _judge_sentences(run: RunFiles) -> list[str]:
         duties.setdefault(judge, []).append("criticised and revised its own answers" if own else _DUTIES[stage])
     sentences = []
     if run.stage("compare").started:
-        writer = next((record.name for record in reversed(_before(run, "compare")) if record.makes_policy), "base")
-        sentences.append(f"{capitalized(model_phrase(writer, run.planned))} wrote the pairs of answers of stage compare.")
+        writer = capitalized(model_phrase(run.start_of("compare"), run.planned))
+        sentences.append(f"{writer} wrote the pairs of answers of stage compare.")
     sentences += [f"{capitalized(judge)} {joined(done)}." for judge, done in duties.items()]
     feedback = run.config.get("feedback") or {}
     if sentences and feedback.get("constitution"):
         sentences.append(f"Feedback followed the constitution “{feedback['constitution']}”.")
     return sentences
-
-
-def _before(run: RunFiles, stage: str) -> list[StageRecord]:
-    names = [record.name for record in run.records]
-    return list(run.records[: names.index(stage)]) if stage in names else []
 
 
 def _judging_stages(run: RunFiles) -> Iterable[str]:

@@ -11,8 +11,6 @@ from jaxalign.tracking.report.examples import Tag
 from jaxalign.tracking.workdir import RunFiles
 
 _RL_CURVES = (
-    Curves("Score and reward", {"score": "score", "reward": "reward"}),
-    Curves("KL to the reference", {"kl_k1": "k1", "kl_k3": "k3", "kl_full": "full"}),
     Curves("Response length", {"response_length": "tokens"}),
     Curves("Entropy", {"entropy": "nats"}),
     Curves("Clipped fraction", {"clip_fraction": "policy", "value_clip_fraction": "value"}),
@@ -65,7 +63,9 @@ def reinforcement(run: RunFiles) -> Section:
     intro += f", {stopped:,} of which the KL limit ended early." if stopped else "."
     names = dict.fromkeys(name for row in stage.metrics for name in row if name.startswith("score_"))
     parts = Curves("Parts of the score", {name: name.removeprefix("score_") for name in names})
-    return Section("rl", title, intro, missing, curve_figures(run, "ppo", (_RL_CURVES[0], parts, *_RL_CURVES[1:])), tables,
+    score = Curves("Score and reward", {"score": "score", "reward": "reward"})
+    kl = Curves(f"KL to {run.start_of('ppo')}, nats per response", {"kl_k1": "k1", "kl_k3": "k3", "kl_full": "full"})
+    return Section("rl", title, intro, missing, curve_figures(run, "ppo", (score, parts, kl, *_RL_CURVES)), tables,
                    curve_figures(run, "ppo", _MORE_RL_CURVES), nav="RL")
 
 
