@@ -95,7 +95,8 @@ _ADVICE = {
 
 def advice(reasons: Mapping[str, int]) -> str:
     """The remedy for the most frequent reason for which rows cannot be used."""
-    return _ADVICE[max(reasons, key=reasons.get)] if reasons else "give more prompts"
+    main = max(reasons, key=reasons.get) if reasons else ""
+    return _ADVICE.get(main, "give more prompts")
 
 
 LEAST_DECIDED = 0.1

@@ -37,4 +37,4 @@ def test_a_judge_that_prefers_a_position_is_named_as_the_reason():
 
 def test_every_reason_has_a_remedy():
     for name in {**reasons.REVISION, **reasons.COMPARISON}:
-        assert reasons.advice({name: 1})
+        assert reasons.advice({name: 1}) != reasons.advice({})

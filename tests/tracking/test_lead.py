@@ -91,8 +91,9 @@ def test_few_usable_rows_are_warnings_at_the_beginning(tmp_path):
     _change(run / "revise" / "summary.json", lambda summary: summary.update(usable=few))
     _change(run / "compare" / "summary.json", lambda summary: summary.update(outcomes={"identical": 950}))
     assert render_page(run)[1].text("lead").startswith(
-        "What happened Warning: only 7 rows can be trained on, fewer than sft.min_rows (8). Warning: only 50 of 1,000 pairs "
-        "have a decided label: raise compare.temperature. The helpful-only model gave")
+        "What happened Warning: only 7 rows can be trained on, fewer than sft.min_rows (8): raise "
+        "revise.max_new_tokens, start from a model that ends its answers, or set sft.keep to ('unchanged', 'cut_off'). "
+        "Warning: only 50 of 1,000 pairs have a decided label: raise compare.temperature. The helpful-only model gave")
 
 
 def test_all_models_are_side_by_side_without_rates(tmp_path):

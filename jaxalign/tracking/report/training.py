@@ -39,7 +39,6 @@ _DIRECT_CURVES = (
     Curves("Implicit reward", {"chosen_reward": "better answer", "rejected_reward": "worse answer"}),
     Curves("Margin", {"margin": "better minus worse"}),
     Curves("Accuracy", {"accuracy": "share of pairs ranked as labelled"}),
-    Curves("KL to the reference", {"kl": "nats per response"}),
     Curves("Decided pairs", {"decided": "pairs per iteration"}),
     Curves("Response length", {"length": "tokens"}),
 )
@@ -91,8 +90,16 @@ def direct(run: RunFiles) -> list[Section]:
         held_out = stage.summary.get("held_out") or {}
         rows = _held_out(held_out) if held_out else []
         tables = (Table("Results on held-out answers", ["Quantity", "Value"], rows),) if rows else ()
-        sections.append(Section(name, title, intro, (), curve_figures(run, name, _DIRECT_CURVES), tables, nav=nav))
+        figures = curve_figures(run, name, (*_DIRECT_CURVES, _direct_kl(run, name)))
+        sections.append(Section(name, title, intro, (), figures, tables, nav=nav))
     return sections
+
+
+def _direct_kl(run: RunFiles, name: str) -> Curves:
+    """The KL of online DPO, whose reference is the model that it starts from, or the policy at the start of an iteration."""
+    moving = (run.config.get(name) or {}).get("reference") == "iteration"
+    reference = "the policy at the start of the iteration" if moving else run.start_of(name)
+    return Curves(f"KL to {reference}, nats per response", {"kl": "nats per response"})
 
 
 def _held_out(measured: Mapping[str, Any]) -> list[list[str]]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from jaxalign.data.sources.reports import JudgementReport, PreferenceReport, PromptReport
-from jaxalign.reasons import few_decided, few_usable, pairs_sentence, usable_sentence
+from jaxalign.reasons import advice, few_decided, few_usable, pairs_sentence, usable_sentence
 from jaxalign.tracking.workdir import RunFiles
 
 _REPORTS = {"prompts": PromptReport, "pairs": PreferenceReport, "desirable": JudgementReport}
@@ -40,7 +40,8 @@ def warnings(run: RunFiles) -> list[str]:
     found, revised, compared = [], _revised(run), _compared(run)
     limits = run.config.get("sft") or {}
     if revised and "min_rows" in limits and "min_share" in limits:
-        found.append(few_usable(types.SimpleNamespace(**limits), revised["total"], revised["usable"]))
+        sentence = few_usable(types.SimpleNamespace(**limits), revised["total"], revised["usable"])
+        found.append(sentence and f"{sentence}: {advice(revised.get('reasons') or {})}")
     if compared:
         found.append(few_decided(compared))
     return [f"Warning: {sentence}." for sentence in found if sentence]
