@@ -23,14 +23,6 @@ from typing import Any, NamedTuple
 from jaxalign.data.chat.styles import split_thoughts
 from jaxalign.errors import UserError
 
-NOTES = {
-    "preamble": "an introduction was removed",
-    "next_turn": "the text was cut at the beginning of another turn",
-    "shortened": "the judge did not see the oldest turns of the dialogue",
-    "fewer_exemplars": "the judge saw fewer examples, since its context is too short",
-}
-"""Facts about a judge's text that do not prevent its use, by the name that `Text`, `Verdict` and `Rating` give in `notes`."""
-
 OPTIONS, RATINGS = ("A", "B"), tuple(str(rating) for rating in range(1, 11))
 _REFUSALS = ("critique", "revision", "verdict")
 
@@ -39,7 +31,7 @@ class Cleaned(NamedTuple):
     """A judge's text in the form of its contract.
 
     text: what remains. complete: whether it ended. reasoning: the thoughts of a reasoning model, if any. notes: names in
-    `NOTES`.
+    `reasons.NOTES`.
     """
 
     text: str
