@@ -20,7 +20,7 @@ from jaxalign.records import Exemplar, Message, Principle
 
 
 class Written(NamedTuple):
-    """A request as token ids. notes: what had to be left out (names in `contract.NOTES`)."""
+    """A request as token ids. notes: what had to be left out (names in `reasons.NOTES`)."""
 
     ids: list[int]
     notes: tuple[str, ...] = ()

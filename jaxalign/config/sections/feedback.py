@@ -49,7 +49,8 @@ class Feedback(Section):
             return self.reasoning
         if self.templates == "world" or self.judge not in ("local", "model"):
             return True
-        return self.templates == "" and self.judge == "local" and config.data.style == "compact"
+        compact = config.data.style == "compact" or (config.data.style == "auto" and config.model.source == "scratch")
+        return self.templates == "" and self.judge == "local" and compact
 
     def check(self, config: WholeConfig, name: str) -> None:
         """Checks that the judges exist and have the methods that the stages call, and that the local judge can be used."""
