@@ -71,7 +71,9 @@ def feedback_files(config: Config, stage: str) -> dict[Path, str]:
     elif stage_judge(config, stage).runs_base and config.model.source == "huggingface":
         if config.judge.max_length:
             judge_models.check_folder(config, config.model.path)
-        _check_requests(config, stage, load_tokenizer(tokenizer_path(config, Path())))
+        place = tokenizer_path(config, Path())
+        if place.exists():  # Otherwise the files of the model are reported.
+            _check_requests(config, stage, load_tokenizer(place))
     return found if judge is None else found | {judge: judge_field(config, stage)}
 
 
