@@ -134,8 +134,8 @@ class RequestWriter:
                 raise UserError(f"the template set {name!r} cannot ask the judge in {folder}: {error}") from None
             if length + new_tokens > self.max_length:
                 raise UserError(f"the judge in {folder} reads at most {self.max_length} tokens, but a {kind} of the template "
-                                f"set {name!r} takes {length} without any text, and {new_tokens} are for the judge's text; raise "
-                                "judge.max_length, or model.max_length if the run's own model judges")
+                                f"set {name!r} takes {length} without any text, and {new_tokens} are for the judge's text; "
+                                "raise judge.max_length, or model.max_length if the run's own model judges")
             if judged:
                 self.options(kind)
 
