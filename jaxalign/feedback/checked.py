@@ -33,19 +33,19 @@ _FAILED = {
 
 
 class _Failure(Exception):
-    """A judge's method raised; the text names the error."""
+    """A judge's method raised, or returned a number out of range; the text says what it did."""
 
 
 class CheckedJudge:
     """Calls a judge and checks its results.
 
-    Only the first process calls the judge, and all processes get the results, unless `on_all_processes` is set. A call that
-    raises is repeated `settings.retries` times. If it still raises, its requests are asked one by one, and those that raise get
-    a result with the problem "failed". A result of None or NaN has the problem "none" or "nan".
+    Only the first process calls the judge, and all processes get the results, unless `on_all_processes` is set. A call fails if
+    it raises or returns a number out of range. It is then repeated `settings.retries` times. If it still fails, its requests
+    are asked one by one, and those that fail get a result with the problem "failed". A result of None or NaN has the problem
+    "none" or "nan".
 
     Every method raises UserError on all processes if the judge lacks it, if more than `settings.max_failed_share` of the
-    requests of a call failed, if it returns the wrong number or type of results or a number out of range, or if it raises
-    UserError itself.
+    requests of a call failed, if it returns the wrong number or type of results, or if it raises UserError itself.
 
     Args:
       judge: an object with some of the methods of `Judge`, and optionally `loaded`. It may be None on all but the first process
@@ -102,7 +102,7 @@ class CheckedJudge:
         try:
             return self._call(method, kind, requests, draw)
         except _Failure as error:
-            raise UserError(f"judge {self.name!r} raised {error}") from error.__cause__
+            raise UserError(f"judge {self.name!r} {error}") from error.__cause__
 
     def _answers(self, method: str, kind: type, requests: Sequence[Any], draw: Draw) -> list[Any]:
         """The results of the requests; those that fail again and again have the problem "failed"."""
@@ -131,12 +131,12 @@ class CheckedJudge:
         """Warns about the failed requests of one call. Raises UserError if there are too many."""
         share = self.settings.max_failed_share
         if failed > share * count:
-            raise UserError(f"judge {self.name!r} failed to answer {failed} of {count} requests to {method!r} (it raised "
+            raise UserError(f"judge {self.name!r} failed to answer {failed} of {count} requests to {method!r} (it "
                             f"{error}), more than config.judge.max_failed_share ({share}) allows; fix the cause and run again: "
                             "a stage continues after its last finished rows") from error.__cause__
         if failed:
             logging.getLogger("jaxalign").warning(
-                "judge %r failed to answer %d of %d requests to %r (it raised %s); these requests have no result",
+                "judge %r failed to answer %d of %d requests to %r (it %s); these requests have no result",
                 self.name, failed, count, method, error,
             )
 
@@ -151,7 +151,7 @@ class CheckedJudge:
         except UserError:
             raise
         except (Exception, SystemExit) as error:  # A custom judge may raise anything.
-            raise _Failure(f"{type(error).__name__} in {method!r}: {error}") from error
+            raise _Failure(f"raised {type(error).__name__} in {method!r}: {error}") from error
         if not isinstance(results, Sequence) or isinstance(results, str) or len(results) != len(requests):
             count = f"{len(results)} results" if hasattr(results, "__len__") else f"a value of type {type(results).__name__}"
             raise UserError(f"judge {self.name!r} returned {count} from {method!r} for {len(requests)} requests; a list with "
@@ -196,7 +196,7 @@ class CheckedJudge:
         if math.isnan(number):
             return None, "nan"
         if not low <= number <= high:
-            raise self._invalid(method, value, f"a number from {low} to {high}")
+            raise _Failure(f"returned {value!r} from {method!r}; a number from {low} to {high} is expected")
         return number, None
 
     def _invalid(self, method: str, result: Any, expected: str) -> UserError:

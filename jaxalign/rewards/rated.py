@@ -31,6 +31,7 @@ class RatedReward(BaseReward):
         """Scores [B]; responses without a rating are dropped."""
         ratings = self.rater.rate(batch.prompts, batch.responses, self.key, batch.first_row)
         rated = np.isfinite(ratings)
-        why = "the judge gave no rating: its reasoning did not end, or the dialogue is too long for it"
+        why = ("the judge gave no rating: its reasoning did not end, the dialogue is too long for it, or most of its "
+               "probability lies outside of the ratings (feedback.max_outside_mass)")
         self._dropped.check(int(np.sum(~rated)), len(rated), why)
         return Scored(np.asarray(direct_reward(np.where(rated, ratings, 5.5))), rated)

@@ -142,7 +142,7 @@ def test_results_without_a_value_name_the_problem(method, result, expected):
 
 
 @pytest.mark.parametrize(("method", "result", "message"), [
-    ("compare", 1.5, r"returned 1.5 of type float from 'compare'; a number from 0 to 1 is expected"),
+    ("compare", 1.5, r"it returned 1.5 from 'compare'; a number from 0 to 1 is expected"),
     ("rate", Rating(0.5), "a number from 1 to 10 is expected"),
     ("rate", 15, "a number from 1 to 10 is expected"),
     ("rate", math.inf, "a number from 1 to 10 is expected"),

@@ -33,7 +33,7 @@ class Judge:
     ({"judge": {"compare": "locall"}}, "config.judge.compare is 'locall'"),
     ({"judge": {"compare": "model"}}, "config.judge.compare is 'model', but config.judge.path is empty"),
     ({"judge": {"path": ("x",)}}, "config.judge.path is x, but no stage asks this judge"),
-    ({"feedback": {"judge_stage": "sft"}}, "config.feedback.judge_stage is 'sft', "),
+    ({"feedback": {"judge_stage": "ppo"}}, "config.feedback.judge_stage is 'ppo', but no stage after it asks the local judge"),
     ({"feedback": {"judge": COMPARES}}, "config.feedback.judge is .*NotANumber', which has no method 'critique'"),
     ({"feedback": {"judge": "http://localhost:8000/v1"}},
      "config.feedback.judge is 'http://localhost:8000/v1', a URL; .* a judge in Python that asks this server .*docs/cai.md"),
