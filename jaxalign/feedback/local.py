@@ -174,6 +174,14 @@ class LocalJudge:
         return [found.get(i) for i in range(len(written))]
 
 
+def make_writer(
+    tokenizer: Tokenizer, settings: Feedback, max_length: int, exemplars: Sequence[Exemplar] = ()
+) -> RequestWriter:
+    """The writer of the requests to a local judge. The arguments are those of `make_local_judge`."""
+    templates = choose_set(settings.templates, tokenizer)
+    return RequestWriter(templates, tokenizer, max_length, tuple(exemplars or templates.own_exemplars)[: templates.exemplars])
+
+
 def make_local_judge(
     model: Model, params: Params | None, tokenizer: Tokenizer, settings: Feedback, max_length: int, batch: int,
     exemplars: Sequence[Exemplar] = (), writing: Sampling | None = None, counted: Counted | None = None,
@@ -193,9 +201,7 @@ def make_local_judge(
       counted: receives the model's work.
       role: see `LocalJudge`.
     """
-    templates = choose_set(settings.templates, tokenizer)
-    shown = tuple(exemplars or templates.own_exemplars)[: templates.exemplars]
-    writer = RequestWriter(templates, tokenizer, max_length, shown)
+    writer = make_writer(tokenizer, settings, max_length, exemplars)
     stops, reasoning = writer.stop_ids, None
     if settings.reasoning:
         reasoning = Sampling(settings.max_reasoning_tokens, stops, settings.reasoning_temperature)

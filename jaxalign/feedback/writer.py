@@ -20,10 +20,16 @@ from jaxalign.records import Exemplar, Message, Principle
 
 
 class Written(NamedTuple):
-    """A request as token ids. notes: what had to be left out (names in `contract.NOTES`)."""
+    """A request as token ids.
+
+    notes: names in `contract.NOTES`, if something had to be left out. exemplars: the number of examples in the request.
+    lost_turns: the number of turns of the dialogue that are missing.
+    """
 
     ids: list[int]
     notes: tuple[str, ...] = ()
+    exemplars: int = 0
+    lost_turns: int = 0
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -75,15 +81,20 @@ class RequestWriter:
           DialogueRefused: the template set or the chat template refuses the dialogue.
         """
         room = self.max_length - new_tokens
-        for count in range(len(self.exemplars), -1, -1):
-            ids = self._ids(kind, dialogue, principle, self.exemplars[:count], values)
+        exemplars = self.exemplars_of(kind)
+        for count in range(len(exemplars), -1, -1):
+            ids = self._ids(kind, dialogue, principle, exemplars[:count], values)
             if len(ids) <= room:
-                return Written(ids, ("fewer_exemplars",) if count < len(self.exemplars) else ())
+                return Written(ids, ("fewer_exemplars",) if count < len(exemplars) else (), count)
         shorter = cut_front(tuple(dialogue), lambda part: len(self._ids(kind, part, principle, (), values)) <= room)
         if shorter is None:
             return None
-        notes = ("fewer_exemplars", "shortened") if self.exemplars else ("shortened",)
-        return Written(self._ids(kind, shorter, principle, (), values), notes)
+        notes = ("fewer_exemplars", "shortened") if exemplars else ("shortened",)
+        return Written(self._ids(kind, shorter, principle, (), values), notes, 0, len(dialogue) - len(shorter))
+
+    def exemplars_of(self, kind: str) -> tuple[Exemplar, ...]:
+        """The examples that a request of this kind shows if there is space for them."""
+        return self.exemplars if "exemplars" in self.templates.variables(kind) else ()
 
     def options(self, kind: str) -> Options:
         """The options of a comparison or a rating, as the judge would write them.

@@ -14,10 +14,9 @@ from jaxalign.feedback.constitution import builtin_names, load_constitution, loa
 from jaxalign.feedback.judge import JudgeInputs
 from jaxalign.feedback.jury import Jury
 from jaxalign.feedback.labeller import Labeller
-from jaxalign.feedback.local import LocalJudge, make_local_judge
+from jaxalign.feedback.local import LocalJudge, make_local_judge, make_writer
 from jaxalign.feedback.rater import Rater
 from jaxalign.feedback.speaker import Counted
-from jaxalign.feedback.writer import RequestWriter, choose_set
 from jaxalign.models.model import Model
 from jaxalign.parallel import hosts
 from jaxalign.records import Principle
@@ -73,7 +72,7 @@ def feedback_files(config: Config, stage: str) -> dict[Path, str]:
     return found if judge is None else found | {judge: judge_field(config, stage)}
 
 
-_KINDS = {"critique": "critique", "revise": "revision", "compare": "comparison", "rate": "rating"}
+REQUEST_KINDS = {"critique": "critique", "revise": "revision", "compare": "comparison", "rate": "rating"}
 """The kind of request of each method of a judge."""
 
 
@@ -81,8 +80,8 @@ def _check_requests(config: Config, stage: str, tokenizer: Tokenizer) -> None:
     """Checks that a local judge with this tokenizer can be asked what a stage asks."""
     record = STAGES.get(stage)
     methods = record.asks_judge or (("rate",) if stage == "ppo" else ("compare",) if compares(config) else ())
-    writer = RequestWriter(choose_set(config.feedback.templates, tokenizer), tokenizer, config.model.max_length)
-    writer.check([_KINDS[method] for method in methods], config.feedback.reasoning)
+    writer = make_writer(tokenizer, config.feedback, config.model.max_length)
+    writer.check([REQUEST_KINDS[method] for method in methods], config.feedback.reasoning)
 
 
 def judge_stages(config: Config, stage: str) -> tuple[str, ...]:
