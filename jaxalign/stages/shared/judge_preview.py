@@ -156,10 +156,11 @@ class _Judge:
             return TokenRow(title, (), "", ("not asked",), (str(error),))
         notes = (f"principle {request.principle.name}",)
         if written is None:
-            whole = dataclasses.replace(writer, max_length=sys.maxsize).write(*ask, **part.values)
-            notes += (f"does not fit into the judge's {writer.max_length} tokens with up to {part.new_tokens} written by the "
-                      "judge, so it is not asked",)
-            return TokenRow(title, whole.ids, GIVEN * len(whole.ids), notes, (), writer.tokenizer)
+            notes += (f"not asked: even without examples and earlier turns it leaves no space for {part.new_tokens} tokens of "
+                      f"the judge's text in {writer.max_length}",)
+            unlimited = dataclasses.replace(writer, max_length=sys.maxsize, exemplars=())
+            ids = unlimited.write(kind, request.messages[-1:], *ask[2:], **part.values).ids
+            return TokenRow(title, ids, GIVEN * len(ids), notes, (), writer.tokenizer)
         longest = dataclasses.replace(writer, max_length=writer.max_length - self._growth(writer, part.values))
         cut, at_most = _cut(writer, kind, written), _cut(writer, kind, longest.write(*ask, **part.values))
         notes += (f"leaves {writer.max_length - len(written.ids)} of {writer.max_length} tokens, the judge writes up to "
@@ -196,7 +197,10 @@ def _options(writer: RequestWriter, kind: str) -> str:
 
     named = zip(options.names, options.ids, strict=True)
     found = "; ".join(f"{name}: {' or '.join(map(shown, spellings))}" for name, spellings in named)
-    return f"options: {found}" + ("" if options.end is None else f"; followed by {shown([options.end])}")
+    every = [spelling for spellings in options.ids for spelling in spellings]
+    nested = any(a != b and b[: len(a)] == a for a in every for b in every)
+    ended = options.end is not None and nested
+    return f"options: {found}" + (f"; if one begins another, the end {shown([options.end])} must follow" if ended else "")
 
 
 def _fields(title: str, request: Any) -> TokenRow:
