@@ -83,14 +83,11 @@ def local_writers(context: StageContext, stage: str) -> list[RequestWriter]:
         return [make_writer(run_models.load_tokenizer(context), config.feedback, length, exemplars)]
     if name != "model":
         return []
-    lengths = {
-        folder: judge_models.judge_length(config, judge_models.check_folder(config, folder).max_positions)
-        for folder in config.judge.path
-    }
-    return [
-        make_writer(judge_models.folder_tokenizer(config, folder), config.feedback, length, exemplars)
-        for folder, length in lengths.items()
-    ]
+    found = []
+    for folder in config.judge.path:
+        length = judge_models.judge_length(config, judge_models.check_folder(config, folder).max_positions)
+        found.append(make_writer(judge_models.folder_tokenizer(config, folder), config.feedback, length, exemplars))
+    return found
 
 
 def _drawn(context: StageContext, prompts: Sequence[Prompt], rows: Sequence[int], count: int, stream: int):
