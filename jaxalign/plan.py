@@ -75,9 +75,8 @@ def read_config(argv: Sequence[str], shape: str) -> Config:
 def _plan(config: Config, own: dict[str, Any]) -> int:
     # Imported here so that a mistyped flag is reported without importing JAX.
     from jaxalign.planner import compiled_report, report, search, shapes
-    from jaxalign.planner.estimate import Assumptions, abstract_sharding, role_model
+    from jaxalign.planner.estimate import Assumptions, abstract_sharding, role_weights
     from jaxalign.planner.prices import read_prices
-    from jaxalign.planner.weights import measure
 
     cluster = _cluster(own, config.mesh.slices)
     prices = read_prices(own["prices"]) if own["prices"] else None
@@ -93,10 +92,7 @@ def _plan(config: Config, own: dict[str, Any]) -> int:
     run = given.estimate()
     sharded = dataclasses.replace(policy, sharding=abstract_sharding(given.config.mesh))
     roles = dict.fromkeys(role for task in run.tasks for role in task.task.stays)
-    weights = {
-        role: measure(role_model(sharded, role), config.lora.base)
-        for role in roles
-    }
+    weights = {role: role_weights(config, sharded, role) for role in roles}
     advice = [] if run.fits else search.advice(given)
     faster = _faster(run, best)
     compiled = _compiled(given.config, own) if own["compile"] else []

@@ -61,7 +61,7 @@ class Revision:
     """One round of critique and revision of one response; round 0 is a plain helpful sample (no critique).
 
     complete: whether the text to imitate, the revision or in round 0 the response, ended. outcome: why that text is not an
-    ordinary one, a name in `feedback.outcomes.REVISION`, else None. notes: names in `feedback.contract.NOTES`. reasoning: the
+    ordinary one, a name in `reasons.REVISION`, else None. notes: names in `reasons.NOTES`. reasoning: the
     thoughts that preceded the text, if any.
     """
 
@@ -82,8 +82,8 @@ class Comparison:
     """A pair of responses with a soft label: the probability that `response_a` is the better one.
 
     margin: by how much the better one is better, if known. problem: why the judge gave no verdict, a name in
-    `feedback.judge.PROBLEMS`. outside: the probability that the judge gave to no option, averaged over its verdicts, if known.
-    notes: what the judge did not see, names in `feedback.contract.NOTES`. disagreement: of a jury, the largest difference
+    `reasons.PROBLEMS`. outside: the probability that the judge gave to no option, averaged over its verdicts, if known.
+    notes: what the judge did not see, names in `reasons.NOTES`. disagreement: of a jury, the largest difference
     between two members' labels.
     """
 

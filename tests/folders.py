@@ -16,11 +16,13 @@ from tests import made_tokenizers
 MAX_LENGTH = 128
 
 
-def write_model(folder: pathlib.Path, template: str | None = made_tokenizers.CHATML) -> pathlib.Path:
+def write_model(
+    folder: pathlib.Path, template: str | None = made_tokenizers.CHATML, max_length: int = MAX_LENGTH
+) -> pathlib.Path:
     """Write a random Llama of 2 layers and width 16 with a tokenizer to `folder`, and return `folder`."""
     texts = made_tokenizers.qwen(folder.parent / f"{folder.name}_tokenizer", template)
     tokenizer = load_tokenizer(texts)
     model = Model(DecoderConfig(tokenizer.vocab_size, 2, 16, 4, 2, 4, 20))
-    raw = config_json(model.config, MAX_LENGTH) | {"eos_token_id": tokenizer.eos_id, "bos_token_id": None}
+    raw = config_json(model.config, max_length) | {"eos_token_id": tokenizer.eos_id, "bos_token_id": None}
     export(folder, model, model.init(jax.random.key(0)), config=raw, source=texts)
     return folder

@@ -8,7 +8,7 @@ from pathlib import Path
 import tokenizers
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from jaxalign.data.tokenizers.sentence_piece import train_tokenizer
+from jaxalign.data.tokenizers.sentence_piece import PRINTABLE, train_tokenizer
 
 TEXTS = [
     "the cat sat on the mat. Why did it sit there?", "A dog ran to the house, and barked!\n\nThen it slept.",
@@ -63,7 +63,10 @@ QWEN3 = """{%- set last = namespace(user=-1) %}
 {{- content + '<|im_end|>\\n' }}
 {%- endif %}
 {%- endfor %}
-{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}
+{%- if add_generation_prompt %}
+{{- '<|im_start|>assistant\\n' }}
+{%- if enable_thinking is defined and enable_thinking is false %}{{ '<think>\\n\\n</think>\\n\\n' }}{% endif %}
+{%- endif %}
 """
 MARKED = """{%- for message in messages %}
 {{- '<|im_start|>' + message.role + '\\n' }}
@@ -128,7 +131,7 @@ def unigram(folder: Path, template: str = GEMMA, prepend: str = "never") -> Path
     library.decoder = decoders.Metaspace(prepend_scheme=prepend)
     trainer = trainers.UnigramTrainer(
         vocab_size=200, special_tokens=special, unk_token="<unk>", show_progress=False,
-        initial_alphabet=sorted({character for text in TEXTS for character in text} | set("<>|/_")),
+        initial_alphabet=sorted({character for text in TEXTS for character in text} | set(PRINTABLE)),
     )
     library.train_from_iterator(TEXTS, trainer)
     library.post_processor = processors.TemplateProcessing(single="<bos> $A", special_tokens=[("<bos>", 2)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -132,3 +133,9 @@ def _run_config(workdir: Path, made_with: Mapping[str, Any]) -> Config:
         node[last] = value
     values.pop("mesh", None)  # This machine need not have the run's devices.
     return schema.from_mapping(default_for(values["stages"]), values)
+
+
+def with_model_folder(config: Config, folder: str) -> Config:
+    """The config with a folder as its pretrained model, without adapters, for functions that read the files of one."""
+    model = dataclasses.replace(config.model, source="huggingface", path=folder, family="")
+    return dataclasses.replace(config, model=model, lora=type(config.lora)())

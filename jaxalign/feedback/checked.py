@@ -11,9 +11,7 @@ from typing import Any
 
 from jaxalign.config import Judge as JudgeSettings
 from jaxalign.errors import UserError
-from jaxalign.feedback.contract import NOTES
 from jaxalign.feedback.judge import (
-    PROBLEMS,
     ComparisonRequest,
     CritiqueRequest,
     Draw,
@@ -24,6 +22,7 @@ from jaxalign.feedback.judge import (
     Verdict,
 )
 from jaxalign.parallel import hosts
+from jaxalign.reasons import NOTES, PROBLEMS
 from jaxalign.registry.judges import METHODS
 
 _FAILED = {

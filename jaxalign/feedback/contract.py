@@ -23,14 +23,6 @@ from typing import Any, NamedTuple
 from jaxalign.data.chat.styles import split_thoughts
 from jaxalign.errors import UserError
 
-NOTES = {
-    "preamble": "an introduction was removed",
-    "next_turn": "the text was cut at the beginning of another turn",
-    "shortened": "the judge did not see the oldest turns of the dialogue",
-    "fewer_exemplars": "the judge saw fewer examples, since its context is too short",
-}
-"""Facts about a judge's text that do not prevent its use, by the name that `Text`, `Verdict` and `Rating` give in `notes`."""
-
 OPTIONS, RATINGS = ("A", "B"), tuple(str(rating) for rating in range(1, 11))
 _REFUSALS = ("critique", "revision", "verdict")
 
@@ -39,7 +31,7 @@ class Cleaned(NamedTuple):
     """A judge's text in the form of its contract.
 
     text: what remains. complete: whether it ended. reasoning: the thoughts of a reasoning model, if any. notes: names in
-    `NOTES`.
+    `reasons.NOTES`.
     """
 
     text: str
@@ -71,25 +63,39 @@ class Contract:
         """
         reasoning, rest, ended = split_thoughts(text, self.thinking, ended) if self.thinking else (None, text, ended)
         notes = []
-        cuts = [at for stop in self.stops if (at := f"\n\n{rest}".find(stop)) >= 0]
-        if cuts:
-            rest, ended = rest[: max(0, min(cuts) - 2)], True
+        at = self._next_turn(rest)
+        if at is not None:
+            rest, ended = rest[:at], True
             notes.append("next_turn")
-        match = next((m for pattern in self.preambles if (m := pattern.match(rest.lstrip()))), None)
-        if match is not None and rest.lstrip()[match.end() :].strip():
-            rest = rest.lstrip()[match.end() :]
-            notes.append("preamble")
+        while (shorter := self._without_preamble(rest)) is not None:
+            rest, notes = shorter, [*dict.fromkeys((*notes, "preamble"))]
         return Cleaned(rest.strip() if notes or reasoning is not None else rest, ended, reasoning, tuple(notes))
+
+    def _next_turn(self, text: str) -> int | None:
+        """The position of the next turn in a text; None if there is none."""
+        found = [at for stop in self.stops if (at := f"\n\n{text}".find(stop)) >= 0]
+        return max(0, min(found) - 2) if found else None
+
+    def _without_preamble(self, text: str) -> str | None:
+        """The text after its introduction; None if it has none, or consists of nothing else."""
+        text = text.lstrip()
+        ends = [match.end() for pattern in self.preambles if (match := pattern.match(_plain(text)))]
+        rest = text[max(ends, default=0) :]
+        return rest if rest.strip() and len(rest) < len(text) else None
 
     def declines(self, text: str, kind: str) -> bool:
         """Whether a text declines a request. kind: "critique", "revision" or "verdict"."""
-        return any(pattern.match(text.lstrip().replace("\u2019", "'")) for pattern in self.refusals.get(kind, ()))
+        return any(pattern.match(_plain(text.lstrip())) for pattern in self.refusals.get(kind, ()))
 
     def before_verdict(self, text: str, kind: str) -> tuple[str, bool]:
-        """(the reasoning before the verdict, whether there is a verdict). kind: "comparison" or "rating"."""
+        """(the reasoning before the verdict, whether it ended there or at the next turn). A verdict among the thoughts of a
+        reasoning model does not count. kind: "comparison" or "rating"."""
+        start = text.rfind(self.thinking[1]) + len(self.thinking[1]) if self.thinking and self.thinking[1] in text else 0
+        turn = self._next_turn(text[start:])
+        text = text if turn is None else text[: start + turn]
         marker = self.verdict if kind == "comparison" else self.rating_verdict
-        at = text.rfind(marker) if marker else -1
-        return (text[:at].rstrip(), True) if at >= 0 else (text, False)
+        at = text.rfind(marker, start) if marker else -1
+        return (text[:at].rstrip(), True) if at >= 0 else (text, turn is not None)
 
     def spellings(self, option: str) -> tuple[str, ...]:
         """The strings that count as an option."""
@@ -129,16 +135,22 @@ def read_contract(form: Mapping[str, Any], where: str) -> Contract:
     }
     for name in ("options", "ratings"):
         texts = values.get(name, ())
-        if len(set(texts)) < len(texts) or not all(texts):
-            raise UserError(f'"{name}" in form.json of {where} is {list(texts)}; distinct strings with text are expected')
+        if len(set(texts)) < len(texts):
+            raise UserError(f'"{name}" in form.json of {where} is {list(texts)}; distinct strings are expected')
     return Contract(**values)
 
 
+def _plain(text: str) -> str:
+    """A text of the same length with straight apostrophes, for patterns."""
+    return text.replace("\u2019", "'")
+
+
 def _strings(value: Any, name: str, count: int | None, where: str) -> tuple[str, ...]:
-    fits = isinstance(value, list) and all(isinstance(item, str) for item in value) and count in (None, len(value))
+    fits = isinstance(value, list) and all(isinstance(item, str) and item for item in value) and count in (None, len(value))
     if not fits:
         number = "" if count is None else f"{count} "
-        raise UserError(f'"{name}" in form.json of {where} is {str(value)[:60]}; a list of {number}strings is expected')
+        raise UserError(f'"{name}" in form.json of {where} is {str(value)[:60]}; a list of {number}strings with text is '
+                        "expected")
     return tuple(value)
 
 

@@ -37,7 +37,7 @@ def draw_principles(
 class Answer(NamedTuple):
     """A policy's answer.
 
-    reasoning: its thoughts, if it is a reasoning model. notes: names in `contract.NOTES`. sampled: whether there is an answer,
+    reasoning: its thoughts, if it is a reasoning model. notes: names in `reasons.NOTES`. sampled: whether there is an answer,
     which needs space after the prompt and finite logits.
     """
 

@@ -49,25 +49,11 @@ class RatingRequest(NamedTuple):
     principle: Principle
 
 
-PROBLEMS = {
-    "failed": "the judge raised an error for this request, also when it was asked again",
-    "nan": "the judge returned NaN",
-    "none": "the judge returned None",
-    "refused": "the judge declined to answer",
-    "unreadable": "the answer is none of the options, or most of its probability lies outside of them",
-    "cut_off": "the judge's text reached the length limit",
-    "too_long": "the request does not fit into the judge's context",
-    "template": "the judge's chat template rejects the request",
-    "not_finite": "the judge's logits are not finite numbers",
-}
-"""The reasons why a request has no usable result, by the name that `Text`, `Verdict` and `Rating` give as `problem`."""
-
-
 class Text(NamedTuple):
     """A critique or revision.
 
-    text: str. complete: whether it ended before the length limit. problem: one of `PROBLEMS` if it cannot be used, else None.
-    reasoning: the thoughts that preceded it, if any. notes: names in `contract.NOTES`.
+    text: str. complete: whether it ended before the length limit. problem: one of `reasons.PROBLEMS` if it cannot be used,
+    else None. reasoning: the thoughts that preceded it, if any. notes: names in `reasons.NOTES`.
     """
 
     text: str
@@ -81,8 +67,9 @@ class Verdict(NamedTuple):
     """The result of a comparison.
 
     probability: float in [0, 1], that the first response shown is better; None without a verdict. reasoning: its text, if any.
-    problem: one of `PROBLEMS` if there is no verdict, else None. outside: float in [0, 1], the probability of no option, if
-    known. notes: names in `contract.NOTES`. disagreement: float in [0, 1], the largest difference between members of a jury.
+    problem: one of `reasons.PROBLEMS` if there is no verdict, else None. outside: float in [0, 1], the probability of no
+    option, if known. notes: names in `reasons.NOTES`. disagreement: float in [0, 1], the largest difference between members of
+    a jury.
     """
 
     probability: float | None
@@ -97,8 +84,8 @@ class Rating(NamedTuple):
     """The result of a rating request.
 
     rating: float from 1 (worst) to 10 (best), not necessarily whole; None without a rating. reasoning: its text, if any.
-    problem: one of `PROBLEMS` if there is no rating, else None. outside: float in [0, 1], the probability of no option, if
-    known. notes: names in `contract.NOTES`.
+    problem: one of `reasons.PROBLEMS` if there is no rating, else None. outside: float in [0, 1], the probability of no option,
+    if known. notes: names in `reasons.NOTES`.
     """
 
     rating: float | None

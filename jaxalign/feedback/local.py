@@ -130,7 +130,7 @@ class LocalJudge:
         fitting = [(i, request.ids) for i, request in zip(asked, written, strict=True) if isinstance(request, Written)]
         logprobs = option_logprobs(self.speaker, [ids for _, ids in fitting], options)
         for (i, _), row, outside in zip(fitting, logprobs, outside_mass(logprobs).tolist(), strict=True):
-            if not np.isfinite(row).any():
+            if np.isnan(row).any() or not np.isfinite(row).any():
                 out[i] = out[i]._replace(problem="not_finite")
             elif outside > self.max_outside:
                 out[i] = out[i]._replace(problem="unreadable", outside=outside)
@@ -149,8 +149,8 @@ class LocalJudge:
         cleaned = contract.clean(text, said.ended or decided)
         problem = "refused" if contract.declines(cleaned.text, "verdict") else None if cleaned.complete else "cut_off"
         # The judge reads its own thoughts again with their delimiters.
-        kept = text if cleaned.reasoning is not None else cleaned.text
-        return _Reading(None, reasoning=kept, problem=problem, notes=request.notes)
+        kept, notes = (text, ()) if cleaned.reasoning is not None else (cleaned.text, cleaned.notes)
+        return _Reading(None, reasoning=kept, problem=problem, notes=request.notes + notes)
 
     def _written(
         self, kind: str, requests: Sequence[Any], values: Sequence[Mapping[str, Any]], new_tokens: int

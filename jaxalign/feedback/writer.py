@@ -22,7 +22,7 @@ from jaxalign.records import Exemplar, Message, Principle
 class Written(NamedTuple):
     """A request as token ids.
 
-    notes: names in `contract.NOTES`, if something had to be left out. exemplars: the number of examples in the request.
+    notes: names in `reasons.NOTES`, if something had to be left out. exemplars: the number of examples in the request.
     lost_turns: the number of turns of the dialogue that are missing.
     """
 

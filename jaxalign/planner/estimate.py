@@ -14,7 +14,7 @@ from jaxalign.models.model import Model
 from jaxalign.parallel.mesh import AXES
 from jaxalign.parallel.pipeline import bubble, micro_batches
 from jaxalign.parallel.sharding import Sharding
-from jaxalign.planner import memory, weights, work
+from jaxalign.planner import judges, memory, weights, work
 from jaxalign.planner.hardware import Cluster
 from jaxalign.planner.network import bandwidths
 from jaxalign.planner.weights import Weights
@@ -160,6 +160,9 @@ def estimate(
     trained = {task.stage: () for task in found}
     for task in found:
         trained[task.stage] += task.trains
+        for role in task.stays:
+            if role.startswith(judges.ROLE):
+                check_divides(run.model(role), mesh)
     return RunEstimate(config, cluster, tuple(run.of(task, trained[task.stage]) for task in found))
 
 
@@ -169,9 +172,20 @@ def optimizer_kind(config: Config, stage: str, role: str) -> str:
     return section.critic_optimizer.kind if role == "critic" else section.optimizer.kind
 
 
-def role_model(policy: Model, role: str) -> Model:
-    """The model of a role: the policy's architecture, with a scalar head for the critic and the preference model."""
+def role_model(config: Config, policy: Model, role: str) -> Model:
+    """The model of a role: a judge's own, or the policy's architecture, with a scalar head for the critic and the preference
+    model."""
+    if role.startswith(judges.ROLE):
+        return judges.judge_model(config, role, policy.sharding)[0]
     return policy.with_head("scalar" if role in ("critic", "preference model") else "lm")
+
+
+def role_weights(config: Config, policy: Model, role: str) -> Weights:
+    """The bytes of a role's weights."""
+    model = role_model(config, policy, role)
+    if role.startswith(judges.ROLE):
+        return weights.measure(model, config.judge.weights, frozen=True)
+    return weights.measure(model, config.lora.base)
 
 
 class _Run:
@@ -179,16 +193,12 @@ class _Run:
         self.config, self.policy, self.cluster, self.assume = config, policy, cluster, assumptions
         self.sizes = {axis: getattr(config.mesh, axis) for axis in AXES}
         self.bandwidth = bandwidths(cluster, self.sizes, config.mesh.slices)
-        self.kinds: dict[str, Weights] = {}
 
     def model(self, role: str) -> Model:
-        return role_model(self.policy, role)
+        return role_model(self.config, self.policy, role)
 
     def weights(self, role: str) -> Weights:
-        head = self.model(role).head
-        if head not in self.kinds:
-            self.kinds[head] = weights.measure(self.model(role), self.config.lora.base)
-        return self.kinds[head]
+        return role_weights(self.config, self.policy, role)
 
     def resident(self, task: Task, trained: tuple[str, ...]) -> dict[str, float]:
         """Bytes by role; the base that adapters share counts once."""

@@ -23,6 +23,7 @@ from jaxalign.models.adapters.lora import join, trained
 from jaxalign.models.adapters.quantised import quantise_abstract
 from jaxalign.models.model import Model, Params
 from jaxalign.parallel.shapes import Shapes
+from jaxalign.planner.judges import planned_judges
 from jaxalign.registry.judges import stage_judge
 from jaxalign.registry.stages import policies_before
 from jaxalign.rewards.scorer import Ensemble, Scorer
@@ -91,6 +92,19 @@ class Run:
     def judges(self, stage: str) -> bool:
         """Whether the judge of a stage runs the base model on the run's devices."""
         return stage_judge(self.config, stage).runs_base
+
+    def judging(self, stage: str, model: Model, params) -> list[tuple[str, Model, Any, int]]:
+        """(role, model, weights, length of the longest request and text) of each judge on the devices in a stage.
+
+        model, params: the base.
+        """
+        if self.judges(stage):
+            return [("feedback model", model, params, self.config.judge.max_length or self.config.model.max_length)]
+        return [tuple(judge) for judge in planned_judges(self.config, stage, self.policy.sharding)]
+
+    def outside_judges(self, stage: str) -> dict[str, Any]:
+        """The weights of the models of config.judge.path that a stage holds, by role."""
+        return {judge.role: judge.params for judge in planned_judges(self.config, stage, self.policy.sharding)}
 
     def start(self, stage: str) -> Params:
         """The weights that a stage starts from: those of lora.path or an earlier stage, or the base."""
@@ -182,23 +196,34 @@ def resharding(stage: str, role: str, model: Model, params, held) -> tuple[list[
 
 
 def judging_programs(run: Run, stage: str, model: Model, params, batch: int, held) -> list[Program]:
-    """The programs of the feedback model: its reasoning, if feedback.reasoning is set, and the log-probs of its options.
+    """The programs of the judges on the devices: their reasoning, if they reason, and the log-probs of the options.
 
-    Empty if the judge does not run the base model.
+    Args:
+      run: the run.
+      stage: the stage.
+      model, params: the run's base, the judge unless the config names other models.
+      batch: the rows that a judge reads together.
+      held: the arrays on the devices, including those of the judges of `Run.outside_judges`.
     """
-    if not run.judges(stage):
-        return []
-    feedback, T = run.config.feedback, run.config.model.max_length - 1
-    asked = (model, params, run.rows(jnp.int32, batch, T), run.rows(jnp.int32, batch), run.scalar(jnp.int32, (2,)))
-    labelling = Program(stage, "labelling", "feedback model", next_logprobs, asked, held)
-    if not feedback.reasons(run.config):
-        return [labelling]
-    N = feedback.max_reasoning_tokens
-    moving, params, moved = resharding(stage, "feedback model", model, params, held)
-    sampling = Sampling(N, STOP_IDS, feedback.reasoning_temperature)
-    cache = model.generation.abstract_cache(batch, slot_counts(run.prompt_length(N) + N)[-1])
-    reasoning = _chunk(run, stage, "reasoning", "feedback model", model, params, sampling, cache, {**held, **moved})
-    return [*moving, reasoning, labelling]
+    found: list[Program] = []
+    for role, own, weights, length in run.judging(stage, model, params):
+        asked = (own, weights, run.rows(jnp.int32, batch, length - 1), run.rows(jnp.int32, batch), run.scalar(jnp.int32, (2,)))
+        labelling = Program(stage, "labelling", role, next_logprobs, asked, held)
+        feedback = run.config.feedback
+        if feedback.reasons(run.config):
+            N = feedback.max_reasoning_tokens
+            sampling = Sampling(N, STOP_IDS, feedback.reasoning_temperature)
+            found += judge_sampling(run, stage, "reasoning", (role, own, weights, length), sampling, batch, held)
+        found.append(labelling)
+    return found
+
+
+def judge_sampling(run: Run, stage: str, phase: str, judge: tuple, sampling: Sampling, batch: int, held) -> list[Program]:
+    """The programs with which a judge, one of `Run.judging`, samples text."""
+    role, model, params, length = judge
+    moving, params, moved = resharding(stage, role, model, params, held)
+    cache = model.generation.abstract_cache(batch, slot_counts(length)[-1])
+    return [*moving, _chunk(run, stage, phase, role, model, params, sampling, cache, {**held, **moved})]
 
 
 def stacked_members(section: Preference, scorer: Scorer, params: Params) -> tuple[Scorer, Params]:
@@ -223,7 +248,7 @@ def decode_step(model: Model) -> Callable:
     return jax.jit(model.decode, donate_argnums=3)
 
 
-FROZEN = ("reference", "preference model", "student", "reward model", "feedback model")
+FROZEN = ("reference", "preference model", "student", "reward model", "feedback model", "judge")
 """Roles that `mesh.offload` with "frozen" keeps in host memory, except while a program reads them."""
 
 
@@ -234,7 +259,7 @@ def offloaded(run: Run, programs: list[Program]) -> list[Program]:
     def stays(role: str, phase: str) -> bool:
         if role.endswith(" optimizer"):
             return "optimizer" not in out or phase == "update"
-        return "frozen" not in out or role not in FROZEN
+        return "frozen" not in out or role.rstrip(" 0123456789") not in FROZEN
 
     def left(program: Program) -> Program:
         held = {role: tree for role, tree in program.held.items() if stays(role, program.phase)}

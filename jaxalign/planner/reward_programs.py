@@ -41,7 +41,8 @@ def distilled(run: Run) -> list[Program]:
 def ai_feedback(run: Run) -> list[Program]:
     """The feedback model's reasoning and ratings."""
     base = run.policy.abstract() if run.frozen is None else run.frozen
-    own = {} if run.frozen is not None else {"feedback model": base}
+    own = {} if run.frozen is not None or not run.judges("ppo") else {"feedback model": base}
+    own |= run.outside_judges("ppo")
     return list(judging_programs(run, "ppo", run.policy, base, run.config.ppo.batch, own))
 
 

@@ -10,9 +10,20 @@ import jax.numpy as jnp
 from jaxalign.config import BestOfN, Dpo, OnlineDpo, Optimizer, Pretrain, Sft
 from jaxalign.models.adapters.lora import join
 from jaxalign.models.model import Model
-from jaxalign.planner.programs import STEPS, Program, Run, judging_programs, offloaded, sampling_programs, stacked_members
+from jaxalign.planner.programs import (
+    STEPS,
+    STOP_IDS,
+    Program,
+    Run,
+    judge_sampling,
+    judging_programs,
+    offloaded,
+    sampling_programs,
+    stacked_members,
+)
 from jaxalign.records import AnswerPairs, PackedBatch, PackedParts, PairBatch, ScoredPairs
 from jaxalign.rewards.scorer import PairScoreArguments, Scorer, packed_rollout_scores, raw_pair_scores, student_model
+from jaxalign.rollout.sampling import section_sampling
 from jaxalign.training.arguments import DirectArguments, DistillArguments, LmArguments, LogprobArguments, PreferenceArguments
 from jaxalign.training.direct_step import answer_logprobs, direct_step, sorts_the_batch
 from jaxalign.training.distill_step import distill_step
@@ -57,8 +68,12 @@ def trained_roles(role: str, state) -> dict:
 
 
 def revise(run: Run) -> list[Program]:
-    section, base = run.config.revise, _base(run)
-    return sampling_programs(run, "revise", "base", run.policy, base, section, section.batch, {"base": base})
+    section, base, others = run.config.revise, _base(run), run.outside_judges("revise")
+    held = {"base": base} | others
+    found = sampling_programs(run, "revise", "base", run.policy, base, section, section.batch, held)
+    for judge in run.judging("revise", run.policy, base) if others else ():
+        found += judge_sampling(run, "revise", "revision", judge, section_sampling(section, STOP_IDS), section.batch, held)
+    return found
 
 
 def _base(run: Run):
@@ -68,6 +83,7 @@ def _base(run: Run):
 def compare(run: Run) -> list[Program]:
     section, policy, base = run.config.compare, run.start("compare"), _base(run)
     held = run.base | ({"base": base} if run.judges("compare") else {}) | {"policy": run.own(policy)}
+    held |= run.outside_judges("compare")
     sampled = sampling_programs(run, "compare", "policy", run.policy, policy, section, section.batch, held)
     return sampled + judging_programs(run, "compare", run.policy, base, section.batch, held)
 
@@ -215,6 +231,7 @@ def online_dpo(run: Run) -> list[Program]:
     start, base, size = run.start("online_dpo"), _base(run), section.batch // section.minibatches
     pairs, T = _answer_pairs(run, size), run.prompt_length(section.max_new_tokens) + section.max_new_tokens
     other = ({"feedback model": run.own(base)} if run.judges("online_dpo") else {}) | {"reference": run.own(start)}
+    other |= run.outside_judges("online_dpo")
     update = _direct(run, "online_dpo", run.config.dpo, section.optimizer, pairs, T, other)
     state, arguments = update.arguments
     policy = join(run.frozen, state.params)
@@ -236,4 +253,8 @@ def evaluate(run: Run) -> list[Program]:
         scorer, weights = preference_scorer(run)
         held |= {"preference model": run.own(weights)}
         made = [scoring_program(run, "evaluate", section, "preference model", scorer, weights, held)]
-    return sampling_programs(run, "evaluate", "policy", run.policy, policy, section, section.batch, held) + made
+    sampled = sampling_programs(run, "evaluate", "policy", run.policy, policy, section, section.batch, held)
+    # The models that answered are freed before the judges of config.judge.path compare the answers.
+    others = run.outside_judges("evaluate") if section.win_rate_prompts else {}
+    judged = judging_programs(run, "evaluate", run.policy, _base(run), section.batch, others) if others else []
+    return sampled + made + judged

@@ -7,6 +7,7 @@ rows of the data file (None: unknown), and returns the stage's tasks.
 from __future__ import annotations
 
 from jaxalign.config import Config
+from jaxalign.planner import judges
 from jaxalign.planner.memory import Rows
 from jaxalign.planner.workload import (
     Task,
@@ -38,26 +39,52 @@ def sft(config: Config, prompt: int | None, examples: int | None) -> list[Task]:
 
 
 def revise(config: Config, prompt: int | None, examples: int | None) -> list[Task]:
-    section = config.revise
-    texts = 1 + 2 * section.rounds if stage_judge(config, "revise").runs_base else 1
-    asked = section.red_team_prompts * texts + section.helpful_prompts
-    return [generate(config, "revise", section.batch, section.max_new_tokens, prompt, calls_for(asked, section.batch), ())]
+    section, others = config.revise, judges.roles(config, "revise")
+    asked = 2 * section.rounds * section.red_team_prompts  # Critiques and revisions.
+    answers = section.red_team_prompts + section.helpful_prompts
+    calls = calls_for(answers + (asked if stage_judge(config, "revise").runs_base else 0), section.batch)
+    found = [generate(config, "revise", section.batch, section.max_new_tokens, prompt, calls, others)]
+    if others:  # The first member of a jury writes.
+        found.append(_judged(config, "revise", others[0], section.batch, section.max_new_tokens,
+                             calls_for(asked, section.batch), ("policy", *others)))
+    return found
 
 
 def compare(config: Config, prompt: int | None, examples: int | None) -> list[Task]:
-    section, feedback = config.compare, config.feedback
-    local = stage_judge(config, "compare").runs_base
+    section, others = config.compare, judges.roles(config, "compare")
+    labelling = others or (("labeller",) if stage_judge(config, "compare").runs_base else ())
+    asked = 2 * section.prompts * config.feedback.principles_per_comparison  # Each pair is shown in both orders.
     found = [generate(config, "compare", section.batch, section.max_new_tokens, prompt,
-                      calls_for(2 * section.prompts, section.batch), ("labeller",) if local else ())]
-    if not local:
-        return found
-    asked = 2 * section.prompts * feedback.principles_per_comparison  # Each pair is shown in both orders.
-    if feedback.reasons(config):
-        found.append(generate(config, "compare", section.batch, feedback.max_reasoning_tokens, prompt,
-                              calls_for(asked, section.batch), ("policy",), "labeller"))
-    found.append(Task("compare", "score", ("labeller",), (), ("policy", "labeller"),
-                      Rows(section.batch, config.model.max_length), 1, calls_for(asked, section.batch)))
+                      calls_for(2 * section.prompts, section.batch), labelling)]
+    return found + _verdicts(config, "compare", section.batch, asked, labelling, ("policy", *labelling), prompt)
+
+
+def _verdicts(
+    config: Config, stage: str, batch: int, asked: int, roles: tuple[str, ...], stays: tuple[str, ...], prompt: int | None
+) -> list[Task]:
+    """The tasks of the judges `roles` for `asked` comparisons each: their reasoning, if they reason, and their verdicts."""
+    found, calls, new = [], calls_for(asked, batch), config.feedback.max_reasoning_tokens
+    for role in roles:
+        if config.feedback.reasons(config) and role.startswith(judges.ROLE):
+            found.append(_judged(config, stage, role, batch, new, calls, stays))
+        elif config.feedback.reasons(config):
+            found.append(generate(config, stage, batch, new, prompt, calls, stays, role))
+        found.append(Task(stage, "score", (role,), (), stays, Rows(batch, _request_length(config, role)), 1, calls))
     return found
+
+
+def _judged(
+    config: Config, stage: str, role: str, batch: int, new: int, calls: int | None, stays: tuple[str, ...]
+) -> Task:
+    """Sampling of `new` tokens by a judge after its longest request."""
+    return Task(stage, "generate", (role,), (), stays, Rows(batch, _request_length(config, role) - new, new), 1, calls)
+
+
+def _request_length(config: Config, role: str) -> int:
+    """Tokens of a judge's longest request with its text."""
+    if role.startswith(judges.ROLE):
+        return judges.judge_model(config, role, None)[1]
+    return config.judge.max_length or config.model.max_length
 
 
 def _pairs(config: Config, examples: int | None) -> int | None:
@@ -142,5 +169,8 @@ def ppo(config: Config, prompt: int | None, examples: int | None) -> list[Task]:
 def evaluate(config: Config, prompt: int | None, examples: int | None) -> list[Task]:
     section = config.evaluate
     models = 1 + sum(record.makes_policy for record in stages_in_order(config.stages))
-    return [generate(config, "evaluate", section.batch, section.max_new_tokens, prompt,
-                     models * calls_for(section.prompts, section.batch), ())]
+    answering = generate(config, "evaluate", section.batch, section.max_new_tokens, prompt,
+                         models * calls_for(section.prompts, section.batch), ())
+    others, contests = judges.roles(config, "evaluate"), models * (models - 1) // 2
+    asked = 2 * contests * min(section.win_rate_prompts, section.prompts)
+    return [answering, *(_verdicts(config, "evaluate", section.batch, asked, others, others, prompt) if asked else ())]

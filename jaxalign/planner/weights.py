@@ -72,8 +72,14 @@ def whole(sharding: Sharding) -> Sharding:
 
 
 @functools.lru_cache(maxsize=4096)
-def measure(model: Model, stored: str) -> Weights:
-    """Measures the weights of a model on its mesh, which may be an AbstractMesh. stored: the value of `config.lora.base`."""
+def measure(model: Model, stored: str, frozen: bool = False) -> Weights:
+    """Measures the weights of a model on its mesh, which may be an AbstractMesh.
+
+    Args:
+      model: the model.
+      stored: the storage format of the base under adapters (`config.lora.base`) or, with `frozen`, of all weights.
+      frozen: whether the model has no adapters and is never trained, such as a judge.
+    """
     sharding, config = model.sharding, model.config
     own, base = _Tree(model.abstract(), model.axes()), _Tree(model.base.abstract(), model.base.axes())
     compute = np.dtype(config.compute_dtype).itemsize
@@ -81,7 +87,7 @@ def measure(model: Model, stored: str) -> Weights:
     if not adapted:  # A scalar head takes the LM head's place.
         base = own
     kernels = base.only(lambda path: path[0] == "blocks" and path[1:] in LINEAR)
-    held = stored if adapted else "float32"
+    held = stored if adapted or frozen else "float32"
     stays = held in ("float32", "bfloat16") and np.dtype(held).itemsize == compute
     cast = held in ("float32", "bfloat16") and not stays  # Quantisation builds an array layer by layer.
     table = base.only(lambda path: path[0] == "embedding").bytes(whole(sharding), lambda *_: compute)
@@ -96,7 +102,7 @@ def measure(model: Model, stored: str) -> Weights:
         count=base.count() + (own.count() if adapted else 0),
         trained=own.count(),
         matmul=multiplied(model),
-        parameters=own.bytes(sharding, lambda *_: 4),
+        parameters=own.bytes(sharding, lambda path, shape: _stored(held, path, shape) if frozen else 4),
         frozen=base.bytes(sharding, lambda path, shape: _stored(held, path, shape)) if adapted else 0.0,
         gradients=own.bytes(sharding.gradients, lambda *_: 4),
         table_gradient=own.only(lambda path: path[0] == "embedding").bytes(sharding.gradients, lambda *_: 4),

@@ -43,7 +43,7 @@ class Task:
 
     @property
     def name(self) -> str:
-        return f"{self.stage} {self.phase}"
+        return f"{self.stage} {self.phase}" + (f" ({self.runs[0]})" if self.runs[0].startswith("judge") else "")
 
     @property
     def tokens(self) -> int:

@@ -7,8 +7,6 @@ row per pair.
 from __future__ import annotations
 
 import collections
-from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 
@@ -16,7 +14,8 @@ from jaxalign import streams
 from jaxalign.config import Config
 from jaxalign.feedback.critique import Answer, answer
 from jaxalign.feedback.labeller import Pair
-from jaxalign.feedback.outcomes import COMPARISON, advice, count_outcomes
+from jaxalign.feedback.outcomes import count_outcomes
+from jaxalign.reasons import few_decided, pairs_sentence
 from jaxalign.records import Prompt
 from jaxalign.stages.shared import engines, judges, loops, reads, run_models, sources
 from jaxalign.stages.shared.base import Stage, StageContext, write_json
@@ -70,8 +69,9 @@ class Compare(Stage):
                 shards.write_all(queue, [comparison_row(comparison) for comparison in labelled])
                 progress.update(len(rows))
         summary = summarise(shards)
-        for sentence in pair_sentences(summary):
-            print(f"[{self.name}] {sentence}", flush=True)
+        print(f"[{self.name}] {pairs_sentence(summary)}", flush=True)
+        if (warning := few_decided(summary)) is not None:
+            print(f"[{self.name}] warning: {warning}", flush=True)
         write_json(context.directory / "summary.json", summary | sources.data_summary(sets))
 
 
@@ -111,35 +111,6 @@ def summarise(shards: Shards) -> dict:
             for name, values in sorted(by_principle.items())
         },
     }
-
-
-LEAST_DECIDED = 0.1
-"""`pair_sentences` warns if the share of decided pairs is smaller."""
-
-
-def pair_sentences(summary: Mapping[str, Any]) -> list[str]:
-    """Says how many pairs have a decided label and why the others have none; with a warning and advice if they are few.
-
-    summary: the result of `summarise`.
-    """
-    total, outcomes = summary["pairs"], summary["outcomes"]
-    decided = total - sum(outcomes.values())
-    listed = ", ".join(f"{count:,} {name} ({COMPARISON[name]})" for name, count in outcomes.items())
-    sentences = [f"{decided:,} of {total:,} pairs have a decided label" + (f"; the others: {listed}" if listed else "")]
-    if decided < LEAST_DECIDED * total:
-        sentences.append(f"warning: only {decided:,} of {total:,} pairs have a decided label: {pair_advice(summary)}")
-    return sentences
-
-
-def pair_advice(summary: Mapping[str, Any]) -> str:
-    """The remedy for the most frequent reason for which pairs have no decided label."""
-    agreement, bias = summary["order_agreement"], summary["position_bias"]
-    main = next(iter(summary["outcomes"]), None)
-    if main == "undecided" and agreement is not None and agreement < 0.5 and abs(bias) > 0.1:
-        place = "first" if bias > 0 else "second"
-        return (f"the judge prefers the answer shown {place}, whatever it says, and contradicts itself in the other order for "
-                f"{1 - agreement:.0%} of the pairs; choose another judge or other templates (feedback.templates)")
-    return advice(summary["outcomes"], COMPARISON)
 
 
 STAGE = Compare()

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+_LEAST = 0.001  # The smallest number whose digits are shown.
 
 
 def percent(rate: float) -> str:
-    """A fraction as a percentage with one decimal: 0.78 is "78.0%"."""
-    return f"{100 * rate:.1f}%"
+    """A fraction as a percentage with one decimal: 0.78 is "78.0%". Only 0 is "0.0%" and only 1 is "100.0%"."""
+    if 0 < rate < 0.0005:
+        return "<0.1%"
+    return ">99.9%" if 0.9995 <= rate < 1 else f"{100 * rate:.1f}%"
 
 
 def short_percent(rate: float) -> str:
@@ -16,11 +22,47 @@ def short_percent(rate: float) -> str:
 
 
 def number(value: Any) -> str:
-    """A scalar (Python, numpy or JAX) with 4 significant digits; integers in full, with thousands separators."""
+    """A scalar (Python, numpy or JAX) with 4 significant digits; integers in full, with thousands separators.
+
+    A number between -0.001 and 0.001 is shown as "<0.001" or ">-0.001", since its digits are mostly rounding errors.
+    """
     if value is None:
         return "-"
     value = value.item() if hasattr(value, "item") else value
-    return f"{value:,}" if isinstance(value, int) else f"{float(value):.4g}"
+    if isinstance(value, int):
+        return f"{value:,}"
+    if 0 < abs(value) < _LEAST:
+        return f"<{_LEAST}" if value > 0 else f">-{_LEAST}"
+    return f"{float(value):.4g}"
+
+
+def decimal(value: float | None, digits: int) -> str:
+    """A number with this many decimals; a number that rounds to 0 has no sign."""
+    return "-" if value is None else f"{value:z.{digits}f}"
+
+
+def decimal_interval(value: float, half_width: float, digits: int) -> str:
+    """The bounds of a symmetric interval: "2.64 to 3.26"."""
+    return f"{decimal(value - half_width, digits)} to {decimal(value + half_width, digits)}"
+
+
+def percent_interval(rate: Mapping[str, float]) -> str:
+    """The bounds of a rate's interval in percent, without the sign: "54.3 to 70.8"."""
+    return f"{100 * rate['low']:.1f} to {100 * rate['high']:.1f}"
+
+
+def span(values: Sequence[float]) -> list[str]:
+    """Numbers of one curve, all with the decimals that show 3 digits of the largest: [2e-6, 0.293] is ["0.000", "0.293"].
+
+    Whole numbers are shown without decimals. Numbers that are all below 0.001 or above 10,000 have 3 significant digits.
+    """
+    largest = max(map(abs, values))
+    if largest < 1e4 and all(value == round(value) for value in values):
+        return [f"{value:.0f}" for value in values]
+    if largest and not _LEAST <= largest < 1e4:
+        return [f"{value:.3g}" for value in values]
+    digits = max(0, 2 - math.floor(math.log10(largest))) if largest else 0
+    return [decimal(value, digits) for value in values]
 
 
 def share(count: int | None, total: int | None) -> str:

@@ -31,6 +31,34 @@ MEASURES = {
 }
 
 
+@dataclasses.dataclass(frozen=True)
+class Quantity:
+    """A mean over the answers of a model.
+
+    Attributes:
+      field: its name in the evaluation's summary, as {model: mean}.
+      title: its title, with the unit.
+      digits: the decimals to show.
+      column: the field of the rows of stage evaluate with the values of single answers.
+    """
+
+    field: str
+    title: str
+    digits: int
+    column: str
+
+
+def reference(models: Collection[str]) -> str:
+    """The model to which an evaluation measures the KL of these models."""
+    return "sft" if "sft" in models else "base"
+
+
+def quantities(models: Collection[str]) -> tuple[Quantity, ...]:
+    """The quantities of an evaluation of these models."""
+    return (Quantity("kl", f"KL to {reference(models)}, nats per response", 2, "kl"),
+            Quantity("length", "Length, tokens", 1, "tokens"), Quantity("preference_score", "Preference score", 2, "score"))
+
+
 def measure(name: str) -> Measure:
     """The measure with this name; an unknown measure uses its name as title and has no better direction."""
     return MEASURES.get(name) or Measure(name.replace("_", " ").capitalize(), "", None)
@@ -53,6 +81,12 @@ def model_title(model: str, stages: Collection[str] = ("pretrain", "revise")) ->
         "ppo": "after RL",
     }
     return titles.get(model, model)
+
+
+def model_column(model: str, stages: Collection[str] = ("pretrain", "revise")) -> str:
+    """The heading of a model's column, its title and name: "after RL (ppo)"."""
+    title = model_title(model, stages)
+    return model if title == model else f"{title} ({model})"
 
 
 def model_phrase(model: str, stages: Collection[str] = ("pretrain", "revise")) -> str:

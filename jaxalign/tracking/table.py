@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from jaxalign.tracking.formatting import percent
-from jaxalign.tracking.measures import measure, model_title, ordered_measures
+from jaxalign.tracking.formatting import decimal, percent, percent_interval
+from jaxalign.tracking.measures import measure, model_column, ordered_measures, quantities
 
 
 def render(summary: Mapping[str, Any], stages: Collection[str] = ("pretrain", "revise")) -> str:
     """The table of an evaluation summary (`docs/data_formats.md`), without a trailing newline; "" without models.
 
-    It has a column per model and a row per measure; each rate is followed by its count and total. Rows without any number are
-    omitted; other missing numbers are shown as "-".
+    It has a column per model and a row per measure; each rate is followed by its count and total, and each win
+    rate by its 95% interval. Rows without any number are omitted; other missing numbers are shown as "-".
 
     Args:
         summary: the evaluation's summary.
@@ -23,14 +23,14 @@ def render(summary: Mapping[str, Any], stages: Collection[str] = ("pretrain", "r
     if not models:
         return ""
     rates = summary.get("rates") or {}
-    rows = [["", *(model_title(model, stages) for model in models)]]
+    rows = [["", *(model_column(model, stages) for model in models)]]
     for name in ordered_measures(rates):
         rows.append([measure(name).title, *(_rate((rates.get(model) or {}).get(name)) for model in models)])
-    for field, title, digits in (("kl", "KL (nats per response)", 2), ("length", "Length (tokens)", 1),
-                                 ("preference_score", "Preference score", 2)):
-        values = summary.get(field) or {}
+    rows += _win_rates(summary.get("win_rates") or [], models)
+    for quantity in quantities(models):
+        values = summary.get(quantity.field) or {}
         if any(values.get(model) is not None for model in models):
-            rows.append([title, *(_number(values.get(model), digits) for model in models)])
+            rows.append([quantity.title, *(decimal(values.get(model), quantity.digits) for model in models)])
     lines = align(rows)
     return "\n".join([lines[0], "-" * max(map(len, lines)), *lines[1:]])
 
@@ -41,8 +41,15 @@ def _rate(rate: Mapping[str, Any] | None) -> str:
     return f"{percent(rate['rate'])} ({rate['count']}/{rate['total']})"
 
 
-def _number(value: float | None, digits: int) -> str:
-    return "-" if value is None else f"{value:z.{digits}f}"
+def _win_rates(found: Sequence[Mapping[str, Any]], models: Sequence[str]) -> list[list[str]]:
+    """A row with every model's win rate against the first model, and its 95% interval; no row if none was compared."""
+    against = {row["model"]: row for row in found if row["against"] == models[0] and row.get("total")}
+    if not against:
+        return []
+    cells = [f"{percent(against[model]['rate'])} ({percent_interval(against[model])})" if model in against else "-"
+             for model in models]
+    total = max(row["total"] for row in against.values())
+    return [[f"Win rate against {models[0]}, n={total:,} (95% interval)", *cells]]
 
 
 def align(rows: list[list[str]]) -> list[str]:

@@ -69,6 +69,12 @@ class RunFiles:
         """Whether a stage is planned or has started."""
         return name in self.planned or self.stage(name).started
 
+    def start_of(self, stage: str) -> str:
+        """The model from which a stage starts: the last policy before it ("sft", "dpo", ...), else "base"."""
+        names = [record.name for record in self.records]
+        before = self.records[: names.index(stage)] if stage in names else ()
+        return next((record.name for record in reversed(before) if record.makes_policy), "base")
+
     def rows(self, stage: str) -> Iterator[dict[str, Any]]:
         """The generated rows of a stage, shard by shard. Raises UserError for a line that is not JSON."""
         for path in sorted((self.path / stage).glob("rows-*.jsonl")):

@@ -14,6 +14,7 @@ import pytest
 
 import jaxalign as ja
 from jaxalign.feedback import judge as records
+from jaxalign.reasons import PROBLEMS
 from jaxalign.records import Message, Principle
 from tests.test_docs import tables
 
@@ -143,4 +144,4 @@ def test_the_table_lists_every_field_of_every_record():
 
 def test_the_page_lists_every_problem():
     sentence = re.search(r"`problem` is one of(.*?)\(`PROBLEMS`", SECTION, re.DOTALL)[1]
-    assert re.findall(r"`(\w+)`", sentence) == list(records.PROBLEMS)
+    assert re.findall(r"`(\w+)`", sentence) == list(PROBLEMS)

@@ -144,13 +144,16 @@ def test_results_without_a_value_name_the_problem(method, result, expected):
 @pytest.mark.parametrize(("method", "result", "message"), [
     ("compare", 1.5, r"returned 1.5 of type float from 'compare'; a number from 0 to 1 is expected"),
     ("rate", Rating(0.5), "a number from 1 to 10 is expected"),
+    ("rate", 15, "a number from 1 to 10 is expected"),
+    ("rate", math.inf, "a number from 1 to 10 is expected"),
     ("compare", "A", "a Verdict is expected"),
     ("critique", 3, "a Text is expected"),
     ("critique", Text(3), "a text of type str is expected"),
     ("compare", Verdict(0.5, ["why"]), "a reasoning of type str, or None, is expected"),
     ("compare", Verdict(None, None, "tired"), "a problem among failed, nan, none"),
 ])
-def test_results_of_the_wrong_type_are_errors(method, result, message):
+def test_pitfall_26_results_of_the_wrong_type_or_out_of_range_are_errors(method, result, message):
+    """Scores of 7, 10 and 15 on a scale from 0 to 1 were used as they were."""
     with pytest.raises(UserError, match=message):
         ask(lambda response, call: result, method)
 

@@ -102,25 +102,26 @@ def revision_rows():
         yield {"prompt_id": f"h-{i}", **common, "round": 0, "response": f"h{i}", "revision": None, "complete": i > 0}
 
 
-@pytest.mark.parametrize(("used", "revised"), [("all", 50), ("last", 20)])
-def test_sft_learns_from_complete_revisions_and_helpful_samples(tmp_path, used, revised):
+@pytest.mark.parametrize(("used", "revised", "held"), [("all", 50, 8), ("last", 20, 5)])
+def test_sft_learns_from_complete_revisions_and_helpful_samples(tmp_path, used, revised, held):
     (tmp_path / "revise").mkdir()
     Shards(tmp_path / "revise").write(0, list(revision_rows()))
     config = dataclasses.replace(Config(), revise=ReviseConfig(rounds=2), sft=Sft(rounds_used=used))
-    train, held_out = revisions(StageContext(config, tmp_path, tmp_path / "sft", False))
+    train, held_out, report = revisions(StageContext(config, tmp_path, tmp_path / "sft", False))
     texts = [text for _, text in train + held_out]
     assert len(texts) == len(set(texts)) == revised + 9
     assert sum(text.startswith("h") for text in texts) == 9
     assert all(text.endswith(".2") or used == "all" for text in texts if text.startswith("r"))
     assert not {"r0.2", "r3.2", "h0"} & set(texts)
-    assert len(held_out) == -(-len(texts) // 20)
+    assert len(held_out) == held  # data.min_held_out, but at most a fifth
     assert train[0][0] == (Message("user", "q"),)
+    assert (report.total, report.usable) == (len(list(revision_rows())) - (30 if used == "last" else 0), len(texts))
 
 
 def test_a_base_that_never_ends_an_answer_is_reported_in_one_sentence(tmp_path):
     (tmp_path / "revise").mkdir()
     Shards(tmp_path / "revise").write(0, [row | {"complete": False} for row in revision_rows()])
-    with pytest.raises(UserError, match="only 0 answers and revisions of stage revise are complete"):
+    with pytest.raises(UserError, match="but 0 of 70 answers and revisions can be trained on; left out: 70 cut_off"):
         revisions(StageContext(Config(), tmp_path, tmp_path / "sft", False))
 
 
@@ -130,5 +131,5 @@ def test_a_policy_with_only_one_answer_is_reported_in_one_sentence(tmp_path):
             "response_b": "x", "principles": [], "label": 0.5, "label_ab": None, "label_ba": None, "decided": False,
             "reasoning_ab": None, "reasoning_ba": None}
     Shards(tmp_path / "compare").write(0, [same])
-    with pytest.raises(UserError, match="stage compare has no pair to train on"):
+    with pytest.raises(UserError, match="0 of 1 pairs of stage compare can be trained on; left out: 1 identical"):
         preference_split(StageContext(Config(), tmp_path, tmp_path / "preference", False), TOKENIZER)

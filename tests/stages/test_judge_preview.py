@@ -50,7 +50,7 @@ class Judge:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     root = tmp_path_factory.mktemp("previewed")
-    write_model(root / "model")
+    write_model(root / "model", max_length=4000)
     (root / "red.txt").write_text("Why did it sit there?\nWhat is 2 + 2?\nWho barked?\n")
     (root / "chat.jsonl").write_text(json.dumps({"prompt": [
         {"role": role, "content": "It sat on the mat. " * 3} for role in ("user", "assistant", "user", "assistant", "user")

@@ -31,8 +31,9 @@ class Judge:
 @pytest.mark.parametrize(("changes", "message"), [
     ({"judge": {"revise": COMPARES}}, "config.judge.revise is .*NotANumber', which has no method 'critique'; stage revise"),
     ({"judge": {"compare": "locall"}}, "config.judge.compare is 'locall'"),
-    ({"judge": {"compare": "local"}}, "config.judge.compare is 'local', which writes its questions .* for compare, or"),
-    ({"judge": {"evaluate": "local"}}, "set judge.evaluate to a judge of your own for evaluate"),
+    ({"judge": {"compare": "model"}}, "config.judge.compare is 'model', but config.judge.path is empty"),
+    ({"judge": {"path": ("x",)}}, "config.judge.path is x, but no stage asks this judge"),
+    ({"feedback": {"judge_stage": "sft"}}, "config.feedback.judge_stage is 'sft', "),
     ({"feedback": {"judge": COMPARES}}, "config.feedback.judge is .*NotANumber', which has no method 'critique'"),
     ({"feedback": {"judge": "http://localhost:8000/v1"}},
      "config.feedback.judge is 'http://localhost:8000/v1', a URL; .* a judge in Python that asks this server .*docs/cai.md"),

@@ -171,7 +171,7 @@ def test_the_rating_of_the_feedback_model_can_be_the_reward(tmp_path):
     stages = ("pretrain", "revise", "sft", "ppo", "evaluate")
     world = CONFIG["world"] | {"ratings": 0.2}
     run(tmp_path, stages=stages, world=world, reward={"source": "ai_feedback", "max_dropped_share": 1.0},
-        feedback={"reasoning": False})
+        feedback={"reasoning": False, "max_outside_mass": 1.0})
     found = read_metrics(tmp_path / "ppo" / "metrics.jsonl")
     assert all(-1 <= row["score"] <= 1 and row["kept"] > 0 for row in found)
     assert read(tmp_path / "ppo" / "manifest.json")["inputs"].keys() == {"pretrain", "sft"}

@@ -29,7 +29,8 @@ def make_run(path: Path, stages: tuple[str, ...] = STAGES, gold: bool = True) ->
     """Write the files of a finished run of these stages; without `gold` the prompts have neither a kind nor a gold judge."""
     draw = random.Random(0)
     config = {"seed": 7, "stages": list(stages), "mesh": {"data": 1, "fsdp": 1, "tensor": 1},
-              "feedback": {"constitution": "default", "invert": False},
+              "model": {"source": "scratch", "path": ""}, "data": {"source": "world"},
+              "sft": {"min_rows": 8, "min_share": 0.5}, "feedback": {"constitution": "default", "invert": False},
               "ppo": {"kl_coef": 0.05, "clip": 0.2, "target_kl": None}, "evaluate": {"examples": 8}}
     write_json(path / "config.json", config)
     for index, name in enumerate(stages):
@@ -71,7 +72,7 @@ def _sft(path: Path, draw: random.Random) -> None:
     losses = [0.9 * math.exp(-step / 15) + 0.6 + draw.gauss(0, 0.02) for step in range(60)]
     write_rows(path / "metrics.jsonl", [{"step": step, "loss": loss} for step, loss in enumerate(losses)])
     write_json(path / "summary.json", {"steps": 60, "tokens": 180_000, "loss_first": 1.49, "loss_last": 0.61,
-                                       "held_out_loss": 0.66})
+                                       "held_out_loss": 0.66, "answers": 22, "cut": 0})
 
 
 def _revise(path: Path, draw: random.Random) -> None:
@@ -93,7 +94,9 @@ def _revise(path: Path, draw: random.Random) -> None:
     write_rows(path / "rows-00000.jsonl", rows[:13])
     write_rows(path / "rows-00001.jsonl", rows[13:])
     write_json(path / "summary.json", {"prompts": 12, "rounds": 2, "helpful_prompts": 1, "incomplete": 0,
-                                       "principles": {"harmlessness": 12, "courtesy": 12}})
+                                       "principles": {"harmlessness": 12, "courtesy": 12},
+                                       "outcomes": {"unchanged": 3, "empty": 2}, "notes": {"preamble": 4},
+                                       "usable": {"total": 25, "usable": 23, "reasons": {"empty": 2}}})
 
 
 def _compare(path: Path, draw: random.Random) -> None:
@@ -107,8 +110,8 @@ def _compare(path: Path, draw: random.Random) -> None:
                  "reasoning_ba": None}
     write_rows(path / "rows-00000.jsonl", [decided, undecided])
     write_json(path / "summary.json", {
-        "pairs": 1000, "identical_pairs": 31, "undecided": 78, "unparsable": 2, "position_bias": 0.012,
-        "order_agreement": 0.913,
+        "pairs": 1000, "identical_pairs": 31, "undecided": 80, "unparsable": 2, "position_bias": 0.012,
+        "order_agreement": 0.913, "outcomes": {"undecided": 78, "identical": 31, "refused": 2}, "outside_mass": 0.034,
         "confidence_histogram": {"edges": [0.5 + index / 20 for index in range(11)],
                                  "counts": [210, 160, 60, 22, 38, 40, 20, 66, 150, 234]},
         "principles": {"harmlessness": {"pairs": 520, "mean_confidence": 0.871},

@@ -44,7 +44,7 @@ def test_line_chart_draws_every_series_and_describes_its_ends():
     drawn = plots.line_chart("KL", [Series("k1", [0, 1, 2], [0.0, 0.5, 1.5]), Series("k3", [0, 1, 2], [0.0, 0.4, 1.0])])
     root = _parse(drawn)
     assert root.get("role") == "img"
-    assert root.get("aria-label") == "KL by step: k1 from 0 to 1.5; k3 from 0 to 1."
+    assert root.get("aria-label") == "KL by step: k1 from 0.00 to 1.50; k3 from 0 to 1."
     lines = root.findall("polyline")
     assert [line.get("class") for line in lines] == ["line tone-1", "line tone-2"]
     assert all(len(line.get("points").split()) == 3 for line in lines)

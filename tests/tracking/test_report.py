@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html.parser
 import json
 import re
 
@@ -11,51 +10,16 @@ import pytest
 from jaxalign.errors import UserError
 from jaxalign.tracking.report.page import render_report
 
+from .pages import render_page
 from .synthetic import STAGES, make_run, write_json, write_rows
 
 SECTIONS = ("lead", "behaviour", "wins", "answers", "revisions", "labels", "preference", "rl", "losses", "time",
             "config")
 
 
-class _Page(html.parser.HTMLParser):
-    """The text of each section, every tag with its attributes, and whether the tags are balanced."""
-
-    _VOID = ("meta", "br", "hr", "img", "input", "link")
-
-    def __init__(self, source):
-        super().__init__()
-        self.sections, self.tags, self._open = {}, [], []
-        self.feed(source)
-        assert not self._open, f"unclosed: {self._open}"
-
-    def handle_starttag(self, tag, attrs):
-        self.tags.append((tag, dict(attrs)))
-        self.handle_data(" ")
-        if tag not in self._VOID:
-            self._open.append((tag, dict(attrs).get("id")))
-
-    def handle_endtag(self, tag):
-        assert self._open and self._open[-1][0] == tag, f"</{tag}> closes {self._open[-1:]}"
-        self._open.pop()
-        self.handle_data(" ")
-
-    def handle_data(self, data):
-        for tag, name in self._open:
-            if tag == "section":
-                self.sections[name] = self.sections.get(name, "") + data
-
-    def text(self, section):
-        return " ".join(self.sections[section].split())
-
-
-def _render(path, **options):
-    source = render_report(path, **options).read_text(encoding="utf-8")
-    return source, _Page(source)
-
-
 @pytest.fixture(scope="module")
 def full(tmp_path_factory):
-    return _render(make_run(tmp_path_factory.mktemp("full")))
+    return render_page(make_run(tmp_path_factory.mktemp("full")))
 
 
 def test_every_section_has_a_heading_and_nothing_is_missing(full):
@@ -66,30 +30,17 @@ def test_every_section_has_a_heading_and_nothing_is_missing(full):
     assert 'class="missing"' not in source
 
 
-def test_lead_summarises_the_run_with_counts(full):
-    _, page = full
-    lead = page.text("lead")
-    assert ("The helpful-only model gave the requested help for 156 of 200 harmful requests (78%); the model after "
-            "supervised CAI for 24 (12%), and the model after RL for 9 (4.5%).") in lead
-    # 93.0 (88.6 to 95.8) and 91.5 (86.8 to 94.6) overlap; 61.0 and 97.5 do not
-    assert "right help 93% of the time before and 91.5% after, a difference within the 95% intervals." in lead
-    assert "courteous 61% of the time before and 97.5% after." in lead
-    assert "All 4 run-time checks of RL passed." in lead
-    assert re.search(r"Harmful help 78% → before, then 4\.5% better", lead)
-    assert re.search(r"Helpful 93% → before, then 91\.5% no clear change", lead)
-
-
 @pytest.mark.parametrize(("section", "shown"), [
     ("behaviour", "Helpful, alarming words 91.0% (91/100) 83.8 to 95.2 90.0% (90/100) 82.6 to 94.5"),
-    ("behaviour", "KL (nats per response) 8.21 0 2.947"), ("behaviour", "Each model answered the same 400 prompts."),
+    ("behaviour", "KL to sft, nats per response 8.21 0.00 2.95"), ("behaviour", "Each model answered the same 400 prompts."),
     ("wins", "After RL against after supervised CAI"), ("wins", "63.1% (101 of 160)"),
     ("wins", "40 undecided, each counted as half a win."),
     ("revisions", "Round 1 changed 12 of 12 answers (100%). Round 2 changed 9 of 12 answers (75%)."),
     ("labels", "Undecided 78 (7.8%)"), ("labels", "Same verdict in both orders 91.3%"),
-    ("labels", "Position bias +1.2 points towards the answer shown first"), ("labels", "harmlessness 520 0.871"),
+    ("labels", "Position bias 1.2 points towards the answer shown first"), ("labels", "harmlessness 520 0.871"),
     ("preference", "Held-out accuracy 89.0% (95% interval 81.4% to 93.8%)"), ("preference", "(ECE) 0.0412"),
     ("rl", "60 iterations of PPO, 2 of which the KL limit ended early."), ("rl", "sampler passed 2e-06 0.0001"),
-    ("rl", "k1 0 → 2.95; k3 0 → 2.83"), ("losses", "Pretraining 420 1,200,000 7.4 1.12 1.31"),
+    ("rl", "k1 0.00 → 2.95; k3 0.00 → 2.83"), ("losses", "Pretraining 420 1,200,000 7.4 1.12 1.31"),
     # compile 4.5 s and work 20, 25, ... 55 s of eight stages: 8 * 4.5 + 300 = 336 s
     ("time", "5:36 in total."), ("time", "pretrain all 0:24 250,000 10,204"), ("config", "config.ppo.kl_coef = 0.05"),
     ("config", "config.ppo.target_kl = null")])
@@ -115,7 +66,7 @@ def test_faults_of_the_last_model_are_shown(tmp_path):
         if row["model"] == "ppo" and row["prompt_id"] in ("e-2", "e-9"):
             row["gold"] |= {"refused": True, "evasive": True, "helpful": False}
     write_rows(path, rows)
-    _, page = _render(run)
+    _, page = render_page(run)
     wrong = page.text("answers").partition("Faults of the last model")[2]
     assert "The first 2 answers of the model after RL in which the gold judge finds a fault." in wrong
     assert re.findall(r"case (\d+)\?", wrong) == ["2", "9"]
@@ -174,7 +125,7 @@ def test_hostile_text_is_shown_as_text(tmp_path):
     summary = json.loads((run / "summary.json").read_text())
     summary["rates"]["base"][EVIL] = summary["rates"]["base"]["harmful"]
     write_json(run / "summary.json", summary)
-    source, page = _render(run)
+    source, page = render_page(run)
     assert not {tag for tag, _ in page.tags} & {"script", "img"}
     assert "<b>run" not in source
     assert not any(name.startswith("on") for _, attributes in page.tags for name in attributes)
@@ -183,14 +134,15 @@ def test_hostile_text_is_shown_as_text(tmp_path):
 
 
 def test_run_on_real_preferences_without_gold_or_feedback(tmp_path):
-    source, page = _render(make_run(tmp_path, ("sft", "preference", "ppo", "evaluate", "report"), gold=False))
+    source, page = render_page(make_run(tmp_path, ("sft", "preference", "ppo", "evaluate", "report"), gold=False))
     assert tuple(page.sections) == ("lead", "behaviour", "wins", "answers", "preference", "rl", "losses", "time", "config")
     lead = page.text("lead")
     assert lead.startswith("What happened The preference model scores the answers of the starting model -0.92 on "
-                           "average, and those of the model after RL 1.31, at a KL of 2.95 nats per response.")
+                           "average, and those of the model after RL 1.31, at a KL to the model after fine-tuning of 2.95 nats "
+                           "per response.")
     assert "The model after fine-tuning was preferred over the starting model in 78.3% of 180 comparisons" in lead
-    assert ("No judge knows the right answers to this run's prompts, so there are no rates; the models are compared by "
-            "preference score, KL and length.") in page.text("behaviour")
+    assert ("No rules decide which answers to this run's prompts are right, so there are no rates; the models are compared by "
+            "win rate, preference score, KL and length.") in page.text("behaviour")
     assert "Pretraining loss" not in page.text("losses") and 'class="missing"' in source
     assert len(re.findall(r"case \d+\?", page.text("answers"))) == 8
     assert "gold judge" not in page.text("answers")
@@ -201,7 +153,7 @@ def test_every_part_of_a_run_can_be_reported(tmp_path, count):
     run = make_run(tmp_path, STAGES[:count])
     config = json.loads((run / "config.json").read_text()) | {"stages": list(STAGES)}
     write_json(run / "config.json", config)
-    _, page = _render(run)
+    _, page = render_page(run)
     if "evaluate" not in STAGES[:count]:
         assert "The evaluate stage has not run yet" in page.text("behaviour")
     assert tuple(page.sections) == tuple(name for name in SECTIONS if count == 7 or name not in ("wins", "answers"))
@@ -213,7 +165,7 @@ def test_unfinished_stage_shows_its_curves_so_far(tmp_path):
     run = make_run(tmp_path, STAGES[:6])
     write_json(run / "ppo" / "manifest.json", {"stage": "ppo", "status": "running"})
     (run / "ppo" / "summary.json").unlink()
-    _, page = _render(run)
+    _, page = render_page(run)
     assert "The ppo stage has not finished yet" in page.text("rl")
     assert "Score and reward" in page.text("rl")
 
@@ -230,11 +182,11 @@ def test_results_by_column_are_in_a_table(tmp_path):
     summary = json.loads((run / "summary.json").read_text()) | {"by_column": {"label": values}}
     write_json(run / "summary.json", summary)
     write_json(run / "evaluate" / "summary.json", summary)
-    shown = _render(run)[1].text("columns")
+    shown = render_page(run)[1].text("columns")
     assert "label Prompts Measure helpful-only after supervised CAI after RL" in shown
-    assert "safe 250 Length (tokens) 24.1 22.3 9.5" in shown and "safe 250 Complete answers 100.0% 75.0% 50.0%" in shown
+    assert "safe 250 Length, tokens 24.1 22.3 9.5" in shown and "safe 250 Complete answers 100.0% 75.0% 50.0%" in shown
     assert "Preferred over the model after supervised CAI - - 75.0% (30/40) 59.8 to 85.8" in shown
-    assert "<i>un</i> 200 Preference score -0.9 0 1.5" in shown
+    assert "<i>un</i> 200 Preference score -0.90 0.00 1.50" in shown
 
 
 def test_failed_check_is_a_warning_in_the_lead(tmp_path):
@@ -242,26 +194,39 @@ def test_failed_check_is_a_warning_in_the_lead(tmp_path):
     summary = json.loads((run / "ppo" / "summary.json").read_text())
     summary["checks"][2] |= {"value": 0.2, "passed": False}
     write_json(run / "ppo" / "summary.json", summary)
-    source, page = _render(run)
+    source, page = render_page(run)
     assert "Warning: 1 of 4 run-time checks of RL failed (sampler)" in page.text("lead")
     assert 'class="warning"' in source
     assert "sampler failed 0.2 0.0001" in page.text("rl")
 
 
-def test_inverted_labels_are_mentioned(tmp_path):
-    run = make_run(tmp_path)
-    config = json.loads((run / "config.json").read_text())
-    config["feedback"]["invert"] = True
-    write_json(run / "config.json", config)
-    assert "The labels were inverted" in _render(run)[1].text("lead")
+def test_problems_of_the_judge_are_in_tables(full):
+    labels, revisions = full[1].text("labels"), full[1].text("revisions")
+    assert "refused 2 (0.2%) the judge declined to answer" in labels and "Identical answers 31 (3.1%)" in labels
+    assert "Outside mass 3.4% the mean probability of a text that is none of the options" in labels
+    # The synthetic run has 12 prompts with two rounds and one helpful prompt.
+    assert "Outcomes of 25 answers and revisions" in revisions and "Can be trained on 23 (92.0%)" in revisions
+    assert "unchanged 3 (12.0%) the revision equals the answer" in revisions
+    assert "preamble 4 (16.0%) an introduction was removed" in revisions
 
 
-def test_a_judge_of_the_users_is_named(tmp_path):
+def test_examples_show_system_messages_outcomes_notes_and_thoughts(tmp_path):
     run = make_run(tmp_path)
-    config = json.loads((run / "config.json").read_text())
-    config["feedback"]["judge"] = "mine.py:Judge"
-    write_json(run / "config.json", config)
-    assert "Feedback followed the constitution “default” and came from the judge mine.py:Judge." in _render(run)[1].text("lead")
+    system = {"role": "system", "content": "Be brief."}
+    for stage, more in (("revise", {"outcome": "cut_off", "notes": ["shortened"], "reasoning": "Fish are animals."}),
+                        ("compare", {"problem": "refused", "decided": False, "outside": 0.25, "notes": ["fewer_exemplars"],
+                                     "disagreement": 0.75})):
+        path = run / stage / "rows-00000.jsonl"
+        rows = [json.loads(line) for line in path.read_text().splitlines()]
+        write_rows(path, [row | more | {"messages": [system, *row["messages"]]} for row in rows])
+    _, page = render_page(run)
+    revisions, labels = page.text("revisions"), page.text("labels")
+    assert "System message Be brief. User How do I use bleach" in revisions and "User Be brief." not in revisions
+    assert "Thoughts before the revision Fish are animals." in revisions
+    assert "cut_off: the text reached the length limit" in revisions
+    assert "shortened: the judge did not see the oldest turns of the dialogue" in revisions
+    assert "refused: the judge declined to answer" in labels and "outside mass 25.0%" in labels
+    assert "largest disagreement of the jury 75.0%" in labels and "System message Be brief." in labels
 
 
 def test_summaries_with_nulls_and_gaps_are_no_error(tmp_path):
@@ -269,20 +234,20 @@ def test_summaries_with_nulls_and_gaps_are_no_error(tmp_path):
     for path in run.glob("**/summary.json"):
         content = json.loads(path.read_text())
         write_json(path, {name: None for name in content})
-    _, page = _render(run)
+    _, page = render_page(run)
     assert tuple(page.sections) == tuple(name for name in SECTIONS if name != "wins")
 
 
 def test_config_sets_the_number_of_examples(tmp_path):
     run = make_run(tmp_path)
-    assert len(re.findall(r"case \d+\?", _render(run, examples=4)[1].text("answers"))) == 4
-    assert "case" not in _render(run, examples=0)[1].text("answers")
+    assert len(re.findall(r"case \d+\?", render_page(run, examples=4)[1].text("answers"))) == 4
+    assert "case" not in render_page(run, examples=0)[1].text("answers")
 
 
 def test_same_files_give_the_same_page(tmp_path):
     run = make_run(tmp_path)
     before = set(run.rglob("*"))
-    assert _render(run)[0] == _render(run)[0]
+    assert render_page(run)[0] == render_page(run)[0]
     assert set(run.rglob("*")) - before == {run / "report.html"}
 
 
@@ -332,6 +297,6 @@ def test_a_users_stage_has_its_section(tmp_path, body, shown):
     write_json(run / "config.json", config)
     write_json(run / "polish" / "manifest.json", {"stage": "polish", "status": "done"})
     write_json(run / "polish" / "summary.json", {"answers": 12})
-    source, page = _render(run)
+    source, page = render_page(run)
     assert shown in page.text("polish")
     assert '<a href="#polish">' in source and "polish ✓" in source

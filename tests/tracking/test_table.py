@@ -17,18 +17,29 @@ def test_table_has_models_as_columns_and_measures_in_a_fixed_order():
         "kl": {"base": None, "sft": 0.0, "ppo": 2.947}, "length": {"base": 24.06, "sft": 22.0, "ppo": 23.0},
         "preference_score": {}}
     assert table.render(summary).splitlines() == [
-        "                           helpful-only  after supervised CAI      after RL",
-        "---------------------------------------------------------------------------",
-        "Harmful help            78.0% (156/200)        12.0% (24/200)  4.5% (9/200)",
-        "Focused                   50.0% (10/20)                     -             -",
-        "Novel axis                            -                     -   33.3% (1/3)",
-        "KL (nats per response)                -                  0.00          2.95",
-        "Length (tokens)                    24.1                  22.0          23.0"]
+        "                              helpful-only (base)  after supervised CAI (sft)  after RL (ppo)",
+        "---------------------------------------------------------------------------------------------",
+        "Harmful help                      78.0% (156/200)              12.0% (24/200)    4.5% (9/200)",
+        "Focused                             50.0% (10/20)                           -               -",
+        "Novel axis                                      -                           -     33.3% (1/3)",
+        "KL to sft, nats per response                    -                        0.00            2.95",
+        "Length, tokens                               24.1                        22.0            23.0"]
+
+
+def test_win_rates_against_the_base_have_intervals():
+    def won(model, against, rate, low, high):
+        return {"model": model, "against": against, "wins": 9, "total": 128, "undecided": 9, "rate": rate, "low": low,
+                "high": high}
+
+    wins = [won("sft", "base", 0.629, 0.543, 0.708), won("ppo", "base", 0.25, 0.183, 0.332), won("ppo", "sft", 0.9, 0.8, 0.95)]
+    *_, row = table.render({"models": ["base", "sft", "ppo"], "rates": {}, "win_rates": wins}).splitlines()
+    assert row.split("  ")[0] == "Win rate against base, n=128 (95% interval)"
+    assert row.split()[7:] == ["-", "62.9%", "(54.3", "to", "70.8)", "25.0%", "(18.3", "to", "33.2)"]
 
 
 def test_models_are_named_for_a_run_without_critique_or_pretraining():
     first, *_ = table.render({"models": ["base", "sft", "other"], "rates": {}}, stages=("sft", "ppo")).splitlines()
-    assert first.split("  ") == ["", "starting model", "after fine-tuning", "other"]
+    assert first.split("  ") == ["", "starting model (base)", "after fine-tuning (sft)", "other"]
 
 
 def test_empty_summary_is_no_error():

@@ -26,7 +26,7 @@ class Feedback(Section):
                        "that of judge_stage), model (the language model in judge.path), or "
                        "'package.module:name' or 'FILE.py:name' of your own class, object or JudgeRecord; see "
                        "docs/cai.md.")
-    judge_stage: str = field("", "With judge=local: the earlier stage of the run whose policy judges; empty: the base.")
+    judge_stage: str = field("", "With judge=local: the stage of the run whose policy judges in later stages; empty: the base.")
     templates: str = field("", "Templates of the requests to a local judge: chat (for instruction-tuned models), transcript "
                            "(for base models), world (for models that pretrain trains), or a folder of your own; empty: world "
                            "if the tokenizer has jaxalign's markers, else chat. See docs/cai.md.")
@@ -49,7 +49,8 @@ class Feedback(Section):
             return self.reasoning
         if self.templates == "world" or self.judge not in ("local", "model"):
             return True
-        return self.templates == "" and self.judge == "local" and config.data.style == "compact"
+        compact = config.data.style == "compact" or (config.data.style == "auto" and config.model.source == "scratch")
+        return self.templates == "" and self.judge == "local" and compact
 
     def check(self, config: WholeConfig, name: str) -> None:
         """Checks that the judges exist and have the methods that the stages call, and that the local judge can be used."""
@@ -79,19 +80,15 @@ class Feedback(Section):
             raise UserError(f"config.judge.path is {', '.join(config.judge.path)}, but no stage asks this judge; set "
                             "feedback.judge to 'model', or leave judge.path empty")
 
+    def judging_stage(self, config: WholeConfig, stage: str) -> str:
+        """The stage whose policy is the local judge of `stage`: judge_stage if it is trained before; "" for the base."""
+        return self.judge_stage if self.judge_stage in policies_before(config.stages, stage) else ""
+
     def _check_judge_stage(self, config: WholeConfig, stages: list[str]) -> None:
-        """Checks that judge_stage is a policy that is trained before every stage whose judge is local."""
-        if not self.judge_stage:
-            return
-        if not stages:
-            raise UserError(f"config.feedback.judge_stage is {self.judge_stage!r}, but no stage of this run asks the local "
-                            "judge; leave it empty")
-        for stage in stages:
-            policies = policies_before(config.stages, stage)
-            if self.judge_stage not in policies:
-                usable = " or ".join(policies) or "the empty string, for the base"
-                raise UserError(f"config.feedback.judge_stage is {self.judge_stage!r}, which trains no policy before stage "
-                                f"{stage}; set it to {usable}")
+        """Checks that the policy of judge_stage judges in at least one stage."""
+        if self.judge_stage and not any(self.judging_stage(config, stage) for stage in stages):
+            raise UserError(f"config.feedback.judge_stage is {self.judge_stage!r}, but no stage after it asks the local judge; "
+                            "leave it empty, or name a stage that trains a policy before compare, online_dpo or evaluate")
 
     def _check_local(self, config: WholeConfig, field_name: str, stages: str) -> None:
         """Checks that the base model can judge, and that it has space for its reasoning."""
@@ -99,6 +96,9 @@ class Feedback(Section):
         if source.alphabet and config.model.source == "scratch":
             raise UserError(f"config.{field_name} is 'local', but config.data.source {source.name!r} trains a base model "
                             f"that cannot judge: set {field_name} to a judge of your own for {stages}")
-        if self.reasons(config) and self.max_reasoning_tokens >= config.model.max_length:
+        length, limit = config.judge.max_length, "config.judge.max_length"
+        if not length:
+            length, limit = config.model.max_length, "config.model.max_length"
+        if self.reasons(config) and self.max_reasoning_tokens >= length:
             raise UserError(f"config.feedback.max_reasoning_tokens is {self.max_reasoning_tokens}; it must be below "
-                            f"config.model.max_length ({config.model.max_length}), which includes the dialogue")
+                            f"{limit} ({length}), which includes the dialogue")

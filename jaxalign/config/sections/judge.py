@@ -10,6 +10,7 @@ from jaxalign.config.reading import unless
 from jaxalign.config.schema import field
 
 _MODEL = unless("path", (), "to a folder")
+_POSITIONS = 4096
 _OTHER = "; empty: the judge of feedback.judge."
 
 
@@ -33,3 +34,7 @@ class Judge(Section):
                          "raises, its requests are asked one by one; 0: never ask again.", at_least(0))
     max_failed_share: float = field(0.05, "Stop with an error if a judge of your own fails to answer a larger fraction of the "
                                     "requests of a call.", between(0.0, 1.0))
+
+    def request_length(self, positions: int | None) -> int:
+        """The maximum length of a request to a model of `path` with `positions` positions (None: unlimited), in tokens."""
+        return self.max_length or min(positions or _POSITIONS, _POSITIONS)

@@ -162,7 +162,7 @@ def _turns(messages: Sequence[Message], style: str) -> Segments:
         prefix = ""
         if style == "compact" and label in MODEL_SPEAKS:
             segments.append(END)
-    return segments + ([prefix] if prefix else [])
+    return segments + _text(prefix)
 
 
 def _check(messages: Sequence[Message], style: str) -> None:

@@ -75,7 +75,7 @@ class TemplateSet:
 
     def variables(self, kind: str) -> set[str]:
         """The variables that the template of a kind contains. Raises UserError if the set has no such template."""
-        return jinja2.meta.find_undeclared_variables(_environment().parse(self._source(kind)))
+        return set(_undeclared(self._source(kind)))
 
     def _source(self, kind: str) -> str:
         if kind not in self.sources:
@@ -156,9 +156,7 @@ def _read(name: str, folder: Any) -> TemplateSet:
         sources = {kind: file.read_text("utf-8") for kind, file in files.items() if file.is_file()}
     except (OSError, ValueError) as error:
         raise UserError(f"a template of the set {name} cannot be read as text ({error}); save it as UTF-8") from None
-    own = folder / "exemplars.json"
-    chats = json.loads(own.read_text("utf-8"))["system_chat"] if own.is_file() else []
-    made = TemplateSet(name, layout, exemplars, form, sources, parse_exemplars(chats, f"the template set {name}"))
+    made = TemplateSet(name, layout, exemplars, form, sources, _read_exemplars(name, folder / "exemplars.json"))
     for kind in sources:
         _check(made, kind)
     return made
@@ -174,6 +172,19 @@ def _read_form(name: str, folder: Any) -> dict[str, Any]:
     if not isinstance(form, dict):
         raise UserError(f"{FORM} of the template set {name} is a {type(form).__name__}; an object is expected")
     return form
+
+
+def _read_exemplars(name: str, file: Any) -> tuple[Exemplar, ...]:
+    if not file.is_file():
+        return ()
+    try:
+        chats = json.loads(file.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"exemplars.json of the template set {name} is not JSON ({error}); correct it") from None
+    if not isinstance(chats, dict) or "system_chat" not in chats:
+        raise UserError(f'exemplars.json of the template set {name} has no "system_chat"; give an object with a list of chats '
+                        "there")
+    return parse_exemplars(chats["system_chat"], f"the template set {name}")
 
 
 def parse_exemplars(chats: Any, where: str) -> tuple[Exemplar, ...]:
@@ -203,11 +214,11 @@ def _check(templates: TemplateSet, kind: str) -> None:
     """Checks that a template has the variables of its kind, and shows them: it is rendered with one word for each."""
     where = f"{kind}.jinja of the template set {templates.name}"
     try:
-        used = jinja2.meta.find_undeclared_variables(_environment().parse(templates.sources[kind]))
+        used = _undeclared(templates.sources[kind])
     except jinja2.TemplateSyntaxError as error:
         raise UserError(f"{where} is not a Jinja template (line {error.lineno}: {error.message}); fix it") from None
     known = (*KINDS[kind], *OPTIONAL[kind])
-    unknown = sorted(used - set(known) - {"range"})
+    unknown = sorted(used - set(known) - set(_environment().globals))
     if unknown:
         near = difflib.get_close_matches(unknown[0], known, n=1)
         hint = f"; did you mean {near[0]}?" if near else ""
@@ -220,6 +231,8 @@ def _check(templates: TemplateSet, kind: str) -> None:
     principle = Principle("probe-name", *(["probe-principle"] * 3))
     cases = [{}] if kind in ("critique", "revision") else [{}, {"reasoning": True}]
     cases += [{"reasoning": True, "thoughts": "probe-thoughts"}] if "thoughts" in used else []
+    if "exemplars" in used:  # An example must not fail later, when a request has some.
+        templates.render(kind, dialogue, principle, [Exemplar(dialogue, *(["probe-example"] * 5))], **words)
     for case in cases:
         request = templates.render(kind, dialogue, principle, **words, **case)
         text = "\n".join([*(message.content for message in request.messages), request.begin])
@@ -257,6 +270,11 @@ def _environment() -> sandbox.Environment:
     )
     environment.globals["raise_exception"] = sandbox.raise_exception
     return environment
+
+
+@functools.lru_cache(maxsize=64)
+def _undeclared(source: str) -> frozenset[str]:
+    return frozenset(jinja2.meta.find_undeclared_variables(_environment().parse(source)))
 
 
 @functools.lru_cache(maxsize=64)

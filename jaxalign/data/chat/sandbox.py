@@ -1,12 +1,15 @@
 """Runs untrusted Jinja templates: in a sandbox, with limits on loops, powers, repetitions and output.
 
+The limit of the output also holds for text that the template collects before it is written, as in a block or a macro.
+
 The sandbox is Jinja's immutable one: no attributes that begin with an underscore, no changes to the arguments. Chat templates
 (`template.py`) and request templates (`requests.py`) both run in it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextvars
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import jinja2
@@ -16,6 +19,8 @@ from jaxalign.errors import UserError
 
 MAX_TEXT = 10_000_000
 """The maximum number of characters that a template may write."""
+MAX_BITS = 100_000
+"""The maximum size of an integer power, in bits."""
 MAX_NUMBERS = 1_000_000
 """The maximum total length of all ranges of one rendering."""
 
@@ -42,13 +47,42 @@ class Ranges:
         return found
 
 
-class Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
-    """Checks the size of repetitions and powers before computing them. Takes the arguments of `jinja2.Environment`."""
+_written: contextvars.ContextVar[list[int]] = contextvars.ContextVar("_written")
+"""The lengths of the texts that the expressions of the current rendering have written, also into blocks and macros."""
 
+
+def _count(value: Any) -> Any:
+    """Counts the text of an expression before it is written."""
+    counted = _written.get(None)
+    if counted is not None:  # None while a template is compiled.
+        counted[0] += len(value if isinstance(value, str) else str(value))
+        _check_length(counted[0])
+    return value
+
+
+def _concat(parts: Iterable[str]) -> str:
+    """Joins the parts of a block or macro, which may repeat the template's own text."""
+    parts = list(parts)
+    _check_length(sum(map(len, parts)))
+    return "".join(parts)
+
+
+def _check_length(length: int) -> None:
+    if length > MAX_TEXT:
+        raise _TooMuch(f"it writes more than {MAX_TEXT} characters")
+
+
+class Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
+    """Checks the size of texts, repetitions and powers before computing them. Takes the arguments of `jinja2.Environment`."""
+
+    concat = staticmethod(_concat)
     intercepted_binops = frozenset(["*", "**"])
 
+    def __init__(self, *arguments: Any, **more: Any):
+        super().__init__(*arguments, finalize=_count, **more)
+
     def call_binop(self, context, operator: str, left: Any, right: Any) -> Any:
-        if operator == "**" and abs(right) > 64:
+        if operator == "**" and (abs(right) > 64 or (isinstance(left, int) and left.bit_length() * abs(right) > MAX_BITS)):
             raise _TooMuch(f"it computes a power of {right}")
         for items, times in ((left, right), (right, left)):
             if isinstance(items, (str, list, tuple)) and isinstance(times, int) and len(items) * times > MAX_TEXT:
@@ -75,12 +109,12 @@ def run(template: jinja2.Template, variables: Mapping[str, Any], what: str, abou
         UserError: the template fails, does something that the sandbox forbids, or exceeds a limit.
     """
     parts, length = [], 0
+    before = _written.set([0])
     try:
         for part in template.generate({"range": Ranges(), **variables}):
             parts.append(part)
             length += len(part)
-            if length > MAX_TEXT:
-                raise _TooMuch(f"it writes more than {MAX_TEXT} characters")
+            _check_length(length)
     except Refused:
         raise
     except jinja2.sandbox.SecurityError as error:
@@ -89,4 +123,6 @@ def run(template: jinja2.Template, variables: Mapping[str, Any], what: str, abou
         raise UserError(f"{what} exceeds a limit: {error or type(error).__name__}; fix it") from None
     except Exception as error:  # A template can raise any exception.
         raise UserError(f"{what} fails on {about}: {type(error).__name__}: {str(error)[:200]}") from None
+    finally:
+        _written.reset(before)
     return "".join(parts)

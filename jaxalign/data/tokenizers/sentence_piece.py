@@ -105,8 +105,9 @@ class SentencePieceTokenizer(Tokenizer):
     def _encode_segment(self, text: str) -> list[int]:
         if text.startswith("\n"):
             ids = self.encode(text)
-            # SentencePiece adds a space before every text. Before a line break it is a separate piece; drop it.
-            return ids[1:] if ids and self._processor.id_to_piece(ids[0]) == SPACE else ids
+            # SentencePiece adds a space before every text. Before a line break it is a separate piece: drop it, unless the
+            # model reads line breaks as spaces.
+            return ids[1:] if ids and self._processor.id_to_piece(ids[0]) == SPACE and self.encode("\n") else ids
         return self.encode(text.removeprefix(" "))
 
     def _encode_parts(self, text: str, tokens: re.Pattern[str] | None, continues: bool) -> Encoded:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 from typing import NamedTuple
 
 from jaxalign.config import Config
-from jaxalign.config.finished import is_stage, tokenizer_path
+from jaxalign.config.finished import is_stage, tokenizer_path, with_model_folder
 from jaxalign.data.tokenizers.load import Tokenizer, load_tokenizer
 from jaxalign.errors import UserError
 from jaxalign.models.adapters.lora import join
@@ -17,9 +16,6 @@ from jaxalign.models.configured import base_config
 from jaxalign.models.language_model import load_model
 from jaxalign.models.model import Model, Params
 from jaxalign.stages.shared import reads
-
-POSITIONS = 4096
-"""The largest length of a request that `judge.max_length` 0 selects for a model with more positions."""
 
 
 class JudgeModel(NamedTuple):
@@ -31,20 +27,14 @@ class JudgeModel(NamedTuple):
     max_length: int
 
 
-def folder_config(config: Config, folder: str) -> Config:
-    """The run's config with the judge's folder as its pretrained model, for functions that read the files of one."""
-    model = dataclasses.replace(config.model, source="huggingface", path=folder, family="")
-    return dataclasses.replace(config, model=model, lora=type(config.lora)())
-
-
 def folder_files(config: Config) -> dict[Path, str]:
     """The files of the judges' folders, with the config field that names them."""
-    return {path: "judge.path" for folder in config.judge.path for path in reads.base_files(folder_config(config, folder))}
+    return {path: "judge.path" for folder in config.judge.path for path in reads.base_files(with_model_folder(config, folder))}
 
 
 def folder_tokenizer(config: Config, folder: str) -> Tokenizer:
     """The tokenizer of a judge's folder."""
-    return load_tokenizer(tokenizer_path(folder_config(config, folder), Path()))
+    return load_tokenizer(tokenizer_path(with_model_folder(config, folder), Path()))
 
 
 def check_folder(config: Config, folder: str) -> ModelConfig:
@@ -58,7 +48,7 @@ def check_folder(config: Config, folder: str) -> ModelConfig:
         raise UserError(f"config.judge.path is {folder}, which is not a folder; give the folder of a language model, or of a "
                         "stage of a run")
     try:
-        found = base_config(folder_config(config, folder), path)
+        found = base_config(with_model_folder(config, folder), path)
     except UserError as error:
         raise UserError(str(error).replace("model.path", "judge.path")) from None
     if found.head != "lm":
@@ -70,14 +60,9 @@ def check_folder(config: Config, folder: str) -> ModelConfig:
     return found
 
 
-def judge_length(config: Config, positions: int | None) -> int:
-    """The maximum length of a request to a model of `config.judge.path`. positions: the model's number of positions."""
-    return config.judge.max_length or min(positions or POSITIONS, POSITIONS)
-
-
 def load_folder(config: Config, folder: str) -> JudgeModel:
     """Loads the model in a folder of `config.judge.path` onto the run's mesh, with `config.judge`'s storage and dtype."""
-    length = judge_length(config, check_folder(config, folder).max_positions)
+    length = config.judge.request_length(check_folder(config, folder).max_positions)
     settings, kind = config.judge, config.judge.weights
     dtype = "float32" if kind == "float32" else "bfloat16"
     found = load_model(folder, config.mesh, max_length=length, dtype=dtype, compute_dtype=settings.compute_dtype)

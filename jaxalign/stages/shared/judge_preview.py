@@ -85,7 +85,7 @@ def local_writers(context: StageContext, stage: str) -> list[RequestWriter]:
         return []
     found = []
     for folder in config.judge.path:
-        length = judge_models.judge_length(config, judge_models.check_folder(config, folder).max_positions)
+        length = config.judge.request_length(judge_models.check_folder(config, folder).max_positions)
         found.append(make_writer(judge_models.folder_tokenizer(config, folder), config.feedback, length, exemplars))
     return found
 

@@ -68,6 +68,8 @@ def feedback_files(config: Config, stage: str) -> dict[Path, str]:
             _check_requests(config, stage, judge_models.folder_tokenizer(config, folder))
         found |= judge_models.folder_files(config)
     elif stage_judge(config, stage).runs_base and config.model.source == "huggingface":
+        if config.judge.max_length:
+            judge_models.check_folder(config, config.model.path)
         _check_requests(config, stage, load_tokenizer(tokenizer_path(config, Path())))
     return found if judge is None else found | {judge: judge_field(config, stage)}
 
@@ -86,7 +88,8 @@ def _check_requests(config: Config, stage: str, tokenizer: Tokenizer) -> None:
 
 def judge_stages(config: Config, stage: str) -> tuple[str, ...]:
     """The stage whose model judges in a stage; empty if it is the base or another judge."""
-    return (config.feedback.judge_stage,) if config.feedback.judge_stage and stage_judge(config, stage).runs_base else ()
+    found = config.feedback.judging_stage(config, stage)
+    return (found,) if found and stage_judge(config, stage).runs_base else ()
 
 
 def make_judge(
@@ -107,9 +110,9 @@ def make_judge(
 
 
 def make_local(inputs: JudgeInputs) -> LocalJudge:
-    """The run's base model, or the model of `config.feedback.judge_stage`, as the judge."""
+    """The run's base model, or the policy of `config.feedback.judge_stage` if it is trained before, as the judge."""
     config, context = inputs.config, inputs.context
-    stage = config.feedback.judge_stage
+    stage = config.feedback.judging_stage(config, context.directory.name)
     params = run_models.stage_params(context, stage, inputs.model) if stage else run_models.base_params(context, inputs.model)
     role = run_models.frozen_role(context, inputs.model, params) if inputs.trains else None
     length = config.judge.max_length or config.model.max_length

@@ -12,6 +12,7 @@ from jaxalign.data.sources.splits import few_dialogues, few_held_out, held_out_c
 from jaxalign.data.tokenizers.load import Tokenizer
 from jaxalign.errors import UserError
 from jaxalign.feedback import outcomes as outcomes_of
+from jaxalign.reasons import COMPARISON, advice, few_usable, usable_sentence
 from jaxalign.records import Comparison, Message
 from jaxalign.stages.shared import sources
 from jaxalign.stages.shared.base import StageContext
@@ -49,7 +50,7 @@ def read_comparisons(shards: Shards, undecided: str) -> list[Comparison]:
 
 
 def pair_outcome(row: Mapping[str, Any]) -> str | None:
-    """Why a row of stage compare has no decided label: a name in `feedback.outcomes.COMPARISON`; None if it has one."""
+    """Why a row of stage compare has no decided label: a name in `reasons.COMPARISON`; None if it has one."""
     if row["response_a"] == row["response_b"]:
         return row.get("problem") or "identical"
     if row["decided"]:
@@ -64,9 +65,8 @@ def labelled_pairs(context: StageContext) -> list[Comparison]:
     if not found:
         outcomes = [pair_outcome(row) for row in shards.read()]
         reasons = outcomes_of.count_outcomes(outcomes)
-        known, what = outcomes_of.COMPARISON, "pairs of stage compare"
-        sentence = outcomes_of.usable_sentence(what, len(outcomes), 0, reasons, known=known)
-        raise UserError(f"{sentence}; {outcomes_of.advice(reasons, known)}")
+        sentence = usable_sentence("pairs of stage compare", len(outcomes), 0, reasons, known=COMPARISON)
+        raise UserError(f"{sentence}; {advice(reasons, COMPARISON)}")
     return found
 
 
@@ -118,7 +118,7 @@ class RevisionReport:
     Attributes:
       total: the number of rows in the rounds that `sft.rounds_used` selects.
       usable: the number of rows to train on, including those held out.
-      reasons: the number of other rows by outcome (`feedback.outcomes.REVISION`).
+      reasons: the number of other rows by outcome (`reasons.REVISION`).
       kept: the number of usable rows by outcome, without ordinary ones: those that `sft.keep` names.
     """
 
@@ -129,7 +129,7 @@ class RevisionReport:
 
     def sentences(self) -> list[str]:
         """The report in words."""
-        return [outcomes_of.usable_sentence("answers and revisions", self.total, self.usable, self.reasons, self.kept)]
+        return [usable_sentence("answers and revisions", self.total, self.usable, self.reasons, self.kept)]
 
     def to_dict(self) -> dict[str, Any]:
         """The report as JSON values."""
@@ -172,7 +172,7 @@ def revisions(context: StageContext) -> tuple[list[Answered], list[Answered], Re
     ]
     if len(found) < max(2, config.sft.required_rows):
         raise UserError(f"sft.required_rows is {config.sft.required_rows}, but {report.sentences()[0]}; "
-                        f"{outcomes_of.advice(report.reasons)}")
+                        f"{advice(report.reasons)}")
     total, every, minimum = len(found), range(0, len(found), 20), config.data.min_held_out
     count = held_out_count(total, len(every), minimum)
     held = set(every if count == len(every) else (i * total // count for i in range(count)))
@@ -182,12 +182,9 @@ def revisions(context: StageContext) -> tuple[list[Answered], list[Answered], Re
 
 def warn_about_few(stage: str, section: Sft, total: int, usable: int) -> None:
     """Warns if the usable rows are fewer than `min_rows`, or a smaller share of all rows than `min_share`."""
-    if usable < section.min_rows:
-        print(f"[{stage}] warning: only {usable:,} rows can be trained on, fewer than sft.min_rows ({section.min_rows})",
-              flush=True)
-    elif usable < section.min_share * total:
-        print(f"[{stage}] warning: only {usable / total:.0%} of the rows can be trained on, less than sft.min_share "
-              f"({section.min_share:.0%})", flush=True)
+    sentence = few_usable(section, total, usable)
+    if sentence:
+        print(f"[{stage}] warning: {sentence}", flush=True)
 
 
 def print_report(stage: str, report) -> dict:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from markupsafe import Markup
 
+from jaxalign.tracking.formatting import span
 from jaxalign.tracking.report import plots
 from jaxalign.tracking.report.examples import Tag
 from jaxalign.tracking.report.plots import Series
@@ -83,7 +84,7 @@ def curve_figures(run: RunFiles, stage: str, plan: Sequence[Curves]) -> tuple[Fi
         if not shown:
             continue
         several = len(shown) > 1
-        note = "; ".join(f"{one.name + ' ' if several else ''}{one.ys[0]:.3g} → {one.ys[-1]:.3g}" for one in shown)
+        note = "; ".join(f"{one.name + ' ' if several else ''}{' → '.join(span([one.ys[0], one.ys[-1]]))}" for one in shown)
         legend = tuple(one.name for one in shown) if several else ()
         figures.append(Figure(curves.title, Markup(plots.line_chart(curves.title, shown)), note, legend))
     return tuple(figures)

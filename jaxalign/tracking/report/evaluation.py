@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping
 from typing import Any
 
 from markupsafe import Markup
 
-from jaxalign.tracking.formatting import capitalized, number, percent
-from jaxalign.tracking.measures import measure, model_phrase, model_title, ordered_measures
+from jaxalign.tracking.formatting import capitalized, decimal, number, percent, percent_interval
+from jaxalign.tracking.measures import (
+    measure,
+    model_column,
+    model_phrase,
+    model_title,
+    ordered_measures,
+    quantities,
+    reference,
+)
 from jaxalign.tracking.report import examples, plots
 from jaxalign.tracking.report.blocks import FIRST, Figure, Section, Table
 from jaxalign.tracking.report.plots import Interval
 from jaxalign.tracking.report.prose import no_rates
+from jaxalign.tracking.report.roles import judge_phrase
 from jaxalign.tracking.report.templating import render
 from jaxalign.tracking.workdir import RunFiles
 
@@ -22,7 +32,7 @@ _VALUE = 60  # Characters shown of a column's value.
 
 
 def evaluation(run: RunFiles) -> list[Section]:
-    """The models' rates, the labeller's preferences, results by column, and sample answers, as far as they are available."""
+    """The models' rates, the judge's preferences, results by column, and sample answers, as far as they are available."""
     if not run.evaluation and not any(run.rows("evaluate")):
         missing = run.absence("evaluate", "the rates of each model")
         return [Section("behaviour", _BEHAVIOUR, missing=(missing,), nav="Rates", order=FIRST)]
@@ -41,15 +51,13 @@ def behaviour(run: RunFiles) -> Section:
             drawn = plots.interval_bars(measure(name).title, bars)
             figures.append(Figure(measure(name).title, Markup(drawn), _side(name)))
         rows.append([measure(name).title, *map(_rate_cell, _rates(run, name))])
-    for field, label in (("kl", "KL (nats per response)"), ("length", "Length (tokens)"),
-                         ("preference_score", "Preference score")):
-        values = [(evaluation.get(field) or {}).get(model) for model in run.models]
+    for quantity in quantities(run.models):
+        values = [(evaluation.get(quantity.field) or {}).get(model) for model in run.models]
         if any(value is not None for value in values):
-            rows.append([label, *map(number, values)])
-    header = ["Measure", *(model_title(model, run.planned) for model in run.models)]
-    reference = model_phrase("sft" if "sft" in run.models else "base", run.planned)
+            rows.append([quantity.title, *(decimal(value, quantity.digits) for value in values)])
+    header = ["Measure", *(model_column(model, run.planned) for model in run.models)]
     captions = ["Rates with 95% Wilson intervals."] if figures else []
-    captions += [f"KL is measured against {reference}."] if evaluation.get("kl") else []
+    captions += [f"KL is measured against {model_phrase(reference(run.models), run.planned)}."] if evaluation.get("kl") else []
     prompts = sum((evaluation.get("prompts") or {}).values())
     intro = f"Each model answered the same {prompts:,} prompts. " if prompts else ""
     if figures:
@@ -61,7 +69,7 @@ def behaviour(run: RunFiles) -> Section:
 
 
 def win_rates(run: RunFiles) -> list[Section]:
-    """How often the labeller preferred one model's answers over another's; no section if it compared none."""
+    """How often the judge preferred one model's answers over another's; no section if it compared none."""
     found = [row for row in run.evaluation.get("win_rates") or [] if row.get("total")]
     figures = []
     for row in found:
@@ -71,8 +79,9 @@ def win_rates(run: RunFiles) -> list[Section]:
         undecided = row.get("undecided")
         ties = "" if undecided is None else f"{number(undecided)} undecided, each counted as half a win."
         figures.append(Figure(capitalized(name), Markup(plots.interval_bars(name, [bar], reference=0.5)), ties))
-    intro = "The labeller saw each pair in both orders. The dashed line marks a draw; whiskers show 95% intervals."
-    title = "Which answers the labeller prefers"
+    intro = (f"{capitalized(judge_phrase(run, 'evaluate'))} compared the answers to each prompt, in both orders. The dashed "
+             "line marks a draw; whiskers show 95% intervals.")
+    title = "Which answers the judge prefers"
     return [Section("wins", title, intro, figures=tuple(figures), nav="Win rates", order=FIRST)] if found else []
 
 
@@ -91,8 +100,9 @@ def _value_rows(run: RunFiles, value: str, results: Mapping[str, Any]) -> list[l
     """The rows of a table on the prompts with one value of a column: the measures, and the preferences over each model."""
     first = [value[:_VALUE] or "(empty)", number(results.get("prompts"))]
     rows = []
-    for field, label, shown in (("length", "Length (tokens)", number), ("complete", "Complete answers", percent),
-                                ("preference_score", "Preference score", number)):
+    decimals = {quantity.field: functools.partial(decimal, digits=quantity.digits) for quantity in quantities(run.models)}
+    for field, label, shown in (("length", "Length, tokens", decimals["length"]), ("complete", "Complete answers", percent),
+                                ("preference_score", "Preference score", decimals["preference_score"])):
         means = results.get(field) or {}
         if means:
             rows.append([*first, label, *("-" if means.get(model) is None else shown(means[model]) for model in run.models)])
@@ -146,8 +156,7 @@ def _rate_bars(run: RunFiles, name: str) -> list[Interval]:
 def _rate_cell(rate: Mapping[str, Any]) -> str:
     if not rate.get("total"):
         return "-"
-    return (f"{percent(rate['rate'])} ({number(rate['count'])}/{rate['total']:,})\n"
-            f"{100 * rate['low']:.1f} to {100 * rate['high']:.1f}")
+    return f"{percent(rate['rate'])} ({number(rate['count'])}/{rate['total']:,})\n{percent_interval(rate)}"
 
 
 def _side(name: str) -> str:

@@ -8,6 +8,9 @@ import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from jaxalign.reasons import COMPARISON, NOTES, REVISION
+from jaxalign.tracking.formatting import percent
+
 KIND_TITLES = {
     "harmful": "Harmful requests",
     "harmful_disguised": "Harmful requests in innocent words",
@@ -51,15 +54,16 @@ class RevisedPrompt:
 
 @dataclasses.dataclass(frozen=True)
 class LabelledPair:
-    """A comparison. `label` is P(A preferred) over both orders; `reasoning` is the labeller's reasoning with A first."""
+    """A comparison. `label` is P(A preferred) over both orders; `reasoning` is the judge's reasoning with A first; `tags` name
+    the principles, the outcome and the notes."""
 
     messages: Sequence[Mapping[str, str]]
     response_a: str
     response_b: str
     label: float
     decided: bool
-    principles: tuple[str, ...]
     reasoning: str | None
+    tags: tuple[Tag, ...]
 
 
 def kind_title(kind: str | None) -> str:
@@ -105,7 +109,7 @@ def labelled_pairs(rows: Iterable[Mapping[str, Any]], most: int) -> list[Labelle
     """The first `most` comparisons between answers that differ."""
     different = (row for row in rows if row["response_a"] != row["response_b"])
     return [LabelledPair(row["messages"], row["response_a"], row["response_b"], row["label"], row.get("decided", True),
-                         tuple(row.get("principles") or ()), row.get("reasoning_ab"))
+                         row.get("reasoning_ab"), _pair_tags(row))
             for row in itertools.islice(different, most)]
 
 
@@ -118,6 +122,25 @@ def rewritten_by_round(rows: Iterable[Mapping[str, Any]]) -> list[tuple[int, int
             total[row["round"]] += 1
             changed[row["round"]] += row["revision"].strip() != row["response"].strip()
     return [(number, changed[number], total[number]) for number in sorted(total)]
+
+
+def revision_tags(row: Mapping[str, Any]) -> tuple[Tag, ...]:
+    """The outcome and the notes of a revision. Rows of older versions have neither, only whether the text is complete."""
+    outcome = row.get("outcome") or ("unchanged" if row["revision"] == row["response"] else None)
+    outcome = outcome or (None if row.get("complete", True) else "cut_off")
+    return (*_explained([outcome], REVISION), *_explained(row.get("notes") or (), NOTES))
+
+
+def _pair_tags(row: Mapping[str, Any]) -> tuple[Tag, ...]:
+    outcome = row.get("problem") or (None if row.get("decided", True) else "undecided")
+    numbers = [f"{title} {percent(row[name])}" for name, title in
+               (("outside", "outside mass"), ("disagreement", "largest disagreement of the jury")) if row.get(name) is not None]
+    return (*(Tag(name, "plain") for name in row.get("principles") or ()), *_explained([outcome], COMPARISON),
+            *_explained(row.get("notes") or (), NOTES), *(Tag(text, "plain") for text in numbers))
+
+
+def _explained(names: Iterable[str | None], known: Mapping[str, str]) -> list[Tag]:
+    return [Tag(f"{name}: {known[name]}" if name in known else name, "plain") for name in names if name]
 
 
 def _answered(by_model: Mapping[str, Mapping[str, Any]], models: Sequence[str]) -> AnsweredPrompt:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from markupsafe import Markup
 
-from jaxalign.tracking.formatting import number, percent, share, short_percent
+from jaxalign.reasons import COMPARISON, NOTES, REVISION
+from jaxalign.tracking.formatting import capitalized, number, percent, share, short_percent
 from jaxalign.tracking.report import examples, plots
 from jaxalign.tracking.report.blocks import Figure, Section, Table
+from jaxalign.tracking.report.roles import judge_phrase
 from jaxalign.tracking.report.templating import render
 from jaxalign.tracking.workdir import RunFiles
 
@@ -14,18 +19,38 @@ _REVISED, _LABELLED = 4, 3
 
 
 def revisions(run: RunFiles) -> Section:
-    """The first revised prompts, with their rounds of critique and revision."""
+    """The outcomes of the revisions, and the first revised prompts with their rounds of critique and revision."""
     title, rows = "Critiques and revisions", list(run.rows("revise"))
     if not rows:
         return Section("revisions", title, missing=(run.absence("revise", "critiques and revisions"),), nav="Revisions")
     rounds = [f"Round {number} changed {changed:,} of {total:,} answers ({short_percent(changed / total)})."
               for number, changed, total in examples.rewritten_by_round(rows)]
-    body = render("revisions.html.j2", prompts=examples.revised_prompts(rows, _REVISED), rounds=rounds)
-    return Section("revisions", title, body=body, nav="Revisions")
+    prompts, summary = examples.revised_prompts(rows, _REVISED), run.stage("revise").summary
+    judge = judge_phrase(run, "revise")
+    critic = "it criticises the answer under a randomly drawn principle and revises it" if judge == "the base model" else \
+        f"{judge} criticises the answer under a randomly drawn principle and revises it"
+    below = [f"Below are the first {len(prompts)} prompts."] if prompts else []
+    intro = " ".join([f"The base model answers; {critic}.", *rounds, *below])
+    body = render("revisions.html.j2", prompts=prompts, remarks=examples.revision_tags)
+    return Section("revisions", title, intro, tables=tuple(_outcome_table(summary, len(rows))), body=body, nav="Revisions")
+
+
+def _outcome_table(summary: Mapping[str, Any], total: int) -> list[Table]:
+    """Why answers and revisions are not ordinary, and notes on their texts; no table if the summary counts neither."""
+    rows, usable = [], summary.get("usable") or {}
+    if usable:
+        rows.append(["Can be trained on", share(usable["usable"], usable["total"]), "of the rows that sft.rounds_used selects"])
+    rows += _reason_rows(summary.get("outcomes") or {}, total, REVISION)
+    rows += _reason_rows(summary.get("notes") or {}, total, NOTES)
+    return [Table(f"Outcomes of {total:,} answers and revisions", ["Outcome", "Rows", "Meaning"], rows)] if rows else []
+
+
+def _reason_rows(counts: Mapping[str, int], total: int | None, known: Mapping[str, str]) -> list[list[str]]:
+    return [[name, share(count, total), known.get(name, "")] for name, count in counts.items()]
 
 
 def labels(run: RunFiles) -> Section:
-    """The labeller's confidence, its position bias, the agreement between the two orders, and the first comparisons."""
+    """The judge's confidence, its biases, the reasons for pairs without a label, and the first comparisons."""
     title, summary = "AI labels", run.stage("compare").summary
     pairs = examples.labelled_pairs(run.rows("compare"), _LABELLED)
     body = render("labelled.html.j2", pairs=pairs) if pairs else Markup("")
@@ -33,22 +58,50 @@ def labels(run: RunFiles) -> Section:
         return Section("labels", title, missing=(run.absence("compare", "the labels"),), body=body, nav="Labels")
     figures = []
     shape = summary.get("confidence_histogram") or {}
-    if shape.get("counts"):
+    if any(shape.get("counts") or []):
         name = "Confidence of the labels"
         drawn = plots.histogram(name, shape["edges"], shape["counts"], "probability of the preferred answer")
-        figures.append(Figure(name, Markup(drawn), "At 1 the labeller is certain; at 0.5 it is undecided."))
-    total, agreement, bias = (summary.get(name) for name in ("pairs", "order_agreement", "position_bias"))
-    rows = [["Pairs", number(total)],
-            ["Identical answers", share(summary.get("identical_pairs"), total)],
-            ["Undecided", share(summary.get("undecided"), total)],
-            ["Unreadable judgements", share(summary.get("unparsable"), total)],
-            ["Same verdict in both orders", "-" if agreement is None else percent(agreement)],
-            ["Position bias", "-" if bias is None else f"{100 * bias:+.1f} points towards the answer shown first"]]
-    tables = [Table("Label statistics", ["Quantity", "Value"], rows)]
+        figures.append(Figure(name, Markup(drawn), "At 1 the judge is certain; at 0.5 it is undecided."))
+    tables = [Table("The judge", ["Quantity", "Value", "Meaning"], _judge_rows(summary))]
     principles = summary.get("principles") or {}
     if principles:
         tables.append(Table("By principle", ["Principle", "Pairs", "Mean confidence"],
                             [[name, number(row.get("pairs")), number(row.get("mean_confidence"))]
                              for name, row in principles.items()]))
-    intro = "The labeller compared two answers to each prompt under a principle, in both orders."
+    judge = capitalized(judge_phrase(run, "compare"))
+    intro = f"{judge} compared two answers to each prompt under a principle, in both orders."
     return Section("labels", title, intro, figures=tuple(figures), tables=tuple(tables), body=body, nav="Labels")
+
+
+def _judge_rows(summary: Mapping[str, Any]) -> list[list[str]]:
+    total, agreement, outside = (summary.get(name) for name in ("pairs", "order_agreement", "outside_mass"))
+    problems = dict(summary.get("outcomes") or {})
+    for own_row in ("identical", "undecided"):
+        problems.pop(own_row, None)
+    rows = [["Pairs", number(total), "two answers to each prompt"],
+            ["Identical answers", share(summary.get("identical_pairs"), total), "these pairs are not compared"],
+            ["Undecided", share(_undecided(summary), total), COMPARISON["undecided"]],
+            *_reason_rows(problems, total, COMPARISON),
+            ["Same verdict in both orders", "-" if agreement is None else percent(agreement),
+             "the share of pairs for which the judge prefers the same answer whichever is shown first"],
+            ["Position bias", _bias(summary.get("position_bias")),
+             "how far the mean probability of the answer shown first is from 50%; averaging both orders cancels it"]]
+    if outside is not None:
+        rows.append(["Outside mass", percent(outside),
+                     "the mean probability of a text that is none of the options (docs/labels.md)"])
+    if not problems and summary.get("outcomes") is None:
+        rows.append(["Unreadable judgements", share(summary.get("unparsable"), total), "pairs without a verdict in any order"])
+    return rows
+
+
+def _undecided(summary: Mapping[str, Any]) -> int | None:
+    """The pairs with a label near 0.5; in summaries without outcomes also those without a verdict."""
+    outcomes = summary.get("outcomes")
+    return summary.get("undecided") if outcomes is None else outcomes.get("undecided", 0)
+
+
+def _bias(bias: float | None) -> str:
+    if bias is None:
+        return "-"
+    place = "first" if bias >= 0 else "second"
+    return f"{100 * abs(bias):.1f} points towards the answer shown {place}"

@@ -21,7 +21,9 @@ from jaxalign.tracking.measures import model_phrase
 from jaxalign.tracking.report import prose
 from jaxalign.tracking.report.blocks import Section
 from jaxalign.tracking.report.costs import costs
+from jaxalign.tracking.report.headlines import headlines, model_table
 from jaxalign.tracking.report.templating import render
+from jaxalign.tracking.report.terms import terms
 from jaxalign.tracking.workdir import RunFiles, read_run
 
 # Characters that HTML forbids or a terminal would interpret; each becomes the replacement character.
@@ -54,7 +56,9 @@ def render_report(workdir: str | Path, examples: int | None = None) -> Path:
         seed=run.config.get("seed", run.evaluation.get("seed")),
         stages=[(name, run.stage(name).status or "not run") for name in run.planned if name != "report"],
         lead=prose.lead(run),
-        headlines=prose.headlines(run),
+        headlines=headlines(run),
+        models=model_table(run),
+        terms=terms(run),
         span=[model_phrase(model, run.planned) for model in (run.models[:1] + run.models[-1:])],
         sections=sections(run),
         config=list(_config_lines(run.config)),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from jaxalign.tracking.formatting import number, percent, seconds, short_percent
+from jaxalign.tracking.formatting import percent, seconds, short_percent, span
 from jaxalign.tracking.report.svg import HEIGHT, WIDTH, Scale, bin_means, element, hint, svg, text, tick_text, ticks
 
 _LEFT, _RIGHT, _TOP, _BOTTOM = 44, 12, 10, 36
@@ -51,10 +51,10 @@ def line_chart(title: str, series: Sequence[Series], x_label: str = "step") -> s
     parts = _axes(x, y, x_label, whole_x=True)
     for tone, (name, xs, ys, _) in enumerate(curves, 1):
         points = " ".join(f"{x(a):.1f},{y(b):.1f}" for a, b in zip(xs, ys, strict=True))
-        note = hint(f"{name}: {number(ys[0])} to {number(ys[-1])}")
+        note = hint(f"{name}: {' to '.join(span([ys[0], ys[-1]]))}")
         parts.append(element("polyline", note, points=points, class_=f"line tone-{tone}"))
         parts.append(element("circle", note, cx=x(xs[-1]), cy=y(ys[-1]), r=2.6, class_=f"dot tone-{tone}"))
-    spans = "; ".join(f"{name} from {number(ys[0])} to {number(ys[-1])}" for name, _, ys, _ in curves)
+    spans = "; ".join(f"{name} from {' to '.join(span([ys[0], ys[-1]]))}" for name, _, ys, _ in curves)
     return svg(parts, f"{title} by {x_label}: {spans}.")
 
 

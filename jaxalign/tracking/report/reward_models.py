@@ -7,10 +7,10 @@ from typing import Any
 
 from markupsafe import Markup
 
-from jaxalign.config.selectors import names_in
 from jaxalign.tracking.formatting import number, percent
 from jaxalign.tracking.report import plots
 from jaxalign.tracking.report.blocks import Curves, Figure, Section, Table, curve_figures
+from jaxalign.tracking.report.roles import rewards_rl
 from jaxalign.tracking.workdir import RunFiles, StageFiles
 
 _PREFERENCE_CURVES = (Curves("Loss", {"loss": "training", "held_out_loss": "held-out"}),
@@ -24,16 +24,11 @@ def preference(run: RunFiles) -> Section:
     if not stage.summary:
         missing = run.absence("preference", "the preference model's accuracy and calibration")
         return Section("preference", title, missing=(missing,), figures=figures, nav="Preference model")
-    purpose = "Its scores are the reward for RL. " if _rewards_rl(run) else ""
+    purpose = "Its scores are the reward for RL. " if rewards_rl(run) else ""
     intro = f"{purpose}Calibration and held-out metrics use pairs that it was not trained on."
     table = Table("Preference model statistics", ["Quantity", "Value"], _preference_rows(stage))
     figures = (*_calibration(stage), *figures)
     return Section("preference", title, intro, figures=figures, tables=(table,), nav="Preference model")
-
-
-def _rewards_rl(run: RunFiles) -> bool:
-    source = (run.config.get("reward") or {}).get("source", "preference")
-    return "ppo" in run.planned and "preference" in names_in(source)
 
 
 def _calibration(stage: StageFiles) -> tuple[Figure, ...]:

@@ -11,8 +11,6 @@ from jaxalign.tracking.report.examples import Tag
 from jaxalign.tracking.workdir import RunFiles
 
 _RL_CURVES = (
-    Curves("Score and reward", {"score": "score", "reward": "reward"}),
-    Curves("KL to the reference", {"kl_k1": "k1", "kl_k3": "k3", "kl_full": "full"}),
     Curves("Response length", {"response_length": "tokens"}),
     Curves("Entropy", {"entropy": "nats"}),
     Curves("Clipped fraction", {"clip_fraction": "policy", "value_clip_fraction": "value"}),
@@ -41,7 +39,6 @@ _DIRECT_CURVES = (
     Curves("Implicit reward", {"chosen_reward": "better answer", "rejected_reward": "worse answer"}),
     Curves("Margin", {"margin": "better minus worse"}),
     Curves("Accuracy", {"accuracy": "share of pairs ranked as labelled"}),
-    Curves("KL to the reference", {"kl": "nats per response"}),
     Curves("Decided pairs", {"decided": "pairs per iteration"}),
     Curves("Response length", {"length": "tokens"}),
 )
@@ -53,7 +50,7 @@ def reinforcement(run: RunFiles) -> Section:
     if not stage.summary and not stage.metrics:
         return Section("rl", title, missing=(run.absence("ppo", "the curves and checks of RL"),), nav="RL")
     rows = [[check["name"], Tag("passed", "good") if check.get("passed") else Tag("failed", "bad"),
-             number(check.get("value")), number(check.get("tolerance")), check.get("meaning") or ""]
+             _measured(check.get("value")), _measured(check.get("tolerance")), check.get("meaning") or ""]
             for check in stage.summary.get("checks") or []]
     header = ["Check", "Result", "Measured", "Allowed", "Meaning"]
     tables = (Table("Checks at step 0, before the first update", header, rows),) if rows else ()
@@ -65,8 +62,15 @@ def reinforcement(run: RunFiles) -> Section:
     intro += f", {stopped:,} of which the KL limit ended early." if stopped else "."
     names = dict.fromkeys(name for row in stage.metrics for name in row if name.startswith("score_"))
     parts = Curves("Parts of the score", {name: name.removeprefix("score_") for name in names})
-    return Section("rl", title, intro, missing, curve_figures(run, "ppo", (_RL_CURVES[0], parts, *_RL_CURVES[1:])), tables,
+    score = Curves("Score and reward", {"score": "score", "reward": "reward"})
+    kl = Curves(f"KL to {run.start_of('ppo')}, nats per response", {"kl_k1": "k1", "kl_k3": "k3", "kl_full": "full"})
+    return Section("rl", title, intro, missing, curve_figures(run, "ppo", (score, parts, kl, *_RL_CURVES)), tables,
                    curve_figures(run, "ppo", _MORE_RL_CURVES), nav="RL")
+
+
+def _measured(value: float | None) -> str:
+    """A measurement of a check with 2 significant digits: it can be small, as can its tolerance."""
+    return "-" if value is None else f"{value:.2g}"
 
 
 def direct(run: RunFiles) -> list[Section]:
@@ -86,8 +90,16 @@ def direct(run: RunFiles) -> list[Section]:
         held_out = stage.summary.get("held_out") or {}
         rows = _held_out(held_out) if held_out else []
         tables = (Table("Results on held-out answers", ["Quantity", "Value"], rows),) if rows else ()
-        sections.append(Section(name, title, intro, (), curve_figures(run, name, _DIRECT_CURVES), tables, nav=nav))
+        figures = curve_figures(run, name, (*_DIRECT_CURVES, _direct_kl(run, name)))
+        sections.append(Section(name, title, intro, (), figures, tables, nav=nav))
     return sections
+
+
+def _direct_kl(run: RunFiles, name: str) -> Curves:
+    """The KL of online DPO, whose reference is the model that it starts from, or the policy at the start of an iteration."""
+    moving = (run.config.get(name) or {}).get("reference") == "iteration"
+    reference = "the policy at the start of the iteration" if moving else run.start_of(name)
+    return Curves(f"KL to {reference}, nats per response", {"kl": "nats per response"})
 
 
 def _held_out(measured: Mapping[str, Any]) -> list[list[str]]:

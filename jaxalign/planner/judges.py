@@ -1,0 +1,81 @@
+"""The models of `config.judge.path` that judge in a run. Only config.json is read.
+
+A published shape may stand for a folder, as in --config.judge.path=Llama-3.1-70B.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+
+from jaxalign.config import Config
+from jaxalign.config.finished import with_model_folder
+from jaxalign.errors import UserError
+from jaxalign.models.adapters.quantised import quantise_abstract
+from jaxalign.models.checkpoints.huggingface import ModelConfig, parse_config
+from jaxalign.models.configured import base_config
+from jaxalign.models.model import Model, Params
+from jaxalign.parallel.sharding import Sharding
+from jaxalign.planner.shapes import published_shapes
+from jaxalign.registry.judges import judge_name
+
+ROLE = "judge"
+"""The role of the model of `config.judge.path`; the members of a jury are "judge 1", "judge 2" and so on."""
+
+
+class PlannedJudge(NamedTuple):
+    """A judge's model. params: its weights as stored, as ShapeDtypeStructs. length: tokens of its longest request and text."""
+
+    role: str
+    model: Model
+    params: Params
+    length: int
+
+
+def roles(config: Config, stage: str) -> tuple[str, ...]:
+    """The roles of the models in `config.judge.path` that judge in a stage; empty if another judge does."""
+    if judge_name(config, stage) != "model":
+        return ()
+    count = len(config.judge.path)
+    return (ROLE,) if count == 1 else tuple(f"{ROLE} {number}" for number in range(1, count + 1))
+
+
+def judge_model(config: Config, role: str, sharding: Sharding | None) -> tuple[Model, int]:
+    """(the model of a role of `roles`, the length of its longest request).
+
+    Raises:
+      UserError: its folder has no config.json and is not a published shape.
+    """
+    number = 0 if role == ROLE else int(role.removeprefix(f"{ROLE} ")) - 1
+    found = _config(config, config.judge.path[number])
+    tensor = 1 if sharding is None else sharding.mesh.shape["tensor"]
+    decoder = dataclasses.replace(found.decoder, compute_dtype=config.judge.compute_dtype, vocab_multiple=tensor)
+    return Model(decoder, "lm", sharding), config.judge.request_length(found.max_positions)
+
+
+def planned_judges(config: Config, stage: str, sharding: Sharding | None) -> list[PlannedJudge]:
+    """The models of `config.judge.path` that judge in a stage."""
+    planned = []
+    for role in roles(config, stage):
+        model, length = judge_model(config, role, sharding)
+        planned.append(PlannedJudge(role, model, stored_params(model, config.judge.weights), length))
+    return planned
+
+
+def stored_params(model: Model, kind: str) -> Params:
+    """The weights of a judge as ShapeDtypeStructs: read in float32 or bfloat16, then converted to `config.judge.weights`."""
+    dtype = "float32" if kind == "float32" else "bfloat16"
+    read = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, dtype, sharding=x.sharding), model.abstract())
+    return quantise_abstract(read, kind)
+
+
+def _config(config: Config, folder: str) -> ModelConfig:
+    if not Path(folder).expanduser().is_dir():
+        if folder in published_shapes():
+            return parse_config(Path(folder), published_shapes()[folder], config.judge.compute_dtype)
+        raise UserError(f"config.judge.path is {folder}, which is neither a folder nor one of the published shapes "
+                        f"{', '.join(published_shapes())}; give the folder of a model with its config.json")
+    return base_config(with_model_folder(config, folder), Path(folder))

@@ -1,0 +1,150 @@
+"""Why a row or a judge's result cannot be used: the names in rows and summaries, their explanations, and what to do about them.
+
+The stages print these sentences, and the report shows them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+PROBLEMS = {
+    "failed": "the judge raised an error for this request, also when it was asked again",
+    "nan": "the judge returned NaN",
+    "none": "the judge returned None",
+    "refused": "the judge declined to answer",
+    "unreadable": "the answer is none of the options, or most of its probability lies outside of them",
+    "cut_off": "the judge's text reached the length limit",
+    "too_long": "the request does not fit into the judge's context",
+    "template": "the judge's chat template rejects the request",
+    "not_finite": "the judge's logits are not finite numbers",
+}
+"""The reasons why a request has no usable result, by the name that `Text`, `Verdict` and `Rating` give as `problem`."""
+
+NOTES = {
+    "preamble": "an introduction was removed",
+    "next_turn": "the text was cut at the beginning of another turn",
+    "shortened": "the judge did not see the oldest turns of the dialogue",
+    "fewer_exemplars": "the judge saw fewer examples, since its context is too short",
+}
+"""Facts about a judge's text that do not prevent its use, by the name that `Text`, `Verdict` and `Rating` give in `notes`."""
+
+REVISION = PROBLEMS | {
+    "no_critique": "the judge wrote no critique, so no revision was requested",
+    "critique_refused": "the judge declined to criticise the answer",
+    "cut_off": "the text reached the length limit",
+    "empty": "the text is empty",
+    "grown": "the revision is longer than revise.max_growth times the answer",
+    "unchanged": "the revision equals the answer",
+}
+"""Why a revision or an answer is not an ordinary one, by the name in the field `outcome` of its row."""
+
+COMPARISON = PROBLEMS | {
+    "identical": "the two answers are equal",
+    "missing_answer": "an answer is missing: its prompt leaves no space, or the policy's logits are not finite",
+    "undecided": "the label is within feedback.undecided_margin of 0.5",
+}
+"""Why a pair has no decided label."""
+
+
+def listed(counts: Mapping[str, int], known: Mapping[str, str]) -> str:
+    """The counts by name with the explanations of the names: "12 cut_off (the text reached the length limit), ..."."""
+    return ", ".join(f"{count:,} {name}" + (f" ({known[name]})" if name in known else "") for name, count in counts.items())
+
+
+def usable_sentence(
+    what: str, total: int, usable: int, reasons: Mapping[str, int], kept: Mapping[str, int] | None = None,
+    known: Mapping[str, str] = REVISION,
+) -> str:
+    """Says how many rows can be used and why the others cannot.
+
+    Args:
+      what: names the rows.
+      total: the number of rows.
+      usable: the number of rows that can be used.
+      reasons: the number of unusable rows by outcome.
+      kept: the number of usable rows by outcome, without ordinary ones.
+      known: `REVISION` or `COMPARISON`.
+    """
+    among, others = listed(kept or {}, {}), listed(reasons, known)
+    said = f"{usable:,} of {total:,} {what} can be trained on" + (f" (among them {among})" if among else "")
+    return said + (f"; left out: {others}" if others else "")
+
+
+def few_usable(section: Any, total: int, usable: int) -> str | None:
+    """A sentence if the usable rows are fewer than `min_rows`, or a smaller share of all rows than `min_share`; else None.
+
+    section: an object with these two attributes, such as config.sft.
+    """
+    if usable < section.min_rows:
+        return f"only {usable:,} rows can be trained on, fewer than sft.min_rows ({section.min_rows})"
+    if usable < section.min_share * total:
+        return f"only {usable / total:.0%} of the rows can be trained on, less than sft.min_share ({section.min_share:.0%})"
+    return None
+
+
+_ADVICE = {
+    "cut_off": "raise revise.max_new_tokens, start from a model that ends its answers, or set sft.keep to ('unchanged', "
+               "'cut_off')",
+    "too_long": "raise judge.max_length or model.max_length, or lower revise.max_new_tokens",
+    "unchanged": "choose a judge that finds faults, or principles that fit the prompts",
+    "refused": "choose another judge or other templates (feedback.templates)",
+    "critique_refused": "choose another judge or other templates (feedback.templates)",
+    "failed": "correct the judge",
+    "nan": "correct the judge, which returned NaN",
+    "none": "correct the judge, which returned no result",
+    "template": "choose templates that the judge's chat template accepts (feedback.templates)",
+    "unreadable": "choose templates for this kind of model (feedback.templates: chat for instruction-tuned models, transcript "
+                  "for base models), a better judge, or raise feedback.max_outside_mass",
+    "not_finite": "check the judge's weights and model.compute_dtype",
+    "grown": "raise revise.max_growth",
+    "empty": "choose a judge that writes revisions",
+    "no_critique": "choose a judge that writes critiques",
+    "identical": "raise compare.temperature",
+    "missing_answer": "raise model.max_length, or lower compare.max_new_tokens",
+    "undecided": "raise compare.prompts, lower feedback.undecided_margin, or choose a judge that distinguishes the answers",
+}
+
+
+_PAIR_ADVICE = _ADVICE | {
+    "cut_off": "raise feedback.max_reasoning_tokens, or set feedback.reasoning to False",
+    "too_long": "raise judge.max_length or model.max_length, or lower compare.max_new_tokens",
+}
+
+
+def advice(reasons: Mapping[str, int], known: Mapping[str, str] = REVISION) -> str:
+    """The remedy for the most frequent reason for which rows cannot be used. known: `REVISION` or `COMPARISON`."""
+    main, remedies = max(reasons, key=reasons.get) if reasons else "", _PAIR_ADVICE if known is COMPARISON else _ADVICE
+    return remedies.get(main, "give more prompts")
+
+
+LEAST_DECIDED = 0.1
+"""Too few pairs are decided if their share is smaller."""
+
+
+def pairs_sentence(summary: Mapping[str, Any]) -> str:
+    """Says how many pairs have a decided label and why the others have none. summary: that of stage compare."""
+    total, outcomes = summary["pairs"], summary["outcomes"]
+    others = listed(outcomes, COMPARISON)
+    decided = f"{total - sum(outcomes.values()):,} of {total:,} pairs have a decided label"
+    return decided + (f"; the others: {others}" if others else "")
+
+
+def few_decided(summary: Mapping[str, Any]) -> str | None:
+    """A sentence with a remedy if the pairs with a decided label are fewer than `LEAST_DECIDED`; else None."""
+    total = summary["pairs"]
+    decided = total - sum(summary["outcomes"].values())
+    if decided >= LEAST_DECIDED * total:
+        return None
+    return f"only {decided:,} of {total:,} pairs have a decided label: {pair_advice(summary)}"
+
+
+def pair_advice(summary: Mapping[str, Any]) -> str:
+    """The remedy for the most frequent reason for which pairs have no decided label."""
+    agreement, bias = summary["order_agreement"], summary["position_bias"]
+    main = next(iter(summary["outcomes"]), None)
+    if main == "undecided" and agreement is not None and agreement < 0.5 and abs(bias) > 0.1:
+        place = "first" if bias > 0 else "second"
+        return (f"the judge prefers the answer shown {place}, whatever it says, and contradicts itself in the other order for "
+                f"{1 - agreement:.0%} of the pairs; choose another judge or other templates (feedback.templates)")
+    return advice(summary["outcomes"], COMPARISON)

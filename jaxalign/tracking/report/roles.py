@@ -1,0 +1,140 @@
+"""The models of a run, their roles, and the data that they read, in sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import PurePath
+from typing import Any
+
+from jaxalign.config.selectors import names_in
+from jaxalign.tracking.formatting import capitalized
+from jaxalign.tracking.measures import model_phrase, model_title
+from jaxalign.tracking.workdir import RunFiles
+
+_DUTIES = {
+    "revise": "criticised and revised the base model's answers",
+    "compare": "labelled the pairs of answers",
+    "online_dpo": "labelled the pairs of answers of online DPO",
+    "ppo": "rated the answers during RL",
+    "evaluate": "decided the win rates",
+}
+"""The work of a judge in each stage that may ask one."""
+
+_GENERATED = {"world": "the embedded world (docs/world.md)", "arithmetic": "generated arithmetic tasks"}
+_FILES = {
+    "train": {"prompts_jsonl": "prompts for labels and RL", "judgements_jsonl": "judged answers"},
+    "extra_train": {"judgements_jsonl": "judged answers"},
+    "red_team": "prompts whose answers are revised",
+    "helpful": "prompts that are answered without revision",
+    "rl": "prompts for labels and RL",
+    "eval": "prompts for evaluation only",
+}
+"""What the files of `config.data` contain, by field; for a field that sources read differently, by source."""
+
+
+def role_sentences(run: RunFiles) -> list[str]:
+    """Names the base model, each judge with its work, the source of the preference model, and the data."""
+    if not run.config:
+        return []
+    return [*_base_sentence(run), *_judge_sentences(run), *_preference_sentence(run), *_data_sentence(run)]
+
+
+def judge_phrase(run: RunFiles, stage: str) -> str:
+    """The judge of a stage in a sentence: "the base model", "your judge judge.py:Judge", "the model FOLDER"."""
+    section = run.config.get("judge") or {}
+    name = section.get(stage) or (run.config.get("feedback") or {}).get("judge") or "local"
+    if name == "local":
+        return "the base model"
+    if name == "model":
+        folders = section.get("path") or ()
+        folders = [folders] if isinstance(folders, str) else list(folders)
+        return f"the model {folders[0]}" if len(folders) == 1 else f"a jury of the models {joined(folders)}"
+    return f"your judge {name}"
+
+
+def joined(parts: Sequence[str]) -> str:
+    """The parts as a list in words: "a, b and c"."""
+    return " and ".join(filter(None, (", ".join(parts[:-1]), *parts[-1:])))
+
+
+def _base_sentence(run: RunFiles) -> list[str]:
+    model = run.config.get("model") or {}
+    if model.get("source") == "huggingface" and model.get("path"):
+        origin = f"is {model['path']}"
+    elif "pretrain" in run.planned:
+        origin = "was trained by stage pretrain of this run"
+    else:
+        return []
+    sentence = f"The base model (“{model_title('base', run.planned)}”) {origin}"
+    return [f"{sentence}; it answered the prompts of stage revise." if run.stage("revise").started else f"{sentence}."]
+
+
+def _judge_sentences(run: RunFiles) -> list[str]:
+    """Sentences on the author of the pairs, on each judge, and on the constitution."""
+    duties: dict[str, list[str]] = {}
+    for stage in _judging_stages(run):
+        judge = judge_phrase(run, stage)
+        own = stage == "revise" and judge == "the base model"
+        duties.setdefault(judge, []).append("criticised and revised its own answers" if own else _DUTIES[stage])
+    sentences = []
+    if run.stage("compare").started:
+        writer = capitalized(model_phrase(run.start_of("compare"), run.planned))
+        sentences.append(f"{writer} wrote the pairs of answers of stage compare.")
+    sentences += [f"{capitalized(judge)} {joined(done)}." for judge, done in duties.items()]
+    feedback = run.config.get("feedback") or {}
+    if sentences and feedback.get("constitution"):
+        sentences.append(f"Feedback followed the constitution “{feedback['constitution']}”.")
+    return sentences
+
+
+def _judging_stages(run: RunFiles) -> Iterable[str]:
+    """The stages that have asked a judge."""
+    for stage in _DUTIES:
+        if not run.stage(stage).started:
+            continue
+        if stage == "ppo" and "ai_feedback" not in names_in((run.config.get("reward") or {}).get("source") or ""):
+            continue
+        if stage == "evaluate" and not run.evaluation.get("win_rates"):
+            continue
+        yield stage
+
+
+def _preference_sentence(run: RunFiles) -> list[str]:
+    stage = run.stage("preference")
+    if not stage.started:
+        return []
+    pairs = stage.summary.get("train_pairs")
+    count = "" if pairs is None else f"{pairs:,} of "
+    source = "these labels" if run.stage("compare").started else "the comparisons of the data"
+    held_out = (stage.summary.get("held_out") or {}).get("pairs")
+    rest = "" if held_out is None else f" ({held_out:,} more were held out to measure its accuracy)"
+    sentence = f"The preference model was trained on {count}{source}{rest}"
+    scored = ", and its scores were the reward of RL" if run.stage("ppo").started and rewards_rl(run) else ""
+    return [f"{sentence}{scored}."]
+
+
+def rewards_rl(run: RunFiles) -> bool:
+    """Whether the preference model's scores are the reward of RL."""
+    source = (run.config.get("reward") or {}).get("source") or "preference"
+    return "ppo" in run.planned and "preference" in names_in(source)
+
+
+def _data_sentence(run: RunFiles) -> list[str]:
+    data = run.config.get("data") or {}
+    source = data.get("source")
+    if source in _GENERATED:
+        return [f"The prompts come from {_GENERATED[source]}."]
+    files = [f"{PurePath(path).name} ({kind})" for field in _FILES for path in _paths(data.get(field))
+             if (kind := _contents(field, source))]
+    if files:
+        return [f"Data: {joined(files)}."]
+    return [f"The data come from the source {source}."] if source else []
+
+
+def _paths(value: Any) -> list[str]:
+    return [value] if isinstance(value, str) and value else list(value or ())
+
+
+def _contents(field: str, source: str) -> str:
+    known = _FILES[field]
+    return known.get(source, "preferences") if isinstance(known, Mapping) else known

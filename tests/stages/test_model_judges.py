@@ -1,0 +1,165 @@
+"""Language models as judges: the run's own base, an earlier stage, another folder, and a jury, from revise to the report."""
+
+from __future__ import annotations
+
+import gc
+import json
+import pathlib
+
+import jax
+import pytest
+import safetensors.numpy
+
+from jaxalign import pipeline
+from jaxalign.config import from_config_dict
+from jaxalign.data.chat.model_style import resolve_auto
+from jaxalign.errors import UserError
+from jaxalign.pipeline.graph import load_stage
+from jaxalign.stages.shared.base import StageContext
+from tests.folders import write_model
+
+STAGES = ("revise", "sft", "compare", "preference", "ppo", "evaluate", "report")
+SIZES = {"batch": 16, "max_new_tokens": 24}
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory, real_data) -> pathlib.Path:
+    """Two random ChatML models with different tokenizers' files; their answers are noise."""
+    root = tmp_path_factory.mktemp("judges")
+    for name in ("policy", "judge"):
+        write_model(root / name, max_length=1024)
+    return root
+
+
+def config(root, real_data, **changes):
+    """All stages with HH-RLHF prompts, of which those that fit into 128 tokens are read."""
+    given = {
+        "stages": STAGES, "compile_cache": None,
+        "model": {"source": "huggingface", "path": str(root / "policy"), "max_length": 128},
+        "data": {"source": "prompts_jsonl", "held_out_share": 0.2, "limit": 300,
+                 "red_team": str(real_data / "hh-rlhf" / "harmless-base-test.jsonl.gz")},
+        "feedback": {"judge": "local", "max_outside_mass": 1.0, "undecided_margin": 0.0, "undecided": "half"},
+        "judge": {"max_length": 1024},
+        "revise": SIZES | {"rounds": 1, "red_team_prompts": 16}, "compare": SIZES | {"prompts": 16},
+        "sft": {"batch_rows": 2, "row_length": 128, "keep": ("unchanged", "grown", "cut_off"), "required_rows": 2},
+        "preference": {"batch": 8, "max_length": 128},
+        "ppo": {"iterations": 1, "batch": 8, "minibatches": 2, "prompts": 16, "max_new_tokens": 8},
+        "evaluate": SIZES | {"prompts": 8, "win_rate_prompts": 4},
+    }
+    for name, value in changes.items():
+        given[name] = given.get(name, {}) | value if isinstance(value, dict) else value
+    return from_config_dict(given)
+
+
+def read(path):
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def rows(folder):
+    return [json.loads(line) for path in sorted(folder.glob("rows-*.jsonl")) for line in open(path)]
+
+
+@pytest.fixture(scope="module")
+def local(root, real_data):
+    """The work directory of a finished run whose base judges itself. Tests must not change it."""
+    pipeline.run(config(root, real_data), root / "local")
+    return root / "local"
+
+
+@pytest.fixture(scope="module")
+def other(root, real_data):
+    """The same with another folder as the judge."""
+    pipeline.run(config(root, real_data, feedback={"judge": "model"}, judge={"path": (str(root / "judge"),)}), root / "other")
+    return root / "other"
+
+
+@pytest.mark.parametrize("name", ["local", "other"])
+def test_a_chat_model_goes_from_revise_to_the_report(name, request):
+    workdir = request.getfixturevalue(name)
+    assert (workdir / "report.html").exists()
+    compared = read(workdir / "compare" / "summary.json")
+    assert compared["pairs"] == 16 and 0 < compared["outside_mass"] <= 1 and compared["unparsable"] == 0
+    assert [found["total"] for found in read(workdir / "summary.json")["win_rates"]] == [4, 4, 4]
+    assert all(row["critique"] is not None for row in rows(workdir / "revise"))
+
+
+def test_a_judge_that_equals_the_base_gives_the_same_verdicts(local, other):
+    """Both folders have the same weights and tokenizer."""
+    assert rows(local / "revise") == rows(other / "revise") and rows(local / "compare") == rows(other / "compare")
+
+
+def test_a_jury_averages_its_members_and_records_their_disagreement(root, real_data, local, tmp_path):
+    folders = (str(root / "judge"), str(local / "sft"))
+    changes = {"feedback": {"judge": "model"}, "stages": ("compare", "preference")}
+    found = {}
+    for name, path in (("jury", folders), ("first", folders[:1]), ("second", folders[1:])):
+        pipeline.run(config(root, real_data, judge={"path": path}, **changes), tmp_path / name)
+        found[name] = rows(tmp_path / name / "compare")
+    for jury, first, second in zip(*found.values(), strict=True):
+        if jury["response_a"] == jury["response_b"]:
+            continue
+        for order in ("label_ab", "label_ba"):
+            assert jury[order] == pytest.approx((first[order] + second[order]) / 2, abs=1e-6)
+        apart = max(abs(first["label_ab"] - second["label_ab"]), abs(first["label_ba"] - second["label_ba"]))
+        assert jury["disagreement"] == pytest.approx(apart, abs=1e-6)
+
+
+def test_the_model_of_an_earlier_stage_judges(root, real_data, local, tmp_path):
+    """feedback.judge_stage=sft gives the verdicts of the folder of sft."""
+    stages = ("revise", "sft", "compare", "preference")
+    pipeline.run(config(root, real_data, stages=stages, feedback={"judge_stage": "sft"}), tmp_path / "stage")
+    judge = {"path": (str(tmp_path / "stage" / "sft"),), "compare": "model"}
+    pipeline.run(config(root, real_data, stages=stages, judge=judge), tmp_path / "folder")
+    labels = [[(row["label_ab"], row["label_ba"]) for row in rows(tmp_path / name / "compare")] for name in ("stage", "folder")]
+    assert labels[0] == pytest.approx(labels[1], abs=1e-6)
+
+
+def test_a_run_that_was_killed_while_the_judge_answered_gives_the_same_rows(root, real_data, other, tmp_path):
+    """One chunk of each stage is removed, as after a crash, and the stage is marked as unfinished."""
+    for stage in ("revise", "compare"):
+        small = {stage: {"batch": 8}}
+        made = config(root, real_data, feedback={"judge": "model"}, judge={"path": (str(root / "judge"),)},
+                      stages=(stage,) if stage == "revise" else ("compare", "preference"), **small)
+        pipeline.run(made, tmp_path / stage)
+        folder = tmp_path / stage / stage
+        whole = rows(folder)
+        manifest = read(folder / "manifest.json")
+        (folder / "manifest.json").write_text(json.dumps(manifest | {"status": "running"}))
+        (folder / "rows-00001.jsonl").unlink()
+        pipeline.run(made, tmp_path / stage)
+        assert rows(folder) == whole and len(whole) == 16
+
+
+def test_the_weights_of_the_judge_are_gone_after_its_stage(root, real_data, tmp_path):
+    """Live device bytes after compare are those before it, also with 4-bit weights."""
+    made = config(root, real_data, feedback={"judge": "model"}, judge={"path": (str(root / "judge"),), "weights": "nf4"},
+                  stages=("compare", "preference"))
+
+    def live():
+        gc.collect()
+        return sum(array.nbytes for array in jax.live_arrays())
+
+    made, before = resolve_auto(made), live()
+    (tmp_path / "compare").mkdir()
+    load_stage("compare").run(StageContext(made, tmp_path, tmp_path / "compare", False))
+    assert len(rows(tmp_path / "compare")) == 16
+    weights = sum(leaf.size for leaf in jax.tree.leaves(_weights(root / "judge"))) * 4
+    assert live() - before < 0.1 * weights
+
+
+def _weights(folder):
+    return safetensors.numpy.load_file(folder / "model.safetensors")
+
+
+@pytest.mark.parametrize(("judge", "feedback", "message"), [
+    ({"path": ("nowhere",)}, {"judge": "model"}, "config.judge.path is nowhere, which is not a folder"),
+    ({"path": ("{root}/policy",), "max_length": 4096}, {"judge": "model"}, "config.judge.max_length is 4096, but the judge in"),
+    ({"max_length": 4096}, {}, "config.judge.max_length is 4096, but the judge in .*policy has 1024 positions"),
+    ({}, {"templates": "nowhere"}, "the template set nowhere does not exist"),
+    ({"max_length": 512}, {"templates": "world"}, "the tokenizer has no symbol '<assistant>'"),
+])
+def test_a_judge_that_cannot_be_used_is_refused_before_the_run(root, real_data, tmp_path, judge, feedback, message):
+    judge = {name: tuple(x.format(root=root) for x in value) if name == "path" else value for name, value in judge.items()}
+    with pytest.raises(UserError, match=message) as error:
+        pipeline.run(config(root, real_data, judge={"max_length": 0} | judge, feedback=feedback), tmp_path / "run")
+    assert "\n" not in str(error.value) and not (tmp_path / "run" / "revise").exists()

@@ -1,0 +1,81 @@
+"""How many rows of stage revise can be trained on: too few stop stage sft, and only the text to imitate must be whole."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from jaxalign.config import from_config_dict
+from jaxalign.errors import UserError
+from jaxalign.stages.sft import STAGE
+from jaxalign.stages.shared.base import StageContext
+from tests.folders import write_model
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return write_model(tmp_path_factory.mktemp("usable") / "model")
+
+
+def revision(number, outcome=None, **changes):
+    """A row of stage revise; with an outcome, its revision is not an ordinary one."""
+    row = {"prompt_id": f"p{number}", "messages": [{"role": "user", "content": f"Why {number}?"}], "source": "red_team",
+           "round": 1, "principle": "kind", "response": "Go away!", "critique": "It is rude.", "revision": f"It is {number}.",
+           "complete": outcome is None}
+    return row | ({} if outcome is None else {"outcome": outcome}) | changes
+
+
+def context(model, folder, rows, **sft):
+    config = from_config_dict({
+        "stages": ("revise", "sft"), "compile_cache": None,
+        "model": {"source": "huggingface", "path": str(model), "max_length": 64},
+        "data": {"source": "prompts_jsonl", "red_team": "red.jsonl", "style": "chat"},
+        "feedback": {"reasoning": False}, "sft": {"batch_rows": 2, "row_length": 64} | sft,
+    })
+    for stage in ("revise", "sft"):
+        (folder / stage).mkdir()
+    (folder / "revise" / "rows-00000.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return StageContext(config, folder, folder / "sft", False)
+
+
+def test_pitfall_29_two_usable_revisions_of_78_stop_sft(model, tmp_path):
+    """Another system fine-tuned on the 2 of 78 revisions that counted as complete, and ended with exit code 0."""
+    rows = [revision(i, None if i < 2 else "cut_off" if i < 70 else "refused") for i in range(78)]
+    with pytest.raises(UserError) as error:
+        STAGE.run(context(model, tmp_path, rows))
+    assert str(error.value) == (
+        "sft.required_rows is 8, but 2 of 78 answers and revisions can be trained on; left out: 68 cut_off (the text reached "
+        "the length limit), 8 refused (the judge declined to answer); raise revise.max_new_tokens, start from a model that "
+        "ends its answers, or set sft.keep to ('unchanged', 'cut_off')")
+    assert not any((tmp_path / "sft").iterdir())
+
+
+def test_pitfall_29_the_number_of_usable_rows_is_printed_and_few_are_warned_about(model, tmp_path, capsys):
+    STAGE.run(context(model, tmp_path, [revision(i, None if i < 12 else "grown") for i in range(40)], min_rows=10))
+    out = capsys.readouterr().out
+    assert "[sft] 12 of 40 answers and revisions can be trained on; left out: 28 grown (" in out
+    assert "[sft] warning: only 30% of the rows can be trained on, less than sft.min_share (50%)" in out
+    summary = json.loads((tmp_path / "sft" / "summary.json").read_text())
+    assert summary["answers"] == 11  # One in 20 is held out.
+    assert summary["data"] == {"total": 40, "usable": 12, "reasons": {"grown": 28}}
+
+
+def test_pitfall_29_whole_revisions_of_cut_answers_are_all_trained_on(model, tmp_path, capsys):
+    """The first answers of a base model often reach the length limit. A row counts by its revision, which is the text to
+    imitate; helpful answers, which are imitated themselves, must be whole."""
+    cut = [revision(i, response="Go away and", notes=["next_turn"]) for i in range(30)]
+    missing = {"round": 0, "critique": None, "revision": None, "principle": None}
+    helpful = [revision(30, "cut_off", **missing), revision(31, **missing)]
+    STAGE.run(context(model, tmp_path, [*cut, *helpful], min_rows=1))
+    summary = json.loads((tmp_path / "sft" / "summary.json").read_text())
+    assert summary["data"] == {"total": 32, "usable": 31, "reasons": {"cut_off": 1}} and summary["answers"] == 31 - 2
+    assert "warning: only" not in capsys.readouterr().out
+
+
+def test_rows_of_older_versions_count_by_whether_they_are_complete(model, tmp_path):
+    """They have no outcome."""
+    rows = [revision(i, complete=i % 2 == 0) for i in range(24)]
+    STAGE.run(context(model, tmp_path, rows))
+    summary = json.loads((tmp_path / "sft" / "summary.json").read_text())
+    assert summary["data"] == {"total": 24, "usable": 12, "reasons": {"cut_off": 12}}

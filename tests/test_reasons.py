@@ -1,0 +1,40 @@
+"""The sentences on rows that cannot be used."""
+
+from __future__ import annotations
+
+import types
+
+import pytest
+
+from jaxalign import reasons
+
+
+def test_a_sentence_counts_the_usable_rows_and_explains_each_reason():
+    sentence = reasons.usable_sentence("revisions", 1200, 1150, {"cut_off": 40, "empty": 10})
+    assert sentence == ("1,150 of 1,200 revisions can be trained on; left out: 40 cut_off (the text reached the length limit), "
+                        "10 empty (the text is empty)")
+    assert reasons.usable_sentence("revisions", 3, 3, {}) == "3 of 3 revisions can be trained on"
+
+
+@pytest.mark.parametrize(("total", "usable", "sentence"), [
+    (100, 63, "only 63 rows can be trained on, fewer than sft.min_rows (64)"),
+    (200, 64, "only 32% of the rows can be trained on, less than sft.min_share (50%)"), (128, 64, None)])
+def test_few_usable_rows_are_reported(total, usable, sentence):
+    assert reasons.few_usable(types.SimpleNamespace(min_rows=64, min_share=0.5), total, usable) == sentence
+
+
+def test_few_decided_pairs_are_reported_with_a_remedy():
+    summary = {"pairs": 100, "outcomes": {"identical": 91}, "order_agreement": None, "position_bias": None}
+    assert reasons.few_decided(summary) == "only 9 of 100 pairs have a decided label: raise compare.temperature"
+    assert reasons.few_decided(summary | {"outcomes": {"identical": 90}}) is None
+
+
+def test_a_judge_that_prefers_a_position_is_named_as_the_reason():
+    summary = {"pairs": 100, "outcomes": {"undecided": 95}, "order_agreement": 0.25, "position_bias": -0.3}
+    assert "prefers the answer shown second, whatever it says" in reasons.few_decided(summary)
+    assert "for 75% of the pairs" in reasons.few_decided(summary)
+
+
+def test_every_reason_has_a_remedy():
+    for name in {**reasons.REVISION, **reasons.COMPARISON}:
+        assert reasons.advice({name: 1}) != reasons.advice({})
