@@ -12,6 +12,7 @@ from jaxalign.data.chat.dialogues import cut_front
 from jaxalign.data.chat.formats import ASSISTANT, render_request
 from jaxalign.data.chat.requests import KINDS, TemplateSet, load_set
 from jaxalign.data.chat.template import DialogueRefused
+from jaxalign.data.tokenizers.files import THINKING
 from jaxalign.data.tokenizers.load import Tokenizer
 from jaxalign.errors import UserError
 from jaxalign.feedback.contract import Contract, read_contract
@@ -41,14 +42,12 @@ class RequestWriter:
       tokenizer: the judge's tokenizer.
       max_length: the maximum length of a request with the judge's text, in tokens.
       exemplars: the examples that precede a request, at most.
-      variables: further variables of the judge's chat template, such as enable_thinking.
     """
 
     templates: TemplateSet
     tokenizer: Tokenizer
     max_length: int
     exemplars: tuple[Exemplar, ...] = ()
-    variables: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     @functools.cached_property
     def contract(self) -> Contract:
@@ -158,15 +157,15 @@ class RequestWriter:
             if role != "assistant":
                 raise UserError(f"the answer of {kind}.jinja in the template set {self.templates.name} has the role {role!r}; "
                                 "in the layout chat it must be 'assistant'")
-            variables = self.variables | self._thinking(kind, values)
-            return chat.encode_prompt(self.tokenizer, messages, variables) + self.tokenizer.encode_continuation(begin)
+            ids = chat.encode_prompt(self.tokenizer, messages, self._thinking(kind, values))
+            return ids + self.tokenizer.encode_continuation(begin)
         style = "hh" if self.templates.layout == "transcript" else "compact"
         return list(self.tokenizer.begin_ids) + self.tokenizer.encode_segments(render_request(messages, role, begin, style))
 
     @staticmethod
     def _thinking(kind: str, values: Mapping[str, Any]) -> dict[str, Any]:
         """A verdict without reasoning is read right after the request, so a reasoning model must not think before it."""
-        return {"enable_thinking": False} if kind in ("comparison", "rating") and not values.get("reasoning") else {}
+        return {THINKING: False} if kind in ("comparison", "rating") and not values.get("reasoning") else {}
 
 
 def choose_set(name: str, tokenizer: Tokenizer) -> TemplateSet:

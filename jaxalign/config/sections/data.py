@@ -52,6 +52,9 @@ class Data(Section):
                        "HH-RLHF), chat (the model's own chat template) or auto: compact for model.source=scratch; for a "
                        "pretrained model chat if it has a chat template, else hh; for a stage of a run the style of that run.",
                        one_of("auto", "compact", "hh", "chat"))
+    thinking: str = field("auto", "Whether the policy, if it is a reasoning model such as Qwen3, thinks before it answers: on "
+                          "or off sets the variable enable_thinking of the chat template for every prompt; auto: the "
+                          "template's default, or for a stage of a run the setting of that run.", one_of("auto", "on", "off"))
 
     def check(self, config: WholeConfig, name: str) -> None:
         source = data_source(config)
