@@ -107,16 +107,18 @@ class RequestWriter:
         end = self.tokenizer.eos_id if contract.ended else None
         return make_options(names, contract.spellings, self._continued, where, end)
 
-    def check(self, kinds: Sequence[str], reasoning: bool) -> None:
+    def check(self, kinds: Sequence[str], reasoning: bool, new_tokens: int = 0) -> None:
         """Checks, before anything is computed, that the judge can be asked requests of these kinds.
 
         Args:
           kinds: "critique", "revision", "comparison" and "rating", or some of them.
           reasoning: whether the judge reasons before a verdict.
+          new_tokens: the maximum length of the judge's text, in tokens.
 
         Raises:
           UserError: the set lacks a template, the tokenizer does not suit its layout, the chat template cannot write a request
-            or the beginning of an answer, or the options cannot be told apart.
+            or the beginning of an answer, the judge's context is too short for any request, or the options cannot be told
+            apart.
         """
         name, folder = self.templates.name, self.tokenizer.files.folder
         if self.templates.layout == "chat":
@@ -136,9 +138,13 @@ class RequestWriter:
                                     "feedback.reasoning needs; add it, or set feedback.reasoning to False")
                 values |= {"reasoning": True, "thoughts": "Probe."}
             try:
-                self._ids(kind, (Message("user", "Probe?"),), principle, (), values)
+                length = len(self._ids(kind, (Message("user", "Probe?"),), principle, (), values))
             except DialogueRefused as error:
                 raise UserError(f"the template set {name!r} cannot ask the judge in {folder}: {error}") from None
+            if length + new_tokens > self.max_length:
+                raise UserError(f"the judge in {folder} reads at most {self.max_length} tokens, but a {kind} of the template "
+                                f"set {name!r} takes {length} without any text, and {new_tokens} are for the judge's text; "
+                                "raise judge.max_length, or model.max_length if the run's own model judges")
             if judged:
                 self.options(kind)
 

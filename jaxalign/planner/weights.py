@@ -93,7 +93,13 @@ def measure(model: Model, stored: str, frozen: bool = False) -> Weights:
     table = base.only(lambda path: path[0] == "embedding").bytes(whole(sharding), lambda *_: compute)
     untied = base.only(lambda path: path[0] == "unembedding").bytes(whole(sharding), lambda *_: compute)
     layer = kernels.bytes(whole(sharding), lambda *_: compute) / config.layers
-    sampled = base.bytes(sharding.generation, lambda *_: compute)
+
+    def sampled_size(path: tuple, shape: tuple) -> float:
+        """Bytes of a number in sampling, which reads quantised kernels as they are stored."""
+        kernel = path[0] == "blocks" and path[1:] in LINEAR
+        return _stored(held, path, shape) if kernel and held in ("int8", "nf4") else compute
+
+    sampled = base.bytes(sharding.generation, sampled_size)
     as_stored = stays and all(
         sharding.named(axes).shard_shape(shape) == sharding.generation.named(axes).shard_shape(shape)
         for _, shape, axes in base.rows
@@ -113,7 +119,7 @@ def measure(model: Model, stored: str, frozen: bool = False) -> Weights:
         layer=layer,
         generation=sampled + (own.bytes(sharding.generation, lambda *_: 4) if adapted else 0.0),
         moved=0.0 if as_stored else sampled,
-        moving=0.0 if as_stored else base.largest(sharding.generation, lambda *_: compute),
+        moving=0.0 if as_stored else base.largest(sharding.generation, sampled_size),
         copies=_copies(model, base, table, compute),
         learnt=own.bytes(whole(sharding), lambda *_: compute),
     )

@@ -20,6 +20,7 @@ from jaxalign.config import Config
 from jaxalign.config.selectors import names_in
 from jaxalign.data.chat import styles
 from jaxalign.data.sources.generated import world_of
+from jaxalign.data.tokenizers.load import Tokenizer
 from jaxalign.data.world import gold
 from jaxalign.feedback.labeller import Pair
 from jaxalign.models.model import Model
@@ -67,20 +68,8 @@ class Evaluate(Stage):
         tokenizer = run_models.load_tokenizer(context)
         model = run_models.make_model(config, tokenizer.vocab_size)
         prompts = sources.prompts(context, tokenizer, "evaluate", section.prompts, section.max_new_tokens)
-        shards = Shards(context.directory)
-        names, each = evaluated(config), len(chunks(len(prompts), section.batch))
-        left = shards.unfinished([q for m in range(len(names)) for q in queues(len(prompts), section.batch, m * each)])
-        total = len(names) * len(prompts)
-        with Progress(self.name, total, total - sum(len(queue.rows) for queue in left), unit="answer") as progress:
-            sampling = engines.sampling(section, tokenizer, config.data.style)
-            answering, sampler = None, engines.policy_sampler(config, model, section.batch, sampling)
-            for queue in left:
-                name = names[min(queue.chunks) // each]
-                if answering is None or answering.name != name:
-                    answering = Answering(context, model, name, tokenizer, sampler)
-                for chunk, rows in answering.rows(prompts, queue, progress):
-                    shards.write(chunk, rows)
-                progress.update(len(queue.rows))
+        shards, names = Shards(context.directory), evaluated(config)
+        _answer(context, model, tokenizer, prompts, shards, names)
         rows, compared = list(shards.read()), []
         summary = summarise(config, rows, names)
         if section.win_rate_prompts and judges.compares(config):
@@ -90,6 +79,26 @@ class Evaluate(Stage):
         summary |= {"by_column": columns} if columns else {}
         write_json(context.directory / "summary.json", summary)
         write_json(context.workdir / "summary.json", summary)
+
+
+def _answer(
+    context: StageContext, model: Model, tokenizer: Tokenizer, prompts: Sequence[Prompt], shards: Shards, names: Sequence[str]
+) -> None:
+    """Writes the missing answers of every model. Their weights are freed on return, before a judge is loaded."""
+    config, section = context.config, context.config.evaluate
+    each = len(chunks(len(prompts), section.batch))
+    left = shards.unfinished([q for m in range(len(names)) for q in queues(len(prompts), section.batch, m * each)])
+    total = len(names) * len(prompts)
+    with Progress("evaluate", total, total - sum(len(queue.rows) for queue in left), unit="answer") as progress:
+        sampling = engines.sampling(section, tokenizer, config.data.style)
+        answering, sampler = None, engines.policy_sampler(config, model, section.batch, sampling)
+        for queue in left:
+            name = names[min(queue.chunks) // each]
+            if answering is None or answering.name != name:
+                answering = Answering(context, model, name, tokenizer, sampler)
+            for chunk, rows in answering.rows(prompts, queue, progress):
+                shards.write(chunk, rows)
+            progress.update(len(queue.rows))
 
 
 @functools.partial(jax.jit, static_argnames=("model", "temperature"))

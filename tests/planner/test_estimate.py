@@ -104,7 +104,8 @@ def test_advice_names_changes_that_fit():
 
 
 def test_no_advice_for_a_run_that_can_never_fit():
-    assert search.advice(given("v5e:1x1", "--config.mesh.fsdp=1", shape="Llama-3.1-70B")) == []
+    long = ("--config.model.max_length=131072", "--config.ppo.max_new_tokens=65536", "--config.ppo.micro_batch_tokens=0")
+    assert search.advice(given("v5e:1x1", "--config.mesh.fsdp=1", *long, shape="Llama-3.1-70B")) == []
 
 
 def test_cost_is_device_hours_times_the_price_in_the_file():

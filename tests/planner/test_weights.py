@@ -82,3 +82,14 @@ def test_a_base_already_in_the_layout_of_sampling_is_not_moved():
     assert measure(model(rank=16, fsdp=4), "bfloat16").moved > 0
     assert measure(model(rank=16, fsdp=4, generation="training"), "bfloat16").moved == 0
     assert measure(model(), "float32").moved == 2 * ALL
+
+
+def test_a_judge_is_stored_and_sampled_in_its_own_format():
+    """Its kernels have 1 byte per number and a float32 scale per output, its tables 2 bytes and its norms 4."""
+    whole, split = (measure(model("Llama-3.1-70B", **mesh), "int8", frozen=True) for mesh in ({}, {"fsdp": 4, "tensor": 4}))
+    kernels, tables = 80 * (2 * 8192 * 8192 + 2 * 8192 * 1024 + 3 * 8192 * 28672), 2 * 128256 * 8192
+    scales, norms = 4 * 80 * (2 * 8192 + 2 * 1024 + 2 * 28672 + 8192 - 8192), 4 * (2 * 80 + 1) * 8192
+    assert whole.count == kernels + tables + norms / 4
+    assert whole.parameters == pytest.approx(kernels + 2 * tables + scales + norms, rel=1e-3)
+    assert split.parameters == pytest.approx(whole.parameters / 16, rel=0.01)
+    assert split.generation == pytest.approx(whole.parameters / 4, rel=0.01)

@@ -50,3 +50,20 @@ def test_all_steps_of_the_quickstart_but_sft_are_counted():
 def test_a_preference_model_is_resident_if_it_is_part_of_the_reward(source, rewarded):
     made = found(f"--config.reward.source={source}", "--config.reward.callable=own.py:score")
     assert ("ppo reward" in made) == rewarded == ("preference model" in made["ppo update"].stays)
+
+
+JUDGED = ("--config.feedback.judge=model", "--config.judge.path=Llama-3.1-70B", "--config.judge.max_length=2048",
+          "--config.judge.weights=int8", "--config.revise.batch=16", "--config.compare.batch=16", "--config.evaluate.batch=16",
+          "--config.evaluate.win_rate_prompts=128")
+
+
+def test_a_judge_of_another_folder_reads_and_writes_in_the_stages_that_ask_it():
+    made = found("--config.stages=revise,sft,compare,preference,ppo,evaluate", "--config.data.source=prompts_jsonl",
+                 "--config.data.red_team=x.jsonl", *JUDGED)
+    write = made["revise generate (judge)"]  # A critique and a revision in each of 4 rounds for each of 768 prompts.
+    assert write.rows == Rows(16, 2048 - 60, 60) and write.calls == 768 * 8 / 16
+    assert set(write.stays) == {"policy", "judge"}
+    label = made["compare score (judge)"]  # Both orders of 2,048 pairs; the chat templates ask for no reasoning.
+    assert label.rows == Rows(16, 2048) and label.calls == 2 * 2048 / 16 and "compare generate (judge)" not in made
+    assert made["evaluate score (judge)"].stays == ("judge",)  # The models that answered are freed before.
+    assert not any("judge" in task.stays for name, task in made.items() if name.startswith(("sft", "preference", "ppo")))

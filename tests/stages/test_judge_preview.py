@@ -146,7 +146,7 @@ def test_notes_say_what_a_request_loses(folder):
     assert "examples" not in notes(4000)
     assert "1 of 2 examples shown" in notes(fitting - 1)
     assert "0 of 2 examples shown, loses 2 oldest turns" in notes(160)
-    assert "not asked: even without examples and earlier turns it leaves no space for 16 tokens" in notes(60)
+    assert "not asked: even without examples and earlier turns it leaves no space for 16 tokens" in notes(76)
     # An answer has up to 16 tokens, and its placeholder 9.
     assert "maximum length: 1 of 2 examples shown" in notes(fitting + 6) and "maximum" not in notes(fitting + 7)
 

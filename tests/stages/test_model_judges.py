@@ -5,11 +5,14 @@ from __future__ import annotations
 import gc
 import json
 import pathlib
+import shutil
 
 import jax
+import numpy as np
 import pytest
 import safetensors.numpy
 
+import jaxalign as ja
 from jaxalign import pipeline
 from jaxalign.config import from_config_dict
 from jaxalign.data.chat.model_style import resolve_auto
@@ -28,6 +31,9 @@ def root(tmp_path_factory, real_data) -> pathlib.Path:
     root = tmp_path_factory.mktemp("judges")
     for name in ("policy", "judge"):
         write_model(root / name, max_length=1024)
+    shutil.copytree(root / "judge", root / "scorer")
+    raw = read(root / "scorer" / "config.json") | {"architectures": ["LlamaForSequenceClassification"], "num_labels": 1}
+    (root / "scorer" / "config.json").write_text(json.dumps(raw))
     return root
 
 
@@ -111,7 +117,7 @@ def test_the_model_of_an_earlier_stage_judges(root, real_data, local, tmp_path):
     judge = {"path": (str(tmp_path / "stage" / "sft"),), "compare": "model"}
     pipeline.run(config(root, real_data, stages=stages, judge=judge), tmp_path / "folder")
     labels = [[(row["label_ab"], row["label_ba"]) for row in rows(tmp_path / name / "compare")] for name in ("stage", "folder")]
-    assert labels[0] == pytest.approx(labels[1], abs=1e-6)
+    np.testing.assert_allclose(*labels, atol=1e-6)
 
 
 def test_a_run_that_was_killed_while_the_judge_answered_gives_the_same_rows(root, real_data, other, tmp_path):
@@ -147,12 +153,49 @@ def test_the_weights_of_the_judge_are_gone_after_its_stage(root, real_data, tmp_
     assert live() - before < 0.1 * weights
 
 
+def test_a_judge_on_a_mesh_gives_the_verdicts_of_one_device(root, real_data, other, tmp_path):
+    """Up to rounding; the answers to judge are those of the run on one device."""
+    made = config(root, real_data, feedback={"judge": "model"}, judge={"path": (str(root / "judge"),)}, stages=("revise",),
+                  mesh={"data": 2, "fsdp": 2}, revise={"temperature": 0.0})
+    pipeline.run(made, tmp_path / "mesh")
+    made = config(root, real_data, feedback={"judge": "model"}, judge={"path": (str(root / "judge"),)}, stages=("revise",),
+                  revise={"temperature": 0.0})
+    pipeline.run(made, tmp_path / "one")
+    found, expected = (rows(tmp_path / name / "revise") for name in ("mesh", "one"))
+    assert [row["critique"] for row in found] == [row["critique"] for row in expected]
+
+
+def test_a_model_rates_the_responses_of_ppo_and_labels_the_pairs_of_online_dpo(root, real_data, tmp_path):
+    judge = {"path": (str(root / "judge"),)}
+    ppo = config(root, real_data, feedback={"judge": "model"}, judge=judge, stages=("ppo",),
+                 reward={"source": "ai_feedback"})
+    pipeline.run(ppo, tmp_path / "ppo")
+    metrics = [json.loads(line) for line in open(tmp_path / "ppo" / "ppo" / "metrics.jsonl")]
+    assert all(-1 <= row["score"] <= 1 and row["kept"] == 8 for row in metrics)
+    online = config(root, real_data, feedback={"judge": "model"}, judge=judge, stages=("online_dpo",),
+                    online_dpo={"iterations": 1, "batch": 8, "minibatches": 1, "prompts": 8, "max_new_tokens": 8})
+    pipeline.run(online, tmp_path / "online")
+    assert all(row["outside"] > 0 for row in rows(tmp_path / "online" / "online_dpo") if row["response_a"] != row["response_b"])
+
+
+def test_a_chat_model_judges_in_python(root):
+    """`ja.Judge` reads with the chat template, without reasoning, and counts what is outside of the options."""
+    judge = ja.Judge(ja.load_model(root / "judge"), ["Be brief."], max_outside_mass=1.0, undecided_margin=0.0, max_new_tokens=8)
+    found, = judge.compare([[{"role": "system", "content": "Be kind."}, {"role": "user", "content": "why?"}]], ["so"], ["no"])
+    assert found.reasoning_ab is None and found.label == pytest.approx((found.label_ab + found.label_ba) / 2)
+    assert 0 < found.outside < 1 and 1 <= judge.rate(["why?"], ["so"])[0] <= 10
+    revised, = judge.revise(["why?"], ["so"])
+    assert revised.critique and revised.response == "so"
+
+
 def _weights(folder):
     return safetensors.numpy.load_file(folder / "model.safetensors")
 
 
 @pytest.mark.parametrize(("judge", "feedback", "message"), [
     ({"path": ("nowhere",)}, {"judge": "model"}, "config.judge.path is nowhere, which is not a folder"),
+    ({"path": ("{root}/scorer",)}, {"judge": "model"}, "scorer, a LlamaForSequenceClassification, which scores texts"),
+    ({"max_length": 64}, {}, "reads at most 64 tokens, but a critique of the template set 'chat' takes .* judge.max_length"),
     ({"path": ("{root}/policy",), "max_length": 4096}, {"judge": "model"}, "config.judge.max_length is 4096, but the judge in"),
     ({"max_length": 4096}, {}, "config.judge.max_length is 4096, but the judge in .*policy has 1024 positions"),
     ({}, {"templates": "nowhere"}, "the template set nowhere does not exist"),

@@ -14,6 +14,9 @@ from jaxalign.config.finished import base_stage, tokenizer_path
 from jaxalign.data.tokenizers.files import THINKING, read_tokenizer_files
 from jaxalign.errors import UserError
 
+_MARKER = b"<critique_request>"
+"""A symbol that only the tokenizers have that jaxalign trains."""
+
 
 def resolve_auto(config: Config, recorded: str | None = None) -> Config:
     """The config with the values that the model determines: "compact", "hh" or "chat" as data.style, data.thinking of the run
@@ -42,8 +45,11 @@ def resolve_auto(config: Config, recorded: str | None = None) -> Config:
 
 
 def model_style(config: Config) -> str:
-    """data.style, or the style that "auto" selects: "compact" for a model from scratch, that of the run for a stage of a run,
-    "chat" for another model with a chat template, else "hh"."""
+    """data.style, or the style that "auto" selects.
+
+    It is "compact" for a model from scratch, that of the run for a stage of a run, "chat" for another model with a chat
+    template, "compact" for one whose tokenizer has jaxalign's markers, else "hh".
+    """
     if config.data.style != "auto":
         return config.data.style
     if config.model.source == "scratch":
@@ -51,7 +57,12 @@ def model_style(config: Config) -> str:
     stage = base_stage(config)
     if stage is not None:
         return model_style(stage.config)
-    return "hh" if read_tokenizer_files(Path(config.model.path).expanduser()).chat_template is None else "chat"
+    folder = Path(config.model.path).expanduser()
+    if read_tokenizer_files(folder).chat_template is not None:
+        return "chat"
+    path = tokenizer_path(config, Path())
+    files = [path / name for name in ("tokenizer.json", "tokenizer.model")] if path.is_dir() else [path]
+    return "compact" if any(_MARKER in file.read_bytes() for file in files if file.is_file()) else "hh"
 
 
 def _thinking(config: Config, style: str) -> str:

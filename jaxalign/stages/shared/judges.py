@@ -64,13 +64,15 @@ def feedback_files(config: Config, stage: str) -> dict[Path, str]:
         found |= dict.fromkeys(set_files(templates), "feedback.templates")
     if judge_name(config, stage) == "model":
         for folder in config.judge.path:
-            judge_models.check_folder(config, folder)
-            _check_requests(config, stage, judge_models.folder_tokenizer(config, folder))
+            length = config.judge.request_length(judge_models.check_folder(config, folder).max_positions)
+            _check_requests(config, stage, judge_models.folder_tokenizer(config, folder), length)
         found |= judge_models.folder_files(config)
     elif stage_judge(config, stage).runs_base and config.model.source == "huggingface":
         if config.judge.max_length:
             judge_models.check_folder(config, config.model.path)
-        _check_requests(config, stage, load_tokenizer(tokenizer_path(config, Path())))
+        place = tokenizer_path(config, Path())
+        if place.exists():  # Otherwise the files of the model are reported.
+            _check_requests(config, stage, load_tokenizer(place), config.judge.max_length or config.model.max_length)
     return found if judge is None else found | {judge: judge_field(config, stage)}
 
 
@@ -78,12 +80,13 @@ REQUEST_KINDS = {"critique": "critique", "revise": "revision", "compare": "compa
 """The kind of request of each method of a judge."""
 
 
-def _check_requests(config: Config, stage: str, tokenizer: Tokenizer) -> None:
-    """Checks that a local judge with this tokenizer can be asked what a stage asks."""
-    record = STAGES.get(stage)
-    methods = record.asks_judge or (("rate",) if stage == "ppo" else ("compare",) if compares(config) else ())
-    writer = make_writer(tokenizer, config.feedback, config.model.max_length)
-    writer.check([REQUEST_KINDS[method] for method in methods], config.feedback.reasoning)
+def _check_requests(config: Config, stage: str, tokenizer: Tokenizer, max_length: int) -> None:
+    """Checks that a local judge with this tokenizer and context can be asked what a stage asks."""
+    methods = STAGES.get(stage).asks_judge or (("rate",) if stage == "ppo" else ("compare",) if compares(config) else ())
+    writer = make_writer(tokenizer, config.feedback, max_length)
+    reasoning = config.feedback.reasons(config)
+    new = config.revise.max_new_tokens if stage == "revise" else config.feedback.max_reasoning_tokens if reasoning else 1
+    writer.check([REQUEST_KINDS[method] for method in methods], reasoning, new)
 
 
 def judge_stages(config: Config, stage: str) -> tuple[str, ...]:
