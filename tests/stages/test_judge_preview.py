@@ -132,21 +132,21 @@ def test_a_judge_that_reasons_reads_a_comparison_twice(folder):
 
 
 def test_notes_say_what_a_request_loses(folder):
-    def critique(length):
+    def request(length, number=1):
         made = context(
             folder, feedback={"templates": "transcript"}, data={"red_team": str(folder / "chat.jsonl")},
             revise={"rounds": 1, "max_new_tokens": 16}, judge_section={"max_length": length},
         )
-        return rows(made, "revise", 1)[1]
+        return rows(made, "revise", 1)[number]
 
-    def notes(length):
-        return ", ".join(critique(length).notes)
+    def notes(length, number=1):
+        return ", ".join(request(length, number).notes)
 
-    fitting = len(critique(4000).ids) + 16
+    fitting = len(request(4000).ids) + 16
     assert "examples" not in notes(4000)
     assert "1 of 2 examples shown" in notes(fitting - 1)
     assert "0 of 2 examples shown, loses 2 oldest turns" in notes(160)
-    assert "not asked: even without examples and earlier turns it leaves no space for 16 tokens" in notes(76)
+    assert "not asked: even without examples and earlier turns it leaves no space for 16 tokens" in notes(112, 2)
     # An answer has up to 16 tokens, and its placeholder 9.
     assert "maximum length: 1 of 2 examples shown" in notes(fitting + 6) and "maximum" not in notes(fitting + 7)
 
